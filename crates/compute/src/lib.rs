@@ -1,0 +1,1 @@
+//! Memory, Backend, Batch and Step; the CPU backend; the conformance suite.

@@ -1,0 +1,154 @@
+//! Element types of stored tensors, with the block geometry that turns a value count into a byte count.
+
+use std::fmt;
+
+/// How the values of a stored tensor are encoded.
+///
+/// Every type that ggml or safetensors can name is here, computable or not: a file with a rare type still parses, and
+/// the load, which knows what the backend can compute, refuses it by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(non_camel_case_types, missing_docs, reason = "the field's own names; each is documented by the ggml format")]
+pub enum DType {
+    F64,
+    F32,
+    F16,
+    BF16,
+    /// 8-bit float, 4 exponent bits, 3 mantissa bits, no infinities.
+    F8_E4M3,
+    /// 8-bit float, 5 exponent bits, 2 mantissa bits.
+    F8_E5M2,
+    I64,
+    I32,
+    I16,
+    I8,
+    U64,
+    U32,
+    U16,
+    U8,
+    Bool,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q8_1,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_K,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
+    IQ4_NL,
+    IQ4_XS,
+    TQ1_0,
+    TQ2_0,
+    MXFP4,
+    NVFP4,
+    Q1_0,
+}
+
+/// One row per type: (type, ggml id where it has one, name, values per block, bytes per block).
+const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
+    use DType::*;
+    &[
+        (F32, Some(0), "F32", 1, 4),
+        (F16, Some(1), "F16", 1, 2),
+        (Q4_0, Some(2), "Q4_0", 32, 18),
+        (Q4_1, Some(3), "Q4_1", 32, 20),
+        (Q5_0, Some(6), "Q5_0", 32, 22),
+        (Q5_1, Some(7), "Q5_1", 32, 24),
+        (Q8_0, Some(8), "Q8_0", 32, 34),
+        (Q8_1, Some(9), "Q8_1", 32, 36),
+        (Q2_K, Some(10), "Q2_K", 256, 84),
+        (Q3_K, Some(11), "Q3_K", 256, 110),
+        (Q4_K, Some(12), "Q4_K", 256, 144),
+        (Q5_K, Some(13), "Q5_K", 256, 176),
+        (Q6_K, Some(14), "Q6_K", 256, 210),
+        (Q8_K, Some(15), "Q8_K", 256, 292),
+        (IQ2_XXS, Some(16), "IQ2_XXS", 256, 66),
+        (IQ2_XS, Some(17), "IQ2_XS", 256, 74),
+        (IQ3_XXS, Some(18), "IQ3_XXS", 256, 98),
+        (IQ1_S, Some(19), "IQ1_S", 256, 50),
+        (IQ4_NL, Some(20), "IQ4_NL", 32, 18),
+        (IQ3_S, Some(21), "IQ3_S", 256, 110),
+        (IQ2_S, Some(22), "IQ2_S", 256, 82),
+        (IQ4_XS, Some(23), "IQ4_XS", 256, 136),
+        (I8, Some(24), "I8", 1, 1),
+        (I16, Some(25), "I16", 1, 2),
+        (I32, Some(26), "I32", 1, 4),
+        (I64, Some(27), "I64", 1, 8),
+        (F64, Some(28), "F64", 1, 8),
+        (IQ1_M, Some(29), "IQ1_M", 256, 56),
+        (BF16, Some(30), "BF16", 1, 2),
+        (TQ1_0, Some(34), "TQ1_0", 256, 54),
+        (TQ2_0, Some(35), "TQ2_0", 256, 66),
+        (MXFP4, Some(39), "MXFP4", 32, 17),
+        (NVFP4, Some(40), "NVFP4", 64, 36),
+        (Q1_0, Some(41), "Q1_0", 128, 18),
+        (F8_E4M3, None, "F8_E4M3", 1, 1),
+        (F8_E5M2, None, "F8_E5M2", 1, 1),
+        (U64, None, "U64", 1, 8),
+        (U32, None, "U32", 1, 4),
+        (U16, None, "U16", 1, 2),
+        (U8, None, "U8", 1, 1),
+        (Bool, None, "BOOL", 1, 1),
+    ]
+};
+
+impl DType {
+    /// Every type, in the order of the table above.
+    pub fn all() -> impl Iterator<Item = DType> {
+        TABLE.iter().map(|row| row.0)
+    }
+
+    /// The type that GGUF files write as `id`. Ids of types that ggml removed (4, 5, 31-33, 36-38) have none.
+    pub fn from_ggml(id: u32) -> Option<DType> {
+        TABLE.iter().find(|row| row.1 == Some(id)).map(|row| row.0)
+    }
+
+    /// The id that GGUF files write for this type, if they can.
+    pub fn ggml_id(self) -> Option<u32> {
+        self.row().1
+    }
+
+    /// The name as files and people write it: `Q4_K`, `BF16`.
+    pub fn name(self) -> &'static str {
+        self.row().2
+    }
+
+    /// Values in one block; 1 for plain types.
+    pub fn block_values(self) -> usize {
+        self.row().3
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(self) -> usize {
+        self.row().4
+    }
+
+    /// Bytes of `values` consecutive values; `None` when they do not fill whole blocks or the product overflows.
+    pub fn bytes_for(self, values: usize) -> Option<usize> {
+        let (block_values, block_bytes) = (self.block_values(), self.block_bytes());
+        if !values.is_multiple_of(block_values) {
+            return None;
+        }
+        (values / block_values).checked_mul(block_bytes)
+    }
+
+    fn row(self) -> &'static (DType, Option<u32>, &'static str, usize, usize) {
+        TABLE.iter().find(|row| row.0 == self).expect("every variant has its row; checked by a test")
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

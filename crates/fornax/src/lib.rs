@@ -1,0 +1,1 @@
+//! Runs open-weight language models: the binary and its library facade.

@@ -1,0 +1,1 @@
+//! Architectures written once over Backend; facts, names and transforms.

@@ -1,0 +1,1 @@
+//! Tokenizers, the incremental detokenizer and chat templates.

@@ -1,0 +1,2 @@
+//! Checks, fixtures, tests and proofs.
+fn main() {}
