@@ -1,1 +1,28 @@
-//! Memory, Backend, Batch and Step; the CPU backend; the conformance suite.
+//! What a step of a model is made of: memory with a purpose, a handful of operations, and the plain data they act on.
+//!
+//! This crate defines the two traits that every device implements ([`Memory`] and [`Backend`]), the data that crosses
+//! them ([`Batch`], [`KvSpec`], [`SampleRow`]), the CPU implementation, and the conformance suite that any
+//! implementation must pass unchanged.
+//!
+//! It knows tensors as rows and columns and KV pages by number. It must never know an architecture, a tokenizer, a
+//! request, a file name or an environment variable. There is no general tensor library here: an operation exists
+//! because a model needs it.
+//!
+//! **Reduction order.** The order in which an output element is summed never depends on how many rows are in the
+//! batch, and attention reduces over blocks aligned to absolute positions, in order. So a row's result is the same
+//! bits alone, among others, or split into chunks. The conformance suite checks this bitwise.
+
+mod backend;
+mod batch;
+mod cpu;
+mod error;
+mod kv;
+mod memory;
+mod sample;
+
+pub use backend::{Attention, Backend, Glu, Heads, Norm, Output, Rope, Rows};
+pub use batch::{Batch, Row, Token};
+pub use error::Error;
+pub use kv::{KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
+pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage};
+pub use sample::{SampleRow, Sampled};

@@ -7,7 +7,11 @@ use std::fmt;
 /// Every type that ggml or safetensors can name is here, computable or not: a file with a rare type still parses, and
 /// the load, which knows what the backend can compute, refuses it by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(non_camel_case_types, missing_docs, reason = "the field's own names; each is documented by the ggml format")]
+#[expect(
+    non_camel_case_types,
+    missing_docs,
+    reason = "the field's own names; each is documented by the ggml format"
+)]
 pub enum DType {
     F64,
     F32,

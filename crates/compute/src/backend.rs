@@ -1,0 +1,201 @@
+//! The operations of a device.
+
+use crate::{Batch, Error, KvLayer, Memory, SampleRow, Sampled};
+
+/// Which rows of the step an operation runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Every token of the batch.
+    Tokens,
+    /// Only the positions that want logits.
+    Wanted,
+}
+
+/// Head counts of one attention layer. A fused QKV row is `query` heads, then `kv` key heads, then `kv` value heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub query: usize,
+    /// Key/value heads; `query` is a multiple of it.
+    pub kv: usize,
+    /// Values per head.
+    pub dim: usize,
+}
+
+impl Heads {
+    /// Columns of a fused QKV row.
+    pub fn qkv_columns(&self) -> usize {
+        (self.query + 2 * self.kv) * self.dim
+    }
+}
+
+/// Root-mean-square normalisation.
+#[derive(Debug)]
+pub struct Norm<Buf> {
+    /// One weight per column.
+    pub weight: Buf,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Rotary embedding. Pairs are split halves: value `i` turns with value `i + n` where `n` is the number of
+/// frequencies; weights of models that pair neighbours have their rows reordered at load.
+#[derive(Debug)]
+pub struct Rope<Buf> {
+    /// Radians per position for each pair; fewer than `dim / 2` leave the rest of a head unrotated.
+    pub frequencies: Buf,
+    /// How many frequencies there are.
+    pub pairs: usize,
+    /// Multiplies sine and cosine (yarn's attention factor); 1 elsewhere.
+    pub magnitude: f32,
+}
+
+/// What attention over pages needs beside its data.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// The layer's heads.
+    pub heads: Heads,
+    /// Where the layer's pages are; the group knows its window.
+    pub layer: KvLayer,
+    /// Multiplies query-key products.
+    pub scale: f32,
+}
+
+/// The activation inside a gated feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Glu {
+    /// `silu(gate) * up`.
+    Silu,
+}
+
+/// What a finished step yields.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Output {
+    /// One per sampled row, in the order given to `sample`.
+    pub sampled: Vec<Sampled>,
+}
+
+/// A device that computes. The required operations are few; fused ones are provided methods made of them, which a
+/// backend overrides where that saves a pass over memory, with results inside the same bounds.
+///
+/// Outputs are fully written over the step's rows; rows beyond them are left alone.
+pub trait Backend: Memory {
+    /// One of the preallocated slots that hold, on the device, everything of a batch that varies.
+    type Step;
+
+    /// A short name for messages: `cpu`, `cuda:0`.
+    fn name(&self) -> &'static str;
+
+    /// Checks the batch against what was allocated and places it on the device.
+    fn begin(&self, batch: &Batch) -> Result<Self::Step, Error>;
+    /// Runs `body`, or replays what an earlier run of the step's bucket recorded. `body` sees only the step.
+    fn record(&self, step: &Self::Step, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error>;
+    /// Waits for this step only and frees its slot.
+    fn finish(&self, step: Self::Step) -> Result<Output, Error>;
+
+    /// Copies `values` into `buf` from row `row` on.
+    fn write(&self, buf: &mut Self::Buf, row: usize, values: &[f32]) -> Result<(), Error>;
+    /// Reads `rows` whole rows from row `row` on.
+    fn read(&self, buf: &Self::Buf, row: usize, rows: usize) -> Result<Vec<f32>, Error>;
+
+    /// `out` = the table's row of each token. (tokens, hidden)
+    fn embed(&self, step: &Self::Step, table: &Self::Weight, out: &mut Self::Buf) -> Result<(), Error>;
+    /// `out[r][n]` = sum over k of `x[r][k] * weight[n][k]`.
+    fn matmul(
+        &self,
+        step: &Self::Step,
+        rows: Rows,
+        weight: &Self::Weight,
+        x: &Self::Buf,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// `x` += `vector` in every row.
+    fn add_vector(
+        &self,
+        step: &Self::Step,
+        rows: Rows,
+        vector: &Self::Buf,
+        x: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// `x` += `y`.
+    fn add(&self, step: &Self::Step, rows: Rows, y: &Self::Buf, x: &mut Self::Buf) -> Result<(), Error>;
+    /// `out` = `x / rms(x) * weight`, row by row.
+    fn rms_norm(
+        &self,
+        step: &Self::Step,
+        rows: Rows,
+        norm: &Norm<Self::Buf>,
+        x: &Self::Buf,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// Rotates the query and key heads of each fused QKV row by its position.
+    fn rope(
+        &self,
+        step: &Self::Step,
+        heads: Heads,
+        rope: &Rope<Self::Buf>,
+        qkv: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// Stores each row's keys and values in the pages of its position.
+    fn kv_write(
+        &self,
+        step: &Self::Step,
+        heads: Heads,
+        layer: KvLayer,
+        qkv: &Self::Buf,
+        kv: &mut Self::Kv,
+    ) -> Result<(), Error>;
+    /// Causal attention of each row's queries over its sequence's pages. `out` is (tokens, query heads x dim).
+    fn attention(
+        &self,
+        step: &Self::Step,
+        attention: &Attention,
+        qkv: &Self::Buf,
+        kv: &Self::Kv,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// `out` = activation(first half of the row) * second half of the row.
+    fn glu(
+        &self,
+        step: &Self::Step,
+        kind: Glu,
+        gate_up: &Self::Buf,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// `out` = the rows of `x` that want logits, in batch order.
+    fn gather_wanted(&self, step: &Self::Step, x: &Self::Buf, out: &mut Self::Buf) -> Result<(), Error>;
+    /// Chooses one token per row and leaves it in its slot, where `Token::Sampled` of a later step finds it.
+    fn sample(&self, step: &mut Self::Step, logits: &Self::Buf, rows: &[SampleRow<'_>]) -> Result<(), Error>;
+
+    /// `matmul`, then `add_vector` when there is a bias.
+    fn linear(
+        &self,
+        step: &Self::Step,
+        rows: Rows,
+        weight: &Self::Weight,
+        bias: Option<&Self::Buf>,
+        x: &Self::Buf,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        self.matmul(step, rows, weight, x, out)?;
+        match bias {
+            Some(bias) => self.add_vector(step, rows, bias, out),
+            None => Ok(()),
+        }
+    }
+
+    /// `rope`, `kv_write`, `attention`.
+    fn attend(
+        &self,
+        step: &Self::Step,
+        attention: &Attention,
+        rope: &Rope<Self::Buf>,
+        qkv: &mut Self::Buf,
+        kv: &mut Self::Kv,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        self.rope(step, attention.heads, rope, qkv)?;
+        self.kv_write(step, attention.heads, attention.layer, qkv, kv)?;
+        self.attention(step, attention, qkv, kv, out)
+    }
+}

@@ -1,0 +1,84 @@
+//! The ways computing can fail.
+
+use fornax_format::DType;
+
+use crate::Purpose;
+
+/// Why a backend refused or failed. The values are those a person needs to act.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An allocation would exceed what the device has or what the limit allows.
+    #[error("out of memory for {purpose}: {wanted} bytes wanted, {used} of {limit} bytes in use")]
+    OutOfMemory {
+        /// What the bytes were for.
+        purpose: Purpose,
+        /// Bytes of this allocation.
+        wanted: u64,
+        /// Bytes already counted.
+        used: u64,
+        /// The device's size or `--memory-limit`.
+        limit: u64,
+    },
+    /// A stored type that this backend cannot multiply yet.
+    #[error("tensor {tensor}: type {dtype} cannot be computed on {backend} yet")]
+    DType {
+        /// The tensor as its file names it.
+        tensor: String,
+        /// Its type.
+        dtype: DType,
+        /// The backend's name.
+        backend: &'static str,
+    },
+    /// A tensor whose shape does not fit the place it is loaded into.
+    #[error("tensor {tensor}: shape {got:?}, wanted {wanted:?}")]
+    TensorShape {
+        /// The tensor as its file names it.
+        tensor: String,
+        /// The shape in the file.
+        got: Vec<usize>,
+        /// The shape the operation needs; 0 stands for any.
+        wanted: Vec<usize>,
+    },
+    /// An option that this backend does not have.
+    #[error("{what} is not available on {backend}")]
+    Unsupported {
+        /// The option, as the user names it.
+        what: String,
+        /// The backend's name.
+        backend: &'static str,
+    },
+    /// A batch that names more than was allocated: tokens, rows, slots, pages.
+    #[error("batch: {what} {got} beyond the limit {limit}")]
+    BatchLimit {
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        got: usize,
+        /// The largest allowed.
+        limit: usize,
+    },
+    /// A batch that contradicts itself.
+    #[error("batch: {what}: {got}, wanted {wanted}")]
+    BatchShape {
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        got: usize,
+        /// What the rest of the batch implies.
+        wanted: usize,
+    },
+    /// `begin` was called with every step slot in flight.
+    #[error("all {slots} step slots are in flight; finish one first")]
+    StepsInFlight {
+        /// How many slots there are.
+        slots: usize,
+    },
+    /// NaN or infinity where a finite number must be.
+    #[error("numeric fault: {place} holds {value}")]
+    NumericFault {
+        /// Where it was seen.
+        place: String,
+        /// The offending value.
+        value: f32,
+    },
+}

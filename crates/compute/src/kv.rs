@@ -1,0 +1,79 @@
+//! The KV cache seen from outside: groups of layers, pages of tokens.
+
+use std::fmt;
+
+/// Tokens in one page. 16 doubles the page tables and halves the contiguous run; 64 loses up to 63 tokens of a
+/// prefix hit and wastes half a page more per sequence.
+pub const PAGE_TOKENS: usize = 32;
+
+/// A page's number within its KV group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub u32);
+
+impl PageId {
+    /// Page 0 of every group belongs to nobody: padding rows write there, and page-table entries that a window has
+    /// dropped point there. It is never read.
+    pub const TRASH: PageId = PageId(0);
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names are the field's own")]
+pub enum KvDType {
+    F32,
+    F16,
+    BF16,
+}
+
+impl KvDType {
+    /// Bytes of one stored value.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvDType::F32 => 4,
+            KvDType::F16 | KvDType::BF16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for KvDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KvDType::F32 => "f32",
+            KvDType::F16 => "f16",
+            KvDType::BF16 => "bf16",
+        })
+    }
+}
+
+/// Layers that share one page table: the same heads and the same window, so the same pages live and die together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvGroup {
+    /// Layers in the group.
+    pub layers: usize,
+    /// K/V heads per layer; queries share them, they are never expanded.
+    pub heads: usize,
+    /// Values per head.
+    pub dim: usize,
+    /// A query sees this many positions, its own included; `None` sees all.
+    pub window: Option<u32>,
+    /// Pages in the pool, the trash page included.
+    pub pages: usize,
+}
+
+/// Everything needed to size and allocate a KV cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvSpec {
+    /// One pool and one page table per group.
+    pub groups: Vec<KvGroup>,
+    /// Storage type of keys and values.
+    pub dtype: KvDType,
+}
+
+/// Where a layer keeps its keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayer {
+    /// Index into [`KvSpec::groups`].
+    pub group: usize,
+    /// Index among the group's layers.
+    pub layer: usize,
+}

@@ -1,0 +1,204 @@
+//! Device memory by purpose, and the counting memory that makes a plan from it.
+
+use std::{cell::RefCell, fmt};
+
+use fornax_format::{DType, View};
+
+use crate::{Error, KvGroup, KvSpec};
+
+/// What bytes are for. Plan, health and allocator all report by these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Model weights.
+    Weights,
+    /// Keys and values.
+    Kv,
+    /// The residual stream: full precision on every backend.
+    Residual,
+    /// Other activations: the backend's working precision.
+    Activations,
+    /// Rows of logits: f32.
+    Logits,
+    /// The backend's own scratch, and its step slots.
+    Workspace,
+}
+
+impl Purpose {
+    /// Every purpose, in report order.
+    pub const ALL: [Purpose; 6] = [
+        Purpose::Weights,
+        Purpose::Kv,
+        Purpose::Residual,
+        Purpose::Activations,
+        Purpose::Logits,
+        Purpose::Workspace,
+    ];
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Purpose::Weights => "weights",
+            Purpose::Kv => "kv",
+            Purpose::Residual => "residual",
+            Purpose::Activations => "activations",
+            Purpose::Logits => "logits",
+            Purpose::Workspace => "workspace",
+        })
+    }
+}
+
+/// Bytes in use by purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    bytes: [u64; Purpose::ALL.len()],
+}
+
+impl Usage {
+    /// Counts `bytes` more for `purpose`.
+    pub fn add(&mut self, purpose: Purpose, bytes: u64) {
+        self.bytes[purpose as usize] += bytes;
+    }
+
+    /// Counts `bytes` fewer for `purpose`.
+    pub fn subtract(&mut self, purpose: Purpose, bytes: u64) {
+        let counted = &mut self.bytes[purpose as usize];
+        *counted = counted.checked_sub(bytes).expect("freed more than was counted");
+    }
+
+    /// Bytes for one purpose.
+    pub fn bytes(&self, purpose: Purpose) -> u64 {
+        self.bytes[purpose as usize]
+    }
+
+    /// Bytes for all purposes.
+    pub fn total(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+}
+
+/// A stored tensor on its way into a weight.
+#[derive(Clone, Debug)]
+pub struct Part<'a> {
+    /// The stored values: (rows, columns), or (values) for a vector.
+    pub view: View<'a>,
+    /// For each output row, the stored row it takes; `None` keeps the stored order. Containers differ in the row
+    /// order of Q and K; the order of rows is settled here, once, so that operations know one order only.
+    pub rows: Option<Vec<u32>>,
+    /// Scales stored apart from the values.
+    pub scales: Option<View<'a>>,
+}
+
+impl<'a> From<View<'a>> for Part<'a> {
+    fn from(view: View<'a>) -> Self {
+        Part { view, rows: None, scales: None }
+    }
+}
+
+/// Owns device memory on one thread. Bytes are counted by purpose where they are allocated.
+pub trait Memory {
+    /// A matrix ready to be multiplied by: parts stacked by output rows, in the backend's own layout.
+    type Weight;
+    /// Rows of activations, or one row of f32 for an uploaded vector.
+    type Buf;
+    /// A KV cache of all groups.
+    type Kv;
+
+    /// Stacks parts by output rows into one weight. All parts have the same number of columns; each keeps its type.
+    fn upload(&self, parts: &[Part<'_>]) -> Result<Self::Weight, Error>;
+    /// Concatenates vectors (norm weights, biases) into one row of f32, whatever their stored type.
+    fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Self::Buf, Error>;
+    /// Places values computed on the host (rotary frequencies) as one row of f32.
+    fn upload_values(&self, values: &[f32]) -> Result<Self::Buf, Error>;
+    /// Room for `rows` rows of `columns` values. The purpose decides the precision.
+    fn alloc(&self, purpose: Purpose, rows: usize, columns: usize) -> Result<Self::Buf, Error>;
+    /// Room for all pages of all groups.
+    fn alloc_kv(&self, spec: &KvSpec) -> Result<Self::Kv, Error>;
+    /// Bytes in use, from the allocator itself.
+    fn usage(&self) -> Usage;
+}
+
+/// How many bytes a backend will take for a thing, known without allocating it. [`Memory`] implementations allocate
+/// by these same functions, so a plan made from them cannot drift from reality.
+pub trait Sizes {
+    /// Bytes of a weight made of these (type, rows, columns) parts, or why it cannot be made.
+    fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error>;
+    /// Bytes of `rows` x `columns` values.
+    fn buf_bytes(&self, purpose: Purpose, rows: usize, columns: usize) -> u64;
+    /// Bytes of one page of one group, over all its layers.
+    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64;
+    /// Bytes of the backend's own workspace and step slots.
+    fn workspace_bytes(&self) -> u64;
+
+    /// Bytes of a whole KV cache.
+    fn kv_bytes(&self, spec: &KvSpec) -> u64 {
+        spec.groups.iter().map(|group| group.pages as u64 * self.page_bytes(spec, group)).sum()
+    }
+}
+
+/// A memory that allocates nothing and counts what a backend would: loading a model on it makes the plan.
+pub struct Counting<S> {
+    sizes: S,
+    usage: RefCell<Usage>,
+}
+
+impl<S: Sizes> Counting<S> {
+    /// Counts by a backend's sizes, its workspace included from the start.
+    pub fn new(sizes: S) -> Self {
+        let mut usage = Usage::default();
+        usage.add(Purpose::Workspace, sizes.workspace_bytes());
+        Counting { sizes, usage: RefCell::new(usage) }
+    }
+
+    fn count(&self, purpose: Purpose, bytes: u64) {
+        self.usage.borrow_mut().add(purpose, bytes);
+    }
+}
+
+impl<S: Sizes> Memory for Counting<S> {
+    type Weight = ();
+    type Buf = ();
+    type Kv = ();
+
+    fn upload(&self, parts: &[Part<'_>]) -> Result<(), Error> {
+        self.count(Purpose::Weights, self.sizes.weight_bytes(parts)?);
+        Ok(())
+    }
+
+    fn upload_vector(&self, parts: &[Part<'_>]) -> Result<(), Error> {
+        let values = parts.iter().map(|part| part.view.shape.iter().product::<usize>()).sum();
+        self.count(Purpose::Weights, self.sizes.buf_bytes(Purpose::Weights, 1, values));
+        Ok(())
+    }
+
+    fn upload_values(&self, values: &[f32]) -> Result<(), Error> {
+        self.count(Purpose::Weights, self.sizes.buf_bytes(Purpose::Weights, 1, values.len()));
+        Ok(())
+    }
+
+    fn alloc(&self, purpose: Purpose, rows: usize, columns: usize) -> Result<(), Error> {
+        self.count(purpose, self.sizes.buf_bytes(purpose, rows, columns));
+        Ok(())
+    }
+
+    fn alloc_kv(&self, spec: &KvSpec) -> Result<(), Error> {
+        self.count(Purpose::Kv, self.sizes.kv_bytes(spec));
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        *self.usage.borrow()
+    }
+}
+
+/// Rows and columns of a part seen as a matrix; a vector is one column per value.
+pub(crate) fn matrix_shape(part: &Part<'_>) -> Result<(DType, usize, usize), Error> {
+    match part.view.shape[..] {
+        [rows, columns] => Ok((part.view.dtype, rows, columns)),
+        _ => Err(Error::TensorShape {
+            tensor: part.view.name.to_owned(),
+            got: part.view.shape.clone(),
+            wanted: vec![0, 0],
+        }),
+    }
+}
