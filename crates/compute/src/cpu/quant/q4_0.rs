@@ -1,0 +1,57 @@
+//! Q4_0: 32 values in 18 bytes, value = scale * (code - 8).
+
+use super::activations::{Q8Block, integer_dot};
+use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use fornax_format::DType;
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Block {
+    scale: [u8; 2],
+    /// Byte i holds code i in its low half and code i + 16 in its high half.
+    codes: [u8; 16],
+}
+
+impl Block {
+    /// code - 8, in -8..=7.
+    #[inline]
+    fn codes(&self) -> [i8; 32] {
+        let mut codes = [0; 32];
+        for (i, byte) in self.codes.iter().enumerate() {
+            codes[i] = (byte & 15).cast_signed() - 8;
+            codes[i + 16] = (byte >> 4).cast_signed() - 8;
+        }
+        codes
+    }
+}
+
+#[inline(always)]
+fn dequantize(weights: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
+        let scale = f16(block.scale);
+        for (out, code) in out.iter_mut().zip(block.codes()) {
+            *out = scale * f32::from(code);
+        }
+    }
+}
+
+fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+    let mut sum = 0.0;
+    for (block, a) in block_pairs::<Block, _>(weights, activations) {
+        sum += f16(block.scale) * a.scale * integer_dot(&block.codes(), &a.values) as f32;
+    }
+    sum
+}
+
+pub(super) fn format(simd: Simd) -> &'static Format {
+    static SCALAR: Format = Format {
+        dtype: DType::Q4_0,
+        dequantize,
+        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
+    };
+    match simd {
+        Simd::Scalar => &SCALAR,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 => &SCALAR,
+    }
+}

@@ -1,0 +1,118 @@
+//! Q4_K: 256 values in 144 bytes, eight sub-blocks of 32 with 6-bit scales and minima;
+//! value = scale * scales\[sub\] * code - min_scale * mins\[sub\].
+
+use super::activations::{Q8KBlock, integer_dot};
+use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use fornax_format::DType;
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Block {
+    scale: [u8; 2],
+    min_scale: [u8; 2],
+    sub_scales: SubScales,
+    /// 32 bytes for each two sub-blocks: the low halves are the first one's codes, the high halves the second one's.
+    codes: [u8; 128],
+}
+
+impl Block {
+    /// 0..=15, by sub-block.
+    #[inline]
+    fn codes(&self) -> [[u8; 32]; 8] {
+        let mut codes = [[0; 32]; 8];
+        for (i, byte) in self.codes.iter().enumerate() {
+            codes[i / 32 * 2][i % 32] = byte & 15;
+            codes[i / 32 * 2 + 1][i % 32] = byte >> 4;
+        }
+        codes
+    }
+}
+
+/// Eight 6-bit scales and eight 6-bit minima in 12 bytes, as in Q4_K and Q5_K.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct SubScales {
+    /// Scales 0..4 in the low six bits; the two high bits of scales 4..8 above them.
+    scales: [u8; 4],
+    /// Minima likewise.
+    mins: [u8; 4],
+    /// The low four bits of scales 4..8, and above them those of minima 4..8.
+    low: [u8; 4],
+}
+
+impl SubScales {
+    /// (scales, minima), 0..=63 each.
+    #[inline]
+    pub(super) fn unpack(&self) -> ([u8; 8], [u8; 8]) {
+        let (mut scales, mut mins) = ([0; 8], [0; 8]);
+        for i in 0..4 {
+            scales[i] = self.scales[i] & 63;
+            mins[i] = self.mins[i] & 63;
+            scales[i + 4] = self.scales[i] >> 6 << 4 | self.low[i] & 15;
+            mins[i + 4] = self.mins[i] >> 6 << 4 | self.low[i] >> 4;
+        }
+        (scales, mins)
+    }
+}
+
+#[inline(always)]
+fn dequantize(weights: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
+        dequantize_sub_blocks(block.scale, block.min_scale, &block.sub_scales, &block.codes(), out);
+    }
+}
+
+/// What Q4_K and Q5_K have in common: only the width of their codes differs.
+#[inline(always)]
+pub(super) fn dequantize_sub_blocks(
+    scale: [u8; 2],
+    min_scale: [u8; 2],
+    sub_scales: &SubScales,
+    codes: &[[u8; 32]; 8],
+    out: &mut [f32; 256],
+) {
+    let (scales, mins) = sub_scales.unpack();
+    for (sub, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let scale = f16(scale) * f32::from(scales[sub]);
+        let min = f16(min_scale) * f32::from(mins[sub]);
+        for (out, &code) in out.iter_mut().zip(&codes[sub]) {
+            *out = scale * f32::from(code) - min;
+        }
+    }
+}
+
+fn dot(weights: &[u8], activations: &[Q8KBlock]) -> f32 {
+    let mut sum = 0.0;
+    for (block, a) in block_pairs::<Block, _>(weights, activations) {
+        let (products, mins) = dot_sub_blocks(&block.sub_scales, &block.codes(), a);
+        sum += f16(block.scale) * a.scale * products as f32;
+        sum -= f16(block.min_scale) * a.scale * mins as f32;
+    }
+    sum
+}
+
+/// The integer parts of a block's product: (scales by codes by activations, minima by activations).
+/// At most 256 * 31 * 127 * 63 = 6.4e7.
+#[inline]
+pub(super) fn dot_sub_blocks(sub_scales: &SubScales, codes: &[[u8; 32]; 8], a: &Q8KBlock) -> (i32, i32) {
+    let (scales, mins) = sub_scales.unpack();
+    let (mut products_sum, mut mins_sum) = (0, 0);
+    for sub in 0..8 {
+        products_sum += i32::from(scales[sub]) * integer_dot(&codes[sub], &a.values[sub * 32..][..32]);
+        mins_sum += i32::from(mins[sub]) * (i32::from(a.sums[sub * 2]) + i32::from(a.sums[sub * 2 + 1]));
+    }
+    (products_sum, mins_sum)
+}
+
+pub(super) fn format(simd: Simd) -> &'static Format {
+    static SCALAR: Format = Format {
+        dtype: DType::Q4_K,
+        dequantize,
+        activation: Activation::Q8K(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
+    };
+    match simd {
+        Simd::Scalar => &SCALAR,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 => &SCALAR,
+    }
+}

@@ -1,0 +1,63 @@
+//! Q5_1: 32 values in 24 bytes, value = scale * code + min.
+
+use super::activations::{Q8Block, integer_dot};
+use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use fornax_format::DType;
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Block {
+    scale: [u8; 2],
+    min: [u8; 2],
+    /// Bit i, counted from the lowest of the first byte, is bit 4 of code i.
+    high: [u8; 4],
+    /// Byte i holds the low four bits of code i in its low half and of code i + 16 in its high half.
+    low: [u8; 16],
+}
+
+impl Block {
+    /// 0..=31
+    #[inline]
+    fn codes(&self) -> [u8; 32] {
+        let high = u32::from_le_bytes(self.high);
+        let bit_4 = |i: usize| if high >> i & 1 == 1 { 16 } else { 0 };
+        let mut codes = [0; 32];
+        for (i, byte) in self.low.iter().enumerate() {
+            codes[i] = byte & 15 | bit_4(i);
+            codes[i + 16] = byte >> 4 | bit_4(i + 16);
+        }
+        codes
+    }
+}
+
+#[inline(always)]
+fn dequantize(weights: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
+        let (scale, min) = (f16(block.scale), f16(block.min));
+        for (out, code) in out.iter_mut().zip(block.codes()) {
+            *out = scale * f32::from(code) + min;
+        }
+    }
+}
+
+fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+    let mut sum = 0.0;
+    for (block, a) in block_pairs::<Block, _>(weights, activations) {
+        sum += f16(block.scale) * a.scale * integer_dot(&block.codes(), &a.values) as f32;
+        sum += f16(block.min) * a.scale * a.sum as f32;
+    }
+    sum
+}
+
+pub(super) fn format(simd: Simd) -> &'static Format {
+    static SCALAR: Format = Format {
+        dtype: DType::Q5_1,
+        dequantize,
+        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
+    };
+    match simd {
+        Simd::Scalar => &SCALAR,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 => &SCALAR,
+    }
+}

@@ -1,0 +1,63 @@
+//! Q5_K: 256 values in 176 bytes: Q4_K with a fifth bit for each code.
+
+use super::activations::Q8KBlock;
+use super::q4_k::{SubScales, dequantize_sub_blocks, dot_sub_blocks};
+use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use fornax_format::DType;
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Block {
+    scale: [u8; 2],
+    min_scale: [u8; 2],
+    sub_scales: SubScales,
+    /// Bit s of byte i is bit 4 of code i of sub-block s.
+    high: [u8; 32],
+    /// 32 bytes for each two sub-blocks: the low halves are the first one's low bits, the high halves the second one's.
+    low: [u8; 128],
+}
+
+impl Block {
+    /// 0..=31, by sub-block.
+    #[inline]
+    fn codes(&self) -> [[u8; 32]; 8] {
+        let mut codes = [[0; 32]; 8];
+        for (sub, codes) in codes.iter_mut().enumerate() {
+            let low = &self.low[sub / 2 * 32..][..32];
+            for ((code, low), high) in codes.iter_mut().zip(low).zip(&self.high) {
+                *code = low >> (sub % 2 * 4) & 15 | (high >> sub & 1) << 4;
+            }
+        }
+        codes
+    }
+}
+
+#[inline(always)]
+fn dequantize(weights: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
+        dequantize_sub_blocks(block.scale, block.min_scale, &block.sub_scales, &block.codes(), out);
+    }
+}
+
+fn dot(weights: &[u8], activations: &[Q8KBlock]) -> f32 {
+    let mut sum = 0.0;
+    for (block, a) in block_pairs::<Block, _>(weights, activations) {
+        let (products, mins) = dot_sub_blocks(&block.sub_scales, &block.codes(), a);
+        sum += f16(block.scale) * a.scale * products as f32;
+        sum -= f16(block.min_scale) * a.scale * mins as f32;
+    }
+    sum
+}
+
+pub(super) fn format(simd: Simd) -> &'static Format {
+    static SCALAR: Format = Format {
+        dtype: DType::Q5_K,
+        dequantize,
+        activation: Activation::Q8K(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
+    };
+    match simd {
+        Simd::Scalar => &SCALAR,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 => &SCALAR,
+    }
+}

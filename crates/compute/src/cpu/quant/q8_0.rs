@@ -1,0 +1,43 @@
+//! Q8_0: 32 values in 34 bytes, value = scale * code.
+
+use super::activations::{Q8Block, integer_dot};
+use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use fornax_format::DType;
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Block {
+    scale: [u8; 2],
+    codes: [i8; 32],
+}
+
+#[inline(always)]
+fn dequantize(weights: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
+        let scale = f16(block.scale);
+        for (out, code) in out.iter_mut().zip(block.codes) {
+            *out = scale * f32::from(code);
+        }
+    }
+}
+
+fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+    let mut sum = 0.0;
+    for (block, a) in block_pairs::<Block, _>(weights, activations) {
+        sum += f16(block.scale) * a.scale * integer_dot(&block.codes, &a.values) as f32;
+    }
+    sum
+}
+
+pub(super) fn format(simd: Simd) -> &'static Format {
+    static SCALAR: Format = Format {
+        dtype: DType::Q8_0,
+        dequantize,
+        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
+    };
+    match simd {
+        Simd::Scalar => &SCALAR,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 => &SCALAR,
+    }
+}

@@ -1,0 +1,55 @@
+//! The instruction sets that kernels are written for.
+
+/// A level of vector instructions. Levels can be forced, so that conformance runs each one that the machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Simd {
+    /// Plain Rust: the specification.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Simd {
+    const ALL: &[Simd] = &[
+        Simd::Scalar,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2,
+    ];
+
+    /// The best level of this machine.
+    pub(crate) fn detect() -> Simd {
+        Simd::present().last().unwrap_or(Simd::Scalar)
+    }
+
+    /// Every level that this machine can run, slowest first.
+    pub(crate) fn present() -> impl Iterator<Item = Simd> {
+        Simd::ALL.iter().copied().filter(|simd| simd.is_present())
+    }
+
+    /// The name that people read and type.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Simd::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => "avx2",
+        }
+    }
+
+    /// Panics if the machine lacks this level: what makes it sound to hand out functions compiled for it.
+    pub(crate) fn assert_present(self) {
+        assert!(self.is_present(), "this machine has no {}", self.name());
+    }
+
+    fn is_present(self) -> bool {
+        match self {
+            Simd::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+        }
+    }
+}
