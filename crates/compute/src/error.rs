@@ -81,4 +81,14 @@ pub enum Error {
         /// The offending value.
         value: f32,
     },
+    /// A sampling parameter outside what it can mean.
+    #[error("{name} is {value}, must be {wanted}")]
+    SampleParameter {
+        /// The parameter, as the user names it.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+        /// What it must be.
+        wanted: &'static str,
+    },
 }

@@ -18,6 +18,7 @@ mod cpu;
 mod error;
 mod kv;
 mod memory;
+mod philox;
 mod sample;
 
 pub use backend::{Attention, Backend, Glu, Heads, Norm, Output, Rope, Rows};
@@ -25,4 +26,5 @@ pub use batch::{Batch, Row, Token};
 pub use error::Error;
 pub use kv::{KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
 pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage};
-pub use sample::{SampleRow, Sampled};
+pub use philox::uniform;
+pub use sample::{SampleRow, SampleScratch, Sampled, sample};
