@@ -13,23 +13,14 @@ use std::fmt;
     reason = "the field's own names; each is documented by the ggml format"
 )]
 pub enum DType {
-    F64,
     F32,
     F16,
     BF16,
-    /// 8-bit float, 4 exponent bits, 3 mantissa bits, no infinities.
-    F8_E4M3,
-    /// 8-bit float, 5 exponent bits, 2 mantissa bits.
-    F8_E5M2,
-    I64,
-    I32,
-    I16,
+    F64,
     I8,
-    U64,
-    U32,
-    U16,
-    U8,
-    Bool,
+    I16,
+    I32,
+    I64,
     Q4_0,
     Q4_1,
     Q5_0,
@@ -56,19 +47,48 @@ pub enum DType {
     MXFP4,
     NVFP4,
     Q1_0,
+    U8,
+    U16,
+    U32,
+    U64,
+    Bool,
+    /// 8-bit float, 4 exponent bits, 3 mantissa bits, no infinities.
+    F8_E4M3,
+    /// 8-bit float, 5 exponent bits, 2 mantissa bits.
+    F8_E5M2,
+    /// 8-bit exponent without sign or mantissa: the scale of the microscaling formats.
+    F8_E8M0,
+    F8_E4M3FNUZ,
+    F8_E5M2FNUZ,
+    /// 4-bit float, two values in a byte.
+    F4,
+    /// 6-bit float, four values in three bytes.
+    F6_E2M3,
+    /// 6-bit float, four values in three bytes.
+    F6_E3M2,
+    /// A pair of 32-bit floats.
+    C64,
 }
 
-/// One row per type: (type, ggml id where it has one, name, values per block, bytes per block).
+/// One row per type, in the order of the enum: (type, ggml id where it has one, name, values per block, bytes per
+/// block).
 const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
     use DType::*;
     &[
         (F32, Some(0), "F32", 1, 4),
         (F16, Some(1), "F16", 1, 2),
+        (BF16, Some(30), "BF16", 1, 2),
+        (F64, Some(28), "F64", 1, 8),
+        (I8, Some(24), "I8", 1, 1),
+        (I16, Some(25), "I16", 1, 2),
+        (I32, Some(26), "I32", 1, 4),
+        (I64, Some(27), "I64", 1, 8),
         (Q4_0, Some(2), "Q4_0", 32, 18),
         (Q4_1, Some(3), "Q4_1", 32, 20),
         (Q5_0, Some(6), "Q5_0", 32, 22),
         (Q5_1, Some(7), "Q5_1", 32, 24),
         (Q8_0, Some(8), "Q8_0", 32, 34),
+        // Two f16 and 32 bytes in ggml's C since early 2024; the Python package still says 40, from when they were f32.
         (Q8_1, Some(9), "Q8_1", 32, 36),
         (Q2_K, Some(10), "Q2_K", 256, 84),
         (Q3_K, Some(11), "Q3_K", 256, 110),
@@ -76,33 +96,34 @@ const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
         (Q5_K, Some(13), "Q5_K", 256, 176),
         (Q6_K, Some(14), "Q6_K", 256, 210),
         (Q8_K, Some(15), "Q8_K", 256, 292),
+        (IQ1_S, Some(19), "IQ1_S", 256, 50),
+        (IQ1_M, Some(29), "IQ1_M", 256, 56),
         (IQ2_XXS, Some(16), "IQ2_XXS", 256, 66),
         (IQ2_XS, Some(17), "IQ2_XS", 256, 74),
-        (IQ3_XXS, Some(18), "IQ3_XXS", 256, 98),
-        (IQ1_S, Some(19), "IQ1_S", 256, 50),
-        (IQ4_NL, Some(20), "IQ4_NL", 32, 18),
-        (IQ3_S, Some(21), "IQ3_S", 256, 110),
         (IQ2_S, Some(22), "IQ2_S", 256, 82),
+        (IQ3_XXS, Some(18), "IQ3_XXS", 256, 98),
+        (IQ3_S, Some(21), "IQ3_S", 256, 110),
+        (IQ4_NL, Some(20), "IQ4_NL", 32, 18),
         (IQ4_XS, Some(23), "IQ4_XS", 256, 136),
-        (I8, Some(24), "I8", 1, 1),
-        (I16, Some(25), "I16", 1, 2),
-        (I32, Some(26), "I32", 1, 4),
-        (I64, Some(27), "I64", 1, 8),
-        (F64, Some(28), "F64", 1, 8),
-        (IQ1_M, Some(29), "IQ1_M", 256, 56),
-        (BF16, Some(30), "BF16", 1, 2),
         (TQ1_0, Some(34), "TQ1_0", 256, 54),
         (TQ2_0, Some(35), "TQ2_0", 256, 66),
         (MXFP4, Some(39), "MXFP4", 32, 17),
         (NVFP4, Some(40), "NVFP4", 64, 36),
         (Q1_0, Some(41), "Q1_0", 128, 18),
+        (U8, None, "U8", 1, 1),
+        (U16, None, "U16", 1, 2),
+        (U32, None, "U32", 1, 4),
+        (U64, None, "U64", 1, 8),
+        (Bool, None, "BOOL", 1, 1),
         (F8_E4M3, None, "F8_E4M3", 1, 1),
         (F8_E5M2, None, "F8_E5M2", 1, 1),
-        (U64, None, "U64", 1, 8),
-        (U32, None, "U32", 1, 4),
-        (U16, None, "U16", 1, 2),
-        (U8, None, "U8", 1, 1),
-        (Bool, None, "BOOL", 1, 1),
+        (F8_E8M0, None, "F8_E8M0", 1, 1),
+        (F8_E4M3FNUZ, None, "F8_E4M3FNUZ", 1, 1),
+        (F8_E5M2FNUZ, None, "F8_E5M2FNUZ", 1, 1),
+        (F4, None, "F4", 2, 1),
+        (F6_E2M3, None, "F6_E2M3", 4, 3),
+        (F6_E3M2, None, "F6_E3M2", 4, 3),
+        (C64, None, "C64", 1, 8),
     ]
 };
 
@@ -147,7 +168,7 @@ impl DType {
     }
 
     fn row(self) -> &'static (DType, Option<u32>, &'static str, usize, usize) {
-        TABLE.iter().find(|row| row.0 == self).expect("every variant has its row; checked by a test")
+        &TABLE[self as usize]
     }
 }
 

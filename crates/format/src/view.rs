@@ -1,9 +1,13 @@
 //! One stored tensor, borrowed from its file.
 
-use crate::DType;
+use std::fmt;
+use std::ops::Range;
+
+use crate::map::Map;
+use crate::{DType, Error};
 
 /// Dtype, shape and bytes of one stored tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct View<'a> {
     /// The name the file gives it; errors repeat it.
     pub name: &'a str,
@@ -11,6 +15,106 @@ pub struct View<'a> {
     pub dtype: DType,
     /// Slowest dimension first: (rows, columns) for a matrix, whatever order the container writes.
     pub shape: Vec<usize>,
-    /// Exactly the tensor's bytes: `shape` product values in whole blocks.
+    /// Exactly the tensor's bytes: `shape` product values in whole blocks. They start at any address: safetensors
+    /// promises no alignment, and many blocks are not a multiple of four bytes.
     pub bytes: &'a [u8],
+    /// The map that `bytes` lie in, to give its pages back; `None` for bytes from elsewhere.
+    map: Option<&'a Map>,
+}
+
+impl<'a> View<'a> {
+    /// A view of bytes that come from no file.
+    pub fn new(name: &'a str, dtype: DType, shape: Vec<usize>, bytes: &'a [u8]) -> Result<View<'a>, Error> {
+        let want = tensor_bytes(name, dtype, &shape)?;
+        if want != bytes.len() {
+            return Err(Error::TensorSize { tensor: name.to_owned(), dtype, shape, want, got: bytes.len() });
+        }
+        Ok(View { name, dtype, shape, bytes, map: None })
+    }
+
+    /// A view whose size was checked when its file was opened.
+    pub(crate) fn mapped(
+        name: &'a str,
+        dtype: DType,
+        shape: Vec<usize>,
+        bytes: &'a [u8],
+        map: &'a Map,
+    ) -> View<'a> {
+        View { name, dtype, shape, bytes, map: Some(map) }
+    }
+
+    /// How many values the tensor has.
+    pub fn values(&self) -> usize {
+        self.bytes.len() / self.dtype.block_bytes() * self.dtype.block_values()
+    }
+
+    /// The part made of some of the rows (slices of the slowest dimension), for tensors that fuse several matrices.
+    pub fn rows(&self, range: Range<usize>) -> Result<View<'a>, Error> {
+        let rows = self.shape.first().copied().unwrap_or(1);
+        if range.start > range.end || range.end > rows {
+            return Err(Error::Rows {
+                tensor: self.name.to_owned(),
+                rows,
+                begin: range.start,
+                end: range.end,
+            });
+        }
+        let mut shape = self.shape.clone();
+        if let Some(slowest) = shape.first_mut() {
+            *slowest = range.len();
+        }
+        // A vector's rows are its single values, which in a block type do not exist on their own.
+        let row_values: usize = self.shape.iter().skip(1).product();
+        let Some(row_bytes) = self.dtype.bytes_for(row_values) else {
+            return Err(Error::RaggedRow {
+                tensor: self.name.to_owned(),
+                row: row_values,
+                dtype: self.dtype,
+                block: self.dtype.block_values(),
+            });
+        };
+        let bytes = &self.bytes[range.start * row_bytes..range.end * row_bytes];
+        Ok(View { name: self.name, dtype: self.dtype, shape, bytes, map: self.map })
+    }
+
+    /// Tells the operating system that the tensor's pages are not needed for now, so that a backend which copied
+    /// them keeps no second copy resident. The view stays valid: reading it again fetches the pages from the file.
+    pub fn release(&self) {
+        if let Some(map) = self.map {
+            map.release(self.bytes);
+        }
+    }
+}
+
+/// Two views are equal when they say the same of equal bytes, wherever these lie.
+impl PartialEq for View<'_> {
+    fn eq(&self, other: &View<'_>) -> bool {
+        (self.name, self.dtype, &self.shape, self.bytes)
+            == (other.name, other.dtype, &other.shape, other.bytes)
+    }
+}
+
+impl Eq for View<'_> {}
+
+/// Without the bytes, which may be gigabytes.
+impl fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "View({:?} {} {:?}, {} bytes)", self.name, self.dtype, self.shape, self.bytes.len())
+    }
+}
+
+/// Bytes of a tensor of this type and shape (slowest dimension first); its rows must fill whole blocks.
+pub(crate) fn tensor_bytes(name: &str, dtype: DType, shape: &[usize]) -> Result<usize, Error> {
+    let row = shape.last().copied().unwrap_or(1); // a tensor without dimensions is one value
+    let block = dtype.block_values();
+    if !row.is_multiple_of(block) {
+        return Err(Error::RaggedRow { tensor: name.to_owned(), row, dtype, block });
+    }
+    // A zero among the dimensions must not hide that the product of the others overflows.
+    let product =
+        |of: fn(usize) -> usize| shape.iter().try_fold(1, |all: usize, &dim| all.checked_mul(of(dim)));
+    product(|dim| dim.max(1))
+        .and_then(|bound| bound.checked_mul(dtype.block_bytes()))
+        .and_then(|_| dtype.bytes_for(product(|dim| dim)?))
+        .ok_or_else(|| Error::TensorOverflow { tensor: name.to_owned(), shape: shape.to_vec(), dtype })
 }

@@ -1,0 +1,125 @@
+//! A model directory as the Hugging Face hub lays it out.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::map::Map;
+use crate::safetensors::Safetensors;
+use crate::{Error, json};
+
+/// Configuration, tokenizer files and weights of one directory. What the configuration means is not known here.
+#[derive(Debug)]
+pub struct HuggingFace {
+    directory: PathBuf,
+    config: Value,
+    generation_config: Option<Value>,
+    tokenizer_config: Option<Value>,
+    tokenizer_json: Option<PathBuf>,
+    chat_template: Option<String>,
+    weights: Safetensors,
+}
+
+/// The name of the file that makes a directory a model.
+pub(crate) const CONFIG: &str = "config.json";
+
+/// Configurations are some kilobytes, those of tokenizers with many added tokens a little over a megabyte. Parsed
+/// JSON can take thirty times the room of its text, so this bounds what a hostile document can claim.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+const TOKENIZER_CONFIG_BYTES_MAX: u64 = 8 << 20;
+const CHAT_TEMPLATE_BYTES_MAX: u64 = 1 << 20;
+
+impl HuggingFace {
+    /// Opens the directory: `config.json` and the weights must be there, the other files may be.
+    pub fn open(directory: &Path) -> Result<HuggingFace, Error> {
+        HuggingFace::open_with(directory, directory)
+    }
+
+    /// Opens the directory with the weights at `weights`, which may be one file of several in it.
+    pub(crate) fn open_with(directory: &Path, weights: &Path) -> Result<HuggingFace, Error> {
+        let config = json::read_if_there(&directory.join(CONFIG), CONFIG_BYTES_MAX)?;
+        let config = config.ok_or_else(|| Error::ConfigMissing.at(weights))?;
+        let generation_config =
+            json::read_if_there(&directory.join("generation_config.json"), CONFIG_BYTES_MAX)?;
+        let tokenizer_config: Option<Value> =
+            json::read_if_there(&directory.join("tokenizer_config.json"), TOKENIZER_CONFIG_BYTES_MAX)?;
+        let tokenizer_json = Some(directory.join("tokenizer.json")).filter(|path| path.is_file());
+        let chat_template = match template_file(&directory.join("chat_template.jinja"))? {
+            Some(template) => Some(template),
+            None => tokenizer_config.as_ref().and_then(template_in).map(str::to_owned),
+        };
+        let weights = Safetensors::open(weights)?;
+        let directory = directory.to_path_buf();
+        Ok(HuggingFace {
+            directory,
+            config,
+            generation_config,
+            tokenizer_config,
+            tokenizer_json,
+            chat_template,
+            weights,
+        })
+    }
+
+    /// The directory that was opened.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// `config.json`.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// `generation_config.json`, where it exists.
+    pub fn generation_config(&self) -> Option<&Value> {
+        self.generation_config.as_ref()
+    }
+
+    /// `tokenizer_config.json`, where it exists.
+    pub fn tokenizer_config(&self) -> Option<&Value> {
+        self.tokenizer_config.as_ref()
+    }
+
+    /// The path of `tokenizer.json`, where it exists.
+    pub fn tokenizer_json(&self) -> Option<&Path> {
+        self.tokenizer_json.as_deref()
+    }
+
+    /// The chat template: `chat_template.jinja`, else the one in `tokenizer_config.json`.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &Safetensors {
+        &self.weights
+    }
+}
+
+fn template_file(path: &Path) -> Result<Option<String>, Error> {
+    let map = match Map::open(path) {
+        Err(error) if matches!(error.fault(), Error::NotFound) => return Ok(None),
+        opened => opened?,
+    };
+    let (len, most) = (map.len(), CHAT_TEMPLATE_BYTES_MAX);
+    if len as u64 > most {
+        return Err(Error::TooLong { len: len as u64, most }.at(path));
+    }
+    let text = std::str::from_utf8(&map).map_err(|error| {
+        Error::Utf8 { what: "the template", at: 0, len, valid_up_to: error.valid_up_to() }.at(path)
+    })?;
+    Ok(Some(text.to_owned()))
+}
+
+/// The template in a tokenizer's configuration: a string, or a list of named ones whose default is meant.
+fn template_in(tokenizer_config: &Value) -> Option<&str> {
+    match tokenizer_config.get("chat_template")? {
+        Value::String(template) => Some(template),
+        Value::Array(named) => {
+            let default = named.iter().find(|entry| entry["name"] == "default")?;
+            default["template"].as_str()
+        }
+        _ => None,
+    }
+}
