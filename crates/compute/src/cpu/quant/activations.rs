@@ -35,6 +35,7 @@ pub(crate) struct Q8KBlock {
 pub(crate) fn quantize_q8(simd: Simd, activations: &[f32], out: &mut [Q8Block]) {
     let (blocks, rest) = activations.as_chunks();
     assert!(rest.is_empty() && blocks.len() == out.len(), "activations do not match the blocks of 32");
+    simd.assert_present();
     for (values, out) in blocks.iter().zip(out) {
         out.scale = quantize(simd, values, &mut out.values);
         out.sum = out.values.iter().map(|&value| i32::from(value)).sum();
@@ -45,6 +46,7 @@ pub(crate) fn quantize_q8(simd: Simd, activations: &[f32], out: &mut [Q8Block]) 
 pub(crate) fn quantize_q8k(simd: Simd, activations: &[f32], out: &mut [Q8KBlock]) {
     let (blocks, rest) = activations.as_chunks();
     assert!(rest.is_empty() && blocks.len() == out.len(), "activations do not match the blocks of 256");
+    simd.assert_present();
     for (values, out) in blocks.iter().zip(out) {
         out.scale = quantize(simd, values, &mut out.values);
         let (sixteens, _) = out.values.as_chunks::<16>();
@@ -54,9 +56,15 @@ pub(crate) fn quantize_q8k(simd: Simd, activations: &[f32], out: &mut [Q8KBlock]
     }
 }
 
-/// Fills `out` and answers the block's scale.
-fn quantize<const N: usize>(_simd: Simd, values: &[f32; N], out: &mut [i8; N]) -> f32 {
-    quantize_scalar(values, out)
+/// Fills `out` and answers the block's scale. The caller has asserted that `simd` is present.
+#[inline]
+fn quantize<const N: usize>(simd: Simd, values: &[f32; N], out: &mut [i8; N]) -> f32 {
+    match simd {
+        Simd::Scalar => quantize_scalar(values, out),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller has asserted that AVX2 is present.
+        Simd::Avx2 => unsafe { quantize_avx2(values, out) },
+    }
 }
 
 fn quantize_scalar<const N: usize>(values: &[f32; N], out: &mut [i8; N]) -> f32 {
@@ -72,8 +80,152 @@ fn quantize_scalar<const N: usize>(values: &[f32; N], out: &mut [i8; N]) -> f32 
     magnitude / 127.0
 }
 
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn quantize_avx2<const N: usize>(values: &[f32; N], out: &mut [i8; N]) -> f32 {
+    use core::arch::x86_64::*;
+
+    const { assert!(N.is_multiple_of(32)) };
+    // SAFETY: called with 8 f32 that are readable; the load needs no alignment.
+    let load = |values: &[f32; 8]| unsafe { _mm256_loadu_ps(values.as_ptr()) };
+    let eights = values.as_chunks().0;
+
+    let mut magnitudes = _mm256_setzero_si256();
+    for values in eights {
+        let magnitude = _mm256_and_si256(_mm256_castps_si256(load(values)), _mm256_set1_epi32(i32::MAX));
+        magnitudes = _mm256_max_epu32(magnitudes, magnitude);
+    }
+    let magnitudes: [u32; 8] = bytemuck::cast(magnitudes);
+    let magnitude = magnitudes.into_iter().max().map_or(0.0, f32::from_bits);
+    if magnitude == 0.0 || !magnitude.is_finite() {
+        out.fill(0);
+        return if magnitude == 0.0 { 0.0 } else { f32::NAN };
+    }
+
+    let divisor = _mm256_set1_ps(magnitude);
+    // The conversion rounds to nearest, ties to even: the mode that Rust code may rely on.
+    let quantized = |values: &[f32; 8]| {
+        _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_div_ps(load(values), divisor), _mm256_set1_ps(127.0)))
+    };
+    for ([a, b, c, d], out) in eights.as_chunks().0.iter().zip(out.as_chunks_mut::<32>().0) {
+        let (ab, cd) =
+            (_mm256_packs_epi32(quantized(a), quantized(b)), _mm256_packs_epi32(quantized(c), quantized(d)));
+        // Packing works in each half of the register: fours of a, b, c, d, and then again. Put them in order.
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        *out = bytemuck::cast(_mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order));
+    }
+    magnitude / 127.0
+}
+
 /// Exact product of small integers: `codes` within -128..=255, `values` activations.
 #[inline]
 pub(super) fn integer_dot<C: Copy + Into<i32>>(codes: &[C], values: &[i8]) -> i32 {
     codes.iter().zip(values).map(|(&code, &value)| code.into() * i32::from(value)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::quant::check::Activations;
+    use proptest::prelude::*;
+
+    fn check_q8(activations: &[f32]) -> Vec<Q8Block> {
+        let quantized = |simd| {
+            let mut blocks = vec![bytemuck::Zeroable::zeroed(); activations.len() / 32];
+            quantize_q8(simd, activations, &mut blocks);
+            blocks
+        };
+        let scalar = quantized(Simd::Scalar);
+        for simd in Simd::present() {
+            let blocks = quantized(simd);
+            assert_eq!(bytemuck::cast_slice::<_, u8>(&blocks), bytemuck::cast_slice::<_, u8>(&scalar));
+        }
+        scalar
+    }
+
+    fn check_q8k(activations: &[f32]) -> Vec<Q8KBlock> {
+        let quantized = |simd| {
+            let mut blocks = vec![bytemuck::Zeroable::zeroed(); activations.len() / 256];
+            quantize_q8k(simd, activations, &mut blocks);
+            blocks
+        };
+        let scalar = quantized(Simd::Scalar);
+        for simd in Simd::present() {
+            let blocks = quantized(simd);
+            assert_eq!(bytemuck::cast_slice::<_, u8>(&blocks), bytemuck::cast_slice::<_, u8>(&scalar));
+        }
+        scalar
+    }
+
+    /// The value is the nearest multiple of the scale, up to the rounding of two f32 operations.
+    fn check_nearest(activation: f32, scale: f32, value: i8) {
+        assert!(value != i8::MIN);
+        let error = (f64::from(activation) - f64::from(scale) * f64::from(value)).abs();
+        assert!(error <= f64::from(scale) * 0.5001 + 1e-44, "{activation} as {value} * {scale}");
+    }
+
+    #[test]
+    fn activations_quantise_to_the_bits_that_numpy_gives() {
+        let Activations { rows, q8, q8k } = Activations::read();
+        for (index, row) in rows.iter().enumerate() {
+            for (block, (scale, values)) in check_q8(row).iter().zip(&q8[index]) {
+                assert_eq!((block.scale.to_bits(), &block.values), (scale.to_bits(), values));
+            }
+            for (block, (scale, values)) in check_q8k(row).iter().zip(&q8k[index]) {
+                assert_eq!((block.scale.to_bits(), &block.values), (scale.to_bits(), values));
+            }
+        }
+    }
+
+    #[test]
+    fn one_bad_activation_makes_its_block_nan_and_no_other() {
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 31, 100, 255] {
+                let mut activations = [1.0; 512];
+                activations[at] = bad;
+                for (index, block) in check_q8(&activations).iter().enumerate() {
+                    assert_eq!(block.scale.is_nan(), index == at / 32);
+                }
+                let blocks = check_q8k(&activations);
+                assert!(blocks[0].scale.is_nan() && blocks[1].scale == 1.0 / 127.0);
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_have_scale_zero() {
+        assert_eq!(check_q8(&[0.0, -0.0].repeat(16)), [bytemuck::Zeroable::zeroed()]);
+        assert_eq!(check_q8k(&[-0.0, 0.0].repeat(128)), [bytemuck::Zeroable::zeroed()]);
+    }
+
+    proptest! {
+        #[test]
+        fn finite_activations_come_back_within_half_a_step(
+            activations in prop::collection::vec(prop::num::f32::NORMAL | prop::num::f32::SUBNORMAL | prop::num::f32::ZERO, 256),
+            one_range in prop::collection::vec(-4.0f32..4.0, 256),
+        ) {
+            for activations in [activations, one_range] {
+                for (block, activations) in check_q8(&activations).iter().zip(activations.as_chunks::<32>().0) {
+                    prop_assert_eq!(block.sum, block.values.iter().map(|&value| i32::from(value)).sum::<i32>());
+                    for (&activation, &value) in activations.iter().zip(&block.values) {
+                        check_nearest(activation, block.scale, value);
+                    }
+                }
+                let [block] = check_q8k(&activations).try_into().expect("256 activations are one block");
+                for (sum, values) in block.sums.iter().zip(block.values.as_chunks::<16>().0) {
+                    prop_assert_eq!(*sum, values.iter().map(|&value| i16::from(value)).sum::<i16>());
+                }
+                for (&activation, &value) in activations.iter().zip(&block.values) {
+                    check_nearest(activation, block.scale, value);
+                }
+            }
+        }
+
+        #[test]
+        fn any_bits_quantise_alike_at_every_level(bits in prop::collection::vec(any::<u32>(), 256)) {
+            let activations: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+            check_q8(&activations);
+            check_q8k(&activations);
+        }
+    }
 }

@@ -12,7 +12,16 @@
 //! output (eight lanes of it under AVX2, folded at the end by one fixed tree). Nothing depends on how many activation
 //! rows are multiplied at once, so a row's result is the same bits alone and among others.
 
+#![expect(
+    unsafe_code,
+    reason = "SIMD loads, and calls into functions compiled for features that were detected"
+)]
+
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(test)]
+mod check;
 mod float;
 mod q4_0;
 mod q4_1;

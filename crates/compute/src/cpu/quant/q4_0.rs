@@ -52,6 +52,32 @@ pub(super) fn format(simd: Simd) -> &'static Format {
     match simd {
         Simd::Scalar => &SCALAR,
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &SCALAR,
+        Simd::Avx2 => &avx2::FORMAT,
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::super::avx2::{avx2_dequantize, avx2_dot, halves, scale, symmetric_32};
+    use super::*;
+    use core::arch::x86_64::*;
+
+    pub(super) static FORMAT: Format = Format {
+        dtype: DType::Q4_0,
+        dequantize: avx2_dequantize!(dequantize),
+        activation: Activation::Q8(avx2_dot!(dots)),
+    };
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
+        symmetric_32(weights, rows, |block: &Block| {
+            (scale(block.scale), _mm256_sub_epi8(halves(&block.codes), _mm256_set1_epi8(8)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::format_tests;
+    format_tests!(Q4_0, "q4_0.bin");
 }

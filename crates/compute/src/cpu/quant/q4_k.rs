@@ -113,6 +113,46 @@ pub(super) fn format(simd: Simd) -> &'static Format {
     match simd {
         Simd::Scalar => &SCALAR,
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &SCALAR,
+        Simd::Avx2 => &avx2::FORMAT,
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::super::avx2::{Affine256, affine_256, avx2_dequantize, avx2_dot, load_32, scale};
+    use super::*;
+    use core::arch::x86_64::*;
+
+    pub(super) static FORMAT: Format = Format {
+        dtype: DType::Q4_K,
+        dequantize: avx2_dequantize!(dequantize),
+        activation: Activation::Q8K(avx2_dot!(dots)),
+    };
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8KBlock]; N]) -> [f32; N] {
+        affine_256(weights, rows, |block: &Block| {
+            let mut codes = [_mm256_setzero_si256(); 8];
+            for (codes, bytes) in codes.as_chunks_mut::<2>().0.iter_mut().zip(block.codes.as_chunks().0) {
+                let bytes = load_32(bytes);
+                let low_half = _mm256_set1_epi8(15);
+                *codes = [
+                    _mm256_and_si256(bytes, low_half),
+                    _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_half),
+                ];
+            }
+            Affine256 {
+                scale: scale(block.scale),
+                min_scale: scale(block.min_scale),
+                sub_scales: block.sub_scales.unpack(),
+                codes,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::format_tests;
+    format_tests!(Q4_K, "q4_k.bin");
 }

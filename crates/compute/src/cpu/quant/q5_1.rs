@@ -58,6 +58,33 @@ pub(super) fn format(simd: Simd) -> &'static Format {
     match simd {
         Simd::Scalar => &SCALAR,
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &SCALAR,
+        Simd::Avx2 => &avx2::FORMAT,
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::super::avx2::{affine_32, avx2_dequantize, avx2_dot, bits_as_16, halves, scale};
+    use super::*;
+    use core::arch::x86_64::*;
+
+    pub(super) static FORMAT: Format = Format {
+        dtype: DType::Q5_1,
+        dequantize: avx2_dequantize!(dequantize),
+        activation: Activation::Q8(avx2_dot!(dots)),
+    };
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
+        affine_32(weights, rows, |block: &Block| {
+            let codes = _mm256_or_si256(halves(&block.low), bits_as_16(block.high));
+            (scale(block.scale), scale(block.min), codes)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::format_tests;
+    format_tests!(Q5_1, "q5_1.bin");
 }

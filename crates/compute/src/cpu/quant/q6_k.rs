@@ -68,6 +68,77 @@ pub(super) fn format(simd: Simd) -> &'static Format {
     match simd {
         Simd::Scalar => &SCALAR,
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &SCALAR,
+        Simd::Avx2 => &avx2::FORMAT,
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::super::avx2::{avx2_dequantize, avx2_dot, folded, load_16, load_32, same_length, scale};
+    use super::*;
+    use core::arch::x86_64::*;
+
+    pub(super) static FORMAT: Format = Format {
+        dtype: DType::Q6_K,
+        dequantize: avx2_dequantize!(dequantize),
+        activation: Activation::Q8K(avx2_dot!(dots)),
+    };
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8KBlock]; N]) -> [f32; N] {
+        let (blocks, rows) = same_length::<Block, _, N>(weights, rows);
+        let mut sums = [_mm256_setzero_ps(); N];
+        for (index, block) in blocks.iter().enumerate() {
+            let sub_scales = load_16(&block.scales);
+            let mut products = [_mm256_setzero_si256(); N];
+            for (group, codes) in codes(block).into_iter().enumerate() {
+                // Scale 2 * group for the first 16 codes, the next one for the others.
+                let pair =
+                    _mm_add_epi8(_mm_set1_epi8(2 * group as i8), _mm_set_epi64x(0x0101_0101_0101_0101, 0));
+                let scales = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(sub_scales, pair));
+                for (products, row) in products.iter_mut().zip(rows) {
+                    // Two products: 2 * 63 * 127 = 16002; then four of them by a scale: 4.1e6, 3.3e7 a block.
+                    let pairs = _mm256_maddubs_epi16(codes, load_32(&row[index].values.as_chunks().0[group]));
+                    *products = _mm256_add_epi32(*products, _mm256_madd_epi16(pairs, scales));
+                }
+            }
+            let scale = scale(block.scale);
+            let sub_scales = _mm256_cvtepi8_epi16(sub_scales);
+            for ((sum, products), row) in sums.iter_mut().zip(products).zip(rows) {
+                let a = &row[index];
+                // The codes are still 0..=63: take 32 * scales * activations away again.
+                let offsets =
+                    _mm256_madd_epi16(sub_scales, load_32(bytemuck::cast_ref::<_, [u8; 32]>(&a.sums)));
+                let products = _mm256_sub_epi32(products, _mm256_slli_epi32::<5>(offsets));
+                *sum = _mm256_fmadd_ps(_mm256_set1_ps(scale * a.scale), _mm256_cvtepi32_ps(products), *sum);
+            }
+        }
+        folded(sums)
+    }
+
+    /// 0..=63, 32 at a time.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn codes(block: &Block) -> [__m256i; 8] {
+        let mut codes = [_mm256_setzero_si256(); 8];
+        let halves = block.low.as_chunks::<64>().0.iter().zip(block.high.as_chunks().0);
+        for (codes, (low, high)) in codes.as_chunks_mut::<4>().0.iter_mut().zip(halves) {
+            let (low, mut high) = (low.as_chunks().0, load_32(high));
+            let (even, odd) = (load_32(&low[0]), load_32(&low[1]));
+            let lows = [even, odd, _mm256_srli_epi16::<4>(even), _mm256_srli_epi16::<4>(odd)];
+            for (codes, low) in codes.iter_mut().zip(lows) {
+                let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
+                let bits_4_5 = _mm256_and_si256(_mm256_slli_epi16::<4>(high), _mm256_set1_epi8(48));
+                *codes = _mm256_or_si256(low, bits_4_5);
+                high = _mm256_srli_epi16::<2>(high);
+            }
+        }
+        codes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::format_tests;
+    format_tests!(Q6_K, "q6_k.bin");
 }

@@ -38,6 +38,29 @@ pub(super) fn format(simd: Simd) -> &'static Format {
     match simd {
         Simd::Scalar => &SCALAR,
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &SCALAR,
+        Simd::Avx2 => &avx2::FORMAT,
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::super::avx2::{avx2_dequantize, avx2_dot, load_32, scale, symmetric_32};
+    use super::*;
+
+    pub(super) static FORMAT: Format = Format {
+        dtype: DType::Q8_0,
+        dequantize: avx2_dequantize!(dequantize),
+        activation: Activation::Q8(avx2_dot!(dots)),
+    };
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
+        symmetric_32(weights, rows, |block: &Block| (scale(block.scale), load_32(&block.codes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::format_tests;
+    format_tests!(Q8_0, "q8_0.bin");
 }

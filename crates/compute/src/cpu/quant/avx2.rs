@@ -1,0 +1,221 @@
+//! What the AVX2 kernels share: loading, unpacking of halves, and the loops over blocks.
+//!
+//! A loop takes `N` activation rows (one or four): a weight block is unpacked once and multiplied with each row in
+//! turn. A row has its own accumulator of eight lanes, which sees the same operations for every `N`.
+
+use super::activations::{Q8Block, Q8KBlock};
+use core::arch::x86_64::*;
+
+/// A [`Dot`](super::Dot) of a function `fn<const N: usize>(&[W], [&[A]; N]) -> [f32; N]` compiled for AVX2.
+macro_rules! avx2_dot {
+    ($dots:path) => {
+        $crate::cpu::quant::Dot {
+            one: |weights, row| {
+                // SAFETY: AVX2 tables are handed out only after `Simd::assert_present`.
+                let [product] = unsafe { $dots(weights, [row]) };
+                product
+            },
+            four: |weights, rows| {
+                // SAFETY: as above.
+                unsafe { $dots(weights, rows) }
+            },
+        }
+    };
+}
+pub(super) use avx2_dot;
+
+/// The scalar `dequantize`, compiled once more for AVX2: the compiler vectorises it, and since it never contracts a
+/// product and a sum into one rounding, the bits are those of the scalar version.
+macro_rules! avx2_dequantize {
+    ($dequantize:path) => {
+        |weights, out| {
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn compiled(weights: &[u8], out: &mut [f32]) {
+                $dequantize(weights, out)
+            }
+            // SAFETY: AVX2 tables are handed out only after `Simd::assert_present`.
+            unsafe { compiled(weights, out) }
+        }
+    };
+}
+pub(super) use avx2_dequantize;
+
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_16<T: bytemuck::Pod>(bytes: &[T; 16]) -> __m128i {
+    const { assert!(size_of::<T>() == 1) };
+    // SAFETY: 16 readable bytes; the load needs no alignment.
+    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_32<T: bytemuck::Pod>(bytes: &[T; 32]) -> __m256i {
+    const { assert!(size_of::<T>() == 1) };
+    // SAFETY: 32 readable bytes; the load needs no alignment.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+/// A stored f16 as f32; by instruction, which reads subnormals in every mode.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn scale(bytes: [u8; 2]) -> f32 {
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(bytes).into())))
+}
+
+/// The low halves of 16 bytes, then their high halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn halves(bytes: &[u8; 16]) -> __m256i {
+    let bytes = load_16(bytes);
+    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes);
+    _mm256_and_si256(both, _mm256_set1_epi8(15))
+}
+
+/// 16 in byte i where bit i is set, else 0.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn bits_as_16(bits: [u8; 4]) -> __m256i {
+    // Byte i gets the byte of its bit, then keeps that bit alone.
+    let spread = _mm256_shuffle_epi8(
+        _mm256_set1_epi32(i32::from_le_bytes(bits)),
+        _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303),
+    );
+    let bit = _mm256_set1_epi64x(i64::from_le_bytes([1, 2, 4, 8, 16, 32, 64, 128]));
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+    _mm256_and_si256(set, _mm256_set1_epi8(16))
+}
+
+/// The eight lanes added by a fixed tree: i with i + 4, then i + 2, then i + 1.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn fold(lanes: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
+
+/// Blocks of 32 with value = scale * code; `unpack` answers (scale, codes), a code in -128..=127.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn symmetric_32<B: bytemuck::Pod, const N: usize>(
+    weights: &[u8],
+    rows: [&[Q8Block]; N],
+    unpack: impl Fn(&B) -> (f32, __m256i),
+) -> [f32; N] {
+    let (blocks, rows) = same_length(weights, rows);
+    let mut sums = [_mm256_setzero_ps(); N];
+    for (index, block) in blocks.iter().enumerate() {
+        let (scale, codes) = unpack(block);
+        // maddubs wants one side unsigned: the sign moves to the activation. Two products: 2 * 128 * 127 < 32768.
+        let magnitudes = _mm256_abs_epi8(codes);
+        for (sum, row) in sums.iter_mut().zip(rows) {
+            let a = &row[index];
+            let products = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(load_32(&a.values), codes));
+            let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
+            *sum = _mm256_fmadd_ps(_mm256_set1_ps(scale * a.scale), _mm256_cvtepi32_ps(products), *sum);
+        }
+    }
+    folded(sums)
+}
+
+/// Blocks of 32 with value = scale * code + min; `unpack` answers (scale, min, codes), a code in 0..=127.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn affine_32<B: bytemuck::Pod, const N: usize>(
+    weights: &[u8],
+    rows: [&[Q8Block]; N],
+    unpack: impl Fn(&B) -> (f32, f32, __m256i),
+) -> [f32; N] {
+    let (blocks, rows) = same_length(weights, rows);
+    let mut sums = [_mm256_setzero_ps(); N];
+    // The minima have a running sum of their own, added last.
+    let mut min_sums = [0.0f32; N];
+    for (index, block) in blocks.iter().enumerate() {
+        let (scale, min, codes) = unpack(block);
+        for ((sum, min_sum), row) in sums.iter_mut().zip(&mut min_sums).zip(rows) {
+            let a = &row[index];
+            // Two products: 2 * 127 * 127 < 32768.
+            let products = _mm256_maddubs_epi16(codes, load_32(&a.values));
+            let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
+            *sum = _mm256_fmadd_ps(_mm256_set1_ps(scale * a.scale), _mm256_cvtepi32_ps(products), *sum);
+            *min_sum = (min * a.scale).mul_add(a.sum as f32, *min_sum);
+        }
+    }
+    let mut out = folded(sums);
+    for (out, min_sum) in out.iter_mut().zip(min_sums) {
+        *out += min_sum;
+    }
+    out
+}
+
+/// A block of 256 in eight sub-blocks of 32, value = scale * scales[sub] * code - min_scale * mins[sub].
+pub(super) struct Affine256 {
+    pub(super) scale: f32,
+    pub(super) min_scale: f32,
+    /// (scales, minima), 0..=63 each.
+    pub(super) sub_scales: ([u8; 8], [u8; 8]),
+    /// 0..=31
+    pub(super) codes: [__m256i; 8],
+}
+
+/// Blocks as [`Affine256`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn affine_256<B: bytemuck::Pod, const N: usize>(
+    weights: &[u8],
+    rows: [&[Q8KBlock]; N],
+    unpack: impl Fn(&B) -> Affine256,
+) -> [f32; N] {
+    let (blocks, rows) = same_length(weights, rows);
+    let mut sums = [_mm256_setzero_ps(); N];
+    for (index, block) in blocks.iter().enumerate() {
+        let Affine256 { scale, min_scale, sub_scales: (scales, mins), codes } = unpack(block);
+        let scales = _mm256_set1_epi64x(i64::from_le_bytes(scales));
+        // Each minimum twice, beside the two sums of 16 activations that it multiplies.
+        let mins = _mm_set1_epi64x(i64::from_le_bytes(mins));
+        let mins = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(mins, mins));
+        let mut products = [_mm256_setzero_si256(); N];
+        for (sub, codes) in codes.into_iter().enumerate() {
+            // Byte `sub` of the scales in the low byte of each 16 bits; the high byte's index has its top bit: zero.
+            let scale = _mm256_shuffle_epi8(scales, _mm256_set1_epi16((0x8000 | sub as u16).cast_signed()));
+            for (products, row) in products.iter_mut().zip(rows) {
+                // Two products: 2 * 31 * 127 = 7874; then four of them by a scale: 1e6 a sub-block, 8e6 a block.
+                let pairs = _mm256_maddubs_epi16(codes, load_32(&row[index].values.as_chunks().0[sub]));
+                *products = _mm256_add_epi32(*products, _mm256_madd_epi16(pairs, scale));
+            }
+        }
+        for ((sum, products), row) in sums.iter_mut().zip(products).zip(rows) {
+            let a = &row[index];
+            let min_products = _mm256_madd_epi16(mins, load_32(bytemuck::cast_ref::<_, [u8; 32]>(&a.sums)));
+            *sum = _mm256_fmadd_ps(_mm256_set1_ps(scale * a.scale), _mm256_cvtepi32_ps(products), *sum);
+            let min_scale = _mm256_set1_ps(min_scale * a.scale);
+            *sum = _mm256_fnmadd_ps(min_scale, _mm256_cvtepi32_ps(min_products), *sum);
+        }
+    }
+    folded(sums)
+}
+
+/// `weights` as blocks, and rows cut to as many blocks, so that the loops need no bounds checks.
+#[inline]
+pub(super) fn same_length<'w, 'a, B: bytemuck::Pod, A, const N: usize>(
+    weights: &'w [u8],
+    rows: [&'a [A]; N],
+) -> (&'w [B], [&'a [A]; N]) {
+    let blocks: &[B] = bytemuck::cast_slice(weights);
+    for row in rows {
+        assert_eq!(blocks.len(), row.len(), "weight and activation blocks");
+    }
+    (blocks, rows.map(|row| &row[..blocks.len()]))
+}
+
+/// Each row's lanes as one number.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn folded<const N: usize>(sums: [__m256; N]) -> [f32; N] {
+    let mut out = [0.0; N];
+    for (out, sum) in out.iter_mut().zip(sums) {
+        *out = fold(sum);
+    }
+    out
+}

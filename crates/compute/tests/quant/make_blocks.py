@@ -1,0 +1,148 @@
+"""Writes the fixtures of the weight formats: blocks, and what the `gguf` package makes of them.
+
+Run with Python, numpy and gguf:  python crates/compute/tests/quant/make_blocks.py
+The output is deterministic. Layouts, all little-endian:
+
+<dtype>.bin      u32 units, u32 rows, u32 blocks; the blocks; their values as gguf dequantises them (f32);
+                 for each weight row and, within it, each activation row: product, sum of |terms| (f64).
+                 First come `units` blocks whose f16 scales are 1, then `rows` rows of 1024 values (random blocks,
+                 then extreme ones), then blocks with scales that are not finite.
+activations.bin  3 rows of 1024 f32; the rows in blocks of 32, then in blocks of 256: f32 scale, int8 values.
+
+The products are made of gguf's values, in f64, and of activations quantised here: nothing of the project's own reading
+of the bits goes into them.
+"""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as T
+
+HERE = Path(__file__).parent
+ROW = 1024
+# For each format: byte offsets of its f16 scales, and the byte range of its packed sub-block scales.
+BLOCKS = {
+    T.Q4_0: ([0], (0, 0)),
+    T.Q4_1: ([0, 2], (0, 0)),
+    T.Q5_0: ([0], (0, 0)),
+    T.Q5_1: ([0, 2], (0, 0)),
+    T.Q8_0: ([0], (0, 0)),
+    T.Q4_K: ([0, 2], (4, 16)),
+    T.Q5_K: ([0, 2], (4, 16)),
+    T.Q6_K: ([208], (192, 208)),
+}
+MAX, MIN_NORMAL, MAX_SUBNORMAL, MIN_SUBNORMAL = 65504.0, 2.0**-14, 1023 * 2.0**-24, 2.0**-24
+EXTREME_SCALES = [0.0, -0.0, 1.0, -1.0, MAX, -MAX, MIN_NORMAL, MAX_SUBNORMAL, MIN_SUBNORMAL, -MIN_SUBNORMAL]
+
+
+def block(rng, dtype, scales, sub=None, codes=None):
+    """One block with the given f16 scales; sub-scale and code bytes are one repeated byte, or random."""
+    _, size = gguf.GGML_QUANT_SIZES[dtype]
+    offsets, (start, end) = BLOCKS[dtype]
+    data = rng.integers(0, 256, size, dtype=np.uint8)
+    sub_bytes = data[start:end].copy()
+    if codes is not None:
+        data[:] = codes
+    data[start:end] = sub_bytes if sub is None else sub
+    for offset, scale in zip(offsets, scales):
+        data[offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return data
+
+
+def blocks_of(rng, dtype):
+    values, _ = gguf.GGML_QUANT_SIZES[dtype]
+    per_row = ROW // values
+    # (sub-scale byte, code byte); None is random
+    unit_patterns = [(0xFF, 0xFF), (0xFF, 0x00), (0x00, 0xFF), (0x7F, 0x7F), (0x80, 0x80), (1, None), (None, None)]
+    units = [block(rng, dtype, (1.0, 1.0), sub, codes) for sub, codes in unit_patterns]
+    normal = [block(rng, dtype, rng.normal(0.0, 0.02, 2)) for _ in range(per_row)]
+    extreme = [np.zeros_like(units[0])]
+    patterns = [(0xFF, 0xFF), (0xFF, 0x00), (None, None), (0xC0, 0x0F), (0x3F, 0xF0), (0x80, 0x55), (0x7F, 0x80)]
+    for index in range(max(per_row, 12) - 1):
+        sub, codes = patterns[index % len(patterns)]
+        scale = EXTREME_SCALES[index % len(EXTREME_SCALES)]
+        other = EXTREME_SCALES[(index * 3 + 1) % len(EXTREME_SCALES)]
+        extreme.append(block(rng, dtype, (scale, other), sub, codes))
+    infinite_scales = [(np.inf, 1.0), (-np.inf, np.inf), (np.nan, 1.0), (1.0, np.nan)]
+    infinite = [block(rng, dtype, scales, 0xFF) for scales in infinite_scales]
+    infinite.append(block(rng, dtype, (np.inf, 0.0), 0x00, 0x88))  # infinity times zero
+    rows = (len(normal) + len(extreme)) // per_row
+    return len(units), rows, np.concatenate(units + normal + extreme + infinite)
+
+
+def plain(rng, dtype):
+    """Random bits, with the special values of the type among them."""
+    width = {T.F32: np.uint32, T.F16: np.uint16, T.BF16: np.uint16}[dtype]
+    bits = rng.integers(0, np.iinfo(width).max, 1000, dtype=width, endpoint=True)
+    exponent = {T.F32: 0x7F800000, T.F16: 0x7C00, T.BF16: 0x7F80}[dtype]
+    sign = 1 << (np.iinfo(width).bits - 1)
+    special = [0, 1, exponent - 1, exponent, exponent + 1, exponent >> 1]
+    bits[: len(special) * 2] = special + [value | sign for value in special]
+    return bits.view(np.uint8)
+
+
+def quantize(activations, size):
+    """Blocks of `size`: f32 scale = magnitude / 127, int8 = x / magnitude * 127, to nearest, ties to even."""
+    blocks = activations.reshape(-1, size)
+    magnitude = np.abs(blocks).max(axis=1, keepdims=True)
+    scale = magnitude / np.float32(127)
+    with np.errstate(invalid="ignore"):
+        values = np.where(magnitude > 0, blocks / magnitude * np.float32(127), np.float32(0))
+    assert scale.dtype == values.dtype == np.float32
+    return scale, np.rint(values).astype(np.int8)
+
+
+def activation_rows(rng):
+    rows = rng.normal(0.0, 1.0, (3, ROW)).astype(np.float32)
+    rows[1, rng.integers(0, ROW, 20)] *= 300  # outliers
+    rows[1, 256:544] = 0  # a whole block of 256, and one of 32 more
+    rows[2, :256] *= np.float32(1e-40)  # subnormal
+    rows[2, 256:512] *= np.float32(1e-3)
+    rows[2, 512:768] = np.arange(-127, 129, dtype=np.float32) / 2  # ties: the magnitude is made 127
+    rows[2, 512:768:32] = 127
+    rows[2, 768:] = np.where(rng.integers(0, 2, 256) == 1, np.float32(-3.5), np.float32(3.5))
+    return rows
+
+
+def main():
+    rng = np.random.default_rng(20261115)
+    rows = activation_rows(rng)
+    quantized = {size: [quantize(row, size) for row in rows] for size in (32, 256)}
+    with open(HERE / "activations.bin", "wb") as file:
+        file.write(rows.tobytes())
+        for size in (32, 256):
+            for scales, values in quantized[size]:
+                for scale, block_values in zip(scales, values):
+                    file.write(scale.tobytes() + block_values.tobytes())
+
+    for dtype in BLOCKS:
+        units, weight_rows, data = blocks_of(rng, dtype)
+        block_values, block_bytes = gguf.GGML_QUANT_SIZES[dtype]
+        with np.errstate(all="ignore"):
+            values = gguf.quants.dequantize(data.reshape(-1, block_bytes), dtype).reshape(-1)
+        products = []
+        for weight_row in range(weight_rows):
+            first = units * block_values + weight_row * ROW
+            weights = values[first : first + ROW].astype(np.float64)
+            assert np.isfinite(weights).all()
+            for scales, integers in quantized[block_values]:
+                terms = weights.reshape(integers.shape) * integers.astype(np.float64) * scales.astype(np.float64)
+                products += [terms.sum(), np.abs(terms).sum()]
+        write(dtype, units, weight_rows, data, values, products)
+
+    for dtype in (T.F32, T.F16, T.BF16):
+        data = plain(rng, dtype)
+        write(dtype, 0, 0, data, gguf.quants.dequantize(data, dtype).reshape(-1), [])
+
+
+def write(dtype, units, rows, data, values, products):
+    assert values.dtype == np.float32
+    blocks = len(data) // gguf.GGML_QUANT_SIZES[dtype][1]
+    with open(HERE / f"{dtype.name.lower()}.bin", "wb") as file:
+        file.write(np.array([units, rows, blocks], "<u4").tobytes() + data.tobytes())
+        file.write(values.tobytes() + np.array(products, "<f8").tobytes())
+
+
+if __name__ == "__main__":
+    main()
