@@ -1,0 +1,51 @@
+//! `cargo xtask check`: everything about the source that can be judged without running it.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::phases::{Outcome, Phases};
+use crate::{command, house, run};
+
+/// Runs every check, also after one has failed.
+pub(crate) fn run_all() -> Result<()> {
+    let mut phases = Phases::new("check");
+    phases.run("fmt", || tool(&mut command("cargo", &["fmt", "--all", "--check"])));
+    phases.run("house", house::check);
+    phases.run("clippy", || {
+        let args = ["clippy", "--workspace", "--all-targets", "--profile", "checked", "--", "-D", "warnings"];
+        tool(&mut command("cargo", &args))
+    });
+    phases.run("docs", || {
+        // The profile of clippy, whose metadata of the dependencies is used again.
+        let args = ["doc", "--workspace", "--no-deps", "--profile", "checked"];
+        tool(command("cargo", &args).env("RUSTDOCFLAGS", "-D warnings"))
+    });
+    phases.run("deny", deny);
+    phases.finish()
+}
+
+fn tool(command: &mut Command) -> Result<Outcome> {
+    run(command).map(|()| Outcome::Passed)
+}
+
+/// Licences, sources, bans and advisories of the dependencies, where cargo-deny is installed.
+fn deny() -> Result<Outcome> {
+    let installed =
+        command("cargo", &["deny", "--version"]).output().is_ok_and(|output| output.status.success());
+    if !installed {
+        return Ok(Outcome::LeftOut(
+            "cargo-deny is not installed (`cargo install --locked cargo-deny`)".to_owned(),
+        ));
+    }
+    run(&mut command("cargo", &["deny", "--log-level", "error", "check", "bans", "licenses", "sources"]))?;
+    let advisories = command("cargo", &["deny", "--log-level", "error", "check", "advisories"]).output()?;
+    let said = String::from_utf8_lossy(&advisories.stderr);
+    if advisories.status.success() {
+        return Ok(Outcome::Passed);
+    }
+    if said.contains("failed to fetch advisory database") {
+        return Ok(Outcome::LeftOut("advisories only: their database cannot be fetched here".to_owned()));
+    }
+    anyhow::bail!("{said}")
+}

@@ -1,0 +1,132 @@
+//! `cargo xtask prove NAME`: what is too large for every test run, done at full scale and written down.
+//!
+//! A proof that succeeds replaces its section of `docs/proofs.md` with what was found and on which machine and
+//! commit. One that fails records nothing.
+
+mod clean_clone;
+mod golden;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::{command, output, root};
+
+const FILE: &str = "docs/proofs.md";
+
+/// One proof: its name, what it shows, and the act.
+struct Proof {
+    name: &'static str,
+    shows: &'static str,
+    run: fn() -> Result<Facts>,
+}
+
+/// What a proof found, as rows of a table.
+type Facts = Vec<(&'static str, String)>;
+
+const PROOFS: &[Proof] = &[
+    Proof {
+        name: "clean-clone",
+        shows: "The two commands of the README work in a fresh clone with an empty cache folder.",
+        run: clean_clone::run,
+    },
+    Proof {
+        name: "golden",
+        shows: "Every test passes and none is skipped, with all models fetched.",
+        run: golden::run,
+    },
+];
+
+/// Prints the names and what each shows.
+pub(crate) fn list() -> Result<()> {
+    for proof in PROOFS {
+        println!("{:<12}  {}", proof.name, proof.shows);
+    }
+    Ok(())
+}
+
+/// Runs one proof and records it.
+pub(crate) fn run(name: &str) -> Result<()> {
+    let names = || PROOFS.iter().map(|proof| proof.name).collect::<Vec<_>>().join(", ");
+    let proof = PROOFS.iter().find(|proof| proof.name == name);
+    let proof = proof.with_context(|| format!("no proof is called `{name}`; there are: {}", names()))?;
+    let start = Instant::now();
+    let mut facts = (proof.run)()?;
+    facts.push(("duration", format!("{:.0} s", start.elapsed().as_secs_f64())));
+    facts.extend(circumstances()?);
+    let path = root().join(FILE);
+    let document = fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}"))?;
+    let section = section(proof, &facts);
+    fs::write(&path, replaced(&document, proof.name, &section))
+        .with_context(|| format!("cannot write {FILE}"))?;
+    println!("{section}recorded in {FILE}");
+    Ok(())
+}
+
+/// Where and on what it ran.
+fn circumstances() -> Result<Facts> {
+    let commit = output(&mut command("git", &["rev-parse", "--short=12", "HEAD"]))?;
+    // The record itself may be uncommitted; anything else would make the commit a half-truth.
+    let changed = output(&mut command("git", &["status", "--porcelain", "--untracked-files=no"]))?;
+    let dirty = changed.lines().any(|line| !line.ends_with(FILE));
+    let proc = |file: &str, key: &str| -> Option<String> {
+        let text = fs::read_to_string(file).ok()?;
+        let line = text.lines().find(|line| line.starts_with(key))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let unknown = || "unknown".to_owned();
+    let cpu = proc("/proc/cpuinfo", "model name").unwrap_or_else(unknown);
+    let memory = proc("/proc/meminfo", "MemTotal").unwrap_or_else(unknown);
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    Ok(vec![
+        ("machine", format!("{cpu}, {cores} cores, {memory} memory")),
+        ("compiler", output(&mut command("rustc", &["--version"]))?.trim().to_owned()),
+        ("commit", format!("{}{}", commit.trim(), if dirty { " with uncommitted changes" } else { "" })),
+    ])
+}
+
+fn section(proof: &Proof, facts: &Facts) -> String {
+    let mut text = format!("## {}\n\n{}\n\n`cargo xtask prove {}`\n\n", proof.name, proof.shows, proof.name);
+    text.push_str("| | |\n|---|---|\n");
+    for (key, value) in facts {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "| {key} | {} |", value.replace('|', "\\|"));
+    }
+    text.push('\n');
+    text
+}
+
+/// The document with the section of this name replaced, or added at the end.
+fn replaced(document: &str, name: &str, section: &str) -> String {
+    let heading = format!("## {name}\n");
+    let Some(start) = document.find(&heading) else {
+        return format!("{}\n\n{}", document.trim_end(), section);
+    };
+    let body = start + heading.len();
+    let end = document[body..].find("\n## ").map_or(document.len(), |next| body + next + 1);
+    format!("{}{section}{}", &document[..start], &document[end..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_section_is_replaced_and_its_neighbours_stay() {
+        let document = "# Proofs\n\n## a\n\nold a\n\n## b\n\nold b\n";
+        assert_eq!(replaced(document, "a", "## a\n\nnew\n\n"), "# Proofs\n\n## a\n\nnew\n\n## b\n\nold b\n");
+        assert_eq!(
+            replaced(document, "b", "## b\n\nnew\n\n"),
+            "# Proofs\n\n## a\n\nold a\n\n## b\n\nnew\n\n"
+        );
+        assert_eq!(replaced(document, "c", "## c\n"), "# Proofs\n\n## a\n\nold a\n\n## b\n\nold b\n\n## c\n");
+    }
+
+    #[test]
+    fn an_unknown_proof_names_those_there_are() {
+        let message = run("everything").unwrap_err().to_string();
+        assert!(PROOFS.iter().all(|proof| message.contains(proof.name)), "{message}");
+    }
+}
