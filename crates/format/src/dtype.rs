@@ -179,3 +179,34 @@ impl fmt::Display for DType {
         f.write_str(self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_is_found_by_its_own_row_and_id() {
+        for (position, row) in TABLE.iter().enumerate() {
+            assert_eq!(row.0 as usize, position, "{} is not where the enum has it", row.2);
+            assert_eq!(row.0.ggml_id().and_then(DType::from_ggml), row.1.map(|_| row.0));
+        }
+        assert_eq!(DType::all().count(), TABLE.len());
+    }
+
+    #[test]
+    fn ids_that_ggml_removed_or_never_gave_have_no_type() {
+        for id in [4, 5, 31, 32, 33, 36, 37, 38, 43, u32::MAX] {
+            assert_eq!(DType::from_ggml(id), None, "{id}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_counted_in_whole_blocks() {
+        assert_eq!(DType::Q4_K.bytes_for(512), Some(288));
+        assert_eq!(DType::Q4_K.bytes_for(0), Some(0));
+        assert_eq!(DType::Q4_K.bytes_for(255), None);
+        assert_eq!(DType::Q8_1.bytes_for(32), Some(36));
+        assert_eq!(DType::Q2_0.bytes_for(64), Some(18));
+        assert_eq!(DType::F64.bytes_for(usize::MAX / 4), None);
+    }
+}
