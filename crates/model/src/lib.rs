@@ -1,1 +1,76 @@
-//! Architectures written once over Backend; facts, names and transforms.
+//! Architectures, each written once over [`Backend`]; the table of their facts; names and transforms of weights.
+//!
+//! A [`Config`] is read from a checkpoint of either container, and [`load`] makes a [`Model`] of both. The model owns
+//! its weights and activations, allocated once; after that it sees nothing but the [`Step`](Backend::Step), so that a
+//! recorded step replays correctly.
+//!
+//! This crate knows what tensors mean. It must never know a token's text, a request, a concrete backend, a file name
+//! or an environment variable.
+
+mod arch;
+mod attention;
+mod config;
+mod decoder;
+mod error;
+mod facts;
+mod loader;
+mod mlp;
+mod names;
+mod rope;
+mod source;
+
+use fornax_compute::{Backend, Memory};
+use fornax_format::Checkpoint;
+
+use crate::arch::Llama;
+use crate::loader::Loader;
+
+pub use config::Config;
+pub use error::Error;
+pub use facts::{BiasRule, Facts, QkRows, WindowRule};
+pub use names::{DECODER, Dim, Name, Owner, Tensor, Transform, When};
+pub use rope::{Rope, Scaling};
+
+/// A loaded model.
+pub trait Model<B: Backend> {
+    /// Computes the step's tokens: their keys and values go into `kv`, the wanted rows' logits into
+    /// [`logits`](Model::logits).
+    fn forward(&mut self, backend: &B, kv: &mut B::Kv, step: &B::Step) -> Result<(), fornax_compute::Error>;
+
+    /// (wanted rows of the last step, vocab)
+    fn logits(&self) -> &B::Buf;
+}
+
+/// The largest step, which sizes the activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens in a step.
+    pub tokens_max: usize,
+    /// Rows of a step that want logits.
+    pub wanted_max: usize,
+}
+
+/// Loads a model. `progress` is told the bytes of weights loaded and the bytes there are.
+pub fn load<B: Backend + 'static>(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    backend: &B,
+    limits: Limits,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Box<dyn Model<B>>, Error> {
+    let mut loader = Loader::new(checkpoint, config, backend, progress)?;
+    Ok(Box::new(Llama::load(&mut loader, limits)?))
+}
+
+/// Takes a [`load`] to any memory and drops what comes of it. On a [`Counting`](fornax_compute::Counting) memory this
+/// counts exactly what loading on its backend will allocate: that is the plan.
+pub fn measure<M: Memory>(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    memory: &M,
+    limits: Limits,
+) -> Result<(), Error> {
+    let mut silent = |_, _| {};
+    let mut loader = Loader::new(checkpoint, config, memory, &mut silent)?;
+    Llama::load(&mut loader, limits).map(drop)
+}

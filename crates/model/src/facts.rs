@@ -1,0 +1,161 @@
+//! The table of architecture facts: everything that makes one architecture differ from another, as plain data.
+//!
+//! Code asks a fact; it never asks which architecture it is. A fact that is not flipped by a test is not here.
+
+use fornax_compute::Glu;
+
+use crate::arch::{LLAMA, MISTRAL, QWEN2};
+use crate::{Error, Name};
+
+/// One architecture.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Facts {
+    /// What people call it.
+    pub name: &'static str,
+    /// `general.architecture` in GGUF; `None` where GGUF files say that they are another architecture.
+    pub gguf: Option<&'static str>,
+    /// `model_type` in config.json.
+    pub model_types: &'static [&'static str],
+    /// `architectures` in config.json. Other classes of the same type (classifiers, encoders) compute other things.
+    pub classes: &'static [&'static str],
+    /// Where each weight is stored, and how.
+    pub names: &'static [Name],
+    /// The order of Q and K rows in GGUF. Hugging Face files always have halves.
+    pub gguf_qk_rows: QkRows,
+    /// Which projections have biases.
+    pub bias: BiasRule,
+    /// Which layers have an attention window.
+    pub window: WindowRule,
+    /// Rotary base where the configuration does not say: files older than the key.
+    pub rope_base: f64,
+    /// The activation of the feed-forward where the configuration does not say: GGUF never does.
+    pub glu: Glu,
+}
+
+/// How the rows of a head's Q and K follow each other, which decides the rows that rotate together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkRows {
+    /// Row `i` rotates with row `i + dim / 2`: what every backend computes.
+    Halves,
+    /// Row `2i` rotates with row `2i + 1`: the rows are put into halves when they are loaded.
+    Pairs,
+}
+
+/// Which projections have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BiasRule {
+    /// None has.
+    Never,
+    /// Q, K and V have, the others have not.
+    Qkv,
+    /// `attention_bias` (Q, K, V and output) and `mlp_bias` in config.json; in GGUF the tensors that are there.
+    Configured,
+}
+
+/// Which layers have an attention window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowRule {
+    /// No layer, whatever config.json says.
+    Never,
+    /// `sliding_window` holds for every layer; null means none, and this one where the key is missing.
+    EveryLayer(u32),
+    /// `layer_types` says which, else the layers from `max_window_layers` on; all of it only if `use_sliding_window`.
+    SomeLayers,
+}
+
+impl Facts {
+    /// Every architecture that can be loaded.
+    pub const TABLE: &[Facts] = &[LLAMA, MISTRAL, QWEN2];
+
+    /// The row of a GGUF file by its `general.architecture`.
+    pub fn of_gguf(architecture: &str) -> Result<&'static Facts, Error> {
+        Facts::TABLE.iter().find(|facts| facts.gguf == Some(architecture)).ok_or_else(|| {
+            unsupported(format!("architecture {architecture:?}"), |facts| facts.gguf.as_slice())
+        })
+    }
+
+    /// The row of a config.json by its `model_type`, or by its `architectures` where there is no type.
+    pub fn of_hugging_face(model_type: Option<&str>, classes: &[&str]) -> Result<&'static Facts, Error> {
+        let known = |facts: &&Facts| match model_type {
+            Some(model_type) => facts.model_types.contains(&model_type),
+            None => classes.iter().any(|class| facts.classes.contains(class)),
+        };
+        let Some(facts) = Facts::TABLE.iter().find(known) else {
+            return Err(match (model_type, classes) {
+                (Some(model_type), _) => {
+                    unsupported(format!("model_type {model_type:?}"), |facts| facts.model_types)
+                }
+                (None, [class, ..]) => unsupported(format!("architecture {class:?}"), |facts| facts.classes),
+                (None, []) => Error::MissingKey { key: "model_type".to_owned() },
+            });
+        };
+        match classes {
+            [first, ..] if !classes.iter().any(|class| facts.classes.contains(class)) => {
+                Err(unsupported(format!("architecture {first:?}"), |facts| facts.classes))
+            }
+            _ => Ok(facts),
+        }
+    }
+}
+
+fn unsupported(what: String, names: impl Fn(&Facts) -> &[&'static str]) -> Error {
+    let mut supported: Vec<&str> = Facts::TABLE.iter().flat_map(|facts| names(facts).to_vec()).collect();
+    supported.dedup();
+    Error::Unsupported { what, supported: supported.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_belongs_to_one_row() {
+        let spellings = |names: fn(&Facts) -> Vec<&'static str>| {
+            let all: Vec<_> = Facts::TABLE.iter().flat_map(names).collect();
+            let mut unique = all.clone();
+            unique.sort_unstable();
+            unique.dedup();
+            assert_eq!(unique.len(), all.len(), "{all:?}");
+        };
+        spellings(|facts| vec![facts.name]);
+        spellings(|facts| facts.gguf.into_iter().collect());
+        spellings(|facts| facts.model_types.to_vec());
+        spellings(|facts| facts.classes.to_vec());
+    }
+
+    #[test]
+    fn an_unknown_architecture_is_named_with_what_is_supported() {
+        let check = |result: Result<&Facts, Error>, wanted: &str| {
+            assert_eq!(result.unwrap_err().to_string(), wanted);
+        };
+        check(Facts::of_gguf("mamba"), "architecture \"mamba\" is not supported; supported: llama, qwen2");
+        check(
+            Facts::of_hugging_face(Some("mamba"), &["LlamaForCausalLM"]),
+            "model_type \"mamba\" is not supported; supported: llama, mistral, qwen2",
+        );
+        let classes = "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, Qwen2ForCausalLM";
+        check(
+            Facts::of_hugging_face(Some("llama"), &["LlamaForSequenceClassification"]),
+            &format!(
+                "architecture \"LlamaForSequenceClassification\" is not supported; supported: {classes}"
+            ),
+        );
+        check(
+            Facts::of_hugging_face(None, &["GPT2LMHeadModel"]),
+            &format!("architecture \"GPT2LMHeadModel\" is not supported; supported: {classes}"),
+        );
+        check(
+            Facts::of_hugging_face(None, &[]),
+            "key \"model_type\" is missing from the model's configuration",
+        );
+    }
+
+    #[test]
+    fn a_known_architecture_is_found_by_type_or_by_class() {
+        let name = |model_type, classes: &[&str]| Facts::of_hugging_face(model_type, classes).unwrap().name;
+        assert_eq!(name(Some("llama"), &[]), "llama");
+        assert_eq!(name(Some("mistral"), &["MistralForCausalLM"]), "mistral");
+        assert_eq!(name(None, &["Qwen2ForCausalLM"]), "qwen2");
+        assert_eq!(Facts::of_gguf("qwen2").unwrap().name, "qwen2");
+    }
+}

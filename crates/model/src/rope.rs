@@ -1,0 +1,332 @@
+//! Rotary positions: which frequencies a head's pairs turn with, by base and scaling.
+
+use std::f64::consts::TAU;
+
+use fornax_format::{Checkpoint, DType};
+
+use crate::loader::{stored_name, tensor};
+use crate::names::Tensor;
+use crate::source::{Json, Key, Source, bad, opt_f32, within};
+use crate::{Error, Facts};
+
+/// Rotary positions of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Pair `i` of `n` turns by `base^(-i/n)` radians per position before scaling.
+    pub base: f64,
+    /// Values of a head that rotate; the others stay.
+    pub dims: usize,
+    /// How the frequencies were changed to reach a longer context.
+    pub scaling: Scaling,
+    /// What each pair's frequency is divided by, where the checkpoint stores that (GGUF); else empty.
+    pub factors: Vec<f32>,
+}
+
+/// How frequencies were changed to reach a longer context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    /// Not at all.
+    None,
+    /// All are divided.
+    Linear {
+        /// By this.
+        factor: f64,
+    },
+    /// Those of long waves are divided, those of short waves stay, and between them it is smooth.
+    Llama3 {
+        /// What long waves are divided by.
+        factor: f64,
+        /// Waves longer than the original context over this are long.
+        low_freq_factor: f64,
+        /// Waves shorter than the original context over this are short.
+        high_freq_factor: f64,
+        /// The context before scaling.
+        original_context: f64,
+    },
+    /// Those that turn often within the original context stay, those that turn seldom are divided, with a ramp over
+    /// the pairs between; and rotated values grow.
+    Yarn {
+        /// What seldom turning pairs are divided by.
+        factor: f64,
+        /// The context before scaling.
+        original_context: f64,
+        /// Pairs with at least this many turns stay.
+        beta_fast: f64,
+        /// Pairs with at most this many turns are divided.
+        beta_slow: f64,
+        /// Whether the ramp begins and ends at whole pairs.
+        truncate: bool,
+        /// Multiplies sine and cosine.
+        magnitude: f64,
+    },
+}
+
+/// The kinds of scaling, for messages.
+const SUPPORTED: &str = "linear, llama3, yarn";
+/// A number that is divided by, or is a count; the upper end only keeps results finite.
+const POSITIVE: std::ops::RangeInclusive<f64> = 1e-6..=1e12;
+
+impl Rope {
+    /// Radians per position of each rotating pair.
+    pub fn frequencies(&self) -> Vec<f32> {
+        let pairs = self.dims / 2;
+        let ramp = self.yarn_ramp();
+        let frequency = |pair: usize| {
+            let stored = self.factors.get(pair).map_or(1.0, |factor| f64::from(*factor));
+            let plain = self.base.powf(-(pair as f64) / pairs as f64) / stored;
+            let scaled = match self.scaling {
+                Scaling::None => plain,
+                Scaling::Linear { factor } => plain / factor,
+                Scaling::Llama3 {
+                    factor,
+                    low_freq_factor: low,
+                    high_freq_factor: high,
+                    original_context,
+                } => {
+                    let turns = original_context * plain / TAU;
+                    if turns > high {
+                        plain
+                    } else if turns < low {
+                        plain / factor
+                    } else {
+                        let smooth = (turns - low) / (high - low);
+                        (1.0 - smooth) * plain / factor + smooth * plain
+                    }
+                }
+                Scaling::Yarn { factor, .. } => {
+                    let divided = ((pair as f64 - ramp.0) / (ramp.1 - ramp.0)).clamp(0.0, 1.0);
+                    divided * plain / factor + (1.0 - divided) * plain
+                }
+            };
+            scaled as f32
+        };
+        (0..pairs).map(frequency).collect()
+    }
+
+    /// Multiplies sine and cosine.
+    pub fn magnitude(&self) -> f32 {
+        match self.scaling {
+            Scaling::Yarn { magnitude, .. } => magnitude as f32,
+            _ => 1.0,
+        }
+    }
+
+    /// The pairs between which yarn goes from leaving frequencies to dividing them.
+    fn yarn_ramp(&self) -> (f64, f64) {
+        let Scaling::Yarn { original_context, beta_fast, beta_slow, truncate, .. } = self.scaling else {
+            return (0.0, 1.0);
+        };
+        let dims = self.dims as f64;
+        // The pair that makes this many turns within the original context.
+        let pair = |turns: f64| dims * (original_context / (turns * TAU)).ln() / (2.0 * self.base.ln());
+        let (mut low, mut high) = (pair(beta_fast), pair(beta_slow));
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        // The upper bound counts values, not pairs; the reference implementations do so.
+        (low, high) = (low.max(0.0), high.min(dims - 1.0));
+        (low, if low == high { high + 0.001 } else { high })
+    }
+
+    pub(crate) fn read(
+        source: &Source<'_>,
+        checkpoint: &Checkpoint,
+        facts: &Facts,
+        head_dim: usize,
+        context: u32,
+    ) -> Result<Rope, Error> {
+        let rope = match source {
+            Source::Gguf { .. } => Rope::read_gguf(source, checkpoint, facts, head_dim, context)?,
+            Source::HuggingFace(json) => Rope::read_hugging_face(json, facts, head_dim, context)?,
+        };
+        if !rope.dims.is_multiple_of(2) {
+            return Err(bad("the number of rotating values of a head", rope.dims, "an even number"));
+        }
+        Ok(rope)
+    }
+
+    fn read_gguf(
+        source: &Source<'_>,
+        checkpoint: &Checkpoint,
+        facts: &Facts,
+        head_dim: usize,
+        context: u32,
+    ) -> Result<Rope, Error> {
+        const BASE: Key = Key { gguf: "rope.freq_base", hugging_face: "" };
+        const DIMS: Key = Key { gguf: "rope.dimension_count", hugging_face: "" };
+        let base = within(
+            &source.spelling(BASE),
+            source.opt_number(BASE)?.unwrap_or(facts.rope_base),
+            1.001..=1e12,
+        )?;
+        let dims = source.opt_size(DIMS)?.unwrap_or(head_dim);
+        if dims > head_dim {
+            return Err(bad(&source.spelling(DIMS), dims, &format!("at most the head size {head_dim}")));
+        }
+        let scaling = scaling_of_gguf(source, context)?;
+        Ok(Rope { base, dims, scaling, factors: factors(checkpoint, facts)? })
+    }
+
+    fn read_hugging_face(
+        json: &Json<'_>,
+        facts: &Facts,
+        head_dim: usize,
+        context: u32,
+    ) -> Result<Rope, Error> {
+        // Older files: rope_theta outside and rope_scaling; newer ones: all of it in rope_parameters.
+        let scaling = match json.opt_object("rope_scaling")? {
+            Some(scaling) => Some(scaling),
+            None => json.opt_object("rope_parameters")?,
+        };
+        for object in [Some(*json), scaling].into_iter().flatten() {
+            if let Some(partial) = object.opt_f64("partial_rotary_factor")?.filter(|partial| *partial != 1.0)
+            {
+                return Err(Error::Unsupported {
+                    what: format!("{} {partial}", object.spelling("partial_rotary_factor")),
+                    supported: "1".to_owned(),
+                });
+            }
+        }
+        let inside = scaling.map(|scaling| scaling.opt_f64("rope_theta")).transpose()?.flatten();
+        let base = match inside {
+            Some(base) => base,
+            None => json.opt_f64("rope_theta")?.unwrap_or(facts.rope_base),
+        };
+        let base = within("rope_theta", base, 1.001..=1e12)?;
+        let scaling =
+            scaling.map_or(Ok(Scaling::None), |scaling| scaling_of_json(json, &scaling, context))?;
+        Ok(Rope { base, dims: head_dim, scaling, factors: Vec::new() })
+    }
+}
+
+fn scaling_of_json(config: &Json<'_>, json: &Json<'_>, context: u32) -> Result<Scaling, Error> {
+    let number = |key: &str| within(&json.spelling(key), json.f64(key)?, POSITIVE);
+    // A zero counts as not given, as in the reference.
+    let or = |key: &str, default: f64| {
+        let given = json.opt_f64(key)?.filter(|number| *number != 0.0);
+        given.map_or(Ok(default), |number| within(&json.spelling(key), number, POSITIVE))
+    };
+    let original_context = || {
+        let key = "original_max_position_embeddings";
+        let given = match config.opt_f64(key)? {
+            Some(given) => Some(given),
+            None => json.opt_f64(key)?,
+        };
+        within(key, given.unwrap_or(f64::from(context)), POSITIVE)
+    };
+    let kind = match json.opt_str("rope_type")? {
+        Some(kind) => Some(kind),
+        None => json.opt_str("type")?,
+    };
+    match kind.unwrap_or("default") {
+        "default" => Ok(Scaling::None),
+        "linear" => Ok(Scaling::Linear { factor: number("factor")? }),
+        "llama3" => Ok(Scaling::Llama3 {
+            factor: number("factor")?,
+            low_freq_factor: number("low_freq_factor")?,
+            high_freq_factor: number("high_freq_factor")?,
+            original_context: original_context()?,
+        }),
+        "yarn" => {
+            let original_context = original_context()?;
+            let null = json.has("factor") && json.get("factor").is_none();
+            let factor = if null { f64::from(context) / original_context } else { number("factor")? };
+            let mscale = (or("mscale", 0.0)?, or("mscale_all_dim", 0.0)?);
+            let magnitude = match json.opt_f64("attention_factor")? {
+                Some(magnitude) => within(&json.spelling("attention_factor"), magnitude, POSITIVE)?,
+                None if mscale.0 != 0.0 && mscale.1 != 0.0 => {
+                    yarn_magnitude(factor, mscale.0) / yarn_magnitude(factor, mscale.1)
+                }
+                None => yarn_magnitude(factor, 1.0),
+            };
+            Ok(Scaling::Yarn {
+                factor,
+                original_context,
+                beta_fast: or("beta_fast", 32.0)?,
+                beta_slow: or("beta_slow", 1.0)?,
+                truncate: json.opt_bool("truncate")?.unwrap_or(true),
+                magnitude,
+            })
+        }
+        other => Err(unsupported(other)),
+    }
+}
+
+fn scaling_of_gguf(source: &Source<'_>, context: u32) -> Result<Scaling, Error> {
+    let Source::Gguf { metadata, architecture } = source else { return Ok(Scaling::None) };
+    let spelling = |key: &str| format!("{architecture}.rope.{key}");
+    let opt = |key: &str| {
+        let key = spelling(key);
+        opt_f32(metadata, &key)?.map(|number| within(&key, number, POSITIVE)).transpose()
+    };
+    // Files older than `scaling.type` scale linearly by either key.
+    let factor = match opt("scaling.factor")? {
+        Some(factor) => Some(factor),
+        None => opt("scale_linear")?,
+    };
+    let required = || factor.ok_or_else(|| Error::MissingKey { key: spelling("scaling.factor") });
+    match metadata.opt_str(&spelling("scaling.type"))? {
+        Some("none") => Ok(Scaling::None),
+        None => Ok(factor.map_or(Scaling::None, |factor| Scaling::Linear { factor })),
+        Some("linear") => Ok(Scaling::Linear { factor: required()? }),
+        Some("yarn") => {
+            for (key, neutral) in [("scaling.yarn_ext_factor", 1.0), ("scaling.yarn_log_multiplier", 0.0)] {
+                if let Some(value) = metadata.opt_f32(&spelling(key))?.filter(|value| *value != neutral) {
+                    let what = format!("{} {value}", spelling(key));
+                    return Err(Error::Unsupported { what, supported: neutral.to_string() });
+                }
+            }
+            let factor = required()?;
+            let original = metadata.opt_u32(&spelling("scaling.original_context_length"))?.unwrap_or(context);
+            // The converter writes config.json's attention_factor under this key: the whole magnitude.
+            let whole = opt("scaling.yarn_attn_factor")?.unwrap_or(yarn_magnitude(factor, 1.0));
+            Ok(Scaling::Yarn {
+                factor,
+                original_context: within(
+                    &spelling("scaling.original_context_length"),
+                    original.into(),
+                    POSITIVE,
+                )?,
+                beta_fast: opt("scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: opt("scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                truncate: true,
+                magnitude: whole * opt("scaling.attn_factor")?.unwrap_or(1.0),
+            })
+        }
+        Some(other) => Err(unsupported(other)),
+    }
+}
+
+/// How much yarn lets rotated values grow for a longer context.
+fn yarn_magnitude(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
+}
+
+fn unsupported(kind: &str) -> Error {
+    Error::Unsupported { what: format!("rope scaling {kind:?}"), supported: SUPPORTED.to_owned() }
+}
+
+/// The frequencies' divisors, where the checkpoint stores them as a tensor. Its shape is checked with all others.
+fn factors(checkpoint: &Checkpoint, facts: &Facts) -> Result<Vec<f32>, Error> {
+    let Some(name) = stored_name(checkpoint, facts.row(Tensor::RopeFactors), 0) else {
+        return Ok(Vec::new());
+    };
+    let Some(view) = tensor(checkpoint, &name) else { return Ok(Vec::new()) };
+    if view.dtype != DType::F32 {
+        return Err(Error::Unsupported {
+            what: format!("tensor {name:?} of type {}", view.dtype),
+            supported: "F32".to_owned(),
+        });
+    }
+    let (chunks, _) = view.bytes.as_chunks::<4>();
+    let factors: Vec<f32> = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    match factors.iter().position(|factor| !POSITIVE.contains(&f64::from(*factor))) {
+        Some(index) => Err(Error::TensorValue {
+            tensor: name,
+            got: factors[index],
+            index,
+            wanted: "a positive finite number",
+        }),
+        None => Ok(factors),
+    }
+}

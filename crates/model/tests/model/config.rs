@@ -1,0 +1,69 @@
+//! What is read from checkpoints whose numbers `make.py` chose.
+
+use fornax_compute::{Heads, KvLayer};
+use fornax_model::{Config, Scaling};
+
+use crate::fixture::{ALL, Container, open};
+
+#[test]
+fn both_containers_of_a_model_say_the_same() {
+    for case in ["llama", "llama-bias", "linear", "yarn", "qwen2"] {
+        let mut gguf = Config::read(&open(case, Container::Gguf)).unwrap();
+        let hugging_face = Config::read(&open(case, Container::HuggingFace)).unwrap();
+        // GGUF numbers have 32 bits.
+        assert!((gguf.rope.base - hugging_face.rope.base).abs() <= 1e-6 * gguf.rope.base, "{case}");
+        gguf.rope.base = hugging_face.rope.base;
+        assert_eq!(gguf, hugging_face, "{case}");
+    }
+}
+
+#[test]
+fn rope_factors_of_gguf_divide_as_llama3_scaling_does() {
+    let gguf = Config::read(&open("llama3", Container::Gguf)).unwrap().rope;
+    let hugging_face = Config::read(&open("llama3", Container::HuggingFace)).unwrap().rope;
+    assert_eq!(gguf.scaling, Scaling::None);
+    assert_eq!(gguf.factors.len(), 8);
+    for (ours, theirs) in gguf.frequencies().iter().zip(hugging_face.frequencies()) {
+        assert!((ours / theirs - 1.0).abs() < 1e-6, "{ours} {theirs}");
+    }
+}
+
+#[test]
+fn numbers_are_those_of_the_file() {
+    let config = Config::read(&open("llama-bias", Container::Gguf)).unwrap();
+    assert_eq!(config.facts.name, "llama");
+    assert_eq!((config.layers, config.hidden, config.ffn, config.vocab), (2, 64, 64, 128));
+    assert_eq!(config.heads, Heads { query: 4, kv: 2, dim: 24 });
+    assert_eq!((config.context, config.norm_eps, config.rope.base), (256, 0.03, 500000.0));
+    assert!(config.tied && config.qkv_bias && config.output_bias && config.mlp_bias);
+
+    let config = Config::read(&open("yarn", Container::HuggingFace)).unwrap();
+    assert!(!config.tied && !config.qkv_bias && !config.output_bias && !config.mlp_bias);
+    let Scaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, .. } = config.rope.scaling
+    else {
+        panic!("{:?}", config.rope.scaling);
+    };
+    assert_eq!((factor, original_context, beta_fast, beta_slow, truncate), (4.0, 32.0, 2.0, 0.5, true));
+}
+
+#[test]
+fn layers_with_a_window_form_their_own_group() {
+    let config = Config::read(&open("qwen2-window", Container::HuggingFace)).unwrap();
+    assert_eq!(config.windows, [None, Some(24), Some(24)]);
+    let groups = config.kv_groups(9);
+    let summary: Vec<_> = groups.iter().map(|group| (group.layers, group.window, group.pages)).collect();
+    assert_eq!(summary, [(1, None, 9), (2, Some(24), 9)]);
+    let layers: Vec<_> = (0..3).map(|layer| config.kv_layer(layer)).collect();
+    let at = |group, layer| KvLayer { group, layer };
+    assert_eq!(layers, [at(0, 0), at(1, 0), at(1, 1)]);
+
+    assert_eq!(Config::read(&open("mistral", Container::HuggingFace)).unwrap().windows, [Some(20); 2]);
+    assert_eq!(Config::read(&open("qwen2", Container::HuggingFace)).unwrap().windows, [None; 2]);
+}
+
+#[test]
+fn every_fixture_is_read() {
+    for (case, container) in ALL {
+        Config::read(&open(case, *container)).unwrap();
+    }
+}

@@ -1,0 +1,120 @@
+//! The committed checkpoints (`tests/fixtures/make.py` makes them) and ways to spoil them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use fornax_format::{Checkpoint, Gguf};
+use serde_json::Value;
+
+/// A container of a fixture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Container {
+    Gguf,
+    HuggingFace,
+}
+
+/// Every checkpoint there is.
+pub(crate) const ALL: &[(&str, Container)] = &[
+    ("llama", Container::Gguf),
+    ("llama", Container::HuggingFace),
+    ("llama-bias", Container::Gguf),
+    ("llama-bias", Container::HuggingFace),
+    ("llama3", Container::Gguf),
+    ("llama3", Container::HuggingFace),
+    ("linear", Container::Gguf),
+    ("linear", Container::HuggingFace),
+    ("yarn", Container::Gguf),
+    ("yarn", Container::HuggingFace),
+    ("mistral", Container::HuggingFace),
+    ("qwen2", Container::Gguf),
+    ("qwen2", Container::HuggingFace),
+    ("qwen2-window", Container::HuggingFace),
+];
+
+pub(crate) fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+pub(crate) fn path(case: &str, container: Container) -> PathBuf {
+    match container {
+        Container::Gguf => folder().join(format!("{case}.gguf")),
+        Container::HuggingFace => folder().join(case),
+    }
+}
+
+pub(crate) fn open(case: &str, container: Container) -> Checkpoint {
+    Checkpoint::open(&path(case, container)).unwrap()
+}
+
+/// A GGUF fixture with its bytes changed.
+pub(crate) fn open_gguf(case: &str, change: impl FnOnce(&mut Vec<u8>)) -> Checkpoint {
+    let mut bytes = fs::read(path(case, Container::Gguf)).unwrap();
+    change(&mut bytes);
+    Checkpoint::Gguf(Gguf::from_bytes(vec![bytes]).unwrap())
+}
+
+/// A Hugging Face fixture with config.json and the bytes of its weights changed.
+pub(crate) fn open_hugging_face(
+    case: &str,
+    change_config: impl FnOnce(&mut Value),
+    change_weights: impl Fn(&mut Vec<u8>),
+) -> Checkpoint {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(path(case, Container::HuggingFace)).unwrap() {
+        let from = entry.unwrap().path();
+        let mut bytes = fs::read(&from).unwrap();
+        if from.extension().is_some_and(|extension| extension == "safetensors") {
+            change_weights(&mut bytes);
+        }
+        fs::write(copy.path().join(from.file_name().unwrap()), bytes).unwrap();
+    }
+    let config = copy.path().join("config.json");
+    let mut value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    change_config(&mut value);
+    fs::write(&config, value.to_string()).unwrap();
+    Checkpoint::open(copy.path()).unwrap()
+}
+
+/// Renames a key or tensor in place: both names have the same length, and the old one is there once.
+pub(crate) fn rename(bytes: &mut [u8], from: &str, to: &str) {
+    assert_eq!(from.len(), to.len());
+    let at = position(bytes, from.as_bytes());
+    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+}
+
+/// Sets a 32-bit metadata value of a GGUF file.
+pub(crate) fn set_u32(bytes: &mut [u8], key: &str, value: u32) {
+    // The key, four bytes of type, the value.
+    let at = position(bytes, key.as_bytes()) + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+/// A metadata value to add.
+pub(crate) enum Number {
+    U32(u32),
+    F32(f32),
+}
+
+/// Adds a key to a GGUF file, and a second one that keeps the tensors where their alignment wants them.
+pub(crate) fn add_key(bytes: &mut Vec<u8>, key: &str, number: Number) {
+    let string = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let (kind, value) = match number {
+        Number::U32(number) => (4_u32, number.to_le_bytes()),
+        Number::F32(number) => (6_u32, number.to_le_bytes()),
+    };
+    let mut pairs = [string(key), kind.to_le_bytes().to_vec(), value.to_vec(), string("filler")].concat();
+    pairs.extend(8_u32.to_le_bytes());
+    let filler = 32 - (pairs.len() + 8) % 32;
+    pairs.extend(string(&"-".repeat(filler)));
+    // Magic, version and the number of tensors, then the number of pairs.
+    let count = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
+    bytes[16..24].copy_from_slice(&(count + 2).to_le_bytes());
+    bytes.splice(24..24, pairs);
+}
+
+fn position(bytes: &[u8], wanted: &[u8]) -> usize {
+    let mut found = bytes.windows(wanted.len()).enumerate().filter(|(_, window)| *window == wanted);
+    let (at, _) = found.next().expect("the fixture has what is to be spoiled");
+    assert!(found.next().is_none(), "{} is there twice", String::from_utf8_lossy(wanted));
+    at
+}

@@ -1,0 +1,260 @@
+//! Files with one thing wrong: each is refused before anything is loaded, by name.
+
+use fornax_compute::{Counting, Error as ComputeError, KvGroup, KvSpec, Part, Purpose, Sizes};
+use fornax_format::{Checkpoint, DType};
+use fornax_model::{Config, Error, Limits, measure};
+use serde_json::{Value, json};
+
+use crate::fixture::{Container, Number, add_key, open, open_gguf, open_hugging_face, rename, set_u32};
+
+/// A backend that computes floats only.
+struct Floats;
+
+impl Sizes for Floats {
+    fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
+        for part in parts {
+            if !matches!(part.view.dtype, DType::F32 | DType::F16 | DType::BF16) {
+                let tensor = part.view.name.to_owned();
+                return Err(ComputeError::DType { tensor, dtype: part.view.dtype, backend: "floats" });
+            }
+        }
+        Ok(parts.iter().map(|part| part.view.bytes.len() as u64).sum())
+    }
+
+    fn buf_bytes(&self, _: Purpose, rows: usize, columns: usize) -> u64 {
+        4 * (rows * columns) as u64
+    }
+
+    fn page_bytes(&self, _: &KvSpec, _: &KvGroup) -> u64 {
+        0
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        0
+    }
+}
+
+fn load(checkpoint: &Checkpoint) -> Result<(), Error> {
+    let config = Config::read(checkpoint)?;
+    let limits = Limits { tokens_max: 8, wanted_max: 2 };
+    measure(checkpoint, &config, &Counting::new(Floats), limits)
+}
+
+fn check(checkpoint: Checkpoint, wanted: &str) {
+    let error = load(&checkpoint).unwrap_err().to_string();
+    assert!(error.contains(wanted), "{error:?} does not say {wanted:?}");
+}
+
+fn gguf(case: &str, change: impl FnOnce(&mut Vec<u8>), wanted: &str) {
+    check(open_gguf(case, change), wanted);
+}
+
+fn config_json(case: &str, change: impl FnOnce(&mut Value), wanted: &str) {
+    check(open_hugging_face(case, change, |_| {}), wanted);
+}
+
+/// config.json with some keys set; null removes the key.
+fn with(case: &str, keys: Value, wanted: &str) {
+    let change = |config: &mut Value| {
+        for (key, value) in keys.as_object().unwrap() {
+            match value {
+                Value::Null => config.as_object_mut().unwrap().remove(key).map(drop).unwrap(),
+                value => config[key] = value.clone(),
+            }
+        }
+    };
+    config_json(case, change, wanted);
+}
+
+#[test]
+fn the_fixtures_themselves_load() {
+    for (case, container) in crate::fixture::ALL.iter().filter(|entry| **entry != ("linear", Container::Gguf))
+    {
+        load(&open(case, *container)).unwrap();
+    }
+}
+
+#[test]
+fn an_architecture_that_is_not_there_is_named_with_those_that_are() {
+    let wanted = "architecture \"llamb\" is not supported; supported: llama, qwen2";
+    let change = |bytes: &mut Vec<u8>| {
+        let key = b"general.architecture";
+        let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+        // The key, its type, the length of the string.
+        let at = at + key.len() + 4 + 8;
+        assert_eq!(&bytes[at..at + 5], b"llama");
+        bytes[at + 4] = b'b';
+    };
+    gguf("llama", change, wanted);
+    with(
+        "llama",
+        json!({"model_type": "mamba"}),
+        "model_type \"mamba\" is not supported; supported: llama, mistral",
+    );
+    with("llama", json!({"model_type": null, "architectures": null}), "\"model_type\" is missing");
+    let class = json!({"architectures": ["LlamaForSequenceClassification"]});
+    with("llama", class, "\"LlamaForSequenceClassification\" is not supported");
+}
+
+#[test]
+fn a_missing_key_is_named() {
+    for key in [
+        "llama.block_count",
+        "llama.context_length",
+        "llama.embedding_length",
+        "llama.feed_forward_length",
+        "llama.attention.head_count",
+        "llama.attention.layer_norm_rms_epsilon",
+    ] {
+        // Of `head_count` and `head_count_kv` only the first is followed by its type.
+        let typed = |name: &str| format!("{name}{}", if key.ends_with("epsilon") { '\x06' } else { '\x04' });
+        let other = format!("{}_", &key[..key.len() - 1]);
+        gguf("llama", |bytes| rename(bytes, &typed(key), &typed(&other)), &format!("key {key:?} is missing"));
+    }
+    for key in [
+        "num_hidden_layers",
+        "max_position_embeddings",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "rms_norm_eps",
+    ] {
+        with("llama", json!({key: null}), &format!("key {key:?} is missing"));
+    }
+    let scaling = |kind: &str| json!({"rope_scaling": {"rope_type": kind, "rope_theta": 1e4}});
+    with("llama", scaling("linear"), "key \"rope_scaling.factor\" is missing");
+    with("llama", scaling("llama3"), "key \"rope_scaling.factor\" is missing");
+    with("llama", scaling("yarn"), "key \"rope_scaling.factor\" is missing");
+    with(
+        "qwen2-window",
+        json!({"layer_types": null, "max_window_layers": null}),
+        "\"max_window_layers\" is missing",
+    );
+    gguf(
+        "linear",
+        |bytes| rename(bytes, "llama.rope.scaling.factor", "llama.rope.scaling.facto_"),
+        "scaling.factor\"",
+    );
+}
+
+#[test]
+fn a_value_that_cannot_be_meant_is_named() {
+    let set = |key: &'static str, value| move |bytes: &mut Vec<u8>| set_u32(bytes, key, value);
+    gguf("llama", set("llama.context_length", 0), "key \"llama.context_length\" is 0, wanted at least 1");
+    gguf("llama", set("llama.block_count", 0), "key \"llama.block_count\" is 0, wanted 1 to");
+    gguf("llama", set("llama.embedding_length", u32::MAX), "key \"llama.embedding_length\" is 4294967295");
+    gguf("llama", set("llama.attention.head_count_kv", 3), "is 3, wanted a divisor of the 4 query heads");
+    gguf("llama", set("llama.attention.value_length", 8), "value_length\" is 8, wanted the key length 16");
+    gguf("llama", set("llama.rope.dimension_count", 18), "is 18, wanted at most the head size 16");
+    gguf("llama", set("llama.rope.dimension_count", 15), "is 15, wanted an even number");
+    gguf("llama", set("llama.rope.freq_base", f32::NAN.to_bits()), "\"llama.rope.freq_base\" is NaN");
+    gguf("llama", set("llama.rope.freq_base", 0), "\"llama.rope.freq_base\" is 0");
+    gguf("linear", set("llama.rope.scaling.factor", 0), "\"llama.rope.scaling.factor\" is 0");
+
+    with("llama", json!({"max_position_embeddings": 0}), "\"max_position_embeddings\" is 0");
+    with("llama", json!({"num_key_value_heads": 3}), "is 3, wanted a divisor of the 4 query heads");
+    with(
+        "llama",
+        json!({"num_attention_heads": 6, "head_dim": null}),
+        "is 6, wanted a divisor of the hidden size 64",
+    );
+    with("llama", json!({"hidden_size": "64"}), "\"hidden_size\" is \"64\", wanted a whole number");
+    with("llama", json!({"rms_norm_eps": -1.0}), "\"rms_norm_eps\" is -1");
+    with("llama", json!({"rope_parameters": {"rope_theta": 0.0}}), "\"rope_theta\" is 0");
+    with("llama", json!({"rope_parameters": 7}), "\"rope_parameters\" is 7, wanted an object");
+    with("mistral", json!({"sliding_window": 0}), "\"sliding_window\" is 0, wanted at least 1");
+    with(
+        "qwen2-window",
+        json!({"layer_types": ["full_attention"]}),
+        "is 1 types, wanted one for each of the 3 layers",
+    );
+    gguf("llama3", |bytes| spoil_first_value(bytes, "rope_freqs.weight"), "holds 0 at 0, wanted a positive");
+}
+
+/// Writes zero over the first value of the first tensor of the data section, which this one is.
+fn spoil_first_value(bytes: &mut [u8], tensor: &str) {
+    let checkpoint = open("llama3", Container::Gguf);
+    let Checkpoint::Gguf(gguf) = &checkpoint else { unreachable!() };
+    let stored = gguf.tensor(tensor).unwrap().bytes;
+    let at = bytes.windows(stored.len()).position(|window| window == stored).unwrap();
+    bytes[at..at + 4].fill(0);
+}
+
+#[test]
+fn what_is_not_computed_is_refused_and_not_ignored() {
+    with("llama", json!({"hidden_act": "gelu"}), "hidden_act \"gelu\" is not supported; supported: silu");
+    with(
+        "llama",
+        json!({"quantization_config": {"quant_method": "gptq"}}),
+        "method \"gptq\" is not supported",
+    );
+    with("llama", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported");
+    let dynamic = json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}});
+    with("llama", dynamic, "rope scaling \"dynamic\" is not supported; supported: linear, llama3, yarn");
+    let layers = json!({"layer_types": ["full_attention", "linear_attention", "full_attention"]});
+    with("qwen2-window", layers, "layer type \"linear_attention\" is not supported");
+    let add = |key: &'static str, number: Number| move |bytes: &mut Vec<u8>| add_key(bytes, key, number);
+    gguf(
+        "llama",
+        add("llama.expert_count", Number::U32(8)),
+        "a mixture of experts (llama.expert_count 8) is not",
+    );
+    let ext = add("llama.rope.scaling.yarn_ext_factor", Number::F32(0.5));
+    gguf("yarn", ext, "llama.rope.scaling.yarn_ext_factor 0.5 is not supported");
+    let log = add("llama.rope.scaling.yarn_log_multiplier", Number::F32(0.1));
+    gguf("yarn", log, "llama.rope.scaling.yarn_log_multiplier 0.1 is not supported");
+    // What changes nothing is let through.
+    load(&open_gguf("yarn", add("llama.rope.scaling.yarn_ext_factor", Number::F32(1.0)))).unwrap();
+    load(&open_gguf("llama", add("llama.expert_count", Number::U32(0)))).unwrap();
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let missing = |name: &str| format!("tensor {name:?} is missing");
+    for name in ["token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.1.ffn_down.weight"] {
+        let other = format!("{}_", &name[..name.len() - 1]);
+        gguf("llama", |bytes| rename(bytes, name, &other), &missing(name));
+    }
+    gguf(
+        "qwen2",
+        |bytes| rename(bytes, "blk.1.attn_k.bias", "blk.1.attn_k.bia_"),
+        &missing("blk.1.attn_k.bias"),
+    );
+    for name in ["model.norm.weight", "lm_head.weight", "model.layers.1.mlp.up_proj.weight"] {
+        let other = format!("{}_", &name[..name.len() - 1]);
+        let checkpoint = open_hugging_face("llama", |_| {}, |bytes| rename(bytes, name, &other));
+        check(checkpoint, &missing(name));
+    }
+    with("llama", json!({"attention_bias": true}), &missing("model.layers.0.self_attn.q_proj.bias"));
+}
+
+#[test]
+fn a_tensor_without_a_place_is_named_and_not_left_out() {
+    with("llama-bias", json!({"mlp_bias": false}), "has no place in the llama architecture");
+    with("llama", json!({"num_hidden_layers": 1}), "tensor \"model.layers.1.");
+    // The head of a tied model and stored frequencies say nothing new.
+    load(&open_hugging_face("llama", |config| config["tie_word_embeddings"] = true.into(), |_| {})).unwrap();
+}
+
+#[test]
+fn a_shape_that_contradicts_the_configuration_is_named_with_both() {
+    with("llama", json!({"intermediate_size": 65}), "has shape [64, 64], wanted [65, 64]");
+    with("llama", json!({"num_attention_heads": 2}), "q_proj.weight\" has shape [64, 64], wanted [32, 64]");
+    let wanted = "tensor \"blk.0.ffn_gate.weight\" has shape [64, 64], wanted [96, 64]";
+    gguf("llama", |bytes| set_u32(bytes, "llama.feed_forward_length", 96), wanted);
+    let wanted = "tensor \"token_embd.weight\" has shape [128, 64], wanted [128, 72]";
+    gguf("llama", |bytes| set_u32(bytes, "llama.embedding_length", 72), wanted);
+    gguf("llama3", |bytes| set_u32(bytes, "llama.rope.dimension_count", 14), "has shape [8], wanted [7]");
+}
+
+#[test]
+fn a_vocabulary_that_contradicts_the_embedding_is_named() {
+    let wanted = "key \"vocab_size\" is 129, wanted the 128 rows of model.embed_tokens.weight";
+    with("llama", json!({"vocab_size": 129}), wanted);
+}
+
+#[test]
+fn a_type_that_the_backend_cannot_compute_is_named_with_its_tensor() {
+    let wanted = "tensor token_embd.weight: type Q8_0 cannot be computed on floats yet";
+    check(open("linear", Container::Gguf), wanted);
+}
