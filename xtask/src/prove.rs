@@ -5,6 +5,7 @@
 
 mod clean_clone;
 mod golden;
+mod memory;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -36,6 +37,11 @@ const PROOFS: &[Proof] = &[
         name: "golden",
         shows: "Every test passes and none is skipped, with all models fetched.",
         run: golden::run,
+    },
+    Proof {
+        name: "memory",
+        shows: "The peak memory of a generation is below 1.5 times the model file plus the KV cache plus 64 MiB.",
+        run: memory::run,
     },
 ];
 

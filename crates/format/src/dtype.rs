@@ -47,6 +47,7 @@ pub enum DType {
     MXFP4,
     NVFP4,
     Q1_0,
+    Q2_0,
     U8,
     U16,
     U32,
@@ -88,7 +89,7 @@ const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
         (Q5_0, Some(6), "Q5_0", 32, 22),
         (Q5_1, Some(7), "Q5_1", 32, 24),
         (Q8_0, Some(8), "Q8_0", 32, 34),
-        // Two f16 and 32 bytes in ggml's C since early 2024; the Python package still says 40, from when they were f32.
+        // Two f16 and 32 bytes in ggml's C, whose word counts; the `gguf` Python package says 40, as if they were f32.
         (Q8_1, Some(9), "Q8_1", 32, 36),
         (Q2_K, Some(10), "Q2_K", 256, 84),
         (Q3_K, Some(11), "Q3_K", 256, 110),
@@ -110,6 +111,7 @@ const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
         (MXFP4, Some(39), "MXFP4", 32, 17),
         (NVFP4, Some(40), "NVFP4", 64, 36),
         (Q1_0, Some(41), "Q1_0", 128, 18),
+        (Q2_0, Some(42), "Q2_0", 64, 18), // newer than the Python package
         (U8, None, "U8", 1, 1),
         (U16, None, "U16", 1, 2),
         (U32, None, "U32", 1, 4),
@@ -175,5 +177,36 @@ impl DType {
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_is_found_by_its_own_row_and_id() {
+        for (position, row) in TABLE.iter().enumerate() {
+            assert_eq!(row.0 as usize, position, "{} is not where the enum has it", row.2);
+            assert_eq!(row.0.ggml_id().and_then(DType::from_ggml), row.1.map(|_| row.0));
+        }
+        assert_eq!(DType::all().count(), TABLE.len());
+    }
+
+    #[test]
+    fn ids_that_ggml_removed_or_never_gave_have_no_type() {
+        for id in [4, 5, 31, 32, 33, 36, 37, 38, 43, u32::MAX] {
+            assert_eq!(DType::from_ggml(id), None, "{id}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_counted_in_whole_blocks() {
+        assert_eq!(DType::Q4_K.bytes_for(512), Some(288));
+        assert_eq!(DType::Q4_K.bytes_for(0), Some(0));
+        assert_eq!(DType::Q4_K.bytes_for(255), None);
+        assert_eq!(DType::Q8_1.bytes_for(32), Some(36));
+        assert_eq!(DType::Q2_0.bytes_for(64), Some(18));
+        assert_eq!(DType::F64.bytes_for(usize::MAX / 4), None);
     }
 }

@@ -123,3 +123,38 @@ fn template_in(tokenizer_config: &Value) -> Option<&str> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_template_of_a_tokenizer_is_a_string_or_the_default_of_several() {
+        let default = json!({"name": "default", "template": "yes"});
+        for (config, want) in [
+            (json!({"chat_template": "yes"}), Some("yes")),
+            (json!({"chat_template": [{"name": "tool_use", "template": "no"}, default]}), Some("yes")),
+            (json!({"chat_template": [{"name": "tool_use", "template": "no"}]}), None),
+            (json!({"chat_template": 1}), None),
+            (json!({}), None),
+        ] {
+            assert_eq!(template_in(&config), want, "{config}");
+        }
+    }
+
+    #[test]
+    fn a_template_file_goes_before_the_configuration() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| std::fs::write(directory.path().join(name), bytes).unwrap();
+        write("config.json", b"{}");
+        write("model.safetensors", b"\x02\0\0\0\0\0\0\0{}");
+        write("tokenizer_config.json", br#"{"chat_template": "no"}"#);
+        write("chat_template.jinja", b"yes");
+        assert_eq!(HuggingFace::open(directory.path()).unwrap().chat_template(), Some("yes"));
+        write("chat_template.jinja", &vec![b' '; (1 << 20) + 1]);
+        let error = HuggingFace::open(directory.path()).unwrap_err();
+        assert!(matches!(error.fault(), Error::TooLong { len: 1_048_577, .. }), "{error}");
+    }
+}

@@ -437,3 +437,107 @@ fn truth(at: usize, found: u8) -> Result<bool, Error> {
         _ => Err(Error::Bool { at, found }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata() -> Metadata {
+        let pairs = [
+            ("u8", Value::U8(7)),
+            ("i64", Value::I64(7)),
+            ("negative", Value::I8(-1)),
+            ("large", Value::U64(1 << 32)),
+            ("f32", Value::F32(0.1)),
+            ("f64", Value::F64(0.5)),
+            ("f64 large", Value::F64(1e300)),
+            ("bool", Value::Bool(true)),
+            ("string", Value::String("s".to_owned())),
+            ("strings", Value::Array(Array::String(vec!["s".to_owned()]))),
+            ("i32s", Value::Array(Array::I32(vec![-1, 2]))),
+            ("u16s", Value::Array(Array::U16(vec![1, 2]))),
+            ("u64s", Value::Array(Array::U64(vec![1, 1 << 40]))),
+            ("f32s", Value::Array(Array::F32(vec![0.1]))),
+            ("f64s", Value::Array(Array::F64(vec![0.5]))),
+            ("f64s large", Value::Array(Array::F64(vec![0.5, -1e300]))),
+        ];
+        Metadata::new(pairs.into_iter().map(|(key, value)| (key.into(), value)).collect()).unwrap()
+    }
+
+    #[test]
+    fn integers_of_any_width_are_read_where_they_fit() {
+        let metadata = metadata();
+        for key in ["u8", "i64"] {
+            assert_eq!((metadata.u32(key).unwrap(), metadata.u64(key).unwrap()), (7, 7));
+        }
+        assert_eq!(metadata.u64("large").unwrap(), 1 << 32);
+        assert_eq!(*metadata.u32s("u16s").unwrap(), [1, 2]);
+        assert_eq!(*metadata.i32s("u16s").unwrap(), [1, 2]);
+        assert!(matches!(metadata.i32s("i32s").unwrap(), Cow::Borrowed([-1, 2])));
+        assert!(matches!(metadata.f32s("f32s").unwrap(), Cow::Borrowed([0.1])));
+        assert_eq!(*metadata.f32s("f64s").unwrap(), [0.5]);
+        assert_eq!((metadata.f32("f32").unwrap(), metadata.f32("f64").unwrap()), (0.1, 0.5));
+        assert!(metadata.bool("bool").unwrap());
+        assert_eq!((metadata.str("string").unwrap(), metadata.strings("strings").unwrap().len()), ("s", 1));
+    }
+
+    #[test]
+    fn a_value_that_does_not_fit_is_an_error_with_its_key_and_value() {
+        fn check<T>(read: Result<T, Error>, key_wanted: &str, value_wanted: &str) {
+            match read {
+                Err(Error::KeyRange { key, value, .. }) => {
+                    assert_eq!((&*key, &*value), (key_wanted, value_wanted))
+                }
+                Err(error) => panic!("{error}"),
+                Ok(_) => panic!("{key_wanted} fits"),
+            }
+        }
+        let metadata = metadata();
+        check(metadata.u32("negative"), "negative", "-1");
+        check(metadata.u32("large"), "large", "4294967296");
+        check(metadata.u64("negative"), "negative", "-1");
+        check(metadata.u32s("i32s"), "i32s", "-1");
+        check(metadata.i32s("u64s"), "u64s", "1099511627776");
+        check(metadata.f32("f64 large"), "f64 large", &1e300.to_string());
+        check(metadata.f32s("f64s large"), "f64s large", &(-1e300).to_string());
+    }
+
+    #[test]
+    fn a_missing_key_is_an_error_with_its_name_and_an_optional_one_is_none() {
+        fn check<T>(read: Result<T, Error>, optional: Result<Option<T>, Error>) {
+            assert!(matches!(read, Err(Error::MissingKey { key }) if key == "gone"));
+            assert!(matches!(optional, Ok(None)));
+        }
+        let metadata = metadata();
+        check(metadata.u32("gone"), metadata.opt_u32("gone"));
+        check(metadata.u64("gone"), metadata.opt_u64("gone"));
+        check(metadata.f32("gone"), metadata.opt_f32("gone"));
+        check(metadata.bool("gone"), metadata.opt_bool("gone"));
+        check(metadata.str("gone"), metadata.opt_str("gone"));
+        check(metadata.strings("gone"), metadata.opt_strings("gone"));
+        check(metadata.i32s("gone"), metadata.opt_i32s("gone"));
+        check(metadata.u32s("gone"), metadata.opt_u32s("gone"));
+        check(metadata.f32s("gone"), metadata.opt_f32s("gone"));
+    }
+
+    #[test]
+    fn another_type_is_an_error_also_for_optional_keys() {
+        fn check<T>(read: Result<Option<T>, Error>, got_wanted: &str) {
+            match read {
+                Err(Error::KeyType { got, .. }) => assert_eq!(got, got_wanted),
+                Err(error) => panic!("{error}"),
+                Ok(_) => panic!("{got_wanted} is taken for another type"),
+            }
+        }
+        let metadata = metadata();
+        check(metadata.opt_u32("f32"), "f32");
+        check(metadata.opt_u64("string"), "a string");
+        check(metadata.opt_f32("u8"), "u8");
+        check(metadata.opt_bool("u8"), "u8");
+        check(metadata.opt_str("strings"), "an array of strings");
+        check(metadata.opt_strings("string"), "a string");
+        check(metadata.opt_i32s("f32s"), "an array of f32");
+        check(metadata.opt_u32s("u8"), "u8");
+        check(metadata.opt_f32s("i32s"), "an array of i32");
+    }
+}

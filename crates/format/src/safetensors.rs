@@ -156,6 +156,7 @@ fn parse(bytes: &[u8], file: u32, entries: &mut Vec<Entry>) -> Result<(), Error>
 
     let data_begin = bytes.len() - data.len();
     let (mut last, mut last_end) = ("", 0);
+    entries.reserve_exact(tensors.len());
     for (name, info) in &tensors {
         let entry = entry(name, info, data.len())?;
         let (begin, end) = info.data_offsets;

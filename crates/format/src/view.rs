@@ -118,3 +118,55 @@ pub(crate) fn tensor_bytes(name: &str, dtype: DType, shape: &[usize]) -> Result<
         .and_then(|_| dtype.bytes_for(product(|dim| dim)?))
         .ok_or_else(|| Error::TensorOverflow { tensor: name.to_owned(), shape: shape.to_vec(), dtype })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(bytes: &[u8]) -> View<'_> {
+        View::new("m", DType::Q8_0, vec![3, 64], bytes).unwrap()
+    }
+
+    #[test]
+    fn rows_are_the_bytes_of_those_rows() {
+        let bytes: Vec<u8> = (0..3 * 68).collect();
+        let part = matrix(&bytes).rows(1..3).unwrap();
+        assert_eq!((part.bytes, &*part.shape, part.values()), (&bytes[68..], &[2, 64][..], 128));
+        let none = matrix(&bytes).rows(3..3).unwrap();
+        assert_eq!((none.bytes, &*none.shape), (&[][..], &[0, 64][..]));
+        part.release(); // bytes of no file: nothing happens
+        assert_eq!(part, matrix(&bytes).rows(1..3).unwrap());
+    }
+
+    #[test]
+    #[expect(clippy::reversed_empty_ranges, reason = "such a range is one of the cases")]
+    fn rows_that_do_not_exist_are_refused() {
+        let bytes = [0; 3 * 68];
+        for range in [2..4, 4..4, 2..1, 0..usize::MAX] {
+            let error = matrix(&bytes).rows(range.clone()).unwrap_err();
+            assert!(matches!(error, Error::Rows { rows: 3, begin, .. } if begin == range.start), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_vector_has_its_values_as_rows_unless_they_are_blocks() {
+        let vector = View::new("v", DType::F16, vec![4], &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+        assert_eq!(vector.rows(1..2).unwrap().bytes, [2, 3]);
+        let blocks = View::new("v", DType::Q8_0, vec![64], &[0; 68]).unwrap();
+        assert!(matches!(blocks.rows(0..32).unwrap_err(), Error::RaggedRow { row: 1, .. }));
+    }
+
+    #[test]
+    fn bytes_of_another_size_than_the_shape_are_refused() {
+        let error = View::new("v", DType::F32, vec![2, 2], &[0; 15]).unwrap_err();
+        assert!(matches!(error, Error::TensorSize { want: 16, got: 15, .. }), "{error}");
+        assert_eq!(View::new("v", DType::F32, vec![], &[0; 4]).unwrap().values(), 1);
+        assert_eq!(View::new("v", DType::F32, vec![0, 7], &[]).unwrap().rows(0..0).unwrap().values(), 0);
+    }
+
+    #[test]
+    fn a_view_shows_everything_but_its_bytes() {
+        let shown = format!("{:?}", matrix(&[0; 204]));
+        assert_eq!(shown, r#"View("m" Q8_0 [3, 64], 204 bytes)"#);
+    }
+}
