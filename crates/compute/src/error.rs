@@ -67,6 +67,32 @@ pub enum Error {
         /// What the rest of the batch implies.
         wanted: usize,
     },
+    /// An operand whose rows or columns do not fit the operation: a mistake in the model's own code.
+    #[error("{operation}: {operand} is {got:?} (rows, columns), wanted {wanted:?} or more rows")]
+    OperandShape {
+        /// The operation.
+        operation: &'static str,
+        /// Which of its operands.
+        operand: &'static str,
+        /// Its rows and columns.
+        got: (usize, usize),
+        /// The rows that the step has, and the columns that the other operands imply.
+        wanted: (usize, usize),
+    },
+    /// A batch wants the token sampled into a slot into which nothing was sampled yet.
+    #[error("batch: no token was sampled into slot {slot}")]
+    NothingSampled {
+        /// The sequence slot.
+        slot: u32,
+    },
+    /// The threads of the backend could not be started.
+    #[error("cannot start {threads} threads: {reason}")]
+    Threads {
+        /// How many were wanted.
+        threads: usize,
+        /// What the operating system said.
+        reason: std::io::Error,
+    },
     /// `begin` was called with every step slot in flight.
     #[error("all {slots} step slots are in flight; finish one first")]
     StepsInFlight {

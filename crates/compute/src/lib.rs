@@ -14,7 +14,7 @@
 
 mod backend;
 mod batch;
-mod cpu;
+pub mod cpu;
 mod error;
 mod kv;
 mod memory;

@@ -123,6 +123,8 @@ pub trait Memory {
 pub trait Sizes {
     /// Bytes of a weight made of these (type, rows, columns) parts, or why it cannot be made.
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error>;
+    /// Bytes of one row of f32 made of these vectors, or why it cannot be made.
+    fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error>;
     /// Bytes of `rows` x `columns` values.
     fn buf_bytes(&self, purpose: Purpose, rows: usize, columns: usize) -> u64;
     /// Bytes of one page of one group, over all its layers.
@@ -132,7 +134,9 @@ pub trait Sizes {
 
     /// Bytes of a whole KV cache.
     fn kv_bytes(&self, spec: &KvSpec) -> u64 {
-        spec.groups.iter().map(|group| group.pages as u64 * self.page_bytes(spec, group)).sum()
+        let bytes =
+            spec.groups.iter().map(|group| self.page_bytes(spec, group).saturating_mul(group.pages as u64));
+        bytes.fold(0, u64::saturating_add)
     }
 }
 
@@ -166,8 +170,7 @@ impl<S: Sizes> Memory for Counting<S> {
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<(), Error> {
-        let values = parts.iter().map(|part| part.view.shape.iter().product::<usize>()).sum();
-        self.count(Purpose::Weights, self.sizes.buf_bytes(Purpose::Weights, 1, values));
+        self.count(Purpose::Weights, self.sizes.vector_bytes(parts)?);
         Ok(())
     }
 

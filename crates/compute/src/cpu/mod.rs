@@ -1,4 +1,512 @@
 //! The CPU backend: scalar code that is the specification, and vector code chosen at run time.
+//!
+//! Memory is host memory, counted as if it were a device's. An operation runs when it is called and is over when it
+//! returns, so a step is never in flight behind the caller's back. [`Cpu`] checks what an operation was given and
+//! hands plain slices to the operation's own file.
 
-#[expect(dead_code, unused_imports, reason = "the backend that calls it lands next; it then drops this line")]
+#![expect(
+    unsafe_code,
+    reason = "threads share slices in parts, vector code needs its features detected, memory is aligned"
+)]
+
+mod attention;
+mod disjoint;
+mod exp;
+mod glu;
+mod matmul;
+mod memory;
+mod norm;
+mod pool;
 mod quant;
+mod rope;
+mod step;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::thread;
+
+pub use memory::{Buf, CpuSizes, Kv, Weight};
+pub use quant::Simd;
+pub use step::Step;
+
+use disjoint::{Disjoint, for_each_row};
+use matmul::Multiplier;
+use memory::{Block, Ledger};
+use pool::Pool;
+use step::{Slot, Steps};
+
+use crate::{
+    Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output, Part, Purpose, Rope,
+    Rows, SampleRow, SampleScratch, Token, Usage, sample,
+};
+
+const NAME: &str = "cpu";
+
+/// f32 values that each thread has for itself: sixteen weight rows of a 16,384-wide model.
+const THREAD_SCRATCH_VALUES: usize = 1 << 18;
+/// The longest row of a weight: one of them, dequantised, fits a thread's scratch.
+const COLUMNS_MAX: usize = THREAD_SCRATCH_VALUES;
+/// Room for quantised activations: all 512 tokens of a chunk up to 6,500 columns; wider ones go in several passes.
+const ACTIVATION_SCRATCH_BYTES: usize = 4 << 20;
+
+/// What activations are when they meet quantised weights. Each mode has its own scalar specification.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// Weights are dequantised, products are f32.
+    Float,
+    /// Activations are quantised to 8 bits by blocks, products are exact integers within a block.
+    #[default]
+    Int8,
+}
+
+/// How a CPU backend is made.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Threads that compute, the caller's included.
+    pub threads: usize,
+    /// What activations are when they meet quantised weights.
+    pub activations: Activations,
+    /// The vector instructions to use.
+    pub simd: Simd,
+    /// The most bytes to allocate; `None` means what the machine has.
+    pub memory_limit: Option<u64>,
+    /// The largest batch, in tokens.
+    pub tokens_max: usize,
+    /// Sequence slots: the largest batch in rows.
+    pub slots: usize,
+    /// Steps that may be begun while another one is unfinished.
+    pub depth: usize,
+}
+
+impl Default for CpuOptions {
+    /// Every core that this process may use, the best instructions, batches of 512 tokens of 16 sequences.
+    fn default() -> CpuOptions {
+        CpuOptions {
+            threads: thread::available_parallelism().map_or(1, usize::from),
+            activations: Activations::default(),
+            simd: Simd::detect(),
+            memory_limit: None,
+            tokens_max: 512,
+            slots: 16,
+            depth: 1,
+        }
+    }
+}
+
+/// The CPU as a device.
+pub struct Cpu {
+    options: CpuOptions,
+    sizes: CpuSizes,
+    ledger: Rc<Ledger>,
+    pool: Pool,
+    scratch: RefCell<Scratch>,
+    steps: Rc<Steps>,
+    /// The token last sampled into each slot.
+    sampled: RefCell<Vec<Option<u32>>>,
+}
+
+/// Memory that operations use while they run.
+struct Scratch {
+    /// Quantised activations, shared.
+    activations: Block,
+    /// The same stretch for each thread.
+    threads: Block,
+    /// One for each thread.
+    samplers: Vec<SampleScratch>,
+}
+
+impl Cpu {
+    /// Starts the threads and allocates the workspace.
+    pub fn new(options: CpuOptions) -> Result<Cpu, Error> {
+        if !Simd::present().any(|simd| simd == options.simd) {
+            return Err(Error::Unsupported { what: options.simd.name().to_owned(), backend: NAME });
+        }
+        if options.threads == 0 {
+            return Err(Error::Unsupported { what: "a backend of 0 threads".to_owned(), backend: NAME });
+        }
+        let ledger = Ledger::new(options.memory_limit.unwrap_or_else(memory_bytes));
+        let block = |bytes: usize| Block::new(&ledger, Purpose::Workspace, bytes as u64);
+        let scratch = Scratch {
+            activations: block(ACTIVATION_SCRATCH_BYTES)?,
+            threads: block(options.threads.saturating_mul(THREAD_SCRATCH_VALUES * size_of::<f32>()))?,
+            samplers: (0..options.threads).map(|_| SampleScratch::default()).collect(),
+        };
+        let steps = Steps::new(&ledger, options.depth.saturating_add(1), options.tokens_max, options.slots)?;
+        let pool = Pool::new(options.threads)
+            .map_err(|reason| Error::Threads { threads: options.threads, reason })?;
+        Ok(Cpu {
+            sizes: CpuSizes::new(&options),
+            ledger,
+            pool,
+            scratch: RefCell::new(scratch),
+            steps,
+            sampled: RefCell::new(vec![None; options.slots]),
+            options,
+        })
+    }
+
+    /// The specification: one thread, scalar code, everything else by default.
+    pub fn reference(activations: Activations) -> Result<Cpu, Error> {
+        Cpu::new(CpuOptions { threads: 1, simd: Simd::Scalar, activations, ..CpuOptions::default() })
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &CpuOptions {
+        &self.options
+    }
+
+    /// What it takes for each thing.
+    pub fn sizes(&self) -> &CpuSizes {
+        &self.sizes
+    }
+}
+
+/// Bytes of memory that the machine has.
+fn memory_bytes() -> u64 {
+    // SAFETY: sysconf reads a number and has no preconditions.
+    let (pages, page_bytes) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    // A system that does not tell is taken at its allocator's word.
+    match (u64::try_from(pages), u64::try_from(page_bytes)) {
+        (Ok(pages), Ok(page_bytes)) => pages.saturating_mul(page_bytes),
+        _ => u64::MAX,
+    }
+}
+
+impl Memory for Cpu {
+    type Weight = Weight;
+    type Buf = Buf;
+    type Kv = Kv;
+
+    fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        Weight::new(&self.ledger, &self.sizes, parts)
+    }
+
+    fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
+        Buf::vector(&self.ledger, &self.sizes, parts)
+    }
+
+    fn upload_values(&self, values: &[f32]) -> Result<Buf, Error> {
+        let mut buf = self.alloc(Purpose::Weights, 1, values.len())?;
+        buf.values_mut().copy_from_slice(values);
+        Ok(buf)
+    }
+
+    fn alloc(&self, purpose: Purpose, rows: usize, columns: usize) -> Result<Buf, Error> {
+        Buf::new(&self.ledger, &self.sizes, purpose, rows, columns)
+    }
+
+    fn alloc_kv(&self, spec: &KvSpec) -> Result<Kv, Error> {
+        Kv::new(&self.ledger, &self.sizes, spec)
+    }
+
+    fn usage(&self) -> Usage {
+        self.ledger.usage()
+    }
+}
+
+/// Refuses a buffer with too few rows or other columns than the operation has.
+fn fits(
+    operation: &'static str,
+    operand: &'static str,
+    buf: &Buf,
+    (rows, columns): (usize, usize),
+) -> Result<(), Error> {
+    if buf.rows >= rows && buf.columns == columns {
+        return Ok(());
+    }
+    Err(Error::OperandShape { operation, operand, got: (buf.rows, buf.columns), wanted: (rows, columns) })
+}
+
+/// Refuses pages that are not of this layer's shape, and page tables that name other pages than the pool has.
+fn pages_fit(
+    operation: &'static str,
+    step: &Slot,
+    heads: Heads,
+    layer: KvLayer,
+    kv: &Kv,
+) -> Result<(), Error> {
+    let group = kv.group(layer);
+    if (group.heads, group.dim) != (heads.kv, heads.dim) {
+        let (got, wanted) = ((group.heads, group.dim), (heads.kv, heads.dim));
+        return Err(Error::OperandShape { operation, operand: "kv", got, wanted });
+    }
+    step.check_pages(layer.group, group.pages)
+}
+
+impl Backend for Cpu {
+    type Step = Step;
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn begin(&self, batch: &Batch) -> Result<Step, Error> {
+        self.steps.begin(batch)
+    }
+
+    fn record(&self, _step: &Step, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
+        body()
+    }
+
+    fn finish(&self, step: Step) -> Result<Output, Error> {
+        Ok(Output { sampled: step.slot().sampled().to_vec() })
+    }
+
+    fn write(&self, buf: &mut Buf, row: usize, values: &[f32]) -> Result<(), Error> {
+        let (rows, columns) = (buf.rows, buf.columns);
+        let start = row.checked_mul(columns);
+        let to = start.and_then(|start| buf.values_mut().get_mut(start..start.checked_add(values.len())?));
+        let wanted = (row.saturating_add(values.len().div_ceil(columns.max(1))), columns);
+        let got = (rows, columns);
+        to.ok_or(Error::OperandShape { operation: "write", operand: "buf", got, wanted })?
+            .copy_from_slice(values);
+        Ok(())
+    }
+
+    fn read(&self, buf: &Buf, row: usize, rows: usize) -> Result<Vec<f32>, Error> {
+        let end = row.saturating_add(rows);
+        fits("read", "buf", buf, (end, buf.columns))?;
+        Ok(buf.values()[row * buf.columns..end * buf.columns].to_vec())
+    }
+
+    fn embed(&self, step: &Step, table: &Weight, out: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.tokens().len(), table.columns);
+        fits("embed", "out", out, (count, columns))?;
+        let table = table.matrix();
+        let sampled = self.sampled.borrow();
+        let sampled: &[Option<u32>] = &sampled;
+        let id = |token| match token {
+            Token::Known(id) => Ok(id),
+            Token::Sampled(slot) => sampled[slot as usize].ok_or(Error::NothingSampled { slot }),
+        };
+        for &token in step.tokens() {
+            step::below("token", id(token)? as usize, table.rows)?;
+        }
+        for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |row, out| {
+            let id = id(step.tokens()[row]).expect("checked above");
+            let (format, bytes) = table.row(id as usize);
+            (format.dequantize)(bytes, out);
+        });
+        Ok(())
+    }
+
+    fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let count = step.count(rows);
+        fits("matmul", "x", x, (count, weight.columns))?;
+        fits("matmul", "out", out, (count, weight.rows))?;
+        let scratch = &mut *self.scratch.borrow_mut();
+        let mut multiplier = Multiplier {
+            pool: &self.pool,
+            simd: self.options.simd,
+            activations: self.options.activations,
+            quantized: &mut scratch.activations,
+            dequantized: &mut scratch.threads,
+        };
+        let (x, out) = (&x.values()[..count * weight.columns], &mut out.values_mut()[..count * weight.rows]);
+        multiplier.multiply(weight.matrix(), x, out);
+        Ok(())
+    }
+
+    fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.count(rows), x.columns);
+        fits("add_vector", "vector", vector, (1, columns))?;
+        fits("add_vector", "x", x, (count, columns))?;
+        let vector = vector.row(0);
+        for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |_, x| add(vector, x));
+        Ok(())
+    }
+
+    fn add(&self, step: &Step, rows: Rows, y: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.count(rows), x.columns);
+        fits("add", "y", y, (count, columns))?;
+        fits("add", "x", x, (count, columns))?;
+        let y = y.values();
+        for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |row, x| {
+            add(&y[row * columns..][..columns], x)
+        });
+        Ok(())
+    }
+
+    fn rms_norm(
+        &self,
+        step: &Step,
+        rows: Rows,
+        norm: &Norm<Buf>,
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.count(rows), norm.weight.columns);
+        fits("rms_norm", "weight", &norm.weight, (1, columns))?;
+        fits("rms_norm", "x", x, (count, columns))?;
+        fits("rms_norm", "out", out, (count, columns))?;
+        let (x, out) = (&x.values()[..count * columns], &mut out.values_mut()[..count * columns]);
+        norm::rms_norm(&self.pool, self.options.simd, norm.weight.row(0), norm.eps, x, out);
+        Ok(())
+    }
+
+    fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.tokens().len(), heads.qkv_columns());
+        fits("rope", "qkv", qkv, (count, columns))?;
+        fits("rope", "frequencies", &rope.frequencies, (1, rope.pairs.min(heads.dim / 2)))?;
+        let rotation = rope::Rotation {
+            frequencies: rope.frequencies.row(0),
+            magnitude: rope.magnitude,
+            positions: step.positions(),
+        };
+        rope::rotate(
+            &self.pool,
+            self.options.simd,
+            heads,
+            &rotation,
+            &mut qkv.values_mut()[..count * columns],
+        );
+        Ok(())
+    }
+
+    fn kv_write(
+        &self,
+        step: &Step,
+        heads: Heads,
+        layer: KvLayer,
+        qkv: &Buf,
+        kv: &mut Kv,
+    ) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.tokens().len(), heads.qkv_columns());
+        fits("kv_write", "qkv", qkv, (count, columns))?;
+        pages_fit("kv_write", step, heads, layer, kv)?;
+        let dtype = kv.dtype;
+        let (geometry, pages) = kv.pages_mut(layer);
+        let writer = attention::Writer { heads, group: layer.group, dtype, geometry, pages };
+        writer.write(&self.pool, step, qkv.values());
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        step: &Step,
+        attention: &Attention,
+        qkv: &Buf,
+        kv: &Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let step = step.slot();
+        let (heads, count) = (attention.heads, step.tokens().len());
+        fits("attention", "qkv", qkv, (count, heads.qkv_columns()))?;
+        fits("attention", "out", out, (count, heads.query * heads.dim))?;
+        pages_fit("attention", step, heads, attention.layer, kv)?;
+        let (sharing, rest) = (heads.query / heads.kv, heads.query % heads.kv);
+        if rest > 0 || attention::scratch_values(heads) > THREAD_SCRATCH_VALUES {
+            let what =
+                format!("attention of {sharing} query heads, {rest} over, per K/V head of {}", heads.dim);
+            return Err(Error::Unsupported { what, backend: NAME });
+        }
+        let layer = attention::Layer {
+            heads,
+            scale: attention.scale,
+            group: attention.layer.group,
+            window: kv.group(attention.layer).window,
+            dtype: kv.dtype,
+            pages: kv.pages(attention.layer),
+        };
+        let scratch = &mut *self.scratch.borrow_mut();
+        let (scratch, out) = (scratch.threads.values_mut(), out.values_mut());
+        layer.attend(&self.pool, self.options.simd, step, qkv.values(), scratch, out);
+        Ok(())
+    }
+
+    fn glu(&self, step: &Step, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.tokens().len(), out.columns);
+        fits("glu", "gate_up", gate_up, (count, 2 * columns))?;
+        fits("glu", "out", out, (count, columns))?;
+        let out = &mut out.values_mut()[..count * columns];
+        match kind {
+            Glu::Silu => glu::silu(&self.pool, self.options.simd, columns, gate_up.values(), out),
+        }
+        Ok(())
+    }
+
+    fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (wanted, columns) = (step.wanted(), out.columns);
+        fits("gather_wanted", "x", x, (step.tokens().len(), columns))?;
+        fits("gather_wanted", "out", out, (wanted.len(), columns))?;
+        let x = x.values();
+        for_each_row(&self.pool, &mut out.values_mut()[..wanted.len() * columns], columns, |row, out| {
+            out.copy_from_slice(&x[wanted[row] as usize * columns..][..columns]);
+        });
+        Ok(())
+    }
+
+    fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+        fits("sample", "logits", logits, (step.slot().wanted().len(), logits.columns))?;
+        let mut sampled = self.sampled.borrow_mut();
+        for row in rows {
+            row.check()?;
+            step::below("sampled row", row.wanted as usize, step.slot().wanted().len())?;
+            step::below("slot", row.slot as usize, sampled.len())?;
+        }
+        let (columns, logits) = (logits.columns, logits.values());
+        let chosen = step.slot_mut().sampled_more(rows.len());
+        let scratch = &mut *self.scratch.borrow_mut();
+        let samplers = Disjoint::new(&mut scratch.samplers);
+        let out = Disjoint::new(&mut *chosen);
+        self.pool.for_each_claimed(rows.len(), |thread, index| {
+            // SAFETY: each thread has its own scratch, and each row is claimed once.
+            let (scratch, out) = unsafe { (samplers.part(thread..thread + 1), out.part(index..index + 1)) };
+            let row = &rows[index];
+            out[0] = sample(&logits[row.wanted as usize * columns..][..columns], row, &mut scratch[0]);
+        });
+        for (row, chosen) in rows.iter().zip(chosen) {
+            // After a fault this is token 0: that row's request fails, and the step of the others goes on.
+            sampled[row.slot as usize] = Some(chosen.token);
+        }
+        Ok(())
+    }
+}
+
+/// `x` += `y`. Bound by memory: what the compiler makes of it for any processor is enough.
+fn add(y: &[f32], x: &mut [f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    use crate::{Batch, Row, Token};
+
+    /// Numbers in -1..1 from a small generator: the same for the same seed.
+    pub(super) fn numbers(seed: u64, count: usize) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        std::iter::repeat_with(next).take(count).collect()
+    }
+
+    /// One token of each of `rows` sequences, without pages.
+    pub(super) fn decode_batch(rows: usize) -> Batch {
+        let mut batch = Batch::default();
+        for slot in 0..rows as u32 {
+            batch.push(Row { slot, start: 0, len: 1, pages: vec![], wanted: 1 }, [Token::Known(0)]);
+        }
+        batch
+    }
+
+    /// For comparing bit by bit, NaN included.
+    pub(super) fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|value| value.to_bits()).collect()
+    }
+}

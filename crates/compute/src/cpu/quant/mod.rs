@@ -35,7 +35,7 @@ mod simd;
 
 pub(crate) use activations::{Q8Block, Q8KBlock, quantize_q8, quantize_q8k};
 pub(crate) use float::dot_f32;
-pub(crate) use simd::Simd;
+pub use simd::Simd;
 
 use fornax_format::DType;
 

@@ -2,7 +2,7 @@
 
 /// A level of vector instructions. Levels can be forced, so that conformance runs each one that the machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Simd {
+pub enum Simd {
     /// Plain Rust: the specification.
     Scalar,
     /// AVX2 with FMA and F16C.
@@ -18,17 +18,17 @@ impl Simd {
     ];
 
     /// The best level of this machine.
-    pub(crate) fn detect() -> Simd {
+    pub fn detect() -> Simd {
         Simd::present().last().unwrap_or(Simd::Scalar)
     }
 
     /// Every level that this machine can run, slowest first.
-    pub(crate) fn present() -> impl Iterator<Item = Simd> {
+    pub fn present() -> impl Iterator<Item = Simd> {
         Simd::ALL.iter().copied().filter(|simd| simd.is_present())
     }
 
     /// The name that people read and type.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Simd::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,314 @@
+//! Attention over pages, and the writing of pages.
+//!
+//! A unit of work is a few consecutive tokens of one sequence and one K/V head with all query heads that share it, so
+//! that a page is read once for all of them. Each (token, query head) keeps a running softmax over the pages in
+//! order. A page is a block of keys aligned to absolute positions, and what a query sees of it depends on the query's
+//! position alone: so a token's result is the same bits whichever tokens are computed beside it.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::disjoint::Disjoint;
+use super::exp::exp;
+use super::memory::{Geometry, Pages};
+use super::pool::Pool;
+use super::quant::Simd;
+use super::step::{Slot, StepRow};
+use crate::{Heads, KvDType, PAGE_TOKENS, PageId};
+
+/// Tokens of a unit: enough to share the unpacking of a page, few enough to keep all threads busy.
+pub(super) const UNIT_TOKENS: usize = 16;
+
+/// Values of thread scratch that a unit needs: one page's keys and values, and each query's state.
+pub(super) fn scratch_values(heads: Heads) -> usize {
+    2 * PAGE_TOKENS * heads.dim
+        + UNIT_TOKENS * (heads.query / heads.kv) * size_of::<Running>() / size_of::<f32>()
+}
+
+/// One layer's attention.
+pub(super) struct Layer<'a> {
+    pub(super) heads: Heads,
+    /// Multiplies query-key products.
+    pub(super) scale: f32,
+    /// The layer's KV group, whose page tables it uses.
+    pub(super) group: usize,
+    /// A query sees this many positions, its own included.
+    pub(super) window: Option<u32>,
+    pub(super) dtype: KvDType,
+    pub(super) pages: Pages<'a>,
+}
+
+/// Softmax so far: the largest score, and the sum of exponentials relative to it. Two values, as the scratch holds it.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Running {
+    max: f32,
+    sum: f32,
+}
+
+impl Layer<'_> {
+    /// `out` (tokens, query heads x dim) from the queries in `qkv`; `scratch` has the same stretch for each thread.
+    pub(super) fn attend(
+        &self,
+        pool: &Pool,
+        simd: Simd,
+        step: &Slot,
+        qkv: &[f32],
+        scratch: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let units = step.units();
+        let scratch_len = scratch.len() / pool.threads();
+        let (scratch, out) = (Disjoint::new(scratch), Disjoint::new(out));
+        // Later units of a sequence see more keys: starting with them evens out the end.
+        let items = units.len() * self.heads.kv;
+        pool.for_each_claimed(items, |thread, item| {
+            let (unit, head) = (&units[units.len() - 1 - item / self.heads.kv], item % self.heads.kv);
+            // SAFETY: each thread takes its own stretch.
+            let scratch = unsafe { scratch.part(thread * scratch_len..(thread + 1) * scratch_len) };
+            let table = step.table(unit.row, self.group);
+            self.attend_unit(simd, &unit.tokens, table, head, qkv, scratch, &out);
+        });
+    }
+
+    /// One unit: `tokens` consecutive tokens of a sequence, the query heads of one K/V head.
+    #[expect(clippy::too_many_arguments, reason = "a leaf of the one loop above, which made them all")]
+    fn attend_unit(
+        &self,
+        simd: Simd,
+        tokens: &StepRow,
+        table: &[PageId],
+        head: usize,
+        qkv: &[f32],
+        scratch: &mut [f32],
+        out: &Disjoint<'_, f32>,
+    ) {
+        let Heads { query, kv, dim } = self.heads;
+        let shared = query / kv;
+        let page_values = PAGE_TOKENS * dim;
+        let (keys, rest) = scratch.split_at_mut(page_values);
+        let (values, rest) = rest.split_at_mut(page_values);
+        let states: &mut [Running] = bytemuck::cast_slice_mut(&mut rest[..2 * tokens.len * shared]);
+        states.fill(Running { max: f32::NEG_INFINITY, sum: 0.0 });
+        let queries = |token: usize| {
+            let at = (tokens.first + token) * self.heads.qkv_columns() + head * shared * dim;
+            &qkv[at..][..shared * dim]
+        };
+        let outputs = |token: usize| {
+            let at = (tokens.first + token) * query * dim + head * shared * dim;
+            // SAFETY: no two units share a token and a head, and a unit looks at one token at a time.
+            unsafe { out.part(at..at + shared * dim) }
+        };
+        (0..tokens.len).for_each(|token| outputs(token).fill(0.0));
+
+        let first_seen = self.first_seen(tokens.start);
+        let seen_pages = first_seen / PAGE_TOKENS..(tokens.start + tokens.len).div_ceil(PAGE_TOKENS);
+        for (&page, page_start) in
+            table[seen_pages.clone()].iter().zip(seen_pages.map(|page| page * PAGE_TOKENS))
+        {
+            let keys = widen(self.dtype, self.pages.keys(page, head), keys);
+            let values = widen(self.dtype, self.pages.values(page, head), values);
+            for token in 0..tokens.len {
+                // What this token sees of the page; places that it does not see may never have been written.
+                let position = tokens.start + token;
+                let seen =
+                    self.first_seen(position).max(page_start)..(position + 1).min(page_start + PAGE_TOKENS);
+                if seen.is_empty() {
+                    continue;
+                }
+                let seen = (seen.start - page_start) * dim..(seen.end - page_start) * dim;
+                let (keys, values) = (&keys[seen.clone()], &values[seen]);
+                let states = &mut states[token * shared..][..shared];
+                let heads = queries(token).chunks_exact(dim).zip(outputs(token).chunks_exact_mut(dim));
+                for ((query, out), state) in heads.zip(states) {
+                    match simd {
+                        Simd::Scalar => page_step::<false>(self.scale, query, keys, values, state, out),
+                        #[cfg(target_arch = "x86_64")]
+                        // SAFETY: the backend was made for a processor with AVX2 and FMA.
+                        Simd::Avx2 => unsafe { page_step_avx2(self.scale, query, keys, values, state, out) },
+                    }
+                }
+            }
+        }
+        for token in 0..tokens.len {
+            let states = &states[token * shared..][..shared];
+            for (out, state) in outputs(token).chunks_exact_mut(dim).zip(states) {
+                // A query that saw nothing has a sum of zero and keeps its zeros.
+                let inverse = if state.sum == 0.0 { 0.0 } else { 1.0 / state.sum };
+                out.iter_mut().for_each(|value| *value *= inverse);
+            }
+        }
+    }
+
+    /// The first position that a query at `position` sees.
+    fn first_seen(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
+    }
+}
+
+/// Eight partial sums: one vector register.
+const LANES: usize = 8;
+
+/// Takes the seen keys of one page into one query's running softmax.
+///
+/// Order: a product sums value i into lane i mod 8, then adds the lanes pairwise. The outputs are scaled to the new
+/// maximum and then take the values key by key. With `FMA` products are not rounded before they are added.
+#[inline(always)]
+fn page_step<const FMA: bool>(
+    scale: f32,
+    query: &[f32],
+    keys: &[f32],
+    values: &[f32],
+    state: &mut Running,
+    out: &mut [f32],
+) {
+    let dim = query.len();
+    let seen = keys.len() / dim;
+    let mut scores = [f32::NEG_INFINITY; PAGE_TOKENS];
+    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
+        *score = dot::<FMA>(query, key) * scale;
+    }
+    // Not f32::max, which drops a NaN: a fault has to reach the logits.
+    let max = scores[..seen]
+        .iter()
+        .fold(state.max, |max, &score| if score > max || score.is_nan() { score } else { max });
+    let shrink = exp(state.max - max);
+    let mut weights = [0.0; PAGE_TOKENS];
+    for (weight, score) in weights.iter_mut().zip(&scores) {
+        *weight = exp(score - max);
+    }
+    let mut lanes = [0.0; LANES];
+    for chunk in weights.as_chunks::<LANES>().0 {
+        for (lane, weight) in lanes.iter_mut().zip(chunk) {
+            *lane += weight;
+        }
+    }
+    *state = Running { max, sum: add::<FMA>(state.sum, shrink, fold(lanes)) };
+
+    let (out_lanes, out_rest) = out.as_chunks_mut::<LANES>();
+    for (lane, out) in out_lanes.iter_mut().enumerate() {
+        let mut sums = out.map(|value| value * shrink);
+        for (weight, value) in weights.iter().zip(values.chunks_exact(dim)) {
+            let value: &[f32; LANES] = value[lane * LANES..][..LANES].try_into().expect("eight of them");
+            for (sum, value) in sums.iter_mut().zip(value) {
+                *sum = add::<FMA>(*weight, *value, *sum);
+            }
+        }
+        *out = sums;
+    }
+    let rest_start = dim - out_rest.len();
+    for (i, out) in out_rest.iter_mut().enumerate() {
+        *out *= shrink;
+        for (weight, value) in weights.iter().zip(values.chunks_exact(dim)) {
+            *out = add::<FMA>(*weight, value[rest_start + i], *out);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn page_step_avx2(
+    scale: f32,
+    query: &[f32],
+    keys: &[f32],
+    values: &[f32],
+    state: &mut Running,
+    out: &mut [f32],
+) {
+    page_step::<true>(scale, query, keys, values, state, out);
+}
+
+#[inline(always)]
+fn dot<const FMA: bool>(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane = add::<FMA>(*a, *b, *lane);
+        }
+    }
+    for ((lane, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+        *lane = add::<FMA>(*a, *b, *lane);
+    }
+    fold(lanes)
+}
+
+/// `a * b + c`
+#[inline(always)]
+fn add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+#[inline(always)]
+fn fold([a, b, c, d, e, f, g, h]: [f32; LANES]) -> f32 {
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// One head's page as f32, in `room` unless it is stored so.
+fn widen<'a>(dtype: KvDType, stored: &'a [u8], room: &'a mut [f32]) -> &'a [f32] {
+    match dtype {
+        KvDType::F32 => return bytemuck::cast_slice(stored),
+        KvDType::F16 => bytemuck::cast_slice::<_, f16>(stored).convert_to_f32_slice(room),
+        KvDType::BF16 => bytemuck::cast_slice::<_, bf16>(stored).convert_to_f32_slice(room),
+    }
+    room
+}
+
+/// Where a batch's keys and values go.
+pub(super) struct Writer<'a> {
+    pub(super) heads: Heads,
+    pub(super) group: usize,
+    pub(super) dtype: KvDType,
+    pub(super) geometry: Geometry,
+    /// The layer's pages.
+    pub(super) pages: &'a mut [u8],
+}
+
+impl Writer<'_> {
+    /// Stores every token's keys and values. Threads divide the heads, so whatever the page tables say, no two of
+    /// them write to one place.
+    pub(super) fn write(self, pool: &Pool, step: &Slot, qkv: &[f32]) {
+        let Heads { query, kv, dim } = self.heads;
+        let pages = Disjoint::new(self.pages);
+        let write_heads = |heads: std::ops::Range<usize>| {
+            for (index, row) in step.rows().iter().enumerate() {
+                let table = step.table(index, self.group);
+                for token in 0..row.len {
+                    let (page, at) = ((row.start + token) / PAGE_TOKENS, (row.start + token) % PAGE_TOKENS);
+                    if table[page] == PageId::TRASH {
+                        continue;
+                    }
+                    let qkv = &qkv[(row.first + token) * self.heads.qkv_columns()..];
+                    for head in heads.clone() {
+                        let key = &qkv[(query + head) * dim..][..dim];
+                        let value = &qkv[(query + kv + head) * dim..][..dim];
+                        let offset = at * self.geometry.token_bytes;
+                        let keys = self.geometry.keys(table[page], head) + offset;
+                        let values = self.geometry.values(table[page], head) + offset;
+                        for (at, row) in [(keys, key), (values, value)] {
+                            // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
+                            narrow(self.dtype, row, unsafe {
+                                pages.part(at..at + self.geometry.token_bytes)
+                            });
+                        }
+                    }
+                }
+            }
+        };
+        // A token or two are not worth waking anybody.
+        if step.tokens().len() < UNIT_TOKENS {
+            write_heads(0..kv);
+        } else {
+            pool.for_each(kv, |_, heads| write_heads(heads));
+        }
+    }
+}
+
+/// Stores f32 values, rounded to nearest even.
+fn narrow(dtype: KvDType, values: &[f32], stored: &mut [u8]) {
+    match dtype {
+        KvDType::F32 => stored.copy_from_slice(bytemuck::cast_slice(values)),
+        KvDType::F16 => bytemuck::cast_slice_mut::<_, f16>(stored).convert_from_f32_slice(values),
+        KvDType::BF16 => bytemuck::cast_slice_mut::<_, bf16>(stored).convert_from_f32_slice(values),
+    }
+}

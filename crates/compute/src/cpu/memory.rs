@@ -1,0 +1,495 @@
+//! Host memory as a device: every byte counted by purpose where it is allocated, and uncounted where it is dropped.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use fornax_format::View;
+
+use super::quant::{self, Format, Simd};
+use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRATCH_VALUES, step};
+use crate::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Part, Purpose, Sizes, Usage};
+
+/// A cache line, and enough for any vector load.
+const ALIGN: usize = 64;
+
+/// Whose bytes are in use, and how many may be.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    usage: RefCell<Usage>,
+    limit: u64,
+}
+
+impl Ledger {
+    pub(super) fn new(limit: u64) -> Rc<Ledger> {
+        Rc::new(Ledger { usage: RefCell::default(), limit })
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        *self.usage.borrow()
+    }
+
+    /// Counts bytes until the result is dropped, or refuses them.
+    pub(super) fn count(self: &Rc<Self>, purpose: Purpose, bytes: u64) -> Result<Counted, Error> {
+        let mut usage = self.usage.borrow_mut();
+        if bytes > self.limit.saturating_sub(usage.total()) {
+            return Err(self.out_of_memory(purpose, bytes, usage.total()));
+        }
+        usage.add(purpose, bytes);
+        Ok(Counted { ledger: Rc::clone(self), purpose, bytes })
+    }
+
+    fn out_of_memory(&self, purpose: Purpose, wanted: u64, used: u64) -> Error {
+        Error::OutOfMemory { purpose, wanted, used, limit: self.limit }
+    }
+}
+
+/// Bytes that count as used while this lives. Holding an `Rc`, it ties whatever contains it to one thread.
+#[derive(Debug)]
+pub(super) struct Counted {
+    ledger: Rc<Ledger>,
+    purpose: Purpose,
+    bytes: u64,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.ledger.usage.borrow_mut().subtract(self.purpose, self.bytes);
+    }
+}
+
+/// One counted, aligned allocation. In builds with debug assertions it starts as NaN in every float type, so that
+/// reading what no operation wrote is seen.
+pub(super) struct Block {
+    start: NonNull<u8>,
+    layout: Layout,
+    /// Dropped after the memory is given back.
+    _counted: Counted,
+}
+
+impl Block {
+    pub(super) fn new(ledger: &Rc<Ledger>, purpose: Purpose, bytes: u64) -> Result<Block, Error> {
+        let counted = ledger.count(purpose, bytes)?;
+        let refused = || ledger.out_of_memory(purpose, bytes, ledger.usage().total() - bytes);
+        let layout = usize::try_from(bytes)
+            .ok()
+            .and_then(|bytes| Layout::from_size_align(bytes, ALIGN).ok())
+            .ok_or_else(refused)?;
+        let start = if layout.size() == 0 {
+            NonNull::dangling()
+        } else {
+            // SAFETY: the layout's size is not zero.
+            NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?
+        };
+        let mut block = Block { start, layout, _counted: counted };
+        if cfg!(debug_assertions) {
+            block.bytes_mut().fill(0xff);
+        }
+        Ok(block)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: `start` is valid for the layout's size (or dangling for none) and initialised; the block owns it.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+    }
+
+    /// The block as values of a plain type; its alignment covers every vector width.
+    pub(super) fn values<T: bytemuck::AnyBitPattern>(&self) -> &[T] {
+        let bytes = self.bytes();
+        bytemuck::cast_slice(&bytes[..bytes.len() - bytes.len() % size_of::<T>()])
+    }
+
+    /// The same, to write.
+    pub(super) fn values_mut<T: bytemuck::Pod>(&mut self) -> &mut [T] {
+        let whole = self.layout.size() - self.layout.size() % size_of::<T>();
+        bytemuck::cast_slice_mut(&mut self.bytes_mut()[..whole])
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.layout.size() > 0 {
+            // SAFETY: allocated in `new` with this layout, given back once.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        }
+    }
+}
+
+/// Rows of f32: on this backend every activation has full precision.
+pub struct Buf {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    block: Block,
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} x {})", self.rows, self.columns)
+    }
+}
+
+impl Buf {
+    pub(super) fn new(
+        ledger: &Rc<Ledger>,
+        sizes: &CpuSizes,
+        purpose: Purpose,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Buf, Error> {
+        let block = Block::new(ledger, purpose, sizes.buf_bytes(purpose, rows, columns))?;
+        Ok(Buf { rows, columns, block })
+    }
+
+    /// One row of f32 made of stored vectors.
+    pub(super) fn vector(ledger: &Rc<Ledger>, sizes: &CpuSizes, parts: &[Part<'_>]) -> Result<Buf, Error> {
+        let lengths = parts.iter().map(|part| sizes.vector_values(part)).collect::<Result<Vec<_>, _>>()?;
+        let mut buf = Buf::new(ledger, sizes, Purpose::Weights, 1, lengths.iter().sum())?;
+        let mut out = buf.values_mut();
+        for (part, len) in parts.iter().zip(lengths) {
+            let (here, rest) = out.split_at_mut(len);
+            let dequantize = sizes.format(&part.view)?.dequantize;
+            match &part.rows {
+                None => dequantize(part.view.bytes, here),
+                Some(rows) => {
+                    let mut stored = vec![0.0; part.view.shape.iter().product()];
+                    dequantize(part.view.bytes, &mut stored);
+                    for (value, &row) in here.iter_mut().zip(rows) {
+                        *value = stored[row as usize];
+                    }
+                }
+            }
+            part.view.release();
+            out = rest;
+        }
+        Ok(buf)
+    }
+
+    /// All rows, one after the other.
+    pub(super) fn values(&self) -> &[f32] {
+        &self.block.values()[..self.rows * self.columns]
+    }
+
+    pub(super) fn values_mut(&mut self) -> &mut [f32] {
+        let values = self.rows * self.columns;
+        &mut self.block.values_mut()[..values]
+    }
+
+    pub(super) fn row(&self, row: usize) -> &[f32] {
+        &self.values()[row * self.columns..][..self.columns]
+    }
+}
+
+/// A matrix in the types of its file, parts stacked by output rows.
+pub struct Weight {
+    /// Output rows of all parts.
+    pub(super) rows: usize,
+    /// Values of one row.
+    pub(super) columns: usize,
+    parts: Vec<WeightPart>,
+    block: Block,
+}
+
+/// A weight as threads share it.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<'a> {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) parts: &'a [WeightPart],
+    bytes: &'a [u8],
+}
+
+/// Consecutive output rows of one type.
+pub(super) struct WeightPart {
+    pub(super) format: &'static Format,
+    pub(super) rows: usize,
+    row_bytes: usize,
+    /// Where its first row lies in the weight's block.
+    offset: usize,
+}
+
+impl fmt::Debug for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Weight({} x {}", self.rows, self.columns)?;
+        for part in &self.parts {
+            write!(f, ", {} {}", part.rows, part.format.dtype)?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl Weight {
+    /// Copies the parts' rows out of their file, in their final order.
+    pub(super) fn new(ledger: &Rc<Ledger>, sizes: &CpuSizes, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        let mut block = Block::new(ledger, Purpose::Weights, sizes.weight_bytes(parts)?)?;
+        let (mut rows, mut columns, mut offset) = (0, 0, 0);
+        let mut placed = Vec::with_capacity(parts.len());
+        for part in parts {
+            let shape = sizes.shape(part)?;
+            let bytes = &mut block.bytes_mut()[offset..][..shape.rows * shape.row_bytes];
+            match &part.rows {
+                None => bytes.copy_from_slice(part.view.bytes),
+                Some(order) => {
+                    for (to, &row) in bytes.chunks_exact_mut(shape.row_bytes).zip(order) {
+                        to.copy_from_slice(
+                            &part.view.bytes[row as usize * shape.row_bytes..][..shape.row_bytes],
+                        );
+                    }
+                }
+            }
+            // The copy is the weight now: the file's pages need not stay beside it.
+            part.view.release();
+            let format = sizes.format(&part.view)?;
+            placed.push(WeightPart { format, rows: shape.rows, row_bytes: shape.row_bytes, offset });
+            rows += shape.rows;
+            columns = shape.columns;
+            offset += shape.bytes_padded;
+        }
+        Ok(Weight { rows, columns, parts: placed, block })
+    }
+
+    pub(super) fn matrix(&self) -> Matrix<'_> {
+        Matrix { rows: self.rows, columns: self.columns, parts: &self.parts, bytes: self.block.bytes() }
+    }
+}
+
+impl<'a> Matrix<'a> {
+    /// The stored bytes of some of a part's rows.
+    pub(super) fn part_rows(&self, part: &WeightPart, rows: Range<usize>) -> &'a [u8] {
+        assert!(rows.end <= part.rows, "{rows:?} of {} rows", part.rows);
+        &self.bytes[part.offset + rows.start * part.row_bytes..][..rows.len() * part.row_bytes]
+    }
+
+    /// A row's type and stored bytes, by its index over all parts.
+    pub(super) fn row(&self, mut row: usize) -> (&'static Format, &'a [u8]) {
+        for part in self.parts {
+            if row < part.rows {
+                return (part.format, self.part_rows(part, row..row + 1));
+            }
+            row -= part.rows;
+        }
+        panic!("row {row} past the end of a weight of {} rows", self.rows)
+    }
+}
+
+/// The pages of all groups. Inside a group: [layer][page][K, then V][head][token][dim], so that what attention reads
+/// of one page for one head is contiguous.
+pub struct Kv {
+    pub(super) dtype: KvDType,
+    groups: Vec<(KvGroup, Block)>,
+}
+
+impl fmt::Debug for Kv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kv({}, {:?})", self.dtype, self.groups.iter().map(|(group, _)| group).collect::<Vec<_>>())
+    }
+}
+
+impl Kv {
+    pub(super) fn new(ledger: &Rc<Ledger>, sizes: &CpuSizes, spec: &KvSpec) -> Result<Kv, Error> {
+        let groups = spec.groups.iter().map(|group| {
+            let bytes = (group.pages as u64).saturating_mul(sizes.page_bytes(spec, group));
+            Ok((group.clone(), Block::new(ledger, Purpose::Kv, bytes)?))
+        });
+        Ok(Kv { dtype: spec.dtype, groups: groups.collect::<Result<_, Error>>()? })
+    }
+
+    /// The group that a layer belongs to; panics if there is no such layer.
+    pub(super) fn group(&self, layer: KvLayer) -> &KvGroup {
+        let (group, _) = &self.groups[layer.group];
+        assert!(layer.layer < group.layers, "layer {} of a group of {} layers", layer.layer, group.layers);
+        group
+    }
+
+    /// One layer's pages.
+    pub(super) fn pages(&self, layer: KvLayer) -> Pages<'_> {
+        let group = self.group(layer);
+        let geometry = Geometry::new(group, self.dtype);
+        let bytes = self.groups[layer.group].1.bytes();
+        Pages { geometry, bytes: &bytes[layer.layer * geometry.layer_bytes..][..geometry.layer_bytes] }
+    }
+
+    /// One layer's pages, to write.
+    pub(super) fn pages_mut(&mut self, layer: KvLayer) -> (Geometry, &mut [u8]) {
+        let geometry = Geometry::new(self.group(layer), self.dtype);
+        let bytes = self.groups[layer.group].1.bytes_mut();
+        (geometry, &mut bytes[layer.layer * geometry.layer_bytes..][..geometry.layer_bytes])
+    }
+}
+
+/// Where things lie inside one layer's pages, in bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Geometry {
+    /// One token's keys or values of one head.
+    pub(super) token_bytes: usize,
+    /// One head's keys or values of one page.
+    pub(super) head_bytes: usize,
+    /// All heads' keys, or all heads' values, of one page.
+    half_bytes: usize,
+    page_bytes: usize,
+    layer_bytes: usize,
+}
+
+impl Geometry {
+    fn new(group: &KvGroup, dtype: KvDType) -> Geometry {
+        let token_bytes = group.dim * dtype.bytes();
+        let head_bytes = PAGE_TOKENS * token_bytes;
+        let half_bytes = group.heads * head_bytes;
+        let page_bytes = 2 * half_bytes;
+        Geometry { token_bytes, head_bytes, half_bytes, page_bytes, layer_bytes: group.pages * page_bytes }
+    }
+
+    /// Where one head's keys of a page begin.
+    pub(super) fn keys(&self, page: PageId, head: usize) -> usize {
+        page.0 as usize * self.page_bytes + head * self.head_bytes
+    }
+
+    /// Where one head's values of a page begin.
+    pub(super) fn values(&self, page: PageId, head: usize) -> usize {
+        self.keys(page, head) + self.half_bytes
+    }
+}
+
+/// One layer's pages.
+#[derive(Clone, Copy)]
+pub(super) struct Pages<'a> {
+    geometry: Geometry,
+    bytes: &'a [u8],
+}
+
+impl<'a> Pages<'a> {
+    /// One head's keys of a page: (PAGE_TOKENS, dim).
+    pub(super) fn keys(&self, page: PageId, head: usize) -> &'a [u8] {
+        &self.bytes[self.geometry.keys(page, head)..][..self.geometry.head_bytes]
+    }
+
+    /// One head's values of a page: (PAGE_TOKENS, dim).
+    pub(super) fn values(&self, page: PageId, head: usize) -> &'a [u8] {
+        &self.bytes[self.geometry.values(page, head)..][..self.geometry.head_bytes]
+    }
+}
+
+/// What this backend takes for each thing: the plan counts with it and the allocator allocates by it.
+#[derive(Clone, Debug)]
+pub struct CpuSizes {
+    simd: Simd,
+    workspace_bytes: u64,
+}
+
+/// A part seen as a matrix.
+struct Shape {
+    rows: usize,
+    columns: usize,
+    row_bytes: usize,
+    /// Bytes of all rows, up to where the next part may begin.
+    bytes_padded: usize,
+}
+
+impl CpuSizes {
+    /// The sizes of a backend made with these options.
+    pub fn new(options: &CpuOptions) -> CpuSizes {
+        let scratch = options
+            .threads
+            .saturating_mul(THREAD_SCRATCH_VALUES * size_of::<f32>())
+            .saturating_add(ACTIVATION_SCRATCH_BYTES);
+        let slot_bytes = step::slot_bytes(options.tokens_max, options.slots);
+        let steps = options.depth.saturating_add(1).saturating_mul(slot_bytes);
+        CpuSizes { simd: options.simd, workspace_bytes: scratch.saturating_add(steps) as u64 }
+    }
+
+    fn format(&self, view: &View<'_>) -> Result<&'static Format, Error> {
+        quant::format(view.dtype, self.simd).ok_or_else(|| Error::DType {
+            tensor: view.name.to_owned(),
+            dtype: view.dtype,
+            backend: NAME,
+        })
+    }
+
+    fn shape(&self, part: &Part<'_>) -> Result<Shape, Error> {
+        let (dtype, stored_rows, columns) = crate::memory::matrix_shape(part)?;
+        self.format(&part.view)?;
+        if columns > COLUMNS_MAX {
+            return Err(wrong_shape(part, vec![0, COLUMNS_MAX]));
+        }
+        let whole = || wrong_shape(part, vec![0, columns.max(1).next_multiple_of(dtype.block_values())]);
+        let row_bytes = dtype.bytes_for(columns).filter(|&bytes| bytes > 0).ok_or_else(whole)?;
+        let rows = self.selected_rows(part, stored_rows)?;
+        let bytes_padded = rows
+            .checked_mul(row_bytes)
+            .and_then(|bytes| bytes.checked_next_multiple_of(ALIGN))
+            .ok_or_else(|| wrong_shape(part, vec![0, columns]))?;
+        Ok(Shape { rows, columns, row_bytes, bytes_padded })
+    }
+
+    /// Values that a part adds to a vector: each is a row of its own.
+    fn vector_values(&self, part: &Part<'_>) -> Result<usize, Error> {
+        let values = part.view.shape.iter().product::<usize>();
+        let block_values = self.format(&part.view)?.dtype.block_values();
+        if !values.is_multiple_of(block_values) {
+            return Err(wrong_shape(part, vec![values.next_multiple_of(block_values)]));
+        }
+        self.selected_rows(part, values)
+    }
+
+    /// How many rows the part yields, after what holds for matrices and vectors alike.
+    fn selected_rows(&self, part: &Part<'_>, stored_rows: usize) -> Result<usize, Error> {
+        if part.scales.is_some() {
+            return Err(Error::Unsupported {
+                what: format!("tensor {}: scales stored apart", part.view.name),
+                backend: NAME,
+            });
+        }
+        let stored_bytes = part.view.dtype.bytes_for(part.view.shape.iter().product());
+        assert_eq!(stored_bytes, Some(part.view.bytes.len()), "a view of {} holds its bytes", part.view.name);
+        let Some(rows) = &part.rows else { return Ok(stored_rows) };
+        assert!(rows.iter().all(|&row| (row as usize) < stored_rows), "row order of {}", part.view.name);
+        Ok(rows.len())
+    }
+}
+
+fn wrong_shape(part: &Part<'_>, wanted: Vec<usize>) -> Error {
+    Error::TensorShape { tensor: part.view.name.to_owned(), got: part.view.shape.clone(), wanted }
+}
+
+impl Sizes for CpuSizes {
+    fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
+        let (mut bytes, mut columns) = (0, None);
+        for part in parts {
+            let shape = self.shape(part)?;
+            let columns = *columns.get_or_insert(shape.columns);
+            if shape.columns != columns {
+                return Err(wrong_shape(part, vec![0, columns]));
+            }
+            bytes += shape.bytes_padded as u64;
+        }
+        Ok(bytes)
+    }
+
+    fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
+        let values = parts.iter().map(|part| self.vector_values(part)).sum::<Result<usize, _>>()?;
+        Ok(self.buf_bytes(Purpose::Weights, 1, values))
+    }
+
+    fn buf_bytes(&self, _purpose: Purpose, rows: usize, columns: usize) -> u64 {
+        let values = (rows as u64).saturating_mul(columns as u64);
+        // What overflows is refused by any limit.
+        values.saturating_mul(4).checked_next_multiple_of(ALIGN as u64).unwrap_or(u64::MAX)
+    }
+
+    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
+        [group.layers, 2, group.heads, PAGE_TOKENS, group.dim, spec.dtype.bytes()]
+            .into_iter()
+            .fold(1, |bytes, factor| bytes.saturating_mul(factor as u64))
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
+    }
+}

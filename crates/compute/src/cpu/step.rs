@@ -1,0 +1,311 @@
+//! A step's slot: what varies from batch to batch, checked once and kept flat.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::attention::UNIT_TOKENS;
+use super::memory::{Counted, Ledger};
+use crate::{Batch, Error, PAGE_TOKENS, PageId, Purpose, Rows, Sampled, Token};
+
+/// The preallocated slots of one backend, and how large a batch they hold.
+pub(super) struct Steps {
+    /// Slots that no step is using.
+    free: RefCell<Vec<Slot>>,
+    count: usize,
+    tokens_max: usize,
+    /// Sequence slots.
+    slots: usize,
+    _counted: Counted,
+}
+
+/// One of the preallocated slots. Dropping the step gives it back.
+pub struct Step {
+    /// `Some` until the drop.
+    slot: Option<Slot>,
+    steps: Rc<Steps>,
+}
+
+/// What a step holds, without what ties it to its backend's thread: operations share it among theirs.
+///
+/// The arrays keep their capacity from step to step. Page tables are the only ones whose size has no bound here; they
+/// grow to the longest context once, at four bytes per page.
+#[derive(Default)]
+pub(super) struct Slot {
+    tokens: Vec<Token>,
+    positions: Vec<u32>,
+    rows: Vec<StepRow>,
+    /// The rows cut into what attention takes at once.
+    units: Vec<Unit>,
+    /// Token indices of the rows that want logits.
+    wanted: Vec<u32>,
+    /// All page tables: row after row, and within a row group after group.
+    pages: Vec<PageId>,
+    /// Where each table begins in `pages`: (rows, groups), and the end of the last.
+    tables: Vec<u32>,
+    groups: usize,
+    /// The largest page number of each group.
+    page_max: Vec<u32>,
+    sampled: Vec<Sampled>,
+    /// Scratch of the checks.
+    seen: Vec<u32>,
+}
+
+/// One sequence's share of the step.
+#[derive(Clone, Copy)]
+pub(super) struct StepRow {
+    /// Absolute position of the first token.
+    pub(super) start: usize,
+    /// Index of the first token in the step.
+    pub(super) first: usize,
+    pub(super) len: usize,
+}
+
+/// A few consecutive tokens of one row.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    /// Which row of the step.
+    pub(super) row: usize,
+    pub(super) tokens: StepRow,
+}
+
+/// Bytes of one slot: what `Slot` reserves for each token and each row.
+pub(super) fn slot_bytes(tokens_max: usize, slots: usize) -> usize {
+    let token_bytes = size_of::<Token>() + 2 * size_of::<u32>();
+    let row_bytes = size_of::<StepRow>() + size_of::<Sampled>() + size_of::<u32>();
+    let bytes = tokens_max.saturating_mul(token_bytes).saturating_add(slots.saturating_mul(row_bytes));
+    bytes.saturating_add(units_max(tokens_max, slots).saturating_mul(size_of::<Unit>()))
+}
+
+/// A row's last unit may be short.
+fn units_max(tokens_max: usize, slots: usize) -> usize {
+    tokens_max.min((tokens_max / UNIT_TOKENS).saturating_add(slots))
+}
+
+impl Steps {
+    pub(super) fn new(
+        ledger: &Rc<Ledger>,
+        count: usize,
+        tokens_max: usize,
+        slots: usize,
+    ) -> Result<Rc<Steps>, Error> {
+        let bytes = count.saturating_mul(slot_bytes(tokens_max, slots));
+        let counted = ledger.count(Purpose::Workspace, bytes as u64)?;
+        let free = (0..count).map(|_| Slot {
+            tokens: Vec::with_capacity(tokens_max),
+            positions: Vec::with_capacity(tokens_max),
+            wanted: Vec::with_capacity(tokens_max),
+            units: Vec::with_capacity(units_max(tokens_max, slots)),
+            rows: Vec::with_capacity(slots),
+            sampled: Vec::with_capacity(slots),
+            seen: Vec::with_capacity(slots),
+            ..Slot::default()
+        });
+        let free = RefCell::new(free.collect());
+        Ok(Rc::new(Steps { free, count, tokens_max, slots, _counted: counted }))
+    }
+
+    /// Checks the batch and copies it into a free slot.
+    pub(super) fn begin(self: &Rc<Self>, batch: &Batch) -> Result<Step, Error> {
+        let slot = self.free.borrow_mut().pop().ok_or(Error::StepsInFlight { slots: self.count })?;
+        let mut step = Step { slot: Some(slot), steps: Rc::clone(self) };
+        self.check_counts(batch)?;
+        step.slot_mut().fill(batch)?;
+        Ok(step)
+    }
+
+    fn check_counts(&self, batch: &Batch) -> Result<(), Error> {
+        limit("tokens", batch.tokens.len(), self.tokens_max)?;
+        limit("rows", batch.rows.len(), self.slots)?;
+        let tokens = batch.rows.iter().map(|row| row.len as usize).sum();
+        same("tokens", batch.tokens.len(), tokens)?;
+        same("positions", batch.positions.len(), tokens)?;
+        for row in &batch.rows {
+            below("slot", row.slot as usize, self.slots)?;
+            limit("wanted positions of a row", row.wanted as usize, row.len as usize)?;
+            limit("start of a row", row.start as usize, (u32::MAX - row.len) as usize)?;
+            if row.len == 0 {
+                return Err(Error::BatchShape { what: "tokens of a row", got: 0, wanted: 1 });
+            }
+        }
+        for token in &batch.tokens {
+            if let Token::Sampled(slot) = token {
+                below("slot", *slot as usize, self.slots)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Slot {
+    fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
+        self.clear();
+        self.tokens.extend_from_slice(&batch.tokens);
+        self.positions.extend_from_slice(&batch.positions);
+        self.groups = batch.rows.first().map_or(0, |row| row.pages.len());
+        self.page_max.resize(self.groups, 0);
+        self.tables.push(0);
+        let mut first = 0;
+        for row in &batch.rows {
+            same("page tables of a row", row.pages.len(), self.groups)?;
+            let (start, len) = (row.start as usize, row.len as usize);
+            for (table, page_max) in row.pages.iter().zip(&mut self.page_max) {
+                let needed = (start + len).div_ceil(PAGE_TOKENS);
+                if table.len() < needed {
+                    return Err(Error::BatchShape {
+                        what: "pages of a row",
+                        got: table.len(),
+                        wanted: needed,
+                    });
+                }
+                self.pages.extend_from_slice(&table[..needed]);
+                self.tables.push(index(self.pages.len()));
+                *page_max = table[..needed].iter().fold(*page_max, |max, page| max.max(page.0));
+            }
+            self.units.extend((0..len).step_by(UNIT_TOKENS).map(|at| Unit {
+                row: self.rows.len(),
+                tokens: StepRow { start: start + at, first: first + at, len: UNIT_TOKENS.min(len - at) },
+            }));
+            self.rows.push(StepRow { start, first, len });
+            first += len;
+            self.wanted.extend(index(first) - row.wanted..index(first));
+        }
+        self.seen.extend(batch.rows.iter().map(|row| row.slot));
+        self.check_seen_once("rows of one slot")?;
+        for group in 0..self.groups {
+            for (row, shape) in self.rows.iter().enumerate() {
+                let written = shape.start / PAGE_TOKENS..(shape.start + shape.len).div_ceil(PAGE_TOKENS);
+                let pages = table(&self.tables, &self.pages, self.groups, row, group);
+                let owned = pages[written].iter().filter(|&&page| page != PageId::TRASH);
+                self.seen.extend(owned.map(|page| page.0));
+            }
+            self.check_seen_once("rows writing to one page")?;
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.rows.clear();
+        self.units.clear();
+        self.wanted.clear();
+        self.pages.clear();
+        self.tables.clear();
+        self.page_max.clear();
+        self.sampled.clear();
+        self.seen.clear();
+    }
+
+    /// Empties `seen`, or tells that a number was in it twice.
+    fn check_seen_once(&mut self, what: &'static str) -> Result<(), Error> {
+        self.seen.sort_unstable();
+        let twice = self.seen.windows(2).any(|pair| pair[0] == pair[1]);
+        self.seen.clear();
+        if twice { Err(Error::BatchShape { what, got: 2, wanted: 1 }) } else { Ok(()) }
+    }
+}
+
+impl Step {
+    /// What the batch said, to share among threads.
+    pub(super) fn slot(&self) -> &Slot {
+        self.slot.as_ref().expect("held until the drop")
+    }
+
+    pub(super) fn slot_mut(&mut self) -> &mut Slot {
+        self.slot.as_mut().expect("held until the drop")
+    }
+}
+
+impl Slot {
+    /// Every token of the step.
+    pub(super) fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+
+    /// The position each token is rotated by.
+    pub(super) fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+
+    /// The sequences of the step.
+    pub(super) fn rows(&self) -> &[StepRow] {
+        &self.rows
+    }
+
+    /// The rows cut into what attention takes at once.
+    pub(super) fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// Token indices that want logits.
+    pub(super) fn wanted(&self) -> &[u32] {
+        &self.wanted
+    }
+
+    /// How many rows an operation runs over.
+    pub(super) fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.tokens().len(),
+            Rows::Wanted => self.wanted().len(),
+        }
+    }
+
+    /// The page table of a row in a group.
+    pub(super) fn table(&self, row: usize, group: usize) -> &[PageId] {
+        table(&self.tables, &self.pages, self.groups, row, group)
+    }
+
+    /// Checks that every page named for `group` is in a pool of `pages` pages.
+    pub(super) fn check_pages(&self, group: usize, pages: usize) -> Result<(), Error> {
+        if self.rows().is_empty() {
+            return Ok(());
+        }
+        match self.page_max.get(group) {
+            None => {
+                Err(Error::BatchShape { what: "page tables of a row", got: self.groups, wanted: group + 1 })
+            }
+            Some(&page_max) => below("page", page_max as usize, pages),
+        }
+    }
+
+    /// Room for the results of `rows` more sampled rows.
+    pub(super) fn sampled_more(&mut self, rows: usize) -> &mut [Sampled] {
+        let start = self.sampled.len();
+        self.sampled.resize(start + rows, Sampled::FAULT);
+        &mut self.sampled[start..]
+    }
+
+    pub(super) fn sampled(&self) -> &[Sampled] {
+        &self.sampled
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        self.steps.free.borrow_mut().extend(self.slot.take());
+    }
+}
+
+fn table<'a>(tables: &[u32], pages: &'a [PageId], groups: usize, row: usize, group: usize) -> &'a [PageId] {
+    assert!(group < groups, "group {group} of {groups}");
+    let at = row * groups + group;
+    &pages[Range { start: tables[at] as usize, end: tables[at + 1] as usize }]
+}
+
+fn index(value: usize) -> u32 {
+    u32::try_from(value).expect("a batch has fewer than 2^32 tokens and pages")
+}
+
+fn limit(what: &'static str, got: usize, limit: usize) -> Result<(), Error> {
+    if got > limit { Err(Error::BatchLimit { what, got, limit }) } else { Ok(()) }
+}
+
+/// Refuses an index at or past the end.
+pub(super) fn below(what: &'static str, got: usize, count: usize) -> Result<(), Error> {
+    if got >= count { Err(Error::BatchLimit { what, got, limit: count.saturating_sub(1) }) } else { Ok(()) }
+}
+
+fn same(what: &'static str, got: usize, wanted: usize) -> Result<(), Error> {
+    if got != wanted { Err(Error::BatchShape { what, got, wanted }) } else { Ok(()) }
+}
