@@ -123,8 +123,6 @@ pub trait Memory {
 pub trait Sizes {
     /// Bytes of a weight made of these (type, rows, columns) parts, or why it cannot be made.
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error>;
-    /// Bytes of one row of f32 made of these vectors, or why it cannot be made.
-    fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error>;
     /// Bytes of `rows` x `columns` values.
     fn buf_bytes(&self, purpose: Purpose, rows: usize, columns: usize) -> u64;
     /// Bytes of one page of one group, over all its layers.
@@ -132,6 +130,11 @@ pub trait Sizes {
     /// Bytes of the backend's own workspace and step slots.
     fn workspace_bytes(&self) -> u64;
 
+    /// Bytes of one row of f32 made of these vectors, or why it cannot be made.
+    fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
+        let values = |part: &Part<'_>| part.rows.as_ref().map_or(part.view.values(), Vec::len);
+        Ok(self.buf_bytes(Purpose::Weights, 1, parts.iter().map(values).sum()))
+    }
     /// Bytes of a whole KV cache.
     fn kv_bytes(&self, spec: &KvSpec) -> u64 {
         let bytes =

@@ -312,3 +312,200 @@ fn narrow(dtype: KvDType, values: &[f32], stored: &mut [u8]) {
         KvDType::BF16 => bytemuck::cast_slice_mut::<_, bf16>(stored).convert_from_f32_slice(values),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::cpu::testing::{bits, numbers};
+    use crate::cpu::{Cpu, CpuOptions, Simd};
+    use crate::{
+        Attention, Backend, Batch, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, PAGE_TOKENS, PageId,
+        Purpose, Row, Token,
+    };
+
+    const HEADS: Heads = Heads { query: 6, kv: 2, dim: 20 };
+    const LAYER: KvLayer = KvLayer { group: 1, layer: 1 };
+    const SCALE: f32 = 0.7;
+    /// Tokens of two sequences that step together.
+    const LENS: [usize; 2] = [101, 40];
+
+    fn spec(dtype: KvDType, window: Option<u32>) -> KvSpec {
+        let group = |layers| KvGroup { layers, heads: HEADS.kv, dim: HEADS.dim, window, pages: 20 };
+        KvSpec { groups: vec![group(1), group(2)], dtype }
+    }
+
+    /// Pages of a sequence, in no order.
+    fn table(slot: usize) -> Vec<PageId> {
+        let pages = [[7, 3, 11, 5], [2, 14, 9, 1]];
+        pages[slot].map(PageId).to_vec()
+    }
+
+    fn qkv(slot: usize) -> Vec<f32> {
+        numbers(slot as u64 + 5, LENS[slot] * HEADS.qkv_columns()).iter().map(|x| x * 2.0).collect()
+    }
+
+    /// Both sequences in chunks: `steps[i]` says how many tokens each takes in step i. Answers each one's outputs.
+    fn outputs(
+        options: CpuOptions,
+        dtype: KvDType,
+        window: Option<u32>,
+        steps: &[[usize; 2]],
+    ) -> [Vec<f32>; 2] {
+        let cpu = Cpu::new(CpuOptions { slots: 2, ..options }).unwrap();
+        let mut kv = cpu.alloc_kv(&spec(dtype, window)).unwrap();
+        let attention = Attention { heads: HEADS, layer: LAYER, scale: SCALE };
+        let columns = HEADS.query * HEADS.dim;
+        let mut done = [0; 2];
+        let mut outputs = [vec![], vec![]];
+        for &lens in steps {
+            let mut batch = Batch::default();
+            let mut inputs = vec![];
+            for slot in 0..2 {
+                if lens[slot] > 0 {
+                    let pages = vec![vec![PageId::TRASH; 4], table(slot)];
+                    let (start, len) = (done[slot] as u32, lens[slot] as u32);
+                    let row = Row { slot: slot as u32, start, len, pages, wanted: 0 };
+                    batch.push(row, std::iter::repeat_n(Token::Known(0), lens[slot]));
+                    let from = done[slot] * HEADS.qkv_columns();
+                    inputs.extend_from_slice(&qkv(slot)[from..][..lens[slot] * HEADS.qkv_columns()]);
+                }
+            }
+            let tokens = lens[0] + lens[1];
+            let mut x = cpu.alloc(Purpose::Activations, tokens, HEADS.qkv_columns()).unwrap();
+            let mut out = cpu.alloc(Purpose::Activations, tokens + 1, columns).unwrap();
+            cpu.write(&mut x, 0, &inputs).unwrap();
+            cpu.write(&mut out, 0, &vec![f32::NAN; (tokens + 1) * columns]).unwrap();
+            let step = cpu.begin(&batch).unwrap();
+            cpu.kv_write(&step, HEADS, LAYER, &x, &mut kv).unwrap();
+            cpu.attention(&step, &attention, &x, &kv, &mut out).unwrap();
+            cpu.finish(step).unwrap();
+            let mut row = 0;
+            for slot in 0..2 {
+                outputs[slot].extend(cpu.read(&out, row, lens[slot]).unwrap());
+                row += lens[slot];
+                done[slot] += lens[slot];
+            }
+            assert!(cpu.read(&out, row, 1).unwrap().iter().all(|x| x.is_nan()), "a row beyond the step");
+        }
+        assert_eq!(done, LENS);
+        outputs
+    }
+
+    /// Softmax attention as the paper writes it, in f64, on the values as they are stored.
+    fn truth(slot: usize, dtype: KvDType, window: Option<u32>) -> Vec<f64> {
+        let qkv = qkv(slot);
+        let at =
+            |token: usize, head: usize, i: usize| qkv[token * HEADS.qkv_columns() + head * HEADS.dim + i];
+        let stored = |value: f32| {
+            f64::from(match dtype {
+                KvDType::F32 => value,
+                KvDType::F16 => half::f16::from_f32(value).to_f32(),
+                KvDType::BF16 => half::bf16::from_f32(value).to_f32(),
+            })
+        };
+        let mut out = vec![];
+        for token in 0..LENS[slot] {
+            for head in 0..HEADS.query {
+                let (key, value) = (HEADS.query + head / 3, HEADS.query + HEADS.kv + head / 3);
+                let seen = (0..=token).filter(|&j| window.is_none_or(|window| token - j < window as usize));
+                let weight = |j: usize| {
+                    let dot = (0..HEADS.dim).map(|i| f64::from(at(token, head, i)) * stored(at(j, key, i)));
+                    (dot.sum::<f64>() * f64::from(SCALE)).exp()
+                };
+                let weights: Vec<_> = seen.map(|j| (j, weight(j))).collect();
+                let total = weights.iter().map(|&(_, weight)| weight).sum::<f64>();
+                for i in 0..HEADS.dim {
+                    let sum: f64 = weights.iter().map(|&(j, weight)| weight * stored(at(j, value, i))).sum();
+                    out.push(if weights.is_empty() { 0.0 } else { sum / total });
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn every_storage_window_and_chunking_gives_the_same_bits_near_the_true_value() {
+        let whole: &[[usize; 2]] = &[LENS];
+        let chunked: [&[[usize; 2]]; 3] = [
+            &[[33, 0], [1, 40], [67, 0]],
+            &[[32, 31], [5, 1], [64, 8]],
+            &[[7, 0], [0, 9], [90, 0], [1, 30], [3, 1]],
+        ];
+        for simd in Simd::present() {
+            for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+                for window in [None, Some(0), Some(1), Some(33), Some(70), Some(1000)] {
+                    let options = |threads| CpuOptions { threads, simd, ..CpuOptions::default() };
+                    let first = outputs(options(1), dtype, window, whole);
+                    for (slot, first) in first.iter().enumerate() {
+                        for (got, wanted) in first.iter().zip(truth(slot, dtype, window)) {
+                            let error = (f64::from(*got) - wanted).abs();
+                            assert!(error < 3e-6, "{dtype} {window:?}: {got} {wanted}");
+                        }
+                    }
+                    for (threads, steps) in (1..=3).flat_map(|threads| chunked.map(|steps| (threads, steps)))
+                    {
+                        let again = outputs(options(threads), dtype, window, steps);
+                        for slot in 0..2 {
+                            assert_eq!(
+                                bits(&again[slot]),
+                                bits(&first[slot]),
+                                "{dtype} {window:?} {steps:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pages_that_a_window_has_left_are_never_read() {
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let mut kv = cpu.alloc_kv(&spec(KvDType::F16, Some(8))).unwrap();
+        let start = 3 * PAGE_TOKENS as u32;
+        let pages = vec![vec![PageId::TRASH; 4], vec![PageId::TRASH, PageId::TRASH, PageId(4), PageId(6)]];
+        let (mut outs, columns) = (vec![], HEADS.query * HEADS.dim);
+        // Positions 88.. fill the window of position 96; what lies in the trash page differs between the two runs.
+        for trash in [1.0, f32::NAN] {
+            let mut batch = Batch::default();
+            let row = Row { slot: 0, start: start - 8, len: 9, pages: pages.clone(), wanted: 0 };
+            batch.push(row, [Token::Known(0); 9]);
+            let mut x = cpu.alloc(Purpose::Activations, 9, HEADS.qkv_columns()).unwrap();
+            let mut out = cpu.alloc(Purpose::Activations, 9, columns).unwrap();
+            cpu.write(&mut x, 0, &numbers(3, 9 * HEADS.qkv_columns())).unwrap();
+            let step = cpu.begin(&batch).unwrap();
+            let (geometry, bytes) = kv.pages_mut(LAYER);
+            let first = geometry.keys(PageId(1), 0);
+            bytes[..first].fill(half::f16::from_f32(trash).to_le_bytes()[1]);
+            cpu.kv_write(&step, HEADS, LAYER, &x, &mut kv).unwrap();
+            let attention = Attention { heads: HEADS, layer: LAYER, scale: SCALE };
+            cpu.attention(&step, &attention, &x, &kv, &mut out).unwrap();
+            outs.push(cpu.read(&out, 8, 1).unwrap());
+        }
+        assert!(outs[0].iter().all(|x| x.is_finite()));
+        assert_eq!(bits(&outs[0]), bits(&outs[1]));
+    }
+
+    #[test]
+    fn a_nan_in_a_key_reaches_the_output() {
+        for simd in Simd::present() {
+            let cpu = Cpu::new(CpuOptions { simd, ..CpuOptions::default() }).unwrap();
+            let mut kv = cpu.alloc_kv(&spec(KvDType::F32, None)).unwrap();
+            let mut batch = Batch::default();
+            let row = Row { slot: 0, start: 0, len: 40, pages: vec![table(0), table(0)], wanted: 0 };
+            batch.push(row, [Token::Known(0); 40]);
+            let mut x = cpu.alloc(Purpose::Activations, 40, HEADS.qkv_columns()).unwrap();
+            let mut out = cpu.alloc(Purpose::Activations, 40, HEADS.query * HEADS.dim).unwrap();
+            let mut inputs = numbers(3, 40 * HEADS.qkv_columns());
+            inputs[4 * HEADS.qkv_columns() + HEADS.query * HEADS.dim] = f32::NAN;
+            cpu.write(&mut x, 0, &inputs).unwrap();
+            let step = cpu.begin(&batch).unwrap();
+            cpu.kv_write(&step, HEADS, LAYER, &x, &mut kv).unwrap();
+            let attention = Attention { heads: HEADS, layer: LAYER, scale: SCALE };
+            cpu.attention(&step, &attention, &x, &kv, &mut out).unwrap();
+            let row = |token| cpu.read(&out, token, 1).unwrap();
+            assert!(row(3).iter().all(|x| x.is_finite()));
+            assert!(row(39)[..3 * HEADS.dim].iter().all(|x| x.is_nan()));
+            assert!(row(39)[3 * HEADS.dim..].iter().all(|x| x.is_finite()));
+        }
+    }
+}

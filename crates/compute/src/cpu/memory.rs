@@ -493,3 +493,163 @@ impl Sizes for CpuSizes {
         self.workspace_bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fornax_format::DType;
+
+    use super::*;
+    use crate::cpu::{Cpu, CpuOptions};
+    use crate::{Backend, Counting, Memory};
+
+    fn view<'a>(name: &'a str, dtype: DType, shape: &[usize], bytes: &'a [u8]) -> View<'a> {
+        View::new(name, dtype, shape.to_vec(), bytes).unwrap()
+    }
+
+    fn f32_bytes(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    #[expect(dead_code, reason = "held, so that it stays counted")]
+    struct Loaded<M: Memory> {
+        weight: M::Weight,
+        bufs: Vec<M::Buf>,
+        kv: M::Kv,
+    }
+
+    /// What a model does when it loads: one of everything, of odd sizes.
+    fn load<M: Memory>(memory: &M) -> Result<Loaded<M>, Error> {
+        let (q8, f16, f32) = (vec![1; 34 * 2 * 3], vec![1; 2 * 5 * 64], vec![0; 4 * 7]);
+        let mut first = Part::from(view("a", DType::Q8_0, &[3, 64], &q8));
+        first.rows = Some(vec![2, 0]);
+        let weight = memory.upload(&[first, view("b", DType::F16, &[5, 64], &f16).into()])?;
+        let bufs = vec![
+            memory.upload_vector(&[view("c", DType::F32, &[7], &f32).into()])?,
+            memory.upload_values(&[1.0; 9])?,
+            memory.alloc(Purpose::Residual, 3, 17)?,
+            memory.alloc(Purpose::Logits, 1, 1000)?,
+        ];
+        let group = |layers, pages| KvGroup { layers, heads: 3, dim: 10, window: None, pages };
+        let kv = memory.alloc_kv(&KvSpec { groups: vec![group(2, 5), group(1, 3)], dtype: KvDType::F16 })?;
+        Ok(Loaded { weight, bufs, kv })
+    }
+
+    #[test]
+    fn the_plan_is_what_is_allocated_and_dropping_gives_it_back() {
+        for (threads, tokens_max, slots, depth) in [(1, 1, 1, 0), (2, 512, 16, 1), (3, 7, 100, 2)] {
+            let options = CpuOptions { threads, tokens_max, slots, depth, ..CpuOptions::default() };
+            let counting = Counting::new(CpuSizes::new(&options));
+            let cpu = Cpu::new(options).unwrap();
+            let empty = cpu.usage();
+            assert_eq!(empty, counting.usage());
+            load(&counting).unwrap();
+            let loaded = load(&cpu).unwrap();
+            assert_eq!(cpu.usage(), counting.usage());
+            assert!(Purpose::ALL.iter().filter(|&&purpose| cpu.usage().bytes(purpose) > 0).count() >= 5);
+            drop(loaded);
+            assert_eq!(cpu.usage(), empty);
+        }
+    }
+
+    #[test]
+    fn a_limit_is_kept_to_the_byte_and_before_allocating() {
+        let options = CpuOptions::default();
+        let counting = Counting::new(CpuSizes::new(&options));
+        load(&counting).unwrap();
+        let needed = counting.usage().total();
+        let limited = |limit| Cpu::new(CpuOptions { memory_limit: Some(limit), ..options.clone() }).unwrap();
+        assert!(load(&limited(needed)).is_ok());
+        let short = limited(needed - 1);
+        let Err(Error::OutOfMemory { purpose: Purpose::Kv, wanted, used, limit }) = load(&short) else {
+            panic!("one byte short")
+        };
+        assert_eq!((used + wanted, limit), (needed, needed - 1));
+        // Nothing of a refused load stays.
+        assert_eq!(short.usage(), limited(needed).usage());
+    }
+
+    #[test]
+    fn sizes_beyond_the_machine_are_refused_not_aborted() {
+        let cpu = Cpu::new(CpuOptions { memory_limit: Some(u64::MAX), ..CpuOptions::default() }).unwrap();
+        for (rows, columns) in [(usize::MAX, usize::MAX), (1 << 40, 1 << 20), (1 << 30, 1 << 31)] {
+            let refused = cpu.alloc(Purpose::Activations, rows, columns);
+            assert!(matches!(refused, Err(Error::OutOfMemory { purpose: Purpose::Activations, .. })));
+        }
+        let usage = cpu.usage();
+        assert_eq!(usage.bytes(Purpose::Activations), 0);
+    }
+
+    #[test]
+    fn memory_is_aligned_and_poisoned() {
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        for columns in [1, 3, 1000] {
+            let buf = cpu.alloc(Purpose::Activations, 3, columns).unwrap();
+            assert_eq!(buf.values().as_ptr().align_offset(ALIGN), 0);
+            assert!(!cfg!(debug_assertions) || buf.values().iter().all(|value| value.is_nan()));
+        }
+    }
+
+    #[test]
+    fn rows_are_taken_in_the_order_asked_for() {
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let stored: Vec<_> = (0..6 * 4).map(|value| value as f32).collect();
+        let bytes = f32_bytes(&stored);
+        let mut part = Part::from(view("w", DType::F32, &[6, 4], &bytes));
+        part.rows = Some(vec![5, 0, 0, 3]);
+        let weight = cpu.upload(&[part]).unwrap();
+        assert_eq!((weight.rows, weight.columns), (4, 4));
+        for (row, from) in [5, 0, 0, 3].into_iter().enumerate() {
+            assert_eq!(weight.matrix().row(row).1, &bytes[from * 16..][..16]);
+        }
+        let mut part = Part::from(view("v", DType::F32, &[24], &bytes));
+        part.rows = Some(vec![23, 1]);
+        let vector = cpu.upload_vector(&[part, view("u", DType::F32, &[6, 4], &bytes).into()]).unwrap();
+        assert_eq!(cpu.read(&vector, 0, 1).unwrap()[..4], [23.0, 1.0, 0.0, 1.0]);
+        assert_eq!(vector.columns, 26);
+    }
+
+    #[test]
+    fn vectors_become_f32_whatever_their_type() {
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let half = half::f16::from_f32(1.5).to_le_bytes();
+        let brain = half::bf16::from_f32(-2.5).to_le_bytes();
+        let mut q8 = half.to_vec();
+        q8.extend([2; 32]);
+        let parts = [
+            view("a", DType::F16, &[1], &half).into(),
+            view("b", DType::BF16, &[1], &brain).into(),
+            view("c", DType::Q8_0, &[32], &q8).into(),
+        ];
+        let mut wanted = vec![1.5, -2.5];
+        wanted.extend([3.0; 32]);
+        assert_eq!(cpu.read(&cpu.upload_vector(&parts).unwrap(), 0, 1).unwrap(), wanted);
+    }
+
+    #[test]
+    fn what_cannot_be_computed_is_refused_by_name_by_the_plan_too() {
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let counting = Counting::new(cpu.sizes().clone());
+        let check = |parts: &[Part<'_>], message: &str| {
+            assert_eq!(cpu.upload(parts).unwrap_err().to_string(), message);
+            assert_eq!(counting.upload(parts).unwrap_err().to_string(), message);
+        };
+        let zeros = vec![0; 4096];
+        let part = |dtype: DType, shape: &[usize]| {
+            let bytes = dtype.bytes_for(shape.iter().product()).unwrap();
+            Part::from(view("blk.0.w", dtype, shape, &zeros[..bytes]))
+        };
+        check(&[part(DType::I32, &[2, 4])], "tensor blk.0.w: type I32 cannot be computed on cpu yet");
+        check(&[part(DType::IQ4_NL, &[2, 32])], "tensor blk.0.w: type IQ4_NL cannot be computed on cpu yet");
+        check(&[part(DType::F32, &[4])], "tensor blk.0.w: shape [4], wanted [0, 0]");
+        check(
+            &[part(DType::F32, &[2, 4]), part(DType::F16, &[2, 8])],
+            "tensor blk.0.w: shape [2, 8], wanted [0, 4]",
+        );
+        let mut scaled = part(DType::F32, &[2, 4]);
+        scaled.scales = Some(part(DType::F32, &[1]).view);
+        check(&[scaled.clone()], "tensor blk.0.w: scales stored apart is not available on cpu");
+        assert!(cpu.upload_vector(&[scaled.clone()]).is_err() && counting.upload_vector(&[scaled]).is_err());
+        let vector = [part(DType::U8, &[4])];
+        assert!(cpu.upload_vector(&vector).is_err() && counting.upload_vector(&vector).is_err());
+    }
+}

@@ -121,12 +121,12 @@ impl Steps {
         same("tokens", batch.tokens.len(), tokens)?;
         same("positions", batch.positions.len(), tokens)?;
         for row in &batch.rows {
-            below("slot", row.slot as usize, self.slots)?;
-            limit("wanted positions of a row", row.wanted as usize, row.len as usize)?;
-            limit("start of a row", row.start as usize, (u32::MAX - row.len) as usize)?;
             if row.len == 0 {
                 return Err(Error::BatchShape { what: "tokens of a row", got: 0, wanted: 1 });
             }
+            below("slot", row.slot as usize, self.slots)?;
+            limit("wanted positions of a row", row.wanted as usize, row.len as usize)?;
+            limit("start of a row", row.start as usize, (u32::MAX - row.len) as usize)?;
         }
         for token in &batch.tokens {
             if let Token::Sampled(slot) = token {
@@ -308,4 +308,107 @@ pub(super) fn below(what: &'static str, got: usize, count: usize) -> Result<(), 
 
 fn same(what: &'static str, got: usize, wanted: usize) -> Result<(), Error> {
     if got != wanted { Err(Error::BatchShape { what, got, wanted }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Row;
+
+    fn steps() -> Rc<Steps> {
+        Steps::new(&Ledger::new(u64::MAX), 2, 100, 3).unwrap()
+    }
+
+    fn row(slot: u32, start: u32, len: u32, pages: &[u32]) -> Row {
+        let pages = pages.iter().copied().map(PageId).collect::<Vec<_>>();
+        Row { slot, start, len, pages: vec![pages.clone(), pages], wanted: 1 }
+    }
+
+    /// Two sound rows: positions 30..40 and 0..3.
+    fn batch() -> Batch {
+        let mut batch = Batch::default();
+        batch.push(row(2, 30, 10, &[4, 5]), [Token::Known(1); 10]);
+        batch.push(row(0, 0, 3, &[6]), [Token::Sampled(0); 3]);
+        batch
+    }
+
+    #[test]
+    fn a_sound_batch_is_kept_flat() {
+        let step = steps().begin(&batch()).unwrap();
+        let slot = step.slot();
+        assert_eq!(slot.count(Rows::Tokens), 13);
+        assert_eq!(slot.wanted(), [9, 12]);
+        assert_eq!(slot.table(0, 1), [PageId(4), PageId(5)]);
+        assert_eq!(slot.table(1, 0), [PageId(6)]);
+        assert_eq!(slot.positions()[9..11], [39, 0]);
+        assert!(slot.check_pages(1, 7).is_ok());
+        assert!(matches!(slot.check_pages(1, 6), Err(Error::BatchLimit { what: "page", got: 6, limit: 5 })));
+        assert!(matches!(slot.check_pages(2, 7), Err(Error::BatchShape { got: 2, wanted: 3, .. })));
+    }
+
+    #[test]
+    fn what_contradicts_itself_or_the_limits_is_refused_with_its_values() {
+        let check = |change: &dyn Fn(&mut Batch), message: &str| {
+            let (steps, mut batch) = (steps(), batch());
+            change(&mut batch);
+            let error = steps.begin(&batch).err().expect(message);
+            assert_eq!(error.to_string(), format!("batch: {message}"));
+            // A refused batch leaves its slot free.
+            assert_eq!(steps.free.borrow().len(), 2);
+        };
+        check(&|b| b.tokens.truncate(12), "tokens: 12, wanted 13");
+        check(&|b| b.positions.truncate(12), "positions: 12, wanted 13");
+        check(&|b| b.rows[0].slot = 3, "slot 3 beyond the limit 2");
+        check(&|b| b.rows[0].slot = 0, "rows of one slot: 2, wanted 1");
+        check(&|b| b.tokens[0] = Token::Sampled(9), "slot 9 beyond the limit 2");
+        check(&|b| b.rows[1].wanted = 4, "wanted positions of a row 4 beyond the limit 3");
+        check(&|b| b.rows[0].start = u32::MAX - 9, "start of a row 4294967286 beyond the limit 4294967285");
+        check(&|b| b.rows[0].pages[1].truncate(1), "pages of a row: 1, wanted 2");
+        check(&|b| b.rows[1].pages.truncate(1), "page tables of a row: 1, wanted 2");
+        check(&|b| b.rows[1].pages[1][0] = PageId(5), "rows writing to one page: 2, wanted 1");
+        check(&|b| b.push(row(1, 0, 0, &[]), []), "tokens of a row: 0, wanted 1");
+        check(
+            &|b| b.push(row(1, 0, 90, &[1, 2, 3]), [Token::Known(0); 90]),
+            "tokens 103 beyond the limit 100",
+        );
+        let more = |b: &mut Batch| (3..5).for_each(|slot| b.push(row(slot, 0, 1, &[9]), [Token::Known(0)]));
+        check(&more, "rows 4 beyond the limit 3");
+    }
+
+    #[test]
+    fn padding_and_shared_prefixes_may_name_one_page_twice() {
+        let mut batch = batch();
+        batch.rows[1].pages = vec![vec![PageId::TRASH], vec![PageId::TRASH]];
+        batch.push(row(1, 32, 1, &[4, 7]), [Token::Known(0)]);
+        batch.rows[0].start = 32;
+        assert!(steps().begin(&batch).is_ok(), "page 4 is only read");
+    }
+
+    #[test]
+    fn slots_run_out_and_come_back() {
+        let steps = steps();
+        let first = steps.begin(&batch()).unwrap();
+        let _second = steps.begin(&batch()).unwrap();
+        assert!(matches!(steps.begin(&batch()), Err(Error::StepsInFlight { slots: 2 })));
+        drop(first);
+        assert!(steps.begin(&batch()).is_ok());
+    }
+
+    #[test]
+    fn a_steady_state_does_not_allocate() {
+        let steps = steps();
+        let capacities = || {
+            let free = steps.free.borrow();
+            free.iter()
+                .map(|slot| [slot.tokens.capacity(), slot.pages.capacity(), slot.units.capacity()])
+                .collect::<Vec<_>>()
+        };
+        drop((steps.begin(&batch()).unwrap(), steps.begin(&batch()).unwrap()));
+        let before = capacities();
+        for _ in 0..10 {
+            drop(steps.begin(&batch()).unwrap());
+        }
+        assert_eq!(before.len(), 2);
+        assert_eq!(capacities(), before);
+    }
 }
