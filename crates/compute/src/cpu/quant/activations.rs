@@ -13,8 +13,8 @@ use super::Simd;
 pub(crate) struct Q8Block {
     /// activation = scale * value
     pub(crate) scale: f32,
-    /// Sum of the values, for formats whose blocks carry an offset.
-    pub(crate) sum: i32,
+    /// scale * sum of the values, for formats whose blocks carry an offset.
+    pub(crate) sum: f32,
     /// The values, never -128.
     pub(crate) values: [i8; 32],
 }
@@ -38,7 +38,7 @@ pub(crate) fn quantize_q8(simd: Simd, activations: &[f32], out: &mut [Q8Block]) 
     simd.assert_present();
     for (values, out) in blocks.iter().zip(out) {
         out.scale = quantize(simd, values, &mut out.values);
-        out.sum = out.values.iter().map(|&value| i32::from(value)).sum();
+        out.sum = out.scale * out.values.iter().map(|&value| i32::from(value)).sum::<i32>() as f32;
     }
 }
 
@@ -206,7 +206,8 @@ mod tests {
         ) {
             for activations in [activations, one_range] {
                 for (block, activations) in check_q8(&activations).iter().zip(activations.as_chunks::<32>().0) {
-                    prop_assert_eq!(block.sum, block.values.iter().map(|&value| i32::from(value)).sum::<i32>());
+                    let sum: i32 = block.values.iter().map(|&value| i32::from(value)).sum();
+                    prop_assert_eq!(block.sum, block.scale * sum as f32);
                     for (&activation, &value) in activations.iter().zip(&block.values) {
                         check_nearest(activation, block.scale, value);
                     }

@@ -145,7 +145,7 @@ fn unit_product(format: &Format, weights: &[u8], activations: &[i8; 256]) -> f32
         Activation::Float => panic!("{} has no int8 product", format.dtype),
         Activation::Q8(dot) => {
             let values: [i8; 32] = *activations.first_chunk().unwrap();
-            let sum = values.iter().map(|&value| i32::from(value)).sum();
+            let sum = values.iter().map(|&value| f32::from(value)).sum();
             dot.one(weights, &[Q8Block { scale: 1.0, sum, values }])
         }
         Activation::Q8K(dot) => {

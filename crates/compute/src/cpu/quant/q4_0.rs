@@ -16,16 +16,12 @@ impl Block {
     /// code - 8, in -8..=7.
     #[inline]
     fn codes(&self) -> [i8; 32] {
-        let mut codes = [0; 32];
-        for (i, byte) in self.codes.iter().enumerate() {
-            codes[i] = (byte & 15).cast_signed() - 8;
-            codes[i + 16] = (byte >> 4).cast_signed() - 8;
-        }
-        codes
+        let low = self.codes.map(|byte| (byte & 15).cast_signed() - 8);
+        let high = self.codes.map(|byte| (byte >> 4).cast_signed() - 8);
+        bytemuck::cast([low, high])
     }
 }
 
-#[inline(always)]
 fn dequantize(weights: &[u8], out: &mut [f32]) {
     for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
         let scale = f16(block.scale);
@@ -58,21 +54,34 @@ pub(super) fn format(simd: Simd) -> &'static Format {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::super::avx2::{avx2_dequantize, avx2_dot, halves, scale, symmetric_32};
+    use super::super::avx2::{avx2_dequantize, avx2_dot, halves, scale, store_32, symmetric_32};
     use super::*;
     use core::arch::x86_64::*;
 
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q4_0,
-        dequantize: avx2_dequantize!(dequantize),
+        dequantize: avx2_dequantize!(self::dequantize),
         activation: Activation::Q8(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    fn dequantize(weights: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
+            let (scale, codes) = unpack(block);
+            store_32(out, codes, |code| _mm256_mul_ps(scale, code));
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        symmetric_32(weights, rows, |block: &Block| {
-            (scale(block.scale), _mm256_sub_epi8(halves(&block.codes), _mm256_set1_epi8(8)))
-        })
+        symmetric_32(weights, rows, |block| unpack(block))
+    }
+
+    /// (scale, code - 8)
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn unpack(block: &Block) -> (__m256, __m256i) {
+        (scale(block.scale), _mm256_sub_epi8(halves(&block.codes), _mm256_set1_epi8(8)))
     }
 }
 

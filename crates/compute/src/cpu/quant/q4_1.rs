@@ -17,16 +17,10 @@ impl Block {
     /// 0..=15
     #[inline]
     fn codes(&self) -> [u8; 32] {
-        let mut codes = [0; 32];
-        for (i, byte) in self.codes.iter().enumerate() {
-            codes[i] = byte & 15;
-            codes[i + 16] = byte >> 4;
-        }
-        codes
+        bytemuck::cast([self.codes.map(|byte| byte & 15), self.codes.map(|byte| byte >> 4)])
     }
 }
 
-#[inline(always)]
 fn dequantize(weights: &[u8], out: &mut [f32]) {
     for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
         let (scale, min) = (f16(block.scale), f16(block.min));
@@ -39,8 +33,8 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
 fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
     let mut sum = 0.0;
     for (block, a) in block_pairs::<Block, _>(weights, activations) {
-        sum += f16(block.scale) * a.scale * integer_dot(&block.codes(), &a.values) as f32;
-        sum += f16(block.min) * a.scale * a.sum as f32;
+        let products = integer_dot(&block.codes(), &a.values);
+        sum += f16(block.scale) * a.scale * products as f32 + f16(block.min) * a.sum;
     }
     sum
 }
@@ -60,18 +54,35 @@ pub(super) fn format(simd: Simd) -> &'static Format {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::super::avx2::{affine_32, avx2_dequantize, avx2_dot, halves, scale};
+    use super::super::avx2::{affine_32, avx2_dequantize, avx2_dot, halves, scale_pair, store_32};
     use super::*;
+    use core::arch::x86_64::*;
 
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q4_1,
-        dequantize: avx2_dequantize!(dequantize),
+        dequantize: avx2_dequantize!(self::dequantize),
         activation: Activation::Q8(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    fn dequantize(weights: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
+            let (scale, min, codes) = unpack(block);
+            store_32(out, codes, |code| _mm256_add_ps(_mm256_mul_ps(scale, code), min));
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        affine_32(weights, rows, |block: &Block| (scale(block.scale), scale(block.min), halves(&block.codes)))
+        affine_32(weights, rows, |block| unpack(block))
+    }
+
+    /// (scale, min, code)
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn unpack(block: &Block) -> (__m256, __m256, __m256i) {
+        let (scale, min) = scale_pair(block.scale, block.min);
+        (scale, min, halves(&block.codes))
     }
 }
 

@@ -20,9 +20,8 @@ impl Block {
     #[inline]
     fn codes(&self) -> [[u8; 32]; 8] {
         let mut codes = [[0; 32]; 8];
-        for (i, byte) in self.codes.iter().enumerate() {
-            codes[i / 32 * 2][i % 32] = byte & 15;
-            codes[i / 32 * 2 + 1][i % 32] = byte >> 4;
+        for (codes, bytes) in codes.as_chunks_mut().0.iter_mut().zip(self.codes.as_chunks().0) {
+            *codes = [bytes.map(|byte: u8| byte & 15), bytes.map(|byte| byte >> 4)];
         }
         codes
     }
@@ -44,18 +43,16 @@ impl SubScales {
     /// (scales, minima), 0..=63 each.
     #[inline]
     pub(super) fn unpack(&self) -> ([u8; 8], [u8; 8]) {
-        let (mut scales, mut mins) = ([0; 8], [0; 8]);
-        for i in 0..4 {
-            scales[i] = self.scales[i] & 63;
-            mins[i] = self.mins[i] & 63;
-            scales[i + 4] = self.scales[i] >> 6 << 4 | self.low[i] & 15;
-            mins[i + 4] = self.mins[i] >> 6 << 4 | self.low[i] >> 4;
-        }
-        (scales, mins)
+        // Four bytes at a time: masks keep the bits of each apart.
+        let [scales, mins, low] = [self.scales, self.mins, self.low].map(u32::from_le_bytes);
+        let eight = |first: u32, last: u32| (u64::from(last) << 32 | u64::from(first)).to_le_bytes();
+        (
+            eight(scales & 0x3f3f_3f3f, scales >> 2 & 0x3030_3030 | low & 0x0f0f_0f0f),
+            eight(mins & 0x3f3f_3f3f, mins >> 2 & 0x3030_3030 | low >> 4 & 0x0f0f_0f0f),
+        )
     }
 }
 
-#[inline(always)]
 fn dequantize(weights: &[u8], out: &mut [f32]) {
     for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
         dequantize_sub_blocks(block.scale, block.min_scale, &block.sub_scales, &block.codes(), out);
@@ -63,7 +60,6 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
 }
 
 /// What Q4_K and Q5_K have in common: only the width of their codes differs.
-#[inline(always)]
 pub(super) fn dequantize_sub_blocks(
     scale: [u8; 2],
     min_scale: [u8; 2],
@@ -85,8 +81,7 @@ fn dot(weights: &[u8], activations: &[Q8KBlock]) -> f32 {
     let mut sum = 0.0;
     for (block, a) in block_pairs::<Block, _>(weights, activations) {
         let (products, mins) = dot_sub_blocks(&block.sub_scales, &block.codes(), a);
-        sum += f16(block.scale) * a.scale * products as f32;
-        sum -= f16(block.min_scale) * a.scale * mins as f32;
+        sum += a.scale * (f16(block.scale) * products as f32 - f16(block.min_scale) * mins as f32);
     }
     sum
 }
@@ -119,35 +114,42 @@ pub(super) fn format(simd: Simd) -> &'static Format {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::super::avx2::{Affine256, affine_256, avx2_dequantize, avx2_dot, load_32, scale};
+    use super::super::avx2::{Affine256, affine_256, avx2_dequantize, avx2_dot, load_32, scale_pair};
     use super::*;
     use core::arch::x86_64::*;
 
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q4_K,
-        dequantize: avx2_dequantize!(dequantize),
+        dequantize: avx2_dequantize!(self::dequantize),
         activation: Activation::Q8K(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    fn dequantize(weights: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
+            unpack(block).store(out);
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const N: usize>(weights: &[u8], rows: [&[Q8KBlock]; N]) -> [f32; N] {
-        affine_256(weights, rows, |block: &Block| {
-            let mut codes = [_mm256_setzero_si256(); 8];
-            for (codes, bytes) in codes.as_chunks_mut::<2>().0.iter_mut().zip(block.codes.as_chunks().0) {
-                let bytes = load_32(bytes);
-                let low_half = _mm256_set1_epi8(15);
-                *codes = [
-                    _mm256_and_si256(bytes, low_half),
-                    _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_half),
-                ];
-            }
-            Affine256 {
-                scale: scale(block.scale),
-                min_scale: scale(block.min_scale),
-                sub_scales: block.sub_scales.unpack(),
-                codes,
-            }
-        })
+        affine_256(weights, rows, |block| unpack(block))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn unpack(block: &Block) -> Affine256 {
+        let mut codes = [_mm256_setzero_si256(); 8];
+        for (codes, bytes) in codes.as_chunks_mut::<2>().0.iter_mut().zip(block.codes.as_chunks().0) {
+            let bytes = load_32(bytes);
+            let low_half = _mm256_set1_epi8(15);
+            *codes = [
+                _mm256_and_si256(bytes, low_half),
+                _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_half),
+            ];
+        }
+        let (scale, min_scale) = scale_pair(block.scale, block.min_scale);
+        Affine256 { scale, min_scale, sub_scales: block.sub_scales.unpack(), codes }
     }
 }
 

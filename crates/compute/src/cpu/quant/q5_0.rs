@@ -29,7 +29,6 @@ impl Block {
     }
 }
 
-#[inline(always)]
 fn dequantize(weights: &[u8], out: &mut [f32]) {
     for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
         let scale = f16(block.scale);
@@ -62,22 +61,38 @@ pub(super) fn format(simd: Simd) -> &'static Format {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::super::avx2::{avx2_dequantize, avx2_dot, bits_as_16, halves, scale, symmetric_32};
+    use super::super::avx2::{
+        avx2_dequantize, avx2_dot, bits_as_mask, halves, scale, store_32, symmetric_32,
+    };
     use super::*;
     use core::arch::x86_64::*;
 
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q5_0,
-        dequantize: avx2_dequantize!(dequantize),
+        dequantize: avx2_dequantize!(self::dequantize),
         activation: Activation::Q8(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    fn dequantize(weights: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
+            let (scale, codes) = unpack(block);
+            store_32(out, codes, |code| _mm256_mul_ps(scale, code));
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        symmetric_32(weights, rows, |block: &Block| {
-            let codes = _mm256_or_si256(halves(&block.low), bits_as_16(block.high));
-            (scale(block.scale), _mm256_sub_epi8(codes, _mm256_set1_epi8(16)))
-        })
+        symmetric_32(weights, rows, |block| unpack(block))
+    }
+
+    /// (scale, code - 16)
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn unpack(block: &Block) -> (__m256, __m256i) {
+        // Without bit 4, minus 16 sets the upper four bits; with it, the low bits are all that is left.
+        let minus_16 = _mm256_andnot_si256(bits_as_mask(block.high), _mm256_set1_epi8(-16));
+        (scale(block.scale), _mm256_or_si256(halves(&block.low), minus_16))
     }
 }
 

@@ -32,7 +32,6 @@ impl Block {
     }
 }
 
-#[inline(always)]
 fn dequantize(weights: &[u8], out: &mut [f32]) {
     for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
         dequantize_sub_blocks(block.scale, block.min_scale, &block.sub_scales, &block.codes(), out);
@@ -43,8 +42,7 @@ fn dot(weights: &[u8], activations: &[Q8KBlock]) -> f32 {
     let mut sum = 0.0;
     for (block, a) in block_pairs::<Block, _>(weights, activations) {
         let (products, mins) = dot_sub_blocks(&block.sub_scales, &block.codes(), a);
-        sum += f16(block.scale) * a.scale * products as f32;
-        sum -= f16(block.min_scale) * a.scale * mins as f32;
+        sum += a.scale * (f16(block.scale) * products as f32 - f16(block.min_scale) * mins as f32);
     }
     sum
 }
@@ -64,39 +62,46 @@ pub(super) fn format(simd: Simd) -> &'static Format {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::super::avx2::{Affine256, affine_256, avx2_dequantize, avx2_dot, load_32, scale};
+    use super::super::avx2::{Affine256, affine_256, avx2_dequantize, avx2_dot, load_32, scale_pair};
     use super::*;
     use core::arch::x86_64::*;
 
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q5_K,
-        dequantize: avx2_dequantize!(dequantize),
+        dequantize: avx2_dequantize!(self::dequantize),
         activation: Activation::Q8K(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    fn dequantize(weights: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
+            unpack(block).store(out);
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const N: usize>(weights: &[u8], rows: [&[Q8KBlock]; N]) -> [f32; N] {
-        affine_256(weights, rows, |block: &Block| {
-            let mut codes = [_mm256_setzero_si256(); 8];
-            // Shifted right by one for each sub-block: its bit is then the lowest of each byte. What crosses from one
-            // byte into its neighbour never gets that far.
-            let mut high = load_32(&block.high);
-            for (codes, bytes) in codes.as_chunks_mut::<2>().0.iter_mut().zip(block.low.as_chunks().0) {
-                let bytes = load_32(bytes);
-                for (codes, low) in codes.iter_mut().zip([bytes, _mm256_srli_epi16::<4>(bytes)]) {
-                    let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
-                    let bit_4 = _mm256_and_si256(_mm256_slli_epi16::<4>(high), _mm256_set1_epi8(16));
-                    *codes = _mm256_or_si256(low, bit_4);
-                    high = _mm256_srli_epi16::<1>(high);
-                }
+        affine_256(weights, rows, |block| unpack(block))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn unpack(block: &Block) -> Affine256 {
+        let mut codes = [_mm256_setzero_si256(); 8];
+        // Shifted right by one for each sub-block: its bit is then the lowest of each byte. What crosses from one
+        // byte into its neighbour never gets that far.
+        let mut high = load_32(&block.high);
+        for (codes, bytes) in codes.as_chunks_mut::<2>().0.iter_mut().zip(block.low.as_chunks().0) {
+            let bytes = load_32(bytes);
+            for (codes, low) in codes.iter_mut().zip([bytes, _mm256_srli_epi16::<4>(bytes)]) {
+                let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
+                let bit_4 = _mm256_and_si256(_mm256_slli_epi16::<4>(high), _mm256_set1_epi8(16));
+                *codes = _mm256_or_si256(low, bit_4);
+                high = _mm256_srli_epi16::<1>(high);
             }
-            Affine256 {
-                scale: scale(block.scale),
-                min_scale: scale(block.min_scale),
-                sub_scales: block.sub_scales.unpack(),
-                codes,
-            }
-        })
+        }
+        let (scale, min_scale) = scale_pair(block.scale, block.min_scale);
+        Affine256 { scale, min_scale, sub_scales: block.sub_scales.unpack(), codes }
     }
 }
 

@@ -31,7 +31,6 @@ impl Block {
     }
 }
 
-#[inline(always)]
 fn dequantize(weights: &[u8], out: &mut [f32]) {
     for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
         let codes = block.codes();
@@ -74,15 +73,32 @@ pub(super) fn format(simd: Simd) -> &'static Format {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::super::avx2::{avx2_dequantize, avx2_dot, folded, load_16, load_32, same_length, scale};
+    use super::super::avx2::{
+        avx2_dequantize, avx2_dot, folded, load_16, load_32, same_length, scale, store_16,
+    };
     use super::*;
     use core::arch::x86_64::*;
 
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q6_K,
-        dequantize: avx2_dequantize!(dequantize),
+        dequantize: avx2_dequantize!(self::dequantize),
         activation: Activation::Q8K(avx2_dot!(dots)),
     };
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dequantize(weights: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
+            let mut signed = [0; 256];
+            for (signed, codes) in signed.as_chunks_mut::<32>().0.iter_mut().zip(codes(block)) {
+                *signed = bytemuck::cast(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)));
+            }
+            let subs = out.as_chunks_mut().0.iter_mut().zip(signed.as_chunks::<16>().0);
+            for ((out, codes), sub_scale) in subs.zip(block.scales) {
+                let scale = _mm256_mul_ps(scale(block.scale), _mm256_set1_ps(sub_scale.into()));
+                store_16(out, load_16::<i8>(codes), |code| _mm256_mul_ps(scale, code));
+            }
+        }
+    }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const N: usize>(weights: &[u8], rows: [&[Q8KBlock]; N]) -> [f32; N] {
@@ -110,7 +126,11 @@ mod avx2 {
                 let offsets =
                     _mm256_madd_epi16(sub_scales, load_32(bytemuck::cast_ref::<_, [u8; 32]>(&a.sums)));
                 let products = _mm256_sub_epi32(products, _mm256_slli_epi32::<5>(offsets));
-                *sum = _mm256_fmadd_ps(_mm256_set1_ps(scale * a.scale), _mm256_cvtepi32_ps(products), *sum);
+                *sum = _mm256_fmadd_ps(
+                    _mm256_mul_ps(scale, _mm256_set1_ps(a.scale)),
+                    _mm256_cvtepi32_ps(products),
+                    *sum,
+                );
             }
         }
         folded(sums)

@@ -11,7 +11,6 @@ struct Block {
     codes: [i8; 32],
 }
 
-#[inline(always)]
 fn dequantize(weights: &[u8], out: &mut [f32]) {
     for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
         let scale = f16(block.scale);
@@ -44,18 +43,34 @@ pub(super) fn format(simd: Simd) -> &'static Format {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::super::avx2::{avx2_dequantize, avx2_dot, load_32, scale, symmetric_32};
+    use super::super::avx2::{avx2_dequantize, avx2_dot, load_32, scale, store_32, symmetric_32};
     use super::*;
+    use core::arch::x86_64::*;
 
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q8_0,
-        dequantize: avx2_dequantize!(dequantize),
+        dequantize: avx2_dequantize!(self::dequantize),
         activation: Activation::Q8(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    fn dequantize(weights: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
+            let (scale, codes) = unpack(block);
+            store_32(out, codes, |code| _mm256_mul_ps(scale, code));
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
     fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        symmetric_32(weights, rows, |block: &Block| (scale(block.scale), load_32(&block.codes)))
+        symmetric_32(weights, rows, |block| unpack(block))
+    }
+
+    /// (scale, code)
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn unpack(block: &Block) -> (__m256, __m256i) {
+        (scale(block.scale), load_32(&block.codes))
     }
 }
 
