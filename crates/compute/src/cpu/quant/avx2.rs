@@ -185,7 +185,7 @@ pub(super) fn affine_32<B: bytemuck::Pod, const N: usize>(
     folded(sums)
 }
 
-/// A block of 256 in eight sub-blocks of 32, value = scale * scales[sub] * code - min_scale * mins[sub].
+/// A block of 256 in eight sub-blocks of 32, value = scale * scales\[sub\] * code - min_scale * mins\[sub\].
 pub(super) struct Affine256 {
     pub(super) scale: __m256,
     pub(super) min_scale: __m256,

@@ -2,7 +2,7 @@
 //!
 //! One file per format: the block as it lies in the file, a scalar `dequantize` and `dot` that read as the
 //! specification, then the AVX2 version, which the tests at the foot hold against the scalar one and against the
-//! `gguf` package. A format that is not here cannot be computed: [`format`] answers `None`, and the caller refuses the
+//! `gguf` package. A format that is not here cannot be computed: [`format()`] answers `None`, and the caller refuses the
 //! tensor by name.
 //!
 //! Two ways to multiply. *Float* activations: dequantise a weight row, then [`dot_f32`]. *Int8* activations: quantise
