@@ -14,6 +14,7 @@
 
 mod backend;
 mod batch;
+pub mod conformance;
 pub mod cpu;
 mod error;
 mod kv;

@@ -1,0 +1,290 @@
+//! Positions: rotation, pages of keys and values, attention over them.
+
+use std::fmt;
+
+use crate::{
+    Attention, Backend, Batch, Heads, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Purpose, Rope,
+    Row, Token,
+};
+
+use super::bench::{Bench, Table, batch, count, step};
+use super::random::Random;
+use super::{Case, Failure, Op, Suite, TOKENS_MAX};
+
+/// Around the borders of a page, and beyond three of them.
+const LENGTHS: [usize; 6] = [1, 31, 32, 33, 64, 100];
+
+pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
+    for (heads, pairs) in [
+        (Heads { query: 2, kv: 2, dim: 64 }, 32),
+        (Heads { query: 9, kv: 3, dim: 64 }, 32),
+        (Heads { query: 7, kv: 1, dim: 128 }, 64),
+        // Partial rotary, and a head size that fills no vector.
+        (Heads { query: 4, kv: 2, dim: 80 }, 16),
+        (Heads { query: 1, kv: 1, dim: 12 }, 3),
+    ] {
+        for magnitude in [1.0, 1.25] {
+            suite.compare(Rotary { heads, pairs, magnitude });
+        }
+    }
+
+    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+        for (query, kv, dim) in [(2, 2, 64), (9, 3, 32), (14, 2, 64), (3, 1, 128), (2, 1, 20)] {
+            for window in [None, Some(1), Some(48)] {
+                let heads = Heads { query, kv, dim };
+                suite.compare(Sequences {
+                    heads,
+                    window,
+                    dtype,
+                    lengths: &LENGTHS,
+                    chunk: 100,
+                    fused: false,
+                });
+            }
+        }
+        let heads = Heads { query: 6, kv: 2, dim: 64 };
+        for chunk in [1, 32, 45] {
+            for window in [None, Some(33)] {
+                suite.compare(Sequences { heads, window, dtype, lengths: &[70, 5], chunk, fused: false });
+            }
+        }
+        suite.compare(Sequences { heads, window: None, dtype, lengths: &[40, 3], chunk: 20, fused: true });
+    }
+    // Long enough that a backend splits the keys.
+    let heads = Heads { query: 2, kv: 1, dim: 32 };
+    let long =
+        Sequences { heads, window: None, dtype: KvDType::F16, lengths: &[1100], chunk: 256, fused: false };
+    suite.compare(long);
+
+    for window in [None, Some(40)] {
+        let heads = Heads { query: 6, kv: 2, dim: 64 };
+        let all =
+            Sequences { heads, window, dtype: KvDType::F16, lengths: &LENGTHS, chunk: 100, fused: false };
+        suite.same_bits(format_args!("{all}: sequences among others, and alone"), |backend| {
+            let together = all.attend(backend, &[0, 1, 2, 3, 4, 5], 100)?;
+            let mut alone = Table::new(together.columns);
+            for sequence in 0..LENGTHS.len() {
+                alone.append(all.attend(backend, &[sequence], 100)?);
+            }
+            Ok((together, alone))
+        });
+        for chunk in [1, 7, 32, 33, 99] {
+            suite.same_bits(format_args!("{all}: whole, and in chunks of {chunk}"), |backend| {
+                let last = [LENGTHS.len() - 1];
+                Ok((all.attend(backend, &last, 100)?, all.attend(backend, &last, chunk)?))
+            });
+        }
+    }
+    suite.same_bits(format_args!("{long}: chunks of 256, and of 130"), |backend| {
+        Ok((long.attend(backend, &[0], 256)?, long.attend(backend, &[0], 130)?))
+    });
+}
+
+struct Rotary {
+    heads: Heads,
+    pairs: usize,
+    magnitude: f32,
+}
+
+impl fmt::Display for Rotary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} pairs, magnitude {}", Shown(self.heads), self.pairs, self.magnitude)
+    }
+}
+
+impl Case for Rotary {
+    fn op(&self) -> Op {
+        Op::Rope
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let rope = rope(backend, self.pairs, self.magnitude)?;
+        let positions = [1, 0, 2, 31, 32, 1000, 8191, 100_000, 5, 5];
+        let columns = self.heads.qkv_columns();
+        let values = Random::of(self).values(positions.len() * columns);
+        let mut qkv = Bench::filled(backend, Purpose::Activations, columns, &values)?;
+        let mut batch = batch(positions.len(), 0);
+        batch.positions = positions.to_vec();
+        step(backend, &batch, |step| Ok(backend.rope(step, self.heads, &rope, &mut qkv.buf)?))?;
+        qkv.table(backend)
+    }
+}
+
+fn rope<B: Backend>(backend: &B, pairs: usize, magnitude: f32) -> Result<Rope<B::Buf>, Failure> {
+    let frequencies: Vec<f32> = (0..pairs).map(|pair| 1e4f32.powf(-(pair as f32) / pairs as f32)).collect();
+    Ok(Rope { frequencies: backend.upload_values(&frequencies)?, pairs, magnitude })
+}
+
+/// Sequences that grow together, chunk by chunk, in the second layer of the second group of a cache whose other layers
+/// and pages hold other things.
+#[derive(Clone, Copy)]
+struct Sequences {
+    heads: Heads,
+    window: Option<u32>,
+    dtype: KvDType,
+    lengths: &'static [usize],
+    /// Tokens that each sequence adds in a step.
+    chunk: usize,
+    /// Through `attend` instead of `kv_write` and `attention`.
+    fused: bool,
+}
+
+impl fmt::Display for Sequences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}, lengths {:?} by {}", self.dtype, Shown(self.heads), self.lengths, self.chunk)?;
+        if let Some(window) = self.window {
+            write!(f, ", window {window}")?;
+        }
+        if self.fused { f.write_str(", with rope") } else { Ok(()) }
+    }
+}
+
+impl Case for Sequences {
+    fn op(&self) -> Op {
+        Op::Attention
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let all: Vec<usize> = (0..self.lengths.len()).collect();
+        self.attend(backend, &all, self.chunk)
+    }
+}
+
+/// The layer that is looked at, and one whose writes must not be seen in it.
+const LAYER: KvLayer = KvLayer { group: 1, layer: 1 };
+const OTHER_LAYER: KvLayer = KvLayer { group: 1, layer: 0 };
+
+impl Sequences {
+    /// The outputs of the chosen sequences, one after the other. Their inputs depend on the sequence alone; their pages
+    /// on which are chosen and on the chunk.
+    fn attend<B: Backend>(&self, backend: &B, chosen: &[usize], chunk: usize) -> Result<Table, Failure> {
+        let needed = |sequence: &usize| self.lengths[*sequence].div_ceil(PAGE_TOKENS);
+        let pages = 3 + chosen.iter().map(needed).sum::<usize>();
+        let Heads { kv: heads, dim, .. } = self.heads;
+        let group = |window| KvGroup { layers: 2, heads, dim, window, pages };
+        let spec = KvSpec { groups: vec![group(None), group(self.window)], dtype: self.dtype };
+        let mut kv = backend.alloc_kv(&spec)?;
+        self.poison(backend, pages, &mut kv)?;
+
+        let mut free = Random::of(format_args!("{self} {chosen:?} {chunk}")).pages(pages);
+        let tables: Vec<Vec<PageId>> =
+            chosen.iter().map(|sequence| free.split_off(free.len() - needed(sequence))).collect();
+        let columns = self.heads.qkv_columns();
+        let inputs: Vec<Vec<f32>> = chosen
+            .iter()
+            .map(|&sequence| {
+                Random::of(format_args!("{} {sequence}", Shown(self.heads)))
+                    .values(self.lengths[sequence] * columns)
+            })
+            .collect();
+
+        let mut outputs = vec![Table::new(self.heads.query * dim); chosen.len()];
+        for start in (0..).step_by(chunk) {
+            let (mut batch, mut values, mut rows) = (Batch::default(), Vec::new(), Vec::new());
+            for (at, &sequence) in chosen.iter().enumerate() {
+                let len = self.lengths[sequence].saturating_sub(start).min(chunk);
+                if len > 0 {
+                    let table = self.seen_from(start, &tables[at]);
+                    let row = Row {
+                        slot: count(sequence),
+                        start: count(start),
+                        len: count(len),
+                        pages: vec![table.clone(), table],
+                        wanted: 0,
+                    };
+                    batch.push(row, (0..count(len)).map(Token::Known));
+                    values.extend_from_slice(&inputs[at][start * columns..][..len * columns]);
+                    rows.push((at, len));
+                }
+            }
+            if rows.is_empty() {
+                break;
+            }
+            let out = self.step(backend, &batch, &values, &mut kv)?;
+            let mut rest = out.values.as_slice();
+            for (at, len) in rows {
+                let (these, others) = rest.split_at(len * out.columns);
+                outputs[at].values.extend_from_slice(these);
+                rest = others;
+            }
+        }
+        let mut all = Table::new(self.heads.query * dim);
+        outputs.into_iter().for_each(|output| all.append(output));
+        Ok(all)
+    }
+
+    /// The page table as the engine hands it over: pages that no query of this step can see any more are gone.
+    fn seen_from(&self, start: usize, table: &[PageId]) -> Vec<PageId> {
+        let first_seen = self.window.map_or(0, |window| (start + 1).saturating_sub(window as usize));
+        let mut table = table.to_vec();
+        table[..first_seen / PAGE_TOKENS].fill(PageId::TRASH);
+        table
+    }
+
+    fn step<B: Backend>(
+        &self,
+        backend: &B,
+        batch: &Batch,
+        values: &[f32],
+        kv: &mut B::Kv,
+    ) -> Result<Table, Failure> {
+        let columns = self.heads.qkv_columns();
+        let mut qkv = Bench::filled(backend, Purpose::Activations, columns, values)?;
+        let other: Vec<f32> = values.iter().map(|value| 100.0 - value).collect();
+        let other = Bench::filled(backend, Purpose::Activations, columns, &other)?;
+        let rope = rope(backend, self.heads.dim / 2, 1.0)?;
+        let mut out = Bench::poisoned(
+            backend,
+            Purpose::Activations,
+            batch.tokens.len(),
+            self.heads.query * self.heads.dim,
+        )?;
+        let attention =
+            Attention { heads: self.heads, layer: LAYER, scale: 1.0 / (self.heads.dim as f32).sqrt() };
+        step(backend, batch, |step| {
+            if self.fused {
+                backend.attend(step, &attention, &rope, &mut qkv.buf, kv, &mut out.buf)?;
+                return Ok(());
+            }
+            backend.kv_write(step, self.heads, LAYER, &qkv.buf, kv)?;
+            backend.kv_write(step, self.heads, OTHER_LAYER, &other.buf, kv)?;
+            Ok(backend.attention(step, &attention, &qkv.buf, kv, &mut out.buf)?)
+        })?;
+        out.table(backend)
+    }
+
+    /// Fills every page of every layer, the trash page too, with NaN: what a failed request may leave behind.
+    fn poison<B: Backend>(&self, backend: &B, pages: usize, kv: &mut B::Kv) -> Result<(), Failure> {
+        let table: Vec<PageId> = (0..count(pages)).map(PageId).collect();
+        let positions: Vec<usize> = (0..pages * PAGE_TOKENS).collect();
+        for positions in positions.chunks(TOKENS_MAX / PAGE_TOKENS * PAGE_TOKENS) {
+            let nan = vec![f32::NAN; positions.len() * self.heads.qkv_columns()];
+            let qkv = Bench::filled(backend, Purpose::Activations, self.heads.qkv_columns(), &nan)?;
+            let mut batch = Batch::default();
+            let row = Row {
+                slot: 0,
+                start: count(positions[0]),
+                len: count(positions.len()),
+                pages: vec![table.clone(), table.clone()],
+                wanted: 0,
+            };
+            batch.push(row, positions.iter().map(|_| Token::Known(0)));
+            step(backend, &batch, |step| {
+                for (group, layer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    backend.kv_write(step, self.heads, KvLayer { group, layer }, &qkv.buf, kv)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Heads as cases name them.
+struct Shown(Heads);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "heads {}/{} of {}", self.0.query, self.0.kv, self.0.dim)
+    }
+}

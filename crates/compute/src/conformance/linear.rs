@@ -1,0 +1,280 @@
+//! Weights: embedding rows, products, uploaded vectors, over every stored type.
+
+use std::fmt;
+
+use fornax_format::DType;
+
+use crate::{Backend, Purpose, Rows, Token};
+
+use super::bench::{Bench, Table, batch, step};
+use super::random::{DTYPES, Random, Stored};
+use super::{Case, Failure, Op, Suite};
+
+pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
+    for dtype in DTYPES {
+        // 17 leaves vector code a tail; the widths of real models follow.
+        for columns in [17usize, 32, 256, 576, 768, 896] {
+            if !columns.is_multiple_of(dtype.block_values()) {
+                continue;
+            }
+            suite.compare(Embed { dtype, columns });
+            let tokens: &[usize] = if columns <= 256 { &[1, 2, 3, 7, 33, 128] } else { &[1, 3, 7] };
+            for &tokens in tokens {
+                suite.compare(Matmul {
+                    parts: vec![Rowset::plain(dtype, 33)],
+                    columns,
+                    tokens,
+                    wanted: None,
+                });
+            }
+            suite
+                .same_bits(format_args!("matmul {dtype} 21x{columns}: 33 rows, and one by one"), |backend| {
+                    one_by_one(backend, dtype, columns)
+                });
+        }
+        // Enough output rows for every thread of a large machine, and one row alone.
+        for rows in [515, 1] {
+            suite.compare(Matmul {
+                parts: vec![Rowset::plain(dtype, rows)],
+                columns: 256,
+                tokens: 1,
+                wanted: None,
+            });
+        }
+    }
+    let stacked = vec![
+        Rowset::plain(DType::Q4_K, 7),
+        Rowset { dtype: DType::Q6_K, rows: 12, permuted: true },
+        Rowset { dtype: DType::Q8_0, rows: 5, permuted: true },
+        Rowset::plain(DType::F16, 3),
+        Rowset { dtype: DType::F32, rows: 1, permuted: false },
+    ];
+    for tokens in [1, 5] {
+        suite.compare(Matmul { parts: stacked.clone(), columns: 512, tokens, wanted: None });
+    }
+    for (tokens, wanted) in [(6, 1), (6, 4), (40, 33)] {
+        let parts = vec![Rowset::plain(DType::Q4_1, 67)];
+        suite.compare(Matmul { parts, columns: 64, tokens, wanted: Some(wanted) });
+    }
+    for bias in [false, true] {
+        suite.compare(Linear { bias });
+    }
+    suite.compare(Vector);
+    for (purpose, columns) in [(Purpose::Residual, 33), (Purpose::Logits, 129)] {
+        suite.compare(Copy { purpose, columns });
+    }
+}
+
+/// Output rows of one type.
+#[derive(Clone)]
+struct Rowset {
+    dtype: DType,
+    rows: usize,
+    permuted: bool,
+}
+
+impl Rowset {
+    fn plain(dtype: DType, rows: usize) -> Rowset {
+        Rowset { dtype, rows, permuted: false }
+    }
+}
+
+/// Uploads random parts.
+fn weight<B: Backend>(
+    backend: &B,
+    random: &mut Random,
+    sets: &[Rowset],
+    columns: usize,
+) -> Result<B::Weight, Failure> {
+    let stored: Vec<Stored> =
+        sets.iter().map(|set| Stored::matrix(random, set.dtype, set.rows, columns)).collect();
+    let mut parts = Vec::new();
+    for (set, stored) in sets.iter().zip(&stored) {
+        let mut part = stored.part()?;
+        part.rows = set.permuted.then(|| random.order(set.rows));
+        parts.push(part);
+    }
+    Ok(backend.upload(&parts)?)
+}
+
+struct Embed {
+    dtype: DType,
+    columns: usize,
+}
+
+impl fmt::Display for Embed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} 37x{}", self.dtype, self.columns)
+    }
+}
+
+impl Case for Embed {
+    fn op(&self) -> Op {
+        Op::Embed
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let table = weight(backend, &mut Random::of(self), &[Rowset::plain(self.dtype, 37)], self.columns)?;
+        let ids = [36, 0, 5, 5, 31, 1];
+        let mut batch = batch(ids.len(), 0);
+        batch.tokens = ids.map(Token::Known).to_vec();
+        let mut out = Bench::poisoned(backend, Purpose::Residual, ids.len(), self.columns)?;
+        step(backend, &batch, |step| Ok(backend.embed(step, &table, &mut out.buf)?))?;
+        out.table(backend)
+    }
+}
+
+struct Matmul {
+    parts: Vec<Rowset>,
+    columns: usize,
+    tokens: usize,
+    /// Runs over this many wanted rows instead of all tokens.
+    wanted: Option<usize>,
+}
+
+impl fmt::Display for Matmul {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in &self.parts {
+            let order = if part.permuted { " permuted" } else { "" };
+            write!(f, "{} {}x{}{order}, ", part.dtype, part.rows, self.columns)?;
+        }
+        match self.wanted {
+            None => write!(f, "{} rows", self.tokens),
+            Some(wanted) => write!(f, "{wanted} wanted of {} rows", self.tokens),
+        }
+    }
+}
+
+impl Case for Matmul {
+    fn op(&self) -> Op {
+        Op::Matmul
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut random = Random::of(self);
+        let weight = weight(backend, &mut random, &self.parts, self.columns)?;
+        let (rows, purpose, count) = match self.wanted {
+            None => (Rows::Tokens, Purpose::Activations, self.tokens),
+            Some(wanted) => (Rows::Wanted, Purpose::Logits, wanted),
+        };
+        let x =
+            Bench::filled(backend, Purpose::Activations, self.columns, &random.values(count * self.columns))?;
+        let columns = self.parts.iter().map(|part| part.rows).sum();
+        let mut out = Bench::poisoned(backend, purpose, count, columns)?;
+        step(backend, &batch(self.tokens, self.wanted.unwrap_or(0)), |step| {
+            Ok(backend.matmul(step, rows, &weight, &x.buf, &mut out.buf)?)
+        })?;
+        out.table(backend)
+    }
+}
+
+/// A product of 33 rows, and the same rows in steps of their own.
+fn one_by_one<B: Backend>(backend: &B, dtype: DType, columns: usize) -> Result<(Table, Table), Failure> {
+    const TOKENS: usize = 33;
+    const OUT: usize = 21;
+    let mut random = Random::of(format_args!("one by one {dtype} {columns}"));
+    let weight = weight(backend, &mut random, &[Rowset::plain(dtype, OUT)], columns)?;
+    let values = random.values(TOKENS * columns);
+    let product = |values: &[f32]| {
+        let tokens = values.len() / columns;
+        let x = Bench::filled(backend, Purpose::Activations, columns, values)?;
+        let mut out = Bench::poisoned(backend, Purpose::Activations, tokens, OUT)?;
+        step(backend, &batch(tokens, 0), |step| {
+            Ok(backend.matmul(step, Rows::Tokens, &weight, &x.buf, &mut out.buf)?)
+        })?;
+        out.table(backend)
+    };
+    let together = product(&values)?;
+    let mut alone = Table::new(OUT);
+    for row in values.chunks_exact(columns) {
+        alone.append(product(row)?);
+    }
+    Ok((together, alone))
+}
+
+/// The provided product with a bias.
+struct Linear {
+    bias: bool,
+}
+
+impl fmt::Display for Linear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Q5_0 19x96, 4 rows, {}", if self.bias { "bias" } else { "no bias" })
+    }
+}
+
+impl Case for Linear {
+    fn op(&self) -> Op {
+        Op::Linear
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut random = Random::of(self);
+        let weight = weight(backend, &mut random, &[Rowset::plain(DType::Q5_0, 19)], 96)?;
+        let bias = backend.upload_values(&random.values(19))?;
+        let x = Bench::filled(backend, Purpose::Activations, 96, &random.values(4 * 96))?;
+        let mut out = Bench::poisoned(backend, Purpose::Activations, 4, 19)?;
+        step(backend, &batch(4, 0), |step| {
+            let bias = self.bias.then_some(&bias);
+            Ok(backend.linear(step, Rows::Tokens, &weight, bias, &x.buf, &mut out.buf)?)
+        })?;
+        out.table(backend)
+    }
+}
+
+/// Vectors of several stored types become one row of f32.
+struct Vector;
+
+impl fmt::Display for Vector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("F32, F16 permuted, BF16, Q8_0")
+    }
+}
+
+impl Case for Vector {
+    fn op(&self) -> Op {
+        Op::Vector
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut random = Random::of(self);
+        let stored = [(DType::F32, 5), (DType::F16, 9), (DType::BF16, 3), (DType::Q8_0, 64)]
+            .map(|(dtype, values)| Stored::vector(&mut random, dtype, values));
+        let mut parts = stored.iter().map(Stored::part).collect::<Result<Vec<_>, _>>()?;
+        parts[1].rows = Some(random.order(9));
+        let vector = backend.upload_vector(&parts)?;
+        Ok(Table { columns: 81, values: backend.read(&vector, 0, 1)? })
+    }
+}
+
+/// What is written is read, also from the middle.
+struct Copy {
+    purpose: Purpose,
+    columns: usize,
+}
+
+impl fmt::Display for Copy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.purpose, self.columns)
+    }
+}
+
+impl Case for Copy {
+    fn op(&self) -> Op {
+        Op::Copy
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let values = Random::of(self).values(5 * self.columns);
+        let mut bench = Bench::poisoned(backend, self.purpose, 5, self.columns)?;
+        let (first, rest) = values.split_at(2 * self.columns);
+        backend.write(&mut bench.buf, 2, rest)?;
+        backend.write(&mut bench.buf, 0, first)?;
+        let mut table = bench.table(backend)?;
+        table.append(Table { columns: self.columns, values: backend.read(&bench.buf, 3, 1)? });
+        let uploaded = backend.upload_values(first)?;
+        let read = backend.read(&uploaded, 0, 1)?;
+        table.append(Table { columns: self.columns, values: read });
+        Ok(table)
+    }
+}

@@ -1,0 +1,310 @@
+//! The suite that every backend passes: operation by operation, type by type and shape by shape against the scalar
+//! CPU reference, through the public traits alone, so that a new backend runs it unchanged.
+//!
+//! Three kinds of case. *Compared*: the subject and the reference compute the same thing from the same seed, and each
+//! output row must lie within the operation's bound. *Invariant*: the subject is compared with itself, bit for bit,
+//! under another batching of the same work. *Checked*: a promise about refusals, steps or accounting.
+//!
+//! Every output is NaN before its operation, every buffer has rows beyond the step's that must come back untouched,
+//! and every page of a KV cache holds NaN until its sequence writes it: what is not written, written too far, or read
+//! too far is seen. That the suite can fail is itself tested, with backends that are wrong on purpose.
+
+mod attention;
+mod bench;
+mod linear;
+mod random;
+mod rows;
+mod sampling;
+mod steps;
+
+use std::fmt;
+
+use crate::cpu::{Activations, Cpu};
+use crate::{Backend, Error, Sizes};
+
+use bench::Table;
+
+/// Tokens that the subject must take in one step.
+pub const TOKENS_MAX: usize = 288;
+/// Sequence slots that the subject must have.
+pub const SLOTS: usize = 8;
+
+/// Largest error of each operation's output: the mean squared difference of a row over its mean square. 0 asks for
+/// equal bits: the operation only copies, or rounds once.
+const BOUNDS: &[(Op, f64)] = &[
+    (Op::Embed, 1e-7),
+    (Op::Matmul, 1e-7),
+    (Op::Linear, 1e-7),
+    (Op::Vector, 0.0),
+    (Op::Copy, 0.0),
+    (Op::Add, 0.0),
+    (Op::RmsNorm, 1e-7),
+    (Op::Rope, 1e-7),
+    (Op::Attention, 1e-7),
+    (Op::Glu, 1e-7),
+    (Op::Gather, 0.0),
+    (Op::Sample, 1e-7),
+    (Op::Record, 1e-7),
+    (Op::Invariance, 0.0),
+    (Op::Limits, 0.0),
+    (Op::Memory, 0.0),
+];
+
+/// What a case is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names of the operations and promises")]
+pub enum Op {
+    Embed,
+    Matmul,
+    Linear,
+    Vector,
+    Copy,
+    Add,
+    RmsNorm,
+    Rope,
+    Attention,
+    Glu,
+    Gather,
+    Sample,
+    Record,
+    Invariance,
+    Limits,
+    Memory,
+}
+
+impl Op {
+    fn bound(self) -> f64 {
+        let row = BOUNDS.iter().find(|(op, _)| *op == self);
+        row.expect("every operation has its bound").1
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Op::Embed => "embed",
+            Op::Matmul => "matmul",
+            Op::Linear => "linear",
+            Op::Vector => "vector",
+            Op::Copy => "copy",
+            Op::Add => "add",
+            Op::RmsNorm => "rms_norm",
+            Op::Rope => "rope",
+            Op::Attention => "attention",
+            Op::Glu => "glu",
+            Op::Gather => "gather",
+            Op::Sample => "sample",
+            Op::Record => "record",
+            Op::Invariance => "invariance",
+            Op::Limits => "limits",
+            Op::Memory => "memory",
+        })
+    }
+}
+
+/// A backend to be judged, and what it promises. It takes at least [`TOKENS_MAX`] tokens a step and has [`SLOTS`]
+/// sequence slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a, B, S> {
+    /// The backend. No step may be in flight.
+    pub backend: &'a B,
+    /// Its size functions.
+    pub sizes: &'a S,
+    /// How it multiplies: decides which scalar specification it is held against.
+    pub activations: Activations,
+    /// Whether it promises equal bits however work is batched.
+    pub invariant: bool,
+}
+
+/// One case and how it went.
+#[derive(Clone, Debug)]
+pub struct CaseResult {
+    /// What it is about.
+    pub op: Op,
+    /// Types, shapes and circumstances.
+    pub case: String,
+    /// The worst row's error, or why the case failed.
+    pub outcome: Result<f64, String>,
+}
+
+impl fmt::Display for CaseResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CaseResult { op, case, outcome } = self;
+        match outcome {
+            Ok(error) => write!(f, "ok    {op:<10} {case}  error {error:.1e}"),
+            Err(why) => write!(f, "FAIL  {op:<10} {case}: {why}"),
+        }
+    }
+}
+
+/// What a whole run found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Cases that held.
+    pub passed: usize,
+    /// Cases that did not.
+    pub failed: Vec<CaseResult>,
+    /// The largest error of each operation among its passed cases.
+    pub worst: Vec<(Op, f64)>,
+}
+
+impl Report {
+    /// Whether the backend may be used.
+    pub fn conforms(&self) -> bool {
+        self.failed.is_empty() && self.passed > 0
+    }
+
+    fn add(&mut self, result: CaseResult) {
+        let Ok(error) = result.outcome else {
+            self.failed.push(result);
+            return;
+        };
+        self.passed += 1;
+        match self.worst.iter_mut().find(|(op, _)| *op == result.op) {
+            Some((_, worst)) => *worst = worst.max(error),
+            None => self.worst.push((result.op, error)),
+        }
+    }
+}
+
+/// Runs every case on the subject; `on_case` hears each result as it comes. Fails only if the reference itself cannot
+/// be made.
+pub fn run<B: Backend, S: Sizes + Clone>(
+    subject: &Subject<'_, B, S>,
+    on_case: &mut dyn FnMut(&CaseResult),
+) -> Result<Report, Error> {
+    let all: Vec<Op> = BOUNDS.iter().map(|(op, _)| *op).collect();
+    run_only(&all, subject, on_case)
+}
+
+/// Runs the cases of chosen operations, for somebody who works on one.
+pub fn run_only<B: Backend, S: Sizes + Clone>(
+    ops: &[Op],
+    subject: &Subject<'_, B, S>,
+    on_case: &mut dyn FnMut(&CaseResult),
+) -> Result<Report, Error> {
+    let reference = Cpu::reference(subject.activations)?;
+    let mut suite = Suite {
+        backend: subject.backend,
+        invariant: subject.invariant,
+        ops,
+        reference,
+        on_case,
+        report: Report::default(),
+    };
+    linear::cases(&mut suite);
+    rows::cases(&mut suite);
+    attention::cases(&mut suite);
+    sampling::cases(&mut suite);
+    steps::cases(&mut suite, subject.sizes);
+    Ok(suite.report)
+}
+
+/// Why a case failed, in words.
+#[derive(Debug)]
+struct Failure(String);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure(format!("refused: {error}"))
+    }
+}
+
+/// Something that any backend can compute from a seed.
+trait Case: fmt::Display {
+    /// Which bound applies.
+    fn op(&self) -> Op;
+    /// The outputs, each read from a buffer that was NaN before.
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure>;
+}
+
+struct Suite<'a, B> {
+    backend: &'a B,
+    invariant: bool,
+    ops: &'a [Op],
+    reference: Cpu,
+    on_case: &'a mut dyn FnMut(&CaseResult),
+    report: Report,
+}
+
+impl<B: Backend> Suite<'_, B> {
+    /// The subject's outputs against the reference's.
+    fn compare(&mut self, case: impl Case) {
+        if !self.ops.contains(&case.op()) {
+            return;
+        }
+        let outcome = case.compute(&self.reference).and_then(|wanted| {
+            let got = case.compute(self.backend)?;
+            within(case.op().bound(), &got, &wanted)
+        });
+        self.conclude(case.op(), case.to_string(), outcome);
+    }
+
+    /// Two ways for the subject to compute the same thing, equal in every bit. Not asked of a backend that promises
+    /// nothing of the kind.
+    fn same_bits(
+        &mut self,
+        case: impl fmt::Display,
+        compute: impl FnOnce(&B) -> Result<(Table, Table), Failure>,
+    ) {
+        if self.invariant && self.ops.contains(&Op::Invariance) {
+            let outcome = compute(self.backend).and_then(|(one, other)| within(0.0, &one, &other));
+            self.conclude(Op::Invariance, case.to_string(), outcome);
+        }
+    }
+
+    /// A promise that holds or not.
+    fn check(&mut self, op: Op, case: impl fmt::Display, holds: impl FnOnce(&B) -> Result<(), Failure>) {
+        if self.ops.contains(&op) {
+            let outcome = holds(self.backend).map(|()| 0.0);
+            self.conclude(op, case.to_string(), outcome);
+        }
+    }
+
+    fn conclude(&mut self, op: Op, case: String, outcome: Result<f64, Failure>) {
+        let result = CaseResult { op, case, outcome: outcome.map_err(|failure| failure.0) };
+        (self.on_case)(&result);
+        self.report.add(result);
+    }
+}
+
+/// The worst row's error, if no row is beyond the bound. Row by row: a wrong row must not drown among right ones.
+fn within(bound: f64, got: &Table, wanted: &Table) -> Result<f64, Failure> {
+    if (got.columns, got.values.len()) != (wanted.columns, wanted.values.len()) {
+        return Err(Failure(format!("{} values, wanted {}", got.values.len(), wanted.values.len())));
+    }
+    let mut worst = 0.0f64;
+    for (row, (got, wanted)) in got.rows().zip(wanted.rows()).enumerate() {
+        if let Some(column) = wanted.iter().position(|value| !value.is_finite()) {
+            return Err(Failure(format!(
+                "the reference itself holds {} at row {row} column {column}",
+                wanted[column]
+            )));
+        }
+        if let Some(column) = got.iter().position(|value| !value.is_finite()) {
+            return Err(Failure(format!(
+                "row {row} column {column} is {}: not written, or garbage was read",
+                got[column]
+            )));
+        }
+        let different = got.iter().zip(wanted).position(|(got, wanted)| got.to_bits() != wanted.to_bits());
+        let Some(column) = different else { continue };
+        let error = normalized_error(got, wanted);
+        worst = worst.max(error);
+        if bound == 0.0 || error > bound {
+            return Err(Failure(format!(
+                "row {row} has error {error:.1e}, at most {bound:.0e}; first differs at column {column}: {:e}, wanted {:e}",
+                got[column], wanted[column]
+            )));
+        }
+    }
+    Ok(worst)
+}
+
+/// Squared difference over squared size. A row of zeros is measured against one.
+fn normalized_error(got: &[f32], wanted: &[f32]) -> f64 {
+    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+    let difference = squares(&mut got.iter().zip(wanted).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    let size = squares(&mut wanted.iter().map(|value| f64::from(*value)));
+    difference / if size == 0.0 { 1.0 } else { size }
+}

@@ -1,0 +1,143 @@
+//! Random inputs from a seed: values, orders, and stored tensors made of valid blocks.
+
+use std::fmt;
+
+use fornax_format::{DType, View};
+use half::{bf16, f16};
+
+use crate::{PageId, Part};
+
+use super::Failure;
+
+/// Every type that a weight may have.
+pub(super) const DTYPES: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+/// Splitmix64: small, and enough for inputs.
+pub(super) struct Random(u64);
+
+impl Random {
+    /// The inputs of a case are those of its name (FNV-1a), so that cases neither share nor shift them.
+    pub(super) fn of(case: impl fmt::Display) -> Random {
+        let name = case.to_string();
+        Random(name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        }))
+    }
+
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    /// Below `limit`.
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        (self.bits() % limit as u64) as usize
+    }
+
+    /// In [0, 1).
+    fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// Roughly normal: mean 0, standard deviation 1.
+    pub(super) fn value(&mut self) -> f32 {
+        let sum: f32 = (0..4).map(|_| self.unit()).sum();
+        (sum - 2.0) * 3f32.sqrt()
+    }
+
+    pub(super) fn values(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.value()).collect()
+    }
+
+    /// A random order of `0..count`.
+    pub(super) fn order(&mut self, count: usize) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..count as u32).collect();
+        for last in (1..count).rev() {
+            order.swap(last, self.below(last + 1));
+        }
+        order
+    }
+
+    /// Every page but the trash page, in random order.
+    pub(super) fn pages(&mut self, pages: usize) -> Vec<PageId> {
+        self.order(pages - 1).into_iter().map(|page| PageId(page + 1)).collect()
+    }
+}
+
+/// The bytes of a stored tensor.
+pub(super) struct Stored {
+    dtype: DType,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Stored {
+    /// A matrix of valid blocks: any quants, and scales that make values of size about one.
+    pub(super) fn matrix(random: &mut Random, dtype: DType, rows: usize, columns: usize) -> Stored {
+        Stored::new(random, dtype, vec![rows, columns])
+    }
+
+    /// A vector of valid blocks.
+    pub(super) fn vector(random: &mut Random, dtype: DType, values: usize) -> Stored {
+        Stored::new(random, dtype, vec![values])
+    }
+
+    fn new(random: &mut Random, dtype: DType, shape: Vec<usize>) -> Stored {
+        let blocks = shape.iter().product::<usize>() / dtype.block_values();
+        let mut bytes = Vec::with_capacity(blocks * dtype.block_bytes());
+        for _ in 0..blocks {
+            push_block(random, dtype, &mut bytes);
+        }
+        Stored { dtype, shape, bytes }
+    }
+
+    pub(super) fn view(&self) -> Result<View<'_>, Failure> {
+        View::new("random", self.dtype, self.shape.clone(), &self.bytes)
+            .map_err(|error| Failure(format!("the suite made a wrong tensor: {error}")))
+    }
+
+    pub(super) fn part(&self) -> Result<Part<'_>, Failure> {
+        Ok(Part::from(self.view()?))
+    }
+}
+
+fn push_block(random: &mut Random, dtype: DType, bytes: &mut Vec<u8>) {
+    // Where the f16 scales are in a block, and how large they make its values; everything else is quants and small
+    // integer scales, of which any bytes are valid.
+    let (scales, size): (&[usize], f32) = match dtype {
+        DType::F32 => return bytes.extend(random.value().to_le_bytes()),
+        DType::F16 => return bytes.extend(f16::from_f32(random.value()).to_le_bytes()),
+        DType::BF16 => return bytes.extend(bf16::from_f32(random.value()).to_le_bytes()),
+        DType::Q4_0 => (&[0], 0.2),
+        DType::Q4_1 => (&[0, 2], 0.1),
+        DType::Q5_0 => (&[0], 0.1),
+        DType::Q5_1 => (&[0, 2], 0.05),
+        DType::Q8_0 => (&[0], 0.015),
+        DType::Q4_K => (&[0, 2], 0.003),
+        DType::Q5_K => (&[0, 2], 0.0015),
+        DType::Q6_K => (&[208], 0.001),
+        _ => unreachable!("{dtype} is not among the types of the suite"),
+    };
+    let start = bytes.len();
+    bytes.extend((0..dtype.block_bytes()).map(|_| random.bits() as u8));
+    for at in scales {
+        let scale =
+            f16::from_f32(size * (0.5 + random.unit()) * if random.below(2) == 0 { 1.0 } else { -1.0 });
+        bytes[start + at..start + at + 2].copy_from_slice(&scale.to_le_bytes());
+    }
+}

@@ -1,0 +1,235 @@
+//! Operations against outputs that `make_ops.py` had computed by transformers, torch and gguf.
+
+use fornax_compute::cpu::{Activations, Cpu, Simd};
+use fornax_compute::{
+    Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, Norm, PageId, Part,
+    Purpose, Rope, Row, Rows, Token,
+};
+use fornax_format::{DType, View};
+use serde::Deserialize;
+
+use crate::cpu;
+
+#[derive(Deserialize)]
+struct Ops {
+    rms_norm: Vec<RmsNorm>,
+    rope: Vec<Rotary>,
+    glu: Vec<Gated>,
+    attention: Causal,
+    matmul: Matmul,
+}
+
+#[derive(Deserialize)]
+struct RmsNorm {
+    columns: usize,
+    eps: f32,
+    x: Vec<f32>,
+    weight: Vec<f32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Rotary {
+    query: usize,
+    kv: usize,
+    dim: usize,
+    positions: Vec<u32>,
+    frequencies: Vec<f32>,
+    qkv: Vec<f32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Gated {
+    columns: usize,
+    x: Vec<f32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Causal {
+    query: usize,
+    kv: usize,
+    dim: usize,
+    scale: f32,
+    qkv: Vec<f32>,
+    cases: Vec<Windowed>,
+}
+
+#[derive(Deserialize)]
+struct Windowed {
+    window: Option<u32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Matmul {
+    rows: usize,
+    columns: usize,
+    x: Vec<f32>,
+    cases: Vec<Stored>,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    dtype: String,
+    bytes: String,
+    out: Vec<f64>,
+    usual: Vec<f64>,
+}
+
+fn ops() -> Ops {
+    serde_json::from_str(include_str!("ops.json")).unwrap()
+}
+
+/// Runs `body` on every kind of CPU backend.
+fn on_each(mut body: impl FnMut(&Cpu)) {
+    for simd in Simd::present() {
+        for activations in [Activations::Float, Activations::Int8] {
+            body(&cpu(simd, activations, 2));
+        }
+    }
+}
+
+#[track_caller]
+fn check(what: &str, got: &[f32], wanted: &[f64], bound: f64) {
+    check_by(what, got, wanted, wanted, bound);
+}
+
+/// The squared error, measured by the squares of what is `usual`.
+#[track_caller]
+fn check_by(what: &str, got: &[f32], wanted: &[f64], usual: &[f64], bound: f64) {
+    assert_eq!(got.len(), wanted.len(), "{what}");
+    let error: f64 = got.iter().zip(wanted).map(|(got, wanted)| (f64::from(*got) - wanted).powi(2)).sum();
+    let size: f64 = usual.iter().map(|usual| usual.powi(2)).sum();
+    assert!(size > 0.0, "{what}: nothing to measure by");
+    assert!(error <= bound * size, "{what}: error {:e}, at most {bound:e}", error / size);
+}
+
+/// A sequence of `len` tokens from `start`.
+fn batch(start: usize, len: usize, pages: Vec<Vec<PageId>>) -> Batch {
+    let mut batch = Batch::default();
+    let row =
+        Row { slot: 0, start: start.try_into().unwrap(), len: len.try_into().unwrap(), pages, wanted: 0 };
+    batch.push(row, (0..len).map(|_| Token::Known(0)));
+    batch
+}
+
+fn filled(cpu: &Cpu, columns: usize, values: &[f32]) -> <Cpu as Memory>::Buf {
+    let mut buf = cpu.alloc(Purpose::Activations, values.len() / columns, columns).unwrap();
+    cpu.write(&mut buf, 0, values).unwrap();
+    buf
+}
+
+fn poisoned(cpu: &Cpu, rows: usize, columns: usize) -> <Cpu as Memory>::Buf {
+    filled(cpu, columns, &vec![f32::NAN; rows * columns])
+}
+
+#[test]
+fn rms_norm_is_that_of_transformers() {
+    for case in ops().rms_norm {
+        on_each(|cpu| {
+            let rows = case.x.len() / case.columns;
+            let norm = Norm { weight: cpu.upload_values(&case.weight).unwrap(), eps: case.eps };
+            let (x, mut out) = (filled(cpu, case.columns, &case.x), poisoned(cpu, rows, case.columns));
+            let step = cpu.begin(&batch(0, rows, vec![])).unwrap();
+            cpu.rms_norm(&step, Rows::Tokens, &norm, &x, &mut out).unwrap();
+            check("rms_norm", &cpu.read(&out, 0, rows).unwrap(), &case.out, 1e-12);
+        });
+    }
+}
+
+#[test]
+fn rope_is_that_of_transformers_at_positions_beyond_zero() {
+    for case in ops().rope {
+        on_each(|cpu| {
+            let heads = Heads { query: case.query, kv: case.kv, dim: case.dim };
+            let rope = Rope {
+                frequencies: cpu.upload_values(&case.frequencies).unwrap(),
+                pairs: case.frequencies.len(),
+                magnitude: 1.0,
+            };
+            let mut qkv = filled(cpu, heads.qkv_columns(), &case.qkv);
+            let mut batch = batch(0, case.positions.len(), vec![]);
+            batch.positions.clone_from(&case.positions);
+            let step = cpu.begin(&batch).unwrap();
+            cpu.rope(&step, heads, &rope, &mut qkv).unwrap();
+            check("rope", &cpu.read(&qkv, 0, case.positions.len()).unwrap(), &case.out, 1e-12);
+        });
+    }
+}
+
+#[test]
+fn glu_is_that_of_torch() {
+    for case in ops().glu {
+        on_each(|cpu| {
+            let rows = case.out.len() / case.columns;
+            let (x, mut out) = (filled(cpu, 2 * case.columns, &case.x), poisoned(cpu, rows, case.columns));
+            let step = cpu.begin(&batch(0, rows, vec![])).unwrap();
+            cpu.glu(&step, Glu::Silu, &x, &mut out).unwrap();
+            check("glu", &cpu.read(&out, 0, rows).unwrap(), &case.out, 1e-12);
+        });
+    }
+}
+
+/// In two chunks over pages out of order.
+#[test]
+fn attention_over_pages_is_that_of_torch() {
+    let ops = ops().attention;
+    let heads = Heads { query: ops.query, kv: ops.kv, dim: ops.dim };
+    let (columns, out_columns) = (heads.qkv_columns(), heads.query * heads.dim);
+    let tokens = ops.qkv.len() / columns;
+    let layer = KvLayer { group: 0, layer: 0 };
+    for case in &ops.cases {
+        for first in [tokens, 32, 17] {
+            on_each(|cpu| {
+                let group =
+                    KvGroup { layers: 1, heads: heads.kv, dim: heads.dim, window: case.window, pages: 4 };
+                let mut kv = cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 }).unwrap();
+                let attention = Attention { heads, layer, scale: ops.scale };
+                let mut got = Vec::new();
+                for (start, len) in [(0, first), (first, tokens - first)] {
+                    if len == 0 {
+                        continue;
+                    }
+                    let qkv = filled(cpu, columns, &ops.qkv[start * columns..][..len * columns]);
+                    let mut out = poisoned(cpu, len, out_columns);
+                    let step = cpu.begin(&batch(start, len, vec![vec![PageId(3), PageId(1)]])).unwrap();
+                    cpu.kv_write(&step, heads, layer, &qkv, &mut kv).unwrap();
+                    cpu.attention(&step, &attention, &qkv, &kv, &mut out).unwrap();
+                    cpu.finish(step).unwrap();
+                    got.extend(cpu.read(&out, 0, len).unwrap());
+                }
+                check(&format!("attention with window {:?}", case.window), &got, &case.out, 1e-12);
+            });
+        }
+    }
+}
+
+#[test]
+fn products_are_those_of_weights_dequantised_by_gguf() {
+    let ops = ops().matmul;
+    assert_eq!(ops.cases.len(), 11);
+    for case in &ops.cases {
+        let dtype = DType::all().find(|dtype| dtype.name() == case.dtype).unwrap();
+        let bytes: Vec<u8> = (0..case.bytes.len() / 2)
+            .map(|at| u8::from_str_radix(&case.bytes[2 * at..][..2], 16).unwrap())
+            .collect();
+        let view = View::new("golden", dtype, vec![ops.rows, ops.columns], &bytes).unwrap();
+        on_each(|cpu| {
+            let tokens = ops.x.len() / ops.columns;
+            let weight = cpu.upload(&[Part::from(view.clone())]).unwrap();
+            let (x, mut out) = (filled(cpu, ops.columns, &ops.x), poisoned(cpu, tokens, ops.rows));
+            let step = cpu.begin(&batch(0, tokens, vec![])).unwrap();
+            cpu.matmul(&step, Rows::Tokens, &weight, &x, &mut out).unwrap();
+            // Rounding to 8 bits errs by (largest / 127)^2 / 12, and the largest of a block is some three times the
+            // usual value.
+            let bound = match cpu.options().activations {
+                Activations::Float => 1e-12,
+                Activations::Int8 => 1e-4,
+            };
+            let got = cpu.read(&out, 0, tokens).unwrap();
+            check_by(&format!("{dtype} product"), &got, &case.out, &case.usual, bound);
+        });
+    }
+}

@@ -1,0 +1,41 @@
+//! The CPU backend passes the conformance suite, backends that are wrong on purpose do not, and the scalar reference
+//! that the suite compares with is itself held against other people's code.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod golden;
+mod mutants;
+
+use fornax_compute::conformance::{self, Report, Subject};
+use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Simd};
+
+fn cpu(simd: Simd, activations: Activations, threads: usize) -> Cpu {
+    Cpu::new(CpuOptions { simd, activations, threads, ..CpuOptions::default() }).unwrap()
+}
+
+fn report(cpu: &Cpu) -> Report {
+    let subject =
+        Subject { backend: cpu, sizes: cpu.sizes(), activations: cpu.options().activations, invariant: true };
+    conformance::run(&subject, &mut |_| ()).unwrap()
+}
+
+fn conforms(activations: Activations) {
+    for simd in Simd::present() {
+        for threads in [1, 2] {
+            let report = report(&cpu(simd, activations, threads));
+            let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
+            assert!(report.conforms(), "{simd:?} {activations:?} {threads}:\n{}", failed.join("\n"));
+            assert!(report.passed > 400, "only {} cases ran", report.passed);
+        }
+    }
+}
+
+#[test]
+fn cpu_conforms_with_float_activations() {
+    conforms(Activations::Float);
+}
+
+#[test]
+fn cpu_conforms_with_int8_activations() {
+    conforms(Activations::Int8);
+}

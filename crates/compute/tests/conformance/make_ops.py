@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Writes ops.json: small inputs and outputs of the operations, computed by other people's code.
+
+Needs numpy, torch, transformers and gguf; run it beside this file: `python make_ops.py`. Norm, rotation and masks are
+transformers' own functions, attention is torch's, weights are dequantised by the gguf package. Arithmetic is float64
+on float32 inputs, so that the outputs are truth and not one more rounding; only the rotary angles are float32, as
+transformers makes them.
+"""
+
+import json
+import pathlib
+
+import gguf
+import numpy as np
+import torch
+from transformers import LlamaConfig
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
+
+rng = np.random.default_rng(2)
+
+
+def values(*shape, size=1.0):
+    """Float32 values that a short decimal writes exactly enough to be read back as the same float32."""
+    return np.round(rng.normal(0, size, shape), 3).astype(np.float32)
+
+
+def written(array):
+    """Float32 as its shortest decimal, float64 to nine digits."""
+    array = np.asarray(array).ravel()
+    return [float(str(x)) if array.dtype == np.float32 else float(f"{x:.9g}") for x in array]
+
+
+def rms_norm():
+    cases = []
+    for columns, size, eps in [(48, 2.0, 1e-5), (31, 0.002, 1e-5), (64, 1.0, 1e-6)]:
+        x, weight = values(4, columns, size=size), values(columns, size=3.0)
+        norm = LlamaRMSNorm(columns, eps=eps)
+        norm.weight.data = torch.tensor(weight).double()
+        # The module itself computes in float32; its formula is used in float64.
+        hidden = torch.tensor(x).double()
+        wide = norm.weight * (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
+        assert torch.allclose(wide, norm(hidden).double(), atol=1e-4)
+        cases.append(dict(columns=columns, eps=eps, x=written(x), weight=written(weight), out=written(wide.detach())))
+    return cases
+
+
+def rope():
+    cases = []
+    positions = [1, 2, 0, 31, 33, 700, 4095]
+    for query, kv, dim, rotated in [(3, 1, 16, 16), (2, 2, 20, 8)]:
+        config = LlamaConfig(
+            hidden_size=query * rotated, num_attention_heads=query, head_dim=rotated, rope_theta=500000.0, max_position_embeddings=8192
+        )
+        module = LlamaRotaryEmbedding(config)
+        cos, sin = module(torch.zeros(1, dtype=torch.float32), torch.tensor([positions]))
+        q, k, v = (values(len(positions), heads, dim) for heads in (query, kv, kv))
+        heads = lambda x: torch.tensor(x).double().transpose(0, 1)[None]  # (1, heads, tokens, dim)
+        # Partial rotary as in transformers' phi: the first part of a head turns, the rest passes.
+        q_rot, k_rot = apply_rotary_pos_emb(heads(q)[..., :rotated], heads(k)[..., :rotated], cos.double(), sin.double())
+        back = lambda turned, x: np.concatenate([turned[0].transpose(0, 1).numpy(), x[..., rotated:]], -1)
+        q_out, k_out = back(q_rot, q), back(k_rot, k)
+        fused = lambda q, k: np.concatenate([x.reshape(len(positions), -1) for x in (q, k, v)], -1)
+        cases.append(
+            dict(
+                query=query, kv=kv, dim=dim, positions=positions, frequencies=written(module.inv_freq),
+                qkv=written(fused(q, k)), out=written(fused(q_out, k_out)),
+            )
+        )
+    return cases
+
+
+def glu():
+    gate, up = values(3, 33, size=4.0), values(3, 33)
+    gate[0, :4] = [-90, 90, 0, -20]
+    out = torch.nn.functional.silu(torch.tensor(gate).double()) * torch.tensor(up).double()
+    return [dict(columns=33, x=written(np.concatenate([gate, up], -1)), out=written(out))]
+
+
+def attention():
+    tokens, query, kv, dim, scale = 45, 6, 2, 8, 0.3
+    q, k, v = (values(tokens, heads, dim, size=1.5) for heads in (query, kv, kv))
+    heads = lambda x: torch.tensor(x).double().transpose(0, 1)[None]
+    keys, vals = repeat_kv(heads(k), query // kv), repeat_kv(heads(v), query // kv)
+    cases = []
+    for window in (None, 10, 33):
+        function = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
+        at = torch.arange(tokens)
+        mask = function(torch.tensor(0), torch.tensor(0), at[:, None], at[None, :])
+        out = torch.nn.functional.scaled_dot_product_attention(heads(q), keys, vals, attn_mask=mask, scale=scale)
+        cases.append(dict(window=window, out=written(out[0].transpose(0, 1).numpy())))
+    qkv = np.concatenate([x.reshape(tokens, -1) for x in (q, k, v)], -1)
+    return dict(query=query, kv=kv, dim=dim, scale=scale, qkv=written(qkv), cases=cases)
+
+
+def matmul():
+    rows, columns, tokens = 3, 256, 2
+    x = values(tokens, columns)
+    cases = []
+    # Where a block keeps its f16 scales; any other byte is valid.
+    scales = dict(Q4_0=[0], Q4_1=[0, 2], Q5_0=[0], Q5_1=[0, 2], Q8_0=[0], Q4_K=[0, 2], Q5_K=[0, 2], Q6_K=[208])
+    for name in ["F32", "F16", "BF16", *scales]:
+        kind = gguf.GGMLQuantizationType[name]
+        plain = values(rows, columns)
+        if name == "F32":
+            stored = plain.view(np.uint8)
+        elif name == "F16":
+            stored = plain.astype(np.float16).view(np.uint8)
+        elif name == "BF16":
+            stored = (plain.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        else:
+            block, size = gguf.GGML_QUANT_SIZES[kind]
+            stored = rng.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
+            for at in scales[name]:
+                scale = rng.uniform(0.001, 0.02, (len(stored), 1)) * rng.choice([-1, 1], (len(stored), 1))
+                stored[:, at : at + 2] = scale.astype(np.float16).view(np.uint8)
+            stored = stored.reshape(rows, -1)
+        weight = gguf.dequantize(stored, kind).reshape(rows, columns).astype(np.float64)
+        wide = x.astype(np.float64)
+        # How large a product of such numbers usually is: what rounding errors are measured by.
+        usual = np.sqrt(wide**2 @ (weight**2).T)
+        cases.append(dict(dtype=name, bytes=stored.tobytes().hex(), out=written(wide @ weight.T), usual=written(usual)))
+    return dict(rows=rows, columns=columns, x=written(x), cases=cases)
+
+
+with torch.no_grad():
+    out = dict(rms_norm=rms_norm(), rope=rope(), glu=glu(), attention=attention(), matmul=matmul())
+text = json.dumps(out, separators=(",", ":")).replace(',"', ',\n"')
+pathlib.Path(__file__).with_name("ops.json").write_text(text + "\n")
+print(len(text), "bytes")

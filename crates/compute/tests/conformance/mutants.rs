@@ -1,0 +1,366 @@
+//! Backends that are wrong on purpose: the suite must find each of them, or it proves nothing.
+
+use std::cell::Cell;
+
+use fornax_compute::conformance::{self, Op, Report, Subject};
+use fornax_compute::cpu::{Activations, Cpu, Simd};
+use fornax_compute::{
+    Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output, Part, Purpose, Rope,
+    Rows, SampleRow, Token, Usage,
+};
+
+use crate::cpu;
+
+type Buf = <Cpu as Memory>::Buf;
+type Weight = <Cpu as Memory>::Weight;
+type Kv = <Cpu as Memory>::Kv;
+
+/// One mistake that somebody could make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// A later chunk reads its first two pages the wrong way round.
+    WrongPage,
+    /// Rotary positions count from one.
+    PositionOffByOne,
+    /// All layers of a group share the first one's pages.
+    OneLayer,
+    /// The window is not known.
+    WindowIgnored,
+    /// The window is one position too long.
+    WindowOffByOne,
+    /// Keys and values are stored in f16 where bf16 was asked for.
+    KvInF16,
+    /// Norms divide by the bare root mean square.
+    NormWithoutEps,
+    /// The last row of a product is not written.
+    RowUnwritten,
+    /// A product writes one row too many.
+    RowTooMany,
+    /// A product of several rows is summed in another order.
+    SumDependsOnBatch,
+    /// Attention of a whole prompt is summed in another order than that of a single token.
+    SumDependsOnChunk,
+    /// Stored row orders are dropped.
+    OrderIgnored,
+    /// The bias is added to the first row only.
+    BiasOnce,
+    /// Gate and up are exchanged.
+    GateAndUpSwapped,
+    /// The first rows are gathered instead of those that want logits.
+    GatherFirst,
+    /// Grammar masks are not looked at.
+    MaskIgnored,
+    /// All requests draw with one seed.
+    SeedIgnored,
+    /// Results come in the order of the logits.
+    SampledInLogitsOrder,
+    /// A sampled token is read from the row's own slot.
+    SampledSlotIgnored,
+    /// A recorded step is not run again.
+    ReplaysNothing,
+    /// Buffers are counted twice.
+    CountedTwice,
+    /// Batches are cut to what fits.
+    CutsBatches,
+}
+
+const FAULTS: &[(Fault, Op)] = &[
+    (Fault::WrongPage, Op::Attention),
+    (Fault::PositionOffByOne, Op::Rope),
+    (Fault::OneLayer, Op::Attention),
+    (Fault::WindowIgnored, Op::Attention),
+    (Fault::WindowOffByOne, Op::Attention),
+    (Fault::KvInF16, Op::Attention),
+    (Fault::NormWithoutEps, Op::RmsNorm),
+    (Fault::RowUnwritten, Op::Matmul),
+    (Fault::RowTooMany, Op::Matmul),
+    (Fault::SumDependsOnBatch, Op::Invariance),
+    (Fault::SumDependsOnChunk, Op::Invariance),
+    (Fault::OrderIgnored, Op::Matmul),
+    (Fault::BiasOnce, Op::Add),
+    (Fault::GateAndUpSwapped, Op::Glu),
+    (Fault::GatherFirst, Op::Gather),
+    (Fault::MaskIgnored, Op::Sample),
+    (Fault::SeedIgnored, Op::Sample),
+    (Fault::SampledInLogitsOrder, Op::Sample),
+    (Fault::SampledSlotIgnored, Op::Sample),
+    (Fault::ReplaysNothing, Op::Record),
+    (Fault::CountedTwice, Op::Memory),
+    (Fault::CutsBatches, Op::Limits),
+];
+
+/// Runs the suite's cases of some operations on a backend with this fault.
+fn report(fault: Fault, ops: &[Op]) -> Report {
+    let mutant =
+        Mutant { inner: cpu(Simd::detect(), Activations::Float, 1), fault, recorded: Cell::new(false) };
+    let sizes = mutant.inner.sizes();
+    let subject = Subject { backend: &mutant, sizes, activations: Activations::Float, invariant: true };
+    conformance::run_only(ops, &subject, &mut |_| ()).unwrap()
+}
+
+#[test]
+fn every_wrong_backend_is_found() {
+    for &(fault, op) in FAULTS {
+        assert!(!report(fault, &[op]).failed.is_empty(), "{fault:?} was not found among the {op} cases");
+    }
+}
+
+#[test]
+fn without_its_fault_a_mutant_conforms() {
+    let ops: Vec<Op> = FAULTS.iter().map(|(_, op)| *op).collect();
+    assert!(report(Fault::None, &ops).conforms());
+}
+
+/// A correct backend with one fault.
+struct Mutant {
+    inner: Cpu,
+    fault: Fault,
+    recorded: Cell<bool>,
+}
+
+/// The real step beside what the faults need to know of its batch.
+struct Step {
+    inner: <Cpu as Backend>::Step,
+    tokens: usize,
+    wanted: usize,
+}
+
+impl Step {
+    fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.tokens,
+            Rows::Wanted => self.wanted,
+        }
+    }
+}
+
+impl Mutant {
+    fn has(&self, fault: Fault) -> bool {
+        self.fault == fault
+    }
+
+    /// Changes the last bit of every value, which no bound notices.
+    fn nudge(&self, buf: &mut Buf, rows: usize) -> Result<(), Error> {
+        let values: Vec<f32> = self.inner.read(buf, 0, rows)?.iter().map(|value| value.next_up()).collect();
+        self.inner.write(buf, 0, &values)
+    }
+}
+
+impl Memory for Mutant {
+    type Weight = Weight;
+    type Buf = Buf;
+    type Kv = Kv;
+
+    fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        let mut parts = parts.to_vec();
+        if self.has(Fault::OrderIgnored) {
+            parts.iter_mut().for_each(|part| part.rows = None);
+        }
+        self.inner.upload(&parts)
+    }
+
+    fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
+        self.inner.upload_vector(parts)
+    }
+
+    fn upload_values(&self, values: &[f32]) -> Result<Buf, Error> {
+        self.inner.upload_values(values)
+    }
+
+    fn alloc(&self, purpose: Purpose, rows: usize, columns: usize) -> Result<Buf, Error> {
+        if self.has(Fault::CountedTwice) && rows == 7 {
+            std::mem::forget(self.inner.alloc(purpose, rows, columns)?);
+        }
+        self.inner.alloc(purpose, rows, columns)
+    }
+
+    fn alloc_kv(&self, spec: &KvSpec) -> Result<Kv, Error> {
+        let mut spec = spec.clone();
+        for group in &mut spec.groups {
+            match self.fault {
+                Fault::WindowIgnored => group.window = None,
+                Fault::WindowOffByOne => group.window = group.window.map(|window| window + 1),
+                _ => {}
+            }
+        }
+        if self.has(Fault::KvInF16) {
+            spec.dtype = fornax_compute::KvDType::F16;
+        }
+        self.inner.alloc_kv(&spec)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+impl Backend for Mutant {
+    type Step = Step;
+
+    fn name(&self) -> &'static str {
+        "mutant"
+    }
+
+    fn begin(&self, batch: &Batch) -> Result<Step, Error> {
+        let mut batch = batch.clone();
+        match self.fault {
+            Fault::WrongPage => {
+                let grown = batch.rows.iter_mut().filter(|row| row.start >= 64);
+                grown.flat_map(|row| &mut row.pages).for_each(|table| table.swap(0, 1));
+            }
+            Fault::PositionOffByOne => batch.positions.iter_mut().for_each(|position| *position += 1),
+            Fault::SampledSlotIgnored => {
+                let slots: Vec<u32> = batch
+                    .rows
+                    .iter()
+                    .flat_map(|row| std::iter::repeat_n(row.slot, row.len as usize))
+                    .collect();
+                for (token, own) in batch.tokens.iter_mut().zip(slots) {
+                    if let Token::Sampled(slot) = token {
+                        *slot = own;
+                    }
+                }
+            }
+            Fault::CutsBatches if batch.tokens.len() > 512 => {
+                batch.tokens.truncate(512);
+                batch.positions.truncate(512);
+                batch.rows[0].len = 512;
+            }
+            _ => {}
+        }
+        Ok(Step { inner: self.inner.begin(&batch)?, tokens: batch.tokens.len(), wanted: batch.wanted() })
+    }
+
+    fn record(&self, step: &Step, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
+        if self.has(Fault::ReplaysNothing) && self.recorded.replace(true) {
+            return Ok(());
+        }
+        self.inner.record(&step.inner, body)
+    }
+
+    fn finish(&self, step: Step) -> Result<Output, Error> {
+        self.inner.finish(step.inner)
+    }
+
+    fn write(&self, buf: &mut Buf, row: usize, values: &[f32]) -> Result<(), Error> {
+        self.inner.write(buf, row, values)
+    }
+
+    fn read(&self, buf: &Buf, row: usize, rows: usize) -> Result<Vec<f32>, Error> {
+        self.inner.read(buf, row, rows)
+    }
+
+    fn embed(&self, step: &Step, table: &Weight, out: &mut Buf) -> Result<(), Error> {
+        self.inner.embed(&step.inner, table, out)
+    }
+
+    fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let count = step.count(rows);
+        let last = self.inner.read(out, count - 1, 1)?;
+        self.inner.matmul(&step.inner, rows, weight, x, out)?;
+        match self.fault {
+            Fault::RowUnwritten => self.inner.write(out, count - 1, &last),
+            Fault::RowTooMany => self.inner.write(out, count, &vec![0.0; last.len()]),
+            Fault::SumDependsOnBatch if count > 1 => self.nudge(out, count),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let count = step.count(rows);
+        let rest = self.inner.read(x, 1, count - 1)?;
+        self.inner.add_vector(&step.inner, rows, vector, x)?;
+        if self.has(Fault::BiasOnce) { self.inner.write(x, 1, &rest) } else { Ok(()) }
+    }
+
+    fn add(&self, step: &Step, rows: Rows, y: &Buf, x: &mut Buf) -> Result<(), Error> {
+        self.inner.add(&step.inner, rows, y, x)
+    }
+
+    fn rms_norm(
+        &self,
+        step: &Step,
+        rows: Rows,
+        norm: &Norm<Buf>,
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        if !self.has(Fault::NormWithoutEps) {
+            return self.inner.rms_norm(&step.inner, rows, norm, x, out);
+        }
+        let weight = self.inner.upload_values(&self.inner.read(&norm.weight, 0, 1)?)?;
+        self.inner.rms_norm(&step.inner, rows, &Norm { weight, eps: 0.0 }, x, out)
+    }
+
+    fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        self.inner.rope(&step.inner, heads, rope, qkv)
+    }
+
+    fn kv_write(
+        &self,
+        step: &Step,
+        heads: Heads,
+        mut layer: KvLayer,
+        qkv: &Buf,
+        kv: &mut Kv,
+    ) -> Result<(), Error> {
+        if self.has(Fault::OneLayer) {
+            layer.layer = 0;
+        }
+        self.inner.kv_write(&step.inner, heads, layer, qkv, kv)
+    }
+
+    fn attention(
+        &self,
+        step: &Step,
+        attention: &Attention,
+        qkv: &Buf,
+        kv: &Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let mut attention = *attention;
+        if self.has(Fault::OneLayer) {
+            attention.layer.layer = 0;
+        }
+        self.inner.attention(&step.inner, &attention, qkv, kv, out)?;
+        if self.has(Fault::SumDependsOnChunk) && step.tokens > 64 {
+            self.nudge(out, step.tokens)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn glu(&self, step: &Step, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
+        if !self.has(Fault::GateAndUpSwapped) {
+            return self.inner.glu(&step.inner, kind, gate_up, out);
+        }
+        let values = self.inner.read(gate_up, 0, step.tokens)?;
+        let columns = values.len() / step.tokens;
+        let swapped: Vec<f32> = values
+            .chunks_exact(columns)
+            .flat_map(|row| row[columns / 2..].iter().chain(&row[..columns / 2]).copied())
+            .collect();
+        let mut buf = self.inner.alloc(Purpose::Activations, step.tokens, columns)?;
+        self.inner.write(&mut buf, 0, &swapped)?;
+        self.inner.glu(&step.inner, kind, &buf, out)
+    }
+
+    fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        if self.has(Fault::GatherFirst) {
+            return self.inner.write(out, 0, &self.inner.read(x, 0, step.wanted)?);
+        }
+        self.inner.gather_wanted(&step.inner, x, out)
+    }
+
+    fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+        let mut rows = rows.to_vec();
+        match self.fault {
+            Fault::MaskIgnored => rows.iter_mut().for_each(|row| row.mask = None),
+            Fault::SeedIgnored => rows.iter_mut().for_each(|row| row.seed = 0),
+            Fault::SampledInLogitsOrder => rows.sort_by_key(|row| row.wanted),
+            _ => {}
+        }
+        self.inner.sample(&mut step.inner, logits, &rows)
+    }
+}
