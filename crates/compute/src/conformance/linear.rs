@@ -20,26 +20,17 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             suite.compare(Embed { dtype, columns });
             let tokens: &[usize] = if columns <= 256 { &[1, 2, 3, 7, 33, 128] } else { &[1, 3, 7] };
             for &tokens in tokens {
-                suite.compare(Matmul {
-                    parts: vec![Rowset::plain(dtype, 33)],
-                    columns,
-                    tokens,
-                    wanted: None,
-                });
+                suite.compare(Matmul::plain(dtype, 33, columns, tokens));
             }
-            suite
-                .same_bits(format_args!("matmul {dtype} 21x{columns}: 33 rows, and one by one"), |backend| {
-                    one_by_one(backend, dtype, columns)
-                });
+            let case = format!("matmul {dtype} 21x{columns}: 128 rows, and in groups");
+            suite.same_bits(case, |backend| regrouped(backend, dtype, columns));
         }
         // Enough output rows for every thread of a large machine, and one row alone.
         for rows in [515, 1] {
-            suite.compare(Matmul {
-                parts: vec![Rowset::plain(dtype, rows)],
-                columns: 256,
-                tokens: 1,
-                wanted: None,
-            });
+            suite.compare(Matmul::plain(dtype, rows, 256, 1));
+        }
+        if dtype.block_values() > 1 {
+            suite.compare(Extreme { dtype });
         }
     }
     let stacked = vec![
@@ -132,6 +123,12 @@ struct Matmul {
     wanted: Option<usize>,
 }
 
+impl Matmul {
+    fn plain(dtype: DType, rows: usize, columns: usize, tokens: usize) -> Matmul {
+        Matmul { parts: vec![Rowset::plain(dtype, rows)], columns, tokens, wanted: None }
+    }
+}
+
 impl fmt::Display for Matmul {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for part in &self.parts {
@@ -168,28 +165,69 @@ impl Case for Matmul {
     }
 }
 
-/// A product of 33 rows, and the same rows in steps of their own.
-fn one_by_one<B: Backend>(backend: &B, dtype: DType, columns: usize) -> Result<(Table, Table), Failure> {
-    const TOKENS: usize = 33;
+/// Quants and activations at the ends of their ranges.
+struct Extreme {
+    dtype: DType,
+}
+
+impl fmt::Display for Extreme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} 33x512 of extreme quants, 2 rows of one magnitude", self.dtype)
+    }
+}
+
+impl Case for Extreme {
+    fn op(&self) -> Op {
+        Op::Matmul
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        const COLUMNS: usize = 512;
+        let mut random = Random::of(self);
+        let weight = Stored::matrix(&mut random, self.dtype, 33, COLUMNS).extreme(&mut random);
+        let weight = backend.upload(&[weight.part()?])?;
+        // All positive, then by turns.
+        let values: Vec<f32> =
+            (0..2 * COLUMNS).map(|at| if at > COLUMNS && at % 2 == 1 { -3.0 } else { 3.0 }).collect();
+        product(backend, &weight, 33, COLUMNS, &values)
+    }
+}
+
+/// The product of these rows of `columns` values, in a step of their own.
+fn product<B: Backend>(
+    backend: &B,
+    weight: &B::Weight,
+    weight_rows: usize,
+    columns: usize,
+    values: &[f32],
+) -> Result<Table, Failure> {
+    let tokens = values.len() / columns;
+    let x = Bench::filled(backend, Purpose::Activations, columns, values)?;
+    let mut out = Bench::poisoned(backend, Purpose::Activations, tokens, weight_rows)?;
+    step(backend, &batch(tokens, 0), |step| {
+        Ok(backend.matmul(step, Rows::Tokens, weight, &x.buf, &mut out.buf)?)
+    })?;
+    out.table(backend)
+}
+
+/// A product of 128 rows, and the same rows alone and in smaller groups.
+fn regrouped<B: Backend>(backend: &B, dtype: DType, columns: usize) -> Result<(Table, Table), Failure> {
+    const TOKENS: usize = 128;
     const OUT: usize = 21;
-    let mut random = Random::of(format_args!("one by one {dtype} {columns}"));
+    let mut random = Random::of(format_args!("regrouped {dtype} {columns}"));
     let weight = weight(backend, &mut random, &[Rowset::plain(dtype, OUT)], columns)?;
     let values = random.values(TOKENS * columns);
-    let product = |values: &[f32]| {
-        let tokens = values.len() / columns;
-        let x = Bench::filled(backend, Purpose::Activations, columns, values)?;
-        let mut out = Bench::poisoned(backend, Purpose::Activations, tokens, OUT)?;
-        step(backend, &batch(tokens, 0), |step| {
-            Ok(backend.matmul(step, Rows::Tokens, &weight, &x.buf, &mut out.buf)?)
-        })?;
-        out.table(backend)
-    };
-    let together = product(&values)?;
-    let mut alone = Table::new(OUT);
-    for row in values.chunks_exact(columns) {
-        alone.append(product(row)?);
+    let together = product(backend, &weight, OUT, columns, &values)?;
+    let (mut apart, mut rest) = (Table::new(OUT), values.as_slice());
+    for group in [1, 1, 2, 1, 3, 7, 1, 33, 5, 64].into_iter().cycle() {
+        if rest.is_empty() {
+            break;
+        }
+        let (these, others) = rest.split_at(rest.len().min(group * columns));
+        apart.append(product(backend, &weight, OUT, columns, these)?);
+        rest = others;
     }
-    Ok((together, alone))
+    Ok((together, apart))
 }
 
 /// The provided product with a bias.

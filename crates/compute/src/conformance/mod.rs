@@ -11,6 +11,7 @@
 
 mod attention;
 mod bench;
+mod faults;
 mod linear;
 mod random;
 mod rows;
@@ -40,10 +41,12 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::Add, 0.0),
     (Op::RmsNorm, 1e-7),
     (Op::Rope, 1e-7),
+    (Op::Kv, 0.0),
     (Op::Attention, 1e-7),
     (Op::Glu, 1e-7),
     (Op::Gather, 0.0),
     (Op::Sample, 1e-7),
+    (Op::Fault, 0.0),
     (Op::Record, 1e-7),
     (Op::Invariance, 0.0),
     (Op::Limits, 0.0),
@@ -62,10 +65,12 @@ pub enum Op {
     Add,
     RmsNorm,
     Rope,
+    Kv,
     Attention,
     Glu,
     Gather,
     Sample,
+    Fault,
     Record,
     Invariance,
     Limits,
@@ -90,10 +95,12 @@ impl fmt::Display for Op {
             Op::Add => "add",
             Op::RmsNorm => "rms_norm",
             Op::Rope => "rope",
+            Op::Kv => "kv",
             Op::Attention => "attention",
             Op::Glu => "glu",
             Op::Gather => "gather",
             Op::Sample => "sample",
+            Op::Fault => "fault",
             Op::Record => "record",
             Op::Invariance => "invariance",
             Op::Limits => "limits",
@@ -196,6 +203,7 @@ pub fn run_only<B: Backend, S: Sizes + Clone>(
     rows::cases(&mut suite);
     attention::cases(&mut suite);
     sampling::cases(&mut suite);
+    faults::cases(&mut suite);
     steps::cases(&mut suite, subject.sizes);
     Ok(suite.report)
 }

@@ -97,6 +97,20 @@ impl Stored {
         Stored::new(random, dtype, vec![values])
     }
 
+    /// The same with quants at the ends of their ranges, where narrow sums overflow.
+    pub(super) fn extreme(mut self, random: &mut Random) -> Stored {
+        let scales = scales(self.dtype).0;
+        for block in self.bytes.chunks_exact_mut(self.dtype.block_bytes()) {
+            let end = [0x00, 0xFF, 0x80, 0x7F][random.below(4)];
+            for (at, byte) in block.iter_mut().enumerate() {
+                if !scales.iter().any(|scale| (*scale..scale + 2).contains(&at)) {
+                    *byte = end;
+                }
+            }
+        }
+        self
+    }
+
     fn new(random: &mut Random, dtype: DType, shape: Vec<usize>) -> Stored {
         let blocks = shape.iter().product::<usize>() / dtype.block_values();
         let mut bytes = Vec::with_capacity(blocks * dtype.block_bytes());
@@ -116,13 +130,10 @@ impl Stored {
     }
 }
 
-fn push_block(random: &mut Random, dtype: DType, bytes: &mut Vec<u8>) {
-    // Where the f16 scales are in a block, and how large they make its values; everything else is quants and small
-    // integer scales, of which any bytes are valid.
-    let (scales, size): (&[usize], f32) = match dtype {
-        DType::F32 => return bytes.extend(random.value().to_le_bytes()),
-        DType::F16 => return bytes.extend(f16::from_f32(random.value()).to_le_bytes()),
-        DType::BF16 => return bytes.extend(bf16::from_f32(random.value()).to_le_bytes()),
+/// Where the f16 scales are in a block, and how large they are for values of about one; everything else is
+/// quants and small integer scales, of which any bytes are valid.
+fn scales(dtype: DType) -> (&'static [usize], f32) {
+    match dtype {
         DType::Q4_0 => (&[0], 0.2),
         DType::Q4_1 => (&[0, 2], 0.1),
         DType::Q5_0 => (&[0], 0.1),
@@ -131,13 +142,23 @@ fn push_block(random: &mut Random, dtype: DType, bytes: &mut Vec<u8>) {
         DType::Q4_K => (&[0, 2], 0.003),
         DType::Q5_K => (&[0, 2], 0.0015),
         DType::Q6_K => (&[208], 0.001),
-        _ => unreachable!("{dtype} is not among the types of the suite"),
-    };
+        _ => unreachable!("{dtype} is no block type of the suite"),
+    }
+}
+
+fn push_block(random: &mut Random, dtype: DType, bytes: &mut Vec<u8>) {
+    match dtype {
+        DType::F32 => return bytes.extend(random.value().to_le_bytes()),
+        DType::F16 => return bytes.extend(f16::from_f32(random.value()).to_le_bytes()),
+        DType::BF16 => return bytes.extend(bf16::from_f32(random.value()).to_le_bytes()),
+        _ => {}
+    }
+    let (scales, size) = scales(dtype);
     let start = bytes.len();
     bytes.extend((0..dtype.block_bytes()).map(|_| random.bits() as u8));
     for at in scales {
-        let scale =
-            f16::from_f32(size * (0.5 + random.unit()) * if random.below(2) == 0 { 1.0 } else { -1.0 });
+        let sign = if random.below(2) == 0 { 1.0 } else { -1.0 };
+        let scale = f16::from_f32(sign * size * (0.5 + random.unit()));
         bytes[start + at..start + at + 2].copy_from_slice(&scale.to_le_bytes());
     }
 }

@@ -5,8 +5,8 @@ use std::fmt;
 use fornax_format::DType;
 
 use crate::{
-    Backend, Batch, Counting, Error, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, PageId, Part, Purpose,
-    Row, Rows, Sizes, Token, Usage,
+    Backend, Batch, Counting, Error, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, Norm, PageId, Part,
+    Purpose, Row, Rows, Sizes, Token, Usage,
 };
 
 use super::bench::{Bench, Table, batch, count};
@@ -23,6 +23,7 @@ pub(super) fn cases<B: Backend, S: Sizes + Clone>(suite: &mut Suite<'_, B>, size
     }
     suite.check(Op::Limits, "refused: a token beyond the table", |backend| token_is_checked(backend));
     suite.check(Op::Limits, "refused: a page beyond the pool", |backend| page_is_checked(backend));
+    suite.check(Op::Limits, "a step that wants no logits", |backend| nothing_wanted(backend));
     suite.check(Op::Memory, "counted like the plan, and given back", |backend| {
         memory_is_counted(backend, sizes)
     });
@@ -184,6 +185,30 @@ fn page_is_checked<B: Backend>(backend: &B) -> Result<(), Failure> {
     let done = backend.kv_write(&step, heads, KvLayer { group: 0, layer: 0 }, &qkv.buf, &mut kv);
     backend.finish(step)?;
     expect_refused(done)
+}
+
+/// The first chunks of a prompt want no logits, and take the same way as the last.
+fn nothing_wanted<B: Backend>(backend: &B) -> Result<(), Failure> {
+    let mut random = Random::of("nothing wanted");
+    let head = Stored::matrix(&mut random, DType::Q8_0, 5, 32);
+    let head = backend.upload(&[head.part()?])?;
+    let norm = Norm { weight: backend.upload_values(&random.values(32))?, eps: 1e-5 };
+    let x = Bench::filled(backend, Purpose::Residual, 32, &random.values(3 * 32))?;
+    let mut gathered = Bench::poisoned(backend, Purpose::Residual, 0, 32)?;
+    let mut normed = Bench::poisoned(backend, Purpose::Activations, 0, 32)?;
+    let mut logits = Bench::poisoned(backend, Purpose::Logits, 0, 5)?;
+    let mut step = backend.begin(&batch(3, 0))?;
+    let done = backend
+        .gather_wanted(&step, &x.buf, &mut gathered.buf)
+        .and_then(|()| backend.rms_norm(&step, Rows::Wanted, &norm, &gathered.buf, &mut normed.buf))
+        .and_then(|()| backend.matmul(&step, Rows::Wanted, &head, &normed.buf, &mut logits.buf))
+        .and_then(|()| backend.sample(&mut step, &logits.buf, &[]));
+    let output = backend.finish(step)?;
+    done?;
+    for bench in [&gathered, &normed, &logits] {
+        bench.table(backend)?;
+    }
+    if output.sampled.is_empty() { Ok(()) } else { Err(Failure(format!("sampled {:?}", output.sampled))) }
 }
 
 /// Everything a model allocates, on any memory; held until the result is dropped.

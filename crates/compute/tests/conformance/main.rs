@@ -6,23 +6,26 @@
 mod golden;
 mod mutants;
 
-use fornax_compute::conformance::{self, Report, Subject};
+use fornax_compute::conformance::{self, Op, Report, Subject};
 use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Simd};
 
 fn cpu(simd: Simd, activations: Activations, threads: usize) -> Cpu {
     Cpu::new(CpuOptions { simd, activations, threads, ..CpuOptions::default() }).unwrap()
 }
 
-fn report(cpu: &Cpu) -> Report {
-    let subject =
-        Subject { backend: cpu, sizes: cpu.sizes(), activations: cpu.options().activations, invariant: true };
-    conformance::run(&subject, &mut |_| ()).unwrap()
+/// Judges a backend made with one kind of activations by the specification of another, or the same.
+fn report(cpu: &Cpu, judged_as: Activations, ops: Option<&[Op]>) -> Report {
+    let subject = Subject { backend: cpu, sizes: cpu.sizes(), activations: judged_as, invariant: true };
+    match ops {
+        None => conformance::run(&subject, &mut |_| ()).unwrap(),
+        Some(ops) => conformance::run_only(ops, &subject, &mut |_| ()).unwrap(),
+    }
 }
 
 fn conforms(activations: Activations) {
     for simd in Simd::present() {
         for threads in [1, 2] {
-            let report = report(&cpu(simd, activations, threads));
+            let report = report(&cpu(simd, activations, threads), activations, None);
             let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
             assert!(report.conforms(), "{simd:?} {activations:?} {threads}:\n{}", failed.join("\n"));
             assert!(report.passed > 400, "only {} cases ran", report.passed);
@@ -38,4 +41,17 @@ fn cpu_conforms_with_float_activations() {
 #[test]
 fn cpu_conforms_with_int8_activations() {
     conforms(Activations::Int8);
+}
+
+/// The bounds are tight enough to see whether activations were rounded.
+#[test]
+fn neither_way_to_multiply_passes_for_the_other() {
+    for (made, judged) in [(Activations::Float, Activations::Int8), (Activations::Int8, Activations::Float)] {
+        let report = report(&cpu(Simd::detect(), made, 1), judged, Some(&[Op::Matmul]));
+        let quantised = report.failed.iter().filter(|case| case.case.contains('Q')).count();
+        assert!(
+            quantised > 100 && quantised == report.failed.len(),
+            "{quantised} cases of quantised weights failed"
+        );
+    }
 }

@@ -29,8 +29,8 @@ enum Fault {
     WindowIgnored,
     /// The window is one position too long.
     WindowOffByOne,
-    /// Keys and values are stored in f16 where bf16 was asked for.
-    KvInF16,
+    /// Keys and values are stored in f32 where a half was asked for.
+    KvInF32,
     /// Norms divide by the bare root mean square.
     NormWithoutEps,
     /// The last row of a product is not written.
@@ -61,6 +61,8 @@ enum Fault {
     ReplaysNothing,
     /// Buffers are counted twice.
     CountedTwice,
+    /// A product takes NaN for zero.
+    NanIsZero,
     /// Batches are cut to what fits.
     CutsBatches,
 }
@@ -71,7 +73,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::OneLayer, Op::Attention),
     (Fault::WindowIgnored, Op::Attention),
     (Fault::WindowOffByOne, Op::Attention),
-    (Fault::KvInF16, Op::Attention),
+    (Fault::KvInF32, Op::Kv),
     (Fault::NormWithoutEps, Op::RmsNorm),
     (Fault::RowUnwritten, Op::Matmul),
     (Fault::RowTooMany, Op::Matmul),
@@ -87,6 +89,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::SampledSlotIgnored, Op::Sample),
     (Fault::ReplaysNothing, Op::Record),
     (Fault::CountedTwice, Op::Memory),
+    (Fault::NanIsZero, Op::Fault),
     (Fault::CutsBatches, Op::Limits),
 ];
 
@@ -184,8 +187,8 @@ impl Memory for Mutant {
                 _ => {}
             }
         }
-        if self.has(Fault::KvInF16) {
-            spec.dtype = fornax_compute::KvDType::F16;
+        if self.has(Fault::KvInF32) {
+            spec.dtype = fornax_compute::KvDType::F32;
         }
         self.inner.alloc_kv(&spec)
     }
@@ -257,19 +260,27 @@ impl Backend for Mutant {
 
     fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let count = step.count(rows);
+        if count == 0 {
+            return self.inner.matmul(&step.inner, rows, weight, x, out);
+        }
         let last = self.inner.read(out, count - 1, 1)?;
         self.inner.matmul(&step.inner, rows, weight, x, out)?;
         match self.fault {
             Fault::RowUnwritten => self.inner.write(out, count - 1, &last),
             Fault::RowTooMany => self.inner.write(out, count, &vec![0.0; last.len()]),
             Fault::SumDependsOnBatch if count > 1 => self.nudge(out, count),
+            Fault::NanIsZero => {
+                let values = self.inner.read(out, 0, count)?;
+                let finite: Vec<f32> =
+                    values.iter().map(|value| if value.is_nan() { 0.0 } else { *value }).collect();
+                self.inner.write(out, 0, &finite)
+            }
             _ => Ok(()),
         }
     }
 
     fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
-        let count = step.count(rows);
-        let rest = self.inner.read(x, 1, count - 1)?;
+        let rest = self.inner.read(x, 1, step.count(rows) - 1)?;
         self.inner.add_vector(&step.inner, rows, vector, x)?;
         if self.has(Fault::BiasOnce) { self.inner.write(x, 1, &rest) } else { Ok(()) }
     }
