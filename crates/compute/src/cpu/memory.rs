@@ -279,7 +279,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// The pages of all groups. Inside a group: [layer][page][K, then V][head][token][dim], so that what attention reads
+/// The pages of all groups. Inside a group: (layer, page, K then V, head, token, dim), so that what attention reads
 /// of one page for one head is contiguous.
 pub struct Kv {
     pub(super) dtype: KvDType,
