@@ -23,6 +23,11 @@ macro_rules! format_tests {
         fn integers_are_exact_inside_a_block() {
             $crate::cpu::quant::check::integers(fornax_format::DType::$dtype, FIXTURE);
         }
+
+        #[test]
+        fn a_bad_activation_or_scale_makes_the_product_nan() {
+            $crate::cpu::quant::check::faults(fornax_format::DType::$dtype, FIXTURE);
+        }
     };
 }
 pub(super) use format_tests;
@@ -137,6 +142,48 @@ pub(super) fn integers(dtype: DType, fixture: &[u8]) {
         }
     }
     assert!(exact > 0, "no product was small enough to be exact");
+}
+
+/// Neither a NaN or infinite activation nor a NaN scale is lost, whatever it is multiplied with.
+pub(super) fn faults(dtype: DType, fixture: &[u8]) {
+    let fixture = Fixture::read(dtype, fixture);
+    let zeros = vec![0; dtype.block_bytes()];
+    let blocks: Vec<&[u8]> = fixture.blocks.chunks(dtype.block_bytes()).chain([&zeros[..]]).collect();
+    for simd in Simd::present() {
+        let format = format(dtype, simd).unwrap();
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut activations = vec![1.0; dtype.block_values()];
+            activations[9] = bad;
+            for (index, weights) in blocks.iter().enumerate() {
+                let product = product(format, simd, weights, &activations);
+                assert!(product.is_nan(), "{dtype} {}: block {index} by {bad} is {product}", simd.name());
+            }
+        }
+        let activations = vec![1.0; dtype.block_values()];
+        for (index, weights) in blocks.iter().enumerate() {
+            let values = fixture.values.chunks(dtype.block_values()).nth(index);
+            let nan = values.is_some_and(|values| values.iter().all(|value| value.is_nan()));
+            let product = product(format, simd, weights, &activations);
+            assert!(product.is_nan() || !nan, "{dtype} {}: block {index} is {product}", simd.name());
+        }
+    }
+}
+
+/// The int8 product of one block with activations.
+fn product(format: &Format, simd: Simd, weights: &[u8], activations: &[f32]) -> f32 {
+    match &format.activation {
+        Activation::Float => panic!("{} has no int8 product", format.dtype),
+        Activation::Q8(dot) => {
+            let mut blocks = [Q8Block::zeroed()];
+            quantize_q8(simd, activations, &mut blocks);
+            dot.one(weights, &blocks)
+        }
+        Activation::Q8K(dot) => {
+            let mut blocks = [Q8KBlock::zeroed()];
+            quantize_q8k(simd, activations, &mut blocks);
+            dot.one(weights, &blocks)
+        }
+    }
 }
 
 /// The product of one block with activations of scale 1.

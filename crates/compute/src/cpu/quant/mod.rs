@@ -8,14 +8,10 @@
 //! Two ways to multiply. *Float* activations: dequantise a weight row, then [`dot_f32`]. *Int8* activations: quantise
 //! the activation row once ([`quantize_q8`], [`quantize_q8k`]) and take the format's integer [`Dot`].
 //!
-//! Order of summation. Integers are exact inside a block; blocks are added in order into one f32 accumulator per
-//! output (eight lanes of it under AVX2, folded at the end by one fixed tree). Nothing depends on how many activation
-//! rows are multiplied at once, so a row's result is the same bits alone and among others.
-
-#![expect(
-    unsafe_code,
-    reason = "SIMD loads, and calls into functions compiled for features that were detected"
-)]
+//! Order of summation. Integers are exact inside a block, and blocks are added in order to a running f32 sum. Under AVX2
+//! the sum has eight lanes, which a fixed tree folds at the end; [`dot_f32`] and the formats with a minimum per 32 values
+//! have two such sums, added before the folding. Nothing depends on how many activation rows are multiplied at once, so
+//! a row's result is the same bits alone and among others.
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
