@@ -106,12 +106,15 @@ def fill_metadata(writer):
     writer.add_tensor("vector", np.arange(3, dtype=np.float32))
 
 
-def fill_dtypes(writer):
+# The package and ggml disagree on the size of Q8_1.
+DTYPES = {kind: size for kind, (_, size) in GGML_QUANT_SIZES.items() if kind != GGMLQuantizationType.Q8_1}
+
+
+def fill_dtypes(writer, kinds=DTYPES):
     """A tensor of two rows of one block of every type that the package knows."""
     random = np.random.default_rng(1)
-    for kind, (values, size) in GGML_QUANT_SIZES.items():
-        if kind == GGMLQuantizationType.Q8_1:
-            continue  # the package and ggml disagree on its size
+    for kind in kinds:
+        size = DTYPES[kind]
         data = random.integers(0, 256, (2, size), dtype=np.uint8)
         writer.add_tensor(f"{kind.name.lower()}.weight", data, raw_shape=(2, size), raw_dtype=kind)
 
@@ -386,10 +389,24 @@ def main():
     write(HOSTILE, hostile_gguf(base) | hostile_splits(shards) | hostile_safetensors(single))
     write(HOSTILE, hostile_directories(one, two))
 
-    write(SEEDS / "gguf", whole | {"split": SEPARATOR.join(shards)})
+    # Seeds are short: a fuzzer finds more in many runs than in long ones.
+    seeds = {name: data for name, data in whole.items() if name != "dtypes"} | {"split": SEPARATOR.join(shards)}
+    kinds = sorted(DTYPES, key=DTYPES.get)
+    for part in range(6):
+        [seeds[f"dtypes{part}"]] = write_gguf(lambda writer: fill_dtypes(writer, kinds[part::6]))
+    write(SEEDS / "gguf", seeds)
     index = {"weight_map": {"a": "1", "b": "2"}}
     sharded = SEPARATOR.join([json.dumps(index).encode(), one, two])
-    write(SEEDS / "safetensors", {"single": single, "sharded": sharded, "one": one})
+    # Types that numpy does not have; four values of each fill whole bytes.
+    bits = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8}
+    bits |= {"F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32}
+    bits |= {"F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64}
+    header, end = {}, 0
+    for dtype, size in bits.items():
+        header[dtype] = {"dtype": dtype, "shape": [4], "data_offsets": [end, end + size // 2]}
+        end += size // 2
+    dtypes = safetensors_file(header, bytes(end))
+    write(SEEDS / "safetensors", {"single": single, "sharded": sharded, "one": one, "dtypes": dtypes})
 
 
 if __name__ == "__main__":
