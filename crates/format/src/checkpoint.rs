@@ -23,7 +23,13 @@ impl Checkpoint {
     /// Hugging Face directory, or a directory that holds exactly one GGUF model.
     pub fn open(path: &Path) -> Result<Checkpoint, Error> {
         let kind = fs::metadata(path).map_err(|error| Error::from(error).at(path))?;
-        if kind.is_dir() { Checkpoint::open_directory(path) } else { Checkpoint::open_file(path) }
+        if kind.is_dir() {
+            Checkpoint::open_directory(path)
+        } else if kind.is_file() {
+            Checkpoint::open_file(path)
+        } else {
+            Err(Error::NotAFile.at(path))
+        }
     }
 
     fn open_file(path: &Path) -> Result<Checkpoint, Error> {

@@ -1,7 +1,7 @@
 //! The bytes of one model file: a read-only map, or a buffer that tests and tools hand in.
 #![expect(unsafe_code, reason = "mapping a file and giving its pages back have no safe interface")]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
@@ -26,10 +26,11 @@ impl Map {
     /// Maps the regular file at `path`.
     pub(crate) fn open(path: &Path) -> Result<Map, Error> {
         let open = || {
-            let file = File::open(path)?;
-            if !file.metadata()?.is_file() {
+            // Before it is opened: opening a pipe waits for a writer.
+            if !fs::metadata(path)?.is_file() {
                 return Err(Error::NotAFile);
             }
+            let file = File::open(path)?;
             // SAFETY: the map is private to this struct and only ever read. What remains is the assumption that every
             // mapped file makes: nobody truncates or rewrites the file while it is open. A program that does can
             // change weights under us or stop the process with SIGBUS; it cannot make a read leave the map, because

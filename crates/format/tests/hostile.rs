@@ -123,6 +123,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("hole-last.safetensors", "Hole", "bytes 8..9"),
     ("overlap.safetensors", "Overlap", "\"a\" and \"b\" overlap"),
     ("name-twice.safetensors", "DuplicateTensor", "\"a\" occurs twice"),
+    ("name-twice-one-wrong.safetensors", "DuplicateTensor", "\"a\" occurs twice"),
     // Hugging Face directories.
     ("index-traversal", "ShardPath", "\"../empty.safetensors\""),
     ("index-absolute", "ShardPath", "\"/etc/hostname\""),
@@ -229,7 +230,7 @@ fn places_without_a_model_say_what_to_do() {
     std::fs::create_dir(place.path().join("empty")).unwrap();
     check(&place.path().join("empty"), "NoModel", "expected one .gguf file");
     check(&file("notes.txt", b"hello"), "NotAModel", "starts with [68, 65, 6c, 6c]");
-    check(Path::new("/dev/null"), "NotAModel", "starts with []");
+    check(Path::new("/dev/null"), "NotAFile", "is not a regular file");
     file("pair/a.gguf", &base);
     file("pair/b.gguf", &base);
     check(&place.path().join("pair"), "SeveralModels", "2 models; name one of them, for example a.gguf");

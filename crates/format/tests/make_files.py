@@ -287,6 +287,10 @@ def hostile_safetensors(base):
             b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
             b'"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
         ),
+        "name-twice-one-wrong": safetensors_file(
+            b'{"a":{"dtype":"F32","shape":[5],"data_offsets":[0,0]},'
+            b'"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+        ),
     }
     return {f"{name}.safetensors": data for name, data in files.items()}
 

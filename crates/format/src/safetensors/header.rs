@@ -30,6 +30,11 @@ pub(super) fn parse(bytes: &[u8], file: u32, entries: &mut Vec<Entry>) -> Result
     }
     let (header, data) = rest.split_at(len as usize);
     let Header(mut tensors) = serde_json::from_slice(header).map_err(Error::Json)?;
+    // First of all, because whatever else is wrong may be wrong with one of the two only.
+    tensors.sort_unstable_by(|(first, _), (second, _)| first.cmp(second));
+    if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(Error::DuplicateTensor { tensor: pair[0].0.clone() });
+    }
     tensors.sort_by_key(|(_, info)| info.data_offsets);
 
     let data_begin = bytes.len() - data.len();
