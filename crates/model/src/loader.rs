@@ -35,7 +35,10 @@ impl<'a, M: Memory> Loader<'a, M> {
                 let Some(name) = stored_name(checkpoint, row, layer) else { continue };
                 let view = tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
                 check_shape(&view, row, config)?;
-                bytes_total += view.bytes.len() as u64;
+                // The factors were read with the configuration.
+                if row.tensor != Tensor::RopeFactors {
+                    bytes_total += view.bytes.len() as u64;
+                }
                 wanted.insert(name);
             }
         }

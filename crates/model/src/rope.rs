@@ -187,6 +187,12 @@ impl Rope {
                 });
             }
         }
+        if let Some(kind) = scaling.and_then(|scaling| scaling.nested()) {
+            return Err(Error::Unsupported {
+                what: format!("rotation of its own for {kind:?}"),
+                supported: "one for all layers".to_owned(),
+            });
+        }
         let inside = scaling.map(|scaling| scaling.opt_f64("rope_theta")).transpose()?.flatten();
         let base = match inside {
             Some(base) => base,

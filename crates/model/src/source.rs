@@ -137,6 +137,12 @@ impl<'a> Json<'a> {
         self.object.get(key).is_some()
     }
 
+    /// The first key whose value is an object itself.
+    pub(crate) fn nested(&self) -> Option<&'a str> {
+        let (key, _) = self.object.as_object()?.iter().find(|(_, value)| value.is_object())?;
+        Some(key)
+    }
+
     /// The object under `key`.
     pub(crate) fn opt_object(&self, key: &'static str) -> Result<Option<Json<'a>>, Error> {
         self.get(key).map(|value| Json::new(key, value)).transpose()

@@ -46,6 +46,26 @@ pub(crate) fn open(case: &str, container: Container) -> Checkpoint {
     Checkpoint::open(&path(case, container)).unwrap()
 }
 
+/// What transformers computes of a case.
+pub(crate) struct Golden {
+    pub(crate) tokens: Vec<u32>,
+    /// (tokens, vocab)
+    pub(crate) logits: Vec<Vec<f32>>,
+}
+
+impl Golden {
+    pub(crate) fn read(case: &str) -> Golden {
+        let folder = folder().join(case);
+        let json: Value = serde_json::from_slice(&fs::read(folder.join("golden.json")).unwrap()).unwrap();
+        let tokens: Vec<u32> = serde_json::from_value(json["tokens"].clone()).unwrap();
+        let bytes = fs::read(folder.join("golden.bin")).unwrap();
+        let row = bytes.len() / tokens.len();
+        let logit = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+        let logits = bytes.chunks_exact(row).map(|row| row.chunks_exact(4).map(logit).collect()).collect();
+        Golden { tokens, logits }
+    }
+}
+
 /// A GGUF fixture with its bytes changed.
 pub(crate) fn open_gguf(case: &str, change: impl FnOnce(&mut Vec<u8>)) -> Checkpoint {
     let mut bytes = fs::read(path(case, Container::Gguf)).unwrap();

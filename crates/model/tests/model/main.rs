@@ -5,5 +5,9 @@
 
 mod config;
 mod fixture;
+mod flips;
+mod golden;
+mod real;
 mod refusals;
+mod rig;
 mod rope;

@@ -21,6 +21,10 @@ impl Sizes for Floats {
         Ok(parts.iter().map(|part| part.view.bytes.len() as u64).sum())
     }
 
+    fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
+        Ok(parts.iter().map(|part| 4 * part.view.values() as u64).sum())
+    }
+
     fn buf_bytes(&self, _: Purpose, rows: usize, columns: usize) -> u64 {
         4 * (rows * columns) as u64
     }
@@ -191,6 +195,8 @@ fn what_is_not_computed_is_refused_and_not_ignored() {
     with("llama", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported");
     let dynamic = json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}});
     with("llama", dynamic, "rope scaling \"dynamic\" is not supported; supported: linear, llama3, yarn");
+    let nested = json!({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}});
+    with("llama", nested, "rotation of its own for \"full_attention\" is not supported");
     let layers = json!({"layer_types": ["full_attention", "linear_attention", "full_attention"]});
     with("qwen2-window", layers, "layer type \"linear_attention\" is not supported");
     let add = |key: &'static str, number: Number| move |bytes: &mut Vec<u8>| add_key(bytes, key, number);

@@ -1,0 +1,378 @@
+//! Every fact is flipped, and the flip must show: either the load refuses, or log-probabilities move by at least ten
+//! times the bound that the right fact keeps. So no fact is untested, and none is here that does not matter.
+
+use fornax_compute::{Glu, Heads};
+use fornax_format::Checkpoint;
+use fornax_model::{BiasRule, Config, Dim, Facts, Name, Owner, QkRows, Rope, Scaling, Transform, WindowRule};
+use serde_json::Value;
+
+use crate::fixture::Container::{Gguf, HuggingFace};
+use crate::fixture::{Container, Golden, open, open_gguf, open_hugging_face, rename};
+use crate::golden::BOUND;
+use crate::rig::{Mode, Rig, Room, distance, logits};
+
+/// How a flip must show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shows {
+    /// In the numbers.
+    Numbers,
+    /// In a refusal to load.
+    Refusal,
+}
+use Shows::{Numbers, Refusal};
+
+/// Loads by `config`, and checks that the outcome differs from golden as it must.
+fn check(what: &str, case: &str, checkpoint: &Checkpoint, config: &Config, shows: Shows) {
+    let golden = Golden::read(case);
+    let len = golden.tokens.len();
+    let room = Room { tokens_max: len, sequences: 1, context: len };
+    match (Rig::new(checkpoint, config, Mode::float(), room), shows) {
+        (Err(_), Refusal) => {}
+        (Err(error), Numbers) => panic!("{case}: {what}: refused: {error}"),
+        (Ok(_), Refusal) => panic!("{case}: {what}: loaded"),
+        (Ok(mut rig), Numbers) => {
+            let moved = distance(&logits(&mut rig, &golden.tokens, len), &golden.logits);
+            println!("{case}: {what}: {moved:.3}");
+            assert!(moved >= 10.0 * BOUND, "{case}: {what}: {moved:e}");
+        }
+    }
+}
+
+/// The names of a struct's fields, or of an enum variant's. Does not compile when one is left out.
+macro_rules! fields {
+    ($($path:ident)::+ { $($field:ident),* $(,)? }) => {{
+        let _all_are_named = |value| matches!(value, $($path)::+ { $($field: _),* });
+        [$(stringify!($field)),*]
+    }};
+}
+
+/// A field, the fixture that is loaded with it changed, and how that must show.
+type Flip<T> = (&'static str, &'static str, Container, Shows, fn(&mut T));
+
+/// Checks that each field has its flip, and runs them all.
+fn check_all<T: 'static>(
+    fields: &[&str],
+    untested: &[&str],
+    flips: &[Flip<T>],
+    flip: impl Fn(&Checkpoint, fn(&mut T)) -> Result<Config, fornax_model::Error>,
+) {
+    for field in fields {
+        let flipped = flips.iter().any(|(name, ..)| name == field);
+        assert!(flipped != untested.contains(field), "{field} has no flip, or has one and is excused");
+    }
+    for (field, case, container, shows, change) in flips {
+        assert!(fields.contains(field), "{field} is no field");
+        let checkpoint = open(case, *container);
+        match (flip(&checkpoint, *change), shows) {
+            (Ok(config), shows) => {
+                check(&format!("{container:?} {field}"), case, &checkpoint, &config, *shows)
+            }
+            (Err(_), Refusal) => {}
+            (Err(error), Numbers) => panic!("{case}: {field}: refused: {error}"),
+        }
+    }
+}
+
+#[test]
+fn every_fact_of_an_architecture_matters() {
+    let fields = fields!(Facts {
+        name,
+        gguf,
+        model_types,
+        classes,
+        names,
+        gguf_qk_rows,
+        bias,
+        window,
+        rope_base,
+        glu,
+    });
+    // A label; what finds the row, which the table's own tests flip; and two with tests of their own below.
+    let elsewhere = ["name", "model_types", "classes", "names", "rope_base"];
+    // There is no other activation to flip to: this stops compiling when there is, and then glu leaves the list.
+    let Glu::Silu = Facts::TABLE[0].glu;
+    let untested = [&elsewhere[..], &["glu"]].concat();
+    check_all::<Facts>(
+        &fields,
+        &untested,
+        &[
+            ("gguf", "llama", Gguf, Refusal, |facts| facts.gguf = Some("qwen2")),
+            ("gguf_qk_rows", "llama", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Halves),
+            ("gguf_qk_rows", "llama-bias", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Halves),
+            ("gguf_qk_rows", "qwen2", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Pairs),
+            ("bias", "qwen2", Gguf, Refusal, |facts| facts.bias = BiasRule::Never),
+            ("bias", "qwen2", HuggingFace, Refusal, |facts| facts.bias = BiasRule::Configured),
+            ("bias", "llama", Gguf, Refusal, |facts| facts.bias = BiasRule::Qkv),
+            ("bias", "llama-bias", Gguf, Refusal, |facts| facts.bias = BiasRule::Qkv),
+            ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
+            ("window", "qwen2-window", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
+            ("window", "qwen2-window", HuggingFace, Numbers, |facts| {
+                facts.window = WindowRule::EveryLayer(1)
+            }),
+            ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::SomeLayers),
+        ],
+        |checkpoint, change| {
+            let mut facts = Config::read(checkpoint)?.facts;
+            change(&mut facts);
+            Config::with_facts(checkpoint, &facts)
+        },
+    );
+}
+
+#[test]
+fn every_number_of_a_configuration_matters() {
+    let fields = fields!(Config {
+        facts,
+        layers,
+        hidden,
+        heads,
+        ffn,
+        vocab,
+        context,
+        norm_eps,
+        rope,
+        tied,
+        qkv_bias,
+        output_bias,
+        mlp_bias,
+        windows,
+        attention_scale,
+        glu,
+    });
+    // Facts and rope have their own tests. The context bounds requests and computes nothing. There is one activation.
+    let untested = ["facts", "rope", "context", "glu"];
+    check_all::<Config>(
+        &fields,
+        &untested,
+        &[
+            ("layers", "llama", Gguf, Refusal, |config| config.layers = 1),
+            ("hidden", "llama", Gguf, Refusal, |config| config.hidden = 32),
+            ("heads", "llama", Gguf, Refusal, |config| config.heads.kv = 4),
+            ("heads", "qwen2", HuggingFace, Numbers, |config| {
+                // The same weights cut into fewer and larger heads.
+                config.heads = Heads { query: 2, kv: 1, dim: 32 };
+                config.rope.dims = 32;
+            }),
+            ("ffn", "llama", Gguf, Refusal, |config| config.ffn = 32),
+            ("vocab", "llama", Gguf, Refusal, |config| config.vocab = 127),
+            ("norm_eps", "llama", Gguf, Numbers, |config| config.norm_eps = 1e-5),
+            ("norm_eps", "qwen2", Gguf, Numbers, |config| config.norm_eps = 1e-5),
+            ("tied", "llama", HuggingFace, Numbers, |config| config.tied = true),
+            ("tied", "llama", Gguf, Refusal, |config| config.tied = true),
+            ("tied", "qwen2", Gguf, Refusal, |config| config.tied = false),
+            ("qkv_bias", "qwen2", Gguf, Refusal, |config| config.qkv_bias = false),
+            ("qkv_bias", "llama", HuggingFace, Refusal, |config| config.qkv_bias = true),
+            ("output_bias", "llama-bias", Gguf, Refusal, |config| config.output_bias = false),
+            ("output_bias", "qwen2", HuggingFace, Refusal, |config| config.output_bias = true),
+            ("mlp_bias", "llama-bias", HuggingFace, Refusal, |config| config.mlp_bias = false),
+            ("windows", "mistral", HuggingFace, Numbers, |config| config.windows = vec![Some(19); 2]),
+            ("windows", "mistral", HuggingFace, Numbers, |config| config.windows = vec![Some(21); 2]),
+            ("windows", "llama", Gguf, Numbers, |config| config.windows = vec![Some(40); 2]),
+            ("windows", "qwen2-window", HuggingFace, Numbers, |config| config.windows.reverse()),
+            ("windows", "qwen2-window", HuggingFace, Numbers, |config| config.windows[1] = None),
+            ("attention_scale", "llama-bias", Gguf, Numbers, |config| config.attention_scale = 0.25),
+            ("attention_scale", "qwen2", Gguf, Numbers, |config| config.attention_scale *= 1.05),
+        ],
+        flip_config,
+    );
+}
+
+fn flip_config(checkpoint: &Checkpoint, change: fn(&mut Config)) -> Result<Config, fornax_model::Error> {
+    let mut config = Config::read(checkpoint)?;
+    change(&mut config);
+    Ok(config)
+}
+
+#[test]
+fn every_number_of_rotation_matters() {
+    check_all::<Config>(
+        &fields!(Rope { base, dims, scaling, factors }),
+        &[],
+        &[
+            ("base", "llama", Gguf, Numbers, |config| config.rope.base = 500000.0),
+            ("base", "qwen2", HuggingFace, Numbers, |config| config.rope.base = 10000.0),
+            ("dims", "llama", HuggingFace, Numbers, |config| config.rope.dims = 8),
+            ("dims", "llama", Gguf, Numbers, |config| config.rope.dims = 14),
+            ("scaling", "linear", Gguf, Numbers, |config| config.rope.scaling = Scaling::None),
+            ("scaling", "llama3", HuggingFace, Numbers, |config| config.rope.scaling = Scaling::None),
+            ("scaling", "yarn", Gguf, Numbers, |config| config.rope.scaling = Scaling::None),
+            ("scaling", "llama", Gguf, Numbers, |config| {
+                config.rope.scaling = Scaling::Linear { factor: 2.0 }
+            }),
+            ("factors", "llama3", Gguf, Numbers, |config| config.rope.factors.fill(1.0)),
+            ("factors", "llama3", Gguf, Numbers, |config| config.rope.factors.reverse()),
+        ],
+        flip_config,
+    );
+}
+
+#[test]
+fn every_parameter_of_every_scaling_matters() {
+    // Does not compile when a kind of scaling is added without its list below.
+    let (Scaling::None | Scaling::Linear { .. } | Scaling::Llama3 { .. } | Scaling::Yarn { .. }) =
+        Scaling::None;
+
+    /// A flip of the scaling by a closure that panics on another kind.
+    macro_rules! set {
+        ($variant:ident.$field:ident = $value:expr) => {
+            |config| match &mut config.rope.scaling {
+                Scaling::$variant { $field, .. } => *$field = $value,
+                other => panic!("{other:?}"),
+            }
+        };
+    }
+    check_all::<Config>(
+        &fields!(Scaling::Linear { factor }),
+        &[],
+        &[
+            ("factor", "linear", Gguf, Numbers, set!(Linear.factor = 2.6)),
+            ("factor", "linear", HuggingFace, Numbers, set!(Linear.factor = 0.4)),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }),
+        &[],
+        &[
+            ("factor", "llama3", HuggingFace, Numbers, set!(Llama3.factor = 4.0)),
+            ("low_freq_factor", "llama3", HuggingFace, Numbers, set!(Llama3.low_freq_factor = 0.5)),
+            ("high_freq_factor", "llama3", HuggingFace, Numbers, set!(Llama3.high_freq_factor = 8.0)),
+            ("original_context", "llama3", HuggingFace, Numbers, set!(Llama3.original_context = 256.0)),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, magnitude }),
+        &[],
+        &[
+            ("factor", "yarn", Gguf, Numbers, set!(Yarn.factor = 3.0)),
+            ("original_context", "yarn", Gguf, Numbers, set!(Yarn.original_context = 128.0)),
+            ("beta_fast", "yarn", Gguf, Numbers, set!(Yarn.beta_fast = 32.0)),
+            ("beta_slow", "yarn", Gguf, Numbers, set!(Yarn.beta_slow = 1.0)),
+            ("truncate", "yarn", Gguf, Numbers, set!(Yarn.truncate = false)),
+            ("magnitude", "yarn", Gguf, Numbers, set!(Yarn.magnitude = 1.0)),
+        ],
+        flip_config,
+    );
+}
+
+#[test]
+fn the_rotary_base_of_files_that_do_not_say_is_the_architectures() {
+    // Each of these has the base that is its architecture's, so without the key it is still the same model.
+    let without_key = |json: &mut Value| {
+        for key in ["rope_theta", "rope_parameters"] {
+            json.as_object_mut().unwrap().remove(key);
+        }
+    };
+    let key = ("llama.rope.freq_base", "llama.rope.freq_bas_");
+    for (case, checkpoint) in [
+        ("llama", open_hugging_face("llama", without_key, |_| {})),
+        ("mistral", open_hugging_face("mistral", without_key, |_| {})),
+        ("qwen2-window", open_hugging_face("qwen2-window", without_key, |_| {})),
+        ("llama", open_gguf("llama", |bytes| rename(bytes, key.0, key.1))),
+    ] {
+        let config = Config::read(&checkpoint).unwrap();
+        let golden = Golden::read(case);
+        let len = golden.tokens.len();
+        let room = Room { tokens_max: len, sequences: 1, context: len };
+        let mut rig = Rig::new(&checkpoint, &config, Mode::float(), room).unwrap();
+        let error = distance(&logits(&mut rig, &golden.tokens, len), &golden.logits);
+        assert!(error <= BOUND, "{case}: {error:e}");
+
+        let facts = Facts { rope_base: 100000.0, ..config.facts };
+        let flipped = Config::with_facts(&checkpoint, &facts).unwrap();
+        check("rope_base", case, &checkpoint, &flipped, Numbers);
+    }
+}
+
+/// The configuration of a fixture by a changed table of names.
+fn renamed(checkpoint: &Checkpoint, change: impl FnOnce(&mut [Name])) -> Config {
+    let mut config = Config::read(checkpoint).unwrap();
+    let mut names = config.facts.names.to_vec();
+    change(&mut names);
+    config.facts.names = names.leak();
+    config
+}
+
+#[test]
+fn two_weights_of_one_shape_cannot_be_exchanged() {
+    let mut exchanged = 0;
+    for (case, container) in
+        [("llama", Gguf), ("llama", HuggingFace), ("llama-bias", Gguf), ("qwen2", HuggingFace)]
+    {
+        let checkpoint = open(case, container);
+        let config = Config::read(&checkpoint).unwrap();
+        let names = config.facts.names;
+        let there = |name: &Name| has(&checkpoint, name);
+        for (a, b) in (0..names.len()).flat_map(|b| (0..b).map(move |a| (a, b))) {
+            let same = (names[a].shape, names[a].owner) == (names[b].shape, names[b].owner);
+            if !same || !there(&names[a]) || !there(&names[b]) {
+                continue;
+            }
+            let flipped = renamed(&checkpoint, |names| {
+                let (gguf, hugging_face) = (names[a].gguf, names[a].hugging_face);
+                (names[a].gguf, names[a].hugging_face) = (names[b].gguf, names[b].hugging_face);
+                (names[b].gguf, names[b].hugging_face) = (gguf, hugging_face);
+            });
+            let what = format!("{container:?} {:?} and {:?} exchanged", names[a].tensor, names[b].tensor);
+            check(&what, case, &checkpoint, &flipped, Numbers);
+            exchanged += 1;
+        }
+    }
+    assert!(exchanged >= 15, "{exchanged}");
+}
+
+#[test]
+fn every_transform_matters() {
+    for (case, container) in [("llama-bias", Gguf), ("llama", Gguf)] {
+        let checkpoint = open(case, container);
+        let names = Config::read(&checkpoint).unwrap().facts.names;
+        // Only rows that are heads have another order.
+        let heads = |name: &Name| matches!(name.shape[0], Dim::Query | Dim::Kv) && has(&checkpoint, name);
+        for index in (0..names.len()).filter(|index| heads(&names[*index])) {
+            let flipped = renamed(&checkpoint, |names| {
+                names[index].transform = match names[index].transform {
+                    Transform::Keep => Transform::QkRows,
+                    Transform::QkRows => Transform::Keep,
+                }
+            });
+            check(&format!("{:?} transformed", names[index].tensor), case, &checkpoint, &flipped, Numbers);
+        }
+    }
+}
+
+#[test]
+fn every_name_and_every_shape_matters() {
+    for (case, container) in [("llama-bias", Gguf), ("llama", HuggingFace), ("llama3", Gguf)] {
+        let checkpoint = open(case, container);
+        let names = Config::read(&checkpoint).unwrap().facts.names;
+        for index in (0..names.len()).filter(|index| has(&checkpoint, &names[*index])) {
+            let what = |kind: &str| format!("{:?} under another {kind}", names[index].tensor);
+            let flipped = renamed(&checkpoint, |names| {
+                (names[index].gguf, names[index].hugging_face) = ("nothing", Some("nothing"));
+            });
+            check(&what("name"), case, &checkpoint, &flipped, Refusal);
+            let flipped = renamed(&checkpoint, |names| names[index].shape = &[Dim::Vocab, Dim::Vocab]);
+            check(&what("shape"), case, &checkpoint, &flipped, Refusal);
+            let flipped = renamed(&checkpoint, |names| {
+                names[index].owner = match names[index].owner {
+                    Owner::Model => Owner::Layer,
+                    Owner::Layer => Owner::Model,
+                }
+            });
+            check(&what("owner"), case, &checkpoint, &flipped, Refusal);
+        }
+    }
+}
+
+/// Whether a checkpoint has the weight.
+fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
+    match (checkpoint, name.owner) {
+        (Checkpoint::Gguf(gguf), Owner::Model) => gguf.tensor(name.gguf).is_some(),
+        (Checkpoint::Gguf(gguf), Owner::Layer) => gguf.tensor(&format!("blk.0.{}", name.gguf)).is_some(),
+        (Checkpoint::HuggingFace(model), owner) => name.hugging_face.is_some_and(|name| match owner {
+            Owner::Model => model.weights().tensor(name).is_some(),
+            Owner::Layer => model.weights().tensor(&format!("model.layers.0.{name}")).is_some(),
+        }),
+    }
+}

@@ -1,0 +1,134 @@
+//! A model on the CPU backend with pages for some sequences, fed step by step.
+
+use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Kv, Simd};
+use fornax_compute::{Backend, Batch, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, Token};
+use fornax_format::Checkpoint;
+use fornax_model::{Config, Error, Limits, Model, load};
+
+/// What the numbers depend on beside the model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mode {
+    pub(crate) simd: Simd,
+    pub(crate) activations: Activations,
+    pub(crate) kv: KvDType,
+}
+
+impl Mode {
+    /// What the tightest bound is for.
+    pub(crate) fn float() -> Mode {
+        Mode { simd: Simd::detect(), activations: Activations::Float, kv: KvDType::F32 }
+    }
+}
+
+/// How large the steps and the cache are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub(crate) tokens_max: usize,
+    pub(crate) sequences: usize,
+    pub(crate) context: usize,
+}
+
+pub(crate) struct Rig {
+    pub(crate) backend: Cpu,
+    model: Box<dyn Model<Cpu>>,
+    kv: Kv,
+    groups: Vec<KvGroup>,
+    vocab: usize,
+    room: Room,
+}
+
+/// One sequence's share of a step, all of whose positions want logits.
+pub(crate) struct Share<'a> {
+    pub(crate) slot: usize,
+    pub(crate) start: usize,
+    pub(crate) tokens: &'a [u32],
+}
+
+impl Rig {
+    pub(crate) fn new(
+        checkpoint: &Checkpoint,
+        config: &Config,
+        mode: Mode,
+        room: Room,
+    ) -> Result<Rig, Error> {
+        let options = CpuOptions {
+            threads: 2,
+            activations: mode.activations,
+            simd: mode.simd,
+            tokens_max: room.tokens_max,
+            slots: room.sequences,
+            ..CpuOptions::default()
+        };
+        let backend = Cpu::new(options)?;
+        let limits = Limits { tokens_max: room.tokens_max, wanted_max: room.tokens_max };
+        let model = load(checkpoint, config, &backend, limits, &mut |_, _| {})?;
+        let groups = config.kv_groups(1 + room.sequences * room.context.div_ceil(PAGE_TOKENS));
+        let kv = backend.alloc_kv(&KvSpec { groups: groups.clone(), dtype: mode.kv })?;
+        Ok(Rig { backend, model, kv, groups, vocab: config.vocab, room })
+    }
+
+    /// Logits of every token of the step, (tokens, vocab).
+    pub(crate) fn step(&mut self, shares: &[Share<'_>]) -> Vec<Vec<f32>> {
+        let mut batch = Batch::default();
+        for share in shares {
+            let len = u32::try_from(share.tokens.len()).unwrap();
+            let row = Row {
+                slot: u32::try_from(share.slot).unwrap(),
+                start: u32::try_from(share.start).unwrap(),
+                len,
+                pages: self.groups.iter().map(|group| self.pages(group, share)).collect(),
+                wanted: len,
+            };
+            batch.push(row, share.tokens.iter().map(|token| Token::Known(*token)));
+        }
+        let step = self.backend.begin(&batch).unwrap();
+        self.model.forward(&self.backend, &mut self.kv, &step).unwrap();
+        let logits = self.backend.read(self.model.logits(), 0, batch.wanted()).unwrap();
+        self.backend.finish(step).unwrap();
+        logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
+    }
+
+    /// Pages of a sequence: neither in order nor next to each other, and none where the window has passed.
+    fn pages(&self, group: &KvGroup, share: &Share<'_>) -> Vec<PageId> {
+        let count = self.room.context.div_ceil(PAGE_TOKENS);
+        let first_seen = group.window.map_or(0, |window| (share.start + 1).saturating_sub(window as usize));
+        let page = |page: usize| {
+            if (page + 1) * PAGE_TOKENS <= first_seen {
+                return PageId::TRASH;
+            }
+            PageId(u32::try_from(1 + share.slot + self.room.sequences * (count - 1 - page)).unwrap())
+        };
+        (0..(share.start + share.tokens.len()).div_ceil(PAGE_TOKENS)).map(page).collect()
+    }
+}
+
+/// Logits of all positions of one sequence, fed in chunks.
+pub(crate) fn logits(rig: &mut Rig, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    let mut all = Vec::new();
+    for tokens in tokens.chunks(chunk) {
+        let start = all.len();
+        all.extend(rig.step(&[Share { slot: 0, start, tokens }]));
+    }
+    all
+}
+
+/// Log-probabilities of one row of logits, in double precision.
+pub(crate) fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let largest = logits.iter().fold(f64::NEG_INFINITY, |largest, logit| largest.max(f64::from(*logit)));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+    logits.iter().map(|logit| f64::from(*logit) - largest - sum.ln()).collect()
+}
+
+/// The largest difference of log-probabilities over all positions. NaN is infinitely far from everything.
+pub(crate) fn distance(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    let mut largest = 0.0_f64;
+    for (ours, theirs) in ours.iter().zip(theirs) {
+        assert_eq!(ours.len(), theirs.len());
+        for (ours, theirs) in log_softmax(ours).iter().zip(log_softmax(theirs)) {
+            let difference = (ours - theirs).abs();
+            largest = if difference.is_nan() { f64::INFINITY } else { largest.max(difference) };
+        }
+    }
+    largest
+}
