@@ -4,6 +4,7 @@
 //! commit. One that fails records nothing.
 
 mod clean_clone;
+mod fuzz_format;
 mod golden;
 mod memory;
 
@@ -32,6 +33,11 @@ const PROOFS: &[Proof] = &[
         name: "clean-clone",
         shows: "The two commands of the README work in a fresh clone with an empty cache folder.",
         run: clean_clone::run,
+    },
+    Proof {
+        name: "fuzz-format",
+        shows: "Ten million mutated files neither crash the readers of models, nor hang them, nor use much memory.",
+        run: fuzz_format::run,
     },
     Proof {
         name: "golden",
