@@ -411,7 +411,7 @@ pub enum Error {
     #[error("is not valid safetensors: {0}")]
     Safetensors(#[source] safetensors::SafeTensorError),
     /// A document that is not the JSON it should be.
-    #[error("is not the JSON expected here: {0}")]
+    #[error("is not the JSON expected here: {}", in_one_line(.0))]
     Json(#[source] serde_json::Error),
     /// A document longer than any model needs.
     #[error("is {len} bytes long; at most {most} are read of such a file")]
@@ -439,6 +439,25 @@ impl Error {
             fault => Error::In { path: path.to_path_buf(), fault: Box::new(fault) },
         }
     }
+}
+
+/// The parser's message with what it repeats of the document: that may hold line ends, codes that a terminal obeys,
+/// or megabytes.
+fn in_one_line(error: &serde_json::Error) -> String {
+    const CHARS_MAX: usize = 300;
+    let message = error.to_string();
+    let mut line = String::new();
+    for c in message.chars().take(CHARS_MAX) {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    if message.chars().nth(CHARS_MAX).is_some() {
+        line += &format!(" … at line {} column {}", error.line(), error.column());
+    }
+    line
 }
 
 impl From<io::Error> for Error {

@@ -105,6 +105,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("header-twice-metadata.safetensors", "Json", "duplicate field `__metadata__`"),
     ("metadata-number.safetensors", "Json", "expected a string"),
     ("dtype-unknown.safetensors", "Json", "unknown variant `F7`"),
+    ("dtype-control-codes.safetensors", "Json", "unknown variant `\\n\\u{1b}[2Jxxx"),
     ("field-missing.safetensors", "Json", "missing field `data_offsets`"),
     ("shape-negative.safetensors", "Json", "`-2`"),
     ("dimensions-many.safetensors", "Dimensions", "\"a\" has 20001 dimensions, more than 8"),
@@ -129,6 +130,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("index-absolute", "ShardPath", "\"/etc/hostname\""),
     ("index-parent", "ShardPath", "\"..\""),
     ("index-nothing", "ShardPath", "\"\""),
+    ("index-control-codes", "ShardPath", "\"a\\n\\u{1b}[2J.safetensors\""),
     ("index-itself", "HeaderLength", "index.json: the safetensors header says"),
     ("index-missing-shard", "ShardMissing", "model-00003-of-00002.safetensors: shard 2 of 2 is missing"),
     ("index-wrong-shard", "NotInShard", "says that tensor \"a\" is in model-00002-of-00002.safetensors"),
@@ -162,11 +164,14 @@ fn complaint(path: &Path, variant: &str, part: &str) -> Option<String> {
     if found != variant {
         return Some(format!("{message}\n  is {found}, not {variant}"));
     }
+    if message.len() > path.as_os_str().len() + 500 {
+        return Some(format!("{message}\n  is too long"));
+    }
     if !message.contains(part) {
         return Some(format!("{message}\n  does not say {part}"));
     }
-    if !message.starts_with(&*path.to_string_lossy()) || message.contains('\n') {
-        return Some(format!("{message}\n  is not one line that begins with the place"));
+    if !message.starts_with(&*path.to_string_lossy()) || message.contains(char::is_control) {
+        return Some(format!("{message}\n  is not one plain line that begins with the place"));
     }
     None
 }

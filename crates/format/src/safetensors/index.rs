@@ -36,7 +36,9 @@ impl Index {
 /// Whether `name` names a file in the index's own directory and nothing else.
 fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
-    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+    let single =
+        matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name);
+    single && !name.contains(char::is_control)
 }
 
 /// The document around the index.
