@@ -1,1 +1,32 @@
-//! Tokenizers, the incremental detokenizer and chat templates.
+//! Text on its way into a model and out of it.
+//!
+//! In: a [`ChatTemplate`] turns a conversation into the text that the model was trained on, and a [`Tokenizer`] cuts
+//! text into tokens, from GGUF metadata or a `tokenizer.json`. Out: a [`Detokenizer`] turns tokens into text as they
+//! come, whole characters only, and [`StopStrings`] watches that text for where it should end.
+//!
+//! It knows vocabularies, the pre-tokenizers of each family of models, Jinja, and one rule above all: what a user
+//! wrote never becomes a control token. That is decided character by character ([`ChatPrompt`]) before anything is
+//! merged, so that a message without control tokens is encoded exactly as if the whole prompt had been one text.
+//!
+//! It must never know an engine, a model's weights, a socket or a clock (the time that templates ask for is handed
+//! in with the [`Chat`]). What an engine needs of a vocabulary are token bytes ([`Tokenizer::token_bytes`]); it never
+//! sees the tokenizer. An unknown family is an error that names it, not a guess.
+
+mod bpe;
+mod detokenizer;
+mod error;
+mod pipeline;
+mod pretokenizer;
+mod python;
+mod special;
+mod spm;
+mod stop;
+mod template;
+mod tokenizer;
+mod vocab;
+
+pub use detokenizer::Detokenizer;
+pub use error::Error;
+pub use stop::{Released, StopStrings};
+pub use template::{Chat, ChatPrompt, ChatTemplate};
+pub use tokenizer::{Special, Tokenizer};

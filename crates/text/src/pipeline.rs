@@ -1,0 +1,252 @@
+//! The `tokenizers` crate's pipeline (normalise, pre-tokenise, model) for `tokenizer.json` and for WordPiece.
+//!
+//! Its own search for added tokens cannot tell a template's text from a user's. So that step is ours, and the rest
+//! of the pipeline runs on what lies between, with offsets intact: a step that treats the start of the input
+//! differently still sees where that start is.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tokenizers::tokenizer::normalizer::Range as NormalizedRange;
+use tokenizers::{
+    Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    Token, Tokenizer,
+};
+
+use crate::Error;
+use crate::special::{Trust, Whole, WholeTokens};
+use crate::tokenizer::END_TEXTS;
+use crate::vocab::{Kind, Spelling};
+
+/// A tokenizer of the `tokenizers` crate with trust-aware search for whole tokens.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    tokenizer: Tokenizer,
+    /// Sought in the text as given.
+    raw: WholeTokens,
+    /// Sought after normalisation.
+    normalized: WholeTokens,
+}
+
+/// What a `tokenizer.json` says about its tokens and the ends of a text.
+#[derive(Debug)]
+pub(crate) struct Description {
+    /// Bytes and kind of each token, by id.
+    pub(crate) tokens: Vec<(Vec<u8>, Kind)>,
+    /// Whether decoding takes one space from the start.
+    pub(crate) strips_space: bool,
+    /// Tokens that the post-processor puts before a text.
+    pub(crate) prefix: Vec<u32>,
+    /// Tokens that the post-processor puts after a text.
+    pub(crate) suffix: Vec<u32>,
+}
+
+impl Pipeline {
+    /// Reads a `tokenizer.json`.
+    pub(crate) fn open(path: &Path) -> Result<(Pipeline, Description), Error> {
+        let wrong = |reason: String| Error::TokenizerJson { path: path.to_owned(), reason };
+        let mut tokenizer = Tokenizer::from_file(path).map_err(|e| wrong(e.to_string()))?;
+        // Lengths are the caller's business; a prompt is never cut or filled here.
+        tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        tokenizer.with_padding(None);
+        let decoder = serde_json::to_value(tokenizer.get_decoder()).map_err(|e| wrong(e.to_string()))?;
+        let spelling = Decoding::of(&decoder).map_err(wrong)?;
+        let ends = |text: &str, special| {
+            let encoding = tokenizer.encode_fast(text, special).map_err(|e| wrong(e.to_string()))?;
+            Ok::<_, Error>(encoding.get_ids().to_vec())
+        };
+        let (bare, dressed) = (ends("a", false)?, ends("a", true)?);
+        let start = dressed.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
+        let description = Description {
+            tokens: describe(&tokenizer, spelling),
+            strips_space: spelling.strips_space,
+            prefix: dressed[..start].to_vec(),
+            suffix: dressed[start + bare.len()..].to_vec(),
+        };
+        let pipeline = Pipeline::new(tokenizer, &description.tokens);
+        Ok((pipeline, description))
+    }
+
+    /// WordPiece as GGUF stores it: word starts carry `▁`, continuations nothing.
+    pub(crate) fn word_piece(
+        tokens: &[String],
+        kinds: &[Kind],
+        unknown: &str,
+        lowercase: bool,
+        strip_accents: Option<bool>,
+    ) -> Result<Pipeline, Error> {
+        let spell = |(id, (token, &kind)): (u32, (&String, &Kind))| {
+            let text = match (kind, token.strip_prefix('▁')) {
+                (Kind::Normal, Some(start)) => start.to_owned(),
+                (Kind::Normal, None) => format!("##{token}"),
+                _ => token.clone(),
+            };
+            (text, Value::from(id))
+        };
+        let vocab: serde_json::Map<String, Value> = (0..).zip(tokens.iter().zip(kinds)).map(spell).collect();
+        let description = json!({
+            "model": {
+                "type": "WordPiece",
+                "unk_token": unknown,
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": vocab,
+            },
+            "normalizer": {
+                "type": "BertNormalizer",
+                "clean_text": true,
+                "handle_chinese_chars": true,
+                "strip_accents": strip_accents,
+                "lowercase": lowercase,
+            },
+            "pre_tokenizer": { "type": "BertPreTokenizer" },
+        });
+        let tokenizer: Tokenizer =
+            serde_json::from_value(description).map_err(|e| Error::Encode { reason: e.to_string() })?;
+        let described: Vec<_> =
+            tokens.iter().zip(kinds).map(|(token, &kind)| (token.as_bytes().to_vec(), kind)).collect();
+        Ok(Pipeline::new(tokenizer, &described))
+    }
+
+    fn new(tokenizer: Tokenizer, tokens: &[(Vec<u8>, Kind)]) -> Pipeline {
+        let added = tokenizer.get_added_tokens_decoder();
+        let mut raw = Vec::new();
+        let mut normalized = Vec::new();
+        for (id, (bytes, kind)) in (0..).zip(tokens) {
+            let mut whole = Whole::new(id, kind.is_reserved());
+            match added.get(&id) {
+                Some(token) => {
+                    whole.strip_before = token.lstrip;
+                    whole.strip_after = token.rstrip;
+                    whole.single_word = token.single_word;
+                    // Reserved tokens are sought as written, so that trust is always about the text as given.
+                    if token.normalized && !whole.reserved {
+                        let mut text = NormalizedString::from(token.content.as_str());
+                        // A normaliser that fails on its own token leaves it as written.
+                        if let Some(normalizer) = tokenizer.get_normalizer() {
+                            normalizer.normalize(&mut text).ok();
+                        }
+                        normalized.push((text.get().as_bytes().to_vec(), whole));
+                    } else {
+                        raw.push((bytes.clone(), whole));
+                    }
+                }
+                None if kind.is_reserved() => raw.push((bytes.clone(), whole)),
+                None => {}
+            }
+        }
+        let trie = |tokens: Vec<(Vec<u8>, Whole)>| {
+            WholeTokens::new(tokens.iter().map(|(bytes, whole)| (bytes.as_slice(), whole.clone())))
+        };
+        Pipeline { tokenizer, raw: trie(raw), normalized: trie(normalized) }
+    }
+
+    /// Appends the tokens of `text`.
+    pub(crate) fn encode(&self, text: &str, trust: Trust<'_>, out: &mut Vec<u32>) -> Result<(), Error> {
+        self.run(text, trust, out).map_err(|e| Error::Encode { reason: e.to_string() })
+    }
+
+    fn run(&self, text: &str, trust: Trust<'_>, out: &mut Vec<u32>) -> tokenizers::Result<()> {
+        let mut pieces = PreTokenizedString::from(text);
+        pieces.split(|_, piece| Ok(cut(&self.raw, &piece, |range| trust.covers(range))))?;
+        pieces.split(|_, mut piece| {
+            if let Some(normalizer) = self.tokenizer.get_normalizer() {
+                normalizer.normalize(&mut piece)?;
+            }
+            Ok(cut(&self.normalized, &piece, |_| false))
+        })?;
+        if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        let model = self.tokenizer.get_model();
+        pieces.tokenize(|piece| model.tokenize(piece.get()))?;
+        for (_, _, tokens) in pieces.get_splits(OffsetReferential::Original, OffsetType::None) {
+            out.extend(tokens.iter().flatten().map(|token| token.id));
+        }
+        Ok(())
+    }
+}
+
+/// Cuts `piece` at the whole tokens in it.
+fn cut(
+    tokens: &WholeTokens,
+    piece: &NormalizedString,
+    trusted: impl Fn(&std::ops::Range<usize>) -> bool,
+) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
+    if tokens.is_empty() {
+        return vec![(piece.clone(), None)];
+    }
+    let stretches = tokens.cut(piece.get(), trusted).into_iter();
+    stretches
+        .filter_map(|stretch| {
+            let slice = piece.slice(NormalizedRange::Normalized(stretch.range.clone()))?;
+            let len = stretch.range.len();
+            let token = stretch.token.map(|id| vec![Token::new(id, slice.get().to_owned(), (0, len))]);
+            Some((slice, token))
+        })
+        .collect()
+}
+
+/// How a `tokenizer.json` turns tokens back into text.
+#[derive(Clone, Copy)]
+struct Decoding {
+    spelling: Spelling,
+    byte_fallback: bool,
+    strips_space: bool,
+}
+
+impl Decoding {
+    fn of(decoder: &Value) -> Result<Decoding, String> {
+        let mut decoding = Decoding { spelling: Spelling::Plain, byte_fallback: false, strips_space: false };
+        let parts = match decoder["type"].as_str() {
+            Some("Sequence") => decoder["decoders"].as_array().map_or(&[][..], Vec::as_slice),
+            Some(_) => std::slice::from_ref(decoder),
+            None => &[],
+        };
+        for part in parts {
+            match part["type"].as_str().unwrap_or_default() {
+                "ByteLevel" => decoding.spelling = Spelling::ByteLevel,
+                "Metaspace" => {
+                    decoding.spelling = Spelling::Metaspace;
+                    decoding.strips_space = part["prepend_scheme"] != "never";
+                }
+                "Replace" => decoding.spelling = Spelling::Metaspace,
+                "ByteFallback" => decoding.byte_fallback = true,
+                "Strip" => decoding.strips_space = part["start"].as_u64() > Some(0),
+                "WordPiece" => (decoding.spelling, decoding.strips_space) = (Spelling::WordPiece, true),
+                "Fuse" => {}
+                other => return Err(format!("unsupported decoder '{other}'")),
+            }
+        }
+        Ok(decoding)
+    }
+}
+
+/// Bytes and kind of every id up to the largest; ids between that no token has are unused.
+fn describe(tokenizer: &Tokenizer, decoding: Decoding) -> Vec<(Vec<u8>, Kind)> {
+    let vocab = tokenizer.get_vocab(true);
+    let added = tokenizer.get_added_tokens_decoder();
+    let len = vocab.values().max().map_or(0, |&id| id as usize + 1);
+    let mut tokens = vec![(Vec::new(), Kind::Unused); len];
+    for (text, id) in vocab {
+        let kind = match added.get(&id) {
+            Some(token) if token.special || looks_reserved(&text) || END_TEXTS.contains(&text.as_str()) => {
+                Kind::Control
+            }
+            Some(_) => Kind::UserDefined,
+            None if decoding.byte_fallback && crate::vocab::hex_byte(&text).is_some() => Kind::Byte,
+            None => Kind::Normal,
+        };
+        tokens[id as usize] = (decoding.spelling.bytes(&text, kind), kind);
+    }
+    tokens
+}
+
+/// Some models declare their turn markers as ordinary added tokens; their shape gives them away.
+fn looks_reserved(text: &str) -> bool {
+    let wrapped = |open, close| text.starts_with(open) && text.ends_with(close);
+    wrapped("<|", "|>")
+        || wrapped("<｜", "｜>")
+        || wrapped("<unused", ">")
+        || matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
+}

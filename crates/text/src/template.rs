@@ -1,0 +1,283 @@
+//! Chat templates: a conversation becomes the text that a model was trained on.
+//!
+//! Templates are Jinja, written for Python. What a message says must never turn into structure, so every string of
+//! the conversation is searched for control tokens before it is rendered, and where one starts (or could start, at
+//! the end of a string) the character is marked. Templates pass marks through untouched; afterwards they are taken out
+//! and remembered. A conversation without control tokens carries no marks and renders byte for byte as in Python.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use fornax_format::Checkpoint;
+use jiff::Zoned;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Value, ValueKind};
+use minijinja::{Environment, ErrorKind};
+use serde_json::Value as Json;
+
+use crate::special::WholeTokens;
+use crate::{Error, Tokenizer, python};
+
+/// Stands before a character that a message wrote and that must not begin a control token. A noncharacter, so text
+/// never holds it; where it does all the same, it is doubled.
+const MARK: char = '\u{fdd0}';
+
+/// Instructions that one rendering may take: thousands of messages use far fewer, an endless loop does not end.
+const FUEL: u64 = 100_000_000;
+
+/// A model's chat template, parsed.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+    has_tool_template: bool,
+}
+
+/// A conversation and how to render it.
+#[derive(Debug, Clone)]
+pub struct Chat {
+    /// The messages: objects with `role`, `content` and whatever else the template knows.
+    pub messages: Vec<Json>,
+    /// Tools that the model may call, as JSON schemas; empty for none.
+    pub tools: Vec<Json>,
+    /// Documents to answer from; empty for none.
+    pub documents: Vec<Json>,
+    /// Whether the text ends where the assistant begins to answer.
+    pub add_generation_prompt: bool,
+    /// Further variables that the template knows, such as `enable_thinking`.
+    pub variables: serde_json::Map<String, Json>,
+    /// What the template takes for the present.
+    pub now: Zoned,
+}
+
+impl Chat {
+    /// A conversation that the assistant is to go on with, now, without tools.
+    pub fn new(messages: Vec<Json>) -> Chat {
+        Chat {
+            messages,
+            tools: Vec::new(),
+            documents: Vec::new(),
+            add_generation_prompt: true,
+            variables: serde_json::Map::new(),
+            now: Zoned::now(),
+        }
+    }
+}
+
+/// A rendered chat that knows which of its characters may not be part of a control token.
+/// [`Tokenizer::encode_chat`] makes tokens of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatPrompt {
+    text: String,
+    /// Byte offsets, ascending.
+    untrusted: Vec<usize>,
+}
+
+impl ChatPrompt {
+    /// The rendered text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(crate) fn untrusted(&self) -> &[usize] {
+        &self.untrusted
+    }
+
+    fn unmark(rendered: &str) -> ChatPrompt {
+        let mut prompt = ChatPrompt { text: String::with_capacity(rendered.len()), untrusted: Vec::new() };
+        let mut chars = rendered.chars();
+        while let Some(c) = chars.next() {
+            if c != MARK {
+                prompt.text.push(c);
+            } else if let Some(marked) = chars.next() {
+                prompt.untrusted.push(prompt.text.len());
+                prompt.text.push(marked);
+            }
+        }
+        prompt
+    }
+}
+
+impl ChatTemplate {
+    /// Parses a template.
+    pub fn new(source: &str) -> Result<ChatTemplate, Error> {
+        let mut environment = environment()?;
+        add(&mut environment, "chat", source)?;
+        Ok(ChatTemplate { environment, source: source.to_owned(), has_tool_template: false })
+    }
+
+    /// The template that a checkpoint carries. [`Error::NoTemplate`] if it carries none.
+    pub fn open(checkpoint: &Checkpoint) -> Result<ChatTemplate, Error> {
+        match checkpoint {
+            Checkpoint::Gguf(gguf) => {
+                let metadata = gguf.metadata();
+                let source = metadata.opt_str("tokenizer.chat_template")?.ok_or(Error::NoTemplate)?;
+                let mut template = ChatTemplate::new(source)?;
+                if let Some(source) = metadata.opt_str("tokenizer.chat_template.tool_use")? {
+                    add(&mut template.environment, "tool_use", source)?;
+                    template.has_tool_template = true;
+                }
+                Ok(template)
+            }
+            Checkpoint::HuggingFace(directory) => {
+                ChatTemplate::new(directory.chat_template().ok_or(Error::NoTemplate)?)
+            }
+        }
+    }
+
+    /// The template as the model carries it.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Renders a conversation for the model of `tokenizer`.
+    pub fn render(&self, chat: &Chat, tokenizer: &Tokenizer) -> Result<ChatPrompt, Error> {
+        for (index, message) in chat.messages.iter().enumerate() {
+            let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | ' ');
+            if let Some(role) = message["role"].as_str().filter(|role| !role.chars().all(is_plain)) {
+                return Err(Error::Role { index, role: role.to_owned() });
+            }
+        }
+        let wholes = tokenizer.wholes();
+        let list = |items: &[Json]| items.iter().map(|item| marked_value(item, wholes)).collect::<Value>();
+        // Python passes None for what is not given; templates tell it from an empty list.
+        let optional = |items: &[Json]| if items.is_empty() { Value::from(()) } else { list(items) };
+        let now = chat.now.clone();
+        let mut variables: Vec<(String, Value)> = vec![
+            ("messages".to_owned(), list(&chat.messages)),
+            ("tools".to_owned(), optional(&chat.tools)),
+            ("documents".to_owned(), optional(&chat.documents)),
+            ("add_generation_prompt".to_owned(), Value::from(chat.add_generation_prompt)),
+            ("strftime_now".to_owned(), Value::from_function(move |format: String| strftime(&now, &format))),
+        ];
+        variables.extend(tokenizer.named_pieces().map(|(name, piece)| (name.to_owned(), Value::from(piece))));
+        variables
+            .extend(chat.variables.iter().map(|(name, value)| (name.clone(), marked_value(value, wholes))));
+        let name = if self.has_tool_template && !chat.tools.is_empty() { "tool_use" } else { "chat" };
+        let rendered = self
+            .environment
+            .get_template(name)
+            .and_then(|template| template.render(Value::from_pairs(variables)))
+            .map_err(|e| failure(&e))?;
+        Ok(ChatPrompt::unmark(&rendered))
+    }
+}
+
+/// What Jinja2 has as transformers sets it up.
+fn environment() -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.map_err(|e| Error::TemplateSyntax { reason: e.to_string() })?);
+    environment.set_fuel(Some(FUEL));
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(|out, _, value| {
+        out.write_str(&python::display(value)).map_err(minijinja::Error::from)
+    });
+    environment.add_filter("tojson", python::to_json);
+    environment.add_filter("string", |value: &Value| python::display(value));
+    environment.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
+    });
+    environment.add_test("iterable", |value: &Value| {
+        matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
+    });
+    environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+        let refused = Refused(message);
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, refused.0.clone()).with_source(refused))
+    });
+    Ok(environment)
+}
+
+fn add(environment: &mut Environment<'static>, name: &'static str, source: &str) -> Result<(), Error> {
+    environment
+        .add_template_owned(name, without_generation_tags(source).into_owned())
+        .map_err(|e| Error::TemplateSyntax { reason: e.to_string() })
+}
+
+/// `{% generation %}` only tells trainers which tokens are the assistant's; rendering is that of a block that is
+/// always there.
+fn without_generation_tags(source: &str) -> Cow<'_, str> {
+    if !source.contains("generation") {
+        return Cow::Borrowed(source);
+    }
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(open) = rest.find("{%") {
+        let Some(close) = rest[open..].find("%}").map(|at| open + at) else { break };
+        let inside = &rest[open + 2..close];
+        let word = inside.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+'));
+        out.push_str(&rest[..open + 2]);
+        match word {
+            "generation" => out.push_str(&inside.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&inside.replace("endgeneration", "endif")),
+            _ => out.push_str(inside),
+        }
+        rest = &rest[close..];
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
+}
+
+/// A template's own refusal, carried through the engine's error.
+#[derive(Debug)]
+struct Refused(String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+fn failure(error: &minijinja::Error) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = cause {
+        if let Some(refused) = current.downcast_ref::<Refused>() {
+            // Messages may quote the conversation, marks and all.
+            return Error::TemplateRefused { message: ChatPrompt::unmark(&refused.0).text };
+        }
+        cause = current.source();
+    }
+    Error::TemplateFailed { reason: ChatPrompt::unmark(&error.to_string()).text }
+}
+
+fn strftime(now: &Zoned, format: &str) -> Result<String, minijinja::Error> {
+    jiff::fmt::strtime::format(format, now)
+        .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e.to_string()))
+}
+
+/// A value of the conversation with all its strings marked.
+fn marked_value(json: &Json, wholes: &WholeTokens) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(*value),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(integer), _) => Value::from(integer),
+            (_, Some(integer)) => Value::from(integer),
+            _ => number.as_f64().map_or_else(|| Value::from(number.to_string()), Value::from),
+        },
+        Json::String(text) => Value::from(marked(text, wholes)),
+        Json::Array(items) => items.iter().map(|item| marked_value(item, wholes)).collect(),
+        Json::Object(fields) => {
+            let fields = fields.iter();
+            Value::from_pairs(fields.map(|(name, value)| (marked(name, wholes), marked_value(value, wholes))))
+        }
+    }
+}
+
+fn marked<'t>(text: &'t str, wholes: &WholeTokens) -> Cow<'t, str> {
+    let starts = wholes.reserved_starts(text);
+    if starts.is_empty() && !text.contains(MARK) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    for (at, c) in text.char_indices() {
+        if c == MARK || starts.binary_search(&at).is_ok() {
+            out.push(MARK);
+        }
+        out.push(c);
+    }
+    Cow::Owned(out)
+}
