@@ -353,8 +353,8 @@ pub enum Error {
         /// Tensors found.
         found: u64,
     },
-    /// A file with neither a positive number of shards nor a believable one.
-    #[error("split.count says {count} shards; between 1 and {most} can be read")]
+    /// More shards than can be numbered.
+    #[error("split.count says {count} shards, more than {most}")]
     ShardCount {
         /// The number found.
         count: u64,

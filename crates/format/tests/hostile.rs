@@ -87,7 +87,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("split-foreign", "WrongShard", "should be shard 2 of 3, but says that it is shard 2 of 2"),
     ("split-total-wrong", "ShardTensors", "hold 3 tensors together, but split.tensors.count says 5"),
     ("split-total-negative", "KeyRange", "\"split.tensors.count\" is -1"),
-    ("split-count-zero", "ShardCount", "split.count says 0 shards"),
+    ("split-count-absurd", "ShardCount", "split.count says 70000 shards, more than 65535"),
     ("split-number-missing", "MissingKey", "\"split.no\""),
     ("split-tensor-twice", "DuplicateTensor", "\"blk.0.weight\""),
     ("split-not-gguf", "Magic", "00002-of-00003.gguf: not a GGUF file"),

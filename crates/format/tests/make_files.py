@@ -227,6 +227,8 @@ def hostile_splits(shards):
 
     first, second, third = shards
     foreign = patched(second, b"split.count", 4, struct.pack("<H", 2))
+    few, many = u32(2) + struct.pack("<H", 3), u32(4) + u32(70_000)
+    absurd = first.replace(b"split.count" + few, b"split.count" + many) + bytes(64)
     cases = {
         "split-missing": [first, second],
         "split-cyclic": [first, first, third],
@@ -234,7 +236,7 @@ def hostile_splits(shards):
         "split-foreign": [first, foreign, third],
         "split-total-wrong": [patched(first, b"split.tensors.count", 4, u32(5)), second, third],
         "split-total-negative": [patched(first, b"split.tensors.count", 4, u32(2**32 - 1)), second, third],
-        "split-count-zero": [patched(first, b"split.count", 4, struct.pack("<H", 0)), second, third],
+        "split-count-absurd": [absurd, second, third],
         "split-number-missing": [first.replace(b"split.no", b"split.xx"), second, third],
         "split-tensor-twice": [first, second.replace(b"blk.1.", b"blk.0."), third],
         "split-not-gguf": [first, b"no model at all", third],
@@ -361,6 +363,8 @@ def main():
     shards = write_gguf(fill_split, split_max_tensors=1)
     version2 = patched(shapes, b"GGUF", 0, u32(2))  # laid out as version 3
     whole = {"metadata": metadata, "dtypes": dtypes, "shapes": shapes, "base": base, "version2": version2}
+    # What is left of a split after merging: a whole file that still has the keys.
+    whole["merged"] = patched(shards[0], b"split.count", 4, struct.pack("<H", 0))
     split = {f"split-{number:05}-of-00003.gguf": data for number, data in enumerate(shards, 1)}
     write(VALID, {f"{name}.gguf": data for name, data in whole.items()} | split)
 

@@ -40,7 +40,7 @@ fn check_tensors<'a>(name: &str, views: impl Iterator<Item = View<'a>>) {
 
 #[test]
 fn tensors_of_gguf_files_have_the_type_shape_and_bytes_that_were_written() {
-    for name in ["metadata.gguf", "dtypes.gguf", "shapes.gguf", "base.gguf", "version2.gguf"] {
+    for name in ["metadata.gguf", "dtypes.gguf", "shapes.gguf", "base.gguf", "version2.gguf", "merged.gguf"] {
         let gguf = Gguf::open(&valid(name)).unwrap();
         check_tensors(name, gguf.tensors());
         assert_eq!(gguf.version(), if name == "version2.gguf" { 2 } else { 3 });

@@ -81,10 +81,12 @@ impl Header {
 
     pub(super) fn shards(&self) -> Result<Shards, Error> {
         let metadata = &self.metadata;
-        let Some(count) = metadata.opt_u64("split.count")? else {
+        let count = metadata.opt_u64("split.count")?.unwrap_or(0);
+        if count == 0 {
+            // Also written by the tool that merges shards, which leaves the other keys as they were.
             return Ok(Shards { number: 1, count: 1, tensors: None });
-        };
-        if !(1..=SHARDS_MAX).contains(&count) {
+        }
+        if count > SHARDS_MAX {
             return Err(Error::ShardCount { count, most: SHARDS_MAX });
         }
         let number = metadata.u64("split.no")?.saturating_add(1);
