@@ -1,0 +1,225 @@
+//! The ways running a model can fail, and the code that programs know each by.
+
+use std::fmt;
+
+/// Why a model could not be opened or run. Each message is one line that says what to do where something can be done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The model's files.
+    #[error(transparent)]
+    Format(#[from] fornax_format::Error),
+    /// The model's architecture or weights.
+    #[error(transparent)]
+    Model(#[from] fornax_model::Error),
+    /// The tokenizer or the chat template.
+    #[error(transparent)]
+    Text(#[from] fornax_text::Error),
+    /// The device.
+    #[error(transparent)]
+    Compute(#[from] fornax_compute::Error),
+    /// The plan is larger than the memory.
+    #[error(
+        "the model needs {needed} bytes ({weights} for weights, {kv} for a context of {context} tokens), but {limit} are allowed; use a smaller --context or a larger --memory-limit"
+    )]
+    DoesNotFit {
+        /// Bytes of the whole plan.
+        needed: u64,
+        /// Bytes of its weights.
+        weights: u64,
+        /// Bytes of its KV cache.
+        kv: u64,
+        /// Tokens that the KV cache holds.
+        context: usize,
+        /// Bytes that may be used.
+        limit: u64,
+    },
+    /// A context longer than the model can be asked for.
+    #[error(
+        "a context of {asked} tokens is more than the {trained} that the model was made for; use a smaller --context"
+    )]
+    ContextTooLong {
+        /// Tokens asked for.
+        asked: usize,
+        /// Tokens that the model knows.
+        trained: usize,
+    },
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {prompt} tokens, but the context holds {context}, one of them for the answer; shorten it or use a larger --context"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens that the context holds.
+        context: usize,
+    },
+    /// Prompt and answer together exceed the context.
+    #[error(
+        "the prompt has {prompt} tokens and {max_tokens} more are asked for, but the context holds {context}; ask for at most {left} or use a larger --context"
+    )]
+    RequestTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// Tokens that the context holds.
+        context: usize,
+        /// Tokens that the prompt leaves.
+        left: usize,
+    },
+    /// Nothing to compute on.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// A token id that the model does not have.
+    #[error("token {token} at position {position} is not in the vocabulary of {vocab}; use ids below that")]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// Where it stands in the prompt.
+        position: usize,
+        /// How many ids there are.
+        vocab: usize,
+    },
+    /// A text for a model that knows only ids.
+    #[error("the model has no tokenizer; give --tokens instead of text")]
+    NoTokenizer,
+    /// The model has no chat template that works.
+    #[error("{reason}")]
+    ChatTemplate {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// NaN or infinity where the model's opinion should be.
+    #[error(
+        "the logits after token {position} hold NaN or infinity; the weights are damaged or the model overflows: fetch it again, or try --activations float --kv-dtype f32"
+    )]
+    NumericFault {
+        /// Index of the last token computed.
+        position: usize,
+    },
+    /// The caller stopped it.
+    #[error("stopped before it was done")]
+    Cancelled,
+}
+
+/// What programs know an error by. The names are the same wherever Fornax reports one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names say it; docs describe each")]
+pub enum Code {
+    ModelNotFound,
+    ModelDoesNotFit,
+    ModelNotReady,
+    ModelCorrupt,
+    ModelUnsupported,
+    DiskFull,
+    DeviceUnavailable,
+    OutOfMemory,
+    NumericFault,
+    PromptTooLong,
+    InvalidInput,
+    Cancelled,
+    Internal,
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Code::ModelNotFound => "MODEL_NOT_FOUND",
+            Code::ModelDoesNotFit => "MODEL_DOES_NOT_FIT",
+            Code::ModelNotReady => "MODEL_NOT_READY",
+            Code::ModelCorrupt => "MODEL_CORRUPT",
+            Code::ModelUnsupported => "MODEL_UNSUPPORTED",
+            Code::DiskFull => "DISK_FULL",
+            Code::DeviceUnavailable => "DEVICE_UNAVAILABLE",
+            Code::OutOfMemory => "OUT_OF_MEMORY",
+            Code::NumericFault => "NUMERIC_FAULT",
+            Code::PromptTooLong => "PROMPT_TOO_LONG",
+            Code::InvalidInput => "INVALID_INPUT",
+            Code::Cancelled => "CANCELLED",
+            Code::Internal => "INTERNAL",
+        })
+    }
+}
+
+impl Error {
+    /// What programs know this error by.
+    pub fn code(&self) -> Code {
+        match self {
+            Error::Format(error) => format_code(error),
+            Error::Model(error) => model_code(error),
+            Error::Text(error) => text_code(error),
+            Error::Compute(error) => compute_code(error),
+            Error::DoesNotFit { .. } => Code::ModelDoesNotFit,
+            Error::PromptTooLong { .. } | Error::RequestTooLong { .. } => Code::PromptTooLong,
+            Error::ContextTooLong { .. }
+            | Error::EmptyPrompt
+            | Error::UnknownToken { .. }
+            | Error::NoTokenizer
+            | Error::ChatTemplate { .. } => Code::InvalidInput,
+            Error::NumericFault { .. } => Code::NumericFault,
+            Error::Cancelled => Code::Cancelled,
+        }
+    }
+}
+
+fn format_code(error: &fornax_format::Error) -> Code {
+    use fornax_format::Error as Fault;
+    match error.fault() {
+        Fault::NotFound | Fault::NoModel | Fault::SeveralModels { .. } | Fault::Io(_) | Fault::NotAFile => {
+            Code::ModelNotFound
+        }
+        Fault::ConfigMissing | Fault::WeightsMissing { .. } | Fault::ShardMissing { .. } => {
+            Code::ModelNotFound
+        }
+        Fault::BigEndian { .. }
+        | Fault::Version { .. }
+        | Fault::TensorType { .. }
+        | Fault::TensorTypeName { .. } => Code::ModelUnsupported,
+        _ => Code::ModelCorrupt,
+    }
+}
+
+fn model_code(error: &fornax_model::Error) -> Code {
+    use fornax_model::Error as Fault;
+    match error {
+        Fault::Unsupported { .. } | Fault::UnknownTensor { .. } => Code::ModelUnsupported,
+        Fault::MissingKey { .. }
+        | Fault::BadKey { .. }
+        | Fault::MissingTensor { .. }
+        | Fault::TensorShape { .. }
+        | Fault::TensorValue { .. } => Code::ModelCorrupt,
+        Fault::Format(error) => format_code(error),
+        Fault::Compute(error) => compute_code(error),
+    }
+}
+
+fn text_code(error: &fornax_text::Error) -> Code {
+    use fornax_text::Error as Fault;
+    match error {
+        Fault::Format(error) => format_code(error),
+        Fault::UnsupportedModel { .. } | Fault::UnknownPreTokenizer { .. } => Code::ModelUnsupported,
+        Fault::NoTokenizer => Code::ModelNotFound,
+        // What the request brought: a template, a conversation, a stop string, a text.
+        Fault::NoTemplate
+        | Fault::TemplateSyntax { .. }
+        | Fault::TemplateRefused { .. }
+        | Fault::TemplateFailed { .. }
+        | Fault::Role { .. }
+        | Fault::EmptyStop { .. }
+        | Fault::Encode { .. } => Code::InvalidInput,
+        _ => Code::ModelCorrupt,
+    }
+}
+
+fn compute_code(error: &fornax_compute::Error) -> Code {
+    use fornax_compute::Error as Fault;
+    match error {
+        Fault::OutOfMemory { .. } => Code::OutOfMemory,
+        Fault::DType { .. } => Code::ModelUnsupported,
+        Fault::TensorShape { .. } => Code::ModelCorrupt,
+        Fault::Unsupported { .. } | Fault::SampleParameter { .. } => Code::InvalidInput,
+        Fault::NumericFault { .. } => Code::NumericFault,
+        // Invariants between this crate and the backend, or a system that refuses threads.
+        _ => Code::Internal,
+    }
+}
