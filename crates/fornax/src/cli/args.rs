@@ -1,0 +1,493 @@
+//! The command line as types: what parses here is complete and in range, so commands need not look again.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "fornax",
+    version,
+    about = "Runs open-weight language models",
+    after_help = "Examples:
+  fornax run \"Why is the sky blue?\"           answer once with the default model
+  fornax run ./model.gguf                     chat with a model of your own
+  fornax generate --prompt \"Once upon\" --json  a completion, with its tokens and timings
+  fornax inspect ./model.gguf                 what is in a model file
+  fornax doctor                               what this machine has and what is missing
+
+MODEL is a path (a .gguf file, the first shard of a split GGUF, a Hugging Face directory) or a name that
+`fornax list` shows. No MODEL means smollm2, which is fetched on first use.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit, 4 model unreadable, 5 device unavailable."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Run),
+    Generate(Generate),
+    Inspect(Inspect),
+    Tokenize(Tokenize),
+    Logits(Logits),
+    Perplexity(Perplexity),
+    Pull(Pull),
+    List(List),
+    Rm(Rm),
+    Doctor(Doctor),
+    Completions(Completions),
+}
+
+/// Chat in the terminal, or answer one PROMPT
+///
+/// With PROMPT the answer is printed as it is made and the command ends. Without it every line read from standard
+/// input is a message; an empty line is skipped and the end of input ends the chat. The model's own chat template is
+/// used. Text typed by a user never becomes a control token.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax run                                   chat with the default model
+  fornax run \"Why is the sky blue?\"            answer once
+  fornax run ./model.gguf \"Translate: chat\"    answer once with a model of your own
+  echo \"Name a colour\" | fornax run smollm2    a chat read from a pipe
+
+One positional is a MODEL if it is an existing path, a catalog name, hf:... or word/word; otherwise it is the PROMPT.
+Sampling defaults to temperature 0.7 and top-p 0.95.")]
+pub(crate) struct Run {
+    /// Path or catalog name of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    /// What to answer; without it, chat
+    pub(crate) prompt: Option<String>,
+    /// Use this Jinja file as the chat template instead of the model's own
+    #[arg(long, value_name = "FILE", help_heading = "Model")]
+    pub(crate) chat_template_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// Continue a text, without a chat template
+///
+/// Greedy unless --temperature says otherwise. Text is printed as it is made; --json prints one object at the end:
+/// {text, tokens, finish_reason, usage, timings, seed}. `tokens` are the generated ids, an end token that stopped the
+/// generation included; `text` holds neither control tokens nor a stop string. finish_reason is "stop" (an end token
+/// or a stop string) or "length" (--max-tokens or the context is used up).
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax generate --prompt \"The sky is blue because\" --max-tokens 32
+  fornax generate ./model.gguf --prompt-file story.txt --temperature 0.8 --seed 7
+  fornax generate --tokens 504,6376,314 --max-tokens 8 --json
+  fornax generate --prompt \"1, 2, 3,\" --stop 10 --json
+
+The tokenizer's BOS token is added once in front of a text where the model wants one, and never to --tokens.")]
+pub(crate) struct Generate {
+    /// Path or catalog name of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Print one JSON object at the end instead of streaming text
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// Show what is in a model: metadata, architecture facts, tensors, tokenizer, chat template
+///
+/// Nothing is loaded: vocabulary-only files and architectures that cannot be computed yet are shown too.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax inspect
+  fornax inspect ./model.gguf --json
+  fornax inspect ./Qwen2.5-0.5B-Instruct")]
+pub(crate) struct Inspect {
+    /// Path or catalog name of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    /// Print JSON, with every array in full
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Turn text into token ids and pieces
+///
+/// No BOS is added unless --bos; control tokens written in the text stay text unless --special. No weights are
+/// loaded, so vocabulary-only files work. --json prints {tokens: [{id, piece}]}.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax tokenize --text \"Hello world\"
+  fornax tokenize ./model.gguf --file chapter.txt --json
+  fornax tokenize --special --text \"<|im_start|>user\"")]
+pub(crate) struct Tokenize {
+    /// Path or catalog name of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) source: TextSource,
+    /// Put the tokenizer's BOS token in front
+    #[arg(long)]
+    pub(crate) bos: bool,
+    /// Parse control tokens written in the text
+    #[arg(long)]
+    pub(crate) special: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct TextSource {
+    /// The text
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) text: Option<String>,
+    /// Read the text from a file; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// Show the logits after a prompt
+///
+/// --json prints {top: [{token, piece, logit, logprob}]}, most likely first. With --all --out the logits after every
+/// token are written as rows of little-endian f32, one row per token, as wide as the vocabulary.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax logits --prompt \"The sky is\" --top 5
+  fornax logits --tokens 504,6376,314 --json
+  fornax logits --prompt \"The sky is\" --all --out logits.f32")]
+pub(crate) struct Logits {
+    /// Path or catalog name of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// How many of the most likely tokens to show
+    #[arg(long, value_name = "K", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) top: u32,
+    /// Write the logits after every token to --out
+    #[arg(long, requires = "out")]
+    pub(crate) all: bool,
+    /// Where --all writes; the file appears only when it is complete
+    #[arg(long, value_name = "FILE", requires = "all")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+/// Measure how well a model predicts a text
+///
+/// The text is tokenized as a whole and cut into consecutive windows of --context tokens (with a BOS token in front
+/// of each, inside that length, where the tokenizer adds one). Within a window every token is predicted from those
+/// before it; a window's first token is predicted only from a BOS token and is not counted where there is none. The
+/// perplexity is exp of the mean negative log-likelihood of the counted tokens.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax perplexity --file wiki.test.raw --context 512
+  fornax perplexity ./model.gguf --file book.txt --kv-dtype f32 --activations float --json")]
+pub(crate) struct Perplexity {
+    /// Path or catalog name of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    /// The text; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Print JSON: {perplexity, nll, tokens, windows, context}
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+/// Fetch a model of the catalog to the cache folder
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax pull smollm2
+
+The cache folder is $FORNAX_CACHE, else $XDG_CACHE_HOME/fornax, else ~/.cache/fornax. Hub references (hf:org/repo)
+cannot be fetched yet; download the files yourself and give their path as MODEL.")]
+pub(crate) struct Pull {
+    /// A name that `fornax list` shows
+    #[arg(value_name = "REF")]
+    pub(crate) reference: String,
+}
+
+/// List the models that can be named and those on disk
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax list
+  fornax list --json")]
+pub(crate) struct List {
+    /// Print JSON: {cache, models: [{name, file, path, bytes, on_disk, description, licence}]}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Remove a model from the cache folder
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax rm smollm2")]
+pub(crate) struct Rm {
+    /// A name or a file that `fornax list` shows
+    pub(crate) name: String,
+}
+
+/// Say what this machine has and what is missing
+///
+/// Nothing is downloaded and the network is not tried.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax doctor
+  fornax doctor --report         a block to paste into a bug report
+  fornax doctor --conformance    check every operation of the device against the reference")]
+pub(crate) struct Doctor {
+    /// Run the conformance suite on the device and print the counts of each operation
+    #[arg(long)]
+    pub(crate) conformance: bool,
+    /// Print a block to paste into a report
+    #[arg(long)]
+    pub(crate) report: bool,
+    /// Which device to look at: auto or cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: String,
+}
+
+/// Print a completion script for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax completions bash > ~/.local/share/bash-completion/completions/fornax
+  fornax completions zsh > ~/.zfunc/_fornax
+  fornax completions fish > ~/.config/fish/completions/fornax.fish")]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// A prompt: a text or token ids.
+#[derive(Debug, Args)]
+#[group(skip)]
+pub(crate) struct PromptArgs {
+    /// The text to continue
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        required_unless_present_any = ["prompt_file", "tokens"],
+        conflicts_with_all = ["prompt_file", "tokens"]
+    )]
+    pub(crate) prompt: Option<String>,
+    /// Read the text from a file; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "tokens")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Token ids instead of text, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
+    pub(crate) tokens: Option<Vec<u32>>,
+    /// Parse control tokens written in the text
+    #[arg(long, conflicts_with = "tokens")]
+    pub(crate) special: bool,
+}
+
+/// Where and how the model is computed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct DeviceArgs {
+    /// Where to compute: auto or cpu (this build has no GPU backend)
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: String,
+    /// Most tokens of one request, prompt and answer together [default: what the model was trained for]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) context: Option<usize>,
+    /// CPU threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) threads: Option<usize>,
+    /// How keys and values are stored: f32, f16 or bf16
+    #[arg(long, value_name = "DTYPE", default_value = "f16")]
+    pub(crate) kv_dtype: String,
+    /// How activations enter matrix products with quantised weights
+    #[arg(long, value_enum, default_value_t = Activations::Int8)]
+    pub(crate) activations: Activations,
+    /// Refuse to use more memory than this: bytes, or with KiB, MiB, GiB [default: what the machine has]
+    #[arg(long, value_name = "BYTES", value_parser = byte_size)]
+    pub(crate) memory_limit: Option<u64>,
+    /// Same tokens whatever else runs; always so on the CPU
+    #[arg(long)]
+    pub(crate) deterministic: bool,
+}
+
+/// How activations meet quantised weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Activations {
+    /// Full precision
+    Float,
+    /// Quantised to 8 bits, block by block; faster
+    Int8,
+}
+
+impl Activations {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Activations::Float => "float",
+            Activations::Int8 => "int8",
+        }
+    }
+}
+
+/// How tokens are chosen. What is not given here takes the command's default.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Most tokens to generate [default: what is left of the context]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) max_tokens: Option<usize>,
+    /// 0 is greedy; higher is more varied
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
+    pub(crate) temperature: Option<f32>,
+    /// Keep only the K most likely tokens; 0 keeps all
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Keep the most likely tokens that reach this probability together; 1 keeps all
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = top_p)]
+    pub(crate) top_p: Option<f32>,
+    /// Drop tokens less likely than this share of the most likely; 0 keeps all
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = min_p)]
+    pub(crate) min_p: Option<f32>,
+    /// Fixes the random numbers; one is drawn and reported where none is given
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = stop_string)]
+    pub(crate) stop: Vec<String>,
+    /// Go on past end tokens
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+}
+
+fn token_id(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| "a token id is a whole number, as in 504,6376".to_owned())
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("it must be a whole number, at least 1".to_owned()),
+    }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    number_in(text, |value| value >= 0.0, "a finite number, at least 0")
+}
+
+fn top_p(text: &str) -> Result<f32, String> {
+    number_in(text, |value| value > 0.0 && value <= 1.0, "above 0 and at most 1")
+}
+
+fn min_p(text: &str) -> Result<f32, String> {
+    number_in(text, |value| (0.0..=1.0).contains(&value), "between 0 and 1")
+}
+
+fn number_in(text: &str, allowed: impl Fn(f32) -> bool, range: &str) -> Result<f32, String> {
+    text.parse()
+        .ok()
+        .filter(|value: &f32| value.is_finite() && allowed(*value))
+        .ok_or_else(|| format!("it must be {range}"))
+}
+
+fn stop_string(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        Err("an empty stop string would stop at once".to_owned())
+    } else {
+        Ok(text.to_owned())
+    }
+}
+
+fn byte_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(format!("unknown unit {unit:?}; use bytes, KiB, MiB or GiB")),
+    };
+    let wrong = || "it must be a number of bytes, as in 2000000000 or 2GiB".to_owned();
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(scale).filter(|&bytes| bytes > 0).ok_or_else(wrong);
+    }
+    let bytes = number.parse::<f64>().map_err(|_| wrong())? * scale as f64;
+    // Fractions come with a unit; beyond 2^53 nobody has that memory.
+    if bytes >= 1.0 && bytes < (1u64 << 53) as f64 {
+        #[expect(clippy::cast_sign_loss, reason = "just checked to be positive")]
+        return Ok(bytes as u64);
+    }
+    Err(wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn byte_sizes_take_units() {
+        let check = |text: &str, bytes: Option<u64>| assert_eq!(byte_size(text).ok(), bytes, "{text}");
+        check("1000", Some(1000));
+        check("2GiB", Some(2 << 30));
+        check("2g", Some(2 << 30));
+        check("1.5MiB", Some(3 << 19));
+        check("3 MB", Some(3_000_000));
+        check("0", None);
+        check("", None);
+        check("-1", None);
+        check("lots", None);
+        check("99999999999GiB", None);
+    }
+
+    #[test]
+    fn sampling_values_out_of_range_are_refused_by_name() {
+        let check = |flag: &str, value: &str, allowed: bool| {
+            let parsed = Cli::try_parse_from(["fornax", "generate", "--prompt", "x", flag, value]);
+            match parsed {
+                Ok(_) => assert!(allowed, "{flag} {value}"),
+                Err(error) => {
+                    assert!(!allowed, "{flag} {value}: {error}");
+                    assert!(error.to_string().contains(flag), "{error}");
+                }
+            }
+        };
+        check("--temperature", "0", true);
+        check("--temperature", "1.5", true);
+        check("--temperature", "-1", false);
+        check("--temperature", "nan", false);
+        check("--temperature", "inf", false);
+        check("--top-p", "1", true);
+        check("--top-p", "0", false);
+        check("--top-p", "1.01", false);
+        check("--top-p", "NaN", false);
+        check("--min-p", "0", true);
+        check("--min-p", "-0.1", false);
+        check("--top-k", "0", true);
+        check("--top-k", "-1", false);
+        check("--max-tokens", "0", false);
+        check("--seed", "18446744073709551615", true);
+        check("--seed", "1.5", false);
+        check("--stop", "", false);
+        check("--typical-p", "0.5", false);
+    }
+}

@@ -1,0 +1,96 @@
+//! From `--device` and its companions to an open model.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use fornax::{Activations, Code, Fornax, KvDType, OpenOptions};
+
+use super::args::{self, DeviceArgs};
+use super::failure::Failure;
+use super::machine;
+
+/// Refuses every device but the CPU, by name. Nothing falls back to another device than the one asked for.
+pub(crate) fn check(name: &str) -> Result<(), Failure> {
+    match name {
+        "auto" | "cpu" => Ok(()),
+        _ if name.split(',').all(is_device) => Err(Failure::new(
+            Code::DeviceUnavailable,
+            format!("device {name} is not available: this build computes on the cpu only; use --device cpu"),
+        )),
+        _ => Err(Failure::usage(format!("--device {name:?} is no device; use auto or cpu"))),
+    }
+}
+
+fn is_device(name: &str) -> bool {
+    let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
+    matches!(kind, "cpu" | "cuda" | "hip") && index.parse::<u16>().is_ok()
+}
+
+/// The options that the flags stand for; a choice that `auto` made is said on standard error.
+pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOptions> {
+    check(&args.device)?;
+    let mut options =
+        OpenOptions::new(path).kv_dtype(kv_dtype(&args.kv_dtype)?).activations(match args.activations {
+            args::Activations::Float => Activations::Float,
+            args::Activations::Int8 => Activations::Int8,
+        });
+    if let Some(context) = args.context {
+        options = options.context(context);
+    }
+    if let Some(threads) = args.threads {
+        options = options.threads(threads);
+    }
+    // What the machine has free is a limit too: beyond it everything else on the machine suffers.
+    if let Some(limit) = args.memory_limit.or_else(machine::memory_available) {
+        options = options.memory_limit(limit);
+    }
+    if args.device == "auto" {
+        let threads = args.threads.or_else(machine::cores).unwrap_or(1);
+        writeln!(io::stderr(), "device: cpu, {threads} threads (auto: this build has no other)")?;
+    }
+    Ok(options)
+}
+
+/// Opens the model that the flags describe.
+pub(crate) fn open(path: &Path, args: &DeviceArgs) -> anyhow::Result<Fornax> {
+    Ok(options(path, args)?.open()?)
+}
+
+fn kv_dtype(name: &str) -> Result<KvDType, Failure> {
+    match name {
+        "f32" => Ok(KvDType::F32),
+        "f16" => Ok(KvDType::F16),
+        "bf16" => Ok(KvDType::BF16),
+        _ => Err(Failure::usage(format!(
+            "--kv-dtype {name} is not available on the cpu; use f32, f16 or bf16"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_are_not_built_in_are_unavailable_and_others_are_misspelt() {
+        let check = |name: &str, wanted: &str| {
+            let got = super::check(name).err().map(|failure| failure.code().to_string()).unwrap_or_default();
+            assert_eq!(got, wanted, "{name}");
+        };
+        check("auto", "");
+        check("cpu", "");
+        check("cuda:0", "DEVICE_UNAVAILABLE");
+        check("cuda:0,cuda:1", "DEVICE_UNAVAILABLE");
+        check("hip:0", "DEVICE_UNAVAILABLE");
+        check("cuda:0,cpu", "DEVICE_UNAVAILABLE");
+        check("gpu", "INVALID_INPUT");
+        check("", "INVALID_INPUT");
+    }
+
+    #[test]
+    fn kv_types_of_other_devices_are_refused_by_name() {
+        assert_eq!(kv_dtype("bf16").unwrap(), KvDType::BF16);
+        assert!(kv_dtype("q8_0").unwrap_err().to_string().contains("q8_0"));
+        assert!(kv_dtype("fp8").unwrap_err().to_string().contains("fp8"));
+    }
+}

@@ -1,0 +1,128 @@
+//! What this machine has and what is missing, in words.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use fornax_compute::cpu::Simd;
+
+use super::args::Doctor;
+use super::{conformance, device, locate, machine, models, output};
+
+/// One thing looked at.
+struct Finding {
+    what: &'static str,
+    /// Whether nothing needs to be done about it.
+    fine: bool,
+    words: String,
+}
+
+pub(crate) fn doctor(args: &Doctor) -> anyhow::Result<()> {
+    device::check(&args.device)?;
+    let findings = findings();
+    let mut out = io::stdout().lock();
+    if args.report {
+        writeln!(out, "```text\nfornax {}", env!("CARGO_PKG_VERSION"))?;
+        writeln!(out, "{}-{}", std::env::consts::ARCH, std::env::consts::OS)?;
+    }
+    for Finding { what, fine, words } in &findings {
+        let mark = if *fine { "ok     " } else { "missing" };
+        writeln!(out, "{mark}  {what:<10}  {words}")?;
+    }
+    let conforms = if args.conformance { conformance::conformance(&mut out) } else { Ok(()) };
+    if args.report {
+        writeln!(out, "```")?;
+    }
+    conforms
+}
+
+fn findings() -> Vec<Finding> {
+    let mut findings = vec![processor(), memory(), gpu()];
+    findings.extend(cache());
+    findings.push(python());
+    findings.push(Finding {
+        what: "network",
+        fine: true,
+        words: "not tried; `fornax pull smollm2` tells whether models can be fetched".to_owned(),
+    });
+    findings
+}
+
+fn processor() -> Finding {
+    let name =
+        machine::processor().unwrap_or_else(|| format!("unnamed {} processor", std::env::consts::ARCH));
+    let cores = machine::cores().map_or("an unknown number of".to_owned(), |cores| cores.to_string());
+    let simd = Simd::detect();
+    let vectors = match simd {
+        Simd::Scalar => "no AVX2, FMA and F16C: scalar code is used, many times slower".to_owned(),
+        _ => format!("{} code is used", simd.name()),
+    };
+    Finding {
+        what: "cpu",
+        fine: simd != Simd::Scalar,
+        words: format!("{name}, {cores} threads at once; {vectors}"),
+    }
+}
+
+fn memory() -> Finding {
+    match (machine::memory_total(), machine::memory_available()) {
+        (Some(total), Some(available)) => Finding {
+            what: "memory",
+            fine: true,
+            words: format!("{} in all, {} available", output::bytes(total), output::bytes(available)),
+        },
+        _ => Finding {
+            what: "memory",
+            fine: false,
+            words: "this system does not say how much there is; use --memory-limit".to_owned(),
+        },
+    }
+}
+
+fn gpu() -> Finding {
+    Finding { what: "gpu", fine: true, words: "not used: this build computes on the cpu only".to_owned() }
+}
+
+fn cache() -> Vec<Finding> {
+    let cache = match locate::cache_dir() {
+        Ok(cache) => cache,
+        Err(error) => return vec![Finding { what: "cache", fine: false, words: error.to_string() }],
+    };
+    let writable = writable(&cache);
+    let state = match &writable {
+        Ok(()) => "can be written".to_owned(),
+        Err(error) => format!("cannot be written ({error}); set FORNAX_CACHE to a folder that can"),
+    };
+    let files = models::files(&cache).unwrap_or_default();
+    let names: Vec<String> =
+        files.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect();
+    let held = if names.is_empty() {
+        "none yet; the first `fornax run` fetches smollm2".to_owned()
+    } else {
+        names.join(", ")
+    };
+    vec![
+        Finding { what: "cache", fine: writable.is_ok(), words: format!("{} {state}", cache.display()) },
+        Finding { what: "models", fine: true, words: held },
+    ]
+}
+
+/// Whether a file can be made in the folder, or in the nearest folder above it that exists.
+fn writable(folder: &Path) -> io::Result<()> {
+    let existing = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+    tempfile::tempfile_in(existing).map(drop)
+}
+
+fn python() -> Finding {
+    let found = Command::new("python3").args(["-m", "pip", "--version"]).stdin(Stdio::null()).output();
+    let (fine, words) = match found {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            let version: Vec<&str> = text.split_whitespace().take(2).collect();
+            (true, format!("python3 with {}", version.join(" ")))
+        }
+        Ok(_) => (false, "python3 has no pip module, which fetches models; install python3-pip".to_owned()),
+        Err(error) => (false, format!("python3 cannot be started ({error}); it fetches models")),
+    };
+    Finding { what: "python", fine, words }
+}

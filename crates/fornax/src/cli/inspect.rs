@@ -1,0 +1,209 @@
+//! What is in a model, without loading it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use fornax::Error;
+use fornax_format::{Checkpoint, HuggingFace, View};
+use fornax_model::Config;
+use fornax_text::Tokenizer;
+use serde::Serialize;
+use serde_json::{Map, json};
+
+use super::args::Inspect;
+use super::{locate, output};
+
+/// Everything that `--json` prints.
+#[derive(Debug, Serialize)]
+struct Inspection {
+    files: Vec<PathBuf>,
+    file_bytes: u64,
+    container: &'static str,
+    /// As the file names it; absent where it does not.
+    architecture: Option<String>,
+    name: Option<String>,
+    /// Values of all tensors.
+    parameters: u64,
+    /// The numbers that the model is computed by, or why it cannot be computed.
+    facts: serde_json::Value,
+    /// What the tokenizer is, or why it cannot be used.
+    tokenizer: serde_json::Value,
+    chat_template: Option<String>,
+    metadata: Map<String, serde_json::Value>,
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Debug, Serialize)]
+struct Tensor {
+    name: String,
+    dtype: &'static str,
+    /// Slowest dimension first: (rows, columns).
+    shape: Vec<usize>,
+    bytes: usize,
+}
+
+pub(crate) fn inspect(args: &Inspect) -> anyhow::Result<()> {
+    let path = locate::locate(args.model.as_deref())?;
+    let inspection = Inspection::of(&Checkpoint::open(&path).map_err(Error::from)?)?;
+    if args.json {
+        return output::json(&inspection);
+    }
+    io::stdout().lock().write_all(inspection.text(&path)?.as_bytes())?;
+    Ok(())
+}
+
+impl Inspection {
+    fn of(checkpoint: &Checkpoint) -> anyhow::Result<Inspection> {
+        let tensors: Vec<View<'_>> = match checkpoint {
+            Checkpoint::Gguf(gguf) => gguf.tensors().collect(),
+            Checkpoint::HuggingFace(directory) => directory.weights().tensors().collect(),
+        };
+        let parameters = tensors.iter().map(|view| view.values() as u64).sum();
+        let tensors = tensors.into_iter().map(Tensor::from).collect();
+        Ok(match checkpoint {
+            Checkpoint::Gguf(gguf) => {
+                let metadata = gguf.metadata();
+                let string = |key: &str| metadata.opt_str(key).map(|value| value.map(str::to_owned));
+                Inspection {
+                    files: gguf.files().to_vec(),
+                    file_bytes: gguf.file_bytes(),
+                    container: "gguf",
+                    architecture: string("general.architecture").map_err(Error::from)?,
+                    name: string("general.name").map_err(Error::from)?,
+                    parameters,
+                    facts: facts(checkpoint),
+                    tokenizer: tokenizer(checkpoint),
+                    chat_template: string("tokenizer.chat_template").map_err(Error::from)?,
+                    metadata: metadata
+                        .iter()
+                        .map(|(key, value)| Ok((key.to_owned(), serde_json::to_value(value)?)))
+                        .collect::<anyhow::Result<_>>()?,
+                    tensors,
+                }
+            }
+            Checkpoint::HuggingFace(directory) => Inspection {
+                files: directory.weights().files().to_vec(),
+                file_bytes: directory.weights().file_bytes(),
+                container: "safetensors",
+                architecture: architecture(directory),
+                name: directory.directory().file_name().map(|name| name.to_string_lossy().into_owned()),
+                parameters,
+                facts: facts(checkpoint),
+                tokenizer: tokenizer(checkpoint),
+                chat_template: directory.chat_template().map(str::to_owned),
+                metadata: directory.config().as_object().cloned().unwrap_or_default(),
+                tensors,
+            },
+        })
+    }
+
+    fn text(&self, path: &Path) -> Result<String, std::fmt::Error> {
+        let mut out = String::new();
+        writeln!(out, "{}", path.display())?;
+        let container =
+            format!("{} in {} file(s), {}", self.container, self.files.len(), output::bytes(self.file_bytes));
+        writeln!(out, "container     {container}")?;
+        writeln!(out, "architecture  {}", self.architecture.as_deref().unwrap_or("not named"))?;
+        writeln!(out, "name          {}", self.name.as_deref().unwrap_or("-"))?;
+        writeln!(out, "parameters    {} in {} tensors", self.parameters, self.tensors.len())?;
+        for (title, facts) in [("model", &self.facts), ("tokenizer", &self.tokenizer)] {
+            writeln!(out, "\n{title}")?;
+            for (key, value) in facts.as_object().into_iter().flatten() {
+                writeln!(out, "  {key:<44} {}", shortened(value))?;
+            }
+        }
+        writeln!(out, "\nmetadata")?;
+        for (key, value) in &self.metadata {
+            writeln!(out, "  {key:<44} {}", shortened(value))?;
+        }
+        writeln!(out, "\ntensors")?;
+        for tensor in &self.tensors {
+            let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+            writeln!(out, "  {:<44} {:<8} {}", tensor.name, tensor.dtype, shape.join(" x "))?;
+        }
+        if let Some(template) = &self.chat_template {
+            writeln!(out, "\nchat template\n{template}")?;
+        }
+        Ok(out)
+    }
+}
+
+fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
+    let config = match Config::read(checkpoint) {
+        Ok(config) => config,
+        Err(error) => return json!({"unsupported": error.to_string()}),
+    };
+    let windows: BTreeSet<u32> = config.windows.iter().copied().flatten().collect();
+    json!({
+        "architecture": config.facts.name,
+        "layers": config.layers,
+        "hidden": config.hidden,
+        "heads": config.heads.query,
+        "kv_heads": config.heads.kv,
+        "head_dim": config.heads.dim,
+        "ffn": config.ffn,
+        "vocab": config.vocab,
+        "context": config.context,
+        "norm_eps": config.norm_eps,
+        "rope_base": config.rope.base,
+        "rope_dims": config.rope.dims,
+        "rope_scaling": format!("{:?}", config.rope.scaling),
+        "tied_embeddings": config.tied,
+        "qkv_bias": config.qkv_bias,
+        "output_bias": config.output_bias,
+        "mlp_bias": config.mlp_bias,
+        "attention_windows": windows,
+    })
+}
+
+fn tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {
+    let tokenizer = match Tokenizer::open(checkpoint) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => return json!({"unsupported": error.to_string()}),
+    };
+    let named = |id: u32| json!({"id": id, "piece": tokenizer.piece(id)});
+    json!({
+        "tokens": tokenizer.vocab_len(),
+        "bos": tokenizer.bos().map(named),
+        "adds_bos": tokenizer.add_bos(),
+        "eos": tokenizer.eos().map(named),
+        "end_tokens": tokenizer.end_tokens().iter().copied().map(named).collect::<Vec<_>>(),
+    })
+}
+
+/// The first of the architectures that a configuration names.
+fn architecture(directory: &HuggingFace) -> Option<String> {
+    let named =
+        directory.config().get("model_type").or_else(|| directory.config().get("architectures")?.get(0))?;
+    named.as_str().map(str::to_owned)
+}
+
+/// A value in one line, for people.
+fn shortened(value: &serde_json::Value) -> String {
+    const CHARACTERS_MAX: usize = 60;
+    const ELEMENTS_SHOWN: usize = 4;
+    if let serde_json::Value::Array(elements) = value
+        && elements.len() > ELEMENTS_SHOWN
+    {
+        let shown: Vec<String> = elements[..ELEMENTS_SHOWN].iter().map(shortened).collect();
+        return format!("[{}, ...] ({} elements)", shown.join(", "), elements.len());
+    }
+    let text = value.to_string();
+    match text.char_indices().nth(CHARACTERS_MAX) {
+        Some((at, _)) => format!("{}... ({} characters)", &text[..at], text.chars().count()),
+        None => text,
+    }
+}
+
+impl From<View<'_>> for Tensor {
+    fn from(view: View<'_>) -> Tensor {
+        Tensor {
+            name: view.name.to_owned(),
+            dtype: view.dtype.name(),
+            bytes: view.bytes.len(),
+            shape: view.shape,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! From what a person types as MODEL to a path on disk, fetched if need be.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fornax::Code;
+use fornax::catalog::{self, Entry, Progress};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::failure::Failure;
+
+/// What a MODEL argument is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Reference {
+    Path(PathBuf),
+    Catalog(&'static Entry),
+    /// `hf:org/repo[@rev][:file]` or `org/repo`.
+    Hub(String),
+    /// None of these: a file that is not there, a misspelt name, or a prompt.
+    Unknown(String),
+}
+
+impl Reference {
+    /// An existing path wins over every other reading.
+    pub(crate) fn parse(text: &str) -> Reference {
+        if Path::new(text).exists() {
+            return Reference::Path(PathBuf::from(text));
+        }
+        if let Some(entry) = catalog::find(text) {
+            return Reference::Catalog(entry);
+        }
+        if text.starts_with("hf:") || is_org_repo(text) {
+            return Reference::Hub(text.to_owned());
+        }
+        Reference::Unknown(text.to_owned())
+    }
+
+    /// Whether a lone positional of `run` is a model; anything else is the prompt. A word that ends like a model file
+    /// is a file that is missing, and is said to be missing rather than answered.
+    pub(crate) fn is_model(&self) -> bool {
+        match self {
+            Reference::Unknown(text) => is_model_file(text) && !text.contains(char::is_whitespace),
+            _ => true,
+        }
+    }
+}
+
+/// Two words of a hub name with one slash between them. A model file that is missing is no hub name: it is said to be
+/// missing instead.
+fn is_org_repo(text: &str) -> bool {
+    let word = |part: &str| {
+        let mut chars = part.chars();
+        chars.next().is_some_and(|c| c.is_ascii_alphanumeric())
+            && chars.all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    match text.split_once('/') {
+        Some((org, repo)) => word(org) && word(repo) && !is_model_file(repo),
+        None => false,
+    }
+}
+
+fn is_model_file(name: &str) -> bool {
+    let extension = Path::new(name).extension().and_then(|ext| ext.to_str()).unwrap_or_default();
+    matches!(extension.to_ascii_lowercase().as_str(), "gguf" | "safetensors")
+}
+
+/// The path of the model that `text` names, or of the default model.
+pub(crate) fn locate(text: Option<&str>) -> anyhow::Result<PathBuf> {
+    match Reference::parse(text.unwrap_or(catalog::DEFAULT)) {
+        Reference::Path(path) => Ok(path),
+        Reference::Catalog(entry) => pull(entry, &cache_dir()?),
+        Reference::Hub(name) => Err(hub_failure(&name).into()),
+        Reference::Unknown(name) => Err(Failure::new(
+            Code::ModelNotFound,
+            format!("no model {name:?}: no such file and no such name; check the path, or see `fornax list`"),
+        )
+        .into()),
+    }
+}
+
+pub(crate) fn hub_failure(name: &str) -> Failure {
+    Failure::new(
+        Code::ModelNotFound,
+        format!(
+            "{name:?} is no file here, and hub references cannot be fetched yet; download the model and give its path"
+        ),
+    )
+}
+
+/// The cache folder of this user. The environment is read here and nowhere else.
+pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
+    Ok(catalog::cache_dir(|name| std::env::var_os(name))?)
+}
+
+/// Fetches a model of the catalog unless it is there, showing progress on standard error.
+pub(crate) fn pull(entry: &Entry, cache: &Path) -> anyhow::Result<PathBuf> {
+    if let Some(path) = entry.installed(cache) {
+        return Ok(path);
+    }
+    let mut shown: Box<dyn FnMut(Progress)> =
+        if io::stderr().is_terminal() { Box::new(bar(entry)) } else { Box::new(lines(entry)) };
+    Ok(catalog::fetch(entry, cache, &mut shown)?)
+}
+
+/// A bar on a terminal; it vanishes when the fetch ends.
+fn bar(entry: &Entry) -> impl FnMut(Progress) + use<> {
+    let name = entry.name;
+    let bar = ProgressBar::new(entry.download_bytes());
+    bar.set_style(
+        ProgressStyle::with_template("{msg} [{bar:32}] {bytes}/{total_bytes} {eta}")
+            .expect("the template is constant; a test parses it"),
+    );
+    move |progress| match progress {
+        Progress::Waiting => bar.set_message(format!("waiting for another fetch of {name}")),
+        Progress::Downloading { bytes, total } => {
+            bar.set_message(format!("downloading {name}"));
+            bar.set_length(total);
+            bar.set_position(bytes);
+        }
+        Progress::Unpacking { bytes, total } => {
+            bar.set_message(format!("checking {name}"));
+            bar.set_length(total);
+            bar.set_position(bytes);
+        }
+    }
+}
+
+/// Plain lines elsewhere, a few a minute.
+fn lines(entry: &Entry) -> impl FnMut(Progress) + use<> {
+    const EVERY: Duration = Duration::from_secs(10);
+    let name = entry.name;
+    let mut last: Option<(Instant, &str)> = None;
+    move |progress| {
+        let (what, amount) = match progress {
+            Progress::Waiting => ("waiting for another fetch of", None),
+            Progress::Downloading { bytes, total } => ("downloading", Some((bytes, total))),
+            Progress::Unpacking { bytes, total } => ("checking", Some((bytes, total))),
+        };
+        let now = Instant::now();
+        if last.is_some_and(|(at, phase)| phase == what && now.duration_since(at) < EVERY) {
+            return;
+        }
+        last = Some((now, what));
+        let amount = amount
+            .map(|(bytes, total)| format!(": {:.0} of {:.0} MB", bytes as f64 / 1e6, total as f64 / 1e6))
+            .unwrap_or_default();
+        // Progress nobody can read must not stop the fetch.
+        drop(writeln!(io::stderr(), "{what} {name}{amount}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_argument_is_read_as_the_design_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("m.gguf");
+        std::fs::write(&file, b"").unwrap();
+        let existing = file.to_str().unwrap();
+        assert_eq!(Reference::parse(existing), Reference::Path(file.clone()));
+        assert!(matches!(Reference::parse("smollm2"), Reference::Catalog(entry) if entry.name == "smollm2"));
+        let check = |text: &str, hub: bool| {
+            let reference = Reference::parse(text);
+            assert_eq!(matches!(reference, Reference::Hub(_)), hub, "{text}: {reference:?}");
+            assert_eq!(reference.is_model(), hub || text.ends_with(".gguf"), "{text}");
+        };
+        check("hf:org/repo", true);
+        check("hf:org/repo@main:model.gguf", true);
+        check("Qwen/Qwen2.5-0.5B", true);
+        check("Why is the sky blue?", false);
+        check("either/or what", false);
+        check("and/or?", false);
+        check("a/b/c", false);
+        check("missing/model.gguf", false);
+        check("missing.gguf", false);
+        check("./missing", false);
+        check("/missing", false);
+        check("hello", false);
+    }
+
+    #[test]
+    fn the_bar_can_be_made() {
+        let mut show = bar(catalog::find("smollm2").unwrap());
+        show(Progress::Downloading { bytes: 1, total: 2 });
+    }
+}

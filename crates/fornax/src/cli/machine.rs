@@ -1,0 +1,57 @@
+//! What the operating system says of this machine and this process. Absent where it does not say.
+
+use std::fs;
+
+/// The processor as it names itself.
+pub(crate) fn processor() -> Option<String> {
+    field(&fs::read_to_string("/proc/cpuinfo").ok()?, "model name").map(str::to_owned)
+}
+
+/// Threads that this process may run at once.
+pub(crate) fn cores() -> Option<usize> {
+    std::thread::available_parallelism().ok().map(|cores| cores.get())
+}
+
+/// Bytes of memory that this process could still get: what the machine has available, or the container's limit.
+pub(crate) fn memory_available() -> Option<u64> {
+    let machine = kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")?;
+    let read =
+        |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
+    let container = read("memory.max").map(|limit| limit.saturating_sub(read("memory.current").unwrap_or(0)));
+    Some(container.map_or(machine, |limit| limit.min(machine)))
+}
+
+/// Bytes of memory in the machine.
+pub(crate) fn memory_total() -> Option<u64> {
+    kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal")
+}
+
+/// The most bytes of memory that this process has held so far.
+pub(crate) fn peak_bytes() -> Option<u64> {
+    kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+}
+
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    field(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The value of the first line `name : value`.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then_some(value.trim())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_by_their_whole_name() {
+        let text = "MemTotal:       16 kB\nMemAvailable:    9 kB\nmodel name\t: A processor: fast\n";
+        assert_eq!(kilobytes(text, "MemAvailable"), Some(9 * 1024));
+        assert_eq!(kilobytes(text, "Mem"), None);
+        assert_eq!(field(text, "model name"), Some("A processor: fast"));
+    }
+}

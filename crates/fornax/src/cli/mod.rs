@@ -1,0 +1,19 @@
+//! The commands, a file each, and what they share.
+
+pub(crate) mod args;
+pub(crate) mod completions;
+mod conformance;
+mod device;
+pub(crate) mod doctor;
+pub(crate) mod failure;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+mod interrupt;
+mod locate;
+pub(crate) mod logits;
+mod machine;
+pub(crate) mod models;
+mod output;
+pub(crate) mod perplexity;
+pub(crate) mod run;
+pub(crate) mod tokenize;

@@ -1,0 +1,139 @@
+//! The models on disk: `pull`, `list`, `rm`.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use fornax::Code;
+use fornax::catalog;
+use serde::Serialize;
+
+use super::args::{List, Pull, Rm};
+use super::failure::Failure;
+use super::locate::{self, Reference};
+use super::output;
+
+pub(crate) fn pull(args: &Pull) -> anyhow::Result<()> {
+    let entry = match Reference::parse(&args.reference) {
+        Reference::Catalog(entry) => entry,
+        Reference::Hub(name) => return Err(locate::hub_failure(&name).into()),
+        Reference::Path(path) => {
+            let message = format!("{} is already here; only catalog names can be pulled", path.display());
+            return Err(Failure::usage(message).into());
+        }
+        Reference::Unknown(name) => return Err(unknown(&name).into()),
+    };
+    let path = locate::pull(entry, &locate::cache_dir()?)?;
+    writeln!(io::stdout(), "{}", path.display())?;
+    Ok(())
+}
+
+/// One line of the list.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// The catalog name; absent for a file that only lies in the folder.
+    name: Option<&'static str>,
+    file: String,
+    path: PathBuf,
+    bytes: u64,
+    on_disk: bool,
+    description: Option<&'static str>,
+    licence: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Listing {
+    cache: PathBuf,
+    models: Vec<Row>,
+}
+
+pub(crate) fn list(args: &List) -> anyhow::Result<()> {
+    let cache = locate::cache_dir()?;
+    let listing = Listing { models: rows(&cache)?, cache };
+    if args.json {
+        return output::json(&listing);
+    }
+    let mut out = io::stdout().lock();
+    for row in &listing.models {
+        let name = row.name.unwrap_or(&row.file);
+        let state = if row.on_disk { "on disk" } else { "not fetched" };
+        writeln!(
+            out,
+            "{name:<24} {:>9}  {state:<11}  {}",
+            output::bytes(row.bytes),
+            row.description.unwrap_or("-")
+        )?;
+    }
+    writeln!(out, "cache: {}", listing.cache.display())?;
+    Ok(())
+}
+
+/// What the catalog offers, then whatever else is on disk.
+fn rows(cache: &Path) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for entry in catalog::ENTRIES {
+        let on_disk = entry.installed(cache).is_some();
+        if entry.public || on_disk {
+            rows.push(Row {
+                name: Some(entry.name),
+                file: entry.file.to_owned(),
+                path: entry.path(cache),
+                bytes: entry.bytes,
+                on_disk,
+                description: Some(entry.description),
+                licence: Some(entry.licence),
+            });
+        }
+    }
+    for path in files(cache)? {
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if rows.iter().all(|row| row.file != file) {
+            let bytes = fs::metadata(&path).map(|metadata| metadata.len()).unwrap_or(0);
+            rows.push(Row { name: None, file, path, bytes, on_disk: true, description: None, licence: None });
+        }
+    }
+    Ok(rows)
+}
+
+/// Everything in the folder of models, in order; none where there is no folder yet.
+pub(crate) fn files(cache: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let folder = catalog::models_dir(cache);
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Failure::unreadable(&folder, &error).into()),
+    };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+pub(crate) fn rm(args: &Rm) -> anyhow::Result<()> {
+    let cache = locate::cache_dir()?;
+    let path = match catalog::find(&args.name) {
+        Some(entry) => entry.path(&cache),
+        // Only names of files in the folder: a path could reach out of it.
+        None => files(&cache)?
+            .into_iter()
+            .find(|path| path.file_name().is_some_and(|file| file == args.name.as_str()))
+            .ok_or_else(|| unknown(&args.name))?,
+    };
+    let metadata = match fs::metadata(&path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let message = format!("{} is not on disk; see `fornax list`", args.name);
+            return Err(Failure::new(Code::ModelNotFound, message).into());
+        }
+        Err(error) => return Err(Failure::unreadable(&path, &error).into()),
+    };
+    if metadata.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }
+        .map_err(|error| Failure::unwritable(&path, &error))
+        .context("removing a model")?;
+    writeln!(io::stdout(), "removed {} ({})", path.display(), output::bytes(metadata.len()))?;
+    Ok(())
+}
+
+fn unknown(name: &str) -> Failure {
+    Failure::new(Code::ModelNotFound, format!("no model is called {name:?}; see `fornax list`"))
+}

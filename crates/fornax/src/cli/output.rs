@@ -1,0 +1,65 @@
+//! What commands print: numbers for people, JSON for programs.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::failure::Failure;
+
+/// One JSON document and a line end on standard output.
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(value)?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()?;
+    Ok(())
+}
+
+/// A size for people.
+pub(crate) fn bytes(count: u64) -> String {
+    let count = count as f64;
+    match count {
+        _ if count >= 1e9 => format!("{:.2} GB", count / 1e9),
+        _ if count >= 1e6 => format!("{:.1} MB", count / 1e6),
+        _ if count >= 1e3 => format!("{:.1} kB", count / 1e3),
+        _ => format!("{count} B"),
+    }
+}
+
+/// The text of a file named on the command line; `-` is standard input.
+pub(crate) fn text_of(path: &Path) -> Result<String, Failure> {
+    let mut text = Vec::new();
+    if path == Path::new("-") {
+        io::stdin().lock().read_to_end(&mut text).map_err(|error| Failure::unreadable(path, &error))?;
+    } else {
+        text = std::fs::read(path).map_err(|error| Failure::unreadable(path, &error))?;
+    }
+    String::from_utf8(text).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Failure::usage(format!("{} is not UTF-8 at byte {at}; convert it first", path.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        let check = |count: u64, text: &str| assert_eq!(bytes(count), text);
+        check(0, "0 B");
+        check(999, "999 B");
+        check(98_362_432, "98.4 MB");
+        check(4_000_000_000, "4.00 GB");
+    }
+
+    #[test]
+    fn text_that_is_not_utf8_is_refused_with_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("latin1.txt");
+        std::fs::write(&path, b"caf\xe9").unwrap();
+        let failure = text_of(&path).unwrap_err().to_string();
+        assert!(failure.contains("not UTF-8 at byte 3"), "{failure}");
+    }
+}

@@ -1,0 +1,71 @@
+//! How well a model predicts a text. The definition is in the command's help.
+
+use std::io::{self, Write};
+
+use fornax::Error;
+use fornax_text::Special;
+use serde::Serialize;
+
+use super::args::Perplexity;
+use super::failure::Failure;
+use super::interrupt::Interrupt;
+use super::logits::log_sum_exp;
+use super::{device, locate, output};
+
+/// Rows of logits computed at once.
+const ROWS: usize = 32;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Measure {
+    perplexity: f64,
+    /// Mean negative log-likelihood of a counted token, in nats.
+    nll: f64,
+    /// Tokens that were counted.
+    tokens: usize,
+    windows: usize,
+    context: usize,
+}
+
+pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
+    let text = output::text_of(&args.file)?;
+    let path = locate::locate(args.model.as_deref())?;
+    let interrupt = Interrupt::install()?;
+    let mut model = device::options(&path, &args.device)?.logit_rows(ROWS).open()?;
+    let context = model.context();
+    let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer)?;
+    let tokens = tokenizer.encode(&text, Special::AsText).map_err(Error::from)?;
+    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+    let fresh = context - bos.iter().len();
+    if tokens.len() + bos.iter().len() < 2 || fresh == 0 {
+        let message = format!(
+            "{} tokens in windows of {context} leave nothing to predict; give more text",
+            tokens.len()
+        );
+        return Err(Failure::usage(message).into());
+    }
+    let mut nll = Vec::with_capacity(tokens.len());
+    for window in tokens.chunks(fresh) {
+        let window: Vec<u32> = bos.into_iter().chain(window.iter().copied()).collect();
+        interrupt.during(|| {
+            model.logits(&window, false, &mut |position, row| {
+                if let Some(&next) = window.get(position + 1) {
+                    nll.push(log_sum_exp(row) - f64::from(row[next as usize]));
+                }
+                interrupt.flow()
+            })
+        })?;
+    }
+    let mean = nll.iter().sum::<f64>() / nll.len() as f64;
+    let windows = tokens.len().div_ceil(fresh);
+    let measure = Measure { perplexity: mean.exp(), nll: mean, tokens: nll.len(), windows, context };
+    if args.json {
+        return output::json(&measure);
+    }
+    let Measure { perplexity, tokens, windows, .. } = measure;
+    writeln!(
+        io::stdout(),
+        "perplexity {perplexity:.4} over {tokens} tokens in {windows} windows of {context}"
+    )?;
+    Ok(())
+}

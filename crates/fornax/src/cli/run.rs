@@ -1,0 +1,119 @@
+//! Chat in the terminal, or one answer.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use fornax::{Completion, Error, Fornax, Message, Prompt, Sampling};
+
+use super::args::Run;
+use super::generate::{complete, sampling, show};
+use super::interrupt::Interrupt;
+use super::locate::{self, Reference};
+use super::{device, output};
+
+/// Livelier than greedy, which repeats itself in a chat, and tame enough for small models.
+const DEFAULTS: Sampling = Sampling {
+    max_tokens: None,
+    temperature: 0.7,
+    top_k: 0,
+    top_p: 0.95,
+    min_p: 0.0,
+    seed: None,
+    stop: Vec::new(),
+    ignore_eos: false,
+};
+
+pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
+    let (model, prompt) = positionals(args);
+    let path = locate::locate(model)?;
+    let interrupt = Interrupt::install()?;
+    let mut options = device::options(&path, &args.device)?;
+    if let Some(file) = &args.chat_template_file {
+        options = options.chat_template(output::text_of(file)?);
+    }
+    let mut chat = Chat {
+        model: options.open()?,
+        sampling: sampling(&args.sampling, DEFAULTS),
+        messages: Vec::new(),
+        interrupt,
+    };
+    match prompt {
+        Some(prompt) => chat.answer(prompt),
+        None => chat.converse(),
+    }
+}
+
+/// Which positional is what.
+fn positionals(args: &Run) -> (Option<&str>, Option<&str>) {
+    match (args.model.as_deref(), args.prompt.as_deref()) {
+        (Some(only), None) if !Reference::parse(only).is_model() => (None, Some(only)),
+        both => both,
+    }
+}
+
+struct Chat {
+    model: Fornax,
+    sampling: Sampling,
+    messages: Vec<Message>,
+    interrupt: Interrupt,
+}
+
+impl Chat {
+    /// Answers one message and says how fast.
+    fn answer(&mut self, text: &str) -> anyhow::Result<()> {
+        self.messages.push(Message::user(text));
+        let prompt = Prompt::Chat(self.messages.clone());
+        let Chat { model, sampling, interrupt, .. } = self;
+        let mut out = io::stdout().lock();
+        let completion = interrupt
+            .during(|| complete(model, &prompt, sampling, interrupt, &mut |text| show(&mut out, text)))?;
+        writeln!(out)?;
+        tell_speed(&completion)?;
+        self.messages.push(Message::assistant(completion.text));
+        Ok(())
+    }
+
+    /// Answers every line of standard input until it ends.
+    fn converse(&mut self) -> anyhow::Result<()> {
+        let terminal = io::stdin().is_terminal();
+        if terminal {
+            writeln!(io::stderr(), "Type a message; Ctrl-C stops an answer, Ctrl-D ends the chat.")?;
+        }
+        loop {
+            if terminal {
+                write!(io::stderr(), "> ")?;
+            }
+            let mut line = String::new();
+            if io::stdin().lock().read_line(&mut line)? == 0 {
+                return Ok(());
+            }
+            if line.trim().is_empty() {
+                continue;
+            }
+            match self.answer(line.trim_end_matches(['\r', '\n'])) {
+                Err(error) if terminal && is_cancelled(&error) => {
+                    // The user saw half an answer; the model forgets question and half alike.
+                    self.messages.pop();
+                    writeln!(io::stdout())?;
+                }
+                answered => answered?,
+            }
+        }
+    }
+}
+
+fn is_cancelled(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref::<Error>(), Some(Error::Cancelled))
+}
+
+fn tell_speed(completion: &Completion) -> io::Result<()> {
+    let decode =
+        completion.decode_tokens_per_second().map(|rate| format!(", {rate:.1} tok/s")).unwrap_or_default();
+    writeln!(
+        io::stderr(),
+        "{} tokens{decode}; prompt {} tokens, {:.1} tok/s; seed {}",
+        completion.tokens.len(),
+        completion.prompt_tokens,
+        completion.prompt_tokens_per_second(),
+        completion.seed,
+    )
+}
