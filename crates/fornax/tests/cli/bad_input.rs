@@ -1,0 +1,228 @@
+//! Wrong files and wrong requests: one line that says what to do, the right exit code, nothing half-written.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::tiny::{fixtures, tokens};
+use crate::{fornax, model};
+
+/// A copy of a tiny GGUF with the first occurrence of `from` replaced by `to`, of the same length.
+fn changed(folder: &Path, from: &[u8], to: &[u8]) -> PathBuf {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = fs::read(fixtures().join("llama.gguf")).unwrap();
+    let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+    bytes[at..][..to.len()].copy_from_slice(to);
+    written(folder, &bytes)
+}
+
+fn written(folder: &Path, bytes: &[u8]) -> PathBuf {
+    let path = folder.join("changed.gguf");
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Every command that opens a model, with this one.
+fn each_command(path: &Path, check: impl Fn(&[&str])) {
+    let path = path.to_str().unwrap();
+    check(&["generate", path, "--tokens", "1,2", "--max-tokens", "1"]);
+    check(&["logits", path, "--tokens", "1,2"]);
+    check(&["run", path, "Hello"]);
+    let text = fixtures().join("rope.json");
+    check(&["perplexity", path, "--file", text.to_str().unwrap()]);
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let missing = Path::new("no/such/model.gguf");
+    each_command(missing, |args| {
+        fornax(args).fails(4, "MODEL_NOT_FOUND", &["no/such/model.gguf", "check the path"])
+    });
+    fornax(["inspect", "no/such/model.gguf"]).fails(4, "MODEL_NOT_FOUND", &["no/such/model.gguf"]);
+    fornax(["tokenize", "no/such/model.gguf", "--text", "x"]).fails(
+        4,
+        "MODEL_NOT_FOUND",
+        &["no/such/model.gguf"],
+    );
+    // One positional that looks like a model file is a missing model, not a question.
+    fornax(["run", "no/such/model.gguf"]).fails(4, "MODEL_NOT_FOUND", &["no/such/model.gguf"]);
+}
+
+#[test]
+fn a_directory_without_a_model_says_what_was_expected() {
+    let folder = tempfile::tempdir().unwrap();
+    each_command(folder.path(), |args| {
+        fornax(args).fails(4, "MODEL_NOT_FOUND", &["holds no model", "config.json"])
+    });
+}
+
+#[test]
+fn a_file_that_is_no_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("photo.jpg");
+    fs::write(&path, b"\xff\xd8\xff\xe0").unwrap();
+    each_command(&path, |args| {
+        fornax(args).fails(4, "MODEL_CORRUPT", &["photo.jpg", "neither GGUF nor safetensors"])
+    });
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_what_is_supported_and_can_be_inspected() {
+    let folder = tempfile::tempdir().unwrap();
+    // The key, its type (a string), its length, its value.
+    let path =
+        changed(folder.path(), b"\x08\0\0\0\x05\0\0\0\0\0\0\0llama", b"\x08\0\0\0\x05\0\0\0\0\0\0\0mamba");
+    each_command(&path, |args| fornax(args).fails(4, "MODEL_UNSUPPORTED", &["\"mamba\"", "llama, qwen2"]));
+    let shown = fornax(["inspect", path.to_str().unwrap(), "--json"]).json();
+    assert_eq!(shown["architecture"], "mamba");
+    assert!(shown["facts"]["unsupported"].as_str().unwrap().contains("mamba"), "{shown}");
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = changed(folder.path(), b"blk.1.ffn_down.weight", b"blk.1.ffn_gone.weight");
+    each_command(&path, |args| {
+        let ran = fornax(args);
+        assert!(ran.stderr.contains("blk.1.ffn_down.weight") || ran.stderr.contains("blk.1.ffn_gone.weight"));
+        assert_eq!(ran.code, Some(4), "{}", ran.stderr);
+    });
+    // In a Hugging Face directory too.
+    let directory = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        let mut bytes = fs::read(fixtures().join("llama").join(file)).unwrap();
+        let (from, to) = (b"model.norm.weight", b"model.gone.weight");
+        if let Some(at) = bytes.windows(from.len()).position(|window| window == from) {
+            bytes[at..][..to.len()].copy_from_slice(to);
+        }
+        fs::write(directory.path().join(file), bytes).unwrap();
+    }
+    let ran = fornax(["logits", directory.path().to_str().unwrap(), "--tokens", "1"]);
+    assert!(
+        ran.stderr.contains("model.norm.weight") || ran.stderr.contains("model.gone.weight"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(ran.code, Some(4));
+}
+
+#[test]
+fn a_truncated_file_is_corrupt() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = fs::read(fixtures().join("llama.gguf")).unwrap();
+    let path = written(folder.path(), &bytes[..bytes.len() - 1000]);
+    each_command(&path, |args| fornax(args).fails(4, "MODEL_CORRUPT", &["changed.gguf"]));
+    let path = written(folder.path(), &bytes[..100]);
+    each_command(&path, |args| fornax(args).fails(4, "MODEL_CORRUPT", &["changed.gguf"]));
+}
+
+#[test]
+fn a_tensor_of_nonsense_is_a_numeric_fault_and_never_an_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bytes = fs::read(fixtures().join("llama.gguf")).unwrap();
+    // The end of the file is the last tensor's data; all ones is NaN in every float type.
+    let end = bytes.len();
+    bytes[end - 20_000..].fill(0xff);
+    let path = written(folder.path(), &bytes);
+    let path = path.to_str().unwrap();
+    let (ids, _) = tokens("llama");
+    let out = folder.path().join("logits.f32");
+    fornax(["generate", path, "--tokens", &ids, "--max-tokens", "4"]).fails(
+        1,
+        "NUMERIC_FAULT",
+        &["NaN or infinity"],
+    );
+    fornax(["logits", path, "--tokens", &ids]).fails(1, "NUMERIC_FAULT", &["after token"]);
+    let all = ["logits", path, "--tokens", &ids, "--all", "--out", out.to_str().unwrap()];
+    fornax(all).fails(1, "NUMERIC_FAULT", &["after token"]);
+    let left: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left, ["changed.gguf"], "nothing half-written");
+}
+
+#[test]
+fn a_prompt_beyond_the_context_is_refused_with_counts() {
+    let (ids, count) = tokens("llama");
+    let path = fixtures().join("llama");
+    let path = path.to_str().unwrap();
+    let count_text = count.to_string();
+    let check = |args: &[&str], says: &[&str]| {
+        let args = ["generate", path, "--tokens", &ids].into_iter().chain(args.iter().copied());
+        fornax(args).fails(1, "PROMPT_TOO_LONG", says);
+    };
+    check(&["--context", "10"], &[&count_text, "10"]);
+    check(&["--context", &count_text], &[&count_text]);
+    let context = (count + 5).to_string();
+    check(&["--context", &context, "--max-tokens", "6"], &[&count_text, "6", "at most 5"]);
+    fornax(["logits", path, "--tokens", &ids, "--context", "10"]).fails(1, "PROMPT_TOO_LONG", &[&count_text]);
+    // What fits exactly is answered.
+    let exact = ["generate", path, "--tokens", &ids, "--context", &context, "--max-tokens", "5", "--json"];
+    assert_eq!(fornax(exact).json()["finish_reason"], "length");
+    let rest = ["generate", path, "--tokens", &ids, "--context", &context, "--json"];
+    assert_eq!(fornax(rest).json()["usage"]["completion_tokens"], 5);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_numbers() {
+    let path = fixtures().join("llama.gguf");
+    let args = ["generate", path.to_str().unwrap(), "--tokens", "1,2", "--memory-limit", "100000"];
+    fornax(args).fails(3, "MODEL_DOES_NOT_FIT", &["100000", "weights", "--context"]);
+}
+
+#[test]
+fn tokens_that_do_not_exist_are_refused() {
+    let path = fixtures().join("llama");
+    let path = path.to_str().unwrap();
+    fornax(["generate", path, "--tokens", "1,99999"]).fails(
+        2,
+        "INVALID_INPUT",
+        &["token 99999 at position 1"],
+    );
+    fornax(["generate", path, "--tokens", "1,x"]).fails(2, "INVALID_INPUT", &["--tokens", "whole number"]);
+    fornax(["generate", path, "--prompt", "text"]).fails(2, "INVALID_INPUT", &["no tokenizer", "--tokens"]);
+}
+
+#[test]
+fn wrong_usage_is_one_line_with_the_flag() {
+    let check = |args: &[&str], says: &[&str]| fornax(args).fails(2, "INVALID_INPUT", says);
+    check(&[], &["no command given", "fornax --help"]);
+    check(&["frobnicate"], &["frobnicate"]);
+    check(&["generate"], &["--prompt", "fornax generate --help"]);
+    check(&["generate", "--prompt", "x", "--tokens", "1"], &["--tokens"]);
+    check(
+        &["generate", "--prompt", "x", "--temperature", "nan"],
+        &["--temperature", "fornax generate --help"],
+    );
+    check(&["generate", "--prompt", "x", "--temprature", "1"], &["--temprature", "--temperature"]);
+    check(&["generate", "--prompt", "x", "--repeat-penalty", "1"], &["--repeat-penalty"]);
+    check(&["generate", "--prompt", "x", "--kv-dtype", "q8_0"], &["--kv-dtype q8_0"]);
+    check(&["generate", "--prompt", "x", "--memory-limit", "lots"], &["--memory-limit"]);
+    check(&["logits", "--prompt", "x", "--all"], &["--out"]);
+    check(&["tokenize"], &["--text"]);
+    check(&["generate", "--prompt-file", "no/such.txt"], &["no/such.txt"]);
+    check(&["perplexity", "--file", "no/such.txt"], &["no/such.txt"]);
+    let path = fixtures().join("llama");
+    check(&["generate", path.to_str().unwrap(), "--tokens", "1", "--context", "100000000"], &["--context"]);
+    check(&["serve"], &["serve"]);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error_and_never_replaced() {
+    let path = fixtures().join("llama");
+    each_command(&path, |args| {
+        let args = args.iter().copied().chain(["--device", "cuda:0"]);
+        fornax(args).fails(5, "DEVICE_UNAVAILABLE", &["cuda:0", "cpu only"]);
+    });
+}
+
+#[test]
+fn logits_cannot_be_written_into_a_folder_that_is_not_there() {
+    let path = fixtures().join("llama");
+    let args = ["logits", path.to_str().unwrap(), "--tokens", "1", "--all", "--out", "no/such/folder/x.f32"];
+    fornax(args).fails(2, "INVALID_INPUT", &["no/such/folder/x.f32"]);
+}
+
+#[test]
+fn an_empty_prompt_is_refused() {
+    let Some(path) = model("smollm2", "an_empty_prompt_is_refused") else { return };
+    fornax(["generate", &path, "--prompt", ""]).fails(2, "INVALID_INPUT", &["empty"]);
+}

@@ -1,0 +1,46 @@
+//! What the commands say of themselves.
+
+use crate::fornax;
+
+#[test]
+fn every_command_explains_itself_with_examples() {
+    let check = |command: &str| {
+        let args: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
+        let help = fornax(&args);
+        assert_eq!((help.code, help.stderr.as_str()), (Some(0), ""));
+        assert!(help.stdout.contains("Examples:\n  fornax "), "{}", help.stdout);
+        let name = if command.is_empty() { "fornax" } else { command };
+        insta::assert_snapshot!(name, help.stdout);
+    };
+    for command in [
+        "",
+        "run",
+        "generate",
+        "inspect",
+        "tokenize",
+        "logits",
+        "perplexity",
+        "pull",
+        "list",
+        "rm",
+        "doctor",
+        "completions",
+    ] {
+        check(command);
+    }
+}
+
+#[test]
+fn the_version_is_printed() {
+    assert_eq!(fornax(["--version"]).stdout, concat!("fornax ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn completions_know_the_commands_and_flags() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = fornax(["completions", shell]).stdout;
+        for word in ["perplexity", "kv-dtype", "ignore-eos"] {
+            assert!(script.contains(word), "{shell} lacks {word}");
+        }
+    }
+}

