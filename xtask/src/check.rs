@@ -10,7 +10,11 @@ use crate::{command, house, run};
 /// Runs every check, also after one has failed.
 pub(crate) fn run_all() -> Result<()> {
     let mut phases = Phases::new("check");
-    phases.run("fmt", || tool(&mut command("cargo", &["fmt", "--all", "--check"])));
+    phases.run("fmt", || {
+        run(&mut command("cargo", &["fmt", "--all", "--check"]))?;
+        // Not a member of the workspace.
+        tool(&mut command("cargo", &["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]))
+    });
     phases.run("house", house::check);
     phases.run("clippy", || {
         let args = ["clippy", "--workspace", "--all-targets", "--profile", "checked", "--", "-D", "warnings"];
