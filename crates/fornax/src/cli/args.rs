@@ -299,10 +299,10 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: String,
     /// Most tokens of one request, prompt and answer together [default: what the model was trained for]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) context: Option<usize>,
     /// CPU threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) threads: Option<usize>,
     /// How keys and values are stored: f32, f16 or bf16
     #[arg(long, value_name = "DTYPE", default_value = "f16")]
@@ -341,13 +341,13 @@ impl Activations {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Most tokens to generate [default: what is left of the context]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) max_tokens: Option<usize>,
     /// 0 is greedy; higher is more varied
     #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
     pub(crate) temperature: Option<f32>,
     /// Keep only the K most likely tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub(crate) top_k: Option<u32>,
     /// Keep the most likely tokens that reach this probability together; 1 keeps all
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = top_p)]
@@ -356,7 +356,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = min_p)]
     pub(crate) min_p: Option<f32>,
     /// Fixes the random numbers; one is drawn and reported where none is given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
     /// Stop before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = stop_string)]
@@ -485,6 +485,8 @@ mod tests {
         check("--top-k", "0", true);
         check("--top-k", "-1", false);
         check("--max-tokens", "0", false);
+        check("--max-tokens", "-5", false);
+        check("--threads", "-1", false);
         check("--seed", "18446744073709551615", true);
         check("--seed", "1.5", false);
         check("--stop", "", false);
