@@ -92,7 +92,12 @@ impl OpenOptions {
 
     /// Reads, plans and loads the model.
     pub fn open(self) -> Result<Fornax, Error> {
-        Fornax::from_checkpoint(&Checkpoint::open(&self.path)?, self)
+        self.open_with(&mut |_, _| {})
+    }
+
+    /// The same; `progress` is told the bytes of weights loaded and the bytes there are.
+    pub fn open_with(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
+        Fornax::from_checkpoint(&Checkpoint::open(&self.path)?, self, progress)
     }
 }
 
@@ -111,7 +116,11 @@ impl Fornax {
         OpenOptions::new(path.as_ref()).open()
     }
 
-    fn from_checkpoint(checkpoint: &Checkpoint, options: OpenOptions) -> Result<Fornax, Error> {
+    fn from_checkpoint(
+        checkpoint: &Checkpoint,
+        options: OpenOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Fornax, Error> {
         let config = Config::read(checkpoint)?;
         let trained = config.context as usize;
         let context = options.context.unwrap_or(trained);
@@ -143,7 +152,7 @@ impl Fornax {
             fits(plan.usage(), limit, context)?;
         }
         let backend = Cpu::new(cpu)?;
-        let model = fornax_model::load(checkpoint, &config, &backend, limits, &mut |_, _| {})?;
+        let model = fornax_model::load(checkpoint, &config, &backend, limits, progress)?;
         let limits = SessionLimits { context, tokens: limits.tokens_max, wanted: limits.wanted_max };
         let session = Session::new(backend, model, &kv, limits)?;
         Ok(Fornax { tokenizer, template, config, session })
@@ -289,6 +298,9 @@ impl Fornax {
         let cached_tokens = self.session.computed();
         let mut timings = Timings::default();
         let finish = loop {
+            if tokens.len() == prompt_tokens + max_tokens {
+                break Finish::Length;
+            }
             let sampled = loop {
                 match self.session.sample(&tokens, row)? {
                     Some(sampled) => break sampled,
@@ -310,9 +322,6 @@ impl Fornax {
             if text.push(sampled.token, report)? {
                 break Finish::Stop;
             }
-            if tokens.len() == prompt_tokens + max_tokens {
-                break Finish::Length;
-            }
         };
         Ok(Completion {
             text: text.finish(report)?,
@@ -325,12 +334,14 @@ impl Fornax {
         })
     }
 
-    /// How many tokens may be generated: never fewer than asked for, else the request is refused here, with counts.
-    fn room(&self, prompt: usize, max_tokens: Option<usize>) -> Result<usize, Error> {
+    /// How many tokens may follow a prompt of so many: as many as asked for, else what is left of the context. What
+    /// does not fit is refused here, with counts, and never cut.
+    pub fn room(&self, prompt: usize, max_tokens: Option<usize>) -> Result<usize, Error> {
         let context = self.context();
         let left = context.saturating_sub(prompt);
         match max_tokens {
-            _ if left == 0 => Err(Error::PromptTooLong { prompt, context }),
+            _ if prompt > context => Err(Error::PromptTooLong { prompt, context }),
+            None | Some(1..) if left == 0 => Err(Error::PromptTooLong { prompt, context }),
             Some(max_tokens) if max_tokens > left => {
                 Err(Error::RequestTooLong { prompt, max_tokens, context, left })
             }
@@ -348,10 +359,7 @@ impl Fornax {
         visit: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         self.check_tokens(tokens)?;
-        let (prompt, context) = (tokens.len(), self.context());
-        if prompt > context {
-            return Err(Error::PromptTooLong { prompt, context });
-        }
+        self.room(tokens.len(), Some(0))?;
         self.session.rewind(&[]);
         while self.session.computed() < tokens.len() {
             let logits = self.session.logits(tokens, !last)?;

@@ -2,12 +2,14 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use fornax::{Activations, Code, Fornax, KvDType, OpenOptions};
 
 use super::args::{self, DeviceArgs};
 use super::failure::Failure;
 use super::machine;
+use super::meter::{Meter, megabytes};
 
 /// Refuses every device but the CPU, by name. Nothing falls back to another device than the one asked for.
 pub(crate) fn check(name: &str) -> Result<(), Failure> {
@@ -26,7 +28,7 @@ fn is_device(name: &str) -> bool {
     matches!(kind, "cpu" | "cuda" | "hip") && index.parse::<u16>().is_ok()
 }
 
-/// The options that the flags stand for; a choice that `auto` made is said on standard error.
+/// The options that the flags stand for.
 pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOptions> {
     check(&args.device)?;
     let mut options =
@@ -44,16 +46,22 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
     if let Some(limit) = args.memory_limit.or_else(machine::memory_available) {
         options = options.memory_limit(limit);
     }
-    if args.device == "auto" {
-        let threads = args.threads.or_else(machine::cores).unwrap_or(1);
-        writeln!(io::stderr(), "device: cpu, {threads} threads (auto: this build has no other)")?;
-    }
     Ok(options)
 }
 
-/// Opens the model that the flags describe.
-pub(crate) fn open(path: &Path, args: &DeviceArgs) -> anyhow::Result<Fornax> {
-    Ok(options(path, args)?.open()?)
+/// Loads the model, showing progress where that takes a while.
+pub(crate) fn open(options: OpenOptions) -> Result<Fornax, fornax::Error> {
+    let mut meter = Meter::new(Duration::from_secs(2));
+    options.open_with(&mut |done, total| meter.show("loading:", (done, total), &megabytes(done, total)))
+}
+
+/// Says once what `auto` chose and why. Commands call it when nothing stands in the way of computing any more, so that
+/// a refusal stays the only line.
+pub(crate) fn announce(model: &Fornax, args: &DeviceArgs) -> io::Result<()> {
+    if args.device != "auto" {
+        return Ok(());
+    }
+    writeln!(io::stderr(), "device: cpu, {} threads (auto: this build has no other)", model.threads())
 }
 
 fn kv_dtype(name: &str) -> Result<KvDType, Failure> {

@@ -100,7 +100,20 @@ pub(crate) fn usage_report(error: &clap::Error, command: Option<&str>) -> Report
 
 fn line(code: Code, message: &str) -> Report {
     // Messages may carry what a file or another program said: control characters would break the line or the terminal.
-    let message: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut message: String = message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    // Libraries say what is wrong; what to do about it is the same for all of a kind.
+    let advice = match code {
+        Code::ModelCorrupt => "fetch or convert the model again",
+        Code::ModelUnsupported => "use another model, or another conversion of it",
+        Code::OutOfMemory => "use a smaller --context, a smaller model or a larger --memory-limit",
+        Code::Internal => "report this with the output of `fornax doctor --report`",
+        Code::ModelNotFound => "check the path, or see `fornax list`",
+        _ => "",
+    };
+    if !advice.is_empty() && !message.contains("; ") {
+        message.push_str("; ");
+        message.push_str(advice);
+    }
     let exit = match code {
         Code::InvalidInput => 2,
         Code::ModelDoesNotFit | Code::OutOfMemory => 3,
@@ -127,5 +140,30 @@ fn pull_code(error: &PullError) -> Code {
         | PullError::NoCacheDir
         | PullError::Unwritable { .. }
         | PullError::Unreadable { .. } => Code::ModelNotReady,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_and_ends_in_advice() {
+        let check = |code, message: &str, wanted: &str| {
+            assert_eq!(line(code, message).line.as_deref(), Some(wanted));
+        };
+        check(
+            Code::ModelCorrupt,
+            "tensor \"a\nb\" is missing",
+            "error: MODEL_CORRUPT: tensor \"a b\" is missing; fetch or convert the model again",
+        );
+        check(Code::ModelCorrupt, "cut; fetch it again", "error: MODEL_CORRUPT: cut; fetch it again");
+        check(Code::Cancelled, "stopped before it was done", "error: CANCELLED: stopped before it was done");
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_failure() {
+        let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("printing");
+        assert_eq!(report(&error), Report { line: None, exit: 0 });
     }
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::args::{DeviceArgs, Generate, PromptArgs, SamplingArgs};
 use super::interrupt::Interrupt;
+use super::meter::Meter;
 use super::{device, locate, machine, output};
 
 /// What `--json` prints.
@@ -53,8 +54,10 @@ pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
     let started = Instant::now();
-    let mut model = device::open(&path, &args.device)?;
+    let mut model = device::open(device::options(&path, &args.device)?)?;
     let load = started.elapsed();
+    model.room(model.prompt_tokens(&prompt)?.len(), sampling.max_tokens)?;
+    device::announce(&model, &args.device)?;
     if args.json {
         let completion =
             interrupt.during(|| complete(&mut model, &prompt, &sampling, &interrupt, &mut |_| Ok(())))?;
@@ -103,9 +106,20 @@ pub(crate) fn complete(
     show: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> anyhow::Result<Completion> {
     let mut shown = Ok(());
+    let mut meter = Some(Meter::new(Duration::from_secs(2)));
     let completion = model.complete(prompt, sampling, &mut |event| {
-        if let Event::Text(text) = event {
-            shown = show(text);
+        match event {
+            Event::Prompt { computed, total } => {
+                if let Some(meter) = &mut meter {
+                    let amount = format!("{computed} of {total} tokens");
+                    meter.show("reading the prompt:", (computed as u64, total as u64), &amount);
+                }
+            }
+            Event::Text(text) => {
+                // The bar goes before the answer comes.
+                meter = None;
+                shown = show(text);
+            }
         }
         if shown.is_err() || interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });

@@ -1,14 +1,13 @@
 //! From what a person types as MODEL to a path on disk, fetched if need be.
 
-use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fornax::Code;
 use fornax::catalog::{self, Entry, Progress};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::failure::Failure;
+use super::meter::{Meter, megabytes};
 
 /// What a MODEL argument is.
 #[derive(Debug, PartialEq, Eq)]
@@ -98,56 +97,16 @@ pub(crate) fn pull(entry: &Entry, cache: &Path) -> anyhow::Result<PathBuf> {
     if let Some(path) = entry.installed(cache) {
         return Ok(path);
     }
-    let mut shown: Box<dyn FnMut(Progress)> =
-        if io::stderr().is_terminal() { Box::new(bar(entry)) } else { Box::new(lines(entry)) };
-    Ok(catalog::fetch(entry, cache, &mut shown)?)
-}
-
-/// A bar on a terminal; it vanishes when the fetch ends.
-fn bar(entry: &Entry) -> impl FnMut(Progress) + use<> {
-    let name = entry.name;
-    let bar = ProgressBar::new(entry.download_bytes());
-    bar.set_style(
-        ProgressStyle::with_template("{msg} [{bar:32}] {bytes}/{total_bytes} {eta}")
-            .expect("the template is constant; a test parses it"),
-    );
-    move |progress| match progress {
-        Progress::Waiting => bar.set_message(format!("waiting for another fetch of {name}")),
-        Progress::Downloading { bytes, total } => {
-            bar.set_message(format!("downloading {name}"));
-            bar.set_length(total);
-            bar.set_position(bytes);
-        }
-        Progress::Unpacking { bytes, total } => {
-            bar.set_message(format!("checking {name}"));
-            bar.set_length(total);
-            bar.set_position(bytes);
-        }
-    }
-}
-
-/// Plain lines elsewhere, a few a minute.
-fn lines(entry: &Entry) -> impl FnMut(Progress) + use<> {
-    const EVERY: Duration = Duration::from_secs(10);
-    let name = entry.name;
-    let mut last: Option<(Instant, &str)> = None;
-    move |progress| {
-        let (what, amount) = match progress {
-            Progress::Waiting => ("waiting for another fetch of", None),
-            Progress::Downloading { bytes, total } => ("downloading", Some((bytes, total))),
-            Progress::Unpacking { bytes, total } => ("checking", Some((bytes, total))),
+    let mut meter = Meter::new(Duration::ZERO);
+    let mut show = |progress| {
+        let (what, (done, total)) = match progress {
+            Progress::Waiting => ("waiting for another fetch of", (0, entry.download_bytes())),
+            Progress::Downloading { bytes, total } => ("downloading", (bytes, total)),
+            Progress::Unpacking { bytes, total } => ("checking", (bytes, total)),
         };
-        let now = Instant::now();
-        if last.is_some_and(|(at, phase)| phase == what && now.duration_since(at) < EVERY) {
-            return;
-        }
-        last = Some((now, what));
-        let amount = amount
-            .map(|(bytes, total)| format!(": {:.0} of {:.0} MB", bytes as f64 / 1e6, total as f64 / 1e6))
-            .unwrap_or_default();
-        // Progress nobody can read must not stop the fetch.
-        drop(writeln!(io::stderr(), "{what} {name}{amount}"));
-    }
+        meter.show(&format!("{what} {}:", entry.name), (done, total), &megabytes(done, total));
+    };
+    Ok(catalog::fetch(entry, cache, &mut show)?)
 }
 
 #[cfg(test)]
@@ -179,11 +138,5 @@ mod tests {
         check("./missing", false);
         check("/missing", false);
         check("hello", false);
-    }
-
-    #[test]
-    fn the_bar_can_be_made() {
-        let mut show = bar(catalog::find("smollm2").unwrap());
-        show(Progress::Downloading { bytes: 1, total: 2 });
     }
 }

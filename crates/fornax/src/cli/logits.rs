@@ -1,12 +1,14 @@
 //! What the model thinks comes next.
 
+use std::fs::Permissions;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use anyhow::Context;
-use fornax::{Fornax, Prompt};
+use fornax::Fornax;
 use serde::Serialize;
+use tempfile::NamedTempFile;
 
 use super::args::Logits;
 use super::failure::Failure;
@@ -44,20 +46,22 @@ pub(crate) fn logits(args: &Logits) -> anyhow::Result<()> {
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
     let options = device::options(&path, &args.device)?;
-    match &args.out {
-        Some(out) => {
-            let mut model = options.logit_rows(ROWS).open()?;
-            write_all(&mut model, &prompt, out, args.json, &interrupt)
-        }
-        None => show_top(&mut options.open()?, &prompt, args, &interrupt),
+    let mut model = device::open(options.logit_rows(if args.all { ROWS } else { 1 }))?;
+    let tokens = model.prompt_tokens(&prompt)?;
+    model.room(tokens.len(), Some(0))?;
+    // Made before anything is said or computed: a folder that cannot be written is known at once.
+    let rows = args.out.as_deref().map(Rows::create).transpose()?;
+    device::announce(&model, &args.device)?;
+    match rows {
+        Some(rows) => write_all(&mut model, &tokens, rows, args.json, &interrupt),
+        None => show_top(&mut model, &tokens, args, &interrupt),
     }
 }
 
-fn show_top(model: &mut Fornax, prompt: &Prompt, args: &Logits, interrupt: &Interrupt) -> anyhow::Result<()> {
-    let tokens = model.prompt_tokens(prompt)?;
+fn show_top(model: &mut Fornax, tokens: &[u32], args: &Logits, interrupt: &Interrupt) -> anyhow::Result<()> {
     let mut row = Vec::new();
     interrupt.during(|| {
-        model.logits(&tokens, true, &mut |_, logits| {
+        model.logits(tokens, true, &mut |_, logits| {
             row.extend_from_slice(logits);
             interrupt.flow()
         })
@@ -98,35 +102,62 @@ pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
     max + row.iter().map(|&logit| (f64::from(logit) - max).exp()).sum::<f64>().ln()
 }
 
-/// Writes the logits after every token. The file has another name until it is complete.
+/// Writes the logits after every token.
 fn write_all(
     model: &mut Fornax,
-    prompt: &Prompt,
-    out: &Path,
+    tokens: &[u32],
+    mut rows: Rows<'_>,
     json: bool,
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
-    let tokens = model.prompt_tokens(prompt)?;
-    let unwritable = |error: io::Error| Failure::unwritable(out, &error);
-    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = BufWriter::new(tempfile::NamedTempFile::new_in(folder).map_err(unwritable)?);
+    let (out, columns) = (rows.out, model.config().vocab);
     let mut written = Ok(());
-    let columns = model.config().vocab;
     let computed = interrupt.during(|| {
-        model.logits(&tokens, false, &mut |_, row| {
-            written = row.iter().try_for_each(|logit| file.write_all(&logit.to_le_bytes()));
+        model.logits(tokens, false, &mut |_, row| {
+            written = rows.write(row);
             if written.is_err() { ControlFlow::Break(()) } else { interrupt.flow() }
         })
     });
-    written.map_err(unwritable)?;
+    written?;
     computed?;
-    let file = file.into_inner().map_err(|error| unwritable(error.into_error()))?;
-    file.persist(out).map_err(|error| unwritable(error.error)).context("naming the file")?;
+    rows.finish()?;
     if json {
         return output::json(&Written { out, rows: tokens.len(), columns });
     }
     writeln!(io::stdout(), "{} rows of {columns} written to {}", tokens.len(), out.display())?;
     Ok(())
+}
+
+/// A file of f32 rows that has its name only once it is complete.
+struct Rows<'a> {
+    out: &'a Path,
+    file: BufWriter<NamedTempFile>,
+}
+
+impl Rows<'_> {
+    fn create(out: &Path) -> Result<Rows<'_>, Failure> {
+        let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let file = tempfile::Builder::new()
+            .prefix(".fornax-")
+            // Like any other new file: what the user's mask leaves of it.
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(folder)
+            .map_err(|error| Failure::unwritable(out, &error))?;
+        Ok(Rows { out, file: BufWriter::new(file) })
+    }
+
+    fn write(&mut self, row: &[f32]) -> Result<(), Failure> {
+        row.iter()
+            .try_for_each(|logit| self.file.write_all(&logit.to_le_bytes()))
+            .map_err(|error| Failure::unwritable(self.out, &error))
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        let unwritable = |error: io::Error| Failure::unwritable(self.out, &error);
+        let file = self.file.into_inner().map_err(|error| unwritable(error.into_error()))?;
+        file.persist(self.out).map_err(|error| unwritable(error.error))?;
+        Ok(())
+    }
 }
 
 #[cfg(test)]

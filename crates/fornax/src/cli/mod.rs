@@ -12,6 +12,7 @@ mod interrupt;
 mod locate;
 pub(crate) mod logits;
 mod machine;
+mod meter;
 pub(crate) mod models;
 mod output;
 pub(crate) mod perplexity;

@@ -1,6 +1,7 @@
 //! How well a model predicts a text. The definition is in the command's help.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
 use fornax::Error;
 use fornax_text::Special;
@@ -10,6 +11,7 @@ use super::args::Perplexity;
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::logits::log_sum_exp;
+use super::meter::Meter;
 use super::{device, locate, output};
 
 /// Rows of logits computed at once.
@@ -31,7 +33,7 @@ pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
     let text = output::text_of(&args.file)?;
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
-    let mut model = device::options(&path, &args.device)?.logit_rows(ROWS).open()?;
+    let mut model = device::open(device::options(&path, &args.device)?.logit_rows(ROWS))?;
     let context = model.context();
     let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer)?;
     let tokens = tokenizer.encode(&text, Special::AsText).map_err(Error::from)?;
@@ -44,7 +46,9 @@ pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
         );
         return Err(Failure::usage(message).into());
     }
+    device::announce(&model, &args.device)?;
     let mut nll = Vec::with_capacity(tokens.len());
+    let mut meter = Meter::new(Duration::from_secs(2));
     for window in tokens.chunks(fresh) {
         let window: Vec<u32> = bos.into_iter().chain(window.iter().copied()).collect();
         interrupt.during(|| {
@@ -52,10 +56,13 @@ pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
                 if let Some(&next) = window.get(position + 1) {
                     nll.push(log_sum_exp(row) - f64::from(row[next as usize]));
                 }
+                let (done, total) = (nll.len() as u64, tokens.len() as u64);
+                meter.show("predicting:", (done, total), &format!("{done} of {total} tokens"));
                 interrupt.flow()
             })
         })?;
     }
+    drop(meter);
     let mean = nll.iter().sum::<f64>() / nll.len() as f64;
     let windows = tokens.len().div_ceil(fresh);
     let measure = Measure { perplexity: mean.exp(), nll: mean, tokens: nll.len(), windows, context };

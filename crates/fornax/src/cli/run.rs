@@ -31,11 +31,15 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
         options = options.chat_template(output::text_of(file)?);
     }
     let mut chat = Chat {
-        model: options.open()?,
+        model: device::open(options)?,
         sampling: sampling(&args.sampling, DEFAULTS),
         messages: Vec::new(),
         interrupt,
     };
+    // A chat template that cannot be used is found before the first question is typed.
+    let first = Prompt::Chat(vec![Message::user(prompt.unwrap_or("Hello"))]);
+    chat.model.room(chat.model.prompt_tokens(&first)?.len(), chat.sampling.max_tokens)?;
+    device::announce(&chat.model, &args.device)?;
     match prompt {
         Some(prompt) => chat.answer(prompt),
         None => chat.converse(),
