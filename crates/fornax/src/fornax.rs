@@ -434,3 +434,66 @@ fn fits(plan: Usage, limit: u64, context: usize) -> Result<(), Error> {
     let (weights, kv) = (plan.bytes(Purpose::Weights), plan.bytes(Purpose::Kv));
     Err(Error::DoesNotFit { needed, weights, kv, context, limit })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiny() -> Fornax {
+        Fornax::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama")).unwrap()
+    }
+
+    fn ids() -> Prompt {
+        Prompt::Tokens((0..40).map(|i| i * 7 % 120).collect())
+    }
+
+    fn eight() -> Sampling {
+        Sampling { max_tokens: Some(8), ..Sampling::default() }
+    }
+
+    fn complete(model: &mut Fornax, sampling: &Sampling) -> Completion {
+        model.complete(&ids(), sampling, &mut |_| ControlFlow::Continue(())).unwrap()
+    }
+
+    #[test]
+    fn what_is_still_in_the_cache_is_not_computed_again_and_changes_nothing() {
+        let mut model = tiny();
+        let first = complete(&mut model, &eight());
+        let second = complete(&mut model, &eight());
+        assert_eq!((first.cached_tokens, second.cached_tokens), (0, 39));
+        assert_eq!(first.tokens, second.tokens);
+        // Another prompt in between overwrites the cache.
+        model.complete(&Prompt::Tokens(vec![5; 50]), &eight(), &mut |_| ControlFlow::Continue(())).unwrap();
+        let third = complete(&mut model, &eight());
+        assert_eq!((third.cached_tokens, third.tokens), (0, first.tokens));
+    }
+
+    #[test]
+    fn breaking_cancels_and_the_next_request_is_unharmed() {
+        let mut model = tiny();
+        let whole = complete(&mut model, &eight()).tokens;
+        let mut left = 3;
+        let cancelled = model.complete(&ids(), &eight(), &mut |_| {
+            left -= 1;
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert!(matches!(cancelled, Err(Error::Cancelled)));
+        assert_eq!(complete(&mut model, &eight()).tokens, whole);
+    }
+
+    #[test]
+    fn no_token_is_generated_where_none_is_asked_for() {
+        let nothing = complete(&mut tiny(), &Sampling { max_tokens: Some(0), ..Sampling::default() });
+        assert_eq!((nothing.tokens, nothing.finish), (Vec::new(), Finish::Length));
+    }
+
+    #[test]
+    fn the_plan_is_what_the_allocator_counts() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama");
+        let used = tiny().usage().total();
+        let open =
+            |limit| OpenOptions::new(&path).memory_limit(limit).open().map(|model| model.usage().total());
+        assert_eq!(open(used).unwrap(), used);
+        assert!(matches!(open(used - 1), Err(Error::DoesNotFit { needed, .. }) if needed == used));
+    }
+}

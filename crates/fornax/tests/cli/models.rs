@@ -154,3 +154,20 @@ fn doctor_names_what_is_missing() {
     let unavailable = ran(command(cache.path()).args(["doctor", "--device", "cuda:0"]));
     unavailable.fails(5, "DEVICE_UNAVAILABLE", &["cuda:0", "--device cpu"]);
 }
+
+#[test]
+fn doctor_runs_the_conformance_suite() {
+    let cache = tempfile::tempdir().unwrap();
+    let run = ran(command(cache.path()).args(["doctor", "--conformance"]));
+    assert_eq!(run.code, Some(0), "{}", run.stdout);
+    for mode in ["float", "int8"] {
+        assert!(run.stdout.contains(&format!("{mode} activations)")), "{}", run.stdout);
+    }
+    let matmul: Vec<&str> =
+        run.stdout.lines().filter(|line| line.trim_start().starts_with("matmul ")).collect();
+    assert_eq!(matmul.len(), 2, "{}", run.stdout);
+    for line in matmul {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        assert!(columns[1].parse::<usize>().unwrap() > 100 && columns[2] == "0", "{line}");
+    }
+}
