@@ -21,7 +21,7 @@ pub struct OpenOptions {
     path: PathBuf,
     context: Option<usize>,
     logit_rows: usize,
-    kv_dtype: KvDType,
+    kv_dtype: Option<KvDType>,
     activations: Activations,
     threads: Option<usize>,
     memory_limit: Option<u64>,
@@ -34,13 +34,13 @@ const STEP_TOKENS: usize = 256;
 
 impl OpenOptions {
     /// The model at `path` (a GGUF file, the first shard of a split one, or a Hugging Face directory) with everything
-    /// by default: its own context, keys and values in f16, activations in int8, every core.
+    /// by default: its own context, activations in int8, keys and values in f16, every core.
     pub fn new(path: impl Into<PathBuf>) -> OpenOptions {
         OpenOptions {
             path: path.into(),
             context: None,
             logit_rows: 1,
-            kv_dtype: KvDType::F16,
+            kv_dtype: None,
             activations: Activations::Int8,
             threads: None,
             memory_limit: None,
@@ -60,9 +60,10 @@ impl OpenOptions {
         self
     }
 
-    /// How keys and values are stored.
+    /// How keys and values are stored. By default f16, and f32 with float activations: whoever asks for full precision
+    /// means all of it (f16 keys alone move log-probabilities by up to 0.02).
     pub fn kv_dtype(mut self, dtype: KvDType) -> OpenOptions {
-        self.kv_dtype = dtype;
+        self.kv_dtype = Some(dtype);
         self
     }
 
@@ -107,6 +108,7 @@ pub struct Fornax {
     tokenizer: Option<Tokenizer>,
     template: Result<ChatTemplate, fornax_text::Error>,
     config: Config,
+    kv_dtype: KvDType,
     session: Session<Cpu>,
 }
 
@@ -144,7 +146,11 @@ impl Fornax {
             ..CpuOptions::default()
         };
         cpu.threads = options.threads.unwrap_or(cpu.threads);
-        let kv = KvSpec { groups: config.kv_groups(pages_for(context)), dtype: options.kv_dtype };
+        let kv_dtype = options.kv_dtype.unwrap_or(match options.activations {
+            Activations::Float => KvDType::F32,
+            Activations::Int8 => KvDType::F16,
+        });
+        let kv = KvSpec { groups: config.kv_groups(pages_for(context)), dtype: kv_dtype };
         if let Some(limit) = options.memory_limit {
             let plan = Counting::new(CpuSizes::new(&cpu));
             fornax_model::measure(checkpoint, &config, &plan, limits)?;
@@ -155,7 +161,12 @@ impl Fornax {
         let model = fornax_model::load(checkpoint, &config, &backend, limits, progress)?;
         let limits = SessionLimits { context, tokens: limits.tokens_max, wanted: limits.wanted_max };
         let session = Session::new(backend, model, &kv, limits)?;
-        Ok(Fornax { tokenizer, template, config, session })
+        Ok(Fornax { tokenizer, template, config, kv_dtype, session })
+    }
+
+    /// How keys and values are stored.
+    pub fn kv_dtype(&self) -> KvDType {
+        self.kv_dtype
     }
 
     /// The numbers of the model.

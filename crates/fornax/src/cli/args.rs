@@ -304,9 +304,9 @@ pub(crate) struct DeviceArgs {
     /// CPU threads [default: one per core]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) threads: Option<usize>,
-    /// How keys and values are stored: f32, f16 or bf16
-    #[arg(long, value_name = "DTYPE", default_value = "f16")]
-    pub(crate) kv_dtype: String,
+    /// How keys and values are stored: f32, f16 or bf16 [default: f16; f32 with --activations float]
+    #[arg(long, value_name = "DTYPE")]
+    pub(crate) kv_dtype: Option<String>,
     /// How activations enter matrix products with quantised weights
     #[arg(long, value_enum, default_value_t = Activations::Int8)]
     pub(crate) activations: Activations,

@@ -31,11 +31,13 @@ fn is_device(name: &str) -> bool {
 /// The options that the flags stand for.
 pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOptions> {
     check(&args.device)?;
-    let mut options =
-        OpenOptions::new(path).kv_dtype(kv_dtype(&args.kv_dtype)?).activations(match args.activations {
-            args::Activations::Float => Activations::Float,
-            args::Activations::Int8 => Activations::Int8,
-        });
+    let mut options = OpenOptions::new(path).activations(match args.activations {
+        args::Activations::Float => Activations::Float,
+        args::Activations::Int8 => Activations::Int8,
+    });
+    if let Some(name) = &args.kv_dtype {
+        options = options.kv_dtype(kv_dtype(name)?);
+    }
     if let Some(context) = args.context {
         options = options.context(context);
     }

@@ -19,7 +19,7 @@ struct Answer<'a> {
     tokens: &'a [u32],
     finish_reason: &'static str,
     usage: Usage,
-    timings: Timings<'a>,
+    timings: Timings,
     seed: u64,
 }
 
@@ -32,7 +32,7 @@ struct Usage {
 
 /// Durations are milliseconds.
 #[derive(Debug, Serialize)]
-struct Timings<'a> {
+struct Timings {
     load_ms: f64,
     first_token_ms: f64,
     decode_ms: f64,
@@ -44,7 +44,7 @@ struct Timings<'a> {
     kv_bytes: u64,
     device: &'static str,
     threads: usize,
-    kv_dtype: &'a str,
+    kv_dtype: String,
     activations: &'static str,
 }
 
@@ -165,7 +165,7 @@ fn answer<'a>(
             kv_bytes: model.usage().bytes(fornax_compute::Purpose::Kv),
             device: "cpu",
             threads: model.threads(),
-            kv_dtype: &args.kv_dtype,
+            kv_dtype: model.kv_dtype().to_string(),
             activations: args.activations.name(),
         },
         seed: completion.seed,
