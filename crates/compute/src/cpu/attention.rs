@@ -432,7 +432,7 @@ mod tests {
         ];
         for simd in Simd::present() {
             for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
-                for window in [None, Some(0), Some(1), Some(33), Some(70), Some(1000)] {
+                for window in [None, Some(0), Some(33), Some(70)] {
                     let options = |threads| CpuOptions { threads, simd, ..CpuOptions::default() };
                     let first = outputs(options(1), dtype, window, whole);
                     for (slot, first) in first.iter().enumerate() {

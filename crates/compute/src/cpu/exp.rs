@@ -44,8 +44,8 @@ mod tests {
     #[test]
     fn within_two_units_in_the_last_place_everywhere() {
         let mut worst = 0.0_f64;
-        // Every 61st float of both signs up to the clamps.
-        for bits in (0..89.0_f32.to_bits()).step_by(61) {
+        // Every 1009th float of both signs up to the clamps.
+        for bits in (0..89.0_f32.to_bits()).step_by(1009) {
             for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
                 let (got, wanted) = (exp(x), f64::from(x).exp());
                 if x > 88.722_84 {

@@ -56,6 +56,14 @@ pub(super) fn load_32<T: bytemuck::Pod>(bytes: &[T; 32]) -> __m256i {
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
 }
 
+/// The scales of a block's fours: lane i has that of the values whose products lane i sums.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_scales(block: &Q8Block) -> __m256 {
+    // SAFETY: eight readable f32; the load needs no alignment.
+    unsafe { _mm256_loadu_ps(block.scales.as_ptr()) }
+}
+
 /// A stored f16 as f32 in every lane; by instruction, which reads subnormals in every mode.
 ///
 /// In every lane, because a scalar costs more: the compiler then inserts it into whatever register is at hand, often an
@@ -144,11 +152,7 @@ pub(super) fn symmetric_32<B: bytemuck::Pod, const N: usize>(
             let a = &row[index];
             let products = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(load_32(&a.values), codes));
             let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
-            *sum = _mm256_fmadd_ps(
-                _mm256_mul_ps(scale, _mm256_set1_ps(a.scale)),
-                _mm256_cvtepi32_ps(products),
-                *sum,
-            );
+            *sum = _mm256_fmadd_ps(_mm256_mul_ps(scale, load_scales(a)), _mm256_cvtepi32_ps(products), *sum);
         }
     }
     folded(sums)
@@ -173,7 +177,7 @@ pub(super) fn affine_32<B: bytemuck::Pod, const N: usize>(
             // Two products: 2 * 127 * 127 < 32768.
             let products = _mm256_maddubs_epi16(codes, load_32(&a.values));
             let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
-            let scale = _mm256_mul_ps(scale, _mm256_set1_ps(a.scale));
+            let scale = _mm256_mul_ps(scale, load_scales(a));
             *sum = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(products), *sum);
             *min_sum = _mm256_fmadd_ps(min, _mm256_set1_ps(a.sum), *min_sum);
         }

@@ -193,7 +193,7 @@ fn unit_product(format: &Format, weights: &[u8], activations: &[i8; 256]) -> f32
         Activation::Q8(dot) => {
             let values: [i8; 32] = *activations.first_chunk().unwrap();
             let sum = values.iter().map(|&value| f32::from(value)).sum();
-            dot.one(weights, &[Q8Block { scale: 1.0, sum, values }])
+            dot.one(weights, &[Q8Block { scales: [1.0; 8], sum, values }])
         }
         Activation::Q8K(dot) => {
             let sums =
@@ -240,8 +240,8 @@ impl<'a> Fixture<'a> {
 /// Activation rows, and how numpy quantised them.
 pub(super) struct Activations {
     pub(super) rows: Vec<Vec<f32>>,
-    /// By row and block: scale, values.
-    pub(super) q8: Vec<Vec<(f32, [i8; 32])>>,
+    /// By row and what shares a scale: scale, values.
+    pub(super) q8: Vec<Vec<(f32, [i8; 4])>>,
     pub(super) q8k: Vec<Vec<(f32, [i8; 256])>>,
 }
 

@@ -8,7 +8,7 @@
 //! Two ways to multiply. *Float* activations: dequantise a weight row, then [`dot_f32`]. *Int8* activations: quantise
 //! the activation row once ([`quantize_q8`], [`quantize_q8k`]) and take the format's integer [`Dot`].
 //!
-//! Order of summation. Integers are exact inside a block, and blocks are added in order to a running f32 sum. Under AVX2
+//! Order of summation. Integers are exact among values that share a scale, and these are added in order to a running f32 sum. Under AVX2
 //! the sum has eight lanes, which a fixed tree folds at the end; [`dot_f32`] and the formats with a minimum per 32 values
 //! have two such sums, added before the folding. Nothing depends on how many activation rows are multiplied at once, so
 //! a row's result is the same bits alone and among others.
@@ -49,7 +49,7 @@ pub(crate) struct Format {
 pub(crate) enum Activation {
     /// The weight is not quantised: activations stay f32.
     Float,
-    /// Int8 in blocks of 32.
+    /// Int8 in blocks of 32, every four with their scale.
     Q8(Dot<u8, Q8Block>),
     /// Int8 in blocks of 256.
     Q8K(Dot<u8, Q8KBlock>),

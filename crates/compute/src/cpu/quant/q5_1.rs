@@ -1,6 +1,6 @@
 //! Q5_1: 32 values in 24 bytes, value = scale * code + min.
 
-use super::activations::{Q8Block, integer_dot};
+use super::activations::Q8Block;
 use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
@@ -42,8 +42,7 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
 fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
     let mut sum = 0.0;
     for (block, a) in block_pairs::<Block, _>(weights, activations) {
-        let products = integer_dot(&block.codes(), &a.values);
-        sum += f16(block.scale) * a.scale * products as f32 + f16(block.min) * a.sum;
+        sum += f16(block.scale) * a.dot(&block.codes()) + f16(block.min) * a.sum;
     }
     sum
 }

@@ -1,6 +1,6 @@
 //! Q8_0: 32 values in 34 bytes, value = scale * code.
 
-use super::activations::{Q8Block, integer_dot};
+use super::activations::Q8Block;
 use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
@@ -23,7 +23,7 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
 fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
     let mut sum = 0.0;
     for (block, a) in block_pairs::<Block, _>(weights, activations) {
-        sum += f16(block.scale) * a.scale * integer_dot(&block.codes, &a.values) as f32;
+        sum += f16(block.scale) * a.dot(&block.codes);
     }
     sum
 }
