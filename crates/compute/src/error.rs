@@ -113,7 +113,7 @@ pub enum Error {
         /// The parameter, as the user names it.
         name: &'static str,
         /// Its value.
-        value: f32,
+        value: String,
         /// What it must be.
         wanted: &'static str,
     },

@@ -28,4 +28,6 @@ pub use error::Error;
 pub use kv::{KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
 pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage};
 pub use philox::uniform;
-pub use sample::{SampleRow, SampleScratch, Sampled, sample};
+pub use sample::{
+    Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX, sample,
+};

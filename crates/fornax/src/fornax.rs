@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuSizes};
-use fornax_compute::{Counting, KvDType, KvSpec, Memory, Purpose, SampleRow, Usage};
+use fornax_compute::{Counting, KvDType, KvSpec, Memory, Purpose, SampleRow, Sampling as Choice, Usage};
 use fornax_format::Checkpoint;
 use fornax_model::{Config, Limits};
 use fornax_text::{Chat, ChatTemplate, Detokenizer, Special, StopStrings, Tokenizer};
@@ -292,17 +292,25 @@ impl Fornax {
             whole: String::new(),
         };
         let vocab = self.vocab() as u32;
-        let row = move |position| SampleRow {
-            wanted: 0,
-            slot: 0,
-            position,
-            seed,
+        let choice = Choice {
             temperature: sampling.temperature,
             top_k: sampling.top_k,
             top_p: sampling.top_p,
             min_p: sampling.min_p,
+            ..Choice::greedy()
+        };
+        let row = |position| SampleRow {
+            wanted: 0,
+            slot: 0,
+            position,
+            seed,
             vocab,
+            sampling: &choice,
+            // None of these parameters looks back.
+            history: &[],
+            generated: 0,
             mask: None,
+            mirostat_mu: 0.0,
         };
 
         self.session.rewind(&tokens);

@@ -71,17 +71,19 @@ impl<B: Backend> Session<B> {
     }
 
     /// Computes one chunk towards `tokens`; once it reaches their end, chooses the next one.
-    pub(crate) fn sample(
+    pub(crate) fn sample<'r>(
         &mut self,
         tokens: &[u32],
-        row: impl FnOnce(u32) -> SampleRow<'static>,
+        row: impl FnOnce(u32) -> SampleRow<'r>,
     ) -> Result<Option<Sampled>, Error> {
         let chunk = self.chunk(tokens, self.limits.tokens);
         let last = self.computed.len() + chunk.len() == tokens.len();
         let row = last.then(|| row(tokens.len() as u32));
         let mut sampled = self.step(chunk, u32::from(last), row.as_slice())?;
         match sampled.pop() {
-            Some(sampled) if sampled.fault => Err(Error::NumericFault { position: tokens.len() - 1 }),
+            Some(sampled) if sampled.fault.is_some() => {
+                Err(Error::NumericFault { position: tokens.len() - 1 })
+            }
             sampled => Ok(sampled),
         }
     }

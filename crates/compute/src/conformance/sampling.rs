@@ -4,7 +4,9 @@ use std::fmt;
 
 use fornax_format::DType;
 
-use crate::{Backend, Batch, Error, Purpose, Row, SampleRow, SampleScratch, Sampled, Token, sample};
+use crate::{
+    Backend, Batch, Error, Mirostat, Purpose, Row, SampleRow, SampleScratch, Sampled, Sampling, Token, sample,
+};
 
 use super::bench::{Bench, Table, count};
 use super::random::{Random, Stored};
@@ -17,58 +19,110 @@ const COLUMNS: usize = 1024;
 /// Log-probabilities may be summed in f32.
 const LOGPROB_BOUND: f32 = 1e-4;
 
+/// What a case's rows ask for. Each row takes the next of the parameters: requests sampled together differ.
+struct Rows {
+    name: &'static str,
+    sampling: Vec<Sampling>,
+    masked: bool,
+}
+
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
-    let plain = Parameters { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, masked: false };
-    for parameters in [
-        Parameters { temperature: 0.0, ..plain },
-        Parameters { temperature: 0.0, masked: true, ..plain },
-        plain,
-        Parameters { masked: true, ..plain },
-        Parameters { temperature: 0.3, ..plain },
-        Parameters { temperature: 5.0, ..plain },
-        Parameters { top_k: 1, ..plain },
-        Parameters { top_k: 40, ..plain },
-        Parameters { top_p: 0.0, ..plain },
-        Parameters { top_p: 0.9, ..plain },
-        Parameters { min_p: 0.05, ..plain },
-        Parameters { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.02, masked: true },
-    ] {
-        suite.check(Op::Sample, parameters, |backend| chooses_as_specified(backend, parameters));
+    for rows in common().into_iter().chain(rare()) {
+        suite.check(Op::Sample, rows.name, |backend| chooses_as_specified(backend, &rows));
     }
     suite.check(Op::Sample, "ties, faults and an empty mask", |backend| faults_stay_in_their_row(backend));
     suite.compare(FedBack { in_flight: false });
     suite.compare(FedBack { in_flight: true });
 }
 
-#[derive(Clone, Copy)]
-struct Parameters {
-    temperature: f32,
-    top_k: u32,
-    top_p: f32,
-    min_p: f32,
-    masked: bool,
+/// What every device does itself.
+fn common() -> Vec<Rows> {
+    let rows = |name, sampling| Rows { name, sampling: vec![sampling], masked: false };
+    let plain = Sampling::default;
+    let truncated =
+        || Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.02, ..Sampling::default() };
+    let penalised = || Sampling {
+        repetition_penalty: 1.3,
+        presence_penalty: 0.4,
+        frequency_penalty: 0.3,
+        repeat_last_n: Some(20),
+        ..Sampling::default()
+    };
+    let restricted = || Sampling {
+        logit_bias: vec![(3, 9.5), (4, -2.0), (count(VOCAB / 2), -100.0)],
+        bad_words: vec![vec![5], vec![6, 7], vec![count(VOCAB / 2 + 7)]],
+        min_tokens: 10,
+        end_tokens: vec![3, 8],
+        ..Sampling::default()
+    };
+    vec![
+        rows("greedy", GREEDY),
+        Rows { masked: true, ..rows("greedy, masked", GREEDY) },
+        rows("temperature 1", plain()),
+        Rows { masked: true, ..rows("temperature 1, masked", plain()) },
+        rows("temperature 0.3", Sampling { temperature: 0.3, ..plain() }),
+        rows("temperature 5", Sampling { temperature: 5.0, ..plain() }),
+        rows("top_k 1", Sampling { top_k: 1, ..plain() }),
+        rows("top_k 40", Sampling { top_k: 40, ..plain() }),
+        rows("top_p 0", Sampling { top_p: 0.0, ..plain() }),
+        rows("top_p 0.9", Sampling { top_p: 0.9, ..plain() }),
+        rows("min_p 0.05", Sampling { min_p: 0.05, ..plain() }),
+        rows("top_n_sigma 1.5", Sampling { top_n_sigma: 1.5, ..plain() }),
+        Rows { masked: true, ..rows("top_k, top_p and min_p, masked", truncated()) },
+        rows("penalties, greedy", Sampling { temperature: 0.0, ..penalised() }),
+        rows("penalties", penalised()),
+        rows("bias, bans and min_tokens", restricted()),
+        rows("allowed tokens", Sampling { allowed_token_ids: Some(vec![900, 2, 31, 32]), ..plain() }),
+        rows("logprobs", Sampling { top_logprobs: Some(20), ..plain() }),
+        rows("no logprobs", Sampling { top_logprobs: None, ..plain() }),
+        Rows {
+            name: "each row its own parameters",
+            sampling: vec![GREEDY, truncated(), penalised(), restricted(), Sampling { top_k: 3, ..plain() }],
+            masked: false,
+        },
+    ]
 }
 
-impl fmt::Display for Parameters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parameters { temperature, top_k, top_p, min_p, masked } = self;
-        write!(f, "temperature {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}")?;
-        if *masked { f.write_str(", masked") } else { Ok(()) }
-    }
+/// What a device may leave to the specification.
+fn rare() -> Vec<Rows> {
+    let rows = |name, sampling| Rows { name, sampling: vec![sampling], masked: false };
+    let plain = Sampling::default;
+    let dry = Sampling { dry_multiplier: 4.0, dry_sequence_breakers: vec![vec![2]], ..plain() };
+    let mirostat = |mirostat| Sampling { mirostat, mirostat_tau: 3.0, ..plain() };
+    vec![
+        rows("dynamic temperature", Sampling { dynatemp_range: 0.7, ..plain() }),
+        rows("typical_p 0.8", Sampling { typical_p: 0.8, ..plain() }),
+        rows("XTC", Sampling { xtc_probability: 0.5, xtc_threshold: 0.02, ..plain() }),
+        rows("DRY", dry.clone()),
+        rows("mirostat 1", mirostat(Mirostat::V1)),
+        rows("mirostat 2", mirostat(Mirostat::V2)),
+        Rows {
+            name: "rare among common parameters",
+            sampling: vec![GREEDY, dry, plain(), mirostat(Mirostat::V2)],
+            masked: true,
+        },
+    ]
 }
+
+const GREEDY: Sampling = {
+    let mut sampling = Sampling::greedy();
+    sampling.top_logprobs = Some(0);
+    sampling
+};
 
 fn greedy(slot: usize) -> SampleRow<'static> {
+    static SAMPLING: Sampling = GREEDY;
     SampleRow {
         wanted: count(slot),
         slot: count(slot),
         position: 1,
         seed: 0,
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
         vocab: count(VOCAB),
+        sampling: &SAMPLING,
+        history: &[],
+        generated: 0,
         mask: None,
+        mirostat_mu: 0.0,
     }
 }
 
@@ -108,44 +162,64 @@ fn specified(logits: &[f32], row: &SampleRow<'_>) -> Sampled {
     sample(&logits[row.wanted as usize * COLUMNS..][..COLUMNS], row, &mut SampleScratch::default())
 }
 
-fn expect_equal(row: usize, got: Option<&Sampled>, wanted: Sampled) -> Result<(), Failure> {
+fn expect_equal(row: usize, got: Option<&Sampled>, wanted: &Sampled) -> Result<(), Failure> {
+    let close = |got: f32, wanted: f32| (got - wanted).abs() < LOGPROB_BOUND;
     let equal = got.is_some_and(|got| match wanted.fault {
-        true => got.fault,
-        false => {
-            (got.token, got.fault) == (wanted.token, false)
-                && (got.logprob - wanted.logprob).abs() < LOGPROB_BOUND
+        Some(fault) => got.fault == Some(fault),
+        None => {
+            let logprob = match (got.logprob, wanted.logprob) {
+                (Some(got), Some(wanted)) => close(got, wanted),
+                (got, wanted) => got == wanted,
+            };
+            let mut tops = got.top.iter().zip(&wanted.top);
+            (got.token, got.fault) == (wanted.token, None)
+                && logprob
+                && got.top.len() == wanted.top.len()
+                && tops.all(|(got, wanted)| got.0 == wanted.0 && close(got.1, wanted.1))
+                && close(got.mu, wanted.mu)
         }
     });
     if equal { Ok(()) } else { Err(Failure(format!("row {row}: {got:?}, wanted {wanted:?}"))) }
 }
 
-fn chooses_as_specified<B: Backend>(backend: &B, parameters: Parameters) -> Result<(), Failure> {
-    let mut random = Random::of(parameters);
+fn chooses_as_specified<B: Backend>(backend: &B, asked: &Rows) -> Result<(), Failure> {
+    let mut random = Random::of(asked.name);
     let logits = logits(&mut random);
     let masks: Vec<Vec<u32>> =
         (0..SLOTS).map(|_| (0..COLUMNS / 32).map(|_| random.below(1 << 32) as u32).collect()).collect();
+    // Few different tokens, so that they repeat, and the most likely among them.
+    let histories: Vec<Vec<u32>> = (0..SLOTS)
+        .map(|slot| {
+            let token = |at: usize| [VOCAB / 2, VOCAB / 2 + 7, 2, 3, 6][at];
+            (0..8 * slot).map(|_| count(token(random.below(5)))).collect()
+        })
+        .collect();
     for round in 0..6 {
         // Neither the order of rows nor the slots follow the order of the logits.
         let (order, slots) = (random.order(SLOTS), random.order(SLOTS));
         let rows: Vec<SampleRow<'_>> = order
             .iter()
             .zip(&slots)
-            .map(|(&wanted, &slot)| SampleRow {
-                wanted,
-                slot,
-                position: 1000 * round + wanted,
-                seed: u64::from(slot) << 33 | 5,
-                temperature: parameters.temperature,
-                top_k: parameters.top_k,
-                top_p: parameters.top_p,
-                min_p: parameters.min_p,
-                mask: parameters.masked.then(|| &masks[wanted as usize][..]),
-                ..greedy(0)
+            .enumerate()
+            .map(|(at, (&wanted, &slot))| {
+                let history = &histories[wanted as usize];
+                SampleRow {
+                    wanted,
+                    slot,
+                    position: 1000 * round + wanted,
+                    seed: u64::from(slot) << 33 | 5,
+                    sampling: &asked.sampling[at % asked.sampling.len()],
+                    history,
+                    generated: count(history.len()) / 2,
+                    mask: asked.masked.then(|| &masks[wanted as usize][..]),
+                    mirostat_mu: 1.5 * round as f32,
+                    ..greedy(0)
+                }
             })
             .collect();
         let got = sampled(backend, &logits, &rows)?;
         for (at, row) in rows.iter().enumerate() {
-            expect_equal(at, got.get(at), specified(&logits, row))?;
+            expect_equal(at, got.get(at), &specified(&logits, row))?;
         }
     }
     Ok(())
@@ -160,14 +234,15 @@ fn faults_stay_in_their_row<B: Backend>(backend: &B) -> Result<(), Failure> {
     let nothing = [0; COLUMNS / 32];
     let mut rows: Vec<SampleRow<'_>> = (0..SLOTS).map(greedy).collect();
     rows[4].mask = Some(&nothing);
+    let warm = Sampling { temperature: 0.7, ..Sampling::default() };
     for row in &mut rows[5..] {
-        row.temperature = 0.7;
+        row.sampling = &warm;
     }
     let got = sampled(backend, &logits, &rows)?;
     for (at, row) in rows.iter().enumerate() {
         let wanted = specified(&logits, row);
-        assert_eq!(wanted.fault, (1..5).contains(&at), "the specification of row {at}");
-        expect_equal(at, got.get(at), wanted)?;
+        assert_eq!(wanted.fault.is_some(), (1..5).contains(&at), "the specification of row {at}");
+        expect_equal(at, got.get(at), &wanted)?;
     }
     Ok(())
 }
@@ -195,9 +270,9 @@ impl Case for FedBack {
         let logits = Bench::<B>::filled(backend, Purpose::Logits, COLUMNS, &logits(&mut random))?;
         // Slot 5 is not sampled in the second step: its token stays.
         let mut first = backend.begin(&one_row_per_slot())?;
-        let rows: Vec<SampleRow<'_>> = (0..SLOTS)
-            .map(|slot| SampleRow { temperature: 2.0, seed: slot as u64, ..greedy(slot) })
-            .collect();
+        let warm = Sampling { temperature: 2.0, ..Sampling::default() };
+        let rows: Vec<SampleRow<'_>> =
+            (0..SLOTS).map(|slot| SampleRow { sampling: &warm, seed: slot as u64, ..greedy(slot) }).collect();
         backend.sample(&mut first, &logits.buf, &rows)?;
 
         let mut batch = one_row_per_slot();

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::attention::UNIT_TOKENS;
 use super::memory::{Counted, Ledger};
-use crate::{Batch, Error, PAGE_TOKENS, PageId, Purpose, Rows, Sampled, Token};
+use crate::{Batch, Error, PAGE_TOKENS, PageId, Purpose, Rows, SampleFault, Sampled, Token};
 
 /// The preallocated slots of one backend, and how large a batch they hold.
 pub(super) struct Steps {
@@ -272,7 +272,7 @@ impl Slot {
     /// Room for the results of `rows` more sampled rows.
     pub(super) fn sampled_more(&mut self, rows: usize) -> &mut [Sampled] {
         let start = self.sampled.len();
-        self.sampled.resize(start + rows, Sampled::FAULT);
+        self.sampled.resize(start + rows, Sampled::fault(SampleFault::Logits));
         &mut self.sampled[start..]
     }
 

@@ -53,6 +53,14 @@ enum Fault {
     MaskIgnored,
     /// All requests draw with one seed.
     SeedIgnored,
+    /// All requests get the first one's parameters.
+    OneSampling,
+    /// Nothing that was said before counts.
+    HistoryIgnored,
+    /// The prompt counts as generated.
+    PromptGenerated,
+    /// Mirostat starts anew with each token.
+    MuIgnored,
     /// Results come in the order of the logits.
     SampledInLogitsOrder,
     /// A sampled token is read from the row's own slot.
@@ -85,6 +93,10 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::GatherFirst, Op::Gather),
     (Fault::MaskIgnored, Op::Sample),
     (Fault::SeedIgnored, Op::Sample),
+    (Fault::OneSampling, Op::Sample),
+    (Fault::HistoryIgnored, Op::Sample),
+    (Fault::PromptGenerated, Op::Sample),
+    (Fault::MuIgnored, Op::Sample),
     (Fault::SampledInLogitsOrder, Op::Sample),
     (Fault::SampledSlotIgnored, Op::Sample),
     (Fault::ReplaysNothing, Op::Record),
@@ -369,6 +381,17 @@ impl Backend for Mutant {
         match self.fault {
             Fault::MaskIgnored => rows.iter_mut().for_each(|row| row.mask = None),
             Fault::SeedIgnored => rows.iter_mut().for_each(|row| row.seed = 0),
+            Fault::OneSampling => {
+                let first = rows.first().map(|row| row.sampling);
+                rows.iter_mut().for_each(|row| row.sampling = first.unwrap_or(row.sampling));
+            }
+            Fault::HistoryIgnored => rows.iter_mut().for_each(|row| row.history = &[]),
+            Fault::PromptGenerated => {
+                rows.iter_mut().for_each(|row| row.generated = row.history.len() as u32)
+            }
+            Fault::MuIgnored => {
+                rows.iter_mut().for_each(|row| row.mirostat_mu = row.sampling.mirostat_start())
+            }
             Fault::SampledInLogitsOrder => rows.sort_by_key(|row| row.wanted),
             _ => {}
         }

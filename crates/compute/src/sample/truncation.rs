@@ -1,0 +1,154 @@
+//! Which candidates stay: the filters other than mirostat, and the temperature they end in.
+
+use super::Sampling;
+use super::allowed::Allowed;
+use super::kept::{Kept, Ordered, id, key};
+
+/// All tokens that may be chosen.
+#[derive(Clone, Copy)]
+pub(super) struct Candidates<'a> {
+    /// Adjusted.
+    pub(super) logits: &'a [f32],
+    pub(super) allowed: Allowed<'a>,
+    /// The most likely.
+    pub(super) best: usize,
+}
+
+impl<'a> Candidates<'a> {
+    /// What the filters leave. `xtc_random` is asked for only where XTC is on.
+    pub(super) fn kept(
+        self,
+        sampling: &Sampling,
+        xtc_random: impl FnOnce() -> f64,
+        keys: &'a mut Vec<u64>,
+        distances: &mut Vec<(u64, u64)>,
+    ) -> Kept<'a> {
+        let floor = self.floor(sampling);
+        let above = self.allowed.each(self.logits).filter(|(_, logit)| f64::from(*logit) >= floor);
+        keys.clear();
+        keys.extend(above.map(|(id, logit)| key(logit, id)));
+        let mut order = Ordered::new(keys);
+        self.cut(sampling, &mut order);
+        if sampling.typical_p < 1.0 {
+            self.pick_typical(f64::from(sampling.typical_p), &mut order, distances);
+        }
+        if sampling.xtc_probability > 0.0 && xtc_random() < f64::from(sampling.xtc_probability) {
+            self.exclude_top(f64::from(sampling.xtc_threshold), &mut order);
+        }
+        let temperature = self.temperature(sampling, order.items());
+        Kept { logits: self.logits, order, temperature }
+    }
+
+    /// A token's distance to the most likely logit: the logarithm of its weight.
+    fn log_weight(&self, id: usize) -> f64 {
+        f64::from(self.logits[id]) - f64::from(self.logits[self.best])
+    }
+
+    fn weight(&self, key: u64) -> f64 {
+        self.log_weight(id(key)).exp()
+    }
+
+    /// Min-p and top-n-sigma need no order: what lies below is never sorted.
+    fn floor(&self, sampling: &Sampling) -> f64 {
+        let largest = f64::from(self.logits[self.best]);
+        let mut floor = largest + f64::from(sampling.min_p).ln();
+        if sampling.top_n_sigma > 0.0 {
+            floor = floor.max(largest - f64::from(sampling.top_n_sigma) * self.deviation());
+        }
+        floor
+    }
+
+    /// The standard deviation of the candidates' logits.
+    fn deviation(&self) -> f64 {
+        let (mut count, mut sum) = (0.0, 0.0);
+        for (id, _) in self.allowed.each(self.logits) {
+            count += 1.0;
+            sum += self.log_weight(id);
+        }
+        let mean = sum / count;
+        let squares = self.allowed.each(self.logits).map(|(id, _)| (self.log_weight(id) - mean).powi(2));
+        (squares.sum::<f64>() / count).sqrt()
+    }
+
+    /// Top-k and top-p: the shorter decides.
+    fn cut(&self, sampling: &Sampling, order: &mut Ordered<'_, u64>) {
+        let at_most = if sampling.top_k == 0 { usize::MAX } else { sampling.top_k as usize };
+        if sampling.top_p < 1.0 {
+            let total: f64 = self.allowed.each(self.logits).map(|(id, _)| self.log_weight(id).exp()).sum();
+            let enough = f64::from(sampling.top_p) * total;
+            let reached = reaching(order, enough, |key| self.weight(key));
+            order.truncate(reached.min(at_most));
+        } else if at_most < order.items().len() {
+            order.truncate(at_most);
+        }
+    }
+
+    /// Puts those with the most typical surprise in place of all.
+    fn pick_typical(&self, share: f64, order: &mut Ordered<'_, u64>, distances: &mut Vec<(u64, u64)>) {
+        let spread = self.spread(order.items());
+        distances.clear();
+        // A surprise less the mean surprise: the logarithm of the sum falls out. Bits of numbers that are not
+        // negative have their order.
+        distances.extend(order.items().iter().map(|&key| {
+            let distance = (self.log_weight(id(key)) - spread.mean).abs();
+            (distance.to_bits(), key)
+        }));
+        let mut by_distance = Ordered::new(distances);
+        let picked = reaching(&mut by_distance, share * spread.total, |(_, key)| self.weight(key));
+        by_distance.truncate(picked);
+        order.replace(by_distance.items().iter().map(|(_, key)| *key));
+    }
+
+    /// XTC: drops all that reach the threshold but the least likely of them.
+    fn exclude_top(&self, threshold: f64, order: &mut Ordered<'_, u64>) {
+        let limit = threshold * self.spread(order.items()).total;
+        let mut likely = 0;
+        while order.get(likely).is_some_and(|key| self.weight(key) >= limit) {
+            likely += 1;
+        }
+        order.skip(likely.saturating_sub(1));
+    }
+
+    /// The temperature, moved by how even the rest is.
+    fn temperature(&self, sampling: &Sampling, keys: &[u64]) -> f64 {
+        let (temperature, range) = (f64::from(sampling.temperature), f64::from(sampling.dynatemp_range));
+        if range == 0.0 || keys.len() < 2 {
+            return temperature;
+        }
+        let spread = self.spread(keys);
+        let entropy = spread.total.ln() - spread.mean;
+        let share = (entropy / (keys.len() as f64).ln()).clamp(0.0, 1.0);
+        let (low, high) = ((temperature - range).max(0.0), temperature + range);
+        low + (high - low) * share.powf(f64::from(sampling.dynatemp_exponent))
+    }
+
+    fn spread(&self, keys: &[u64]) -> Spread {
+        let (mut total, mut sum) = (0.0, 0.0);
+        for &key in keys {
+            let log_weight = self.log_weight(id(key));
+            let weight = log_weight.exp();
+            total += weight;
+            sum += weight * log_weight;
+        }
+        Spread { total, mean: sum / total }
+    }
+}
+
+/// How weight is spread over some tokens.
+struct Spread {
+    total: f64,
+    /// The mean logarithm of a weight, by weight.
+    mean: f64,
+}
+
+/// How many it takes, and at least one, until their weights together are enough.
+fn reaching<T: Copy + Ord>(order: &mut Ordered<'_, T>, enough: f64, weight: impl Fn(T) -> f64) -> usize {
+    let (mut count, mut sum) = (0, 0.0);
+    while (count == 0 || sum < enough)
+        && let Some(item) = order.get(count)
+    {
+        sum += weight(item);
+        count += 1;
+    }
+    count
+}
