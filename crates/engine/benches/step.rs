@@ -1,0 +1,117 @@
+//! What the engine itself costs per step: a runner that computes nothing, so that only scheduling, page tables and
+//! events remain. `cargo bench -p fornax-engine`
+#![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
+
+use std::{
+    hint::black_box,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use fornax_compute::{Batch, Error, KvGroup, Output, SampleRow, Sampled, Sampling};
+use fornax_engine::{Engine, EngineOptions, QueueLimits, Reply, Request, Runner, StepLimits};
+
+const CONTEXT: usize = 4096;
+
+/// Computes nothing.
+struct Null {
+    groups: Vec<KvGroup>,
+    limits: StepLimits,
+    sampled: Vec<Sampled>,
+}
+
+impl Runner for Null {
+    fn launch(&mut self, batch: &Batch) -> Result<(), Error> {
+        black_box(batch);
+        Ok(())
+    }
+
+    fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+        self.sampled = rows
+            .iter()
+            .map(|_| Sampled { token: 1, logprob: None, top: Vec::new(), mu: 0.0, fault: None })
+            .collect();
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Output, Error> {
+        Ok(Output { sampled: std::mem::take(&mut self.sampled) })
+    }
+
+    fn reset(&mut self) {}
+
+    fn depth(&self) -> usize {
+        0
+    }
+
+    fn limits(&self) -> StepLimits {
+        self.limits
+    }
+
+    fn groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    fn vocab(&self) -> u32 {
+        1000
+    }
+}
+
+/// An engine in which `sequences` requests with 1,024-token prompts are decoding.
+fn decoding(sequences: usize) -> (Engine, Vec<Reply>) {
+    let null = Null {
+        groups: vec![KvGroup {
+            layers: 1,
+            heads: 1,
+            dim: 1,
+            window: None,
+            pages: 1 + sequences * CONTEXT.div_ceil(fornax_compute::PAGE_TOKENS),
+        }],
+        limits: StepLimits { tokens_max: 1 << 20, wanted_max: sequences, slots: sequences },
+        sampled: Vec::new(),
+    };
+    let queue = QueueLimits { requests_max: sequences, tokens_max: usize::MAX };
+    let options = EngineOptions { context: CONTEXT, queue, clock: Arc::new(|| Duration::ZERO) };
+    let (mut engine, handle) = Engine::new(Box::new(null), options);
+    let replies = (0..sequences)
+        .flat_map(|own| {
+            let own = u32::try_from(own).expect("few");
+            let request = Request {
+                prompt: (0..1024).map(|token| (token + own) % 1000).collect(),
+                max_tokens: CONTEXT - 1024,
+                sampling: Sampling::greedy(),
+                seed: 0,
+                grammar: None,
+                choices: 1,
+                priority: 0,
+                salt: "".into(),
+            };
+            handle.submit(request).expect("room for all")
+        })
+        .collect();
+    engine.turn();
+    (engine, replies)
+}
+
+/// Turns of one measurement: what is left of the context after the prompt, all of them decoding.
+const TURNS: usize = 2048;
+
+fn main() {
+    println!("sequences  microseconds per step (best and median of 9 measurements of {TURNS} steps)");
+    for sequences in [1, 64, 256, 512] {
+        let mut micros: Vec<f64> = (0..9)
+            .map(|_| {
+                let (mut engine, replies) = decoding(sequences);
+                let began = Instant::now();
+                for _ in 0..TURNS {
+                    black_box(engine.turn());
+                }
+                let elapsed = began.elapsed();
+                drop(replies);
+                elapsed.as_secs_f64() * 1e6 / TURNS as f64
+            })
+            .collect();
+        micros.sort_by(f64::total_cmp);
+        println!("{sequences:9}  {:.1}  {:.1}", micros[0], micros[micros.len() / 2]);
+    }
+}

@@ -1,0 +1,478 @@
+//! The loop: receive, schedule, launch, collect, sample, tell.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+};
+
+use fornax_compute::{Error, SampleFault, SampleRow, Sampled};
+use toktrie::SimpleVob;
+
+use crate::{
+    Clock,
+    budget::Budget,
+    event::{EndReason, Event, Failure, Usage},
+    grammar::Grammar,
+    handle::{Door, Handle, QueueLimits},
+    request::{Capacity, PRIORITY_PLACES, Request},
+    runner::Runner,
+    scheduler::{Scheduled, Scheduler},
+    sequence::{Sequence, SequenceId},
+    stats::Stats,
+};
+
+/// What an engine is made with.
+pub struct EngineOptions {
+    /// Tokens of one request, prompt and answer.
+    pub context: usize,
+    /// How much may wait.
+    pub queue: QueueLimits,
+    /// Time, handed in.
+    pub clock: Clock,
+}
+
+/// Many requests on one runner.
+pub struct Engine {
+    door: Arc<Door>,
+    scheduler: Scheduler,
+    runner: Box<dyn Runner>,
+    /// Oldest first.
+    in_flight: VecDeque<StepInFlight>,
+    budget: Budget,
+    clock: Clock,
+    next_id: u64,
+    stats: Stats,
+}
+
+/// A launched step, until it is collected.
+struct StepInFlight {
+    rows: Vec<Scheduled>,
+    /// Which of `rows` were sampled, in the order of the output.
+    sampled: Vec<usize>,
+    tokens: usize,
+    began: std::time::Duration,
+}
+
+/// A row that is about to be sampled.
+struct Pick {
+    /// Its index among the step's rows.
+    index: usize,
+    /// Its index among the step's logits.
+    wanted: u32,
+    row: Scheduled,
+    mask: Option<SimpleVob>,
+}
+
+/// What a turn of the loop found to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Something moved.
+    Worked,
+    /// Nobody wants anything.
+    Idle,
+}
+
+impl Engine {
+    /// An engine and the first way into it. The caller drives it, by [`Engine::run`] or turn by turn.
+    pub fn new(runner: Box<dyn Runner>, options: EngineOptions) -> (Engine, Handle) {
+        let pages =
+            runner.groups().iter().filter(|group| group.window.is_none()).map(|group| group.pages - 1).min();
+        let capacity =
+            Capacity { context: options.context, vocab: runner.vocab(), pages: pages.unwrap_or(usize::MAX) };
+        let door = Door::new(capacity, options.queue, Arc::clone(&options.clock));
+        let handle = Handle::new(Arc::clone(&door));
+        let limits = runner.limits();
+        assert!(runner.depth() <= 1, "a step's sampling needs the tokens of the one before");
+        let engine = Engine {
+            door,
+            scheduler: Scheduler::new(runner.groups(), limits),
+            in_flight: VecDeque::new(),
+            budget: Budget::new(limits.tokens_max),
+            clock: options.clock,
+            next_id: 0,
+            stats: Stats::default(),
+            runner,
+        };
+        (engine, handle)
+    }
+
+    /// Builds the runner on a thread of its own and drives it there until the last handle is gone. Returns once the
+    /// runner is built, or its error.
+    pub fn spawn<E: Send + 'static>(
+        build: impl FnOnce() -> Result<Box<dyn Runner>, E> + Send + 'static,
+        options: EngineOptions,
+    ) -> Result<(Handle, thread::JoinHandle<()>), E> {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let thread = thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || match build() {
+                Err(error) => drop(sender.send(Err(error))),
+                Ok(runner) => {
+                    let (engine, handle) = Engine::new(runner, options);
+                    drop(sender.send(Ok(handle)));
+                    engine.run();
+                }
+            })
+            .expect("a thread can be started");
+        match receiver.recv() {
+            Ok(Ok(handle)) => Ok((handle, thread)),
+            Ok(Err(error)) => Err(error),
+            // The builder panicked: let the caller see that panic.
+            Err(_) => match thread.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(()) => unreachable!("the thread sends before it ends"),
+            },
+        }
+    }
+
+    /// Turns until the last handle is gone and everything accepted is answered.
+    pub fn run(mut self) {
+        loop {
+            match self.turn() {
+                Turn::Worked => {}
+                Turn::Idle if self.door.wait() => {}
+                Turn::Idle => return,
+            }
+        }
+    }
+
+    /// One turn of the loop.
+    pub fn turn(&mut self) -> Turn {
+        self.receive();
+        self.end_abandoned();
+        self.door.step_begins();
+        let ended_before = self.stats.ended;
+        let was_idle = self.in_flight.is_empty();
+        let launched = self.launch();
+        let stalled = was_idle && !launched && self.scheduler.len() > 0 && self.stats.ended == ended_before;
+        assert!(!stalled, "whoever is first in line can always move");
+        let depth = self.runner.depth();
+        // What the newest step's sampling depends on must be known first: tokens, ends, grammar.
+        while self.in_flight.len() > depth.max(1) {
+            self.collect();
+        }
+        if launched {
+            self.sample();
+        }
+        while self.in_flight.len() > depth || (!launched && !self.in_flight.is_empty()) {
+            self.collect();
+        }
+        self.publish();
+        if launched || self.scheduler.len() > 0 { Turn::Worked } else { Turn::Idle }
+    }
+
+    fn receive(&mut self) {
+        for arrival in self.door.take() {
+            let mut leader = None;
+            for (choice, (reply, ticket)) in arrival.choices.into_iter().enumerate() {
+                let id = SequenceId(self.next_id);
+                self.next_id += 1;
+                let request: Arc<Request> = Arc::clone(&arrival.request);
+                let place = i64::try_from(id.0).expect("fewer than 2^63 requests");
+                self.scheduler.add(Sequence {
+                    grammar: request.grammar.clone(),
+                    id,
+                    tokens: request.prompt.clone(),
+                    seed: choice_seed(request.seed, choice),
+                    mirostat_mu: request.sampling.mirostat_start(),
+                    line: place + i64::from(request.priority) * PRIORITY_PLACES,
+                    leader,
+                    seat: None,
+                    launched: 0,
+                    computed: 0,
+                    sampled_ahead: 0,
+                    steps_in_flight: 0,
+                    leave: None,
+                    reply,
+                    ticket: Some(ticket),
+                    cached_tokens: None,
+                    request,
+                });
+                leader.get_or_insert(id);
+            }
+        }
+    }
+
+    /// A dropped reply is a cancelled request.
+    fn end_abandoned(&mut self) {
+        let gone: Vec<SequenceId> = self
+            .scheduler
+            .live()
+            .filter(|sequence| sequence.reply.abandoned())
+            .map(|sequence| sequence.id)
+            .collect();
+        for id in gone {
+            self.end(id, EndReason::Cancelled);
+        }
+    }
+
+    /// Puts the next step together and starts it; `false` when there was nothing to start.
+    fn launch(&mut self) -> bool {
+        let (batch, rows) = self.scheduler.schedule(self.budget.tokens());
+        if rows.is_empty() {
+            return false;
+        }
+        for row in &rows {
+            self.start(row.id);
+        }
+        let began = (self.clock)();
+        match guarded(|| self.runner.launch(&batch)) {
+            Ok(()) => {
+                let tokens = batch.tokens.len();
+                self.in_flight.push_back(StepInFlight { rows, sampled: Vec::new(), tokens, began });
+                true
+            }
+            Err(failed) => {
+                self.fail_step(&rows, failed);
+                // It was a turn's work all the same: the next one may go better.
+                false
+            }
+        }
+    }
+
+    /// Says once that a sequence has its first seat, and frees its place in the queue.
+    fn start(&mut self, id: SequenceId) {
+        let Some(ticket) = self.scheduler.take_ticket(id) else { return };
+        drop(ticket);
+        let Some(sequence) = self.scheduler.get(id) else { return };
+        let cached_tokens = sequence.cached_tokens.unwrap_or(0);
+        sequence.reply.send(Event::Started { cached_tokens, seed: sequence.seed });
+        self.stats.prefix_queries += sequence.prompt_len() as u64;
+        self.stats.prefix_hits += cached_tokens as u64;
+        self.fast_forward(id);
+    }
+
+    /// Appends the tokens that the form leaves no choice about; they are computed as a chunk, not one by one.
+    fn fast_forward(&mut self, id: SequenceId) {
+        let Some(sequence) = self.scheduler.get_mut(id) else { return };
+        let Some(grammar) = &mut sequence.grammar else { return };
+        for token in grammar.forced() {
+            // One by one: max_tokens may cut the stretch, and then the form is only as far as what was sent.
+            if self.accept(id, Event::Token { token, logprob: None, top: Vec::new() }, token) {
+                return;
+            }
+        }
+    }
+
+    /// Moves the form on by a token and takes it; `true` when nothing may follow.
+    fn accept(&mut self, id: SequenceId, event: Event, token: u32) -> bool {
+        let Some(sequence) = self.scheduler.get_mut(id) else { return true };
+        let ends = sequence.ends_with(token);
+        let accepted = match &mut sequence.grammar {
+            Some(grammar) if !ends => grammar.accept(token),
+            _ => Ok(()),
+        };
+        if let Err(reason) = accepted {
+            self.fail(id, Failure::Form(reason));
+            return true;
+        }
+        self.chosen(id, event, token)
+    }
+
+    /// Takes a token into the answer and tells the caller; `true` when nothing may follow.
+    fn chosen(&mut self, id: SequenceId, event: Event, token: u32) -> bool {
+        let Some(sequence) = self.scheduler.get_mut(id) else { return true };
+        sequence.tokens.push(token);
+        sequence.reply.send(event);
+        self.stats.generated_tokens += 1;
+        let full = sequence.generated() == sequence.request.max_tokens;
+        let form = sequence.grammar.as_mut().map(|grammar| (grammar.is_over(), grammar.may_end()));
+        let reason = match form {
+            _ if sequence.ends_with(token) => Some(EndReason::EndToken),
+            Some((true, _)) => Some(EndReason::FormComplete),
+            Some((false, true)) if full => Some(EndReason::FormComplete),
+            Some((false, false)) if full => Some(EndReason::FormTruncated),
+            None if full => Some(EndReason::Length),
+            _ => None,
+        };
+        if let Some(reason) = reason {
+            self.end(id, reason);
+        }
+        reason.is_some()
+    }
+
+    /// Chooses tokens for the step launched last, except for sequences that have ended meanwhile or whose next token
+    /// is known already.
+    fn sample(&mut self) {
+        let Some(step) = self.in_flight.back_mut() else { return };
+        let mut picks = Vec::new();
+        let mut broken = Vec::new();
+        let wanting = step.rows.iter_mut().enumerate().filter(|(_, row)| row.samples);
+        for (wanted, (index, row)) in (0..).zip(wanting) {
+            let Some(sequence) = self.scheduler.get_mut(row.id) else { continue };
+            if sequence.tokens.len() > row.end {
+                // The form forced it while the step was under way.
+                sequence.sampled_ahead -= 1;
+                row.samples = false;
+                continue;
+            }
+            match sequence.grammar.as_mut().map(Grammar::mask).transpose() {
+                Ok(mask) => picks.push(Pick { index, wanted, row: *row, mask }),
+                Err(reason) => broken.push((row.id, reason)),
+            }
+        }
+        step.sampled = picks.iter().map(|pick| pick.index).collect();
+        let inputs: Vec<SampleRow<'_>> = picks
+            .iter()
+            .map(|pick| {
+                let sequence = self.scheduler.get(pick.row.id).expect("just seen");
+                let sampling = &sequence.request.sampling;
+                SampleRow {
+                    wanted: pick.wanted,
+                    slot: pick.row.slot,
+                    position: u32::try_from(pick.row.end).expect("positions are bounded by the context"),
+                    seed: sequence.seed,
+                    vocab: self.runner.vocab(),
+                    sampling,
+                    history: &sequence.tokens,
+                    generated: u32::try_from(sequence.generated()).expect("bounded by the context"),
+                    mask: pick.mask.as_ref().map(SimpleVob::as_slice),
+                    mirostat_mu: sequence.mirostat_mu,
+                }
+            })
+            .collect();
+        let sampled = guarded(|| self.runner.sample(&inputs));
+        for (id, reason) in broken {
+            self.fail(id, Failure::Form(reason));
+        }
+        if let Err(failed) = sampled {
+            let step = self.in_flight.pop_back().expect("just used");
+            self.fail_step(&step.rows, failed);
+        }
+    }
+
+    /// Waits for the oldest step and tells its sequences.
+    fn collect(&mut self) {
+        let Some(step) = self.in_flight.pop_front() else { return };
+        let output = match guarded(|| self.runner.collect()) {
+            Ok(output) => output,
+            Err(failed) => return self.fail_step(&step.rows, failed),
+        };
+        assert_eq!(output.sampled.len(), step.sampled.len(), "a runner answers every sampled row");
+        self.budget.observe(step.tokens, (self.clock)().saturating_sub(step.began));
+        self.stats.steps += 1;
+        let mut sampled = step.sampled.iter().zip(output.sampled).peekable();
+        for (index, row) in step.rows.iter().enumerate() {
+            let result =
+                sampled.next_if(|(sampled_index, _)| **sampled_index == index).map(|(_, result)| result);
+            self.scheduler.collected(row);
+            if let Some(result) = result {
+                self.take(row, result);
+            }
+            self.scheduler.settle(row.id);
+        }
+    }
+
+    /// Takes what was sampled for a row.
+    fn take(&mut self, row: &Scheduled, result: Sampled) {
+        match result.fault {
+            None => {}
+            Some(SampleFault::Logits) => {
+                return self.fail(row.id, Failure::NumericFault { position: row.end - 1 });
+            }
+            Some(SampleFault::NothingAllowed) => {
+                return self.fail(row.id, Failure::NothingAllowed { position: row.end });
+            }
+            Some(SampleFault::Parameters) => unreachable!("checked when the request came in"),
+        }
+        if let Some(sequence) = self.scheduler.get_mut(row.id) {
+            sequence.mirostat_mu = result.mu;
+        }
+        let event = Event::Token { token: result.token, logprob: result.logprob, top: result.top };
+        if !self.accept(row.id, event, result.token) {
+            self.fast_forward(row.id);
+        }
+    }
+
+    /// The step is lost: its requests fail, their pages return, the others go on.
+    fn fail_step(&mut self, rows: &[Scheduled], failed: StepFailed) {
+        if failed.panicked {
+            // The runner may have lost count of its steps: none of them can be trusted.
+            self.runner.reset();
+            for step in std::mem::take(&mut self.in_flight) {
+                self.drop_rows(&step.rows, &failed.failure);
+            }
+        }
+        self.drop_rows(rows, &failed.failure);
+    }
+
+    fn drop_rows(&mut self, rows: &[Scheduled], failure: &Failure) {
+        for row in rows {
+            self.scheduler.dropped(row);
+            self.fail(row.id, failure.clone());
+        }
+    }
+
+    fn end(&mut self, id: SequenceId, reason: EndReason) {
+        let Some(sequence) = self.scheduler.get(id) else { return };
+        let usage = Usage {
+            prompt_tokens: sequence.prompt_len(),
+            cached_tokens: sequence.cached_tokens.unwrap_or(0),
+            generated_tokens: sequence.generated(),
+        };
+        sequence.reply.send(Event::End { reason, usage });
+        let ended = &mut self.stats.ended;
+        *match reason {
+            EndReason::EndToken => &mut ended.end_token,
+            EndReason::FormComplete => &mut ended.form_complete,
+            EndReason::Length | EndReason::FormTruncated => &mut ended.length,
+            EndReason::Cancelled => &mut ended.cancelled,
+        } += 1;
+        self.scheduler.end(id);
+    }
+
+    fn fail(&mut self, id: SequenceId, failure: Failure) {
+        let Some(sequence) = self.scheduler.get(id) else { return };
+        sequence.reply.send(Event::Failed(failure));
+        self.stats.ended.failed += 1;
+        self.scheduler.end(id);
+    }
+
+    fn publish(&mut self) {
+        let (running, _) = self.scheduler.counts();
+        self.stats.running = running;
+        self.stats.preempted = self.scheduler.preempted();
+        self.stats.pages = self.scheduler.page_counts();
+        self.stats.preemptions = self.scheduler.preemptions();
+        self.door.step_ends(self.stats.clone());
+    }
+
+    /// Checks all books; for tests.
+    pub fn assert_consistent(&self) {
+        self.scheduler.assert_consistent();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.door.close();
+    }
+}
+
+/// Each choice has its own random numbers; the first has the request's.
+fn choice_seed(seed: u64, choice: usize) -> u64 {
+    // The golden-ratio step keeps seeds of neighbouring choices far apart.
+    seed.wrapping_add((choice as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+struct StepFailed {
+    failure: Failure,
+    panicked: bool,
+}
+
+/// Calls the runner so that neither its errors nor its panics reach further than the step.
+fn guarded<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, StepFailed> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(StepFailed { failure: Failure::Backend(error.to_string()), panicked: false }),
+        Err(panic) => Err(StepFailed { failure: Failure::Panicked(panic_text(&*panic)), panicked: true }),
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}

@@ -1,0 +1,97 @@
+//! What the engine says about a choice.
+
+/// One event of a choice: `Started`, tokens, then exactly one `End` or `Failed`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// It has a seat for the first time.
+    Started {
+        /// Prompt tokens that came from the prefix cache.
+        cached_tokens: usize,
+        /// The seed that fixes this choice's random numbers.
+        seed: u64,
+    },
+    /// A token was chosen.
+    Token {
+        /// Its id.
+        token: u32,
+        /// Its log-probability under the model, if asked for; `None` also for a token that the form forced.
+        logprob: Option<f32>,
+        /// The most likely tokens with their log-probabilities, if asked for.
+        top: Vec<(u32, f32)>,
+    },
+    /// The answer is whole.
+    End {
+        /// Why nothing follows.
+        reason: EndReason,
+        /// What it took.
+        usage: Usage,
+    },
+    /// There is no answer.
+    Failed(Failure),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// The model chose an end token.
+    EndToken,
+    /// The form is complete.
+    FormComplete,
+    /// `max_tokens` were chosen.
+    Length,
+    /// `max_tokens` were chosen before the form was complete: what there is does not have it.
+    FormTruncated,
+    /// The caller went away; nobody sees this but the stats.
+    Cancelled,
+}
+
+/// Tokens of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, found in the prefix cache.
+    pub cached_tokens: usize,
+    /// Tokens chosen, the end token included.
+    pub generated_tokens: usize,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// NaN or infinity in the logits.
+    #[error("NUMERIC_FAULT: the logits after position {position} are not finite")]
+    NumericFault {
+        /// The position whose logits they were.
+        position: usize,
+    },
+    /// Form, allowed and banned tokens together leave no token to choose.
+    #[error("INVALID_INPUT: nothing may be chosen at position {position}")]
+    NothingAllowed {
+        /// The position that no token may take.
+        position: usize,
+    },
+    /// The form's own limits were exceeded.
+    #[error("INTERNAL: the form could not be followed: {0}")]
+    Form(String),
+    /// The backend refused or failed the step.
+    #[error("INTERNAL: {0}")]
+    Backend(String),
+    /// The step panicked.
+    #[error("INTERNAL: the step panicked: {0}")]
+    Panicked(String),
+    /// The engine stopped before the answer was whole.
+    #[error("CANCELLED: the engine stopped")]
+    EngineGone,
+}
+
+impl Event {
+    /// Whether nothing may follow.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Event::End { .. } | Event::Failed(_))
+    }
+
+    pub(crate) fn gone() -> Event {
+        Event::Failed(Failure::EngineGone)
+    }
+}

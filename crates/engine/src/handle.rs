@@ -1,0 +1,203 @@
+//! The way into the engine: bounded, checked at the door, and drained when nobody holds it any more.
+
+use std::{collections::VecDeque, time::Duration};
+
+use crate::{
+    Clock,
+    event::Event,
+    reply::{Reply, ReplySender, reply},
+    request::{Capacity, Refusal, Request},
+    stats::Stats,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, Ordering},
+        lock,
+    },
+};
+
+/// How much may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Choices that wait for their first seat.
+    pub requests_max: usize,
+    /// Their prompt tokens.
+    pub tokens_max: usize,
+}
+
+/// What callers and the engine's thread share.
+pub(crate) struct Door {
+    state: Mutex<DoorState>,
+    arrived: Condvar,
+    capacity: Capacity,
+    limits: QueueLimits,
+    clock: Clock,
+    /// When the step now running began, in microseconds of the clock; 0 between steps.
+    step_began_us: AtomicU64,
+    stats: Mutex<Stats>,
+}
+
+#[derive(Default)]
+struct DoorState {
+    arrivals: VecDeque<Arrival>,
+    /// Choices that have no seat yet, here or in the scheduler.
+    requests: usize,
+    tokens: usize,
+    handles: usize,
+    /// The engine is gone.
+    closed: bool,
+}
+
+/// A request on its way to the scheduler.
+pub(crate) struct Arrival {
+    pub(crate) request: Arc<Request>,
+    pub(crate) choices: Vec<(ReplySender, Ticket)>,
+}
+
+/// A waiting choice's place in the bounded queue. Dropping it makes room.
+pub(crate) struct Ticket {
+    door: Arc<Door>,
+    tokens: usize,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut state = lock(&self.door.state);
+        state.requests -= 1;
+        state.tokens -= self.tokens;
+    }
+}
+
+impl Door {
+    pub(crate) fn new(capacity: Capacity, limits: QueueLimits, clock: Clock) -> Arc<Door> {
+        Arc::new(Door {
+            state: Mutex::new(DoorState::default()),
+            arrived: Condvar::new(),
+            capacity,
+            limits,
+            clock,
+            step_began_us: AtomicU64::new(0),
+            stats: Mutex::new(Stats::default()),
+        })
+    }
+
+    /// What has arrived since the last call.
+    pub(crate) fn take(&self) -> VecDeque<Arrival> {
+        std::mem::take(&mut lock(&self.state).arrivals)
+    }
+
+    /// Sleeps until something arrives; `false` when nothing ever will.
+    pub(crate) fn wait(&self) -> bool {
+        let mut state = lock(&self.state);
+        loop {
+            if !state.arrivals.is_empty() {
+                return true;
+            }
+            if state.handles == 0 {
+                return false;
+            }
+            state = self.arrived.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// Refuses everybody from now on. What had arrived is dropped, which tells its callers.
+    pub(crate) fn close(&self) {
+        let arrivals = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            std::mem::take(&mut state.arrivals)
+        };
+        // Outside the lock: tickets take it.
+        drop(arrivals);
+    }
+
+    /// Marks the beginning of a step for whoever watches.
+    pub(crate) fn step_begins(&self) {
+        let now = (self.clock)().as_micros().max(1);
+        self.step_began_us.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// Marks its end and publishes what changed.
+    pub(crate) fn step_ends(&self, stats: Stats) {
+        self.step_began_us.store(0, Ordering::Release);
+        *lock(&self.stats) = stats;
+    }
+}
+
+/// The `Send + Clone` way in. Dropping the last one drains the engine and stops it.
+pub struct Handle {
+    door: Arc<Door>,
+}
+
+impl Handle {
+    pub(crate) fn new(door: Arc<Door>) -> Handle {
+        lock(&door.state).handles += 1;
+        Handle { door }
+    }
+
+    /// Hands a request over, or says at once why not. One reply per choice; dropping a reply cancels its choice.
+    pub fn submit(&self, request: Request) -> Result<Vec<Reply>, Refusal> {
+        request.check(&self.door.capacity)?;
+        let (choices, tokens) = (request.choices as usize, request.prompt.len());
+        let limits = self.door.limits;
+        let mut state = lock(&self.door.state);
+        if state.closed {
+            return Err(Refusal::Closed);
+        }
+        let tokens_after = state.tokens.saturating_add(tokens.saturating_mul(choices));
+        if state.requests + choices > limits.requests_max || tokens_after > limits.tokens_max {
+            return Err(Refusal::QueueFull {
+                requests: state.requests,
+                requests_max: limits.requests_max,
+                tokens: state.tokens,
+                tokens_max: limits.tokens_max,
+            });
+        }
+        state.requests += choices;
+        state.tokens = tokens_after;
+        let (senders, replies): (Vec<_>, Vec<_>) = (0..choices).map(|_| reply()).unzip();
+        let choices = senders
+            .into_iter()
+            .map(|sender| (sender, Ticket { door: Arc::clone(&self.door), tokens }))
+            .collect();
+        state.arrivals.push_back(Arrival { request: Arc::new(request), choices });
+        drop(state);
+        self.door.arrived.notify_one();
+        Ok(replies)
+    }
+
+    /// What the engine can hold.
+    pub fn capacity(&self) -> Capacity {
+        self.door.capacity
+    }
+
+    /// How the engine stands. Never waits for a step.
+    pub fn stats(&self) -> Stats {
+        let mut stats = lock(&self.door.stats).clone();
+        let began = self.door.step_began_us.load(Ordering::Acquire);
+        stats.step_running_for =
+            (began > 0).then(|| (self.door.clock)().saturating_sub(Duration::from_micros(began)));
+        let state = lock(&self.door.state);
+        stats.requests_waiting = state.requests;
+        stats.tokens_waiting = state.tokens;
+        stats
+    }
+
+    /// Generates to the end and returns the events: for callers that want no stream.
+    pub fn complete(&self, request: Request) -> Result<Vec<Vec<Event>>, Refusal> {
+        let replies = self.submit(request)?;
+        Ok(replies.into_iter().map(|mut reply| std::iter::from_fn(|| reply.recv()).collect()).collect())
+    }
+}
+
+impl Clone for Handle {
+    fn clone(&self) -> Self {
+        Handle::new(Arc::clone(&self.door))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        lock(&self.door.state).handles -= 1;
+        self.door.arrived.notify_one();
+    }
+}

@@ -1,0 +1,40 @@
+//! Many requests, one model, nothing lost.
+//!
+//! The engine owns every sequence and every KV page, and drives one [`Runner`]. It is synchronous and runs on one
+//! thread; the only shared state is the hand-over ([`Handle`] in, [`Reply`] out). It knows tokens as numbers. It must
+//! never know text, files, sockets or the time of day: the clock is handed in.
+
+mod budget;
+mod engine;
+mod event;
+pub mod fake;
+mod grammar;
+mod handle;
+mod local;
+mod pages;
+mod prefix;
+mod reply;
+mod request;
+mod runner;
+mod scheduler;
+mod sequence;
+pub mod simulation;
+mod stats;
+mod sync;
+
+use std::{sync::Arc, time::Duration};
+
+pub use engine::{Engine, EngineOptions, Turn};
+pub use event::{EndReason, Event, Failure, Usage};
+pub use grammar::{Encode, Form, FormError, Grammar, Grammars, Vocabulary};
+pub use handle::{Handle, QueueLimits};
+pub use local::{Local, LocalParts};
+pub use pages::PageCounts;
+pub use reply::Reply;
+pub use request::{CHOICES_MAX, Capacity, PRIORITY_PLACES, Refusal, Request};
+pub use runner::Runner;
+pub use scheduler::StepLimits;
+pub use stats::{Ended, Stats};
+
+/// Time since an arbitrary start.
+pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;

@@ -1,0 +1,90 @@
+//! The runner for one backend on the engine's own thread.
+
+use std::collections::VecDeque;
+
+use fornax_compute::{Backend, Batch, Error, KvGroup, Output, SampleRow};
+use fornax_model::Model;
+
+use crate::{runner::Runner, scheduler::StepLimits};
+
+/// A model on one backend, on the engine's own thread.
+pub struct Local<B: Backend> {
+    backend: B,
+    model: Box<dyn Model<B>>,
+    kv: B::Kv,
+    groups: Vec<KvGroup>,
+    limits: StepLimits,
+    depth: usize,
+    vocab: u32,
+    steps: VecDeque<B::Step>,
+}
+
+/// What [`Local`] is made of.
+pub struct LocalParts<B: Backend> {
+    /// The device.
+    pub backend: B,
+    /// The model loaded on it.
+    pub model: Box<dyn Model<B>>,
+    /// Its KV cache.
+    pub kv: B::Kv,
+    /// The groups the cache was allocated with.
+    pub groups: Vec<KvGroup>,
+    /// The bounds the activations were allocated with.
+    pub limits: StepLimits,
+    /// Steps the backend can hold beyond the one being put together.
+    pub depth: usize,
+    /// Tokens the tokenizer has; rows of the head beyond them are padding.
+    pub vocab: u32,
+}
+
+impl<B: Backend> Local<B> {
+    /// Takes over everything the runner owns.
+    pub fn new(parts: LocalParts<B>) -> Self {
+        let LocalParts { backend, model, kv, groups, limits, depth, vocab } = parts;
+        Local { backend, model, kv, groups, limits, depth, vocab, steps: VecDeque::new() }
+    }
+}
+
+impl<B: Backend> Runner for Local<B> {
+    fn launch(&mut self, batch: &Batch) -> Result<(), Error> {
+        let step = self.backend.begin(batch)?;
+        let (backend, model, kv) = (&self.backend, &mut self.model, &mut self.kv);
+        backend.record(&step, &mut || model.forward(backend, kv, &step))?;
+        self.steps.push_back(step);
+        Ok(())
+    }
+
+    fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+        let step = self.steps.back_mut().expect("sample follows launch");
+        let sampled = self.backend.sample(step, self.model.logits(), rows);
+        if sampled.is_err() {
+            drop(self.steps.pop_back());
+        }
+        sampled
+    }
+
+    fn collect(&mut self) -> Result<Output, Error> {
+        let step = self.steps.pop_front().expect("collect follows launch");
+        self.backend.finish(step)
+    }
+
+    fn reset(&mut self) {
+        self.steps.clear();
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn limits(&self) -> StepLimits {
+        self.limits
+    }
+
+    fn groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    fn vocab(&self) -> u32 {
+        self.vocab
+    }
+}

@@ -1,0 +1,225 @@
+//! The tree of known prefixes: which run of tokens is kept in which pages.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+};
+
+use fornax_compute::PageId;
+
+/// A node's place in the tree's storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct NodeId(u32);
+
+/// One full page of tokens after a given prefix. A path from a root spells a prefix; a root is a salt, so that
+/// tenants with different salts never meet.
+#[derive(Debug)]
+struct Node {
+    parent: Option<NodeId>,
+    content: Content,
+    /// Children, pages and sequences that rely on this node; it goes with the last of them.
+    references: u32,
+    /// By group: the page that keeps this node's keys and values.
+    pages: Vec<Option<PageId>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Content {
+    Salt(Box<str>),
+    Tokens(Box<[u32]>),
+}
+
+/// Finds nodes by hash and trusts only the comparison that follows.
+pub(crate) struct PrefixTree<S = RandomState> {
+    nodes: Vec<Option<Node>>,
+    vacant: Vec<NodeId>,
+    /// (parent, hash of the content) to the nodes with that hash: almost always one.
+    index: HashMap<(Option<NodeId>, u64), Vec<NodeId>>,
+    groups: usize,
+    hasher: S,
+}
+
+impl PrefixTree {
+    pub(crate) fn new(groups: usize) -> Self {
+        Self::with_hasher(groups, RandomState::new())
+    }
+}
+
+impl<S: BuildHasher> PrefixTree<S> {
+    fn with_hasher(groups: usize, hasher: S) -> Self {
+        PrefixTree { nodes: Vec::new(), vacant: Vec::new(), index: HashMap::new(), groups, hasher }
+    }
+
+    /// The root of a salt, made if it is new. Unless held it may go with its last child.
+    pub(crate) fn root(&mut self, salt: &str) -> NodeId {
+        let hash = self.hasher.hash_one(salt);
+        let found =
+            self.lookup(None, hash, |content| matches!(content, Content::Salt(own) if **own == *salt));
+        found.unwrap_or_else(|| self.insert(None, hash, Content::Salt(salt.into())))
+    }
+
+    /// The child of `parent` that is exactly these tokens.
+    pub(crate) fn child(&self, parent: NodeId, tokens: &[u32]) -> Option<NodeId> {
+        let hash = self.hasher.hash_one(tokens);
+        self.lookup(Some(parent), hash, |content| matches!(content, Content::Tokens(own) if **own == *tokens))
+    }
+
+    /// The child of `parent` that is exactly these tokens, made if it is new.
+    pub(crate) fn enter(&mut self, parent: NodeId, tokens: &[u32]) -> NodeId {
+        match self.child(parent, tokens) {
+            Some(child) => child,
+            None => {
+                let hash = self.hasher.hash_one(tokens);
+                self.hold(parent);
+                self.insert(Some(parent), hash, Content::Tokens(tokens.into()))
+            }
+        }
+    }
+
+    /// The page of `node` in `group`.
+    pub(crate) fn page(&self, node: NodeId, group: usize) -> Option<PageId> {
+        self.node(node).pages[group]
+    }
+
+    /// `page` keeps `node` in `group` from now on.
+    pub(crate) fn attach(&mut self, node: NodeId, group: usize, page: PageId) {
+        self.hold(node);
+        let old = self.node_mut(node).pages[group].replace(page);
+        assert!(old.is_none(), "a node has one page per group");
+    }
+
+    /// The page of `node` in `group` was evicted.
+    pub(crate) fn detach(&mut self, node: NodeId, group: usize) {
+        self.node_mut(node).pages[group].take().expect("only an attached page is evicted");
+        self.let_go(node);
+    }
+
+    /// One more reason to keep `node`.
+    pub(crate) fn hold(&mut self, node: NodeId) {
+        self.node_mut(node).references += 1;
+    }
+
+    /// One reason less; nodes that nothing relies on go, up to the root.
+    pub(crate) fn let_go(&mut self, node: NodeId) {
+        let mut next = Some(node);
+        while let Some(id) = next {
+            let node = self.node_mut(id);
+            node.references = node.references.checked_sub(1).expect("a node let go once too often");
+            if node.references > 0 {
+                return;
+            }
+            let node = self.nodes[id.0 as usize].take().expect("just used");
+            let hash = match &node.content {
+                Content::Salt(salt) => self.hasher.hash_one(&**salt),
+                Content::Tokens(tokens) => self.hasher.hash_one(&**tokens),
+            };
+            let key = (node.parent, hash);
+            let same = self.index.get_mut(&key).expect("every node is indexed");
+            same.retain(|&other| other != id);
+            if same.is_empty() {
+                self.index.remove(&key);
+            }
+            self.vacant.push(id);
+            next = node.parent;
+        }
+    }
+
+    /// Nodes that exist.
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.nodes.len() - self.vacant.len()
+    }
+
+    pub(crate) fn assert_consistent(&self) {
+        let mut owed: HashMap<NodeId, u32> = HashMap::new();
+        for node in self.nodes.iter().flatten() {
+            if let Some(parent) = node.parent {
+                *owed.entry(parent).or_default() += 1;
+            }
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            let Some(node) = node else { continue };
+            let pages = node.pages.iter().flatten().count();
+            let children = owed.get(&NodeId(u32::try_from(index).expect("bounded"))).copied().unwrap_or(0);
+            assert!(node.references as usize >= pages + children as usize, "a node lost a reference");
+        }
+    }
+
+    fn lookup(&self, parent: Option<NodeId>, hash: u64, same: impl Fn(&Content) -> bool) -> Option<NodeId> {
+        let candidates = self.index.get(&(parent, hash))?;
+        candidates.iter().copied().find(|&id| same(&self.node(id).content))
+    }
+
+    fn insert(&mut self, parent: Option<NodeId>, hash: u64, content: Content) -> NodeId {
+        let node = Node { parent, content, references: 0, pages: vec![None; self.groups] };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.nodes[id.0 as usize] = Some(node);
+                id
+            }
+            None => {
+                self.nodes.push(Some(node));
+                NodeId(u32::try_from(self.nodes.len() - 1).expect("nodes are bounded by pages and sequences"))
+            }
+        };
+        self.index.entry((parent, hash)).or_default().push(id);
+        id
+    }
+
+    fn node(&self, id: NodeId) -> &Node {
+        self.nodes[id.0 as usize].as_ref().expect("a held node exists")
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes[id.0 as usize].as_mut().expect("a held node exists")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasherDefault, Hasher};
+
+    use super::*;
+
+    /// Every content has the same hash.
+    #[derive(Default)]
+    struct Blind;
+
+    impl Hasher for Blind {
+        fn finish(&self) -> u64 {
+            7
+        }
+
+        fn write(&mut self, _: &[u8]) {}
+    }
+
+    #[test]
+    fn tokens_decide_even_when_all_hashes_collide() {
+        let mut tree = PrefixTree::with_hasher(1, BuildHasherDefault::<Blind>::default());
+        let (a, b) = (tree.root("a"), tree.root("b"));
+        assert_ne!(a, b, "salts keep tenants apart");
+        tree.hold(a);
+        let one = tree.enter(a, &[1, 2]);
+        let two = tree.enter(a, &[1, 3]);
+        assert_ne!(one, two);
+        assert_eq!(tree.enter(a, &[1, 2]), one);
+        assert_eq!(tree.child(a, &[1, 3]), Some(two));
+        assert_eq!(tree.child(b, &[1, 3]), None);
+        assert_eq!(tree.child(one, &[1, 3]), None, "the same page after another prefix is another node");
+    }
+
+    #[test]
+    fn a_node_goes_with_its_last_reason_and_takes_its_ancestors() {
+        let mut tree = PrefixTree::new(1);
+        let root = tree.root("");
+        tree.hold(root);
+        let child = tree.enter(root, &[1]);
+        let grandchild = tree.enter(child, &[2]);
+        tree.attach(grandchild, 0, PageId(9));
+        tree.let_go(root);
+        assert_eq!(tree.len(), 3, "a page deep in the tree keeps its path");
+        tree.assert_consistent();
+        tree.detach(grandchild, 0);
+        assert_eq!(tree.len(), 0);
+    }
+}

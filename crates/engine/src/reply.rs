@@ -1,0 +1,126 @@
+//! The way out of the engine: events of one choice, in order, ended by exactly one last event.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    task::{Context, Poll, Waker},
+};
+
+use crate::{
+    event::Event,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, Ordering},
+        lock,
+    },
+};
+
+/// Makes the two ends of a reply.
+pub(crate) fn reply() -> (ReplySender, Reply) {
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State { events: VecDeque::new(), ended: false, waker: None }),
+        arrived: Condvar::new(),
+        abandoned: AtomicBool::new(false),
+    });
+    (ReplySender { shared: Arc::clone(&shared) }, Reply { shared })
+}
+
+struct Shared {
+    state: Mutex<State>,
+    arrived: Condvar,
+    /// The receiver is gone; read by the engine every step, so outside the lock.
+    abandoned: AtomicBool,
+}
+
+struct State {
+    /// Bounded by what the request may produce: a slow reader never blocks the engine.
+    events: VecDeque<Event>,
+    /// The last event was sent.
+    ended: bool,
+    waker: Option<Waker>,
+}
+
+/// The engine's end.
+pub(crate) struct ReplySender {
+    shared: Arc<Shared>,
+}
+
+impl ReplySender {
+    /// Hands over an event. After the last one nothing may follow.
+    pub(crate) fn send(&self, event: Event) {
+        let mut state = lock(&self.shared.state);
+        assert!(!state.ended, "exactly one last event");
+        state.ended = event.is_last();
+        state.events.push_back(event);
+        let waker = state.waker.take();
+        drop(state);
+        self.shared.arrived.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Whether nobody will read what is sent: the request is cancelled.
+    pub(crate) fn abandoned(&self) -> bool {
+        self.shared.abandoned.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for ReplySender {
+    fn drop(&mut self) {
+        // An engine that dies without a word must not leave its callers waiting.
+        if !lock(&self.shared.state).ended {
+            self.send(Event::gone());
+        }
+    }
+}
+
+/// The caller's end. Dropping it cancels the request.
+pub struct Reply {
+    shared: Arc<Shared>,
+}
+
+impl Reply {
+    /// Waits for the next event; `None` after the last one.
+    pub fn recv(&mut self) -> Option<Event> {
+        let mut state = lock(&self.shared.state);
+        loop {
+            if let Some(event) = state.events.pop_front() {
+                return Some(event);
+            }
+            if state.ended {
+                return None;
+            }
+            state = self.shared.arrived.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// The next event if it is there already.
+    pub fn try_recv(&mut self) -> Option<Event> {
+        lock(&self.shared.state).events.pop_front()
+    }
+
+    /// [`Reply::recv`] for asynchronous callers. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<Event> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// The step of [`Reply::next`].
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        let mut state = lock(&self.shared.state);
+        match state.events.pop_front() {
+            Some(event) => Poll::Ready(Some(event)),
+            None if state.ended => Poll::Ready(None),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.shared.abandoned.store(true, Ordering::Release);
+    }
+}

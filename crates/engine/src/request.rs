@@ -1,0 +1,203 @@
+//! What a caller asks for, checked before it enters.
+
+use fornax_compute::{Error, PAGE_TOKENS, Sampling};
+
+use crate::grammar::Grammar;
+
+/// A prompt and what may follow it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Tokens to start from; at least one.
+    pub prompt: Vec<u32>,
+    /// At most this many tokens follow; at least one.
+    pub max_tokens: usize,
+    /// How tokens are chosen, and which of them end the answer.
+    pub sampling: Sampling,
+    /// Fixes all random numbers of the request.
+    pub seed: u64,
+    /// What the answer must look like; compiled beforehand by [`Grammars`](crate::Grammars).
+    pub grammar: Option<Grammar>,
+    /// How many answers, each with its own random numbers.
+    pub choices: u32,
+    /// Smaller goes first; one step is worth [`PRIORITY_PLACES`] places in line, so nobody waits for ever.
+    pub priority: i8,
+    /// Requests share cached prefixes only under the same salt.
+    pub salt: Box<str>,
+}
+
+/// How many places in line one step of priority is worth.
+pub const PRIORITY_PLACES: i64 = 256;
+
+/// Answers that one request may ask for.
+pub const CHOICES_MAX: u32 = 128;
+
+/// Why a request is refused at the door. Nothing of it remains.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// No tokens to start from.
+    #[error("the prompt is empty")]
+    PromptEmpty,
+    /// The prompt alone does not fit.
+    #[error("the prompt has {prompt} tokens; the context holds {context}")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// Prompt and answer together do not fit.
+    #[error("prompt ({prompt} tokens) and max_tokens ({max_tokens}) exceed the context of {context}")]
+    ContextExceeded {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// The context would allow it, the page pool does not, even alone.
+    #[error(
+        "prompt ({prompt} tokens) and max_tokens ({max_tokens}) need {wanted} KV pages; the pool has {pages}"
+    )]
+    PoolExceeded {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// Pages the worst case needs.
+        wanted: usize,
+        /// Pages there are.
+        pages: usize,
+    },
+    /// A token that the model does not have.
+    #[error("token {token} is out of range; the vocabulary has {vocab}")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// How many there are.
+        vocab: u32,
+    },
+    /// A parameter outside its range.
+    #[error("{name} is {value}; wanted {wanted}")]
+    Parameter {
+        /// Its name on the wire.
+        name: &'static str,
+        /// Its value, printed.
+        value: String,
+        /// The rule.
+        wanted: &'static str,
+    },
+    /// Too many requests or tokens wait already.
+    #[error("the queue is full: {requests} of {requests_max} requests, {tokens} of {tokens_max} tokens wait")]
+    QueueFull {
+        /// Requests waiting.
+        requests: usize,
+        /// The bound.
+        requests_max: usize,
+        /// Their prompt tokens.
+        tokens: usize,
+        /// The bound.
+        tokens_max: usize,
+    },
+    /// The engine is draining or gone.
+    #[error("the engine takes no more requests")]
+    Closed,
+}
+
+/// What the engine can hold, known before any request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Tokens of one request, prompt and answer.
+    pub context: usize,
+    /// Tokens that exist.
+    pub vocab: u32,
+    /// Pages of the smallest full-attention pool, without the trash page.
+    pub pages: usize,
+}
+
+impl Request {
+    /// Refuses what could never be answered as asked.
+    pub fn check(&self, capacity: &Capacity) -> Result<(), Refusal> {
+        let (prompt, max_tokens, context) = (self.prompt.len(), self.max_tokens, capacity.context);
+        if prompt == 0 {
+            return Err(Refusal::PromptEmpty);
+        }
+        if prompt >= context {
+            return Err(Refusal::PromptTooLong { prompt, context });
+        }
+        if let Some(&token) = self.prompt.iter().find(|&&token| token >= capacity.vocab) {
+            return Err(Refusal::TokenOutOfRange { token, vocab: capacity.vocab });
+        }
+        let wrong = |name, value: String, wanted| Err(Refusal::Parameter { name, value, wanted });
+        if max_tokens == 0 {
+            return wrong("max_tokens", "0".into(), "at least 1");
+        }
+        if prompt.checked_add(max_tokens).is_none_or(|sum| sum > context) {
+            return Err(Refusal::ContextExceeded { prompt, max_tokens, context });
+        }
+        let wanted = (prompt + max_tokens - 1).div_ceil(PAGE_TOKENS);
+        if wanted > capacity.pages {
+            return Err(Refusal::PoolExceeded { prompt, max_tokens, wanted, pages: capacity.pages });
+        }
+        if !(1..=CHOICES_MAX).contains(&self.choices) {
+            return wrong("n", self.choices.to_string(), "1 to 128");
+        }
+        match self.sampling.check(capacity.vocab) {
+            Ok(()) => Ok(()),
+            Err(Error::SampleParameter { name, value, wanted }) => wrong(name, value, wanted),
+            Err(other) => wrong("sampling", other.to_string(), "valid parameters"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_never_be_answered_is_refused_with_its_numbers() {
+        let capacity = Capacity { context: 100, vocab: 50, pages: 2 };
+        let good = Request {
+            prompt: vec![1, 2, 3],
+            max_tokens: 10,
+            sampling: Sampling::greedy(),
+            seed: 0,
+            grammar: None,
+            choices: 1,
+            priority: 0,
+            salt: "".into(),
+        };
+        assert_eq!(good.check(&capacity), Ok(()));
+        let check = |request: Request, wanted: &str| {
+            assert_eq!(request.check(&capacity).unwrap_err().to_string(), wanted);
+        };
+        check(Request { prompt: vec![], ..good.clone() }, "the prompt is empty");
+        check(
+            Request { prompt: vec![1; 100], ..good.clone() },
+            "the prompt has 100 tokens; the context holds 100",
+        );
+        check(
+            Request { max_tokens: 98, ..good.clone() },
+            "prompt (3 tokens) and max_tokens (98) exceed the context of 100",
+        );
+        check(
+            Request { max_tokens: usize::MAX, ..good.clone() },
+            &format!("prompt (3 tokens) and max_tokens ({}) exceed the context of 100", usize::MAX),
+        );
+        check(
+            Request { max_tokens: 63, ..good.clone() },
+            "prompt (3 tokens) and max_tokens (63) need 3 KV pages; the pool has 2",
+        );
+        check(Request { max_tokens: 0, ..good.clone() }, "max_tokens is 0; wanted at least 1");
+        check(
+            Request { prompt: vec![7, 50], ..good.clone() },
+            "token 50 is out of range; the vocabulary has 50",
+        );
+        check(Request { choices: 1000, ..good.clone() }, "n is 1000; wanted 1 to 128");
+        let hot = Sampling { temperature: f32::NAN, ..Sampling::greedy() };
+        assert!(matches!(
+            Request { sampling: hot, ..good }.check(&capacity),
+            Err(Refusal::Parameter { name: "temperature", .. })
+        ));
+    }
+}

@@ -1,0 +1,92 @@
+//! One stream of tokens on its way through the engine.
+
+use std::sync::Arc;
+
+use crate::{grammar::Grammar, handle::Ticket, pages::Tables, reply::ReplySender, request::Request};
+
+/// A sequence's number in the engine's own books; users never see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct SequenceId(pub(crate) u64);
+
+/// A request's choice: its tokens, how far they are computed, and the pages that hold them.
+///
+/// Everything the scheduler does follows from two numbers: `launched` catches up with [`Sequence::target`].
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    /// What was asked, shared by all choices of a request.
+    pub(crate) request: Arc<Request>,
+    /// Prompt and collected tokens.
+    pub(crate) tokens: Vec<u32>,
+    /// The form of the answer and how far it has got.
+    pub(crate) grammar: Option<Grammar>,
+    /// This choice's own seed: random numbers are a function of it and the position.
+    pub(crate) seed: u64,
+    /// Mirostat's state for the next token.
+    pub(crate) mirostat_mu: f32,
+    /// Place in line: smaller goes first. Never changes, so the first in line always moves on.
+    pub(crate) line: i64,
+    /// The choice whose prompt pages this one waits for, so that a prompt is computed once.
+    pub(crate) leader: Option<SequenceId>,
+    /// Pages and slot, while running.
+    pub(crate) seat: Option<Seat>,
+    /// Positions in launched steps; at most `target()`.
+    pub(crate) launched: usize,
+    /// Positions whose keys and values are collected; at most `launched`.
+    pub(crate) computed: usize,
+    /// Tokens sampled by steps that are not collected yet.
+    pub(crate) sampled_ahead: usize,
+    /// Steps that name this sequence's pages.
+    pub(crate) steps_in_flight: usize,
+    /// Give the seat up when the last step in flight is collected.
+    pub(crate) leave: Option<Leave>,
+    /// Where events go; the receiver may be gone.
+    pub(crate) reply: ReplySender,
+    /// Its place in the bounded queue, until it is first seated.
+    pub(crate) ticket: Option<Ticket>,
+    /// Prompt tokens found in the prefix cache when it was first seated.
+    pub(crate) cached_tokens: Option<usize>,
+}
+
+/// What a running sequence holds.
+pub(crate) struct Seat {
+    pub(crate) slot: u32,
+    pub(crate) tables: Tables,
+}
+
+/// Why a sequence gives up its seat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Its pages are needed by somebody before it in line; it waits and comes back.
+    Preempted,
+    /// It has had its last event.
+    Ended,
+}
+
+impl Sequence {
+    /// Tokens of the prompt.
+    pub(crate) fn prompt_len(&self) -> usize {
+        self.request.prompt.len()
+    }
+
+    /// Collected tokens after the prompt.
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len()
+    }
+
+    /// Whether this token ends the answer.
+    pub(crate) fn ends_with(&self, token: u32) -> bool {
+        self.request.sampling.end_tokens.contains(&token)
+    }
+
+    /// Positions that should be computed: all tokens known or being sampled, except that the last one allowed needs no
+    /// keys and values.
+    pub(crate) fn target(&self) -> usize {
+        let last = self.prompt_len() + self.request.max_tokens - 1;
+        (self.tokens.len() + self.sampled_ahead).min(last)
+    }
+
+    /// Whether a step that ends at `position` must sample: it reaches the newest token.
+    pub(crate) fn samples_at(&self, position: usize) -> bool {
+        position == self.tokens.len() + self.sampled_ahead
+    }
+}

@@ -1,0 +1,464 @@
+//! Seeded lives of an engine: arrivals, cancels, faults, tiny pools, windows, priorities, every depth.
+//!
+//! A life is a function of its seed, so a failure replays. It ends by checking that every request ended exactly once,
+//! that every token is the one the pages should have yielded, and that every page and slot is back.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
+
+use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling};
+
+use crate::{
+    EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, QueueLimits, Refusal, Reply,
+    Request, StepLimits, Turn, Vocabulary,
+    fake::{Fake, FakeOptions, Fault, nearest, next_token},
+};
+
+/// What a life was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Life {
+    /// Turns of the loop.
+    pub turns: u64,
+    /// Choices accepted.
+    pub accepted: u64,
+    /// Requests refused because the queue was full.
+    pub refused: u64,
+    /// Choices that ended with an answer.
+    pub answered: u64,
+    /// Choices whose reply was dropped.
+    pub cancelled: u64,
+    /// Choices that failed, on purpose.
+    pub failed: u64,
+    /// Tokens checked.
+    pub tokens: u64,
+    /// Prompt tokens that came from the prefix cache.
+    pub cached: u64,
+    /// Sequences preempted.
+    pub preemptions: u64,
+}
+
+impl Life {
+    /// Adds another life's counts.
+    pub fn add(&mut self, other: &Life) {
+        let mine = [
+            &mut self.turns,
+            &mut self.accepted,
+            &mut self.refused,
+            &mut self.answered,
+            &mut self.cancelled,
+            &mut self.failed,
+            &mut self.tokens,
+            &mut self.cached,
+            &mut self.preemptions,
+        ];
+        let theirs = [
+            other.turns,
+            other.accepted,
+            other.refused,
+            other.answered,
+            other.cancelled,
+            other.failed,
+            other.tokens,
+            other.cached,
+            other.preemptions,
+        ];
+        for (mine, theirs) in mine.into_iter().zip(theirs) {
+            *mine += theirs;
+        }
+    }
+}
+
+/// The token that ends an answer in a life.
+const END_TOKEN: u32 = 3;
+
+/// Tokens of a life: each is one character, but for the end token.
+const VOCAB: u32 = 40;
+
+/// A form with choices, forced stretches and more than one place to end.
+static FORM: LazyLock<Grammar> = LazyLock::new(|| {
+    let character = |token: u32| u8::try_from(u32::from(b'A') + token).expect("ASCII");
+    let mut bytes: Vec<Vec<u8>> = (0..VOCAB).map(|token| vec![character(token)]).collect();
+    bytes[END_TOKEN as usize].clear();
+    let encode = Arc::new(|bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte - b'A')).collect());
+    let grammars =
+        Grammars::new(Vocabulary { bytes, end_tokens: vec![END_TOKEN], encode }).expect("a vocabulary");
+    grammars.compile(&Form::Regex("([E-J]{1,12}XYZ)+(KLM[NO]?)?".to_owned())).expect("a form")
+});
+
+/// Lives through `arrivals` requests. Panics, naming what is wrong, if anything is.
+pub fn live(seed: u64, arrivals: usize) -> Life {
+    let mut dice = Dice(seed);
+    let world = World::roll(&mut dice);
+    let (mut engine, handle) = world.engine(seed);
+    let mut life = Life::default();
+    let mut open: Vec<Watched> = Vec::new();
+    let mut left = arrivals;
+    loop {
+        while left > 0 && dice.chance(world.arrival_percent) {
+            left -= 1;
+            world.submit(&mut dice, &handle, &mut open, &mut life);
+        }
+        let turn = engine.turn();
+        life.turns += 1;
+        open.retain_mut(|watched| watched.read(&world, &mut life));
+        if dice.chance(world.cancel_percent) && !open.is_empty() {
+            let gone = open.swap_remove(dice.below(open.len()));
+            life.cancelled += 1;
+            drop(gone);
+        }
+        if life.turns.is_multiple_of(64) {
+            engine.assert_consistent();
+        }
+        if turn == Turn::Idle && left == 0 {
+            break;
+        }
+    }
+    assert!(open.is_empty(), "{} choices never ended", open.len());
+    engine.assert_consistent();
+    let stats = handle.stats();
+    assert_eq!((stats.running, stats.preempted, stats.requests_waiting, stats.tokens_waiting), (0, 0, 0, 0));
+    assert!(stats.pages.iter().all(|pages| pages.referenced == 0), "pages left behind: {:?}", stats.pages);
+    let ended = stats.ended;
+    assert_eq!(
+        ended.end_token + ended.form_complete + ended.length + ended.cancelled + ended.failed,
+        life.accepted,
+        "every choice ends exactly once"
+    );
+    life.preemptions = stats.preemptions;
+    life
+}
+
+/// The fixed part of a life.
+struct World {
+    groups: Vec<KvGroup>,
+    limits: StepLimits,
+    depth: usize,
+    vocab: u32,
+    context: usize,
+    queue: QueueLimits,
+    fault_percent: u32,
+    cancel_percent: u32,
+    arrival_percent: u32,
+    /// Prompts begin with a piece of one of these, so that prefixes are shared.
+    stories: Vec<Vec<u32>>,
+}
+
+impl World {
+    fn roll(dice: &mut Dice) -> World {
+        let context = dice.between(40, 260);
+        let pages_needed = context.div_ceil(PAGE_TOKENS);
+        let pages = 1 + pages_needed + dice.below(3 * pages_needed);
+        let limits = StepLimits {
+            tokens_max: dice.between(1, 120),
+            wanted_max: dice.between(1, 8),
+            slots: dice.between(1, 9),
+        };
+        let group = |window, pages| KvGroup { layers: 1, heads: 1, dim: 1, window, pages };
+        let mut groups = vec![group(None, pages)];
+        if dice.chance(50) {
+            let window = u32::try_from(dice.between(1, 90)).expect("small");
+            // What a window and one step can hold at once, or more.
+            let least = 2 + (window as usize + limits.tokens_max).div_ceil(PAGE_TOKENS) + 1;
+            groups.push(group(Some(window), least + dice.below(pages)));
+        }
+        World {
+            groups,
+            limits,
+            depth: dice.below(2),
+            vocab: VOCAB,
+            context,
+            queue: QueueLimits {
+                requests_max: dice.between(3, 40),
+                tokens_max: dice.between(context, 20 * context),
+            },
+            fault_percent: if dice.chance(30) { 3 } else { 0 },
+            cancel_percent: if dice.chance(50) { 10 } else { 0 },
+            arrival_percent: u32::try_from(dice.between(5, 70)).expect("small"),
+            stories: (0..3).map(|_| (0..context).map(|_| dice.token(VOCAB)).collect()).collect(),
+        }
+    }
+
+    fn engine(&self, seed: u64) -> (Engine, Handle) {
+        let mut dice = Dice(seed ^ 0x0fau64);
+        let percent = self.fault_percent;
+        let faults = move || {
+            let kinds = [Fault::Launch, Fault::Sample, Fault::Collect, Fault::Panic, Fault::NotANumber];
+            dice.chance(percent).then(|| kinds[dice.below(kinds.len())])
+        };
+        let fake = Fake::new(FakeOptions {
+            groups: self.groups.clone(),
+            limits: self.limits,
+            depth: self.depth,
+            vocab: self.vocab,
+            faults: Box::new(faults),
+        });
+        let options = EngineOptions {
+            context: self.context,
+            queue: self.queue,
+            clock: Arc::new(|| Duration::from_secs(1)),
+        };
+        Engine::new(Box::new(fake), options)
+    }
+
+    fn submit(&self, dice: &mut Dice, handle: &Handle, open: &mut Vec<Watched>, life: &mut Life) {
+        let prompt_len = dice.between(1, self.context - 1);
+        let shared = dice.below(prompt_len + 1);
+        let story = &self.stories[dice.below(self.stories.len())];
+        let mut prompt = story[..shared].to_vec();
+        prompt.extend((shared..prompt_len).map(|_| dice.token(self.vocab)));
+        let request = Request {
+            prompt,
+            max_tokens: dice.between(1, self.context - prompt_len),
+            sampling: Sampling {
+                temperature: if dice.chance(50) { 1.0 } else { 0.0 },
+                end_tokens: vec![END_TOKEN],
+                ..Sampling::greedy()
+            },
+            seed: dice.next(),
+            grammar: dice.chance(25).then(|| FORM.clone()),
+            choices: if dice.chance(20) { 3 } else { 1 },
+            priority: [0, 0, 0, -1, 1][dice.below(5)],
+            salt: ["", "", "tenant"][dice.below(3)].into(),
+        };
+        match handle.submit(request.clone()) {
+            Ok(replies) => {
+                life.accepted += replies.len() as u64;
+                open.extend(replies.into_iter().map(|reply| Watched {
+                    reply,
+                    tokens: request.prompt.clone(),
+                    seed: None,
+                    form: request.grammar.clone(),
+                    forced: VecDeque::new(),
+                    request: request.clone(),
+                }));
+            }
+            Err(Refusal::QueueFull { .. }) => life.refused += 1,
+            Err(other) => panic!("refused without a reason: {other}"),
+        }
+    }
+}
+
+/// A choice as its caller sees it.
+struct Watched {
+    reply: Reply,
+    request: Request,
+    tokens: Vec<u32>,
+    seed: Option<u64>,
+    /// A copy of the form, moved along with the answer.
+    form: Option<Grammar>,
+    /// What the form forces next.
+    forced: VecDeque<u32>,
+}
+
+impl Watched {
+    /// Reads what has come; `false` once the last event has.
+    fn read(&mut self, world: &World, life: &mut Life) -> bool {
+        while let Some(event) = self.reply.try_recv() {
+            match event {
+                Event::Started { seed, cached_tokens } => {
+                    assert!(self.seed.replace(seed).is_none(), "started twice");
+                    life.cached += cached_tokens as u64;
+                    self.forced = self.form.as_mut().map(Grammar::forced).unwrap_or_default().into();
+                }
+                Event::Token { token, .. } => self.check(token, world, life),
+                Event::End { reason, usage } => {
+                    let generated = self.tokens.len() - self.request.prompt.len();
+                    assert_eq!(usage.generated_tokens, generated, "usage counts what was sent");
+                    self.check_end(reason, generated);
+                    life.answered += 1;
+                    return self.nothing_follows();
+                }
+                Event::Failed(_) => {
+                    assert!(world.fault_percent > 0, "failed without a fault: {event:?}");
+                    life.failed += 1;
+                    return self.nothing_follows();
+                }
+            }
+        }
+        true
+    }
+
+    fn check(&mut self, token: u32, world: &World, life: &mut Life) {
+        let seed = self.seed.expect("started before its first token");
+        let windows: Vec<_> = world.groups.iter().map(|group| group.window).collect();
+        let temperature = self.request.sampling.temperature;
+        let mut wanted = next_token(&self.tokens, &windows, temperature, seed, world.vocab);
+        if let Some(form) = &mut self.form {
+            let forced = self.forced.pop_front();
+            wanted = forced.unwrap_or_else(|| {
+                nearest(wanted, form.mask().expect("within its limits").as_slice(), world.vocab)
+            });
+            if wanted != END_TOKEN {
+                form.accept(wanted).expect("allowed by the mask");
+            }
+            if forced.is_none() {
+                self.forced = form.forced().into();
+            }
+        }
+        assert_eq!(token, wanted, "token {} of a choice is not what its pages hold", self.tokens.len());
+        assert!(
+            self.tokens.len() < self.request.prompt.len() + self.request.max_tokens,
+            "more than max_tokens"
+        );
+        self.tokens.push(token);
+        life.tokens += 1;
+    }
+
+    fn check_end(&mut self, reason: EndReason, generated: usize) {
+        let full = generated == self.request.max_tokens;
+        let ended = self.tokens.last() == Some(&END_TOKEN) && generated > 0;
+        let whole = self.form.as_mut().map(Grammar::may_end);
+        let right = match reason {
+            EndReason::EndToken => ended && whole != Some(false),
+            EndReason::Length => full && whole.is_none(),
+            EndReason::FormComplete => whole == Some(true),
+            EndReason::FormTruncated => full && whole == Some(false),
+            EndReason::Cancelled => false,
+        };
+        assert!(
+            right,
+            "ended by {reason:?} after {generated} of {} tokens, whole: {whole:?}",
+            self.request.max_tokens
+        );
+    }
+
+    fn nothing_follows(&mut self) -> bool {
+        assert_eq!(self.reply.try_recv(), None, "an event after the last");
+        false
+    }
+}
+
+/// SplitMix64.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % bound as u64).expect("below a usize")
+    }
+
+    /// `low` to `high`, both included.
+    fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below(high - low + 1)
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.below(100) < percent as usize
+    }
+
+    fn token(&mut self, vocab: u32) -> u32 {
+        u32::try_from(self.below(vocab as usize)).expect("below a u32")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_happens_nothing_is_lost_and_every_token_is_right() {
+        let mut all = Life::default();
+        for seed in 0..400 {
+            let life =
+                std::panic::catch_unwind(|| live(seed, 30)).unwrap_or_else(|_| panic!("seed {seed} failed"));
+            all.add(&life);
+        }
+        // The lives together must have met what they are for.
+        assert!(
+            all.preemptions > 100 && all.cached > 1000 && all.failed > 50 && all.cancelled > 50,
+            "{all:?}"
+        );
+        assert!(all.refused > 10 && all.answered > 1000, "{all:?}");
+    }
+
+    /// A quiet engine with room for one sequence at a time.
+    fn narrow() -> (Engine, Handle) {
+        let world = World {
+            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+            limits: StepLimits { tokens_max: 16, wanted_max: 1, slots: 1 },
+            depth: 1,
+            vocab: 40,
+            context: 64,
+            queue: QueueLimits { requests_max: 2000, tokens_max: 100_000 },
+            fault_percent: 0,
+            cancel_percent: 0,
+            arrival_percent: 0,
+            stories: Vec::new(),
+        };
+        world.engine(0)
+    }
+
+    fn request(priority: i8) -> Request {
+        Request {
+            prompt: vec![1, 2, 3],
+            max_tokens: 3,
+            sampling: Sampling::greedy(),
+            seed: 0,
+            grammar: None,
+            choices: 1,
+            priority,
+            salt: "".into(),
+        }
+    }
+
+    #[test]
+    fn urgent_requests_go_first_but_not_for_ever() {
+        let (mut engine, handle) = narrow();
+        let mut patient = handle.submit(request(1)).unwrap().remove(0);
+        let mut urgent: Vec<Reply> = Vec::new();
+        let mut served_before = 0;
+        // One urgent request arrives for each that is served, without end.
+        loop {
+            urgent.extend(handle.submit(request(-1)).unwrap());
+            engine.turn();
+            urgent.retain_mut(|reply| {
+                let ended = std::iter::from_fn(|| reply.try_recv()).any(|event| event.is_last());
+                served_before += usize::from(ended);
+                !ended
+            });
+            if patient.try_recv().is_some() {
+                break;
+            }
+            assert!(served_before < 1000, "the patient request starves");
+        }
+        assert!(served_before >= 2, "urgent requests overtook it: {served_before}");
+    }
+
+    #[test]
+    fn dropping_the_last_handle_answers_what_was_accepted_and_stops() {
+        let (engine, handle) = narrow();
+        let replies: Vec<Reply> = (0..5).flat_map(|_| handle.submit(request(0)).unwrap()).collect();
+        drop(handle);
+        engine.run();
+        for mut reply in replies {
+            let last = std::iter::from_fn(|| reply.recv()).last();
+            assert!(matches!(last, Some(Event::End { .. })), "{last:?}");
+        }
+    }
+
+    #[test]
+    fn an_engine_that_dies_tells_its_callers() {
+        let (mut engine, handle) = narrow();
+        let mut replies: Vec<Reply> = (0..3).flat_map(|_| handle.submit(request(0)).unwrap()).collect();
+        engine.turn();
+        drop(engine);
+        for reply in &mut replies {
+            assert_eq!(
+                std::iter::from_fn(|| reply.recv()).last(),
+                Some(Event::Failed(crate::Failure::EngineGone))
+            );
+        }
+        assert_eq!(handle.submit(request(0)).err(), Some(Refusal::Closed));
+        assert_eq!(handle.stats().requests_waiting, 0);
+    }
+}

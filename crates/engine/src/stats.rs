@@ -1,0 +1,51 @@
+//! A snapshot of how the engine stands.
+
+use std::time::Duration;
+
+use crate::pages::PageCounts;
+
+/// Counts since the start, and the state after the last step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Sequences with a seat.
+    pub running: usize,
+    /// Sequences without one that have had one before: preempted.
+    pub preempted: usize,
+    /// Choices that wait for their first seat.
+    pub requests_waiting: usize,
+    /// Their prompt tokens.
+    pub tokens_waiting: usize,
+    /// By KV group.
+    pub pages: Vec<PageCounts>,
+    /// Steps collected.
+    pub steps: u64,
+    /// Prompt tokens computed.
+    pub prompt_tokens: u64,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_hits: u64,
+    /// Tokens chosen.
+    pub generated_tokens: u64,
+    /// Sequences that lost their seat to somebody before them in line.
+    pub preemptions: u64,
+    /// Choices that ended by an end token, by length, by cancelling, by a failure.
+    pub ended: Ended,
+    /// How long the step now running has been running; a watchdog's question.
+    pub step_running_for: Option<Duration>,
+}
+
+/// How choices ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// By an end token.
+    pub end_token: u64,
+    /// By completing their form.
+    pub form_complete: u64,
+    /// By `max_tokens`.
+    pub length: u64,
+    /// By a caller who went away.
+    pub cancelled: u64,
+    /// By a failure.
+    pub failed: u64,
+}

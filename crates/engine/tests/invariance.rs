@@ -1,0 +1,170 @@
+//! A request's tokens and log-probabilities are the same bits alone, among others, after a prefix hit, before and
+//! after preemption, and for every chunk size: on a real backend with real (tiny) models, in both activation modes.
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use fornax_compute::{
+    KvDType, KvSpec, Memory, Sampling,
+    cpu::{Activations, Cpu, CpuOptions},
+};
+use fornax_engine::{
+    Engine, EngineOptions, Event, Handle, Local, LocalParts, QueueLimits, Reply, Request, StepLimits, Turn,
+};
+use fornax_format::Checkpoint;
+use fornax_model::{Config, Limits};
+
+const CONTEXT: usize = 200;
+
+/// What varies between two runs that must agree.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    fixture: &'static str,
+    activations: Activations,
+    kv: KvDType,
+    tokens_max: usize,
+    slots: usize,
+    pages: usize,
+    threads: usize,
+}
+
+impl Setting {
+    fn engine(&self) -> (Engine, Handle) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(self.fixture);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let config = Config::read(&checkpoint).unwrap();
+        let backend = Cpu::new(CpuOptions {
+            threads: self.threads,
+            activations: self.activations,
+            tokens_max: self.tokens_max,
+            slots: self.slots,
+            depth: 0,
+            ..CpuOptions::default()
+        })
+        .unwrap();
+        let limits = Limits { tokens_max: self.tokens_max, wanted_max: self.slots };
+        let model = fornax_model::load(&checkpoint, &config, &backend, limits, &mut |_, _| {}).unwrap();
+        let groups = config.kv_groups(self.pages);
+        let kv = backend.alloc_kv(&KvSpec { groups: groups.clone(), dtype: self.kv }).unwrap();
+        let local = Local::new(LocalParts {
+            backend,
+            model,
+            kv,
+            groups,
+            limits: StepLimits { tokens_max: self.tokens_max, wanted_max: self.slots, slots: self.slots },
+            depth: 0,
+            vocab: u32::try_from(config.vocab).unwrap(),
+        });
+        let options = EngineOptions {
+            context: CONTEXT,
+            queue: QueueLimits { requests_max: 100, tokens_max: 10_000 },
+            clock: Arc::new(|| Duration::ZERO),
+        };
+        Engine::new(Box::new(local), options)
+    }
+}
+
+/// Requests that share prefixes, cross pages, and sample at a temperature.
+fn requests() -> Vec<Request> {
+    let story: Vec<u32> = (0..150).map(|i| (i * 37 + 11) % 97).collect();
+    [(20, 40, 0.0), (70, 30, 0.8), (70, 50, 0.0), (101, 33, 1.0), (150, 40, 0.7), (3, 90, 0.9)]
+        .into_iter()
+        .zip(1..)
+        .map(|((prompt, max_tokens, temperature), seed)| Request {
+            prompt: story[..prompt].to_vec(),
+            max_tokens,
+            sampling: Sampling {
+                temperature,
+                top_p: 0.95,
+                repetition_penalty: 1.1,
+                top_logprobs: Some(2),
+                ..Sampling::greedy()
+            },
+            seed,
+            grammar: None,
+            choices: 1,
+            priority: 0,
+            salt: "".into(),
+        })
+        .collect()
+}
+
+/// Tokens and the bits of their log-probabilities.
+type Answer = Vec<(u32, u32)>;
+
+fn drain(engine: &mut Engine, mut replies: Vec<Reply>) -> Vec<Answer> {
+    while engine.turn() == Turn::Worked {}
+    replies
+        .iter_mut()
+        .map(|reply| {
+            let events: Vec<Event> = std::iter::from_fn(|| reply.recv()).collect();
+            assert!(matches!(events.last(), Some(Event::End { .. })), "{events:?}");
+            let token = |event: &Event| match event {
+                Event::Token { token, logprob, .. } => Some((*token, logprob.unwrap().to_bits())),
+                _ => None,
+            };
+            events.iter().filter_map(token).collect()
+        })
+        .collect()
+}
+
+/// Each request in an engine of its own.
+fn alone(setting: &Setting) -> Vec<Answer> {
+    let answer = |request: Request| {
+        let (mut engine, handle) = setting.engine();
+        let replies = handle.submit(request).unwrap();
+        drain(&mut engine, replies).remove(0)
+    };
+    requests().into_iter().map(answer).collect()
+}
+
+/// All requests at once, twice: the second round finds prefixes of the first. Returns how often somebody was preempted.
+fn together(setting: &Setting, wanted: &[Answer], what: &str) -> u64 {
+    let (mut engine, handle) = setting.engine();
+    for round in ["first", "second"] {
+        let replies = requests().into_iter().flat_map(|request| handle.submit(request).unwrap()).collect();
+        let answers = drain(&mut engine, replies);
+        for (index, (answer, wanted)) in answers.iter().zip(wanted).enumerate() {
+            assert_eq!(answer, wanted, "request {index}, {round} round, {what}: {setting:?}");
+        }
+    }
+    engine.assert_consistent();
+    let stats = handle.stats();
+    assert!(stats.pages.iter().all(|pages| pages.referenced == 0));
+    assert!(stats.prefix_hits > 0, "the second round shares prefixes with the first");
+    stats.preemptions
+}
+
+fn check(fixture: &'static str) {
+    for (activations, kv) in [(Activations::Int8, KvDType::F16), (Activations::Float, KvDType::F32)] {
+        let base = Setting { fixture, activations, kv, tokens_max: 256, slots: 8, pages: 80, threads: 1 };
+        let wanted = alone(&base);
+        together(&base, &wanted, "whole prompts");
+        together(&Setting { threads: 2, ..base }, &wanted, "two threads");
+        for tokens_max in [1, 7, 32, 45] {
+            together(&Setting { tokens_max, ..base }, &wanted, "chunks");
+        }
+        let preemptions = together(&Setting { pages: 9, slots: 6, ..base }, &wanted, "a pool for one");
+        assert!(preemptions > 0, "a pool this small must preempt");
+        together(
+            &Setting { pages: 9, slots: 6, tokens_max: 9, ..base },
+            &wanted,
+            "a pool for one, in chunks",
+        );
+    }
+}
+
+#[test]
+fn a_llama_answers_with_the_same_bits_whatever_else_runs() {
+    check("llama.gguf");
+}
+
+#[test]
+fn a_qwen2_answers_with_the_same_bits_whatever_else_runs() {
+    check("qwen2.gguf");
+}
+
+#[test]
+fn a_windowed_mistral_answers_with_the_same_bits_whatever_else_runs() {
+    check("mistral");
+}
