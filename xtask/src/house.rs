@@ -16,6 +16,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fornax-compute", &["fornax-format"]),
     // `format` too: compute's interface speaks of its views and types.
     ("fornax-model", &["fornax-compute", "fornax-format"]),
+    // `compute` and `format` are what model's interface and the tests on real backends speak of.
+    ("fornax-engine", &["fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
     ("fornax", &["fornax-format", "fornax-compute", "fornax-model", "fornax-text"]),
     ("xtask", &["fornax"]),

@@ -6,7 +6,9 @@
 mod clean_clone;
 mod fuzz_format;
 mod golden;
+mod hand_over;
 mod memory;
+mod simulation;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -45,9 +47,19 @@ const PROOFS: &[Proof] = &[
         run: golden::run,
     },
     Proof {
+        name: "hand-over",
+        shows: "No schedule of threads that a model checker tries loses a request between callers and the engine.",
+        run: hand_over::run,
+    },
+    Proof {
         name: "memory",
         shows: "The peak memory of a generation is below 1.5 times the model file plus the KV cache plus 64 MiB.",
         run: memory::run,
+    },
+    Proof {
+        name: "simulation",
+        shows: "Whatever happens to an engine, every request ends once, every token is right and every page returns.",
+        run: simulation::run,
     },
 ];
 
