@@ -10,7 +10,7 @@ use super::Activations;
 use super::disjoint::{Disjoint, for_each_row};
 use super::memory::{Block, Matrix, WeightPart};
 use super::pool::Pool;
-use super::quant::{Activation, Dot, Format, Q8Block, Q8KBlock, Simd, dot_f32, quantize_q8, quantize_q8k};
+use super::quant::{Activation, Dot, Format, Q8Block, Simd, dot_f32, quantize_q8};
 
 /// Weight rows of a tile: their results fill a cache line of an output row.
 const TILE_WEIGHTS: usize = 16;
@@ -46,34 +46,25 @@ impl Multiplier<'_> {
 
     /// Bytes that one activation row takes in the scratch; `None` if all parts take it as it is.
     fn quantized_row_bytes(&self, weight: Matrix<'_>) -> Option<usize> {
-        let (q8, q8k) = (self.any(weight, is_q8), self.any(weight, is_q8k));
-        let bytes = usize::from(q8) * (weight.columns / 32) * size_of::<Q8Block>()
-            + usize::from(q8k) * (weight.columns / 256) * size_of::<Q8KBlock>();
-        (bytes > 0).then_some(bytes)
+        self.quantizes(weight).then_some(weight.columns / 32 * size_of::<Q8Block>())
     }
 
-    fn any(&self, weight: Matrix<'_>, takes: fn(&Format) -> bool) -> bool {
-        self.activations == Activations::Int8 && weight.parts.iter().any(|part| takes(part.format))
+    /// Whether any part takes quantised activations.
+    fn quantizes(&self, weight: Matrix<'_>) -> bool {
+        self.activations == Activations::Int8 && weight.parts.iter().any(|part| is_q8(part.format))
     }
 
     fn multiply_block(&mut self, weight: Matrix<'_>, x: &[f32], out: &mut [f32]) {
         let rows = x.len() / weight.columns;
-        let (q8, q8k) = (self.any(weight, is_q8), self.any(weight, is_q8k));
+        let q8_blocks = usize::from(self.quantizes(weight)) * rows * (weight.columns / 32);
         let (pool, simd, columns) = (self.pool, self.simd, weight.columns);
 
-        let (q8_blocks, q8k_blocks) =
-            (usize::from(q8) * rows * (columns / 32), usize::from(q8k) * rows * (columns / 256));
-        let (q8_bytes, rest) = self.quantized.bytes_mut().split_at_mut(q8_blocks * size_of::<Q8Block>());
+        let q8_bytes = &mut self.quantized.bytes_mut()[..q8_blocks * size_of::<Q8Block>()];
         let q8_rows: &mut [Q8Block] = bytemuck::cast_slice_mut(q8_bytes);
         for_each_row(pool, q8_rows, columns / 32, |row, out| {
             quantize_q8(simd, &x[row * columns..][..columns], out);
         });
-        let q8k_rows: &mut [Q8KBlock] =
-            bytemuck::cast_slice_mut(&mut rest[..q8k_blocks * size_of::<Q8KBlock>()]);
-        for_each_row(pool, q8k_rows, columns / 256, |row, out| {
-            quantize_q8k(simd, &x[row * columns..][..columns], out);
-        });
-        let inputs = Inputs { rows, columns, float: x, q8: q8_rows, q8k: q8k_rows };
+        let inputs = Inputs { rows, columns, float: x, q8: q8_rows };
 
         let scratch: &mut [f32] = self.dequantized.values_mut();
         let scratch_values = scratch.len() / pool.threads();
@@ -105,17 +96,12 @@ fn is_q8(format: &Format) -> bool {
     matches!(format.activation, Activation::Q8(_))
 }
 
-fn is_q8k(format: &Format) -> bool {
-    matches!(format.activation, Activation::Q8K(_))
-}
-
 /// The activation rows in every form that the weight's parts ask for; the others are empty.
 struct Inputs<'a> {
     rows: usize,
     columns: usize,
     float: &'a [f32],
     q8: &'a [Q8Block],
-    q8k: &'a [Q8KBlock],
 }
 
 /// Multiplies some rows of one part by all activation rows; `store(activation row, first weight row, products)`.
@@ -138,19 +124,6 @@ fn multiply_part(
                     tile.len(),
                     weight.part_rows(part, tile.clone()),
                     inputs.q8,
-                    inputs.rows,
-                    store,
-                );
-            }
-        }
-        Activation::Q8K(dot) if int8 => {
-            for tile in tiles(TILE_WEIGHTS) {
-                let store = |row, products: &[f32]| store(row, tile.start, products);
-                multiply_tile(
-                    dot,
-                    tile.len(),
-                    weight.part_rows(part, tile.clone()),
-                    inputs.q8k,
                     inputs.rows,
                     store,
                 );

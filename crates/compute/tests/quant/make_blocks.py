@@ -7,7 +7,7 @@ The output is deterministic. Layouts, all little-endian:
                  for each weight row and, within it, each activation row: product, sum of |terms| (f64).
                  First come `units` blocks whose f16 scales are 1, then `rows` rows of 1024 values (random blocks,
                  then extreme ones), then blocks with scales that are not finite.
-activations.bin  3 rows of 1024 f32; the rows in fours, then in blocks of 256: f32 scale, int8 values.
+activations.bin  3 rows of 1024 f32; the rows in fours: f32 scale, int8 values.
 
 The products are made of gguf's values, in f64, and of activations quantised here: nothing of the project's own reading
 of the bits goes into them.
@@ -108,13 +108,12 @@ def activation_rows(rng):
 def main():
     rng = np.random.default_rng(20261115)
     rows = activation_rows(rng)
-    quantized = {size: [quantize(row, size) for row in rows] for size in (4, 256)}
+    quantized = [quantize(row, 4) for row in rows]
     with open(HERE / "activations.bin", "wb") as file:
         file.write(rows.tobytes())
-        for size in (4, 256):
-            for scales, values in quantized[size]:
-                for scale, block_values in zip(scales, values):
-                    file.write(scale.tobytes() + block_values.tobytes())
+        for scales, values in quantized:
+            for scale, four in zip(scales, values):
+                file.write(scale.tobytes() + four.tobytes())
 
     for dtype in BLOCKS:
         units, weight_rows, data = blocks_of(rng, dtype)
@@ -126,7 +125,7 @@ def main():
             first = units * block_values + weight_row * ROW
             weights = values[first : first + ROW].astype(np.float64)
             assert np.isfinite(weights).all()
-            for scales, integers in quantized[256 if block_values == 256 else 4]:
+            for scales, integers in quantized:
                 terms = weights.reshape(integers.shape) * integers.astype(np.float64) * scales.astype(np.float64)
                 products += [terms.sum(), np.abs(terms).sum()]
         write(dtype, units, weight_rows, data, values, products)

@@ -3,7 +3,7 @@
 //! A loop takes `N` activation rows (one or four): a weight block is unpacked once and multiplied with each row in
 //! turn. A row has its own accumulator of eight lanes, which sees the same operations for every `N`.
 
-use super::activations::{Q8Block, Q8KBlock};
+use super::activations::Q8Block;
 use core::arch::x86_64::*;
 
 /// A [`Dot`](super::Dot) of a function `fn<const N: usize>(&[W], [&[A]; N]) -> [f32; N]` compiled for AVX2.
@@ -134,7 +134,7 @@ pub(super) fn fold(lanes: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
-/// Blocks of 32 with value = scale * code; `unpack` answers (scale, codes), a code in -128..=127.
+/// Blocks of 32 with value = scale * code; `unpack` answers (scale, codes).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn symmetric_32<B: bytemuck::Pod, const N: usize>(
@@ -142,20 +142,30 @@ pub(super) fn symmetric_32<B: bytemuck::Pod, const N: usize>(
     rows: [&[Q8Block]; N],
     unpack: impl Fn(&B) -> (__m256, __m256i),
 ) -> [f32; N] {
-    let (blocks, rows) = same_length(weights, rows);
+    let (blocks, rows) = same_length::<B, 1, N>(weights, rows);
     let mut sums = [_mm256_setzero_ps(); N];
     for (index, block) in blocks.iter().enumerate() {
-        let (scale, codes) = unpack(block);
-        // maddubs wants one side unsigned: the sign moves to the activation. Two products: 2 * 128 * 127 < 32768.
-        let magnitudes = _mm256_abs_epi8(codes);
-        for (sum, row) in sums.iter_mut().zip(rows) {
-            let a = &row[index];
-            let products = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(load_32(&a.values), codes));
-            let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
-            *sum = _mm256_fmadd_ps(_mm256_mul_ps(scale, load_scales(a)), _mm256_cvtepi32_ps(products), *sum);
-        }
+        add_symmetric(&mut sums, unpack(block), rows.map(|row| &row[index][0]));
     }
     folded(sums)
+}
+
+/// Adds the products of 32 values (scale, codes in -128..=127) with each row's 32 activations. The scale may differ
+/// from lane to lane: a lane sums four values.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn add_symmetric<const N: usize>(
+    sums: &mut [__m256; N],
+    (scale, codes): (__m256, __m256i),
+    activations: [&Q8Block; N],
+) {
+    // maddubs wants one side unsigned: the sign moves to the activation. Two products: 2 * 128 * 127 < 32768.
+    let magnitudes = _mm256_abs_epi8(codes);
+    for (sum, a) in sums.iter_mut().zip(activations) {
+        let products = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(load_32(&a.values), codes));
+        let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
+        *sum = _mm256_fmadd_ps(_mm256_mul_ps(scale, load_scales(a)), _mm256_cvtepi32_ps(products), *sum);
+    }
 }
 
 /// Blocks of 32 with value = scale * code + min; `unpack` answers (scale, min, codes), a code in 0..=127.
@@ -166,14 +176,33 @@ pub(super) fn affine_32<B: bytemuck::Pod, const N: usize>(
     rows: [&[Q8Block]; N],
     unpack: impl Fn(&B) -> (__m256, __m256, __m256i),
 ) -> [f32; N] {
-    let (blocks, rows) = same_length(weights, rows);
-    let mut sums = [_mm256_setzero_ps(); N];
-    // The minima have a running sum of their own, the same in all eight lanes.
-    let mut min_sums = [_mm256_setzero_ps(); N];
+    let (blocks, rows) = same_length::<B, 1, N>(weights, rows);
+    let mut sums = AffineSums::<N>::zero();
     for (index, block) in blocks.iter().enumerate() {
-        let (scale, min, codes) = unpack(block);
-        for ((sum, min_sum), row) in sums.iter_mut().zip(&mut min_sums).zip(rows) {
-            let a = &row[index];
+        sums.add(unpack(block), rows.map(|row| &row[index][0]));
+    }
+    sums.folded()
+}
+
+/// Running sums of values with a minimum.
+struct AffineSums<const N: usize> {
+    sums: [__m256; N],
+    /// The minima have a running sum of their own, the same in all eight lanes.
+    min_sums: [__m256; N],
+}
+
+impl<const N: usize> AffineSums<N> {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn zero() -> Self {
+        AffineSums { sums: [_mm256_setzero_ps(); N], min_sums: [_mm256_setzero_ps(); N] }
+    }
+
+    /// Adds the products of 32 values (scale, min, codes in 0..=127) with each row's 32 activations.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn add(&mut self, (scale, min, codes): (__m256, __m256, __m256i), activations: [&Q8Block; N]) {
+        for ((sum, min_sum), a) in self.sums.iter_mut().zip(&mut self.min_sums).zip(activations) {
             // Two products: 2 * 127 * 127 < 32768.
             let products = _mm256_maddubs_epi16(codes, load_32(&a.values));
             let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
@@ -182,11 +211,16 @@ pub(super) fn affine_32<B: bytemuck::Pod, const N: usize>(
             *min_sum = _mm256_fmadd_ps(min, _mm256_set1_ps(a.sum), *min_sum);
         }
     }
-    for (sum, min_sum) in sums.iter_mut().zip(min_sums) {
-        // Folding adds the lanes: an eighth of the sum in each, which is exact.
-        *sum = _mm256_fmadd_ps(min_sum, _mm256_set1_ps(0.125), *sum);
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn folded(mut self) -> [f32; N] {
+        for (sum, min_sum) in self.sums.iter_mut().zip(self.min_sums) {
+            // Folding adds the lanes: an eighth of the sum in each, which is exact.
+            *sum = _mm256_fmadd_ps(min_sum, _mm256_set1_ps(0.125), *sum);
+        }
+        folded(self.sums)
     }
-    folded(sums)
 }
 
 /// A block of 256 in eight sub-blocks of 32, value = scale * scales\[sub\] * code - min_scale * mins\[sub\].
@@ -218,49 +252,36 @@ impl Affine256 {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn affine_256<B: bytemuck::Pod, const N: usize>(
     weights: &[u8],
-    rows: [&[Q8KBlock]; N],
+    rows: [&[Q8Block]; N],
     unpack: impl Fn(&B) -> Affine256,
 ) -> [f32; N] {
-    let (blocks, rows) = same_length(weights, rows);
-    let mut sums = [_mm256_setzero_ps(); N];
+    let (blocks, rows) = same_length::<B, 8, N>(weights, rows);
+    let mut sums = AffineSums::<N>::zero();
     for (index, block) in blocks.iter().enumerate() {
         let Affine256 { scale, min_scale, sub_scales: (scales, mins), codes } = unpack(block);
-        let scales = _mm256_set1_epi64x(i64::from_le_bytes(scales));
-        // Each minimum twice, beside the two sums of 16 activations that it multiplies.
-        let mins = _mm_set1_epi64x(i64::from_le_bytes(mins));
-        let mins = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(mins, mins));
-        let mut products = [_mm256_setzero_si256(); N];
         for (sub, codes) in codes.into_iter().enumerate() {
-            // Byte `sub` of the scales in the low byte of each 16 bits; the high byte's index has its top bit: zero.
-            let scale = _mm256_shuffle_epi8(scales, _mm256_set1_epi16((0x8000 | sub as u16).cast_signed()));
-            for (products, row) in products.iter_mut().zip(rows) {
-                // Two products: 2 * 31 * 127 = 7874; then four of them by a scale: 1e6 a sub-block, 8e6 a block.
-                let pairs = _mm256_maddubs_epi16(codes, load_32(&row[index].values.as_chunks().0[sub]));
-                *products = _mm256_add_epi32(*products, _mm256_madd_epi16(pairs, scale));
-            }
-        }
-        for ((sum, products), row) in sums.iter_mut().zip(products).zip(rows) {
-            let a = &row[index];
-            let min_products = _mm256_madd_epi16(mins, load_32(bytemuck::cast_ref::<_, [u8; 32]>(&a.sums)));
-            let offset = _mm256_mul_ps(min_scale, _mm256_cvtepi32_ps(min_products));
-            let product = _mm256_fmsub_ps(scale, _mm256_cvtepi32_ps(products), offset);
-            *sum = _mm256_fmadd_ps(_mm256_set1_ps(a.scale), product, *sum);
+            let scale = _mm256_mul_ps(scale, _mm256_set1_ps(scales[sub].into()));
+            let min = _mm256_mul_ps(min_scale, _mm256_set1_ps(-f32::from(mins[sub])));
+            sums.add((scale, min, codes), rows.map(|row| &row[index][sub]));
         }
     }
-    folded(sums)
+    sums.folded()
 }
 
-/// `weights` as blocks, and rows cut to as many blocks, so that the loops need no bounds checks.
+/// `weights` as blocks of 32 x `PARTS` values, and rows as the activations of as many blocks, so that the loops need no
+/// bounds checks.
 #[inline]
-pub(super) fn same_length<'w, 'a, B: bytemuck::Pod, A, const N: usize>(
+pub(super) fn same_length<'w, 'a, B: bytemuck::Pod, const PARTS: usize, const N: usize>(
     weights: &'w [u8],
-    rows: [&'a [A]; N],
-) -> (&'w [B], [&'a [A]; N]) {
+    rows: [&'a [Q8Block]; N],
+) -> (&'w [B], [&'a [[Q8Block; PARTS]]; N]) {
     let blocks: &[B] = bytemuck::cast_slice(weights);
-    for row in rows {
-        assert_eq!(blocks.len(), row.len(), "weight and activation blocks");
-    }
-    (blocks, rows.map(|row| &row[..blocks.len()]))
+    let rows = rows.map(|row| {
+        let (row, rest) = row.as_chunks();
+        assert!(rest.is_empty() && blocks.len() == row.len(), "weight and activation blocks");
+        &row[..blocks.len()]
+    });
+    (blocks, rows)
 }
 
 /// Each row's lanes as one number.

@@ -1,6 +1,6 @@
 //! The tests that every format passes, against fixtures that `tests/quant/make_blocks.py` wrote with the `gguf` package.
 
-use super::{Activation, Dot, Format, Q8Block, Q8KBlock, Simd, format, quantize_q8, quantize_q8k};
+use super::{Activation, Dot, Format, Q8Block, Simd, format, quantize_q8};
 use bytemuck::Zeroable;
 use fornax_format::DType;
 
@@ -62,11 +62,6 @@ pub(super) fn products(dtype: DType, fixture: &[u8]) {
                 quantize_q8(simd, &activations.rows.concat(), &mut blocks);
                 check_products(dot, &blocks, &fixture, simd);
             }
-            Activation::Q8K(dot) => {
-                let mut blocks = vec![Q8KBlock::zeroed(); activations.rows.len() * ROW / 256];
-                quantize_q8k(simd, &activations.rows.concat(), &mut blocks);
-                check_products(dot, &blocks, &fixture, simd);
-            }
         }
     }
 }
@@ -104,7 +99,7 @@ fn check_products<A: Copy>(dot: &Dot<u8, A>, activations: &[A], fixture: &Fixtur
     }
 }
 
-/// With unit scales a block's product is an integer: exact wherever f32 can hold it, even with the largest codes and
+/// With unit scales a block's product is an integer: exact wherever f32 can hold it and its parts, even with the largest codes and
 /// activations, which would show an overflow on the way.
 pub(super) fn integers(dtype: DType, fixture: &[u8]) {
     let fixture = Fixture::read(dtype, fixture);
@@ -174,13 +169,8 @@ fn product(format: &Format, simd: Simd, weights: &[u8], activations: &[f32]) -> 
     match &format.activation {
         Activation::Float => panic!("{} has no int8 product", format.dtype),
         Activation::Q8(dot) => {
-            let mut blocks = [Q8Block::zeroed()];
+            let mut blocks = vec![Q8Block::zeroed(); activations.len() / 32];
             quantize_q8(simd, activations, &mut blocks);
-            dot.one(weights, &blocks)
-        }
-        Activation::Q8K(dot) => {
-            let mut blocks = [Q8KBlock::zeroed()];
-            quantize_q8k(simd, activations, &mut blocks);
             dot.one(weights, &blocks)
         }
     }
@@ -191,14 +181,12 @@ fn unit_product(format: &Format, weights: &[u8], activations: &[i8; 256]) -> f32
     match &format.activation {
         Activation::Float => panic!("{} has no int8 product", format.dtype),
         Activation::Q8(dot) => {
-            let values: [i8; 32] = *activations.first_chunk().unwrap();
-            let sum = values.iter().map(|&value| f32::from(value)).sum();
-            dot.one(weights, &[Q8Block { scales: [1.0; 8], sum, values }])
-        }
-        Activation::Q8K(dot) => {
-            let sums =
-                std::array::from_fn(|i| activations[i * 16..][..16].iter().map(|&v| i16::from(v)).sum());
-            dot.one(weights, &[Q8KBlock { scale: 1.0, sums, values: *activations }])
+            let block = |values: &[i8; 32]| {
+                let sum = values.iter().map(|&value| f32::from(value)).sum();
+                Q8Block { scales: [1.0; 8], sum, values: *values }
+            };
+            let blocks: Vec<_> = activations.as_chunks().0.iter().map(block).collect();
+            dot.one(weights, &blocks[..format.dtype.block_values() / 32])
         }
     }
 }
@@ -242,7 +230,6 @@ pub(super) struct Activations {
     pub(super) rows: Vec<Vec<f32>>,
     /// By row and what shares a scale: scale, values.
     pub(super) q8: Vec<Vec<(f32, [i8; 4])>>,
-    pub(super) q8k: Vec<Vec<(f32, [i8; 256])>>,
 }
 
 impl Activations {
@@ -250,7 +237,7 @@ impl Activations {
         let mut bytes =
             Bytes(include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/quant/activations.bin")));
         let rows = (0..ACTIVATION_ROWS).map(|_| (0..ROW).map(|_| bytes.f32()).collect()).collect();
-        let activations = Activations { rows, q8: bytes.quantized(), q8k: bytes.quantized() };
+        let activations = Activations { rows, q8: bytes.quantized() };
         assert!(bytes.0.is_empty());
         activations
     }

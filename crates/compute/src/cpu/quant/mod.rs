@@ -6,10 +6,10 @@
 //! tensor by name.
 //!
 //! Two ways to multiply. *Float* activations: dequantise a weight row, then [`dot_f32`]. *Int8* activations: quantise
-//! the activation row once ([`quantize_q8`], [`quantize_q8k`]) and take the format's integer [`Dot`].
+//! the activation row once ([`quantize_q8`]) and take the format's integer [`Dot`].
 //!
-//! Order of summation. Integers are exact among values that share a scale, and these are added in order to a running f32 sum. Under AVX2
-//! the sum has eight lanes, which a fixed tree folds at the end; [`dot_f32`] and the formats with a minimum per 32 values
+//! Order of summation. Integers are exact among values that share a scale, and these are added in order to a running
+//! f32 sum. Under AVX2 the sum has eight lanes, which a fixed tree folds at the end; [`dot_f32`] and the formats with a minimum per 32 values
 //! have two such sums, added before the folding. Nothing depends on how many activation rows are multiplied at once, so
 //! a row's result is the same bits alone and among others.
 
@@ -29,7 +29,7 @@ mod q6_k;
 mod q8_0;
 mod simd;
 
-pub(crate) use activations::{Q8Block, Q8KBlock, quantize_q8, quantize_q8k};
+pub(crate) use activations::{Q8Block, quantize_q8};
 pub(crate) use float::dot_f32;
 pub use simd::Simd;
 
@@ -51,8 +51,6 @@ pub(crate) enum Activation {
     Float,
     /// Int8 in blocks of 32, every four with their scale.
     Q8(Dot<u8, Q8Block>),
-    /// Int8 in blocks of 256.
-    Q8K(Dot<u8, Q8KBlock>),
 }
 
 /// The product of one weight row with activation rows of the same length.
@@ -125,14 +123,16 @@ fn blocks_and_values<'w, 'o, B: bytemuck::Pod, const VALUES: usize>(
     blocks.iter().zip(values)
 }
 
-/// `weights` as blocks beside the activation blocks that they multiply; panics unless there are as many.
+/// `weights` as blocks of 32 x `PARTS` values beside the activation blocks that they multiply; panics unless there are
+/// as many.
 #[inline]
-fn block_pairs<'w, 'a, B: bytemuck::Pod, A>(
+fn block_pairs<'w, 'a, B: bytemuck::Pod, const PARTS: usize>(
     weights: &'w [u8],
-    activations: &'a [A],
-) -> impl Iterator<Item = (&'w B, &'a A)> {
+    activations: &'a [Q8Block],
+) -> impl Iterator<Item = (&'w B, &'a [Q8Block; PARTS])> {
     let blocks: &[B] = bytemuck::cast_slice(weights);
-    assert_eq!(blocks.len(), activations.len(), "weight and activation blocks");
+    let (activations, rest) = activations.as_chunks();
+    assert!(rest.is_empty() && blocks.len() == activations.len(), "weight and activation blocks");
     blocks.iter().zip(activations)
 }
 

@@ -1,7 +1,7 @@
 //! Q4_K: 256 values in 144 bytes, eight sub-blocks of 32 with 6-bit scales and minima;
 //! value = scale * scales\[sub\] * code - min_scale * mins\[sub\].
 
-use super::activations::{Q8KBlock, integer_dot};
+use super::activations::Q8Block;
 use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
@@ -77,33 +77,38 @@ pub(super) fn dequantize_sub_blocks(
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8KBlock]) -> f32 {
+fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
     let mut sum = 0.0;
-    for (block, a) in block_pairs::<Block, _>(weights, activations) {
-        let (products, mins) = dot_sub_blocks(&block.sub_scales, &block.codes(), a);
-        sum += a.scale * (f16(block.scale) * products as f32 - f16(block.min_scale) * mins as f32);
+    for (block, a) in block_pairs::<Block, 8>(weights, activations) {
+        sum += dot_sub_blocks(block.scale, block.min_scale, &block.sub_scales, &block.codes(), a);
     }
     sum
 }
 
-/// The integer parts of a block's product: (scales by codes by activations, minima by activations).
-/// At most 256 * 31 * 127 * 63 = 6.4e7.
+/// The product of a block, sub-block by sub-block.
 #[inline]
-pub(super) fn dot_sub_blocks(sub_scales: &SubScales, codes: &[[u8; 32]; 8], a: &Q8KBlock) -> (i32, i32) {
+pub(super) fn dot_sub_blocks(
+    scale: [u8; 2],
+    min_scale: [u8; 2],
+    sub_scales: &SubScales,
+    codes: &[[u8; 32]; 8],
+    activations: &[Q8Block; 8],
+) -> f32 {
     let (scales, mins) = sub_scales.unpack();
-    let (mut products_sum, mut mins_sum) = (0, 0);
-    for sub in 0..8 {
-        products_sum += i32::from(scales[sub]) * integer_dot(&codes[sub], &a.values[sub * 32..][..32]);
-        mins_sum += i32::from(mins[sub]) * (i32::from(a.sums[sub * 2]) + i32::from(a.sums[sub * 2 + 1]));
+    let mut sum = 0.0;
+    for (sub, a) in activations.iter().enumerate() {
+        let scale = f16(scale) * f32::from(scales[sub]);
+        let min = f16(min_scale) * f32::from(mins[sub]);
+        sum += scale * a.dot(&codes[sub]) - min * a.sum;
     }
-    (products_sum, mins_sum)
+    sum
 }
 
 pub(super) fn format(simd: Simd) -> &'static Format {
     static SCALAR: Format = Format {
         dtype: DType::Q4_K,
         dequantize,
-        activation: Activation::Q8K(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
+        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
     };
     match simd {
         Simd::Scalar => &SCALAR,
@@ -121,7 +126,7 @@ mod avx2 {
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q4_K,
         dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8K(avx2_dot!(dots)),
+        activation: Activation::Q8(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -132,7 +137,7 @@ mod avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8KBlock]; N]) -> [f32; N] {
+    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
         affine_256(weights, rows, |block| unpack(block))
     }
 

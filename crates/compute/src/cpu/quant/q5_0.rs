@@ -40,7 +40,7 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
 
 fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
     let mut sum = 0.0;
-    for (block, a) in block_pairs::<Block, _>(weights, activations) {
+    for (block, [a]) in block_pairs::<Block, 1>(weights, activations) {
         sum += f16(block.scale) * a.dot(&block.codes());
     }
     sum

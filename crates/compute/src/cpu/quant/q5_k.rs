@@ -1,8 +1,8 @@
 //! Q5_K: 256 values in 176 bytes: Q4_K with a fifth bit for each code.
 
-use super::activations::Q8KBlock;
+use super::activations::Q8Block;
 use super::q4_k::{SubScales, dequantize_sub_blocks, dot_sub_blocks};
-use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -38,11 +38,10 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8KBlock]) -> f32 {
+fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
     let mut sum = 0.0;
-    for (block, a) in block_pairs::<Block, _>(weights, activations) {
-        let (products, mins) = dot_sub_blocks(&block.sub_scales, &block.codes(), a);
-        sum += a.scale * (f16(block.scale) * products as f32 - f16(block.min_scale) * mins as f32);
+    for (block, a) in block_pairs::<Block, 8>(weights, activations) {
+        sum += dot_sub_blocks(block.scale, block.min_scale, &block.sub_scales, &block.codes(), a);
     }
     sum
 }
@@ -51,7 +50,7 @@ pub(super) fn format(simd: Simd) -> &'static Format {
     static SCALAR: Format = Format {
         dtype: DType::Q5_K,
         dequantize,
-        activation: Activation::Q8K(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
+        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
     };
     match simd {
         Simd::Scalar => &SCALAR,
@@ -69,7 +68,7 @@ mod avx2 {
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q5_K,
         dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8K(avx2_dot!(dots)),
+        activation: Activation::Q8(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -80,7 +79,7 @@ mod avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8KBlock]; N]) -> [f32; N] {
+    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
         affine_256(weights, rows, |block| unpack(block))
     }
 

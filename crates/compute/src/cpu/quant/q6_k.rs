@@ -1,7 +1,7 @@
 //! Q6_K: 256 values in 210 bytes, sixteen sub-blocks of 16 with 8-bit scales;
 //! value = scale * scales\[sub\] * (code - 32).
 
-use super::activations::{Q8KBlock, integer_dot};
+use super::activations::Q8Block;
 use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
@@ -43,17 +43,15 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8KBlock]) -> f32 {
+fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
     let mut sum = 0.0;
-    for (block, a) in block_pairs::<Block, _>(weights, activations) {
+    for (block, activations) in block_pairs::<Block, 8>(weights, activations) {
         let codes = block.codes();
-        // At most 256 * 32 * 127 * 128 = 1.3e8.
-        let mut products = 0;
-        for (sub, &scale) in block.scales.iter().enumerate() {
-            let values = sub * 16..(sub + 1) * 16;
-            products += i32::from(scale) * integer_dot(&codes[values.clone()], &a.values[values]);
+        for (index, a) in activations.iter().enumerate() {
+            let [first, second] = a.dot_halves(&codes.as_chunks().0[index]);
+            let scale = |half: usize| f16(block.scale) * f32::from(block.scales[index * 2 + half]);
+            sum += scale(0) * first + scale(1) * second;
         }
-        sum += f16(block.scale) * a.scale * products as f32;
     }
     sum
 }
@@ -62,7 +60,7 @@ pub(super) fn format(simd: Simd) -> &'static Format {
     static SCALAR: Format = Format {
         dtype: DType::Q6_K,
         dequantize,
-        activation: Activation::Q8K(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
+        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
     };
     match simd {
         Simd::Scalar => &SCALAR,
@@ -74,7 +72,7 @@ pub(super) fn format(simd: Simd) -> &'static Format {
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use super::super::avx2::{
-        avx2_dequantize, avx2_dot, folded, load_16, load_32, same_length, scale, store_16,
+        add_symmetric, avx2_dequantize, avx2_dot, folded, load_16, load_32, same_length, scale, store_16,
     };
     use super::*;
     use core::arch::x86_64::*;
@@ -82,7 +80,7 @@ mod avx2 {
     pub(super) static FORMAT: Format = Format {
         dtype: DType::Q6_K,
         dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8K(avx2_dot!(dots)),
+        activation: Activation::Q8(avx2_dot!(dots)),
     };
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -101,36 +99,18 @@ mod avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8KBlock]; N]) -> [f32; N] {
-        let (blocks, rows) = same_length::<Block, _, N>(weights, rows);
+    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
+        let (blocks, rows) = same_length::<Block, 8, N>(weights, rows);
         let mut sums = [_mm256_setzero_ps(); N];
         for (index, block) in blocks.iter().enumerate() {
-            let sub_scales = load_16(&block.scales);
-            let mut products = [_mm256_setzero_si256(); N];
+            let block_scale = scale(block.scale);
             for (group, codes) in codes(block).into_iter().enumerate() {
-                // Scale 2 * group for the first 16 codes, the next one for the others.
-                let pair =
-                    _mm_add_epi8(_mm_set1_epi8(2 * group as i8), _mm_set_epi64x(0x0101_0101_0101_0101, 0));
-                let scales = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(sub_scales, pair));
-                for (products, row) in products.iter_mut().zip(rows) {
-                    // Two products: 2 * 63 * 127 = 16002; then four of them by a scale: 4.1e6, 3.3e7 a block.
-                    let pairs = _mm256_maddubs_epi16(codes, load_32(&row[index].values.as_chunks().0[group]));
-                    *products = _mm256_add_epi32(*products, _mm256_madd_epi16(pairs, scales));
-                }
-            }
-            let scale = scale(block.scale);
-            let sub_scales = _mm256_cvtepi8_epi16(sub_scales);
-            for ((sum, products), row) in sums.iter_mut().zip(products).zip(rows) {
-                let a = &row[index];
-                // The codes are still 0..=63: take 32 * scales * activations away again.
-                let offsets =
-                    _mm256_madd_epi16(sub_scales, load_32(bytemuck::cast_ref::<_, [u8; 32]>(&a.sums)));
-                let products = _mm256_sub_epi32(products, _mm256_slli_epi32::<5>(offsets));
-                *sum = _mm256_fmadd_ps(
-                    _mm256_mul_ps(scale, _mm256_set1_ps(a.scale)),
-                    _mm256_cvtepi32_ps(products),
-                    *sum,
-                );
+                let codes = _mm256_sub_epi8(codes, _mm256_set1_epi8(32));
+                // The first four lanes sum the first 16 codes, which have a scale of their own.
+                let [first, second] = [0, 1].map(|half| f32::from(block.scales[group * 2 + half]));
+                let sub_scales = _mm256_set_m128(_mm_set1_ps(second), _mm_set1_ps(first));
+                let scale = _mm256_mul_ps(block_scale, sub_scales);
+                add_symmetric(&mut sums, (scale, codes), rows.map(|row| &row[index][group]));
             }
         }
         folded(sums)
