@@ -37,6 +37,7 @@ struct Bounds {
 }
 
 const FLOAT: Bounds = Bounds { logprob: 0.02, floor: f64::NEG_INFINITY, margin: 0.05 };
+const INT8: Bounds = Bounds { logprob: 0.3, floor: -4.0, margin: 0.3 };
 
 /// Bounded by the logits of a chunk: 128 rows of 152k values are 78 MB.
 const CHUNK: usize = 128;
@@ -47,9 +48,20 @@ fn smollm2_with_float_activations() {
 }
 
 #[test]
+fn smollm2_with_int8_activations() {
+    check("smollm2-q4_1.json", &smollm2(), Activations::Int8, KvDType::F16, INT8);
+}
+
+#[test]
 fn qwen2_5_coder_with_float_activations() {
     let Some(model) = qwen("real::qwen2_5_coder_with_float_activations") else { return };
     check("qwen2.5-coder-0.5b-q4_k_m.json", &model, Activations::Float, KvDType::F32, FLOAT);
+}
+
+#[test]
+fn qwen2_5_coder_with_int8_activations() {
+    let Some(model) = qwen("real::qwen2_5_coder_with_int8_activations") else { return };
+    check("qwen2.5-coder-0.5b-q4_k_m.json", &model, Activations::Int8, KvDType::F16, INT8);
 }
 
 fn check(golden: &str, model: &Path, activations: Activations, kv: KvDType, bounds: Bounds) {
