@@ -15,8 +15,7 @@ use tokenizers::{
 
 use crate::Error;
 use crate::special::{Trust, Whole, WholeTokens};
-use crate::tokenizer::END_TEXTS;
-use crate::vocab::{Kind, Spelling};
+use crate::vocab::{Kind, Spelling, looks_reserved};
 
 /// A tokenizer of the `tokenizers` crate with trust-aware search for whole tokens.
 #[derive(Debug)]
@@ -128,7 +127,7 @@ impl Pipeline {
                         }
                         normalized.push((text.get().as_bytes().to_vec(), whole));
                     } else {
-                        raw.push((bytes.clone(), whole));
+                        raw.push((token.content.as_bytes().to_vec(), whole));
                     }
                 }
                 None if kind.is_reserved() => raw.push((bytes.clone(), whole)),
@@ -139,6 +138,12 @@ impl Pipeline {
             WholeTokens::new(tokens.iter().map(|(bytes, whole)| (bytes.as_slice(), whole.clone())))
         };
         Pipeline { tokenizer, raw: trie(raw), normalized: trie(normalized) }
+    }
+
+    /// The same with other kinds of tokens: only the configuration files around it name all end tokens, and what is
+    /// reserved must be so before any text is searched.
+    pub(crate) fn with_kinds(self, tokens: &[(Vec<u8>, Kind)]) -> Pipeline {
+        Pipeline::new(self.tokenizer, tokens)
     }
 
     /// Appends the tokens of `text`.
@@ -230,23 +235,14 @@ fn describe(tokenizer: &Tokenizer, decoding: Decoding) -> Vec<(Vec<u8>, Kind)> {
     let mut tokens = vec![(Vec::new(), Kind::Unused); len];
     for (text, id) in vocab {
         let kind = match added.get(&id) {
-            Some(token) if token.special || looks_reserved(&text) || END_TEXTS.contains(&text.as_str()) => {
-                Kind::Control
-            }
+            Some(token) if token.special || looks_reserved(&text) => Kind::Control,
             Some(_) => Kind::UserDefined,
             None if decoding.byte_fallback && crate::vocab::hex_byte(&text).is_some() => Kind::Byte,
             None => Kind::Normal,
         };
-        tokens[id as usize] = (decoding.spelling.bytes(&text, kind), kind);
+        // Here, unlike in GGUF, user-defined tokens are spelled like all others.
+        let spelled_as = if kind == Kind::UserDefined { Kind::Normal } else { kind };
+        tokens[id as usize] = (decoding.spelling.bytes(&text, spelled_as), kind);
     }
     tokens
-}
-
-/// Some models declare their turn markers as ordinary added tokens; their shape gives them away.
-fn looks_reserved(text: &str) -> bool {
-    let wrapped = |open, close| text.starts_with(open) && text.ends_with(close);
-    wrapped("<|", "|>")
-        || wrapped("<｜", "｜>")
-        || wrapped("<unused", ">")
-        || matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
 }

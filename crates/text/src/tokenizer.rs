@@ -10,7 +10,7 @@ use crate::pipeline::Pipeline;
 use crate::pretokenizer::Family;
 use crate::special::{Trust, Whole, WholeTokens};
 use crate::spm::{Spaces, Spm};
-use crate::vocab::{Kind, Spelling, Vocab};
+use crate::vocab::{Kind, Spelling, Vocab, looks_reserved};
 use crate::{ChatPrompt, Detokenizer, Error};
 
 /// What control tokens written out in a text mean.
@@ -57,7 +57,7 @@ struct Named {
 
 /// Control tokens that end a turn or a text, by the names that models give them. A model's files often list only
 /// one of the several that it emits.
-pub(crate) const END_TEXTS: [&str; 25] = [
+const END_TEXTS: [&str; 25] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -120,10 +120,10 @@ impl Tokenizer {
         for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
             ends.extend(id(key, None)?);
         }
-        // Where a file types its ends as text, users could write them. Among tokens that are only text the names
-        // prove nothing: `</s>` is an ordinary word to some vocabularies.
+        // What is typed as text users may write, so markers are taken out of it. Among ordinary words a name proves
+        // nothing: `</s>` is one to some vocabularies.
         for (token, kind) in tokens.iter().zip(&mut kinds) {
-            if *kind == Kind::UserDefined && END_TEXTS.contains(&token.as_str()) {
+            if *kind == Kind::UserDefined && looks_reserved(token) {
                 *kind = Kind::Control;
             }
         }
@@ -232,11 +232,8 @@ impl Tokenizer {
             }
         }
         named.eos = named.eos.or_else(|| ends.first().copied());
-        if named.bos.is_none() {
-            let id = configs.model.and_then(|config| config["bos_token_id"].as_u64());
-            // Without a tokenizer_config the model's own BOS counts only if the post-processor uses it.
-            named.bos = id.and_then(|id| u32::try_from(id).ok()).filter(|id| description.prefix.contains(id));
-        }
+        // Without a name for it, BOS is what the post-processor puts first.
+        named.bos = named.bos.or_else(|| description.prefix.first().copied());
         if let Some(bos) = named.bos {
             match configs.tokenizer.and_then(|config| config["add_bos_token"].as_bool()) {
                 Some(true) if !description.prefix.contains(&bos) => description.prefix.insert(0, bos),
@@ -244,9 +241,14 @@ impl Tokenizer {
                 _ => {}
             }
         }
+        // Some post-processors close every text; the configuration knows that a prompt is to be gone on with.
+        if configs.tokenizer.is_some_and(|config| config["add_eos_token"] == Value::Bool(false)) {
+            description.suffix.clear();
+        }
         for &id in &ends {
             description.tokens[id as usize].1 = Kind::Control;
         }
+        let pipeline = pipeline.with_kinds(&description.tokens);
         let vocab = Vocab::new(description.tokens.into_iter())?;
         let reserved = vocab.ids().filter(|&id| vocab.kind(id).is_reserved());
         let wholes = WholeTokens::new(reserved.map(|id| (vocab.bytes(id), Whole::new(id, true))));

@@ -82,6 +82,16 @@ pub(crate) fn hex_byte(text: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok()
 }
 
+/// Whether a user-defined token is a marker all the same: some models declare theirs as ordinary added tokens, and
+/// only the shape gives them away.
+pub(crate) fn looks_reserved(text: &str) -> bool {
+    let wrapped = |open, close| text.starts_with(open) && text.ends_with(close);
+    wrapped("<|", "|>")
+        || wrapped("<｜", "｜>")
+        || wrapped("<unused", ">")
+        || matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
+}
+
 /// The printable character that stands for a byte: Latin-1 where it prints, otherwise the next from U+0100 on.
 pub(crate) fn byte_char(byte: u8) -> char {
     let shifted = match byte {
