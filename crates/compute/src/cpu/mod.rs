@@ -510,3 +510,122 @@ mod testing {
         values.iter().map(|value| value.to_bits()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fornax_format::{DType, View};
+
+    use super::testing::decode_batch;
+    use super::*;
+    use crate::Sampling;
+
+    fn cpu() -> Cpu {
+        Cpu::new(CpuOptions::default()).unwrap()
+    }
+
+    /// A table of three rows: 0, 10 and 20 in every column.
+    fn table(cpu: &Cpu) -> Weight {
+        let bytes: Vec<u8> =
+            [0.0_f32, 10.0, 20.0].iter().flat_map(|row| row.to_le_bytes().repeat(4)).collect();
+        cpu.upload(&[View::new("table", DType::F32, vec![3, 4], &bytes).unwrap().into()]).unwrap()
+    }
+
+    fn greedy(sampling: &Sampling, wanted: u32, slot: u32) -> SampleRow<'_> {
+        SampleRow {
+            wanted,
+            slot,
+            position: 1,
+            seed: 0,
+            vocab: 3,
+            sampling,
+            history: &[],
+            generated: 0,
+            mask: None,
+            mirostat_mu: 0.0,
+        }
+    }
+
+    #[test]
+    fn options_that_cannot_be_had_are_refused() {
+        let check = |options: CpuOptions, message: &str| {
+            assert_eq!(Cpu::new(options).err().expect(message).to_string(), message);
+        };
+        let none = CpuOptions { threads: 0, ..CpuOptions::default() };
+        check(none, "a backend of 0 threads is not available on cpu");
+        let tiny = CpuOptions { memory_limit: Some(1000), ..CpuOptions::default() };
+        check(tiny, "out of memory for workspace: 4194304 bytes wanted, 0 of 1000 bytes in use");
+        let huge = CpuOptions { tokens_max: usize::MAX, slots: usize::MAX, ..CpuOptions::default() };
+        assert!(matches!(Cpu::new(huge), Err(Error::OutOfMemory { purpose: Purpose::Workspace, .. })));
+    }
+
+    #[test]
+    fn a_sampled_token_feeds_the_next_step_of_its_slot_only() {
+        let cpu = cpu();
+        let table = table(&cpu);
+        let mut out = cpu.alloc(Purpose::Residual, 2, 4).unwrap();
+        let mut logits = cpu.alloc(Purpose::Logits, 2, 3).unwrap();
+        let mut batch = decode_batch(2);
+        batch.tokens = vec![Token::Sampled(0), Token::Sampled(1)];
+        let step = cpu.begin(&batch).unwrap();
+        assert!(matches!(cpu.embed(&step, &table, &mut out), Err(Error::NothingSampled { slot: 0 })));
+        drop(step);
+
+        let mut step = cpu.begin(&decode_batch(2)).unwrap();
+        cpu.write(&mut logits, 0, &[0.0, 1.0, 2.0, 0.0, 5.0, 2.0]).unwrap();
+        let sampling = Sampling::greedy();
+        cpu.sample(&mut step, &logits, &[greedy(&sampling, 1, 0), greedy(&sampling, 0, 1)]).unwrap();
+        let tokens: Vec<_> = cpu.finish(step).unwrap().sampled.iter().map(|sampled| sampled.token).collect();
+        assert_eq!(tokens, [1, 2]);
+
+        let step = cpu.begin(&batch).unwrap();
+        cpu.embed(&step, &table, &mut out).unwrap();
+        assert_eq!(cpu.read(&out, 0, 2).unwrap(), [[10.0; 4], [20.0; 4]].concat());
+    }
+
+    #[test]
+    fn wrong_operands_are_refused_with_their_shapes() {
+        let cpu = cpu();
+        let step = cpu.begin(&decode_batch(3)).unwrap();
+        let buf = |rows, columns| cpu.alloc(Purpose::Activations, rows, columns).unwrap();
+        let check = |done: Result<(), Error>, message: &str| {
+            assert_eq!(done.expect_err(message).to_string(), message);
+        };
+        let (table, rows) = (table(&cpu), Rows::Tokens);
+        check(
+            cpu.embed(&step, &table, &mut buf(2, 4)),
+            "embed: out is (2, 4) (rows, columns), wanted (3, 4) or more rows",
+        );
+        check(
+            cpu.matmul(&step, rows, &table, &buf(3, 5), &mut buf(3, 3)),
+            "matmul: x is (3, 5) (rows, columns), wanted (3, 4) or more rows",
+        );
+        check(
+            cpu.add(&step, rows, &buf(3, 5), &mut buf(3, 4)),
+            "add: y is (3, 5) (rows, columns), wanted (3, 4) or more rows",
+        );
+        check(
+            cpu.glu(&step, Glu::Silu, &buf(3, 7), &mut buf(3, 4)),
+            "glu: gate_up is (3, 7) (rows, columns), wanted (3, 8) or more rows",
+        );
+        check(
+            cpu.write(&mut buf(2, 4), 1, &[0.0; 5]),
+            "write: buf is (2, 4) (rows, columns), wanted (3, 4) or more rows",
+        );
+        assert!(cpu.read(&buf(2, 4), usize::MAX, 2).is_err());
+        let rope = Rope { frequencies: buf(1, 3), pairs: 3, magnitude: 1.0 };
+        let heads = Heads { query: 1, kv: 1, dim: 4 };
+        check(
+            cpu.rope(&step, heads, &rope, &mut buf(3, 12)),
+            "rope: frequencies is (1, 3) (rows, columns), wanted (1, 2) or more rows",
+        );
+        check(
+            cpu.kv_write(&step, heads, KvLayer { group: 0, layer: 0 }, &buf(3, 12), &mut kv(&cpu)),
+            "batch: page tables of a row: 0, wanted 1",
+        );
+    }
+
+    fn kv(cpu: &Cpu) -> Kv {
+        let group = crate::KvGroup { layers: 1, heads: 1, dim: 4, window: None, pages: 2 };
+        cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: crate::KvDType::F16 }).unwrap()
+    }
+}

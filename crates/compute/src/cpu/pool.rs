@@ -4,9 +4,9 @@
 //! microseconds away, and then parks: an idle backend burns no core. Work is handed over as one borrowed closure;
 //! nothing is allocated per region.
 //!
-//! Own code because the alternatives pay for what is not needed here: rayon steals work through deques and wakes
-//! sleeping workers one by one, which costs as much as one of these regions; `fork_union` is close in spirit but spins
-//! without ever parking unless it is put to sleep by hand.
+//! Own code because neither alternative fits: rayon is a work-stealing queue of tasks, while a region here is one static
+//! split that every thread knows beforehand; `fork_union` is made for such regions, but it is a C++ library whose
+//! workers spin until they are put to sleep by hand, and a panic in a region is not allowed.
 
 use std::any::Any;
 use std::cell::Cell;
