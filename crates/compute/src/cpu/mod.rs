@@ -46,7 +46,7 @@ const NAME: &str = "cpu";
 const THREAD_SCRATCH_VALUES: usize = 1 << 18;
 /// The longest row of a weight: one of them, dequantised, fits a thread's scratch.
 const COLUMNS_MAX: usize = THREAD_SCRATCH_VALUES;
-/// Room for quantised activations: all 512 tokens of a chunk up to 6,500 columns; wider ones go in several passes.
+/// Room for quantised activations: all 512 tokens of a chunk up to 3,800 columns; wider ones go in several passes.
 const ACTIVATION_SCRATCH_BYTES: usize = 4 << 20;
 
 /// What activations are when they meet quantised weights. Each mode has its own scalar specification.
