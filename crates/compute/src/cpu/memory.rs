@@ -64,8 +64,11 @@ impl Drop for Counted {
 /// One counted, aligned allocation. In builds with debug assertions it starts as NaN in every float type, so that
 /// reading what no operation wrote is seen.
 pub(super) struct Block {
+    /// The first aligned address of the allocation.
     start: NonNull<u8>,
-    layout: Layout,
+    bytes: usize,
+    /// What was allocated; nothing for an empty block.
+    allocation: Option<(NonNull<u8>, Layout)>,
     /// Dropped after the memory is given back.
     _counted: Counted,
 }
@@ -74,17 +77,21 @@ impl Block {
     pub(super) fn new(ledger: &Rc<Ledger>, purpose: Purpose, bytes: u64) -> Result<Block, Error> {
         let counted = ledger.count(purpose, bytes)?;
         let refused = || ledger.out_of_memory(purpose, bytes, ledger.usage().total() - bytes);
-        let layout = usize::try_from(bytes)
-            .ok()
-            .and_then(|bytes| Layout::from_size_align(bytes, ALIGN).ok())
+        let bytes = usize::try_from(bytes).map_err(|_| refused())?;
+        // Aligned here and not by the allocator: for more than a word's alignment it zeroes by writing, which makes
+        // every page of a cache resident before a token is stored there.
+        let layout = bytes
+            .checked_add(ALIGN)
+            .and_then(|bytes| Layout::from_size_align(bytes, size_of::<u64>()).ok())
             .ok_or_else(refused)?;
-        let start = if layout.size() == 0 {
-            NonNull::dangling()
-        } else {
+        let mut block = Block { start: NonNull::dangling(), bytes, allocation: None, _counted: counted };
+        if bytes > 0 {
             // SAFETY: the layout's size is not zero.
-            NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?
-        };
-        let mut block = Block { start, layout, _counted: counted };
+            let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+            // SAFETY: the next aligned address is less than ALIGN bytes on, and the allocation is ALIGN bytes larger.
+            block.start = unsafe { allocation.add(allocation.align_offset(ALIGN)) };
+            block.allocation = Some((allocation, layout));
+        }
         if cfg!(debug_assertions) {
             block.bytes_mut().fill(0xff);
         }
@@ -92,13 +99,13 @@ impl Block {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: `start` is valid for the layout's size (or dangling for none) and initialised; the block owns it.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+        // SAFETY: `start` is valid for `bytes` bytes (or dangling for none) and initialised; the block owns them.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `&mut self` makes the access exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 
     /// The block as values of a plain type; its alignment covers every vector width.
@@ -109,16 +116,16 @@ impl Block {
 
     /// The same, to write.
     pub(super) fn values_mut<T: bytemuck::Pod>(&mut self) -> &mut [T] {
-        let whole = self.layout.size() - self.layout.size() % size_of::<T>();
+        let whole = self.bytes - self.bytes % size_of::<T>();
         bytemuck::cast_slice_mut(&mut self.bytes_mut()[..whole])
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.layout.size() > 0 {
+        if let Some((allocation, layout)) = self.allocation {
             // SAFETY: allocated in `new` with this layout, given back once.
-            unsafe { dealloc(self.start.as_ptr(), self.layout) }
+            unsafe { dealloc(allocation.as_ptr(), layout) }
         }
     }
 }
