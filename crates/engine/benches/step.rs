@@ -71,21 +71,13 @@ fn decoding(sequences: usize) -> (Engine, Vec<Reply>) {
         sampled: Vec::new(),
     };
     let queue = QueueLimits { requests_max: sequences, tokens_max: usize::MAX };
-    let options = EngineOptions { context: CONTEXT, queue, clock: Arc::new(|| Duration::ZERO) };
+    let options = EngineOptions { queue, ..EngineOptions::new(CONTEXT, Arc::new(|| Duration::ZERO)) };
     let (mut engine, handle) = Engine::new(Box::new(null), options);
     let replies = (0..sequences)
         .flat_map(|own| {
             let own = u32::try_from(own).expect("few");
-            let request = Request {
-                prompt: (0..1024).map(|token| (token + own) % 1000).collect(),
-                max_tokens: CONTEXT - 1024,
-                sampling: Sampling::greedy(),
-                seed: 0,
-                grammar: None,
-                choices: 1,
-                priority: 0,
-                salt: "".into(),
-            };
+            let prompt = (0..1024).map(|token| (token + own) % 1000).collect();
+            let request = Request::new(prompt, CONTEXT - 1024, Sampling::greedy());
             handle.submit(request).expect("room for all")
         })
         .collect();

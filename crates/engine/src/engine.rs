@@ -6,6 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use fornax_compute::{Error, SampleFault, SampleRow, Sampled};
@@ -32,6 +33,21 @@ pub struct EngineOptions {
     pub queue: QueueLimits,
     /// Time, handed in.
     pub clock: Clock,
+    /// A step that runs longer than this is called stuck in the stats.
+    pub stuck_after: Duration,
+}
+
+impl EngineOptions {
+    /// Requests of `context` tokens, and a queue with room for 256 of them.
+    pub fn new(context: usize, clock: Clock) -> EngineOptions {
+        EngineOptions {
+            context,
+            queue: QueueLimits { requests_max: 256, tokens_max: context.saturating_mul(256) },
+            clock,
+            // Steps are made to last a tenth of a second; even 16 tokens of a model that hardly fits take seconds.
+            stuck_after: Duration::from_secs(60),
+        }
+    }
 }
 
 /// Many requests on one runner.
@@ -53,7 +69,7 @@ struct StepInFlight {
     /// Which of `rows` were sampled, in the order of the output.
     sampled: Vec<usize>,
     tokens: usize,
-    began: std::time::Duration,
+    began: Duration,
 }
 
 /// A row that is about to be sampled.
@@ -82,7 +98,7 @@ impl Engine {
             runner.groups().iter().filter(|group| group.window.is_none()).map(|group| group.pages - 1).min();
         let capacity =
             Capacity { context: options.context, vocab: runner.vocab(), pages: pages.unwrap_or(usize::MAX) };
-        let door = Door::new(capacity, options.queue, Arc::clone(&options.clock));
+        let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));
         let limits = runner.limits();
         assert!(runner.depth() <= 1, "a step's sampling needs the tokens of the one before");

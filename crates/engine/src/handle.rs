@@ -31,6 +31,7 @@ pub(crate) struct Door {
     capacity: Capacity,
     limits: QueueLimits,
     clock: Clock,
+    stuck_after: Duration,
     /// When the step now running began, in microseconds of the clock; 0 between steps.
     step_began_us: AtomicU64,
     stats: Mutex<Stats>,
@@ -68,13 +69,19 @@ impl Drop for Ticket {
 }
 
 impl Door {
-    pub(crate) fn new(capacity: Capacity, limits: QueueLimits, clock: Clock) -> Arc<Door> {
+    pub(crate) fn new(
+        capacity: Capacity,
+        limits: QueueLimits,
+        clock: Clock,
+        stuck_after: Duration,
+    ) -> Arc<Door> {
         Arc::new(Door {
             state: Mutex::new(DoorState::default()),
             arrived: Condvar::new(),
             capacity,
             limits,
             clock,
+            stuck_after,
             step_began_us: AtomicU64::new(0),
             stats: Mutex::new(Stats::default()),
         })
@@ -176,6 +183,7 @@ impl Handle {
         let began = self.door.step_began_us.load(Ordering::Acquire);
         stats.step_running_for =
             (began > 0).then(|| (self.door.clock)().saturating_sub(Duration::from_micros(began)));
+        stats.stuck = stats.step_running_for.is_some_and(|running| running > self.door.stuck_after);
         let state = lock(&self.door.state);
         stats.requests_waiting = state.requests;
         stats.tokens_waiting = state.tokens;

@@ -116,6 +116,20 @@ pub struct Capacity {
 }
 
 impl Request {
+    /// One answer to `prompt`, with nothing special asked for; the fields are public to ask for more.
+    pub fn new(prompt: Vec<u32>, max_tokens: usize, sampling: Sampling) -> Request {
+        Request {
+            prompt,
+            max_tokens,
+            sampling,
+            seed: 0,
+            grammar: None,
+            choices: 1,
+            priority: 0,
+            salt: "".into(),
+        }
+    }
+
     /// Refuses what could never be answered as asked.
     pub fn check(&self, capacity: &Capacity) -> Result<(), Refusal> {
         let (prompt, max_tokens, context) = (self.prompt.len(), self.max_tokens, capacity.context);
@@ -157,16 +171,7 @@ mod tests {
     #[test]
     fn what_could_never_be_answered_is_refused_with_its_numbers() {
         let capacity = Capacity { context: 100, vocab: 50, pages: 2 };
-        let good = Request {
-            prompt: vec![1, 2, 3],
-            max_tokens: 10,
-            sampling: Sampling::greedy(),
-            seed: 0,
-            grammar: None,
-            choices: 1,
-            priority: 0,
-            salt: "".into(),
-        };
+        let good = Request::new(vec![1, 2, 3], 10, Sampling::greedy());
         assert_eq!(good.check(&capacity), Ok(()));
         let check = |request: Request, wanted: &str| {
             assert_eq!(request.check(&capacity).unwrap_err().to_string(), wanted);

@@ -196,9 +196,8 @@ impl World {
             faults: Box::new(faults),
         });
         let options = EngineOptions {
-            context: self.context,
             queue: self.queue,
-            clock: Arc::new(|| Duration::from_secs(1)),
+            ..EngineOptions::new(self.context, Arc::new(|| Duration::from_secs(1)))
         };
         Engine::new(Box::new(fake), options)
     }
@@ -209,19 +208,19 @@ impl World {
         let story = &self.stories[dice.below(self.stories.len())];
         let mut prompt = story[..shared].to_vec();
         prompt.extend((shared..prompt_len).map(|_| dice.token(self.vocab)));
+        let max_tokens = dice.between(1, self.context - prompt_len);
+        let sampling = Sampling {
+            temperature: if dice.chance(50) { 1.0 } else { 0.0 },
+            end_tokens: vec![END_TOKEN],
+            ..Sampling::greedy()
+        };
         let request = Request {
-            prompt,
-            max_tokens: dice.between(1, self.context - prompt_len),
-            sampling: Sampling {
-                temperature: if dice.chance(50) { 1.0 } else { 0.0 },
-                end_tokens: vec![END_TOKEN],
-                ..Sampling::greedy()
-            },
             seed: dice.next(),
             grammar: dice.chance(25).then(|| FORM.clone()),
             choices: if dice.chance(20) { 3 } else { 1 },
             priority: [0, 0, 0, -1, 1][dice.below(5)],
             salt: ["", "", "tenant"][dice.below(3)].into(),
+            ..Request::new(prompt, max_tokens, sampling)
         };
         match handle.submit(request.clone()) {
             Ok(replies) => {
@@ -363,6 +362,11 @@ impl Dice {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    };
+
     use super::*;
 
     #[test]
@@ -399,16 +403,7 @@ mod tests {
     }
 
     fn request(priority: i8) -> Request {
-        Request {
-            prompt: vec![1, 2, 3],
-            max_tokens: 3,
-            sampling: Sampling::greedy(),
-            seed: 0,
-            grammar: None,
-            choices: 1,
-            priority,
-            salt: "".into(),
-        }
+        Request { priority, ..Request::new(vec![1, 2, 3], 3, Sampling::greedy()) }
     }
 
     #[test]
@@ -460,5 +455,45 @@ mod tests {
         }
         assert_eq!(handle.submit(request(0)).err(), Some(Refusal::Closed));
         assert_eq!(handle.stats().requests_waiting, 0);
+    }
+
+    #[test]
+    fn a_step_that_hangs_is_called_stuck_while_it_hangs() {
+        let time = Arc::new(AtomicU64::new(0));
+        let clock = {
+            let time = Arc::clone(&time);
+            Arc::new(move || Duration::from_secs(time.load(Ordering::Relaxed)))
+        };
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let watched: Arc<OnceLock<Handle>> = Arc::default();
+        let hang = {
+            let (watched, seen) = (Arc::clone(&watched), Arc::clone(&seen));
+            move || {
+                // Whoever asks while the step runs sees how long it has been running.
+                for _ in 0..3 {
+                    let stats = watched.get().expect("made before the first step").stats();
+                    seen.lock().unwrap().push((stats.step_running_for, stats.stuck));
+                    time.fetch_add(40, Ordering::Relaxed);
+                }
+                None
+            }
+        };
+        let fake = Fake::new(FakeOptions {
+            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+            limits: StepLimits { tokens_max: 16, wanted_max: 1, slots: 1 },
+            depth: 0,
+            vocab: 40,
+            faults: Box::new(hang),
+        });
+        let (mut engine, handle) = Engine::new(Box::new(fake), EngineOptions::new(64, clock));
+        assert!(watched.set(handle.clone()).is_ok());
+        let _reply = handle.submit(request(0)).unwrap();
+        engine.turn();
+        let running = |seconds| Some(Duration::from_secs(seconds));
+        let seen = seen.lock().unwrap().clone();
+        // The clock's first microsecond stands for its start.
+        assert_eq!(seen.iter().map(|(_, stuck)| *stuck).collect::<Vec<_>>(), [false, false, true]);
+        assert!(seen[1].0 < running(41) && seen[1].0 > running(39), "{seen:?}");
+        assert_eq!((handle.stats().step_running_for, handle.stats().stuck), (None, false));
     }
 }

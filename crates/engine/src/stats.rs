@@ -31,8 +31,10 @@ pub struct Stats {
     pub preemptions: u64,
     /// Choices that ended by an end token, by length, by cancelling, by a failure.
     pub ended: Ended,
-    /// How long the step now running has been running; a watchdog's question.
+    /// How long the step now running has been running.
     pub step_running_for: Option<Duration>,
+    /// That is longer than any step should take: the device or its driver hangs.
+    pub stuck: bool,
 }
 
 /// How choices ended.

@@ -32,7 +32,7 @@ fn start(requests_max: usize) -> (Handle, thread::JoinHandle<()>) {
             faults: Box::new(|| None),
         });
         let queue = QueueLimits { requests_max, tokens_max: 100 };
-        let options = EngineOptions { context: 60, queue, clock: Arc::new(|| Duration::ZERO) };
+        let options = EngineOptions { queue, ..EngineOptions::new(60, Arc::new(|| Duration::ZERO)) };
         let (engine, handle) = Engine::new(Box::new(fake), options);
         sender.send(handle).unwrap();
         engine.run();
@@ -41,16 +41,7 @@ fn start(requests_max: usize) -> (Handle, thread::JoinHandle<()>) {
 }
 
 fn request(max_tokens: usize) -> Request {
-    Request {
-        prompt: vec![1, 2],
-        max_tokens,
-        sampling: Sampling::greedy(),
-        seed: 0,
-        grammar: None,
-        choices: 1,
-        priority: 0,
-        salt: "".into(),
-    }
+    Request::new(vec![1, 2], max_tokens, Sampling::greedy())
 }
 
 #[test]

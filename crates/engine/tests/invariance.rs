@@ -56,9 +56,8 @@ impl Setting {
             vocab: u32::try_from(config.vocab).unwrap(),
         });
         let options = EngineOptions {
-            context: CONTEXT,
             queue: QueueLimits { requests_max: 100, tokens_max: 10_000 },
-            clock: Arc::new(|| Duration::ZERO),
+            ..EngineOptions::new(CONTEXT, Arc::new(|| Duration::ZERO))
         };
         Engine::new(Box::new(local), options)
     }
@@ -70,21 +69,15 @@ fn requests() -> Vec<Request> {
     [(20, 40, 0.0), (70, 30, 0.8), (70, 50, 0.0), (101, 33, 1.0), (150, 40, 0.7), (3, 90, 0.9)]
         .into_iter()
         .zip(1..)
-        .map(|((prompt, max_tokens, temperature), seed)| Request {
-            prompt: story[..prompt].to_vec(),
-            max_tokens,
-            sampling: Sampling {
+        .map(|((prompt, max_tokens, temperature), seed)| {
+            let sampling = Sampling {
                 temperature,
                 top_p: 0.95,
                 repetition_penalty: 1.1,
                 top_logprobs: Some(2),
                 ..Sampling::greedy()
-            },
-            seed,
-            grammar: None,
-            choices: 1,
-            priority: 0,
-            salt: "".into(),
+            };
+            Request { seed, ..Request::new(story[..prompt].to_vec(), max_tokens, sampling) }
         })
         .collect()
 }
