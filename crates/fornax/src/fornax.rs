@@ -397,7 +397,7 @@ impl Fornax {
 
 /// The text of a request on its way out.
 struct Text<'t> {
-    detokenizer: Option<Detokenizer<'t>>,
+    detokenizer: Option<Detokenizer<&'t Tokenizer>>,
     stops: StopStrings,
     whole: String,
 }

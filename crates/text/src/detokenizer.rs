@@ -1,26 +1,31 @@
 //! Tokens to text, one at a time.
 
+use std::ops::Deref;
+
 use crate::Tokenizer;
 
 /// Turns tokens into text as they come. Only whole characters are given out: bytes that may still become one are
 /// held. The parts joined are exactly [`Tokenizer::decode`] of the whole.
+///
+/// The tokenizer is borrowed, or shared (an `Arc`) by an answer that outlives whoever began it.
 #[derive(Debug)]
-pub struct Detokenizer<'t> {
-    tokenizer: &'t Tokenizer,
+pub struct Detokenizer<T> {
+    tokenizer: T,
     /// The beginning of a character: at most three bytes.
     held: Vec<u8>,
     /// The space that encoding put before the first word is still to be taken away.
     strip_space: bool,
 }
 
-impl<'t> Detokenizer<'t> {
+impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
     /// For a text that starts here.
-    pub fn new(tokenizer: &'t Tokenizer) -> Detokenizer<'t> {
-        Detokenizer { tokenizer, held: Vec::new(), strip_space: tokenizer.strips_space() }
+    pub fn new(tokenizer: T) -> Detokenizer<T> {
+        let strip_space = tokenizer.strips_space();
+        Detokenizer { tokenizer, held: Vec::new(), strip_space }
     }
 
     /// For a text that goes on from an earlier one: a space at its start is its own.
-    pub fn continuing(tokenizer: &'t Tokenizer) -> Detokenizer<'t> {
+    pub fn continuing(tokenizer: T) -> Detokenizer<T> {
         Detokenizer { strip_space: false, ..Detokenizer::new(tokenizer) }
     }
 
