@@ -99,6 +99,14 @@ pub enum Error {
         /// How many slots there are.
         slots: usize,
     },
+    /// The device does not answer any more; nothing on it can be trusted.
+    #[error("{backend} is lost: {reason}")]
+    DeviceLost {
+        /// The backend's name.
+        backend: &'static str,
+        /// What its driver said.
+        reason: String,
+    },
     /// NaN or infinity where a finite number must be.
     #[error("numeric fault: {place} holds {value}")]
     NumericFault {

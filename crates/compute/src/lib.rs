@@ -29,5 +29,5 @@ pub use kv::{KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
 pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage};
 pub use philox::uniform;
 pub use sample::{
-    Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX, sample,
+    Given, Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX, sample,
 };

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fornax_compute::{Error, SampleFault, SampleRow, Sampled};
+use fornax_compute::{Error, Given, SampleFault, SampleRow, Sampled};
 use toktrie::SimpleVob;
 
 use crate::{
@@ -18,10 +18,11 @@ use crate::{
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
     handle::{Door, Handle, QueueLimits},
-    request::{Capacity, PRIORITY_PLACES, Request},
+    request::{Capacity, PRIORITY_PLACES, Refusal, Request},
     runner::Runner,
     scheduler::{Scheduled, Scheduler},
     sequence::{Sequence, SequenceId},
+    speculation::{Draft, Speculation},
     stats::Stats,
 };
 
@@ -35,6 +36,8 @@ pub struct EngineOptions {
     pub clock: Clock,
     /// A step that runs longer than this is called stuck in the stats.
     pub stuck_after: Duration,
+    /// When answers are drafted. It changes no token.
+    pub speculation: Speculation,
 }
 
 impl EngineOptions {
@@ -46,6 +49,7 @@ impl EngineOptions {
             clock,
             // Steps are made to last a tenth of a second; even 16 tokens of a model that hardly fits take seconds.
             stuck_after: Duration::from_secs(60),
+            speculation: Speculation::default(),
         }
     }
 }
@@ -66,20 +70,37 @@ pub struct Engine {
 /// A launched step, until it is collected.
 struct StepInFlight {
     rows: Vec<Scheduled>,
-    /// Which of `rows` were sampled, in the order of the output.
-    sampled: Vec<usize>,
+    /// What was asked of the sampler, in the order of its output.
+    asked: Vec<Ask>,
     tokens: usize,
     began: Duration,
 }
 
-/// A row that is about to be sampled.
-struct Pick {
-    /// Its index among the step's rows.
-    index: usize,
-    /// Its index among the step's logits.
+/// One question to the sampler.
+#[derive(Clone, Copy)]
+struct Ask {
+    /// The index of its row in the step.
+    row: usize,
+    /// The position whose logits it is about.
+    position: usize,
+    kind: AskKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AskKind {
+    /// How likely was the prompt's next token?
+    Score,
+    /// Which token comes next?
+    Choose,
+}
+
+/// What the engine's own thread has to make before a question can be put.
+struct Prepared {
+    /// The index of its logits in the step.
     wanted: u32,
-    row: Scheduled,
     mask: Option<SimpleVob>,
+    /// The tokens before a drafted position; elsewhere the sequence has them.
+    history: Option<Vec<u32>>,
 }
 
 /// What a turn of the loop found to do.
@@ -104,7 +125,7 @@ impl Engine {
         assert!(runner.depth() <= 1, "a step's sampling needs the tokens of the one before");
         let engine = Engine {
             door,
-            scheduler: Scheduler::new(runner.groups(), limits),
+            scheduler: Scheduler::new(runner.groups(), limits, options.speculation),
             in_flight: VecDeque::new(),
             budget: Budget::new(limits.tokens_max),
             clock: options.clock,
@@ -157,6 +178,9 @@ impl Engine {
 
     /// One turn of the loop.
     pub fn turn(&mut self) -> Turn {
+        if self.stats.device_lost.is_some() {
+            return Turn::Idle;
+        }
         self.receive();
         self.end_abandoned();
         self.door.step_begins();
@@ -193,6 +217,8 @@ impl Engine {
                     id,
                     tokens: request.prompt.clone(),
                     seed: choice_seed(request.seed, choice),
+                    draft: Draft::new(),
+                    scored: request.prompt_logprobs.filter(|_| leader.is_none()).map(|_| 0),
                     mirostat_mu: request.sampling.mirostat_start(),
                     line: place + i64::from(request.priority) * PRIORITY_PLACES,
                     leader,
@@ -231,14 +257,14 @@ impl Engine {
         if rows.is_empty() {
             return false;
         }
+        let (tokens, began) = (batch.tokens.len(), (self.clock)());
+        let launched = guarded(|| self.runner.launch(batch));
         for row in &rows {
             self.start(row.id);
         }
-        let began = (self.clock)();
-        match guarded(|| self.runner.launch(&batch)) {
+        match launched {
             Ok(()) => {
-                let tokens = batch.tokens.len();
-                self.in_flight.push_back(StepInFlight { rows, sampled: Vec::new(), tokens, began });
+                self.in_flight.push_back(StepInFlight { rows, asked: Vec::new(), tokens, began });
                 true
             }
             Err(failed) => {
@@ -310,42 +336,72 @@ impl Engine {
         reason.is_some()
     }
 
-    /// Chooses tokens for the step launched last, except for sequences that have ended meanwhile or whose next token
-    /// is known already.
+    /// Asks the sampler about the step launched last, except for sequences that have ended meanwhile or whose next
+    /// token is known already.
     fn sample(&mut self) {
         let Some(step) = self.in_flight.back_mut() else { return };
-        let mut picks = Vec::new();
+        let mut prepared = Vec::with_capacity(step.rows.len());
         let mut broken = Vec::new();
-        let wanting = step.rows.iter_mut().enumerate().filter(|(_, row)| row.samples);
-        for (wanted, (index, row)) in (0..).zip(wanting) {
+        let mut wanted_before = 0;
+        for (index, row) in step.rows.iter_mut().enumerate() {
+            let first_wanted = wanted_before;
+            wanted_before += row.wanted();
             let Some(sequence) = self.scheduler.get_mut(row.id) else { continue };
-            if sequence.tokens.len() > row.end {
+            let wanted = |position: usize| {
+                u32::try_from(first_wanted + position - row.wanted_from).expect("bounded by the step")
+            };
+            for position in row.scores() {
+                step.asked.push(Ask { row: index, position, kind: AskKind::Score });
+                prepared.push(Prepared { wanted: wanted(position), mask: None, history: None });
+            }
+            if row.samples > 0 && sequence.tokens.len() > row.end {
                 // The form forced it while the step was under way.
                 sequence.sampled_ahead -= 1;
-                row.samples = false;
-                continue;
+                row.samples = 0;
             }
-            match sequence.grammar.as_mut().map(Grammar::mask).transpose() {
-                Ok(mask) => picks.push(Pick { index, wanted, row: *row, mask }),
-                Err(reason) => broken.push((row.id, reason)),
+            for position in row.end - row.samples..row.end {
+                let mask = match sequence.grammar.as_mut().map(Grammar::mask).transpose() {
+                    Ok(mask) => mask,
+                    Err(reason) => {
+                        broken.push((row.id, reason));
+                        continue;
+                    }
+                };
+                let drafted = position + 1 - (row.end - row.drafts());
+                let history = (row.drafts() > 0 && sequence.request.sampling.needs_history())
+                    .then(|| [&sequence.tokens, &sequence.draft.launched()[..drafted]].concat());
+                step.asked.push(Ask { row: index, position, kind: AskKind::Choose });
+                prepared.push(Prepared { wanted: wanted(position), mask, history });
             }
         }
-        step.sampled = picks.iter().map(|pick| pick.index).collect();
-        let inputs: Vec<SampleRow<'_>> = picks
+        let inputs: Vec<SampleRow<'_>> = step
+            .asked
             .iter()
-            .map(|pick| {
-                let sequence = self.scheduler.get(pick.row.id).expect("just seen");
-                let sampling = &sequence.request.sampling;
+            .zip(&prepared)
+            .map(|(ask, prepared)| {
+                let row = &step.rows[ask.row];
+                let sequence = self.scheduler.get(row.id).expect("just seen");
+                // Positions beyond the last token are drafted.
+                let drafted = (ask.position + 1).saturating_sub(sequence.tokens.len());
+                let given = (ask.kind == AskKind::Score).then(|| Given {
+                    token: sequence.tokens[ask.position + 1],
+                    top: sequence.request.prompt_logprobs.unwrap_or(0),
+                });
                 SampleRow {
-                    wanted: pick.wanted,
-                    slot: pick.row.slot,
-                    position: u32::try_from(pick.row.end).expect("positions are bounded by the context"),
+                    wanted: prepared.wanted,
+                    slot: row.slot,
+                    position: small(ask.position + 1),
                     seed: sequence.seed,
                     vocab: self.runner.vocab(),
-                    sampling,
-                    history: &sequence.tokens,
-                    generated: u32::try_from(sequence.generated()).expect("bounded by the context"),
-                    mask: pick.mask.as_ref().map(SimpleVob::as_slice),
+                    sampling: &sequence.request.sampling,
+                    history: match &prepared.history {
+                        Some(history) => history,
+                        None if drafted > 0 => &[],
+                        None => &sequence.tokens,
+                    },
+                    generated: small(sequence.generated() + drafted),
+                    mask: prepared.mask.as_ref().map(SimpleVob::as_slice),
+                    given,
                     mirostat_mu: sequence.mirostat_mu,
                 }
             })
@@ -367,45 +423,74 @@ impl Engine {
             Ok(output) => output,
             Err(failed) => return self.fail_step(&step.rows, failed),
         };
-        assert_eq!(output.sampled.len(), step.sampled.len(), "a runner answers every sampled row");
-        self.budget.observe(step.tokens, (self.clock)().saturating_sub(step.began));
+        assert_eq!(output.sampled.len(), step.asked.len(), "a runner answers every question");
+        let elapsed = (self.clock)().saturating_sub(step.began);
+        self.budget.observe(step.tokens, elapsed);
+        self.scheduler.observe(step.tokens, elapsed.as_secs_f64());
         self.stats.steps += 1;
-        let mut sampled = step.sampled.iter().zip(output.sampled).peekable();
+        let mut answers = step.asked.iter().zip(output.sampled).peekable();
         for (index, row) in step.rows.iter().enumerate() {
-            let result =
-                sampled.next_if(|(sampled_index, _)| **sampled_index == index).map(|(_, result)| result);
             self.scheduler.collected(row);
-            if let Some(result) = result {
-                self.take(row, result);
+            // Whether the row's next answer still counts.
+            let mut counts = true;
+            while let Some((ask, answer)) = answers.next_if(|(ask, _)| ask.row == index) {
+                counts = counts && self.take(row, *ask, answer);
+            }
+            if row.drafts() > 0 {
+                self.scheduler.verified(row);
+            }
+            self.end_scored(row.id);
+            if row.samples > 0 {
+                self.scheduler.propose(row.id);
             }
             self.scheduler.settle(row.id);
         }
     }
 
-    /// Takes what was sampled for a row.
-    fn take(&mut self, row: &Scheduled, result: Sampled) {
-        match result.fault {
-            None => {}
-            Some(SampleFault::Logits) => {
-                return self.fail(row.id, Failure::NumericFault { position: row.end - 1 });
-            }
-            Some(SampleFault::NothingAllowed) => {
-                return self.fail(row.id, Failure::NothingAllowed { position: row.end });
-            }
+    /// Takes an answer of the sampler; whether the next one of the same row still counts.
+    fn take(&mut self, row: &Scheduled, ask: Ask, answer: Sampled) -> bool {
+        let failure = match answer.fault {
+            None => None,
+            Some(SampleFault::Logits) => Some(Failure::NumericFault { position: ask.position }),
+            Some(SampleFault::NothingAllowed) => Some(Failure::NothingAllowed { position: ask.position + 1 }),
             Some(SampleFault::Parameters) => unreachable!("checked when the request came in"),
+        };
+        if let Some(failure) = failure {
+            self.fail(row.id, failure);
+            return false;
         }
-        if let Some(sequence) = self.scheduler.get_mut(row.id) {
-            sequence.mirostat_mu = result.mu;
+        let Some(sequence) = self.scheduler.get_mut(row.id) else { return false };
+        let Sampled { token, logprob, top, mu, .. } = answer;
+        if ask.kind == AskKind::Score {
+            let logprob = logprob.expect("a given token comes with its log-probability");
+            sequence.reply.send(Event::Scored { token, logprob, top });
+            return true;
         }
-        let event = Event::Token { token: result.token, logprob: result.logprob, top: result.top };
-        if !self.accept(row.id, event, result.token) {
-            self.fast_forward(row.id);
+        sequence.mirostat_mu = mu;
+        let right = sequence.draft.observe(token);
+        let drafted = ask.position + 1 < row.end;
+        self.stats.drafted_tokens += u64::from(drafted);
+        self.stats.accepted_tokens += u64::from(drafted && right);
+        if self.accept(row.id, Event::Token { token, logprob, top }, token) {
+            return false;
+        }
+        self.fast_forward(row.id);
+        // The next position was computed after the guessed token.
+        right
+    }
+
+    /// A request for the prompt's log-probabilities alone has them all.
+    fn end_scored(&mut self, id: SequenceId) {
+        let done =
+            |sequence: &Sequence| sequence.only_scores() && sequence.computed == sequence.positions_max();
+        if self.scheduler.get(id).is_some_and(done) {
+            self.end(id, EndReason::Length);
         }
     }
 
     /// The step is lost: its requests fail, their pages return, the others go on.
     fn fail_step(&mut self, rows: &[Scheduled], failed: StepFailed) {
-        if failed.panicked {
+        if failed.reach != Reach::Step {
             // The runner may have lost count of its steps: none of them can be trusted.
             self.runner.reset();
             for step in std::mem::take(&mut self.in_flight) {
@@ -413,6 +498,25 @@ impl Engine {
             }
         }
         self.drop_rows(rows, &failed.failure);
+        if failed.reach == Reach::Device {
+            self.lose_device(failed.failure);
+        }
+    }
+
+    /// Nothing can be computed any more: everybody is told, and nobody is let in.
+    fn lose_device(&mut self, failure: Failure) {
+        let Failure::DeviceLost(reason) = &failure else { unreachable!("only a lost device reaches all") };
+        self.stats.device_lost = Some(reason.clone());
+        let arrivals = self.door.close(Refusal::DeviceLost(reason.clone()));
+        for (reply, ticket) in arrivals.into_iter().flat_map(|arrival| arrival.choices) {
+            drop(ticket);
+            reply.send(Event::Failed(failure.clone()));
+            self.stats.ended.failed += 1;
+        }
+        let everybody: Vec<SequenceId> = self.scheduler.live().map(|sequence| sequence.id).collect();
+        for id in everybody {
+            self.fail(id, failure.clone());
+        }
     }
 
     fn drop_rows(&mut self, rows: &[Scheduled], failure: &Failure) {
@@ -464,7 +568,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.door.close();
+        // What had arrived is dropped outside the door's lock, which its tickets take.
+        drop(self.door.close(Refusal::Closed));
     }
 }
 
@@ -476,19 +581,36 @@ fn choice_seed(seed: u64, choice: usize) -> u64 {
 
 struct StepFailed {
     failure: Failure,
-    panicked: bool,
+    reach: Reach,
 }
 
-/// Calls the runner so that neither its errors nor its panics reach further than the step.
+/// How far a failed call to the runner reaches.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// The step that was called for.
+    Step,
+    /// All steps in flight.
+    Steps,
+    /// Everything.
+    Device,
+}
+
+/// Calls the runner so that neither its errors nor its panics reach further than they must.
 fn guarded<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, StepFailed> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(StepFailed { failure: Failure::Backend(error.to_string()), panicked: false }),
-        Err(panic) => Err(StepFailed { failure: Failure::Panicked(panic_text(&*panic)), panicked: true }),
-    }
+    let (failure, reach) = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(error @ Error::DeviceLost { .. })) => (Failure::DeviceLost(error.to_string()), Reach::Device),
+        Ok(Err(error)) => (Failure::Backend(error.to_string()), Reach::Step),
+        Err(panic) => (Failure::Panicked(panic_text(&*panic)), Reach::Steps),
+    };
+    Err(StepFailed { failure, reach })
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+fn small(value: usize) -> u32 {
+    u32::try_from(value).expect("positions are bounded by the context")
 }

@@ -1,6 +1,6 @@
 //! What the engine says about a choice.
 
-/// One event of a choice: `Started`, tokens, then exactly one `End` or `Failed`.
+/// One event of a choice: `Started`, the prompt's log-probabilities if asked for, tokens, then exactly one `End` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// It has a seat for the first time.
@@ -9,6 +9,15 @@ pub enum Event {
         cached_tokens: usize,
         /// The seed that fixes this choice's random numbers.
         seed: u64,
+    },
+    /// A token of the prompt, the second and on, if asked for; the first choice of a request tells them.
+    Scored {
+        /// Its id.
+        token: u32,
+        /// Its log-probability after the tokens before it.
+        logprob: f32,
+        /// The most likely tokens there with their log-probabilities.
+        top: Vec<(u32, f32)>,
     },
     /// A token was chosen.
     Token {
@@ -80,6 +89,9 @@ pub enum Failure {
     /// The step panicked.
     #[error("INTERNAL: the step panicked: {0}")]
     Panicked(String),
+    /// The device is gone, and with it every request.
+    #[error("DEVICE_LOST: {0}")]
+    DeviceLost(String),
     /// The engine stopped before the answer was whole.
     #[error("CANCELLED: the engine stopped")]
     EngineGone,

@@ -24,6 +24,8 @@ pub enum Fault {
     Panic,
     /// The first sampled row's logits are not numbers.
     NotANumber,
+    /// `collect` finds the device gone.
+    DeviceLost,
 }
 
 /// What a [`Fake`] pretends to be.
@@ -134,12 +136,18 @@ impl Runner for Fake {
         }
         for (index, row) in rows.iter().enumerate() {
             let hash = step.hashes[row.wanted as usize];
+            let broken = index == 0 && step.fault == Some(Fault::NotANumber);
+            let fault = broken.then_some(SampleFault::Logits);
+            if let Some(given) = row.given {
+                let logprob = Some(score(hash, given.token));
+                let (token, mu) = (given.token, row.mirostat_mu);
+                step.sampled.push(Sampled { token, logprob, top: Vec::new(), mu, fault });
+                continue;
+            }
             let mut token = chosen(hash, row.sampling.temperature, row.seed, row.position, row.vocab);
             if let Some(mask) = row.mask {
                 token = nearest(token, mask, row.vocab);
             }
-            let broken = index == 0 && step.fault == Some(Fault::NotANumber);
-            let fault = broken.then_some(SampleFault::Logits);
             step.sampled.push(Sampled { token, logprob: None, top: Vec::new(), mu: row.mirostat_mu, fault });
             self.slots[row.slot as usize] = Some(token);
         }
@@ -150,6 +158,9 @@ impl Runner for Fake {
         let step = self.steps.pop_front().expect("collect follows launch");
         match step.fault {
             Some(Fault::Collect) => Err(failure("collect")),
+            Some(Fault::DeviceLost) => {
+                Err(Error::DeviceLost { backend: "fake", reason: "unplugged on purpose".to_owned() })
+            }
             _ => Ok(Output { sampled: step.sampled }),
         }
     }
@@ -177,6 +188,17 @@ impl Runner for Fake {
 
 /// The token a [`Fake`] must choose after `tokens`, told without any pages.
 pub fn next_token(tokens: &[u32], windows: &[Option<u32>], temperature: f32, seed: u64, vocab: u32) -> u32 {
+    let position = u32::try_from(tokens.len()).expect("short");
+    chosen(seen(tokens, windows), temperature, seed, position, vocab)
+}
+
+/// How likely a [`Fake`] must call `token` after `tokens`, told without any pages.
+pub fn logprob(tokens: &[u32], windows: &[Option<u32>], token: u32) -> f32 {
+    score(seen(tokens, windows), token)
+}
+
+/// The hash of everything that the last of `tokens` sees.
+fn seen(tokens: &[u32], windows: &[Option<u32>]) -> u64 {
     let position = u32::try_from(tokens.len() - 1).expect("short");
     let mut hash = Hash::new();
     for &window in windows {
@@ -184,7 +206,13 @@ pub fn next_token(tokens: &[u32], windows: &[Option<u32>], temperature: f32, see
             hash.add(tokens[seen as usize], seen);
         }
     }
-    chosen(hash.0, temperature, seed, position + 1, vocab)
+    hash.0
+}
+
+fn score(hash: u64, token: u32) -> f32 {
+    let mut hash = Hash(hash);
+    hash.add(token, 0);
+    -((hash.0 >> 40) as f32)
 }
 
 fn chosen(hash: u64, temperature: f32, seed: u64, position: u32, vocab: u32) -> u32 {

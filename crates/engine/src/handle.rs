@@ -44,8 +44,8 @@ struct DoorState {
     requests: usize,
     tokens: usize,
     handles: usize,
-    /// The engine is gone.
-    closed: bool,
+    /// The engine is gone, or what it drives is.
+    closed: Option<Refusal>,
 }
 
 /// A request on its way to the scheduler.
@@ -106,15 +106,12 @@ impl Door {
         }
     }
 
-    /// Refuses everybody from now on. What had arrived is dropped, which tells its callers.
-    pub(crate) fn close(&self) {
-        let arrivals = {
-            let mut state = lock(&self.state);
-            state.closed = true;
-            std::mem::take(&mut state.arrivals)
-        };
-        // Outside the lock: tickets take it.
-        drop(arrivals);
+    /// Refuses everybody from now on, for the first reason given. What had arrived and was not taken is returned;
+    /// dropping it tells its callers that the engine is gone.
+    pub(crate) fn close(&self, reason: Refusal) -> VecDeque<Arrival> {
+        let mut state = lock(&self.state);
+        state.closed.get_or_insert(reason);
+        std::mem::take(&mut state.arrivals)
     }
 
     /// Marks the beginning of a step for whoever watches.
@@ -147,8 +144,8 @@ impl Handle {
         let (choices, tokens) = (request.choices as usize, request.prompt.len());
         let limits = self.door.limits;
         let mut state = lock(&self.door.state);
-        if state.closed {
-            return Err(Refusal::Closed);
+        if let Some(reason) = &state.closed {
+            return Err(reason.clone());
         }
         let tokens_after = state.tokens.saturating_add(tokens.saturating_mul(choices));
         if state.requests + choices > limits.requests_max || tokens_after > limits.tokens_max {

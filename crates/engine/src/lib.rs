@@ -19,6 +19,7 @@ mod runner;
 mod scheduler;
 mod sequence;
 pub mod simulation;
+mod speculation;
 mod stats;
 mod sync;
 
@@ -34,6 +35,7 @@ pub use reply::Reply;
 pub use request::{CHOICES_MAX, Capacity, PRIORITY_PLACES, Refusal, Request};
 pub use runner::Runner;
 pub use scheduler::StepLimits;
+pub use speculation::{Drafter, Speculation, look_up};
 pub use stats::{Ended, Stats};
 
 /// Time since an arbitrary start.

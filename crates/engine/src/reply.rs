@@ -18,7 +18,7 @@ use crate::{
 /// Makes the two ends of a reply.
 pub(crate) fn reply() -> (ReplySender, Reply) {
     let shared = Arc::new(Shared {
-        state: Mutex::new(State { events: VecDeque::new(), ended: false, waker: None }),
+        state: Mutex::new(State { events: VecDeque::new(), ended: false, waiting: false, waker: None }),
         arrived: Condvar::new(),
         abandoned: AtomicBool::new(false),
     });
@@ -37,6 +37,8 @@ struct State {
     events: VecDeque<Event>,
     /// The last event was sent.
     ended: bool,
+    /// The receiver sleeps. Waking it is a system call, so it is made only then.
+    waiting: bool,
     waker: Option<Waker>,
 }
 
@@ -53,8 +55,11 @@ impl ReplySender {
         state.ended = event.is_last();
         state.events.push_back(event);
         let waker = state.waker.take();
+        let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        self.shared.arrived.notify_one();
+        if waiting {
+            self.shared.arrived.notify_one();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -91,6 +96,7 @@ impl Reply {
             if state.ended {
                 return None;
             }
+            state.waiting = true;
             state = self.shared.arrived.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
     }

@@ -1,6 +1,6 @@
 //! What a caller asks for, checked before it enters.
 
-use fornax_compute::{Error, PAGE_TOKENS, Sampling};
+use fornax_compute::{Error, PAGE_TOKENS, Sampling, TOP_LOGPROBS_MAX};
 
 use crate::grammar::Grammar;
 
@@ -9,10 +9,13 @@ use crate::grammar::Grammar;
 pub struct Request {
     /// Tokens to start from; at least one.
     pub prompt: Vec<u32>,
-    /// At most this many tokens follow; at least one.
+    /// At most this many tokens follow; 0 only where the prompt's log-probabilities are asked for.
     pub max_tokens: usize,
     /// How tokens are chosen, and which of them end the answer.
     pub sampling: Sampling,
+    /// Tell the log-probability of every prompt token after the first, each with so many of the most likely tokens.
+    /// The prompt is then computed whole: no prefix is taken from the cache.
+    pub prompt_logprobs: Option<u32>,
     /// Fixes all random numbers of the request.
     pub seed: u64,
     /// What the answer must look like; compiled beforehand by [`Grammars`](crate::Grammars).
@@ -99,6 +102,9 @@ pub enum Refusal {
         /// The bound.
         tokens_max: usize,
     },
+    /// The device is gone; nothing can be computed until the engine is started again.
+    #[error("DEVICE_LOST: {0}")]
+    DeviceLost(String),
     /// The engine is draining or gone.
     #[error("the engine takes no more requests")]
     Closed,
@@ -122,6 +128,7 @@ impl Request {
             prompt,
             max_tokens,
             sampling,
+            prompt_logprobs: None,
             seed: 0,
             grammar: None,
             choices: 1,
@@ -136,15 +143,25 @@ impl Request {
         if prompt == 0 {
             return Err(Refusal::PromptEmpty);
         }
-        if prompt >= context {
+        if prompt > context || (prompt == context && max_tokens > 0) {
             return Err(Refusal::PromptTooLong { prompt, context });
         }
         if let Some(&token) = self.prompt.iter().find(|&&token| token >= capacity.vocab) {
             return Err(Refusal::TokenOutOfRange { token, vocab: capacity.vocab });
         }
         let wrong = |name, value: String, wanted| Err(Refusal::Parameter { name, value, wanted });
-        if max_tokens == 0 {
+        if max_tokens == 0 && self.prompt_logprobs.is_none() {
             return wrong("max_tokens", "0".into(), "at least 1");
+        }
+        if let Some(top) = self.prompt_logprobs.filter(|&top| top > TOP_LOGPROBS_MAX) {
+            return wrong("prompt_logprobs", top.to_string(), "at most 128");
+        }
+        if max_tokens == 0 && (prompt < 2 || self.choices != 1) {
+            return wrong(
+                "max_tokens",
+                "0".into(),
+                "at least 1 for a prompt of one token or several answers",
+            );
         }
         if prompt.checked_add(max_tokens).is_none_or(|sum| sum > context) {
             return Err(Refusal::ContextExceeded { prompt, max_tokens, context });

@@ -6,7 +6,11 @@
 //! Order is the place in line, fixed when a request arrives. Whoever is first can always take the pages of those
 //! behind, so somebody always moves on, and nobody is overtaken for ever.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::{BuildHasherDefault, Hasher},
+    ops::Range,
+};
 
 use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
 
@@ -14,6 +18,7 @@ use crate::{
     handle::Ticket,
     pages::{PageCounts, Pages},
     sequence::{Leave, Seat, Sequence, SequenceId},
+    speculation::{Speculation, Speculator},
 };
 
 /// Bounds of one step, from the runner.
@@ -32,17 +37,38 @@ pub struct StepLimits {
 pub(crate) struct Scheduled {
     pub(crate) id: SequenceId,
     pub(crate) slot: u32,
-    /// Position after the last of its tokens.
+    /// Position after the last of its tokens, drafts included.
     pub(crate) end: usize,
-    /// Whether a token is sampled at `end`.
-    pub(crate) samples: bool,
+    /// The first of its last positions that have logits.
+    pub(crate) wanted_from: usize,
+    /// The positions from `wanted_from` to here tell how likely the token after them was.
+    pub(crate) scores_end: usize,
+    /// How many of its last positions choose a token: none, one, or one more than it has drafts.
+    pub(crate) samples: usize,
+}
+
+impl Scheduled {
+    /// Positions that have logits.
+    pub(crate) fn wanted(&self) -> usize {
+        self.end - self.wanted_from
+    }
+
+    /// Positions that tell how likely the token after them was.
+    pub(crate) fn scores(&self) -> Range<usize> {
+        self.wanted_from..self.scores_end.max(self.wanted_from)
+    }
+
+    /// Tokens guessed and computed ahead.
+    pub(crate) fn drafts(&self) -> usize {
+        self.samples.saturating_sub(1)
+    }
 }
 
 /// Owns every sequence and every page.
 pub(crate) struct Scheduler {
     pages: Pages,
     limits: StepLimits,
-    sequences: HashMap<SequenceId, Sequence>,
+    sequences: HashMap<SequenceId, Sequence, BuildHasherDefault<IdHasher>>,
     /// Without a seat, by place in line.
     waiting: BTreeSet<(i64, SequenceId)>,
     /// With a seat, by place in line.
@@ -50,19 +76,46 @@ pub(crate) struct Scheduler {
     slots_free: Vec<u32>,
     /// Sequences that gave way to somebody before them.
     preemptions: u64,
+    speculator: Speculator,
+    /// The last batch, whose memory the next one uses again.
+    batch: Batch,
+    rows_spare: Vec<Row>,
+}
+
+/// Sequence numbers are ours and count upwards: spreading them needs no defence against collisions.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
 }
 
 impl Scheduler {
-    pub(crate) fn new(groups: &[KvGroup], limits: StepLimits) -> Self {
+    pub(crate) fn new(groups: &[KvGroup], limits: StepLimits, speculation: Speculation) -> Self {
         let slots = u32::try_from(limits.slots).expect("slots fit 32 bits");
         Scheduler {
             pages: Pages::new(groups),
             limits,
-            sequences: HashMap::new(),
+            sequences: HashMap::default(),
             waiting: BTreeSet::new(),
             seated: BTreeSet::new(),
             slots_free: (0..slots).rev().collect(),
             preemptions: 0,
+            speculator: Speculator::new(speculation),
+            batch: Batch::default(),
+            rows_spare: Vec::new(),
         }
     }
 
@@ -74,30 +127,58 @@ impl Scheduler {
     }
 
     /// The next batch, at most `budget` tokens, and what each of its rows is; empty when nothing can move.
-    pub(crate) fn schedule(&mut self, budget: usize) -> (Batch, Vec<Scheduled>) {
+    pub(crate) fn schedule(&mut self, budget: usize) -> (&Batch, Vec<Scheduled>) {
+        let mut batch = std::mem::take(&mut self.batch);
+        self.rows_spare.append(&mut batch.rows);
+        batch.tokens.clear();
+        batch.positions.clear();
         let mut step = StepDraft {
-            batch: Batch::default(),
-            rows: Vec::new(),
+            batch,
+            rows: Vec::with_capacity(self.seated.len()),
             tokens_left: budget.clamp(1, self.limits.tokens_max),
             wanted_left: self.limits.wanted_max,
         };
         // Rows that need one token come first: a long prompt takes what they leave, and nobody's stream stalls.
+        let streams = self.seated.len();
         let (one, more): (Vec<_>, Vec<_>) = self
             .seated
             .iter()
             .map(|&(_, id)| self.sequence(id))
             .filter(|sequence| sequence.launched < sequence.target())
+            .filter(|sequence| {
+                sequence.sampled_ahead == 0 || !self.speculator.worth_waiting(&sequence.draft, streams)
+            })
             .map(|sequence| (sequence.id, sequence.target() - sequence.launched))
             .partition(|&(_, missing)| missing == 1);
-        for (id, _) in one.into_iter().chain(more) {
-            self.advance(id, &mut step);
+        // Drafts are for steps that have nothing better to do: no prompt waits to be computed.
+        let drafting = more.is_empty() && (self.waiting.is_empty() || self.slots_free.is_empty());
+        let mut after = one.len();
+        for (id, _) in one {
+            after -= 1;
+            let drafts = if drafting { self.drafts_for(id, streams, after, &step) } else { 0 };
+            self.advance(id, drafts, &mut step);
+        }
+        for (id, _) in more {
+            self.advance(id, 0, &mut step);
         }
         self.seat_waiting(&mut step);
-        (step.batch, step.rows)
+        self.batch = step.batch;
+        (&self.batch, step.rows)
     }
 
-    /// Adds a seated sequence's missing positions to the step, as many as fit.
-    fn advance(&mut self, id: SequenceId, step: &mut StepDraft) {
+    /// How many guessed tokens a sequence may compute beside its newest, leaving one for each of the rows `after` it.
+    fn drafts_for(&self, id: SequenceId, streams: usize, after: usize, step: &StepDraft) -> usize {
+        let Some(sequence) = self.sequences.get(&id) else { return 0 };
+        if sequence.sampled_ahead > 0 {
+            return 0;
+        }
+        let places = sequence.positions_max() - sequence.launched;
+        let room = step.tokens_left.min(step.wanted_left).min(places).saturating_sub(after + 1);
+        self.speculator.count(&sequence.draft, streams).min(room)
+    }
+
+    /// Adds a seated sequence's missing positions to the step, as many as fit, and drafts if there is room for all.
+    fn advance(&mut self, id: SequenceId, drafts: usize, step: &mut StepDraft) {
         let Some(sequence) = self.sequences.get(&id) else { return };
         // It may have lost its seat to an earlier row of this very step.
         if sequence.seat.is_none() || sequence.leave.is_some() {
@@ -108,12 +189,15 @@ impl Scheduler {
             return;
         }
         let end = sequence.launched + len;
+        if drafts > 0 && self.grow(id, end + drafts) {
+            return self.place(id, len, drafts, step);
+        }
         while !self.grow(id, end) {
             if !self.make_room(id, step) {
                 return;
             }
         }
-        self.place(id, len, step);
+        self.place(id, len, 0, step);
     }
 
     /// Seats waiting sequences in line order until slots, pages or the budget run out.
@@ -129,7 +213,7 @@ impl Scheduler {
             }
             let Some(slot) = self.slots_free.pop() else { return };
             let sequence = self.sequences.get_mut(&id).expect("listed");
-            let (mut tables, hit) = self.pages.find(&sequence.request.salt, &sequence.tokens);
+            let (mut tables, hit) = self.pages.find(&sequence.request.salt, sequence.cacheable());
             (sequence.launched, sequence.computed) = (hit, hit);
             let len = step.room(sequence);
             let grown = len > 0
@@ -154,7 +238,7 @@ impl Scheduler {
             let line = sequence.line;
             self.waiting.remove(&(line, id));
             self.seated.insert((line, id));
-            self.place(id, len, step);
+            self.place(id, len, 0, step);
         }
     }
 
@@ -238,50 +322,95 @@ impl Scheduler {
         self.pages.release(tables);
     }
 
-    /// Writes the next `len` positions of a seated sequence into the step.
-    fn place(&mut self, id: SequenceId, len: usize, step: &mut StepDraft) {
+    /// Writes the next `len` positions of a seated sequence, and `drafts` guessed ones, into the step.
+    fn place(&mut self, id: SequenceId, len: usize, drafts: usize, step: &mut StepDraft) {
         let sequence = self.sequences.get_mut(&id).expect("seated");
         let seat = sequence.seat.as_ref().expect("seated");
-        let (start, end) = (sequence.launched, sequence.launched + len);
-        let samples = sequence.samples_at(end);
-        let row = Row {
-            slot: seat.slot,
-            start: small(start),
-            len: small(len),
-            pages: seat.tables.groups().to_vec(),
-            wanted: u32::from(samples),
-        };
-        let known = &sequence.tokens[start.min(sequence.tokens.len())..end.min(sequence.tokens.len())];
-        let tokens = known.iter().map(|&token| Token::Known(token));
+        let (start, known_end) = (sequence.launched, sequence.launched + len);
+        let end = known_end + drafts;
+        let samples = if sequence.samples_at(known_end) { 1 + drafts } else { 0 };
+        let unscored = sequence.unscored(start);
+        let scores_end = unscored.end.min(end);
+        let wanted_from = if unscored.start < scores_end { unscored.start } else { end - samples };
+        let scheduled = Scheduled { id, slot: seat.slot, end, wanted_from, scores_end, samples };
+
+        let mut row = self.rows_spare.pop().unwrap_or_else(|| Row {
+            slot: 0,
+            start: 0,
+            len: 0,
+            pages: Vec::new(),
+            wanted: 0,
+        });
+        let tables = seat.tables.groups();
+        row.pages.resize_with(tables.len(), Vec::new);
+        for (copy, table) in row.pages.iter_mut().zip(tables) {
+            copy.clear();
+            copy.extend_from_slice(table);
+        }
+        (row.slot, row.start, row.len) = (seat.slot, small(start), small(end - start));
+        row.wanted = small(scheduled.wanted());
+
+        let known = &sequence.tokens[start.min(sequence.tokens.len())..known_end.min(sequence.tokens.len())];
         let ahead = len - known.len();
         assert!(ahead <= 1, "only the newest token may still be on the device");
+        assert!(ahead == 0 || drafts == 0, "drafts follow a known token");
+        sequence.draft.in_flight = drafts;
+        let tokens = known.iter().chain(sequence.draft.launched()).map(|&token| Token::Known(token));
         step.batch.push(row, tokens.chain((0..ahead).map(|_| Token::Sampled(seat.slot))));
-        step.rows.push(Scheduled { id, slot: seat.slot, end, samples });
-        step.tokens_left -= len;
-        step.wanted_left -= usize::from(samples);
+        step.tokens_left -= end - start;
+        step.wanted_left -= scheduled.wanted();
+        step.rows.push(scheduled);
         sequence.launched = end;
         sequence.steps_in_flight += 1;
-        sequence.sampled_ahead += usize::from(samples);
+        sequence.sampled_ahead += usize::from(samples > 0);
     }
 
-    /// A step that named this sequence was collected: its positions are computed.
+    /// A step that named this sequence was collected: its positions are computed, those of drafts excepted.
     pub(crate) fn collected(&mut self, row: &Scheduled) {
         let sequence = self.sequences.get_mut(&row.id).expect("kept while in flight");
         sequence.steps_in_flight -= 1;
-        sequence.sampled_ahead -= usize::from(row.samples);
+        sequence.sampled_ahead -= usize::from(row.samples > 0);
         if sequence.leave == Some(Leave::Ended) {
             return self.settle(row.id);
         }
-        sequence.computed = row.end;
+        sequence.scored = sequence.scored.map(|scored| scored.max(row.scores().end));
+        self.computed(row.id, row.end - row.drafts());
+    }
+
+    /// The drafts of a collected row are verified: those that became tokens are computed, the others never were.
+    pub(crate) fn verified(&mut self, row: &Scheduled) {
+        let Some(sequence) = self.get_mut(row.id) else { return };
+        sequence.draft.in_flight = 0;
+        let right = row.end.min(sequence.tokens.len() - 1);
+        sequence.launched = right;
+        self.computed(row.id, right);
+    }
+
+    fn computed(&mut self, id: SequenceId, positions: usize) {
+        let sequence = self.sequences.get_mut(&id).expect("kept while in flight");
+        sequence.computed = positions;
         let seat = sequence.seat.as_mut().expect("kept while in flight");
-        self.pages.commit(&mut seat.tables, &sequence.tokens[..row.end]);
+        self.pages.commit(&mut seat.tables, &sequence.tokens[..positions]);
+    }
+
+    /// Lets a sequence guess what comes next.
+    pub(crate) fn propose(&mut self, id: SequenceId) {
+        let streams = self.seated.len();
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        self.speculator.propose(sequence, streams);
+    }
+
+    /// A step of so many tokens took so long.
+    pub(crate) fn observe(&mut self, tokens: usize, seconds: f64) {
+        self.speculator.observe(tokens, seconds);
     }
 
     /// A step that named this sequence was lost.
     pub(crate) fn dropped(&mut self, row: &Scheduled) {
         let sequence = self.sequences.get_mut(&row.id).expect("kept while in flight");
         sequence.steps_in_flight -= 1;
-        sequence.sampled_ahead -= usize::from(row.samples);
+        sequence.sampled_ahead -= usize::from(row.samples > 0);
+        sequence.draft.in_flight = 0;
         self.settle(row.id);
     }
 
@@ -376,11 +505,15 @@ struct StepDraft {
 impl StepDraft {
     /// How many of the sequence's missing positions still fit.
     fn room(&self, sequence: &Sequence) -> usize {
-        let missing = sequence.target() - sequence.launched;
-        let len = missing.min(self.tokens_left);
-        let samples = len > 0 && sequence.samples_at(sequence.launched + len);
+        let start = sequence.launched;
+        let len = (sequence.target() - start).min(self.tokens_left);
+        let unscored = sequence.unscored(start);
+        if unscored.start < unscored.end.min(start + len) {
+            // Every position from the first that has to be told wants logits.
+            return len.min(unscored.start - start + self.wanted_left);
+        }
         // Without a logits row left, all but the last position can still be computed.
-        if samples && self.wanted_left == 0 { len - 1 } else { len }
+        if len > 0 && self.wanted_left == 0 && sequence.samples_at(start + len) { len - 1 } else { len }
     }
 
     fn names(&self, id: SequenceId) -> bool {

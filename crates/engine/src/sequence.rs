@@ -1,8 +1,10 @@
 //! One stream of tokens on its way through the engine.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use crate::{grammar::Grammar, handle::Ticket, pages::Tables, reply::ReplySender, request::Request};
+use crate::{
+    grammar::Grammar, handle::Ticket, pages::Tables, reply::ReplySender, request::Request, speculation::Draft,
+};
 
 /// A sequence's number in the engine's own books; users never see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,6 +23,10 @@ pub(crate) struct Sequence {
     pub(crate) grammar: Option<Grammar>,
     /// This choice's own seed: random numbers are a function of it and the position.
     pub(crate) seed: u64,
+    /// What it guesses to come next.
+    pub(crate) draft: Draft,
+    /// Prompt positions whose log-probabilities were told, if this choice tells them: the first of a request does.
+    pub(crate) scored: Option<usize>,
     /// Mirostat's state for the next token.
     pub(crate) mirostat_mu: f32,
     /// Place in line: smaller goes first. Never changes, so the first in line always moves on.
@@ -29,7 +35,7 @@ pub(crate) struct Sequence {
     pub(crate) leader: Option<SequenceId>,
     /// Pages and slot, while running.
     pub(crate) seat: Option<Seat>,
-    /// Positions in launched steps; at most `target()`.
+    /// Positions in launched steps; at most `target()`, and the draft in flight.
     pub(crate) launched: usize,
     /// Positions whose keys and values are collected; at most `launched`.
     pub(crate) computed: usize,
@@ -78,11 +84,32 @@ impl Sequence {
         self.request.sampling.end_tokens.contains(&token)
     }
 
-    /// Positions that should be computed: all tokens known or being sampled, except that the last one allowed needs no
-    /// keys and values.
+    /// Positions that should be computed: all tokens known or being sampled.
     pub(crate) fn target(&self) -> usize {
-        let last = self.prompt_len() + self.request.max_tokens - 1;
-        (self.tokens.len() + self.sampled_ahead).min(last)
+        (self.tokens.len() + self.sampled_ahead).min(self.positions_max())
+    }
+
+    /// Positions that will ever be computed: the last token allowed needs no keys and values.
+    pub(crate) fn positions_max(&self) -> usize {
+        self.prompt_len() + self.request.max_tokens - 1
+    }
+
+    /// Positions of the prompt whose log-probabilities have to be told, `position` and later.
+    pub(crate) fn unscored(&self, position: usize) -> Range<usize> {
+        // The log-probability of a token comes from the position before it.
+        let end = self.prompt_len() - 1;
+        self.scored.map_or(end..end, |scored| scored.max(position).min(end)..end)
+    }
+
+    /// Tokens whose pages may be taken from the prefix cache: positions that are still to be told have to be computed.
+    pub(crate) fn cacheable(&self) -> &[u32] {
+        let unscored = self.unscored(0);
+        if unscored.is_empty() { &self.tokens } else { &self.tokens[..=unscored.start] }
+    }
+
+    /// Whether nothing is left to do but to say so.
+    pub(crate) fn only_scores(&self) -> bool {
+        self.request.max_tokens == 0
     }
 
     /// Whether a step that ends at `position` must sample: it reaches the newest token.

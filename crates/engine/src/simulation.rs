@@ -13,8 +13,8 @@ use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling};
 
 use crate::{
     EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, QueueLimits, Refusal, Reply,
-    Request, StepLimits, Turn, Vocabulary,
-    fake::{Fake, FakeOptions, Fault, nearest, next_token},
+    Request, Speculation, StepLimits, Turn, Vocabulary,
+    fake::{Fake, FakeOptions, Fault, logprob, nearest, next_token},
 };
 
 /// What a life was.
@@ -22,8 +22,8 @@ use crate::{
 pub struct Life {
     /// Turns of the loop.
     pub turns: u64,
-    /// Choices accepted.
-    pub accepted: u64,
+    /// Choices that were let in.
+    pub admitted: u64,
     /// Requests refused because the queue was full.
     pub refused: u64,
     /// Choices that ended with an answer.
@@ -34,6 +34,12 @@ pub struct Life {
     pub failed: u64,
     /// Tokens checked.
     pub tokens: u64,
+    /// Prompt tokens whose log-probability was checked.
+    pub scored: u64,
+    /// Tokens computed ahead because they were guessed.
+    pub drafted: u64,
+    /// Of those, the ones that were right.
+    pub accepted: u64,
     /// Prompt tokens that came from the prefix cache.
     pub cached: u64,
     /// Sequences preempted.
@@ -45,23 +51,29 @@ impl Life {
     pub fn add(&mut self, other: &Life) {
         let mine = [
             &mut self.turns,
-            &mut self.accepted,
+            &mut self.admitted,
             &mut self.refused,
             &mut self.answered,
             &mut self.cancelled,
             &mut self.failed,
             &mut self.tokens,
+            &mut self.scored,
+            &mut self.drafted,
+            &mut self.accepted,
             &mut self.cached,
             &mut self.preemptions,
         ];
         let theirs = [
             other.turns,
-            other.accepted,
+            other.admitted,
             other.refused,
             other.answered,
             other.cancelled,
             other.failed,
             other.tokens,
+            other.scored,
+            other.drafted,
+            other.accepted,
             other.cached,
             other.preemptions,
         ];
@@ -124,9 +136,10 @@ pub fn live(seed: u64, arrivals: usize) -> Life {
     let ended = stats.ended;
     assert_eq!(
         ended.end_token + ended.form_complete + ended.length + ended.cancelled + ended.failed,
-        life.accepted,
+        life.admitted,
         "every choice ends exactly once"
     );
+    (life.drafted, life.accepted) = (stats.drafted_tokens, stats.accepted_tokens);
     life.preemptions = stats.preemptions;
     life
 }
@@ -139,6 +152,8 @@ struct World {
     vocab: u32,
     context: usize,
     queue: QueueLimits,
+    /// How often a drafted token is not guessed but rolled; 100 and more drafts nothing.
+    wrong_draft_percent: u32,
     fault_percent: u32,
     cancel_percent: u32,
     arrival_percent: u32,
@@ -174,6 +189,7 @@ impl World {
                 requests_max: dice.between(3, 40),
                 tokens_max: dice.between(context, 20 * context),
             },
+            wrong_draft_percent: [5, 40, 90, 100][dice.below(4)],
             fault_percent: if dice.chance(30) { 3 } else { 0 },
             cancel_percent: if dice.chance(50) { 10 } else { 0 },
             arrival_percent: u32::try_from(dice.between(5, 70)).expect("small"),
@@ -197,9 +213,27 @@ impl World {
         });
         let options = EngineOptions {
             queue: self.queue,
+            speculation: self.speculation(seed),
             ..EngineOptions::new(self.context, Arc::new(|| Duration::from_secs(1)))
         };
         Engine::new(Box::new(fake), options)
+    }
+
+    /// Drafts what a greedy request would choose, with mistakes.
+    fn speculation(&self, seed: u64) -> Speculation {
+        if self.wrong_draft_percent >= 100 {
+            return Speculation::Off;
+        }
+        let (mut dice, percent, vocab) = (Dice(seed ^ 0xd4af), self.wrong_draft_percent, self.vocab);
+        let windows: Vec<_> = self.groups.iter().map(|group| group.window).collect();
+        Speculation::Always(Box::new(move |tokens, count| {
+            let mut all = tokens.to_vec();
+            for _ in 0..dice.below(count + 1) {
+                let right = next_token(&all, &windows, 0.0, 0, vocab);
+                all.push(if dice.chance(percent) { dice.token(vocab) } else { right });
+            }
+            all.split_off(tokens.len())
+        }))
     }
 
     fn submit(&self, dice: &mut Dice, handle: &Handle, open: &mut Vec<Watched>, life: &mut Life) {
@@ -208,7 +242,9 @@ impl World {
         let story = &self.stories[dice.below(self.stories.len())];
         let mut prompt = story[..shared].to_vec();
         prompt.extend((shared..prompt_len).map(|_| dice.token(self.vocab)));
-        let max_tokens = dice.between(1, self.context - prompt_len);
+        let prompt_logprobs = dice.chance(15).then_some(0);
+        let only_scores = prompt_logprobs.is_some() && prompt_len > 1 && dice.chance(30);
+        let max_tokens = if only_scores { 0 } else { dice.between(1, self.context - prompt_len) };
         let sampling = Sampling {
             temperature: if dice.chance(50) { 1.0 } else { 0.0 },
             end_tokens: vec![END_TOKEN],
@@ -216,17 +252,20 @@ impl World {
         };
         let request = Request {
             seed: dice.next(),
-            grammar: dice.chance(25).then(|| FORM.clone()),
-            choices: if dice.chance(20) { 3 } else { 1 },
+            prompt_logprobs,
+            grammar: (dice.chance(25) && !only_scores).then(|| FORM.clone()),
+            choices: if dice.chance(20) && !only_scores { 3 } else { 1 },
             priority: [0, 0, 0, -1, 1][dice.below(5)],
             salt: ["", "", "tenant"][dice.below(3)].into(),
             ..Request::new(prompt, max_tokens, sampling)
         };
         match handle.submit(request.clone()) {
             Ok(replies) => {
-                life.accepted += replies.len() as u64;
-                open.extend(replies.into_iter().map(|reply| Watched {
+                life.admitted += replies.len() as u64;
+                open.extend(replies.into_iter().enumerate().map(|(choice, reply)| Watched {
                     reply,
+                    scores: if choice == 0 && prompt_logprobs.is_some() { prompt_len - 1 } else { 0 },
+                    scored: 0,
                     tokens: request.prompt.clone(),
                     seed: None,
                     form: request.grammar.clone(),
@@ -246,6 +285,10 @@ struct Watched {
     request: Request,
     tokens: Vec<u32>,
     seed: Option<u64>,
+    /// Prompt tokens whose log-probabilities must come.
+    scores: usize,
+    /// Those that have come.
+    scored: usize,
     /// A copy of the form, moved along with the answer.
     form: Option<Grammar>,
     /// What the form forces next.
@@ -262,10 +305,12 @@ impl Watched {
                     life.cached += cached_tokens as u64;
                     self.forced = self.form.as_mut().map(Grammar::forced).unwrap_or_default().into();
                 }
+                Event::Scored { token, logprob, .. } => self.check_score(token, logprob, world, life),
                 Event::Token { token, .. } => self.check(token, world, life),
                 Event::End { reason, usage } => {
                     let generated = self.tokens.len() - self.request.prompt.len();
                     assert_eq!(usage.generated_tokens, generated, "usage counts what was sent");
+                    assert_eq!(self.scored, self.scores, "every token of the prompt is told once");
                     self.check_end(reason, generated);
                     life.answered += 1;
                     return self.nothing_follows();
@@ -278,6 +323,15 @@ impl Watched {
             }
         }
         true
+    }
+
+    fn check_score(&mut self, token: u32, score: f32, world: &World, life: &mut Life) {
+        let windows: Vec<_> = world.groups.iter().map(|group| group.window).collect();
+        let (before, rest) = self.request.prompt.split_at(self.scored + 1);
+        assert_eq!(Some(&token), rest.first(), "prompt tokens come in order");
+        assert_eq!(score, logprob(before, &windows, token), "position {} of the prompt", self.scored);
+        self.scored += 1;
+        life.scored += 1;
     }
 
     fn check(&mut self, token: u32, world: &World, life: &mut Life) {
@@ -383,6 +437,7 @@ mod tests {
             "{all:?}"
         );
         assert!(all.refused > 10 && all.answered > 1000, "{all:?}");
+        assert!(all.scored > 1000 && all.accepted > 1000 && all.drafted > 2 * all.accepted, "{all:?}");
     }
 
     /// A quiet engine with room for one sequence at a time.
@@ -394,6 +449,7 @@ mod tests {
             vocab: 40,
             context: 64,
             queue: QueueLimits { requests_max: 2000, tokens_max: 100_000 },
+            wrong_draft_percent: 100,
             fault_percent: 0,
             cancel_percent: 0,
             arrival_percent: 0,
@@ -495,5 +551,44 @@ mod tests {
         assert_eq!(seen.iter().map(|(_, stuck)| *stuck).collect::<Vec<_>>(), [false, false, true]);
         assert!(seen[1].0 < running(41) && seen[1].0 > running(39), "{seen:?}");
         assert_eq!((handle.stats().step_running_for, handle.stats().stuck), (None, false));
+    }
+
+    #[test]
+    fn a_lost_device_fails_everybody_clearly_and_lets_nobody_in() {
+        for depth in [0, 1] {
+            let mut steps = 0;
+            let lost_in_the_third_step = move || {
+                steps += 1;
+                (steps == 3).then_some(Fault::DeviceLost)
+            };
+            let fake = Fake::new(FakeOptions {
+                groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+                limits: StepLimits { tokens_max: 16, wanted_max: 2, slots: 2 },
+                depth,
+                vocab: 40,
+                faults: Box::new(lost_in_the_third_step),
+            });
+            let options = EngineOptions::new(64, Arc::new(|| Duration::ZERO));
+            let (mut engine, handle) = Engine::new(Box::new(fake), options);
+            let long = || Request::new(vec![1, 2, 3], 50, Sampling::greedy());
+            // Two run and two wait.
+            let mut replies: Vec<Reply> = (0..4).flat_map(|_| handle.submit(long()).unwrap()).collect();
+            for _ in 0..5 {
+                engine.turn();
+            }
+            for reply in &mut replies {
+                let last = std::iter::from_fn(|| reply.recv()).last();
+                assert!(matches!(&last, Some(Event::Failed(crate::Failure::DeviceLost(_)))), "{last:?}");
+            }
+            let wanted = "DEVICE_LOST: fake is lost: unplugged on purpose";
+            assert_eq!(
+                handle.submit(long()).err().map(|refusal| refusal.to_string()).as_deref(),
+                Some(wanted)
+            );
+            engine.assert_consistent();
+            assert_eq!((handle.stats().pages[0].referenced, handle.stats().ended.failed), (0, 4));
+            drop(handle);
+            engine.run();
+        }
     }
 }

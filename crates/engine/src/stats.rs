@@ -27,6 +27,10 @@ pub struct Stats {
     pub prefix_hits: u64,
     /// Tokens chosen.
     pub generated_tokens: u64,
+    /// Tokens that were guessed and computed ahead.
+    pub drafted_tokens: u64,
+    /// Of those, the ones that were right: tokens that cost no step.
+    pub accepted_tokens: u64,
     /// Sequences that lost their seat to somebody before them in line.
     pub preemptions: u64,
     /// Choices that ended by an end token, by length, by cancelling, by a failure.
@@ -35,6 +39,8 @@ pub struct Stats {
     pub step_running_for: Option<Duration>,
     /// That is longer than any step should take: the device or its driver hangs.
     pub stuck: bool,
+    /// What the driver said when the device was lost; everything has failed and nothing is taken any more.
+    pub device_lost: Option<String>,
 }
 
 /// How choices ended.

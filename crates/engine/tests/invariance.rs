@@ -1,5 +1,5 @@
 //! A request's tokens and log-probabilities are the same bits alone, among others, after a prefix hit, before and
-//! after preemption, and for every chunk size: on a real backend with real (tiny) models, in both activation modes.
+//! after preemption, for every chunk size, and with and without drafts: on a real backend with real (tiny) models, in both activation modes.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -9,7 +9,8 @@ use fornax_compute::{
     cpu::{Activations, Cpu, CpuOptions},
 };
 use fornax_engine::{
-    Engine, EngineOptions, Event, Handle, Local, LocalParts, QueueLimits, Reply, Request, StepLimits, Turn,
+    Engine, EngineOptions, Event, Handle, Local, LocalParts, QueueLimits, Reply, Request, Speculation, Stats,
+    StepLimits, Turn, look_up,
 };
 use fornax_format::Checkpoint;
 use fornax_model::{Config, Limits};
@@ -29,7 +30,7 @@ struct Setting {
 }
 
 impl Setting {
-    fn engine(&self) -> (Engine, Handle) {
+    fn engine(&self, speculation: Speculation) -> (Engine, Handle) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(self.fixture);
         let checkpoint = Checkpoint::open(&path).unwrap();
         let config = Config::read(&checkpoint).unwrap();
@@ -42,7 +43,8 @@ impl Setting {
             ..CpuOptions::default()
         })
         .unwrap();
-        let limits = Limits { tokens_max: self.tokens_max, wanted_max: self.slots };
+        let wanted_max = self.slots + self.tokens_max.min(16);
+        let limits = Limits { tokens_max: self.tokens_max, wanted_max };
         let model = fornax_model::load(&checkpoint, &config, &backend, limits, &mut |_, _| {}).unwrap();
         let groups = config.kv_groups(self.pages);
         let kv = backend.alloc_kv(&KvSpec { groups: groups.clone(), dtype: self.kv }).unwrap();
@@ -51,12 +53,13 @@ impl Setting {
             model,
             kv,
             groups,
-            limits: StepLimits { tokens_max: self.tokens_max, wanted_max: self.slots, slots: self.slots },
+            limits: StepLimits { tokens_max: self.tokens_max, wanted_max, slots: self.slots },
             depth: 0,
             vocab: u32::try_from(config.vocab).unwrap(),
         });
         let options = EngineOptions {
             queue: QueueLimits { requests_max: 100, tokens_max: 10_000 },
+            speculation,
             ..EngineOptions::new(CONTEXT, Arc::new(|| Duration::ZERO))
         };
         Engine::new(Box::new(local), options)
@@ -77,12 +80,14 @@ fn requests() -> Vec<Request> {
                 top_logprobs: Some(2),
                 ..Sampling::greedy()
             };
-            Request { seed, ..Request::new(story[..prompt].to_vec(), max_tokens, sampling) }
+            // Half of them tell their prompt's log-probabilities and so take nothing from the cache.
+            let prompt_logprobs = (seed % 2 == 0).then_some(1);
+            Request { seed, prompt_logprobs, ..Request::new(story[..prompt].to_vec(), max_tokens, sampling) }
         })
         .collect()
 }
 
-/// Tokens and the bits of their log-probabilities.
+/// Tokens of the prompt that were told, then the answer's, each with the bits of its log-probability.
 type Answer = Vec<(u32, u32)>;
 
 fn drain(engine: &mut Engine, mut replies: Vec<Reply>) -> Vec<Answer> {
@@ -93,6 +98,7 @@ fn drain(engine: &mut Engine, mut replies: Vec<Reply>) -> Vec<Answer> {
             let events: Vec<Event> = std::iter::from_fn(|| reply.recv()).collect();
             assert!(matches!(events.last(), Some(Event::End { .. })), "{events:?}");
             let token = |event: &Event| match event {
+                Event::Scored { token, logprob, .. } => Some((*token, logprob.to_bits())),
                 Event::Token { token, logprob, .. } => Some((*token, logprob.unwrap().to_bits())),
                 _ => None,
             };
@@ -104,16 +110,20 @@ fn drain(engine: &mut Engine, mut replies: Vec<Reply>) -> Vec<Answer> {
 /// Each request in an engine of its own.
 fn alone(setting: &Setting) -> Vec<Answer> {
     let answer = |request: Request| {
-        let (mut engine, handle) = setting.engine();
+        let (mut engine, handle) = setting.engine(Speculation::Off);
         let replies = handle.submit(request).unwrap();
         drain(&mut engine, replies).remove(0)
     };
     requests().into_iter().map(answer).collect()
 }
 
-/// All requests at once, twice: the second round finds prefixes of the first. Returns how often somebody was preempted.
-fn together(setting: &Setting, wanted: &[Answer], what: &str) -> u64 {
-    let (mut engine, handle) = setting.engine();
+/// All requests at once, twice: the second round finds prefixes of the first.
+fn together(setting: &Setting, wanted: &[Answer], what: &str) -> Stats {
+    together_drafting(setting, wanted, what, Speculation::Off)
+}
+
+fn together_drafting(setting: &Setting, wanted: &[Answer], what: &str, speculation: Speculation) -> Stats {
+    let (mut engine, handle) = setting.engine(speculation);
     for round in ["first", "second"] {
         let replies = requests().into_iter().flat_map(|request| handle.submit(request).unwrap()).collect();
         let answers = drain(&mut engine, replies);
@@ -125,7 +135,28 @@ fn together(setting: &Setting, wanted: &[Answer], what: &str) -> u64 {
     let stats = handle.stats();
     assert!(stats.pages.iter().all(|pages| pages.referenced == 0));
     assert!(stats.prefix_hits > 0, "the second round shares prefixes with the first");
-    stats.preemptions
+    stats
+}
+
+/// Drafts from the answers themselves, every fifth token wrong: most drafts are right for a while.
+fn mostly_right(wanted: &[Answer]) -> Speculation {
+    let tokens = |answer: &Answer| answer.iter().map(|&(token, _)| token).collect::<Vec<u32>>();
+    let whole: Vec<Vec<u32>> = requests()
+        .into_iter()
+        .zip(wanted)
+        .map(|(request, answer)| {
+            // The told part of the prompt lacks its first token.
+            let told = if request.prompt_logprobs.is_some() { request.prompt.len() - 1 } else { 0 };
+            [request.prompt, tokens(answer).split_off(told)].concat()
+        })
+        .collect();
+    Speculation::Always(Box::new(move |tokens, count| {
+        let own = whole.iter().find(|whole| whole.starts_with(tokens)).expect("one of the requests");
+        let ahead = own[tokens.len()..].iter().take(count).enumerate();
+        ahead
+            .map(|(at, &token)| if (tokens.len() + at) % 5 == 4 { (token + 1) % 97 } else { token })
+            .collect()
+    }))
 }
 
 fn check(fixture: &'static str) {
@@ -137,8 +168,15 @@ fn check(fixture: &'static str) {
         for tokens_max in [1, 7, 32, 45] {
             together(&Setting { tokens_max, ..base }, &wanted, "chunks");
         }
-        let preemptions = together(&Setting { pages: 9, slots: 6, ..base }, &wanted, "a pool for one");
-        assert!(preemptions > 0, "a pool this small must preempt");
+        let drafts = together_drafting(&base, &wanted, "drafts", mostly_right(&wanted));
+        assert!(drafts.accepted_tokens > 100, "right drafts are accepted: {drafts:?}");
+        assert!(drafts.drafted_tokens > drafts.accepted_tokens, "wrong ones are not: {drafts:?}");
+        let repetitions = Speculation::Always(Box::new(look_up));
+        together_drafting(&base, &wanted, "drafts from repetitions", repetitions);
+        let narrow = Setting { pages: 9, slots: 6, ..base };
+        together_drafting(&narrow, &wanted, "drafts in a pool for one", mostly_right(&wanted));
+        let stats = together(&narrow, &wanted, "a pool for one");
+        assert!(stats.preemptions > 0, "a pool this small must preempt");
         together(
             &Setting { pages: 9, slots: 6, tokens_max: 9, ..base },
             &wanted,

@@ -310,6 +310,7 @@ impl Fornax {
             history: &[],
             generated: 0,
             mask: None,
+            given: None,
             mirostat_mu: 0.0,
         };
 

@@ -5,7 +5,8 @@ use std::fmt;
 use fornax_format::DType;
 
 use crate::{
-    Backend, Batch, Error, Mirostat, Purpose, Row, SampleRow, SampleScratch, Sampled, Sampling, Token, sample,
+    Backend, Batch, Error, Given, Mirostat, Purpose, Row, SampleRow, SampleScratch, Sampled, Sampling, Token,
+    sample,
 };
 
 use super::bench::{Bench, Table, count};
@@ -24,6 +25,8 @@ struct Rows {
     name: &'static str,
     sampling: Vec<Sampling>,
     masked: bool,
+    /// Every second row's token is known.
+    given: bool,
 }
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
@@ -37,7 +40,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
 
 /// What every device does itself.
 fn common() -> Vec<Rows> {
-    let rows = |name, sampling| Rows { name, sampling: vec![sampling], masked: false };
+    let rows = |name, sampling| Rows { name, sampling: vec![sampling], masked: false, given: false };
     let plain = Sampling::default;
     let truncated =
         || Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.02, ..Sampling::default() };
@@ -74,18 +77,20 @@ fn common() -> Vec<Rows> {
         rows("bias, bans and min_tokens", restricted()),
         rows("allowed tokens", Sampling { allowed_token_ids: Some(vec![900, 2, 31, 32]), ..plain() }),
         rows("logprobs", Sampling { top_logprobs: Some(20), ..plain() }),
+        Rows { given: true, masked: true, ..rows("given tokens", truncated()) },
         rows("no logprobs", Sampling { top_logprobs: None, ..plain() }),
         Rows {
             name: "each row its own parameters",
             sampling: vec![GREEDY, truncated(), penalised(), restricted(), Sampling { top_k: 3, ..plain() }],
             masked: false,
+            given: false,
         },
     ]
 }
 
 /// What a device may leave to the specification.
 fn rare() -> Vec<Rows> {
-    let rows = |name, sampling| Rows { name, sampling: vec![sampling], masked: false };
+    let rows = |name, sampling| Rows { name, sampling: vec![sampling], masked: false, given: false };
     let plain = Sampling::default;
     let dry = Sampling { dry_multiplier: 4.0, dry_sequence_breakers: vec![vec![2]], ..plain() };
     let mirostat = |mirostat| Sampling { mirostat, mirostat_tau: 3.0, ..plain() };
@@ -100,6 +105,7 @@ fn rare() -> Vec<Rows> {
             name: "rare among common parameters",
             sampling: vec![GREEDY, dry, plain(), mirostat(Mirostat::V2)],
             masked: true,
+            given: false,
         },
     ]
 }
@@ -122,6 +128,7 @@ fn greedy(slot: usize) -> SampleRow<'static> {
         history: &[],
         generated: 0,
         mask: None,
+        given: None,
         mirostat_mu: 0.0,
     }
 }
@@ -212,6 +219,8 @@ fn chooses_as_specified<B: Backend>(backend: &B, asked: &Rows) -> Result<(), Fai
                     history,
                     generated: count(history.len()) / 2,
                     mask: asked.masked.then(|| &masks[wanted as usize][..]),
+                    given: (asked.given && at % 2 == 1)
+                        .then(|| Given { token: 100 * slot + wanted, top: 3 * wanted }),
                     mirostat_mu: 1.5 * round as f32,
                     ..greedy(0)
                 }
@@ -268,7 +277,6 @@ impl Case for FedBack {
         let table = Stored::matrix(&mut random, DType::Q8_0, VOCAB, 32);
         let table = backend.upload(&[table.part()?])?;
         let logits = Bench::<B>::filled(backend, Purpose::Logits, COLUMNS, &logits(&mut random))?;
-        // Slot 5 is not sampled in the second step: its token stays.
         let mut first = backend.begin(&one_row_per_slot())?;
         let warm = Sampling { temperature: 2.0, ..Sampling::default() };
         let rows: Vec<SampleRow<'_>> =
@@ -294,7 +302,8 @@ impl Case for FedBack {
         let mut out = Bench::poisoned(backend, Purpose::Residual, SLOTS, 32)?;
         backend.embed(&second, &table, &mut out.buf)?;
         let mut rows = rows;
-        rows.remove(5);
+        // Slot 5 keeps its token: what is asked about it is only how likely it was.
+        rows[5].given = Some(Given { token: 9, top: 0 });
         rows.iter_mut().for_each(|row| row.position = 2);
         backend.sample(&mut second, &logits.buf, &rows)?;
         first.take().map(|step| backend.finish(step)).transpose()?;

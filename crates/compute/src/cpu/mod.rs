@@ -465,7 +465,7 @@ impl Backend for Cpu {
             let row = &rows[index];
             out[0] = sample(&logits[row.wanted as usize * columns..][..columns], row, &mut scratch[0]);
         });
-        for (row, chosen) in rows.iter().zip(chosen) {
+        for (row, chosen) in rows.iter().zip(chosen).filter(|(row, _)| row.given.is_none()) {
             // After a fault this is token 0: that row's request fails, and the step of the others goes on.
             sampled[row.slot as usize] = Some(chosen.token);
         }
@@ -541,6 +541,7 @@ mod tests {
             history: &[],
             generated: 0,
             mask: None,
+            given: None,
             mirostat_mu: 0.0,
         }
     }

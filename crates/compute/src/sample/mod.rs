@@ -38,8 +38,20 @@ pub struct SampleRow<'a> {
     pub generated: u32,
     /// One bit per token, set where it is allowed; `None` allows all. Tokens beyond its end are not allowed.
     pub mask: Option<&'a [u32]>,
+    /// The token is known already, and only how likely it was is asked for: [`Sampled`] repeats it with its
+    /// log-probability. Nothing is drawn, no parameter applies, and the slot keeps what it holds.
+    pub given: Option<Given>,
     /// Mirostat's state: [`Sampling::mirostat_start`] for the first token, then [`Sampled::mu`] of the one before.
     pub mirostat_mu: f32,
+}
+
+/// A token whose log-probability is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// The token.
+    pub token: u32,
+    /// How many of the most likely tokens are told with it.
+    pub top: u32,
 }
 
 impl SampleRow<'_> {
@@ -52,6 +64,14 @@ impl SampleRow<'_> {
         }
         if !self.history.is_empty() && self.generated as usize > self.history.len() {
             return refuse("generated", self.generated.to_string(), "no more than the history holds");
+        }
+        if let Some(given) = self.given {
+            if given.token >= self.vocab {
+                return refuse("given token", given.token.to_string(), "a token that exists");
+            }
+            if given.top > TOP_LOGPROBS_MAX {
+                return refuse("prompt_logprobs", given.top.to_string(), "at most 128");
+            }
         }
         Ok(())
     }
@@ -161,6 +181,10 @@ pub fn sample(logits: &[f32], row: &SampleRow<'_>, scratch: &mut SampleScratch) 
     let Some(raw) = logits.get(..row.vocab as usize).filter(|logits| all_finite(logits)) else {
         return Sampled::fault(SampleFault::Logits);
     };
+    if let Some(Given { token, top }) = row.given {
+        let (logprob, top) = logprobs::of(raw, token as usize, top as usize, &mut scratch.top);
+        return Sampled { token, logprob, top, mu: row.mirostat_mu, fault: None };
+    }
     let sampling = row.sampling;
     let allowed = Allowed::of(row, &mut scratch.mask);
     let logits = penalties::adjusted(raw, row, &mut scratch.penalties);

@@ -99,6 +99,7 @@ mod tests {
             history,
             generated: history.len() as u32,
             mask: None,
+            given: None,
             mirostat_mu: 0.0,
         };
         let mut scratch = Scratch::default();

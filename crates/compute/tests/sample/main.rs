@@ -21,6 +21,7 @@ fn row(vocab: usize, sampling: &Sampling) -> SampleRow<'_> {
         history: &[],
         generated: 0,
         mask: None,
+        given: None,
         mirostat_mu: sampling.mirostat_start(),
     }
 }

@@ -1,6 +1,6 @@
 //! What is refused, by name, with its value and the rule.
 
-use fornax_compute::{Error, Mirostat, SampleFault, SampleRow, Sampling, TOP_LOGPROBS_MAX};
+use fornax_compute::{Error, Given, Mirostat, SampleFault, SampleRow, Sampling, TOP_LOGPROBS_MAX};
 
 use crate::{once, row};
 
@@ -100,6 +100,10 @@ fn a_row_whose_state_means_nothing_is_refused() {
     let bad_mu = SampleRow { mirostat_mu: f32::NAN, ..row(8, &sampling) };
     assert!(matches!(bad_mu.check(), Err(Error::SampleParameter { name: "mirostat_mu", .. })));
     let (neutral, history) = (plain(), [1, 2]);
+    for (token, top) in [(8, 0), (0, 129)] {
+        let given = SampleRow { given: Some(Given { token, top }), ..row(8, &neutral) };
+        assert!(given.check().is_err(), "{given:?}");
+    }
     let too_many = SampleRow { history: &history, generated: 3, ..row(8, &neutral) };
     assert!(matches!(too_many.check(), Err(Error::SampleParameter { name: "generated", .. })));
     for bad in [bad_mu, too_many] {

@@ -1,6 +1,6 @@
 //! What numpy chose, and how often it would.
 
-use fornax_compute::{Mirostat, SampleRow, SampleScratch, Sampling, sample, uniform};
+use fornax_compute::{Given, Mirostat, SampleRow, SampleScratch, Sampling, sample, uniform};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -136,6 +136,10 @@ fn the_documented_order_chooses_what_numpy_chooses() {
         }
         let mu = case.next_mu.unwrap_or(7.5);
         assert!((got.mu - mu).abs() < 1e-5, "{name}: {} wanted {mu}", got.mu);
+        // Whatever the parameters, a given token is as likely as the model says.
+        let given = Given { token: case.token, top: u32::try_from(case.top.len()).unwrap() };
+        let scored = sample(&vectors.rows[case.row], &SampleRow { given: Some(given), ..row }, &mut scratch);
+        assert_eq!((scored.token, scored.logprob, &scored.top), (got.token, got.logprob, &got.top), "{name}");
     }
 }
 
