@@ -259,7 +259,7 @@ impl Engine {
         }
         let (tokens, began) = (batch.tokens.len(), (self.clock)());
         let launched = guarded(|| self.runner.launch(batch));
-        for row in &rows {
+        for row in rows.iter().filter(|row| row.starts) {
             self.start(row.id);
         }
         match launched {
@@ -311,25 +311,8 @@ impl Engine {
             self.fail(id, Failure::Form(reason));
             return true;
         }
-        self.chosen(id, event, token)
-    }
-
-    /// Takes a token into the answer and tells the caller; `true` when nothing may follow.
-    fn chosen(&mut self, id: SequenceId, event: Event, token: u32) -> bool {
-        let Some(sequence) = self.scheduler.get_mut(id) else { return true };
-        sequence.tokens.push(token);
-        sequence.reply.send(event);
+        let reason = chosen(sequence, event, token);
         self.stats.generated_tokens += 1;
-        let full = sequence.generated() == sequence.request.max_tokens;
-        let form = sequence.grammar.as_mut().map(|grammar| (grammar.is_over(), grammar.may_end()));
-        let reason = match form {
-            _ if sequence.ends_with(token) => Some(EndReason::EndToken),
-            Some((true, _)) => Some(EndReason::FormComplete),
-            Some((false, true)) if full => Some(EndReason::FormComplete),
-            Some((false, false)) if full => Some(EndReason::FormTruncated),
-            None if full => Some(EndReason::Length),
-            _ => None,
-        };
         if let Some(reason) = reason {
             self.end(id, reason);
         }
@@ -430,7 +413,7 @@ impl Engine {
         self.stats.steps += 1;
         let mut answers = step.asked.iter().zip(output.sampled).peekable();
         for (index, row) in step.rows.iter().enumerate() {
-            self.scheduler.collected(row);
+            let leaves = self.scheduler.collected(row);
             // Whether the row's next answer still counts.
             let mut counts = true;
             while let Some((ask, answer)) = answers.next_if(|(ask, _)| ask.row == index) {
@@ -439,11 +422,14 @@ impl Engine {
             if row.drafts() > 0 {
                 self.scheduler.verified(row);
             }
-            self.end_scored(row.id);
             if row.samples > 0 {
                 self.scheduler.propose(row.id);
+            } else {
+                self.end_scored(row.id);
             }
-            self.scheduler.settle(row.id);
+            if leaves {
+                self.scheduler.settle(row.id);
+            }
         }
     }
 
@@ -471,12 +457,21 @@ impl Engine {
         let drafted = ask.position + 1 < row.end;
         self.stats.drafted_tokens += u64::from(drafted);
         self.stats.accepted_tokens += u64::from(drafted && right);
-        if self.accept(row.id, Event::Token { token, logprob, top }, token) {
+        let event = Event::Token { token, logprob, top };
+        if sequence.grammar.is_some() {
+            // A form makes no drafts: there is no next answer.
+            if !self.accept(row.id, event, token) {
+                self.fast_forward(row.id);
+            }
             return false;
         }
-        self.fast_forward(row.id);
+        let reason = chosen(sequence, event, token);
+        self.stats.generated_tokens += 1;
+        if let Some(reason) = reason {
+            self.end(row.id, reason);
+        }
         // The next position was computed after the guessed token.
-        right
+        right && reason.is_none()
     }
 
     /// A request for the prompt's log-probabilities alone has them all.
@@ -570,6 +565,22 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // What had arrived is dropped outside the door's lock, which its tickets take.
         drop(self.door.close(Refusal::Closed));
+    }
+}
+
+/// Takes a token into the answer and tells the caller; why nothing may follow, if nothing may.
+fn chosen(sequence: &mut Sequence, event: Event, token: u32) -> Option<EndReason> {
+    sequence.tokens.push(token);
+    sequence.reply.send(event);
+    let full = sequence.generated() == sequence.request.max_tokens;
+    let form = sequence.grammar.as_mut().map(|grammar| (grammar.is_over(), grammar.may_end()));
+    match form {
+        _ if sequence.ends_with(token) => Some(EndReason::EndToken),
+        Some((true, _)) => Some(EndReason::FormComplete),
+        Some((false, true)) if full => Some(EndReason::FormComplete),
+        Some((false, false)) if full => Some(EndReason::FormTruncated),
+        None if full => Some(EndReason::Length),
+        _ => None,
     }
 }
 

@@ -36,6 +36,8 @@ pub struct StepLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scheduled {
     pub(crate) id: SequenceId,
+    /// It is seated for the first time.
+    pub(crate) starts: bool,
     pub(crate) slot: u32,
     /// Position after the last of its tokens, drafts included.
     pub(crate) end: usize,
@@ -179,25 +181,25 @@ impl Scheduler {
 
     /// Adds a seated sequence's missing positions to the step, as many as fit, and drafts if there is room for all.
     fn advance(&mut self, id: SequenceId, drafts: usize, step: &mut StepDraft) {
-        let Some(sequence) = self.sequences.get(&id) else { return };
-        // It may have lost its seat to an earlier row of this very step.
-        if sequence.seat.is_none() || sequence.leave.is_some() {
-            return;
-        }
-        let len = step.room(sequence);
-        if len == 0 {
-            return;
-        }
-        let end = sequence.launched + len;
-        if drafts > 0 && self.grow(id, end + drafts) {
-            return self.place(id, len, drafts, step);
-        }
-        while !self.grow(id, end) {
-            if !self.make_room(id, step) {
+        let mut drafts = drafts;
+        loop {
+            let Some(sequence) = self.sequences.get_mut(&id) else { return };
+            let len = step.room(sequence);
+            let end = sequence.launched + len;
+            // It may have lost its seat to an earlier row of this very step.
+            let Some(seat) = &mut sequence.seat else { return };
+            if len == 0 || sequence.leave.is_some() {
+                return;
+            }
+            if self.pages.grow(&mut seat.tables, end + drafts) {
+                return place(sequence, len, drafts, &mut self.rows_spare, step);
+            }
+            // Nobody gives way to a guess.
+            let had_drafts = std::mem::take(&mut drafts) > 0;
+            if !had_drafts && !self.make_room(id, step) {
                 return;
             }
         }
-        self.place(id, len, 0, step);
     }
 
     /// Seats waiting sequences in line order until slots, pages or the budget run out.
@@ -236,9 +238,9 @@ impl Scheduler {
             sequence.cached_tokens.get_or_insert(hit.min(sequence.request.prompt.len()));
             sequence.seat = Some(Seat { slot, tables });
             let line = sequence.line;
+            place(sequence, len, 0, &mut self.rows_spare, step);
             self.waiting.remove(&(line, id));
             self.seated.insert((line, id));
-            self.place(id, len, 0, step);
         }
     }
 
@@ -248,12 +250,6 @@ impl Scheduler {
             return false;
         };
         leader.computed < (sequence.prompt_len() - 1) / PAGE_TOKENS * PAGE_TOKENS
-    }
-
-    fn grow(&mut self, id: SequenceId, positions: usize) -> bool {
-        let sequence = self.sequences.get_mut(&id).expect("seated");
-        let seat = sequence.seat.as_mut().expect("seated");
-        self.pages.grow(&mut seat.tables, positions)
     }
 
     /// Takes pages from the last in line behind `id`. `false`: nothing more can be freed for this step.
@@ -322,82 +318,39 @@ impl Scheduler {
         self.pages.release(tables);
     }
 
-    /// Writes the next `len` positions of a seated sequence, and `drafts` guessed ones, into the step.
-    fn place(&mut self, id: SequenceId, len: usize, drafts: usize, step: &mut StepDraft) {
-        let sequence = self.sequences.get_mut(&id).expect("seated");
-        let seat = sequence.seat.as_ref().expect("seated");
-        let (start, known_end) = (sequence.launched, sequence.launched + len);
-        let end = known_end + drafts;
-        let samples = if sequence.samples_at(known_end) { 1 + drafts } else { 0 };
-        let unscored = sequence.unscored(start);
-        let scores_end = unscored.end.min(end);
-        let wanted_from = if unscored.start < scores_end { unscored.start } else { end - samples };
-        let scheduled = Scheduled { id, slot: seat.slot, end, wanted_from, scores_end, samples };
-
-        let mut row = self.rows_spare.pop().unwrap_or_else(|| Row {
-            slot: 0,
-            start: 0,
-            len: 0,
-            pages: Vec::new(),
-            wanted: 0,
-        });
-        let tables = seat.tables.groups();
-        row.pages.resize_with(tables.len(), Vec::new);
-        for (copy, table) in row.pages.iter_mut().zip(tables) {
-            copy.clear();
-            copy.extend_from_slice(table);
-        }
-        (row.slot, row.start, row.len) = (seat.slot, small(start), small(end - start));
-        row.wanted = small(scheduled.wanted());
-
-        let known = &sequence.tokens[start.min(sequence.tokens.len())..known_end.min(sequence.tokens.len())];
-        let ahead = len - known.len();
-        assert!(ahead <= 1, "only the newest token may still be on the device");
-        assert!(ahead == 0 || drafts == 0, "drafts follow a known token");
-        sequence.draft.in_flight = drafts;
-        let tokens = known.iter().chain(sequence.draft.launched()).map(|&token| Token::Known(token));
-        step.batch.push(row, tokens.chain((0..ahead).map(|_| Token::Sampled(seat.slot))));
-        step.tokens_left -= end - start;
-        step.wanted_left -= scheduled.wanted();
-        step.rows.push(scheduled);
-        sequence.launched = end;
-        sequence.steps_in_flight += 1;
-        sequence.sampled_ahead += usize::from(samples > 0);
-    }
-
-    /// A step that named this sequence was collected: its positions are computed, those of drafts excepted.
-    pub(crate) fn collected(&mut self, row: &Scheduled) {
+    /// A step that named this sequence was collected: its positions are computed, those of drafts excepted. `true` when
+    /// the sequence gives up its seat once the step's tokens are taken.
+    pub(crate) fn collected(&mut self, row: &Scheduled) -> bool {
         let sequence = self.sequences.get_mut(&row.id).expect("kept while in flight");
         sequence.steps_in_flight -= 1;
         sequence.sampled_ahead -= usize::from(row.samples > 0);
         if sequence.leave == Some(Leave::Ended) {
-            return self.settle(row.id);
+            return true;
         }
+        let leaves = sequence.leave.is_some();
         sequence.scored = sequence.scored.map(|scored| scored.max(row.scores().end));
-        self.computed(row.id, row.end - row.drafts());
+        computed(sequence, row.end - row.drafts(), &mut self.pages);
+        leaves
     }
 
     /// The drafts of a collected row are verified: those that became tokens are computed, the others never were.
     pub(crate) fn verified(&mut self, row: &Scheduled) {
-        let Some(sequence) = self.get_mut(row.id) else { return };
+        let Some(sequence) = self.sequences.get_mut(&row.id).filter(|sequence| !sequence.has_ended()) else {
+            return;
+        };
         sequence.draft.in_flight = 0;
         let right = row.end.min(sequence.tokens.len() - 1);
         sequence.launched = right;
-        self.computed(row.id, right);
-    }
-
-    fn computed(&mut self, id: SequenceId, positions: usize) {
-        let sequence = self.sequences.get_mut(&id).expect("kept while in flight");
-        sequence.computed = positions;
-        let seat = sequence.seat.as_mut().expect("kept while in flight");
-        self.pages.commit(&mut seat.tables, &sequence.tokens[..positions]);
+        computed(sequence, right, &mut self.pages);
     }
 
     /// Lets a sequence guess what comes next.
     pub(crate) fn propose(&mut self, id: SequenceId) {
-        let streams = self.seated.len();
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        self.speculator.propose(sequence, streams);
+        if self.speculator.proposes(self.seated.len())
+            && let Some(sequence) = self.sequences.get_mut(&id)
+        {
+            self.speculator.propose(sequence);
+        }
     }
 
     /// A step of so many tokens took so long.
@@ -446,17 +399,17 @@ impl Scheduler {
 
     /// A sequence that has not had its last event.
     pub(crate) fn get(&self, id: SequenceId) -> Option<&Sequence> {
-        self.sequences.get(&id).filter(|sequence| sequence.leave != Some(Leave::Ended))
+        self.sequences.get(&id).filter(|sequence| !sequence.has_ended())
     }
 
     /// The same, to append to.
     pub(crate) fn get_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
-        self.sequences.get_mut(&id).filter(|sequence| sequence.leave != Some(Leave::Ended))
+        self.sequences.get_mut(&id).filter(|sequence| !sequence.has_ended())
     }
 
     /// All sequences that have not had their last event.
     pub(crate) fn live(&self) -> impl Iterator<Item = &Sequence> {
-        self.sequences.values().filter(|sequence| sequence.leave != Some(Leave::Ended))
+        self.sequences.values().filter(|sequence| !sequence.has_ended())
     }
 
     /// Sequences in the books, those included that wait for their last step.
@@ -519,6 +472,65 @@ impl StepDraft {
     fn names(&self, id: SequenceId) -> bool {
         self.rows.iter().any(|row| row.id == id)
     }
+}
+
+/// The keys and values of so many positions are there.
+fn computed(sequence: &mut Sequence, positions: usize, pages: &mut Pages) {
+    sequence.computed = positions;
+    let seat = sequence.seat.as_mut().expect("kept while in flight");
+    pages.commit(&mut seat.tables, &sequence.tokens[..positions]);
+}
+
+/// Writes the next `len` positions of a seated sequence, and `drafts` guessed ones, into the step.
+fn place(
+    sequence: &mut Sequence,
+    len: usize,
+    drafts: usize,
+    rows_spare: &mut Vec<Row>,
+    step: &mut StepDraft,
+) {
+    let id = sequence.id;
+    let seat = sequence.seat.as_ref().expect("seated");
+    let (start, known_end) = (sequence.launched, sequence.launched + len);
+    let end = known_end + drafts;
+    let samples = if sequence.samples_at(known_end) { 1 + drafts } else { 0 };
+    let unscored = sequence.unscored(start);
+    let scores_end = unscored.end.min(end);
+    let wanted_from = if unscored.start < scores_end { unscored.start } else { end - samples };
+    let scheduled = Scheduled {
+        id,
+        starts: sequence.ticket.is_some(),
+        slot: seat.slot,
+        end,
+        wanted_from,
+        scores_end,
+        samples,
+    };
+
+    let mut row =
+        rows_spare.pop().unwrap_or_else(|| Row { slot: 0, start: 0, len: 0, pages: Vec::new(), wanted: 0 });
+    let tables = seat.tables.groups();
+    row.pages.resize_with(tables.len(), Vec::new);
+    for (copy, table) in row.pages.iter_mut().zip(tables) {
+        copy.clear();
+        copy.extend_from_slice(table);
+    }
+    (row.slot, row.start, row.len) = (seat.slot, small(start), small(end - start));
+    row.wanted = small(scheduled.wanted());
+
+    let known = &sequence.tokens[start.min(sequence.tokens.len())..known_end.min(sequence.tokens.len())];
+    let ahead = len - known.len();
+    assert!(ahead <= 1, "only the newest token may still be on the device");
+    assert!(ahead == 0 || drafts == 0, "drafts follow a known token");
+    sequence.draft.in_flight = drafts;
+    let tokens = known.iter().chain(sequence.draft.launched()).map(|&token| Token::Known(token));
+    step.batch.push(row, tokens.chain((0..ahead).map(|_| Token::Sampled(seat.slot))));
+    step.tokens_left -= end - start;
+    step.wanted_left -= scheduled.wanted();
+    step.rows.push(scheduled);
+    sequence.launched = end;
+    sequence.steps_in_flight += 1;
+    sequence.sampled_ahead += usize::from(samples > 0);
 }
 
 fn small(value: usize) -> u32 {

@@ -107,7 +107,12 @@ impl Sequence {
         if unscored.is_empty() { &self.tokens } else { &self.tokens[..=unscored.start] }
     }
 
-    /// Whether nothing is left to do but to say so.
+    /// Whether it has had its last event.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.leave == Some(Leave::Ended)
+    }
+
+    /// Whether nothing is asked for but how likely the prompt was.
     pub(crate) fn only_scores(&self) -> bool {
         self.request.max_tokens == 0
     }

@@ -122,8 +122,17 @@ impl Speculator {
         self.pace.observe(tokens as f64, seconds);
     }
 
+    /// Whether guesses are made beside so many streams.
+    pub(crate) fn proposes(&self, streams: usize) -> bool {
+        match self.speculation {
+            Speculation::Off => false,
+            Speculation::WhereItHelps => streams <= STREAMS_MAX,
+            Speculation::Always(_) => true,
+        }
+    }
+
     /// Guesses anew what follows a sequence that has no guess left.
-    pub(crate) fn propose(&mut self, sequence: &mut Sequence, streams: usize) {
+    pub(crate) fn propose(&mut self, sequence: &mut Sequence) {
         // A form forces tokens by itself, and mirostat's state is known only one token at a time.
         let drafts = sequence.grammar.is_none() && sequence.request.sampling.mirostat == Mirostat::Off;
         if !drafts || !sequence.draft.guess.is_empty() {
@@ -131,7 +140,6 @@ impl Speculator {
         }
         sequence.draft.guess = match &mut self.speculation {
             Speculation::Off => return,
-            Speculation::WhereItHelps if streams > STREAMS_MAX => return,
             Speculation::WhereItHelps => look_up(&sequence.tokens, DRAFT_MAX),
             Speculation::Always(drafter) => drafter(&sequence.tokens, DRAFT_MAX),
         };
