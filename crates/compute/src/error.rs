@@ -93,6 +93,24 @@ pub enum Error {
         /// What the operating system said.
         reason: std::io::Error,
     },
+    /// A device that was asked for and cannot be used: no such card, no driver, a library that is missing or too old.
+    #[error("device {device} is not available: {reason}")]
+    DeviceUnavailable {
+        /// The device, as the user names it.
+        device: String,
+        /// What is missing, and what to do about it.
+        reason: String,
+    },
+    /// A call to the device's driver failed.
+    #[error("{backend}: {operation} failed: {reason}")]
+    Device {
+        /// The backend's name.
+        backend: &'static str,
+        /// The operation or driver call.
+        operation: &'static str,
+        /// What the driver said.
+        reason: String,
+    },
     /// `begin` was called with every step slot in flight.
     #[error("all {slots} step slots are in flight; finish one first")]
     StepsInFlight {

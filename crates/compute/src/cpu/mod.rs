@@ -35,6 +35,7 @@ use memory::{Block, Ledger};
 use pool::Pool;
 use step::{Slot, Steps};
 
+use crate::batch::below;
 use crate::{
     Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output, Part, Purpose, Rope,
     Rows, SampleRow, SampleScratch, Token, Usage, sample,
@@ -282,7 +283,7 @@ impl Backend for Cpu {
             Token::Sampled(slot) => sampled[slot as usize].ok_or(Error::NothingSampled { slot }),
         };
         for &token in step.tokens() {
-            step::below("token", id(token)? as usize, table.rows)?;
+            below("token", id(token)? as usize, table.rows)?;
         }
         for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |row, out| {
             let id = id(step.tokens()[row]).expect("checked above");
@@ -451,8 +452,8 @@ impl Backend for Cpu {
         let mut sampled = self.sampled.borrow_mut();
         for row in rows {
             row.check()?;
-            step::below("sampled row", row.wanted as usize, step.slot().wanted().len())?;
-            step::below("slot", row.slot as usize, sampled.len())?;
+            below("sampled row", row.wanted as usize, step.slot().wanted().len())?;
+            below("slot", row.slot as usize, sampled.len())?;
         }
         let (columns, logits) = (logits.columns, logits.values());
         let chosen = step.slot_mut().sampled_more(rows.len());

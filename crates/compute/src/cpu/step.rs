@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::attention::UNIT_TOKENS;
 use super::memory::{Counted, Ledger};
-use crate::{Batch, Error, PAGE_TOKENS, PageId, Purpose, Rows, SampleFault, Sampled, Token};
+use crate::{Batch, Error, PAGE_TOKENS, PageId, Purpose, Rows, SampleFault, Sampled, Token, batch};
 
 /// The preallocated slots of one backend, and how large a batch they hold.
 pub(super) struct Steps {
@@ -109,36 +109,14 @@ impl Steps {
     pub(super) fn begin(self: &Rc<Self>, batch: &Batch) -> Result<Step, Error> {
         let slot = self.free.borrow_mut().pop().ok_or(Error::StepsInFlight { slots: self.count })?;
         let mut step = Step { slot: Some(slot), steps: Rc::clone(self) };
-        self.check_counts(batch)?;
-        step.slot_mut().fill(batch)?;
+        batch.check(self.tokens_max, self.slots, &mut step.slot_mut().seen)?;
+        step.slot_mut().fill(batch);
         Ok(step)
-    }
-
-    fn check_counts(&self, batch: &Batch) -> Result<(), Error> {
-        limit("tokens", batch.tokens.len(), self.tokens_max)?;
-        limit("rows", batch.rows.len(), self.slots)?;
-        let tokens = batch.rows.iter().map(|row| row.len as usize).sum();
-        same("tokens", batch.tokens.len(), tokens)?;
-        same("positions", batch.positions.len(), tokens)?;
-        for row in &batch.rows {
-            if row.len == 0 {
-                return Err(Error::BatchShape { what: "tokens of a row", got: 0, wanted: 1 });
-            }
-            below("slot", row.slot as usize, self.slots)?;
-            limit("wanted positions of a row", row.wanted as usize, row.len as usize)?;
-            limit("start of a row", row.start as usize, (u32::MAX - row.len) as usize)?;
-        }
-        for token in &batch.tokens {
-            if let Token::Sampled(slot) = token {
-                below("slot", *slot as usize, self.slots)?;
-            }
-        }
-        Ok(())
     }
 }
 
 impl Slot {
-    fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
+    fn fill(&mut self, batch: &Batch) {
         self.clear();
         self.tokens.extend_from_slice(&batch.tokens);
         self.positions.extend_from_slice(&batch.positions);
@@ -147,17 +125,9 @@ impl Slot {
         self.tables.push(0);
         let mut first = 0;
         for row in &batch.rows {
-            same("page tables of a row", row.pages.len(), self.groups)?;
             let (start, len) = (row.start as usize, row.len as usize);
             for (table, page_max) in row.pages.iter().zip(&mut self.page_max) {
                 let needed = (start + len).div_ceil(PAGE_TOKENS);
-                if table.len() < needed {
-                    return Err(Error::BatchShape {
-                        what: "pages of a row",
-                        got: table.len(),
-                        wanted: needed,
-                    });
-                }
                 self.pages.extend_from_slice(&table[..needed]);
                 self.tables.push(index(self.pages.len()));
                 *page_max = table[..needed].iter().fold(*page_max, |max, page| max.max(page.0));
@@ -170,18 +140,6 @@ impl Slot {
             first += len;
             self.wanted.extend(index(first) - row.wanted..index(first));
         }
-        self.seen.extend(batch.rows.iter().map(|row| row.slot));
-        self.check_seen_once("rows of one slot")?;
-        for group in 0..self.groups {
-            for (row, shape) in self.rows.iter().enumerate() {
-                let written = shape.start / PAGE_TOKENS..(shape.start + shape.len).div_ceil(PAGE_TOKENS);
-                let pages = table(&self.tables, &self.pages, self.groups, row, group);
-                let owned = pages[written].iter().filter(|&&page| page != PageId::TRASH);
-                self.seen.extend(owned.map(|page| page.0));
-            }
-            self.check_seen_once("rows writing to one page")?;
-        }
-        Ok(())
     }
 
     fn clear(&mut self) {
@@ -194,15 +152,6 @@ impl Slot {
         self.tables.clear();
         self.page_max.clear();
         self.sampled.clear();
-        self.seen.clear();
-    }
-
-    /// Empties `seen`, or tells that a number was in it twice.
-    fn check_seen_once(&mut self, what: &'static str) -> Result<(), Error> {
-        self.seen.sort_unstable();
-        let twice = self.seen.windows(2).any(|pair| pair[0] == pair[1]);
-        self.seen.clear();
-        if twice { Err(Error::BatchShape { what, got: 2, wanted: 1 }) } else { Ok(()) }
     }
 }
 
@@ -265,7 +214,7 @@ impl Slot {
             None => {
                 Err(Error::BatchShape { what: "page tables of a row", got: self.groups, wanted: group + 1 })
             }
-            Some(&page_max) => below("page", page_max as usize, pages),
+            Some(&page_max) => batch::below("page", page_max as usize, pages),
         }
     }
 
@@ -295,19 +244,6 @@ fn table<'a>(tables: &[u32], pages: &'a [PageId], groups: usize, row: usize, gro
 
 fn index(value: usize) -> u32 {
     u32::try_from(value).expect("a batch has fewer than 2^32 tokens and pages")
-}
-
-fn limit(what: &'static str, got: usize, limit: usize) -> Result<(), Error> {
-    if got > limit { Err(Error::BatchLimit { what, got, limit }) } else { Ok(()) }
-}
-
-/// Refuses an index at or past the end.
-pub(super) fn below(what: &'static str, got: usize, count: usize) -> Result<(), Error> {
-    if got >= count { Err(Error::BatchLimit { what, got, limit: count.saturating_sub(1) }) } else { Ok(()) }
-}
-
-fn same(what: &'static str, got: usize, wanted: usize) -> Result<(), Error> {
-    if got != wanted { Err(Error::BatchShape { what, got, wanted }) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -17,5 +17,4 @@ pub(crate) mod models;
 mod output;
 pub(crate) mod perplexity;
 pub(crate) mod run;
-mod sampling;
 pub(crate) mod tokenize;

@@ -1,0 +1,54 @@
+//! Runs the conformance suite on a GPU: `conformance [DEVICE] [KERNEL_FOLDER]`. Prints every failed case and a table.
+
+#![expect(clippy::print_stdout, reason = "an example talks to a person")]
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use fornax_compute::conformance::{self, CaseResult, Subject};
+use fornax_compute::cpu::Activations;
+use fornax_gpu::{Cuda, CudaOptions};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let device = args.next().map_or(Ok(0), |device| device.parse())?;
+    let kernel_folder = args.next().map(Into::into);
+    println!("{}", fornax_gpu::probe(device)?.words());
+    println!("nvrtc {}", fornax_gpu::compiler()?);
+    let started = Instant::now();
+    let cuda = Cuda::new(CudaOptions { device, kernel_folder, ..CudaOptions::default() })?;
+    println!("opened in {:.2} s", started.elapsed().as_secs_f64());
+    // (passed, failed, worst)
+    let mut table: BTreeMap<String, (usize, usize, f64)> = BTreeMap::new();
+    let mut shown = 0;
+    let mut on_case = |result: &CaseResult| {
+        let row = table.entry(result.op.to_string()).or_default();
+        match &result.outcome {
+            Ok(error) => {
+                row.0 += 1;
+                row.2 = row.2.max(*error);
+            }
+            Err(_) => {
+                row.1 += 1;
+                shown += 1;
+                if shown <= 60 {
+                    println!("{result}");
+                }
+            }
+        }
+    };
+    let subject =
+        Subject { backend: &cuda, sizes: cuda.sizes(), activations: Activations::Float, invariant: true };
+    let report = conformance::run(&subject, &mut on_case)?;
+    println!("operation   passed  failed  worst error");
+    for (op, (passed, failed, worst)) in &table {
+        println!("{op:<10} {passed:>7} {failed:>7}  {worst:.1e}");
+    }
+    println!(
+        "{} passed, {} failed in {:.1} s",
+        report.passed,
+        report.failed.len(),
+        started.elapsed().as_secs_f64()
+    );
+    if report.conforms() { Ok(()) } else { Err("the device does not conform".into()) }
+}

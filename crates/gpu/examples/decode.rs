@@ -1,0 +1,329 @@
+//! Decoding at one stream with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER]`, where SHAPE
+//! is 7b or 0.5b (Qwen2.5) and FORMAT is bf16, q8_0, q4_k_m or q6_k. Prints how long loading took, each kind of product
+//! alone, and the whole step, with the bytes that it moves.
+
+#![expect(clippy::print_stdout, reason = "an example talks to a person")]
+
+use std::time::Instant;
+
+use fornax_compute::{
+    Attention, Backend, Batch, Error, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, Norm,
+    PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Token,
+};
+use fornax_format::{DType, View};
+use fornax_gpu::{Buf, Cuda, CudaOptions, Kv, Weight};
+
+struct Shape {
+    layers: usize,
+    hidden: usize,
+    heads: Heads,
+    ffn: usize,
+    vocab: usize,
+}
+
+struct Layer {
+    attention_norm: Norm<Buf>,
+    qkv: Weight,
+    qkv_bias: Buf,
+    output: Weight,
+    mlp_norm: Norm<Buf>,
+    gate_up: Weight,
+    down: Weight,
+}
+
+struct Model {
+    shape: Shape,
+    embedding: Weight,
+    head: Weight,
+    norm: Norm<Buf>,
+    rope: Rope<Buf>,
+    layers: Vec<Layer>,
+    residual: Buf,
+    branch: Buf,
+    qkv: Buf,
+    attended: Buf,
+    gate_up: Buf,
+    gated: Buf,
+    wanted: Buf,
+    wanted_normed: Buf,
+    logits: Buf,
+}
+
+/// Random bytes that are valid blocks of every type: exponents of floats and scales stay small.
+struct Pool(Vec<u8>);
+
+impl Pool {
+    fn new(bytes: usize) -> Pool {
+        let mut state = 1u64;
+        let mut pool = Vec::with_capacity(bytes);
+        while pool.len() < bytes {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            pool.extend(state.to_le_bytes());
+        }
+        Pool(pool)
+    }
+
+    /// Blocks of a type, with their scales made ordinary.
+    fn stored(&self, dtype: DType, values: usize) -> Vec<u8> {
+        let mut bytes = self.0[..dtype.bytes_for(values).expect("whole blocks")].to_vec();
+        let scales: &[usize] = match dtype {
+            DType::BF16 => &[1],
+            DType::Q8_0 => &[1],
+            DType::Q6_K => &[209],
+            _ => &[1, 3],
+        };
+        // The upper byte of a number about 0.01: 0x3c in bf16, 0x20 in f16.
+        let exponent = if dtype == DType::BF16 { 0x3c } else { 0x18 };
+        for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            for &at in scales {
+                block[at] = exponent | block[at] & 0x80;
+            }
+        }
+        bytes
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [shape, format, context, folder @ ..] = &args[..] else {
+        return Err("decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER]".into());
+    };
+    let shape = match shape.as_str() {
+        "7b" => Shape {
+            layers: 28,
+            hidden: 3584,
+            heads: Heads { query: 28, kv: 4, dim: 128 },
+            ffn: 18944,
+            vocab: 152_064,
+        },
+        "0.5b" => Shape {
+            layers: 24,
+            hidden: 896,
+            heads: Heads { query: 14, kv: 2, dim: 64 },
+            ffn: 4864,
+            vocab: 151_936,
+        },
+        _ => return Err("SHAPE is 7b or 0.5b".into()),
+    };
+    let context: usize = context.parse()?;
+    // Rows of 896 are no whole superblocks: such files hold Q5_0 where larger ones hold Q4_K, and Q8_0 for Q6_K.
+    let narrow = !shape.hidden.is_multiple_of(256);
+    let (usual, head, more) = match format.as_str() {
+        "bf16" => (DType::BF16, DType::BF16, DType::BF16),
+        "q8_0" => (DType::Q8_0, DType::Q8_0, DType::Q8_0),
+        "q6_k" => (DType::Q6_K, DType::Q6_K, DType::Q6_K),
+        "q4_k_m" if narrow => (DType::Q5_0, DType::Q8_0, DType::Q8_0),
+        "q4_k_m" => (DType::Q4_K, DType::Q6_K, DType::Q6_K),
+        _ => return Err("FORMAT is bf16, q8_0, q4_k_m or q6_k".into()),
+    };
+    let graphs = !folder.iter().any(|word| word == "eager");
+    let kernel_folder = folder.first().map(Into::into);
+    let started = Instant::now();
+    let cuda = Cuda::new(CudaOptions { tokens_max: 64, kernel_folder, graphs, ..CudaOptions::default() })?;
+    println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
+    run(&cuda, shape, (usual, head, more), context)?;
+    Ok(())
+}
+
+fn run(
+    cuda: &Cuda,
+    shape: Shape,
+    (usual, head, more): (DType, DType, DType),
+    context: usize,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let largest = head.bytes_for(shape.vocab * shape.hidden).expect("whole blocks");
+    let pool = Pool::new(largest.max(usual.bytes_for(2 * shape.ffn * shape.hidden).expect("whole blocks")));
+    let columns = shape.heads.qkv_columns();
+    let stored = |dtype: DType, rows: usize, columns: usize| pool.stored(dtype, rows * columns);
+    let qkv_bytes = stored(usual, columns, shape.hidden);
+    let output_bytes = stored(usual, shape.hidden, shape.heads.query * shape.heads.dim);
+    let gate_up_bytes = stored(usual, 2 * shape.ffn, shape.hidden);
+    let down_bytes = [usual, more].map(|dtype| stored(dtype, shape.hidden, shape.ffn));
+    let head_bytes = stored(head, shape.vocab, shape.hidden);
+
+    let started = Instant::now();
+    let mut bytes = 0;
+    let mut upload = |dtype, rows, columns, stored: &[u8]| -> Result<Weight, Error> {
+        bytes += stored.len();
+        let view = View::new("random", dtype, vec![rows, columns], stored).expect("whole blocks");
+        cuda.upload(&[Part::from(view)])
+    };
+    let ones = vec![1.0; shape.hidden];
+    let norm = || -> Result<Norm<Buf>, Error> { Ok(Norm { weight: cuda.upload_values(&ones)?, eps: 1e-6 }) };
+    let embedding =
+        upload(head, 64, shape.hidden, &head_bytes[..head.bytes_for(64 * shape.hidden).expect("whole")])?;
+    let head_weight = upload(head, shape.vocab, shape.hidden, &head_bytes)?;
+    let mut layers = Vec::new();
+    for layer in 0..shape.layers {
+        // Half of the layers hold a better down projection, as in Q4_K_M.
+        let (dtype, stored) = if layer % 2 == 0 { (usual, &down_bytes[0]) } else { (more, &down_bytes[1]) };
+        layers.push(Layer {
+            attention_norm: norm()?,
+            qkv: upload(usual, columns, shape.hidden, &qkv_bytes)?,
+            qkv_bias: cuda.upload_values(&vec![0.1; columns])?,
+            output: upload(usual, shape.hidden, shape.heads.query * shape.heads.dim, &output_bytes)?,
+            mlp_norm: norm()?,
+            gate_up: upload(usual, 2 * shape.ffn, shape.hidden, &gate_up_bytes)?,
+            down: upload(dtype, shape.hidden, shape.ffn, stored)?,
+        });
+    }
+    cuda.time(&mut || Ok(()))?;
+    let seconds = started.elapsed().as_secs_f64();
+    println!(
+        "loaded {:.2} GB in {seconds:.2} s: {:.1} GB/s",
+        bytes as f64 / 1e9,
+        bytes as f64 / 1e9 / seconds
+    );
+
+    let tokens = |columns| cuda.alloc(Purpose::Activations, 64, columns);
+    let frequencies: Vec<f32> =
+        (0..shape.heads.dim / 2).map(|i| 1e6f32.powf(-2.0 * i as f32 / shape.heads.dim as f32)).collect();
+    let mut model = Model {
+        norm: norm()?,
+        rope: Rope {
+            frequencies: cuda.upload_values(&frequencies)?,
+            pairs: frequencies.len(),
+            magnitude: 1.0,
+        },
+        residual: cuda.alloc(Purpose::Residual, 64, shape.hidden)?,
+        branch: tokens(shape.hidden)?,
+        qkv: tokens(columns)?,
+        attended: tokens(shape.heads.query * shape.heads.dim)?,
+        gate_up: tokens(2 * shape.ffn)?,
+        gated: tokens(shape.ffn)?,
+        wanted: cuda.alloc(Purpose::Residual, 64, shape.hidden)?,
+        wanted_normed: tokens(shape.hidden)?,
+        logits: cuda.alloc(Purpose::Logits, 64, shape.vocab)?,
+        embedding,
+        head: head_weight,
+        layers,
+        shape,
+    };
+    let pages = (context + 1024).div_ceil(PAGE_TOKENS) + 1;
+    let group = KvGroup {
+        layers: model.shape.layers,
+        heads: model.shape.heads.kv,
+        dim: model.shape.heads.dim,
+        window: None,
+        pages,
+    };
+    let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?;
+    products(cuda, &mut model)?;
+
+    // The whole step, token after token, as the engine does it: begin, record, sample, finish.
+    let sampling = Sampling::greedy();
+    let mut times = Vec::new();
+    let (warm, measured) = (20, 200);
+    let mut start = Instant::now();
+    for turn in 0..warm + measured {
+        if turn == warm {
+            start = Instant::now();
+        }
+        let position = (context + turn) as u32;
+        let mut batch = Batch::default();
+        let table = (1..pages as u32).map(PageId).collect();
+        let token = if turn == 0 { Token::Known(1) } else { Token::Known(turn as u32 % 64) };
+        batch.push(Row { slot: 0, start: position, len: 1, pages: vec![table], wanted: 1 }, [token]);
+        let mut step = cuda.begin(&batch)?;
+        let time =
+            cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, &mut model, &mut kv, &step)))?;
+        let row = SampleRow {
+            wanted: 0,
+            slot: 0,
+            position,
+            seed: 0,
+            vocab: model.shape.vocab as u32,
+            sampling: &sampling,
+            history: &[],
+            generated: 0,
+            mask: None,
+            given: None,
+            mirostat_mu: 0.0,
+        };
+        cuda.sample(&mut step, &model.logits, &[row])?;
+        cuda.finish(step)?;
+        if turn >= warm {
+            times.push(time);
+        }
+    }
+    let wall = start.elapsed().as_secs_f64() / f64::from(measured as u32);
+    times.sort_by(f32::total_cmp);
+    let median = times[times.len() / 2];
+    let moved = bytes as f64
+        + (context * model.shape.layers * model.shape.heads.kv * model.shape.heads.dim * 4) as f64;
+    println!(
+        "step at context {context}: {median:.3} ms on the device (best {:.3}), {:.3} ms with sampling and host: {:.0} tokens/s; \
+         {:.2} GB moved, {:.2} TB/s",
+        times[0],
+        wall * 1e3,
+        1.0 / wall,
+        moved / 1e9,
+        moved / 1e12 / (f64::from(median) / 1e3)
+    );
+    Ok(())
+}
+
+/// Each kind of product over all layers in turn, so that no cache holds the next one.
+fn products(cuda: &Cuda, model: &mut Model) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    batch.push(Row { slot: 0, start: 0, len: 1, pages: vec![], wanted: 1 }, [Token::Known(1)]);
+    let step = cuda.begin(&batch)?;
+    let Shape { hidden, heads, ffn, .. } = model.shape;
+    cuda.write(&mut model.branch, 0, &vec![0.5; hidden])?;
+    cuda.write(&mut model.attended, 0, &vec![0.5; heads.query * heads.dim])?;
+    cuda.write(&mut model.gated, 0, &vec![0.5; ffn])?;
+    let Model { layers, branch, attended, gated, qkv, gate_up, wanted_normed, head, logits, .. } = model;
+    let measure = |name: &str, body: &mut dyn FnMut() -> Result<(), Error>| -> Result<(), Error> {
+        body()?;
+        let mut times = (0..5).map(|_| cuda.time(body)).collect::<Result<Vec<_>, _>>()?;
+        times.sort_by(f32::total_cmp);
+        println!(
+            "{name:<8} {:8.2} us each, {} launches of it in turn",
+            times[2] * 1e3 / layers.len() as f32,
+            layers.len()
+        );
+        Ok(())
+    };
+    let rows = Rows::Tokens;
+    measure("qkv", &mut || {
+        layers.iter().try_for_each(|l| cuda.linear(&step, rows, &l.qkv, Some(&l.qkv_bias), branch, qkv))
+    })?;
+    measure("output", &mut || {
+        layers.iter().try_for_each(|l| cuda.matmul(&step, rows, &l.output, attended, wanted_normed))
+    })?;
+    measure("gate_up", &mut || {
+        layers.iter().try_for_each(|l| cuda.matmul(&step, rows, &l.gate_up, branch, gate_up))
+    })?;
+    measure("down", &mut || {
+        layers.iter().try_for_each(|l| cuda.matmul(&step, rows, &l.down, gated, wanted_normed))
+    })?;
+    let mut body = || cuda.matmul(&step, rows, head, branch, logits);
+    body()?;
+    println!("head     {:8.2} us", cuda.time(&mut body)? * 1e3);
+    cuda.finish(step)?;
+    Ok(())
+}
+
+/// As the llama family does it.
+fn forward(cuda: &Cuda, m: &mut Model, kv: &mut Kv, step: &<Cuda as Backend>::Step) -> Result<(), Error> {
+    let scale = 1.0 / (m.shape.heads.dim as f32).sqrt();
+    cuda.embed(step, &m.embedding, &mut m.residual)?;
+    for (index, layer) in m.layers.iter().enumerate() {
+        let shape = Attention { heads: m.shape.heads, layer: KvLayer { group: 0, layer: index }, scale };
+        cuda.rms_norm(step, Rows::Tokens, &layer.attention_norm, &m.residual, &mut m.branch)?;
+        cuda.linear(step, Rows::Tokens, &layer.qkv, Some(&layer.qkv_bias), &m.branch, &mut m.qkv)?;
+        cuda.attend(step, &shape, &m.rope, &mut m.qkv, kv, &mut m.attended)?;
+        cuda.matmul(step, Rows::Tokens, &layer.output, &m.attended, &mut m.branch)?;
+        cuda.add(step, Rows::Tokens, &m.branch, &mut m.residual)?;
+        cuda.rms_norm(step, Rows::Tokens, &layer.mlp_norm, &m.residual, &mut m.branch)?;
+        cuda.matmul(step, Rows::Tokens, &layer.gate_up, &m.branch, &mut m.gate_up)?;
+        cuda.glu(step, Glu::Silu, &m.gate_up, &mut m.gated)?;
+        cuda.matmul(step, Rows::Tokens, &layer.down, &m.gated, &mut m.branch)?;
+        cuda.add(step, Rows::Tokens, &m.branch, &mut m.residual)?;
+    }
+    cuda.gather_wanted(step, &m.residual, &mut m.wanted)?;
+    cuda.rms_norm(step, Rows::Wanted, &m.norm, &m.wanted, &mut m.wanted_normed)?;
+    cuda.matmul(step, Rows::Wanted, &m.head, &m.wanted_normed, &mut m.logits)
+}

@@ -1,0 +1,22 @@
+// out[r] = the table's row of token r (QUANT names the table's format): a block per token, threads over columns.
+#include QUANT
+
+KERNEL embed(Part part, int part_first, const Step* step, const int* sampled, float* out, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int r = blockIdx.x;
+    if (r >= step->tokens) return;
+    int id = step_array(step, step->token_ids)[r];
+    // A negative id is a slot: the token that was last sampled there.
+    if (id < 0) id = sampled[-1 - id];
+    id -= part_first;
+    if (id < 0 || id >= part.rows) return;
+    for (int k = threadIdx.x; k < columns; k += blockDim.x) out[(long)r * columns + k] = Quant::value(part, id, k);
+}
+
+// Some rows of the part, one after the other: what an upload is checked by.
+KERNEL rows_of(Part part, int first, int stride, float* out, int columns) {
+    int row = first + blockIdx.x * stride;
+    if (row >= part.rows) return;
+    for (int k = threadIdx.x; k < columns; k += blockDim.x) out[(long)blockIdx.x * columns + k] = Quant::value(part, row, k);
+}

@@ -1,0 +1,275 @@
+//! Device memory in a few large slabs, cut into pieces that know their purpose.
+//!
+//! Many small allocations are slow, and hang some drivers; so memory is taken from the driver in slabs and cut here.
+//! Every piece is counted by purpose when it is cut and uncounted when it is dropped. Pieces hold an `Rc` of their
+//! arena: the compiler ties them to one thread.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use fornax_compute::{Error, Purpose, Usage};
+
+use crate::driver::Device;
+
+/// What pieces begin at and are rounded up to: a kernel may load 16 bytes at once, and the memory system serves 128.
+pub(crate) const ALIGN: u64 = 256;
+/// What is taken from the driver at once for smaller pieces.
+const SLAB_BYTES: u64 = 32 << 20;
+
+/// Where slabs come from: a device, or a fake for tests.
+pub(crate) trait Slabs {
+    /// `bytes` of memory, or `None` where there is none left.
+    fn take(&self, bytes: u64) -> Result<Option<u64>, Error>;
+    /// Gives a slab back.
+    fn give(&self, pointer: u64);
+}
+
+impl Slabs for Device {
+    fn take(&self, bytes: u64) -> Result<Option<u64>, Error> {
+        match usize::try_from(bytes) {
+            Ok(bytes) => self.alloc(bytes),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn give(&self, pointer: u64) {
+        self.free(pointer);
+    }
+}
+
+/// All memory of one device.
+pub(crate) struct Arena {
+    slabs: RefCell<Vec<Slab>>,
+    source: Rc<dyn Slabs>,
+    usage: RefCell<Usage>,
+    limit: u64,
+    /// Counts what is cut and dropped: recorded graphs hold addresses, and one that is older than this is stale.
+    generation: Cell<u64>,
+}
+
+struct Slab {
+    start: u64,
+    bytes: u64,
+    /// (offset, bytes) of what is free, in order, never touching.
+    free: Vec<(u64, u64)>,
+}
+
+impl Arena {
+    pub(crate) fn new(source: Rc<dyn Slabs>, limit: u64) -> Rc<Arena> {
+        Rc::new(Arena {
+            slabs: RefCell::default(),
+            source,
+            usage: RefCell::default(),
+            limit,
+            generation: Cell::new(0),
+        })
+    }
+
+    /// Bytes in use by purpose.
+    pub(crate) fn usage(&self) -> Usage {
+        *self.usage.borrow()
+    }
+
+    /// Changes whenever a piece is cut or dropped.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+
+    /// A piece of at least `bytes`, counted until it is dropped.
+    pub(crate) fn cut(self: &Rc<Self>, purpose: Purpose, bytes: u64) -> Result<Piece, Error> {
+        let used = self.usage().total();
+        let refused = || Error::OutOfMemory { purpose, wanted: bytes, used, limit: self.limit };
+        let rounded = rounded(bytes);
+        if rounded > self.limit.saturating_sub(used) {
+            return Err(refused());
+        }
+        let pointer = match self.cut_existing(rounded) {
+            Some(pointer) => pointer,
+            None => {
+                let slab = rounded.max(SLAB_BYTES);
+                let taken = self.source.take(slab)?;
+                // A driver that has no room for a whole slab may have room for the piece.
+                let (start, bytes) = match taken {
+                    Some(start) => (start, slab),
+                    None => (self.source.take(rounded)?.ok_or_else(refused)?, rounded),
+                };
+                self.slabs.borrow_mut().push(Slab { start, bytes, free: vec![(0, bytes)] });
+                self.cut_existing(rounded).expect("a new slab holds the piece it was taken for")
+            }
+        };
+        self.usage.borrow_mut().add(purpose, rounded);
+        self.generation.set(self.generation.get() + 1);
+        Ok(Piece { arena: Rc::clone(self), purpose, pointer, bytes: rounded })
+    }
+
+    /// The first stretch that is long enough.
+    fn cut_existing(&self, bytes: u64) -> Option<u64> {
+        let mut slabs = self.slabs.borrow_mut();
+        slabs.iter_mut().find_map(|slab| {
+            let at = slab.free.iter().position(|(_, free)| *free >= bytes)?;
+            let (offset, free) = slab.free[at];
+            if free == bytes {
+                slab.free.remove(at);
+            } else {
+                slab.free[at] = (offset + bytes, free - bytes);
+            }
+            Some(slab.start + offset)
+        })
+    }
+
+    fn join(&self, pointer: u64, bytes: u64) {
+        let mut slabs = self.slabs.borrow_mut();
+        let inside = |slab: &Slab| (slab.start..slab.start + slab.bytes).contains(&pointer);
+        let Some(index) = slabs.iter().position(inside) else { return };
+        let slab = &mut slabs[index];
+        let offset = pointer - slab.start;
+        let at = slab.free.partition_point(|(free, _)| *free < offset);
+        slab.free.insert(at, (offset, bytes));
+        // With the next, then with the one before.
+        for first in [at, at.wrapping_sub(1)] {
+            if let (Some(&(a, a_bytes)), Some(&(b, b_bytes))) =
+                (slab.free.get(first), slab.free.get(first.wrapping_add(1)))
+                && a + a_bytes == b
+            {
+                slab.free[first] = (a, a_bytes + b_bytes);
+                slab.free.remove(first + 1);
+            }
+        }
+        // What was taken for one large thing goes back with it; small slabs are kept for the next.
+        if slab.free == [(0, slab.bytes)] && slab.bytes > SLAB_BYTES {
+            let slab = slabs.swap_remove(index);
+            self.source.give(slab.start);
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        for slab in self.slabs.get_mut().drain(..) {
+            self.source.give(slab.start);
+        }
+    }
+}
+
+/// Bytes that a piece of this size really takes; what overflows is refused by any limit.
+pub(crate) fn rounded(bytes: u64) -> u64 {
+    bytes.max(1).checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX)
+}
+
+/// A stretch of device memory.
+pub(crate) struct Piece {
+    arena: Rc<Arena>,
+    purpose: Purpose,
+    pointer: u64,
+    bytes: u64,
+}
+
+impl Piece {
+    /// Where it lies on the device.
+    pub(crate) fn pointer(&self) -> u64 {
+        self.pointer
+    }
+
+    /// How long it is.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.arena.usage.borrow_mut().subtract(self.purpose, self.bytes);
+        self.arena.join(self.pointer, self.bytes);
+        self.arena.generation.set(self.arena.generation.get() + 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A driver with so many bytes, which counts what it has given out.
+    struct Fake {
+        left: Cell<u64>,
+        next: Cell<u64>,
+        out: RefCell<Vec<(u64, u64)>>,
+    }
+
+    impl Slabs for Fake {
+        fn take(&self, bytes: u64) -> Result<Option<u64>, Error> {
+            let Some(left) = self.left.get().checked_sub(bytes) else { return Ok(None) };
+            self.left.set(left);
+            let start = self.next.get();
+            self.next.set(start + bytes + 4096);
+            self.out.borrow_mut().push((start, bytes));
+            Ok(Some(start))
+        }
+
+        fn give(&self, pointer: u64) {
+            let mut out = self.out.borrow_mut();
+            let at = out.iter().position(|(start, _)| *start == pointer).expect("given out before");
+            self.left.set(self.left.get() + out.remove(at).1);
+        }
+    }
+
+    fn arena(bytes: u64, limit: u64) -> (Rc<Fake>, Rc<Arena>) {
+        let fake =
+            Rc::new(Fake { left: Cell::new(bytes), next: Cell::new(1 << 20), out: RefCell::default() });
+        (Rc::clone(&fake), Arena::new(fake, limit))
+    }
+
+    #[test]
+    fn pieces_never_overlap_and_all_of_them_come_back() {
+        let (fake, arena) = arena(1 << 40, u64::MAX);
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut state = 1u64;
+        for round in 0..2000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let random = state >> 33;
+            if random % 5 < 3 {
+                let bytes = [1, 300, 70_000, 5 << 20, 40 << 20][(random / 7 % 5) as usize];
+                pieces.push(arena.cut(Purpose::Activations, bytes).unwrap());
+            } else if !pieces.is_empty() {
+                drop(pieces.swap_remove((random / 7) as usize % pieces.len()));
+            }
+            if round % 50 == 0 {
+                let mut ranges: Vec<_> =
+                    pieces.iter().map(|p| (p.pointer(), p.pointer() + p.bytes())).collect();
+                ranges.sort_unstable();
+                assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "round {round}");
+                let slabs = fake.out.borrow();
+                for (start, end) in ranges {
+                    assert!(slabs.iter().any(|(slab, bytes)| *slab <= start && end <= slab + bytes));
+                }
+            }
+        }
+        assert_eq!(arena.usage().total(), pieces.iter().map(Piece::bytes).sum::<u64>());
+        pieces.clear();
+        assert_eq!(arena.usage(), Usage::default());
+        // Only slabs of the usual size are kept, each in one stretch.
+        assert!(arena.slabs.borrow().iter().all(|slab| slab.free == [(0, SLAB_BYTES)]));
+        drop(arena);
+        assert!(fake.out.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_limit_and_an_empty_driver_refuse_with_their_numbers() {
+        let (_, arena) = arena(1 << 30, 1000);
+        let _held = arena.cut(Purpose::Weights, 512).unwrap();
+        let refused = arena.cut(Purpose::Kv, 600).err().expect("512 of 1000 are in use").to_string();
+        assert_eq!(refused, "out of memory for kv: 600 bytes wanted, 512 of 1000 bytes in use");
+        let (_, small) = super::tests::arena(1 << 20, u64::MAX);
+        assert!(small.cut(Purpose::Kv, 1 << 19).is_ok(), "no room for a slab, but for the piece");
+        assert!(matches!(small.cut(Purpose::Kv, 1 << 21), Err(Error::OutOfMemory { wanted: 2097152, .. })));
+    }
+
+    #[test]
+    fn cutting_and_dropping_are_noticed_by_recorded_graphs() {
+        let (_, arena) = arena(1 << 30, u64::MAX);
+        let before = arena.generation();
+        let piece = arena.cut(Purpose::Logits, 8).unwrap();
+        let held = arena.generation();
+        drop(piece);
+        assert!(before != held && held != arena.generation());
+    }
+}

@@ -1,0 +1,598 @@
+//! The device as a backend: memory, steps, recording. Operations are in `ops`.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use fornax_compute::cpu::{Activations, Cpu};
+use fornax_compute::{
+    Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output, Part, Purpose, Rope,
+    Row, Rows, SampleFault, SampleRow, Sampled, Token, Usage,
+};
+use fornax_format::View;
+
+use crate::arena::{Arena, Piece};
+use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
+use crate::layout::Format;
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, Weight, split_bytes};
+use crate::ops::{Held, Scratch};
+use crate::program::{Key, Programs};
+use crate::step::{Chosen, Outcome, Slot, Step, Steps};
+use crate::upload::{Ring, Stored};
+
+/// Steps of at most so many tokens are recorded: beyond that the launches are hidden behind the work.
+const RECORDED_TOKENS_MAX: usize = 64;
+/// Rows of each part of a weight that are read back and compared with the file.
+const CHECKED_ROWS: usize = 3;
+
+/// How a CUDA backend is made.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Which device, as the driver counts them.
+    pub device: usize,
+    /// The most bytes to allocate; `None` means what is free on the device.
+    pub memory_limit: Option<u64>,
+    /// The largest batch, in tokens.
+    pub tokens_max: usize,
+    /// Sequence slots: the largest batch in rows.
+    pub slots: usize,
+    /// Steps that may be begun while another one is unfinished.
+    pub depth: usize,
+    /// Entries of all page tables of a step, and one more for each table.
+    pub pages_max: usize,
+    /// Where compiled kernels are kept; `None` compiles them anew each time.
+    pub kernel_folder: Option<PathBuf>,
+    /// Whether a step of decoding is recorded once and replayed.
+    pub graphs: bool,
+}
+
+impl Default for CudaOptions {
+    /// The first device, batches of 512 tokens of 16 sequences, page tables for two million tokens.
+    fn default() -> CudaOptions {
+        CudaOptions {
+            device: 0,
+            memory_limit: None,
+            tokens_max: 512,
+            slots: 16,
+            depth: 1,
+            pages_max: 1 << 16,
+            kernel_folder: None,
+            graphs: true,
+        }
+    }
+}
+
+/// An NVIDIA GPU as a device.
+pub struct Cuda {
+    pub(crate) device: Rc<Device>,
+    options: CudaOptions,
+    sizes: CudaSizes,
+    arena: Rc<Arena>,
+    pub(crate) programs: Programs,
+    steps: Rc<Steps>,
+    pub(crate) scratch: Scratch,
+    /// Partial results of attention over splits.
+    pub(crate) partials: Piece,
+    /// The token last sampled into each slot, on the device, and whether there is one.
+    pub(crate) sampled: Piece,
+    pub(crate) has_sampled: RefCell<Vec<bool>>,
+    ring: RefCell<Option<Ring>>,
+    /// The specification of every stored format: vectors are dequantised by it and uploads checked.
+    reference: Cpu,
+    graphs: RefCell<HashMap<Bucket, Recorded>>,
+    /// The bucket that is being recorded: it sizes grids in place of the step.
+    bucket: Cell<Option<Bucket>>,
+    /// What a recorded step must be checked against before it is replayed.
+    checks: RefCell<Option<Vec<Check>>>,
+}
+
+/// What tells recorded graphs apart: grids are made for the largest step of a bucket, kernels read the real counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Bucket {
+    slot: usize,
+    tokens: usize,
+    wanted: usize,
+    /// Places of the longest sequence, rounded up.
+    pub(crate) places: usize,
+}
+
+enum Recorded {
+    /// Ran once, so that everything it needs is compiled; the next time it is recorded.
+    Seen {
+        generation: u64,
+    },
+    Graph {
+        graph: Graph,
+        generation: u64,
+        checks: Vec<Check>,
+    },
+}
+
+/// What an operation checked of a step on the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Check {
+    Tokens { rows: usize },
+    Pages { group: usize, pages: usize },
+}
+
+impl Cuda {
+    /// Opens the device, allocates the workspace and begins to compile what every model needs.
+    pub fn new(options: CudaOptions) -> Result<Cuda, Error> {
+        let device = Device::open(options.device)?;
+        if let Err(reason) = crate::driver::version() {
+            return Err(Error::DeviceUnavailable { device: device.name().to_owned(), reason });
+        }
+        let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
+        let arena = Arena::new(device.clone(), limit);
+        let programs = Programs::new(&device, options.kernel_folder.clone());
+        for unit in ["norm.cu", "rows.cu", "glu.cu", "sample.cu", "split.cu"] {
+            programs.prepare(Key::plain(unit));
+        }
+        let steps = Steps::new(&device, &arena, &options)?;
+        let workspace = |bytes| arena.cut(Purpose::Workspace, bytes);
+        Ok(Cuda {
+            scratch: Scratch::new(workspace(split_bytes(options.tokens_max))?),
+            partials: workspace(PARTIALS_BYTES)?,
+            sampled: workspace((options.slots as u64).saturating_mul(4))?,
+            has_sampled: RefCell::new(vec![false; options.slots]),
+            ring: RefCell::new(None),
+            reference: Cpu::reference(Activations::Float)?,
+            graphs: RefCell::default(),
+            bucket: Cell::new(None),
+            checks: RefCell::new(None),
+            sizes: CudaSizes::new(&options),
+            options,
+            arena,
+            programs,
+            steps,
+            device,
+        })
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &CudaOptions {
+        &self.options
+    }
+
+    /// What it takes for each thing.
+    pub fn sizes(&self) -> &CudaSizes {
+        &self.sizes
+    }
+
+    /// Milliseconds that the device takes for what `body` launches.
+    pub fn time(&self, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<f32, Error> {
+        let (start, end) = (Event::new(&self.device)?, Event::new(&self.device)?);
+        start.record()?;
+        body()?;
+        end.record()?;
+        end.wait("time")?;
+        end.since(&start)
+    }
+
+    /// Launches a kernel that runs over the rows of a step.
+    pub(crate) fn launch(
+        &self,
+        operation: &'static str,
+        function: Function,
+        grid: [usize; 3],
+        (block, shared): (u32, u32),
+        args: &[Arg<'_>],
+    ) -> Result<(), Error> {
+        let grid = grid.map(|count| u32::try_from(count).expect("grids are counted in 32 bits"));
+        self.device.launch(operation, &Launch { function, grid, block, shared, args })
+    }
+
+    /// How many rows grids are made for: the step's own, or the largest of the bucket that is being recorded.
+    pub(crate) fn grid_rows(&self, slot: &Slot, rows: Rows) -> usize {
+        match (self.bucket.get(), rows) {
+            (None, _) => slot.count(rows),
+            (Some(bucket), Rows::Tokens) => bucket.tokens,
+            (Some(bucket), Rows::Wanted) => bucket.wanted,
+        }
+    }
+
+    /// Places of the longest sequence that grids are made for.
+    pub(crate) fn grid_places(&self, slot: &Slot) -> usize {
+        self.bucket.get().map_or(slot.place_max + 1, |bucket| bucket.places)
+    }
+
+    /// Runs a check, and remembers it where a step is being recorded.
+    pub(crate) fn check(&self, slot: &Slot, check: Check) -> Result<(), Error> {
+        if let Some(checks) = self.checks.borrow_mut().as_mut() {
+            checks.push(check);
+        }
+        check.holds(slot)
+    }
+
+    /// The stored values of a vector as f32.
+    fn dequantized(&self, view: &View<'_>) -> Result<Vec<f32>, Error> {
+        let values = view.values();
+        let row = View::new(view.name, view.dtype, vec![1, values], view.bytes).map_err(|_| {
+            Error::TensorShape { tensor: view.name.to_owned(), got: view.shape.clone(), wanted: vec![values] }
+        })?;
+        let cpu = &self.reference;
+        let table = cpu.upload(&[row.into()])?;
+        let mut out = cpu.alloc(Purpose::Residual, 1, values)?;
+        let mut batch = Batch::default();
+        batch.push(Row { slot: 0, start: 0, len: 1, pages: vec![], wanted: 0 }, [Token::Known(0)]);
+        let step = cpu.begin(&batch)?;
+        cpu.embed(&step, &table, &mut out)?;
+        cpu.finish(step)?;
+        cpu.read(&out, 0, 1)
+    }
+
+    /// Reads some rows of a new weight back and compares them with the file, bit by bit.
+    fn check_upload(&self, weight: &Weight, parts: &[Part<'_>]) -> Result<(), Error> {
+        for part in &weight.parts {
+            let stored = Stored::new(parts, part);
+            let stride = (part.rows / CHECKED_ROWS).max(1);
+            let rows = CHECKED_ROWS.min(part.rows);
+            let room = self.arena.cut(Purpose::Workspace, (rows * part.columns * 4) as u64)?;
+            let key = Key::quant("embed.cu", part.format.header());
+            let device_part = weight.device_part(part);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_part)),
+                Arg::Int(0),
+                Arg::Int(crate::memory::int(stride)),
+                Arg::Pointer(room.pointer()),
+                Arg::Int(crate::memory::int(part.columns)),
+            ];
+            self.launch(
+                "check upload",
+                self.programs.function(&key, "rows_of")?,
+                [rows, 1, 1],
+                (256, 0),
+                &args,
+            )?;
+            let mut got = vec![0f32; rows * part.columns];
+            self.device.read("check upload", room.pointer(), bytemuck::cast_slice_mut(&mut got))?;
+            for (at, got) in got.chunks_exact(part.columns).enumerate() {
+                let row = at * stride;
+                let Some(bytes) = stored.row(row) else { continue };
+                let dtype = parts[0].view.dtype;
+                let dtype = parts
+                    .iter()
+                    .map(|part| part.view.dtype)
+                    .find(|dtype| Format::of(*dtype) == Some(part.format))
+                    .unwrap_or(dtype);
+                let view = View::new("row", dtype, vec![part.columns], bytes).map_err(|_| Error::Device {
+                    backend: self.device.name(),
+                    operation: "check upload",
+                    reason: format!("row {row} has {} bytes", bytes.len()),
+                })?;
+                let wanted = self.dequantized(&view)?;
+                let differs =
+                    |(got, wanted): (&f32, &f32)| got.to_bits() != wanted.to_bits() && !wanted.is_nan();
+                if let Some(column) = got.iter().zip(&wanted).position(differs) {
+                    let names: Vec<&str> = parts.iter().map(|part| part.view.name).collect();
+                    let reason = format!(
+                        "{}: row {row} column {column} is {:e} on the device and {:e} in the file",
+                        names.join(" + "),
+                        got[column],
+                        wanted[column]
+                    );
+                    return Err(Error::Device {
+                        backend: self.device.name(),
+                        operation: "check upload",
+                        reason,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Check {
+    fn holds(self, slot: &Slot) -> Result<(), Error> {
+        match self {
+            Check::Tokens { rows } => slot.check_tokens(rows),
+            Check::Pages { group, pages } => slot.check_pages(group, pages),
+        }
+    }
+}
+
+impl Memory for Cuda {
+    type Weight = Weight;
+    type Buf = Buf;
+    type Kv = Kv;
+
+    fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        let weight = Weight::new(&self.arena, &self.sizes, parts)?;
+        for part in &weight.parts {
+            self.programs.prepare(Key::quant("embed.cu", part.format.header()));
+            self.programs.prepare(match part.format {
+                Format::F32 => Key::plain("gemv_f32.cu"),
+                format => Key::quant("gemv.cu", format.header()),
+            });
+            self.scratch.prefer(part.format);
+        }
+        let mut ring = self.ring.borrow_mut();
+        let ring = match ring.as_mut() {
+            Some(ring) => ring,
+            None => ring.insert(Ring::new(&self.device)?),
+        };
+        ring.upload(&self.device, &weight, parts)?;
+        self.check_upload(&weight, parts)?;
+        parts.iter().for_each(|part| part.view.release());
+        Ok(weight)
+    }
+
+    fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
+        let mut values = Vec::new();
+        for part in parts {
+            let count = self.sizes.vector_values(part)?;
+            let stored = self.dequantized(&part.view)?;
+            match &part.rows {
+                None => values.extend(&stored),
+                Some(rows) => values.extend(rows.iter().map(|&row| stored[row as usize])),
+            }
+            assert!(values.len() >= count, "a vector of {count} values");
+            part.view.release();
+        }
+        self.upload_values(&values)
+    }
+
+    fn upload_values(&self, values: &[f32]) -> Result<Buf, Error> {
+        let buf = self.alloc(Purpose::Weights, 1, values.len())?;
+        self.device.write("upload", buf.pointer(), bytemuck::cast_slice(values))?;
+        Ok(buf)
+    }
+
+    fn alloc(&self, purpose: Purpose, rows: usize, columns: usize) -> Result<Buf, Error> {
+        let buf = Buf::new(&self.arena, &self.sizes, purpose, rows, columns)?;
+        self.poison(buf.pointer(), buf.bytes())?;
+        Ok(buf)
+    }
+
+    fn alloc_kv(&self, spec: &KvSpec) -> Result<Kv, Error> {
+        let kv = Kv::new(&self.arena, &self.sizes, spec)?;
+        for (pointer, bytes) in kv.memory() {
+            self.poison(pointer, bytes)?;
+        }
+        Ok(kv)
+    }
+
+    fn usage(&self) -> Usage {
+        self.arena.usage()
+    }
+}
+
+impl Cuda {
+    /// With debug assertions memory starts as NaN in every float type, so that reading what no operation wrote is seen;
+    /// otherwise as zeros.
+    fn poison(&self, pointer: u64, bytes: u64) -> Result<(), Error> {
+        let byte = if cfg!(debug_assertions) { 0xff } else { 0 };
+        self.device.fill("alloc", pointer, byte, usize::try_from(bytes).expect("allocated"))
+    }
+}
+
+impl Backend for Cuda {
+    type Step = Step;
+
+    fn name(&self) -> &'static str {
+        self.device.name()
+    }
+
+    fn begin(&self, batch: &Batch) -> Result<Step, Error> {
+        self.scratch.forget();
+        self.steps.begin(batch)
+    }
+
+    fn record(&self, step: &Step, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
+        let slot = step.slot();
+        let recordable =
+            self.options.graphs && slot.decode && (1..=RECORDED_TOKENS_MAX).contains(&slot.tokens);
+        let done = if recordable { self.replay(slot, body) } else { body() };
+        self.scratch.forget();
+        done?;
+        slot.done.record()
+    }
+
+    fn finish(&self, mut step: Step) -> Result<Output, Error> {
+        let slot = step.slot_mut();
+        slot.done.record()?;
+        slot.done.wait("finish")?;
+        let chosen: &[Chosen] = bytemuck::cast_slice(slot.staged_chosen.bytes());
+        let sampled = slot.results.drain(..).map(|outcome| match outcome {
+            Outcome::Known(sampled) => sampled,
+            Outcome::Device { index, logprob, mu } => {
+                let chosen = chosen[index];
+                match chosen.fault {
+                    0 => Sampled {
+                        token: chosen.token.cast_unsigned(),
+                        logprob: logprob.then_some(chosen.logprob),
+                        top: Vec::new(),
+                        mu,
+                        fault: None,
+                    },
+                    1 => Sampled::fault(SampleFault::Logits),
+                    _ => Sampled::fault(SampleFault::NothingAllowed),
+                }
+            }
+        });
+        Ok(Output { sampled: sampled.collect() })
+    }
+
+    fn write(&self, buf: &mut Buf, row: usize, values: &[f32]) -> Result<(), Error> {
+        let (rows, columns) = (buf.rows, buf.columns);
+        let wanted = (row.saturating_add(values.len().div_ceil(columns.max(1))), columns);
+        let start =
+            row.checked_mul(columns).filter(|start| start.saturating_add(values.len()) <= rows * columns);
+        let got = (rows, columns);
+        let start = start.ok_or(Error::OperandShape { operation: "write", operand: "buf", got, wanted })?;
+        self.scratch.forget();
+        self.device.write("write", buf.pointer() + (start * 4) as u64, bytemuck::cast_slice(values))
+    }
+
+    fn read(&self, buf: &Buf, row: usize, rows: usize) -> Result<Vec<f32>, Error> {
+        let end = row.saturating_add(rows);
+        crate::ops::fits("read", "buf", buf, (end, buf.columns))?;
+        let mut values = vec![0.0; rows * buf.columns];
+        let from = buf.pointer() + (row * buf.columns * 4) as u64;
+        self.device.read("read", from, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    fn embed(&self, step: &Step, table: &Weight, out: &mut Buf) -> Result<(), Error> {
+        self.op_embed(step.slot(), table, out)
+    }
+
+    fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        self.op_linear("matmul", step.slot(), rows, weight, None, x, out)
+    }
+
+    fn linear(
+        &self,
+        step: &Step,
+        rows: Rows,
+        weight: &Weight,
+        bias: Option<&Buf>,
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_linear("linear", step.slot(), rows, weight, bias, x, out)
+    }
+
+    fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
+        self.op_add("add_vector", step.slot(), rows, vector, x)
+    }
+
+    fn add(&self, step: &Step, rows: Rows, y: &Buf, x: &mut Buf) -> Result<(), Error> {
+        self.op_add("add", step.slot(), rows, y, x)
+    }
+
+    fn rms_norm(
+        &self,
+        step: &Step,
+        rows: Rows,
+        norm: &Norm<Buf>,
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_rms_norm(step.slot(), rows, norm, x, out)
+    }
+
+    fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        self.op_rope(step.slot(), heads, rope, qkv)
+    }
+
+    fn kv_write(
+        &self,
+        step: &Step,
+        heads: Heads,
+        layer: KvLayer,
+        qkv: &Buf,
+        kv: &mut Kv,
+    ) -> Result<(), Error> {
+        self.op_kv_write(step.slot(), heads, layer, qkv, kv)
+    }
+
+    fn attention(
+        &self,
+        step: &Step,
+        attention: &Attention,
+        qkv: &Buf,
+        kv: &Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_attention(step.slot(), attention, qkv, kv, out)
+    }
+
+    fn attend(
+        &self,
+        step: &Step,
+        attention: &Attention,
+        rope: &Rope<Buf>,
+        qkv: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_rope_and_write(step.slot(), attention, rope, qkv, kv)?;
+        self.op_attention(step.slot(), attention, qkv, kv, out)
+    }
+
+    fn glu(&self, step: &Step, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
+        self.op_glu(step.slot(), kind, gate_up, out)
+    }
+
+    fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        self.op_gather(step.slot(), x, out)
+    }
+
+    fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+        self.op_sample(step.slot_mut(), logits, rows)
+    }
+}
+
+impl Cuda {
+    /// Runs a step's body the first time, records it the second and replays it from then on. Whatever is allocated or
+    /// freed makes the recording stale: it holds addresses.
+    fn replay(&self, slot: &Slot, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
+        let up = |count: usize| if count == 0 { 0 } else { count.next_power_of_two() };
+        let places = (slot.place_max + 1).next_power_of_two().max(512);
+        let bucket = Bucket { slot: slot.index, tokens: up(slot.tokens), wanted: up(slot.wanted), places };
+        let now = self.arena.generation();
+        let mut graphs = self.graphs.borrow_mut();
+        match graphs.get(&bucket) {
+            Some(Recorded::Graph { graph, generation, checks }) if *generation == now => {
+                checks.iter().try_for_each(|check| check.holds(slot))?;
+                self.check_sampled(slot)?;
+                graph.launch()
+            }
+            Some(Recorded::Seen { generation }) if *generation == now => {
+                self.bucket.set(Some(bucket));
+                self.checks.replace(Some(Vec::new()));
+                let graph = Graph::record(&self.device, body);
+                self.bucket.set(None);
+                let checks = self.checks.take().unwrap_or_default();
+                let graph = graph?;
+                graph.launch()?;
+                graphs.insert(bucket, Recorded::Graph { graph, generation: now, checks });
+                Ok(())
+            }
+            _ => {
+                // Stale graphs of any bucket are worth nothing.
+                graphs.retain(|_, recorded| match recorded {
+                    Recorded::Seen { generation } | Recorded::Graph { generation, .. } => *generation == now,
+                });
+                self.bucket.set(Some(bucket));
+                let done = body();
+                self.bucket.set(None);
+                done?;
+                graphs.insert(bucket, Recorded::Seen { generation: now });
+                Ok(())
+            }
+        }
+    }
+
+    /// Refuses a step that wants a token where none was sampled.
+    pub(crate) fn check_sampled(&self, slot: &Slot) -> Result<(), Error> {
+        let has = self.has_sampled.borrow();
+        match slot.sampled_slots.iter().find(|&&slot| !has[slot as usize]) {
+            Some(&slot) => Err(Error::NothingSampled { slot }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // Nothing of what follows may be in use: a lost device answers with an error, which is as good.
+        self.device.synchronize("close").ok();
+        self.graphs.get_mut().clear();
+    }
+}
+
+/// What the scratch holds of a buffer.
+impl Cuda {
+    pub(crate) fn held(&self, buf: &Buf, rows: Rows) -> Held {
+        Held {
+            pointer: buf.pointer(),
+            rows,
+            bf16: self.scratch.preferred(),
+            generation: self.arena.generation(),
+        }
+    }
+}

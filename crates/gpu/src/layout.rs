@@ -1,0 +1,368 @@
+//! How weights lie on the device: planes of tiles.
+//!
+//! A tile is 16 rows x 128 columns, in the order in which the matrix instruction takes it: a warp's loads are 512
+//! contiguous bytes, 16 for each lane. Lane 4g + t holds rows g and g + 8, and of each 32 columns the octet from 8t on.
+//! (Q6_K, whose scales change every 16 columns: four columns from 4t on of each 16.) Codes, their upper bits, scales and
+//! minima are planes of their own, each tile after tile: columns first, then the next 16 rows. Bytes stay as many as in
+//! the file, but for rows rounded up to 16 and columns to 128 with zeros.
+//!
+//! The kernels' side of this is `kernels/quant/`. Files are in other orders, so rows are packed on their way in.
+
+use fornax_format::DType;
+
+pub(crate) const TILE_ROWS: usize = 16;
+pub(crate) const TILE_COLUMNS: usize = 128;
+
+/// Codes, upper bits, scales, minima; what a format does not have is empty.
+pub(crate) const PLANES: usize = 4;
+
+/// A stored type that the kernels know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(non_camel_case_types, reason = "the names of the formats")]
+pub(crate) enum Format {
+    F32,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+}
+
+impl Format {
+    /// `None` where there are no kernels for the type.
+    pub(crate) fn of(dtype: DType) -> Option<Format> {
+        Some(match dtype {
+            DType::F32 => Format::F32,
+            DType::F16 => Format::F16,
+            DType::BF16 => Format::BF16,
+            DType::Q4_0 => Format::Q4_0,
+            DType::Q4_1 => Format::Q4_1,
+            DType::Q5_0 => Format::Q5_0,
+            DType::Q5_1 => Format::Q5_1,
+            DType::Q8_0 => Format::Q8_0,
+            DType::Q4_K => Format::Q4_K,
+            DType::Q5_K => Format::Q5_K,
+            DType::Q6_K => Format::Q6_K,
+            _ => return None,
+        })
+    }
+
+    /// The header that knows it on the device.
+    pub(crate) fn header(self) -> &'static str {
+        match self {
+            Format::F32 => "quant/f32.cuh",
+            Format::F16 => "quant/f16.cuh",
+            Format::BF16 => "quant/bf16.cuh",
+            Format::Q4_0 => "quant/q4_0.cuh",
+            Format::Q4_1 => "quant/q4_1.cuh",
+            Format::Q5_0 => "quant/q5_0.cuh",
+            Format::Q5_1 => "quant/q5_1.cuh",
+            Format::Q8_0 => "quant/q8_0.cuh",
+            Format::Q4_K => "quant/q4_k.cuh",
+            Format::Q5_K => "quant/q5_k.cuh",
+            Format::Q6_K => "quant/q6_k.cuh",
+        }
+    }
+
+    /// Columns that one step of its product takes.
+    pub(crate) fn step_columns(self) -> usize {
+        match self {
+            Format::Q4_K | Format::Q5_K | Format::Q6_K => 256,
+            _ => 128,
+        }
+    }
+
+    /// Bytes of each plane of a tile.
+    pub(crate) fn tile_bytes(self) -> [usize; PLANES] {
+        match self {
+            Format::F32 => [8192, 0, 0, 0],
+            Format::F16 | Format::BF16 => [4096, 0, 0, 0],
+            Format::Q8_0 => [2048, 0, 128, 0],
+            Format::Q4_0 | Format::Q4_K => [1024, 0, 128, 0],
+            Format::Q4_1 => [1024, 0, 128, 128],
+            Format::Q5_0 | Format::Q5_K => [1024, 256, 128, 0],
+            Format::Q5_1 => [1024, 256, 128, 128],
+            Format::Q6_K => [1024, 512, 128, 16],
+        }
+    }
+
+    /// Packs one stored row into its place in the planes of its 16 rows, which are zero before.
+    pub(crate) fn pack_row(self, row: usize, stored: &[u8], planes: &mut [&mut [u8]; PLANES]) {
+        let place = Row { half: row / 8, lane: row % 8 * 4, row };
+        match self {
+            Format::F32 => {
+                for (tile, values) in stored.chunks(TILE_COLUMNS * 4).enumerate() {
+                    planes[0][tile * 8192 + row * 512..][..values.len()].copy_from_slice(values);
+                }
+            }
+            Format::F16 | Format::BF16 => {
+                for (block, values) in stored.chunks(64).enumerate() {
+                    let at = block * 1024 + place.half * 512 + place.lane * 16;
+                    planes[0][at..][..values.len()].copy_from_slice(values);
+                }
+            }
+            Format::Q8_0 => {
+                for (block, stored) in stored.chunks_exact(34).enumerate() {
+                    place.put_scale(block, &stored[..2], planes[2]);
+                    let at = block / 2 * 1024 + place.half * 512 + place.lane * 16 + block % 2 * 8;
+                    for (t, octet) in stored[2..].chunks_exact(8).enumerate() {
+                        planes[0][at + t * 16..][..8].copy_from_slice(octet);
+                    }
+                }
+            }
+            Format::Q4_0 | Format::Q4_1 | Format::Q5_0 | Format::Q5_1 => {
+                let mins = 2 * usize::from(matches!(self, Format::Q4_1 | Format::Q5_1));
+                let bits = 4 * usize::from(matches!(self, Format::Q5_0 | Format::Q5_1));
+                for (block, stored) in stored.chunks_exact(2 + mins + bits + 16).enumerate() {
+                    let (scales, rest) = stored.split_at(2 + mins);
+                    let (high, low) = rest.split_at(bits);
+                    place.put_scale(block, &scales[..2], planes[2]);
+                    if mins > 0 {
+                        place.put_scale(block, &scales[2..], planes[3]);
+                    }
+                    for t in 0..4 {
+                        // Low halves are the first 16 values, high halves the others.
+                        let bytes = octet(&low[t % 2 * 8..]) >> (t / 2 * 4);
+                        place.put_nibbles(block, t, bytes, planes[0]);
+                        if bits > 0 {
+                            place.put_bits(block, t, high[t], planes[1]);
+                        }
+                    }
+                }
+            }
+            Format::Q4_K | Format::Q5_K => {
+                let bits = if self == Format::Q5_K { 32 } else { 0 };
+                for (super_block, stored) in stored.chunks_exact(16 + bits + 128).enumerate() {
+                    let (header, rest) = stored.split_at(16);
+                    let (high, low) = rest.split_at(bits);
+                    planes[2][super_block * 256 + row * 16..][..16].copy_from_slice(header);
+                    for block in 0..8 {
+                        let index = super_block * 8 + block;
+                        for t in 0..4 {
+                            let bytes = octet(&low[block / 2 * 32 + t * 8..]) >> (block % 2 * 4);
+                            place.put_nibbles(index, t, bytes, planes[0]);
+                            if bits > 0 {
+                                let bits = octet(&high[t * 8..]) >> block & 0x0101_0101_0101_0101;
+                                // Byte i's bit becomes bit i of the top byte.
+                                let packed = (bits.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
+                                place.put_bits(index, t, packed, planes[1]);
+                            }
+                        }
+                    }
+                }
+            }
+            Format::Q6_K => {
+                for (super_block, stored) in stored.chunks_exact(210).enumerate() {
+                    let (low, high) = (&stored[..128], &stored[128..192]);
+                    planes[2][super_block * 256 + row * 16..][..16].copy_from_slice(&stored[192..208]);
+                    planes[3][super_block * 32 + row * 2..][..2].copy_from_slice(&stored[208..]);
+                    for block in 0..8 {
+                        let (half, within) = (block / 4, block % 4 * 32);
+                        let index = super_block * 8 + block;
+                        for t in 0..4 {
+                            // Four values of each 16: columns 4t.. and 16 + 4t.. of the block.
+                            let four = |bytes: &[u8], at: usize| {
+                                u64::from(word(&bytes[at..])) | u64::from(word(&bytes[at + 16..])) << 32
+                            };
+                            let bytes = four(low, half * 64 + within % 64 + 4 * t) >> (within / 64 * 4);
+                            place.put_nibbles(index, t, bytes, planes[0]);
+                            let bytes = four(high, half * 32 + 4 * t) >> (within / 32 * 2);
+                            place.put_pairs(index, t, bytes, planes[1]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where a row lies among the lanes.
+struct Row {
+    half: usize,
+    /// The lane of its first octet.
+    lane: usize,
+    row: usize,
+}
+
+impl Row {
+    /// The f16 of a 32-column block.
+    fn put_scale(&self, block: usize, bytes: &[u8], plane: &mut [u8]) {
+        plane[block / 4 * 128 + self.row * 8 + block % 4 * 2..][..2].copy_from_slice(bytes);
+    }
+
+    /// Eight codes, each in the low half of a byte: value 2j becomes nibble j, value 2j + 1 nibble j + 4.
+    fn put_nibbles(&self, block: usize, t: usize, bytes: u64, plane: &mut [u8]) {
+        let gather = |x: u64| (x | x >> 12 | x >> 24 | x >> 36) & 0xffff;
+        let (even, odd) = (bytes & 0x000f_000f_000f_000f, bytes >> 8 & 0x000f_000f_000f_000f);
+        let word = (gather(even) | gather(odd) << 16) as u32;
+        let at = block / 4 * 1024 + self.half * 512 + (self.lane + t) * 16 + block % 4 * 4;
+        plane[at..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+
+    /// Eight upper bits, value i's in bit i: value 2j becomes bit j, value 2j + 1 bit j + 4.
+    fn put_bits(&self, block: usize, t: usize, bits: u8, plane: &mut [u8]) {
+        let gather = |x: u8| x & 1 | x >> 1 & 2 | x >> 2 & 4 | x >> 3 & 8;
+        let at = block / 4 * 256 + self.half * 128 + (self.lane + t) * 4 + block % 4;
+        plane[at] = gather(bits) | gather(bits >> 1) << 4;
+    }
+
+    /// Eight pairs of upper bits, each at the bottom of a byte: value 2j at bit 2j, value 2j + 1 at bit 8 + 2j.
+    fn put_pairs(&self, block: usize, t: usize, bytes: u64, plane: &mut [u8]) {
+        let gather = |x: u64| (x | x >> 14 | x >> 28 | x >> 42) & 0xff;
+        let (even, odd) = (bytes & 0x0003_0003_0003_0003, bytes >> 8 & 0x0003_0003_0003_0003);
+        let both = (gather(even) | gather(odd) << 8) as u16;
+        let at = block / 4 * 512 + self.half * 256 + (self.lane + t) * 8 + block % 4 * 2;
+        plane[at..][..2].copy_from_slice(&both.to_le_bytes());
+    }
+}
+
+fn octet(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use fornax_compute::cpu::{Activations, Cpu};
+    use fornax_compute::{Backend, Batch, Memory, Purpose, Row as BatchRow, Token};
+    use fornax_format::View;
+    use half::{bf16, f16};
+
+    use super::*;
+
+    const DTYPES: [DType; 11] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::Q4_0,
+        DType::Q4_1,
+        DType::Q5_0,
+        DType::Q5_1,
+        DType::Q8_0,
+        DType::Q4_K,
+        DType::Q5_K,
+        DType::Q6_K,
+    ];
+
+    /// Reads one value out of the planes as the kernels' `value` functions do.
+    fn value(format: Format, planes: &[Vec<u8>; PLANES], groups: usize, row: usize, column: usize) -> f32 {
+        let (tile, half, block) = (row / 16 * groups + column / 128, row % 16 / 8, column % 128 / 32);
+        let (mut lane, mut i) = (row % 8 * 4 + column % 32 / 8, column % 8);
+        if format == Format::Q6_K {
+            (lane, i) = (row % 8 * 4 + column % 16 / 4, column % 32 / 16 * 4 + column % 4);
+        }
+        let [codes, high, scales, mins] = planes;
+        let half_at = |plane: &[u8], at: usize| f16::from_le_bytes([plane[at], plane[at + 1]]).to_f32();
+        let nibble = || {
+            let word = word(&codes[tile * 1024 + half * 512 + lane * 16 + block * 4..]);
+            word >> (4 * (i / 2 + 4 * (i % 2))) & 15
+        };
+        let bit = || u32::from(high[tile * 256 + half * 128 + lane * 4 + block]) >> (i / 2 + 4 * (i % 2)) & 1;
+        let scale = |plane: &[u8]| half_at(plane, tile * 128 + row % 16 * 8 + block * 2);
+        let two = || tile * 4096 + block * 1024 + half * 512 + lane * 16 + i * 2;
+        match format {
+            Format::F32 => f32::from_bits(word(&codes[tile * 8192 + row % 16 * 512 + column % 128 * 4..])),
+            Format::F16 => half_at(codes, two()),
+            Format::BF16 => bf16::from_le_bytes([codes[two()], codes[two() + 1]]).to_f32(),
+            Format::Q8_0 => {
+                let at = tile * 2048 + block / 2 * 1024 + half * 512 + lane * 16 + block % 2 * 8 + i;
+                scale(scales) * f32::from(codes[at].cast_signed())
+            }
+            Format::Q4_0 => scale(scales) * (nibble() as f32 - 8.0),
+            Format::Q4_1 => scale(scales) * nibble() as f32 + scale(mins),
+            Format::Q5_0 => scale(scales) * ((nibble() | bit() << 4) as f32 - 16.0),
+            Format::Q5_1 => scale(scales) * (nibble() | bit() << 4) as f32 + scale(mins),
+            Format::Q4_K | Format::Q5_K => {
+                let header = &scales[tile / 2 * 256 + row % 16 * 16..][..16];
+                let sub = column % 256 / 32;
+                let (s, m) = match sub {
+                    0..4 => (header[4 + sub] & 63, header[8 + sub] & 63),
+                    _ => (
+                        header[sub] >> 6 << 4 | header[8 + sub] & 15,
+                        header[4 + sub] >> 6 << 4 | header[8 + sub] >> 4,
+                    ),
+                };
+                let code = nibble() | if format == Format::Q5_K { bit() << 4 } else { 0 };
+                half_at(header, 0) * f32::from(s) * code as f32 - half_at(header, 2) * f32::from(m)
+            }
+            Format::Q6_K => {
+                let at = tile * 512 + half * 256 + lane * 8 + block * 2;
+                let bits = u32::from(u16::from_le_bytes([high[at], high[at + 1]]))
+                    >> (2 * (i / 2) + 8 * (i % 2))
+                    & 3;
+                let code = (nibble() | bits << 4) as f32 - 32.0;
+                let sub = scales[tile / 2 * 256 + row % 16 * 16 + column % 256 / 16].cast_signed();
+                half_at(mins, tile / 2 * 32 + row % 16 * 2) * f32::from(sub) * code
+            }
+        }
+    }
+
+    /// What the CPU, which is held against the `gguf` package, makes of the stored rows.
+    fn dequantized(dtype: DType, rows: usize, columns: usize, bytes: &[u8]) -> Vec<f32> {
+        let cpu = Cpu::reference(Activations::Float).unwrap();
+        let table =
+            cpu.upload(&[View::new("table", dtype, vec![rows, columns], bytes).unwrap().into()]).unwrap();
+        let mut out = cpu.alloc(Purpose::Residual, rows, columns).unwrap();
+        let mut batch = Batch::default();
+        let row = BatchRow { slot: 0, start: 0, len: rows as u32, pages: vec![], wanted: 0 };
+        batch.push(row, (0..rows as u32).map(Token::Known));
+        let step = cpu.begin(&batch).unwrap();
+        cpu.embed(&step, &table, &mut out).unwrap();
+        cpu.read(&out, 0, rows).unwrap()
+    }
+
+    #[test]
+    fn packed_rows_hold_the_values_of_the_file() {
+        for dtype in DTYPES {
+            let format = Format::of(dtype).unwrap();
+            for columns in [17usize, 32, 96, 256, 576, 768] {
+                let (rows, groups) = (37, columns.div_ceil(TILE_COLUMNS));
+                let Some(bytes) =
+                    dtype.bytes_for(rows * columns).filter(|_| dtype.bytes_for(columns).is_some())
+                else {
+                    continue;
+                };
+                let mut state = columns as u64;
+                let mut stored: Vec<u8> = std::iter::repeat_with(|| {
+                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    (state >> 56) as u8
+                })
+                .take(bytes)
+                .collect();
+                // No NaN: the exponents of floats and of f16 scales are kept small.
+                let exponents: &[usize] = match dtype {
+                    DType::F32 => &[3],
+                    DType::F16 | DType::BF16 | DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[1],
+                    DType::Q6_K => &[209],
+                    _ => &[1, 3],
+                };
+                for block in stored.chunks_exact_mut(dtype.block_bytes()) {
+                    exponents.iter().for_each(|&at| block[at] &= 0xbf);
+                }
+                let tiles = rows.div_ceil(TILE_ROWS);
+                let mut planes = format.tile_bytes().map(|bytes| vec![0; bytes * groups * tiles]);
+                let row_bytes = bytes / rows;
+                for (row, stored) in stored.chunks_exact(row_bytes).enumerate() {
+                    let mut mine = planes.each_mut().map(|plane| {
+                        let bytes = plane.len() / tiles;
+                        &mut plane[row / TILE_ROWS * bytes..][..bytes]
+                    });
+                    format.pack_row(row % TILE_ROWS, stored, &mut mine);
+                }
+                let wanted = dequantized(dtype, rows, columns, &stored);
+                for (at, wanted) in wanted.iter().enumerate() {
+                    let got = value(format, &planes, groups, at / columns, at % columns);
+                    assert_eq!(got, *wanted, "{dtype} row {} column {}", at / columns, at % columns);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The backend on NVIDIA GPUs.
+//!
+//! [`Cuda`] is one device on one thread: memory from one arena counted by purpose, kernels compiled at start for this
+//! chip and kept on disk, one stream that orders everything. Nothing of a toolkit is needed to build this crate; the
+//! driver and NVRTC are opened at run time, and what is missing is said in words ([`probe`], [`compiler`]).
+//!
+//! **Precision.** Buffers are f32. Where a product meets the matrix units, activations are split into two halves (f16
+//! for quantised and F16 weights, bf16 for BF16 weights) that together carry 22 or 16 bits, codes multiply as exact
+//! integers and scales are applied in f32. So results are held to the bounds of *float* activations: there is no int8
+//! mode here, and no rounding of activations to a single half.
+//!
+//! **Order.** An output's order of summation depends on its weight's shape alone, and attention reduces over fixed
+//! splits of absolute positions: a row's result is the same bits alone, among others or in chunks.
+//!
+//! This crate knows devices. It must never know an architecture, a request, a file name beyond its kernel folder, or
+//! an environment variable.
+
+#![expect(unsafe_code, reason = "the driver is C: every call is in `driver`, with what makes it sound")]
+
+mod arena;
+mod cuda;
+mod driver;
+mod layout;
+mod memory;
+mod ops;
+mod program;
+mod step;
+mod upload;
+
+pub use cuda::{Cuda, CudaOptions};
+pub use driver::Found;
+pub use memory::{Buf, CudaSizes, Kv, Weight};
+pub use step::Step;
+
+use fornax_compute::Error;
+
+/// Looks at device `ordinal` without computing on it: what it is, or why it cannot be used.
+pub fn probe(ordinal: usize) -> Result<Found, Error> {
+    driver::probe(ordinal)
+}
+
+/// The version of the run-time compiler, after it has compiled something; or what is missing.
+pub fn compiler() -> Result<String, String> {
+    let (major, minor) = driver::version()?;
+    // Without its builtins library NVRTC is there and compiles nothing.
+    let source =
+        driver::Source { name: "probe.cu", text: "extern \"C\" __global__ void probe() {}", headers: &[] };
+    driver::compile(&source, &["--gpu-architecture=sm_80".to_owned()])?;
+    Ok(format!("{major}.{minor}"))
+}
+
+impl Found {
+    /// One line for people.
+    pub fn words(&self) -> String {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        format!(
+            "{}, compute capability {}.{}, {:.1} GiB ({:.1} free), driver for CUDA {}",
+            self.name,
+            self.capability / 10,
+            self.capability % 10,
+            gib(self.memory_total),
+            gib(self.memory_free),
+            driver::version_words(self.driver)
+        )
+    }
+}

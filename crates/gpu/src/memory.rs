@@ -1,0 +1,321 @@
+//! What lies on the device: rows of activations, weights, pages; and how many bytes each takes.
+
+use std::fmt;
+use std::rc::Rc;
+
+use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, Part, Purpose, Sizes};
+
+use crate::CudaOptions;
+use crate::arena::{Arena, Piece, rounded};
+use crate::layout::{Format, PLANES, TILE_COLUMNS, TILE_ROWS};
+use crate::step;
+
+/// The longest row of a weight: sixteen of them in f32 are one slot of the upload's ring.
+pub(crate) const COLUMNS_MAX: usize = 1 << 18;
+
+/// Split activations of a step: 23,000 columns for each token of the largest step, up to 48 MB; what is wider or
+/// longer goes in several passes. One row always fits.
+pub(crate) fn split_bytes(tokens_max: usize) -> u64 {
+    (tokens_max as u64).saturating_mul(96 << 10).clamp(2 << 20, 48 << 20)
+}
+
+/// Partial results of attention over long contexts: 64 streams of 28 heads of 128 with 32,768 keys.
+pub(crate) const PARTIALS_BYTES: u64 = 64 << 20;
+
+/// Rows of f32: on this backend every activation has full precision in memory.
+pub struct Buf {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    piece: Piece,
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} x {})", self.rows, self.columns)
+    }
+}
+
+impl Buf {
+    pub(crate) fn new(
+        arena: &Rc<Arena>,
+        sizes: &CudaSizes,
+        purpose: Purpose,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Buf, Error> {
+        Ok(Buf { rows, columns, piece: arena.cut(purpose, sizes.buf_bytes(purpose, rows, columns))? })
+    }
+
+    pub(crate) fn pointer(&self) -> u64 {
+        self.piece.pointer()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.piece.bytes()
+    }
+}
+
+/// A matrix in the planes of `layout`, parts stacked by output rows.
+pub struct Weight {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) parts: Vec<WeightPart>,
+    piece: Piece,
+}
+
+/// Consecutive output rows of one format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WeightPart {
+    pub(crate) format: Format,
+    /// Its first output row.
+    pub(crate) first: usize,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// Where its planes begin in the weight.
+    pub(crate) planes: [u64; PLANES],
+}
+
+impl fmt::Debug for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Weight({} x {}", self.rows, self.columns)?;
+        for part in &self.parts {
+            write!(f, ", {} {:?}", part.rows, part.format)?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// A part as kernels take it.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct DevicePart {
+    planes: [u64; PLANES],
+    rows: i32,
+    columns: i32,
+    groups: i32,
+    pad: i32,
+}
+
+impl WeightPart {
+    /// Tiles side by side.
+    pub(crate) fn groups(&self) -> usize {
+        self.columns.div_ceil(TILE_COLUMNS)
+    }
+
+    /// Tiles below each other.
+    pub(crate) fn row_tiles(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+
+    /// Bytes of each plane for 16 rows.
+    pub(crate) fn row_tile_bytes(&self) -> [usize; PLANES] {
+        self.format.tile_bytes().map(|bytes| bytes * self.groups())
+    }
+}
+
+impl Weight {
+    pub(crate) fn new(arena: &Rc<Arena>, sizes: &CudaSizes, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        let (placed, bytes) = sizes.placed(parts)?;
+        let piece = arena.cut(Purpose::Weights, bytes)?;
+        let rows = placed.iter().map(|part| part.rows).sum();
+        Ok(Weight { rows, columns: placed.first().map_or(0, |part| part.columns), parts: placed, piece })
+    }
+
+    /// Where a plane of a part lies.
+    pub(crate) fn plane(&self, part: &WeightPart, plane: usize) -> u64 {
+        self.piece.pointer() + part.planes[plane]
+    }
+
+    /// A part as kernels take it.
+    pub(crate) fn device_part(&self, part: &WeightPart) -> DevicePart {
+        DevicePart {
+            planes: std::array::from_fn(|plane| self.plane(part, plane)),
+            rows: int(part.rows),
+            columns: int(part.columns),
+            groups: int(part.groups()),
+            pad: 0,
+        }
+    }
+}
+
+/// The pages of all groups. Inside a group: (layer, page, K then V, head, token, dim), so that what attention reads of
+/// one page for one head is contiguous.
+pub struct Kv {
+    pub(crate) dtype: KvDType,
+    groups: Vec<(KvGroup, Piece)>,
+}
+
+impl fmt::Debug for Kv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kv({}, {:?})", self.dtype, self.groups.iter().map(|(group, _)| group).collect::<Vec<_>>())
+    }
+}
+
+impl Kv {
+    pub(crate) fn new(arena: &Rc<Arena>, sizes: &CudaSizes, spec: &KvSpec) -> Result<Kv, Error> {
+        let groups = spec.groups.iter().map(|group| {
+            let bytes = (group.pages as u64).saturating_mul(sizes.page_bytes(spec, group));
+            Ok((group.clone(), arena.cut(Purpose::Kv, bytes)?))
+        });
+        Ok(Kv { dtype: spec.dtype, groups: groups.collect::<Result<_, Error>>()? })
+    }
+
+    /// The group that a layer belongs to; panics if there is no such layer.
+    pub(crate) fn group(&self, layer: KvLayer) -> &KvGroup {
+        let (group, _) = &self.groups[layer.group];
+        assert!(layer.layer < group.layers, "layer {} of a group of {} layers", layer.layer, group.layers);
+        group
+    }
+
+    /// Where a layer's pages begin.
+    pub(crate) fn pages(&self, layer: KvLayer) -> u64 {
+        let group = self.group(layer);
+        let page = 2 * group.heads * PAGE_TOKENS * group.dim * self.dtype.bytes();
+        self.groups[layer.group].1.pointer() + (layer.layer * group.pages * page) as u64
+    }
+
+    /// Where each group's memory is, and how much.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.groups.iter().map(|(_, piece)| (piece.pointer(), piece.bytes()))
+    }
+}
+
+/// What this backend takes for each thing: the plan counts with it and the allocator allocates by it.
+#[derive(Clone, Debug)]
+pub struct CudaSizes {
+    name: &'static str,
+    workspace_bytes: u64,
+}
+
+impl CudaSizes {
+    /// The sizes of a backend made with these options.
+    pub fn new(options: &CudaOptions) -> CudaSizes {
+        let slot =
+            step::slot_bytes(options).iter().fold(0u64, |sum, bytes| sum.saturating_add(rounded(*bytes)));
+        let slots = (options.depth as u64).saturating_add(1).saturating_mul(slot);
+        let rest = rounded(split_bytes(options.tokens_max)) + rounded(PARTIALS_BYTES);
+        let sampled = rounded((options.slots as u64).saturating_mul(4));
+        let workspace_bytes = slots.saturating_add(rest).saturating_add(sampled);
+        CudaSizes { name: "cuda", workspace_bytes }
+    }
+
+    /// Where each part lies in a weight, and how long the weight is. Parts of one format that follow each other at
+    /// whole tiles become one.
+    pub(crate) fn placed(&self, parts: &[Part<'_>]) -> Result<(Vec<WeightPart>, u64), Error> {
+        let mut placed: Vec<WeightPart> = Vec::with_capacity(parts.len());
+        for part in parts {
+            let (format, rows, columns) = self.shape(part)?;
+            if let Some(first) = placed.first().filter(|first| first.columns != columns) {
+                return Err(wrong_shape(part, vec![0, first.columns]));
+            }
+            match placed.last_mut() {
+                Some(last) if last.format == format && last.rows.is_multiple_of(TILE_ROWS) => {
+                    last.rows += rows
+                }
+                last => {
+                    let first = last.map_or(0, |last| last.first + last.rows);
+                    placed.push(WeightPart { format, first, rows, columns, planes: [0; PLANES] });
+                }
+            }
+        }
+        let mut bytes = 0u64;
+        for part in &mut placed {
+            let (tiles, plane_bytes) = (part.row_tiles() as u64, part.row_tile_bytes());
+            for (at, plane) in part.planes.iter_mut().zip(plane_bytes) {
+                *at = bytes;
+                let plane = (plane as u64).saturating_mul(tiles);
+                bytes = bytes.saturating_add(if plane == 0 { 0 } else { rounded(plane) });
+            }
+        }
+        Ok((placed, bytes))
+    }
+
+    /// Format, rows and columns of a part seen as a matrix.
+    fn shape(&self, part: &Part<'_>) -> Result<(Format, usize, usize), Error> {
+        let [stored_rows, columns] = part.view.shape[..] else {
+            return Err(wrong_shape(part, vec![0, 0]));
+        };
+        let dtype = part.view.dtype;
+        let format = Format::of(dtype).ok_or_else(|| Error::DType {
+            tensor: part.view.name.to_owned(),
+            dtype,
+            backend: self.name,
+        })?;
+        if columns > COLUMNS_MAX {
+            return Err(wrong_shape(part, vec![0, COLUMNS_MAX]));
+        }
+        if columns == 0 || !columns.is_multiple_of(dtype.block_values()) {
+            return Err(wrong_shape(part, vec![0, columns.max(1).next_multiple_of(dtype.block_values())]));
+        }
+        Ok((format, self.selected_rows(part, stored_rows)?, columns))
+    }
+
+    /// How many rows the part yields, after what holds for matrices and vectors alike.
+    fn selected_rows(&self, part: &Part<'_>, stored_rows: usize) -> Result<usize, Error> {
+        if part.scales.is_some() {
+            let what = format!("tensor {}: scales stored apart", part.view.name);
+            return Err(Error::Unsupported { what, backend: self.name });
+        }
+        let Some(rows) = &part.rows else { return Ok(stored_rows) };
+        assert!(rows.iter().all(|&row| (row as usize) < stored_rows), "row order of {}", part.view.name);
+        Ok(rows.len())
+    }
+
+    /// Values that a part adds to a vector: each is a row of its own.
+    pub(crate) fn vector_values(&self, part: &Part<'_>) -> Result<usize, Error> {
+        let values = part.view.shape.iter().product::<usize>();
+        let dtype = part.view.dtype;
+        if Format::of(dtype).is_none() {
+            return Err(Error::DType { tensor: part.view.name.to_owned(), dtype, backend: self.name });
+        }
+        if !values.is_multiple_of(dtype.block_values()) || values > COLUMNS_MAX {
+            return Err(wrong_shape(
+                part,
+                vec![values.next_multiple_of(dtype.block_values()).min(COLUMNS_MAX)],
+            ));
+        }
+        self.selected_rows(part, values)
+    }
+}
+
+fn wrong_shape(part: &Part<'_>, wanted: Vec<usize>) -> Error {
+    Error::TensorShape { tensor: part.view.name.to_owned(), got: part.view.shape.clone(), wanted }
+}
+
+/// A count as kernels take it.
+pub(crate) fn int(count: usize) -> i32 {
+    i32::try_from(count).expect("what kernels count is below 2^31")
+}
+
+impl Sizes for CudaSizes {
+    fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
+        Ok(rounded(self.placed(parts)?.1))
+    }
+
+    fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
+        let values = parts.iter().map(|part| self.vector_values(part)).sum::<Result<usize, _>>()?;
+        Ok(self.buf_bytes(Purpose::Weights, 1, values))
+    }
+
+    fn buf_bytes(&self, _purpose: Purpose, rows: usize, columns: usize) -> u64 {
+        rounded((rows as u64).saturating_mul(columns as u64).saturating_mul(4))
+    }
+
+    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
+        [group.layers, 2, group.heads, PAGE_TOKENS, group.dim, spec.dtype.bytes()]
+            .into_iter()
+            .fold(1, |bytes, factor| bytes.saturating_mul(factor as u64))
+    }
+
+    fn kv_bytes(&self, spec: &KvSpec) -> u64 {
+        let bytes = spec
+            .groups
+            .iter()
+            .map(|group| rounded(self.page_bytes(spec, group).saturating_mul(group.pages as u64)));
+        bytes.fold(0, u64::saturating_add)
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
+    }
+}

@@ -1,0 +1,25 @@
+//! Operations: check shapes, choose a kernel, size its grid, launch. A file here for a file in `kernels/`.
+
+mod attention;
+mod gemv;
+mod rows;
+mod sample;
+
+pub(crate) use gemv::{Held, Scratch};
+
+use fornax_compute::Error;
+
+use crate::memory::Buf;
+
+/// Refuses a buffer with too few rows or other columns than the operation has.
+pub(crate) fn fits(
+    operation: &'static str,
+    operand: &'static str,
+    buf: &Buf,
+    (rows, columns): (usize, usize),
+) -> Result<(), Error> {
+    if buf.rows >= rows && buf.columns == columns {
+        return Ok(());
+    }
+    Err(Error::OperandShape { operation, operand, got: (buf.rows, buf.columns), wanted: (rows, columns) })
+}

@@ -1,0 +1,307 @@
+//! Kernels from source: assembled, compiled for this chip, kept on disk.
+//!
+//! A program is one file of `kernels/` with its `-D` options. It is compiled when something that needs it is loaded, on
+//! a thread of its own, and awaited when it is first launched. The machine code is kept in a folder under a name made
+//! of everything that went into it, so a changed kernel, option, chip or compiler is another file. A folder that cannot
+//! be written costs the time to compile, nothing else.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::thread::JoinHandle;
+
+use fornax_compute::Error;
+use sha2::{Digest, Sha256};
+
+use crate::driver::{Device, Function, Module, Source, compile, version};
+
+macro_rules! kernels {
+    ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../kernels/", $name)))),*] };
+}
+
+/// Every file that may be included.
+pub(crate) const HEADERS: &[(&str, &str)] = kernels![
+    "prelude.cuh",
+    "split.cuh",
+    "kv.cuh",
+    "quant/tile.cuh",
+    "quant/blocks32.cuh",
+    "quant/superblocks.cuh",
+    "quant/halves.cuh",
+    "quant/f32.cuh",
+    "quant/f16.cuh",
+    "quant/bf16.cuh",
+    "quant/q4_0.cuh",
+    "quant/q4_1.cuh",
+    "quant/q5_0.cuh",
+    "quant/q5_1.cuh",
+    "quant/q8_0.cuh",
+    "quant/q4_k.cuh",
+    "quant/q5_k.cuh",
+    "quant/q6_k.cuh",
+];
+
+/// Every file that is compiled.
+const UNITS: &[(&str, &str)] = kernels![
+    "attention.cu",
+    "embed.cu",
+    "gemv.cu",
+    "gemv_f32.cu",
+    "glu.cu",
+    "norm.cu",
+    "rope.cu",
+    "rows.cu",
+    "sample.cu",
+    "split.cu",
+];
+
+/// A file and its definitions (`NAME=VALUE`).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) unit: &'static str,
+    pub(crate) defines: Vec<String>,
+}
+
+impl Key {
+    pub(crate) fn plain(unit: &'static str) -> Key {
+        Key { unit, defines: Vec::new() }
+    }
+
+    /// For weights of one format.
+    pub(crate) fn quant(unit: &'static str, header: &str) -> Key {
+        Key { unit, defines: vec![format!("QUANT=\"{header}\"")] }
+    }
+
+    fn source(&self) -> Source<'static> {
+        let (name, text) = *UNITS.iter().find(|(name, _)| *name == self.unit).expect("a file of kernels/");
+        Source { name, text, headers: HEADERS }
+    }
+
+    /// What NVRTC is told. Nothing here changes the rounding of a kernel.
+    fn options(&self, arch: &str) -> Vec<String> {
+        let mut options = vec![
+            format!("--gpu-architecture={arch}"),
+            "--std=c++17".to_owned(),
+            "--generate-line-info".to_owned(),
+        ];
+        options.extend(self.defines.iter().map(|define| format!("-D{define}")));
+        options
+    }
+
+    /// The name of its machine code: everything that decides over it.
+    fn digest(&self, arch: &str, (major, minor): (i32, i32)) -> String {
+        let mut hash = Sha256::new();
+        let source = self.source();
+        let mut add = |text: &str| {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        };
+        add(&format!("{major}.{minor}"));
+        self.options(arch).iter().for_each(|option| add(option));
+        add(source.name);
+        add(source.text);
+        for (name, text) in source.headers {
+            add(name);
+            add(text);
+        }
+        let digest = hash.finalize();
+        digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Machine code from the folder, or compiled and put there.
+    fn image(&self, arch: &str, folder: Option<&Path>) -> Result<Vec<u8>, String> {
+        let compiler = version()?;
+        let path = folder.map(|folder| folder.join(format!("{}.cubin", self.digest(arch, compiler))));
+        if let Some(image) =
+            path.as_deref().and_then(|path| std::fs::read(path).ok()).filter(|image| is_whole(image))
+        {
+            return Ok(image);
+        }
+        let image = compile(&self.source(), &self.options(arch))?;
+        if let Some(path) = path {
+            // Whoever loses a race writes the same bytes; a reader never sees half a file.
+            let own = path.with_extension(format!("{}", std::process::id()));
+            let kept = std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))
+                .and_then(|()| std::fs::write(&own, &image))
+                .and_then(|()| std::fs::rename(&own, &path));
+            if kept.is_err() {
+                // It works without; `doctor` tells about the folder.
+                std::fs::remove_file(&own).ok();
+            }
+        }
+        Ok(image)
+    }
+}
+
+/// An ELF file, as a cubin is: what a full disk left behind is not.
+fn is_whole(image: &[u8]) -> bool {
+    image.len() > 64 && image.starts_with(b"\x7fELF")
+}
+
+/// The name NVRTC has for a chip. Hopper has instructions of its own that only the `a` target knows.
+pub(crate) fn arch(capability: i32) -> String {
+    if capability == 90 { "sm_90a".to_owned() } else { format!("sm_{capability}") }
+}
+
+/// Every program of one device.
+pub(crate) struct Programs {
+    device: Rc<Device>,
+    arch: String,
+    folder: Option<PathBuf>,
+    programs: RefCell<HashMap<Key, Program>>,
+    functions: RefCell<HashMap<(Key, &'static str), Function>>,
+}
+
+enum Program {
+    Compiling(JoinHandle<Result<Vec<u8>, String>>),
+    /// Kept: its functions are in use.
+    Loaded(Module),
+}
+
+impl Programs {
+    pub(crate) fn new(device: &Rc<Device>, folder: Option<PathBuf>) -> Programs {
+        Programs {
+            device: Rc::clone(device),
+            arch: arch(device.found.capability),
+            folder,
+            programs: RefCell::default(),
+            functions: RefCell::default(),
+        }
+    }
+
+    /// Starts to compile what will be needed.
+    pub(crate) fn prepare(&self, key: Key) {
+        self.programs.borrow_mut().entry(key.clone()).or_insert_with(|| {
+            let (arch, folder) = (self.arch.clone(), self.folder.clone());
+            Program::Compiling(std::thread::spawn(move || key.image(&arch, folder.as_deref())))
+        });
+    }
+
+    /// A kernel, compiled and loaded if it was not.
+    pub(crate) fn function(&self, key: &Key, name: &'static str) -> Result<Function, Error> {
+        if let Some(&function) = self.functions.borrow().get(&(key.clone(), name)) {
+            return Ok(function);
+        }
+        self.prepare(key.clone());
+        let mut programs = self.programs.borrow_mut();
+        let failed =
+            |reason| Error::Device { backend: self.device.name(), operation: "compile kernels", reason };
+        let module = match programs.remove(key) {
+            Some(Program::Loaded(module)) => module,
+            Some(Program::Compiling(thread)) => {
+                let image =
+                    thread.join().map_err(|_| failed(format!("the compiler broke on {}", key.unit)))?;
+                Module::load(&self.device, &image.map_err(failed)?)?
+            }
+            None => return Err(failed(format!("{} was not prepared", key.unit))),
+        };
+        let function = module.function(name)?;
+        programs.insert(key.clone(), Program::Loaded(module));
+        self.functions.borrow_mut().insert((key.clone(), name), function);
+        Ok(function)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Format;
+
+    const FORMATS: [Format; 11] = [
+        Format::F32,
+        Format::F16,
+        Format::BF16,
+        Format::Q4_0,
+        Format::Q4_1,
+        Format::Q5_0,
+        Format::Q5_1,
+        Format::Q8_0,
+        Format::Q4_K,
+        Format::Q5_K,
+        Format::Q6_K,
+    ];
+
+    fn every_program() -> Vec<Key> {
+        let mut keys: Vec<Key> =
+            ["gemv_f32.cu", "glu.cu", "norm.cu", "rows.cu", "sample.cu", "split.cu"].map(Key::plain).to_vec();
+        for format in FORMATS {
+            keys.push(Key::quant("embed.cu", format.header()));
+            if format != Format::F32 {
+                keys.push(Key::quant("gemv.cu", format.header()));
+            }
+        }
+        for (bytes, bf16) in [(4, 0), (2, 0), (2, 1)] {
+            let kv = || vec![format!("KV_BYTES={bytes}"), format!("KV_BF16={bf16}")];
+            keys.push(Key { unit: "rope.cu", defines: kv() });
+            for (dim, shared) in [(64, 3), (128, 7), (20, 2)] {
+                let mut defines = kv();
+                defines.extend([format!("DIM={dim}"), format!("SHARED={shared}")]);
+                keys.push(Key { unit: "attention.cu", defines });
+            }
+        }
+        keys
+    }
+
+    /// The chips that people have: A100, RTX 30, RTX 40, H100 and H200, RTX 50.
+    #[test]
+    fn every_kernel_compiles_for_every_chip() {
+        if let Err(reason) = version() {
+            println!("SKIP program::tests::every_kernel_compiles_for_every_chip: {reason}");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for arch in ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"] {
+                let folder = folder.path();
+                scope.spawn(move || {
+                    for key in every_program() {
+                        let image = key.image(arch, Some(folder));
+                        assert!(image.as_deref().is_ok_and(is_whole), "{key:?} for {arch}: {image:?}");
+                    }
+                });
+            }
+        });
+        // What was compiled is found again: nothing new is written.
+        let files = || std::fs::read_dir(folder.path()).unwrap().count();
+        let before = files();
+        assert_eq!(before, 5 * every_program().len());
+        every_program()[0].image("sm_80", Some(folder.path())).unwrap();
+        assert_eq!(files(), before);
+    }
+
+    #[test]
+    fn whatever_decides_over_machine_code_is_in_its_name() {
+        let names: std::collections::HashSet<String> = [
+            Key::plain("glu.cu").digest("sm_80", (13, 0)),
+            Key::plain("glu.cu").digest("sm_90a", (13, 0)),
+            Key::plain("glu.cu").digest("sm_80", (12, 9)),
+            Key::plain("rows.cu").digest("sm_80", (13, 0)),
+            Key::quant("glu.cu", "quant/f16.cuh").digest("sm_80", (13, 0)),
+        ]
+        .into();
+        assert_eq!(names.len(), 5);
+        assert_eq!(
+            Key::plain("glu.cu").digest("sm_80", (13, 0)),
+            Key::plain("glu.cu").digest("sm_80", (13, 0))
+        );
+    }
+
+    #[test]
+    fn every_header_is_known_by_the_name_that_files_include_it_by() {
+        for (name, text) in HEADERS.iter().chain(UNITS) {
+            for line in text.lines().filter_map(|line| line.strip_prefix("#include \"")) {
+                let included = line.trim_end_matches('"');
+                assert!(HEADERS.iter().any(|(header, _)| *header == included), "{name} includes {included}");
+            }
+        }
+        assert!(FORMATS.iter().all(|format| HEADERS.iter().any(|(name, _)| *name == format.header())));
+    }
+
+    #[test]
+    fn half_a_file_is_not_taken_for_machine_code() {
+        assert!(!is_whole(b""));
+        assert!(!is_whole(&[0; 4096]));
+        assert!(!is_whole(b"\x7fELF"));
+    }
+}
