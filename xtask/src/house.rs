@@ -20,7 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // `compute` and `format` are what model's interface and the tests on real backends speak of.
     ("fornax-engine", &["fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
-    ("fornax", &["fornax-format", "fornax-compute", "fornax-model", "fornax-text"]),
+    ("fornax", &["fornax-format", "fornax-compute", "fornax-model", "fornax-engine", "fornax-text"]),
     ("xtask", &["fornax"]),
 ];
 

@@ -31,7 +31,7 @@ pub use grammar::{Encode, Form, FormError, Grammar, Grammars, Vocabulary};
 pub use handle::{Handle, QueueLimits};
 pub use local::{Local, LocalParts};
 pub use pages::PageCounts;
-pub use reply::Reply;
+pub use reply::{Reply, TimedOut};
 pub use request::{CHOICES_MAX, Capacity, PRIORITY_PLACES, Refusal, Request};
 pub use runner::Runner;
 pub use scheduler::StepLimits;

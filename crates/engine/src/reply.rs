@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     future::poll_fn,
     task::{Context, Poll, Waker},
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -80,6 +81,10 @@ impl Drop for ReplySender {
     }
 }
 
+/// Nothing came in time; more will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimedOut;
+
 /// The caller's end. Dropping it cancels the request.
 pub struct Reply {
     shared: Arc<Shared>,
@@ -98,6 +103,26 @@ impl Reply {
             }
             state.waiting = true;
             state = self.shared.arrived.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// [`Reply::recv`] for at most `patience`: for callers that must look up now and then.
+    pub fn recv_timeout(&mut self, patience: Duration) -> Result<Option<Event>, TimedOut> {
+        let until = Instant::now() + patience;
+        let mut state = lock(&self.shared.state);
+        loop {
+            if let Some(event) = state.events.pop_front() {
+                return Ok(Some(event));
+            }
+            if state.ended {
+                return Ok(None);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(TimedOut);
+            }
+            let waited = self.shared.arrived.wait_timeout(state, left);
+            (state, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
         }
     }
 

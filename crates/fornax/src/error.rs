@@ -89,6 +89,52 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The engine does not take the request.
+    #[error("{}", without_code(.0))]
+    Refused(#[from] fornax_engine::Refusal),
+    /// The engine took the request and failed it.
+    #[error("{}", without_code(.0))]
+    Engine(fornax_engine::Failure),
+    /// The form cannot be followed.
+    #[error("{}", without_code(.0))]
+    Form(fornax_engine::FormError),
+    /// The answer was cut before its form was complete.
+    #[error(
+        "the answer was cut after {tokens} tokens, before its form was complete; allow more --max-tokens, or ask for less"
+    )]
+    OutputTruncated {
+        /// Tokens that there were.
+        tokens: usize,
+    },
+    /// Nothing may be chosen.
+    #[error(
+        "no token may be chosen at position {position}: form, allowed and banned tokens and min_tokens exclude each other"
+    )]
+    NothingAllowed {
+        /// The position that no token may take.
+        position: usize,
+    },
+    /// More stop strings than are watched for.
+    #[error("{stops} stop strings; at most {most}")]
+    TooManyStops {
+        /// How many there are.
+        stops: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// A stop string that would hold back too much of a stream.
+    #[error("stop string {index} has {bytes} bytes; at most {most}")]
+    StopTooLong {
+        /// Which of them.
+        index: usize,
+        /// Its length.
+        bytes: usize,
+        /// The longest possible.
+        most: usize,
+    },
+    /// A stop string could cut a form.
+    #[error("a stop string would cut the form before it is complete; use one of them")]
+    StopInForm,
     /// NaN or infinity where the model's opinion should be.
     #[error(
         "the logits after token {position} hold NaN or infinity; the weights are damaged or the model overflows: fetch it again, or try --activations float --kv-dtype f32"
@@ -113,10 +159,14 @@ pub enum Code {
     ModelUnsupported,
     DiskFull,
     DeviceUnavailable,
+    DeviceLost,
     OutOfMemory,
     NumericFault,
     PromptTooLong,
+    OutputTruncated,
+    SchemaUnsupported,
     InvalidInput,
+    QueueFull,
     Cancelled,
     Internal,
 }
@@ -131,10 +181,14 @@ impl fmt::Display for Code {
             Code::ModelUnsupported => "MODEL_UNSUPPORTED",
             Code::DiskFull => "DISK_FULL",
             Code::DeviceUnavailable => "DEVICE_UNAVAILABLE",
+            Code::DeviceLost => "DEVICE_LOST",
             Code::OutOfMemory => "OUT_OF_MEMORY",
             Code::NumericFault => "NUMERIC_FAULT",
             Code::PromptTooLong => "PROMPT_TOO_LONG",
+            Code::OutputTruncated => "OUTPUT_TRUNCATED",
+            Code::SchemaUnsupported => "SCHEMA_UNSUPPORTED",
             Code::InvalidInput => "INVALID_INPUT",
+            Code::QueueFull => "QUEUE_FULL",
             Code::Cancelled => "CANCELLED",
             Code::Internal => "INTERNAL",
         })
@@ -155,10 +209,50 @@ impl Error {
             | Error::EmptyPrompt
             | Error::UnknownToken { .. }
             | Error::NoTokenizer
+            | Error::NothingAllowed { .. }
+            | Error::TooManyStops { .. }
+            | Error::StopTooLong { .. }
+            | Error::StopInForm
             | Error::ChatTemplate { .. } => Code::InvalidInput,
+            Error::Refused(refusal) => refusal_code(refusal),
+            Error::Engine(failure) => failure_code(failure),
+            Error::Form(_) => Code::SchemaUnsupported,
+            Error::OutputTruncated { .. } => Code::OutputTruncated,
             Error::NumericFault { .. } => Code::NumericFault,
             Error::Cancelled => Code::Cancelled,
         }
+    }
+}
+
+/// The engine's messages begin with their code, which is told apart here.
+fn without_code(error: &dyn fmt::Display) -> String {
+    let message = error.to_string();
+    match message.split_once(": ") {
+        Some((code, rest)) if code.chars().all(|c| c.is_ascii_uppercase() || c == '_') => rest.to_owned(),
+        _ => message,
+    }
+}
+
+fn refusal_code(refusal: &fornax_engine::Refusal) -> Code {
+    use fornax_engine::Refusal;
+    match refusal {
+        Refusal::PromptTooLong { .. } | Refusal::ContextExceeded { .. } | Refusal::PoolExceeded { .. } => {
+            Code::PromptTooLong
+        }
+        Refusal::QueueFull { .. } => Code::QueueFull,
+        Refusal::DeviceLost(_) => Code::DeviceLost,
+        Refusal::Closed => Code::Internal,
+        _ => Code::InvalidInput,
+    }
+}
+
+fn failure_code(failure: &fornax_engine::Failure) -> Code {
+    use fornax_engine::Failure;
+    match failure {
+        Failure::NumericFault { .. } => Code::NumericFault,
+        Failure::NothingAllowed { .. } => Code::InvalidInput,
+        Failure::DeviceLost(_) => Code::DeviceLost,
+        _ => Code::Internal,
     }
 }
 

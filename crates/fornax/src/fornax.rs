@@ -1,115 +1,62 @@
-//! An open model: files, tokenizer, template, and the session that computes.
+//! An open model: an engine on its own thread, and the text side of it.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuSizes};
-use fornax_compute::{Counting, KvDType, KvSpec, Memory, Purpose, SampleRow, Sampling as Choice, Usage};
-use fornax_format::Checkpoint;
-use fornax_model::{Config, Limits};
-use fornax_text::{Chat, ChatTemplate, Detokenizer, Special, StopStrings, Tokenizer};
-use serde_json::json;
+use fornax_compute::cpu::Cpu;
+use fornax_compute::{KvDType, Memory, Usage};
+use fornax_engine::{
+    Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Local, LocalParts, Refusal, Runner, Stats,
+    StepLimits,
+};
+use fornax_model::Config;
+use fornax_text::{Detokenizer, StopStrings, Tokenizer};
 
-use crate::request::random_seed;
-use crate::session::{Session, SessionLimits, pages_for};
-use crate::{Completion, Error, Event, Finish, Message, Prompt, Sampling, Timings};
+use crate::answer::{Answer, AnswerParts, Part};
+use crate::open::Blueprint;
+use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
+use crate::text::Text;
+use crate::vocabulary::vocabulary;
+use crate::{Completion, Error, Finish, OpenOptions, Prompt, Request};
 
-/// How a model is opened.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    path: PathBuf,
-    context: Option<usize>,
-    logit_rows: usize,
-    kv_dtype: Option<KvDType>,
-    activations: Activations,
-    threads: Option<usize>,
-    memory_limit: Option<u64>,
-    chat_template: Option<String>,
-}
-
-/// Tokens of one step: long enough that each weight is read once for many tokens, short enough that activations stay
-/// small beside the weights of a small model.
-const STEP_TOKENS: usize = 256;
-
-impl OpenOptions {
-    /// The model at `path` (a GGUF file, the first shard of a split one, or a Hugging Face directory) with everything
-    /// by default: its own context, activations in int8, keys and values in f16, every core.
-    pub fn new(path: impl Into<PathBuf>) -> OpenOptions {
-        OpenOptions {
-            path: path.into(),
-            context: None,
-            logit_rows: 1,
-            kv_dtype: None,
-            activations: Activations::Int8,
-            threads: None,
-            memory_limit: None,
-            chat_template: None,
-        }
-    }
-
-    /// Most tokens of a request, prompt and answer together.
-    pub fn context(mut self, tokens: usize) -> OpenOptions {
-        self.context = Some(tokens);
-        self
-    }
-
-    /// Logit rows computed at once by [`Fornax::logits`]; each takes four bytes for every token of the vocabulary.
-    pub fn logit_rows(mut self, rows: usize) -> OpenOptions {
-        self.logit_rows = rows.max(1);
-        self
-    }
-
-    /// How keys and values are stored. By default f16, and f32 with float activations: whoever asks for full precision
-    /// means all of it (f16 keys alone move log-probabilities by up to 0.02).
-    pub fn kv_dtype(mut self, dtype: KvDType) -> OpenOptions {
-        self.kv_dtype = Some(dtype);
-        self
-    }
-
-    /// How activations enter products with quantised weights.
-    pub fn activations(mut self, activations: Activations) -> OpenOptions {
-        self.activations = activations;
-        self
-    }
-
-    /// CPU threads.
-    pub fn threads(mut self, threads: usize) -> OpenOptions {
-        self.threads = Some(threads);
-        self
-    }
-
-    /// The most bytes to use.
-    pub fn memory_limit(mut self, bytes: u64) -> OpenOptions {
-        self.memory_limit = Some(bytes);
-        self
-    }
-
-    /// A Jinja chat template in place of the model's own.
-    pub fn chat_template(mut self, template: String) -> OpenOptions {
-        self.chat_template = Some(template);
-        self
-    }
-
-    /// Reads, plans and loads the model.
-    pub fn open(self) -> Result<Fornax, Error> {
-        self.open_with(&mut |_, _| {})
-    }
-
-    /// The same; `progress` is told the bytes of weights loaded and the bytes there are.
-    pub fn open_with(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
-        Fornax::from_checkpoint(&Checkpoint::open(&self.path)?, self, progress)
-    }
-}
-
-/// A loaded model that answers one request at a time.
+/// A loaded model. Clones share it: many callers may ask at once, from any thread, and the last one to go stops the
+/// engine.
+#[derive(Clone)]
 pub struct Fornax {
-    /// Some checkpoints carry none: they take and give ids.
-    tokenizer: Option<Tokenizer>,
-    template: Result<ChatTemplate, fornax_text::Error>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    text: Text,
     config: Config,
+    context: usize,
+    parallel: usize,
     kv_dtype: KvDType,
-    session: Session<Cpu>,
+    threads: usize,
+    /// What the allocator counted when everything was loaded; nothing is allocated afterwards.
+    usage: Usage,
+    /// Made when the first form is asked for: the trie of a large vocabulary takes a moment and megabytes.
+    grammars: OnceLock<Result<Grammars, fornax_engine::FormError>>,
+    /// `None` only while it is dropped.
+    engine: Option<(Handle, JoinHandle<()>)>,
+}
+
+/// How often a caller that waits for a token is asked whether it still wants it.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// What is reported while a request runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// Nothing has come for a moment; so many tokens have come before.
+    Waiting {
+        /// Tokens of the answer so far.
+        tokens: usize,
+    },
+    /// More text. Concatenated, these are [`Completion::text`].
+    Text(&'a str),
 }
 
 impl Fornax {
@@ -118,240 +65,245 @@ impl Fornax {
         OpenOptions::new(path.as_ref()).open()
     }
 
-    fn from_checkpoint(
-        checkpoint: &Checkpoint,
-        options: OpenOptions,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Fornax, Error> {
-        let config = Config::read(checkpoint)?;
-        let trained = config.context as usize;
-        let context = options.context.unwrap_or(trained);
-        if context > trained {
-            return Err(Error::ContextTooLong { asked: context, trained });
-        }
-        let tokenizer = tokenizer(checkpoint)?;
-        let template = match options.chat_template {
-            Some(source) => Ok(ChatTemplate::new(&source)?),
-            // A model whose template is missing or broken still continues texts.
-            None => ChatTemplate::open(checkpoint),
+    /// Builds the runner on the engine's thread, since device memory never leaves the thread that it belongs to.
+    pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
+        let Blueprint { text, config, context, parallel, .. } = &blueprint;
+        let (text, config, context, parallel) = (text.clone(), config.clone(), *context, *parallel);
+        let (kv_dtype, threads, vocab) = (blueprint.kv.dtype, blueprint.cpu.threads, text.vocab());
+        let options = EngineOptions::new(context, clock());
+        let (tell, told) = mpsc::channel();
+        let counted = Arc::new(Mutex::new(Usage::default()));
+        let usage = Arc::clone(&counted);
+        let build = move || -> Result<Box<dyn Runner>, Error> {
+            let mut progress = |done, total| {
+                // Nobody listens any more only when the caller is gone, and then nothing is left to report to.
+                tell.send((done, total)).unwrap_or_default();
+            };
+            let (runner, used) = runner(&blueprint, vocab, &mut progress)?;
+            *usage.lock().unwrap_or_else(PoisonError::into_inner) = used;
+            Ok(runner)
         };
-
-        let limits = Limits { tokens_max: STEP_TOKENS.min(context), wanted_max: options.logit_rows };
-        let mut cpu = CpuOptions {
-            activations: options.activations,
-            memory_limit: options.memory_limit,
-            tokens_max: limits.tokens_max,
-            slots: 1,
-            depth: 0,
-            ..CpuOptions::default()
+        let engine = thread::scope(|scope| {
+            let spawned = scope.spawn(|| Engine::spawn(build, options));
+            // Ends when the builder is done with its end of the channel.
+            for (done, total) in told {
+                progress(done, total);
+            }
+            spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        let usage = *counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = Shared {
+            text,
+            config,
+            context,
+            parallel,
+            kv_dtype,
+            threads,
+            usage,
+            grammars: OnceLock::new(),
+            engine: Some(engine),
         };
-        cpu.threads = options.threads.unwrap_or(cpu.threads);
-        let kv_dtype = options.kv_dtype.unwrap_or(match options.activations {
-            Activations::Float => KvDType::F32,
-            Activations::Int8 => KvDType::F16,
-        });
-        let kv = KvSpec { groups: config.kv_groups(pages_for(context)), dtype: kv_dtype };
-        if let Some(limit) = options.memory_limit {
-            let plan = Counting::new(CpuSizes::new(&cpu));
-            fornax_model::measure(checkpoint, &config, &plan, limits)?;
-            plan.alloc_kv(&kv)?;
-            fits(plan.usage(), limit, context)?;
-        }
-        let backend = Cpu::new(cpu)?;
-        let model = fornax_model::load(checkpoint, &config, &backend, limits, progress)?;
-        let limits = SessionLimits { context, tokens: limits.tokens_max, wanted: limits.wanted_max };
-        let session = Session::new(backend, model, &kv, limits)?;
-        Ok(Fornax { tokenizer, template, config, kv_dtype, session })
+        Ok(Fornax { shared: Arc::new(shared) })
     }
 
-    /// How keys and values are stored.
-    pub fn kv_dtype(&self) -> KvDType {
-        self.kv_dtype
+    /// Tokenizer and chat template.
+    pub fn text(&self) -> &Text {
+        &self.shared.text
     }
 
     /// The numbers of the model.
     pub fn config(&self) -> &Config {
-        &self.config
+        &self.shared.config
     }
 
-    /// The model's tokenizer, if it has one.
-    pub fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.tokenizer.as_ref()
-    }
-
-    /// Tokens that exist. The model's table may have more rows: padding, which is never chosen.
-    pub fn vocab(&self) -> usize {
-        let rows = self.config.vocab;
-        self.tokenizer.as_ref().map_or(rows, |tokenizer| tokenizer.vocab_len().min(rows))
+    /// How keys and values are stored.
+    pub fn kv_dtype(&self) -> KvDType {
+        self.shared.kv_dtype
     }
 
     /// Most tokens of a request, prompt and answer together.
     pub fn context(&self) -> usize {
-        self.session.limits().context
+        self.shared.context
+    }
+
+    /// Requests computed at once.
+    pub fn parallel(&self) -> usize {
+        self.shared.parallel
     }
 
     /// CPU threads that compute.
     pub fn threads(&self) -> usize {
-        self.session.backend().options().threads
+        self.shared.threads
     }
 
-    /// Bytes in use by purpose.
+    /// Bytes in use by purpose, as the allocator counted them.
     pub fn usage(&self) -> Usage {
-        self.session.backend().usage()
+        self.shared.usage
     }
 
-    /// Continues a text.
-    pub fn generate(&mut self, text: &str, sampling: &Sampling) -> Result<Completion, Error> {
-        let prompt = Prompt::Text { text: text.to_owned(), special: false };
-        self.complete(&prompt, sampling, &mut |_| ControlFlow::Continue(()))
+    /// How the engine stands.
+    pub fn stats(&self) -> Stats {
+        self.handle().stats()
     }
 
-    /// Answers a conversation.
-    pub fn chat(&mut self, messages: &[Message], sampling: &Sampling) -> Result<Completion, Error> {
-        let prompt = Prompt::Chat(messages.to_vec());
-        self.complete(&prompt, sampling, &mut |_| ControlFlow::Continue(()))
+    /// The way into the engine, for whoever speaks in tokens.
+    pub fn handle(&self) -> &Handle {
+        let (handle, _) = self.shared.engine.as_ref().expect("taken only when dropped");
+        handle
     }
 
-    /// Continues or answers, handing out text as it is made. The pieces joined are the completion's text.
+    /// Compiles forms for this model's vocabulary.
+    pub fn grammars(&self) -> Result<&Grammars, Error> {
+        let text = &self.shared.text;
+        let tokenizer: &Arc<Tokenizer> = text.tokenizer().ok_or(Error::NoTokenizer)?;
+        let made = self.shared.grammars.get_or_init(|| Grammars::new(vocabulary(tokenizer, text.vocab())));
+        made.as_ref().map_err(|error| Error::Form(error.clone()))
+    }
+
+    /// Answers a request with one choice.
+    pub fn generate(&self, request: &Request) -> Result<Completion, Error> {
+        self.complete(request, &mut |_| ControlFlow::Continue(()))
+    }
+
+    /// The same, handing out text as it is made. The pieces joined are the completion's text; breaking cancels.
     pub fn stream(
-        &mut self,
-        prompt: &Prompt,
-        sampling: &Sampling,
+        &self,
+        request: &Request,
         mut text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Completion, Error> {
-        self.complete(prompt, sampling, &mut |event| match event {
+        self.complete(request, &mut |event| match event {
             Event::Text(piece) => text(piece),
-            Event::Prompt { .. } => ControlFlow::Continue(()),
+            Event::Waiting { .. } => ControlFlow::Continue(()),
         })
     }
 
-    /// The tokens of a prompt, checked against the vocabulary and the context.
-    pub fn prompt_tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, Error> {
-        let tokens = match prompt {
-            Prompt::Text { text, special } => self.text_tokens(text, *special)?,
-            Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Chat(messages) => {
-                let unusable = |error: &fornax_text::Error| Error::ChatTemplate { reason: error.to_string() };
-                let template = self.template.as_ref().map_err(unusable)?;
-                let messages = messages
-                    .iter()
-                    .map(|Message { role, content }| json!({"role": role, "content": content}));
-                let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
-                tokenizer.encode_chat(&template.render(&Chat::new(messages.collect()), tokenizer)?)?
-            }
-        };
-        self.check_tokens(&tokens)?;
-        Ok(tokens)
-    }
-
-    /// A text's tokens with BOS in front, exactly once, where the model wants it.
-    pub fn text_tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
-        let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
-        let special = if special { Special::Parse } else { Special::AsText };
-        let mut tokens = tokenizer.encode(text, special)?;
-        if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.add_bos())
-            && tokens.first() != Some(&bos)
-        {
-            tokens.insert(0, bos);
-        }
-        Ok(tokens)
-    }
-
-    fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
-        if tokens.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        let vocab = self.config.vocab;
-        match tokens.iter().position(|&token| token as usize >= vocab) {
-            Some(position) => Err(Error::UnknownToken { token: tokens[position], position, vocab }),
-            None => Ok(()),
-        }
-    }
-
-    /// Runs one request to its end, reporting as it goes; `report` stops it by breaking.
+    /// The same, reporting as it goes; `report` cancels by breaking, also while nothing comes.
     pub fn complete(
-        &mut self,
-        prompt: &Prompt,
-        sampling: &Sampling,
+        &self,
+        request: &Request,
         report: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Completion, Error> {
-        let started = Instant::now();
-        let mut tokens = self.prompt_tokens(prompt)?;
-        let prompt_tokens = tokens.len();
-        let max_tokens = self.room(prompt_tokens, sampling.max_tokens)?;
-        let seed = sampling.seed.unwrap_or_else(random_seed);
-        let tokenizer = self.tokenizer.as_ref();
-        let end_tokens = tokenizer.filter(|_| !sampling.ignore_eos).map_or(&[][..], Tokenizer::end_tokens);
-        let mut text = Text {
-            detokenizer: tokenizer.map(match prompt {
-                Prompt::Chat(_) => Detokenizer::new,
-                // The prompt is the text's beginning, so a space at the start is its own.
-                Prompt::Text { .. } | Prompt::Tokens(_) => Detokenizer::continuing,
-            }),
-            stops: StopStrings::new(sampling.stop.iter().map(String::as_str))?,
-            whole: String::new(),
-        };
-        let vocab = self.vocab() as u32;
-        let choice = Choice {
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            ..Choice::greedy()
-        };
-        let row = |position| SampleRow {
-            wanted: 0,
-            slot: 0,
-            position,
-            seed,
-            vocab,
-            sampling: &choice,
-            // None of these parameters looks back.
-            history: &[],
-            generated: 0,
-            mask: None,
-            given: None,
-            mirostat_mu: 0.0,
-        };
-
-        self.session.rewind(&tokens);
-        let cached_tokens = self.session.computed();
-        let mut timings = Timings::default();
-        let finish = loop {
-            if tokens.len() == prompt_tokens + max_tokens {
-                break Finish::Length;
-            }
-            let sampled = loop {
-                match self.session.sample(&tokens, row)? {
-                    Some(sampled) => break sampled,
-                    None => carry_on(report(Event::Prompt {
-                        computed: self.session.computed(),
-                        total: prompt_tokens,
-                    }))?,
-                }
+        let mut answers = self.submit(&Request { choices: 1, ..request.clone() })?;
+        let mut answer = answers.pop().expect("one choice, one answer");
+        let mut tokens = 0;
+        loop {
+            let event = match answer.next_within(LOOK_UP) {
+                Err(_) => Event::Waiting { tokens },
+                Ok(None) => return Err(Error::Cancelled),
+                Ok(Some(part)) => match part? {
+                    Part::End(completion) => return whole(completion),
+                    Part::Text(ref text) => {
+                        if report(Event::Text(text)).is_break() {
+                            return Err(Error::Cancelled);
+                        }
+                        continue;
+                    }
+                    Part::Token(_) => {
+                        tokens += 1;
+                        // Reported even when no text comes of it: whoever listens may want to stop.
+                        Event::Text("")
+                    }
+                    Part::Started { .. } => continue,
+                },
             };
-            tokens.push(sampled.token);
-            let elapsed = started.elapsed();
-            if tokens.len() == prompt_tokens + 1 {
-                timings.first_token = elapsed;
+            if report(event).is_break() {
+                return Err(Error::Cancelled);
             }
-            timings.decode = elapsed.saturating_sub(timings.first_token);
-            if end_tokens.contains(&sampled.token) {
-                break Finish::Stop;
+        }
+    }
+
+    /// Answers a request with all its choices, which are computed together as far as [`OpenOptions::parallel`] allows.
+    /// `report` cancels them by breaking.
+    pub fn complete_all(
+        &self,
+        request: &Request,
+        report: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Vec<Completion>, Error> {
+        let mut answers = self.submit(request)?;
+        let mut completions: Vec<Option<Completion>> = answers.iter().map(|_| None).collect();
+        while completions.iter().any(Option::is_none) {
+            for (answer, completion) in answers.iter_mut().zip(&mut completions) {
+                // In turn and not one after the other: a stop string must cancel its choice at once.
+                while completion.is_none() {
+                    match answer.next_within(LOOK_UP / 10) {
+                        Err(_) => break,
+                        Ok(None) => return Err(Error::Cancelled),
+                        Ok(Some(part)) => {
+                            if let Part::End(end) = part? {
+                                *completion = Some(whole(end)?);
+                            }
+                        }
+                    }
+                }
+                if report().is_break() {
+                    return Err(Error::Cancelled);
+                }
             }
-            if text.push(sampled.token, report)? {
-                break Finish::Stop;
-            }
+        }
+        Ok(completions.into_iter().flatten().collect())
+    }
+
+    /// Refuses what [`submit`](Fornax::submit) would refuse of the request itself, without computing anything.
+    pub fn check(&self, request: &Request) -> Result<(), Error> {
+        Ok(self.prepare(request)?.check(&self.handle().capacity())?)
+    }
+
+    /// Hands a request to the engine, or says at once why not: one answer for each choice, in the order of their
+    /// numbers.
+    pub fn submit(&self, request: &Request) -> Result<Vec<Answer>, Error> {
+        let started = Instant::now();
+        let stops = StopStrings::new(request.stop.iter().map(String::as_str))?;
+        let prepared = self.prepare(request)?;
+        let (prompt_tokens, seed) = (prepared.prompt.len(), prepared.seed);
+        let end_tokens = prepared.sampling.end_tokens.clone();
+        let wants_logprobs = prepared.sampling.top_logprobs.is_some();
+        let replies = self.handle().submit(prepared)?;
+        let answer = |reply| {
+            let detokenizer = self.shared.text.tokenizer().map(|tokenizer| match request.prompt {
+                Prompt::Chat(_) => Detokenizer::new(Arc::clone(tokenizer)),
+                // The prompt is the text's beginning, so a space at the start is its own.
+                Prompt::Text { .. } | Prompt::Tokens(_) => Detokenizer::continuing(Arc::clone(tokenizer)),
+            });
+            Answer::new(AnswerParts {
+                model: self.clone(),
+                reply,
+                detokenizer,
+                stops: stops.clone(),
+                end_tokens: end_tokens.clone(),
+                wants_logprobs,
+                prompt_tokens,
+                seed,
+                started,
+            })
         };
-        Ok(Completion {
-            text: text.finish(report)?,
-            tokens: tokens.split_off(prompt_tokens),
-            finish,
-            prompt_tokens,
-            cached_tokens,
-            seed,
-            timings,
+        Ok(replies.into_iter().map(answer).collect())
+    }
+
+    /// The request in tokens, as the engine takes it.
+    fn prepare(&self, request: &Request) -> Result<fornax_engine::Request, Error> {
+        check_stops(request)?;
+        let text = &self.shared.text;
+        let prompt = text.prompt_tokens(&request.prompt)?;
+        let max_tokens = self.room(prompt.len(), request.max_tokens)?;
+        let mut sampling = request.sampling.clone();
+        if sampling.min_tokens as usize > max_tokens {
+            let value = sampling.min_tokens.to_string();
+            return Err(Refusal::Parameter { name: "min_tokens", value, wanted: "at most max_tokens" }.into());
+        }
+        if let Some(tokenizer) = text.tokenizer().filter(|_| !request.ignore_eos) {
+            sampling.end_tokens.extend_from_slice(tokenizer.end_tokens());
+        }
+        Ok(fornax_engine::Request {
+            seed: request.seed.unwrap_or_else(random_seed),
+            grammar: request.form.as_ref().map(|form| self.grammar(form)).transpose()?,
+            choices: request.choices,
+            prompt_logprobs: request.prompt_logprobs,
+            ..fornax_engine::Request::new(prompt, max_tokens, sampling)
         })
+    }
+
+    fn grammar(&self, form: &Form) -> Result<Grammar, Error> {
+        self.grammars()?.compile(form).map_err(Error::Form)
     }
 
     /// How many tokens may follow a prompt of so many: as many as asked for, else what is left of the context. What
@@ -369,150 +321,220 @@ impl Fornax {
             None => Ok(left),
         }
     }
+}
 
-    /// Computes `tokens` from their start and hands out the logits after each: `visit(position, logits)`. With
-    /// `last` it is only those after the last token. `visit` stops it by breaking.
-    pub fn logits(
-        &mut self,
-        tokens: &[u32],
-        last: bool,
-        visit: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
-    ) -> Result<(), Error> {
-        self.check_tokens(tokens)?;
-        self.room(tokens.len(), Some(0))?;
-        self.session.rewind(&[]);
-        while self.session.computed() < tokens.len() {
-            let logits = self.session.logits(tokens, !last)?;
-            let rows = logits.len() / self.config.vocab;
-            let first = self.session.computed() - rows;
-            for (position, row) in (first..).zip(logits.chunks_exact(self.config.vocab)) {
-                if !row.iter().all(|value| value.is_finite()) {
-                    return Err(Error::NumericFault { position });
-                }
-                carry_on(visit(position, row))?;
-            }
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some((handle, thread)) = self.engine.take() {
+            drop(handle);
+            // The memory is free when this returns; an engine that panicked has said so to every caller already.
+            drop(thread.join());
         }
-        Ok(())
     }
 }
 
-/// The text of a request on its way out.
-struct Text<'t> {
-    detokenizer: Option<Detokenizer<&'t Tokenizer>>,
-    stops: StopStrings,
-    whole: String,
+/// Loads the model and its cache on the thread that will compute. The only place that names a backend.
+fn runner(
+    blueprint: &Blueprint,
+    vocab: usize,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Box<dyn Runner>, Usage), Error> {
+    let Blueprint { checkpoint, config, kv, cpu, limits, parallel, .. } = blueprint;
+    let backend = Cpu::new(cpu.clone())?;
+    let model = fornax_model::load(checkpoint, config, &backend, *limits, progress)?;
+    let cache = backend.alloc_kv(kv)?;
+    let usage = backend.usage();
+    let local = Local::new(LocalParts {
+        backend,
+        model,
+        kv: cache,
+        groups: kv.groups.clone(),
+        limits: StepLimits { tokens_max: limits.tokens_max, wanted_max: limits.wanted_max, slots: *parallel },
+        depth: cpu.depth,
+        vocab: u32::try_from(vocab).expect("the configuration bounds the vocabulary"),
+    });
+    Ok((Box::new(local), usage))
 }
 
-impl Text<'_> {
-    /// Takes the next token; true when a stop string is complete.
-    fn push(
-        &mut self,
-        token: u32,
-        report: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-    ) -> Result<bool, Error> {
-        let piece = self.detokenizer.as_mut().map(|detokenizer| detokenizer.push(token)).unwrap_or_default();
-        let released = self.stops.push(&piece);
-        self.whole.push_str(&released.text);
-        // Reported even when nothing is released: whoever listens may want to stop.
-        carry_on(report(Event::Text(&released.text)))?;
-        Ok(released.stop.is_some())
-    }
-
-    /// Releases what was held back and returns the whole.
-    fn finish(mut self, report: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>) -> Result<String, Error> {
-        let held = self.detokenizer.map(Detokenizer::finish).unwrap_or_default();
-        let mut rest = self.stops.push(&held).text;
-        rest.push_str(&self.stops.finish());
-        self.whole.push_str(&rest);
-        carry_on(report(Event::Text(&rest)))?;
-        Ok(self.whole)
-    }
+fn clock() -> Clock {
+    let start = Instant::now();
+    Arc::new(move || start.elapsed())
 }
 
-fn carry_on(flow: ControlFlow<()>) -> Result<(), Error> {
-    match flow {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(Error::Cancelled),
+/// An answer in a form is whole or it is none.
+fn whole(completion: Completion) -> Result<Completion, Error> {
+    match completion.finish {
+        Finish::Truncated => Err(Error::OutputTruncated { tokens: completion.tokens.len() }),
+        Finish::Stop | Finish::Length => Ok(completion),
     }
 }
 
-/// The checkpoint's tokenizer; `None` where it has none. One that it has and that cannot be used is an error.
-fn tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>, Error> {
-    let present = match checkpoint {
-        Checkpoint::Gguf(gguf) => gguf.metadata().get("tokenizer.ggml.model").is_some(),
-        Checkpoint::HuggingFace(directory) => directory.tokenizer_json().is_some(),
-    };
-    Ok(if present { Some(Tokenizer::open(checkpoint)?) } else { None })
-}
-
-/// Refuses what does not fit before anything is loaded.
-fn fits(plan: Usage, limit: u64, context: usize) -> Result<(), Error> {
-    let needed = plan.total();
-    if needed <= limit {
-        return Ok(());
+fn check_stops(request: &Request) -> Result<(), Error> {
+    if request.stop.len() > STOPS_MAX {
+        return Err(Error::TooManyStops { stops: request.stop.len(), most: STOPS_MAX });
     }
-    let (weights, kv) = (plan.bytes(Purpose::Weights), plan.bytes(Purpose::Kv));
-    Err(Error::DoesNotFit { needed, weights, kv, context, limit })
+    if let Some((index, stop)) = request.stop.iter().enumerate().find(|(_, stop)| stop.len() > STOP_BYTES_MAX)
+    {
+        return Err(Error::StopTooLong { index, bytes: stop.len(), most: STOP_BYTES_MAX });
+    }
+    if !request.stop.is_empty() && request.form.is_some() {
+        return Err(Error::StopInForm);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use fornax_compute::Sampling;
+
     use super::*;
 
+    fn path() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama")
+    }
+
     fn tiny() -> Fornax {
-        Fornax::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama")).unwrap()
+        Fornax::open(path()).unwrap()
     }
 
-    fn ids() -> Prompt {
-        Prompt::Tokens((0..40).map(|i| i * 7 % 120).collect())
+    fn eight() -> Request {
+        let ids = (0..40).map(|i| i * 7 % 120).collect();
+        Request { max_tokens: Some(8), ..Request::tokens(ids) }
     }
 
-    fn eight() -> Sampling {
-        Sampling { max_tokens: Some(8), ..Sampling::default() }
-    }
-
-    fn complete(model: &mut Fornax, sampling: &Sampling) -> Completion {
-        model.complete(&ids(), sampling, &mut |_| ControlFlow::Continue(())).unwrap()
+    fn carry_on(_: Event<'_>) -> ControlFlow<()> {
+        ControlFlow::Continue(())
     }
 
     #[test]
     fn what_is_still_in_the_cache_is_not_computed_again_and_changes_nothing() {
-        let mut model = tiny();
-        let first = complete(&mut model, &eight());
-        let second = complete(&mut model, &eight());
-        assert_eq!((first.cached_tokens, second.cached_tokens), (0, 39));
+        let model = tiny();
+        let first = model.generate(&eight()).unwrap();
+        let second = model.generate(&eight()).unwrap();
+        // Whole pages of 32 tokens are shared.
+        assert_eq!((first.cached_tokens, second.cached_tokens), (0, 32));
         assert_eq!(first.tokens, second.tokens);
-        // Another prompt in between overwrites the cache.
-        model.complete(&Prompt::Tokens(vec![5; 50]), &eight(), &mut |_| ControlFlow::Continue(())).unwrap();
-        let third = complete(&mut model, &eight());
-        assert_eq!((third.cached_tokens, third.tokens), (0, first.tokens));
+    }
+
+    #[test]
+    fn many_callers_at_once_get_what_each_gets_alone() {
+        let request = |seed| Request {
+            seed: Some(seed),
+            sampling: Sampling { temperature: 1.5, ..Sampling::greedy() },
+            ..eight()
+        };
+        let wanted: Vec<Vec<u32>> =
+            (0..6).map(|seed| tiny().generate(&request(seed)).unwrap().tokens).collect();
+        let model = OpenOptions::new(path()).parallel(3).open().unwrap();
+        let got: Vec<Vec<u32>> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..6)
+                .map(|seed| {
+                    let (model, request) = (model.clone(), request(seed));
+                    scope.spawn(move || model.generate(&request).unwrap().tokens)
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(got, wanted);
+        assert_ne!(got[0], got[1]);
+    }
+
+    #[test]
+    fn choices_differ_and_the_first_is_the_single_answer() {
+        let model = OpenOptions::new(path()).parallel(2).open().unwrap();
+        let request = Request {
+            seed: Some(3),
+            choices: 4,
+            sampling: Sampling { temperature: 1.5, ..Sampling::greedy() },
+            ..eight()
+        };
+        let all = model.complete_all(&request, &mut || ControlFlow::Continue(())).unwrap();
+        assert_eq!(all.len(), 4);
+        assert_eq!(all[0].tokens, model.generate(&request).unwrap().tokens);
+        assert!(all[1..].iter().all(|other| other.tokens != all[0].tokens));
+        assert_eq!(all[0].seed, 3);
+        // Each says the seed by which it comes again.
+        let again = Request { seed: Some(all[2].seed), choices: 1, ..request };
+        assert_eq!(model.generate(&again).unwrap().tokens, all[2].tokens);
+    }
+
+    #[test]
+    fn a_prompt_is_scored_without_an_answer() {
+        let ids: Vec<u32> = (0..40).map(|i| i * 7 % 120).collect();
+        let request =
+            Request { max_tokens: Some(0), prompt_logprobs: Some(2), ..Request::tokens(ids.clone()) };
+        // Also where it fills the context.
+        let scored = OpenOptions::new(path()).context(40).open().unwrap().generate(&request).unwrap();
+        assert_eq!((scored.tokens.len(), scored.finish), (0, Finish::Length));
+        let told: Vec<u32> = scored.prompt_logprobs.iter().map(|(token, _)| *token).collect();
+        assert_eq!(told, ids[1..]);
+        let mut evaluator = OpenOptions::new(path()).evaluator(8, &mut |_, _| {}).unwrap();
+        let mut wanted = Vec::new();
+        let visit = &mut |position: usize, row: &[f32]| {
+            let Some(&next) = ids.get(position + 1) else { return ControlFlow::Continue(()) };
+            let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
+            wanted.push(f64::from(row[next as usize]) - sum.ln());
+            ControlFlow::Continue(())
+        };
+        evaluator.logits(&ids, false, visit).unwrap();
+        for ((_, opinion), wanted) in scored.prompt_logprobs.iter().zip(wanted) {
+            assert!((f64::from(opinion.logprob.unwrap()) - wanted).abs() < 1e-3, "{opinion:?} {wanted}");
+            assert_eq!(opinion.top.len(), 2);
+        }
     }
 
     #[test]
     fn breaking_cancels_and_the_next_request_is_unharmed() {
-        let mut model = tiny();
-        let whole = complete(&mut model, &eight()).tokens;
+        let model = tiny();
+        let whole = model.generate(&eight()).unwrap().tokens;
         let mut left = 3;
-        let cancelled = model.complete(&ids(), &eight(), &mut |_| {
+        let cancelled = model.complete(&eight(), &mut |_| {
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         assert!(matches!(cancelled, Err(Error::Cancelled)));
-        assert_eq!(complete(&mut model, &eight()).tokens, whole);
+        assert_eq!(model.complete(&eight(), &mut carry_on).unwrap().tokens, whole);
+        // What was cancelled holds no page, once the turn that ended it is over.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while model.stats().running > 0 || model.stats().pages[0].referenced > 0 {
+            assert!(Instant::now() < deadline, "{:?}", model.stats());
+            thread::yield_now();
+        }
     }
 
     #[test]
-    fn no_token_is_generated_where_none_is_asked_for() {
-        let nothing = complete(&mut tiny(), &Sampling { max_tokens: Some(0), ..Sampling::default() });
-        assert_eq!((nothing.tokens, nothing.finish), (Vec::new(), Finish::Length));
+    fn a_stop_string_beyond_the_bound_is_refused_with_its_size() {
+        let stop = |stop: Vec<String>| tiny().generate(&Request { stop, ..eight() }).unwrap_err().to_string();
+        let said = stop(vec!["x".to_owned(), "y".repeat(10 << 20)]);
+        assert!(said.contains("stop string 1 has 10485760 bytes"), "{said}");
+        assert!(stop(vec!["x".to_owned(); 100]).contains("100 stop strings"));
+        assert!(stop(vec![String::new()]).contains("empty"));
+    }
+
+    #[test]
+    fn what_cannot_be_answered_is_refused_by_name() {
+        let model = tiny();
+        let check = |request: Request, words: &str| {
+            let said = model.generate(&request).unwrap_err().to_string();
+            assert!(said.contains(words), "{said:?} lacks {words:?}");
+        };
+        check(Request { max_tokens: Some(0), ..eight() }, "max_tokens is 0");
+        let long = Sampling { min_tokens: 9, ..Sampling::greedy() };
+        check(Request { sampling: long, ..eight() }, "min_tokens is 9; wanted at most max_tokens");
+        let hot = Sampling { temperature: f32::NAN, ..Sampling::greedy() };
+        check(Request { sampling: hot, ..eight() }, "temperature is NaN");
+        check(Request::tokens(vec![]), "empty");
+        let all =
+            model.complete_all(&Request { choices: 1000, ..eight() }, &mut || ControlFlow::Continue(()));
+        assert!(all.unwrap_err().to_string().contains("n is 1000"));
+        check(Request { form: Some(Form::JsonObject), ..eight() }, "no tokenizer");
     }
 
     #[test]
     fn the_plan_is_what_the_allocator_counts() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama");
         let used = tiny().usage().total();
         let open =
-            |limit| OpenOptions::new(&path).memory_limit(limit).open().map(|model| model.usage().total());
+            |limit| OpenOptions::new(path()).memory_limit(limit).open().map(|model| model.usage().total());
         assert_eq!(open(used).unwrap(), used);
         assert!(matches!(open(used - 1), Err(Error::DoesNotFit { needed, .. }) if needed == used));
     }

@@ -1,24 +1,25 @@
 //! Runs open-weight language models: the binary and its library facade.
 //!
-//! The facade opens a model and answers one request at a time, on the CPU:
+//! The facade opens a model and answers requests, as many at once as it was opened for, on the CPU:
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;
 //!
-//! use fornax::{Fornax, Message, OpenOptions, Prompt, Sampling};
+//! use fornax::{Fornax, Message, OpenOptions, Request, Sampling};
 //!
 //! # fn main() -> Result<(), fornax::Error> {
-//! let mut model = Fornax::open("model.gguf")?;
-//! let sampling = Sampling { max_tokens: Some(64), temperature: 0.8, seed: Some(7), ..Sampling::default() };
-//! println!("{}", model.generate("The sky is blue because", &sampling)?.text);
+//! let model = Fornax::open("model.gguf")?;
+//! let sampling = Sampling { temperature: 0.8, ..Sampling::greedy() };
+//! let request = Request { max_tokens: Some(64), sampling, ..Request::text("The sky is blue because") };
+//! println!("{}", model.generate(&request)?.text);
 //!
-//! // With a chat template, and with options.
-//! let mut model = OpenOptions::new("model.gguf").context(2048).open()?;
-//! let question = vec![Message::user("Why is the sky blue?")];
-//! println!("{}", model.chat(&question, &sampling)?.text);
+//! // With a chat template, for four callers at once; clones share the model.
+//! let model = OpenOptions::new("model.gguf").context(2048).parallel(4).open()?;
+//! let question = Request::chat(vec![Message::user("Why is the sky blue?")]);
+//! println!("{}", model.clone().generate(&question)?.text);
 //!
 //! // As it is made; breaking stops it.
-//! model.stream(&Prompt::Chat(question), &sampling, |text| {
+//! model.stream(&question, |text| {
 //!     print!("{text}");
 //!     ControlFlow::Continue(())
 //! })?;
@@ -29,14 +30,25 @@
 //! It knows the concrete backend, and with the binary it is the only place that does. It must never print, read the
 //! environment, or move work to a device that was not asked for.
 
+mod answer;
 pub mod catalog;
 mod error;
+mod evaluator;
 mod fornax;
+mod open;
 mod request;
-mod session;
+mod text;
+mod vocabulary;
 
+pub use answer::{Answer, Part};
 pub use error::{Code, Error};
-pub use fornax::{Fornax, OpenOptions};
-pub use fornax_compute::KvDType;
+pub use evaluator::Evaluator;
+pub use fornax::{Event, Fornax};
 pub use fornax_compute::cpu::Activations;
-pub use request::{Completion, Event, Finish, Message, Prompt, Sampling, Timings};
+pub use fornax_compute::{KvDType, Mirostat, Sampling};
+pub use fornax_engine::Form;
+pub use open::OpenOptions;
+pub use request::{
+    Completion, Finish, Message, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings,
+};
+pub use text::Text;

@@ -3,6 +3,9 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
+use fornax_compute::Sampling;
+use fornax_engine::Form;
+
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
@@ -50,39 +53,64 @@ pub enum Prompt {
     Chat(Vec<Message>),
 }
 
-/// How tokens are chosen and when to stop. The default is greedy, to the end of the context.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
+/// A prompt, how its tokens are chosen and when to stop.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How tokens are chosen. The model's end tokens are added to its own unless [`Request::ignore_eos`].
+    pub sampling: Sampling,
     /// Most tokens to generate; `None` is what is left of the context.
     pub max_tokens: Option<usize>,
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Keep the k most likely; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the smallest set whose probability reaches this; 1 keeps all.
-    pub top_p: f32,
-    /// Drop what is less likely than this share of the most likely; 0 keeps all.
-    pub min_p: f32,
-    /// Fixes the random numbers; drawn where absent.
-    pub seed: Option<u64>,
     /// Generation stops before any of these texts.
     pub stop: Vec<String>,
-    /// Goes on past end tokens.
+    /// Goes on past the model's end tokens.
     pub ignore_eos: bool,
+    /// Fixes the random numbers; drawn where absent.
+    pub seed: Option<u64>,
+    /// What the answer must look like.
+    pub form: Option<Form>,
+    /// How many answers, each with its own random numbers.
+    pub choices: u32,
+    /// Tell how likely every prompt token after the first was, each with so many of the most likely tokens. The prompt
+    /// is then computed whole, and `max_tokens` may be 0.
+    pub prompt_logprobs: Option<u32>,
 }
 
-impl Default for Sampling {
-    fn default() -> Sampling {
-        Sampling {
+/// Stop strings of one request.
+pub const STOPS_MAX: usize = 64;
+/// Bytes of one stop string: what is held back of a stream while it may be one.
+pub const STOP_BYTES_MAX: usize = 4096;
+
+impl Request {
+    /// One greedy answer to the end of the context.
+    pub fn new(prompt: Prompt) -> Request {
+        Request {
+            prompt,
+            sampling: Sampling::greedy(),
             max_tokens: None,
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: None,
             stop: Vec::new(),
             ignore_eos: false,
+            seed: None,
+            form: None,
+            choices: 1,
+            prompt_logprobs: None,
         }
+    }
+
+    /// To continue a text.
+    pub fn text(text: impl Into<String>) -> Request {
+        Request::new(Prompt::Text { text: text.into(), special: false })
+    }
+
+    /// To answer a conversation.
+    pub fn chat(messages: Vec<Message>) -> Request {
+        Request::new(Prompt::Chat(messages))
+    }
+
+    /// To continue token ids.
+    pub fn tokens(tokens: Vec<u32>) -> Request {
+        Request::new(Prompt::Tokens(tokens))
     }
 }
 
@@ -98,6 +126,11 @@ pub struct Completion {
     pub text: String,
     /// The generated ids, an end token that stopped the generation included.
     pub tokens: Vec<u32>,
+    /// What the model thought of each of them, if [`Sampling::top_logprobs`] asks for it.
+    pub logprobs: Vec<Opinion>,
+    /// The same of the prompt's tokens from the second on, if [`Request::prompt_logprobs`] asks for it. The first
+    /// choice has them.
+    pub prompt_logprobs: Vec<(u32, Opinion)>,
     /// Why it ended.
     pub finish: Finish,
     /// Tokens of the prompt.
@@ -124,13 +157,24 @@ impl Completion {
     }
 }
 
+/// The log-probability of a token under the model, and those of the most likely ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Opinion {
+    /// `None` for a token that the form forced: the model was not asked.
+    pub logprob: Option<f32>,
+    /// The most likely tokens, the most likely first.
+    pub top: Vec<(u32, f32)>,
+}
+
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// An end token or a stop string.
+    /// An end token, a stop string, or a form that is complete.
     Stop,
     /// `max_tokens` or the end of the context.
     Length,
+    /// The same, before the form was complete: what there is does not have it.
+    Truncated,
 }
 
 impl Finish {
@@ -138,7 +182,7 @@ impl Finish {
     pub fn name(self) -> &'static str {
         match self {
             Finish::Stop => "stop",
-            Finish::Length => "length",
+            Finish::Length | Finish::Truncated => "length",
         }
     }
 }
@@ -150,18 +194,4 @@ pub struct Timings {
     pub first_token: Duration,
     /// From the first token to the last.
     pub decode: Duration,
-}
-
-/// What is reported while a request runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event<'a> {
-    /// So many tokens of the prompt are computed.
-    Prompt {
-        /// So far.
-        computed: usize,
-        /// In all.
-        total: usize,
-    },
-    /// More text. Concatenated, these are [`Completion::text`].
-    Text(&'a str),
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::sampling::SamplingArgs;
+
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(
@@ -66,6 +68,9 @@ pub(crate) struct Run {
     pub(crate) chat_template_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    /// Requests computed at once; the cache holds a whole context for each
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
+    pub(crate) parallel: usize,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
@@ -73,15 +78,19 @@ pub(crate) struct Run {
 /// Continue a text, without a chat template
 ///
 /// Greedy unless --temperature says otherwise. Text is printed as it is made; --json prints one object at the end:
-/// {text, tokens, finish_reason, usage, timings, seed}. `tokens` are the generated ids, an end token that stopped the
-/// generation included; `text` holds neither control tokens nor a stop string. finish_reason is "stop" (an end token
-/// or a stop string) or "length" (--max-tokens or the context is used up).
+/// {text, tokens, finish_reason, usage, timings, seed}, with logprobs where they are asked for, and with choices in
+/// place of text, tokens, finish_reason and seed where --n asks for several. `tokens` are the generated ids, an end
+/// token that stopped the generation included; `text` holds neither control tokens nor a stop string. finish_reason is
+/// "stop" (an end token, a stop string, or a form that is complete) or "length" (--max-tokens or the context is used
+/// up). An answer that is cut before its form is complete is the error OUTPUT_TRUNCATED.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax generate --prompt \"The sky is blue because\" --max-tokens 32
   fornax generate ./model.gguf --prompt-file story.txt --temperature 0.8 --seed 7
   fornax generate --tokens 504,6376,314 --max-tokens 8 --json
   fornax generate --prompt \"1, 2, 3,\" --stop 10 --json
+  fornax generate --prompt \"A person as JSON: \" --schema person.json --max-tokens 200
+  fornax generate --prompt \"Once\" --temperature 1 --n 4 --parallel 4 --max-tokens 20 --json
 
 The tokenizer's BOS token is added once in front of a text where the model wants one, and never to --tokens.")]
 pub(crate) struct Generate {
@@ -92,8 +101,23 @@ pub(crate) struct Generate {
     /// Print one JSON object at the end instead of streaming text
     #[arg(long)]
     pub(crate) json: bool,
+    /// How many answers, each with its own random numbers; more than one needs --json
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true)]
+    pub(crate) n: u32,
+    /// Print the log-probability of each generated token; needs --json
+    #[arg(long, requires = "json")]
+    pub(crate) logprobs: bool,
+    /// Print those of the N most likely tokens too
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "json")]
+    pub(crate) top_logprobs: Option<u32>,
+    /// Print the log-probability of every prompt token after the first, each with the N most likely tokens
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", allow_negative_numbers = true, requires = "json")]
+    pub(crate) prompt_logprobs: Option<u32>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    /// Requests computed at once; the cache holds a whole context for each
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
+    pub(crate) parallel: usize,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
@@ -336,72 +360,15 @@ impl Activations {
     }
 }
 
-/// How tokens are chosen. What is not given here takes the command's default.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub(crate) struct SamplingArgs {
-    /// Most tokens to generate [default: what is left of the context]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
-    pub(crate) max_tokens: Option<usize>,
-    /// 0 is greedy; higher is more varied
-    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
-    pub(crate) temperature: Option<f32>,
-    /// Keep only the K most likely tokens; 0 keeps all
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
-    pub(crate) top_k: Option<u32>,
-    /// Keep the most likely tokens that reach this probability together; 1 keeps all
-    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = top_p)]
-    pub(crate) top_p: Option<f32>,
-    /// Drop tokens less likely than this share of the most likely; 0 keeps all
-    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = min_p)]
-    pub(crate) min_p: Option<f32>,
-    /// Fixes the random numbers; one is drawn and reported where none is given
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) seed: Option<u64>,
-    /// Stop before this text; may be given several times
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = stop_string)]
-    pub(crate) stop: Vec<String>,
-    /// Go on past end tokens
-    #[arg(long)]
-    pub(crate) ignore_eos: bool,
-}
-
-fn token_id(text: &str) -> Result<u32, String> {
+pub(crate) fn token_id(text: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| "a token id is a whole number, as in 504,6376".to_owned())
 }
 
-fn positive(text: &str) -> Result<usize, String> {
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("it must be at least 1".to_owned()),
         Ok(number) => Ok(number),
         Err(_) => Err("it must be a whole number, at least 1".to_owned()),
-    }
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    number_in(text, |value| value >= 0.0, "a finite number, at least 0")
-}
-
-fn top_p(text: &str) -> Result<f32, String> {
-    number_in(text, |value| value > 0.0 && value <= 1.0, "above 0 and at most 1")
-}
-
-fn min_p(text: &str) -> Result<f32, String> {
-    number_in(text, |value| (0.0..=1.0).contains(&value), "between 0 and 1")
-}
-
-fn number_in(text: &str, allowed: impl Fn(f32) -> bool, range: &str) -> Result<f32, String> {
-    text.parse()
-        .ok()
-        .filter(|value: &f32| value.is_finite() && allowed(*value))
-        .ok_or_else(|| format!("it must be {range}"))
-}
-
-fn stop_string(text: &str) -> Result<String, String> {
-    if text.is_empty() {
-        Err("an empty stop string would stop at once".to_owned())
-    } else {
-        Ok(text.to_owned())
     }
 }
 
@@ -457,39 +424,5 @@ mod tests {
         check("-1", None);
         check("lots", None);
         check("99999999999GiB", None);
-    }
-
-    #[test]
-    fn sampling_values_out_of_range_are_refused_by_name() {
-        let check = |flag: &str, value: &str, allowed: bool| {
-            let parsed = Cli::try_parse_from(["fornax", "generate", "--prompt", "x", flag, value]);
-            match parsed {
-                Ok(_) => assert!(allowed, "{flag} {value}"),
-                Err(error) => {
-                    assert!(!allowed, "{flag} {value}: {error}");
-                    assert!(error.to_string().contains(flag), "{error}");
-                }
-            }
-        };
-        check("--temperature", "0", true);
-        check("--temperature", "1.5", true);
-        check("--temperature", "-1", false);
-        check("--temperature", "nan", false);
-        check("--temperature", "inf", false);
-        check("--top-p", "1", true);
-        check("--top-p", "0", false);
-        check("--top-p", "1.01", false);
-        check("--top-p", "NaN", false);
-        check("--min-p", "0", true);
-        check("--min-p", "-0.1", false);
-        check("--top-k", "0", true);
-        check("--top-k", "-1", false);
-        check("--max-tokens", "0", false);
-        check("--max-tokens", "-5", false);
-        check("--threads", "-1", false);
-        check("--seed", "18446744073709551615", true);
-        check("--seed", "1.5", false);
-        check("--stop", "", false);
-        check("--typical-p", "0.5", false);
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use fornax::{Activations, Code, Fornax, KvDType, OpenOptions};
+use fornax::{Activations, Code, Evaluator, Fornax, KvDType, OpenOptions};
 
 use super::args::{self, DeviceArgs};
 use super::failure::Failure;
@@ -57,13 +57,19 @@ pub(crate) fn open(options: OpenOptions) -> Result<Fornax, fornax::Error> {
     options.open_with(&mut |done, total| meter.show("loading:", (done, total), &megabytes(done, total)))
 }
 
+/// Opens it for its logits alone, `rows` of them computed at once.
+pub(crate) fn evaluator(options: OpenOptions, rows: usize) -> Result<Evaluator, fornax::Error> {
+    let mut meter = Meter::new(Duration::from_secs(2));
+    options.evaluator(rows, &mut |done, total| meter.show("loading:", (done, total), &megabytes(done, total)))
+}
+
 /// Says once what `auto` chose and why. Commands call it when nothing stands in the way of computing any more, so that
 /// a refusal stays the only line.
-pub(crate) fn announce(model: &Fornax, args: &DeviceArgs) -> io::Result<()> {
+pub(crate) fn announce(threads: usize, args: &DeviceArgs) -> io::Result<()> {
     if args.device != "auto" {
         return Ok(());
     }
-    writeln!(io::stderr(), "device: cpu, {} threads (auto: this build has no other)", model.threads())
+    writeln!(io::stderr(), "device: cpu, {threads} threads (auto: this build has no other)")
 }
 
 fn kv_dtype(name: &str) -> Result<KvDType, Failure> {

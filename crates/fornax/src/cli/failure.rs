@@ -107,6 +107,7 @@ fn line(code: Code, message: &str) -> Report {
         Code::ModelUnsupported => "use another model, or another conversion of it",
         Code::OutOfMemory => "use a smaller --context, a smaller model or a larger --memory-limit",
         Code::Internal => "report this with the output of `fornax doctor --report`",
+        Code::SchemaUnsupported => "change the form that was asked for",
         Code::ModelNotFound => "check the path, or see `fornax list`",
         _ => "",
     };
@@ -115,12 +116,18 @@ fn line(code: Code, message: &str) -> Report {
         message.push_str(advice);
     }
     let exit = match code {
-        Code::InvalidInput => 2,
+        Code::InvalidInput | Code::SchemaUnsupported => 2,
         Code::ModelDoesNotFit | Code::OutOfMemory => 3,
         Code::ModelNotFound | Code::ModelCorrupt | Code::ModelUnsupported => 4,
-        Code::DeviceUnavailable => 5,
+        Code::DeviceUnavailable | Code::DeviceLost => 5,
         Code::Cancelled => EXIT_INTERRUPTED,
-        Code::ModelNotReady | Code::DiskFull | Code::NumericFault | Code::PromptTooLong | Code::Internal => 1,
+        Code::ModelNotReady
+        | Code::DiskFull
+        | Code::NumericFault
+        | Code::PromptTooLong
+        | Code::OutputTruncated
+        | Code::QueueFull
+        | Code::Internal => 1,
     };
     Report { line: Some(format!("error: {code}: {message}")), exit }
 }

@@ -4,10 +4,11 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use fornax::{Completion, Event, Fornax, Prompt, Sampling};
+use fornax::{Completion, Event, Fornax, Opinion, Prompt, Request, Sampling, Text};
 use serde::Serialize;
 
-use super::args::{DeviceArgs, Generate, PromptArgs, SamplingArgs};
+use super::args::{DeviceArgs, Generate, PromptArgs};
+use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::Meter;
 use super::{device, locate, machine, output};
@@ -15,12 +16,47 @@ use super::{device, locate, machine, output};
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
-    text: &'a str,
-    tokens: &'a [u32],
-    finish_reason: &'static str,
+    /// Alone, a choice is the answer.
+    #[serde(flatten)]
+    choice: Option<Choice<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    choices: Vec<Choice<'a>>,
+    /// From the second token on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Vec<Logprob>>,
     usage: Usage,
     timings: Timings,
-    seed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Choice<'a> {
+    text: &'a str,
+    tokens: &'a [u32],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<Logprob>>,
+    finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+}
+
+/// What the model thought of a token.
+#[derive(Debug, Serialize)]
+struct Logprob {
+    token: u32,
+    piece: String,
+    /// Absent for a token that the form forced.
+    logprob: Option<f32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    top: Vec<Candidate>,
+}
+
+#[derive(Debug, Serialize)]
+struct Candidate {
+    token: u32,
+    piece: String,
+    logprob: f32,
 }
 
 #[derive(Debug, Serialize)]
@@ -28,6 +64,8 @@ struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    /// Tokens of the prompt that were found in the cache.
+    cached_tokens: usize,
 }
 
 /// Durations are milliseconds.
@@ -50,22 +88,30 @@ struct Timings {
 
 pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
     let prompt = prompt(&args.prompt)?;
-    let sampling = sampling(&args.sampling, Sampling::default());
+    let form = args.sampling.form()?;
+    if args.n > 1 && !args.json {
+        return Err(Failure::usage("--n above 1 needs --json: several texts cannot be told apart").into());
+    }
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
     let started = Instant::now();
-    let mut model = device::open(device::options(&path, &args.device)?)?;
+    let model = device::open(device::options(&path, &args.device)?.parallel(args.parallel))?;
     let load = started.elapsed();
-    model.room(model.prompt_tokens(&prompt)?.len(), sampling.max_tokens)?;
-    device::announce(&model, &args.device)?;
+    let mut request = args.sampling.request(prompt, form, Sampling::greedy(), model.text())?;
+    request.choices = args.n;
+    request.prompt_logprobs = args.prompt_logprobs;
+    if args.logprobs || args.top_logprobs.is_some() {
+        request.sampling.top_logprobs = Some(args.top_logprobs.unwrap_or(0));
+    }
+    // Before anything is said: a refusal stays the only line.
+    model.check(&request)?;
+    device::announce(model.threads(), &args.device)?;
     if args.json {
-        let completion =
-            interrupt.during(|| complete(&mut model, &prompt, &sampling, &interrupt, &mut |_| Ok(())))?;
-        return output::json(&answer(&completion, &model, &args.device, load));
+        let completions = interrupt.during(|| model.complete_all(&request, &mut || interrupt.flow()))?;
+        return output::json(&answer(&completions, &model, &args.device, load));
     }
     let mut out = io::stdout().lock();
-    interrupt
-        .during(|| complete(&mut model, &prompt, &sampling, &interrupt, &mut |text| show(&mut out, text)))?;
+    interrupt.during(|| complete(&model, &request, &interrupt, &mut |text| show(&mut out, text)))?;
     writeln!(out)?;
     Ok(())
 }
@@ -83,38 +129,23 @@ pub(crate) fn prompt(args: &PromptArgs) -> anyhow::Result<Prompt> {
     Ok(Prompt::Text { text, special: args.special })
 }
 
-/// What the flags say, and the command's defaults for what they do not.
-pub(crate) fn sampling(args: &SamplingArgs, defaults: Sampling) -> Sampling {
-    Sampling {
-        max_tokens: args.max_tokens,
-        temperature: args.temperature.unwrap_or(defaults.temperature),
-        top_k: args.top_k.unwrap_or(defaults.top_k),
-        top_p: args.top_p.unwrap_or(defaults.top_p),
-        min_p: args.min_p.unwrap_or(defaults.min_p),
-        seed: args.seed,
-        stop: args.stop.clone(),
-        ignore_eos: args.ignore_eos,
-    }
-}
-
 /// Runs a request, handing its text to `show`, until it ends, the user interrupts it or nobody reads on.
 pub(crate) fn complete(
-    model: &mut Fornax,
-    prompt: &Prompt,
-    sampling: &Sampling,
+    model: &Fornax,
+    request: &Request,
     interrupt: &Interrupt,
     show: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> anyhow::Result<Completion> {
     let mut shown = Ok(());
     let mut meter = Some(Meter::new(Duration::from_secs(2)));
-    let completion = model.complete(prompt, sampling, &mut |event| {
+    let completion = model.complete(request, &mut |event| {
         match event {
-            Event::Prompt { computed, total } => {
+            Event::Waiting { tokens: 0 } => {
                 if let Some(meter) = &mut meter {
-                    let amount = format!("{computed} of {total} tokens");
-                    meter.show("reading the prompt:", (computed as u64, total as u64), &amount);
+                    meter.show("reading the prompt", (0, 1), "");
                 }
             }
+            Event::Waiting { .. } => {}
             Event::Text(text) => {
                 // The bar goes before the answer comes.
                 meter = None;
@@ -137,30 +168,48 @@ pub(crate) fn show(out: &mut impl Write, text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// All choices of a request. Their prompt is counted once; times are those of the slowest.
 fn answer<'a>(
-    completion: &'a Completion,
+    completions: &'a [Completion],
     model: &Fornax,
     args: &'a DeviceArgs,
     load: Duration,
 ) -> Answer<'a> {
-    let completion_tokens = completion.tokens.len();
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
-    let timings = completion.timings;
+    let slowest = completions.iter().max_by_key(|completion| {
+        let timings = completion.timings;
+        timings.first_token + timings.decode
+    });
+    let first = completions.first();
+    let prompt_tokens = first.map_or(0, |completion| completion.prompt_tokens);
+    let completion_tokens = completions.iter().map(|completion| completion.tokens.len()).sum();
+    let timings = slowest.map(|completion| completion.timings).unwrap_or_default();
+    let mut choices: Vec<Choice<'_>> =
+        completions.iter().map(|completion| choice(completion, model.text())).collect();
+    let (alone, seed) = if choices.len() == 1 {
+        let alone = choices.pop().map(|choice| Choice { seed: None, ..choice });
+        (alone, first.map(|completion| completion.seed))
+    } else {
+        (None, None)
+    };
+    let scored = first.filter(|completion| !completion.prompt_logprobs.is_empty());
+    let score = |(token, opinion): &(u32, Opinion)| logprob(*token, opinion, model.text());
     Answer {
-        text: &completion.text,
-        tokens: &completion.tokens,
-        finish_reason: completion.finish.name(),
+        choice: alone,
+        choices,
+        prompt_logprobs: scored.map(|completion| completion.prompt_logprobs.iter().map(score).collect()),
         usage: Usage {
-            prompt_tokens: completion.prompt_tokens,
+            prompt_tokens,
             completion_tokens,
-            total_tokens: completion.prompt_tokens + completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            cached_tokens: first.map_or(0, |completion| completion.cached_tokens),
         },
         timings: Timings {
             load_ms: milliseconds(load),
-            first_token_ms: milliseconds(timings.first_token),
+            first_token_ms: first.map_or(0.0, |completion| milliseconds(completion.timings.first_token)),
             decode_ms: milliseconds(timings.decode),
-            prompt_tokens_per_second: completion.prompt_tokens_per_second(),
-            decode_tokens_per_second: completion.decode_tokens_per_second(),
+            prompt_tokens_per_second: first.map_or(0.0, Completion::prompt_tokens_per_second),
+            decode_tokens_per_second: slowest.and_then(Completion::decode_tokens_per_second),
             peak_bytes: machine::peak_bytes(),
             kv_bytes: model.usage().bytes(fornax_compute::Purpose::Kv),
             device: "cpu",
@@ -168,6 +217,29 @@ fn answer<'a>(
             kv_dtype: model.kv_dtype().to_string(),
             activations: args.activations.name(),
         },
-        seed: completion.seed,
+        seed,
+    }
+}
+
+fn choice<'a>(completion: &'a Completion, text: &Text) -> Choice<'a> {
+    let opinions = completion.tokens.iter().zip(&completion.logprobs);
+    Choice {
+        text: &completion.text,
+        tokens: &completion.tokens,
+        logprobs: (!completion.logprobs.is_empty())
+            .then(|| opinions.map(|(&token, opinion)| logprob(token, opinion, text)).collect()),
+        finish_reason: completion.finish.name(),
+        seed: Some(completion.seed),
+    }
+}
+
+fn logprob(token: u32, opinion: &Opinion, text: &Text) -> Logprob {
+    let piece = |token| text.tokenizer().map(|tokenizer| tokenizer.piece(token)).unwrap_or_default();
+    let candidate = |&(token, logprob): &(u32, f32)| Candidate { token, piece: piece(token), logprob };
+    Logprob {
+        token,
+        piece: piece(token),
+        logprob: opinion.logprob,
+        top: opinion.top.iter().map(candidate).collect(),
     }
 }

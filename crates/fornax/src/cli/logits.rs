@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use fornax::Fornax;
+use fornax::{Evaluator, Text};
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
@@ -46,19 +46,24 @@ pub(crate) fn logits(args: &Logits) -> anyhow::Result<()> {
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
     let options = device::options(&path, &args.device)?;
-    let mut model = device::open(options.logit_rows(if args.all { ROWS } else { 1 }))?;
-    let tokens = model.prompt_tokens(&prompt)?;
-    model.room(tokens.len(), Some(0))?;
+    let mut model = device::evaluator(options, if args.all { ROWS } else { 1 })?;
+    let tokens = model.text().prompt_tokens(&prompt)?;
+    model.check(&tokens)?;
     // Made before anything is said or computed: a folder that cannot be written is known at once.
     let rows = args.out.as_deref().map(Rows::create).transpose()?;
-    device::announce(&model, &args.device)?;
+    device::announce(model.threads(), &args.device)?;
     match rows {
         Some(rows) => write_all(&mut model, &tokens, rows, args.json, &interrupt),
         None => show_top(&mut model, &tokens, args, &interrupt),
     }
 }
 
-fn show_top(model: &mut Fornax, tokens: &[u32], args: &Logits, interrupt: &Interrupt) -> anyhow::Result<()> {
+fn show_top(
+    model: &mut Evaluator,
+    tokens: &[u32],
+    args: &Logits,
+    interrupt: &Interrupt,
+) -> anyhow::Result<()> {
     let mut row = Vec::new();
     interrupt.during(|| {
         model.logits(tokens, true, &mut |_, logits| {
@@ -66,7 +71,7 @@ fn show_top(model: &mut Fornax, tokens: &[u32], args: &Logits, interrupt: &Inter
             interrupt.flow()
         })
     })?;
-    let opinion = Opinion { top: top(model, &row, args.top as usize) };
+    let opinion = Opinion { top: top(model.text(), &row, args.top as usize) };
     if args.json {
         return output::json(&opinion);
     }
@@ -79,8 +84,8 @@ fn show_top(model: &mut Fornax, tokens: &[u32], args: &Logits, interrupt: &Inter
 }
 
 /// The most likely tokens, the lower id first among equals. Rows of the head beyond the vocabulary are padding.
-fn top(model: &Fornax, row: &[f32], count: usize) -> Vec<Candidate> {
-    let row = &row[..model.vocab()];
+fn top(text: &Text, row: &[f32], count: usize) -> Vec<Candidate> {
+    let row = &row[..text.vocab()];
     let normalizer = log_sum_exp(row);
     let mut order: Vec<usize> = (0..row.len()).collect();
     let count = count.min(order.len());
@@ -89,7 +94,7 @@ fn top(model: &Fornax, row: &[f32], count: usize) -> Vec<Candidate> {
         .iter()
         .map(|&token| Candidate {
             token: token as u32,
-            piece: model.tokenizer().map(|tokenizer| tokenizer.piece(token as u32)).unwrap_or_default(),
+            piece: text.tokenizer().map(|tokenizer| tokenizer.piece(token as u32)).unwrap_or_default(),
             logit: row[token],
             logprob: f64::from(row[token]) - normalizer,
         })
@@ -97,20 +102,20 @@ fn top(model: &Fornax, row: &[f32], count: usize) -> Vec<Candidate> {
 }
 
 /// The logarithm of the sum of the exponentials, summed in double precision.
-pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
+fn log_sum_exp(row: &[f32]) -> f64 {
     let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     max + row.iter().map(|&logit| (f64::from(logit) - max).exp()).sum::<f64>().ln()
 }
 
 /// Writes the logits after every token.
 fn write_all(
-    model: &mut Fornax,
+    model: &mut Evaluator,
     tokens: &[u32],
     mut rows: Rows<'_>,
     json: bool,
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
-    let (out, columns) = (rows.out, model.config().vocab);
+    let (out, columns) = (rows.out, model.columns());
     let mut written = Ok(());
     let computed = interrupt.during(|| {
         model.logits(tokens, false, &mut |_, row| {

@@ -17,4 +17,5 @@ pub(crate) mod models;
 mod output;
 pub(crate) mod perplexity;
 pub(crate) mod run;
+mod sampling;
 pub(crate) mod tokenize;

@@ -3,14 +3,13 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use fornax::Error;
+use fornax::{Error, Request};
 use fornax_text::Special;
 use serde::Serialize;
 
 use super::args::Perplexity;
 use super::failure::Failure;
 use super::interrupt::Interrupt;
-use super::logits::log_sum_exp;
 use super::meter::Meter;
 use super::{device, locate, output};
 
@@ -33,9 +32,9 @@ pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
     let text = output::text_of(&args.file)?;
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
-    let mut model = device::open(device::options(&path, &args.device)?.logit_rows(ROWS))?;
+    let model = device::open(device::options(&path, &args.device)?.logit_rows(ROWS))?;
     let context = model.context();
-    let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer)?;
+    let tokenizer = model.text().tokenizer().ok_or(Error::NoTokenizer)?;
     let tokens = tokenizer.encode(&text, Special::AsText).map_err(Error::from)?;
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
     let fresh = context - bos.iter().len();
@@ -46,21 +45,21 @@ pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
         );
         return Err(Failure::usage(message).into());
     }
-    device::announce(&model, &args.device)?;
+    device::announce(model.threads(), &args.device)?;
     let mut nll = Vec::with_capacity(tokens.len());
     let mut meter = Meter::new(Duration::from_secs(2));
     for window in tokens.chunks(fresh) {
         let window: Vec<u32> = bos.into_iter().chain(window.iter().copied()).collect();
-        interrupt.during(|| {
-            model.logits(&window, false, &mut |position, row| {
-                if let Some(&next) = window.get(position + 1) {
-                    nll.push(log_sum_exp(row) - f64::from(row[next as usize]));
-                }
-                let (done, total) = (nll.len() as u64, tokens.len() as u64);
-                meter.show("predicting:", (done, total), &format!("{done} of {total} tokens"));
-                interrupt.flow()
-            })
-        })?;
+        // The last window may hold a single token, which nothing comes before.
+        if window.len() > 1 {
+            let request =
+                Request { max_tokens: Some(0), prompt_logprobs: Some(0), ..Request::tokens(window) };
+            let scored = interrupt.during(|| model.complete(&request, &mut |_| interrupt.flow()))?;
+            let logprobs = scored.prompt_logprobs.iter().filter_map(|(_, opinion)| opinion.logprob);
+            nll.extend(logprobs.map(|logprob| -f64::from(logprob)));
+        }
+        let (done, total) = (nll.len() as u64, tokens.len() as u64);
+        meter.show("predicting:", (done, total), &format!("{done} of {total} tokens"));
     }
     drop(meter);
     let mean = nll.iter().sum::<f64>() / nll.len() as f64;

@@ -2,25 +2,18 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use fornax::{Completion, Error, Fornax, Message, Prompt, Sampling};
+use fornax::{Completion, Error, Form, Fornax, Message, Prompt, Request, Sampling};
 
 use super::args::Run;
-use super::generate::{complete, sampling, show};
+use super::generate::{complete, show};
 use super::interrupt::Interrupt;
 use super::locate::{self, Reference};
 use super::{device, output};
 
 /// Livelier than greedy, which repeats itself in a chat, and tame enough for small models.
-const DEFAULTS: Sampling = Sampling {
-    max_tokens: None,
-    temperature: 0.7,
-    top_k: 0,
-    top_p: 0.95,
-    min_p: 0.0,
-    seed: None,
-    stop: Vec::new(),
-    ignore_eos: false,
-};
+fn defaults() -> Sampling {
+    Sampling { temperature: 0.7, top_p: 0.95, ..Sampling::greedy() }
+}
 
 pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
     let (model, prompt) = positionals(args);
@@ -30,16 +23,12 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
     if let Some(file) = &args.chat_template_file {
         options = options.chat_template(output::text_of(file)?);
     }
-    let mut chat = Chat {
-        model: device::open(options)?,
-        sampling: sampling(&args.sampling, DEFAULTS),
-        messages: Vec::new(),
-        interrupt,
-    };
+    let form = args.sampling.form()?;
+    let model = device::open(options.parallel(args.parallel))?;
+    let mut chat = Chat { model, args, form, messages: Vec::new(), interrupt };
     // A chat template that cannot be used is found before the first question is typed.
-    let first = Prompt::Chat(vec![Message::user(prompt.unwrap_or("Hello"))]);
-    chat.model.room(chat.model.prompt_tokens(&first)?.len(), chat.sampling.max_tokens)?;
-    device::announce(&chat.model, &args.device)?;
+    chat.model.check(&chat.request(&[Message::user(prompt.unwrap_or("Hello"))])?)?;
+    device::announce(chat.model.threads(), &args.device)?;
     match prompt {
         Some(prompt) => chat.answer(prompt),
         None => chat.converse(),
@@ -54,22 +43,28 @@ fn positionals(args: &Run) -> (Option<&str>, Option<&str>) {
     }
 }
 
-struct Chat {
+struct Chat<'a> {
     model: Fornax,
-    sampling: Sampling,
+    args: &'a Run,
+    form: Option<Form>,
     messages: Vec<Message>,
     interrupt: Interrupt,
 }
 
-impl Chat {
+impl Chat<'_> {
+    fn request(&self, messages: &[Message]) -> Result<Request, Error> {
+        let prompt = Prompt::Chat(messages.to_vec());
+        self.args.sampling.request(prompt, self.form.clone(), defaults(), self.model.text())
+    }
+
     /// Answers one message and says how fast.
     fn answer(&mut self, text: &str) -> anyhow::Result<()> {
         self.messages.push(Message::user(text));
-        let prompt = Prompt::Chat(self.messages.clone());
-        let Chat { model, sampling, interrupt, .. } = self;
+        let request = self.request(&self.messages)?;
+        let Chat { model, interrupt, .. } = self;
         let mut out = io::stdout().lock();
-        let completion = interrupt
-            .during(|| complete(model, &prompt, sampling, interrupt, &mut |text| show(&mut out, text)))?;
+        let completion =
+            interrupt.during(|| complete(model, &request, interrupt, &mut |text| show(&mut out, text)))?;
         writeln!(out)?;
         tell_speed(&completion)?;
         self.messages.push(Message::assistant(completion.text));
@@ -114,9 +109,10 @@ fn tell_speed(completion: &Completion) -> io::Result<()> {
         completion.decode_tokens_per_second().map(|rate| format!(", {rate:.1} tok/s")).unwrap_or_default();
     writeln!(
         io::stderr(),
-        "{} tokens{decode}; prompt {} tokens, {:.1} tok/s; seed {}",
+        "{} tokens{decode}; prompt {} tokens, {} of them cached, {:.1} tok/s; seed {}",
         completion.tokens.len(),
         completion.prompt_tokens,
+        completion.cached_tokens,
         completion.prompt_tokens_per_second(),
         completion.seed,
     )

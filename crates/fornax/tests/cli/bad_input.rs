@@ -189,7 +189,12 @@ fn wrong_usage_is_one_line_with_the_flag() {
         &["--temperature", "fornax generate --help"],
     );
     check(&["generate", "--prompt", "x", "--temprature", "1"], &["--temprature", "--temperature"]);
-    check(&["generate", "--prompt", "x", "--repeat-penalty", "1"], &["--repeat-penalty"]);
+    check(&["generate", "--prompt", "x", "--repeat-penalty", "0"], &["--repeat-penalty", "above 0"]);
+    check(&["generate", "--prompt", "x", "--regex", "a", "--json-object"], &["--regex", "--json-object"]);
+    check(&["generate", "--prompt", "x", "--n", "2"], &["--n", "--json"]);
+    check(&["generate", "--prompt", "x", "--logprobs"], &["--json"]);
+    check(&["generate", "--prompt", "x", "--schema", "no/such.json"], &["no/such.json"]);
+    check(&["generate", "--prompt", "x", "--grammar", "no/such.lark"], &["no/such.lark"]);
     check(&["generate", "--prompt", "x", "--kv-dtype", "q8_0"], &["--kv-dtype q8_0"]);
     check(&["generate", "--prompt", "x", "--memory-limit", "lots"], &["--memory-limit"]);
     check(&["logits", "--prompt", "x", "--all"], &["--out"]);
@@ -221,4 +226,71 @@ fn logits_cannot_be_written_into_a_folder_that_is_not_there() {
 fn an_empty_prompt_is_refused() {
     let Some(path) = model("smollm2", "an_empty_prompt_is_refused") else { return };
     fornax(["generate", &path, "--prompt", ""]).fails(2, "INVALID_INPUT", &["empty"]);
+}
+
+#[test]
+fn requests_that_contradict_themselves_are_refused_with_their_own_message() {
+    let path = fixtures().join("llama");
+    let check = |args: &[&str], says: &[&str]| {
+        let args =
+            ["generate", path.to_str().unwrap(), "--tokens", "1,2"].into_iter().chain(args.iter().copied());
+        fornax(args).fails(2, "INVALID_INPUT", says);
+    };
+    check(&["--n", "1000", "--json"], &["n is 1000", "1 to 128"]);
+    check(&["--n", "0", "--json"], &["n is 0", "1 to 128"]);
+    check(&["--stop", &"x".repeat(100_000)], &["stop string 0 has 100000 bytes", "4096"]);
+    check(&["--stop", "x"].repeat(70), &["70 stop strings", "64"]);
+    check(&["--stop", "x", "--choice", "xx"], &["stop string", "form"]);
+    check(&["--xtc-probability", "0.5"], &["xtc_probability is 0.5", "temperature is 0"]);
+    check(&["--temperature", "1", "--mirostat", "2", "--top-k", "5"], &["top_k is 5", "mirostat"]);
+    check(&["--min-tokens", "9", "--max-tokens", "8"], &["min_tokens is 9", "at most max_tokens"]);
+    check(&["--logit-bias", "99999=1"], &["logit_bias is 99999", "vocabulary"]);
+    check(&["--banned-tokens", "99999"], &["bad_words is 99999", "vocabulary"]);
+    check(&["--allowed-tokens", "99999"], &["allowed_token_ids is 99999", "vocabulary"]);
+    check(&["--top-logprobs", "500", "--json"], &["top_logprobs is 500", "at most 128"]);
+    check(&["--bad-word", "cheese"], &["no tokenizer"]);
+    check(&["--regex", "a+"], &["no tokenizer"]);
+    // Allowed and banned tokens that leave nothing are found at the first token.
+    let none = ["--allowed-tokens", "5", "--banned-tokens", "5", "--device", "cpu"];
+    check(&none, &["no token may be chosen at position 2"]);
+}
+
+#[test]
+fn forms_that_cannot_be_followed_are_refused_with_their_place() {
+    let Some(path) = model("smollm2", "forms_that_cannot_be_followed_are_refused_with_their_place") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("form");
+    let check = |flag: &str, form: &str, says: &[&str]| {
+        fs::write(&file, form).unwrap();
+        let given = if flag == "--regex" { form } else { file.to_str().unwrap() };
+        fornax(["generate", &path, "--prompt", "x", flag, given]).fails(2, "SCHEMA_UNSUPPORTED", says);
+    };
+    check(
+        "--schema",
+        r#"{"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}"#,
+        &["\"uniqueItems\"", "/properties/a"],
+    );
+    check("--schema", "false", &["change the form"]);
+    check("--schema", r#"{"type": "integer", "minimum": 3, "maximum": 2}"#, &["change the form"]);
+    check("--grammar", "start: nothing_of_the_kind", &["nothing_of_the_kind"]);
+    check("--regex", "(", &["change the form"]);
+    fs::write(&file, "{").unwrap();
+    fornax(["generate", &path, "--prompt", "x", "--schema", file.to_str().unwrap()]).fails(
+        2,
+        "INVALID_INPUT",
+        &["is no JSON", "line 1"],
+    );
+}
+
+#[test]
+fn an_answer_that_is_cut_before_its_form_is_complete_is_no_success() {
+    let Some(path) = model("smollm2", "an_answer_that_is_cut_before_its_form_is_complete_is_no_success")
+    else {
+        return;
+    };
+    let args =
+        ["generate", &path, "--prompt", "JSON: ", "--regex", "[a-z]{200}", "--max-tokens", "4", "--json"];
+    fornax(args).fails(1, "OUTPUT_TRUNCATED", &["after 4 tokens", "--max-tokens"]);
 }

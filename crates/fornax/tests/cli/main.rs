@@ -7,6 +7,7 @@ mod generation;
 mod golden;
 mod help;
 mod models;
+mod sampling;
 mod tiny;
 
 use std::ffi::OsStr;
@@ -32,8 +33,9 @@ impl Ran {
 
     /// Checks a failure: exit code, error code, one line that says these things, and nothing on standard output.
     fn fails(&self, exit: i32, code: &str, says: &[&str]) {
-        // Refusals come before anything is said; a numeric fault comes after work has begun.
-        let begun = |line: &&str| code == "NUMERIC_FAULT" && line.starts_with("device: ");
+        // Refusals come before anything is said; these come after work has begun.
+        let late = matches!(code, "NUMERIC_FAULT" | "OUTPUT_TRUNCATED");
+        let begun = |line: &&str| late && line.starts_with("device: ");
         let lines: Vec<&str> = self.stderr.lines().filter(|line| !begun(line)).collect();
         let [line] = lines[..] else { panic!("{} lines: {:?}", lines.len(), self.stderr) };
         assert_eq!(self.code, Some(exit), "{line}");

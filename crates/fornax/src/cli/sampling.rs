@@ -1,0 +1,351 @@
+//! The flags that say how tokens are chosen, and the request that they stand for.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use fornax::{Error, Form, Mirostat, Prompt, Request, Sampling, Text};
+use fornax_text::Special;
+
+use super::args::{positive, token_id};
+use super::failure::Failure;
+use super::output;
+
+/// How tokens are chosen and when to stop. What is not given here takes the command's default.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Most tokens to generate [default: what is left of the context]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    max_tokens: Option<usize>,
+    /// No end token before so many tokens
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    min_tokens: Option<u32>,
+    /// 0 is greedy; higher is more varied
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = not_negative)]
+    temperature: Option<f32>,
+    /// How far the temperature moves either way with the entropy; 0 keeps it
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = not_negative)]
+    dynatemp_range: Option<f32>,
+    /// How the entropy's share of its largest value becomes the temperature's [default: 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = not_negative)]
+    dynatemp_exponent: Option<f32>,
+    /// Keep only the K most likely tokens; 0 keeps all
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    top_k: Option<u32>,
+    /// Keep the most likely tokens that reach this probability together; 1 keeps all
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share_above_none)]
+    top_p: Option<f32>,
+    /// Drop tokens less likely than this share of the most likely; 0 keeps all
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share)]
+    min_p: Option<f32>,
+    /// Keep the most typical tokens that reach this probability together; 1 keeps all
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share_above_none)]
+    typical_p: Option<f32>,
+    /// Keep logits within so many standard deviations of the largest; 0 keeps all
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = not_negative)]
+    top_n_sigma: Option<f32>,
+    /// How often all but the least likely of the likely tokens are excluded (XTC); 0 is never
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share)]
+    xtc_probability: Option<f32>,
+    /// From which probability on a token counts as likely for XTC [default: 0.1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share)]
+    xtc_threshold: Option<f32>,
+    /// Scale of the penalty on continuing a repetition (DRY); 0 is off
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = not_negative)]
+    dry_multiplier: Option<f32>,
+    /// By how much that penalty grows with each repeated token [default: 1.75]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = at_least_one)]
+    dry_base: Option<f32>,
+    /// From which length on a repetition is penalised [default: 2]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    dry_allowed_length: Option<u32>,
+    /// How many tokens back DRY looks [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    dry_penalty_last_n: Option<u32>,
+    /// A text that no repetition reaches across; may be given several times [default: line break, :, ", *]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = not_empty)]
+    dry_sequence_breaker: Vec<String>,
+    /// Choose by surprise (1 or 2) in place of the truncations above; 0 is off
+    #[arg(long, value_name = "VERSION", allow_negative_numbers = true, value_parser = mirostat)]
+    mirostat: Option<Mirostat>,
+    /// The surprise that mirostat aims at, in bits [default: 5]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = not_negative)]
+    mirostat_tau: Option<f32>,
+    /// How fast mirostat corrects towards it [default: 0.1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = not_negative)]
+    mirostat_eta: Option<f32>,
+    /// Divides the positive logits and multiplies the others of tokens that occurred; 1 changes nothing
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = above_zero)]
+    repeat_penalty: Option<f32>,
+    /// Subtracted once from the logits of tokens that were generated
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = finite)]
+    presence_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens for each time that they were generated
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = finite)]
+    frequency_penalty: Option<f32>,
+    /// How many tokens back the three penalties look [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    repeat_last_n: Option<u32>,
+    /// Added to a token's logit; may be given several times
+    #[arg(long, value_name = "TOKEN=BIAS", allow_hyphen_values = true, value_parser = bias)]
+    logit_bias: Vec<(u32, f32)>,
+    /// A text that is never written; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = not_empty)]
+    bad_word: Vec<String>,
+    /// Token ids that are never chosen, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
+    banned_tokens: Vec<u32>,
+    /// The only token ids that may be chosen, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
+    allowed_tokens: Option<Vec<u32>>,
+    /// Fixes the random numbers; one is drawn and reported where none is given
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    seed: Option<u64>,
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = not_empty)]
+    stop: Vec<String>,
+    /// Go on past end tokens
+    #[arg(long)]
+    ignore_eos: bool,
+    #[command(flatten)]
+    form: FormArgs,
+}
+
+/// What the answer must look like.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Form of the answer")]
+#[group(multiple = false)]
+struct FormArgs {
+    /// JSON that is valid against the schema in this file, written compactly
+    #[arg(long, value_name = "FILE")]
+    schema: Option<PathBuf>,
+    /// Any JSON object, written compactly
+    #[arg(long)]
+    json_object: bool,
+    /// A match of this regular expression, from its first character to its last
+    #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
+    regex: Option<String>,
+    /// A sentence of the grammar in this file, in Lark syntax
+    #[arg(long, value_name = "FILE")]
+    grammar: Option<PathBuf>,
+    /// Exactly one of these texts; give it several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = not_empty)]
+    choice: Vec<String>,
+}
+
+/// Where repetitions end unless the user says otherwise: llama.cpp's choice.
+const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+impl SamplingArgs {
+    /// What the answer must look like; read before anything is loaded.
+    pub(crate) fn form(&self) -> Result<Option<Form>, Failure> {
+        let FormArgs { schema, json_object, regex, grammar, choice } = &self.form;
+        Ok(if let Some(path) = schema {
+            let schema = serde_json::from_str(&output::text_of(path)?).map_err(|error| {
+                Failure::usage(format!("--schema {} is no JSON: {error}; correct it", path.display()))
+            })?;
+            Some(Form::JsonSchema(schema))
+        } else if *json_object {
+            Some(Form::JsonObject)
+        } else if let Some(regex) = regex {
+            Some(Form::Regex(regex.clone()))
+        } else if let Some(path) = grammar {
+            Some(Form::Grammar(output::text_of(path)?))
+        } else if !choice.is_empty() {
+            Some(Form::Choice(choice.clone()))
+        } else {
+            None
+        })
+    }
+
+    /// The request that the flags stand for, with the command's defaults for what they do not say. Texts among them
+    /// become tokens of this model.
+    pub(crate) fn request(
+        &self,
+        prompt: Prompt,
+        form: Option<Form>,
+        defaults: Sampling,
+        text: &Text,
+    ) -> Result<Request, Error> {
+        let mirostat = self.mirostat.unwrap_or(defaults.mirostat);
+        // A default gives way to what replaces it; a flag would be refused.
+        let top_p = if mirostat == Mirostat::Off { defaults.top_p } else { 1.0 };
+        let dry_multiplier = self.dry_multiplier.unwrap_or(defaults.dry_multiplier);
+        let sampling = Sampling {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            dynatemp_range: self.dynatemp_range.unwrap_or(defaults.dynatemp_range),
+            dynatemp_exponent: self.dynatemp_exponent.unwrap_or(defaults.dynatemp_exponent),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            typical_p: self.typical_p.unwrap_or(defaults.typical_p),
+            top_n_sigma: self.top_n_sigma.unwrap_or(defaults.top_n_sigma),
+            xtc_probability: self.xtc_probability.unwrap_or(defaults.xtc_probability),
+            xtc_threshold: self.xtc_threshold.unwrap_or(defaults.xtc_threshold),
+            dry_multiplier,
+            dry_base: self.dry_base.unwrap_or(defaults.dry_base),
+            dry_allowed_length: self.dry_allowed_length.unwrap_or(defaults.dry_allowed_length),
+            dry_penalty_last_n: self.dry_penalty_last_n.or(defaults.dry_penalty_last_n),
+            dry_sequence_breakers: if dry_multiplier > 0.0 { self.breakers(text)? } else { Vec::new() },
+            mirostat,
+            mirostat_tau: self.mirostat_tau.unwrap_or(defaults.mirostat_tau),
+            mirostat_eta: self.mirostat_eta.unwrap_or(defaults.mirostat_eta),
+            repetition_penalty: self.repeat_penalty.unwrap_or(defaults.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+            repeat_last_n: self.repeat_last_n.or(defaults.repeat_last_n),
+            logit_bias: self.logit_bias.clone(),
+            bad_words: self.bad_words(text)?,
+            allowed_token_ids: self.allowed_tokens.clone(),
+            min_tokens: self.min_tokens.unwrap_or(0),
+            ..defaults
+        };
+        Ok(Request {
+            sampling,
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            seed: self.seed,
+            form,
+            ..Request::new(prompt)
+        })
+    }
+
+    fn breakers(&self, text: &Text) -> Result<Vec<Vec<u32>>, Error> {
+        // A model without a tokenizer repeats ids, and nothing stands between them.
+        let Some(_) = text.tokenizer() else {
+            return if self.dry_sequence_breaker.is_empty() {
+                Ok(Vec::new())
+            } else {
+                Err(Error::NoTokenizer)
+            };
+        };
+        let given = self.dry_sequence_breaker.iter().map(String::as_str);
+        let texts: Vec<&str> =
+            if self.dry_sequence_breaker.is_empty() { BREAKERS.to_vec() } else { given.collect() };
+        texts.into_iter().map(|breaker| tokens(text, breaker)).collect()
+    }
+
+    /// A word is forbidden at the beginning of a text and behind a space, which are different tokens.
+    fn bad_words(&self, text: &Text) -> Result<Vec<Vec<u32>>, Error> {
+        let mut words: Vec<Vec<u32>> = self.banned_tokens.iter().map(|&token| vec![token]).collect();
+        for word in &self.bad_word {
+            words.push(tokens(text, word)?);
+            words.push(tokens(text, &format!(" {word}"))?);
+        }
+        Ok(words)
+    }
+}
+
+fn tokens(text: &Text, of: &str) -> Result<Vec<u32>, Error> {
+    let tokenizer = text.tokenizer().ok_or(Error::NoTokenizer)?;
+    Ok(tokenizer.encode(of, Special::AsText)?)
+}
+
+fn not_negative(text: &str) -> Result<f32, String> {
+    number_in(text, |value| value >= 0.0, "a finite number, at least 0")
+}
+
+fn above_zero(text: &str) -> Result<f32, String> {
+    number_in(text, |value| value > 0.0, "a finite number above 0")
+}
+
+fn at_least_one(text: &str) -> Result<f32, String> {
+    number_in(text, |value| value >= 1.0, "a finite number, at least 1")
+}
+
+fn finite(text: &str) -> Result<f32, String> {
+    number_in(text, |_| true, "a finite number")
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    number_in(text, |value| (0.0..=1.0).contains(&value), "between 0 and 1")
+}
+
+fn share_above_none(text: &str) -> Result<f32, String> {
+    number_in(text, |value| value > 0.0 && value <= 1.0, "above 0 and at most 1")
+}
+
+fn number_in(text: &str, allowed: impl Fn(f32) -> bool, range: &str) -> Result<f32, String> {
+    text.parse()
+        .ok()
+        .filter(|value: &f32| value.is_finite() && allowed(*value))
+        .ok_or_else(|| format!("it must be {range}"))
+}
+
+fn mirostat(text: &str) -> Result<Mirostat, String> {
+    match text {
+        "0" => Ok(Mirostat::Off),
+        "1" => Ok(Mirostat::V1),
+        "2" => Ok(Mirostat::V2),
+        _ => Err("it must be 0 (off), 1 or 2".to_owned()),
+    }
+}
+
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let pair =
+        text.split_once('=').and_then(|(token, bias)| Some((token_id(token).ok()?, finite(bias).ok()?)));
+    pair.ok_or_else(|| "it must be a token id, = and a finite number, as in 504=-2.5".to_owned())
+}
+
+fn not_empty(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("it must not be empty".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::cli::args::Cli;
+
+    #[test]
+    fn sampling_values_out_of_range_are_refused_by_name() {
+        let check = |flag: &str, value: &str, allowed: bool| {
+            let parsed = Cli::try_parse_from(["fornax", "generate", "--prompt", "x", flag, value]);
+            match parsed {
+                Ok(_) => assert!(allowed, "{flag} {value}"),
+                Err(error) => {
+                    assert!(!allowed, "{flag} {value}: {error}");
+                    assert!(error.to_string().contains(flag), "{error}");
+                }
+            }
+        };
+        check("--temperature", "0", true);
+        check("--temperature", "1.5", true);
+        check("--temperature", "-1", false);
+        check("--temperature", "nan", false);
+        check("--temperature", "inf", false);
+        check("--top-p", "1", true);
+        check("--top-p", "0", false);
+        check("--top-p", "1.01", false);
+        check("--top-p", "NaN", false);
+        check("--min-p", "0", true);
+        check("--min-p", "-0.1", false);
+        check("--top-k", "0", true);
+        check("--top-k", "-1", false);
+        check("--max-tokens", "0", false);
+        check("--max-tokens", "-5", false);
+        check("--threads", "-1", false);
+        check("--seed", "18446744073709551615", true);
+        check("--seed", "1.5", false);
+        check("--stop", "", false);
+        check("--typical-p", "0.5", true);
+        check("--typical-p", "0", false);
+        check("--top-n-sigma", "-1", false);
+        check("--xtc-probability", "1.1", false);
+        check("--dry-base", "0.5", false);
+        check("--dry-multiplier", "inf", false);
+        check("--mirostat", "2", true);
+        check("--mirostat", "3", false);
+        check("--repeat-penalty", "0", false);
+        check("--presence-penalty", "-2", true);
+        check("--frequency-penalty", "nan", false);
+        check("--logit-bias", "5=-1.5", true);
+        check("--logit-bias", "5", false);
+        check("--logit-bias", "5=inf", false);
+        check("--banned-tokens", "1,x", false);
+        check("--allowed-tokens", "1,2", true);
+        check("--choice", "", false);
+        check("--bad-word", "", false);
+    }
+}

@@ -1,0 +1,132 @@
+//! Raw logits: one sequence computed on the caller's own thread, for whoever wants every number and no answer.
+
+use std::ops::ControlFlow;
+
+use fornax_compute::cpu::Cpu;
+use fornax_compute::{Backend, Batch, Memory, PAGE_TOKENS, PageId, Row, Token};
+use fornax_model::Model;
+
+use crate::open::Blueprint;
+use crate::text::Text;
+use crate::{Error, OpenOptions};
+
+/// A loaded model that hands out logits.
+pub struct Evaluator {
+    text: Text,
+    backend: Cpu,
+    model: Box<dyn Model<Cpu>>,
+    kv: <Cpu as Memory>::Kv,
+    /// Page tables by KV group; the sequence owns every page but the trash page.
+    tables: Vec<Vec<PageId>>,
+    context: usize,
+    /// Columns of the logits, padding included.
+    columns: usize,
+    /// Tokens of one step.
+    step_tokens: usize,
+    /// Logit rows of one step.
+    rows: usize,
+}
+
+impl OpenOptions {
+    /// Opens the model for its logits, `rows` of them computed at once; each takes four bytes for every token of the
+    /// vocabulary. `progress` is told the bytes of weights loaded and the bytes there are.
+    pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<Evaluator, Error> {
+        let Blueprint { checkpoint, text, config, context, kv, cpu, limits, .. } =
+            self.blueprint(rows.max(1))?;
+        let backend = Cpu::new(cpu)?;
+        let model = fornax_model::load(&checkpoint, &config, &backend, limits, progress)?;
+        let tables = kv.groups.iter().map(|group| (1..group.pages as u32).map(PageId).collect()).collect();
+        Ok(Evaluator {
+            kv: backend.alloc_kv(&kv)?,
+            text,
+            backend,
+            model,
+            tables,
+            context,
+            columns: config.vocab,
+            step_tokens: limits.tokens_max,
+            rows: limits.wanted_max,
+        })
+    }
+}
+
+impl Evaluator {
+    /// The model's text side: prompts to tokens.
+    pub fn text(&self) -> &Text {
+        &self.text
+    }
+
+    /// Most tokens that can be computed.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Values of a row of logits. Those beyond the vocabulary are padding.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// CPU threads that compute.
+    pub fn threads(&self) -> usize {
+        self.backend.options().threads
+    }
+
+    /// Refuses what [`logits`](Evaluator::logits) would, without computing.
+    pub fn check(&self, tokens: &[u32]) -> Result<(), Error> {
+        self.text.check_tokens(tokens)?;
+        if tokens.len() > self.context {
+            return Err(Error::PromptTooLong { prompt: tokens.len(), context: self.context });
+        }
+        Ok(())
+    }
+
+    /// Computes `tokens` from their start and hands out the logits after each: `visit(position, logits)`. With
+    /// `last` it is only those after the last token. `visit` stops it by breaking.
+    pub fn logits(
+        &mut self,
+        tokens: &[u32],
+        last: bool,
+        visit: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        self.check(tokens)?;
+        let most = if last { self.step_tokens } else { self.step_tokens.min(self.rows) };
+        let mut computed = 0;
+        while computed < tokens.len() {
+            let end = tokens.len().min(computed + most);
+            let wanted = if last { usize::from(end == tokens.len()) } else { end - computed };
+            self.step(tokens, computed, end, wanted)?;
+            computed = end;
+            let logits = self.backend.read(self.model.logits(), 0, wanted)?;
+            for (position, row) in (end - wanted..).zip(logits.chunks_exact(self.columns)) {
+                if !row.iter().all(|value| value.is_finite()) {
+                    return Err(Error::NumericFault { position });
+                }
+                if visit(position, row).is_break() {
+                    return Err(Error::Cancelled);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One step over the tokens from `start` to `end`, whose last `wanted` positions want logits.
+    fn step(&mut self, tokens: &[u32], start: usize, end: usize, wanted: usize) -> Result<(), Error> {
+        let pages = end.div_ceil(PAGE_TOKENS);
+        let mut batch = Batch::default();
+        batch.push(
+            Row {
+                slot: 0,
+                start: start as u32,
+                len: (end - start) as u32,
+                pages: self.tables.iter().map(|table| table[..pages].to_vec()).collect(),
+                wanted: wanted as u32,
+            },
+            tokens[start..end].iter().map(|&token| Token::Known(token)),
+        );
+        let step = self.backend.begin(&batch)?;
+        let (backend, model, kv) = (&self.backend, &mut self.model, &mut self.kv);
+        backend.record(&step, &mut || model.forward(backend, kv, &step))?;
+        backend.finish(step)?;
+        Ok(())
+    }
+}

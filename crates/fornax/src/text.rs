@@ -1,0 +1,101 @@
+//! The text side of a model: prompts to tokens and what may be a token at all. It computes nothing.
+
+use std::sync::Arc;
+
+use fornax_format::Checkpoint;
+use fornax_text::{Chat, ChatTemplate, Special, Tokenizer};
+use serde_json::json;
+
+use crate::{Error, Message, Prompt};
+
+/// Tokenizer and chat template of a model.
+#[derive(Clone)]
+pub struct Text {
+    /// Some checkpoints carry none: they take and give ids.
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Arc<Result<ChatTemplate, fornax_text::Error>>,
+    /// Rows of the model's embedding.
+    rows: usize,
+}
+
+impl Text {
+    pub(crate) fn open(checkpoint: &Checkpoint, template: Option<&str>, rows: usize) -> Result<Text, Error> {
+        Ok(Text {
+            tokenizer: tokenizer(checkpoint)?.map(Arc::new),
+            template: Arc::new(match template {
+                Some(source) => Ok(ChatTemplate::new(source)?),
+                // A model whose template is missing or broken still continues texts.
+                None => ChatTemplate::open(checkpoint),
+            }),
+            rows,
+        })
+    }
+
+    /// The model's tokenizer, if it has one.
+    pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The chat template, or why there is none.
+    pub fn template(&self) -> Result<&ChatTemplate, &fornax_text::Error> {
+        (*self.template).as_ref()
+    }
+
+    /// Tokens that exist. The model's table may have more rows: padding, which is never chosen.
+    pub fn vocab(&self) -> usize {
+        self.tokenizer.as_ref().map_or(self.rows, |tokenizer| tokenizer.vocab_len().min(self.rows))
+    }
+
+    /// The tokens of a prompt, checked against the vocabulary.
+    pub fn prompt_tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, Error> {
+        let tokens = match prompt {
+            Prompt::Text { text, special } => self.text_tokens(text, *special)?,
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Chat(messages) => {
+                let unusable = |error: &fornax_text::Error| Error::ChatTemplate { reason: error.to_string() };
+                let template = self.template().map_err(unusable)?;
+                let messages = messages
+                    .iter()
+                    .map(|Message { role, content }| json!({"role": role, "content": content}));
+                let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
+                tokenizer.encode_chat(&template.render(&Chat::new(messages.collect()), tokenizer)?)?
+            }
+        };
+        self.check_tokens(&tokens)?;
+        Ok(tokens)
+    }
+
+    /// A text's tokens with BOS in front, exactly once, where the model wants it.
+    fn text_tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
+        let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
+        let special = if special { Special::Parse } else { Special::AsText };
+        let mut tokens = tokenizer.encode(text, special)?;
+        if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.add_bos())
+            && tokens.first() != Some(&bos)
+        {
+            tokens.insert(0, bos);
+        }
+        Ok(tokens)
+    }
+
+    /// Refuses an empty prompt and ids that the model does not have.
+    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let vocab = self.vocab();
+        match tokens.iter().position(|&token| token as usize >= vocab) {
+            Some(position) => Err(Error::UnknownToken { token: tokens[position], position, vocab }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The checkpoint's tokenizer; `None` where it has none. One that it has and that cannot be used is an error.
+fn tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>, Error> {
+    let present = match checkpoint {
+        Checkpoint::Gguf(gguf) => gguf.metadata().get("tokenizer.ggml.model").is_some(),
+        Checkpoint::HuggingFace(directory) => directory.tokenizer_json().is_some(),
+    };
+    Ok(if present { Some(Tokenizer::open(checkpoint)?) } else { None })
+}
