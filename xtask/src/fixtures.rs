@@ -1,11 +1,15 @@
-//! `cargo xtask fixtures`: the models that tests and proofs run, in the cache folder of the binary.
+//! `cargo xtask fixtures`: the models that tests and proofs run, and the suite that schemas are held to, in the cache
+//! folder of the binary.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use fornax::catalog::{self, Entry, Progress};
 
-/// Fetches the default model, or all, and verifies also what was already there.
+use crate::schema_suite;
+
+/// Fetches the default model, or all, and verifies also what was already there; then the JSON Schema Test Suite, whose
+/// tests say that they skip where it could not be had.
 pub(crate) fn run(all: bool) -> Result<()> {
     let cache = cache_dir()?;
     for entry in catalog::ENTRIES.iter().filter(|entry| all || entry.name == catalog::DEFAULT) {
@@ -14,6 +18,10 @@ pub(crate) fn run(all: bool) -> Result<()> {
         catalog::verify(entry, &path)
             .with_context(|| format!("{} is damaged: remove it and run this again", path.display()))?;
         println!("fixture {}: {}", entry.name, path.display());
+    }
+    match schema_suite::fetch(&cache) {
+        Ok(path) => println!("fixture JSON Schema Test Suite: {}", path.display()),
+        Err(error) => println!("fixture JSON Schema Test Suite: left out: {error:#}"),
     }
     Ok(())
 }

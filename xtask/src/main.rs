@@ -10,6 +10,7 @@ mod fixtures;
 mod house;
 mod phases;
 mod prove;
+mod schema_suite;
 mod test;
 
 use std::path::PathBuf;

@@ -17,6 +17,7 @@ mod reply;
 mod request;
 mod runner;
 mod scheduler;
+mod schema;
 mod sequence;
 pub mod simulation;
 mod speculation;

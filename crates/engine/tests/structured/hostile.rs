@@ -1,0 +1,178 @@
+//! Forms made to hurt: each is refused or bounded, soon.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use fornax_engine::{Form, FormError};
+use serde_json::{Value, json};
+
+use crate::world::Tokens;
+
+/// Far more than any of these takes, far less than a person would wait for an attack.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Compiles a form and takes a few steps in it; returns how it was refused.
+fn refusal(form: &Form) -> Option<FormError> {
+    let tokens = Tokens::new();
+    let grammars = tokens.grammars();
+    let start = Instant::now();
+    let compiled = grammars.compile(form);
+    let took = start.elapsed();
+    let shown: String = match form {
+        // As text: its debug form may be deeper than the stack.
+        Form::JsonSchema(_) => "a schema".to_owned(),
+        other => format!("{other:?}").chars().take(60).collect(),
+    };
+    println!("{took:?}: {shown}: {:?}", compiled.as_ref().err().map(ToString::to_string));
+    assert!(took < SOON, "{took:?} for {shown}");
+    compiled.err()
+}
+
+/// Nested so deep that nothing may recurse over it.
+fn nested(depth: usize) -> Value {
+    (0..depth).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner}))
+}
+
+#[test]
+fn schemas_too_large_or_too_deep_are_refused_with_the_bound() {
+    let check = |form: Form, wanted: &str| {
+        let refused = refusal(&form).unwrap_or_else(|| panic!("compiled")).to_string();
+        assert_eq!(refused, format!("SCHEMA_UNSUPPORTED: {wanted}"));
+    };
+    check(Form::JsonSchema(nested(1_000)), "the nesting of the schema is more than 64");
+    check(
+        Form::JsonSchema(json!({"enum": (0..30_000).collect::<Vec<_>>()})),
+        "the number of values in the schema is more than 20000",
+    );
+    let megabytes = "x".repeat(10 << 20);
+    let too_long = "the size of the form in bytes is more than 1048576";
+    check(Form::JsonSchema(json!({"const": megabytes})), too_long);
+    check(Form::Regex(megabytes.clone()), too_long);
+    check(Form::Grammar(format!("start: \"{megabytes}\"")), too_long);
+    check(Form::Choice(vec![megabytes]), too_long);
+    for keyword in ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"] {
+        for value in [json!(1_000_000_000_u64), json!(u64::MAX), json!(-1), json!(1e300), json!("9")] {
+            let why = "wanted a whole number up to 100000";
+            check(
+                Form::JsonSchema(json!({(keyword): value})),
+                &format!("keyword {keyword:?} at \"\": {why}"),
+            );
+        }
+    }
+}
+
+#[test]
+fn what_costs_more_than_it_says_is_bounded() {
+    let chain = |length: usize| {
+        let links = (0..length).map(|n| (format!("d{n}"), json!({"$ref": format!("#/$defs/d{}", n + 1)})));
+        let mut definitions: serde_json::Map<String, Value> = links.collect();
+        definitions.insert(format!("d{length}"), json!({"type": "null"}));
+        json!({"$ref": "#/$defs/d0", "$defs": definitions})
+    };
+    // The longest chain of references that is let in, and its bushy sister.
+    assert_eq!(refusal(&Form::JsonSchema(chain(9_000))), None);
+    let doubling = |levels: usize| {
+        let level = |n: usize| {
+            let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+            (
+                format!("d{n}"),
+                json!({"allOf": [{"properties": {"a": next}}, {"properties": {"b": next}}, next]}),
+            )
+        };
+        let mut definitions: serde_json::Map<String, Value> = (0..levels).map(level).collect();
+        definitions.insert(format!("d{levels}"), json!({"type": "object"}));
+        json!({"$ref": "#/$defs/d0", "$defs": definitions})
+    };
+    for form in [
+        Form::JsonSchema(doubling(30)),
+        Form::JsonSchema(json!({"type": "string", "minLength": 100_000, "maxLength": 100_000})),
+        Form::JsonSchema(json!({"type": "string", "minLength": 50_000, "pattern": "^(a|b|ab)*c"})),
+        Form::JsonSchema(json!({"type": "array", "minItems": 100_000, "items": {"enum": [1, 2]}})),
+        Form::JsonSchema(
+            json!({"type": "array", "maxItems": 100_000, "items": {"type": "array", "maxItems": 100_000}}),
+        ),
+        Form::JsonSchema(json!({"type": "string", "pattern": "^(a+)+$"})),
+        Form::JsonSchema(json!({"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"})),
+        Form::JsonSchema(json!({"type": "string", "pattern": "(x+x+)+y(.*a){40}"})),
+        Form::JsonSchema(json!({"enum": (0..9_000).map(|n| format!("value {n}")).collect::<Vec<_>>()})),
+        Form::Regex("(.*a.{400})".into()),
+        Form::Regex("(a{0,1000}){0,1000}".into()),
+        Form::Regex(format!("({})", vec!["[a-z]{20,40}"; 400].join("|"))),
+        Form::Regex("(".repeat(10_000) + &")".repeat(10_000)),
+        Form::Grammar(format!("start: {}", vec!["/[a-z]+/"; 3_000].join(" "))),
+        Form::Grammar("start: a\na: a a | \"x\"".into()),
+        Form::Grammar(format!("start: {}\"x\"{}", "(".repeat(10_000), ")".repeat(10_000))),
+        Form::Choice((0..20_000).map(|n| format!("choice {n}")).collect()),
+    ] {
+        refusal(&form);
+    }
+}
+
+#[test]
+fn a_form_that_no_answer_has_is_refused_as_such() {
+    let mut wrong = Vec::new();
+    for form in [
+        Form::JsonSchema(json!(false)),
+        Form::JsonSchema(json!({"$ref": "#"})),
+        Form::JsonSchema(json!({"type": "integer", "minimum": 3, "maximum": 2})),
+        Form::JsonSchema(json!({"enum": []})),
+        Form::JsonSchema(json!({"allOf": [{"type": "string"}, {"type": "null"}]})),
+        Form::JsonSchema(json!({"type": "string", "minLength": 3, "maxLength": 2})),
+        Form::JsonSchema(json!({"type": "string", "pattern": "^ab$", "maxLength": 1})),
+        Form::JsonSchema(json!({"type": "array", "items": false, "minItems": 1})),
+        // Each needs one more inside.
+        Form::JsonSchema(
+            json!({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}),
+        ),
+        Form::JsonSchema(json!({"type": "array", "items": {"$ref": "#"}, "minItems": 1})),
+        Form::Grammar("start: \"a\" start".into()),
+        Form::Grammar("start: a | b\na: \"x\" b\nb: \"y\" a".into()),
+        Form::Regex("[^\\s\\S]".into()),
+        Form::Regex("a[^\\d\\D]".into()),
+    ] {
+        let refused = refusal(&form);
+        if refused != Some(FormError::Unsatisfiable) {
+            wrong.push(format!("{form:?}: {refused:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // One way leads nowhere: a request that takes it could not be saved any more.
+    let dead_end =
+        json!({"properties": {"loop": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"$ref": "#/$defs/x"}}});
+    assert!(refusal(&Form::JsonSchema(dead_end)).is_some());
+}
+
+#[test]
+fn many_who_ask_for_the_same_wait_for_one_and_only_some_are_kept() {
+    let grammars = Tokens::new().grammars();
+    let good =
+        Form::JsonSchema(json!({"enum": (0..3_000).map(|n| format!("value {n}")).collect::<Vec<_>>()}));
+    let bad = Form::JsonSchema(json!({"not": {}}));
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| drop(grammars.compile(&good).unwrap()));
+            scope.spawn(|| drop(grammars.compile(&bad).unwrap_err()));
+        }
+    });
+    assert_eq!(grammars.compiled(), 2, "thirty-two asked for two forms");
+    for n in 0..64 {
+        grammars.compile(&Form::Regex(format!("{n}"))).unwrap();
+    }
+    let before = grammars.compiled();
+    grammars.compile(&good).unwrap();
+    assert_eq!(grammars.compiled(), before + 1, "the oldest made room");
+    grammars.compile(&Form::Regex("63".into())).unwrap();
+    assert_eq!(grammars.compiled(), before + 1, "the newest is still there");
+    // The order of properties is part of a form: answers follow it.
+    let order = |first: &str, second: &str| {
+        let properties = json!({(first): {"const": 1}, (second): {"const": 2}});
+        Form::JsonSchema(
+            json!({"properties": properties, "required": [first, second], "additionalProperties": false, "type": "object"}),
+        )
+    };
+    grammars.compile(&order("a", "b")).unwrap();
+    grammars.compile(&order("b", "a")).unwrap();
+    assert_eq!(grammars.compiled(), before + 3);
+}
