@@ -575,6 +575,8 @@ fn chosen(sequence: &mut Sequence, event: Event, token: u32) -> Option<EndReason
     let full = sequence.generated() == sequence.request.max_tokens;
     let form = sequence.grammar.as_mut().map(|grammar| (grammar.is_over(), grammar.may_end()));
     match form {
+        // An end token of the request's own may come where the form has not ended.
+        Some((_, false)) if sequence.ends_with(token) => Some(EndReason::FormTruncated),
         _ if sequence.ends_with(token) => Some(EndReason::EndToken),
         Some((true, _)) => Some(EndReason::FormComplete),
         Some((false, true)) if full => Some(EndReason::FormComplete),
