@@ -19,7 +19,7 @@ pub enum Error {
     Compute(#[from] fornax_compute::Error),
     /// The plan is larger than the memory.
     #[error(
-        "the model needs {needed} bytes ({weights} for weights, {kv} for a context of {context} tokens), but {limit} are allowed; use a smaller --context or a larger --memory-limit"
+        "the model needs {needed} bytes ({weights} for weights, {kv} for keys and values of a context of {context} tokens), but {limit} may be used; {advice}"
     )]
     DoesNotFit {
         /// Bytes of the whole plan.
@@ -32,6 +32,8 @@ pub enum Error {
         context: usize,
         /// Bytes that may be used.
         limit: u64,
+        /// What would fit.
+        advice: String,
     },
     /// A context longer than the model can be asked for.
     #[error(

@@ -31,8 +31,9 @@ impl OpenOptions {
     /// Opens the model for its logits, `rows` of them computed at once; each takes four bytes for every token of the
     /// vocabulary. `progress` is told the bytes of weights loaded and the bytes there are.
     pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<Evaluator, Error> {
-        let Blueprint { checkpoint, text, config, context, kv, cpu, limits, .. } =
-            self.blueprint(rows.max(1))?;
+        let options = self.parallel(1).logit_rows(rows.saturating_sub(1));
+        let Blueprint { checkpoint, text, config, plan, cpu, limits } = options.blueprint()?;
+        let kv = plan.kv;
         let backend = Cpu::new(cpu)?;
         let model = fornax_model::load(&checkpoint, &config, &backend, limits, progress)?;
         let tables = kv.groups.iter().map(|group| (1..group.pages as u32).map(PageId).collect()).collect();
@@ -42,7 +43,7 @@ impl OpenOptions {
             backend,
             model,
             tables,
-            context,
+            context: plan.context,
             columns: config.vocab,
             step_tokens: limits.tokens_max,
             rows: limits.wanted_max,

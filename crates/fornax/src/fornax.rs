@@ -7,10 +7,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fornax_compute::cpu::Cpu;
-use fornax_compute::{KvDType, Memory, Usage};
+use fornax_compute::{KvDType, Memory as _, Usage};
 use fornax_engine::{
-    Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Local, LocalParts, Refusal, Runner, Stats,
-    StepLimits,
+    Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Local, LocalParts, Plan, Refusal, Runner,
+    Stats,
 };
 use fornax_model::Config;
 use fornax_text::{Detokenizer, StopStrings, Tokenizer};
@@ -32,9 +32,7 @@ pub struct Fornax {
 struct Shared {
     text: Text,
     config: Config,
-    context: usize,
-    parallel: usize,
-    kv_dtype: KvDType,
+    plan: Plan,
     threads: usize,
     /// What the allocator counted when everything was loaded; nothing is allocated afterwards.
     usage: Usage,
@@ -42,6 +40,15 @@ struct Shared {
     grammars: OnceLock<Result<Grammars, fornax_engine::FormError>>,
     /// `None` only while it is dropped.
     engine: Option<(Handle, JoinHandle<()>)>,
+}
+
+/// Plan and allocator side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes that the plan said.
+    pub planned: Usage,
+    /// Bytes that the allocator counted.
+    pub allocated: Usage,
 }
 
 /// How often a caller that waits for a token is asked whether it still wants it.
@@ -67,10 +74,9 @@ impl Fornax {
 
     /// Builds the runner on the engine's thread, since device memory never leaves the thread that it belongs to.
     pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
-        let Blueprint { text, config, context, parallel, .. } = &blueprint;
-        let (text, config, context, parallel) = (text.clone(), config.clone(), *context, *parallel);
-        let (kv_dtype, threads, vocab) = (blueprint.kv.dtype, blueprint.cpu.threads, text.vocab());
-        let options = EngineOptions::new(context, clock());
+        let (text, config, plan) = (blueprint.text.clone(), blueprint.config.clone(), blueprint.plan.clone());
+        let (threads, vocab) = (blueprint.cpu.threads, text.vocab());
+        let options = EngineOptions::new(plan.context, clock());
         let (tell, told) = mpsc::channel();
         let counted = Arc::new(Mutex::new(Usage::default()));
         let usage = Arc::clone(&counted);
@@ -92,17 +98,8 @@ impl Fornax {
             spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
         let usage = *counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = Shared {
-            text,
-            config,
-            context,
-            parallel,
-            kv_dtype,
-            threads,
-            usage,
-            grammars: OnceLock::new(),
-            engine: Some(engine),
-        };
+        let shared =
+            Shared { text, config, plan, threads, usage, grammars: OnceLock::new(), engine: Some(engine) };
         Ok(Fornax { shared: Arc::new(shared) })
     }
 
@@ -118,17 +115,17 @@ impl Fornax {
 
     /// How keys and values are stored.
     pub fn kv_dtype(&self) -> KvDType {
-        self.shared.kv_dtype
+        self.shared.plan.kv.dtype
     }
 
     /// Most tokens of a request, prompt and answer together.
     pub fn context(&self) -> usize {
-        self.shared.context
+        self.shared.plan.context
     }
 
     /// Requests computed at once.
     pub fn parallel(&self) -> usize {
-        self.shared.parallel
+        self.shared.plan.parallel
     }
 
     /// CPU threads that compute.
@@ -136,9 +133,14 @@ impl Fornax {
         self.shared.threads
     }
 
-    /// Bytes in use by purpose, as the allocator counted them.
-    pub fn usage(&self) -> Usage {
-        self.shared.usage
+    /// Bytes by purpose: as planned, and as the allocator counted them when everything was loaded.
+    pub fn memory(&self) -> Memory {
+        Memory { planned: self.shared.plan.usage, allocated: self.shared.usage }
+    }
+
+    /// The plan that it was loaded by.
+    pub fn plan(&self) -> &Plan {
+        &self.shared.plan
     }
 
     /// How the engine stands.
@@ -339,17 +341,17 @@ fn runner(
     vocab: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Box<dyn Runner>, Usage), Error> {
-    let Blueprint { checkpoint, config, kv, cpu, limits, parallel, .. } = blueprint;
+    let Blueprint { checkpoint, config, plan, cpu, limits, .. } = blueprint;
     let backend = Cpu::new(cpu.clone())?;
     let model = fornax_model::load(checkpoint, config, &backend, *limits, progress)?;
-    let cache = backend.alloc_kv(kv)?;
+    let cache = backend.alloc_kv(&plan.kv)?;
     let usage = backend.usage();
     let local = Local::new(LocalParts {
         backend,
         model,
         kv: cache,
-        groups: kv.groups.clone(),
-        limits: StepLimits { tokens_max: limits.tokens_max, wanted_max: limits.wanted_max, slots: *parallel },
+        groups: plan.kv.groups.clone(),
+        limits: plan.step,
         depth: cpu.depth,
         vocab: u32::try_from(vocab).expect("the configuration bounds the vocabulary"),
     });
@@ -386,6 +388,7 @@ fn check_stops(request: &Request) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use fornax_compute::Sampling;
+    use fornax_compute::cpu::Activations;
 
     use super::*;
 
@@ -531,11 +534,34 @@ mod tests {
     }
 
     #[test]
-    fn the_plan_is_what_the_allocator_counts() {
-        let used = tiny().usage().total();
-        let open =
-            |limit| OpenOptions::new(path()).memory_limit(limit).open().map(|model| model.usage().total());
-        assert_eq!(open(used).unwrap(), used);
-        assert!(matches!(open(used - 1), Err(Error::DoesNotFit { needed, .. }) if needed == used));
+    fn the_plan_is_what_the_allocator_counts_for_every_purpose() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+        for name in ["llama", "llama.gguf", "qwen2.gguf", "mistral", "llama-bias.gguf"] {
+            for (parallel, activations) in [(1, Activations::Int8), (3, Activations::Float)] {
+                let options =
+                    OpenOptions::new(fixtures.join(name)).parallel(parallel).activations(activations);
+                let planned = options.plan().unwrap().plan;
+                let memory = options.open().unwrap().memory();
+                assert_eq!(memory.planned, planned.usage, "{name}");
+                assert_eq!(memory.allocated, memory.planned, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_fits_to_the_byte_is_loaded_and_what_does_not_is_refused() {
+        let plan = |limit| OpenOptions::new(path()).memory_limit(limit).plan().unwrap().plan;
+        // The margin is at its least for every limit here, so that the total does not move with the limit.
+        let needed = plan(256 << 20).total_bytes();
+        assert!(OpenOptions::new(path()).memory_limit(needed).open().is_ok());
+        let refused = OpenOptions::new(path()).memory_limit(needed - 1).open();
+        assert!(matches!(refused, Err(Error::DoesNotFit { needed: n, .. }) if n == needed));
+        // The pool gives way first, down to one context.
+        let wide = |limit| OpenOptions::new(path()).parallel(64).memory_limit(limit).plan().unwrap().plan;
+        let whole = wide(600 << 20);
+        assert_eq!(whole.pool_tokens(), whole.pool_tokens_wanted());
+        let tight = wide(whole.total_bytes() - 100_000);
+        assert!(tight.fits() && tight.pool_tokens() < tight.pool_tokens_wanted(), "{tight:?}");
+        assert!(tight.pool_tokens() >= tight.context);
     }
 }

@@ -43,11 +43,11 @@ mod vocabulary;
 pub use answer::{Answer, Part};
 pub use error::{Code, Error};
 pub use evaluator::Evaluator;
-pub use fornax::{Event, Fornax};
+pub use fornax::{Event, Fornax, Memory};
 pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
-pub use fornax_engine::Form;
-pub use open::OpenOptions;
+pub use fornax_engine::{Change, Form, Plan, Remedy};
+pub use open::{OpenOptions, Planned};
 pub use request::{
     Completion, Finish, Message, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings,
 };

@@ -35,6 +35,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => cli::run::run(args),
         Command::Generate(args) => cli::generate::generate(args),
+        Command::Plan(args) => cli::plan::plan(args),
         Command::Inspect(args) => cli::inspect::inspect(args),
         Command::Tokenize(args) => cli::tokenize::tokenize(args),
         Command::Logits(args) => cli::logits::logits(args),

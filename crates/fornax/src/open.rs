@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use fornax_compute::cpu::{Activations, CpuOptions, CpuSizes};
-use fornax_compute::{Counting, KvDType, KvSpec, Memory, PAGE_TOKENS, Purpose, Usage};
+use fornax_compute::{Counting, KvDType, Purpose};
+use fornax_engine::{Ask, Change, Plan, Planner, Remedy, StepLimits};
 use fornax_format::Checkpoint;
 use fornax_model::{Config, Limits};
 
@@ -31,6 +32,12 @@ const STEP_TOKENS: usize = 256;
 /// Rows of logits beyond one for each request: for drafts that are verified and prompts that are scored. They take 10 MB
 /// for a vocabulary of 150,000.
 const LOGIT_ROWS: usize = 15;
+
+/// What the process takes beside the model: code, stacks, page tables, buffers of the command line. Measured as the
+/// peak less what the allocator counted: 21 MiB with a vocabulary of 49,152 tokens, 41 MiB with 151,936.
+const RUNTIME_BYTES: u64 = 16 << 20;
+/// And for each token of the vocabulary: 200 bytes in the tokenizer, 300 more once a form is asked for.
+const RUNTIME_BYTES_PER_TOKEN: u64 = 600;
 
 impl OpenOptions {
     /// The model at `path` (a GGUF file, the first shard of a split one, or a Hugging Face directory) with everything
@@ -105,44 +112,68 @@ impl OpenOptions {
 
     /// The same; `progress` is told the bytes of weights loaded and the bytes there are.
     pub fn open_with(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
-        let rows = self.parallel.saturating_add(self.logit_rows);
-        Fornax::load(self.blueprint(rows)?, progress)
+        Fornax::load(self.blueprint()?, progress)
     }
 
-    /// What follows from the options and the files' headers, with room for `rows` rows of logits in a step. What does
-    /// not fit is refused here, before anything is loaded.
-    pub(crate) fn blueprint(self, rows: usize) -> Result<Blueprint, Error> {
-        let checkpoint = Checkpoint::open(&self.path)?;
-        let config = Config::read(&checkpoint)?;
-        let trained = config.context as usize;
-        let context = self.context.unwrap_or(trained);
-        if context > trained {
-            return Err(Error::ContextTooLong { asked: context, trained });
+    /// What the model will take, from headers and options alone, and what would fit if that does not.
+    pub fn plan(&self) -> Result<Planned, Error> {
+        self.planned(&Checkpoint::open(&self.path)?)
+    }
+
+    fn planned(&self, checkpoint: &Checkpoint) -> Result<Planned, Error> {
+        let planner = Planner::new(checkpoint, |step| CpuSizes::new(&self.cpu(step)))?;
+        let ask = Ask {
+            context: self.context,
+            parallel: self.parallel,
+            kv_dtype: self.kv_dtype.unwrap_or(match self.activations {
+                Activations::Float => KvDType::F32,
+                Activations::Int8 => KvDType::F16,
+            }),
+            step_tokens: STEP_TOKENS,
+            logit_rows: self.logit_rows,
+            runtime_bytes: RUNTIME_BYTES + RUNTIME_BYTES_PER_TOKEN * vocabulary_tokens(checkpoint),
+            limit_bytes: self.memory_limit.unwrap_or(u64::MAX),
+        };
+        let plan = planner.plan(&ask)?;
+        if plan.context > plan.context_trained {
+            return Err(Error::ContextTooLong { asked: plan.context, trained: plan.context_trained });
         }
-        let text = Text::open(&checkpoint, self.chat_template.as_deref(), config.vocab)?;
-        let limits = Limits { tokens_max: STEP_TOKENS.min(context).max(self.parallel), wanted_max: rows };
-        let mut cpu = CpuOptions {
+        let remedies = if plan.fits() { Vec::new() } else { planner.remedies(&ask)? };
+        Ok(Planned { plan, remedies, device: "cpu" })
+    }
+
+    /// The backend for steps of these bounds.
+    fn cpu(&self, step: StepLimits) -> CpuOptions {
+        let options = CpuOptions {
             activations: self.activations,
-            memory_limit: self.memory_limit,
-            tokens_max: limits.tokens_max,
-            slots: self.parallel,
+            tokens_max: step.tokens_max,
+            slots: step.slots,
             depth: 0,
             ..CpuOptions::default()
         };
-        cpu.threads = self.threads.unwrap_or(cpu.threads);
-        let dtype = self.kv_dtype.unwrap_or(match self.activations {
-            Activations::Float => KvDType::F32,
-            Activations::Int8 => KvDType::F16,
-        });
-        let pages = context.div_ceil(PAGE_TOKENS).saturating_mul(self.parallel).saturating_add(1);
-        let kv = KvSpec { groups: config.kv_groups(pages), dtype };
-        if let Some(limit) = self.memory_limit {
-            let plan = Counting::new(CpuSizes::new(&cpu));
-            fornax_model::measure(&checkpoint, &config, &plan, limits)?;
-            plan.alloc_kv(&kv)?;
-            fits(plan.usage(), limit, context)?;
+        CpuOptions { threads: self.threads.unwrap_or(options.threads), ..options }
+    }
+
+    /// What follows from the options and the files' headers. What does not fit is refused here, before anything is
+    /// loaded.
+    pub(crate) fn blueprint(self) -> Result<Blueprint, Error> {
+        let checkpoint = Checkpoint::open(&self.path)?;
+        let config = Config::read(&checkpoint)?;
+        let planned = self.planned(&checkpoint)?;
+        let step = planned.plan.step;
+        let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
+        let mut cpu = self.cpu(step);
+        if planned.plan.unsupported.is_some() {
+            // The plan was made from the table of tensors; this says by name what cannot be computed.
+            fornax_model::measure(&checkpoint, &config, &Counting::new(CpuSizes::new(&cpu)), limits)?;
         }
-        Ok(Blueprint { checkpoint, config, text, context, parallel: self.parallel, kv, cpu, limits })
+        if !planned.plan.fits() {
+            return Err(planned.refusal());
+        }
+        let text = Text::open(&checkpoint, self.chat_template.as_deref(), config.vocab)?;
+        // What was not planned is not allocated.
+        cpu.memory_limit = Some(planned.plan.usage.total());
+        Ok(Blueprint { checkpoint, config, text, plan: planned.plan, cpu, limits })
     }
 }
 
@@ -151,21 +182,61 @@ pub(crate) struct Blueprint {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) config: Config,
     pub(crate) text: Text,
-    /// Tokens of one request.
-    pub(crate) context: usize,
-    /// Requests computed at once.
-    pub(crate) parallel: usize,
-    pub(crate) kv: KvSpec,
+    pub(crate) plan: Plan,
     pub(crate) cpu: CpuOptions,
     pub(crate) limits: Limits,
 }
 
-/// Refuses what does not fit.
-fn fits(plan: Usage, limit: u64, context: usize) -> Result<(), Error> {
-    let needed = plan.total();
-    if needed <= limit {
-        return Ok(());
+/// A plan, and what would fit where it does not.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// What was asked for.
+    pub plan: Plan,
+    /// What would fit instead; empty where the plan fits.
+    pub remedies: Vec<Remedy>,
+    /// The device that it is a plan of.
+    pub device: &'static str,
+}
+
+impl Planned {
+    /// The error of a plan that does not fit.
+    pub fn refusal(&self) -> Error {
+        let plan = &self.plan;
+        let advice: Vec<String> = self
+            .remedies
+            .iter()
+            .map(|remedy| match remedy.change {
+                Change::Context(context) => format!("--context {context}"),
+                Change::Parallel(parallel) => format!("--parallel {parallel}"),
+                Change::Quant(dtype) => format!("a version of the model in {dtype}"),
+            })
+            .collect();
+        Error::DoesNotFit {
+            needed: plan.total_bytes(),
+            weights: plan.usage.bytes(Purpose::Weights),
+            kv: plan.usage.bytes(Purpose::Kv),
+            context: plan.context,
+            limit: plan.limit_bytes,
+            advice: if advice.is_empty() {
+                "no shorter --context would fit either: use a smaller model or a larger --memory-limit"
+                    .to_owned()
+            } else {
+                format!("use {}, or a larger --memory-limit", advice.join(", or "))
+            },
+        }
     }
-    let (weights, kv) = (plan.bytes(Purpose::Weights), plan.bytes(Purpose::Kv));
-    Err(Error::DoesNotFit { needed, weights, kv, context, limit })
+}
+
+/// Tokens that the tokenizer will hold, as the headers count them.
+fn vocabulary_tokens(checkpoint: &Checkpoint) -> u64 {
+    match checkpoint {
+        Checkpoint::Gguf(gguf) => {
+            let tokens = gguf.metadata().opt_strings("tokenizer.ggml.tokens").ok().flatten();
+            tokens.map_or(0, |tokens| tokens.len() as u64)
+        }
+        Checkpoint::HuggingFace(model) => {
+            let tokens = model.config().get("vocab_size").and_then(|tokens| tokens.as_u64());
+            tokens.filter(|_| model.tokenizer_json().is_some()).unwrap_or(0)
+        }
+    }
 }

@@ -16,6 +16,7 @@ use super::sampling::SamplingArgs;
   fornax run \"Why is the sky blue?\"           answer once with the default model
   fornax run ./model.gguf                     chat with a model of your own
   fornax generate --prompt \"Once upon\" --json  a completion, with its tokens and timings
+  fornax plan ./model.gguf                    what a model will take in memory
   fornax inspect ./model.gguf                 what is in a model file
   fornax doctor                               what this machine has and what is missing
 
@@ -33,6 +34,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Run(Run),
     Generate(Generate),
+    Plan(Plan),
     Inspect(Inspect),
     Tokenize(Tokenize),
     Logits(Logits),
@@ -71,6 +73,9 @@ pub(crate) struct Run {
     /// Requests computed at once; the cache holds a whole context for each
     #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
     pub(crate) parallel: usize,
+    /// Print the memory that was planned and allocated
+    #[arg(long, help_heading = "Model")]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
@@ -118,8 +123,34 @@ pub(crate) struct Generate {
     /// Requests computed at once; the cache holds a whole context for each
     #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
     pub(crate) parallel: usize,
+    /// Print the memory that was planned and allocated
+    #[arg(long, help_heading = "Model")]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+}
+
+/// Say what a model will take in memory, and whether it fits
+///
+/// From headers and flags alone: nothing is loaded. `run` and `generate` make the same plan first and refuse what does
+/// not fit. Where it does not fit, the plan says what would: a shorter context, fewer requests, or other types of the
+/// same matrices. Exit code 0 fits, 3 does not fit, 4 cannot be computed by this build.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax plan ./model.gguf
+  fornax plan ./model.gguf --context 8192 --parallel 4
+  fornax plan ./Mixtral-8x7B --memory-limit 24GiB --json")]
+pub(crate) struct Plan {
+    /// Path or catalog name of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Requests computed at once; the cache holds a whole context for each
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
+    pub(crate) parallel: usize,
 }
 
 /// Show what is in a model: metadata, architecture facts, tensors, tokenizer, chat template

@@ -11,7 +11,7 @@ use super::args::{DeviceArgs, Generate, PromptArgs};
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::Meter;
-use super::{device, locate, machine, output};
+use super::{device, locate, machine, output, plan};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -28,6 +28,8 @@ struct Answer<'a> {
     timings: Timings,
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
+    /// Plan and allocator side by side, by purpose.
+    memory: serde_json::Value,
 }
 
 #[derive(Debug, Serialize)]
@@ -106,6 +108,9 @@ pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
     // Before anything is said: a refusal stays the only line.
     model.check(&request)?;
     device::announce(model.threads(), &args.device)?;
+    if args.verbose {
+        writeln!(io::stderr(), "{}", plan::comparison_line(&model.memory()))?;
+    }
     if args.json {
         let completions = interrupt.during(|| model.complete_all(&request, &mut || interrupt.flow()))?;
         return output::json(&answer(&completions, &model, &args.device, load));
@@ -211,13 +216,14 @@ fn answer<'a>(
             prompt_tokens_per_second: first.map_or(0.0, Completion::prompt_tokens_per_second),
             decode_tokens_per_second: slowest.and_then(Completion::decode_tokens_per_second),
             peak_bytes: machine::peak_bytes(),
-            kv_bytes: model.usage().bytes(fornax_compute::Purpose::Kv),
+            kv_bytes: model.memory().allocated.bytes(fornax_compute::Purpose::Kv),
             device: "cpu",
             threads: model.threads(),
             kv_dtype: model.kv_dtype().to_string(),
             activations: args.activations.name(),
         },
         seed,
+        memory: plan::comparison(&model.memory()),
     }
 }
 

@@ -16,6 +16,7 @@ mod meter;
 pub(crate) mod models;
 mod output;
 pub(crate) mod perplexity;
+pub(crate) mod plan;
 pub(crate) mod run;
 mod sampling;
 pub(crate) mod tokenize;

@@ -27,6 +27,18 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
+/// A size of memory for people, in binary units.
+pub(crate) fn binary(count: u64) -> String {
+    let count = count as f64;
+    let (kib, mib, gib) = (1024.0, 1024.0 * 1024.0, 1024.0 * 1024.0 * 1024.0);
+    match count {
+        _ if count >= gib => format!("{:.1} GiB", count / gib),
+        _ if count >= mib => format!("{:.1} MiB", count / mib),
+        _ if count >= kib => format!("{:.1} KiB", count / kib),
+        _ => format!("{count} B"),
+    }
+}
+
 /// The text of a file named on the command line; `-` is standard input.
 pub(crate) fn text_of(path: &Path) -> Result<String, Failure> {
     let mut text = Vec::new();
@@ -52,6 +64,11 @@ mod tests {
         check(999, "999 B");
         check(98_362_432, "98.4 MB");
         check(4_000_000_000, "4.00 GB");
+        let check = |count: u64, text: &str| assert_eq!(binary(count), text);
+        check(1023, "1023 B");
+        check(12_288, "12.0 KiB");
+        check(180 << 20, "180.0 MiB");
+        check(46_702_792_704, "43.5 GiB");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::args::Run;
 use super::generate::{complete, show};
 use super::interrupt::Interrupt;
 use super::locate::{self, Reference};
-use super::{device, output};
+use super::{device, output, plan};
 
 /// Livelier than greedy, which repeats itself in a chat, and tame enough for small models.
 fn defaults() -> Sampling {
@@ -29,6 +29,9 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
     // A chat template that cannot be used is found before the first question is typed.
     chat.model.check(&chat.request(&[Message::user(prompt.unwrap_or("Hello"))])?)?;
     device::announce(chat.model.threads(), &args.device)?;
+    if args.verbose {
+        writeln!(io::stderr(), "{}", plan::comparison_line(&chat.model.memory()))?;
+    }
     match prompt {
         Some(prompt) => chat.answer(prompt),
         None => chat.converse(),

@@ -16,7 +16,7 @@ fn generate_prints_the_documented_json() {
     let args = ["generate", &path, "--prompt", "The sky is blue because", "--max-tokens", "8", "--json"];
     let ran = fornax(args);
     let answer = ran.json();
-    assert_eq!(fields(&answer), ["text", "tokens", "finish_reason", "usage", "timings", "seed"]);
+    assert_eq!(fields(&answer), ["text", "tokens", "finish_reason", "usage", "timings", "seed", "memory"]);
     let counts = ["prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens"];
     assert_eq!(fields(&answer["usage"]), counts);
     assert_eq!(answer["usage"]["prompt_tokens"], 5);

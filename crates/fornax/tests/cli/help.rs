@@ -16,6 +16,7 @@ fn every_command_explains_itself_with_examples() {
         "",
         "run",
         "generate",
+        "plan",
         "inspect",
         "tokenize",
         "logits",

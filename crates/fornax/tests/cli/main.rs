@@ -7,7 +7,9 @@ mod generation;
 mod golden;
 mod help;
 mod models;
+mod plan;
 mod sampling;
+mod sparse;
 mod tiny;
 
 use std::ffi::OsStr;

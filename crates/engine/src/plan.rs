@@ -1,0 +1,499 @@
+//! What a model will take, from headers and flags alone.
+//!
+//! The model is loaded on the counting memory with the backend's own size functions, which are the ones it allocates
+//! by: plan and allocation cannot drift. No byte of a weight is read.
+
+use std::collections::BTreeMap;
+
+use fornax_compute::{
+    Counting, Error as ComputeError, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, Part, Purpose, Sizes,
+    Usage,
+};
+use fornax_format::{Checkpoint, DType, View};
+use fornax_model::{Config, Error, Limits};
+
+use crate::StepLimits;
+
+/// What a plan is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Tokens of one request; `None` is what the model was made for.
+    pub context: Option<usize>,
+    /// Requests computed at once.
+    pub parallel: usize,
+    /// How keys and values are stored.
+    pub kv_dtype: KvDType,
+    /// Tokens of one step.
+    pub step_tokens: usize,
+    /// Rows of logits in a step beyond one for each request.
+    pub logit_rows: usize,
+    /// Bytes that the process takes whatever the model: its code, stacks, tokenizer.
+    pub runtime_bytes: u64,
+    /// Bytes that may be used in all.
+    pub limit_bytes: u64,
+}
+
+/// Bytes of a model on one device, by purpose.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Tokens of one request.
+    pub context: usize,
+    /// Tokens that the model was made for.
+    pub context_trained: usize,
+    /// Requests computed at once.
+    pub parallel: usize,
+    /// Bounds of one step.
+    pub step: StepLimits,
+    /// The KV pools. They hold a whole context for every request, or what the limit leaves, but at least one context.
+    pub kv: KvSpec,
+    /// Keys and values of one token over all layers.
+    pub kv_token_bytes: u64,
+    /// The weights as they are stored, by type.
+    pub stored: Vec<Stored>,
+    /// Bytes that the backend will allocate, by purpose.
+    pub usage: Usage,
+    /// Bytes of the process itself.
+    pub runtime_bytes: u64,
+    /// Bytes left for what nobody counts: the allocator's rounding, page tables, a neighbour that grows.
+    pub margin_bytes: u64,
+    /// Bytes that may be used in all.
+    pub limit_bytes: u64,
+    /// Why this build cannot compute the model, if it cannot. The plan is then made from the table of tensors and the
+    /// metadata, with the activations of a dense decoder.
+    pub unsupported: Option<String>,
+}
+
+/// Tensors of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// The type.
+    pub dtype: DType,
+    /// How many there are.
+    pub tensors: usize,
+    /// Their values.
+    pub values: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What would fit where a plan does not: each was verified by making its plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Remedy {
+    /// What to change.
+    pub change: Change,
+    /// The plan with that change.
+    pub plan: Plan,
+}
+
+/// A change of one thing that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The longest context at the same parallel.
+    Context(usize),
+    /// The most requests at the same context.
+    Parallel(usize),
+    /// The same model with its matrices in this type: the largest that fits.
+    Quant(DType),
+}
+
+impl Plan {
+    /// All bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.usage.total().saturating_add(self.runtime_bytes).saturating_add(self.margin_bytes)
+    }
+
+    /// Whether they may be used.
+    pub fn fits(&self) -> bool {
+        self.total_bytes() <= self.limit_bytes
+    }
+
+    /// Tokens that the KV pool holds, of all requests together.
+    pub fn pool_tokens(&self) -> usize {
+        let pages = self.kv.groups.iter().map(|group| group.pages.saturating_sub(1)).min();
+        pages.unwrap_or(0).saturating_mul(PAGE_TOKENS)
+    }
+
+    /// Tokens that it would hold if every request had its whole context.
+    pub fn pool_tokens_wanted(&self) -> usize {
+        pages_for(self.context).saturating_mul(self.parallel).saturating_mul(PAGE_TOKENS)
+    }
+}
+
+/// Makes plans of one model on one kind of device.
+pub struct Planner<'a, F> {
+    checkpoint: &'a Checkpoint,
+    subject: Subject,
+    stored: Vec<Stored>,
+    sizes: F,
+}
+
+/// What is known of the model.
+enum Subject {
+    Known(Box<Config>),
+    /// This build cannot compute it.
+    Outlined {
+        outline: Outline,
+        reason: String,
+    },
+}
+
+/// The numbers of a decoder that decide its memory.
+#[derive(Clone, Copy, Debug)]
+struct Outline {
+    layers: usize,
+    hidden: usize,
+    ffn: usize,
+    heads: usize,
+    heads_kv: usize,
+    head_dim: usize,
+    vocab: usize,
+    context: usize,
+}
+
+/// Types that the matrices of a model could have instead, the most precise first.
+const QUANTS: [DType; 5] = [DType::BF16, DType::Q8_0, DType::Q6_K, DType::Q5_K, DType::Q4_K];
+
+/// A shorter context than this helps nobody.
+const CONTEXT_LEAST: usize = 4 * PAGE_TOKENS;
+
+impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
+    /// A planner whose backend takes the bytes that `sizes` says for steps of some bounds. A damaged model is an error;
+    /// one that this build cannot compute is planned all the same.
+    pub fn new(checkpoint: &'a Checkpoint, sizes: F) -> Result<Self, Error> {
+        let outlined = |error: Error| {
+            let outline = Outline::read(checkpoint)?;
+            Ok::<_, Error>(Subject::Outlined { outline, reason: error.to_string() })
+        };
+        let subject = match Config::read(checkpoint) {
+            Ok(config) => {
+                let tiny = StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 };
+                let limits = Limits { tokens_max: 1, wanted_max: 1 };
+                match fornax_model::measure(checkpoint, &config, &Counting::new(sizes(tiny)), limits) {
+                    Ok(()) => Subject::Known(Box::new(config)),
+                    Err(error) if is_unsupported(&error) => outlined(error)?,
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(error) if is_unsupported(&error) => outlined(error)?,
+            Err(error) => return Err(error),
+        };
+        Ok(Planner { checkpoint, subject, stored: stored(checkpoint), sizes })
+    }
+
+    /// The plan of what is asked for.
+    pub fn plan(&self, ask: &Ask) -> Result<Plan, Error> {
+        self.plan_as(ask, None)
+    }
+
+    /// What would fit in its place, one change at a time.
+    pub fn remedies(&self, ask: &Ask) -> Result<Vec<Remedy>, Error> {
+        let asked = self.plan(ask)?;
+        let mut remedies = Vec::new();
+        let fitting = |ask: Ask, quant| Ok::<_, Error>(Some(self.plan_as(&ask, quant)?).filter(Plan::fits));
+        // From the least that helps to what was asked for, in whole pages.
+        let context = |pages: usize| Ask { context: Some(pages * PAGE_TOKENS), ..*ask };
+        let longest = largest(CONTEXT_LEAST / PAGE_TOKENS, asked.context / PAGE_TOKENS, |pages| {
+            Ok(fitting(context(pages), None)?.is_some())
+        })?;
+        if let Some(pages) = longest
+            && let Some(plan) = fitting(context(pages), None)?
+        {
+            remedies.push(Remedy { change: Change::Context(plan.context), plan });
+        }
+        let parallel = |parallel: usize| Ask { parallel, ..*ask };
+        let most = largest(1, ask.parallel.saturating_sub(1), |requests| {
+            Ok(fitting(parallel(requests), None)?.is_some())
+        })?;
+        if let Some(requests) = most
+            && let Some(plan) = fitting(parallel(requests), None)?
+        {
+            remedies.push(Remedy { change: Change::Parallel(requests), plan });
+        }
+        for quant in QUANTS {
+            let plan = self.plan_as(ask, Some(quant))?;
+            let smaller = plan.usage.bytes(Purpose::Weights) < asked.usage.bytes(Purpose::Weights);
+            if smaller && plan.fits() {
+                remedies.push(Remedy { change: Change::Quant(quant), plan });
+                break;
+            }
+        }
+        Ok(remedies)
+    }
+
+    /// The plan with the matrices in another type.
+    fn plan_as(&self, ask: &Ask, quant: Option<DType>) -> Result<Plan, Error> {
+        let trained = self.trained();
+        let context = ask.context.unwrap_or(trained);
+        let step = StepLimits {
+            tokens_max: ask.step_tokens.min(context).max(ask.parallel),
+            wanted_max: ask.parallel.saturating_add(ask.logit_rows),
+            slots: ask.parallel,
+        };
+        let sizes = (self.sizes)(step);
+        let mut kv = KvSpec { groups: self.groups(0), dtype: ask.kv_dtype };
+        let page_bytes =
+            kv.groups.iter().map(|group| sizes.page_bytes(&kv, group)).fold(0, u64::saturating_add);
+        let mut usage = self.usage(Requantized { sizes, quant }, step)?;
+        let margin_bytes = (ask.limit_bytes / 50).clamp(MARGIN_LEAST, MARGIN_MOST);
+        let room = ask
+            .limit_bytes
+            .saturating_sub(usage.total())
+            .saturating_sub(ask.runtime_bytes)
+            .saturating_sub(margin_bytes);
+        let leaves = usize::try_from(room / page_bytes.max(1)).unwrap_or(usize::MAX);
+        // One page of each group is the trash page.
+        let least = pages_for(context).saturating_add(1);
+        let wanted = pages_for(context).saturating_mul(ask.parallel).saturating_add(1);
+        let pages = leaves.min(wanted).max(least);
+        kv.groups = self.groups(pages);
+        usage.add(Purpose::Kv, page_bytes.saturating_mul(pages as u64));
+        Ok(Plan {
+            context,
+            context_trained: trained,
+            parallel: ask.parallel,
+            step,
+            kv,
+            kv_token_bytes: page_bytes / PAGE_TOKENS as u64,
+            stored: self.stored.clone(),
+            usage,
+            runtime_bytes: ask.runtime_bytes,
+            margin_bytes,
+            limit_bytes: ask.limit_bytes,
+            unsupported: match &self.subject {
+                Subject::Known(_) => None,
+                Subject::Outlined { reason, .. } => Some(reason.clone()),
+            },
+        })
+    }
+
+    /// Everything but keys and values.
+    fn usage(&self, sizes: Requantized<S>, step: StepLimits) -> Result<Usage, Error> {
+        match &self.subject {
+            Subject::Known(config) => {
+                let counting = Counting::new(sizes);
+                let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
+                fornax_model::measure(self.checkpoint, config, &counting, limits)?;
+                Ok(counting.usage())
+            }
+            Subject::Outlined { outline, .. } => {
+                let mut usage = outline.usage(&sizes, step);
+                let bytes = tensors(self.checkpoint).iter().map(|view| sizes.stored_bytes(view)).sum();
+                usage.add(Purpose::Weights, bytes);
+                Ok(usage)
+            }
+        }
+    }
+
+    fn trained(&self) -> usize {
+        match &self.subject {
+            Subject::Known(config) => config.context as usize,
+            Subject::Outlined { outline, .. } => outline.context,
+        }
+    }
+
+    fn groups(&self, pages: usize) -> Vec<KvGroup> {
+        match &self.subject {
+            Subject::Known(config) => config.kv_groups(pages),
+            Subject::Outlined { outline, .. } => vec![KvGroup {
+                layers: outline.layers,
+                heads: outline.heads_kv,
+                dim: outline.head_dim,
+                window: None,
+                pages,
+            }],
+        }
+    }
+}
+
+/// The margin is a fiftieth of the limit, between these.
+const MARGIN_LEAST: u64 = 16 << 20;
+const MARGIN_MOST: u64 = 512 << 20;
+
+fn pages_for(context: usize) -> usize {
+    context.div_ceil(PAGE_TOKENS)
+}
+
+/// The largest of `least..=most` that holds, where everything below a number that holds does too.
+fn largest(
+    least: usize,
+    most: usize,
+    mut holds: impl FnMut(usize) -> Result<bool, Error>,
+) -> Result<Option<usize>, Error> {
+    if least > most || !holds(least)? {
+        return Ok(None);
+    }
+    let (mut yes, mut no) = (least, most + 1);
+    while no - yes > 1 {
+        let middle = yes + (no - yes) / 2;
+        if holds(middle)? { yes = middle } else { no = middle }
+    }
+    Ok(Some(yes))
+}
+
+/// Whether the model is whole and only this build cannot compute it.
+fn is_unsupported(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Unsupported { .. }
+            | Error::UnknownTensor { .. }
+            | Error::Compute(ComputeError::DType { .. } | ComputeError::Unsupported { .. })
+    )
+}
+
+fn tensors(checkpoint: &Checkpoint) -> Vec<View<'_>> {
+    match checkpoint {
+        Checkpoint::Gguf(gguf) => gguf.tensors().collect(),
+        Checkpoint::HuggingFace(model) => model.weights().tensors().collect(),
+    }
+}
+
+/// The tensors by type, the most bytes first.
+fn stored(checkpoint: &Checkpoint) -> Vec<Stored> {
+    let mut types = BTreeMap::new();
+    for view in tensors(checkpoint) {
+        let new = Stored { dtype: view.dtype, tensors: 0, values: 0, bytes: 0 };
+        let entry = types.entry(view.dtype).or_insert(new);
+        entry.tensors += 1;
+        entry.values += view.values() as u64;
+        entry.bytes += view.bytes.len() as u64;
+    }
+    let mut types: Vec<Stored> = types.into_values().collect();
+    types.sort_by_key(|stored| std::cmp::Reverse(stored.bytes));
+    types
+}
+
+/// A backend's sizes for a model whose matrices have another type.
+struct Requantized<S> {
+    sizes: S,
+    quant: Option<DType>,
+}
+
+impl<S: Sizes> Requantized<S> {
+    /// The matrix in the other type, where that is smaller. No byte of it is read: the smaller size is a part of the
+    /// larger.
+    fn smaller<'v>(&self, view: &View<'v>) -> Option<View<'v>> {
+        let columns = *view.shape.last().filter(|_| view.shape.len() > 1)?;
+        let dtype = fallback(self.quant?, columns);
+        let bytes = view.bytes.get(..dtype.bytes_for(view.values())?)?;
+        (bytes.len() < view.bytes.len())
+            .then(|| View::new(view.name, dtype, view.shape.clone(), bytes).ok())
+            .flatten()
+    }
+
+    /// Bytes of a tensor as it is stored.
+    fn stored_bytes(&self, view: &View<'_>) -> u64 {
+        self.smaller(view).map_or(view.bytes.len(), |smaller| smaller.bytes.len()) as u64
+    }
+}
+
+/// What llama.cpp uses for rows that do not fill the blocks of a type.
+fn fallback(quant: DType, columns: usize) -> DType {
+    let whole = |dtype: DType| columns.is_multiple_of(dtype.block_values());
+    match quant {
+        _ if whole(quant) => quant,
+        DType::Q4_K if whole(DType::Q5_0) => DType::Q5_0,
+        DType::Q5_K if whole(DType::Q5_1) => DType::Q5_1,
+        DType::Q6_K if whole(DType::Q8_0) => DType::Q8_0,
+        _ => DType::F16,
+    }
+}
+
+impl<S: Sizes> Sizes for Requantized<S> {
+    fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
+        if self.quant.is_none() {
+            return self.sizes.weight_bytes(parts);
+        }
+        let smaller = |part: &Part<'_>| -> u64 {
+            let view = self.smaller(&part.view).unwrap_or_else(|| part.view.clone());
+            // One part after the other, since each borrows for itself; rows are kept in number, whatever their order.
+            self.sizes.weight_bytes(&[Part::from(view)]).unwrap_or(u64::MAX)
+        };
+        Ok(parts.iter().map(smaller).fold(0, u64::saturating_add))
+    }
+
+    fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
+        self.sizes.vector_bytes(parts)
+    }
+
+    fn buf_bytes(&self, purpose: Purpose, rows: usize, columns: usize) -> u64 {
+        self.sizes.buf_bytes(purpose, rows, columns)
+    }
+
+    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
+        self.sizes.page_bytes(spec, group)
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        self.sizes.workspace_bytes()
+    }
+}
+
+impl Outline {
+    /// Reads the numbers under the names that every decoder's files use.
+    fn read(checkpoint: &Checkpoint) -> Result<Outline, Error> {
+        let read = |gguf: &str, hugging_face: &str| number(checkpoint, gguf, hugging_face);
+        let need = |gguf: &str, hugging_face: &str| {
+            read(gguf, hugging_face).ok_or_else(|| {
+                let key = if matches!(checkpoint, Checkpoint::Gguf(_)) { gguf } else { hugging_face };
+                Error::MissingKey { key: key.to_owned() }
+            })
+        };
+        let hidden = need("embedding_length", "hidden_size")?;
+        let heads = need("attention.head_count", "num_attention_heads")?.max(1);
+        let rows = |name: &str| Some(tensors(checkpoint).iter().find(|view| view.name == name)?.shape[0]);
+        let vocab = match checkpoint {
+            Checkpoint::Gguf(_) => rows("token_embd.weight"),
+            Checkpoint::HuggingFace(_) => read("", "vocab_size"),
+        };
+        Ok(Outline {
+            layers: need("block_count", "num_hidden_layers")?,
+            hidden,
+            // Experts that are computed together have their inner widths side by side.
+            ffn: read("feed_forward_length", "intermediate_size")
+                .unwrap_or(0)
+                .saturating_mul(read("expert_used_count", "num_experts_per_tok").unwrap_or(1).max(1)),
+            heads,
+            heads_kv: read("attention.head_count_kv", "num_key_value_heads").unwrap_or(heads),
+            head_dim: read("attention.key_length", "head_dim").unwrap_or(hidden / heads),
+            vocab: vocab.unwrap_or(0),
+            context: need("context_length", "max_position_embeddings")?,
+        })
+    }
+
+    /// Activations, logits and workspace of a dense decoder of these sizes.
+    fn usage<S: Sizes>(&self, sizes: &S, step: StepLimits) -> Usage {
+        let mut usage = Usage::default();
+        let heads = self.heads.saturating_add(self.heads_kv.saturating_mul(2));
+        let columns = [
+            self.hidden,
+            heads.saturating_mul(self.head_dim),
+            self.heads.saturating_mul(self.head_dim),
+            self.ffn.saturating_mul(3),
+        ];
+        for columns in columns {
+            let bytes = sizes.buf_bytes(Purpose::Activations, step.tokens_max, columns);
+            usage.add(Purpose::Activations, bytes);
+        }
+        usage.add(Purpose::Residual, sizes.buf_bytes(Purpose::Residual, step.tokens_max, self.hidden));
+        usage.add(Purpose::Logits, sizes.buf_bytes(Purpose::Logits, step.wanted_max, self.vocab));
+        usage.add(Purpose::Workspace, sizes.workspace_bytes());
+        usage
+    }
+}
+
+/// A number of the metadata; of a list, which some files have by layer, the largest.
+fn number(checkpoint: &Checkpoint, gguf: &str, hugging_face: &str) -> Option<usize> {
+    let number = match checkpoint {
+        Checkpoint::Gguf(file) => {
+            let metadata = file.metadata();
+            let architecture = metadata.opt_str("general.architecture").ok().flatten()?;
+            let key = format!("{architecture}.{gguf}");
+            match metadata.opt_u64(&key) {
+                Ok(number) => number?,
+                Err(_) => u64::from(*metadata.opt_u32s(&key).ok()??.iter().max()?),
+            }
+        }
+        Checkpoint::HuggingFace(model) => model.config().get(hugging_face)?.as_u64()?,
+    };
+    usize::try_from(number).ok()
+}

@@ -1,0 +1,199 @@
+//! What a model will take, before anything of it is loaded. docs/memory-plan.md explains the table.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use fornax::{Change, Code, Memory, Planned};
+use fornax_compute::{Purpose, Usage};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::args::Plan;
+use super::failure::Failure;
+use super::output::binary;
+use super::{device, locate, output};
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    model: &'a Path,
+    parameters: u64,
+    fits: bool,
+    /// Why this build cannot compute the model, if it cannot.
+    unsupported: Option<&'a str>,
+    context: usize,
+    context_trained: usize,
+    parallel: usize,
+    kv_dtype: String,
+    kv_bytes_per_token: u64,
+    pool_tokens: usize,
+    /// What it would hold if every request had its whole context.
+    pool_tokens_wanted: usize,
+    weights: Vec<Value>,
+    devices: Vec<Device>,
+    /// What would fit instead.
+    remedies: Vec<Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct Device {
+    device: &'static str,
+    bytes: Map<String, Value>,
+    total_bytes: u64,
+    limit_bytes: u64,
+}
+
+pub(crate) fn plan(args: &Plan) -> anyhow::Result<()> {
+    let path = locate::locate(args.model.as_deref())?;
+    let planned = device::options(&path, &args.device)?.parallel(args.parallel).plan()?;
+    if args.json {
+        output::json(&report(&path, &planned))?;
+    } else {
+        io::stdout().lock().write_all(table(&path, &planned)?.as_bytes())?;
+    }
+    if !planned.plan.fits() {
+        return Err(planned.refusal().into());
+    }
+    match planned.plan.unsupported {
+        Some(reason) => Err(Failure::new(Code::ModelUnsupported, reason).into()),
+        None => Ok(()),
+    }
+}
+
+/// Bytes by the names of their purposes.
+pub(crate) fn by_purpose(usage: &Usage) -> Map<String, Value> {
+    Purpose::ALL.into_iter().map(|purpose| (purpose.to_string(), usage.bytes(purpose).into())).collect()
+}
+
+/// Plan and allocator side by side, for `--json`.
+pub(crate) fn comparison(memory: &Memory) -> Value {
+    json!({
+        "planned": by_purpose(&memory.planned),
+        "allocated": by_purpose(&memory.allocated),
+        "difference_bytes": i128::from(memory.allocated.total()) - i128::from(memory.planned.total()),
+    })
+}
+
+/// The same for people, in one line.
+pub(crate) fn comparison_line(memory: &Memory) -> String {
+    let parts = Purpose::ALL.into_iter().map(|purpose| {
+        let (planned, allocated) = (memory.planned.bytes(purpose), memory.allocated.bytes(purpose));
+        if planned == allocated {
+            format!("{purpose} {}", binary(allocated))
+        } else {
+            format!("{purpose} {} where {} was planned", binary(allocated), binary(planned))
+        }
+    });
+    let parts: Vec<String> = parts.collect();
+    let same = if memory.planned == memory.allocated { "as planned" } else { "not as planned" };
+    format!("memory: {} allocated, {same}: {}", binary(memory.allocated.total()), parts.join(", "))
+}
+
+fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
+    let plan = &planned.plan;
+    let mut bytes = by_purpose(&plan.usage);
+    bytes.insert("runtime".to_owned(), plan.runtime_bytes.into());
+    bytes.insert("margin".to_owned(), plan.margin_bytes.into());
+    Report {
+        model: path,
+        parameters: plan.stored.iter().map(|stored| stored.values).sum(),
+        fits: plan.fits(),
+        unsupported: plan.unsupported.as_deref(),
+        context: plan.context,
+        context_trained: plan.context_trained,
+        parallel: plan.parallel,
+        kv_dtype: plan.kv.dtype.to_string(),
+        kv_bytes_per_token: plan.kv_token_bytes,
+        pool_tokens: plan.pool_tokens(),
+        pool_tokens_wanted: plan.pool_tokens_wanted(),
+        weights: plan
+            .stored
+            .iter()
+            .map(|stored| {
+                json!({"dtype": stored.dtype.name(), "tensors": stored.tensors, "values": stored.values,
+                    "bytes": stored.bytes})
+            })
+            .collect(),
+        devices: vec![Device {
+            device: planned.device,
+            bytes,
+            total_bytes: plan.total_bytes(),
+            limit_bytes: plan.limit_bytes,
+        }],
+        remedies: planned
+            .remedies
+            .iter()
+            .map(|remedy| {
+                let total = remedy.plan.total_bytes();
+                match remedy.change {
+                    Change::Context(context) => json!({"context": context, "total_bytes": total}),
+                    Change::Parallel(parallel) => json!({"parallel": parallel, "total_bytes": total}),
+                    Change::Quant(dtype) => json!({"quant": dtype.name(), "total_bytes": total}),
+                }
+            })
+            .collect(),
+    }
+}
+
+fn table(path: &Path, planned: &Planned) -> Result<String, std::fmt::Error> {
+    let plan = &planned.plan;
+    let mut out = String::new();
+    let parameters: u64 = plan.stored.iter().map(|stored| stored.values).sum();
+    writeln!(out, "{}", path.display())?;
+    let (scale, unit) = if parameters < 1_000_000_000 { (1e6, "million") } else { (1e9, "billion") };
+    writeln!(out, "{:.2} {unit} parameters on {}", parameters as f64 / scale, planned.device)?;
+    let token = binary(plan.kv_token_bytes);
+    let (context, parallel, dtype) = (plan.context, plan.parallel, plan.kv.dtype);
+    writeln!(out, "{parallel} x {context} tokens of context; keys and values in {dtype}, {token} a token")?;
+    if plan.pool_tokens() < plan.pool_tokens_wanted() {
+        writeln!(
+            out,
+            "the pool holds {} of these {} tokens, which is what the limit leaves",
+            plan.pool_tokens(),
+            plan.pool_tokens_wanted()
+        )?;
+    }
+    writeln!(out)?;
+    let mut line = |name: &str, bytes: u64, note: &str| {
+        let row = format!("{name:<12} {:>12}  {note}", binary(bytes));
+        writeln!(out, "{}", row.trim_end())
+    };
+    for purpose in Purpose::ALL {
+        let note = match purpose {
+            Purpose::Weights => stored(planned),
+            Purpose::Kv => format!("{} tokens", plan.pool_tokens()),
+            Purpose::Residual | Purpose::Activations => format!("steps of {} tokens", plan.step.tokens_max),
+            Purpose::Logits => format!("{} rows", plan.step.wanted_max),
+            Purpose::Workspace => String::new(),
+        };
+        line(&purpose.to_string(), plan.usage.bytes(purpose), &note)?;
+    }
+    line("runtime", plan.runtime_bytes, "code, stacks, tokenizer, page tables")?;
+    line("margin", plan.margin_bytes, "")?;
+    line("total", plan.total_bytes(), "")?;
+    line("may be used", plan.limit_bytes, "")?;
+    writeln!(out)?;
+    match (plan.fits(), &plan.unsupported) {
+        (true, None) => writeln!(out, "fits")?,
+        (true, Some(_)) => writeln!(out, "would fit, but this build cannot compute it")?,
+        (false, _) => writeln!(out, "does not fit")?,
+    }
+    for remedy in &planned.remedies {
+        let total = binary(remedy.plan.total_bytes());
+        match remedy.change {
+            Change::Context(context) => writeln!(out, "with --context {context} it would: {total}")?,
+            Change::Parallel(parallel) => writeln!(out, "with --parallel {parallel} it would: {total}")?,
+            Change::Quant(dtype) => writeln!(out, "with its matrices in {dtype} it would: {total}")?,
+        }
+    }
+    Ok(out)
+}
+
+/// The weights' types as they are stored.
+fn stored(planned: &Planned) -> String {
+    let stored = planned.plan.stored.iter();
+    let types: Vec<String> =
+        stored.map(|stored| format!("{} {}", stored.dtype, binary(stored.bytes))).collect();
+    format!("stored as {}", types.join(", "))
+}
