@@ -160,7 +160,7 @@ fn mostly_right(wanted: &[Answer]) -> Speculation {
 }
 
 fn check(fixture: &'static str) {
-    for (activations, kv) in [(Activations::Int8, KvDType::F16), (Activations::Float, KvDType::F32)] {
+    for (activations, kv) in [(Activations::Integer, KvDType::F16), (Activations::Float, KvDType::F32)] {
         let base = Setting { fixture, activations, kv, tokens_max: 256, slots: 8, pages: 80, threads: 1 };
         let wanted = alone(&base);
         together(&base, &wanted, "whole prompts");

@@ -537,7 +537,7 @@ mod tests {
     fn the_plan_is_what_the_allocator_counts_for_every_purpose() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
         for name in ["llama", "llama.gguf", "qwen2.gguf", "mistral", "llama-bias.gguf"] {
-            for (parallel, activations) in [(1, Activations::Int8), (3, Activations::Float)] {
+            for (parallel, activations) in [(1, Activations::Integer), (3, Activations::Float)] {
                 let options =
                     OpenOptions::new(fixtures.join(name)).parallel(parallel).activations(activations);
                 let planned = options.plan().unwrap().plan;

@@ -41,7 +41,7 @@ const RUNTIME_BYTES_PER_TOKEN: u64 = 600;
 
 impl OpenOptions {
     /// The model at `path` (a GGUF file, the first shard of a split one, or a Hugging Face directory) with everything
-    /// by default: its own context, one request at a time, activations in int8, keys and values in f16, every core.
+    /// by default: its own context, one request at a time, integer activations, keys and values in f16, every core.
     pub fn new(path: impl Into<PathBuf>) -> OpenOptions {
         OpenOptions {
             path: path.into(),
@@ -49,7 +49,7 @@ impl OpenOptions {
             parallel: 1,
             logit_rows: LOGIT_ROWS,
             kv_dtype: None,
-            activations: Activations::Int8,
+            activations: Activations::Integer,
             threads: None,
             memory_limit: None,
             chat_template: None,
@@ -127,7 +127,7 @@ impl OpenOptions {
             parallel: self.parallel,
             kv_dtype: self.kv_dtype.unwrap_or(match self.activations {
                 Activations::Float => KvDType::F32,
-                Activations::Int8 => KvDType::F16,
+                Activations::Integer => KvDType::F16,
             }),
             step_tokens: STEP_TOKENS,
             logit_rows: self.logit_rows,

@@ -4,6 +4,15 @@
 //! that a page is read once for all of them. Each (token, query head) keeps a running softmax over the pages in
 //! order. A page is a block of keys aligned to absolute positions, and what a query sees of it depends on the query's
 //! position alone: so a token's result is the same bits whichever tokens are computed beside it.
+//!
+//! Keys lie in a page as (dim, token), values as (token, dim). So neither product adds lanes of a register: scores have
+//! a lane for each key, outputs a lane for each value of the head. Few queries read a page as it is stored; many have it
+//! widened to f32 once. Both see the same numbers in the same order.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "one index goes through registers, queries and keys together"
+)]
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -12,17 +21,23 @@ use super::disjoint::Disjoint;
 use super::exp::exp;
 use super::memory::{Geometry, Pages};
 use super::pool::Pool;
-use super::quant::Simd;
+#[cfg(target_arch = "x86_64")]
+use super::quant::{Avx2, Avx512};
+use super::quant::{Lanes, Simd};
 use super::step::{Slot, StepRow};
 use crate::{Heads, KvDType, PAGE_TOKENS, PageId};
 
 /// Tokens of a unit: enough to share the unpacking of a page, few enough to keep all threads busy.
 pub(super) const UNIT_TOKENS: usize = 16;
+/// From this many queries on a page is widened once instead of by each few of them.
+const WIDEN_QUERIES: usize = 9;
+/// Values of a head that one register, or pair of registers, holds.
+const LANES: usize = 16;
 
-/// Values of thread scratch that a unit needs: one page's keys and values, and each query's state.
+/// Values of thread scratch that a unit needs: one page's keys and values, and each query with its state and output.
 pub(super) fn scratch_values(heads: Heads) -> usize {
     2 * PAGE_TOKENS * heads.dim
-        + UNIT_TOKENS * (heads.query / heads.kv) * size_of::<Running>() / size_of::<f32>()
+        + UNIT_TOKENS * (heads.query / heads.kv) * (2 * heads.dim + size_of::<Running>() / size_of::<f32>())
 }
 
 /// One layer's attention.
@@ -44,6 +59,44 @@ pub(super) struct Layer<'a> {
 struct Running {
     max: f32,
     sum: f32,
+}
+
+/// The queries of a unit: token after token, and of each token the heads that share the K/V head.
+struct Queries<'a> {
+    dim: usize,
+    /// (queries, dim), already multiplied by the scale.
+    values: &'a [f32],
+    /// (queries)
+    states: &'a mut [Running],
+    /// (queries, dim), relative to each query's state.
+    outputs: &'a mut [f32],
+}
+
+impl Queries<'_> {
+    /// Some of them.
+    fn part(&mut self, queries: std::ops::Range<usize>) -> Queries<'_> {
+        let values = queries.start * self.dim..queries.end * self.dim;
+        Queries {
+            dim: self.dim,
+            values: &self.values[values.clone()],
+            states: &mut self.states[queries],
+            outputs: &mut self.outputs[values],
+        }
+    }
+}
+
+/// One head's page as some queries see it.
+#[derive(Clone, Copy)]
+struct Page<'a> {
+    dtype: KvDType,
+    /// (dim, PAGE_TOKENS)
+    keys: &'a [u8],
+    /// (PAGE_TOKENS, dim)
+    values: &'a [u8],
+    /// Tokens from here on,
+    first: usize,
+    /// up to here are seen; others may never have been written.
+    end: usize,
 }
 
 impl Layer<'_> {
@@ -85,57 +138,64 @@ impl Layer<'_> {
     ) {
         let Heads { query, kv, dim } = self.heads;
         let shared = query / kv;
-        let page_values = PAGE_TOKENS * dim;
-        let (keys, rest) = scratch.split_at_mut(page_values);
-        let (values, rest) = rest.split_at_mut(page_values);
-        let states: &mut [Running] = bytemuck::cast_slice_mut(&mut rest[..2 * tokens.len * shared]);
-        states.fill(Running { max: f32::NEG_INFINITY, sum: 0.0 });
-        let queries = |token: usize| {
+        let count = tokens.len * shared;
+        let (wide_keys, rest) = scratch.split_at_mut(PAGE_TOKENS * dim);
+        let (wide_values, rest) = rest.split_at_mut(PAGE_TOKENS * dim);
+        let (values, rest) = rest.split_at_mut(count * dim);
+        let (outputs, rest) = rest.split_at_mut(count * dim);
+        for (token, values) in values.chunks_exact_mut(shared * dim).enumerate() {
             let at = (tokens.first + token) * self.heads.qkv_columns() + head * shared * dim;
-            &qkv[at..][..shared * dim]
-        };
-        let outputs = |token: usize| {
-            let at = (tokens.first + token) * query * dim + head * shared * dim;
-            // SAFETY: no two units share a token and a head, and a unit looks at one token at a time.
-            unsafe { out.part(at..at + shared * dim) }
-        };
-        (0..tokens.len).for_each(|token| outputs(token).fill(0.0));
+            for (value, query) in values.iter_mut().zip(&qkv[at..]) {
+                *value = query * self.scale;
+            }
+        }
+        let states: &mut [Running] = bytemuck::cast_slice_mut(&mut rest[..2 * count]);
+        states.fill(Running { max: f32::NEG_INFINITY, sum: 0.0 });
+        outputs.fill(0.0);
+        let mut queries = Queries { dim, values, states, outputs };
 
         let first_seen = self.first_seen(tokens.start);
         let seen_pages = first_seen / PAGE_TOKENS..(tokens.start + tokens.len).div_ceil(PAGE_TOKENS);
-        for (&page, page_start) in
+        for (&id, page_start) in
             table[seen_pages.clone()].iter().zip(seen_pages.map(|page| page * PAGE_TOKENS))
         {
-            let keys = widen(self.dtype, self.pages.keys(page, head), keys);
-            let values = widen(self.dtype, self.pages.values(page, head), values);
+            let mut page = Page {
+                dtype: self.dtype,
+                keys: self.pages.keys(id, head),
+                values: self.pages.values(id, head),
+                first: 0,
+                end: PAGE_TOKENS,
+            };
+            if count >= WIDEN_QUERIES && self.dtype != KvDType::F32 {
+                page = page.widened(wide_keys, wide_values);
+            }
+            // What a token sees of the page.
+            let seen = |position: usize| {
+                let first = self.first_seen(position).max(page_start) - page_start;
+                first..(position + 1).min(page_start + PAGE_TOKENS).saturating_sub(page_start)
+            };
+            let last = tokens.start + tokens.len - 1;
+            if seen(tokens.start) == (0..PAGE_TOKENS) && seen(last) == (0..PAGE_TOKENS) {
+                page.step(simd, &mut queries);
+                continue;
+            }
             for token in 0..tokens.len {
-                // What this token sees of the page; places that it does not see may never have been written.
-                let position = tokens.start + token;
-                let seen =
-                    self.first_seen(position).max(page_start)..(position + 1).min(page_start + PAGE_TOKENS);
-                if seen.is_empty() {
-                    continue;
-                }
-                let seen = (seen.start - page_start) * dim..(seen.end - page_start) * dim;
-                let (keys, values) = (&keys[seen.clone()], &values[seen]);
-                let states = &mut states[token * shared..][..shared];
-                let heads = queries(token).chunks_exact(dim).zip(outputs(token).chunks_exact_mut(dim));
-                for ((query, out), state) in heads.zip(states) {
-                    match simd {
-                        Simd::Scalar => page_step::<false>(self.scale, query, keys, values, state, out),
-                        #[cfg(target_arch = "x86_64")]
-                        // SAFETY: the backend was made for a processor with AVX2 and FMA.
-                        Simd::Avx2 => unsafe { page_step_avx2(self.scale, query, keys, values, state, out) },
-                    }
+                let seen = seen(tokens.start + token);
+                if !seen.is_empty() {
+                    let page = Page { first: seen.start, end: seen.end, ..page };
+                    page.step(simd, &mut queries.part(token * shared..(token + 1) * shared));
                 }
             }
         }
-        for token in 0..tokens.len {
-            let states = &states[token * shared..][..shared];
-            for (out, state) in outputs(token).chunks_exact_mut(dim).zip(states) {
+        for (token, from) in queries.outputs.chunks_exact(shared * dim).enumerate() {
+            let at = (tokens.first + token) * query * dim + head * shared * dim;
+            // SAFETY: no two units share a token and a head, and a unit looks at one token at a time.
+            let to = unsafe { out.part(at..at + shared * dim) };
+            let states = &queries.states[token * shared..][..shared];
+            for ((to, from), state) in to.chunks_exact_mut(dim).zip(from.chunks_exact(dim)).zip(states) {
                 // A query that saw nothing has a sum of zero and keeps its zeros.
                 let inverse = if state.sum == 0.0 { 0.0 } else { 1.0 / state.sum };
-                out.iter_mut().for_each(|value| *value *= inverse);
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = from * inverse);
             }
         }
     }
@@ -146,112 +206,223 @@ impl Layer<'_> {
     }
 }
 
-/// Eight partial sums: one vector register.
-const LANES: usize = 8;
-
-/// Takes the seen keys of one page into one query's running softmax.
-///
-/// Order: a product sums value i into lane i mod 8, then adds the lanes pairwise. The outputs are scaled to the new
-/// maximum and then take the values key by key. With `FMA` products are not rounded before they are added.
-#[inline(always)]
-fn page_step<const FMA: bool>(
-    scale: f32,
-    query: &[f32],
-    keys: &[f32],
-    values: &[f32],
-    state: &mut Running,
-    out: &mut [f32],
-) {
-    let dim = query.len();
-    let seen = keys.len() / dim;
-    let mut scores = [f32::NEG_INFINITY; PAGE_TOKENS];
-    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
-        *score = dot::<FMA>(query, key) * scale;
+impl<'a> Page<'a> {
+    /// The same page in f32.
+    fn widened(self, keys: &'a mut [f32], values: &'a mut [f32]) -> Page<'a> {
+        widen(self.dtype, self.keys, keys);
+        widen(self.dtype, self.values, values);
+        let (keys, values) = (bytemuck::cast_slice(keys), bytemuck::cast_slice(values));
+        Page { dtype: KvDType::F32, keys, values, ..self }
     }
+
+    /// Takes what is seen of the page into the running softmax of every query.
+    fn step(self, simd: Simd, queries: &mut Queries<'_>) {
+        let dim = queries.dim;
+        assert_eq!(self.keys.len(), PAGE_TOKENS * dim * self.dtype.bytes(), "keys of a page");
+        assert_eq!(self.values.len(), self.keys.len(), "values of a page");
+        assert!(self.first < self.end && self.end <= PAGE_TOKENS, "what is seen of a page");
+        let count = queries.states.len();
+        match simd {
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 if dim.is_multiple_of(LANES) => {
+                for first in (0..count).step_by(2) {
+                    let mut some = queries.part(first..count.min(first + 2));
+                    // SAFETY: the backend was made for a processor with AVX2; lengths are asserted above.
+                    unsafe { step_avx2(self, &mut some) };
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 if dim.is_multiple_of(LANES) => {
+                for first in (0..count).step_by(4) {
+                    let mut some = queries.part(first..count.min(first + 4));
+                    // SAFETY: the backend was made for a processor with AVX-512; lengths are asserted above.
+                    unsafe { step_avx512(self, &mut some) };
+                }
+            }
+            _ => (0..count).for_each(|query| self.step_plain(&mut queries.part(query..query + 1))),
+        }
+    }
+
+    /// The specification, one query at a time: a score sums the products in order; then the output, scaled to the new
+    /// maximum, takes the values key by key.
+    fn step_plain(self, query: &mut Queries<'_>) {
+        let dim = query.dim;
+        let mut scores = [f32::NEG_INFINITY; PAGE_TOKENS];
+        for key in self.first..self.end {
+            scores[key] = 0.0;
+            for (i, value) in query.values.iter().enumerate() {
+                scores[key] += value * number(self.dtype, self.keys, i * PAGE_TOKENS + key);
+            }
+        }
+        let (weights, shrink) = weigh(&scores, self, &mut query.states[0]);
+        for (i, out) in query.outputs.iter_mut().enumerate() {
+            *out *= shrink;
+            for key in self.first..self.end {
+                *out += weights[key] * number(self.dtype, self.values, key * dim + i);
+            }
+        }
+    }
+}
+
+/// One stored number.
+fn number(dtype: KvDType, stored: &[u8], index: usize) -> f32 {
+    match dtype {
+        KvDType::F32 => bytemuck::cast_slice::<_, f32>(stored)[index],
+        KvDType::F16 => bytemuck::cast_slice::<_, f16>(stored)[index].to_f32(),
+        KvDType::BF16 => bytemuck::cast_slice::<_, bf16>(stored)[index].to_f32(),
+    }
+}
+
+/// Takes a page's scores into a query's state: the weight of each key, zero for what is not seen, and what the output so
+/// far is to be multiplied by.
+#[inline(always)]
+fn weigh(scores: &[f32; PAGE_TOKENS], page: Page<'_>, state: &mut Running) -> ([f32; PAGE_TOKENS], f32) {
     // Not f32::max, which drops a NaN: a fault has to reach the logits.
-    let max = scores[..seen]
-        .iter()
-        .fold(state.max, |max, &score| if score > max || score.is_nan() { score } else { max });
+    let seen = scores[page.first..page.end].iter();
+    let max = seen.fold(state.max, |max, &score| if score > max || score.is_nan() { score } else { max });
     let shrink = exp(state.max - max);
     let mut weights = [0.0; PAGE_TOKENS];
-    for (weight, score) in weights.iter_mut().zip(&scores) {
+    for (weight, score) in weights.iter_mut().zip(scores) {
         *weight = exp(score - max);
     }
-    let mut lanes = [0.0; LANES];
-    for chunk in weights.as_chunks::<LANES>().0 {
+    weights[..page.first].fill(0.0);
+    weights[page.end..].fill(0.0);
+    let mut lanes = [0.0; 8];
+    for chunk in weights.as_chunks::<8>().0 {
         for (lane, weight) in lanes.iter_mut().zip(chunk) {
             *lane += weight;
         }
     }
-    *state = Running { max, sum: add::<FMA>(state.sum, shrink, fold(lanes)) };
-
-    let (out_lanes, out_rest) = out.as_chunks_mut::<LANES>();
-    for (lane, out) in out_lanes.iter_mut().enumerate() {
-        let mut sums = out.map(|value| value * shrink);
-        for (weight, value) in weights.iter().zip(values.chunks_exact(dim)) {
-            let value: &[f32; LANES] = value[lane * LANES..][..LANES].try_into().expect("eight of them");
-            for (sum, value) in sums.iter_mut().zip(value) {
-                *sum = add::<FMA>(*weight, *value, *sum);
-            }
-        }
-        *out = sums;
-    }
-    let rest_start = dim - out_rest.len();
-    for (i, out) in out_rest.iter_mut().enumerate() {
-        *out *= shrink;
-        for (weight, value) in weights.iter().zip(values.chunks_exact(dim)) {
-            *out = add::<FMA>(*weight, value[rest_start + i], *out);
-        }
-    }
+    let [a, b, c, d, e, f, g, h] = lanes;
+    let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
+    *state = Running { max, sum: state.sum * shrink + sum };
+    (weights, shrink)
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn page_step_avx2(
-    scale: f32,
-    query: &[f32],
-    keys: &[f32],
-    values: &[f32],
-    state: &mut Running,
-    out: &mut [f32],
-) {
-    page_step::<true>(scale, query, keys, values, state, out);
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn step_avx2(page: Page<'_>, queries: &mut Queries<'_>) {
+    // SAFETY: as the caller's.
+    unsafe { step_stored::<Avx2, 2>(page, queries) }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn step_avx512(page: Page<'_>, queries: &mut Queries<'_>) {
+    // SAFETY: as the caller's.
+    unsafe { step_stored::<Avx512, 4>(page, queries) }
+}
+
+/// How sixteen stored numbers are read.
+trait Stored {
+    const BYTES: usize;
+    unsafe fn read<L: Lanes>(from: *const u8) -> L::Floats;
+}
+
+enum Single {}
+enum Half {}
+enum Brain {}
+
+impl Stored for Single {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(from: *const u8) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { L::floats(from.cast()) }
+    }
+}
+
+impl Stored for Half {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(from: *const u8) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { L::halves(from) }
+    }
+}
+
+impl Stored for Brain {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(from: *const u8) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { L::brains(from) }
+    }
+}
+
+/// At most `N` queries at once.
 #[inline(always)]
-fn dot<const FMA: bool>(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a.iter().zip(b) {
-        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
-            *lane = add::<FMA>(*a, *b, *lane);
+unsafe fn step_stored<L: Lanes, const N: usize>(page: Page<'_>, queries: &mut Queries<'_>) {
+    // SAFETY: as the caller's.
+    unsafe {
+        match page.dtype {
+            KvDType::F32 => step_lanes::<L, Single, N>(page, queries),
+            KvDType::F16 => step_lanes::<L, Half, N>(page, queries),
+            KvDType::BF16 => step_lanes::<L, Brain, N>(page, queries),
         }
     }
-    for ((lane, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
-        *lane = add::<FMA>(*a, *b, *lane);
+}
+
+/// Scores: a lane for each key. Outputs: a lane for each value of the head.
+#[inline(always)]
+unsafe fn step_lanes<L: Lanes, S: Stored, const N: usize>(page: Page<'_>, queries: &mut Queries<'_>) {
+    let (dim, count) = (queries.dim, queries.states.len());
+    let mut scores = [[0.0; PAGE_TOKENS]; N];
+    let mut weights = [[0.0; PAGE_TOKENS]; N];
+    let mut shrinks = [0.0; N];
+    // Places beyond the last query compute it once more, and are forgotten.
+    let row = |place: usize| place.min(count - 1) * dim;
+    // SAFETY: the caller has checked the page's length, and that its head is a multiple of sixteen values.
+    unsafe {
+        let values = queries.values.as_ptr();
+        let mut sums = [[L::splat(&0.0); 2]; N];
+        for i in 0..dim {
+            let key = page.keys.as_ptr().add(i * PAGE_TOKENS * S::BYTES);
+            let (first, second) = (S::read::<L>(key), S::read::<L>(key.add(LANES * S::BYTES)));
+            for n in 0..N {
+                let value = L::splat(values.add(row(n) + i));
+                sums[n] = [L::fma(first, value, sums[n][0]), L::fma(second, value, sums[n][1])];
+            }
+        }
+        for n in 0..N {
+            L::store(sums[n][0], scores[n].as_mut_ptr());
+            L::store(sums[n][1], scores[n].as_mut_ptr().add(LANES));
+        }
     }
-    fold(lanes)
+    for n in 0..count {
+        (weights[n], shrinks[n]) = weigh(&scores[n], page, &mut queries.states[n]);
+    }
+    // SAFETY: as above.
+    unsafe {
+        let outputs = queries.outputs.as_mut_ptr();
+        for lane in (0..dim).step_by(LANES) {
+            let mut sums = [L::splat(&0.0); N];
+            for n in 0..N {
+                sums[n] = L::mul(L::floats(outputs.add(row(n) + lane)), L::splat(&shrinks[n]));
+            }
+            for token in page.first..page.end {
+                let value = S::read::<L>(page.values.as_ptr().add((token * dim + lane) * S::BYTES));
+                for n in 0..N {
+                    sums[n] = L::fma(L::splat(&weights[n][token]), value, sums[n]);
+                }
+            }
+            for n in 0..count {
+                L::store(sums[n], outputs.add(row(n) + lane));
+            }
+        }
+    }
 }
 
-/// `a * b + c`
-#[inline(always)]
-fn add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
-    if FMA { a.mul_add(b, c) } else { a * b + c }
-}
-
-#[inline(always)]
-fn fold([a, b, c, d, e, f, g, h]: [f32; LANES]) -> f32 {
-    ((a + e) + (c + g)) + ((b + f) + (d + h))
-}
-
-/// One head's page as f32, in `room` unless it is stored so.
-fn widen<'a>(dtype: KvDType, stored: &'a [u8], room: &'a mut [f32]) -> &'a [f32] {
+/// One head's page as f32.
+fn widen(dtype: KvDType, stored: &[u8], room: &mut [f32]) {
     match dtype {
-        KvDType::F32 => return bytemuck::cast_slice(stored),
+        KvDType::F32 => room.copy_from_slice(bytemuck::cast_slice(stored)),
         KvDType::F16 => bytemuck::cast_slice::<_, f16>(stored).convert_to_f32_slice(room),
         KvDType::BF16 => bytemuck::cast_slice::<_, bf16>(stored).convert_to_f32_slice(room),
     }
-    room
 }
 
 /// Where a batch's keys and values go.
@@ -282,15 +453,18 @@ impl Writer<'_> {
                     for head in heads.clone() {
                         let key = &qkv[(query + head) * dim..][..dim];
                         let value = &qkv[(query + kv + head) * dim..][..dim];
-                        let offset = at * self.geometry.token_bytes;
-                        let keys = self.geometry.keys(table[page], head) + offset;
-                        let values = self.geometry.values(table[page], head) + offset;
-                        for (at, row) in [(keys, key), (values, value)] {
+                        let (bytes, token_bytes) = (self.dtype.bytes(), self.geometry.token_bytes);
+                        let keys = self.geometry.keys(table[page], head);
+                        for (i, value) in key.iter().enumerate() {
+                            let to = keys + (i * PAGE_TOKENS + at) * bytes;
                             // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
-                            narrow(self.dtype, row, unsafe {
-                                pages.part(at..at + self.geometry.token_bytes)
+                            narrow(self.dtype, std::slice::from_ref(value), unsafe {
+                                pages.part(to..to + bytes)
                             });
                         }
+                        let to = self.geometry.values(table[page], head) + at * token_bytes;
+                        // SAFETY: as above.
+                        narrow(self.dtype, value, unsafe { pages.part(to..to + token_bytes) });
                     }
                 }
             }

@@ -13,7 +13,7 @@ pub(super) fn silu(pool: &Pool, simd: Simd, columns: usize, gate_up: &[f32], out
             Simd::Scalar => silu_row(gate, up, out),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the backend was made for a processor with AVX2.
-            Simd::Avx2 => unsafe { silu_row_avx2(gate, up, out) },
+            Simd::Avx2 | Simd::Avx512 => unsafe { silu_row_avx2(gate, up, out) },
         }
     });
 }

@@ -1,31 +1,37 @@
 //! Rows of activations times the rows of a weight.
 //!
-//! Threads divide the output columns (the weight's rows), so each weight byte is read by one thread only. A thread
-//! goes through its weight rows in tiles that stay in the first cache while all activation rows pass over them.
-//! Neither the tiles nor the threads touch the order inside one product: that is the format's own.
+//! Threads divide the output columns (the weight's rows), so each weight byte is read by one thread only. Activations are
+//! laid out in panels once, a pass of rows at a time, as many as stay in the second cache; then a thread takes one group
+//! of sixteen weight rows after the other, which stays in the first cache while all panels pass over it. Neither passes
+//! nor panels nor threads touch the order inside one product: that is the format's own.
 
 use std::ops::Range;
 
 use super::Activations;
-use super::disjoint::{Disjoint, for_each_row};
+use super::disjoint::Disjoint;
 use super::memory::{Block, Matrix, WeightPart};
 use super::pool::Pool;
-use super::quant::{Activation, Dot, Format, Q8Block, Simd, dot_f32, quantize_q8};
+use super::quant::{
+    BLOCK, GROUP, IntBlock, Kernels, PANEL_BLOCK_BYTES, Simd, WIDTHS, dot_f32, f32_kernels, quantize,
+    store_block,
+};
 
-/// Weight rows of a tile: their results fill a cache line of an output row.
-const TILE_WEIGHTS: usize = 16;
-/// Activation rows of a tile: quantised, 64 rows of a 1536-wide model are 120 KB.
-const TILE_ROWS: usize = 64;
+/// Columns of sixteen weight rows that are dequantised at once: 32 KB.
+const EXPANDED_COLUMNS: usize = 512;
+/// The most activation rows of a pass: their products with a group, 64 KB, fit a thread's scratch.
+const PASS_ROWS_MAX: usize = 1024;
+/// Below this many values the activations are laid out by the caller alone: waking others takes longer.
+const GRAIN_VALUES: usize = 8192;
 
 /// What a multiplication works with beside its operands.
 pub(super) struct Multiplier<'a> {
     pub(super) pool: &'a Pool,
     pub(super) simd: Simd,
     pub(super) activations: Activations,
-    /// Room for quantised activations.
-    pub(super) quantized: &'a mut Block,
-    /// Room for dequantised weight rows: the same number of values for each thread.
-    pub(super) dequantized: &'a mut Block,
+    /// Room for activations in panels.
+    pub(super) panels: &'a mut Block,
+    /// The same number of values for each thread.
+    pub(super) scratch: &'a mut Block,
 }
 
 impl Multiplier<'_> {
@@ -34,143 +40,245 @@ impl Multiplier<'_> {
         if x.is_empty() || out.is_empty() {
             return;
         }
-        let Some(row_bytes) = self.quantized_row_bytes(weight) else {
-            return self.multiply_block(weight, x, out);
+        let integer =
+            |part: &WeightPart| self.activations == Activations::Integer && part.format.dot.is_some();
+        let forms = Forms {
+            columns: weight.columns,
+            integers: weight.parts.iter().any(integer),
+            floats: !weight.parts.iter().all(integer),
         };
-        // As many activation rows at a time as the scratch holds when quantised.
-        let rows = self.quantized.bytes().len() / row_bytes;
+        let stored = weight.parts.iter().all(|part| part.format.kernels.is_none());
+        let rows = forms.rows(self.panels.bytes().len());
         for (x, out) in x.chunks(rows * weight.columns).zip(out.chunks_mut(rows * weight.rows)) {
-            self.multiply_block(weight, x, out);
+            if stored {
+                self.multiply_stored(weight, &forms, x, out);
+            } else {
+                self.multiply_packed(weight, &forms, x, out);
+            }
         }
     }
 
-    /// Bytes that one activation row takes in the scratch; `None` if all parts take it as it is.
-    fn quantized_row_bytes(&self, weight: Matrix<'_>) -> Option<usize> {
-        self.quantizes(weight).then_some(weight.columns / 32 * size_of::<Q8Block>())
+    /// The specification: a product at a time, of rows as they are stored.
+    fn multiply_stored(&mut self, weight: Matrix<'_>, forms: &Forms, x: &[f32], out: &mut [f32]) {
+        let columns = weight.columns;
+        let blocks: &mut [IntBlock] = self.panels.values_mut();
+        if forms.integers {
+            for (x, blocks) in x.chunks(columns).zip(blocks.chunks_mut(columns / BLOCK)) {
+                quantize(self.simd, x, |index, block| blocks[index] = *block);
+            }
+        }
+        let values: &mut [f32] = &mut self.scratch.values_mut()[..columns];
+        let mut first = 0;
+        for part in weight.parts {
+            for row in 0..part.rows {
+                let stored = weight.stored(part, row);
+                let outs = out.chunks_mut(weight.rows).map(|out| &mut out[first + row]);
+                match part.format.dot {
+                    Some(dot) if self.activations == Activations::Integer => {
+                        let inputs = blocks.chunks(columns / BLOCK);
+                        outs.zip(inputs).for_each(|(out, blocks)| *out = dot(stored, blocks));
+                    }
+                    _ => {
+                        (part.format.dequantize)(stored, values);
+                        outs.zip(x.chunks(columns)).for_each(|(out, x)| *out = dot_f32(values, x));
+                    }
+                }
+            }
+            first += part.rows;
+        }
     }
 
-    /// Whether any part takes quantised activations.
-    fn quantizes(&self, weight: Matrix<'_>) -> bool {
-        self.activations == Activations::Int8 && weight.parts.iter().any(|part| is_q8(part.format))
-    }
-
-    fn multiply_block(&mut self, weight: Matrix<'_>, x: &[f32], out: &mut [f32]) {
+    fn multiply_packed(&mut self, weight: Matrix<'_>, forms: &Forms, x: &[f32], out: &mut [f32]) {
+        let (pool, simd) = (self.pool, self.simd);
         let rows = x.len() / weight.columns;
-        let q8_blocks = usize::from(self.quantizes(weight)) * rows * (weight.columns / 32);
-        let (pool, simd, columns) = (self.pool, self.simd, weight.columns);
+        let f32_kernels = f32_kernels(simd).expect("packed weights have kernels");
+        let (integers, floats) = self.panels.bytes_mut().split_at_mut(rows * forms.integer_bytes());
+        let floats: &mut [f32] = &mut bytemuck::cast_slice_mut(floats)[..rows * forms.float_values()];
+        let panels = Panels { rows, width_max: f32_kernels.width_max };
 
-        let q8_bytes = &mut self.quantized.bytes_mut()[..q8_blocks * size_of::<Q8Block>()];
-        let q8_rows: &mut [Q8Block] = bytemuck::cast_slice_mut(q8_bytes);
-        for_each_row(pool, q8_rows, columns / 32, |row, out| {
-            quantize_q8(simd, &x[row * columns..][..columns], out);
-        });
-        let inputs = Inputs { rows, columns, float: x, q8: q8_rows };
+        let (integer_parts, float_parts) = (Disjoint::new(integers), Disjoint::new(floats));
+        let lay_out = |first: usize, width: usize| {
+            let x = &x[first * weight.columns..][..width * weight.columns];
+            let (bytes, values) = (forms.integer_bytes(), forms.float_values());
+            // SAFETY: panels do not overlap, and each is laid out once.
+            let (integers, floats) = unsafe {
+                (
+                    integer_parts.part(first * bytes..(first + width) * bytes),
+                    float_parts.part(first * values..(first + width) * values),
+                )
+            };
+            forms.lay_out(simd, x, width, integers, floats);
+        };
+        if x.len() < GRAIN_VALUES {
+            panels.all().for_each(|(first, width)| lay_out(first, width));
+        } else {
+            let all: Vec<_> = panels.all().collect();
+            pool.for_each(all.len(), |_, mine| {
+                all[mine].iter().for_each(|&(first, width)| lay_out(first, width))
+            });
+        }
 
-        let scratch: &mut [f32] = self.dequantized.values_mut();
+        let scratch: &mut [f32] = self.scratch.values_mut();
         let scratch_values = scratch.len() / pool.threads();
         let (scratch, out) = (Disjoint::new(scratch), Disjoint::new(out));
-        let int8 = self.activations == Activations::Int8;
-        pool.for_each(weight.rows.div_ceil(TILE_WEIGHTS), |thread, tiles| {
+        let inputs = Inputs { forms, panels, integers, floats, f32_kernels };
+        let integer = self.activations == Activations::Integer;
+        pool.for_each(weight.parts.iter().map(WeightPart::groups).sum(), |thread, mine| {
             // SAFETY: each thread takes its own stretch.
             let scratch = unsafe { scratch.part(thread * scratch_values..(thread + 1) * scratch_values) };
-            let mine = tiles.start * TILE_WEIGHTS..weight.rows.min(tiles.end * TILE_WEIGHTS);
-            let mut first = 0;
+            let (mut first_group, mut first_row) = (0, 0);
             for part in weight.parts {
-                let here = mine.start.max(first)..mine.end.min(first + part.rows);
-                let store = |row: usize, weight_row: usize, products: &[f32]| {
-                    let at = row * weight.rows + first + weight_row;
-                    // SAFETY: threads have different weight rows, and a thread writes one tile at a time.
-                    unsafe { out.part(at..at + products.len()) }.copy_from_slice(products);
-                };
-                if !here.is_empty() {
-                    let rows = here.start - first..here.end - first;
-                    multiply_part(simd, int8, (weight, part, rows), &inputs, scratch, store);
+                let here = mine.start.max(first_group)..mine.end.min(first_group + part.groups());
+                for group in here.start - first_group..here.end.saturating_sub(first_group) {
+                    let bytes = weight.group(part, group);
+                    let columns = first_row + group * GROUP..first_row + part.rows.min((group + 1) * GROUP);
+                    let store = |first: usize, tile: &[[f32; GROUP]]| {
+                        for (row, products) in tile.iter().enumerate() {
+                            let at = (first + row) * weight.rows;
+                            // SAFETY: threads have different groups, and a thread stores one row at a time.
+                            let out = unsafe { out.part(at + columns.start..at + columns.end) };
+                            out.copy_from_slice(&products[..out.len()]);
+                        }
+                    };
+                    let kernels = part.format.kernels.expect("packed weights have kernels");
+                    match (kernels.takes_integers(), integer) {
+                        (true, true) => inputs.multiply_integers(kernels, bytes, store),
+                        (true, false) => inputs.multiply_expanded(kernels, bytes, scratch, store),
+                        (false, _) => inputs.multiply_floats(kernels, bytes, store),
+                    }
                 }
-                first += part.rows;
+                first_group += part.groups();
+                first_row += part.rows;
             }
         });
     }
 }
 
-fn is_q8(format: &Format) -> bool {
-    matches!(format.activation, Activation::Q8(_))
+/// Activation rows cut into panels, widest first.
+#[derive(Clone, Copy)]
+struct Panels {
+    rows: usize,
+    width_max: usize,
 }
 
-/// The activation rows in every form that the weight's parts ask for; the others are empty.
-struct Inputs<'a> {
-    rows: usize,
+impl Panels {
+    /// (first row, width) of each.
+    fn all(self) -> impl Iterator<Item = (usize, usize)> {
+        let mut first = 0;
+        std::iter::from_fn(move || {
+            let fits = |width: &usize| *width <= self.width_max && first + width <= self.rows;
+            let width = WIDTHS.into_iter().find(fits)?;
+            first += width;
+            Some((first - width, width))
+        })
+    }
+}
+
+/// The forms in which a weight's parts take activations.
+struct Forms {
     columns: usize,
-    float: &'a [f32],
-    q8: &'a [Q8Block],
+    integers: bool,
+    floats: bool,
 }
 
-/// Multiplies some rows of one part by all activation rows; `store(activation row, first weight row, products)`.
-fn multiply_part(
-    simd: Simd,
-    int8: bool,
-    (weight, part, rows): (Matrix<'_>, &WeightPart, Range<usize>),
-    inputs: &Inputs<'_>,
-    scratch: &mut [f32],
-    store: impl Fn(usize, usize, &[f32]),
-) {
-    let tiles =
-        |weights: usize| rows.clone().step_by(weights).map(move |start| start..rows.end.min(start + weights));
-    match &part.format.activation {
-        Activation::Q8(dot) if int8 => {
-            for tile in tiles(TILE_WEIGHTS) {
-                let store = |row, products: &[f32]| store(row, tile.start, products);
-                multiply_tile(
-                    dot,
-                    tile.len(),
-                    weight.part_rows(part, tile.clone()),
-                    inputs.q8,
-                    inputs.rows,
-                    store,
-                );
+impl Forms {
+    /// Bytes of a row as integers.
+    fn integer_bytes(&self) -> usize {
+        usize::from(self.integers) * (self.columns / BLOCK * PANEL_BLOCK_BYTES)
+    }
+
+    /// Values of a row as floats.
+    fn float_values(&self) -> usize {
+        usize::from(self.floats) * self.columns.next_multiple_of(2)
+    }
+
+    /// Rows of a pass: what the room holds, in whole panels where it can.
+    fn rows(&self, room: usize) -> usize {
+        let rows =
+            (room / (self.integer_bytes() + self.float_values() * size_of::<f32>())).min(PASS_ROWS_MAX);
+        assert!(rows > 0, "a row of {} columns fits the scratch", self.columns);
+        if rows < WIDTHS[0] { rows } else { rows / WIDTHS[0] * WIDTHS[0] }
+    }
+
+    /// Writes a panel of `width` rows in every form.
+    fn lay_out(&self, simd: Simd, x: &[f32], width: usize, integers: &mut [u8], floats: &mut [f32]) {
+        for (row, x) in x.chunks(self.columns).enumerate() {
+            if self.integers {
+                quantize(simd, x, |index, block| store_block(integers, width, row, index, block));
+            }
+            if self.floats {
+                for (column, value) in floats.chunks_exact_mut(width).zip(x) {
+                    column[row] = *value;
+                }
             }
         }
-        _ => {
-            for tile in tiles(TILE_WEIGHTS.min(scratch.len() / inputs.columns)) {
-                let values = &mut scratch[..tile.len() * inputs.columns];
-                (part.format.dequantize)(weight.part_rows(part, tile.clone()), values);
-                let store = |row, products: &[f32]| store(row, tile.start, products);
-                multiply_tile(dot_f32(simd), tile.len(), values, inputs.float, inputs.rows, store);
-            }
+        if self.floats {
+            floats[self.columns * width..].fill(0.0);
         }
     }
 }
 
-/// The products of a few weight rows with all activation rows; both lie row after row.
-fn multiply_tile<W, A>(
-    dot: &Dot<W, A>,
-    weight_rows: usize,
-    weights: &[W],
-    inputs: &[A],
-    rows: usize,
-    store: impl Fn(usize, &[f32]),
-) {
-    let (weight_len, input_len) = (weights.len() / weight_rows, inputs.len() / rows);
-    let weights = || weights.chunks_exact(weight_len);
-    let mut products = [0.0; TILE_WEIGHTS];
-    if rows == 1 {
-        for (product, weight) in products.iter_mut().zip(weights()) {
-            *product = dot.one(weight, inputs);
+/// The panels of a pass.
+struct Inputs<'a> {
+    forms: &'a Forms,
+    panels: Panels,
+    integers: &'a [u8],
+    floats: &'a [f32],
+    f32_kernels: &'static Kernels,
+}
+
+impl Inputs<'_> {
+    /// A group times every panel; `store(first row, tile)`.
+    fn multiply_integers(&self, kernels: &Kernels, group: &[u8], store: impl Fn(usize, &[[f32; GROUP]])) {
+        let (columns, bytes) = (self.forms.columns, self.forms.integer_bytes());
+        let mut tile = [[0.0; GROUP]; WIDTHS[0]];
+        for (first, width) in self.panels.all() {
+            let tile = &mut tile[..width];
+            kernels.multiply_integers(group, columns, &self.integers[first * bytes..][..width * bytes], tile);
+            store(first, tile);
         }
-        return store(0, &products[..weight_rows]);
     }
-    // (weight row, activation row)
-    let mut tile = [[0.0; TILE_ROWS]; TILE_WEIGHTS];
-    for (chunk, inputs) in inputs.chunks(TILE_ROWS * input_len).enumerate() {
-        let rows = inputs.len() / input_len;
-        for (out, weight) in tile.iter_mut().zip(weights()) {
-            dot.rows(weight, inputs, &mut out[..rows]);
+
+    fn multiply_floats(&self, kernels: &Kernels, group: &[u8], store: impl Fn(usize, &[[f32; GROUP]])) {
+        for (first, width) in self.panels.all() {
+            let mut tile = [[0.0; GROUP]; WIDTHS[0]];
+            let tile = &mut tile[..width];
+            let panel = self.float_panel(first, width, 0..self.forms.float_values());
+            kernels.multiply_floats(group, self.forms.columns, panel, tile);
+            store(first, tile);
         }
-        for row in 0..rows {
-            for (product, out) in products.iter_mut().zip(&tile) {
-                *product = out[row];
+    }
+
+    /// The same for a quantised group, a stretch of columns at a time.
+    fn multiply_expanded(
+        &self,
+        kernels: &Kernels,
+        group: &[u8],
+        scratch: &mut [f32],
+        store: impl Fn(usize, &[[f32; GROUP]]),
+    ) {
+        let scratch = scratch.as_chunks_mut().0;
+        let (expanded, tiles) = scratch.split_at_mut(EXPANDED_COLUMNS);
+        let tiles = &mut tiles[..self.panels.rows];
+        tiles.fill([0.0; GROUP]);
+        let columns = self.forms.columns;
+        for start in (0..columns).step_by(EXPANDED_COLUMNS) {
+            let stretch = start..columns.min(start + EXPANDED_COLUMNS);
+            let expanded = &mut expanded[..stretch.len()];
+            kernels.dequantize(group, columns, start, expanded);
+            for (first, width) in self.panels.all() {
+                let panel = self.float_panel(first, width, stretch.clone());
+                let weights = bytemuck::cast_slice(expanded);
+                self.f32_kernels.multiply_floats(weights, stretch.len(), panel, &mut tiles[first..][..width]);
             }
-            store(chunk * TILE_ROWS + row, &products[..weight_rows]);
         }
+        store(0, tiles);
+    }
+
+    /// Some columns of a panel.
+    fn float_panel(&self, first: usize, width: usize, columns: Range<usize>) -> &[f32] {
+        let panel = &self.floats[first * self.forms.float_values()..][..width * self.forms.float_values()];
+        &panel[columns.start * width..columns.end * width]
     }
 }
 
@@ -280,7 +388,7 @@ mod tests {
         for types in MIXES {
             let truth = dequantized_product(types, columns, rows);
             let power = truth.iter().map(|x| x * x).sum::<f64>();
-            for activations in [Activations::Float, Activations::Int8] {
+            for activations in [Activations::Float, Activations::Integer] {
                 for simd in Simd::present() {
                     let options = |threads| CpuOptions {
                         threads,

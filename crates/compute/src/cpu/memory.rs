@@ -3,13 +3,14 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
 use std::fmt;
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
 use fornax_format::View;
 
-use super::quant::{self, Format, Simd};
+use super::disjoint::Disjoint;
+use super::pool::Pool;
+use super::quant::{self, Format, GROUP, Simd};
 use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRATCH_VALUES, step};
 use crate::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Part, Purpose, Sizes, Usage};
 
@@ -61,6 +62,9 @@ impl Drop for Counted {
     }
 }
 
+/// From this size on weights ask for large pages: what is streamed from end to end then misses the address cache rarely.
+const LARGE_PAGES_BYTES: usize = 4 << 20;
+
 /// One counted, aligned allocation. In builds with debug assertions it starts as NaN in every float type, so that
 /// reading what no operation wrote is seen.
 pub(super) struct Block {
@@ -91,11 +95,32 @@ impl Block {
             // SAFETY: the next aligned address is less than ALIGN bytes on, and the allocation is ALIGN bytes larger.
             block.start = unsafe { allocation.add(allocation.align_offset(ALIGN)) };
             block.allocation = Some((allocation, layout));
+            if purpose == Purpose::Weights && bytes >= LARGE_PAGES_BYTES {
+                block.ask_for_large_pages();
+            }
         }
         if cfg!(debug_assertions) {
             block.bytes_mut().fill(0xff);
         }
         Ok(block)
+    }
+
+    /// Advice to the system, whose refusal changes nothing.
+    fn ask_for_large_pages(&mut self) {
+        #[cfg(target_os = "linux")]
+        {
+            const PAGE: usize = 4096;
+            let skipped = self.start.align_offset(PAGE);
+            // SAFETY: whole pages inside this block.
+            unsafe {
+                let start = self.start.add(skipped);
+                libc::madvise(
+                    start.as_ptr().cast(),
+                    (self.bytes - skipped) / PAGE * PAGE,
+                    libc::MADV_HUGEPAGE,
+                );
+            }
+        }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -194,7 +219,8 @@ impl Buf {
     }
 }
 
-/// A matrix in the types of its file, parts stacked by output rows.
+/// A matrix in the types of its file, parts stacked by output rows. Where there are vector kernels, rows are packed in
+/// groups of sixteen as these read them.
 pub struct Weight {
     /// Output rows of all parts.
     pub(super) rows: usize,
@@ -215,11 +241,19 @@ pub(super) struct Matrix<'a> {
 
 /// Consecutive output rows of one type.
 pub(super) struct WeightPart {
-    pub(super) format: &'static Format,
+    pub(super) format: Format,
     pub(super) rows: usize,
-    row_bytes: usize,
-    /// Where its first row lies in the weight's block.
+    /// Bytes of a stored row, or of a group.
+    unit_bytes: usize,
+    /// Where its first row or group lies in the weight's block.
     offset: usize,
+}
+
+impl WeightPart {
+    /// Groups of sixteen rows, the last one perhaps incomplete.
+    pub(super) fn groups(&self) -> usize {
+        self.rows.div_ceil(GROUP)
+    }
 }
 
 impl fmt::Debug for Weight {
@@ -233,31 +267,27 @@ impl fmt::Debug for Weight {
 }
 
 impl Weight {
-    /// Copies the parts' rows out of their file, in their final order.
-    pub(super) fn new(ledger: &Rc<Ledger>, sizes: &CpuSizes, parts: &[Part<'_>]) -> Result<Weight, Error> {
+    /// Copies the parts' rows out of their file, in their final order and layout.
+    pub(super) fn new(
+        ledger: &Rc<Ledger>,
+        sizes: &CpuSizes,
+        pool: &Pool,
+        parts: &[Part<'_>],
+    ) -> Result<Weight, Error> {
         let mut block = Block::new(ledger, Purpose::Weights, sizes.weight_bytes(parts)?)?;
         let (mut rows, mut columns, mut offset) = (0, 0, 0);
         let mut placed = Vec::with_capacity(parts.len());
         for part in parts {
             let shape = sizes.shape(part)?;
-            let bytes = &mut block.bytes_mut()[offset..][..shape.rows * shape.row_bytes];
-            match &part.rows {
-                None => bytes.copy_from_slice(part.view.bytes),
-                Some(order) => {
-                    for (to, &row) in bytes.chunks_exact_mut(shape.row_bytes).zip(order) {
-                        to.copy_from_slice(
-                            &part.view.bytes[row as usize * shape.row_bytes..][..shape.row_bytes],
-                        );
-                    }
-                }
-            }
+            let bytes = &mut block.bytes_mut()[offset..][..shape.bytes];
+            place(pool, part, &shape, bytes);
             // The copy is the weight now: the file's pages need not stay beside it.
             part.view.release();
-            let format = sizes.format(&part.view)?;
-            placed.push(WeightPart { format, rows: shape.rows, row_bytes: shape.row_bytes, offset });
+            let Shape { format, rows: part_rows, unit_bytes, .. } = shape;
+            placed.push(WeightPart { format, rows: part_rows, unit_bytes, offset });
             rows += shape.rows;
             columns = shape.columns;
-            offset += shape.bytes_padded;
+            offset += shape.bytes;
         }
         Ok(Weight { rows, columns, parts: placed, block })
     }
@@ -267,22 +297,68 @@ impl Weight {
     }
 }
 
+/// Copies one part's rows: groups packed by all threads, or rows as they are stored.
+fn place(pool: &Pool, part: &Part<'_>, shape: &Shape, bytes: &mut [u8]) {
+    let stored = |row: usize| {
+        let row = part.rows.as_ref().map_or(row, |order| order[row] as usize);
+        &part.view.bytes[row * shape.row_bytes..][..shape.row_bytes]
+    };
+    let Some(kernels) = shape.format.kernels else {
+        for (row, to) in bytes.chunks_exact_mut(shape.row_bytes).take(shape.rows).enumerate() {
+            to.copy_from_slice(stored(row));
+        }
+        return;
+    };
+    let bytes = Disjoint::new(bytes);
+    pool.for_each(shape.rows.div_ceil(GROUP), |_, groups| {
+        for group in groups {
+            // SAFETY: the pool hands out each group once.
+            let to = unsafe { bytes.part(group * shape.unit_bytes..(group + 1) * shape.unit_bytes) };
+            let rows = group * GROUP..shape.rows.min((group + 1) * GROUP);
+            if rows.len() < GROUP || !shape.columns.is_multiple_of(2) {
+                to.fill(0);
+            }
+            (kernels.pack)(&mut rows.map(stored), shape.columns, to);
+        }
+    });
+}
+
 impl<'a> Matrix<'a> {
-    /// The stored bytes of some of a part's rows.
-    pub(super) fn part_rows(&self, part: &WeightPart, rows: Range<usize>) -> &'a [u8] {
-        assert!(rows.end <= part.rows, "{rows:?} of {} rows", part.rows);
-        &self.bytes[part.offset + rows.start * part.row_bytes..][..rows.len() * part.row_bytes]
+    /// The bytes of one group of a part.
+    pub(super) fn group(&self, part: &WeightPart, group: usize) -> &'a [u8] {
+        assert!(group < part.groups(), "group {group} of {} rows", part.rows);
+        &self.bytes[part.offset + group * part.unit_bytes..][..part.unit_bytes]
     }
 
-    /// A row's type and stored bytes, by its index over all parts.
-    pub(super) fn row(&self, mut row: usize) -> (&'static Format, &'a [u8]) {
-        for part in self.parts {
+    /// The stored bytes of one row of a part.
+    pub(super) fn stored(&self, part: &WeightPart, row: usize) -> &'a [u8] {
+        assert!(row < part.rows && part.format.kernels.is_none(), "row {row} of {} rows", part.rows);
+        &self.bytes[part.offset + row * part.unit_bytes..][..part.unit_bytes]
+    }
+
+    /// A row's values, by its index over all parts.
+    pub(super) fn expand_row(&self, mut row: usize, out: &mut [f32]) {
+        /// Columns at a time: 16 KB of the stack.
+        const CHUNK: usize = 256;
+        let mut parts = self.parts.iter();
+        let part = loop {
+            let part = parts.next().expect("a row of the weight");
             if row < part.rows {
-                return (part.format, self.part_rows(part, row..row + 1));
+                break part;
             }
             row -= part.rows;
+        };
+        let Some(kernels) = part.format.kernels else {
+            return (part.format.dequantize)(self.stored(part, row), out);
+        };
+        let (group, mut values) = (self.group(part, row / GROUP), [[0.0; GROUP]; CHUNK]);
+        for (chunk, out) in out.chunks_mut(CHUNK).enumerate() {
+            let values = &mut values[..out.len()];
+            kernels.dequantize(group, self.columns, chunk * CHUNK, values);
+            for (out, values) in out.iter_mut().zip(values) {
+                *out = values[row % GROUP];
+            }
         }
-        panic!("row {row} past the end of a weight of {} rows", self.rows)
     }
 }
 
@@ -392,11 +468,15 @@ pub struct CpuSizes {
 
 /// A part seen as a matrix.
 struct Shape {
+    format: Format,
     rows: usize,
     columns: usize,
+    /// Bytes of a row in the file.
     row_bytes: usize,
-    /// Bytes of all rows, up to where the next part may begin.
-    bytes_padded: usize,
+    /// Bytes of a row, or of a group of rows, in memory.
+    unit_bytes: usize,
+    /// Bytes of all rows in memory, up to where the next part may begin.
+    bytes: usize,
 }
 
 impl CpuSizes {
@@ -411,7 +491,7 @@ impl CpuSizes {
         CpuSizes { simd: options.simd, workspace_bytes: scratch.saturating_add(steps) as u64 }
     }
 
-    fn format(&self, view: &View<'_>) -> Result<&'static Format, Error> {
+    fn format(&self, view: &View<'_>) -> Result<Format, Error> {
         quant::format(view.dtype, self.simd).ok_or_else(|| Error::DType {
             tensor: view.name.to_owned(),
             dtype: view.dtype,
@@ -421,18 +501,22 @@ impl CpuSizes {
 
     fn shape(&self, part: &Part<'_>) -> Result<Shape, Error> {
         let (dtype, stored_rows, columns) = crate::memory::matrix_shape(part)?;
-        self.format(&part.view)?;
+        let format = self.format(&part.view)?;
         if columns > COLUMNS_MAX {
             return Err(wrong_shape(part, vec![0, COLUMNS_MAX]));
         }
         let whole = || wrong_shape(part, vec![0, columns.max(1).next_multiple_of(dtype.block_values())]);
         let row_bytes = dtype.bytes_for(columns).filter(|&bytes| bytes > 0).ok_or_else(whole)?;
         let rows = self.selected_rows(part, stored_rows)?;
-        let bytes_padded = rows
-            .checked_mul(row_bytes)
+        let (units, unit_bytes) = match format.kernels {
+            Some(kernels) => (rows.div_ceil(GROUP), (kernels.group_bytes)(columns)),
+            None => (rows, row_bytes),
+        };
+        let bytes = units
+            .checked_mul(unit_bytes)
             .and_then(|bytes| bytes.checked_next_multiple_of(ALIGN))
             .ok_or_else(|| wrong_shape(part, vec![0, columns]))?;
-        Ok(Shape { rows, columns, row_bytes, bytes_padded })
+        Ok(Shape { format, rows, columns, row_bytes, unit_bytes, bytes })
     }
 
     /// Values that a part adds to a vector: each is a row of its own.
@@ -474,7 +558,7 @@ impl Sizes for CpuSizes {
             if shape.columns != columns {
                 return Err(wrong_shape(part, vec![0, columns]));
             }
-            bytes += shape.bytes_padded as u64;
+            bytes += shape.bytes as u64;
         }
         Ok(bytes)
     }
@@ -606,7 +690,9 @@ mod tests {
         let weight = cpu.upload(&[part]).unwrap();
         assert_eq!((weight.rows, weight.columns), (4, 4));
         for (row, from) in [5, 0, 0, 3].into_iter().enumerate() {
-            assert_eq!(weight.matrix().row(row).1, &bytes[from * 16..][..16]);
+            let mut values = [f32::NAN; 4];
+            weight.matrix().expand_row(row, &mut values);
+            assert_eq!(values, stored[from * 4..][..4]);
         }
         let mut part = Part::from(view("v", DType::F32, &[24], &bytes));
         part.rows = Some(vec![23, 1]);

@@ -43,21 +43,24 @@ use crate::{
 
 const NAME: &str = "cpu";
 
-/// f32 values that each thread has for itself: sixteen weight rows of a 16,384-wide model.
+/// f32 values that each thread has for itself: a page of keys and values with its queries' states, or some columns of
+/// sixteen weight rows and their products with a pass of activations.
 const THREAD_SCRATCH_VALUES: usize = 1 << 18;
-/// The longest row of a weight: one of them, dequantised, fits a thread's scratch.
-const COLUMNS_MAX: usize = THREAD_SCRATCH_VALUES;
-/// Room for quantised activations: all 512 tokens of a chunk up to 3,800 columns; wider ones go in several passes.
-const ACTIVATION_SCRATCH_BYTES: usize = 4 << 20;
+/// The longest row of a weight: one of them fits the room for activations and a thread's scratch.
+const COLUMNS_MAX: usize = 1 << 17;
+/// Room for activations on their way into a product: as much as the second cache of most processors holds. More of them
+/// go in several passes. One row of the widest weight fits, as integers and as floats.
+const ACTIVATION_SCRATCH_BYTES: usize = 1 << 20;
 
 /// What activations are when they meet quantised weights. Each mode has its own scalar specification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
     /// Weights are dequantised, products are f32.
     Float,
-    /// Activations are quantised to 8 bits by blocks, products are exact integers within a block.
+    /// Activations are integers of 16 bits with a scale for each 32 of them; products are exact integers among values
+    /// that share their scales. As good as float (see the specification in `cpu/quant/activations.rs`), and faster.
     #[default]
-    Int8,
+    Integer,
 }
 
 /// How a CPU backend is made.
@@ -180,7 +183,7 @@ impl Memory for Cpu {
     type Kv = Kv;
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        Weight::new(&self.ledger, &self.sizes, parts)
+        Weight::new(&self.ledger, &self.sizes, &self.pool, parts)
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
@@ -287,8 +290,7 @@ impl Backend for Cpu {
         }
         for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |row, out| {
             let id = id(step.tokens()[row]).expect("checked above");
-            let (format, bytes) = table.row(id as usize);
-            (format.dequantize)(bytes, out);
+            table.expand_row(id as usize, out);
         });
         Ok(())
     }
@@ -303,8 +305,8 @@ impl Backend for Cpu {
             pool: &self.pool,
             simd: self.options.simd,
             activations: self.options.activations,
-            quantized: &mut scratch.activations,
-            dequantized: &mut scratch.threads,
+            panels: &mut scratch.activations,
+            scratch: &mut scratch.threads,
         };
         let (x, out) = (&x.values()[..count * weight.columns], &mut out.values_mut()[..count * weight.rows]);
         multiplier.multiply(weight.matrix(), x, out);
@@ -555,7 +557,7 @@ mod tests {
         let none = CpuOptions { threads: 0, ..CpuOptions::default() };
         check(none, "a backend of 0 threads is not available on cpu");
         let tiny = CpuOptions { memory_limit: Some(1000), ..CpuOptions::default() };
-        check(tiny, "out of memory for workspace: 4194304 bytes wanted, 0 of 1000 bytes in use");
+        check(tiny, "out of memory for workspace: 1048576 bytes wanted, 0 of 1000 bytes in use");
         let huge = CpuOptions { tokens_max: usize::MAX, slots: usize::MAX, ..CpuOptions::default() };
         assert!(matches!(Cpu::new(huge), Err(Error::OutOfMemory { purpose: Purpose::Workspace, .. })));
     }

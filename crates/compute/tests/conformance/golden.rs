@@ -85,7 +85,7 @@ fn ops() -> Ops {
 /// Runs `body` on every kind of CPU backend.
 fn on_each(mut body: impl FnMut(&Cpu)) {
     for simd in Simd::present() {
-        for activations in [Activations::Float, Activations::Int8] {
+        for activations in [Activations::Float, Activations::Integer] {
             body(&cpu(simd, activations, 2));
         }
     }
@@ -222,11 +222,11 @@ fn products_are_those_of_weights_dequantised_by_gguf() {
             let (x, mut out) = (filled(cpu, ops.columns, &ops.x), poisoned(cpu, tokens, ops.rows));
             let step = cpu.begin(&batch(0, tokens, vec![])).unwrap();
             cpu.matmul(&step, Rows::Tokens, &weight, &x, &mut out).unwrap();
-            // Rounding to 8 bits errs by (largest / 127)^2 / 12, and the largest of a block is some three times the
+            // Rounding to 16 bits errs by (largest / 32767)^2 / 12, and the largest of a block is some three times the
             // usual value.
             let bound = match cpu.options().activations {
                 Activations::Float => 1e-12,
-                Activations::Int8 => 1e-4,
+                Activations::Integer => 1e-8,
             };
             let got = cpu.read(&out, 0, tokens).unwrap();
             check_by(&format!("{dtype} product"), &got, &case.out, &case.usual, bound);

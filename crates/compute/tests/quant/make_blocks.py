@@ -7,7 +7,7 @@ The output is deterministic. Layouts, all little-endian:
                  for each weight row and, within it, each activation row: product, sum of |terms| (f64).
                  First come `units` blocks whose f16 scales are 1, then `rows` rows of 1024 values (random blocks,
                  then extreme ones), then blocks with scales that are not finite.
-activations.bin  3 rows of 1024 f32; the rows in fours: f32 scale, int8 values.
+activations.bin  3 rows of 1024 f32; the rows in blocks of 32: f32 scale, int16 values.
 
 The products are made of gguf's values, in f64, and of activations quantised here: nothing of the project's own reading
 of the bits goes into them.
@@ -82,15 +82,17 @@ def plain(rng, dtype):
     return bits.view(np.uint8)
 
 
-def quantize(activations, size):
-    """Blocks of `size`: f32 scale = magnitude / 127, int8 = x / magnitude * 127, to nearest, ties to even."""
-    blocks = activations.reshape(-1, size)
+def quantize(activations):
+    """Blocks of 32: f32 scale = magnitude / 32767, int16 = x * (32767 / magnitude), to nearest, ties to even."""
+    blocks = activations.reshape(-1, 32)
     magnitude = np.abs(blocks).max(axis=1, keepdims=True)
-    scale = magnitude / np.float32(127)
-    with np.errstate(invalid="ignore"):
-        values = np.where(magnitude > 0, blocks / magnitude * np.float32(127), np.float32(0))
+    live = magnitude >= np.float32(2.0**-100)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        factor = np.float32(32767) / magnitude
+        values = np.where(live, blocks * factor, np.float32(0))
+    scale = np.where(live, magnitude / np.float32(32767), np.float32(0))
     assert scale.dtype == values.dtype == np.float32
-    return scale, np.rint(values).astype(np.int8)
+    return scale, np.rint(values).astype(np.int16)
 
 
 def activation_rows(rng):
@@ -99,8 +101,8 @@ def activation_rows(rng):
     rows[1, 256:544] = 0  # a whole block of 256, and one of 32 more
     rows[2, :256] *= np.float32(1e-40)  # subnormal
     rows[2, 256:512] *= np.float32(1e-3)
-    rows[2, 512:768] = np.arange(-127, 129, dtype=np.float32) / 2  # ties: the magnitude is made 127
-    rows[2, 512:768:32] = 127
+    rows[2, 512:768] = np.arange(-127, 129, dtype=np.float32) / 2  # ties: the magnitude is made 32767
+    rows[2, 512:768:32] = 32767
     rows[2, 768:] = np.where(rng.integers(0, 2, 256) == 1, np.float32(-3.5), np.float32(3.5))
     return rows
 
@@ -108,12 +110,12 @@ def activation_rows(rng):
 def main():
     rng = np.random.default_rng(20261115)
     rows = activation_rows(rng)
-    quantized = [quantize(row, 4) for row in rows]
+    quantized = [quantize(row) for row in rows]
     with open(HERE / "activations.bin", "wb") as file:
         file.write(rows.tobytes())
         for scales, values in quantized:
-            for scale, four in zip(scales, values):
-                file.write(scale.tobytes() + four.tobytes())
+            for scale, block in zip(scales, values):
+                file.write(scale.tobytes() + block.tobytes())
 
     for dtype in BLOCKS:
         units, weight_rows, data = blocks_of(rng, dtype)

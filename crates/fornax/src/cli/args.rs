@@ -378,7 +378,7 @@ pub(crate) struct DeviceArgs {
 pub(crate) enum Activations {
     /// Full precision
     Float,
-    /// Quantised to 8 bits, block by block; faster
+    /// Rounded to integers, 32 to a scale; faster
     Int8,
 }
 

@@ -20,7 +20,7 @@ struct Count {
 /// Runs the suite in both activation modes and prints a table of each; fails if any case did.
 pub(crate) fn conformance(out: &mut impl Write) -> anyhow::Result<()> {
     let mut failed = 0;
-    for (name, activations) in [("float", Activations::Float), ("int8", Activations::Int8)] {
+    for (name, activations) in [("float", Activations::Float), ("int8", Activations::Integer)] {
         let options = CpuOptions { activations, ..CpuOptions::default() };
         let simd = options.simd.name();
         writeln!(out, "\nconformance of cpu ({simd}, {name} activations)")?;

@@ -33,7 +33,7 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
     check(&args.device)?;
     let mut options = OpenOptions::new(path).activations(match args.activations {
         args::Activations::Float => Activations::Float,
-        args::Activations::Int8 => Activations::Int8,
+        args::Activations::Int8 => Activations::Integer,
     });
     if let Some(name) = &args.kv_dtype {
         options = options.kv_dtype(kv_dtype(name)?);

@@ -49,7 +49,7 @@ fn smollm2_with_float_activations() {
 
 #[test]
 fn smollm2_with_int8_activations() {
-    check("smollm2-q4_1.json", &smollm2(), Activations::Int8, KvDType::F16, INT8);
+    check("smollm2-q4_1.json", &smollm2(), Activations::Integer, KvDType::F16, INT8);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn qwen2_5_coder_with_float_activations() {
 #[test]
 fn qwen2_5_coder_with_int8_activations() {
     let Some(model) = qwen("real::qwen2_5_coder_with_int8_activations") else { return };
-    check("qwen2.5-coder-0.5b-q4_k_m.json", &model, Activations::Int8, KvDType::F16, INT8);
+    check("qwen2.5-coder-0.5b-q4_k_m.json", &model, Activations::Integer, KvDType::F16, INT8);
 }
 
 fn check(golden: &str, model: &Path, activations: Activations, kv: KvDType, bounds: Bounds) {

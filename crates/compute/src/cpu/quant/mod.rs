@@ -1,24 +1,28 @@
-//! The stored weight formats: what their bytes mean, and how a row of them multiplies a row of activations.
+//! The stored weight formats: what their bytes mean, and how rows of them multiply rows of activations.
 //!
 //! One file per format: the block as it lies in the file, a scalar `dequantize` and `dot` that read as the
-//! specification, then the AVX2 version, which the tests at the foot hold against the scalar one and against the
-//! `gguf` package. A format that is not here cannot be computed: [`format()`] answers `None`, and the caller refuses the
-//! tensor by name.
+//! specification, then how it is packed for the vector kernels ([`packed`]). The kernels themselves are written once
+//! over [`lanes`], which a set of vector instructions implements. The tests at the foot of a format hold every level
+//! against the `gguf` package, and against the scalar code bit by bit. A format that is not here cannot be computed:
+//! [`format()`] answers `None`, and the caller refuses the tensor by name.
 //!
-//! Two ways to multiply. *Float* activations: dequantise a weight row, then [`dot_f32`]. *Int8* activations: quantise
-//! the activation row once ([`quantize_q8`]) and take the format's integer [`Dot`].
+//! Two ways to multiply. *Float* activations: dequantise the weights, then multiply and add column by column in one
+//! running f32 sum ([`dot_f32`]). *Integer* activations: quantise the activation row once ([`quantize`]; the module
+//! [`activations`] is the specification) and take the format's product of integers.
 //!
-//! Order of summation. Integers are exact among values that share a scale, and these are added in order to a running
-//! f32 sum. Under AVX2 the sum has eight lanes, which a fixed tree folds at the end; [`dot_f32`] and the formats with a minimum per 32 values
-//! have two such sums, added before the folding. Nothing depends on how many activation rows are multiplied at once, so
-//! a row's result is the same bits alone and among others.
+//! Nothing depends on how many activation rows are multiplied at once, so a row's result is the same bits alone and
+//! among others; nor on the instruction set.
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(test)]
 mod check;
 mod float;
+mod lanes;
+mod packed;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -29,65 +33,38 @@ mod q6_k;
 mod q8_0;
 mod simd;
 
-pub(crate) use activations::{Q8Block, quantize_q8};
-pub(crate) use float::dot_f32;
+pub(crate) use activations::{BLOCK, IntBlock, quantize};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use float::{dot_f32, f32_kernels};
+pub(crate) use lanes::Lanes;
+pub(crate) use packed::{GROUP, Kernels, PANEL_BLOCK_BYTES, WIDTHS, store_block};
 pub use simd::Simd;
 
 use fornax_format::DType;
 
-/// What can be done with the rows of one stored type at one SIMD level.
+/// What can be done with one stored type at one SIMD level.
+#[derive(Clone, Copy)]
 pub(crate) struct Format {
     /// The stored type.
     pub(crate) dtype: DType,
-    /// Expands whole blocks into as many f32 values as they hold; panics if the lengths do not match.
+    /// Expands whole stored blocks into as many f32 values as they hold; panics if the lengths do not match.
     pub(crate) dequantize: fn(&[u8], &mut [f32]),
-    /// How int8 mode multiplies a row of this type.
-    pub(crate) activation: Activation,
+    /// The product of a stored row with integer activations; `None` for float types, whose activations stay f32.
+    pub(crate) dot: Option<StoredDot>,
+    /// Packed weights and their products; `None` where weights stay as they are stored.
+    pub(crate) kernels: Option<&'static Kernels>,
 }
 
-/// The form that activations take when int8 mode multiplies by a weight row.
-pub(crate) enum Activation {
-    /// The weight is not quantised: activations stay f32.
-    Float,
-    /// Int8 in blocks of 32, every four with their scale.
-    Q8(Dot<u8, Q8Block>),
-}
-
-/// The product of one weight row with activation rows of the same length.
-pub(crate) struct Dot<W: 'static, A: 'static> {
-    one: fn(&[W], &[A]) -> f32,
-    /// Four rows at once: weights are unpacked once; each result has the bits that `one` gives.
-    four: fn(&[W], [&[A]; 4]) -> [f32; 4],
-}
-
-impl<W, A> Dot<W, A> {
-    /// The product with one activation row.
-    pub(crate) fn one(&self, weights: &[W], activations: &[A]) -> f32 {
-        (self.one)(weights, activations)
-    }
-
-    /// The products with `out.len()` activation rows that lie one after the other.
-    pub(crate) fn rows(&self, weights: &[W], activations: &[A], out: &mut [f32]) {
-        let Some(len) = activations.len().checked_div(out.len()) else { return };
-        assert_eq!(len * out.len(), activations.len(), "activations do not divide into {} rows", out.len());
-        let row = |index: usize| &activations[index * len..][..len];
-        let mut index = 0;
-        let mut fours = out.chunks_exact_mut(4);
-        for four in &mut fours {
-            four.copy_from_slice(&(self.four)(weights, [0, 1, 2, 3].map(|lane| row(index + lane))));
-            index += 4;
-        }
-        for one in fours.into_remainder() {
-            *one = (self.one)(weights, row(index));
-            index += 1;
-        }
-    }
-}
+/// The product of a stored row with a row of integer activations.
+type StoredDot = fn(&[u8], &[IntBlock]) -> f32;
 
 /// What `simd` can do with `dtype`; `None` when it cannot be computed.
 ///
 /// Panics if this machine lacks `simd`: the functions behind the table rely on it.
-pub(crate) fn format(dtype: DType, simd: Simd) -> Option<&'static Format> {
+pub(crate) fn format(dtype: DType, simd: Simd) -> Option<Format> {
     simd.assert_present();
     Some(match dtype {
         DType::F32 => float::f32_format(simd),
@@ -128,8 +105,8 @@ fn blocks_and_values<'w, 'o, B: bytemuck::Pod, const VALUES: usize>(
 #[inline]
 fn block_pairs<'w, 'a, B: bytemuck::Pod, const PARTS: usize>(
     weights: &'w [u8],
-    activations: &'a [Q8Block],
-) -> impl Iterator<Item = (&'w B, &'a [Q8Block; PARTS])> {
+    activations: &'a [IntBlock],
+) -> impl Iterator<Item = (&'w B, &'a [IntBlock; PARTS])> {
     let blocks: &[B] = bytemuck::cast_slice(weights);
     let (activations, rest) = activations.as_chunks();
     assert!(rest.is_empty() && blocks.len() == activations.len(), "weight and activation blocks");
@@ -158,9 +135,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "weight and activation blocks")]
     fn rows_of_different_length_are_not_multiplied() {
-        let Some(Format { activation: Activation::Q8(dot), .. }) = format(DType::Q8_0, Simd::detect()) else {
-            panic!("Q8_0 takes Q8 activations")
-        };
-        dot.one(&[0; 34 * 2], &[bytemuck::Zeroable::zeroed(); 3]);
+        let dot = format(DType::Q8_0, Simd::Scalar).unwrap().dot.unwrap();
+        dot(&[0; 34 * 2], &[bytemuck::Zeroable::zeroed(); 3]);
     }
 }

@@ -1,8 +1,10 @@
 //! Q4_K: 256 values in 144 bytes, eight sub-blocks of 32 with 6-bit scales and minima;
 //! value = scale * scales\[sub\] * code - min_scale * mins\[sub\].
 
-use super::activations::Q8Block;
-use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use super::activations::IntBlock;
+use super::lanes::Lanes;
+use super::packed::{GROUP, Packed, STRAIGHT_PAIRS, byte_nibbles, packed_kernels, store_half, word};
+use super::{Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -77,84 +79,110 @@ pub(super) fn dequantize_sub_blocks(
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
     let mut sum = 0.0;
     for (block, a) in block_pairs::<Block, 8>(weights, activations) {
-        sum += dot_sub_blocks(block.scale, block.min_scale, &block.sub_scales, &block.codes(), a);
+        sum = dot_sub_blocks(sum, (block.scale, block.min_scale), &block.sub_scales, &block.codes(), a);
     }
     sum
 }
 
-/// The product of a block, sub-block by sub-block.
+/// `sum` + the product of a block, sub-block by sub-block.
 #[inline]
 pub(super) fn dot_sub_blocks(
-    scale: [u8; 2],
-    min_scale: [u8; 2],
+    mut sum: f32,
+    (scale, min_scale): ([u8; 2], [u8; 2]),
     sub_scales: &SubScales,
     codes: &[[u8; 32]; 8],
-    activations: &[Q8Block; 8],
+    activations: &[IntBlock; 8],
 ) -> f32 {
     let (scales, mins) = sub_scales.unpack();
-    let mut sum = 0.0;
     for (sub, a) in activations.iter().enumerate() {
         let scale = f16(scale) * f32::from(scales[sub]);
         let min = f16(min_scale) * f32::from(mins[sub]);
-        sum += scale * a.dot(&codes[sub]) - min * a.sum;
+        sum = scale.mul_add(a.dot(0, &codes[sub]), sum);
+        sum = (-min).mul_add(a.sum, sum);
     }
     sum
 }
 
-pub(super) fn format(simd: Simd) -> &'static Format {
-    static SCALAR: Format = Format {
-        dtype: DType::Q4_K,
-        dequantize,
-        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
-    };
-    match simd {
-        Simd::Scalar => &SCALAR,
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &avx2::FORMAT,
+pub(super) fn format(simd: Simd) -> Format {
+    Format { dtype: DType::Q4_K, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
+}
+
+impl Packed for Block {
+    const VALUES: usize = 256;
+    const WORDS: usize = 32;
+    const SCALE_BYTES: usize = SUB_SCALE_BYTES;
+    const SHARING: usize = 2;
+    const MIN: bool = true;
+    const PAIRS: [[usize; 4]; 4] = STRAIGHT_PAIRS;
+
+    fn pack(&self, row: usize, words: &mut [[u32; GROUP]], scales: &mut [u8]) {
+        for (words, bytes) in words.iter_mut().zip(self.codes.as_chunks().0) {
+            words[row] = word(bytes);
+        }
+        pack_sub_scales(self.scale, self.min_scale, &self.sub_scales, row, scales);
+    }
+
+    #[inline(always)]
+    unsafe fn quarter<L: Lanes, const PART: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [L::Pairs; 4] {
+        // SAFETY: as the caller's.
+        unsafe { byte_nibbles::<L, PART>(codes.add((block / 2 * 8 + quarter * 2) * 64)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { sub_scale::<L>(scales, block) }
+    }
+
+    #[inline(always)]
+    unsafe fn min<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { sub_min::<L>(scales, block) }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use super::super::avx2::{Affine256, affine_256, avx2_dequantize, avx2_dot, load_32, scale_pair};
-    use super::*;
-    use core::arch::x86_64::*;
+/// Scale, scale of the minima, eight scales and eight minima: the 6-bit ones are widened to bytes, 2.8 % more than the
+/// file has.
+pub(super) const SUB_SCALE_BYTES: usize = (2 + 2 + 8 + 8) * GROUP;
 
-    pub(super) static FORMAT: Format = Format {
-        dtype: DType::Q4_K,
-        dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8(avx2_dot!(dots)),
-    };
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dequantize(weights: &[u8], out: &mut [f32]) {
-        for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
-            unpack(block).store(out);
-        }
+pub(super) fn pack_sub_scales(
+    scale: [u8; 2],
+    min_scale: [u8; 2],
+    sub_scales: &SubScales,
+    row: usize,
+    out: &mut [u8],
+) {
+    store_half(out, 0, row, scale);
+    store_half(out, 1, row, min_scale);
+    let (scales, mins) = sub_scales.unpack();
+    for (sub, (scale, min)) in scales.into_iter().zip(mins).enumerate() {
+        out[(4 + sub) * GROUP + row] = scale;
+        out[(12 + sub) * GROUP + row] = min;
     }
+}
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        affine_256(weights, rows, |block| unpack(block))
+#[inline(always)]
+pub(super) unsafe fn sub_scale<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+    // SAFETY: as the caller's.
+    unsafe {
+        let scales = scales.add(block / 8 * SUB_SCALE_BYTES);
+        L::mul(L::halves(scales), L::bytes(scales.add((4 + block % 8) * GROUP)))
     }
+}
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn unpack(block: &Block) -> Affine256 {
-        let mut codes = [_mm256_setzero_si256(); 8];
-        for (codes, bytes) in codes.as_chunks_mut::<2>().0.iter_mut().zip(block.codes.as_chunks().0) {
-            let bytes = load_32(bytes);
-            let low_half = _mm256_set1_epi8(15);
-            *codes = [
-                _mm256_and_si256(bytes, low_half),
-                _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_half),
-            ];
-        }
-        let (scale, min_scale) = scale_pair(block.scale, block.min_scale);
-        Affine256 { scale, min_scale, sub_scales: block.sub_scales.unpack(), codes }
+#[inline(always)]
+pub(super) unsafe fn sub_min<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+    // SAFETY: as the caller's.
+    unsafe {
+        let scales = scales.add(block / 8 * SUB_SCALE_BYTES);
+        L::negated(L::mul(L::halves(scales.add(32)), L::bytes(scales.add((12 + block % 8) * GROUP))))
     }
 }
 

@@ -1,7 +1,9 @@
 //! Q5_0: 32 values in 22 bytes, value = scale * (code - 16).
 
-use super::activations::Q8Block;
-use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use super::activations::IntBlock;
+use super::lanes::Lanes;
+use super::packed::{GROUP, NIBBLE_PAIRS, Packed, nibbles, packed_kernels, paired_bits, store_half, word};
+use super::{Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -38,61 +40,72 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
     let mut sum = 0.0;
     for (block, [a]) in block_pairs::<Block, 1>(weights, activations) {
-        sum += f16(block.scale) * a.dot(&block.codes());
+        sum = f16(block.scale).mul_add(a.dot(0, &block.codes()), sum);
     }
     sum
 }
 
-pub(super) fn format(simd: Simd) -> &'static Format {
-    static SCALAR: Format = Format {
-        dtype: DType::Q5_0,
-        dequantize,
-        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
-    };
-    match simd {
-        Simd::Scalar => &SCALAR,
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &avx2::FORMAT,
-    }
+pub(super) fn format(simd: Simd) -> Format {
+    Format { dtype: DType::Q5_0, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use super::super::avx2::{
-        avx2_dequantize, avx2_dot, bits_as_mask, halves, scale, store_32, symmetric_32,
-    };
-    use super::*;
-    use core::arch::x86_64::*;
+impl Packed for Block {
+    const VALUES: usize = 32;
+    const WORDS: usize = 5;
+    const SCALE_BYTES: usize = 32;
+    const PAIRS: [[usize; 4]; 4] = NIBBLE_PAIRS;
 
-    pub(super) static FORMAT: Format = Format {
-        dtype: DType::Q5_0,
-        dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8(avx2_dot!(dots)),
-    };
+    fn pack(&self, row: usize, words: &mut [[u32; GROUP]], scales: &mut [u8]) {
+        pack_five_bits(&self.low, self.high, row, words);
+        store_half(scales, 0, row, self.scale);
+    }
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dequantize(weights: &[u8], out: &mut [f32]) {
-        for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
-            let (scale, codes) = unpack(block);
-            store_32(out, codes, |code| _mm256_mul_ps(scale, code));
+    #[inline(always)]
+    unsafe fn quarter<L: Lanes, const PART: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [L::Pairs; 4] {
+        // SAFETY: as the caller's.
+        unsafe {
+            let [a, b, c, d] = five_bits::<L>(codes.add(block * 5 * 64), quarter);
+            [L::sub(a, 16), L::sub(b, 16), L::sub(c, 16), L::sub(d, 16)]
         }
     }
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        symmetric_32(weights, rows, |block| unpack(block))
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { L::halves(scales.add(block * 32)) }
     }
+}
 
-    /// (scale, code - 16)
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn unpack(block: &Block) -> (__m256, __m256i) {
-        // Without bit 4, minus 16 sets the upper four bits; with it, the low bits are all that is left.
-        let minus_16 = _mm256_andnot_si256(bits_as_mask(block.high), _mm256_set1_epi8(-16));
-        (scale(block.scale), _mm256_or_si256(halves(&block.low), minus_16))
+/// Four words of low bits and one of high bits, as in Q5_0 and Q5_1.
+#[inline]
+pub(super) fn pack_five_bits(low: &[u8; 16], high: [u8; 4], row: usize, words: &mut [[u32; GROUP]]) {
+    for (words, bytes) in words.iter_mut().zip(low.as_chunks().0) {
+        words[row] = word(bytes);
+    }
+    words[4][row] = paired_bits(word(&high));
+}
+
+/// A quarter of a block's codes, 0..=31, from the block's five words.
+#[inline(always)]
+pub(super) unsafe fn five_bits<L: Lanes>(words: *const u8, quarter: usize) -> [L::Pairs; 4] {
+    // SAFETY: as the caller's.
+    unsafe {
+        let [a, b, c, d] = nibbles::<L>(words.add(quarter * 64));
+        // The pairs of this quarter have the bits 2q, 2q + 8, 2q + 1 and 2q + 9; they become bit 4.
+        let high = L::shr_by(L::pairs(words.add(4 * 64)), 2 * quarter);
+        [
+            L::or_masked(a, L::shl::<4>(high), 16),
+            L::or_masked(b, L::shr::<4>(high), 16),
+            L::or_masked(c, L::shl::<3>(high), 16),
+            L::or_masked(d, L::shr::<5>(high), 16),
+        ]
     }
 }
 

@@ -1,7 +1,10 @@
 //! Q5_1: 32 values in 24 bytes, value = scale * code + min.
 
-use super::activations::Q8Block;
-use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use super::activations::IntBlock;
+use super::lanes::Lanes;
+use super::packed::{GROUP, NIBBLE_PAIRS, Packed, packed_kernels, store_half};
+use super::q5_0::{five_bits, pack_five_bits};
+use super::{Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -39,61 +42,52 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
     let mut sum = 0.0;
     for (block, [a]) in block_pairs::<Block, 1>(weights, activations) {
-        sum += f16(block.scale) * a.dot(&block.codes()) + f16(block.min) * a.sum;
+        sum = f16(block.scale).mul_add(a.dot(0, &block.codes()), sum);
+        sum = f16(block.min).mul_add(a.sum, sum);
     }
     sum
 }
 
-pub(super) fn format(simd: Simd) -> &'static Format {
-    static SCALAR: Format = Format {
-        dtype: DType::Q5_1,
-        dequantize,
-        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
-    };
-    match simd {
-        Simd::Scalar => &SCALAR,
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &avx2::FORMAT,
-    }
+pub(super) fn format(simd: Simd) -> Format {
+    Format { dtype: DType::Q5_1, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use super::super::avx2::{
-        affine_32, avx2_dequantize, avx2_dot, bits_as_mask, halves, scale_pair, store_32,
-    };
-    use super::*;
-    use core::arch::x86_64::*;
+impl Packed for Block {
+    const VALUES: usize = 32;
+    const WORDS: usize = 5;
+    const SCALE_BYTES: usize = 64;
+    const MIN: bool = true;
+    const PAIRS: [[usize; 4]; 4] = NIBBLE_PAIRS;
 
-    pub(super) static FORMAT: Format = Format {
-        dtype: DType::Q5_1,
-        dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8(avx2_dot!(dots)),
-    };
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dequantize(weights: &[u8], out: &mut [f32]) {
-        for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
-            let (scale, min, codes) = unpack(block);
-            store_32(out, codes, |code| _mm256_add_ps(_mm256_mul_ps(scale, code), min));
-        }
+    fn pack(&self, row: usize, words: &mut [[u32; GROUP]], scales: &mut [u8]) {
+        pack_five_bits(&self.low, self.high, row, words);
+        store_half(scales, 0, row, self.scale);
+        store_half(scales, 1, row, self.min);
     }
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        affine_32(weights, rows, |block| unpack(block))
+    #[inline(always)]
+    unsafe fn quarter<L: Lanes, const PART: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [L::Pairs; 4] {
+        // SAFETY: as the caller's.
+        unsafe { five_bits::<L>(codes.add(block * 5 * 64), quarter) }
     }
 
-    /// (scale, min, code)
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn unpack(block: &Block) -> (__m256, __m256, __m256i) {
-        let (scale, min) = scale_pair(block.scale, block.min);
-        let bit_4 = _mm256_and_si256(bits_as_mask(block.high), _mm256_set1_epi8(16));
-        (scale, min, _mm256_or_si256(halves(&block.low), bit_4))
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { L::halves(scales.add(block * 64)) }
+    }
+
+    #[inline(always)]
+    unsafe fn min<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { L::halves(scales.add(block * 64 + 32)) }
     }
 }
 

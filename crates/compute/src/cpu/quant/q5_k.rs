@@ -1,8 +1,12 @@
 //! Q5_K: 256 values in 176 bytes: Q4_K with a fifth bit for each code.
 
-use super::activations::Q8Block;
-use super::q4_k::{SubScales, dequantize_sub_blocks, dot_sub_blocks};
-use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values};
+use super::activations::IntBlock;
+use super::lanes::Lanes;
+use super::packed::{GROUP, Packed, STRAIGHT_PAIRS, byte_nibbles, packed_kernels, paired_bits, word};
+use super::q4_k::{
+    SUB_SCALE_BYTES, SubScales, dequantize_sub_blocks, dot_sub_blocks, pack_sub_scales, sub_min, sub_scale,
+};
+use super::{Format, Simd, block_pairs, blocks_and_values};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -38,69 +42,73 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
     let mut sum = 0.0;
     for (block, a) in block_pairs::<Block, 8>(weights, activations) {
-        sum += dot_sub_blocks(block.scale, block.min_scale, &block.sub_scales, &block.codes(), a);
+        sum = dot_sub_blocks(sum, (block.scale, block.min_scale), &block.sub_scales, &block.codes(), a);
     }
     sum
 }
 
-pub(super) fn format(simd: Simd) -> &'static Format {
-    static SCALAR: Format = Format {
-        dtype: DType::Q5_K,
-        dequantize,
-        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
-    };
-    match simd {
-        Simd::Scalar => &SCALAR,
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &avx2::FORMAT,
-    }
+pub(super) fn format(simd: Simd) -> Format {
+    Format { dtype: DType::Q5_K, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use super::super::avx2::{Affine256, affine_256, avx2_dequantize, avx2_dot, load_32, scale_pair};
-    use super::*;
-    use core::arch::x86_64::*;
+impl Packed for Block {
+    const VALUES: usize = 256;
+    const WORDS: usize = 40;
+    const SCALE_BYTES: usize = SUB_SCALE_BYTES;
+    const SHARING: usize = 2;
+    const MIN: bool = true;
+    const PAIRS: [[usize; 4]; 4] = STRAIGHT_PAIRS;
 
-    pub(super) static FORMAT: Format = Format {
-        dtype: DType::Q5_K,
-        dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8(avx2_dot!(dots)),
-    };
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dequantize(weights: &[u8], out: &mut [f32]) {
-        for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
-            unpack(block).store(out);
-        }
-    }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        affine_256(weights, rows, |block| unpack(block))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn unpack(block: &Block) -> Affine256 {
-        let mut codes = [_mm256_setzero_si256(); 8];
-        // Shifted right by one for each sub-block: its bit is then the lowest of each byte. What crosses from one
-        // byte into its neighbour never gets that far.
-        let mut high = load_32(&block.high);
-        for (codes, bytes) in codes.as_chunks_mut::<2>().0.iter_mut().zip(block.low.as_chunks().0) {
-            let bytes = load_32(bytes);
-            for (codes, low) in codes.iter_mut().zip([bytes, _mm256_srli_epi16::<4>(bytes)]) {
-                let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
-                let bit_4 = _mm256_and_si256(_mm256_slli_epi16::<4>(high), _mm256_set1_epi8(16));
-                *codes = _mm256_or_si256(low, bit_4);
-                high = _mm256_srli_epi16::<1>(high);
+    /// For each two sub-blocks: eight words of low bits, then a word of high bits for each.
+    fn pack(&self, row: usize, words: &mut [[u32; GROUP]], scales: &mut [u8]) {
+        let low = self.low.as_chunks::<32>().0;
+        for (pair, (words, low)) in words.chunks_exact_mut(10).zip(low).enumerate() {
+            for (words, bytes) in words.iter_mut().zip(low.as_chunks().0) {
+                words[row] = word(bytes);
+            }
+            for part in 0..2 {
+                let bit = |byte: &u8| u32::from(byte >> (pair * 2 + part) & 1);
+                let bits = self.high.iter().enumerate().fold(0, |bits, (i, byte)| bits | bit(byte) << i);
+                words[8 + part][row] = paired_bits(bits);
             }
         }
-        let (scale, min_scale) = scale_pair(block.scale, block.min_scale);
-        Affine256 { scale, min_scale, sub_scales: block.sub_scales.unpack(), codes }
+        pack_sub_scales(self.scale, self.min_scale, &self.sub_scales, row, scales);
+    }
+
+    #[inline(always)]
+    unsafe fn quarter<L: Lanes, const PART: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [L::Pairs; 4] {
+        // SAFETY: as the caller's.
+        unsafe {
+            let words = codes.add(block / 2 * 10 * 64);
+            let [a, b, c, d] = byte_nibbles::<L, PART>(words.add(quarter * 2 * 64));
+            // The pairs of this quarter have the bits 4q to 4q + 3; they become bit 4.
+            let high = L::shr_by(L::pairs(words.add((8 + PART) * 64)), 4 * quarter);
+            [
+                L::or_masked(a, L::shl::<4>(high), 16),
+                L::or_masked(b, L::shl::<3>(high), 16),
+                L::or_masked(c, L::shl::<2>(high), 16),
+                L::or_masked(d, L::shl::<1>(high), 16),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { sub_scale::<L>(scales, block) }
+    }
+
+    #[inline(always)]
+    unsafe fn min<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { sub_min::<L>(scales, block) }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Q6_K: 256 values in 210 bytes, sixteen sub-blocks of 16 with 8-bit scales;
 //! value = scale * scales\[sub\] * (code - 32).
 
-use super::activations::Q8Block;
-use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use super::activations::IntBlock;
+use super::lanes::Lanes;
+use super::packed::{GROUP, Packed, STRAIGHT_PAIRS, byte_nibbles, packed_kernels, store_half, word};
+use super::{Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -43,97 +45,93 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
     let mut sum = 0.0;
     for (block, activations) in block_pairs::<Block, 8>(weights, activations) {
         let codes = block.codes();
         for (index, a) in activations.iter().enumerate() {
-            let [first, second] = a.dot_halves(&codes.as_chunks().0[index]);
-            let scale = |half: usize| f16(block.scale) * f32::from(block.scales[index * 2 + half]);
-            sum += scale(0) * first + scale(1) * second;
+            for half in 0..2 {
+                let sub = index * 2 + half;
+                let scale = f16(block.scale) * f32::from(block.scales[sub]);
+                sum = scale.mul_add(a.dot(half * 16, &codes[sub * 16..][..16]), sum);
+            }
         }
     }
     sum
 }
 
-pub(super) fn format(simd: Simd) -> &'static Format {
-    static SCALAR: Format = Format {
-        dtype: DType::Q6_K,
-        dequantize,
-        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
-    };
-    match simd {
-        Simd::Scalar => &SCALAR,
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &avx2::FORMAT,
-    }
+pub(super) fn format(simd: Simd) -> Format {
+    Format { dtype: DType::Q6_K, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use super::super::avx2::{
-        add_symmetric, avx2_dequantize, avx2_dot, folded, load_16, load_32, same_length, scale, store_16,
-    };
-    use super::*;
-    use core::arch::x86_64::*;
+impl Packed for Block {
+    const VALUES: usize = 256;
+    const WORDS: usize = 48;
+    const SCALE_BYTES: usize = (2 + 16) * GROUP;
+    const SHARING: usize = 2;
+    const HALVES: bool = true;
+    const PAIRS: [[usize; 4]; 4] = STRAIGHT_PAIRS;
 
-    pub(super) static FORMAT: Format = Format {
-        dtype: DType::Q6_K,
-        dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8(avx2_dot!(dots)),
-    };
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dequantize(weights: &[u8], out: &mut [f32]) {
-        for (block, out) in blocks_and_values::<Block, 256>(weights, out) {
-            let mut signed = [0; 256];
-            for (signed, codes) in signed.as_chunks_mut::<32>().0.iter_mut().zip(codes(block)) {
-                *signed = bytemuck::cast(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)));
+    /// For each 128 values: eight words of the low bits of their first two blocks of 32, eight of the other two (so that
+    /// neighbours share words, as in Q4_K), eight of the high bits as filed.
+    fn pack(&self, row: usize, words: &mut [[u32; GROUP]], scales: &mut [u8]) {
+        let halves = self.low.as_chunks::<64>().0.iter().zip(self.high.as_chunks::<32>().0);
+        for (words, (low, high)) in words.chunks_exact_mut(24).zip(halves) {
+            let (low, high) = (low.as_chunks().0, high.as_chunks().0);
+            for i in 0..8 {
+                // Low nibbles: blocks 0 and 1; high nibbles: blocks 2 and 3.
+                let (even, odd) = (word(&low[i]), word(&low[i + 8]));
+                words[i][row] = even & 0x0f0f_0f0f | odd << 4 & 0xf0f0_f0f0;
+                words[8 + i][row] = even >> 4 & 0x0f0f_0f0f | odd & 0xf0f0_f0f0;
+                words[16 + i][row] = word(&high[i]);
             }
-            let subs = out.as_chunks_mut().0.iter_mut().zip(signed.as_chunks::<16>().0);
-            for ((out, codes), sub_scale) in subs.zip(block.scales) {
-                let scale = _mm256_mul_ps(scale(block.scale), _mm256_set1_ps(sub_scale.into()));
-                store_16(out, load_16::<i8>(codes), |code| _mm256_mul_ps(scale, code));
-            }
+        }
+        store_half(scales, 0, row, self.scale);
+        for (sub, scale) in self.scales.iter().enumerate() {
+            scales[(2 + sub) * GROUP + row] = scale.cast_unsigned();
         }
     }
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        let (blocks, rows) = same_length::<Block, 8, N>(weights, rows);
-        let mut sums = [_mm256_setzero_ps(); N];
-        for (index, block) in blocks.iter().enumerate() {
-            let block_scale = scale(block.scale);
-            for (group, codes) in codes(block).into_iter().enumerate() {
-                let codes = _mm256_sub_epi8(codes, _mm256_set1_epi8(32));
-                // The first four lanes sum the first 16 codes, which have a scale of their own.
-                let [first, second] = [0, 1].map(|half| f32::from(block.scales[group * 2 + half]));
-                let sub_scales = _mm256_set_m128(_mm_set1_ps(second), _mm_set1_ps(first));
-                let scale = _mm256_mul_ps(block_scale, sub_scales);
-                add_symmetric(&mut sums, (scale, codes), rows.map(|row| &row[index][group]));
-            }
+    #[inline(always)]
+    unsafe fn quarter<L: Lanes, const PART: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [L::Pairs; 4] {
+        // SAFETY: as the caller's.
+        unsafe {
+            let words = codes.add(block / 4 * 24 * 64);
+            let [a, b, c, d] = byte_nibbles::<L, PART>(words.add((block % 4 / 2 * 8 + quarter * 2) * 64));
+            // Block i of the four has bits 2i and 2i + 1 of each byte; they become bits 4 and 5.
+            let high = words.add((16 + quarter * 2) * 64);
+            let (x, y) = (L::pairs(high), L::pairs(high.add(64)));
+            let (x, y) = (L::shr_by(x, block % 4 * 2), L::shr_by(y, block % 4 * 2));
+            let [a, b, c, d] = if PART == 0 {
+                [
+                    L::or_masked(a, L::shl::<4>(x), 48),
+                    L::or_masked(b, L::shr::<4>(x), 48),
+                    L::or_masked(c, L::shl::<4>(y), 48),
+                    L::or_masked(d, L::shr::<4>(y), 48),
+                ]
+            } else {
+                [
+                    L::or_masked(a, L::shl::<2>(x), 48),
+                    L::or_masked(b, L::shr::<6>(x), 48),
+                    L::or_masked(c, L::shl::<2>(y), 48),
+                    L::or_masked(d, L::shr::<6>(y), 48),
+                ]
+            };
+            [L::sub(a, 32), L::sub(b, 32), L::sub(c, 32), L::sub(d, 32)]
         }
-        folded(sums)
     }
 
-    /// 0..=63, 32 at a time.
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn codes(block: &Block) -> [__m256i; 8] {
-        let mut codes = [_mm256_setzero_si256(); 8];
-        let halves = block.low.as_chunks::<64>().0.iter().zip(block.high.as_chunks().0);
-        for (codes, (low, high)) in codes.as_chunks_mut::<4>().0.iter_mut().zip(halves) {
-            let (low, mut high) = (low.as_chunks().0, load_32(high));
-            let (even, odd) = (load_32(&low[0]), load_32(&low[1]));
-            let lows = [even, odd, _mm256_srli_epi16::<4>(even), _mm256_srli_epi16::<4>(odd)];
-            for (codes, low) in codes.iter_mut().zip(lows) {
-                let low = _mm256_and_si256(low, _mm256_set1_epi8(15));
-                let bits_4_5 = _mm256_and_si256(_mm256_slli_epi16::<4>(high), _mm256_set1_epi8(48));
-                *codes = _mm256_or_si256(low, bits_4_5);
-                high = _mm256_srli_epi16::<2>(high);
-            }
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(scales: *const u8, block: usize, half: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe {
+            let scales = scales.add(block / 8 * Self::SCALE_BYTES);
+            L::mul(L::halves(scales), L::signed_bytes(scales.add((2 + block % 8 * 2 + half) * GROUP)))
         }
-        codes
     }
 }
 

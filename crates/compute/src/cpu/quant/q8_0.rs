@@ -1,7 +1,9 @@
 //! Q8_0: 32 values in 34 bytes, value = scale * code.
 
-use super::activations::Q8Block;
-use super::{Activation, Dot, Format, Simd, block_pairs, blocks_and_values, f16};
+use super::activations::IntBlock;
+use super::lanes::Lanes;
+use super::packed::{GROUP, Packed, STRAIGHT_PAIRS, packed_kernels, store_half, word};
+use super::{Format, Simd, block_pairs, blocks_and_values, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -20,57 +22,50 @@ fn dequantize(weights: &[u8], out: &mut [f32]) {
     }
 }
 
-fn dot(weights: &[u8], activations: &[Q8Block]) -> f32 {
+fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
     let mut sum = 0.0;
     for (block, [a]) in block_pairs::<Block, 1>(weights, activations) {
-        sum += f16(block.scale) * a.dot(&block.codes);
+        sum = f16(block.scale).mul_add(a.dot(0, &block.codes), sum);
     }
     sum
 }
 
-pub(super) fn format(simd: Simd) -> &'static Format {
-    static SCALAR: Format = Format {
-        dtype: DType::Q8_0,
-        dequantize,
-        activation: Activation::Q8(Dot { one: dot, four: |w, rows| rows.map(|row| dot(w, row)) }),
-    };
-    match simd {
-        Simd::Scalar => &SCALAR,
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => &avx2::FORMAT,
-    }
+pub(super) fn format(simd: Simd) -> Format {
+    Format { dtype: DType::Q8_0, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use super::super::avx2::{avx2_dequantize, avx2_dot, load_32, scale, store_32, symmetric_32};
-    use super::*;
-    use core::arch::x86_64::*;
+impl Packed for Block {
+    const VALUES: usize = 32;
+    const WORDS: usize = 8;
+    const SCALE_BYTES: usize = 32;
+    const PAIRS: [[usize; 4]; 4] = STRAIGHT_PAIRS;
 
-    pub(super) static FORMAT: Format = Format {
-        dtype: DType::Q8_0,
-        dequantize: avx2_dequantize!(self::dequantize),
-        activation: Activation::Q8(avx2_dot!(dots)),
-    };
+    fn pack(&self, row: usize, words: &mut [[u32; GROUP]], scales: &mut [u8]) {
+        let bytes: &[u8; 32] = bytemuck::cast_ref(&self.codes);
+        for (words, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            words[row] = word(bytes);
+        }
+        store_half(scales, 0, row, self.scale);
+    }
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dequantize(weights: &[u8], out: &mut [f32]) {
-        for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
-            let (scale, codes) = unpack(block);
-            store_32(out, codes, |code| _mm256_mul_ps(scale, code));
+    #[inline(always)]
+    unsafe fn quarter<L: Lanes, const PART: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [L::Pairs; 4] {
+        // SAFETY: as the caller's.
+        unsafe {
+            let words = codes.add((block * 8 + quarter * 2) * 64);
+            let (x, y) = (L::pairs(words), L::pairs(words.add(64)));
+            [L::sar::<8>(L::shl::<8>(x)), L::sar::<8>(x), L::sar::<8>(L::shl::<8>(y)), L::sar::<8>(y)]
         }
     }
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn dots<const N: usize>(weights: &[u8], rows: [&[Q8Block]; N]) -> [f32; N] {
-        symmetric_32(weights, rows, |block| unpack(block))
-    }
-
-    /// (scale, code)
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn unpack(block: &Block) -> (__m256, __m256i) {
-        (scale(block.scale), load_32(&block.codes))
+    #[inline(always)]
+    unsafe fn scale<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
+        // SAFETY: as the caller's.
+        unsafe { L::halves(scales.add(block * 32)) }
     }
 }
 

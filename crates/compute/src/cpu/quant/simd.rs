@@ -8,6 +8,9 @@ pub enum Simd {
     /// AVX2 with FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX-512 with BW, VL and VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Simd {
@@ -15,6 +18,8 @@ impl Simd {
         Simd::Scalar,
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx512,
     ];
 
     /// The best level of this machine.
@@ -33,6 +38,8 @@ impl Simd {
             Simd::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => "avx512",
         }
     }
 
@@ -49,6 +56,14 @@ impl Simd {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => {
+                Simd::Avx2.is_present()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
             }
         }
     }
