@@ -5,6 +5,7 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool talks to its user")]
 
+mod bench_peers;
 mod check;
 mod fixtures;
 mod house;
@@ -42,6 +43,14 @@ enum Task {
         /// Only tests whose name contains this
         filter: Option<String>,
     },
+    /// Compare with llama.cpp, taking turns, and write the table into docs/performance.md
+    BenchPeers {
+        /// How often each engine has its turn
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Only these files
+        models: Vec<PathBuf>,
+    },
     /// Run one full-scale proof and record it in docs/proofs.md
     Prove {
         /// Which one
@@ -59,6 +68,7 @@ fn main() -> ExitCode {
         Task::Check => check::run_all(),
         Task::Fixtures { all } => fixtures::run(all),
         Task::Test { filter } => test::run(filter.as_deref()),
+        Task::BenchPeers { rounds, models } => bench_peers::bench(rounds, &models),
         Task::Prove { name: Some(name), list: false } => prove::run(&name),
         Task::Prove { .. } => prove::list(),
     };

@@ -1,0 +1,145 @@
+//! How fast products and attention are, beside what the machine can do at most:
+//! `cargo bench -p fornax-compute -- [THREADS] [FILTER]`.
+//!
+//! The limit of decode is measured in the same run: bytes per second of reading memory. F32 with 512 tokens shows what
+//! multiply-adds on registers reach: integers of 16 bits have twice as many in an instruction.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a benchmark prints, and stops at what goes wrong"
+)]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Simd};
+use fornax_compute::{Backend, Batch, Memory, Purpose, Row, Rows, Token};
+use fornax_format::{DType, View};
+
+const TYPES: [DType; 11] = [
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::F16,
+    DType::BF16,
+    DType::F32,
+];
+
+/// Seconds on one thread that count: those that it computed, where the system tells, so that what else the machine does
+/// is not timed; of several threads those that passed.
+fn seconds(threads: usize, start: Instant) -> f64 {
+    let computed = || {
+        let text = std::fs::read_to_string("/proc/self/schedstat").ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    match computed() {
+        Some(nanoseconds) if threads == 1 => nanoseconds * 1e-9,
+        _ => start.elapsed().as_secs_f64(),
+    }
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
+    let threads = arguments.next().and_then(|count| count.parse().ok()).unwrap_or(1);
+    let filter = arguments.next().unwrap_or_default();
+    println!("threads {threads}; reading memory {:.1} GB/s", read_rate(threads));
+    println!(
+        "{:<8} {:<6} {:>6} {:>6} {:>9} {:>9} {:>9}",
+        "simd", "type", "rows", "tokens", "us", "GB/s", "GOPS"
+    );
+    for simd in Simd::present().filter(|&simd| simd != Simd::Scalar) {
+        for dtype in TYPES {
+            for tokens in [1, 8, 512] {
+                let name = format!("{} {dtype}", simd.name());
+                if name.contains(&filter) {
+                    matmul(simd, threads, dtype, tokens);
+                }
+            }
+        }
+    }
+}
+
+/// Gate and up of a 0.5B model, as many copies as no cache holds.
+fn matmul(simd: Simd, threads: usize, dtype: DType, tokens: usize) {
+    let (rows, columns) = (4864 * 2, if dtype.block_values() == 256 { 1024 } else { 896 });
+    let options = CpuOptions { simd, threads, activations: Activations::Integer, ..CpuOptions::default() };
+    let cpu = Cpu::new(CpuOptions { slots: 1, ..options }).unwrap();
+    let stored = stored(dtype, rows * columns);
+    let copies = if tokens == 1 { (400 << 20) / stored.len() + 1 } else { 1 };
+    let weights: Vec<_> = (0..copies)
+        .map(|_| cpu.upload(&[View::new("w", dtype, vec![rows, columns], &stored).unwrap().into()]).unwrap())
+        .collect();
+    let mut x = cpu.alloc(Purpose::Activations, tokens, columns).unwrap();
+    let mut out = cpu.alloc(Purpose::Activations, tokens, rows).unwrap();
+    let values: Vec<_> = (0..tokens * columns).map(|i| ((i * 7919 % 1000) as f32 - 500.0) / 250.0).collect();
+    cpu.write(&mut x, 0, &values).unwrap();
+    let mut batch = Batch::default();
+    let row = Row { slot: 0, start: 0, len: tokens as u32, pages: vec![], wanted: 0 };
+    batch.push(row, std::iter::repeat_n(Token::Known(0), tokens));
+    let (mut best, clock) = (f64::MAX, Instant::now());
+    for _ in 0..5 {
+        let start = seconds(threads, clock);
+        for weight in &weights {
+            let step = cpu.begin(&batch).unwrap();
+            cpu.matmul(&step, Rows::Tokens, weight, &x, &mut out).unwrap();
+            cpu.finish(step).unwrap();
+        }
+        best = best.min((seconds(threads, clock) - start) / copies as f64);
+    }
+    let operations = 2.0 * (rows * columns * tokens) as f64;
+    println!(
+        "{:<8} {:<6} {rows:>6} {tokens:>6} {:>9.0} {:>9.1} {:>9.1}",
+        simd.name(),
+        dtype.to_string(),
+        best * 1e6,
+        stored.len() as f64 / best / 1e9,
+        operations / best / 1e9
+    );
+}
+
+/// Random codes with ordinary scales: subnormal ones would be timed instead of the kernel.
+fn stored(dtype: DType, values: usize) -> Vec<u8> {
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    let mut bytes: Vec<u8> =
+        std::iter::repeat_with(&mut random).take(dtype.bytes_for(values).unwrap()).collect();
+    let (stride, scales): (usize, &[usize]) = match dtype {
+        DType::F32 => (4, &[2]),
+        DType::F16 | DType::BF16 => (2, &[0]),
+        DType::Q6_K => (dtype.block_bytes(), &[208]),
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => (dtype.block_bytes(), &[0]),
+        _ => (dtype.block_bytes(), &[0, 2]),
+    };
+    let exponent = if matches!(dtype, DType::F32 | DType::BF16) { 0x3c } else { 0x20 };
+    for block in bytes.chunks_exact_mut(stride) {
+        for &at in scales {
+            block[at + 1] = exponent | block[at + 1] & 0x83;
+        }
+    }
+    bytes
+}
+
+/// GB/s of summing 1 GB.
+fn read_rate(threads: usize) -> f64 {
+    let data = vec![1u64; 1 << 27];
+    let mut best = f64::MAX;
+    for _ in 0..3 {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for part in data.chunks(data.len() / threads) {
+                scope.spawn(|| black_box(part.iter().fold(0u64, |sum, value| sum ^ value)));
+            }
+        });
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    (data.len() * 8) as f64 / best / 1e9
+}

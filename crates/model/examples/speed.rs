@@ -1,0 +1,132 @@
+//! How fast a model file runs on the CPU, as one line of JSON: what `cargo xtask bench-peers` puts beside another engine.
+//!
+//! `cargo run --release -p fornax-model --example speed -- MODEL THREADS [SIMD]`
+//!
+//! Prefill: a prompt of 512 tokens in one step. Decode: 64 greedy tokens behind a prompt of 32. Streams: eight sequences,
+//! 32 greedy tokens each, behind prompts of 32. Every figure is the best of three, for other work can only slow it down.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a benchmark prints, and stops at what goes wrong"
+)]
+
+use std::path::Path;
+use std::time::Instant;
+
+use fornax_compute::cpu::{Cpu, CpuOptions, Simd};
+use fornax_compute::{
+    Backend, Batch, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, SampleRow, Sampling, Token,
+};
+use fornax_format::Checkpoint;
+use fornax_model::{Config, Limits, Model, load};
+
+const CONTEXT: usize = 1024;
+const STREAMS: usize = 8;
+
+struct Rig {
+    backend: Cpu,
+    model: Box<dyn Model<Cpu>>,
+    kv: fornax_compute::cpu::Kv,
+    groups: Vec<KvGroup>,
+    vocab: u32,
+}
+
+impl Rig {
+    /// Computes `tokens` of the first sequences, each at position `start`, and samples greedily if wanted.
+    fn step(&mut self, start: usize, tokens: &[Vec<Token>], wanted: bool) {
+        let mut batch = Batch::default();
+        for (slot, tokens) in tokens.iter().enumerate() {
+            let pages = CONTEXT / PAGE_TOKENS;
+            let table =
+                |_: &KvGroup| (0..pages).map(|page| PageId((1 + slot * pages + page) as u32)).collect();
+            let row = Row {
+                slot: slot as u32,
+                start: start as u32,
+                len: tokens.len() as u32,
+                pages: self.groups.iter().map(table).collect(),
+                wanted: wanted.into(),
+            };
+            batch.push(row, tokens.iter().copied());
+        }
+        let mut step = self.backend.begin(&batch).unwrap();
+        self.model.forward(&self.backend, &mut self.kv, &step).unwrap();
+        let sampling = Sampling::greedy();
+        let row = |slot| SampleRow {
+            wanted: slot,
+            slot,
+            position: 1,
+            seed: 0,
+            vocab: self.vocab,
+            sampling: &sampling,
+            history: &[],
+            generated: 0,
+            mask: None,
+            given: None,
+            mirostat_mu: 0.0,
+        };
+        if wanted {
+            let rows: Vec<_> = (0..tokens.len() as u32).map(row).collect();
+            self.backend.sample(&mut step, self.model.logits(), &rows).unwrap();
+        }
+        self.backend.finish(step).unwrap();
+    }
+
+    fn prompt(&mut self, streams: usize, tokens: usize) {
+        let prompt: Vec<_> = (0..tokens as u32).map(|i| Token::Known(i * 7919 % 32000)).collect();
+        self.step(0, &vec![prompt; streams], true);
+    }
+
+    /// Tokens per second of all streams together.
+    fn decode(&mut self, streams: usize, tokens: usize) -> f64 {
+        self.prompt(streams, 32);
+        let start = Instant::now();
+        for token in 0..tokens {
+            let sampled: Vec<_> = (0..streams as u32).map(|slot| vec![Token::Sampled(slot)]).collect();
+            self.step(32 + token, &sampled, true);
+        }
+        (streams * tokens) as f64 / start.elapsed().as_secs_f64()
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let threads = arguments[2].parse().unwrap();
+    let simd = arguments.get(3).map_or(Simd::detect(), |name| {
+        Simd::present().find(|simd| simd.name() == name).expect("an instruction set of this machine")
+    });
+    let start = Instant::now();
+    let checkpoint = Checkpoint::open(Path::new(&arguments[1])).unwrap();
+    let config = Config::read(&checkpoint).unwrap();
+    let options = CpuOptions { threads, simd, tokens_max: 512, slots: STREAMS, ..CpuOptions::default() };
+    let backend = Cpu::new(options).unwrap();
+    let limits = Limits { tokens_max: 512, wanted_max: STREAMS };
+    let model = load(&checkpoint, &config, &backend, limits, &mut |_, _| {}).unwrap();
+    let groups = config.kv_groups(1 + STREAMS * CONTEXT / PAGE_TOKENS);
+    let kv = backend.alloc_kv(&KvSpec { groups: groups.clone(), dtype: KvDType::F16 }).unwrap();
+    let load = start.elapsed().as_secs_f64();
+    let mut rig = Rig { backend, model, kv, groups, vocab: config.vocab as u32 };
+
+    let mut best = [0.0f64; 3];
+    for _ in 0..3 {
+        let start = Instant::now();
+        rig.prompt(1, 512);
+        best[0] = best[0].max(512.0 / start.elapsed().as_secs_f64());
+        best[1] = best[1].max(rig.decode(1, 64));
+        best[2] = best[2].max(rig.decode(STREAMS, 32));
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kilobytes = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok()).unwrap_or(f64::NAN)
+    };
+    println!(
+        "{{\"load_s\": {load:.3}, \"prefill\": {:.1}, \"decode\": {:.1}, \"streams\": {:.1}, \"resident_mib\": {:.1}, \
+         \"simd\": \"{}\"}}",
+        best[0],
+        best[1],
+        best[2],
+        kilobytes("VmRSS") / 1024.0,
+        simd.name()
+    );
+}
