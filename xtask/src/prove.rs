@@ -9,6 +9,7 @@ mod golden;
 mod hand_over;
 mod memory;
 mod simulation;
+mod soak;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -60,6 +61,11 @@ const PROOFS: &[Proof] = &[
         name: "simulation",
         shows: "Whatever happens to an engine, every request ends once, every token is right and every page returns.",
         run: simulation::run,
+    },
+    Proof {
+        name: "soak",
+        shows: "A thousand mixed requests on a real model, some failing on purpose, leave nothing behind; memory is flat.",
+        run: soak::run,
     },
 ];
 
