@@ -203,7 +203,9 @@ impl Grammars {
             }
             Err(error) => return Err(FormError::Compile(first_line(&error.to_string()))),
         }
-        Ok(Grammar { matcher: Matcher::new(Ok(parser)), end_tokens: Arc::clone(&self.end_tokens) })
+        let vocab =
+            u32::try_from(self.factory.tok_env().tok_trie().vocab_size()).expect("token ids fit 32 bits");
+        Ok(Grammar { matcher: Matcher::new(Ok(parser)), end_tokens: Arc::clone(&self.end_tokens), vocab })
     }
 }
 
@@ -328,12 +330,18 @@ fn check_rules(parser: &TokenParser) -> Result<(), FormError> {
 pub struct Grammar {
     matcher: Matcher,
     end_tokens: Arc<[u32]>,
+    /// Tokens that its masks speak about.
+    vocab: u32,
 }
 
 impl Clone for Grammar {
     fn clone(&self) -> Self {
         // Deep: copies work on different threads and must not share lexer caches.
-        Grammar { matcher: self.matcher.deep_clone(), end_tokens: Arc::clone(&self.end_tokens) }
+        Grammar {
+            matcher: self.matcher.deep_clone(),
+            end_tokens: Arc::clone(&self.end_tokens),
+            vocab: self.vocab,
+        }
     }
 }
 
@@ -352,6 +360,11 @@ impl Grammar {
                 && copy.mask().is_ok_and(|mask| mask.is_allowed(token))
                 && copy.accept(token).is_ok()
         }) && copy.may_end()
+    }
+
+    /// How many tokens its masks speak about.
+    pub(crate) fn vocab(&self) -> u32 {
+        self.vocab
     }
 
     /// One bit per token that may come next.

@@ -173,6 +173,11 @@ impl Request {
         if !(1..=CHOICES_MAX).contains(&self.choices) {
             return wrong("n", self.choices.to_string(), "1 to 128");
         }
+        if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.vocab() < capacity.vocab) {
+            // Its masks would end before the vocabulary does.
+            let value = format!("compiled for {} tokens of {}", grammar.vocab(), capacity.vocab);
+            return wrong("grammar", value, "one compiled for this model's vocabulary");
+        }
         match self.sampling.check(capacity.vocab) {
             Ok(()) => Ok(()),
             Err(Error::SampleParameter { name, value, wanted }) => wrong(name, value, wanted),

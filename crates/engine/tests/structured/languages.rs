@@ -1,12 +1,13 @@
 //! Regular expressions, grammars, choices and objects, through the same loop.
 
 use fornax_compute::Sampling;
-use fornax_engine::{EndReason, Event, Form, Request, Turn};
+use fornax_engine::{EndReason, Event, Form, Refusal, Request, Turn};
 use regex::Regex;
 use serde_json::Value;
 
 use crate::{
     dice::Dice,
+    suite::bytewise,
     world::{Answer, Tokens, answers, engine},
 };
 
@@ -163,6 +164,16 @@ fn every_finished_answer_is_a_sentence_of_its_grammar() {
     }
     println!("{} sentences, {cut} truncated", finished.len());
     assert!(finished.len() > 60);
+}
+
+#[test]
+fn a_form_of_another_vocabulary_is_refused_at_the_door() {
+    let tokens = Tokens::new();
+    let (_engine, handle) = engine(&tokens, 1);
+    let grammar = bytewise().compile(&Form::JsonObject).unwrap();
+    let request = Request { grammar: Some(grammar), ..Request::new(vec![2], 5, Sampling::greedy()) };
+    let refused = handle.submit(request).err();
+    assert!(matches!(refused, Some(Refusal::Parameter { name: "grammar", .. })), "{refused:?}");
 }
 
 #[test]

@@ -129,7 +129,7 @@ fn check(
 }
 
 /// Tokens are bytes here: the form meets the instance letter by letter.
-fn bytewise() -> Grammars {
+pub(crate) fn bytewise() -> Grammars {
     let mut bytes: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     bytes.push(Vec::new());
     let encode = Arc::new(|bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).collect());
