@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fornax_compute::{Error, Given, SampleFault, SampleRow, Sampled};
+use fornax_compute::{Error, Given, KvGroup, PAGE_TOKENS, SampleFault, SampleRow, Sampled};
 use toktrie::SimpleVob;
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     handle::{Door, Handle, QueueLimits},
     request::{Capacity, PRIORITY_PLACES, Refusal, Request},
     runner::Runner,
-    scheduler::{Scheduled, Scheduler},
+    scheduler::{Scheduled, Scheduler, StepLimits},
     sequence::{Sequence, SequenceId},
     speculation::{Draft, Speculation},
     stats::Stats,
@@ -123,6 +123,7 @@ impl Engine {
         let handle = Handle::new(Arc::clone(&door));
         let limits = runner.limits();
         assert!(runner.depth() <= 1, "a step's sampling needs the tokens of the one before");
+        assert_windows_fit(runner.groups(), limits, options.context);
         let engine = Engine {
             door,
             scheduler: Scheduler::new(runner.groups(), limits, options.speculation),
@@ -552,6 +553,7 @@ impl Engine {
         self.stats.preempted = self.scheduler.preempted();
         self.stats.pages = self.scheduler.page_counts();
         self.stats.preemptions = self.scheduler.preemptions();
+        self.stats.prompt_tokens = self.scheduler.prompt_tokens();
         self.door.step_ends(self.stats.clone());
     }
 
@@ -583,6 +585,18 @@ fn chosen(sequence: &mut Sequence, event: Event, token: u32) -> Option<EndReason
         Some((false, false)) if full => Some(EndReason::FormTruncated),
         None if full => Some(EndReason::Length),
         _ => None,
+    }
+}
+
+/// Whoever is first in line must always move: a pool of windowed layers holds at least what one sequence sees and
+/// computes in one step. (Pools of full layers are compared with each request.)
+fn assert_windows_fit(groups: &[KvGroup], limits: StepLimits, context: usize) {
+    for group in groups {
+        let Some(window) = group.window else { continue };
+        let seen = (window as usize + limits.tokens_max).div_ceil(PAGE_TOKENS) + 1;
+        let wanted = 1 + seen.min(context.div_ceil(PAGE_TOKENS));
+        let pages = group.pages;
+        assert!(pages >= wanted, "a window of {window} wants a pool of {wanted} pages, it has {pages}");
     }
 }
 

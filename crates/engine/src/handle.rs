@@ -143,6 +143,14 @@ impl Handle {
         request.check(&self.door.capacity)?;
         let (choices, tokens) = (request.choices as usize, request.prompt.len());
         let limits = self.door.limits;
+        if choices > limits.requests_max || tokens.saturating_mul(choices) > limits.tokens_max {
+            // Waiting for room would be in vain.
+            return Err(Refusal::Parameter {
+                name: "n",
+                value: format!("{choices}, with a prompt of {tokens} tokens"),
+                wanted: "no more answers, and no more prompt tokens for them, than the queue holds when it is empty",
+            });
+        }
         let mut state = lock(&self.door.state);
         if let Some(reason) = &state.closed {
             return Err(reason.clone());
@@ -204,5 +212,31 @@ impl Drop for Handle {
     fn drop(&mut self) {
         lock(&self.door.state).handles -= 1;
         self.door.arrived.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fornax_compute::Sampling;
+
+    use super::*;
+
+    #[test]
+    fn what_the_queue_could_never_hold_is_not_told_to_come_again() {
+        let capacity = Capacity { context: 100, vocab: 50, pages: 10 };
+        let limits = QueueLimits { requests_max: 4, tokens_max: 20 };
+        let door = Door::new(capacity, limits, std::sync::Arc::new(|| Duration::ZERO), Duration::MAX);
+        let handle = Handle::new(door);
+        let request = |prompt: usize, choices| Request {
+            choices,
+            ..Request::new(vec![1; prompt], 10, Sampling::greedy())
+        };
+        for (prompt, choices) in [(1, 5), (21, 1), (7, 3)] {
+            let refused = handle.submit(request(prompt, choices)).err();
+            assert!(matches!(refused, Some(Refusal::Parameter { name: "n", .. })), "{refused:?}");
+        }
+        let waiting = handle.submit(request(5, 4)).unwrap();
+        assert!(matches!(handle.submit(request(1, 1)).err(), Some(Refusal::QueueFull { .. })));
+        drop(waiting);
     }
 }

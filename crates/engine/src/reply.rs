@@ -108,7 +108,7 @@ impl Reply {
 
     /// [`Reply::recv`] for at most `patience`: for callers that must look up now and then.
     pub fn recv_timeout(&mut self, patience: Duration) -> Result<Option<Event>, TimedOut> {
-        let until = Instant::now() + patience;
+        let until = Instant::now().checked_add(patience);
         let mut state = lock(&self.shared.state);
         loop {
             if let Some(event) = state.events.pop_front() {
@@ -117,7 +117,8 @@ impl Reply {
             if state.ended {
                 return Ok(None);
             }
-            let left = until.saturating_duration_since(Instant::now());
+            // No end to the patience where the clock has none.
+            let left = until.map_or(patience, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(TimedOut);
             }

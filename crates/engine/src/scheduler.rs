@@ -78,6 +78,8 @@ pub(crate) struct Scheduler {
     slots_free: Vec<u32>,
     /// Sequences that gave way to somebody before them.
     preemptions: u64,
+    /// Prompt positions computed.
+    prompt_tokens: u64,
     speculator: Speculator,
     /// The last batch, whose memory the next one uses again.
     batch: Batch,
@@ -115,6 +117,7 @@ impl Scheduler {
             seated: BTreeSet::new(),
             slots_free: (0..slots).rev().collect(),
             preemptions: 0,
+            prompt_tokens: 0,
             speculator: Speculator::new(speculation),
             batch: Batch::default(),
             rows_spare: Vec::new(),
@@ -328,6 +331,8 @@ impl Scheduler {
             return true;
         }
         let leaves = sequence.leave.is_some();
+        let prompt_len = sequence.prompt_len();
+        self.prompt_tokens += (row.end.min(prompt_len) - sequence.computed.min(prompt_len)) as u64;
         sequence.scored = sequence.scored.map(|scored| scored.max(row.scores().end));
         computed(sequence, row.end - row.drafts(), &mut self.pages);
         leaves
@@ -429,6 +434,10 @@ impl Scheduler {
 
     pub(crate) fn preemptions(&self) -> u64 {
         self.preemptions
+    }
+
+    pub(crate) fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens
     }
 
     pub(crate) fn page_counts(&self) -> Vec<PageCounts> {

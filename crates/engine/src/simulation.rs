@@ -273,7 +273,8 @@ impl World {
                     request: request.clone(),
                 }));
             }
-            Err(Refusal::QueueFull { .. }) => life.refused += 1,
+            // Full now, or too small for this even when it is empty.
+            Err(Refusal::QueueFull { .. } | Refusal::Parameter { name: "n", .. }) => life.refused += 1,
             Err(other) => panic!("refused without a reason: {other}"),
         }
     }
@@ -590,5 +591,32 @@ mod tests {
             drop(handle);
             engine.run();
         }
+    }
+
+    #[test]
+    fn prompt_tokens_are_counted_when_they_are_computed() {
+        let (mut engine, handle) = narrow();
+        let replies = handle.submit(request(0)).unwrap();
+        while engine.turn() == Turn::Worked {}
+        assert_eq!(handle.stats().prompt_tokens, 3);
+        drop(replies);
+    }
+
+    #[test]
+    #[should_panic(expected = "a window of 90 wants a pool of 5 pages, it has 4")]
+    fn a_pool_too_small_for_its_window_is_noticed_before_any_request() {
+        let groups = vec![
+            KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 50 },
+            KvGroup { layers: 1, heads: 1, dim: 1, window: Some(90), pages: 4 },
+        ];
+        let fake = Fake::new(FakeOptions {
+            groups,
+            limits: StepLimits { tokens_max: 64, wanted_max: 1, slots: 1 },
+            depth: 0,
+            vocab: 40,
+            faults: Box::new(|| None),
+        });
+        let clock: crate::Clock = Arc::new(|| Duration::ZERO);
+        drop(Engine::new(Box::new(fake), EngineOptions::new(128, clock)));
     }
 }
