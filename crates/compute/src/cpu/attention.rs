@@ -21,6 +21,8 @@ use super::disjoint::Disjoint;
 use super::exp::exp;
 use super::memory::{Geometry, Pages};
 use super::pool::Pool;
+#[cfg(target_arch = "aarch64")]
+use super::quant::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::quant::{Avx2, Avx512};
 use super::quant::{Lanes, Simd};
@@ -239,6 +241,14 @@ impl<'a> Page<'a> {
                     unsafe { step_avx512(self, &mut some) };
                 }
             }
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon if dim.is_multiple_of(LANES) => {
+                for first in (0..count).step_by(2) {
+                    let mut some = queries.part(first..count.min(first + 2));
+                    // SAFETY: the backend was made for a processor with NEON; lengths are asserted above.
+                    unsafe { step_neon(self, &mut some) };
+                }
+            }
             _ => (0..count).for_each(|query| self.step_plain(&mut queries.part(query..query + 1))),
         }
     }
@@ -311,6 +321,13 @@ unsafe fn step_avx2(page: Page<'_>, queries: &mut Queries<'_>) {
 unsafe fn step_avx512(page: Page<'_>, queries: &mut Queries<'_>) {
     // SAFETY: as the caller's.
     unsafe { step_stored::<Avx512, 4>(page, queries) }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn step_neon(page: Page<'_>, queries: &mut Queries<'_>) {
+    // SAFETY: as the caller's.
+    unsafe { step_stored::<Neon, 2>(page, queries) }
 }
 
 /// How sixteen stored numbers are read.
@@ -455,12 +472,17 @@ impl Writer<'_> {
                         let value = &qkv[(query + kv + head) * dim..][..dim];
                         let (bytes, token_bytes) = (self.dtype.bytes(), self.geometry.token_bytes);
                         let keys = self.geometry.keys(table[page], head);
-                        for (i, value) in key.iter().enumerate() {
-                            let to = keys + (i * PAGE_TOKENS + at) * bytes;
-                            // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
-                            narrow(self.dtype, std::slice::from_ref(value), unsafe {
-                                pages.part(to..to + bytes)
-                            });
+                        // As f32, so that it is aligned for every type.
+                        let mut stored = [0.0_f32; LANES];
+                        let stored: &mut [u8] = bytemuck::cast_slice_mut(&mut stored);
+                        for (chunk, key) in key.chunks(LANES).enumerate() {
+                            let stored = &mut stored[..key.len() * bytes];
+                            narrow(self.dtype, key, stored);
+                            for (i, value) in stored.chunks_exact(bytes).enumerate() {
+                                let to = keys + ((chunk * LANES + i) * PAGE_TOKENS + at) * bytes;
+                                // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
+                                unsafe { pages.part(to..to + bytes) }.copy_from_slice(value);
+                            }
                         }
                         let to = self.geometry.values(table[page], head) + at * token_bytes;
                         // SAFETY: as above.

@@ -14,6 +14,8 @@ pub(super) fn silu(pool: &Pool, simd: Simd, columns: usize, gate_up: &[f32], out
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the backend was made for a processor with AVX2.
             Simd::Avx2 | Simd::Avx512 => unsafe { silu_row_avx2(gate, up, out) },
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => silu_row(gate, up, out),
         }
     });
 }

@@ -17,6 +17,8 @@ pub(super) fn rms_norm(pool: &Pool, simd: Simd, weight: &[f32], eps: f32, x: &[f
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the backend was made for a processor with AVX2.
             Simd::Avx2 | Simd::Avx512 => unsafe { norm_row_avx2(weight, eps, x, out) },
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => norm_row(weight, eps, x, out),
         }
     });
 }

@@ -81,6 +81,8 @@ pub(crate) fn quantize(simd: Simd, activations: &[f32], store: impl FnMut(usize,
         #[cfg(target_arch = "x86_64")]
         // SAFETY: asserted above.
         Simd::Avx2 | Simd::Avx512 => unsafe { quantize_row_avx2(blocks, store) },
+        #[cfg(target_arch = "aarch64")]
+        Simd::Neon => quantize_row(blocks, store),
     }
 }
 

@@ -22,6 +22,8 @@ mod avx512;
 mod check;
 mod float;
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packed;
 mod q4_0;
 mod q4_1;
@@ -40,6 +42,8 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use float::{dot_f32, f32_kernels};
 pub(crate) use lanes::Lanes;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use packed::{GROUP, Kernels, PANEL_BLOCK_BYTES, WIDTHS, store_block};
 pub use simd::Simd;
 

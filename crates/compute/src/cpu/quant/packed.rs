@@ -237,6 +237,11 @@ macro_rules! packed_kernels {
                 );
                 Some(&AVX512)
             }
+            #[cfg(target_arch = "aarch64")]
+            $crate::cpu::quant::Simd::Neon => {
+            static NEON: Kernels = kernels!($crate::cpu::quant::neon::Neon, "neon", $kind $format);
+                Some(&NEON)
+            }
         }
     }};
 }

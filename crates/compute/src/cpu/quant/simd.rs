@@ -11,6 +11,9 @@ pub enum Simd {
     /// AVX-512 with BW, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// NEON, which every 64-bit ARM processor has.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 impl Simd {
@@ -20,6 +23,8 @@ impl Simd {
         Simd::Avx2,
         #[cfg(target_arch = "x86_64")]
         Simd::Avx512,
+        #[cfg(target_arch = "aarch64")]
+        Simd::Neon,
     ];
 
     /// The best level of this machine.
@@ -40,6 +45,8 @@ impl Simd {
             Simd::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => "neon",
         }
     }
 
@@ -65,6 +72,8 @@ impl Simd {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => std::arch::is_aarch64_feature_detected!("neon"),
         }
     }
 }
