@@ -33,7 +33,7 @@ pub use grammar::{Encode, Form, FormError, Grammar, Grammars, Vocabulary};
 pub use handle::{Handle, QueueLimits};
 pub use local::{Local, LocalParts};
 pub use pages::PageCounts;
-pub use plan::{Ask, Change, Plan, Planner, Remedy, Stored};
+pub use plan::{Ask, Change, Plan, Planner, Remedy, Stored, stored_as};
 pub use reply::{Reply, TimedOut};
 pub use request::{CHOICES_MAX, Capacity, PRIORITY_PLACES, Refusal, Request};
 pub use runner::Runner;

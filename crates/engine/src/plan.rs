@@ -373,7 +373,7 @@ impl<S: Sizes> Requantized<S> {
     /// larger.
     fn smaller<'v>(&self, view: &View<'v>) -> Option<View<'v>> {
         let columns = *view.shape.last().filter(|_| view.shape.len() > 1)?;
-        let dtype = fallback(self.quant?, columns);
+        let dtype = stored_as(self.quant?, columns);
         let bytes = view.bytes.get(..dtype.bytes_for(view.values())?)?;
         (bytes.len() < view.bytes.len())
             .then(|| View::new(view.name, dtype, view.shape.clone(), bytes).ok())
@@ -386,8 +386,8 @@ impl<S: Sizes> Requantized<S> {
     }
 }
 
-/// What llama.cpp uses for rows that do not fill the blocks of a type.
-fn fallback(quant: DType, columns: usize) -> DType {
+/// The type of a matrix that is meant to have type `quant`: where its rows do not fill the blocks, what llama.cpp uses.
+pub fn stored_as(quant: DType, columns: usize) -> DType {
     let whole = |dtype: DType| columns.is_multiple_of(dtype.block_values());
     match quant {
         _ if whole(quant) => quant,

@@ -32,7 +32,7 @@ impl OpenOptions {
     /// vocabulary. `progress` is told the bytes of weights loaded and the bytes there are.
     pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<Evaluator, Error> {
         let options = self.parallel(1).logit_rows(rows.saturating_sub(1));
-        let Blueprint { checkpoint, text, config, plan, cpu, limits } = options.blueprint()?;
+        let Blueprint { checkpoint, text, config, plan, cpu, limits, .. } = options.blueprint()?;
         let kv = plan.kv;
         let backend = Cpu::new(cpu)?;
         let model = fornax_model::load(&checkpoint, &config, &backend, limits, progress)?;

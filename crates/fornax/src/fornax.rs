@@ -10,7 +10,7 @@ use fornax_compute::cpu::Cpu;
 use fornax_compute::{KvDType, Memory as _, Usage};
 use fornax_engine::{
     Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Local, LocalParts, Plan, Refusal, Runner,
-    Stats,
+    Speculation, Stats,
 };
 use fornax_model::Config;
 use fornax_text::{Detokenizer, StopStrings, Tokenizer};
@@ -76,7 +76,10 @@ impl Fornax {
     pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
         let (text, config, plan) = (blueprint.text.clone(), blueprint.config.clone(), blueprint.plan.clone());
         let (threads, vocab) = (blueprint.cpu.threads, text.vocab());
-        let options = EngineOptions::new(plan.context, clock());
+        let mut options = EngineOptions::new(plan.context, clock());
+        if !blueprint.drafts {
+            options.speculation = Speculation::Off;
+        }
         let (tell, told) = mpsc::channel();
         let counted = Arc::new(Mutex::new(Usage::default()));
         let usage = Arc::clone(&counted);

@@ -36,6 +36,7 @@ mod error;
 mod evaluator;
 mod fornax;
 mod open;
+pub mod random_model;
 mod request;
 mod text;
 mod vocabulary;

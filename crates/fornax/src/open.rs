@@ -18,6 +18,7 @@ pub struct OpenOptions {
     context: Option<usize>,
     parallel: usize,
     logit_rows: usize,
+    drafts: bool,
     kv_dtype: Option<KvDType>,
     activations: Activations,
     threads: Option<usize>,
@@ -48,6 +49,7 @@ impl OpenOptions {
             context: None,
             parallel: 1,
             logit_rows: LOGIT_ROWS,
+            drafts: true,
             kv_dtype: None,
             activations: Activations::Integer,
             threads: None,
@@ -71,6 +73,12 @@ impl OpenOptions {
     /// Rows of logits in a step beyond one for each request; each takes four bytes for every token of the vocabulary.
     pub fn logit_rows(mut self, rows: usize) -> OpenOptions {
         self.logit_rows = rows;
+        self
+    }
+
+    /// Whether answers are drafted from their own repetitions where that helps. It changes no token, only the speed.
+    pub fn drafts(mut self, drafts: bool) -> OpenOptions {
+        self.drafts = drafts;
         self
     }
 
@@ -173,7 +181,7 @@ impl OpenOptions {
         let text = Text::open(&checkpoint, self.chat_template.as_deref(), config.vocab)?;
         // What was not planned is not allocated.
         cpu.memory_limit = Some(planned.plan.usage.total());
-        Ok(Blueprint { checkpoint, config, text, plan: planned.plan, cpu, limits })
+        Ok(Blueprint { checkpoint, config, text, plan: planned.plan, cpu, limits, drafts: self.drafts })
     }
 }
 
@@ -185,6 +193,8 @@ pub(crate) struct Blueprint {
     pub(crate) plan: Plan,
     pub(crate) cpu: CpuOptions,
     pub(crate) limits: Limits,
+    /// Whether answers are drafted.
+    pub(crate) drafts: bool,
 }
 
 /// A plan, and what would fit where it does not.

@@ -39,6 +39,7 @@ pub(crate) enum Command {
     Tokenize(Tokenize),
     Logits(Logits),
     Perplexity(Perplexity),
+    Bench(Bench),
     Pull(Pull),
     List(List),
     Rm(Rm),
@@ -258,6 +259,48 @@ pub(crate) struct Perplexity {
     pub(crate) device: DeviceArgs,
 }
 
+/// Measure how fast a model runs here
+///
+/// Through the engine, as requests run: prefill of 128 and 512 tokens, decode of 1, 4 and 16 streams together, the same
+/// prompt of 1024 tokens twice (the second time it is found in the cache), and loading. Beside them: the bytes that a
+/// generated token moves, and their share of the rate at which this machine reads memory, measured in the same run.
+/// --json prints {model, device, threads, activations, kv_dtype, memory_bytes_per_second, load, prefill, decode,
+/// prefix}.
+///
+/// With --make-random it writes a model of random weights in the shape of a real one instead, without a tokenizer, and
+/// prints its path.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax bench
+  fornax bench ./model.gguf --threads 4 --json
+  fornax bench --make-random qwen2.5-0.5b --quant q8_0
+  fornax bench ./random.gguf --make-random tiny --quant f16
+
+Shapes: tiny, smollm2-135m, qwen2.5-0.5b, qwen2.5-7b. Types: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k,
+q6_k; rows that do not fill a block of the type fall back to another, as in llama.cpp.")]
+pub(crate) struct Bench {
+    /// Path or catalog name of the model [default: smollm2]; with --make-random the file to write [default:
+    /// SHAPE-QUANT.gguf in this folder]
+    pub(crate) model: Option<String>,
+    /// Tokens that each stream generates
+    #[arg(long, value_name = "N", default_value = "32", allow_negative_numbers = true, value_parser = several)]
+    pub(crate) tokens: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a model of random weights in this shape
+    #[arg(long, value_name = "SHAPE", requires = "quant", conflicts_with = "json")]
+    pub(crate) make_random: Option<String>,
+    /// The type of its matrices
+    #[arg(long, value_name = "QUANT", requires = "make_random")]
+    pub(crate) quant: Option<String>,
+    /// Fixes its weights
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
 /// Fetch a model of the catalog to the cache folder
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -400,6 +443,13 @@ pub(crate) fn positive(text: &str) -> Result<usize, String> {
         Ok(0) => Err("it must be at least 1".to_owned()),
         Ok(number) => Ok(number),
         Err(_) => Err("it must be a whole number, at least 1".to_owned()),
+    }
+}
+
+fn several(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        1 => Err("it must be at least 2".to_owned()),
+        number => Ok(number),
     }
 }
 

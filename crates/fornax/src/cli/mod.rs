@@ -1,6 +1,7 @@
 //! The commands, a file each, and what they share.
 
 pub(crate) mod args;
+pub(crate) mod bench;
 pub(crate) mod completions;
 mod conformance;
 mod device;

@@ -21,6 +21,7 @@ fn every_command_explains_itself_with_examples() {
         "tokenize",
         "logits",
         "perplexity",
+        "bench",
         "pull",
         "list",
         "rm",

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests may, and so may what they share")]
 
 mod bad_input;
+mod bench;
 mod generation;
 mod golden;
 mod help;

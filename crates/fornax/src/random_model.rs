@@ -1,0 +1,464 @@
+//! A model of random weights in the shape of a real one: as large and as fast, for measuring where no model is at hand.
+//!
+//! It has no tokenizer and takes token ids. What it says means nothing.
+
+use std::fs::Permissions;
+use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use fornax_format::DType;
+use half::{bf16, f16};
+
+/// A decoder by its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The model that has this shape.
+    pub name: &'static str,
+    architecture: &'static str,
+    layers: u32,
+    hidden: u32,
+    ffn: u32,
+    heads: u32,
+    heads_kv: u32,
+    head_dim: u32,
+    vocab: u32,
+    context: u32,
+    rope_base: u32,
+    tied: bool,
+    qkv_bias: bool,
+}
+
+/// Every shape that can be made.
+pub const SHAPES: [Shape; 4] = [
+    Shape {
+        name: "tiny",
+        architecture: "llama",
+        layers: 2,
+        hidden: 256,
+        ffn: 512,
+        heads: 4,
+        heads_kv: 2,
+        head_dim: 64,
+        vocab: 1024,
+        context: 2048,
+        rope_base: 10_000,
+        tied: true,
+        qkv_bias: false,
+    },
+    Shape {
+        name: "smollm2-135m",
+        architecture: "llama",
+        layers: 30,
+        hidden: 576,
+        ffn: 1536,
+        heads: 9,
+        heads_kv: 3,
+        head_dim: 64,
+        vocab: 49_152,
+        context: 8192,
+        rope_base: 100_000,
+        tied: true,
+        qkv_bias: false,
+    },
+    Shape {
+        name: "qwen2.5-0.5b",
+        architecture: "qwen2",
+        layers: 24,
+        hidden: 896,
+        ffn: 4864,
+        heads: 14,
+        heads_kv: 2,
+        head_dim: 64,
+        vocab: 151_936,
+        context: 32_768,
+        rope_base: 1_000_000,
+        tied: true,
+        qkv_bias: true,
+    },
+    Shape {
+        name: "qwen2.5-7b",
+        architecture: "qwen2",
+        layers: 28,
+        hidden: 3584,
+        ffn: 18_944,
+        heads: 28,
+        heads_kv: 4,
+        head_dim: 128,
+        vocab: 152_064,
+        context: 32_768,
+        rope_base: 1_000_000,
+        tied: false,
+        qkv_bias: true,
+    },
+];
+
+/// Types that matrices can have.
+pub const QUANTS: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+/// A tensor of the file.
+struct Tensor {
+    name: String,
+    columns: usize,
+    /// None for a vector.
+    rows: Option<usize>,
+    dtype: DType,
+}
+
+impl Tensor {
+    fn bytes(&self) -> usize {
+        let values = self.columns * self.rows.unwrap_or(1);
+        self.dtype.bytes_for(values).expect("the type fits the columns")
+    }
+}
+
+/// Where tensors begin.
+const ALIGNMENT: usize = 32;
+
+/// Writes a GGUF of this shape with its matrices in `quant`, or in the type that llama.cpp falls back to where a row does
+/// not fill the blocks. The same seed makes the same file. It has its name only once it is complete. `progress` is told
+/// the bytes written and all bytes, and stops it by breaking.
+pub fn write(
+    path: &Path,
+    shape: &Shape,
+    quant: DType,
+    seed: u64,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> io::Result<()> {
+    let tensors = tensors(shape, quant);
+    let header = header(shape, &tensors);
+    let padded = |tensor: &Tensor| tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
+    let total = header.len() as u64 + tensors.iter().map(padded).sum::<u64>();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = tempfile::Builder::new()
+        .prefix(".fornax-")
+        // Like any other new file: what the user's mask leaves of it.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    out.write_all(&header)?;
+    let mut written = header.len() as u64;
+    let mut random = Random(seed);
+    let mut row = Vec::new();
+    for tensor in &tensors {
+        for _ in 0..tensor.rows.unwrap_or(1) {
+            row.clear();
+            match tensor.rows {
+                Some(_) => random.row(tensor.dtype, tensor.columns, &mut row),
+                None if tensor.name.ends_with("norm.weight") => {
+                    row.extend((0..tensor.columns).flat_map(|_| 1f32.to_le_bytes()));
+                }
+                None => row.extend((0..tensor.columns).flat_map(|_| (random.normal() * 0.1).to_le_bytes())),
+            }
+            out.write_all(&row)?;
+        }
+        out.write_all(&vec![0; tensor.bytes().next_multiple_of(ALIGNMENT) - tensor.bytes()])?;
+        written += padded(tensor);
+        if progress(written, total).is_break() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+    }
+    let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.persist_noclobber(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+fn tensors(shape: &Shape, quant: DType) -> Vec<Tensor> {
+    let size = |number: u32| number as usize;
+    let (hidden, ffn, vocab) = (size(shape.hidden), size(shape.ffn), size(shape.vocab));
+    let query = size(shape.heads * shape.head_dim);
+    let kv = size(shape.heads_kv * shape.head_dim);
+    let matrix = |name: String, columns: usize, rows: usize| Tensor {
+        name,
+        columns,
+        rows: Some(rows),
+        dtype: fornax_engine::stored_as(quant, columns),
+    };
+    let vector = |name: String, columns| Tensor { name, columns, rows: None, dtype: DType::F32 };
+    let mut tensors = vec![
+        matrix("token_embd.weight".to_owned(), hidden, vocab),
+        vector("output_norm.weight".to_owned(), hidden),
+    ];
+    if !shape.tied {
+        tensors.push(matrix("output.weight".to_owned(), hidden, vocab));
+    }
+    for layer in 0..shape.layers {
+        let name = |name: &str| format!("blk.{layer}.{name}");
+        tensors.extend([
+            vector(name("attn_norm.weight"), hidden),
+            matrix(name("attn_q.weight"), hidden, query),
+            matrix(name("attn_k.weight"), hidden, kv),
+            matrix(name("attn_v.weight"), hidden, kv),
+            matrix(name("attn_output.weight"), query, hidden),
+            vector(name("ffn_norm.weight"), hidden),
+            matrix(name("ffn_gate.weight"), hidden, ffn),
+            matrix(name("ffn_up.weight"), hidden, ffn),
+            matrix(name("ffn_down.weight"), ffn, hidden),
+        ]);
+        if shape.qkv_bias {
+            tensors.extend([
+                vector(name("attn_q.bias"), query),
+                vector(name("attn_k.bias"), kv),
+                vector(name("attn_v.bias"), kv),
+            ]);
+        }
+    }
+    tensors
+}
+
+/// Metadata and the list of tensors, up to where data begins.
+fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
+    // GGUF's numbers for the types of values.
+    let (u32_type, f32_type, string_type) = (4u32, 6u32, 8u32);
+    let string = |out: &mut Vec<u8>, text: &str| {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    };
+    let strings = [("general.architecture", shape.architecture), ("general.name", shape.name)];
+    let integers = [
+        ("block_count", shape.layers),
+        ("embedding_length", shape.hidden),
+        ("feed_forward_length", shape.ffn),
+        ("attention.head_count", shape.heads),
+        ("attention.head_count_kv", shape.heads_kv),
+        ("attention.key_length", shape.head_dim),
+        ("attention.value_length", shape.head_dim),
+        ("context_length", shape.context),
+    ];
+    let floats = [
+        ("attention.layer_norm_rms_epsilon", 1e-6),
+        #[expect(clippy::cast_precision_loss, reason = "powers of ten that f32 holds")]
+        ("rope.freq_base", shape.rope_base as f32),
+    ];
+    let mut out = b"GGUF\x03\0\0\0".to_vec();
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend(((strings.len() + integers.len() + floats.len()) as u64).to_le_bytes());
+    for (key, value) in strings {
+        string(&mut out, key);
+        out.extend(string_type.to_le_bytes());
+        string(&mut out, value);
+    }
+    for (key, value) in integers {
+        string(&mut out, &format!("{}.{key}", shape.architecture));
+        out.extend(u32_type.to_le_bytes());
+        out.extend(value.to_le_bytes());
+    }
+    for (key, value) in floats {
+        string(&mut out, &format!("{}.{key}", shape.architecture));
+        out.extend(f32_type.to_le_bytes());
+        out.extend(f32::to_le_bytes(value));
+    }
+    let mut offset = 0u64;
+    for tensor in tensors {
+        string(&mut out, &tensor.name);
+        // Fastest dimension first.
+        let dimensions: Vec<u64> =
+            std::iter::once(tensor.columns).chain(tensor.rows).map(|size| size as u64).collect();
+        out.extend((dimensions.len() as u32).to_le_bytes());
+        out.extend(dimensions.iter().flat_map(|size| size.to_le_bytes()));
+        out.extend(tensor.dtype.ggml_id().expect("a type of GGUF").to_le_bytes());
+        out.extend(offset.to_le_bytes());
+        offset += tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
+    }
+    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+    out
+}
+
+/// Splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    /// Roughly normal: mean 0, standard deviation 1, from the sixteen-bit parts of one number.
+    fn normal(&mut self) -> f32 {
+        let bits = self.bits();
+        let sum: f32 = (0..4).map(|part| ((bits >> (16 * part)) & 0xffff) as f32 / 65_536.0).sum();
+        (sum - 2.0) * 3f32.sqrt()
+    }
+
+    fn fill(&mut self, out: &mut [u8]) {
+        for chunk in out.chunks_mut(8) {
+            chunk.copy_from_slice(&self.bits().to_le_bytes()[..chunk.len()]);
+        }
+    }
+
+    /// One row of a matrix, whose values have mean 0 and a standard deviation of one over the root of the columns: what
+    /// keeps activations near one from layer to layer.
+    fn row(&mut self, dtype: DType, columns: usize, out: &mut Vec<u8>) {
+        let deviation = 1.0 / (columns as f32).sqrt();
+        if dtype.block_values() == 1 {
+            for _ in 0..columns {
+                let value = self.normal() * deviation;
+                match dtype {
+                    DType::F16 => out.extend(f16::from_f32(value).to_le_bytes()),
+                    DType::BF16 => out.extend(bf16::from_f32(value).to_le_bytes()),
+                    _ => out.extend(value.to_le_bytes()),
+                }
+            }
+            return;
+        }
+        let begin = out.len();
+        out.resize(begin + columns / dtype.block_values() * dtype.block_bytes(), 0);
+        for block in out[begin..].chunks_exact_mut(dtype.block_bytes()) {
+            self.fill(block);
+            scale(dtype, deviation, block);
+        }
+    }
+}
+
+/// Gives a block of random quants the scales that make its values `deviation` large and centred. Each scale is a normal
+/// f16: the integer scales of the K formats are kept small so that the float ones need not be denormal.
+fn scale(dtype: DType, deviation: f32, block: &mut [u8]) {
+    let mut half =
+        |at: usize, value: f32| block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+    // The standard deviations are those of uniform quants: sqrt((n * n - 1) / 12) for n of them.
+    match dtype {
+        // d * q, q in -128..128
+        DType::Q8_0 => half(0, deviation / 73.9),
+        // d * (q - 8), q in 0..16
+        DType::Q4_0 => half(0, deviation / 4.61),
+        // d * q + m
+        DType::Q4_1 => {
+            half(0, deviation / 4.61);
+            half(2, -7.5 * deviation / 4.61);
+        }
+        // d * (q - 16), q in 0..32
+        DType::Q5_0 => half(0, deviation / 9.23),
+        DType::Q5_1 => {
+            half(0, deviation / 9.23);
+            half(2, -15.5 * deviation / 9.23);
+        }
+        // d * s * q - m * s with both integer scales the same s in 1..=15, whose root mean square is 9.09
+        DType::Q4_K | DType::Q5_K => {
+            let (centre, spread) = if dtype == DType::Q4_K { (7.5, 4.61) } else { (15.5, 9.23) };
+            let scale = deviation / (9.09 * spread);
+            half(0, scale);
+            half(2, centre * scale);
+            // Six-bit scales below 16 leave their upper bits empty: four low bits in three groups of four bytes.
+            for at in 4..8 {
+                let (low, high) = (block[at] % 15 + 1, block[at + 4] % 15 + 1);
+                block[at] = low;
+                block[at + 4] = low;
+                block[at + 8] = high | high << 4;
+            }
+        }
+        // d * s * (q - 32), q in 0..64, s in 1..=4, whose root mean square is 2.74
+        DType::Q6_K => {
+            half(208, deviation / (2.74 * 18.5));
+            for byte in &mut block[192..208] {
+                *byte = *byte % 4 + 1;
+            }
+        }
+        other => unreachable!("{other} is not among QUANTS"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fornax_compute::cpu::{Activations, Cpu, CpuOptions};
+    use fornax_compute::{Backend, Batch, Memory, PageId, Part, Purpose, Row, Token};
+    use fornax_format::Checkpoint;
+
+    use super::*;
+    use crate::{OpenOptions, Request};
+
+    #[test]
+    fn every_type_has_sane_values_and_computes() {
+        let folder = tempfile::tempdir().unwrap();
+        for quant in QUANTS {
+            let path = folder.path().join(format!("{quant}.gguf"));
+            write(&path, &SHAPES[0], quant, 1, &mut |_, _| ControlFlow::Continue(())).unwrap();
+            let checkpoint = Checkpoint::open(&path).unwrap();
+            let Checkpoint::Gguf(gguf) = &checkpoint else { panic!("{quant}") };
+            let view = gguf.tensor("blk.1.ffn_down.weight").unwrap();
+            assert_eq!(view.dtype, quant);
+            // The table's rows as the backend dequantises them: embedding looks a row up.
+            let cpu =
+                Cpu::new(CpuOptions { activations: Activations::Float, ..CpuOptions::default() }).unwrap();
+            let weight = cpu.upload(&[Part::from(view)]).unwrap();
+            let mut out = cpu.alloc(Purpose::Residual, 32, 512).unwrap();
+            let mut batch = Batch::default();
+            let row = Row { slot: 0, start: 0, len: 32, pages: vec![vec![PageId(1)]], wanted: 0 };
+            batch.push(row, (0..32).map(Token::Known));
+            let step = cpu.begin(&batch).unwrap();
+            cpu.embed(&step, &weight, &mut out).unwrap();
+            cpu.finish(step).unwrap();
+            let values = cpu.read(&out, 0, 32).unwrap();
+            let mean = values.iter().sum::<f32>() / values.len() as f32;
+            let square = values.iter().map(|value| value * value).sum::<f32>() / values.len() as f32;
+            let deviation = square.sqrt() * 512f32.sqrt();
+            // Quants without a middle (-8..8) are half a step off it.
+            assert!(mean.abs() * 512f32.sqrt() < 0.15, "{quant}: mean {mean}");
+            assert!((0.85..1.15).contains(&deviation), "{quant}: {deviation} of what was wanted");
+            let model = OpenOptions::new(&path).open().unwrap();
+            let request = Request { max_tokens: Some(4), ..Request::tokens(vec![1, 2, 3]) };
+            assert_eq!(model.generate(&request).unwrap().tokens.len(), 4, "{quant}");
+        }
+    }
+
+    #[test]
+    fn scales_are_never_denormal() {
+        let mut random = Random(7);
+        let widest = SHAPES.iter().map(|shape| shape.ffn).max().unwrap() as usize;
+        for quant in QUANTS.into_iter().filter(|quant| quant.block_values() > 1) {
+            let mut row = Vec::new();
+            random.row(quant, widest / 256 * 256, &mut row);
+            let places: &[usize] = match quant {
+                DType::Q6_K => &[208],
+                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+                _ => &[0],
+            };
+            for block in row.chunks_exact(quant.block_bytes()) {
+                for &at in places {
+                    let scale = f16::from_le_bytes([block[at], block[at + 1]]);
+                    assert!(scale.is_normal(), "{quant}: {scale}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_seed_makes_the_same_file_and_what_exists_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let make = |name: &str, seed| {
+            let path = folder.path().join(name);
+            write(&path, &SHAPES[0], DType::Q4_0, seed, &mut |_, _| ControlFlow::Continue(())).unwrap();
+            std::fs::read(path).unwrap()
+        };
+        let first = make("a", 1);
+        assert!(first == make("b", 1) && first != make("c", 2));
+        let again =
+            write(
+                &folder.path().join("a"),
+                &SHAPES[0],
+                DType::Q4_0,
+                3,
+                &mut |_, _| ControlFlow::Continue(()),
+            );
+        assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let stopped =
+            write(&folder.path().join("d"), &SHAPES[0], DType::Q4_0, 1, &mut |_, _| ControlFlow::Break(()));
+        assert!(stopped.is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "nothing half-written");
+    }
+}

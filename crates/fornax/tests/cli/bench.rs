@@ -1,0 +1,96 @@
+//! What `bench` measures and writes, on a random model that it made itself.
+
+use std::path::{Path, PathBuf};
+
+use crate::plan::{without_numbers, without_values};
+use crate::{cache, command, fornax, ran};
+
+/// A small random model in a folder.
+fn random(folder: &Path, quant: &str) -> PathBuf {
+    let path = folder.join(format!("{quant}.gguf"));
+    let made = fornax(["bench", path.to_str().unwrap(), "--make-random", "tiny", "--quant", quant]);
+    assert_eq!((made.code, &*made.stdout), (Some(0), &*format!("{}\n", path.display())), "{}", made.stderr);
+    path
+}
+
+#[test]
+fn the_report_has_every_measurement() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = random(folder.path(), "q8_0");
+    let args = ["bench", path.to_str().unwrap(), "--tokens", "8", "--device", "cpu"];
+    let mut report = fornax(args.iter().chain(&["--json"])).json();
+    let positive = |value: &serde_json::Value, fields: &[&str]| {
+        for field in fields {
+            assert!(value[field].as_f64().unwrap() > 0.0, "{field} of {value}");
+        }
+    };
+    positive(&report, &["memory_bytes_per_second", "threads"]);
+    positive(&report["load"], &["seconds", "file_bytes", "allocated_bytes"]);
+    for (prefill, tokens) in report["prefill"].as_array().unwrap().iter().zip([128, 512]) {
+        assert_eq!(prefill["tokens"], tokens);
+        positive(prefill, &["tokens_per_second", "operations_per_second"]);
+    }
+    for (decode, streams) in report["decode"].as_array().unwrap().iter().zip([1, 4, 16]) {
+        assert_eq!(decode["streams"], streams);
+        positive(decode, &["tokens_per_second", "bytes_per_token", "memory_rate_percent"]);
+    }
+    // Streams share the reading of weights.
+    let bytes = |at: usize| report["decode"][at]["bytes_per_token"].as_f64().unwrap();
+    assert!(bytes(0) > 3.0 * bytes(1) && bytes(1) > 2.0 * bytes(2), "{report}");
+    // Whole pages before the last token are found.
+    assert_eq!(
+        (&report["prefix"]["tokens"], &report["prefix"]["cached_tokens"]),
+        (&1024.into(), &992.into())
+    );
+    positive(&report["prefix"], &["first_ms", "again_ms"]);
+    report["model"] = "PATH".into();
+    without_values(&mut report);
+    insta::assert_json_snapshot!("bench_json", report);
+
+    let shown = fornax(args);
+    assert_eq!((shown.code, &*shown.stderr), (Some(0), ""));
+    let shown = shown.stdout.replace(path.to_str().unwrap(), "PATH");
+    insta::assert_snapshot!("bench_table", without_numbers(&shown));
+}
+
+#[test]
+fn a_short_context_is_measured_as_far_as_it_goes() {
+    let path = crate::tiny::fixtures().join("llama.gguf");
+    let report = fornax(["bench", path.to_str().unwrap(), "--tokens", "4", "--json"]).json();
+    assert_eq!(report["prefill"].as_array().unwrap().len(), 1);
+    assert_eq!(report["prefix"]["tokens"], 255);
+}
+
+#[test]
+fn a_random_model_is_one_that_others_can_open() {
+    let folder = tempfile::tempdir().unwrap();
+    for quant in ["f32", "bf16", "q4_k"] {
+        let path = random(folder.path(), quant);
+        let shown = fornax(["inspect", path.to_str().unwrap(), "--json"]).json();
+        assert_eq!((&shown["architecture"], &shown["facts"]["vocab"]), (&"llama".into(), &1024.into()));
+        let args = ["generate", path.to_str().unwrap(), "--tokens", "1,2,3", "--max-tokens", "5", "--json"];
+        assert_eq!(fornax(args).json()["tokens"].as_array().unwrap().len(), 5, "{quant}");
+    }
+    // Without a name it is written to the folder that one is in.
+    let mut made = command(&cache());
+    made.current_dir(folder.path()).args(["bench", "--make-random", "tiny", "--quant", "Q4_0"]);
+    assert_eq!(ran(&mut made).stdout, "tiny-q4_0.gguf\n");
+    assert!(folder.path().join("tiny-q4_0.gguf").exists());
+}
+
+#[test]
+fn what_cannot_be_made_or_measured_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = random(folder.path(), "f16");
+    let path = path.to_str().unwrap();
+    let check = |args: &[&str], says: &[&str]| {
+        fornax(["bench"].iter().chain(args)).fails(2, "INVALID_INPUT", says);
+    };
+    check(&[path, "--make-random", "tiny", "--quant", "f16"], &["exists"]);
+    check(&["--make-random", "huge", "--quant", "f16"], &["\"huge\"", "qwen2.5-7b"]);
+    check(&["--make-random", "tiny", "--quant", "q2_k"], &["\"q2_k\"", "q4_k"]);
+    check(&["--make-random", "tiny"], &["--quant"]);
+    check(&["no/such/x.gguf", "--make-random", "tiny", "--quant", "f16"], &["cannot write no/such/x.gguf"]);
+    check(&[path, "--tokens", "1"], &["--tokens", "at least 2"]);
+    fornax(["bench", path, "--memory-limit", "1MiB"]).fails(3, "MODEL_DOES_NOT_FIT", &["weights"]);
+}
