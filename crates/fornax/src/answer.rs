@@ -83,6 +83,11 @@ impl Answer {
         }
     }
 
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> usize {
+        self.completion.prompt_tokens
+    }
+
     /// The next part, waiting at most `patience`: for callers that must look up now and then.
     pub fn next_within(&mut self, patience: Duration) -> Result<Option<Result<Part, Error>>, TimedOut> {
         let until = Instant::now() + patience;

@@ -57,11 +57,15 @@ const LOOK_UP: Duration = Duration::from_millis(50);
 /// What is reported while a request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// Nothing has come for a moment; so many tokens have come before.
-    Waiting {
-        /// Tokens of the answer so far.
-        tokens: usize,
+    /// The prompt is being computed, and there is no token yet.
+    Prompt {
+        /// Tokens computed or found in the cache so far. Where other requests run, theirs are counted in.
+        computed: usize,
+        /// Tokens that there are.
+        total: usize,
     },
+    /// Nothing has come for a moment.
+    Waiting,
     /// More text. Concatenated, these are [`Completion::text`].
     Text(&'a str),
 }
@@ -178,7 +182,7 @@ impl Fornax {
     ) -> Result<Completion, Error> {
         self.complete(request, &mut |event| match event {
             Event::Text(piece) => text(piece),
-            Event::Waiting { .. } => ControlFlow::Continue(()),
+            Event::Prompt { .. } | Event::Waiting => ControlFlow::Continue(()),
         })
     }
 
@@ -188,12 +192,19 @@ impl Fornax {
         request: &Request,
         report: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Completion, Error> {
+        let before = self.stats().prompt_tokens;
         let mut answers = self.submit(&Request { choices: 1, ..request.clone() })?;
         let mut answer = answers.pop().expect("one choice, one answer");
-        let mut tokens = 0;
+        let total = answer.prompt_tokens();
+        let (mut tokens, mut cached) = (0, 0);
         loop {
             let event = match answer.next_within(LOOK_UP) {
-                Err(_) => Event::Waiting { tokens },
+                Err(_) if tokens > 0 => Event::Waiting,
+                Err(_) => {
+                    let meanwhile = self.stats().prompt_tokens.saturating_sub(before);
+                    let meanwhile = usize::try_from(meanwhile).unwrap_or(usize::MAX);
+                    Event::Prompt { computed: meanwhile.saturating_add(cached).min(total), total }
+                }
                 Ok(None) => return Err(Error::Cancelled),
                 Ok(Some(part)) => match part? {
                     Part::End(completion) => return whole(completion),
@@ -208,7 +219,10 @@ impl Fornax {
                         // Reported even when no text comes of it: whoever listens may want to stop.
                         Event::Text("")
                     }
-                    Part::Started { .. } => continue,
+                    Part::Started { cached_tokens, .. } => {
+                        cached = cached_tokens;
+                        continue;
+                    }
                 },
             };
             if report(event).is_break() {

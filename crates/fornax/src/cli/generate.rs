@@ -145,12 +145,13 @@ pub(crate) fn complete(
     let mut meter = Some(Meter::new(Duration::from_secs(2)));
     let completion = model.complete(request, &mut |event| {
         match event {
-            Event::Waiting { tokens: 0 } => {
+            Event::Prompt { computed, total } => {
                 if let Some(meter) = &mut meter {
-                    meter.show("reading the prompt", (0, 1), "");
+                    let amount = format!("{computed} of {total} tokens");
+                    meter.show("reading the prompt:", (computed as u64, total as u64), &amount);
                 }
             }
-            Event::Waiting { .. } => {}
+            Event::Waiting => {}
             Event::Text(text) => {
                 // The bar goes before the answer comes.
                 meter = None;

@@ -178,6 +178,23 @@ fn an_interrupt_stops_the_answer_with_its_own_code() {
 }
 
 #[test]
+fn an_interrupt_stops_the_reading_of_a_long_prompt() {
+    let Some(path) = model("smollm2", "an_interrupt_stops_the_reading_of_a_long_prompt") else { return };
+    let prompt = "The quick brown fox jumps over the lazy dog. ".repeat(700);
+    let args = ["generate", &path, "--prompt", &prompt, "--max-tokens", "1"];
+    let output = interrupted(&args, |child| {
+        // The device is announced when nothing but the prompt stands before the first token.
+        let mut line = [0; 8];
+        child.stderr.as_mut().unwrap().read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"device: ");
+    });
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("error: CANCELLED: "), "{stderr}");
+    assert_eq!(output.stdout, b"");
+}
+
+#[test]
 fn an_interrupt_leaves_nothing_half_written() {
     let Some(path) = model("smollm2", "an_interrupt_leaves_nothing_half_written") else { return };
     let folder = tempfile::tempdir().unwrap();
