@@ -104,7 +104,17 @@ fn what_costs_more_than_it_says_is_bounded() {
         Form::Grammar(format!("start: {}", vec!["/[a-z]+/"; 3_000].join(" "))),
         Form::Grammar("start: a\na: a a | \"x\"".into()),
         Form::Grammar(format!("start: {}\"x\"{}", "(".repeat(10_000), ")".repeat(10_000))),
-        Form::Choice((0..20_000).map(|n| format!("choice {n}")).collect()),
+        Form::Choice((0..70_000).map(|n| format!("choice {n}")).collect()),
+        Form::Choice((0..1000).map(|n| "x".repeat(n)).collect()),
+        Form::Regex(vec!["[a-z]{2,9}x"; 80_000].join("|")),
+        Form::Regex("\\p{L}{1,50}".repeat(80_000)),
+        Form::Grammar(
+            (0..40_000).map(|n| format!("r{n}: \"a\" r{}\n", n + 1)).collect::<String>()
+                + "r40000: \"b\"\nstart: r0",
+        ),
+        Form::Grammar(
+            (0..20_000).map(|n| format!("T{n}: /a{{{n}}}/\n")).collect::<String>() + "start: T1 T2",
+        ),
     ] {
         refusal(&form);
     }
