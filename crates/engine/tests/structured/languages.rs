@@ -1,9 +1,14 @@
 //! Regular expressions, grammars, choices and objects, through the same loop.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use fornax_compute::Sampling;
-use fornax_engine::{EndReason, Event, Form, Refusal, Request, Turn};
+use fornax_engine::{EndReason, Event, Failure, Form, Grammars, Refusal, Reply, Request, Turn, Vocabulary};
 use regex::Regex;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     dice::Dice,
@@ -194,4 +199,34 @@ fn a_token_that_ends_an_answer_does_not_complete_its_form() {
         let Some(Event::End { reason, .. }) = events.last() else { panic!("{events:?}") };
         assert_eq!(*reason, EndReason::FormTruncated, "{events:?}");
     }
+}
+
+#[test]
+fn a_panic_inside_a_form_fails_its_request_and_no_other() {
+    let tokens = Tokens::new();
+    let (mut engine, handle) = engine(&tokens, 1);
+    let broken = Arc::new(AtomicBool::new(false));
+    let encode = {
+        let broken = Arc::clone(&broken);
+        Arc::new(move |bytes: &[u8]| {
+            assert!(!broken.load(Ordering::Relaxed), "a panic on purpose");
+            vec![0; bytes.len()]
+        })
+    };
+    let vocabulary = Vocabulary { bytes: tokens.bytes.clone(), end_tokens: vec![1], encode };
+    let form = Form::JsonSchema(
+        json!({"type": "object", "properties": {"name": {"type": "null"}}, "required": ["name"]}),
+    );
+    let grammar = Grammars::new(vocabulary).unwrap().compile(&form).unwrap();
+    broken.store(true, Ordering::Relaxed);
+    let plain = Request::new(vec![2], 5, Sampling::greedy());
+    let mut fails = handle.submit(Request { grammar: Some(grammar), ..plain.clone() }).unwrap().remove(0);
+    let mut goes_on = handle.submit(plain).unwrap().remove(0);
+    while engine.turn() == Turn::Worked {}
+    engine.assert_consistent();
+    let last = |reply: &mut Reply| std::iter::from_fn(|| reply.recv()).last().unwrap();
+    let failed = last(&mut fails);
+    assert!(matches!(&failed, Event::Failed(Failure::Form(why)) if !why.contains('\n')), "{failed:?}");
+    assert!(matches!(last(&mut goes_on), Event::End { reason: EndReason::Length, .. }));
+    assert!(handle.stats().pages.iter().all(|pages| pages.referenced == 0));
 }
