@@ -214,7 +214,7 @@ impl Engine {
                 let request: Arc<Request> = Arc::clone(&arrival.request);
                 let place = i64::try_from(id.0).expect("fewer than 2^63 requests");
                 self.scheduler.add(Sequence {
-                    grammar: request.grammar.clone(),
+                    grammar: None,
                     id,
                     tokens: request.prompt.clone(),
                     seed: choice_seed(request.seed, choice),
@@ -280,7 +280,9 @@ impl Engine {
     fn start(&mut self, id: SequenceId) {
         let Some(ticket) = self.scheduler.take_ticket(id) else { return };
         drop(ticket);
-        let Some(sequence) = self.scheduler.get(id) else { return };
+        let Some(sequence) = self.scheduler.get_mut(id) else { return };
+        // Not before: a copy may be large, and those who wait need none. The step is under way meanwhile.
+        sequence.grammar = sequence.request.grammar.clone();
         let cached_tokens = sequence.cached_tokens.unwrap_or(0);
         sequence.reply.send(Event::Started { cached_tokens, seed: sequence.seed });
         self.stats.prefix_queries += sequence.prompt_len() as u64;

@@ -19,7 +19,7 @@ pub(crate) struct Sequence {
     pub(crate) request: Arc<Request>,
     /// Prompt and collected tokens.
     pub(crate) tokens: Vec<u32>,
-    /// The form of the answer and how far it has got.
+    /// The form of the answer and how far it has got; from its first seat on.
     pub(crate) grammar: Option<Grammar>,
     /// This choice's own seed: random numbers are a function of it and the position.
     pub(crate) seed: u64,
