@@ -122,6 +122,7 @@ impl Reply {
             if left.is_zero() {
                 return Err(TimedOut);
             }
+            state.waiting = true;
             let waited = self.shared.arrived.wait_timeout(state, left);
             (state, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
         }
@@ -154,5 +155,28 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         self.shared.abandoned.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    /// Both ways to sleep have to say that they do, or nobody wakes them before their time.
+    #[test]
+    fn a_sleeping_receiver_is_woken() {
+        type Receive = fn(&mut Reply) -> Option<Event>;
+        let ways: [Receive; 2] = [Reply::recv, |reply| reply.recv_timeout(Duration::MAX).expect("patient")];
+        for receive in ways {
+            let (sender, mut receiver) = reply();
+            let sleeper = std::thread::spawn(move || receive(&mut receiver));
+            let began = Instant::now();
+            while !lock(&sender.shared.state).waiting {
+                assert!(began.elapsed() < Duration::from_secs(60), "it never said that it sleeps");
+                std::thread::yield_now();
+            }
+            sender.send(Event::gone());
+            assert_eq!(sleeper.join().expect("no panic"), Some(Event::gone()));
+        }
     }
 }
