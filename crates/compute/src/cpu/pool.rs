@@ -4,15 +4,19 @@
 //! microseconds away, and then parks: an idle backend burns no core. Work is handed over as one borrowed closure;
 //! nothing is allocated per region.
 //!
-//! Own code because neither alternative fits: rayon is a work-stealing queue of tasks, while a region here is one static
-//! split that every thread knows beforehand; `fork_union` is made for such regions, but it is a C++ library whose
-//! workers spin until they are put to sleep by hand, and a panic in a region is not allowed.
+//! Threads claim their items, and a region is over when the caller finds none left and those inside have come out. It
+//! never waits for a worker that has not begun: on a machine that is busy with other things such a worker may be without
+//! a core for milliseconds, a hundred regions long, and the others do its share.
+//!
+//! Own code because neither alternative fits: rayon is a work-stealing queue of tasks, made for longer ones;
+//! `fork_union` is made for such regions, but it is a C++ library whose workers spin until they are put to sleep by hand,
+//! and a panic in a region is not allowed.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::{hint, io};
@@ -20,7 +24,11 @@ use std::{hint, io};
 /// How often a waiting thread looks before it parks: some 20 to 50 us, for a pause takes 20 to 45 ns.
 const SPINS: usize = 1000;
 
-/// What a region runs on every thread, by thread index.
+/// In the state: workers may enter the region. Above it the region's number, below it how many are inside.
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+
+/// What a region runs on every thread that comes, by thread index.
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
 pub(super) struct Pool {
@@ -33,12 +41,11 @@ pub(super) struct Pool {
 /// All loads and stores of these are sequentially consistent: a thread says that it will park and then looks once
 /// more, the other side changes the state and then looks who parks; neither may be seen out of order.
 struct Shared {
-    /// Counts regions; a change is the signal to start. Only the caller's thread writes it.
-    region: AtomicUsize,
-    /// The running region's closure, its lifetime erased. Written only while no region runs.
+    /// Number of the region, whether workers may enter it, and how many are inside. An open region with another number
+    /// is the signal to start.
+    state: AtomicU64,
+    /// The running region's closure, its lifetime erased. Written only while no region is open and nobody inside.
     task: Mutex<Option<&'static Task<'static>>>,
-    /// Workers still inside the region.
-    running: AtomicUsize,
     stop: AtomicBool,
     /// Which waiting threads must be unparked; index 0 is the caller.
     parked: Vec<AtomicBool>,
@@ -53,9 +60,8 @@ impl Pool {
     pub(super) fn new(threads: usize) -> io::Result<Pool> {
         assert!(threads > 0, "a pool has at least its caller");
         let shared = Arc::new(Shared {
-            region: AtomicUsize::new(0),
+            state: AtomicU64::new(0),
             task: Mutex::new(None),
-            running: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             parked: (0..threads).map(|_| AtomicBool::new(false)).collect(),
             caller: Mutex::new(None),
@@ -75,18 +81,19 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Splits `0..items` evenly, in order, and runs `body(thread, range)` on every thread that has any.
+    /// Runs `body(thread, range)` over ranges that make up `0..items`; a thread may get several, or none.
     pub(super) fn for_each(&self, items: usize, body: impl Fn(usize, Range<usize>) + Sync) {
-        let threads = self.threads().min(items);
-        if threads <= 1 {
+        let threads = self.threads();
+        if threads == 1 || items <= 1 {
             if items > 0 {
                 body(0, 0..items);
             }
             return;
         }
+        let next = AtomicUsize::new(0);
         self.run(&|thread| {
-            if thread < threads {
-                body(thread, items * thread / threads..items * (thread + 1) / threads);
+            while let Some(range) = claim(&next, items, threads) {
+                body(thread, range);
             }
         });
     }
@@ -108,20 +115,22 @@ impl Pool {
         });
     }
 
-    /// Runs `task` once on every thread and waits for all. A panic on any thread is raised here, after all are done.
+    /// Runs `task` on the caller's thread and on every other one that comes before the caller is through; waits for
+    /// those. A panic on any thread is raised here, after all are done.
     fn run(&self, task: &Task<'_>) {
         assert!(!self.busy.replace(true), "a region cannot start inside another one");
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. Workers use the task between the change of `region` and their decrement
-        // of `running`, and this function does not return or unwind before `running` is zero.
+        // SAFETY: only the lifetime changes. Workers use the task between entering an open region and leaving it, and
+        // this function does not return or unwind before the region is closed and nobody is inside.
         let erased = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
         *lock(&shared.task) = Some(erased);
         *lock(&shared.caller) = Some(thread::current());
-        shared.running.store(self.workers.len(), SeqCst);
-        shared.region.fetch_add(1, SeqCst);
+        let region = (shared.state.load(SeqCst) >> 32).wrapping_add(1);
+        shared.state.store(region << 32 | OPEN, SeqCst);
         self.wake();
         let own = catch_unwind(AssertUnwindSafe(|| task(0)));
-        shared.wait(0, || shared.running.load(SeqCst) == 0);
+        shared.state.fetch_and(!OPEN, SeqCst);
+        shared.wait(0, || shared.state.load(SeqCst) & INSIDE == 0);
         *lock(&shared.task) = None;
         self.busy.set(false);
         let theirs = lock(&shared.panic).take();
@@ -142,7 +151,6 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, SeqCst);
-        self.shared.region.fetch_add(1, SeqCst);
         self.wake();
         for worker in self.workers.drain(..) {
             // A worker catches its tasks' panics, so it can only have ended well.
@@ -155,16 +163,23 @@ impl Shared {
     fn work(&self, index: usize) {
         let mut seen = 0;
         loop {
-            self.wait(index, || self.region.load(SeqCst) != seen);
-            seen = self.region.load(SeqCst);
+            let new = |state: u64| state & OPEN != 0 && state >> 32 != seen;
+            self.wait(index, || self.stop.load(SeqCst) || new(self.state.load(SeqCst)));
             if self.stop.load(SeqCst) {
                 return;
             }
+            let state = self.state.load(SeqCst);
+            // Closed meanwhile, or somebody else came in or went out: look again.
+            if !new(state) || self.state.compare_exchange(state, state + 1, SeqCst, SeqCst).is_err() {
+                continue;
+            }
+            seen = state >> 32;
             let task = lock(&self.task).expect("a region has a task");
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(index))) {
                 lock(&self.panic).get_or_insert(panic);
             }
-            if self.running.fetch_sub(1, SeqCst) == 1 && self.parked[0].load(SeqCst) {
+            // The last one out of a closed region.
+            if self.state.fetch_sub(1, SeqCst) & (OPEN | INSIDE) == 1 && self.parked[0].load(SeqCst) {
                 // The caller may have seen zero and be gone; then this wakes it once for nothing.
                 if let Some(caller) = &*lock(&self.caller) {
                     caller.unpark();
@@ -187,6 +202,20 @@ impl Shared {
         }
         self.parked[index].store(false, SeqCst);
     }
+}
+
+/// The next range of those that are left: half of an even share, so that all threads end at about the same time, whenever
+/// they began.
+fn claim(next: &AtomicUsize, items: usize, threads: usize) -> Option<Range<usize>> {
+    let mut start = next.load(SeqCst);
+    while start < items {
+        let end = start + ((items - start) / (2 * threads)).max(1);
+        match next.compare_exchange_weak(start, end, SeqCst, SeqCst) {
+            Ok(_) => return Some(start..end),
+            Err(now) => start = now,
+        }
+    }
+    None
 }
 
 /// No code panics while it holds one of these locks, so a poisoned one still holds whole data.
@@ -240,23 +269,45 @@ mod tests {
             while !pool.shared.parked[1..].iter().all(|parked| parked.load(SeqCst)) {
                 thread::yield_now();
             }
-            assert_eq!(pool.shared.region.load(SeqCst), round);
+            assert_eq!(pool.shared.state.load(SeqCst), round << 32);
         }
     }
 
     #[test]
     fn a_panic_on_any_thread_reaches_the_caller_and_the_pool_goes_on() {
         let pool = Pool::new(3).unwrap();
+        // Nobody is through before all three are inside, so each of them is guilty once.
+        let meet = |inside: &AtomicUsize| {
+            count(inside, 1);
+            while inside.load(SeqCst) < 3 {
+                thread::yield_now();
+            }
+        };
         for guilty in 0..3 {
+            let inside = AtomicUsize::new(0);
             let caught = catch_unwind(AssertUnwindSafe(|| {
-                pool.for_each(3, |thread, _| assert!(thread != guilty, "thread {thread} fails"));
+                pool.run(&|thread| {
+                    meet(&inside);
+                    assert!(thread != guilty, "thread {thread} fails");
+                });
             }));
             let message = caught.unwrap_err();
             assert_eq!(message.downcast_ref::<String>(), Some(&format!("thread {guilty} fails")));
             let done = AtomicUsize::new(0);
-            pool.for_each(3, |_, _| count(&done, 1));
+            pool.for_each(3, |_, range| count(&done, range.len()));
             assert_eq!(done.into_inner(), 3);
         }
+    }
+
+    #[test]
+    fn a_worker_that_does_not_come_is_not_waited_for() {
+        let pool = Pool::new(2).unwrap();
+        // Its workers have ended, and the pool does not know.
+        let left = Pool { shared: Arc::clone(&pool.shared), workers: Vec::new(), busy: Cell::new(false) };
+        drop(pool);
+        let ran = AtomicUsize::new(0);
+        left.run(&|_| count(&ran, 1));
+        assert_eq!(ran.into_inner(), 1);
     }
 
     #[test]
@@ -264,7 +315,7 @@ mod tests {
         thread_local!(static POOL: Rc<Pool> = Rc::new(Pool::new(2).unwrap()));
         let pool = POOL.with(Rc::clone);
         let caught = catch_unwind(AssertUnwindSafe(|| {
-            pool.for_each(2, |thread, _| {
+            pool.run(&|thread| {
                 if thread == 0 {
                     POOL.with(|pool| pool.for_each(2, |_, _| ()));
                 }
