@@ -20,7 +20,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // `compute` and `format` are what model's interface and the tests on real backends speak of.
     ("fornax-engine", &["fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
-    ("fornax", &["fornax-format", "fornax-compute", "fornax-model", "fornax-engine", "fornax-text"]),
+    // `compute` for the sampling parameters that engine's requests carry, `format` for the tokenizers of its tests.
+    ("fornax-server", &["fornax-engine", "fornax-text", "fornax-compute", "fornax-format"]),
+    (
+        "fornax",
+        &["fornax-format", "fornax-compute", "fornax-model", "fornax-engine", "fornax-text", "fornax-server"],
+    ),
     ("xtask", &["fornax"]),
 ];
 

@@ -177,6 +177,11 @@ impl Handle {
         Ok(replies)
     }
 
+    /// Whether the engine is gone: it refuses everybody.
+    pub fn is_closed(&self) -> bool {
+        lock(&self.door.state).closed.is_some()
+    }
+
     /// What the engine can hold.
     pub fn capacity(&self) -> Capacity {
         self.door.capacity

@@ -1,0 +1,256 @@
+//! What can go wrong with a request, and how each of it looks from outside.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use fornax_engine::{Failure, FormError, Refusal};
+use serde_json::{Value, json};
+
+/// What programs know an error by. The names are the same wherever Fornax reports one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names say it; docs/api.md describes each")]
+pub enum Code {
+    ModelNotFound,
+    ModelNotReady,
+    ModelUnsupported,
+    DeviceLost,
+    NumericFault,
+    PromptTooLong,
+    OutputTruncated,
+    SchemaUnsupported,
+    InvalidInput,
+    BodyTooLarge,
+    UnknownEndpoint,
+    Unauthorized,
+    QueueFull,
+    Cancelled,
+    ExecutionTimeout,
+    Internal,
+}
+
+impl Code {
+    /// As it is written on the wire.
+    pub fn name(self) -> &'static str {
+        self.facts().0
+    }
+
+    /// The status of a response that fails with it.
+    pub fn status(self) -> StatusCode {
+        self.facts().1
+    }
+
+    /// Whether the same request may succeed later.
+    pub fn retryable(self) -> bool {
+        self.facts().3
+    }
+
+    /// Name, status, OpenAI's word for the kind, whether to retry: the one mapping of errors to HTTP.
+    fn facts(self) -> (&'static str, StatusCode, &'static str, bool) {
+        const ASKED: &str = "invalid_request_error";
+        const SERVER: &str = "server_error";
+        match self {
+            Code::ModelNotFound => ("MODEL_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
+            Code::ModelNotReady => ("MODEL_NOT_READY", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+            Code::ModelUnsupported => ("MODEL_UNSUPPORTED", StatusCode::BAD_REQUEST, ASKED, false),
+            Code::DeviceLost => ("DEVICE_LOST", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+            Code::NumericFault => ("NUMERIC_FAULT", StatusCode::INTERNAL_SERVER_ERROR, SERVER, false),
+            Code::PromptTooLong => ("PROMPT_TOO_LONG", StatusCode::BAD_REQUEST, ASKED, false),
+            Code::OutputTruncated => ("OUTPUT_TRUNCATED", StatusCode::UNPROCESSABLE_ENTITY, ASKED, false),
+            Code::SchemaUnsupported => ("SCHEMA_UNSUPPORTED", StatusCode::BAD_REQUEST, ASKED, false),
+            Code::InvalidInput => ("INVALID_INPUT", StatusCode::BAD_REQUEST, ASKED, false),
+            Code::BodyTooLarge => ("BODY_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, ASKED, false),
+            Code::UnknownEndpoint => ("UNKNOWN_ENDPOINT", StatusCode::NOT_FOUND, ASKED, false),
+            Code::Unauthorized => ("UNAUTHORIZED", StatusCode::UNAUTHORIZED, "authentication_error", false),
+            Code::QueueFull => ("QUEUE_FULL", StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", true),
+            Code::Cancelled => ("CANCELLED", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+            Code::ExecutionTimeout => ("EXECUTION_TIMEOUT", StatusCode::GATEWAY_TIMEOUT, SERVER, true),
+            Code::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),
+        }
+    }
+}
+
+/// One wrong field. What the client wrote as text is never repeated.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Fault {
+    /// Where, as `messages[2].role`.
+    pub(crate) field: String,
+    /// What it must be.
+    pub(crate) constraint: String,
+    /// Both, and what it was.
+    pub(crate) message: String,
+    /// The value, where it is a number or a boolean.
+    pub(crate) value: Option<Value>,
+}
+
+impl Fault {
+    /// A field whose value breaks its rule.
+    pub(crate) fn value(field: impl Into<String>, constraint: impl Into<String>, value: &Value) -> Fault {
+        let (field, constraint) = (field.into(), constraint.into());
+        let shown = matches!(value, Value::Number(_) | Value::Bool(_)).then(|| value.clone());
+        let got = match value {
+            Value::Number(_) | Value::Bool(_) => value.to_string(),
+            Value::Null => "null".to_owned(),
+            Value::String(text) => format!("a string of {} characters", text.chars().count()),
+            Value::Array(items) => format!("an array of {}", items.len()),
+            Value::Object(_) => "an object".to_owned(),
+        };
+        let message = format!("{field} must be {constraint}; got {got}");
+        Fault { field, constraint, message, value: shown }
+    }
+
+    /// A field that cannot be as it is, for a reason that its value alone does not tell.
+    pub(crate) fn rule(field: impl Into<String>, constraint: impl Into<String>) -> Fault {
+        let (field, constraint) = (field.into(), constraint.into());
+        let message = format!("{field}: {constraint}");
+        Fault { field, constraint, message, value: None }
+    }
+
+    /// For `/execute`, and as detail of every other 400.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut fault = json!({"field": self.field, "constraint": self.constraint, "message": self.message});
+        if let Some(value) = &self.value {
+            fault["value"] = value.clone();
+        }
+        fault
+    }
+}
+
+/// A request that fails, in terms of the wire.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ApiError {
+    pub(crate) code: Code,
+    pub(crate) message: String,
+    /// Every wrong field, when that is the reason.
+    pub(crate) faults: Vec<Fault>,
+    /// After how many seconds to come again, where that is known.
+    pub(crate) retry_after_s: Option<u32>,
+    /// The status, where it is not the code's.
+    pub(crate) status: Option<StatusCode>,
+}
+
+impl ApiError {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> ApiError {
+        // A queue moves within a step or two; loading and draining take their time.
+        let retry_after_s = match code {
+            Code::QueueFull => Some(1),
+            Code::ModelNotReady | Code::Cancelled | Code::DeviceLost => Some(5),
+            _ => None,
+        };
+        ApiError { code, message: message.into(), faults: Vec::new(), retry_after_s, status: None }
+    }
+
+    /// What the client sent is wrong, in at least one field.
+    pub(crate) fn faults(faults: Vec<Fault>) -> ApiError {
+        let messages: Vec<&str> = faults.iter().map(|fault| fault.message.as_str()).collect();
+        ApiError { faults: faults.clone(), ..ApiError::new(Code::InvalidInput, messages.join("; ")) }
+    }
+
+    pub(crate) fn fault(fault: Fault) -> ApiError {
+        ApiError::faults(vec![fault])
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status.unwrap_or(self.code.status())
+    }
+
+    /// The body that OpenAI's clients expect, with what Fornax adds: every wrong field, and whether to retry.
+    pub(crate) fn to_json(&self) -> Value {
+        let (name, _, kind, retryable) = self.code.facts();
+        let mut error = json!({
+            "message": self.message,
+            "type": kind,
+            "param": self.faults.first().map(|fault| fault.field.as_str()),
+            "code": name,
+            "retryable": retryable,
+        });
+        if !self.faults.is_empty() {
+            error["errors"] = self.faults.iter().map(Fault::to_json).collect();
+        }
+        json!({"error": error})
+    }
+
+    /// A response with this error's status and headers, and a body of the caller's shape.
+    pub(crate) fn respond(&self, body: Value) -> Response {
+        let mut response = (self.status(), Json(body)).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.code == Code::Unauthorized {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        // For the log line and the count of failures.
+        response.extensions_mut().insert(self.code);
+        response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        self.respond(self.to_json())
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> ApiError {
+        let message = refusal.to_string();
+        match refusal {
+            Refusal::PromptTooLong { .. }
+            | Refusal::ContextExceeded { .. }
+            | Refusal::PoolExceeded { .. } => ApiError::new(Code::PromptTooLong, message),
+            Refusal::QueueFull { .. } => ApiError::new(Code::QueueFull, message),
+            Refusal::Closed => ApiError::new(Code::ModelNotReady, message),
+            Refusal::DeviceLost(reason) => ApiError::new(Code::DeviceLost, reason),
+            Refusal::PromptEmpty | Refusal::TokenOutOfRange { .. } => ApiError::fault(Fault {
+                message,
+                ..Fault::rule("prompt", "tokens of the model, at least one")
+            }),
+            Refusal::Parameter { name, wanted, .. } => {
+                ApiError::fault(Fault { message, ..Fault::rule(name, wanted) })
+            }
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> ApiError {
+        let code = match failure {
+            Failure::NumericFault { .. } => Code::NumericFault,
+            Failure::NothingAllowed { .. } => Code::InvalidInput,
+            Failure::DeviceLost(_) => Code::DeviceLost,
+            Failure::EngineGone => Code::Cancelled,
+            Failure::Form(_) | Failure::Backend(_) | Failure::Panicked(_) => Code::Internal,
+        };
+        let message = failure.to_string();
+        // The engine writes the code in front for people; here it has its own place.
+        let message = message.split_once(": ").map_or(message.as_str(), |(_, rest)| rest);
+        ApiError::new(code, message)
+    }
+}
+
+impl ApiError {
+    /// A form that cannot be had, asked for in `field`.
+    pub(crate) fn form(field: &str, error: &FormError) -> ApiError {
+        let message = error.to_string();
+        let message = message.strip_prefix("SCHEMA_UNSUPPORTED: ").unwrap_or(&message);
+        let faults = vec![Fault::rule(field, message)];
+        ApiError { faults, ..ApiError::new(Code::SchemaUnsupported, format!("{field}: {message}")) }
+    }
+}
+
+impl From<fornax_text::Error> for ApiError {
+    fn from(error: fornax_text::Error) -> ApiError {
+        use fornax_text::Error as Fails;
+        let field = match &error {
+            Fails::TemplateRefused { .. } | Fails::TemplateFailed { .. } | Fails::Role { .. } => "messages",
+            Fails::EmptyStop { .. } => "stop",
+            Fails::Encode { .. } => "prompt",
+            Fails::NoTemplate | Fails::TemplateSyntax { .. } => {
+                return ApiError::new(Code::ModelUnsupported, error.to_string());
+            }
+            _ => return ApiError::new(Code::Internal, error.to_string()),
+        };
+        ApiError::fault(Fault::rule(field, error.to_string()))
+    }
+}

@@ -1,0 +1,100 @@
+//! Identity, origin and key of every request; its log line and its count.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+
+use super::{keys::Key, origin};
+use crate::{
+    app::{App, random_id},
+    error::{ApiError, Code},
+};
+
+/// Names one request, in logs here and at the client's.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Names one job across machines.
+pub(crate) const CORRELATION_ID: HeaderName = HeaderName::from_static("x-correlation-id");
+
+/// Longer ids are nobody's id.
+const ID_CHARS_MAX: usize = 128;
+
+/// Lets a request in or turns it away, and writes its line in the log. Nothing of its content is written there.
+pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let request_id = id(request.headers(), &REQUEST_ID);
+    let correlation_id = id(request.headers(), &CORRELATION_ID);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let key = app.keys.find(bearer(request.headers()));
+    let label = key.as_ref().map_or("none".to_owned(), |key| key.label.clone());
+
+    let mut response = match admitted(&app, &request, key) {
+        Ok(Some(key)) => {
+            request.extensions_mut().insert(key);
+            next.run(request).await
+        }
+        Ok(None) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    let code = response.extensions().get::<Code>().copied();
+    if let Some(code) = code {
+        app.metrics.failed(code);
+    }
+    tracing::info!(
+        request_id = request_id.to_str().unwrap_or_default(),
+        correlation_id = correlation_id.to_str().unwrap_or_default(),
+        method = method.as_str(),
+        path = shown(&path),
+        status = response.status().as_u16(),
+        code = code.map(Code::name),
+        key = label,
+        milliseconds = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        "request"
+    );
+    response.headers_mut().insert(REQUEST_ID, request_id);
+    response.headers_mut().insert(CORRELATION_ID, correlation_id);
+    response
+}
+
+/// Whether the request may go on, and with which key. Some paths need none, and then show less.
+fn admitted(app: &App, request: &Request, key: Option<Key>) -> Result<Option<Key>, ApiError> {
+    if !app.keys.are_needed() {
+        origin::check(request.headers(), &app.options)?;
+        return Ok(key);
+    }
+    let open = match request.uri().path() {
+        "/health" | "/ready" => true,
+        "/metrics" => app.options.metrics_open,
+        _ => false,
+    };
+    match key {
+        Some(key) => Ok(Some(key)),
+        None if open => Ok(None),
+        None => Err(ApiError::new(Code::Unauthorized, "this needs a key: Authorization: Bearer KEY")),
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, key) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+}
+
+fn id(headers: &HeaderMap, name: &HeaderName) -> HeaderValue {
+    let sane = |value: &&HeaderValue| {
+        let bytes = value.as_bytes();
+        (1..=ID_CHARS_MAX).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)
+    };
+    let sent = headers.get(name).filter(sane).cloned();
+    sent.unwrap_or_else(|| HeaderValue::try_from(random_id()).expect("hexadecimal digits are a header"))
+}
+
+/// A path of bounded length for the log: whatever clients put there beyond our routes is theirs.
+fn shown(path: &str) -> &str {
+    path.char_indices().nth(64).map_or(path, |(end, _)| &path[..end])
+}

@@ -1,0 +1,6 @@
+//! The front door: what every request passes before its route sees it.
+
+pub(crate) mod body;
+pub(crate) mod door;
+pub(crate) mod keys;
+pub(crate) mod origin;

@@ -1,0 +1,35 @@
+//! The HTTP surface of Fornax: OpenAI's clients, workers behind a scheduler, operators.
+//!
+//! A request comes in through the front door (identity, origin, key), is read and checked against the very schema that
+//! the API document publishes (`shape`), becomes questions for the engine on a thread that may block
+//! (`openai::prepare`), is let in (`app`), and is answered piece by piece (`answer`, `work`), whole or as
+//! events (`sse`). Every error passes one mapping (`error`).
+//!
+//! This is the only crate that knows HTTP, JSON bodies or anyone's API. It must never know a backend, a model file or
+//! an environment variable: the binary hands it a loaded model ([`Served`]), a listener, and what tells it to stop. It
+//! never writes what was asked or answered into a log.
+
+mod answer;
+mod app;
+mod error;
+mod front;
+mod metrics;
+mod openai;
+mod openapi;
+mod ops;
+mod options;
+mod served;
+mod server;
+mod shape;
+mod sse;
+mod tls;
+mod work;
+mod worker;
+
+pub use app::{Failed, Progress};
+pub use error::Code;
+pub use front::keys::KeysError;
+pub use options::{Callback, ServerOptions, TlsFiles};
+pub use served::{Device, ModelCard, Served};
+pub use server::{Controls, Error, Server};
+pub use tls::TlsError;

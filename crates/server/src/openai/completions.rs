@@ -1,0 +1,303 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    extract::State,
+    response::{IntoResponse, Response, sse::Event},
+};
+use fornax_engine::CHOICES_MAX;
+use fornax_text::{Special, Tokenizer};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use super::{
+    chat::{StreamOptions, stream_options},
+    params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
+    prepare::{check_model, prepare},
+    reply::{FINGERPRINT, Head, Usage, add_scored, finish_reason, logprob},
+};
+use crate::{
+    answer::{Ask, Piece, TokenScore},
+    app::App,
+    error::{ApiError, Fault},
+    front::{body::RawBody, keys::Key},
+    served::Served,
+    shape::{Unknown, body},
+    sse::{self, Transcript, event},
+    work::Work,
+};
+
+/// OpenAI's default.
+const MAX_TOKENS: u32 = 16;
+
+/// Texts to continue.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct CompletionBody {
+    /// The served model's name; without it, that model.
+    #[schema(min_length = 1, max_length = 512)]
+    model: Option<String>,
+    /// A string, an array of strings, an array of token ids, or an array of such arrays.
+    #[schema(required = true)]
+    prompt: Prompt,
+    /// At most so many tokens follow; 16 by default.
+    #[schema(minimum = 1, maximum = 1_000_000_000)]
+    max_tokens: Option<u32>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    /// How many of the most likely tokens come with their log-probabilities, besides the chosen one.
+    #[schema(minimum = 0, maximum = 20)]
+    logprobs: Option<u32>,
+    response_format: Option<ResponseFormat>,
+    /// A label of the client's; it changes nothing.
+    #[schema(max_length = 1024)]
+    #[expect(dead_code, reason = "it asks for nothing")]
+    user: Option<String>,
+    #[serde(flatten)]
+    params: Params,
+}
+
+body!(CompletionBody, Unknown::IgnoreBut(UNSUPPORTED));
+
+/// A string, an array of strings, an array of token ids, or an array of such arrays.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl Prompt {
+    fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode = |text: &String| Ok(tokenizer.encode_prompt(text, Special::AsText)?);
+        match self {
+            Prompt::Text(text) => Ok(vec![encode(text)?]),
+            Prompt::Texts(texts) => texts.iter().map(encode).collect(),
+            Prompt::Tokens(tokens) => Ok(vec![tokens.clone()]),
+            Prompt::TokenLists(lists) => Ok(lists.clone()),
+        }
+    }
+}
+
+/// Continue texts
+///
+/// With `stream`, server-sent events; an error in the middle is an event with `error` and ends the stream without
+/// `[DONE]`. Closing the connection cancels, streaming or not.
+#[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = CompletionBody, responses(
+    (status = 200, body = Completion, description = "The continuations, or a stream of their parts"),
+    crate::openapi::Refusals
+))]
+pub(crate) async fn completions(
+    State(app): State<Arc<App>>,
+    Extension(key): Extension<Key>,
+    body: RawBody,
+) -> Result<Response, ApiError> {
+    let admission = app.admit(&key)?;
+    let served = Arc::clone(&admission.served);
+    let (asks, stream) = prepare(&app, body, move |body: CompletionBody| body.ask(&served)).await?;
+    let per_prompt = asks.first().map_or(1, |ask| ask.choices as usize);
+    let scored = asks.first().is_some_and(|ask| ask.sampling.top_logprobs.is_some());
+    let work = Work::submit(admission, asks)?;
+    let head = Head::new("cmpl", &work.served().card.name);
+    match stream {
+        Some(options) => {
+            let include_usage = options.include_usage.unwrap_or(false);
+            let usage = Usage::default();
+            let offsets = Vec::new();
+            let transcript = Parts { head, include_usage, scored, usage, per_prompt, offsets };
+            Ok(sse::stream(work, transcript, &app.options))
+        }
+        None => Ok(Json(whole(work, head, scored, per_prompt).await?).into_response()),
+    }
+}
+
+impl CompletionBody {
+    fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
+        check_model(served, self.model.as_deref())?;
+        let mut faults = Vec::new();
+        let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
+        let prompts = self.prompt.tokens(&served.tokenizer)?;
+        if prompts.is_empty() {
+            faults.push(Fault::rule("prompt", "must hold at least one prompt"));
+        }
+        if prompts.len().saturating_mul(self.params.n.unwrap_or(1) as usize) > CHOICES_MAX as usize {
+            faults.push(Fault::rule("n", "with all prompts makes more than 128 choices"));
+        }
+        if !faults.is_empty() {
+            return Err(ApiError::faults(faults));
+        }
+        let max_tokens = Some(self.max_tokens.unwrap_or(MAX_TOKENS) as usize);
+        let response_format = self.response_format.as_ref();
+        let top_logprobs = self.logprobs;
+        let asks = prompts.into_iter().map(|prompt| {
+            let wanted = Wanted { prompt, max_tokens, response_format, top_logprobs, starts_text: false };
+            self.params.ask(served, wanted)
+        });
+        Ok((asks.collect::<Result<_, _>>()?, stream))
+    }
+}
+
+/// Whole continuations.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Completion {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    choices: Vec<CompletionChoice>,
+    usage: Usage,
+    system_fingerprint: &'static str,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct CompletionChoice {
+    index: usize,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: &'static str,
+    /// By position, null for the first: token ids with their log-probabilities.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<Object>)]
+    prompt_logprobs: Vec<Value>,
+}
+
+/// Log-probabilities in parallel lists, as this older API has them.
+#[derive(Debug, Default, Serialize, ToSchema)]
+struct CompletionLogprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f32>,
+    #[schema(value_type = Vec<Object>)]
+    top_logprobs: Vec<Map<String, Value>>,
+    /// Where each token begins, in characters of the text.
+    text_offset: Vec<usize>,
+}
+
+impl CompletionLogprobs {
+    /// Adds tokens that begin at `offset`; where the next one begins.
+    fn extend(&mut self, tokenizer: &Tokenizer, scores: &[TokenScore], mut offset: usize) -> usize {
+        for score in scores {
+            let token = tokenizer.piece(score.token);
+            self.text_offset.push(offset);
+            offset += token.chars().count();
+            self.tokens.push(token);
+            self.token_logprobs.push(logprob(score));
+            let top = score.top.iter().map(|&(token, logprob)| (tokenizer.piece(token), json!(logprob)));
+            self.top_logprobs.push(top.collect());
+        }
+        offset
+    }
+}
+
+async fn whole(mut work: Work, head: Head, scored: bool, per_prompt: usize) -> Result<Completion, ApiError> {
+    let mut choices: Vec<CompletionChoice> = Vec::new();
+    let mut usage = Usage::default();
+    while let Some((index, piece)) = work.next().await {
+        while choices.len() <= index {
+            choices.push(CompletionChoice {
+                index: choices.len(),
+                text: String::new(),
+                logprobs: scored.then(CompletionLogprobs::default),
+                finish_reason: "",
+                prompt_logprobs: Vec::new(),
+            });
+        }
+        let choice = &mut choices[index];
+        match piece {
+            Piece::Started { .. } => {}
+            Piece::Scored(score) => {
+                add_scored(&mut choice.prompt_logprobs, &work.served().tokenizer, &score);
+            }
+            Piece::Text { text, tokens } => {
+                choice.text.push_str(&text);
+                if let Some(logprobs) = &mut choice.logprobs {
+                    let offset = logprobs.tokens.iter().map(|token| token.chars().count()).sum();
+                    logprobs.extend(&work.served().tokenizer, &tokens, offset);
+                }
+            }
+            Piece::End { finish, usage: counts } => {
+                choice.finish_reason = finish_reason(finish);
+                usage.add(counts, index.is_multiple_of(per_prompt));
+            }
+            Piece::Failed(error) => return Err(error),
+        }
+    }
+    let Head { id, created, model } = head;
+    let object = "text_completion";
+    Ok(Completion { id, object, created, model, choices, usage, system_fingerprint: FINGERPRINT })
+}
+
+/// The parts of streamed continuations.
+struct Parts {
+    head: Head,
+    include_usage: bool,
+    scored: bool,
+    usage: Usage,
+    per_prompt: usize,
+    /// By choice: characters of the tokens so far.
+    offsets: Vec<usize>,
+}
+
+impl Parts {
+    fn part(&self, choices: Value) -> Value {
+        let Head { id, created, model } = &self.head;
+        let mut part = json!({"id": id, "object": "text_completion", "created": created, "model": model,
+            "system_fingerprint": FINGERPRINT, "choices": choices});
+        if self.include_usage {
+            part["usage"] = Value::Null;
+        }
+        part
+    }
+
+    fn text(
+        &self,
+        index: usize,
+        text: &str,
+        logprobs: Option<CompletionLogprobs>,
+        finish: Option<&str>,
+    ) -> Event {
+        let choice = json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish});
+        event(&self.part(json!([choice])))
+    }
+}
+
+impl Transcript for Parts {
+    fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Event> {
+        match piece {
+            Piece::Started { .. } | Piece::Scored(_) => Vec::new(),
+            Piece::Text { text, tokens } => {
+                let logprobs = self.scored.then(|| {
+                    self.offsets.resize(self.offsets.len().max(index + 1), 0);
+                    let mut logprobs = CompletionLogprobs::default();
+                    let offset = self.offsets[index];
+                    self.offsets[index] = logprobs.extend(&work.served().tokenizer, &tokens, offset);
+                    logprobs
+                });
+                vec![self.text(index, &text, logprobs, None)]
+            }
+            Piece::End { finish, usage } => {
+                self.usage.add(usage, index.is_multiple_of(self.per_prompt));
+                vec![self.text(index, "", None, Some(finish_reason(finish)))]
+            }
+            Piece::Failed(error) => vec![self.fail(&error)],
+        }
+    }
+
+    fn close(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.include_usage {
+            let mut part = self.part(json!([]));
+            part["usage"] = json!(self.usage);
+            events.push(event(&part));
+        }
+        events.push(Event::default().data("[DONE]"));
+        events
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Event {
+        event(&error.to_json())
+    }
+}

@@ -1,0 +1,10 @@
+//! What OpenAI's clients speak, with the extensions of llama.cpp and vLLM under their names.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod embeddings;
+pub(crate) mod models;
+pub(crate) mod params;
+pub(crate) mod prepare;
+pub(crate) mod reply;
+pub(crate) mod tokens;

@@ -1,0 +1,375 @@
+//! The parameters that chat and completions share, and what the engine makes of them.
+
+use std::collections::BTreeMap;
+
+use fornax_compute::{Mirostat, Sampling};
+use fornax_engine::Form;
+use fornax_text::{Special, StopStrings, Tokenizer};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use crate::{
+    answer::Ask,
+    app::random_seed,
+    error::{ApiError, Fault},
+    served::Served,
+    shape::Unsupported,
+};
+
+/// Where llama.cpp stops to see repetitions, if nothing else is said.
+const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// Fields of OpenAI's, vLLM's and llama.cpp's API that would change the answer and are not honoured.
+pub(crate) const UNSUPPORTED: &[Unsupported] = &[
+    unsupported("audio", &[]),
+    unsupported("best_of", &["1"]),
+    unsupported("cache_prompt", &["true"]),
+    unsupported("continue_final_message", &["false"]),
+    unsupported("add_generation_prompt", &["true"]),
+    unsupported("chat_template", &[]),
+    unsupported("documents", &["[]"]),
+    unsupported("echo", &["false"]),
+    unsupported("function_call", &["\"none\""]),
+    unsupported("functions", &["[]"]),
+    unsupported("grammar", &["\"\""]),
+    unsupported("guided_decoding_backend", &[]),
+    unsupported("guided_json", &[]),
+    unsupported("include_stop_str_in_output", &["false"]),
+    unsupported("json_schema", &[]),
+    unsupported("length_penalty", &["1", "1.0"]),
+    unsupported("lora", &["[]"]),
+    unsupported("modalities", &["[\"text\"]"]),
+    unsupported("n_predict", &[]),
+    unsupported("parallel_tool_calls", &["true", "false"]),
+    unsupported("prediction", &[]),
+    unsupported("reasoning_effort", &["\"none\""]),
+    unsupported("service_tier", &["\"auto\"", "\"default\""]),
+    unsupported("skip_special_tokens", &["true"]),
+    unsupported("stop_token_ids", &["[]"]),
+    unsupported("store", &["false"]),
+    unsupported("structured_outputs", &[]),
+    unsupported("suffix", &["\"\""]),
+    // Until tool calls can be read out of answers.
+    unsupported("tool_choice", &["\"none\"", "\"auto\""]),
+    unsupported("tools", &["[]"]),
+    unsupported("truncate_prompt_tokens", &[]),
+    unsupported("use_beam_search", &["false"]),
+    unsupported("verbosity", &["\"medium\""]),
+    unsupported("web_search_options", &[]),
+];
+
+const fn unsupported(field: &'static str, neutral: &'static [&'static str]) -> Unsupported {
+    Unsupported { field, neutral }
+}
+
+/// How an answer is chosen.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct Params {
+    /// How many answers.
+    #[schema(minimum = 1, maximum = 128)]
+    pub(crate) n: Option<u32>,
+    /// Fixes all random numbers.
+    pub(crate) seed: Option<i64>,
+    /// 0 is greedy; 1 by default.
+    #[schema(minimum = 0, maximum = 2)]
+    pub(crate) temperature: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) top_p: Option<f32>,
+    /// -1 and 0 keep all.
+    #[schema(minimum = -1, maximum = 1_000_000)]
+    pub(crate) top_k: Option<i32>,
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) min_p: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) typical_p: Option<f32>,
+    /// 0 and below keep all.
+    #[schema(minimum = -1, maximum = 1000)]
+    pub(crate) top_n_sigma: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) xtc_probability: Option<f32>,
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) xtc_threshold: Option<f32>,
+    #[schema(minimum = 0, maximum = 100)]
+    pub(crate) dry_multiplier: Option<f32>,
+    #[schema(minimum = 1, maximum = 100)]
+    pub(crate) dry_base: Option<f32>,
+    #[schema(minimum = 1, maximum = 1_000_000)]
+    pub(crate) dry_allowed_length: Option<u32>,
+    /// -1 looks at everything.
+    #[schema(minimum = -1, maximum = 1_000_000_000)]
+    pub(crate) dry_penalty_last_n: Option<i64>,
+    #[schema(max_items = 64)]
+    pub(crate) dry_sequence_breakers: Option<Vec<Word>>,
+    /// 0 is off.
+    #[schema(minimum = 0, maximum = 2)]
+    pub(crate) mirostat: Option<u8>,
+    #[schema(minimum = 0, maximum = 1000)]
+    pub(crate) mirostat_tau: Option<f32>,
+    #[schema(minimum = 0, maximum = 1000)]
+    pub(crate) mirostat_eta: Option<f32>,
+    #[schema(minimum = 0, maximum = 2)]
+    pub(crate) dynatemp_range: Option<f32>,
+    #[schema(minimum = 0, maximum = 100)]
+    pub(crate) dynatemp_exponent: Option<f32>,
+    #[schema(exclusive_minimum = 0, maximum = 100)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// How many tokens back the penalties look; -1 looks at everything.
+    #[schema(minimum = -1, maximum = 1_000_000_000)]
+    pub(crate) repeat_last_n: Option<i64>,
+    #[schema(minimum = -2, maximum = 2)]
+    pub(crate) presence_penalty: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Token ids and what is added to their logits.
+    pub(crate) logit_bias: Option<BTreeMap<String, Bias>>,
+    /// No end before so many tokens.
+    #[schema(minimum = 0, maximum = 1_000_000_000)]
+    pub(crate) min_tokens: Option<u32>,
+    /// Go on behind the model's own end.
+    pub(crate) ignore_eos: Option<bool>,
+    #[schema(min_items = 1, max_items = 1_000_000)]
+    pub(crate) allowed_token_ids: Option<Vec<u32>>,
+    /// Never written.
+    #[schema(max_items = 256)]
+    pub(crate) bad_words: Option<Vec<Word>>,
+    /// A string or up to 16 strings, none of them empty.
+    pub(crate) stop: Option<Stop>,
+    /// The answer is a match of this regular expression.
+    #[schema(min_length = 1, max_length = 65536)]
+    pub(crate) guided_regex: Option<String>,
+    /// The answer is a sentence of this grammar, in Lark syntax.
+    #[schema(min_length = 1, max_length = 1_048_576)]
+    pub(crate) guided_grammar: Option<String>,
+    /// The answer is one of these.
+    #[schema(min_items = 1, max_items = 4096)]
+    pub(crate) guided_choice: Option<Vec<Word>>,
+    /// How many of the most likely tokens come with the log-probability of each token of the prompt; not in streams.
+    #[schema(minimum = 0, maximum = 20)]
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// Smaller is sooner.
+    #[schema(minimum = -128, maximum = 127)]
+    pub(crate) priority: Option<i8>,
+    /// Computed prefixes are shared only under the same salt.
+    #[schema(min_length = 1, max_length = 256)]
+    pub(crate) cache_salt: Option<String>,
+}
+
+/// A string of 1 to 4096 characters.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[schema(min_length = 1, max_length = 4096)]
+pub(crate) struct Word(pub(crate) String);
+
+/// A number from -100 to 100.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[schema(minimum = -100, maximum = 100)]
+pub(crate) struct Bias(f32);
+
+/// A string or up to 16 strings, none of them empty.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Stop {
+    One(Word),
+    Many(Words),
+}
+
+/// Up to 16 strings, none of them empty.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[schema(max_items = 16)]
+pub(crate) struct Words(Vec<Word>);
+
+/// How the answer must look.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct ResponseFormat {
+    r#type: FormatType,
+    /// With type json_schema.
+    json_schema: Option<JsonSchema>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum FormatType {
+    Text,
+    JsonObject,
+    JsonSchema,
+}
+
+/// A schema with its name.
+#[derive(Debug, Deserialize, ToSchema)]
+struct JsonSchema {
+    #[expect(dead_code, reason = "clients must send it, and it changes nothing")]
+    #[schema(min_length = 1, max_length = 256)]
+    name: Option<String>,
+    /// A JSON Schema object.
+    #[schema(value_type = Object)]
+    schema: Value,
+    #[expect(dead_code, reason = "every schema is followed exactly here")]
+    strict: Option<bool>,
+}
+
+/// What of a request is not in [`Params`].
+pub(crate) struct Wanted<'a> {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) response_format: Option<&'a ResponseFormat>,
+    pub(crate) top_logprobs: Option<u32>,
+    pub(crate) starts_text: bool,
+}
+
+impl Params {
+    /// The question for the engine. Compiles a form where one is asked for: not for an async thread.
+    pub(crate) fn ask(&self, served: &Served, wanted: Wanted<'_>) -> Result<Ask, ApiError> {
+        let form = self.form(wanted.response_format)?;
+        if let (Some((field, _)), Some(true)) = (&form, self.ignore_eos) {
+            let rule = format!("cannot be had with {field}, whose end it would ignore");
+            return Err(ApiError::fault(Fault::rule("ignore_eos", rule)));
+        }
+        if let (Some((field, _)), Some(_)) = (&form, &self.stop) {
+            // An answer cut by a stop string would look whole and be none.
+            return Err(ApiError::fault(Fault::rule("stop", format!("cannot be had with {field}"))));
+        }
+        let grammar = match &form {
+            None => None,
+            Some((field, form)) => {
+                let compiled = served.grammars.compile(form);
+                Some(compiled.map_err(|error| ApiError::form(field, &error))?)
+            }
+        };
+        let mut sampling = self.sampling(&served.tokenizer)?;
+        sampling.top_logprobs = wanted.top_logprobs;
+        let capacity = served.engine.capacity();
+        // The engine refuses what does not fit, with its numbers.
+        let left = capacity.context.saturating_sub(wanted.prompt.len()).max(1);
+        let max_tokens = wanted.max_tokens.unwrap_or(left);
+        if self.min_tokens.is_some_and(|least| least as usize > max_tokens) {
+            return Err(ApiError::fault(Fault::rule("min_tokens", "is more than max_tokens")));
+        }
+        Ok(Ask {
+            max_tokens,
+            prompt: wanted.prompt,
+            sampling,
+            seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
+            grammar,
+            prompt_logprobs: self.prompt_logprobs,
+            choices: self.n.unwrap_or(1),
+            priority: self.priority.unwrap_or(0),
+            salt: self.cache_salt.clone().unwrap_or_default(),
+            stops: self.stops()?,
+            starts_text: wanted.starts_text,
+        })
+    }
+
+    fn stops(&self) -> Result<StopStrings, ApiError> {
+        let stops: &[Word] = match &self.stop {
+            None => &[],
+            Some(Stop::One(stop)) => std::slice::from_ref(stop),
+            Some(Stop::Many(stops)) => &stops.0,
+        };
+        Ok(StopStrings::new(stops.iter().map(|stop| stop.0.as_str()))?)
+    }
+
+    /// What the answer must look like, and the field that says so.
+    fn form(&self, format: Option<&ResponseFormat>) -> Result<Option<(&'static str, Form)>, ApiError> {
+        let mut forms = Vec::new();
+        if let Some(format) = format {
+            match (format.r#type, &format.json_schema) {
+                (FormatType::Text, None) => {}
+                (FormatType::JsonObject, None) => forms.push(("response_format", Form::JsonObject)),
+                (FormatType::JsonSchema, Some(schema)) => {
+                    forms.push(("response_format", Form::JsonSchema(schema.schema.clone())));
+                }
+                (FormatType::JsonSchema, None) => {
+                    return Err(ApiError::fault(Fault::rule("response_format.json_schema", "is required")));
+                }
+                (_, Some(_)) => {
+                    let rule = "belongs to type json_schema";
+                    return Err(ApiError::fault(Fault::rule("response_format.json_schema", rule)));
+                }
+            }
+        }
+        if let Some(regex) = &self.guided_regex {
+            forms.push(("guided_regex", Form::Regex(regex.clone())));
+        }
+        if let Some(grammar) = &self.guided_grammar {
+            forms.push(("guided_grammar", Form::Grammar(grammar.clone())));
+        }
+        if let Some(choices) = &self.guided_choice {
+            let choices = choices.iter().map(|choice| choice.0.clone()).collect();
+            forms.push(("guided_choice", Form::Choice(choices)));
+        }
+        if let [(first, _), (second, _), ..] = &forms[..] {
+            return Err(ApiError::fault(Fault::rule(*second, format!("cannot be had with {first}"))));
+        }
+        Ok(forms.pop())
+    }
+
+    fn sampling(&self, tokenizer: &Tokenizer) -> Result<Sampling, ApiError> {
+        let neutral = Sampling::default();
+        let encode = |text: &str| tokenizer.encode(text, Special::AsText);
+        let dry_multiplier = self.dry_multiplier.unwrap_or(0.0);
+        let breakers: Vec<&str> = match &self.dry_sequence_breakers {
+            Some(words) => words.iter().map(|word| word.0.as_str()).collect(),
+            None if dry_multiplier > 0.0 => DRY_BREAKERS.to_vec(),
+            None => Vec::new(),
+        };
+        let mut bad_words = Vec::new();
+        for word in self.bad_words.iter().flatten() {
+            // At the start of a text and in its middle words are different tokens.
+            bad_words.push(encode(&word.0)?);
+            bad_words.push(encode(&format!(" {}", word.0))?);
+        }
+        bad_words.retain(|word| !word.is_empty());
+        let positive = |value: i64| u32::try_from(value).ok();
+        Ok(Sampling {
+            temperature: self.temperature.unwrap_or(1.0),
+            dynatemp_range: self.dynatemp_range.unwrap_or(neutral.dynatemp_range),
+            dynatemp_exponent: self.dynatemp_exponent.unwrap_or(neutral.dynatemp_exponent),
+            top_k: self.top_k.map_or(0, |count| u32::try_from(count).unwrap_or(0)),
+            top_p: self.top_p.unwrap_or(neutral.top_p),
+            min_p: self.min_p.unwrap_or(neutral.min_p),
+            typical_p: self.typical_p.unwrap_or(neutral.typical_p),
+            top_n_sigma: self.top_n_sigma.unwrap_or(0.0).max(0.0),
+            xtc_probability: self.xtc_probability.unwrap_or(neutral.xtc_probability),
+            xtc_threshold: self.xtc_threshold.unwrap_or(neutral.xtc_threshold),
+            dry_multiplier,
+            dry_base: self.dry_base.unwrap_or(neutral.dry_base),
+            dry_allowed_length: self.dry_allowed_length.unwrap_or(neutral.dry_allowed_length),
+            dry_penalty_last_n: self.dry_penalty_last_n.and_then(positive),
+            dry_sequence_breakers: breakers.into_iter().map(encode).collect::<Result<_, _>>()?,
+            mirostat: match self.mirostat.unwrap_or(0) {
+                0 => Mirostat::Off,
+                1 => Mirostat::V1,
+                _ => Mirostat::V2,
+            },
+            mirostat_tau: self.mirostat_tau.unwrap_or(neutral.mirostat_tau),
+            mirostat_eta: self.mirostat_eta.unwrap_or(neutral.mirostat_eta),
+            repetition_penalty: self.repetition_penalty.unwrap_or(neutral.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(neutral.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(neutral.frequency_penalty),
+            repeat_last_n: self.repeat_last_n.and_then(positive),
+            logit_bias: self.biases()?,
+            bad_words,
+            allowed_token_ids: self.allowed_token_ids.clone(),
+            min_tokens: self.min_tokens.unwrap_or(0),
+            end_tokens: match self.ignore_eos {
+                Some(true) => Vec::new(),
+                _ => tokenizer.end_tokens().to_vec(),
+            },
+            top_logprobs: None,
+        })
+    }
+
+    fn biases(&self) -> Result<Vec<(u32, f32)>, ApiError> {
+        let pairs = self.logit_bias.iter().flatten();
+        pairs
+            .map(|(token, bias)| match token.parse() {
+                Ok(token) => Ok((token, bias.0)),
+                Err(_) => Err(ApiError::fault(Fault::value(
+                    "logit_bias",
+                    "an object whose keys are token ids",
+                    &json!({}),
+                ))),
+            })
+            .collect()
+    }
+}

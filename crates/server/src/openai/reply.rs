@@ -1,0 +1,90 @@
+//! What chat and completions have in common on the way out: usage, log-probabilities, names.
+
+use fornax_text::Tokenizer;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::{
+    answer::{Counts, Finish, TokenScore},
+    app::{random_id, unix_seconds},
+};
+
+/// Tokens of a request, all its choices together.
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub(crate) struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub(crate) struct PromptTokensDetails {
+    /// Found computed already.
+    cached_tokens: usize,
+}
+
+impl Usage {
+    /// Counts one choice. Each prompt counts once, by its first choice.
+    pub(crate) fn add(&mut self, counts: Counts, is_first: bool) {
+        if is_first {
+            self.prompt_tokens += counts.prompt;
+            self.prompt_tokens_details.cached_tokens += counts.cached;
+        }
+        self.completion_tokens += counts.generated;
+        self.total_tokens = self.prompt_tokens + self.completion_tokens;
+    }
+}
+
+/// What all parts of one response say about it.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+}
+
+impl Head {
+    pub(crate) fn new(prefix: &str, model: &str) -> Head {
+        Head { id: format!("{prefix}-{}", random_id()), created: unix_seconds(), model: model.to_owned() }
+    }
+}
+
+/// What served the request: seeds reproduce only under the same.
+pub(crate) const FINGERPRINT: &str = concat!("fornax-", env!("CARGO_PKG_VERSION"));
+
+/// OpenAI's word for how an answer ended.
+pub(crate) fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::End | Finish::Stop(_) => "stop",
+        Finish::Length | Finish::Truncated => "length",
+        Finish::Cancelled => "abort",
+    }
+}
+
+/// The log-probability of a token. One that the form leaves no choice about is certain.
+pub(crate) fn logprob(score: &TokenScore) -> f32 {
+    score.logprob.unwrap_or(0.0)
+}
+
+/// A token as text, and as the bytes it really is.
+pub(crate) fn spelled(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>) {
+    (tokenizer.piece(token), tokenizer.token_bytes(token).to_vec())
+}
+
+/// Adds a token of the prompt as vLLM tells it: by id the likeliest tokens and its own, each with rank where that is
+/// known. The first token follows nothing and has none.
+pub(crate) fn add_scored(scored: &mut Vec<Value>, tokenizer: &Tokenizer, score: &TokenScore) {
+    if scored.is_empty() {
+        scored.push(Value::Null);
+    }
+    let mut tokens = Map::new();
+    let entry = |token, logprob: f32, rank: Option<usize>| json!({"logprob": logprob, "rank": rank, "decoded_token": tokenizer.piece(token)});
+    for (index, &(token, logprob)) in score.top.iter().enumerate() {
+        tokens.insert(token.to_string(), entry(token, logprob, Some(index + 1)));
+    }
+    let own = entry(score.token, logprob(score), None);
+    tokens.entry(score.token.to_string()).or_insert(own);
+    scored.push(Value::Object(tokens));
+}

@@ -1,0 +1,188 @@
+//! All routes, and the document that describes them: one is made from the other.
+
+use std::{any::Any, sync::Arc};
+
+use axum::{
+    Router,
+    body::Bytes,
+    http::{HeaderName, HeaderValue, Method, StatusCode, header},
+    middleware,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde::Serialize;
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    cors::{AllowOrigin, CorsLayer},
+};
+use utoipa::{
+    IntoResponses, OpenApi, ToSchema,
+    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
+};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::{
+    app::App,
+    error::{ApiError, Code},
+    front::door::{CORRELATION_ID, REQUEST_ID, door},
+    openai::{chat, completions, embeddings, models, tokens},
+    ops::{health, loading, metrics},
+    worker::{cancel, execute},
+};
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Fornax",
+    description = "Runs an open-weight language model: for OpenAI's clients, for workers behind a scheduler, for operators.",
+    license(name = "Apache-2.0")
+))]
+struct Document;
+
+/// An error as OpenAI's clients read it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ErrorBody {
+    error: ErrorDetail,
+}
+
+/// What went wrong.
+#[derive(Debug, Serialize, ToSchema)]
+struct ErrorDetail {
+    message: String,
+    r#type: String,
+    /// The first wrong field.
+    param: Option<String>,
+    /// What programs know it by, as `INVALID_INPUT`.
+    code: String,
+    /// Whether the same request may succeed later.
+    retryable: bool,
+    /// Every wrong field.
+    errors: Option<Vec<FieldError>>,
+}
+
+/// A wrong field.
+#[derive(Debug, Serialize, ToSchema)]
+struct FieldError {
+    field: String,
+    constraint: String,
+    message: String,
+    /// Where it is a number or a boolean.
+    value: Option<f64>,
+}
+
+/// Every status that a route may refuse with.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "only described")]
+pub(crate) enum Refusals {
+    /// A wrong field or body, a prompt that does not fit, a schema that cannot be followed
+    #[response(status = 400)]
+    Invalid(ErrorBody),
+    /// No key, or a wrong one
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// A page of another site
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+    /// No such model
+    #[response(status = 404)]
+    NotFound(ErrorBody),
+    /// The body did not arrive in time
+    #[response(status = 408)]
+    Slow(ErrorBody),
+    /// The body is too large
+    #[response(status = 413)]
+    TooLarge(ErrorBody),
+    /// Too much waits already; Retry-After says when to come again
+    #[response(status = 429)]
+    Full(ErrorBody),
+    /// The computation failed
+    #[response(status = 500)]
+    Failed(ErrorBody),
+    /// Loading, draining or failed; Retry-After says when to come again
+    #[response(status = 503)]
+    NotReady(ErrorBody),
+    /// The answer took too long
+    #[response(status = 504)]
+    TooLong(ErrorBody),
+}
+
+/// Every status that a route may refuse with beyond what its own fields can be.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "only described")]
+pub(crate) enum LateRefusals {
+    /// No key, or a wrong one
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// A page of another site
+    #[response(status = 403)]
+    Forbidden(ErrorBody),
+    /// The body did not arrive in time
+    #[response(status = 408)]
+    Slow(ErrorBody),
+    /// The body is too large
+    #[response(status = 413)]
+    TooLarge(ErrorBody),
+    /// Too much waits already; Retry-After says when to come again
+    #[response(status = 429)]
+    Full(ErrorBody),
+    /// Loading, draining or failed; Retry-After says when to come again
+    #[response(status = 503)]
+    NotReady(ErrorBody),
+}
+
+/// Every route behind the front door.
+pub(crate) fn router(app: &Arc<App>) -> Router {
+    let (router, mut document) = OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(chat::chat))
+        .routes(routes!(completions::completions))
+        .routes(routes!(embeddings::embeddings))
+        .routes(routes!(models::list))
+        .routes(routes!(models::one))
+        .routes(routes!(tokens::tokenize))
+        .routes(routes!(tokens::detokenize))
+        .routes(routes!(execute::execute))
+        .routes(routes!(cancel::cancel))
+        .routes(routes!(health::health))
+        .routes(routes!(health::ready))
+        .routes(routes!(loading::loading))
+        .routes(routes!(metrics::metrics))
+        .split_for_parts();
+    document.info.version = env!("CARGO_PKG_VERSION").to_owned();
+    if let Some(components) = &mut document.components {
+        let bearer = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
+        components.add_security_scheme("key", bearer);
+    }
+    if app.keys.are_needed() {
+        document.security = Some(vec![SecurityRequirement::new("key", Vec::<String>::new())]);
+    }
+    let document = Bytes::from(serde_json::to_vec(&document).expect("the document is JSON"));
+    let document = ([(header::CONTENT_TYPE, "application/json")], document);
+    let router = router
+        .route("/openapi.json", get(async move || document.clone()))
+        .fallback(async || ApiError::new(Code::UnknownEndpoint, "there is nothing at this path"))
+        .method_not_allowed_fallback(async || {
+            let wrong = ApiError::new(Code::UnknownEndpoint, "this path does not take that method");
+            ApiError { status: Some(StatusCode::METHOD_NOT_ALLOWED), ..wrong }
+        })
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), door))
+        .with_state(Arc::clone(app));
+    match app.options.cors_origins.is_empty() {
+        true => router,
+        false => router.layer(cors(&app.options.cors_origins)),
+    }
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
+    let retry_after: HeaderName = header::RETRY_AFTER;
+    CorsLayer::new()
+        .allow_origin(AllowOrigin::list(origins))
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, REQUEST_ID, CORRELATION_ID])
+        .expose_headers([REQUEST_ID, CORRELATION_ID, retry_after])
+}
+
+/// A bug here fails its own request, and says nothing of what it was about.
+fn panicked(_panic: Box<dyn Any + Send>) -> Response {
+    ApiError::new(Code::Internal, "the request failed inside the server").into_response()
+}

@@ -1,0 +1,175 @@
+//! `GET /health` and `GET /ready`. Neither waits for anything: they read what others have written.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::{
+    app::{App, Phase},
+    front::keys::Key,
+    served::{Device, Served},
+};
+
+/// Where the server stands, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Status {
+    Starting,
+    Loading,
+    Ready,
+    Draining,
+    /// A step takes longer than any step should: the device or its driver hangs.
+    Stuck,
+    Failed,
+}
+
+impl Status {
+    pub(crate) fn of(app: &App) -> Status {
+        match app.phase() {
+            Phase::Failed(_) => Status::Failed,
+            _ if app.is_draining() => Status::Draining,
+            Phase::Starting => Status::Starting,
+            Phase::Loading(_) => Status::Loading,
+            Phase::Ready(served) => {
+                let stats = served.engine.stats();
+                if stats.device_lost.is_some() || served.engine.is_closed() {
+                    Status::Failed
+                } else if stats.stuck {
+                    Status::Stuck
+                } else {
+                    Status::Ready
+                }
+            }
+        }
+    }
+
+    fn is_alive(self) -> bool {
+        matches!(self, Status::Starting | Status::Loading | Status::Ready)
+    }
+}
+
+/// Liveness, and facts for whoever may know them.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Health {
+    status: Status,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(flatten)]
+    facts: Option<Facts>,
+}
+
+/// What only holders of a key see.
+#[derive(Debug, Serialize, ToSchema)]
+struct Facts {
+    version: &'static str,
+    /// Seconds since the start.
+    uptime: f64,
+    #[serde(flatten)]
+    model: Option<ModelFacts>,
+}
+
+/// About the loaded model.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelFacts {
+    model: String,
+    architecture: String,
+    quant: String,
+    context: usize,
+    vocab: u32,
+    /// Bytes by purpose, as the allocator counts them.
+    devices: Vec<Device>,
+    kv: KvFacts,
+    running: usize,
+    waiting: usize,
+    /// The memory plan that the model was loaded by.
+    #[schema(value_type = Object)]
+    plan: Value,
+}
+
+/// Pages of all KV groups.
+#[derive(Debug, Serialize, ToSchema)]
+struct KvFacts {
+    pages_total: usize,
+    /// Referred to by requests.
+    pages_used: usize,
+    /// Kept for prompts that begin alike; given up when needed.
+    pages_cached: usize,
+}
+
+impl ModelFacts {
+    fn of(served: &Served) -> ModelFacts {
+        let stats = served.engine.stats();
+        let capacity = served.engine.capacity();
+        let card = &served.card;
+        ModelFacts {
+            model: card.name.clone(),
+            architecture: card.architecture.clone(),
+            quant: card.quant.clone(),
+            context: capacity.context,
+            vocab: capacity.vocab,
+            devices: served.devices.clone(),
+            kv: KvFacts {
+                pages_total: stats.pages.iter().map(|group| group.total).sum(),
+                pages_used: stats.pages.iter().map(|group| group.referenced).sum(),
+                pages_cached: stats.pages.iter().map(|group| group.cached).sum(),
+            },
+            running: stats.running,
+            waiting: stats.requests_waiting + stats.preempted,
+            plan: served.plan.clone(),
+        }
+    }
+}
+
+/// Liveness and facts
+///
+/// Without a key, where keys are needed, only the status.
+#[utoipa::path(get, path = "/health", tag = "operations", responses(
+    (status = 200, body = Health, description = "Starting, loading or ready"),
+    (status = 503, body = Health, description = "Draining, stuck or failed")
+))]
+pub(crate) async fn health(State(app): State<Arc<App>>, key: Option<Extension<Key>>) -> Response {
+    let status = Status::of(&app);
+    let facts = key.is_some().then(|| Facts {
+        version: env!("CARGO_PKG_VERSION"),
+        uptime: app.started.elapsed().as_secs_f64(),
+        model: app.served().map(|served| ModelFacts::of(&served)),
+    });
+    let error = match app.phase() {
+        _ if key.is_none() => None,
+        Phase::Failed(failed) => Some(failed.to_string()),
+        Phase::Ready(served) => {
+            served.engine.stats().device_lost.map(|reason| format!("DEVICE_LOST: {reason}"))
+        }
+        _ => None,
+    };
+    let code = if status.is_alive() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(Health { status, error, facts })).into_response()
+}
+
+/// Whether requests would be answered.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Readiness {
+    status: Status,
+}
+
+/// Readiness
+///
+/// 200 only while a model is loaded that has passed a generation of our own.
+#[utoipa::path(get, path = "/ready", tag = "operations", responses(
+    (status = 200, body = Readiness, description = "Requests are answered"),
+    (status = 503, body = Readiness, description = "Not yet, or not any more")
+))]
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
+    let status = Status::of(&app);
+    let code = if status == Status::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(Readiness { status })).into_response()
+}

@@ -1,0 +1,5 @@
+//! What operators and their machines ask.
+
+pub(crate) mod health;
+pub(crate) mod loading;
+pub(crate) mod metrics;

@@ -1,0 +1,177 @@
+//! A request under way: its answers, its clock, its place among the others.
+
+use std::{
+    future::{pending, poll_fn},
+    pin::Pin,
+    time::Instant,
+};
+
+use tokio::{
+    sync::watch,
+    time::{Sleep, sleep},
+};
+
+use crate::{
+    answer::{Answers, Ask, Counts, Finish, Piece},
+    app::Admission,
+    error::{ApiError, Code},
+    served::Served,
+};
+
+/// Answers being made for a client. Dropping it cancels them and counts them as aborted.
+pub(crate) struct Work {
+    admission: Admission,
+    answers: Answers,
+    /// Answers that have not ended.
+    open: usize,
+    submitted: Instant,
+    /// By answer: when its last text came.
+    last_text: Vec<Option<Instant>>,
+    stops: Stops,
+}
+
+/// What may end work from outside.
+struct Stops {
+    /// Runs from the first answer's start.
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// The server's time is over.
+    killed: watch::Receiver<bool>,
+    /// Somebody named this work and cancelled it.
+    cancelled: Option<watch::Receiver<bool>>,
+}
+
+/// What ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    Deadline,
+    Killed,
+    Cancelled,
+}
+
+impl Stops {
+    async fn wait(&mut self) -> Stopped {
+        let deadline = async {
+            match &mut self.deadline {
+                Some(sleep) => sleep.await,
+                None => pending().await,
+            }
+        };
+        let cancelled = async {
+            // A sender that is gone cancels nobody any more.
+            let heard = match &mut self.cancelled {
+                Some(cancelled) => cancelled.wait_for(|cancelled| *cancelled).await.is_ok(),
+                None => false,
+            };
+            if !heard {
+                pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = deadline => Stopped::Deadline,
+            () = cancelled => Stopped::Cancelled,
+            _ = self.killed.wait_for(|killed| *killed) => Stopped::Killed,
+        }
+    }
+}
+
+impl Work {
+    /// Hands the questions to the engine.
+    pub(crate) fn submit(admission: Admission, asks: Vec<Ask>) -> Result<Work, ApiError> {
+        let open = asks.iter().map(|ask| ask.choices as usize).sum();
+        let answers = Answers::submit(&admission.served, asks)?;
+        let stops = Stops { deadline: None, killed: admission.app.watch_killed(), cancelled: None };
+        Ok(Work { answers, open, submitted: Instant::now(), last_text: vec![None; open], stops, admission })
+    }
+
+    /// Lets somebody else cancel it.
+    pub(crate) fn cancelled_by(&mut self, cancelled: watch::Receiver<bool>) {
+        self.stops.cancelled = Some(cancelled);
+    }
+
+    pub(crate) fn served(&self) -> &Served {
+        &self.admission.served
+    }
+
+    /// Counts a failure that comes too late to be the response's status.
+    pub(crate) fn failed_midway(&self, error: &ApiError) {
+        self.admission.app.metrics.failed(error.code);
+    }
+
+    /// The next piece and whose it is; `None` when every answer has ended. A failure is the last piece there is.
+    pub(crate) async fn next(&mut self) -> Option<(usize, Piece)> {
+        if self.open == 0 {
+            return None;
+        }
+        let answers = &mut self.answers;
+        let piece = tokio::select! {
+            // What is there already is said first.
+            biased;
+            piece = poll_fn(|context| answers.poll_next(context)) => piece,
+            stopped = self.stops.wait() => Some((0, self.stop(stopped))),
+        };
+        let Some((index, piece)) = piece else {
+            self.open = 0;
+            return None;
+        };
+        self.observe(index, &piece);
+        Some((index, piece))
+    }
+
+    /// Resolves when something from outside ends it.
+    pub(crate) async fn stopped(&mut self) -> Stopped {
+        self.stops.wait().await
+    }
+
+    /// Lets go of the answers, and says so.
+    fn stop(&mut self, stopped: Stopped) -> Piece {
+        self.answers.cancel();
+        match stopped {
+            Stopped::Cancelled => {
+                self.open = 1;
+                Piece::End { finish: Finish::Cancelled, usage: Counts::default() }
+            }
+            Stopped::Killed => Piece::Failed(ApiError::new(Code::Cancelled, "the server is shutting down")),
+            Stopped::Deadline => {
+                let limit = self.admission.app.options.request_timeout.unwrap_or_default();
+                let message = format!("the answer took longer than {} seconds", limit.as_secs_f64());
+                Piece::Failed(ApiError::new(Code::ExecutionTimeout, message))
+            }
+        }
+    }
+
+    fn observe(&mut self, index: usize, piece: &Piece) {
+        let app = &self.admission.app;
+        let metrics = &app.metrics;
+        let now = Instant::now();
+        match piece {
+            Piece::Started { .. } => {
+                metrics.queue_time.observe(now - self.submitted);
+                if let (None, Some(limit)) = (&self.stops.deadline, app.options.request_timeout) {
+                    self.stops.deadline = Some(Box::pin(sleep(limit)));
+                }
+            }
+            Piece::Text { .. } => {
+                match self.last_text[index] {
+                    None => metrics.time_to_first_token.observe(now - self.submitted),
+                    Some(last) => metrics.inter_token_latency.observe(now - last),
+                }
+                self.last_text[index] = Some(now);
+            }
+            Piece::End { finish, .. } => {
+                self.open -= 1;
+                metrics.ended(*finish);
+                metrics.request_latency.observe(now - self.submitted);
+            }
+            Piece::Scored(_) => {}
+            Piece::Failed(_) => self.open = 0,
+        }
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        for _ in 0..self.open {
+            self.admission.app.metrics.ended(Finish::Cancelled);
+        }
+    }
+}

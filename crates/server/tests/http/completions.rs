@@ -1,0 +1,99 @@
+//! Completions, tokens, models, embeddings.
+
+use serde_json::{Value, json};
+
+use crate::{
+    client::{get, post},
+    world::{Setup, World},
+};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_looks_as_openai_writes_it() {
+    let world = World::ready(Setup::saying(" blue.")).await;
+    let body = json!({"model": "script", "prompt": "The sky is", "logprobs": 1});
+    insta::assert_snapshot!("whole", post(world.address, COMPLETIONS, &body).await.transcript());
+    let body = json!({"model": "script", "prompt": "The sky is", "stream": true, "logprobs": 0, "max_tokens": 2,
+        "stream_options": {"include_usage": true}});
+    insta::assert_snapshot!("stream", post(world.address, COMPLETIONS, &body).await.transcript());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompts_may_be_texts_or_tokens_one_or_many() {
+    let world = World::ready(Setup::saying("yes")).await;
+    let check = async |prompt: Value, choices: usize, tokens: u64| {
+        let response = post(world.address, COMPLETIONS, &json!({"prompt": prompt, "n": 2})).await;
+        assert_eq!(response.status, 200, "{}", response.body);
+        let response = response.json();
+        let texts = response["choices"].as_array().unwrap();
+        assert_eq!(texts.len(), choices, "{prompt}");
+        for (index, choice) in texts.iter().enumerate() {
+            assert_eq!((&choice["index"], &choice["text"]), (&json!(index), &json!("yes")));
+        }
+        assert_eq!(response["usage"]["prompt_tokens"], tokens, "{prompt}");
+    };
+    check(json!("abc"), 2, 3).await;
+    check(json!(["abc", "de"]), 4, 5).await;
+    check(json!([97, 98]), 2, 2).await;
+    check(json!([[97, 98], [99]]), 4, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_tokens_follow_unless_more_are_asked_for() {
+    let world = World::ready(Setup::saying(&"a".repeat(50))).await;
+    let check = async |body: Value, length: usize| {
+        let response = post(world.address, COMPLETIONS, &body).await.json();
+        assert_eq!(response["choices"][0]["text"].as_str().unwrap().len(), length);
+    };
+    check(json!({"prompt": "x"}), 16).await;
+    check(json!({"prompt": "x", "max_tokens": 40}), 40).await;
+    check(json!({"prompt": "x", "max_tokens": 60, "ignore_eos": false}), 50).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn text_and_tokens_turn_into_each_other() {
+    let world = World::ready(Setup::default()).await;
+    let check = async |path: &str, body: Value, wanted: Value| {
+        let response = post(world.address, path, &body).await;
+        assert_eq!((response.status, response.json()), (200, wanted), "{body}");
+    };
+    let tokens =
+        |tokens: Value, count: usize| json!({"tokens": tokens, "count": count, "max_model_len": 4096});
+    check(
+        "/tokenize",
+        json!({"content": "é<|im_end|>"}),
+        tokens(json!([195, 169, 60, 124, 105, 109, 95, 101, 110, 100, 124, 62]), 12),
+    )
+    .await;
+    check("/tokenize", json!({"content": "a<|im_end|>", "parse_special": true}), tokens(json!([97, 257]), 2))
+        .await;
+    check("/tokenize", json!({"prompt": "a", "model": "script"}), tokens(json!([97]), 1)).await;
+    check(
+        "/tokenize",
+        json!({"content": "é", "with_pieces": true}),
+        tokens(json!([{"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]), 2),
+    )
+    .await;
+    check("/detokenize", json!({"tokens": [195, 169, 257, 33]}), json!({"content": "é!", "prompt": "é!"}))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_one_model_is_listed_and_found_by_name() {
+    let world = World::ready(Setup::default()).await;
+    let model = json!({"id": "script", "object": "model", "created": 1_700_000_000, "owned_by": "fornax",
+        "max_model_len": 4096});
+    let list = get(world.address, "/v1/models").await;
+    assert_eq!(list.json(), json!({"object": "list", "data": [model]}));
+    assert_eq!(get(world.address, "/v1/models/script").await.json(), model);
+    assert_eq!(get(world.address, "/v1/models/other").await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn embeddings_are_refused_by_name() {
+    let world = World::ready(Setup::default()).await;
+    let response = post(world.address, "/v1/embeddings", &json!({"input": "text"})).await;
+    assert_eq!(response.status, 400);
+    assert_eq!(response.json()["error"]["code"], "MODEL_UNSUPPORTED");
+}

@@ -1,0 +1,13 @@
+//! The server over real sockets, with a scripted model.
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod bad_input;
+mod chat;
+mod client;
+mod completions;
+mod document;
+mod life;
+mod pressure;
+mod ways_in;
+mod worker;
+mod world;

@@ -1,0 +1,340 @@
+//! A server under test: real sockets, a real engine, and a runner that says what a script says.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Receiver},
+    },
+    time::{Duration, Instant},
+};
+
+use fornax_compute::{Batch, Error, KvGroup, Output, SampleFault, SampleRow, Sampled};
+use fornax_engine::{
+    Engine, EngineOptions, Form, Grammars, Handle, QueueLimits, Runner, StepLimits, Vocabulary,
+};
+use fornax_format::Gguf;
+use fornax_server::{Controls, Device, Failed, ModelCard, Progress, Served, Server, ServerOptions};
+use fornax_text::{ChatTemplate, Special, Tokenizer};
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc as tokio_mpsc, oneshot, watch},
+    task::JoinHandle,
+};
+
+/// Bytes are tokens of the same number; then the two markers of a chat.
+const IM_START: u32 = 256;
+const IM_END: u32 = 257;
+const VOCAB: u32 = 258;
+
+const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
+    {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// What a test wants of its world.
+pub(crate) struct Setup {
+    pub(crate) options: ServerOptions,
+    /// What every answer says, byte by byte; then it ends.
+    pub(crate) script: String,
+    /// The answer fails before this token.
+    pub(crate) fails_at: Option<u32>,
+    /// Each step waits for a word from here, until the other end is gone.
+    pub(crate) gate: Option<Receiver<()>>,
+    pub(crate) context: usize,
+    pub(crate) queue: QueueLimits,
+    pub(crate) stuck_after: Duration,
+    /// Loading waits for this.
+    pub(crate) load: Option<oneshot::Receiver<Result<(), Failed>>>,
+    pub(crate) slots: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            options: ServerOptions::default(),
+            script: "The sky is blue.".to_owned(),
+            fails_at: None,
+            gate: None,
+            context: 4096,
+            queue: QueueLimits { requests_max: 256, tokens_max: 1 << 20 },
+            stuck_after: Duration::from_secs(60),
+            load: None,
+            slots: 8,
+        }
+    }
+}
+
+impl Setup {
+    pub(crate) fn saying(script: &str) -> Setup {
+        Setup { script: script.to_owned(), ..Setup::default() }
+    }
+
+    /// Steps wait for what is sent here; dropping it lets them run.
+    pub(crate) fn gated(mut self) -> (Setup, mpsc::Sender<()>) {
+        let (sender, receiver) = mpsc::channel();
+        self.gate = Some(receiver);
+        (self, sender)
+    }
+}
+
+/// A running server.
+pub(crate) struct World {
+    pub(crate) address: SocketAddr,
+    /// A second way into the engine, to see what the server did.
+    pub(crate) engine: Handle,
+    pub(crate) progress: watch::Sender<Progress>,
+    pub(crate) reload: tokio_mpsc::Sender<()>,
+    stop: Option<oneshot::Sender<()>>,
+    pub(crate) running: JoinHandle<Result<(), fornax_server::Error>>,
+}
+
+impl World {
+    /// Starts a server; returns when it listens.
+    pub(crate) async fn listening(setup: Setup) -> World {
+        let Setup { options, script, fails_at, gate, context, queue, stuck_after, load, slots } = setup;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = Server::new(listener, options).unwrap();
+        let address = server.address();
+        let began = Instant::now();
+        let mut engine_options = EngineOptions::new(context, Arc::new(move || began.elapsed()));
+        engine_options.queue = queue;
+        engine_options.stuck_after = stuck_after;
+        let build =
+            move || Ok::<_, Failed>(Box::new(Script::new(script, fails_at, gate, slots)) as Box<dyn Runner>);
+        let (engine, _thread) = Engine::spawn(build, engine_options).unwrap();
+        let (progress, progress_seen) = watch::channel(Progress::default());
+        let (reload, reload_asked) = tokio_mpsc::channel(1);
+        let (stop, stopped) = oneshot::channel();
+        let handle = engine.clone();
+        let load = async move {
+            if let Some(load) = load {
+                load.await.unwrap()?;
+            }
+            Ok(served(handle))
+        };
+        let stop_asked = async { drop(stopped.await) };
+        let controls = Controls { progress: progress_seen, reload: reload_asked };
+        let running = tokio::spawn(server.run(load, stop_asked, controls));
+        World { address, engine, progress, reload, stop: Some(stop), running }
+    }
+
+    /// Starts a server; returns when it is ready.
+    pub(crate) async fn ready(setup: Setup) -> World {
+        let world = World::listening(setup).await;
+        world.until("/ready", |response| response.status == 200).await;
+        world
+    }
+
+    /// Asks until the answer is as wanted.
+    pub(crate) async fn until(&self, path: &str, wanted: impl Fn(&crate::client::Response) -> bool) {
+        let asking = async {
+            while !wanted(&crate::client::get(self.address, path).await) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), asking).await.expect("it never was");
+    }
+
+    /// Waits until a step is under way.
+    pub(crate) async fn until_stepping(&self) {
+        let asking = async {
+            while self.engine.stats().step_running_for.is_none() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), asking).await.expect("it never did");
+    }
+
+    /// Tells the server to stop, as SIGTERM does.
+    pub(crate) fn stop(&mut self) {
+        drop(self.stop.take());
+    }
+
+    /// Waits until it has stopped.
+    pub(crate) async fn stopped(mut self) -> Result<(), fornax_server::Error> {
+        self.stop();
+        self.running.await.unwrap()
+    }
+}
+
+fn served(engine: Handle) -> Served {
+    let tokenizer = Arc::new(tokenizer());
+    let encoder = Arc::clone(&tokenizer);
+    let encode = Arc::new(move |bytes: &[u8]| match std::str::from_utf8(bytes) {
+        Ok(text) => encoder.encode(text, Special::AsText).unwrap(),
+        Err(_) => bytes.iter().map(|&byte| u32::from(byte)).collect(),
+    });
+    let mut bytes: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    bytes.extend([Vec::new(), Vec::new()]);
+    let grammars = Grammars::new(Vocabulary { bytes, end_tokens: vec![IM_END], encode }).unwrap();
+    // Compiling works before any request asks for it.
+    grammars.compile(&Form::JsonObject).unwrap();
+    Served {
+        engine,
+        tokenizer,
+        template: Arc::new(ChatTemplate::new(TEMPLATE)),
+        grammars: Arc::new(grammars),
+        card: ModelCard {
+            name: "script".to_owned(),
+            reference: "script.gguf".to_owned(),
+            architecture: "scripted".to_owned(),
+            quant: "Q4_1".to_owned(),
+            created: 1_700_000_000,
+        },
+        devices: vec![Device {
+            name: "cpu".to_owned(),
+            bytes: BTreeMap::from([("weights".to_owned(), 1000), ("kv".to_owned(), 24)]),
+        }],
+        plan: json!({"fits": true}),
+        load_seconds: 0.25,
+    }
+}
+
+/// The tokenizer of a GGUF file made here: byte-level, without merges.
+fn tokenizer() -> Tokenizer {
+    fn string(out: &mut Vec<u8>, text: &str) {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    }
+    fn key(out: &mut Vec<u8>, name: &str, kind: u32) {
+        string(out, name);
+        out.extend(kind.to_le_bytes());
+    }
+    const U32: u32 = 4;
+    const I32: u32 = 5;
+    const STRING: u32 = 8;
+    const ARRAY: u32 = 9;
+    let mut file = b"GGUF".to_vec();
+    file.extend(3u32.to_le_bytes());
+    file.extend(0u64.to_le_bytes());
+    file.extend(7u64.to_le_bytes());
+    for (name, value) in
+        [("general.architecture", "llama"), ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "gpt-2")]
+    {
+        key(&mut file, name, STRING);
+        string(&mut file, value);
+    }
+    key(&mut file, "tokenizer.ggml.tokens", ARRAY);
+    file.extend(STRING.to_le_bytes());
+    file.extend(u64::from(VOCAB).to_le_bytes());
+    let mut beyond = 256u32;
+    for byte in 0..=255u8 {
+        // GPT-2's table: printable bytes are themselves, the others follow from 256 on.
+        let printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let shown = if printable { u32::from(byte) } else { beyond };
+        beyond += u32::from(!printable);
+        string(&mut file, &char::from_u32(shown).unwrap().to_string());
+    }
+    string(&mut file, "<|im_start|>");
+    string(&mut file, "<|im_end|>");
+    key(&mut file, "tokenizer.ggml.token_type", ARRAY);
+    file.extend(I32.to_le_bytes());
+    file.extend(u64::from(VOCAB).to_le_bytes());
+    for token in 0..VOCAB {
+        let kind: i32 = if token >= IM_START { 3 } else { 1 };
+        file.extend(kind.to_le_bytes());
+    }
+    key(&mut file, "tokenizer.ggml.merges", ARRAY);
+    file.extend(STRING.to_le_bytes());
+    file.extend(0u64.to_le_bytes());
+    key(&mut file, "tokenizer.ggml.eos_token_id", U32);
+    file.extend(IM_END.to_le_bytes());
+    file.resize(file.len().next_multiple_of(32), 0);
+    Tokenizer::from_gguf(Gguf::from_bytes(vec![file]).unwrap().metadata()).unwrap()
+}
+
+/// A runner that chooses the tokens of a text.
+struct Script {
+    text: Vec<u8>,
+    fails_at: Option<u32>,
+    gate: Option<Mutex<Receiver<()>>>,
+    groups: Vec<KvGroup>,
+    slots: usize,
+    steps: VecDeque<Vec<Sampled>>,
+}
+
+impl Script {
+    fn new(text: String, fails_at: Option<u32>, gate: Option<Receiver<()>>, slots: usize) -> Script {
+        let groups = vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 1025 }];
+        Script {
+            text: text.into(),
+            fails_at,
+            gate: gate.map(Mutex::new),
+            groups,
+            slots,
+            steps: VecDeque::new(),
+        }
+    }
+
+    fn choose(&self, row: &SampleRow<'_>) -> Sampled {
+        let top = |token: u32, count: u32| {
+            (0..count).map(|rank| ((token + rank) % VOCAB, -0.5 - rank as f32)).collect()
+        };
+        if let Some(given) = &row.given {
+            return Sampled {
+                token: given.token,
+                logprob: Some(-0.25),
+                top: top(given.token, 2),
+                mu: 0.0,
+                fault: None,
+            };
+        }
+        if self.fails_at == Some(row.generated) {
+            return Sampled::fault(SampleFault::Logits);
+        }
+        let scripted = self.text.get(row.generated as usize).map_or(IM_END, |&byte| u32::from(byte));
+        let allowed =
+            |token: &u32| row.mask.is_none_or(|mask| mask[*token as usize / 32] >> (token % 32) & 1 == 1);
+        let token = (scripted..VOCAB).chain(0..scripted).find(allowed).unwrap();
+        let count = row.sampling.top_logprobs;
+        Sampled {
+            token,
+            logprob: count.map(|_| -0.5),
+            top: top(token, count.unwrap_or(0)),
+            mu: 0.0,
+            fault: None,
+        }
+    }
+}
+
+impl Runner for Script {
+    fn launch(&mut self, _: &Batch) -> Result<(), Error> {
+        self.steps.push_back(Vec::new());
+        Ok(())
+    }
+
+    fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+        let sampled = rows.iter().map(|row| self.choose(row)).collect();
+        *self.steps.back_mut().unwrap() = sampled;
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Output, Error> {
+        if let Some(gate) = &self.gate {
+            // The self-test and whatever follows wait alike; a closed gate is open.
+            gate.lock().unwrap().recv().unwrap_or_default();
+        }
+        Ok(Output { sampled: self.steps.pop_front().unwrap() })
+    }
+
+    fn reset(&mut self) {
+        self.steps.clear();
+    }
+
+    fn depth(&self) -> usize {
+        0
+    }
+
+    fn limits(&self) -> StepLimits {
+        StepLimits { tokens_max: 512, wanted_max: 64, slots: self.slots }
+    }
+
+    fn groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    fn vocab(&self) -> u32 {
+        VOCAB
+    }
+}
