@@ -68,6 +68,15 @@ pub enum Glu {
     Silu,
 }
 
+/// A weight with its bias.
+#[derive(Debug)]
+pub struct Linear<'a, M: Memory + ?Sized> {
+    /// (out, in)
+    pub weight: &'a M::Weight,
+    /// (out)
+    pub bias: Option<&'a M::Buf>,
+}
+
 /// What a finished step yields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Output {
@@ -182,6 +191,20 @@ pub trait Backend: Memory {
             Some(bias) => self.add_vector(step, rows, bias, out),
             None => Ok(()),
         }
+    }
+
+    /// `residual` += `linear` of `x`. `room` has the residual's shape; what it holds afterwards is nobody's business.
+    fn linear_add(
+        &self,
+        step: &Self::Step,
+        rows: Rows,
+        linear: Linear<'_, Self>,
+        x: &Self::Buf,
+        room: &mut Self::Buf,
+        residual: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        self.linear(step, rows, linear.weight, linear.bias, x, room)?;
+        self.add(step, rows, room, residual)
     }
 
     /// `rope`, `kv_write`, `attention`.

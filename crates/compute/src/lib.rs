@@ -22,7 +22,7 @@ mod memory;
 mod philox;
 mod sample;
 
-pub use backend::{Attention, Backend, Glu, Heads, Norm, Output, Rope, Rows};
+pub use backend::{Attention, Backend, Glu, Heads, Linear, Norm, Output, Rope, Rows};
 pub use batch::{Batch, Row, Token};
 pub use error::Error;
 pub use kv::{KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};

@@ -1,5 +1,5 @@
-//! Decoding at one stream with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER]`, where SHAPE
-//! is 7b or 0.5b (Qwen2.5) and FORMAT is bf16, q8_0, q4_k_m or q6_k. Prints how long loading took, each kind of product
+//! Decoding at one stream with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER [eager]]`,
+//! where SHAPE is 7b or 0.5b (Qwen2.5) and FORMAT is bf16, q8_0, q4_k_m or q6_k. Prints how long loading took, each kind of product
 //! alone, and the whole step, with the bytes that it moves.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use fornax_compute::{
-    Attention, Backend, Batch, Error, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, Norm,
+    Attention, Backend, Batch, Error, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Linear, Memory, Norm,
     PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Token,
 };
 use fornax_format::{DType, View};
@@ -274,7 +274,9 @@ fn products(cuda: &Cuda, model: &mut Model) -> Result<(), Error> {
     cuda.write(&mut model.branch, 0, &vec![0.5; hidden])?;
     cuda.write(&mut model.attended, 0, &vec![0.5; heads.query * heads.dim])?;
     cuda.write(&mut model.gated, 0, &vec![0.5; ffn])?;
-    let Model { layers, branch, attended, gated, qkv, gate_up, wanted_normed, head, logits, .. } = model;
+    let Model {
+        layers, residual, branch, attended, gated, qkv, gate_up, wanted_normed, head, logits, ..
+    } = model;
     let measure = |name: &str, body: &mut dyn FnMut() -> Result<(), Error>| -> Result<(), Error> {
         body()?;
         let mut times = (0..5).map(|_| cuda.time(body)).collect::<Result<Vec<_>, _>>()?;
@@ -299,6 +301,10 @@ fn products(cuda: &Cuda, model: &mut Model) -> Result<(), Error> {
     measure("down", &mut || {
         layers.iter().try_for_each(|l| cuda.matmul(&step, rows, &l.down, gated, wanted_normed))
     })?;
+    measure("norm", &mut || {
+        layers.iter().try_for_each(|l| cuda.rms_norm(&step, rows, &l.mlp_norm, residual, branch))
+    })?;
+    measure("glu", &mut || layers.iter().try_for_each(|_| cuda.glu(&step, Glu::Silu, gate_up, gated)))?;
     let mut body = || cuda.matmul(&step, rows, head, branch, logits);
     body()?;
     println!("head     {:8.2} us", cuda.time(&mut body)? * 1e3);
@@ -315,13 +321,13 @@ fn forward(cuda: &Cuda, m: &mut Model, kv: &mut Kv, step: &<Cuda as Backend>::St
         cuda.rms_norm(step, Rows::Tokens, &layer.attention_norm, &m.residual, &mut m.branch)?;
         cuda.linear(step, Rows::Tokens, &layer.qkv, Some(&layer.qkv_bias), &m.branch, &mut m.qkv)?;
         cuda.attend(step, &shape, &m.rope, &mut m.qkv, kv, &mut m.attended)?;
-        cuda.matmul(step, Rows::Tokens, &layer.output, &m.attended, &mut m.branch)?;
-        cuda.add(step, Rows::Tokens, &m.branch, &mut m.residual)?;
+        let output = Linear { weight: &layer.output, bias: None };
+        cuda.linear_add(step, Rows::Tokens, output, &m.attended, &mut m.branch, &mut m.residual)?;
         cuda.rms_norm(step, Rows::Tokens, &layer.mlp_norm, &m.residual, &mut m.branch)?;
         cuda.matmul(step, Rows::Tokens, &layer.gate_up, &m.branch, &mut m.gate_up)?;
         cuda.glu(step, Glu::Silu, &m.gate_up, &mut m.gated)?;
-        cuda.matmul(step, Rows::Tokens, &layer.down, &m.gated, &mut m.branch)?;
-        cuda.add(step, Rows::Tokens, &m.branch, &mut m.residual)?;
+        let down = Linear { weight: &layer.down, bias: None };
+        cuda.linear_add(step, Rows::Tokens, down, &m.gated, &mut m.branch, &mut m.residual)?;
     }
     cuda.gather_wanted(step, &m.residual, &mut m.wanted)?;
     cuda.rms_norm(step, Rows::Wanted, &m.norm, &m.wanted, &mut m.wanted_normed)?;

@@ -1,12 +1,12 @@
 // out[r] = the table's row of token r (QUANT names the table's format): a block per token, threads over columns.
 #include QUANT
 
-KERNEL embed(Part part, int part_first, const Step* step, const int* sampled, float* out, int columns) {
+KERNEL embed(Part part, int part_first, Step step, const int* sampled, float* out, int columns) {
     let_next_start();
     wait_for_inputs();
     const int r = blockIdx.x;
-    if (r >= step->tokens) return;
-    int id = step_array(step, step->token_ids)[r];
+    if (r >= step_rows(step, 0)) return;
+    int id = step.ids[r];
     // A negative id is a slot: the token that was last sampled there.
     if (id < 0) id = sampled[-1 - id];
     id -= part_first;

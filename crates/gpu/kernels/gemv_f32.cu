@@ -1,9 +1,9 @@
 // out[r][n] = sum over k of x[r][k] * weight[n][k] for F32 weights: one warp per output, lane l sums columns l, l + 32,
 // ... in f32, and the lanes are added by a fixed tree.
 #include "quant/f32.cuh"
+#include "result.cuh"
 
-KERNEL gemv_f32(Part part, const Step* step, int wanted, const float* x, const float* bias, float* out, int out_columns,
-                int out_first) {
+KERNEL gemv_f32(Part part, Step step, int wanted, const float* x, Result out) {
     let_next_start();
     wait_for_inputs();
     const int lane = threadIdx.x % WARP;
@@ -15,8 +15,5 @@ KERNEL gemv_f32(Part part, const Step* step, int wanted, const float* x, const f
         sum = __fmaf_rn(Quant::value(part, row, k), x[(long)r * part.columns + k], sum);
     }
     sum = warp_sum(sum);
-    if (lane == 0) {
-        if (bias) sum += bias[out_first + row];
-        out[(long)r * out_columns + out_first + row] = sum;
-    }
+    if (lane == 0) put(out, r, row, sum);
 }

@@ -1,36 +1,43 @@
-// out = x / sqrt(mean(x^2) + eps) * weight: one block per row. Where `split.x` is not null the result is also left in
-// the form that matrix products read, which saves them a pass.
+// out = x / sqrt(mean(x^2) + eps) * weight: one block per row, up to 8 values a thread at once. Where a split is asked
+// for, the result is also left in the form that matrix products read, which saves them a pass.
 #include "split.cuh"
 
-KERNEL rms_norm(const Step* step, int wanted, const float* weight, float eps, const float* x, float* out, int columns,
-                Split split) {
+#define AT_ONCE 8
+
+KERNEL __launch_bounds__(1024) rms_norm(Step step, int wanted, const float* weight, float eps, const float* x, float* out,
+                                        int columns, Split split) {
     __shared__ float room[WARP];
     let_next_start();
-    wait_for_inputs();
     const long r = blockIdx.x;
+    float weights[AT_ONCE], values[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        int k = i * blockDim.x + threadIdx.x;
+        weights[i] = k < columns ? weight[k] : 0.0f;
+    }
+    wait_for_inputs();
     if (r >= step_rows(step, wanted)) return;
     const float* from = x + r * columns;
     float squares = 0.0f;
-    for (int k = threadIdx.x; k < columns; k += blockDim.x) squares = __fmaf_rn(from[k], from[k], squares);
-    const float inverse = 1.0f / sqrtf(block_sum(squares, room) / (float)columns + eps);
-    u32 largest = 0;
-    for (int k = threadIdx.x; k < columns; k += blockDim.x) {
-        float value = from[k] * inverse * weight[k];
-        out[r * columns + k] = value;
-        largest = max(largest, __float_as_uint(value) & 0x7fffffff);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        int k = i * blockDim.x + threadIdx.x;
+        values[i] = k < columns ? from[k] : 0.0f;
+        squares = __fmaf_rn(values[i], values[i], squares);
     }
-    if (!split.x) return;
-    largest = block_max(largest, (u32*)room);
-    const float scale = split_scale(largest, split.bf16);
-    if (threadIdx.x == 0) split.factors[r] = 1.0f / scale;
-    const int octets = split.padded / 8;
-    for (int start = 0; start < octets; start += blockDim.x) {
-        int octet = start + threadIdx.x;
-        float v[8];
-        for (int i = 0; i < 8; i++) {
-            int k = octet * 8 + i;
-            v[i] = k < columns ? from[k] * inverse * weight[k] : 0.0f;
-        }
-        split_octet(split, r, octet, v, scale);
+    for (int k = AT_ONCE * blockDim.x + threadIdx.x; k < columns; k += blockDim.x) squares = __fmaf_rn(from[k], from[k], squares);
+    const float inverse = 1.0f / sqrtf(block_sum(squares, room) / (float)columns + eps);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        int k = i * blockDim.x + threadIdx.x;
+        float value = values[i] * inverse * weights[i];
+        if (k < columns) out[r * columns + k] = value;
+        if (split.x) split_value(split, r, k, k < columns ? value : 0.0f);
+    }
+    for (int start = AT_ONCE * blockDim.x; start < max(columns, split.padded); start += blockDim.x) {
+        int k = start + threadIdx.x;
+        float value = k < columns ? from[k] * inverse * weight[k] : 0.0f;
+        if (k < columns) out[r * columns + k] = value;
+        if (split.x) split_value(split, r, k, value);
     }
 }

@@ -44,31 +44,28 @@ DEVICE u16 f32_to_bf16(float value) {
     return bits;
 }
 
-// Two halves in a register: a * b + c, rounded once.
-DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+// Two bf16 in a register: a + b, rounded once (codes and their offsets are exact).
+DEVICE u32 add_bf16x2(u32 a, u32 b) {
     u32 d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(0x3f803f80), "r"(b));
     return d;
 }
 DEVICE u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
 
-// d += a * b: a is 16 rows x 16 columns in halves (lane 4g + t holds rows g and g + 8), b is 16 x 8, d is 16 x 8 in
-// f32. Which of the 16 columns is which does not matter as long as a and b agree.
-DEVICE void mma_f16(float d[4], const u32 a[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+// d += a * b: a is 16 rows x 16 columns in bf16 (lane 4g + t holds rows g and g + 8), b is 16 x 8, d is 16 x 8 in f32.
+// Which of the 16 columns is which does not matter as long as a and b agree.
 DEVICE void mma_bf16(float d[4], const u32 a[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// The same over 8 columns.
-DEVICE void mma_f16_k8(float d[4], u32 a0, u32 a1, u32 b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+// The same over 8 columns in tf32, which holds the upper 19 bits of an f32: a0, a1 are rows g and g + 8 of column t,
+// a2, a3 of column t + 4.
+DEVICE void mma_tf32(float d[4], const float a[4], float b0, float b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b));
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
 // 16 bytes of weights: read once, so they need not stay in any cache.
@@ -89,10 +86,6 @@ DEVICE float warp_sum(float value) {
     for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffff, value, step);
     return value;
 }
-DEVICE u32 warp_max(u32 value) {
-    for (int step = WARP / 2; step > 0; step /= 2) value = max(value, __shfl_xor_sync(0xffffffff, value, step));
-    return value;
-}
 // Over the whole block (at most 1024 threads); every thread gets the result. `room` is 32 words of shared memory.
 DEVICE float block_sum(float value, float* room) {
     value = warp_sum(value);
@@ -102,28 +95,29 @@ DEVICE float block_sum(float value, float* room) {
     float sum = threadIdx.x % WARP < blockDim.x / WARP ? room[threadIdx.x % WARP] : 0.0f;
     return warp_sum(sum);
 }
-DEVICE u32 block_max(u32 value, u32* room) {
-    value = warp_max(value);
-    __syncthreads();
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = value;
-    __syncthreads();
-    u32 most = threadIdx.x % WARP < blockDim.x / WARP ? room[threadIdx.x % WARP] : 0;
-    return warp_max(most);
-}
 
-// What varies from step to step, as `step.rs` lays it out.
+// What varies from step to step, as `step.rs` lays it out. The addresses never change, so a recorded kernel holds them;
+// what lies there is the present step's.
 struct Step {
-    int tokens, wanted, rows, groups;
-    // Where the arrays begin, in words from the start of the step.
-    int token_ids, positions, token_rows, token_places, wanted_tokens, table_starts, pages, pad;
+    const int* counts;     // tokens, tokens that want logits
+    const int* ids;        // (tokens) a negative id is a slot: the token last sampled there
+    const int* positions;  // (tokens) what each is rotated by
+    const int* places;     // (tokens) its absolute position
+    const int* wanted;     // the tokens that want logits
+    const int* tables;     // (group, stride): where each token's page table begins, counted from here; then the tables
+    int stride;
+    // The counts where the host knows them, else negative: a load less on the way.
+    int known_tokens, known_wanted, pad;
 };
-DEVICE const int* step_array(const Step* step, int start) { return (const int*)step + start; }
 // How many rows an operation runs over: every token, or those that want logits.
-DEVICE int step_rows(const Step* step, int wanted) { return wanted ? step->wanted : step->tokens; }
-// The page that holds `place` of `row` in a group.
-DEVICE int page_of(const Step* step, int row, int group, int place) {
-    int start = step_array(step, step->table_starts)[row * step->groups + group];
-    return step_array(step, step->pages)[start + place / 32];
+DEVICE int step_rows(const Step& step, int wanted) {
+    // Not an array: indexed by a variable, the whole structure would be copied to memory.
+    int known = wanted ? step.known_wanted : step.known_tokens;
+    return known >= 0 ? known : step.counts[wanted];
+}
+// The page that holds `place` of token r's sequence in a group.
+DEVICE int page_of(const Step& step, int r, int group, int place) {
+    return step.tables[step.tables[group * step.stride + r] + place / 32];
 }
 
 // One part of a weight in the planes that `layout.rs` describes.

@@ -22,26 +22,26 @@ DEVICE void turned(const Rotation& rope, float position, int i, float a, float b
 }
 
 // In place: grid (query + kv heads, tokens), a thread per pair.
-KERNEL rope(const Step* step, HeadCounts heads, Rotation rope, float* qkv) {
+KERNEL rope(Step step, HeadCounts heads, Rotation rope, float* qkv) {
     let_next_start();
     wait_for_inputs();
     const long r = blockIdx.y;
-    if (r >= step->tokens) return;
+    if (r >= step_rows(step, 0)) return;
     float* head = qkv + r * (heads.query + 2 * heads.kv) * heads.dim + blockIdx.x * heads.dim;
-    float position = (float)step_array(step, step->positions)[r];
+    float position = (float)step.positions[r];
     for (int i = threadIdx.x; i < rope.pairs; i += blockDim.x) {
         turned(rope, position, i, head[i], head[i + rope.pairs], head[i], head[i + rope.pairs]);
     }
 }
 
 // Grid (kv heads, tokens), a thread per value of the head.
-KERNEL kv_write(const Step* step, HeadCounts heads, int group, const float* qkv, Stored* pages) {
+KERNEL kv_write(Step step, HeadCounts heads, int group, const float* qkv, Stored* pages) {
     let_next_start();
     wait_for_inputs();
     const int r = blockIdx.y, head = blockIdx.x;
-    if (r >= step->tokens) return;
-    const int place = step_array(step, step->token_places)[r];
-    const int page = page_of(step, step_array(step, step->token_rows)[r], group, place);
+    if (r >= step_rows(step, 0)) return;
+    const int place = step.places[r];
+    const int page = page_of(step, r, group, place);
     const float* key = qkv + (long)r * (heads.query + 2 * heads.kv) * heads.dim + (heads.query + head) * heads.dim;
     const float* value = key + heads.kv * heads.dim;
     const long at = place % PAGE_TOKENS * heads.dim;
@@ -52,21 +52,21 @@ KERNEL kv_write(const Step* step, HeadCounts heads, int group, const float* qkv,
 }
 
 // Both at once, for a step's way through a layer: grid (query + 2 kv heads, tokens).
-KERNEL rope_and_write(const Step* step, HeadCounts heads, Rotation rope, int group, float* qkv, Stored* pages) {
+KERNEL rope_and_write(Step step, HeadCounts heads, Rotation rope, int group, float* qkv, Stored* pages) {
     let_next_start();
     wait_for_inputs();
     const int r = blockIdx.y, head = blockIdx.x;
-    if (r >= step->tokens) return;
+    if (r >= step_rows(step, 0)) return;
     float* values = qkv + (long)r * (heads.query + 2 * heads.kv) * heads.dim + head * heads.dim;
     Stored* to = 0;
     if (head >= heads.query) {
-        const int place = step_array(step, step->token_places)[r];
-        const int page = page_of(step, step_array(step, step->token_rows)[r], group, place);
+        const int place = step.places[r];
+        const int page = page_of(step, r, group, place);
         const int v = head >= heads.query + heads.kv, kv = (head - heads.query) % heads.kv;
         to = pages + page_values(page, v, kv, heads.kv, heads.dim) + place % PAGE_TOKENS * heads.dim;
     }
     const bool turns = head < heads.query + heads.kv;
-    const float position = (float)step_array(step, step->positions)[r];
+    const float position = (float)step.positions[r];
     for (int i = threadIdx.x; turns && i < rope.pairs; i += blockDim.x) {
         float first, second;
         turned(rope, position, i, values[i], values[i + rope.pairs], first, second);

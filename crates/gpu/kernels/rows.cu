@@ -2,7 +2,7 @@
 #include "prelude.cuh"
 
 // x += y; a vector is the same for every row.
-KERNEL add(const Step* step, int wanted, const float* y, int y_stride, float* x, int columns) {
+KERNEL add(Step step, int wanted, const float* y, int y_stride, float* x, int columns) {
     let_next_start();
     wait_for_inputs();
     const int k = blockIdx.x * blockDim.x + threadIdx.x;
@@ -12,11 +12,11 @@ KERNEL add(const Step* step, int wanted, const float* y, int y_stride, float* x,
 }
 
 // out[r] = x[the r-th token that wants logits]
-KERNEL gather(const Step* step, const float* x, float* out, int columns) {
+KERNEL gather(Step step, const float* x, float* out, int columns) {
     let_next_start();
     wait_for_inputs();
     const int k = blockIdx.x * blockDim.x + threadIdx.x;
     const long r = blockIdx.y;
-    if (k >= columns || r >= step->wanted) return;
-    out[r * columns + k] = x[(long)step_array(step, step->wanted_tokens)[r] * columns + k];
+    if (k >= columns || r >= step_rows(step, 1)) return;
+    out[r * columns + k] = x[(long)step.wanted[r] * columns + k];
 }

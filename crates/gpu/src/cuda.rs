@@ -7,18 +7,18 @@ use std::rc::Rc;
 
 use fornax_compute::cpu::{Activations, Cpu};
 use fornax_compute::{
-    Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output, Part, Purpose, Rope,
-    Row, Rows, SampleFault, SampleRow, Sampled, Token, Usage,
+    Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Linear, Memory, Norm, Output, Part,
+    Purpose, Rope, Row, Rows, SampleFault, SampleRow, Sampled, Token, Usage,
 };
 use fornax_format::View;
 
 use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
-use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, Weight, split_bytes};
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, Weight, int, split_bytes};
 use crate::ops::{Held, Scratch};
 use crate::program::{Key, Programs};
-use crate::step::{Chosen, Outcome, Slot, Step, Steps};
+use crate::step::{Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, Stored};
 
 /// Steps of at most so many tokens are recorded: beyond that the launches are hidden behind the work.
@@ -39,7 +39,7 @@ pub struct CudaOptions {
     pub slots: usize,
     /// Steps that may be begun while another one is unfinished.
     pub depth: usize,
-    /// Entries of all page tables of a step, and one more for each table.
+    /// Entries of all page tables of a step, and `tokens_max` more for each KV group.
     pub pages_max: usize,
     /// Where compiled kernels are kept; `None` compiles them anew each time.
     pub kernel_folder: Option<PathBuf>,
@@ -192,6 +192,18 @@ impl Cuda {
         }
     }
 
+    /// A step's arrays as kernels take them. Counts are told where they cannot be others: outside of a recording, and in
+    /// a bucket for steps of one row.
+    pub(crate) fn device_step(&self, slot: &Slot) -> DeviceStep {
+        let known = |rows| match (self.bucket.get(), self.grid_rows(slot, rows)) {
+            (None, count) | (Some(_), count @ 0..=1) => int(count),
+            (Some(_), _) => -1,
+        };
+        let mut step = slot.device_step();
+        step.known = [known(Rows::Tokens), known(Rows::Wanted)];
+        step
+    }
+
     /// Places of the longest sequence that grids are made for.
     pub(crate) fn grid_places(&self, slot: &Slot) -> usize {
         self.bucket.get().map_or(slot.place_max + 1, |bucket| bucket.places)
@@ -306,7 +318,6 @@ impl Memory for Cuda {
                 Format::F32 => Key::plain("gemv_f32.cu"),
                 format => Key::quant("gemv.cu", format.header()),
             });
-            self.scratch.prefer(part.format);
         }
         let mut ring = self.ring.borrow_mut();
         let ring = match ring.as_mut() {
@@ -440,7 +451,7 @@ impl Backend for Cuda {
     }
 
     fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
-        self.op_linear("matmul", step.slot(), rows, weight, None, x, out)
+        self.op_linear(("matmul", false), (step.slot(), rows), (weight, None), x, out)
     }
 
     fn linear(
@@ -452,7 +463,19 @@ impl Backend for Cuda {
         x: &Buf,
         out: &mut Buf,
     ) -> Result<(), Error> {
-        self.op_linear("linear", step.slot(), rows, weight, bias, x, out)
+        self.op_linear(("linear", false), (step.slot(), rows), (weight, bias), x, out)
+    }
+
+    fn linear_add(
+        &self,
+        step: &Step,
+        rows: Rows,
+        linear: Linear<'_, Cuda>,
+        x: &Buf,
+        _room: &mut Buf,
+        residual: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_linear(("linear_add", true), (step.slot(), rows), (linear.weight, linear.bias), x, residual)
     }
 
     fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
@@ -588,11 +611,6 @@ impl Drop for Cuda {
 /// What the scratch holds of a buffer.
 impl Cuda {
     pub(crate) fn held(&self, buf: &Buf, rows: Rows) -> Held {
-        Held {
-            pointer: buf.pointer(),
-            rows,
-            bf16: self.scratch.preferred(),
-            generation: self.arena.generation(),
-        }
+        Held { pointer: buf.pointer(), rows, generation: self.arena.generation() }
     }
 }

@@ -4,10 +4,9 @@
 //! chip and kept on disk, one stream that orders everything. Nothing of a toolkit is needed to build this crate; the
 //! driver and NVRTC are opened at run time, and what is missing is said in words ([`probe`], [`compiler`]).
 //!
-//! **Precision.** Buffers are f32. Where a product meets the matrix units, activations are split into two halves (f16
-//! for quantised and F16 weights, bf16 for BF16 weights) that together carry 22 or 16 bits, codes multiply as exact
-//! integers and scales are applied in f32. So results are held to the bounds of *float* activations: there is no int8
-//! mode here, and no rounding of activations to a single half.
+//! **Precision.** Buffers are f32. Where a product meets the matrix units, an activation is the sum of two bf16, which
+//! together carry 16 bits; codes multiply as exact integers and scales are applied in f32. So results are held to the
+//! bounds of *float* activations: there is no int8 mode here, and no rounding of activations to a single half.
 //!
 //! **Order.** An output's order of summation depends on its weight's shape alone, and attention reduces over fixed
 //! splits of absolute positions: a row's result is the same bits alone, among others or in chunks.

@@ -19,7 +19,7 @@ pub(crate) fn split_bytes(tokens_max: usize) -> u64 {
     (tokens_max as u64).saturating_mul(96 << 10).clamp(2 << 20, 48 << 20)
 }
 
-/// Partial results of attention over long contexts: 64 streams of 28 heads of 128 with 32,768 keys.
+/// Partial results of attention over long contexts: one stream of 28 heads of 128 with 262,144 keys.
 pub(crate) const PARTIALS_BYTES: u64 = 64 << 20;
 
 /// Rows of f32: on this backend every activation has full precision in memory.

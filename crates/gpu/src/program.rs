@@ -23,6 +23,7 @@ macro_rules! kernels {
 /// Every file that may be included.
 pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "prelude.cuh",
+    "result.cuh",
     "split.cuh",
     "kv.cuh",
     "quant/tile.cuh",

@@ -1,7 +1,7 @@
 //! A step's slot: what varies from batch to batch, in one piece of device memory that one copy fills.
 //!
 //! Kernels read counts, tokens, positions and page tables from it, so that a recorded graph computes whatever step its
-//! slot holds. The arrays lie one behind the other; the header says where.
+//! slot holds. Each array has its place, whatever the batch: a kernel needs one load to reach it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,8 +12,41 @@ use crate::CudaOptions;
 use crate::arena::{Arena, Piece};
 use crate::driver::{Device, Event, Pinned};
 
-/// Words in front of the arrays: `Step` in prelude.cuh.
+/// Words in front of the arrays: what is counted.
 const HEADER_WORDS: usize = 16;
+
+/// `Step` of prelude.cuh: where a slot's arrays lie. It never changes.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct DeviceStep {
+    counts: u64,
+    ids: u64,
+    positions: u64,
+    places: u64,
+    wanted: u64,
+    tables: u64,
+    stride: i32,
+    /// Counts that the host knows; negative where a recorded step may have others.
+    pub(crate) known: [i32; 2],
+    pad: i32,
+}
+
+impl DeviceStep {
+    fn new(start: u64, tokens_max: usize) -> DeviceStep {
+        let array = |index: usize| start + ((HEADER_WORDS + index * tokens_max) * 4) as u64;
+        DeviceStep {
+            counts: start,
+            ids: array(0),
+            positions: array(1),
+            places: array(2),
+            wanted: array(3),
+            tables: array(4),
+            stride: crate::memory::int(tokens_max),
+            known: [-1; 2],
+            pad: 0,
+        }
+    }
+}
 /// Stretches of the vocabulary that `sample.cu` scans at once.
 pub(crate) const SCANS: usize = 32;
 /// The longest grammar mask that stays on the device: a vocabulary of 262,144.
@@ -42,7 +75,7 @@ pub(crate) struct Chosen {
 
 /// Bytes of each device piece of one slot: the batch; greedy rows with their masks; scans; what was chosen.
 pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 4] {
-    let words = (options.tokens_max as u64).saturating_mul(5).saturating_add(HEADER_WORDS as u64);
+    let words = (options.tokens_max as u64).saturating_mul(4).saturating_add(HEADER_WORDS as u64);
     let words = words.saturating_add(options.pages_max as u64);
     let rows = |bytes: usize| (options.slots as u64).saturating_mul(bytes as u64);
     [
@@ -74,7 +107,9 @@ pub struct Step {
 pub(crate) struct Slot {
     /// Which slot it is: recorded graphs belong to one.
     pub(crate) index: usize,
-    batch: Piece,
+    _batch: Piece,
+    batch: u64,
+    arrays: DeviceStep,
     pub(crate) greedy: Piece,
     pub(crate) scans: Piece,
     pub(crate) chosen: Piece,
@@ -121,9 +156,12 @@ impl Steps {
         for index in 0..count {
             let piece = |bytes| arena.cut(Purpose::Workspace, bytes);
             let pinned = |bytes: u64| Pinned::new(device, usize::try_from(bytes).unwrap_or(usize::MAX));
+            let batch = piece(sizes[0])?;
             free.push(Slot {
                 index,
-                batch: piece(sizes[0])?,
+                batch: batch.pointer(),
+                arrays: DeviceStep::new(batch.pointer(), options.tokens_max),
+                _batch: batch,
                 greedy: piece(sizes[1])?,
                 scans: piece(sizes[2])?,
                 chosen: piece(sizes[3])?,
@@ -161,8 +199,8 @@ impl Steps {
         batch.check(self.tokens_max, self.slots, &mut slot.seen)?;
         // A step that was dropped without being finished may still be reading what was staged for it.
         slot.done.wait("begin")?;
-        let words = slot.fill(batch, self.pages_max)?;
-        self.device.write_pinned("begin", slot.batch.pointer(), &slot.staged, 0, words * 4)?;
+        let words = slot.fill(batch, self.tokens_max, self.pages_max)?;
+        self.device.write_pinned("begin", slot.batch, &slot.staged, 0, words * 4)?;
         slot.done.record()?;
         Ok(step)
     }
@@ -170,12 +208,11 @@ impl Steps {
 
 impl Slot {
     /// Lays the batch out; how many words it takes.
-    fn fill(&mut self, batch: &Batch, pages_max: usize) -> Result<usize, Error> {
+    fn fill(&mut self, batch: &Batch, tokens_max: usize, pages_max: usize) -> Result<usize, Error> {
         let groups = batch.rows.first().map_or(0, |row| row.pages.len());
         let needed =
             |row: &fornax_compute::Row| (row.start as usize + row.len as usize).div_ceil(PAGE_TOKENS);
-        let pages: usize =
-            batch.rows.iter().map(|row| needed(row) * groups).sum::<usize>() + batch.rows.len() * groups;
+        let pages = batch.rows.iter().map(|row| needed(row) * groups).sum::<usize>() + groups * tokens_max;
         if pages > pages_max {
             return Err(Error::BatchLimit { what: "pages", got: pages, limit: pages_max });
         }
@@ -191,20 +228,11 @@ impl Slot {
         self.page_max.resize(groups, 0);
         self.results.clear();
 
-        let starts: [usize; 7] = {
-            let mut at = HEADER_WORDS;
-            [tokens, tokens, tokens, tokens, wanted, batch.rows.len() * groups, 0].map(|words| {
-                let start = at;
-                at += words;
-                start
-            })
-        };
-        let [ids, positions, rows, places, wanted_at, tables, pages_at] = starts;
+        let [ids, positions, places, wanted_at, tables] =
+            [0, 1, 2, 3, 4].map(|index| HEADER_WORDS + index * tokens_max);
         let words: &mut [i32] = bytemuck::cast_slice_mut(self.staged.bytes_mut());
-        let header = [tokens, wanted, batch.rows.len(), groups];
-        for (word, value) in words.iter_mut().zip(header.into_iter().chain(starts)) {
-            *word = crate::memory::int(value);
-        }
+        words[0] = crate::memory::int(tokens);
+        words[1] = crate::memory::int(wanted);
         for (word, token) in words[ids..].iter_mut().zip(&batch.tokens) {
             *word = match *token {
                 Token::Known(id) => {
@@ -221,12 +249,20 @@ impl Slot {
         for (word, position) in words[positions..].iter_mut().zip(&batch.positions) {
             *word = position.cast_signed();
         }
-        let (mut first, mut wanted_next, mut page_next) = (0, wanted_at, pages_at);
-        for (index, row) in batch.rows.iter().enumerate() {
+        let (mut first, mut wanted_next, mut page_next) = (0, wanted_at, tables + groups * tokens_max);
+        for row in &batch.rows {
             let len = row.len as usize;
-            for token in 0..len {
-                words[rows + first + token] = crate::memory::int(index);
-                words[places + first + token] = (row.start + token as u32).cast_signed();
+            for (group, table) in row.pages.iter().enumerate() {
+                let start = crate::memory::int(page_next - tables);
+                words[tables + group * tokens_max + first..][..len].fill(start);
+                for page in &table[..needed(row)] {
+                    words[page_next] = page.0.cast_signed();
+                    page_next += 1;
+                    self.page_max[group] = self.page_max[group].max(page.0);
+                }
+            }
+            for (word, place) in words[places + first..][..len].iter_mut().zip(row.start..) {
+                *word = place.cast_signed();
             }
             first += len;
             self.place_max = self.place_max.max(row.start as usize + len - 1);
@@ -234,21 +270,13 @@ impl Slot {
                 words[wanted_next] = crate::memory::int(token);
                 wanted_next += 1;
             }
-            for (group, table) in row.pages.iter().enumerate() {
-                words[tables + index * groups + group] = crate::memory::int(page_next - pages_at);
-                for page in &table[..needed(row)] {
-                    words[page_next] = page.0.cast_signed();
-                    page_next += 1;
-                    self.page_max[group] = self.page_max[group].max(page.0);
-                }
-            }
         }
         Ok(page_next)
     }
 
-    /// Where the batch lies on the device.
-    pub(crate) fn pointer(&self) -> u64 {
-        self.batch.pointer()
+    /// Where its arrays lie, as kernels take it.
+    pub(crate) fn device_step(&self) -> DeviceStep {
+        self.arrays
     }
 
     /// How many rows an operation runs over.

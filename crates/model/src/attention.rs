@@ -1,6 +1,6 @@
 //! Self-attention with grouped key/value heads, rotary positions and paged keys and values.
 
-use fornax_compute::{Backend, Error, Memory, Rope, Rows};
+use fornax_compute::{Backend, Error, Linear, Memory, Rope, Rows};
 
 use crate::decoder::Activations;
 use crate::loader::Loader;
@@ -32,7 +32,7 @@ impl<M: Memory> Attention<M> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// `branch` = attention of `branch`.
+    /// `residual` += attention of `branch`, which is used up.
     pub(crate) fn forward(
         &self,
         backend: &B,
@@ -43,13 +43,7 @@ impl<B: Backend> Attention<B> {
     ) -> Result<(), Error> {
         backend.linear(step, Rows::Tokens, &self.qkv, self.qkv_bias.as_ref(), &a.branch, &mut a.qkv)?;
         backend.attend(step, &self.shape, rope, &mut a.qkv, kv, &mut a.attended)?;
-        backend.linear(
-            step,
-            Rows::Tokens,
-            &self.output,
-            self.output_bias.as_ref(),
-            &a.attended,
-            &mut a.branch,
-        )
+        let output = Linear { weight: &self.output, bias: self.output_bias.as_ref() };
+        backend.linear_add(step, Rows::Tokens, output, &a.attended, &mut a.branch, &mut a.residual)
     }
 }

@@ -1,6 +1,6 @@
 //! The gated feed-forward.
 
-use fornax_compute::{Backend, Error, Glu, Memory, Rows};
+use fornax_compute::{Backend, Error, Glu, Linear, Memory, Rows};
 
 use crate::decoder::Activations;
 use crate::loader::Loader;
@@ -27,11 +27,12 @@ impl<M: Memory> Mlp<M> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// `branch` = feed-forward of `branch`.
+    /// `residual` += feed-forward of `branch`, which is used up.
     pub(crate) fn forward(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
         let bias = self.gate_up_bias.as_ref();
         backend.linear(step, Rows::Tokens, &self.gate_up, bias, &a.branch, &mut a.gate_up)?;
         backend.glu(step, self.glu, &a.gate_up, &mut a.gated)?;
-        backend.linear(step, Rows::Tokens, &self.down, self.down_bias.as_ref(), &a.gated, &mut a.branch)
+        let down = Linear { weight: &self.down, bias: self.down_bias.as_ref() };
+        backend.linear_add(step, Rows::Tokens, down, &a.gated, &mut a.branch, &mut a.residual)
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fornax_format::DType;
 
-use crate::{Backend, Purpose, Rows, Token};
+use crate::{Backend, Linear, Purpose, Rows, Token};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{DTYPES, Random, Stored};
@@ -47,8 +47,8 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         let parts = vec![Rowset::plain(DType::Q4_1, 67)];
         suite.compare(Matmul { parts, columns: 64, tokens, wanted: Some(wanted) });
     }
-    for bias in [false, true] {
-        suite.compare(Linear { bias });
+    for (bias, added) in [(false, false), (true, false), (false, true), (true, true)] {
+        suite.compare(Biased { bias, added });
     }
     suite.compare(Vector);
     for (purpose, columns) in [(Purpose::Residual, 33), (Purpose::Logits, 129)] {
@@ -230,18 +230,20 @@ fn regrouped<B: Backend>(backend: &B, dtype: DType, columns: usize) -> Result<(T
     Ok((together, apart))
 }
 
-/// The provided product with a bias.
-struct Linear {
+/// The provided products: with a bias, and added to what is there.
+struct Biased {
     bias: bool,
+    added: bool,
 }
 
-impl fmt::Display for Linear {
+impl fmt::Display for Biased {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Q5_0 19x96, 4 rows, {}", if self.bias { "bias" } else { "no bias" })
+        let bias = if self.bias { "bias" } else { "no bias" };
+        write!(f, "Q5_0 19x96, 4 rows, {bias}{}", if self.added { ", added" } else { "" })
     }
 }
 
-impl Case for Linear {
+impl Case for Biased {
     fn op(&self) -> Op {
         Op::Linear
     }
@@ -252,11 +254,17 @@ impl Case for Linear {
         let bias = backend.upload_values(&random.values(19))?;
         let x = Bench::filled(backend, Purpose::Activations, 96, &random.values(4 * 96))?;
         let mut out = Bench::poisoned(backend, Purpose::Activations, 4, 19)?;
+        let mut residual = Bench::filled(backend, Purpose::Residual, 19, &random.values(4 * 19))?;
         step(backend, &batch(4, 0), |step| {
             let bias = self.bias.then_some(&bias);
+            if self.added {
+                let linear = Linear { weight: &weight, bias };
+                let (room, residual) = (&mut out.buf, &mut residual.buf);
+                return Ok(backend.linear_add(step, Rows::Tokens, linear, &x.buf, room, residual)?);
+            }
             Ok(backend.linear(step, Rows::Tokens, &weight, bias, &x.buf, &mut out.buf)?)
         })?;
-        out.table(backend)
+        if self.added { residual.table(backend) } else { out.table(backend) }
     }
 }
 

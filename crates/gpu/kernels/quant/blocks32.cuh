@@ -25,39 +25,29 @@ template <int BITS, int OFFSET, bool MINS> struct Blocks32 {
     template <int NT>
     DEVICE_METHOD static void multiply(const Loaded& l, const Columns<NT>& x, long step, int lane, float acc[NT][4]) {
         int t = lane % 4;
-        // 1024 + OFFSET and 64 + OFFSET as halves; 1/16 is 0x2c00.
-        const Unpack u = {0x3c003c00, OFFSET == 0 ? 0xe400e400 : OFFSET == 8 ? 0xe408e408 : 0xe410e410, 0x2c002c00,
-                          OFFSET == 0 ? 0xd400d400 : OFFSET == 8 ? 0xd480d480 : 0xd500d500};
+        const u32 offset = OFFSET == 0 ? OFFSET_0 : OFFSET == 8 ? OFFSET_8 : OFFSET_16;
 #pragma unroll
         for (int block = 0; block < 4; block++) {
             u32 a[8];
-            float scale[2];
+#pragma unroll
             for (int h = 0; h < 2; h++) {
                 u32 upper[4] = {0, 0, 0, 0};
                 if (BITS == 5) upper_1(byte_of(l.high[h], block), upper);
-                unpack_codes(word_of(l.codes[h], block), upper, u, a + h);
-                u32 both = block < 2 ? l.scales[h].x : l.scales[h].y;
-                scale[h] = f16_to_f32(block % 2 ? both >> 16 : both & 0xffff);
+                unpack_codes(word_of(l.codes[h], block), upper, offset, a + h);
             }
+            float scale0 = scale_of(l.scales[0], block), scale1 = scale_of(l.scales[1], block);
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
-                uint4 high, rest;
-                x.octet(nt, (int)step * 16 + block * 4 + t, high, rest);
                 float d[4] = {0, 0, 0, 0};
-                mma_block(d, a, high, rest);
-                for (int i = 0; i < 4; i++) acc[nt][i] = __fmaf_rn(scale[i / 2], d[i], acc[nt][i]);
+                mma_block(d, a, x.octet(nt, (int)step * 16 + block * 4 + t));
+                add_scaled(acc[nt], d, scale0, scale1);
             }
         }
         if (MINS) {
-            // The four blocks' minima times the sums of their activations: lanes t < 2 hold two blocks each.
-            u32 m0 = t == 0 ? l.mins[0].x : t == 1 ? l.mins[0].y : 0;
-            u32 m1 = t == 0 ? l.mins[1].x : t == 1 ? l.mins[1].y : 0;
+            // The four blocks' minima times the sums of their activations. An f16 is an exact tf32.
+            float m[4] = {scale_of(l.mins[0], t), scale_of(l.mins[1], t), 0.0f, 0.0f};
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
-                uint2 sums = t < 2 ? x.sum_pair(nt, (int)step * 2 + t) : make_uint2(0, 0);
-                mma_f16_k8(acc[nt], m0, m1, sums.x);
-                mma_f16_k8(acc[nt], m0, m1, sums.y);
-            }
+            for (int nt = 0; nt < NT; nt++) mma_tf32(acc[nt], m, x.sum(nt, (int)step * 4 + t), 0.0f);
         }
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {

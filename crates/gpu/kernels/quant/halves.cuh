@@ -1,4 +1,4 @@
-// F16 and BF16: two-byte values as they are. BF16 weights meet activations split into two bf16, F16 weights two f16.
+// F16 and BF16: two-byte values as they are. An F16 has three bits more than a bf16: it is multiplied as a sum of two.
 #pragma once
 #include "quant/tile.cuh"
 
@@ -19,19 +19,21 @@ template <bool BF16> struct Halves {
 #pragma unroll
         for (int block = 0; block < 4; block++) {
             const uint4 &w0 = l.values[block][0], &w1 = l.values[block][1];
-            u32 a[8] = {w0.x, w1.x, w0.y, w1.y, w0.z, w1.z, w0.w, w1.w};
+            u32 a[8] = {w0.x, w1.x, w0.y, w1.y, w0.z, w1.z, w0.w, w1.w}, rest[8];
+            if (!BF16) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float low = f16_to_f32(a[i] & 0xffff), high = f16_to_f32(a[i] >> 16);
+                    u16 low_bits = f32_to_bf16(low), high_bits = f32_to_bf16(high);
+                    a[i] = pair(low_bits, high_bits);
+                    rest[i] = pair(f32_to_bf16(low - bf16_to_f32(low_bits)), f32_to_bf16(high - bf16_to_f32(high_bits)));
+                }
+            }
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
-                uint4 high, rest;
-                x.octet(nt, (int)step * 16 + block * 4 + lane % 4, high, rest);
-                if (BF16) {
-                    mma_bf16(acc[nt], a, high.x, high.y);
-                    mma_bf16(acc[nt], a, rest.x, rest.y);
-                    mma_bf16(acc[nt], a + 4, high.z, high.w);
-                    mma_bf16(acc[nt], a + 4, rest.z, rest.w);
-                } else {
-                    mma_block(acc[nt], a, high, rest);
-                }
+                uint4 eight = x.octet(nt, (int)step * 16 + block * 4 + lane % 4);
+                mma_block(acc[nt], a, eight);
+                if (!BF16) mma_block(acc[nt], rest, eight);
             }
         }
     }

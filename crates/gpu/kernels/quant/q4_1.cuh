@@ -1,5 +1,4 @@
 // Q4_1: see blocks32.cuh.
 #pragma once
 #include "quant/blocks32.cuh"
-#define ACTIVATIONS_BF16 0
 typedef Blocks32<4, 0, true> Quant;

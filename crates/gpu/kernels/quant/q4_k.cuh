@@ -1,5 +1,4 @@
 // Q4_K: see superblocks.cuh.
 #pragma once
 #include "quant/superblocks.cuh"
-#define ACTIVATIONS_BF16 0
 typedef SuperBlocks<4> Quant;

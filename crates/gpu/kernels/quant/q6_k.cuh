@@ -2,7 +2,6 @@
 // values of each 16, so that one step of the matrix instruction is one block, scaled in f32.
 #pragma once
 #include "quant/tile.cuh"
-#define ACTIVATIONS_BF16 0
 
 struct Quant {
     static const int STEP = 256;
@@ -33,17 +32,17 @@ struct Quant {
     template <int NT>
     DEVICE_METHOD static void multiply(const Loaded& l, const Columns<NT>& x, long step, int lane, float acc[NT][4]) {
         int t = lane % 4;
-        const Unpack u = {0x3c003c00, 0xe420e420, 0x2c002c00, 0xd600d600};
         float sum[NT][4];
         for (int nt = 0; nt < NT; nt++)
             for (int i = 0; i < 4; i++) sum[nt][i] = 0.0f;
 #pragma unroll
         for (int block = 0; block < 8; block++) {
             u32 a[8];
+#pragma unroll
             for (int h = 0; h < 2; h++) {
                 u32 upper[4], word = block % 4 < 2 ? l.high[block / 4][h].x : l.high[block / 4][h].y;
                 upper_2(block % 2 ? word >> 16 : word & 0xffff, upper);
-                unpack_codes(word_of(l.codes[block / 4][h], block % 4), upper, u, a + h);
+                unpack_codes(word_of(l.codes[block / 4][h], block % 4), upper, OFFSET_32, a + h);
             }
 #pragma unroll
             for (int s = 0; s < 2; s++) {
@@ -52,17 +51,16 @@ struct Quant {
                 for (int h = 0; h < 2; h++) scale[h] = signed_byte(word_of(l.scales[h], sixteen / 4), sixteen % 4);
 #pragma unroll
                 for (int nt = 0; nt < NT; nt++) {
-                    uint2 high, rest;
-                    x.four(nt, (int)step * 32 + sixteen * 2 + t / 2, t % 2, high, rest);
+                    uint2 four = x.four(nt, (int)step * 32 + sixteen * 2 + t / 2, t % 2);
                     float d[4] = {0, 0, 0, 0};
-                    mma_f16(d, a + 4 * s, high.x, high.y);
-                    mma_f16(d, a + 4 * s, rest.x, rest.y);
-                    for (int i = 0; i < 4; i++) sum[nt][i] = __fmaf_rn(scale[i / 2], d[i], sum[nt][i]);
+                    mma_bf16(d, a + 4 * s, four.x, four.y);
+                    add_scaled(sum[nt], d, scale[0], scale[1]);
                 }
             }
         }
         for (int nt = 0; nt < NT; nt++)
-            for (int i = 0; i < 4; i++) acc[nt][i] = __fmaf_rn(f16_to_f32(l.scale[i / 2]), sum[nt][i], acc[nt][i]);
+            for (int h = 0; h < 2; h++)
+                acc[nt][2 * h] = __fmaf_rn(f16_to_f32(l.scale[h]), sum[nt][2 * h], acc[nt][2 * h]);
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);

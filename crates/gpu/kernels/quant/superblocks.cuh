@@ -1,6 +1,6 @@
 // Q4_K and Q5_K: 256 values in eight blocks of 32 with 6-bit scales and minima;
-// value = scale * scales[b] * code - min_scale * mins[b]. code * scales[b] is at most 31 * 63: an exact half, so the
-// two f16 scales are applied once per 256 columns, and the minima multiply the blocks' sums as a product of their own.
+// value = scale * scales[b] * code - min_scale * mins[b]. A block's product is scaled by its 6 bits in f32, the f16
+// scales are applied once per 256 columns, and the minima multiply the blocks' sums as a product of their own.
 #pragma once
 #include "quant/tile.cuh"
 
@@ -33,49 +33,41 @@ template <int BITS> struct SuperBlocks {
         u32 scales[2][2], mins[2][2];
         scales_of(l.header[0], scales[0], mins[0]);
         scales_of(l.header[1], scales[1], mins[1]);
-        float d[NT][4], m[NT][4];
+        float sum[NT][4], m[NT][4];
         for (int nt = 0; nt < NT; nt++)
-            for (int i = 0; i < 4; i++) d[nt][i] = m[nt][i] = 0.0f;
+            for (int i = 0; i < 4; i++) sum[nt][i] = m[nt][i] = 0.0f;
 #pragma unroll
         for (int block = 0; block < 8; block++) {
             u32 a[8];
+#pragma unroll
             for (int h = 0; h < 2; h++) {
                 u32 upper[4] = {0, 0, 0, 0};
                 if (BITS == 5) upper_1(byte_of(l.high[block / 4][h], block % 4), upper);
-                // 1024 + scale, twice, then the scale itself; times -1024, 1/16 and -64.
-                u32 bits = __byte_perm(scales[h][block / 4], 0x64646464, 0x4040 + (block % 4) * 0x0101);
-                Unpack u;
-                u.even = fma_f16x2(bits, 0x3c003c00, 0xe400e400);
-                u.even_offset = fma_f16x2(u.even, 0xe400e400, 0);
-                u.odd = fma_f16x2(u.even, 0x2c002c00, 0);
-                u.odd_offset = fma_f16x2(u.even, 0xd400d400, 0);
-                unpack_codes(word_of(l.codes[block / 4][h], block % 4), upper, u, a + h);
+                unpack_codes(word_of(l.codes[block / 4][h], block % 4), upper, OFFSET_0, a + h);
             }
+            float scale0 = byte_as_f32(scales[0][block / 4], block % 4), scale1 = byte_as_f32(scales[1][block / 4], block % 4);
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
-                uint4 high, rest;
-                x.octet(nt, (int)step * 32 + block * 4 + t, high, rest);
-                mma_block(d[nt], a, high, rest);
+                float d[4] = {0, 0, 0, 0};
+                mma_block(d, a, x.octet(nt, (int)step * 32 + block * 4 + t));
+                add_scaled(sum[nt], d, scale0, scale1);
             }
         }
-        // Minima 2t and 2t + 1 of both rows.
-        u32 a0 = min_pair(mins[0], t), a1 = min_pair(mins[1], t);
+        // Minima t and t + 4 of both rows: 6 bits are an exact tf32.
+        float a[4];
+        for (int h = 0; h < 2; h++) {
+            a[h] = (float)(mins[h][0] >> (8 * t) & 0xff);
+            a[h + 2] = (float)(mins[h][1] >> (8 * t) & 0xff);
+        }
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
-            uint2 sums = x.sum_pair(nt, (int)step * 4 + t);
-            mma_f16_k8(m[nt], a0, a1, sums.x);
-            mma_f16_k8(m[nt], a0, a1, sums.y);
-            for (int i = 0; i < 4; i++) {
-                u32 both = l.header[i / 2].x;
-                acc[nt][i] = __fmaf_rn(f16_to_f32(both & 0xffff), d[nt][i], acc[nt][i]);
-                acc[nt][i] = __fmaf_rn(-f16_to_f32(both >> 16), m[nt][i], acc[nt][i]);
+            mma_tf32(m[nt], a, x.sum(nt, (int)step * 8 + t), x.sum(nt, (int)step * 8 + t + 4));
+            for (int h = 0; h < 2; h++) {
+                u32 both = l.header[h].x;
+                acc[nt][2 * h] = __fmaf_rn(f16_to_f32(both & 0xffff), sum[nt][2 * h], acc[nt][2 * h]);
+                acc[nt][2 * h] = __fmaf_rn(-f16_to_f32(both >> 16), m[nt][2 * h] + m[nt][2 * h + 1], acc[nt][2 * h]);
             }
         }
-    }
-    DEVICE_METHOD static u32 min_pair(const u32 mins[2], int t) {
-        u32 word = t < 2 ? mins[0] : mins[1];
-        u32 bits = __byte_perm(word, 0x64646464, t % 2 ? 0x4342 : 0x4140);
-        return fma_f16x2(bits, 0x3c003c00, 0xe400e400);
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);

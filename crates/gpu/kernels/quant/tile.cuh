@@ -3,76 +3,67 @@
 #pragma once
 #include "prelude.cuh"
 
-// The activations of up to 8 x NT rows, split into two halves each: high part and rest. A row is octets of
-// (8 high, 8 rest), 32 bytes each.
+// Up to 4 x NT rows of activations, each as two columns of the matrix instruction: the value in bf16, and the rest of it
+// in bf16. Together they carry 16 bits, and their products are added at the end. A row is octets of (8 values, 8 rests),
+// 32 bytes each; lane 4g + t reads column g, which is row g / 2, the rest if g is odd.
 template <int NT> struct Columns {
-    const u8* x[NT];     // this lane's row in each group of eight, null beyond the last
-    const u8* sums[NT];  // (pairs of 32-column sums, high then rest): 8 bytes each
+    const u8* x[NT];     // this lane's column in each group of eight, null beyond the last
+    const u8* sums[NT];  // the same of the sums of 32 columns: (sum, rest of it) in f32
 
-    DEVICE_METHOD void octet(int nt, int octet, uint4& high, uint4& rest) const {
-        if (x[nt]) {
-            high = *(const uint4*)(x[nt] + octet * 32);
-            rest = *(const uint4*)(x[nt] + octet * 32 + 16);
-        } else {
-            high = make_uint4(0, 0, 0, 0);
-            rest = high;
-        }
+    DEVICE_METHOD uint4 octet(int nt, int octet) const {
+        return x[nt] ? *(const uint4*)(x[nt] + octet * 32) : make_uint4(0, 0, 0, 0);
     }
     // Four values from an octet's first or second half.
-    DEVICE_METHOD void four(int nt, int octet, int half, uint2& high, uint2& rest) const {
-        if (x[nt]) {
-            high = *(const uint2*)(x[nt] + octet * 32 + half * 8);
-            rest = *(const uint2*)(x[nt] + octet * 32 + 16 + half * 8);
-        } else {
-            high = make_uint2(0, 0);
-            rest = high;
-        }
+    DEVICE_METHOD uint2 four(int nt, int octet, int half) const {
+        return x[nt] ? *(const uint2*)(x[nt] + octet * 32 + half * 8) : make_uint2(0, 0);
     }
-    // The sums of 32-column blocks 2p and 2p + 1.
-    DEVICE_METHOD uint2 sum_pair(int nt, int p) const {
-        return sums[nt] ? *(const uint2*)(sums[nt] + p * 8) : make_uint2(0, 0);
-    }
+    DEVICE_METHOD float sum(int nt, int block) const { return sums[nt] ? *(const float*)(sums[nt] + block * 8) : 0.0f; }
 };
 
 // d += a (two steps of 16 columns: a[0..4] and a[4..8]) * one block of 32 activations.
-DEVICE void mma_block(float d[4], const u32 a[8], uint4 high, uint4 rest) {
-    mma_f16(d, a, high.x, high.y);
-    mma_f16(d, a, rest.x, rest.y);
-    mma_f16(d, a + 4, high.z, high.w);
-    mma_f16(d, a + 4, rest.z, rest.w);
+DEVICE void mma_block(float d[4], const u32 a[8], uint4 x) {
+    mma_bf16(d, a, x.x, x.y);
+    mma_bf16(d, a + 4, x.z, x.w);
+}
+// acc += scale * d for both rows, value and rest together.
+DEVICE void add_scaled(float acc[4], const float d[4], float scale0, float scale1) {
+    acc[0] = __fmaf_rn(scale0, d[0] + d[1], acc[0]);
+    acc[2] = __fmaf_rn(scale1, d[2] + d[3], acc[2]);
 }
 
-// Constants that turn the bits of a code into its value times a scale: even pairs lie in the low bits of a half, odd
-// ones four bits higher. (1024 + code) * even + even_offset, (1024 + 16 code) * odd + odd_offset; all exact.
-struct Unpack {
-    u32 even, even_offset, odd, odd_offset;
-};
-// Eight codes of one row from 8 nibbles (pair j is nibbles j and j + 4) and their upper bits, placed by the format at
-// bits 4 (even) or 8 (odd) and 16 above: a[0], a[2] are the first step's, a[4], a[6] the second's.
-DEVICE void unpack_codes(u32 nibbles, const u32 upper[4], const Unpack& u, u32* a) {
-    u32 later = nibbles >> 8;
-    a[0] = fma_f16x2((nibbles & 0x000f000f) | 0x64006400 | upper[0], u.even, u.even_offset);
-    a[2] = fma_f16x2((nibbles & 0x00f000f0) | 0x64006400 | upper[1], u.odd, u.odd_offset);
-    a[4] = fma_f16x2((later & 0x000f000f) | 0x64006400 | upper[2], u.even, u.even_offset);
-    a[6] = fma_f16x2((later & 0x00f000f0) | 0x64006400 | upper[3], u.odd, u.odd_offset);
+// Eight codes of one row, less an offset, as bf16: 8 nibbles (pair j is nibbles j and j + 4) and their upper bits, placed
+// by the format at bit 4 and above. A code in the low bits of 0x4300 is 128 + code; `offset` is minus (128 + what the
+// format takes off), twice. a[0], a[2] are the first step's, a[4], a[6] the second's.
+DEVICE void unpack_codes(u32 nibbles, const u32 upper[4], u32 offset, u32* a) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) a[2 * j] = add_bf16x2(((nibbles >> (4 * j)) & 0x000f000f) | 0x43004300 | upper[j], offset);
 }
+#define OFFSET_0 0xc300c300   // -128
+#define OFFSET_8 0xc308c308   // -136
+#define OFFSET_16 0xc310c310  // -144
+#define OFFSET_32 0xc320c320  // -160
+
 // One upper bit per code, as a byte (pair j is bits j and j + 4).
 DEVICE void upper_1(u32 byte, u32 upper[4]) {
     u32 spread = (byte & 0x0f) | (byte & 0xf0) << 12;
     upper[0] = (spread << 4) & 0x00100010;
-    upper[1] = (spread << 7) & 0x01000100;
+    upper[1] = (spread << 3) & 0x00100010;
     upper[2] = (spread << 2) & 0x00100010;
-    upper[3] = (spread << 5) & 0x01000100;
+    upper[3] = (spread << 1) & 0x00100010;
 }
 // Two upper bits per code, as 16 bits (pair j is bits 2j.. and 8 + 2j..).
 DEVICE void upper_2(u32 bits, u32 upper[4]) {
     u32 spread = (bits & 0xff) | (bits & 0xff00) << 8;
     upper[0] = (spread << 4) & 0x00300030;
-    upper[1] = (spread << 6) & 0x03000300;
+    upper[1] = (spread << 2) & 0x00300030;
     upper[2] = spread & 0x00300030;
-    upper[3] = (spread << 2) & 0x03000300;
+    upper[3] = (spread >> 2) & 0x00300030;
 }
 DEVICE u32 byte_of(u32 word, int index) { return (word >> (8 * index)) & 0xff; }
+// A byte of a word as f32, without the slow conversion.
+DEVICE float byte_as_f32(u32 word, int index) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7650 + index)) - 8388608.0f;
+}
 DEVICE u32 word_of(const uint4& v, int index) {
     return index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w;
 }
@@ -102,4 +93,9 @@ DEVICE u32 upper_bit_at(const Part& part, const Place& p) {
 // The f16 of a 32-column block: (tile, row, block).
 DEVICE float block_f16(const u8* plane, long tile, int row, int block) {
     return f16_to_f32(*(const u16*)(plane + tile * 128 + row % 16 * 8 + block * 2));
+}
+// One of the four f16 of a row of a tile.
+DEVICE float scale_of(uint2 four, int block) {
+    u32 both = block < 2 ? four.x : four.y;
+    return f16_to_f32(block % 2 ? both >> 16 : both & 0xffff);
 }

@@ -85,8 +85,12 @@ impl Device {
         let count = unsafe { filled(|to| sys::cuDeviceGetCount(to)) }
             .map_err(refuse("the driver does not count its devices"))?;
         let device = c_int::try_from(ordinal).ok().filter(|&ordinal| ordinal < count);
-        let device =
-            device.ok_or_else(|| unavailable(ordinal, format!("the driver finds {count} devices")))?;
+        let device = device.ok_or_else(|| {
+            unavailable(
+                ordinal,
+                format!("the driver finds {count} devices; use one of them, or --device cpu"),
+            )
+        })?;
         // SAFETY: the ordinal is below the count; writes one handle.
         let device =
             unsafe { filled(|to| sys::cuDeviceGet(to, device)) }.map_err(refuse("cannot be opened"))?;

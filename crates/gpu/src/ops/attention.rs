@@ -3,18 +3,19 @@
 use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
 
 use super::fits;
+use super::gemv::Split;
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Kv, int};
 use crate::program::Key;
 use crate::step::Slot;
 
-/// Keys of a split, and threads of a block: as in attention.cu.
-const SPLIT_KEYS: usize = 512;
+/// Keys of a tile, and threads of a block: as in attention.cu.
+const TILE: usize = 64;
 const THREADS: u32 = 256;
 /// Query heads that share a K/V head, and values of a head: what a block's shared memory holds.
 const SHARED_MAX: usize = 16;
-const OUTPUTS_MAX: usize = 4096;
+const OUTPUTS_MAX: usize = 2048;
 
 /// `HeadCounts` of rope.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -45,8 +46,9 @@ struct Shape {
     scale: f32,
     pad: i32,
     partials: u64,
-    splits: i32,
+    tiles: i32,
     pad_end: i32,
+    split: Split,
 }
 
 impl From<Heads> for HeadCounts {
@@ -74,8 +76,9 @@ impl Cuda {
         let function =
             self.programs.function(&Key { unit: "rope.cu", defines: storage(KvDType::F16) }, "rope")?;
         let heads_counted = HeadCounts::from(heads);
+        let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(slot.pointer()),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Struct(bytemuck::bytes_of(&heads_counted)),
             Arg::Struct(bytemuck::bytes_of(&rotation)),
             Arg::Pointer(qkv.pointer()),
@@ -97,8 +100,9 @@ impl Cuda {
         let function =
             self.programs.function(&Key { unit: "rope.cu", defines: storage(kv.dtype) }, "kv_write")?;
         let heads_counted = HeadCounts::from(heads);
+        let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(slot.pointer()),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Struct(bytemuck::bytes_of(&heads_counted)),
             Arg::Int(int(layer.group)),
             Arg::Pointer(qkv.pointer()),
@@ -123,8 +127,9 @@ impl Cuda {
         let key = Key { unit: "rope.cu", defines: storage(kv.dtype) };
         let function = self.programs.function(&key, "rope_and_write")?;
         let heads_counted = HeadCounts::from(heads);
+        let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(slot.pointer()),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Struct(bytemuck::bytes_of(&heads_counted)),
             Arg::Struct(bytemuck::bytes_of(&rotation)),
             Arg::Int(int(layer.group)),
@@ -148,15 +153,18 @@ impl Cuda {
         fits("attention", "out", out, (slot.tokens, heads.query * heads.dim))?;
         self.pages_fit("attention", slot, heads, layer, kv)?;
         let (shared, rest) = (heads.query / heads.kv, heads.query % heads.kv);
-        if rest > 0 || shared > SHARED_MAX || shared * heads.dim > OUTPUTS_MAX {
+        let odd = !heads.dim.is_multiple_of(4);
+        if rest > 0 || odd || shared > SHARED_MAX || shared * heads.dim > OUTPUTS_MAX {
             let what =
                 format!("attention of {shared} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
-        self.scratch.forget();
         let window = kv.group(layer).window;
         let tokens = self.grid_rows(slot, Rows::Tokens);
-        let splits = self.splits(slot, heads, tokens, window);
+        let tiles = self.tiles(slot, heads, tokens, window);
+        // A warp must hold 32 neighbouring columns.
+        let whole = heads.dim.is_multiple_of(32);
+        let split = self.split_for(tokens, heads.query * heads.dim).filter(|_| whole);
         let shape = Shape {
             query: int(heads.query),
             kv: int(heads.kv),
@@ -165,44 +173,49 @@ impl Cuda {
             scale: attention.scale,
             pad: 0,
             partials: self.partials.pointer(),
-            splits: int(splits),
+            tiles: int(tiles),
             pad_end: 0,
+            split: split.unwrap_or(Split::none()),
         };
         let mut defines = storage(kv.dtype);
         defines.extend([format!("DIM={}", heads.dim), format!("SHARED={shared}")]);
         let key = Key { unit: "attention.cu", defines };
         let function = self.programs.function(&key, "attention")?;
+        let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(slot.pointer()),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Struct(bytemuck::bytes_of(&shape)),
             Arg::Pointer(qkv.pointer()),
             Arg::Pointer(kv.pages(layer)),
             Arg::Pointer(out.pointer()),
         ];
-        self.launch("attention", function, [heads.kv, tokens, splits], (THREADS, 0), &args)?;
-        if splits > 1 {
-            let function = self.programs.function(&key, "merge_splits")?;
+        self.launch("attention", function, [heads.kv, tokens, tiles], (THREADS, 0), &args)?;
+        if tiles > 1 {
+            let function = self.programs.function(&key, "merge_tiles")?;
+            let device_step = self.device_step(slot);
             let args = [
-                Arg::Pointer(slot.pointer()),
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
                 Arg::Struct(bytemuck::bytes_of(&shape)),
                 Arg::Pointer(out.pointer()),
             ];
-            self.launch("attention", function, [heads.kv, tokens, 1], (THREADS, 0), &args)?;
+            let threads = super::gemv::row_threads(heads.dim);
+            self.launch("attention", function, [heads.query, tokens, 1], (threads, 0), &args)?;
         }
+        self.split_done(split.is_some(), out, Rows::Tokens);
         Ok(())
     }
 
     /// How many blocks share a token's keys: one, unless there are few tokens with long contexts and room for their
     /// partial results. The result has the same bits either way.
-    fn splits(&self, slot: &Slot, heads: Heads, tokens: usize, window: Option<u32>) -> usize {
+    fn tiles(&self, slot: &Slot, heads: Heads, tokens: usize, window: Option<u32>) -> usize {
         let places = self.grid_places(slot);
-        // A window that begins inside a split touches one more.
-        let seen = window.map_or(places, |window| places.min(window as usize + SPLIT_KEYS));
-        let splits = seen.div_ceil(SPLIT_KEYS);
+        // A window that begins inside a tile touches one more.
+        let seen = window.map_or(places, |window| places.min(window as usize + TILE));
+        let tiles = seen.div_ceil(TILE);
         let blocks = tokens * heads.kv;
-        let bytes = (blocks * splits * (heads.query / heads.kv) * (heads.dim + 2) * 4) as u64;
+        let bytes = (blocks * tiles * (heads.query / heads.kv) * (heads.dim + 2) * 4) as u64;
         let busy = blocks >= 2 * self.device.multiprocessors as usize;
-        if splits < 2 || busy || bytes > self.partials.bytes() { 1 } else { splits }
+        if tiles < 2 || busy || bytes > self.partials.bytes() { 1 } else { tiles }
     }
 
     /// Refuses pages that are not of this layer's shape, and page tables that name other pages than the pool has.

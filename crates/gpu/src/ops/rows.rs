@@ -6,9 +6,13 @@ use super::fits;
 use super::gemv::{Split, row_threads};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
+use crate::layout::TILE_COLUMNS;
 use crate::memory::{Buf, Weight, int};
 use crate::program::Key;
 use crate::step::Slot;
+
+/// Where no product follows.
+static NO_SPLIT: Split = Split::none();
 
 /// Threads of a block that works value by value.
 const THREADS: usize = 256;
@@ -22,10 +26,11 @@ impl Cuda {
         for part in &table.parts {
             let function = self.programs.function(&Key::quant("embed.cu", part.format.header()), "embed")?;
             let device_part = table.device_part(part);
+            let device_step = self.device_step(slot);
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_part)),
                 Arg::Int(int(part.first)),
-                Arg::Pointer(slot.pointer()),
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
                 Arg::Pointer(self.sampled.pointer()),
                 Arg::Pointer(out.pointer()),
                 Arg::Int(int(table.columns)),
@@ -52,8 +57,9 @@ impl Cuda {
         fits(operation, "x", x, (count, columns))?;
         self.scratch.forget();
         let function = self.programs.function(&Key::plain("rows.cu"), "add")?;
+        let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(slot.pointer()),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Int(i32::from(rows == Rows::Wanted)),
             Arg::Pointer(y.pointer()),
             Arg::Int(if vector { 0 } else { int(columns) }),
@@ -77,26 +83,22 @@ impl Cuda {
         fits("rms_norm", "out", out, (count, columns))?;
         let count = self.grid_rows(slot, rows);
         // What a norm puts out is what a product reads next.
-        let bf16 = self.scratch.preferred();
-        let splits = count <= self.scratch.rows(columns);
-        let split = if splits { self.scratch.split(columns, bf16) } else { Split::none() };
+        let split = self.split_for(count, columns);
         let function = self.programs.function(&Key::plain("norm.cu"), "rms_norm")?;
+        let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(slot.pointer()),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Int(i32::from(rows == Rows::Wanted)),
             Arg::Pointer(norm.weight.pointer()),
             Arg::Float(norm.eps),
             Arg::Pointer(x.pointer()),
             Arg::Pointer(out.pointer()),
             Arg::Int(int(columns)),
-            Arg::Struct(bytemuck::bytes_of(&split)),
+            Arg::Struct(bytemuck::bytes_of(split.as_ref().unwrap_or(&NO_SPLIT))),
         ];
-        self.launch("rms_norm", function, [count, 1, 1], (row_threads(columns.div_ceil(4)), 0), &args)?;
-        if splits {
-            self.scratch.hold(self.held(out, rows));
-        } else {
-            self.scratch.forget();
-        }
+        let threads = row_threads(columns.next_multiple_of(TILE_COLUMNS));
+        self.launch("rms_norm", function, [count, 1, 1], (threads, 0), &args)?;
+        self.split_done(split.is_some(), out, rows);
         Ok(())
     }
 
@@ -104,18 +106,37 @@ impl Cuda {
         let columns = out.columns;
         fits("glu", "gate_up", gate_up, (slot.tokens, 2 * columns))?;
         fits("glu", "out", out, (slot.tokens, columns))?;
-        self.scratch.forget();
+        let split = self.split_for(self.grid_rows(slot, Rows::Tokens), columns);
         let name = match kind {
             Glu::Silu => "silu",
         };
         let function = self.programs.function(&Key::plain("glu.cu"), name)?;
+        let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(slot.pointer()),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Pointer(gate_up.pointer()),
             Arg::Pointer(out.pointer()),
             Arg::Int(int(columns)),
+            Arg::Struct(bytemuck::bytes_of(split.as_ref().unwrap_or(&NO_SPLIT))),
         ];
-        self.launch("glu", function, self.value_grid(slot, Rows::Tokens, columns), (THREADS as u32, 0), &args)
+        let grid = self.value_grid(slot, Rows::Tokens, columns.next_multiple_of(TILE_COLUMNS));
+        self.launch("glu", function, grid, (THREADS as u32, 0), &args)?;
+        self.split_done(split.is_some(), out, Rows::Tokens);
+        Ok(())
+    }
+
+    /// Where an operation may leave its rows for the product that follows; nowhere if they are too many.
+    pub(super) fn split_for(&self, rows: usize, columns: usize) -> Option<Split> {
+        (rows <= self.scratch.rows(columns)).then(|| self.scratch.split(columns))
+    }
+
+    /// Remembers what the scratch holds after an operation wrote `out`.
+    pub(super) fn split_done(&self, split: bool, out: &Buf, rows: Rows) {
+        if split {
+            self.scratch.hold(self.held(out, rows));
+        } else {
+            self.scratch.forget();
+        }
     }
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
@@ -124,8 +145,9 @@ impl Cuda {
         fits("gather_wanted", "out", out, (slot.wanted, columns))?;
         self.scratch.forget();
         let function = self.programs.function(&Key::plain("rows.cu"), "gather")?;
+        let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(slot.pointer()),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Pointer(x.pointer()),
             Arg::Pointer(out.pointer()),
             Arg::Int(int(columns)),

@@ -76,11 +76,9 @@ impl<B: Backend> Model<B> for Llama<B> {
         for layer in layers {
             backend.rms_norm(step, Rows::Tokens, &layer.attention_norm, &a.residual, &mut a.branch)?;
             layer.attention.forward(backend, step, &ends.rope, kv, a)?;
-            backend.add(step, Rows::Tokens, &a.branch, &mut a.residual)?;
 
             backend.rms_norm(step, Rows::Tokens, &layer.mlp_norm, &a.residual, &mut a.branch)?;
             layer.mlp.forward(backend, step, a)?;
-            backend.add(step, Rows::Tokens, &a.branch, &mut a.residual)?;
         }
         ends.logits(backend, step, a)
     }
