@@ -160,9 +160,10 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
     /// A planner whose backend takes the bytes that `sizes` says for steps of some bounds. A damaged model is an error;
     /// one that this build cannot compute is planned all the same.
     pub fn new(checkpoint: &'a Checkpoint, sizes: F) -> Result<Self, Error> {
-        let outlined = |error: Error| {
-            let outline = Outline::read(checkpoint)?;
-            Ok::<_, Error>(Subject::Outlined { outline, reason: error.to_string() })
+        let outlined = |error: Error| match Outline::read(checkpoint) {
+            Ok(outline) => Ok(Subject::Outlined { outline, reason: error.to_string() }),
+            // Its files do not even say how large it is: that it cannot be computed says more.
+            Err(_) => Err(error),
         };
         let subject = match Config::read(checkpoint) {
             Ok(config) => {
@@ -496,4 +497,34 @@ fn number(checkpoint: &Checkpoint, gguf: &str, hugging_face: &str) -> Option<usi
         Checkpoint::HuggingFace(model) => model.config().get(hugging_face)?.as_u64()?,
     };
     usize::try_from(number).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_that_holds_is_found() {
+        let check = |least, most, bound, wanted: Option<usize>| {
+            let found = largest(least, most, |number| Ok(number <= bound)).unwrap();
+            assert_eq!(found, wanted, "{least}..={most}, up to {bound}");
+        };
+        for bound in 3..=20 {
+            check(3, 20, bound, Some(bound));
+        }
+        check(3, 20, 100, Some(20));
+        check(3, 20, 2, None);
+        check(5, 4, 100, None);
+        check(1, 1, 1, Some(1));
+    }
+
+    #[test]
+    fn rows_that_do_not_fill_a_block_fall_back() {
+        assert_eq!(stored_as(DType::Q4_K, 4096), DType::Q4_K);
+        // 896 is what Qwen2.5-0.5B is wide, which is why its files hold these types.
+        assert_eq!(stored_as(DType::Q4_K, 896), DType::Q5_0);
+        assert_eq!(stored_as(DType::Q5_K, 896), DType::Q5_1);
+        assert_eq!(stored_as(DType::Q6_K, 896), DType::Q8_0);
+        assert_eq!(stored_as(DType::Q8_0, 100), DType::F16);
+    }
 }
