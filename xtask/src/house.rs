@@ -24,7 +24,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fornax-server", &["fornax-engine", "fornax-text", "fornax-compute", "fornax-format"]),
     (
         "fornax",
-        &["fornax-format", "fornax-compute", "fornax-model", "fornax-engine", "fornax-text", "fornax-server"],
+        &[
+            "fornax-format",
+            "fornax-compute",
+            "fornax-gpu",
+            "fornax-model",
+            "fornax-engine",
+            "fornax-text",
+            "fornax-server",
+        ],
     ),
     ("xtask", &["fornax"]),
 ];

@@ -311,6 +311,7 @@ fn compute_code(error: &fornax_compute::Error) -> Code {
     use fornax_compute::Error as Fault;
     match error {
         Fault::OutOfMemory { .. } => Code::OutOfMemory,
+        Fault::DeviceUnavailable { .. } => Code::DeviceUnavailable,
         Fault::DType { .. } => Code::ModelUnsupported,
         Fault::TensorShape { .. } => Code::ModelCorrupt,
         Fault::Unsupported { .. } | Fault::SampleParameter { .. } => Code::InvalidInput,

@@ -2,20 +2,17 @@
 
 use std::ops::ControlFlow;
 
-use fornax_compute::cpu::Cpu;
-use fornax_compute::{Backend, Batch, Memory, PAGE_TOKENS, PageId, Row, Token};
-use fornax_model::Model;
+use fornax_compute::{Batch, PAGE_TOKENS, PageId, Row, Token};
 
-use crate::open::Blueprint;
+use crate::device::{self, Forward};
 use crate::text::Text;
 use crate::{Error, OpenOptions};
 
 /// A loaded model that hands out logits.
 pub struct Evaluator {
     text: Text,
-    backend: Cpu,
-    model: Box<dyn Model<Cpu>>,
-    kv: <Cpu as Memory>::Kv,
+    model: Box<dyn Forward>,
+    device: String,
     /// Page tables by KV group; the sequence owns every page but the trash page.
     tables: Vec<Vec<PageId>>,
     context: usize,
@@ -31,22 +28,19 @@ impl OpenOptions {
     /// Opens the model for its logits, `rows` of them computed at once; each takes four bytes for every token of the
     /// vocabulary. `progress` is told the bytes of weights loaded and the bytes there are.
     pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<Evaluator, Error> {
-        let options = self.parallel(1).logit_rows(rows.saturating_sub(1));
-        let Blueprint { checkpoint, text, config, plan, cpu, limits, .. } = options.blueprint()?;
-        let kv = plan.kv;
-        let backend = Cpu::new(cpu)?;
-        let model = fornax_model::load(&checkpoint, &config, &backend, limits, progress)?;
-        let tables = kv.groups.iter().map(|group| (1..group.pages as u32).map(PageId).collect()).collect();
+        let blueprint = self.parallel(1).logit_rows(rows.saturating_sub(1)).blueprint()?;
+        let model = device::forward(&blueprint, progress)?;
+        let groups = &blueprint.plan.kv.groups;
+        let tables = groups.iter().map(|group| (1..group.pages as u32).map(PageId).collect()).collect();
         Ok(Evaluator {
-            kv: backend.alloc_kv(&kv)?,
-            text,
-            backend,
+            device: blueprint.place.words(),
+            context: blueprint.plan.context,
+            columns: blueprint.config.vocab,
+            step_tokens: blueprint.limits.tokens_max,
+            rows: blueprint.limits.wanted_max,
+            text: blueprint.text,
             model,
             tables,
-            context: plan.context,
-            columns: config.vocab,
-            step_tokens: limits.tokens_max,
-            rows: limits.wanted_max,
         })
     }
 }
@@ -67,9 +61,9 @@ impl Evaluator {
         self.columns
     }
 
-    /// CPU threads that compute.
-    pub fn threads(&self) -> usize {
-        self.backend.options().threads
+    /// Where it is computed, in words.
+    pub fn device(&self) -> &str {
+        &self.device
     }
 
     /// Refuses what [`logits`](Evaluator::logits) would, without computing.
@@ -95,9 +89,8 @@ impl Evaluator {
         while computed < tokens.len() {
             let end = tokens.len().min(computed + most);
             let wanted = if last { usize::from(end == tokens.len()) } else { end - computed };
-            self.step(tokens, computed, end, wanted)?;
+            let logits = self.step(tokens, computed, end, wanted)?;
             computed = end;
-            let logits = self.backend.read(self.model.logits(), 0, wanted)?;
             for (position, row) in (end - wanted..).zip(logits.chunks_exact(self.columns)) {
                 if !row.iter().all(|value| value.is_finite()) {
                     return Err(Error::NumericFault { position });
@@ -110,8 +103,8 @@ impl Evaluator {
         Ok(())
     }
 
-    /// One step over the tokens from `start` to `end`, whose last `wanted` positions want logits.
-    fn step(&mut self, tokens: &[u32], start: usize, end: usize, wanted: usize) -> Result<(), Error> {
+    /// One step over the tokens from `start` to `end`: the logits of the last `wanted` positions.
+    fn step(&mut self, tokens: &[u32], start: usize, end: usize, wanted: usize) -> Result<Vec<f32>, Error> {
         let pages = end.div_ceil(PAGE_TOKENS);
         let mut batch = Batch::default();
         batch.push(
@@ -124,10 +117,6 @@ impl Evaluator {
             },
             tokens[start..end].iter().map(|&token| Token::Known(token)),
         );
-        let step = self.backend.begin(&batch)?;
-        let (backend, model, kv) = (&self.backend, &mut self.model, &mut self.kv);
-        backend.record(&step, &mut || model.forward(backend, kv, &step))?;
-        backend.finish(step)?;
-        Ok(())
+        self.model.forward(&batch, wanted)
     }
 }

@@ -6,21 +6,20 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fornax_compute::cpu::Cpu;
-use fornax_compute::{KvDType, Memory as _, Usage};
+use fornax_compute::{KvDType, Usage};
 use fornax_engine::{
-    Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Local, LocalParts, Plan, Refusal, Runner,
-    Speculation, Stats,
+    Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Plan, Refusal, Runner, Speculation, Stats,
 };
 use fornax_model::Config;
 use fornax_text::{Detokenizer, StopStrings, Tokenizer};
 
 use crate::answer::{Answer, AnswerParts, Part};
+use crate::device::runner;
 use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
 use crate::text::Text;
 use crate::vocabulary::vocabulary;
-use crate::{Completion, Error, Finish, OpenOptions, Prompt, Request};
+use crate::{Completion, Device, Error, Finish, OpenOptions, Prompt, Request};
 
 /// A loaded model. Clones share it: many callers may ask at once, from any thread, and the last one to go stops the
 /// engine.
@@ -34,6 +33,8 @@ struct Shared {
     config: Config,
     plan: Plan,
     threads: usize,
+    device: String,
+    kind: Device,
     /// What the allocator counted when everything was loaded; nothing is allocated afterwards.
     usage: Usage,
     /// Made when the first form is asked for: the trie of a large vocabulary takes a moment and megabytes.
@@ -79,11 +80,12 @@ impl Fornax {
     /// Builds the runner on the engine's thread, since device memory never leaves the thread that it belongs to.
     pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
         let (text, config, plan) = (blueprint.text.clone(), blueprint.config.clone(), blueprint.plan.clone());
-        let (threads, vocab) = (blueprint.cpu.threads, text.vocab());
+        let (threads, vocab) = (blueprint.place.threads(), text.vocab());
         let mut options = EngineOptions::new(plan.context, clock());
         if !blueprint.drafts {
             options.speculation = Speculation::Off;
         }
+        let (device, kind) = (blueprint.place.words(), blueprint.place.device());
         let (tell, told) = mpsc::channel();
         let counted = Arc::new(Mutex::new(Usage::default()));
         let usage = Arc::clone(&counted);
@@ -105,8 +107,17 @@ impl Fornax {
             spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
         let usage = *counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared =
-            Shared { text, config, plan, threads, usage, grammars: OnceLock::new(), engine: Some(engine) };
+        let shared = Shared {
+            text,
+            config,
+            plan,
+            threads,
+            device,
+            kind,
+            usage,
+            grammars: OnceLock::new(),
+            engine: Some(engine),
+        };
         Ok(Fornax { shared: Arc::new(shared) })
     }
 
@@ -135,7 +146,17 @@ impl Fornax {
         self.shared.plan.parallel
     }
 
-    /// CPU threads that compute.
+    /// Where it is computed.
+    pub fn kind(&self) -> Device {
+        self.shared.kind
+    }
+
+    /// The same in words.
+    pub fn device(&self) -> &str {
+        &self.shared.device
+    }
+
+    /// CPU threads that compute; 0 where it is not the CPU.
     pub fn threads(&self) -> usize {
         self.shared.threads
     }
@@ -350,29 +371,6 @@ impl Drop for Shared {
             drop(thread.join());
         }
     }
-}
-
-/// Loads the model and its cache on the thread that will compute. The only place that names a backend.
-fn runner(
-    blueprint: &Blueprint,
-    vocab: usize,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Box<dyn Runner>, Usage), Error> {
-    let Blueprint { checkpoint, config, plan, cpu, limits, .. } = blueprint;
-    let backend = Cpu::new(cpu.clone())?;
-    let model = fornax_model::load(checkpoint, config, &backend, *limits, progress)?;
-    let cache = backend.alloc_kv(&plan.kv)?;
-    let usage = backend.usage();
-    let local = Local::new(LocalParts {
-        backend,
-        model,
-        kv: cache,
-        groups: plan.kv.groups.clone(),
-        limits: plan.step,
-        depth: cpu.depth,
-        vocab: u32::try_from(vocab).expect("the configuration bounds the vocabulary"),
-    });
-    Ok((Box::new(local), usage))
 }
 
 fn clock() -> Clock {

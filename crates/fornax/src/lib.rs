@@ -1,6 +1,6 @@
 //! Runs open-weight language models: the binary and its library facade.
 //!
-//! The facade opens a model and answers requests, as many at once as it was opened for, on the CPU:
+//! The facade opens a model and answers requests, as many at once as it was opened for, on the CPU or on a GPU:
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;
@@ -27,11 +27,12 @@
 //! # }
 //! ```
 //!
-//! It knows the concrete backend, and with the binary it is the only place that does. It must never print, read the
+//! It knows the concrete backends, and with the binary it is the only place that does. It must never print, read the
 //! environment, or move work to a device that was not asked for.
 
 mod answer;
 pub mod catalog;
+mod device;
 mod error;
 mod evaluator;
 mod fornax;
@@ -42,6 +43,7 @@ mod text;
 mod vocabulary;
 
 pub use answer::{Answer, Part};
+pub use device::Device;
 pub use error::{Code, Error};
 pub use evaluator::Evaluator;
 pub use fornax::{Event, Fornax, Memory};

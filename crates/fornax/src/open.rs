@@ -3,18 +3,22 @@
 use std::path::PathBuf;
 
 use fornax_compute::cpu::{Activations, CpuOptions, CpuSizes};
-use fornax_compute::{Counting, KvDType, Purpose};
+use fornax_compute::{Counting, KvDType, PAGE_TOKENS, Purpose, Sizes};
 use fornax_engine::{Ask, Change, Plan, Planner, Remedy, StepLimits};
 use fornax_format::Checkpoint;
+use fornax_gpu::{CudaOptions, CudaSizes};
 use fornax_model::{Config, Limits};
 
+use crate::device::Place;
 use crate::text::Text;
-use crate::{Error, Fornax};
+use crate::{Device, Error, Fornax};
 
 /// How a model is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     path: PathBuf,
+    device: Device,
+    kernel_folder: Option<PathBuf>,
     context: Option<usize>,
     parallel: usize,
     logit_rows: usize,
@@ -29,6 +33,11 @@ pub struct OpenOptions {
 /// Tokens of one step: long enough that each weight is read once for many tokens, short enough that activations stay
 /// small beside the weights of a small model.
 const STEP_TOKENS: usize = 256;
+/// A GPU reads the same weights for more tokens in the same time, and activations are little beside its memory.
+const GPU_STEP_TOKENS: usize = 512;
+
+/// The longest context that page tables on a GPU have room for where none is asked for.
+const CONTEXT_MAX: usize = 1 << 18;
 
 /// Rows of logits beyond one for each request: for drafts that are verified and prompts that are scored. They take 10 MB
 /// for a vocabulary of 150,000.
@@ -42,10 +51,13 @@ const RUNTIME_BYTES_PER_TOKEN: u64 = 600;
 
 impl OpenOptions {
     /// The model at `path` (a GGUF file, the first shard of a split one, or a Hugging Face directory) with everything
-    /// by default: its own context, one request at a time, integer activations, keys and values in f16, every core.
+    /// by default: on the CPU, its own context, one request at a time, integer activations, keys and values in f16,
+    /// every core.
     pub fn new(path: impl Into<PathBuf>) -> OpenOptions {
         OpenOptions {
             path: path.into(),
+            device: Device::Cpu,
+            kernel_folder: None,
             context: None,
             parallel: 1,
             logit_rows: LOGIT_ROWS,
@@ -56,6 +68,18 @@ impl OpenOptions {
             memory_limit: None,
             chat_template: None,
         }
+    }
+
+    /// Where it is computed. Nothing moves to another device than this one.
+    pub fn device(mut self, device: Device) -> OpenOptions {
+        self.device = device;
+        self
+    }
+
+    /// Where a GPU's compiled kernels are kept; without it they are compiled anew each time.
+    pub fn kernel_folder(mut self, folder: impl Into<PathBuf>) -> OpenOptions {
+        self.kernel_folder = Some(folder.into());
+        self
     }
 
     /// Most tokens of a request, prompt and answer together.
@@ -89,7 +113,7 @@ impl OpenOptions {
         self
     }
 
-    /// How activations enter products with quantised weights.
+    /// How activations enter products with quantised weights on the CPU; on a GPU they are float.
     pub fn activations(mut self, activations: Activations) -> OpenOptions {
         self.activations = activations;
         self
@@ -129,25 +153,31 @@ impl OpenOptions {
     }
 
     fn planned(&self, checkpoint: &Checkpoint) -> Result<Planned, Error> {
-        let planner = Planner::new(checkpoint, |step| CpuSizes::new(&self.cpu(step)))?;
         let ask = Ask {
             context: self.context,
             parallel: self.parallel,
-            kv_dtype: self.kv_dtype.unwrap_or(match self.activations {
-                Activations::Float => KvDType::F32,
-                Activations::Integer => KvDType::F16,
+            kv_dtype: self.kv_dtype.unwrap_or(match (self.device, self.activations) {
+                (Device::Cpu, Activations::Float) => KvDType::F32,
+                _ => KvDType::F16,
             }),
-            step_tokens: STEP_TOKENS,
+            step_tokens: if self.device == Device::Cpu { STEP_TOKENS } else { GPU_STEP_TOKENS },
             logit_rows: self.logit_rows,
-            runtime_bytes: RUNTIME_BYTES + RUNTIME_BYTES_PER_TOKEN * vocabulary_tokens(checkpoint),
+            runtime_bytes: match self.device {
+                Device::Cpu => RUNTIME_BYTES + RUNTIME_BYTES_PER_TOKEN * vocabulary_tokens(checkpoint),
+                // The process lies in the machine's memory, not in the card's.
+                Device::Cuda(_) => 0,
+            },
             limit_bytes: self.memory_limit.unwrap_or(u64::MAX),
         };
-        let plan = planner.plan(&ask)?;
-        if plan.context > plan.context_trained {
-            return Err(Error::ContextTooLong { asked: plan.context, trained: plan.context_trained });
+        match self.device {
+            Device::Cpu => planned(checkpoint, |step| CpuSizes::new(&self.cpu(step)), &ask, "cpu"),
+            Device::Cuda(ordinal) => {
+                // What is free on the card is a limit too.
+                let limit_bytes = ask.limit_bytes.min(fornax_gpu::probe(ordinal)?.memory_free);
+                let ask = Ask { limit_bytes, ..ask };
+                planned(checkpoint, |step| CudaSizes::new(&self.cuda(ordinal, step)), &ask, "cuda")
+            }
         }
-        let remedies = if plan.fits() { Vec::new() } else { planner.remedies(&ask)? };
-        Ok(Planned { plan, remedies, device: "cpu" })
     }
 
     /// The backend for steps of these bounds.
@@ -162,6 +192,19 @@ impl OpenOptions {
         CpuOptions { threads: self.threads.unwrap_or(options.threads), ..options }
     }
 
+    /// The same on a GPU. Page tables have room for every page of the context of each request, in two groups.
+    fn cuda(&self, device: usize, step: StepLimits) -> CudaOptions {
+        let pages = self.context.unwrap_or(CONTEXT_MAX).div_ceil(PAGE_TOKENS).saturating_mul(step.slots);
+        CudaOptions {
+            device,
+            tokens_max: step.tokens_max,
+            slots: step.slots,
+            pages_max: pages.saturating_add(step.tokens_max).saturating_mul(2),
+            kernel_folder: self.kernel_folder.clone(),
+            ..CudaOptions::default()
+        }
+    }
+
     /// What follows from the options and the files' headers. What does not fit is refused here, before anything is
     /// loaded.
     pub(crate) fn blueprint(self) -> Result<Blueprint, Error> {
@@ -170,19 +213,47 @@ impl OpenOptions {
         let planned = self.planned(&checkpoint)?;
         let step = planned.plan.step;
         let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
-        let mut cpu = self.cpu(step);
         if planned.plan.unsupported.is_some() {
             // The plan was made from the table of tensors; this says by name what cannot be computed.
-            fornax_model::measure(&checkpoint, &config, &Counting::new(CpuSizes::new(&cpu)), limits)?;
+            match self.device {
+                Device::Cpu => {
+                    let memory = Counting::new(CpuSizes::new(&self.cpu(step)));
+                    fornax_model::measure(&checkpoint, &config, &memory, limits)?;
+                }
+                Device::Cuda(ordinal) => {
+                    let memory = Counting::new(CudaSizes::new(&self.cuda(ordinal, step)));
+                    fornax_model::measure(&checkpoint, &config, &memory, limits)?;
+                }
+            }
         }
         if !planned.plan.fits() {
             return Err(planned.refusal());
         }
         let text = Text::open(&checkpoint, self.chat_template.as_deref(), config.vocab)?;
         // What was not planned is not allocated.
-        cpu.memory_limit = Some(planned.plan.usage.total());
-        Ok(Blueprint { checkpoint, config, text, plan: planned.plan, cpu, limits, drafts: self.drafts })
+        let memory_limit = Some(planned.plan.usage.total());
+        let place = match self.device {
+            Device::Cpu => Place::Cpu(CpuOptions { memory_limit, ..self.cpu(step) }),
+            Device::Cuda(ordinal) => Place::Cuda(CudaOptions { memory_limit, ..self.cuda(ordinal, step) }),
+        };
+        Ok(Blueprint { checkpoint, config, text, plan: planned.plan, place, limits, drafts: self.drafts })
     }
+}
+
+/// A plan of what is asked for on a kind of device, and what would fit if it does not.
+fn planned<S: Sizes>(
+    checkpoint: &Checkpoint,
+    sizes: impl Fn(StepLimits) -> S,
+    ask: &Ask,
+    device: &'static str,
+) -> Result<Planned, Error> {
+    let planner = Planner::new(checkpoint, sizes)?;
+    let plan = planner.plan(ask)?;
+    if plan.context > plan.context_trained {
+        return Err(Error::ContextTooLong { asked: plan.context, trained: plan.context_trained });
+    }
+    let remedies = if plan.fits() { Vec::new() } else { planner.remedies(ask)? };
+    Ok(Planned { plan, remedies, device })
 }
 
 /// A model that is about to be loaded.
@@ -191,7 +262,7 @@ pub(crate) struct Blueprint {
     pub(crate) config: Config,
     pub(crate) text: Text,
     pub(crate) plan: Plan,
-    pub(crate) cpu: CpuOptions,
+    pub(crate) place: Place,
     pub(crate) limits: Limits,
     /// Whether answers are drafted.
     pub(crate) drafts: bool,

@@ -349,7 +349,7 @@ pub(crate) struct Doctor {
     /// Print a block to paste into a report
     #[arg(long)]
     pub(crate) report: bool,
-    /// Which device to look at: auto or cpu
+    /// Which device to look at: auto, cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: String,
 }
@@ -393,7 +393,7 @@ pub(crate) struct PromptArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct DeviceArgs {
-    /// Where to compute: auto or cpu (this build has no GPU backend)
+    /// Where to compute: auto (the first GPU that can be used, else the CPU), cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: String,
     /// Most tokens of one request, prompt and answer together [default: what the model was trained for]
@@ -405,15 +405,25 @@ pub(crate) struct DeviceArgs {
     /// How keys and values are stored: f32, f16 or bf16 [default: f16; f32 with --activations float]
     #[arg(long, value_name = "DTYPE")]
     pub(crate) kv_dtype: Option<String>,
-    /// How activations enter matrix products with quantised weights
-    #[arg(long, value_enum, default_value_t = Activations::Int8)]
-    pub(crate) activations: Activations,
+    /// How activations enter matrix products with quantised weights [default: int8 on the CPU, float on a GPU]
+    #[arg(long, value_enum)]
+    pub(crate) activations: Option<Activations>,
     /// Refuse to use more memory than this: bytes, or with KiB, MiB, GiB [default: what the machine has]
     #[arg(long, value_name = "BYTES", value_parser = byte_size)]
     pub(crate) memory_limit: Option<u64>,
     /// Same tokens whatever else runs; always so on the CPU
     #[arg(long)]
     pub(crate) deterministic: bool,
+}
+
+impl DeviceArgs {
+    /// How activations are computed on a device: as asked for, or its default.
+    pub(crate) fn activations_on(&self, device: fornax::Device) -> Activations {
+        match device {
+            fornax::Device::Cpu => self.activations.unwrap_or(Activations::Int8),
+            fornax::Device::Cuda(_) => Activations::Float,
+        }
+    }
 }
 
 /// How activations meet quantised weights.

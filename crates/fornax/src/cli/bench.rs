@@ -22,7 +22,7 @@ use super::{device, locate, output};
 #[derive(Debug, Serialize)]
 struct Report {
     model: PathBuf,
-    device: &'static str,
+    device: String,
     threads: usize,
     activations: &'static str,
     kv_dtype: String,
@@ -92,7 +92,7 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     let started = Instant::now();
     let model = device::open(options)?;
     let load = started.elapsed();
-    device::announce(model.threads(), &args.device)?;
+    device::announce(model.device(), &args.device)?;
     let bench = Measured { model: &model, interrupt: &interrupt, traffic: traffic(&path)?, seed: 0 };
     let report = interrupt.during(|| bench.report(&path, args, load))?;
     if args.json {
@@ -165,9 +165,9 @@ impl Measured<'_> {
         let prefix = self.prefix()?;
         Ok(Report {
             model: path.to_owned(),
-            device: "cpu",
+            device: self.model.kind().to_string(),
             threads: self.model.threads(),
-            activations: args.device.activations.name(),
+            activations: args.device.activations_on(self.model.kind()).name(),
             kv_dtype: self.model.kv_dtype().to_string(),
             memory_bytes_per_second: memory,
             load: Load {

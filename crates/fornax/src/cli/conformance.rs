@@ -2,9 +2,11 @@
 
 use std::io::{self, Write};
 
-use fornax::{Code, Error};
+use fornax::{Code, Device, Error};
 use fornax_compute::conformance::{self, CaseResult, Op, Subject};
 use fornax_compute::cpu::{Activations, Cpu, CpuOptions};
+use fornax_compute::{Backend, Sizes};
+use fornax_gpu::{Cuda, CudaOptions};
 
 use super::failure::Failure;
 
@@ -17,32 +19,43 @@ struct Count {
     worst: f64,
 }
 
-/// Runs the suite in both activation modes and prints a table of each; fails if any case did.
-pub(crate) fn conformance(out: &mut impl Write) -> anyhow::Result<()> {
+/// Runs the suite on a device, on the CPU in both activation modes, and prints a table of each; fails if any case did.
+pub(crate) fn conformance(device: Device, out: &mut impl Write) -> anyhow::Result<()> {
     let mut failed = 0;
-    for (name, activations) in [("float", Activations::Float), ("int8", Activations::Integer)] {
-        let options = CpuOptions { activations, ..CpuOptions::default() };
-        let simd = options.simd.name();
-        writeln!(out, "\nconformance of cpu ({simd}, {name} activations)")?;
-        writeln!(out, "  operation   passed  failed  worst error")?;
-        for Count { op, passed, failed: bad, worst } in suite(options, out)? {
-            writeln!(out, "  {op:<10} {passed:>7} {bad:>7}  {worst:.1e}")?;
-            failed += bad;
+    match device {
+        Device::Cpu => {
+            for (name, activations) in [("float", Activations::Float), ("int8", Activations::Integer)] {
+                let options = CpuOptions { activations, ..CpuOptions::default() };
+                writeln!(out, "\nconformance of cpu ({}, {name} activations)", options.simd.name())?;
+                let cpu = Cpu::new(options).map_err(Error::from)?;
+                let subject = Subject { backend: &cpu, sizes: cpu.sizes(), activations, invariant: true };
+                failed += suite(&subject, out)?;
+            }
+        }
+        Device::Cuda(ordinal) => {
+            let kernel_folder = super::locate::cache_dir().ok().map(|cache| cache.join("kernels"));
+            let options = CudaOptions { device: ordinal, kernel_folder, ..CudaOptions::default() };
+            writeln!(out, "\nconformance of {device} (float activations)")?;
+            let cuda = Cuda::new(options).map_err(Error::from)?;
+            let activations = Activations::Float;
+            let subject = Subject { backend: &cuda, sizes: cuda.sizes(), activations, invariant: true };
+            failed += suite(&subject, out)?;
         }
     }
     if failed > 0 {
         let message =
-            format!("the cpu fails {failed} cases; its results cannot be trusted: report this output");
+            format!("{device} fails {failed} cases; its results cannot be trusted: report this output");
         return Err(Failure::new(Code::Internal, message).into());
     }
     Ok(())
 }
 
-/// Runs every case; failures are printed as they come.
-fn suite(options: CpuOptions, out: &mut impl Write) -> anyhow::Result<Vec<Count>> {
-    let cpu = Cpu::new(options).map_err(Error::from)?;
-    let activations = cpu.options().activations;
-    let subject = Subject { backend: &cpu, sizes: cpu.sizes(), activations, invariant: true };
+/// Runs every case and prints a table; failures are printed as they come. How many there were.
+fn suite<B: Backend, S: Sizes + Clone>(
+    subject: &Subject<'_, B, S>,
+    out: &mut impl Write,
+) -> anyhow::Result<usize> {
+    writeln!(out, "  operation   passed  failed  worst error")?;
     let mut counts: Vec<Count> = Vec::new();
     let mut printed: io::Result<()> = Ok(());
     let mut on_case = |result: &CaseResult| {
@@ -63,7 +76,12 @@ fn suite(options: CpuOptions, out: &mut impl Write) -> anyhow::Result<Vec<Count>
             }
         }
     };
-    conformance::run(&subject, &mut on_case).map_err(Error::from)?;
+    conformance::run(subject, &mut on_case).map_err(Error::from)?;
     printed?;
-    Ok(counts)
+    let mut total = 0;
+    for Count { op, passed, failed, worst } in counts {
+        writeln!(out, "  {op:<10} {passed:>7} {failed:>7}  {worst:.1e}")?;
+        total += failed;
+    }
+    Ok(total)
 }

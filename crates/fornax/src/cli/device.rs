@@ -4,22 +4,28 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use fornax::{Activations, Code, Evaluator, Fornax, KvDType, OpenOptions};
+use fornax::{Activations, Code, Device, Evaluator, Fornax, KvDType, OpenOptions};
 
 use super::args::{self, DeviceArgs};
 use super::failure::Failure;
 use super::machine;
 use super::meter::{Meter, megabytes};
 
-/// Refuses every device but the CPU, by name. Nothing falls back to another device than the one asked for.
-pub(crate) fn check(name: &str) -> Result<(), Failure> {
-    match name {
-        "auto" | "cpu" => Ok(()),
-        _ if name.split(',').all(is_device) => Err(Failure::new(
+/// The device that a name stands for; `auto` takes the first that can be used. Nothing falls back to another device
+/// than the one asked for.
+pub(crate) fn named(name: &str) -> Result<Device, Failure> {
+    let index = |text: &str| text.parse::<u16>().ok().map(usize::from);
+    match name.split_once(':').unwrap_or((name, "0")) {
+        _ if name == "auto" => Ok(Device::auto().0),
+        _ if name == "cpu" => Ok(Device::Cpu),
+        ("cuda", ordinal) if index(ordinal).is_some() => Ok(Device::Cuda(index(ordinal).unwrap_or(0))),
+        _ if !name.is_empty() && name.split(',').all(is_device) => Err(Failure::new(
             Code::DeviceUnavailable,
-            format!("device {name} is not available: this build computes on the cpu only; use --device cpu"),
+            format!(
+                "device {name} is not available: this build computes on one device, cpu or cuda:N; use --device cpu"
+            ),
         )),
-        _ => Err(Failure::usage(format!("--device {name:?} is no device; use auto or cpu"))),
+        _ => Err(Failure::usage(format!("--device {name:?} is no device; use auto, cpu or cuda:0"))),
     }
 }
 
@@ -30,11 +36,30 @@ fn is_device(name: &str) -> bool {
 
 /// The options that the flags stand for.
 pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOptions> {
-    check(&args.device)?;
-    let mut options = OpenOptions::new(path).activations(match args.activations {
-        args::Activations::Float => Activations::Float,
-        args::Activations::Int8 => Activations::Integer,
-    });
+    let device = named(&args.device)?;
+    let mut options = OpenOptions::new(path).device(device);
+    if device != Device::Cpu {
+        // What a device does not know is refused, not ignored; a device that was not asked for by name takes all.
+        let asked = args.device != "auto";
+        if asked && args.activations == Some(args::Activations::Int8) {
+            return Err(Failure::usage(format!(
+                "--activations int8 is for the cpu; on {device} they are float"
+            ))
+            .into());
+        }
+        if asked && args.threads.is_some() {
+            return Err(Failure::usage(format!("--threads is for the cpu; {device} has its own")).into());
+        }
+        if let Ok(cache) = super::locate::cache_dir() {
+            options = options.kernel_folder(cache.join("kernels"));
+        }
+    }
+    if let Some(activations) = args.activations {
+        options = options.activations(match activations {
+            args::Activations::Float => Activations::Float,
+            args::Activations::Int8 => Activations::Integer,
+        });
+    }
     if let Some(name) = &args.kv_dtype {
         options = options.kv_dtype(kv_dtype(name)?);
     }
@@ -45,7 +70,8 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
         options = options.threads(threads);
     }
     // What the machine has free is a limit too: beyond it everything else on the machine suffers.
-    if let Some(limit) = args.memory_limit.or_else(machine::memory_available) {
+    let available = || if device == Device::Cpu { machine::memory_available() } else { None };
+    if let Some(limit) = args.memory_limit.or_else(available) {
         options = options.memory_limit(limit);
     }
     Ok(options)
@@ -65,11 +91,12 @@ pub(crate) fn evaluator(options: OpenOptions, rows: usize) -> Result<Evaluator, 
 
 /// Says once what `auto` chose and why. Commands call it when nothing stands in the way of computing any more, so that
 /// a refusal stays the only line.
-pub(crate) fn announce(threads: usize, args: &DeviceArgs) -> io::Result<()> {
+pub(crate) fn announce(device: &str, args: &DeviceArgs) -> io::Result<()> {
     if args.device != "auto" {
         return Ok(());
     }
-    writeln!(io::stderr(), "device: cpu, {threads} threads (auto: this build has no other)")
+    let (_, why) = Device::auto();
+    writeln!(io::stderr(), "device: {device} (auto: {why})")
 }
 
 fn kv_dtype(name: &str) -> Result<KvDType, Failure> {
@@ -77,9 +104,7 @@ fn kv_dtype(name: &str) -> Result<KvDType, Failure> {
         "f32" => Ok(KvDType::F32),
         "f16" => Ok(KvDType::F16),
         "bf16" => Ok(KvDType::BF16),
-        _ => Err(Failure::usage(format!(
-            "--kv-dtype {name} is not available on the cpu; use f32, f16 or bf16"
-        ))),
+        _ => Err(Failure::usage(format!("--kv-dtype {name} is not available; use f32, f16 or bf16"))),
     }
 }
 
@@ -88,18 +113,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_that_are_not_built_in_are_unavailable_and_others_are_misspelt() {
+    fn devices_are_known_by_name_unavailable_or_misspelt() {
+        assert_eq!(named("cpu").ok(), Some(Device::Cpu));
+        assert_eq!(named("cuda:3").ok(), Some(Device::Cuda(3)));
+        assert_eq!(named("cuda").ok(), Some(Device::Cuda(0)));
         let check = |name: &str, wanted: &str| {
-            let got = super::check(name).err().map(|failure| failure.code().to_string()).unwrap_or_default();
+            let got = named(name).err().map(|failure| failure.code().to_string()).unwrap_or_default();
             assert_eq!(got, wanted, "{name}");
         };
-        check("auto", "");
-        check("cpu", "");
-        check("cuda:0", "DEVICE_UNAVAILABLE");
         check("cuda:0,cuda:1", "DEVICE_UNAVAILABLE");
         check("hip:0", "DEVICE_UNAVAILABLE");
         check("cuda:0,cpu", "DEVICE_UNAVAILABLE");
         check("gpu", "INVALID_INPUT");
+        check("cuda:x", "INVALID_INPUT");
         check("", "INVALID_INPUT");
     }
 

@@ -18,7 +18,12 @@ struct Finding {
 }
 
 pub(crate) fn doctor(args: &Doctor) -> anyhow::Result<()> {
-    device::check(&args.device)?;
+    let device = device::named(&args.device)?;
+    let describes = device.describe();
+    // A device that was asked for by name and cannot be used is an error; otherwise it is one finding among others.
+    if args.device != "auto" {
+        describes.map_err(anyhow::Error::from)?;
+    }
     let findings = findings();
     let mut out = io::stdout().lock();
     if args.report {
@@ -29,7 +34,7 @@ pub(crate) fn doctor(args: &Doctor) -> anyhow::Result<()> {
         let mark = if *fine { "ok     " } else { "missing" };
         writeln!(out, "{mark}  {what:<10}  {words}")?;
     }
-    let conforms = if args.conformance { conformance::conformance(&mut out) } else { Ok(()) };
+    let conforms = if args.conformance { conformance::conformance(device, &mut out) } else { Ok(()) };
     if args.report {
         writeln!(out, "```")?;
     }
@@ -80,7 +85,10 @@ fn memory() -> Finding {
 }
 
 fn gpu() -> Finding {
-    Finding { what: "gpu", fine: true, words: "not used: this build computes on the cpu only".to_owned() }
+    match fornax::Device::Cuda(0).describe() {
+        Ok(words) => Finding { what: "gpu", fine: true, words: format!("cuda:0: {words}") },
+        Err(error) => Finding { what: "gpu", fine: true, words: format!("not used: {error}") },
+    }
 }
 
 fn cache() -> Vec<Finding> {

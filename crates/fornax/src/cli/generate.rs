@@ -82,7 +82,7 @@ struct Timings {
     peak_bytes: Option<u64>,
     /// Of that, what holds keys and values.
     kv_bytes: u64,
-    device: &'static str,
+    device: String,
     threads: usize,
     kv_dtype: String,
     activations: &'static str,
@@ -107,7 +107,7 @@ pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
     }
     // Before anything is said: a refusal stays the only line.
     model.check(&request)?;
-    device::announce(model.threads(), &args.device)?;
+    device::announce(model.device(), &args.device)?;
     if args.verbose {
         writeln!(io::stderr(), "{}", plan::comparison_line(&model.memory()))?;
     }
@@ -200,6 +200,7 @@ fn answer<'a>(
     };
     let scored = first.filter(|completion| !completion.prompt_logprobs.is_empty());
     let score = |(token, opinion): &(u32, Opinion)| logprob(*token, opinion, model.text());
+    let kind = model.kind();
     Answer {
         choice: alone,
         choices,
@@ -218,10 +219,10 @@ fn answer<'a>(
             decode_tokens_per_second: slowest.and_then(Completion::decode_tokens_per_second),
             peak_bytes: machine::peak_bytes(),
             kv_bytes: model.memory().allocated.bytes(fornax_compute::Purpose::Kv),
-            device: "cpu",
+            device: kind.to_string(),
             threads: model.threads(),
             kv_dtype: model.kv_dtype().to_string(),
-            activations: args.activations.name(),
+            activations: args.activations_on(kind).name(),
         },
         seed,
         memory: plan::comparison(&model.memory()),

@@ -51,7 +51,7 @@ pub(crate) fn logits(args: &Logits) -> anyhow::Result<()> {
     model.check(&tokens)?;
     // Made before anything is said or computed: a folder that cannot be written is known at once.
     let rows = args.out.as_deref().map(Rows::create).transpose()?;
-    device::announce(model.threads(), &args.device)?;
+    device::announce(model.device(), &args.device)?;
     match rows {
         Some(rows) => write_all(&mut model, &tokens, rows, args.json, &interrupt),
         None => show_top(&mut model, &tokens, args, &interrupt),

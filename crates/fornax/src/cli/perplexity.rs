@@ -45,7 +45,7 @@ pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
         );
         return Err(Failure::usage(message).into());
     }
-    device::announce(model.threads(), &args.device)?;
+    device::announce(model.device(), &args.device)?;
     let mut nll = Vec::with_capacity(tokens.len());
     let mut meter = Meter::new(Duration::from_secs(2));
     for window in tokens.chunks(fresh) {

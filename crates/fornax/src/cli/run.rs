@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
     let mut chat = Chat { model, args, form, messages: Vec::new(), interrupt };
     // A chat template that cannot be used is found before the first question is typed.
     chat.model.check(&chat.request(&[Message::user(prompt.unwrap_or("Hello"))])?)?;
-    device::announce(chat.model.threads(), &args.device)?;
+    device::announce(chat.model.device(), &args.device)?;
     if args.verbose {
         writeln!(io::stderr(), "{}", plan::comparison_line(&chat.model.memory()))?;
     }

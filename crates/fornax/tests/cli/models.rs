@@ -151,8 +151,8 @@ fn doctor_names_what_is_missing() {
         assert!(report.stdout.contains(words), "{words}: {}", report.stdout);
     }
     assert!(report.stdout.starts_with("```text\nfornax "), "{}", report.stdout);
-    let unavailable = ran(command(cache.path()).args(["doctor", "--device", "cuda:0"]));
-    unavailable.fails(5, "DEVICE_UNAVAILABLE", &["cuda:0", "--device cpu"]);
+    let unavailable = ran(command(cache.path()).args(["doctor", "--device", "cuda:99"]));
+    unavailable.fails(5, "DEVICE_UNAVAILABLE", &["cuda:99", "--device cpu"]);
 }
 
 #[test]

@@ -1,0 +1,161 @@
+//! Where a model is computed. With the binary's conformance run, the only place that names a backend.
+
+use fornax_compute::cpu::{Cpu, CpuOptions};
+use fornax_compute::{Backend, Batch, Usage};
+use fornax_engine::{Local, LocalParts, Runner};
+use fornax_gpu::{Cuda, CudaOptions};
+use fornax_model::Model;
+
+use crate::Error;
+use crate::open::Blueprint;
+
+/// A device, by the name that the user has for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU, as the driver counts them.
+    Cuda(usize),
+}
+
+impl Device {
+    /// The first GPU that can be used, else the CPU; and why.
+    pub fn auto() -> (Device, String) {
+        match Device::Cuda(0).describe() {
+            Ok(words) => (Device::Cuda(0), words),
+            Err(error) => (Device::Cpu, error.to_string()),
+        }
+    }
+
+    /// What it is, in words, or what is missing to use it.
+    pub fn describe(self) -> Result<String, Error> {
+        let Device::Cuda(ordinal) = self else { return Ok("the processor".to_owned()) };
+        let found = fornax_gpu::probe(ordinal)?;
+        let unavailable =
+            |reason| fornax_compute::Error::DeviceUnavailable { device: format!("cuda:{ordinal}"), reason };
+        let compiler = fornax_gpu::compiler().map_err(unavailable)?;
+        Ok(format!("{}; NVRTC {compiler}", found.words()))
+    }
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// A device with everything that a backend on it is made with.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Cpu(CpuOptions),
+    Cuda(CudaOptions),
+}
+
+impl Place {
+    /// Its name with what matters about it, for messages.
+    pub(crate) fn words(&self) -> String {
+        match self {
+            Place::Cpu(options) => format!("cpu, {} threads", options.threads),
+            Place::Cuda(options) => format!("cuda:{}", options.device),
+        }
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Place::Cpu(_) => Device::Cpu,
+            Place::Cuda(options) => Device::Cuda(options.device),
+        }
+    }
+
+    /// CPU threads that compute.
+    pub(crate) fn threads(&self) -> usize {
+        match self {
+            Place::Cpu(options) => options.threads,
+            Place::Cuda(_) => 0,
+        }
+    }
+}
+
+/// Loads the model and its cache on the thread that will compute.
+pub(crate) fn runner(
+    blueprint: &Blueprint,
+    vocab: usize,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Box<dyn Runner>, Usage), Error> {
+    match &blueprint.place {
+        Place::Cpu(options) => local(Cpu::new(options.clone())?, options.depth, blueprint, vocab, progress),
+        Place::Cuda(options) => local(Cuda::new(options.clone())?, options.depth, blueprint, vocab, progress),
+    }
+}
+
+fn local<B: Backend + 'static>(
+    backend: B,
+    depth: usize,
+    blueprint: &Blueprint,
+    vocab: usize,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Box<dyn Runner>, Usage), Error> {
+    let plan = &blueprint.plan;
+    let Loaded { backend, model, kv: cache } = Loaded::new(backend, blueprint, progress)?;
+    let usage = backend.usage();
+    let local = Local::new(LocalParts {
+        backend,
+        model,
+        kv: cache,
+        groups: plan.kv.groups.clone(),
+        limits: plan.step,
+        depth,
+        vocab: u32::try_from(vocab).expect("the configuration bounds the vocabulary"),
+    });
+    Ok((Box::new(local), usage))
+}
+
+/// A model on a device, one step at a time on the caller's thread.
+pub(crate) trait Forward {
+    /// Computes a batch and returns the first `rows` rows of logits.
+    fn forward(&mut self, batch: &Batch, rows: usize) -> Result<Vec<f32>, Error>;
+}
+
+/// Loads the model for [`Forward`].
+pub(crate) fn forward(
+    blueprint: &Blueprint,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Box<dyn Forward>, Error> {
+    Ok(match &blueprint.place {
+        Place::Cpu(options) => Box::new(Loaded::new(Cpu::new(options.clone())?, blueprint, progress)?),
+        Place::Cuda(options) => Box::new(Loaded::new(Cuda::new(options.clone())?, blueprint, progress)?),
+    })
+}
+
+/// Fields in the order in which they may go: memory before the device that it lies on.
+struct Loaded<B: Backend> {
+    model: Box<dyn Model<B>>,
+    kv: B::Kv,
+    backend: B,
+}
+
+impl<B: Backend + 'static> Loaded<B> {
+    fn new(
+        backend: B,
+        blueprint: &Blueprint,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Loaded<B>, Error> {
+        let Blueprint { checkpoint, config, plan, limits, .. } = blueprint;
+        let model = fornax_model::load(checkpoint, config, &backend, *limits, progress)?;
+        Ok(Loaded { model, kv: backend.alloc_kv(&plan.kv)?, backend })
+    }
+}
+
+impl<B: Backend> Forward for Loaded<B> {
+    fn forward(&mut self, batch: &Batch, rows: usize) -> Result<Vec<f32>, Error> {
+        let step = self.backend.begin(batch)?;
+        let (backend, model, kv) = (&self.backend, &mut self.model, &mut self.kv);
+        backend.record(&step, &mut || model.forward(backend, kv, &step))?;
+        backend.finish(step)?;
+        Ok(self.backend.read(self.model.logits(), 0, rows)?)
+    }
+}
