@@ -11,6 +11,7 @@ mod fixtures;
 mod house;
 mod phases;
 mod prove;
+mod python;
 mod schema_suite;
 mod test;
 

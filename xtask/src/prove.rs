@@ -7,6 +7,7 @@ mod clean_clone;
 mod fuzz_format;
 mod golden;
 mod hand_over;
+mod load;
 mod memory;
 mod simulation;
 mod soak;
@@ -51,6 +52,11 @@ const PROOFS: &[Proof] = &[
         name: "hand-over",
         shows: "No schedule of threads that a model checker tries loses a request between callers and the engine.",
         run: hand_over::run,
+    },
+    Proof {
+        name: "load",
+        shows: "Thousands of requests from 64 clients, some of whom leave midway, cause no error and leave nothing behind.",
+        run: load::run,
     },
     Proof {
         name: "memory",

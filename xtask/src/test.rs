@@ -11,7 +11,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result};
 
 use crate::phases::{Outcome, Phases};
-use crate::{command, fixtures, root, run as run_tool, shown};
+use crate::{command, fixtures, python, root, run as run_tool, shown};
 
 /// Sets everything up, runs the tests whose name contains `filter` (all without one), and prints the counts.
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
@@ -32,6 +32,7 @@ pub(crate) fn run_suite(filter: Option<&str>, all_fixtures: bool) -> Result<(Tal
     let mut phases = Phases::new("test");
     let mut tally = Tally::default();
     let passed = |result: Result<()>| result.map(|()| Outcome::Passed);
+    phases.run("python", python::prepare);
     let ready = phases.run("fixtures", || passed(fixtures::run(all_fixtures)))
         && phases.run("build", || {
             passed(run_tool(&mut command(
@@ -54,6 +55,7 @@ fn cargo_test(targets: &[&str], filter: Option<&str>, tally: &mut Tally) -> Resu
     command.args(targets).arg("--").arg("--show-output").args(filter);
     // Tests of the libraries find fixtures through the variable that the binary also honours.
     command.env("FORNAX_CACHE", fixtures::cache_dir()?).stdout(Stdio::piped());
+    command.env("FORNAX_PYTHON", python::interpreter());
     let line = shown(&command);
     let mut child = command.spawn().with_context(|| format!("cannot start `{line}`"))?;
     let stdout = child.stdout.take().context("cargo's output is not piped")?;

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use fornax_compute::{KvDType, Usage};
 use fornax_engine::{
-    Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Plan, Refusal, Runner, Speculation, Stats,
+    Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Plan, QueueLimits, Refusal, Runner,
+    Speculation, Stats,
 };
 use fornax_model::Config;
 use fornax_text::{Detokenizer, StopStrings, Tokenizer};
@@ -38,7 +39,7 @@ struct Shared {
     /// What the allocator counted when everything was loaded; nothing is allocated afterwards.
     usage: Usage,
     /// Made when the first form is asked for: the trie of a large vocabulary takes a moment and megabytes.
-    grammars: OnceLock<Result<Grammars, fornax_engine::FormError>>,
+    grammars: OnceLock<Result<Arc<Grammars>, fornax_engine::FormError>>,
     /// `None` only while it is dropped.
     engine: Option<(Handle, JoinHandle<()>)>,
 }
@@ -84,6 +85,10 @@ impl Fornax {
         let mut options = EngineOptions::new(plan.context, clock());
         if !blueprint.drafts {
             options.speculation = Speculation::Off;
+        }
+        if let Some(requests_max) = blueprint.queue {
+            options.queue =
+                QueueLimits { requests_max, tokens_max: plan.context.saturating_mul(requests_max) };
         }
         let (device, kind) = (blueprint.place.words(), blueprint.place.device());
         let (tell, told) = mpsc::channel();
@@ -183,10 +188,11 @@ impl Fornax {
     }
 
     /// Compiles forms for this model's vocabulary.
-    pub fn grammars(&self) -> Result<&Grammars, Error> {
+    pub fn grammars(&self) -> Result<&Arc<Grammars>, Error> {
         let text = &self.shared.text;
         let tokenizer: &Arc<Tokenizer> = text.tokenizer().ok_or(Error::NoTokenizer)?;
-        let made = self.shared.grammars.get_or_init(|| Grammars::new(vocabulary(tokenizer, text.vocab())));
+        let make = || Grammars::new(vocabulary(tokenizer, text.vocab())).map(Arc::new);
+        let made = self.shared.grammars.get_or_init(make);
         made.as_ref().map_err(|error| Error::Form(error.clone()))
     }
 

@@ -9,10 +9,15 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use cli::args::{Cli, Command};
+use cli::config;
 use cli::failure::{self, Report};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = match config::expanded(std::env::args_os().collect()) {
+        Ok(args) => Cli::try_parse_from(args),
+        Err(error) => return end(failure::report(&error)),
+    };
+    let cli = match parsed {
         Ok(cli) => cli,
         // Help and version: printed as they are; a closed pipe is nobody's loss.
         Err(error) if !error.use_stderr() => {
@@ -34,6 +39,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => cli::run::run(args),
+        Command::Serve(args) => cli::serve::serve(args),
         Command::Generate(args) => cli::generate::generate(args),
         Command::Plan(args) => cli::plan::plan(args),
         Command::Inspect(args) => cli::inspect::inspect(args),

@@ -28,6 +28,7 @@ pub struct OpenOptions {
     threads: Option<usize>,
     memory_limit: Option<u64>,
     chat_template: Option<String>,
+    queue: Option<usize>,
 }
 
 /// Tokens of one step: long enough that each weight is read once for many tokens, short enough that activations stay
@@ -67,6 +68,7 @@ impl OpenOptions {
             threads: None,
             memory_limit: None,
             chat_template: None,
+            queue: None,
         }
     }
 
@@ -134,6 +136,12 @@ impl OpenOptions {
     /// A Jinja chat template in place of the model's own.
     pub fn chat_template(mut self, template: String) -> OpenOptions {
         self.chat_template = Some(template);
+        self
+    }
+
+    /// Requests that may wait for those being computed; further ones are refused.
+    pub fn queue(mut self, requests: usize) -> OpenOptions {
+        self.queue = Some(requests);
         self
     }
 
@@ -236,7 +244,8 @@ impl OpenOptions {
             Device::Cpu => Place::Cpu(CpuOptions { memory_limit, ..self.cpu(step) }),
             Device::Cuda(ordinal) => Place::Cuda(CudaOptions { memory_limit, ..self.cuda(ordinal, step) }),
         };
-        Ok(Blueprint { checkpoint, config, text, plan: planned.plan, place, limits, drafts: self.drafts })
+        let (queue, drafts) = (self.queue, self.drafts);
+        Ok(Blueprint { checkpoint, config, text, plan: planned.plan, queue, place, limits, drafts })
     }
 }
 
@@ -262,6 +271,8 @@ pub(crate) struct Blueprint {
     pub(crate) config: Config,
     pub(crate) text: Text,
     pub(crate) plan: Plan,
+    /// Requests that may wait.
+    pub(crate) queue: Option<usize>,
     pub(crate) place: Place,
     pub(crate) limits: Limits,
     /// Whether answers are drafted.

@@ -41,6 +41,11 @@ impl Text {
         (*self.template).as_ref()
     }
 
+    /// The chat template or why there is none, for whoever outlives this.
+    pub fn shared_template(&self) -> Arc<Result<ChatTemplate, fornax_text::Error>> {
+        Arc::clone(&self.template)
+    }
+
     /// Tokens that exist. The model's table may have more rows: padding, which is never chosen.
     pub fn vocab(&self) -> usize {
         self.tokenizer.as_ref().map_or(self.rows, |tokenizer| tokenizer.vocab_len().min(self.rows))

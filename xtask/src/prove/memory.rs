@@ -48,7 +48,7 @@ pub(super) fn run() -> Result<Facts> {
 }
 
 /// Where cargo puts what it builds, whatever the environment says about it.
-fn target_dir() -> Result<PathBuf> {
+pub(super) fn target_dir() -> Result<PathBuf> {
     let text = output(&mut command("cargo", &["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: serde_json::Value = serde_json::from_str(&text)?;
     let dir = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;

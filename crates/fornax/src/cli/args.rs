@@ -1,6 +1,7 @@
 //! The command line as types: what parses here is complete and in range, so commands need not look again.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -15,6 +16,7 @@ use super::sampling::SamplingArgs;
     after_help = "Examples:
   fornax run \"Why is the sky blue?\"           answer once with the default model
   fornax run ./model.gguf                     chat with a model of your own
+  fornax serve                                answer OpenAI's clients over HTTP
   fornax generate --prompt \"Once upon\" --json  a completion, with its tokens and timings
   fornax plan ./model.gguf                    what a model will take in memory
   fornax inspect ./model.gguf                 what is in a model file
@@ -33,6 +35,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(Run),
+    Serve(Serve),
     Generate(Generate),
     Plan(Plan),
     Inspect(Inspect),
@@ -79,6 +82,112 @@ pub(crate) struct Run {
     pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+}
+
+/// Serve a model over HTTP, for OpenAI's clients, for a scheduler, for operators
+///
+/// The server answers /health and /loading while the model loads, and requests once the model has answered a question
+/// of the server's own. SIGTERM (and Ctrl-C) lets requests under way finish; SIGHUP reads keys and certificate again.
+/// docs/api.md describes every route.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax serve                                     the default model on 127.0.0.1:8080
+  fornax serve ./model.gguf --port 9000 --parallel 8 --context 4096
+  fornax serve --host 0.0.0.0 --api-key-file keys --tls-cert cert.pem --tls-key key.pem
+  fornax serve --config serve.toml
+
+The configuration file is TOML and holds the long names of these flags, as in `parallel = 8`,
+`cors-origin = [\"https://app.example\"]`, `model = \"smollm2\"`. What is given on the command line wins.")]
+pub(crate) struct Serve {
+    /// Path or catalog name of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    /// Read further flags from this TOML file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Address to listen on; beyond the loopback keys are needed
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: String,
+    /// Port to listen on; 0 lets the system choose
+    #[arg(long, value_name = "PORT", default_value = "8080")]
+    pub(crate) port: u16,
+    /// What clients call the model [default: its catalog name, or its file's name]
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    pub(crate) served_model_name: Option<String>,
+    /// Use this Jinja file as the chat template instead of the model's own
+    #[arg(long, value_name = "FILE", help_heading = "Model")]
+    pub(crate) chat_template_file: Option<PathBuf>,
+    /// Requests computed at once; the cache holds a whole context for each
+    #[arg(long, value_name = "N", default_value = "4", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
+    pub(crate) parallel: usize,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    /// How log lines look
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log: LogFormat,
+    /// Tell a scheduler at this address when the server is ready
+    #[arg(long, value_name = "URL", help_heading = "Worker")]
+    pub(crate) callback_url: Option<String>,
+    /// What the scheduler calls this worker [default: the address]
+    #[arg(long, value_name = "ID", requires = "callback_url", help_heading = "Worker")]
+    pub(crate) worker_id: Option<String>,
+    /// Where the scheduler reaches this worker [default: the address listened on]
+    #[arg(long, value_name = "URI", requires = "callback_url", help_heading = "Worker")]
+    pub(crate) worker_uri: Option<String>,
+}
+
+/// Who may come in.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Access")]
+pub(crate) struct AccessArgs {
+    /// Keys, one a line; every route but /ready then needs one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// /metrics needs no key
+    #[arg(long)]
+    pub(crate) metrics_open: bool,
+    /// Speak TLS with this certificate chain (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Web pages of this origin may call, as https://app.example; may be repeated
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors_origin: Vec<String>,
+}
+
+/// How much and how long.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits")]
+pub(crate) struct LimitArgs {
+    /// Requests that may wait; further ones get 429
+    #[arg(long, value_name = "N", default_value = "256", allow_negative_numbers = true, value_parser = positive)]
+    pub(crate) max_queue: usize,
+    /// Requests that one key may have under way
+    #[arg(long, value_name = "N", default_value = "1024", allow_negative_numbers = true, value_parser = positive)]
+    pub(crate) max_per_key: usize,
+    /// Bytes of a request's body, or with KiB, MiB
+    #[arg(long, value_name = "BYTES", default_value = "8MiB", value_parser = byte_size)]
+    pub(crate) max_body: u64,
+    /// Seconds that an answer may take, from when it starts
+    #[arg(long, value_name = "SECONDS", default_value = "3600", value_parser = seconds)]
+    pub(crate) request_timeout: Duration,
+    /// Seconds that requests under way may take when the server is told to stop
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) drain_timeout: Duration,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    Text,
+    /// An object a line
+    Json,
 }
 
 /// Continue a text, without a chat template
@@ -461,6 +570,11 @@ fn several(text: &str) -> Result<usize, String> {
         1 => Err("it must be at least 2".to_owned()),
         number => Ok(number),
     }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let wrong = || "it must be a number of seconds, as in 30 or 0.5".to_owned();
+    Duration::try_from_secs_f64(text.parse().map_err(|_| wrong())?).map_err(|_| wrong())
 }
 
 fn byte_size(text: &str) -> Result<u64, String> {

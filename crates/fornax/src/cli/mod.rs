@@ -3,6 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod bench;
 pub(crate) mod completions;
+pub(crate) mod config;
 mod conformance;
 mod device;
 pub(crate) mod doctor;
@@ -20,4 +21,5 @@ pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod run;
 mod sampling;
+pub(crate) mod serve;
 pub(crate) mod tokenize;

@@ -16,7 +16,7 @@ use super::{device, locate, output};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+pub(crate) struct Report<'a> {
     model: &'a Path,
     parameters: u64,
     fits: bool,
@@ -90,7 +90,8 @@ pub(crate) fn comparison_line(memory: &Memory) -> String {
     format!("memory: {} allocated, {same}: {}", binary(memory.allocated.total()), parts.join(", "))
 }
 
-fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
+/// The plan as `--json` prints it.
+pub(crate) fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
     let plan = &planned.plan;
     let mut bytes = by_purpose(&plan.usage);
     bytes.insert("runtime".to_owned(), plan.runtime_bytes.into());

@@ -204,7 +204,6 @@ fn wrong_usage_is_one_line_with_the_flag() {
     check(&["perplexity", "--file", "no/such.txt"], &["no/such.txt"]);
     let path = fixtures().join("llama");
     check(&["generate", path.to_str().unwrap(), "--tokens", "1", "--context", "100000000"], &["--context"]);
-    check(&["serve"], &["serve"]);
 }
 
 #[test]

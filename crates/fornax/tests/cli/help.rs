@@ -15,6 +15,7 @@ fn every_command_explains_itself_with_examples() {
     for command in [
         "",
         "run",
+        "serve",
         "generate",
         "plan",
         "inspect",

@@ -10,6 +10,7 @@ mod help;
 mod models;
 mod plan;
 mod sampling;
+mod serve;
 mod sparse;
 mod tiny;
 

@@ -1,0 +1,159 @@
+//! The server as a process: its start, its clients, its end.
+
+use std::env;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::{cache, command, fornax};
+
+const KEY: &str = "a-key-for-tests-0123456789";
+
+/// A running `fornax serve`, ended with the test.
+struct Serving {
+    child: Child,
+    address: String,
+    stderr: PathBuf,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // Already gone is as good.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Serving {
+    /// Starts the default model on a port of the system's choice, with a key.
+    fn start(folder: &Path, args: &[&str]) -> Serving {
+        let (keys, stderr) = (folder.join("keys"), folder.join("log"));
+        std::fs::write(&keys, KEY).unwrap();
+        let mut child = command(&cache())
+            .args(["serve", "smollm2", "--port", "0", "--device", "cpu", "--api-key-file"])
+            .arg(&keys)
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&stderr).unwrap())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on http://").map(str::to_owned);
+        let address =
+            address.unwrap_or_else(|| panic!("{line:?} {}", std::fs::read_to_string(&stderr).unwrap()));
+        let serving = Serving { child, address, stderr };
+        serving.until("/ready", "HTTP/1.1 200");
+        serving
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
+    }
+
+    /// Asks until the answer says this.
+    fn until(&self, path: &str, wanted: &str) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.get(path).contains(wanted) {
+            assert!(Instant::now() < deadline, "{path} never said {wanted}");
+        }
+    }
+
+    /// Sends a signal.
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(sent.unwrap().success());
+    }
+
+    fn ended(mut self) -> (ExitStatus, String) {
+        let status = self.child.wait().unwrap();
+        (status, std::fs::read_to_string(&self.stderr).unwrap())
+    }
+}
+
+#[test]
+fn openai_python_runs_every_scenario() {
+    let Some(python) = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists())
+    else {
+        println!("SKIP openai_python_runs_every_scenario: no FORNAX_PYTHON with openai");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(folder.path(), &["--context", "2048", "--parallel", "4"]);
+    let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/openai_suite.py");
+    let base = format!("http://{}", serving.address);
+    let ran = Command::new(python).arg(suite).args([&base, KEY, "smollm2"]).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 12, "{said}");
+    // Every one of them has left.
+    serving.until("/health", "\"pages_used\":0");
+}
+
+#[test]
+fn sigterm_lets_a_stream_finish_and_the_process_ends_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(folder.path(), &["--context", "512", "--log", "json"]);
+    let mut stream = TcpStream::connect(&serving.address).unwrap();
+    let body = r#"{"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": true, "stream": true, "temperature": 0}"#;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + body).as_bytes()).unwrap();
+    let mut first = [0; 256];
+    let count = stream.read(&mut first).unwrap();
+    serving.signal("TERM");
+    let mut rest = String::from_utf8(first[..count].to_vec()).unwrap();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
+    let (status, log) = serving.ended();
+    assert_eq!(status.code(), Some(0), "{log}");
+    for line in log.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+        assert!(!line.to_string().contains("Once upon"), "{line}");
+    }
+    assert!(log.contains("\"drained\""), "{log}");
+}
+
+#[test]
+fn a_reload_takes_new_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(folder.path(), &["--context", "64"]);
+    assert!(serving.get("/v1/models").contains("HTTP/1.1 200"));
+    std::fs::write(folder.path().join("keys"), "another-key-0123456789").unwrap();
+    serving.signal("HUP");
+    serving.until("/v1/models", "HTTP/1.1 401");
+    serving.signal("INT");
+    assert_eq!(serving.ended().0.code(), Some(0));
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_in_one_line() {
+    let check = |args: &[&str], exit: i32, code: &str, says: &[&str]| {
+        let args: Vec<&str> = ["serve"].iter().chain(args).copied().collect();
+        fornax(args).fails(exit, code, says);
+    };
+    check(
+        &["smollm2", "--host", "0.0.0.0", "--port", "0"],
+        2,
+        "INVALID_INPUT",
+        &["--api-key-file", "other machines"],
+    );
+    check(&["smollm2", "--api-key-file", "missing"], 2, "INVALID_INPUT", &["missing"]);
+    check(&["smollm2", "--host", "300.1.1.1"], 2, "INVALID_INPUT", &["cannot listen on 300.1.1.1"]);
+    check(&["smollm2", "--tls-cert", "cert.pem"], 2, "INVALID_INPUT", &["--tls-key"]);
+    check(&["smollm2", "--cors-origin", "app"], 2, "INVALID_INPUT", &["no origin"]);
+    check(&["missing.gguf"], 4, "MODEL_NOT_FOUND", &["missing.gguf"]);
+    check(&["--config", "missing.toml"], 2, "INVALID_INPUT", &["missing.toml"]);
+    check(&["--drain-timeout", "soon"], 2, "INVALID_INPUT", &["seconds"]);
+}

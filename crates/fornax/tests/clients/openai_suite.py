@@ -1,0 +1,190 @@
+"""Everything that OpenAI's own client does with a server, against a running `fornax serve`.
+
+Run as: python openai_suite.py BASE_URL KEY MODEL. Needs the package `openai`. Each scenario is a function; the first
+assertion that fails ends the run.
+"""
+
+import json
+import sys
+import time
+import urllib.request
+
+import openai
+
+base, key, model = sys.argv[1:4]
+client = openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0, timeout=120)
+ASK = [{"role": "user", "content": "Name three colours."}]
+
+
+def health():
+    request = urllib.request.Request(f"{base}/health", headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def until(condition):
+    """Asks again and again; a server that never gets there fails by time."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never was"
+
+
+def chat(**more):
+    return client.chat.completions.create(**{"model": model, "messages": ASK, "max_tokens": 24, "temperature": 0, **more})
+
+
+def text(completion, index=0):
+    return completion.choices[index].message.content
+
+
+def refused(kind, status, code, **more):
+    try:
+        chat(**more)
+    except kind as error:
+        assert error.status_code == status, error
+        assert error.code == code, error
+        return error
+    raise AssertionError(f"{more} was not refused")
+
+
+def answers():
+    whole = chat()
+    assert whole.object == "chat.completion" and whole.model == model
+    assert whole.choices[0].message.role == "assistant" and text(whole)
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    usage = whole.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert 0 < usage.completion_tokens <= 24
+
+
+def streams():
+    parts = list(chat(stream=True, stream_options={"include_usage": True}))
+    assert parts[0].choices[0].delta.role == "assistant"
+    joined = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    whole = chat()
+    assert joined == text(whole), (joined, text(whole))
+    ends = [part.choices[0].finish_reason for part in parts if part.choices and part.choices[0].finish_reason]
+    assert ends == [whole.choices[0].finish_reason]
+    assert parts[-1].choices == [] and parts[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def several():
+    three = chat(n=3, temperature=1, seed=5)
+    assert [choice.index for choice in three.choices] == [0, 1, 2]
+    assert len({text(three, index) for index in range(3)}) > 1
+    parts = list(chat(n=3, temperature=1, seed=5, stream=True))
+    for index in range(3):
+        joined = "".join(p.choices[0].delta.content or "" for p in parts if p.choices[0].index == index)
+        assert joined == text(three, index)
+
+
+def seeds():
+    one, same = chat(temperature=1, seed=7), chat(temperature=1, seed=7)
+    assert text(one) == text(same)
+    assert any(text(chat(temperature=1, seed=seed)) != text(one) for seed in range(8, 12))
+
+
+def logprobs():
+    choice = chat(logprobs=True, top_logprobs=3).choices[0]
+    tokens = choice.logprobs.content
+    assert bytes(byte for token in tokens for byte in token.bytes).decode() == choice.message.content
+    for token in tokens:
+        assert token.logprob <= 0 and len(token.top_logprobs) == 3
+        # Greedy takes the most likely.
+        assert token.logprob == token.top_logprobs[0].logprob
+    older = client.completions.create(model=model, prompt="The sky is", max_tokens=4, logprobs=2, temperature=0).choices[0]
+    assert "".join(older.logprobs.tokens) == older.text
+    assert all(len(top) == 2 for top in older.logprobs.top_logprobs)
+
+
+def structured():
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["red", "green", "blue"]}, "share": {"type": "integer", "minimum": 0, "maximum": 100}},
+        "required": ["name", "share"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": schema}}
+    for seed in range(3):
+        choice = chat(response_format=format, temperature=1.5, seed=seed, max_tokens=64).choices[0]
+        assert choice.finish_reason == "stop"
+        value = json.loads(choice.message.content)
+        assert value["name"] in ("red", "green", "blue") and 0 <= value["share"] <= 100
+    cut = chat(response_format=format, max_tokens=3).choices[0]
+    assert cut.finish_reason == "length"
+    one = chat(extra_body={"guided_choice": ["yes", "no"]}, temperature=1, seed=1)
+    assert text(one) in ("yes", "no")
+
+
+def stops():
+    whole = text(chat())
+    middle = whole[len(whole) // 2 :][:3]
+    stopped = chat(stop=middle)
+    assert stopped.choices[0].finish_reason == "stop"
+    assert text(stopped) == whole[: whole.index(middle)]
+    joined = "".join(part.choices[0].delta.content or "" for part in chat(stop=[middle], stream=True))
+    assert joined == text(stopped)
+
+
+def cached():
+    long = [{"role": "user", "content": "Count the words of this. " * 20}]
+    chat(messages=long)
+    again = chat(messages=long)
+    assert again.usage.prompt_tokens_details.cached_tokens >= again.usage.prompt_tokens // 2
+
+
+def models():
+    assert [one.id for one in client.models.list()] == [model]
+    assert client.models.retrieve(model).id == model
+
+
+def errors():
+    refused(openai.NotFoundError, 404, "MODEL_NOT_FOUND", model="other")
+    error = refused(openai.BadRequestError, 400, "INVALID_INPUT", temperature=3)
+    assert error.param == "temperature" and error.type == "invalid_request_error"
+    refused(openai.BadRequestError, 400, "INVALID_INPUT", n=0)
+    refused(openai.BadRequestError, 400, "INVALID_INPUT", messages=[])
+    refused(openai.BadRequestError, 400, "INVALID_INPUT", tools=[{"type": "function", "function": {"name": "f"}}])
+    refused(openai.BadRequestError, 400, "PROMPT_TOO_LONG", messages=[{"role": "user", "content": "long " * 5000}])
+    refused(openai.BadRequestError, 400, "PROMPT_TOO_LONG", max_tokens=1_000_000)
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    refused(openai.BadRequestError, 400, "SCHEMA_UNSUPPORTED", response_format=format)
+    stranger = openai.OpenAI(base_url=f"{base}/v1", api_key="wrong", max_retries=0)
+    try:
+        stranger.models.list()
+        raise AssertionError("a wrong key was let in")
+    except openai.AuthenticationError as error:
+        assert error.code == "UNAUTHORIZED"
+    try:
+        client.embeddings.create(model=model, input="text")
+        raise AssertionError("a model without embeddings embedded")
+    except openai.BadRequestError as error:
+        assert error.code == "MODEL_UNSUPPORTED"
+
+
+def cancels():
+    stream = chat(stream=True, max_tokens=None, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    until(lambda: health()["running"] == 1)
+    stream.close()
+    until(lambda: health()["running"] == 0 and health()["kv"]["pages_used"] == 0)
+    impatient = client.with_options(timeout=0.5)
+    try:
+        impatient.chat.completions.create(model=model, messages=ASK, extra_body={"ignore_eos": True})
+        raise AssertionError("a whole context within half a second")
+    except openai.APITimeoutError:
+        pass
+    until(lambda: health()["running"] == 0 and health()["kv"]["pages_used"] == 0)
+
+
+def completes():
+    prompts = client.completions.create(model=model, prompt=["The sky is", "Water is"], max_tokens=4, temperature=0)
+    assert [choice.index for choice in prompts.choices] == [0, 1]
+    one = client.completions.create(model=model, prompt="Water is", max_tokens=4, temperature=0)
+    # The same alone as among others.
+    assert one.choices[0].text == prompts.choices[1].text
+
+
+for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, completes):
+    scenario()
+    print(f"ok {scenario.__name__}", flush=True)

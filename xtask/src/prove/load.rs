@@ -1,0 +1,266 @@
+//! Thousands of requests from 64 clients against the real server and the default model, some of which leave midway.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::{Facts, memory};
+use crate::{command, fixtures, run as run_tool};
+
+const CLIENTS: usize = 64;
+const REQUESTS: usize = 4000;
+
+/// Every tenth client leaves after its first piece of text.
+const LEAVES: usize = 10;
+
+/// Resident memory may grow by this much from a quarter of the requests on: what allocators keep for themselves.
+const GROWTH_MAX: f64 = 0.03;
+
+pub(super) fn run() -> Result<Facts> {
+    fixtures::run(false)?;
+    run_tool(&mut command("cargo", &["build", "--release", "--package", "fornax"]))?;
+    let server = Server::start()?;
+    let tally = Tally::default();
+    let next = AtomicUsize::new(0);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<()> {
+        let asking = scope.spawn(|| ask_health(&server, &over, &tally));
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                scope.spawn(|| -> Result<()> {
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        if index >= REQUESTS {
+                            return Ok(());
+                        }
+                        server.request(index, &tally)?;
+                        if index.is_multiple_of(REQUESTS / 100) {
+                            tally.memory.lock().expect("no holder panics").push((index, server.resident()?));
+                        }
+                    }
+                })
+            })
+            .collect();
+        let ended: Vec<Result<()>> =
+            clients.into_iter().map(|client| client.join().expect("clients do not panic")).collect();
+        over.store(true, Ordering::Relaxed);
+        asking.join().expect("it does not panic")?;
+        ended.into_iter().collect()
+    })?;
+
+    let health = server.settled()?;
+    let growth = tally.growth();
+    ensure!(growth <= GROWTH_MAX, "resident memory grew by {:.1} %", growth * 100.0);
+    let drained = server.drain()?;
+    let take = |times: &Mutex<Vec<Duration>>| percentiles(&mut times.lock().expect("no holder panics"));
+    let memory = tally.memory.lock().expect("no holder panics").last().map_or(0, |(_, bytes)| *bytes);
+    Ok(vec![
+        ("model", "SmolLM2-135M-Instruct Q4_1, --context 512 --parallel 16 --max-queue 256".to_owned()),
+        ("requests", format!("{REQUESTS} by {CLIENTS} clients, two in three streamed")),
+        ("left midway", tally.left.load(Ordering::Relaxed).to_string()),
+        ("answered whole", tally.whole.load(Ordering::Relaxed).to_string()),
+        ("errors", "0".to_owned()),
+        ("pages in use at the end", health["kv"]["pages_used"].to_string()),
+        ("resident memory at the end", format!("{} MiB", memory >> 20)),
+        ("its growth after the first quarter", format!("{:.1} %", growth * 100.0)),
+        ("/health while loaded (50, 90, 99 %, most)", take(&tally.health)),
+        ("time to first token (50, 90, 99 %, most)", take(&tally.first)),
+        ("SIGTERM with streams under way", drained),
+    ])
+}
+
+/// What was seen.
+#[derive(Default)]
+struct Tally {
+    whole: AtomicUsize,
+    left: AtomicUsize,
+    health: Mutex<Vec<Duration>>,
+    first: Mutex<Vec<Duration>>,
+    /// (requests begun, resident bytes).
+    memory: Mutex<Vec<(usize, u64)>>,
+}
+
+impl Tally {
+    /// By how much the median of the last quarter is above that of the second.
+    fn growth(&self) -> f64 {
+        let memory = self.memory.lock().expect("no holder panics");
+        let median = |from: usize, to: usize| {
+            let within = memory.iter().filter(|(index, _)| (from..to).contains(index));
+            let mut bytes: Vec<u64> = within.map(|(_, bytes)| *bytes).collect();
+            bytes.sort_unstable();
+            bytes.get(bytes.len() / 2).copied().unwrap_or(1) as f64
+        };
+        median(REQUESTS * 3 / 4, REQUESTS) / median(REQUESTS / 4, REQUESTS / 2) - 1.0
+    }
+}
+
+/// A running `fornax serve`, ended with this.
+struct Server {
+    child: Mutex<Child>,
+    id: u32,
+    address: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let mut child = self.child.lock().expect("no holder panics");
+        // Already gone is as good.
+        drop(child.kill());
+        drop(child.wait());
+    }
+}
+
+impl Server {
+    fn start() -> Result<Server> {
+        let mut child = Command::new(memory::target_dir()?.join("release/fornax"))
+            .args([
+                "serve",
+                "smollm2",
+                "--port",
+                "0",
+                "--context",
+                "512",
+                "--parallel",
+                "16",
+                "--max-queue",
+                "256",
+            ])
+            .env("FORNAX_CACHE", fixtures::cache_dir()?)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start the server")?;
+        let mut line = String::new();
+        let stdout = child.stdout.take().context("its output is piped")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        let address =
+            line.trim().strip_prefix("listening on http://").context("it does not listen")?.to_owned();
+        let server = Server { id: child.id(), child: Mutex::new(child), address };
+        while !server.exchange("GET", "/ready", "")?.starts_with("HTTP/1.1 200") {}
+        Ok(server)
+    }
+
+    fn send(&self, method: &str, path: &str, body: &str) -> Result<TcpStream> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(300)))?;
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all((head + body).as_bytes())?;
+        Ok(stream)
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: &str) -> Result<String> {
+        let mut text = String::new();
+        self.send(method, path, body)?.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    /// One request, read to its end or left.
+    fn request(&self, index: usize, tally: &Tally) -> Result<()> {
+        let (streams, leaves) = (!index.is_multiple_of(3), index % LEAVES == 7);
+        let body = json!({
+            "messages": [{"role": "user", "content": format!("Tell me about the number {}.", index % 97)}],
+            "max_tokens": 4 + index % 24,
+            "temperature": if index.is_multiple_of(2) { 0.0 } else { 1.0 },
+            "seed": index,
+            "stream": streams,
+        });
+        let began = Instant::now();
+        let stream = self.send("POST", "/v1/chat/completions", &body.to_string())?;
+        let mut reader = BufReader::new(stream);
+        let mut text = String::new();
+        while reader.read_line(&mut text)? > 0 {
+            if text.contains("\"delta\":{\"content\"") {
+                tally.first.lock().expect("no holder panics").push(began.elapsed());
+                break;
+            }
+        }
+        if leaves {
+            tally.left.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        reader.read_to_string(&mut text)?;
+        let ended = if streams { "data: [DONE]" } else { "\"finish_reason\":\"" };
+        ensure!(text.starts_with("HTTP/1.1 200") && text.contains(ended), "request {index}: {text}");
+        tally.whole.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn health(&self) -> Result<Value> {
+        let response = self.exchange("GET", "/health", "")?;
+        let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        serde_json::from_str(body).with_context(|| response.clone())
+    }
+
+    /// Health once the last request has left.
+    fn settled(&self) -> Result<Value> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let health = self.health()?;
+            if health["running"] == 0 && health["waiting"] == 0 && health["kv"]["pages_used"] == 0 {
+                return Ok(health);
+            }
+            ensure!(Instant::now() < deadline, "something is left: {health}");
+        }
+    }
+
+    fn resident(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id))?;
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
+        let kib: u64 = line.split_whitespace().nth(1).context("no number")?.parse()?;
+        Ok(kib << 10)
+    }
+
+    /// Stops the server while it answers: what is under way ends well, and so does the process.
+    fn drain(&self) -> Result<String> {
+        let body =
+            json!({"prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": true, "stream": true});
+        let mut streams = Vec::new();
+        for _ in 0..8 {
+            let mut stream = self.send("POST", "/v1/completions", &body.to_string())?;
+            let mut first = [0; 1];
+            stream.read_exact(&mut first)?;
+            streams.push(stream);
+        }
+        run_tool(Command::new("kill").arg("-TERM").arg(self.id.to_string()))?;
+        for mut stream in streams {
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            ensure!(text.contains("data: [DONE]"), "a stream was cut: {text}");
+        }
+        let status = self.child.lock().expect("no holder panics").wait()?;
+        if !status.success() {
+            bail!("the server ended with {status}");
+        }
+        Ok("8 of 8 finished, exit 0".to_owned())
+    }
+}
+
+/// Asks for health all the while.
+fn ask_health(server: &Server, over: &AtomicBool, tally: &Tally) -> Result<()> {
+    while !over.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        let health = server.health()?;
+        tally.health.lock().expect("no holder panics").push(began.elapsed());
+        ensure!(health["status"] == "ready", "{health}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn percentiles(times: &mut [Duration]) -> String {
+    times.sort_unstable();
+    let at = |percent: usize| {
+        let index = (times.len() * percent / 100).min(times.len().saturating_sub(1));
+        times.get(index).map_or("none".to_owned(), |time| format!("{:.1} ms", time.as_secs_f64() * 1e3))
+    };
+    [50, 90, 99, 100].map(at).join(", ")
+}

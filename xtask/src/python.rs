@@ -1,0 +1,35 @@
+//! The Python that tests of other people's clients run in: a virtual environment below `target`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::phases::Outcome;
+use crate::{command, root, run};
+
+/// By name and version, from wherever pip gets its packages.
+const PACKAGES: &[&str] = &["openai==3.49.0", "schemathesis==4.32.5"];
+
+/// The interpreter, whether or not it is there.
+pub(crate) fn interpreter() -> PathBuf {
+    root().join("target/python/bin/python")
+}
+
+/// Makes the environment. Where that is not possible the tests that need it say so and are counted as skipped.
+pub(crate) fn prepare() -> Result<Outcome> {
+    let python = interpreter();
+    let stamp = root().join("target/python/packages");
+    if std::fs::read_to_string(&stamp).is_ok_and(|packages| packages == PACKAGES.join("\n")) {
+        return Ok(Outcome::Passed);
+    }
+    let folder = root().join("target/python");
+    let made = run(command("python3", &["-m", "venv"]).arg(&folder)).and_then(|()| {
+        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+        run(command(&python.to_string_lossy(), &pip).args(PACKAGES))
+    });
+    if let Err(error) = made {
+        return Ok(Outcome::LeftOut(format!("no Python with {}: {error:#}", PACKAGES.join(" and "))));
+    }
+    std::fs::write(stamp, PACKAGES.join("\n"))?;
+    Ok(Outcome::Passed)
+}
