@@ -69,46 +69,28 @@ struct FieldError {
     value: Option<f64>,
 }
 
-/// Every status that a route may refuse with.
+/// Every status with which a request for an answer may be refused, besides those of the front door.
 #[derive(IntoResponses)]
 #[expect(dead_code, reason = "only described")]
 pub(crate) enum Refusals {
     /// A wrong field or body, a prompt that does not fit, a schema that cannot be followed
     #[response(status = 400)]
     Invalid(ErrorBody),
-    /// No key, or a wrong one
-    #[response(status = 401)]
-    Unauthorized(ErrorBody),
-    /// A page of another site
-    #[response(status = 403)]
-    Forbidden(ErrorBody),
     /// No such model
     #[response(status = 404)]
     NotFound(ErrorBody),
-    /// The body did not arrive in time
-    #[response(status = 408)]
-    Slow(ErrorBody),
-    /// The body is too large
-    #[response(status = 413)]
-    TooLarge(ErrorBody),
-    /// Too much waits already; Retry-After says when to come again
-    #[response(status = 429)]
-    Full(ErrorBody),
     /// The computation failed
     #[response(status = 500)]
     Failed(ErrorBody),
-    /// Loading, draining or failed; Retry-After says when to come again
-    #[response(status = 503)]
-    NotReady(ErrorBody),
     /// The answer took too long
     #[response(status = 504)]
     TooLong(ErrorBody),
 }
 
-/// Every status that a route may refuse with beyond what its own fields can be.
+/// Every status with which any request may be refused, whatever it asks for.
 #[derive(IntoResponses)]
 #[expect(dead_code, reason = "only described")]
-pub(crate) enum LateRefusals {
+pub(crate) enum DoorRefusals {
     /// No key, or a wrong one
     #[response(status = 401)]
     Unauthorized(ErrorBody),

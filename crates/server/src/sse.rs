@@ -21,8 +21,10 @@ pub(crate) trait Transcript: Send + 'static {
     fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Event>;
     /// Events after the last piece of answers of which none failed.
     fn close(&mut self) -> Vec<Event>;
-    /// The event that ends a stream in which something failed.
-    fn fail(&mut self, error: &ApiError) -> Event;
+    /// The event that ends a stream in which something failed; as OpenAI's clients read it, unless said otherwise.
+    fn fail(&mut self, error: &ApiError) -> Event {
+        event(&error.to_json())
+    }
 }
 
 /// An event with JSON in it.

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::{
     params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
     prepare::{check_model, prepare},
-    reply::{FINGERPRINT, Head, Usage, add_scored, finish_reason, logprob, spelled},
+    reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob, spelled},
 };
 use crate::{
     answer::{Ask, Piece, TokenScore},
@@ -24,7 +24,7 @@ use crate::{
     front::{body::RawBody, keys::Key},
     served::Served,
     shape::{Unknown, body},
-    sse::{self, Transcript, event},
+    sse::{self, Transcript},
     work::Work,
 };
 
@@ -67,7 +67,15 @@ body!(ChatBody, Unknown::IgnoreBut(UNSUPPORTED));
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 pub(crate) struct StreamOptions {
     /// A last part with the counts of tokens.
-    pub(crate) include_usage: Option<bool>,
+    include_usage: Option<bool>,
+}
+
+impl StreamOptions {
+    /// What is streamed of a response, whose choices are counted by prompts of so many.
+    pub(crate) fn parts(self, head: Head, object: &'static str, per_prompt: usize) -> Parts {
+        let include_usage = self.include_usage.unwrap_or(false);
+        Parts { head, object, include_usage, per_prompt, usage: Usage::default() }
+    }
 }
 
 /// One message.
@@ -160,7 +168,8 @@ impl Message {
 /// `[DONE]`. Closing the connection cancels, streaming or not.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "openai", request_body = ChatBody, responses(
     (status = 200, body = ChatCompletion, description = "The answer, or a stream of its parts"),
-    crate::openapi::Refusals
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn chat(
     State(app): State<Arc<App>>,
@@ -168,16 +177,14 @@ pub(crate) async fn chat(
     body: RawBody,
 ) -> Result<Response, ApiError> {
     let admission = app.admit(&key)?;
-    let served = Arc::clone(&admission.served);
-    let (ask, stream) = prepare(&app, body, move |body: ChatBody| body.ask(&served)).await?;
-    let scored = ask.sampling.top_logprobs.is_some();
+    let (ask, stream) = prepare(&app, &admission.served, body, ChatBody::ask).await?;
+    let (scored, choices) = (ask.sampling.top_logprobs.is_some(), ask.choices as usize);
     let work = Work::submit(admission, vec![ask])?;
     let head = Head::new("chatcmpl", &work.served().card.name);
     match stream {
         Some(options) => {
-            let include_usage = options.include_usage.unwrap_or(false);
-            let transcript = ChatTranscript { head, include_usage, scored, usage: Usage::default() };
-            Ok(sse::stream(work, transcript, &app.options))
+            let parts = options.parts(head, "chat.completion.chunk", choices);
+            Ok(sse::stream(work, ChatTranscript { parts, scored }, &app.options))
         }
         None => Ok(Json(whole(work, head, scored).await?).into_response()),
     }
@@ -335,25 +342,13 @@ async fn whole(mut work: Work, head: Head, scored: bool) -> Result<ChatCompletio
     Ok(ChatCompletion { id, object, created, model, choices, usage, system_fingerprint, prompt_logprobs })
 }
 
-/// The parts of a streamed answer.
+/// The events of a streamed answer.
 struct ChatTranscript {
-    head: Head,
-    include_usage: bool,
+    parts: Parts,
     scored: bool,
-    usage: Usage,
 }
 
 impl ChatTranscript {
-    fn chunk(&self, choices: Value) -> Value {
-        let Head { id, created, model } = &self.head;
-        let mut chunk = json!({"id": id, "object": "chat.completion.chunk", "created": created, "model": model,
-            "system_fingerprint": FINGERPRINT, "choices": choices});
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
-    }
-
     fn delta(
         &self,
         index: usize,
@@ -362,7 +357,7 @@ impl ChatTranscript {
         finish: Option<&str>,
     ) -> Event {
         let choice = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
-        event(&self.chunk(json!([choice])))
+        self.parts.choice(choice)
     }
 }
 
@@ -381,7 +376,7 @@ impl Transcript for ChatTranscript {
                 vec![self.delta(index, json!({"content": text}), logprobs, None)]
             }
             Piece::End { finish, usage } => {
-                self.usage.add(usage, index == 0);
+                self.parts.count(index, usage);
                 vec![self.delta(index, json!({}), None, Some(finish_reason(finish)))]
             }
             Piece::Scored(_) => Vec::new(),
@@ -390,17 +385,6 @@ impl Transcript for ChatTranscript {
     }
 
     fn close(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
-        if self.include_usage {
-            let mut chunk = self.chunk(json!([]));
-            chunk["usage"] = json!(self.usage);
-            events.push(event(&chunk));
-        }
-        events.push(Event::default().data("[DONE]"));
-        events
-    }
-
-    fn fail(&mut self, error: &ApiError) -> Event {
-        event(&error.to_json())
+        self.parts.close()
     }
 }

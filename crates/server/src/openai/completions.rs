@@ -17,7 +17,7 @@ use super::{
     chat::{StreamOptions, stream_options},
     params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
     prepare::{check_model, prepare},
-    reply::{FINGERPRINT, Head, Usage, add_scored, finish_reason, logprob},
+    reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob},
 };
 use crate::{
     answer::{Ask, Piece, TokenScore},
@@ -26,12 +26,15 @@ use crate::{
     front::{body::RawBody, keys::Key},
     served::Served,
     shape::{Unknown, body},
-    sse::{self, Transcript, event},
+    sse::{self, Transcript},
     work::Work,
 };
 
 /// OpenAI's default.
 const MAX_TOKENS: u32 = 16;
+
+/// What this API calls its answers, whole or in parts.
+const OBJECT: &str = "text_completion";
 
 /// Texts to continue.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -89,7 +92,8 @@ impl Prompt {
 /// `[DONE]`. Closing the connection cancels, streaming or not.
 #[utoipa::path(post, path = "/v1/completions", tag = "openai", request_body = CompletionBody, responses(
     (status = 200, body = Completion, description = "The continuations, or a stream of their parts"),
-    crate::openapi::Refusals
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
@@ -97,18 +101,15 @@ pub(crate) async fn completions(
     body: RawBody,
 ) -> Result<Response, ApiError> {
     let admission = app.admit(&key)?;
-    let served = Arc::clone(&admission.served);
-    let (asks, stream) = prepare(&app, body, move |body: CompletionBody| body.ask(&served)).await?;
+    let (asks, stream) = prepare(&app, &admission.served, body, CompletionBody::ask).await?;
     let per_prompt = asks.first().map_or(1, |ask| ask.choices as usize);
     let scored = asks.first().is_some_and(|ask| ask.sampling.top_logprobs.is_some());
     let work = Work::submit(admission, asks)?;
     let head = Head::new("cmpl", &work.served().card.name);
     match stream {
         Some(options) => {
-            let include_usage = options.include_usage.unwrap_or(false);
-            let usage = Usage::default();
-            let offsets = Vec::new();
-            let transcript = Parts { head, include_usage, scored, usage, per_prompt, offsets };
+            let parts = options.parts(head, OBJECT, per_prompt);
+            let transcript = CompletionTranscript { parts, scored, offsets: Vec::new() };
             Ok(sse::stream(work, transcript, &app.options))
         }
         None => Ok(Json(whole(work, head, scored, per_prompt).await?).into_response()),
@@ -226,32 +227,19 @@ async fn whole(mut work: Work, head: Head, scored: bool, per_prompt: usize) -> R
         }
     }
     let Head { id, created, model } = head;
-    let object = "text_completion";
-    Ok(Completion { id, object, created, model, choices, usage, system_fingerprint: FINGERPRINT })
+    let system_fingerprint = FINGERPRINT;
+    Ok(Completion { id, object: OBJECT, created, model, choices, usage, system_fingerprint })
 }
 
-/// The parts of streamed continuations.
-struct Parts {
-    head: Head,
-    include_usage: bool,
+/// The events of streamed continuations.
+struct CompletionTranscript {
+    parts: Parts,
     scored: bool,
-    usage: Usage,
-    per_prompt: usize,
     /// By choice: characters of the tokens so far.
     offsets: Vec<usize>,
 }
 
-impl Parts {
-    fn part(&self, choices: Value) -> Value {
-        let Head { id, created, model } = &self.head;
-        let mut part = json!({"id": id, "object": "text_completion", "created": created, "model": model,
-            "system_fingerprint": FINGERPRINT, "choices": choices});
-        if self.include_usage {
-            part["usage"] = Value::Null;
-        }
-        part
-    }
-
+impl CompletionTranscript {
     fn text(
         &self,
         index: usize,
@@ -260,11 +248,11 @@ impl Parts {
         finish: Option<&str>,
     ) -> Event {
         let choice = json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish});
-        event(&self.part(json!([choice])))
+        self.parts.choice(choice)
     }
 }
 
-impl Transcript for Parts {
+impl Transcript for CompletionTranscript {
     fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Event> {
         match piece {
             Piece::Started { .. } | Piece::Scored(_) => Vec::new(),
@@ -279,7 +267,7 @@ impl Transcript for Parts {
                 vec![self.text(index, &text, logprobs, None)]
             }
             Piece::End { finish, usage } => {
-                self.usage.add(usage, index.is_multiple_of(self.per_prompt));
+                self.parts.count(index, usage);
                 vec![self.text(index, "", None, Some(finish_reason(finish)))]
             }
             Piece::Failed(error) => vec![self.fail(&error)],
@@ -287,17 +275,6 @@ impl Transcript for Parts {
     }
 
     fn close(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
-        if self.include_usage {
-            let mut part = self.part(json!([]));
-            part["usage"] = json!(self.usage);
-            events.push(event(&part));
-        }
-        events.push(Event::default().data("[DONE]"));
-        events
-    }
-
-    fn fail(&mut self, error: &ApiError) -> Event {
-        event(&error.to_json())
+        self.parts.close()
     }
 }

@@ -33,11 +33,12 @@ body!(EmbeddingBody, Unknown::IgnoreBut(&[]));
 ///
 /// Models that answer have no embeddings; they are refused by name.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingBody,
-    responses(crate::openapi::Refusals))]
+    responses(crate::openapi::Refusals,
+    crate::openapi::DoorRefusals))]
 pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: RawBody) -> Result<(), ApiError> {
     let served = app.model()?;
-    prepare(&app, body, move |body: EmbeddingBody| {
-        check_model(&served, body.model.as_deref())?;
+    prepare(&app, &served, body, |body: &EmbeddingBody, served| {
+        check_model(served, body.model.as_deref())?;
         let message = format!(
             "{:?} is a model of architecture {}, which has no embeddings",
             served.card.name, served.card.architecture

@@ -45,7 +45,8 @@ impl Model {
 /// What can be asked for
 #[utoipa::path(get, path = "/v1/models", tag = "openai", responses(
     (status = 200, body = ModelList, description = "The served model"),
-    crate::openapi::Refusals
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<ModelList>, ApiError> {
     let model = Model::of(&*app.model()?);
@@ -54,7 +55,8 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<ModelList>,
 
 /// One model
 #[utoipa::path(get, path = "/v1/models/{id}", tag = "openai", params(("id" = String, Path, description = "Its name")),
-    responses((status = 200, body = Model, description = "The model"), crate::openapi::Refusals))]
+    responses((status = 200, body = Model, description = "The model"), crate::openapi::Refusals,
+    crate::openapi::DoorRefusals))]
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,

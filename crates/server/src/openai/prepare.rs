@@ -13,16 +13,18 @@ use crate::{
 /// Reads a body and works on it on a thread that may block: parsing, templates, encoding and compiling take as long as
 /// a client makes them.
 pub(crate) async fn prepare<B: Body + Send, T: Send + 'static>(
-    app: &Arc<App>,
+    app: &App,
+    served: &Arc<Served>,
     body: RawBody,
-    work: impl FnOnce(B) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&B, &Served) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let _turn = app.preparing.acquire().await.map_err(|_| gone())?;
+    let served = Arc::clone(served);
     let task = tokio::task::spawn_blocking(move || {
         let value = shape::read::<B>(&body.bytes)?;
         // The parsed form is what is left of it.
         drop(body);
-        work(value)
+        work(&value, &served)
     });
     task.await.map_err(|_| gone())?
 }

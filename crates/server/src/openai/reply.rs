@@ -1,5 +1,6 @@
-//! What chat and completions have in common on the way out: usage, log-probabilities, names.
+//! What chat and completions have in common on the way out: names, usage, log-probabilities, the parts of a stream.
 
+use axum::response::sse::Event;
 use fornax_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -8,6 +9,7 @@ use utoipa::ToSchema;
 use crate::{
     answer::{Counts, Finish, TokenScore},
     app::{random_id, unix_seconds},
+    sse::event,
 };
 
 /// Tokens of a request, all its choices together.
@@ -48,6 +50,44 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn new(prefix: &str, model: &str) -> Head {
         Head { id: format!("{prefix}-{}", random_id()), created: unix_seconds(), model: model.to_owned() }
+    }
+}
+
+/// The parts of a streamed response, but for what its choices say.
+pub(crate) struct Parts {
+    pub(crate) head: Head,
+    pub(crate) object: &'static str,
+    pub(crate) include_usage: bool,
+    /// Choices of one prompt.
+    pub(crate) per_prompt: usize,
+    pub(crate) usage: Usage,
+}
+
+impl Parts {
+    /// A part with one choice.
+    pub(crate) fn choice(&self, choice: Value) -> Event {
+        event(&self.part(json!([choice]), &Value::Null))
+    }
+
+    /// Counts the tokens of a choice that has ended.
+    pub(crate) fn count(&mut self, index: usize, counts: Counts) {
+        self.usage.add(counts, index.is_multiple_of(self.per_prompt));
+    }
+
+    /// What follows the last choice.
+    pub(crate) fn close(&self) -> Vec<Event> {
+        let usage = self.include_usage.then(|| event(&self.part(json!([]), &json!(self.usage))));
+        usage.into_iter().chain([Event::default().data("[DONE]")]).collect()
+    }
+
+    fn part(&self, choices: Value, usage: &Value) -> Value {
+        let Head { id, created, model } = &self.head;
+        let mut part = json!({"id": id, "object": self.object, "created": created, "model": model,
+            "system_fingerprint": FINGERPRINT, "choices": choices});
+        if self.include_usage {
+            part["usage"] = usage.clone();
+        }
+        part
     }
 }
 

@@ -49,14 +49,15 @@ pub(crate) struct Tokenized {
 
 /// Cut a text into tokens
 #[utoipa::path(post, path = "/tokenize", tag = "tokens", request_body = TokenizeBody, responses(
-    (status = 200, body = Tokenized, description = "Its tokens"), crate::openapi::Refusals))]
+    (status = 200, body = Tokenized, description = "Its tokens"), crate::openapi::Refusals,
+    crate::openapi::DoorRefusals))]
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     body: RawBody,
 ) -> Result<Json<Tokenized>, ApiError> {
     let served = app.model()?;
-    let tokenized = prepare(&app, body, move |body: TokenizeBody| {
-        check_model(&served, body.model.as_deref())?;
+    let tokenized = prepare(&app, &served, body, |body: &TokenizeBody, served| {
+        check_model(served, body.model.as_deref())?;
         let text = match (&body.content, &body.prompt) {
             (Some(text), None) | (None, Some(text)) => text,
             (None, None) => return Err(ApiError::fault(Fault::rule("content", "is required"))),
@@ -102,14 +103,15 @@ pub(crate) struct Detokenized {
 
 /// Make a text of tokens
 #[utoipa::path(post, path = "/detokenize", tag = "tokens", request_body = DetokenizeBody, responses(
-    (status = 200, body = Detokenized, description = "Their text"), crate::openapi::Refusals))]
+    (status = 200, body = Detokenized, description = "Their text"), crate::openapi::Refusals,
+    crate::openapi::DoorRefusals))]
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     body: RawBody,
 ) -> Result<Json<Detokenized>, ApiError> {
     let served = app.model()?;
-    let text = prepare(&app, body, move |body: DetokenizeBody| {
-        check_model(&served, body.model.as_deref())?;
+    let text = prepare(&app, &served, body, |body: &DetokenizeBody, served| {
+        check_model(served, body.model.as_deref())?;
         let vocab = served.tokenizer.vocab_len();
         if let Some(index) = body.tokens.iter().position(|&token| token as usize >= vocab) {
             let rule = format!("a token id below {vocab}");

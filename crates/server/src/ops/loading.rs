@@ -19,7 +19,7 @@ use crate::{
 /// Events {status, stage?, bytes?, bytes_total?}; the last one has status ready or failed.
 #[utoipa::path(get, path = "/loading", tag = "operations", responses(
     (status = 200, content_type = "text/event-stream", body = String, description = "Its events"),
-    crate::openapi::LateRefusals
+    crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn loading(State(app): State<Arc<App>>) -> Response {
     let mut phases = app.watch_phase();

@@ -13,7 +13,7 @@ use crate::app::App;
 /// Counts and times for Prometheus
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses(
     (status = 200, content_type = "text/plain", body = String, description = "Prometheus' text format"),
-    crate::openapi::LateRefusals
+    crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let page = app.metrics.page(app.served().as_deref());

@@ -34,7 +34,7 @@ body!(CancelBody, Unknown::Refuse);
 #[utoipa::path(post, path = "/cancel", tag = "worker", request_body = CancelBody, responses(
     (status = 202, description = "The job, if it is under way, ends"),
     (status = 400, description = "Every wrong field: {errors: [{field, constraint, message, value?}]}"),
-    crate::openapi::LateRefusals
+    crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn cancel(State(app): State<Arc<App>>, body: RawBody) -> Response {
     match shape::read::<CancelBody>(&body.bytes) {

@@ -63,7 +63,7 @@ body!(ExecuteBody, Unknown::Refuse);
     (status = 200, content_type = "text/event-stream", body = String, description = "Its events"),
     (status = 400, description = "Every wrong field: {errors: [{field, constraint, message, value?}]}"),
     (status = 409, description = "A job of that name is under way"),
-    crate::openapi::LateRefusals
+    crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn execute(
     State(app): State<Arc<App>>,
@@ -87,8 +87,7 @@ fn failure(error: &ApiError) -> Value {
 
 async fn begin(app: &Arc<App>, key: &Key, body: RawBody) -> Result<Response, ApiError> {
     let admission = app.admit(key)?;
-    let served = Arc::clone(&admission.served);
-    let (job_id, ask, stops) = prepare(app, body, move |body: ExecuteBody| body.ask(&served)).await?;
+    let (job_id, ask, stops) = prepare(app, &admission.served, body, ExecuteBody::ask).await?;
     let Some((entry, cancelled)) = app.jobs.enter(&job_id) else {
         let taken = ApiError::fault(Fault::rule("job_id", "is the name of a job under way"));
         return Err(ApiError { status: Some(StatusCode::CONFLICT), ..taken });
