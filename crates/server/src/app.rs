@@ -11,10 +11,11 @@ use utoipa::ToSchema;
 
 use crate::{
     error::{ApiError, Code},
-    front::keys::{Key, Keys},
+    front::keys::{Caller, Keys},
     metrics::Metrics,
     options::ServerOptions,
     served::Served,
+    trace::{Span, Traces},
     worker::jobs::Jobs,
 };
 
@@ -23,6 +24,8 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     pub(crate) keys: Keys,
     pub(crate) metrics: Metrics,
+    /// Where spans go, if anywhere.
+    pub(crate) traces: Option<Arc<Traces>>,
     /// Jobs of `/execute` that `/cancel` may name.
     pub(crate) jobs: Jobs,
     pub(crate) started: Instant,
@@ -81,6 +84,7 @@ impl App {
         Arc::new(App {
             keys,
             metrics: Metrics::new(),
+            traces: options.otlp.as_deref().map(|endpoint| Arc::new(Traces::open(endpoint))),
             jobs: Jobs::default(),
             started: Instant::now(),
             phase: watch::Sender::new(Phase::Starting),
@@ -149,18 +153,22 @@ impl App {
     }
 
     /// Lets work in, if there is a model, the server goes on, and the key has not too much under way already.
-    pub(crate) fn admit(self: &Arc<App>, key: &Key) -> Result<Admission, ApiError> {
+    pub(crate) fn admit(self: &Arc<App>, caller: &Caller) -> Result<Admission, ApiError> {
         let served = self.model()?;
         if self.is_draining() {
             return Err(ApiError::new(Code::ModelNotReady, "the server is shutting down"));
         }
-        let Ok(permit) = Arc::clone(&key.permits).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&caller.key.permits).try_acquire_owned() else {
             let most = self.options.per_key_max;
             let message = format!("{most} requests are under way already, as many as a key may have");
             return Err(ApiError::new(Code::QueueFull, message));
         };
         self.in_flight.send_modify(|count| *count += 1);
-        Ok(Admission { app: Arc::clone(self), served, _permit: permit })
+        let span = caller.span.clone();
+        if let Some(span) = &span {
+            span.model(&served.card.name);
+        }
+        Ok(Admission { app: Arc::clone(self), served, span, _permit: permit })
     }
 }
 
@@ -168,6 +176,8 @@ impl App {
 pub(crate) struct Admission {
     pub(crate) app: Arc<App>,
     pub(crate) served: Arc<Served>,
+    /// Ends with the request.
+    pub(crate) span: Option<Arc<Span>>,
     _permit: OwnedSemaphorePermit,
 }
 

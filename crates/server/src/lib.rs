@@ -23,6 +23,7 @@ mod server;
 mod shape;
 mod sse;
 mod tls;
+mod trace;
 mod work;
 mod worker;
 

@@ -12,7 +12,7 @@ use std::{
 
 use fornax_compute::PAGE_TOKENS;
 
-use crate::{answer::Finish, error::Code, served::Served};
+use crate::{answer::Finish, error::Code, served::Served, trace::Traces};
 
 /// Upper bounds of buckets, in seconds: vLLM's, so that its dashboards fit.
 const FIRST_TOKEN: &[f64] = &[
@@ -71,7 +71,7 @@ impl Metrics {
     }
 
     /// The page, in Prometheus' text format. Before a model is loaded it holds only the server's own counts.
-    pub(crate) fn page(&self, served: Option<&Served>) -> String {
+    pub(crate) fn page(&self, served: Option<&Served>, traces: Option<&Traces>) -> String {
         let mut page = Page::default();
         if let Some(served) = served {
             self.vllm(&mut page, served);
@@ -88,6 +88,16 @@ impl Metrics {
         for (code, count) in failures {
             let labels = format!("code=\"{}\"", code.name());
             page.sample("fornax_failures_total", "counter", "Requests that failed.", &labels, count);
+        }
+        if let Some(traces) = traces {
+            let dropped = traces.dropped();
+            page.sample(
+                "fornax_spans_dropped_total",
+                "counter",
+                "Spans that no collector took.",
+                "",
+                dropped,
+            );
         }
         page.text
     }

@@ -35,6 +35,8 @@ pub struct ServerOptions {
     pub keep_alive: Duration,
     /// Who is told when the server is ready.
     pub callback: Option<Callback>,
+    /// Where an OpenTelemetry collector takes traces, as `http://127.0.0.1:4318`.
+    pub otlp: Option<String>,
 }
 
 /// Where a TLS identity is read.
@@ -80,6 +82,7 @@ impl Default for ServerOptions {
             drain_timeout: Duration::from_secs(30),
             keep_alive: Duration::from_secs(10),
             callback: None,
+            otlp: None,
         }
     }
 }

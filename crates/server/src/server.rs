@@ -39,6 +39,9 @@ const SELF_TEST_TOKENS: usize = 2;
 /// How long a client may take for what was written before the server closes.
 const LAST_BYTES_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long the last spans may take to reach their collector.
+const LAST_SPANS_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// Why a server cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -61,6 +64,14 @@ pub enum Error {
     Origin {
         /// As given.
         origin: String,
+    },
+    /// An address that nothing can be sent to.
+    #[error("{url:?} is no address for --{flag}; one looks like http://127.0.0.1:4318")]
+    Url {
+        /// The flag that it was given with.
+        flag: &'static str,
+        /// As given.
+        url: String,
     },
     /// The socket.
     #[error("cannot listen: {0}")]
@@ -96,6 +107,13 @@ impl Server {
         }
         if let Some(origin) = options.cors_origins.iter().find(|origin| !is_origin(origin)) {
             return Err(Error::Origin { origin: origin.clone() });
+        }
+        let urls =
+            [("otlp", options.otlp.as_ref()), ("callback-url", options.callback.as_ref().map(|to| &to.url))];
+        for (flag, url) in urls {
+            if let Some(url) = url.filter(|url| !is_url(url)) {
+                return Err(Error::Url { flag, url: url.clone() });
+            }
         }
         let tls = options.tls.take().map(Tls::open).transpose()?.map(Arc::new);
         Ok(Server { app: App::new(options, keys), listener, address, tls })
@@ -151,6 +169,9 @@ impl Server {
         drop(accepting.await);
         // It would hold the model.
         reloading.abort();
+        if let Some(traces) = app.traces.clone() {
+            drop(tokio::task::spawn_blocking(move || traces.flush(LAST_SPANS_TIMEOUT)).await);
+        }
         outcome
     }
 }
@@ -159,6 +180,12 @@ fn is_origin(origin: &str) -> bool {
     let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     rest.is_some_and(|rest| {
         !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
+    })
+}
+
+fn is_url(url: &str) -> bool {
+    url.parse::<axum::http::Uri>().is_ok_and(|uri| {
+        matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty())
     })
 }
 

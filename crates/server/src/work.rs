@@ -95,6 +95,9 @@ impl Work {
     /// Counts a failure that comes too late to be the response's status.
     pub(crate) fn failed_midway(&self, error: &ApiError) {
         self.admission.app.metrics.failed(error.code);
+        if let Some(span) = &self.admission.span {
+            span.failed(error.code, error.status().is_server_error());
+        }
     }
 
     /// The next piece and whose it is; `None` when every answer has ended. A failure is the last piece there is.
@@ -140,12 +143,15 @@ impl Work {
     }
 
     fn observe(&mut self, index: usize, piece: &Piece) {
-        let app = &self.admission.app;
+        let (app, span) = (&self.admission.app, self.admission.span.as_deref());
         let metrics = &app.metrics;
         let now = Instant::now();
         match piece {
             Piece::Started { .. } => {
                 metrics.queue_time.observe(now - self.submitted);
+                if let Some(span) = span {
+                    span.event("started");
+                }
                 if let (None, Some(limit)) = (&self.stops.deadline, app.options.request_timeout) {
                     self.stops.deadline = Some(Box::pin(sleep(limit)));
                 }
@@ -156,9 +162,15 @@ impl Work {
                     Some(last) => metrics.inter_token_latency.observe(now - last),
                 }
                 self.last_text[index] = Some(now);
+                if let Some(span) = span {
+                    span.event("first token");
+                }
             }
-            Piece::End { finish, .. } => {
+            Piece::End { finish, usage } => {
                 self.open -= 1;
+                if let Some(span) = span {
+                    span.ended(*finish, *usage);
+                }
                 metrics.ended(*finish);
                 metrics.request_latency.observe(now - self.submitted);
             }
@@ -172,6 +184,9 @@ impl Drop for Work {
     fn drop(&mut self) {
         for _ in 0..self.open {
             self.admission.app.metrics.ended(Finish::Cancelled);
+            if let Some(span) = &self.admission.span {
+                span.ended(Finish::Cancelled, Counts::default());
+            }
         }
     }
 }

@@ -128,6 +128,9 @@ pub(crate) struct Serve {
     /// How log lines look
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log: LogFormat,
+    /// Send a trace of every request to the OpenTelemetry collector at this address, as http://127.0.0.1:4318
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp: Option<String>,
     /// Tell a scheduler at this address when the server is ready
     #[arg(long, value_name = "URL", help_heading = "Worker")]
     pub(crate) callback_url: Option<String>,

@@ -200,6 +200,7 @@ fn options(args: &Serve) -> ServerOptions {
             attempts: CALLBACK_ATTEMPTS,
             pause: CALLBACK_PAUSE,
         }),
+        otlp: args.otlp.clone(),
         ..defaults
     }
 }

@@ -3,16 +3,20 @@
 use std::{sync::Arc, time::Instant};
 
 use axum::{
-    extract::{Request, State},
+    extract::{MatchedPath, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 
-use super::{keys::Key, origin};
+use super::{
+    keys::{Caller, Key},
+    origin,
+};
 use crate::{
     app::{App, random_id},
     error::{ApiError, Code},
+    trace::Span,
 };
 
 /// Names one request, in logs here and at the client's.
@@ -33,9 +37,14 @@ pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next
     let key = app.keys.find(bearer(request.headers()));
     let label = key.as_ref().map_or("none".to_owned(), |key| key.label.clone());
 
+    let span = span(&app, &request);
+    if let Some(span) = &span {
+        let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+        span.request(method.as_str(), route, request_id.to_str().unwrap_or_default());
+    }
     let mut response = match admitted(&app, &request, key) {
         Ok(Some(key)) => {
-            request.extensions_mut().insert(key);
+            request.extensions_mut().insert(Caller { key, span: span.clone() });
             next.run(request).await
         }
         Ok(None) => next.run(request).await,
@@ -44,6 +53,9 @@ pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next
     let code = response.extensions().get::<Code>().copied();
     if let Some(code) = code {
         app.metrics.failed(code);
+    }
+    if let Some(span) = span {
+        span.response(response.status().as_u16(), code);
     }
     tracing::info!(
         request_id = request_id.to_str().unwrap_or_default(),
@@ -59,6 +71,16 @@ pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next
     response.headers_mut().insert(REQUEST_ID, request_id);
     response.headers_mut().insert(CORRELATION_ID, correlation_id);
     response
+}
+
+/// The request's span, where traces are wanted. Probes would drown the rest.
+fn span(app: &App, request: &Request) -> Option<Arc<Span>> {
+    let traces = app.traces.as_ref()?;
+    if matches!(request.uri().path(), "/health" | "/ready" | "/metrics") {
+        return None;
+    }
+    let parent = request.headers().get("traceparent").and_then(|parent| parent.to_str().ok());
+    Span::begin(traces, parent)
 }
 
 /// Whether the request may go on, and with which key. Some paths need none, and then show less.

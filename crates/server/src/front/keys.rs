@@ -10,8 +10,18 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
+use crate::trace::Span;
+
 /// Keys shorter than this are guessed.
 const KEY_CHARS_MIN: usize = 16;
+
+/// Who asks. The front door sets it on every request that came with a key, or needs none.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    pub(crate) key: Key,
+    /// The request's trace, where traces are wanted.
+    pub(crate) span: Option<Arc<Span>>,
+}
 
 /// The keys of a file, or nobody's.
 pub(crate) struct Keys {

@@ -21,7 +21,7 @@ use crate::{
     answer::{Ask, Piece, TokenScore},
     app::App,
     error::{ApiError, Code, Fault},
-    front::{body::RawBody, keys::Key},
+    front::{body::RawBody, keys::Caller},
     served::Served,
     shape::{Unknown, body},
     sse::{self, Transcript},
@@ -173,10 +173,10 @@ impl Message {
 ))]
 pub(crate) async fn chat(
     State(app): State<Arc<App>>,
-    Extension(key): Extension<Key>,
+    Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let admission = app.admit(&key)?;
+    let admission = app.admit(&caller)?;
     let (ask, stream) = prepare(&app, &admission.served, body, ChatBody::ask).await?;
     let (scored, choices) = (ask.sampling.top_logprobs.is_some(), ask.choices as usize);
     let work = Work::submit(admission, vec![ask])?;

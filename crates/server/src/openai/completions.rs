@@ -23,7 +23,7 @@ use crate::{
     answer::{Ask, Piece, TokenScore},
     app::App,
     error::{ApiError, Fault},
-    front::{body::RawBody, keys::Key},
+    front::{body::RawBody, keys::Caller},
     served::Served,
     shape::{Unknown, body},
     sse::{self, Transcript},
@@ -97,10 +97,10 @@ impl Prompt {
 ))]
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
-    Extension(key): Extension<Key>,
+    Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let admission = app.admit(&key)?;
+    let admission = app.admit(&caller)?;
     let (asks, stream) = prepare(&app, &admission.served, body, CompletionBody::ask).await?;
     let per_prompt = asks.first().map_or(1, |ask| ask.choices as usize);
     let scored = asks.first().is_some_and(|ask| ask.sampling.top_logprobs.is_some());

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::{App, Phase},
-    front::keys::Key,
+    front::keys::Caller,
     served::{Device, Served},
 };
 
@@ -136,15 +136,15 @@ impl ModelFacts {
     (status = 200, body = Health, description = "Starting, loading or ready"),
     (status = 503, body = Health, description = "Draining, stuck or failed")
 ))]
-pub(crate) async fn health(State(app): State<Arc<App>>, key: Option<Extension<Key>>) -> Response {
+pub(crate) async fn health(State(app): State<Arc<App>>, caller: Option<Extension<Caller>>) -> Response {
     let status = Status::of(&app);
-    let facts = key.is_some().then(|| Facts {
+    let facts = caller.is_some().then(|| Facts {
         version: env!("CARGO_PKG_VERSION"),
         uptime: app.started.elapsed().as_secs_f64(),
         model: app.served().map(|served| ModelFacts::of(&served)),
     });
     let error = match app.phase() {
-        _ if key.is_none() => None,
+        _ if caller.is_none() => None,
         Phase::Failed(failed) => Some(failed.to_string()),
         Phase::Ready(served) => {
             served.engine.stats().device_lost.map(|reason| format!("DEVICE_LOST: {reason}"))

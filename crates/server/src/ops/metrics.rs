@@ -16,6 +16,6 @@ use crate::app::App;
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let page = app.metrics.page(app.served().as_deref());
+    let page = app.metrics.page(app.served().as_deref(), app.traces.as_deref());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }

@@ -19,7 +19,7 @@ use crate::{
     answer::{Ask, Finish, Piece},
     app::{App, random_seed},
     error::{ApiError, Fault},
-    front::{body::RawBody, keys::Key},
+    front::{body::RawBody, keys::Caller},
     openai::{params::Word, prepare::prepare},
     served::Served,
     shape::{Unknown, body},
@@ -67,10 +67,10 @@ body!(ExecuteBody, Unknown::Refuse);
 ))]
 pub(crate) async fn execute(
     State(app): State<Arc<App>>,
-    Extension(key): Extension<Key>,
+    Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Response {
-    match begin(&app, &key, body).await {
+    match begin(&app, &caller, body).await {
         Ok(response) => response,
         Err(error) if error.faults.is_empty() => error.respond(failure(&error)),
         Err(error) => {
@@ -85,8 +85,8 @@ fn failure(error: &ApiError) -> Value {
     json!({"code": error.code.name(), "message": error.message, "retriable": error.code.retryable()})
 }
 
-async fn begin(app: &Arc<App>, key: &Key, body: RawBody) -> Result<Response, ApiError> {
-    let admission = app.admit(key)?;
+async fn begin(app: &Arc<App>, caller: &Caller, body: RawBody) -> Result<Response, ApiError> {
+    let admission = app.admit(caller)?;
     let (job_id, ask, stops) = prepare(app, &admission.served, body, ExecuteBody::ask).await?;
     let Some((entry, cancelled)) = app.jobs.enter(&job_id) else {
         let taken = ApiError::fault(Fault::rule("job_id", "is the name of a job under way"));

@@ -8,6 +8,7 @@ mod completions;
 mod document;
 mod life;
 mod pressure;
+mod traces;
 mod ways_in;
 mod worker;
 mod world;
