@@ -119,6 +119,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(embeddings::embeddings))
         .routes(routes!(models::list))
         .routes(routes!(models::one))
+        .routes(routes!(models::one_of_owner))
         .routes(routes!(tokens::tokenize))
         .routes(routes!(tokens::detokenize))
         .routes(routes!(execute::execute))

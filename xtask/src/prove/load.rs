@@ -22,6 +22,10 @@ const LEAVES: usize = 10;
 /// Resident memory may grow by this much from a quarter of the requests on: what allocators keep for themselves.
 const GROWTH_MAX: f64 = 0.03;
 
+/// Upper bounds of the histograms' buckets.
+const HEALTH_MS: &[f64] = &[0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+const FIRST_MS: &[f64] = &[50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0];
+
 pub(super) fn run() -> Result<Facts> {
     fixtures::run(false)?;
     run_tool(&mut command("cargo", &["build", "--release", "--package", "fornax"]))?;
@@ -58,7 +62,8 @@ pub(super) fn run() -> Result<Facts> {
     let growth = tally.growth();
     ensure!(growth <= GROWTH_MAX, "resident memory grew by {:.1} %", growth * 100.0);
     let drained = server.drain()?;
-    let take = |times: &Mutex<Vec<Duration>>| percentiles(&mut times.lock().expect("no holder panics"));
+    let mut health_times = tally.health.lock().expect("no holder panics").clone();
+    let mut first_times = tally.first.lock().expect("no holder panics").clone();
     let memory = tally.memory.lock().expect("no holder panics").last().map_or(0, |(_, bytes)| *bytes);
     Ok(vec![
         ("model", "SmolLM2-135M-Instruct Q4_1, --context 512 --parallel 16 --max-queue 256".to_owned()),
@@ -69,8 +74,10 @@ pub(super) fn run() -> Result<Facts> {
         ("pages in use at the end", health["kv"]["pages_used"].to_string()),
         ("resident memory at the end", format!("{} MiB", memory >> 20)),
         ("its growth after the first quarter", format!("{:.1} %", growth * 100.0)),
-        ("/health while loaded (50, 90, 99 %, most)", take(&tally.health)),
-        ("time to first token (50, 90, 99 %, most)", take(&tally.first)),
+        ("/health all the while (50, 90, 99 %, most)", percentiles(&mut health_times)),
+        ("/health, counts by milliseconds up to", histogram(&health_times, HEALTH_MS)),
+        ("time to first token (50, 90, 99 %, most)", percentiles(&mut first_times)),
+        ("time to first token, counts by milliseconds up to", histogram(&first_times, FIRST_MS)),
         ("SIGTERM with streams under way", drained),
     ])
 }
@@ -175,6 +182,12 @@ impl Server {
         });
         let began = Instant::now();
         let stream = self.send("POST", "/v1/chat/completions", &body.to_string())?;
+        if leaves && !streams {
+            // Nothing shows how far a whole answer is: it waits or is being computed by now.
+            std::thread::sleep(Duration::from_millis(100));
+            tally.left.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
         let mut reader = BufReader::new(stream);
         let mut text = String::new();
         while reader.read_line(&mut text)? > 0 {
@@ -263,4 +276,16 @@ fn percentiles(times: &mut [Duration]) -> String {
         times.get(index).map_or("none".to_owned(), |time| format!("{:.1} ms", time.as_secs_f64() * 1e3))
     };
     [50, 90, 99, 100].map(at).join(", ")
+}
+
+/// Counts by upper bound; what is beyond the last is told as more.
+fn histogram(times: &[Duration], bounds_ms: &[f64]) -> String {
+    let mut counts = vec![0; bounds_ms.len() + 1];
+    for time in times {
+        let milliseconds = time.as_secs_f64() * 1e3;
+        counts[bounds_ms.partition_point(|bound| *bound < milliseconds)] += 1;
+    }
+    let bounds = bounds_ms.iter().map(f64::to_string).chain(["more".to_owned()]);
+    let buckets: Vec<String> = bounds.zip(counts).map(|(bound, count)| format!("{bound}: {count}")).collect();
+    buckets.join(", ")
 }

@@ -88,13 +88,14 @@ fn openai_python_runs_every_scenario() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(folder.path(), &["--context", "2048", "--parallel", "4"]);
+    let args = ["--context", "2048", "--parallel", "4", "--max-per-key", "8", "--max-body", "1MiB"];
+    let serving = Serving::start(folder.path(), &args);
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/openai_suite.py");
     let base = format!("http://{}", serving.address);
     let ran = Command::new(python).arg(suite).args([&base, KEY, "smollm2"]).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 12, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 17, "{said}");
     // Every one of them has left.
     serving.until("/health", "\"pages_used\":0");
 }
@@ -138,6 +139,28 @@ fn a_reload_takes_new_keys() {
 }
 
 #[test]
+fn a_configuration_file_is_as_good_as_flags_and_the_plan_is_everybodys() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("serve.toml");
+    let settings = "context = 128\nparallel = 3\nmemory-limit = \"1GiB\"\nserved-model-name = \"my/own\"\nlog = \"json\"\n";
+    std::fs::write(&config, settings).unwrap();
+    let serving = Serving::start(folder.path(), &["--config", config.to_str().unwrap()]);
+    let health = serving.get("/health");
+    let health: serde_json::Value = serde_json::from_str(health.split_once("\r\n\r\n").unwrap().1).unwrap();
+    assert_eq!((&health["model"], &health["context"]), (&"my/own".into(), &128.into()));
+    assert!(serving.get("/v1/models/my/own").contains("HTTP/1.1 200"));
+    // What `plan` says is what is served, and what the allocator counted.
+    let flags = ["--device", "cpu", "--context", "128", "--parallel", "3", "--memory-limit", "1GiB"];
+    let planned = fornax(["plan", "smollm2", "--json"].iter().chain(&flags)).json();
+    assert_eq!(health["plan"], planned);
+    let (planned, counted) = (&planned["devices"][0]["bytes"], &health["devices"][0]["bytes"]);
+    for purpose in ["weights", "kv", "logits"] {
+        assert!(planned[purpose].as_u64().is_some_and(|bytes| bytes > 0), "{planned}");
+        assert_eq!(planned[purpose], counted[purpose], "{purpose}");
+    }
+}
+
+#[test]
 fn what_cannot_be_served_is_refused_in_one_line() {
     let check = |args: &[&str], exit: i32, code: &str, says: &[&str]| {
         let args: Vec<&str> = ["serve"].iter().chain(args).copied().collect();
@@ -153,6 +176,9 @@ fn what_cannot_be_served_is_refused_in_one_line() {
     check(&["smollm2", "--host", "300.1.1.1"], 2, "INVALID_INPUT", &["cannot listen on 300.1.1.1"]);
     check(&["smollm2", "--tls-cert", "cert.pem"], 2, "INVALID_INPUT", &["--tls-key"]);
     check(&["smollm2", "--cors-origin", "app"], 2, "INVALID_INPUT", &["no origin"]);
+    check(&["smollm2", "--otlp", "collector"], 2, "INVALID_INPUT", &["--otlp", "collector"]);
+    check(&["smollm2", "--callback-url", "scheduler"], 2, "INVALID_INPUT", &["--callback-url"]);
+    check(&["smollm2", "--memory-limit", "40MiB"], 3, "MODEL_DOES_NOT_FIT", &["weights", "41943040"]);
     check(&["missing.gguf"], 4, "MODEL_NOT_FOUND", &["missing.gguf"]);
     check(&["--config", "missing.toml"], 2, "INVALID_INPUT", &["missing.toml"]);
     check(&["--drain-timeout", "soon"], 2, "INVALID_INPUT", &["seconds"]);

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 
@@ -18,6 +19,13 @@ ASK = [{"role": "user", "content": "Name three colours."}]
 
 def health():
     request = urllib.request.Request(f"{base}/health", headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def post(path, body):
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(f"{base}{path}", data, {"Authorization": f"Bearer {key}"})
     with urllib.request.urlopen(request) as response:
         return json.load(response)
 
@@ -149,6 +157,7 @@ def errors():
     refused(openai.BadRequestError, 400, "PROMPT_TOO_LONG", max_tokens=1_000_000)
     format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
     refused(openai.BadRequestError, 400, "SCHEMA_UNSUPPORTED", response_format=format)
+    refused(openai.APIStatusError, 413, "BODY_TOO_LARGE", messages=[{"role": "user", "content": "x" * (1 << 21)}])
     stranger = openai.OpenAI(base_url=f"{base}/v1", api_key="wrong", max_retries=0)
     try:
         stranger.models.list()
@@ -177,6 +186,58 @@ def cancels():
     until(lambda: health()["running"] == 0 and health()["kv"]["pages_used"] == 0)
 
 
+def full():
+    streams = [chat(stream=True, max_tokens=None, extra_body={"ignore_eos": True}) for _ in range(8)]
+    error = refused(openai.RateLimitError, 429, "QUEUE_FULL")
+    assert int(error.response.headers["retry-after"]) >= 1
+    for stream in streams:
+        stream.close()
+    until(lambda: health()["running"] == 0 and health()["waiting"] == 0 and health()["kv"]["pages_used"] == 0)
+    # A client that is told to come again does, by itself.
+    assert text(client.with_options(max_retries=5).chat.completions.create(model=model, messages=ASK, max_tokens=4))
+
+
+def together():
+    def ask(number):
+        return text(chat(messages=[{"role": "user", "content": f"Tell me about the number {number}."}], max_tokens=16))
+
+    alone = [ask(number) for number in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, range(6))) == alone
+
+
+def steered():
+    first = chat(logprobs=True, top_logprobs=0, max_tokens=1).choices[0].logprobs.content[0].token
+    ids = post("/tokenize", {"content": first})["tokens"]
+    assert text(chat(max_tokens=1, logit_bias={str(ids[0]): -100})) != first
+    assert text(chat(max_tokens=1, logit_bias={str(ids[0]): 100}, temperature=2, seed=3)) == first
+    whole = text(chat(max_tokens=48, messages=[{"role": "user", "content": "Say la la la la la la."}]))
+    other = text(chat(max_tokens=48, messages=[{"role": "user", "content": "Say la la la la la la."}], frequency_penalty=2))
+    assert whole != other
+    loose = chat(response_format={"type": "json_object"}, max_tokens=200, temperature=1, seed=2).choices[0]
+    if loose.finish_reason == "stop":
+        assert isinstance(json.loads(loose.message.content), dict)
+
+
+def scored_stream():
+    parts = list(chat(stream=True, logprobs=True, top_logprobs=1))
+    tokens = [token for part in parts for token in (part.choices[0].logprobs.content if part.choices[0].logprobs else [])]
+    whole = chat(logprobs=True, top_logprobs=1).choices[0].logprobs.content
+    assert [token.token for token in tokens] == [token.token for token in whole]
+    assert [token.logprob for token in tokens] == [token.logprob for token in whole]
+
+
+def tokens():
+    said = "Hello world, how are you? <|im_start|> \u00e9\u4e2d\U0001f600"
+    ids = post("/tokenize", {"content": said})["tokens"]
+    assert post("/detokenize", {"tokens": ids})["content"] == said
+    pieces = post("/tokenize", {"content": said, "with_pieces": True})["tokens"]
+    assert [piece["id"] for piece in pieces] == ids
+    # Control tokens written by a user are text, unless they are asked to be more.
+    assert len(post("/tokenize", {"content": "<|im_start|>", "parse_special": True})["tokens"]) == 1
+    assert len(post("/tokenize", {"content": "<|im_start|>"})["tokens"]) > 1
+
+
 def completes():
     prompts = client.completions.create(model=model, prompt=["The sky is", "Water is"], max_tokens=4, temperature=0)
     assert [choice.index for choice in prompts.choices] == [0, 1]
@@ -185,6 +246,6 @@ def completes():
     assert one.choices[0].text == prompts.choices[1].text
 
 
-for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, completes):
+for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes):
     scenario()
     print(f"ok {scenario.__name__}", flush=True)

@@ -280,7 +280,7 @@ pub(crate) struct ChatLogprobs {
 #[derive(Debug, Serialize, ToSchema)]
 struct TokenLogprob {
     token: String,
-    logprob: f32,
+    logprob: f64,
     bytes: Vec<u8>,
     top_logprobs: Vec<TopLogprob>,
 }
@@ -288,7 +288,7 @@ struct TokenLogprob {
 #[derive(Debug, Serialize, ToSchema)]
 struct TopLogprob {
     token: String,
-    logprob: f32,
+    logprob: f64,
     bytes: Vec<u8>,
 }
 
@@ -298,7 +298,7 @@ impl ChatLogprobs {
             let (token, bytes) = spelled(tokenizer, score.token);
             let top = score.top.iter().map(|&(token, logprob)| {
                 let (token, bytes) = spelled(tokenizer, token);
-                TopLogprob { token, logprob, bytes }
+                TopLogprob { token, logprob: f64::from(logprob), bytes }
             });
             TokenLogprob { token, logprob: logprob(score), bytes, top_logprobs: top.collect() }
         }));

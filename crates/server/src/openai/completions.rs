@@ -170,7 +170,7 @@ struct CompletionChoice {
 #[derive(Debug, Default, Serialize, ToSchema)]
 struct CompletionLogprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
+    token_logprobs: Vec<f64>,
     #[schema(value_type = Vec<Object>)]
     top_logprobs: Vec<Map<String, Value>>,
     /// Where each token begins, in characters of the text.

@@ -61,7 +61,26 @@ pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<Json<Model>, ApiError> {
+    named(&app, &id)
+}
+
+/// One model whose name has two parts
+///
+/// Clients do not escape the slash of `owner/name`.
+#[utoipa::path(get, path = "/v1/models/{owner}/{name}", tag = "openai",
+    params(("owner" = String, Path, description = "What is before the slash"),
+        ("name" = String, Path, description = "What is behind it")),
+    responses((status = 200, body = Model, description = "The model"), crate::openapi::Refusals,
+    crate::openapi::DoorRefusals))]
+pub(crate) async fn one_of_owner(
+    State(app): State<Arc<App>>,
+    Path((owner, name)): Path<(String, String)>,
+) -> Result<Json<Model>, ApiError> {
+    named(&app, &format!("{owner}/{name}"))
+}
+
+fn named(app: &App, name: &str) -> Result<Json<Model>, ApiError> {
     let served = app.model()?;
-    check_model(&served, Some(&id))?;
+    check_model(&served, Some(name))?;
     Ok(Json(Model::of(&served)))
 }

@@ -20,6 +20,9 @@ use crate::{
 /// Where llama.cpp stops to see repetitions, if nothing else is said.
 const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
+/// Biases of one request: they are looked at for each of its tokens.
+const BIASES_MAX: usize = 4096;
+
 /// Fields of OpenAI's, vLLM's and llama.cpp's API that would change the answer and are not honoured.
 pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     unsupported("audio", &[]),
@@ -121,7 +124,7 @@ pub(crate) struct Params {
     pub(crate) presence_penalty: Option<f32>,
     #[schema(minimum = -2, maximum = 2)]
     pub(crate) frequency_penalty: Option<f32>,
-    /// Token ids and what is added to their logits.
+    /// Up to 4096 token ids and what is added to their logits.
     pub(crate) logit_bias: Option<BTreeMap<String, Bias>>,
     /// No end before so many tokens.
     #[schema(minimum = 0, maximum = 1_000_000_000)]
@@ -360,6 +363,10 @@ impl Params {
     }
 
     fn biases(&self) -> Result<Vec<(u32, f32)>, ApiError> {
+        if self.logit_bias.as_ref().is_some_and(|biases| biases.len() > BIASES_MAX) {
+            let rule = format!("an object of at most {BIASES_MAX} token ids");
+            return Err(ApiError::fault(Fault::value("logit_bias", rule, &json!({}))));
+        }
         let pairs = self.logit_bias.iter().flatten();
         pairs
             .map(|(token, bias)| match token.parse() {

@@ -103,9 +103,10 @@ pub(crate) fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
-/// The log-probability of a token. One that the form leaves no choice about is certain.
-pub(crate) fn logprob(score: &TokenScore) -> f32 {
-    score.logprob.unwrap_or(0.0)
+/// The log-probability of a token. One that the form leaves no choice about is certain. In f64, because JSON values hold
+/// no other: streamed and whole answers write the same digits.
+pub(crate) fn logprob(score: &TokenScore) -> f64 {
+    score.logprob.map_or(0.0, f64::from)
 }
 
 /// A token as text, and as the bytes it really is.
@@ -120,9 +121,9 @@ pub(crate) fn add_scored(scored: &mut Vec<Value>, tokenizer: &Tokenizer, score: 
         scored.push(Value::Null);
     }
     let mut tokens = Map::new();
-    let entry = |token, logprob: f32, rank: Option<usize>| json!({"logprob": logprob, "rank": rank, "decoded_token": tokenizer.piece(token)});
+    let entry = |token, logprob: f64, rank: Option<usize>| json!({"logprob": logprob, "rank": rank, "decoded_token": tokenizer.piece(token)});
     for (index, &(token, logprob)) in score.top.iter().enumerate() {
-        tokens.insert(token.to_string(), entry(token, logprob, Some(index + 1)));
+        tokens.insert(token.to_string(), entry(token, f64::from(logprob), Some(index + 1)));
     }
     let own = entry(score.token, logprob(score), None);
     tokens.entry(score.token.to_string()).or_insert(own);

@@ -37,6 +37,8 @@ async fn every_wrong_field_gives_400_with_the_field_and_its_rule() {
     check(json!({"stop": "x".repeat(5000)}), "stop", "").await;
     check(json!({"logit_bias": {"5": 101}}), "logit_bias.5", "from -100 to 100").await;
     check(json!({"logit_bias": {"secret": 1}}), "logit_bias", "token ids").await;
+    let biases: Value = (0..5000).map(|token| (token.to_string(), json!(1))).collect();
+    check(json!({"logit_bias": biases}), "logit_bias", "at most 4096").await;
     check(json!({"logit_bias": {"99999": 1}}), "logit_bias", "a token of the vocabulary").await;
     check(json!({"allowed_token_ids": []}), "allowed_token_ids", "").await;
     check(json!({"allowed_token_ids": [5_000_000_000u64]}), "allowed_token_ids", "").await;

@@ -7,6 +7,7 @@ mod client;
 mod completions;
 mod document;
 mod life;
+mod params;
 mod pressure;
 mod traces;
 mod ways_in;

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fornax_compute::{Batch, Error, KvGroup, Output, SampleFault, SampleRow, Sampled};
+use fornax_compute::{Batch, Error, KvGroup, Output, SampleFault, SampleRow, Sampled, Sampling};
 use fornax_engine::{
     Engine, EngineOptions, Form, Grammars, Handle, QueueLimits, Runner, StepLimits, Vocabulary,
 };
@@ -31,6 +31,13 @@ const VOCAB: u32 = 258;
 
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// What the device was last asked to choose by.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Asked {
+    pub(crate) seed: u64,
+    pub(crate) sampling: Sampling,
+}
 
 /// What a test wants of its world.
 pub(crate) struct Setup {
@@ -83,6 +90,7 @@ pub(crate) struct World {
     pub(crate) address: SocketAddr,
     /// A second way into the engine, to see what the server did.
     pub(crate) engine: Handle,
+    pub(crate) asked: Arc<Mutex<Option<Asked>>>,
     pub(crate) progress: watch::Sender<Progress>,
     pub(crate) reload: tokio_mpsc::Sender<()>,
     stop: Option<oneshot::Sender<()>>,
@@ -100,8 +108,15 @@ impl World {
         let mut engine_options = EngineOptions::new(context, Arc::new(move || began.elapsed()));
         engine_options.queue = queue;
         engine_options.stuck_after = stuck_after;
-        let build =
-            move || Ok::<_, Failed>(Box::new(Script::new(script, fails_at, gate, slots)) as Box<dyn Runner>);
+        let asked = Arc::new(Mutex::new(None));
+        let script = Script {
+            fails_at,
+            gate: gate.map(Mutex::new),
+            slots,
+            asked: Arc::clone(&asked),
+            ..Script::new(script)
+        };
+        let build = move || Ok::<_, Failed>(Box::new(script) as Box<dyn Runner>);
         let (engine, _thread) = Engine::spawn(build, engine_options).unwrap();
         let (progress, progress_seen) = watch::channel(Progress::default());
         let (reload, reload_asked) = tokio_mpsc::channel(1);
@@ -116,7 +131,7 @@ impl World {
         let stop_asked = async { drop(stopped.await) };
         let controls = Controls { progress: progress_seen, reload: reload_asked };
         let running = tokio::spawn(server.run(load, stop_asked, controls));
-        World { address, engine, progress, reload, stop: Some(stop), running }
+        World { address, engine, asked, progress, reload, stop: Some(stop), running }
     }
 
     /// Starts a server; returns when it is ready.
@@ -252,18 +267,19 @@ struct Script {
     groups: Vec<KvGroup>,
     slots: usize,
     steps: VecDeque<Vec<Sampled>>,
+    asked: Arc<Mutex<Option<Asked>>>,
 }
 
 impl Script {
-    fn new(text: String, fails_at: Option<u32>, gate: Option<Receiver<()>>, slots: usize) -> Script {
-        let groups = vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 1025 }];
+    fn new(text: String) -> Script {
         Script {
             text: text.into(),
-            fails_at,
-            gate: gate.map(Mutex::new),
-            groups,
-            slots,
+            fails_at: None,
+            gate: None,
+            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 1025 }],
+            slots: 1,
             steps: VecDeque::new(),
+            asked: Arc::default(),
         }
     }
 
@@ -280,6 +296,7 @@ impl Script {
                 fault: None,
             };
         }
+        *self.asked.lock().unwrap() = Some(Asked { seed: row.seed, sampling: row.sampling.clone() });
         if self.fails_at == Some(row.generated) {
             return Sampled::fault(SampleFault::Logits);
         }
