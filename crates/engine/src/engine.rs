@@ -260,6 +260,7 @@ impl Engine {
         }
         let (tokens, began) = (batch.tokens.len(), (self.clock)());
         let launched = guarded(|| self.runner.launch(batch));
+        self.scheduler.take_back(&rows);
         for row in rows.iter().filter(|row| row.starts) {
             self.start(row.id);
         }

@@ -20,9 +20,16 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// The page tables as a batch row carries them.
-    pub(crate) fn groups(&self) -> &[Vec<PageId>] {
-        &self.groups
+    /// The page tables as a batch row carries them, until [`Tables::take_back`].
+    pub(crate) fn lend(&mut self) -> Vec<Vec<PageId>> {
+        assert!(!self.groups.is_empty(), "lent once");
+        std::mem::take(&mut self.groups)
+    }
+
+    /// What was lent.
+    pub(crate) fn take_back(&mut self, groups: Vec<Vec<PageId>>) {
+        assert!(self.groups.is_empty(), "nothing was lent");
+        self.groups = groups;
     }
 }
 
@@ -373,7 +380,7 @@ mod tests {
         let (mut tables, _) = pages.find("", &prompt);
         assert!(pages.grow(&mut tables, 200));
         pages.commit(&mut tables, &prompt);
-        assert_eq!(tables.groups()[1].iter().filter(|&&page| page != PageId::TRASH).count(), 2);
+        assert_eq!(tables.groups[1].iter().filter(|&&page| page != PageId::TRASH).count(), 2);
         pages.release(tables);
         assert_eq!(hit(&mut pages, "", &prompt), 192);
         assert_eq!(hit(&mut pages, "", &prompt[..97]), 96, "dropped pages stay findable until evicted");

@@ -83,7 +83,6 @@ pub(crate) struct Scheduler {
     speculator: Speculator,
     /// The last batch, whose memory the next one uses again.
     batch: Batch,
-    rows_spare: Vec<Row>,
 }
 
 /// Sequence numbers are ours and count upwards: spreading them needs no defence against collisions.
@@ -120,7 +119,6 @@ impl Scheduler {
             prompt_tokens: 0,
             speculator: Speculator::new(speculation),
             batch: Batch::default(),
-            rows_spare: Vec::new(),
         }
     }
 
@@ -134,7 +132,6 @@ impl Scheduler {
     /// The next batch, at most `budget` tokens, and what each of its rows is; empty when nothing can move.
     pub(crate) fn schedule(&mut self, budget: usize) -> (&Batch, Vec<Scheduled>) {
         let mut batch = std::mem::take(&mut self.batch);
-        self.rows_spare.append(&mut batch.rows);
         batch.tokens.clear();
         batch.positions.clear();
         let mut step = StepDraft {
@@ -171,6 +168,15 @@ impl Scheduler {
         (&self.batch, step.rows)
     }
 
+    /// Gives the page tables that the launched batch carried back to their sequences. The step's rows are in its order.
+    pub(crate) fn take_back(&mut self, rows: &[Scheduled]) {
+        assert_eq!(rows.len(), self.batch.rows.len(), "a batch is taken back once");
+        for (scheduled, row) in rows.iter().zip(self.batch.rows.drain(..)) {
+            let sequence = self.sequences.get_mut(&scheduled.id).expect("seated");
+            sequence.seat.as_mut().expect("seated").tables.take_back(row.pages);
+        }
+    }
+
     /// How many guessed tokens a sequence may compute beside its newest, leaving one for each of the rows `after` it.
     fn drafts_for(&self, id: SequenceId, streams: usize, after: usize, step: &StepDraft) -> usize {
         let Some(sequence) = self.sequences.get(&id) else { return 0 };
@@ -195,7 +201,7 @@ impl Scheduler {
                 return;
             }
             if self.pages.grow(&mut seat.tables, end + drafts) {
-                return place(sequence, len, drafts, &mut self.rows_spare, step);
+                return place(sequence, len, drafts, step);
             }
             // Nobody gives way to a guess.
             let had_drafts = std::mem::take(&mut drafts) > 0;
@@ -241,7 +247,7 @@ impl Scheduler {
             sequence.cached_tokens.get_or_insert(hit.min(sequence.request.prompt.len()));
             sequence.seat = Some(Seat { slot, tables });
             let line = sequence.line;
-            place(sequence, len, 0, &mut self.rows_spare, step);
+            place(sequence, len, 0, step);
             self.waiting.remove(&(line, id));
             self.seated.insert((line, id));
         }
@@ -491,41 +497,17 @@ fn computed(sequence: &mut Sequence, positions: usize, pages: &mut Pages) {
 }
 
 /// Writes the next `len` positions of a seated sequence, and `drafts` guessed ones, into the step.
-fn place(
-    sequence: &mut Sequence,
-    len: usize,
-    drafts: usize,
-    rows_spare: &mut Vec<Row>,
-    step: &mut StepDraft,
-) {
+fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraft) {
     let id = sequence.id;
-    let seat = sequence.seat.as_ref().expect("seated");
+    let slot = sequence.seat.as_ref().expect("seated").slot;
     let (start, known_end) = (sequence.launched, sequence.launched + len);
     let end = known_end + drafts;
     let samples = if sequence.samples_at(known_end) { 1 + drafts } else { 0 };
     let unscored = sequence.unscored(start);
     let scores_end = unscored.end.min(end);
     let wanted_from = if unscored.start < scores_end { unscored.start } else { end - samples };
-    let scheduled = Scheduled {
-        id,
-        starts: sequence.ticket.is_some(),
-        slot: seat.slot,
-        end,
-        wanted_from,
-        scores_end,
-        samples,
-    };
-
-    let mut row =
-        rows_spare.pop().unwrap_or_else(|| Row { slot: 0, start: 0, len: 0, pages: Vec::new(), wanted: 0 });
-    let tables = seat.tables.groups();
-    row.pages.resize_with(tables.len(), Vec::new);
-    for (copy, table) in row.pages.iter_mut().zip(tables) {
-        copy.clear();
-        copy.extend_from_slice(table);
-    }
-    (row.slot, row.start, row.len) = (seat.slot, small(start), small(end - start));
-    row.wanted = small(scheduled.wanted());
+    let scheduled =
+        Scheduled { id, starts: sequence.ticket.is_some(), slot, end, wanted_from, scores_end, samples };
 
     let known = &sequence.tokens[start.min(sequence.tokens.len())..known_end.min(sequence.tokens.len())];
     let ahead = len - known.len();
@@ -533,7 +515,15 @@ fn place(
     assert!(ahead == 0 || drafts == 0, "drafts follow a known token");
     sequence.draft.in_flight = drafts;
     let tokens = known.iter().chain(sequence.draft.launched()).map(|&token| Token::Known(token));
-    step.batch.push(row, tokens.chain((0..ahead).map(|_| Token::Sampled(seat.slot))));
+    let row = Row {
+        slot,
+        start: small(start),
+        len: small(end - start),
+        // Not copied: they come back in `take_back`.
+        pages: sequence.seat.as_mut().expect("seated").tables.lend(),
+        wanted: small(scheduled.wanted()),
+    };
+    step.batch.push(row, tokens.chain((0..ahead).map(|_| Token::Sampled(slot))));
     step.tokens_left -= end - start;
     step.wanted_left -= scheduled.wanted();
     step.rows.push(scheduled);
