@@ -70,11 +70,16 @@ pub struct Engine {
 /// A launched step, until it is collected.
 struct StepInFlight {
     rows: Vec<Scheduled>,
+    /// The masks that were computed beside it, in the order of its rows.
+    masks: Vec<Mask>,
     /// What was asked of the sampler, in the order of its output.
     asked: Vec<Ask>,
     tokens: usize,
     began: Duration,
 }
+
+/// The index of a row, and which tokens its form allows next.
+type Mask = (usize, Result<SimpleVob, String>);
 
 /// One question to the sampler.
 #[derive(Clone, Copy)]
@@ -254,19 +259,35 @@ impl Engine {
 
     /// Puts the next step together and starts it; `false` when there was nothing to start.
     fn launch(&mut self) -> bool {
-        let (batch, rows) = self.scheduler.schedule(self.budget.tokens());
+        let rows = self.scheduler.schedule(self.budget.tokens());
         if rows.is_empty() {
             return false;
         }
+        let mut forms = self.borrow_forms(&rows);
+        let batch = self.scheduler.batch();
         let (tokens, began) = (batch.tokens.len(), (self.clock)());
-        let launched = guarded(|| self.runner.launch(batch));
+        let mut launch = || guarded(|| self.runner.launch(batch));
+        let (masks, launched) = if forms.is_empty() {
+            (None, launch())
+        } else {
+            beside(|| forms.iter_mut().map(|(row, form)| (*row, form.mask())).collect(), launch)
+        };
         self.scheduler.take_back(&rows);
+        for (row, form) in forms {
+            self.scheduler.get_mut(rows[row].id).expect("in this step").grammar = Some(form);
+        }
         for row in rows.iter().filter(|row| row.starts) {
             self.start(row.id);
         }
         match launched {
             Ok(()) => {
-                self.in_flight.push_back(StepInFlight { rows, asked: Vec::new(), tokens, began });
+                self.in_flight.push_back(StepInFlight {
+                    rows,
+                    masks: masks.unwrap_or_default(),
+                    asked: Vec::new(),
+                    tokens,
+                    began,
+                });
                 true
             }
             Err(failed) => {
@@ -275,6 +296,18 @@ impl Engine {
                 false
             }
         }
+    }
+
+    /// The forms whose next mask can be computed before the step is, with the indices of their rows. A runner that
+    /// computes while others wait for it gets its masks in `sample`, when the step before is known.
+    fn borrow_forms(&mut self, rows: &[Scheduled]) -> Vec<(usize, Grammar)> {
+        if self.runner.depth() > 0 {
+            return Vec::new();
+        }
+        let choosing = rows.iter().enumerate().filter(|(_, row)| row.samples > 0);
+        choosing
+            .filter_map(|(index, row)| Some((index, self.scheduler.get_mut(row.id)?.grammar.take()?)))
+            .collect()
     }
 
     /// Says once that a sequence has its first seat, and frees its place in the queue.
@@ -328,11 +361,13 @@ impl Engine {
     fn sample(&mut self) {
         let Some(step) = self.in_flight.back_mut() else { return };
         let mut prepared = Vec::with_capacity(step.rows.len());
+        let mut ready = std::mem::take(&mut step.masks).into_iter().peekable();
         let mut broken = Vec::new();
         let mut wanted_before = 0;
         for (index, row) in step.rows.iter_mut().enumerate() {
             let first_wanted = wanted_before;
             wanted_before += row.wanted();
+            let mut ready = ready.next_if(|&(row, _)| row == index).map(|(_, mask)| mask);
             let Some(sequence) = self.scheduler.get_mut(row.id) else { continue };
             let wanted = |position: usize| {
                 u32::try_from(first_wanted + position - row.wanted_from).expect("bounded by the step")
@@ -347,7 +382,8 @@ impl Engine {
                 row.samples = 0;
             }
             for position in row.end - row.samples..row.end {
-                let mask = match sequence.grammar.as_mut().map(Grammar::mask).transpose() {
+                let mask = ready.take().or_else(|| sequence.grammar.as_mut().map(Grammar::mask));
+                let mask = match mask.transpose() {
                     Ok(mask) => mask,
                     Err(reason) => {
                         broken.push((row.id, reason));
@@ -410,7 +446,11 @@ impl Engine {
             Ok(output) => output,
             Err(failed) => return self.fail_step(&step.rows, failed),
         };
-        assert_eq!(output.sampled.len(), step.asked.len(), "a runner answers every question");
+        if output.sampled.len() != step.asked.len() {
+            let reason = format!("{} answers to {} questions", output.sampled.len(), step.asked.len());
+            let failed = StepFailed { failure: Failure::Backend(reason), reach: Reach::Steps };
+            return self.fail_step(&step.rows, failed);
+        }
         let elapsed = (self.clock)().saturating_sub(step.began);
         self.budget.observe(step.tokens, elapsed);
         self.scheduler.observe(step.tokens, elapsed.as_secs_f64());
@@ -603,6 +643,15 @@ fn assert_windows_fit(groups: &[KvGroup], limits: StepLimits, context: usize) {
     }
 }
 
+/// Does `work` on a thread of its own while `launch` computes here; without such a thread it is not done.
+fn beside<A: Send, B>(work: impl FnOnce() -> A + Send, launch: impl FnOnce() -> B) -> (Option<A>, B) {
+    thread::scope(|scope| {
+        let work = thread::Builder::new().name("masks".into()).spawn_scoped(scope, work);
+        let launched = launch();
+        (work.ok().and_then(|work| work.join().ok()), launched)
+    })
+}
+
 /// Each choice has its own random numbers; the first has the request's.
 fn choice_seed(seed: u64, choice: usize) -> u64 {
     // The golden-ratio step keeps seeds of neighbouring choices far apart.
@@ -643,4 +692,159 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 
 fn small(value: usize) -> u32 {
     u32::try_from(value).expect("positions are bounded by the context")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, rc::Rc, sync::mpsc};
+
+    use fornax_compute::{Batch, Output, Sampling};
+
+    use super::*;
+    use crate::{
+        Form, Grammars, Vocabulary,
+        fake::{Fake, FakeOptions},
+    };
+
+    /// A fake that writes down which step is called for what, and can swallow answers.
+    struct Noting {
+        fake: Fake,
+        notes: Rc<RefCell<Vec<String>>>,
+        launched: usize,
+        collected: usize,
+        /// The answers of this step get lost.
+        loses: Option<usize>,
+    }
+
+    impl Noting {
+        fn note(&self, text: String) {
+            self.notes.borrow_mut().push(text);
+        }
+    }
+
+    impl Runner for Noting {
+        fn launch(&mut self, batch: &Batch) -> Result<(), Error> {
+            self.note(format!("launch {}", self.launched));
+            self.launched += 1;
+            self.fake.launch(batch)
+        }
+
+        fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+            let masks = rows.iter().filter(|row| row.mask.is_some()).count();
+            self.note(format!("sample {} with {masks} masks", self.launched - 1));
+            self.fake.sample(rows)
+        }
+
+        fn collect(&mut self) -> Result<Output, Error> {
+            self.note(format!("collect {}", self.collected));
+            let mut output = self.fake.collect()?;
+            if self.loses == Some(self.collected) {
+                output.sampled.clear();
+            }
+            self.collected += 1;
+            Ok(output)
+        }
+
+        fn reset(&mut self) {
+            self.fake.reset();
+        }
+
+        fn depth(&self) -> usize {
+            self.fake.depth()
+        }
+
+        fn limits(&self) -> StepLimits {
+            self.fake.limits()
+        }
+
+        fn groups(&self) -> &[KvGroup] {
+            self.fake.groups()
+        }
+
+        fn vocab(&self) -> u32 {
+            self.fake.vocab()
+        }
+    }
+
+    fn noting(depth: usize, loses: Option<usize>) -> (Engine, Handle, Rc<RefCell<Vec<String>>>) {
+        let group = KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 9 };
+        let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
+        let options =
+            FakeOptions { groups: vec![group], limits, depth, vocab: 27, faults: Box::new(|| None) };
+        let notes = Rc::new(RefCell::new(Vec::new()));
+        let runner =
+            Noting { fake: Fake::new(options), notes: Rc::clone(&notes), launched: 0, collected: 0, loses };
+        let clock: Clock = Arc::new(|| Duration::ZERO);
+        let (engine, handle) = Engine::new(Box::new(runner), EngineOptions::new(128, clock));
+        (engine, handle, notes)
+    }
+
+    fn lettered(tokens: usize) -> Request {
+        let mut bytes: Vec<Vec<u8>> = (b'a'..=b'z').map(|letter| vec![letter]).collect();
+        bytes.push(Vec::new());
+        let encode = Arc::new(|bytes: &[u8]| bytes.iter().map(|byte| u32::from(byte - b'a')).collect());
+        let grammars = Grammars::new(Vocabulary { bytes, end_tokens: vec![26], encode }).unwrap();
+        let form = grammars.compile(&Form::Regex(format!("[a-y]{{{tokens}}}"))).unwrap();
+        Request { grammar: Some(form), ..Request::new(vec![1, 2, 3], tokens, Sampling::greedy()) }
+    }
+
+    #[test]
+    fn masks_are_computed_while_a_step_is_under_way() {
+        // The next mask needs the token before it. With a runner that computes while the engine goes on, the next step
+        // is therefore launched, the one before collected, the mask computed, in this order.
+        let (mut engine, handle, notes) = noting(1, None);
+        let _reply = handle.submit(lettered(3)).unwrap();
+        while engine.turn() == Turn::Worked {}
+        assert_eq!(
+            *notes.borrow(),
+            [
+                "launch 0",
+                "sample 0 with 1 masks",
+                "launch 1",
+                "collect 0",
+                "sample 1 with 1 masks",
+                "launch 2",
+                "collect 1",
+                "sample 2 with 1 masks",
+                "collect 2",
+            ]
+        );
+        // With one that computes in `launch`, they are computed beside it: each side waits for the other here.
+        let (to_launch, from_work) = mpsc::channel();
+        let (to_work, from_launch) = mpsc::channel();
+        let long = Duration::from_secs(60);
+        let work = move || {
+            to_launch.send(()).unwrap();
+            from_launch.recv_timeout(long).is_ok()
+        };
+        let launch = || {
+            to_work.send(()).unwrap();
+            from_work.recv_timeout(long).is_ok()
+        };
+        assert_eq!(beside(work, launch), (Some(true), true));
+        let (mut engine, handle, notes) = noting(0, None);
+        let _reply = handle.submit(lettered(2)).unwrap();
+        while engine.turn() == Turn::Worked {}
+        let one_by_one = ["launch 0", "sample 0 with 1 masks", "collect 0"];
+        let then = ["launch 1", "sample 1 with 1 masks", "collect 1"];
+        assert_eq!(*notes.borrow(), [one_by_one, then].concat());
+    }
+
+    #[test]
+    fn a_runner_that_loses_answers_fails_the_steps_in_flight_and_nothing_else() {
+        for depth in [0, 1] {
+            let (mut engine, handle, _) = noting(depth, Some(1));
+            let mut lost = handle.submit(Request::new(vec![1, 2, 3], 5, Sampling::greedy())).unwrap();
+            while engine.turn() == Turn::Worked {}
+            let events: Vec<Event> = std::iter::from_fn(|| lost[0].try_recv()).collect();
+            let reason = "0 answers to 1 questions".to_owned();
+            assert_eq!(events.last(), Some(&Event::Failed(Failure::Backend(reason))), "depth {depth}");
+            let mut next = handle.submit(Request::new(vec![1, 2, 3], 5, Sampling::greedy())).unwrap();
+            while engine.turn() == Turn::Worked {}
+            let events: Vec<Event> = std::iter::from_fn(|| next[0].try_recv()).collect();
+            assert!(matches!(events.last(), Some(Event::End { .. })), "depth {depth}: {events:?}");
+            engine.assert_consistent();
+            assert_eq!(handle.stats().pages[0].referenced, 0);
+        }
+    }
 }

@@ -34,6 +34,9 @@ pub const PRIORITY_PLACES: i64 = 256;
 /// Answers that one request may ask for.
 pub const CHOICES_MAX: u32 = 128;
 
+/// Bytes of a salt: every cached prefix under it is found by them.
+const SALT_BYTES_MAX: usize = 1024;
+
 /// Why a request is refused at the door. Nothing of it remains.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
@@ -173,6 +176,9 @@ impl Request {
         if !(1..=CHOICES_MAX).contains(&self.choices) {
             return wrong("n", self.choices.to_string(), "1 to 128");
         }
+        if self.salt.len() > SALT_BYTES_MAX {
+            return wrong("cache_salt", format!("{} bytes", self.salt.len()), "at most 1024 bytes");
+        }
         if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.vocab() < capacity.vocab) {
             // Its masks would end before the vocabulary does.
             let value = format!("compiled for {} tokens of {}", grammar.vocab(), capacity.vocab);
@@ -221,6 +227,26 @@ mod tests {
             "token 50 is out of range; the vocabulary has 50",
         );
         check(Request { choices: 1000, ..good.clone() }, "n is 1000; wanted 1 to 128");
+        let salt = "s".repeat(1025).into();
+        check(Request { salt, ..good.clone() }, "cache_salt is 1025 bytes; wanted at most 1024 bytes");
+        let check = |sampling: Sampling, wanted: &str| check(Request { sampling, ..good.clone() }, wanted);
+        let sampling = Sampling::greedy;
+        check(
+            Sampling { logit_bias: vec![(1, 0.5); 51], ..sampling() },
+            "logit_bias is 51; wanted no longer than the vocabulary",
+        );
+        check(
+            Sampling { allowed_token_ids: Some(vec![1; 51]), ..sampling() },
+            "allowed_token_ids is 51; wanted no longer than the vocabulary",
+        );
+        check(
+            Sampling { bad_words: vec![vec![1]; 4097], ..sampling() },
+            "bad_words is 4097; wanted at most 4096 sequences",
+        );
+        check(
+            Sampling { bad_words: vec![vec![1; 257]], ..sampling() },
+            "bad_words is 257; wanted made of at most 256 tokens each",
+        );
         let hot = Sampling { temperature: f32::NAN, ..Sampling::greedy() };
         assert!(matches!(
             Request { sampling: hot, ..good }.check(&capacity),

@@ -129,8 +129,8 @@ impl Scheduler {
         assert!(old.is_none(), "sequence numbers are used once");
     }
 
-    /// The next batch, at most `budget` tokens, and what each of its rows is; empty when nothing can move.
-    pub(crate) fn schedule(&mut self, budget: usize) -> (&Batch, Vec<Scheduled>) {
+    /// Puts the next batch together, at most `budget` tokens: what each of its rows is; none when nothing can move.
+    pub(crate) fn schedule(&mut self, budget: usize) -> Vec<Scheduled> {
         let mut batch = std::mem::take(&mut self.batch);
         batch.tokens.clear();
         batch.positions.clear();
@@ -165,7 +165,12 @@ impl Scheduler {
         }
         self.seat_waiting(&mut step);
         self.batch = step.batch;
-        (&self.batch, step.rows)
+        step.rows
+    }
+
+    /// The batch that was put together last.
+    pub(crate) fn batch(&self) -> &Batch {
+        &self.batch
     }
 
     /// Gives the page tables that the launched batch carried back to their sequences. The step's rows are in its order.

@@ -212,6 +212,9 @@ impl Sampling {
     }
 
     fn check_tokens(&self, vocab: u32) -> Result<(), Error> {
+        let vocab_len = vocab as usize;
+        const PER_TOKEN: &str = "no longer than the vocabulary";
+        rule("logit_bias", self.logit_bias.len(), self.logit_bias.len() <= vocab_len, PER_TOKEN)?;
         let known = |name, token: u32| rule(name, token, token < vocab, "a token of the vocabulary");
         for &(token, bias) in &self.logit_bias {
             known("logit_bias", token)?;
@@ -220,12 +223,16 @@ impl Sampling {
         for (name, sequences) in
             [("dry_sequence_breakers", &self.dry_sequence_breakers), ("bad_words", &self.bad_words)]
         {
+            rule(name, sequences.len(), sequences.len() <= SEQUENCES_MAX, "at most 4096 sequences")?;
             for sequence in sequences {
+                let len = sequence.len();
+                rule(name, len, len <= SEQUENCE_TOKENS_MAX, "made of at most 256 tokens each")?;
                 rule(name, "an empty sequence", !sequence.is_empty(), "made of at least one token each")?;
                 sequence.iter().try_for_each(|&token| known(name, token))?;
             }
         }
         if let Some(ids) = &self.allowed_token_ids {
+            rule("allowed_token_ids", ids.len(), ids.len() <= vocab_len, PER_TOKEN)?;
             rule("allowed_token_ids", "empty", !ids.is_empty(), "absent or name a token")?;
             ids.iter().try_for_each(|&token| known("allowed_token_ids", token))?;
         }
@@ -243,6 +250,12 @@ impl Mirostat {
         }
     }
 }
+
+/// Banned words or sequence breakers of one request: each is compared at every token.
+const SEQUENCES_MAX: usize = 4096;
+
+/// Tokens of one of them.
+const SEQUENCE_TOKENS_MAX: usize = 256;
 
 fn rule(name: &'static str, value: impl ToString, valid: bool, wanted: &'static str) -> Result<(), Error> {
     if valid { Ok(()) } else { Err(Error::SampleParameter { name, value: value.to_string(), wanted }) }
