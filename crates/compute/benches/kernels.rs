@@ -14,22 +14,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Simd};
-use fornax_compute::{Backend, Batch, Memory, Purpose, Row, Rows, Token};
+use fornax_compute::{Backend, Batch, Memory, Purpose, Row, Rows, Token, WEIGHT_TYPES};
 use fornax_format::{DType, View};
-
-const TYPES: [DType; 11] = [
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q8_0,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-];
 
 /// Seconds on one thread that count: those that it computed, where the system tells, so that what else the machine does
 /// is not timed; of several threads those that passed.
@@ -54,7 +40,7 @@ fn main() {
         "simd", "type", "rows", "tokens", "us", "GB/s", "GOPS"
     );
     for simd in Simd::present().filter(|&simd| simd != Simd::Scalar) {
-        for dtype in TYPES {
+        for dtype in WEIGHT_TYPES {
             for tokens in [1, 8, 512] {
                 let name = format!("{} {dtype}", simd.name());
                 if name.contains(&filter) {

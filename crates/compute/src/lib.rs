@@ -21,13 +21,15 @@ mod kv;
 mod memory;
 mod philox;
 mod sample;
+mod splitmix;
 
 pub use backend::{Attention, Backend, Glu, Heads, Linear, Norm, Output, Rope, Rows};
 pub use batch::{Batch, Row, Token};
 pub use error::Error;
 pub use kv::{KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
-pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage};
+pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage, WEIGHT_TYPES};
 pub use philox::uniform;
 pub use sample::{
     Given, Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX, sample,
 };
+pub use splitmix::SplitMix64;

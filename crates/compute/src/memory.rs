@@ -95,6 +95,21 @@ impl<'a> From<View<'a>> for Part<'a> {
     }
 }
 
+/// Every type that a weight may have.
+pub const WEIGHT_TYPES: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
 /// Owns device memory on one thread. Bytes are counted by purpose where they are allocated.
 pub trait Memory {
     /// A matrix ready to be multiplied by: parts stacked by output rows, in the backend's own layout.

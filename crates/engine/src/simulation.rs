@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling};
+use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling, SplitMix64};
 
 use crate::{
     EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, QueueLimits, Refusal, Reply,
@@ -102,7 +102,7 @@ static FORM: LazyLock<Grammar> = LazyLock::new(|| {
 
 /// Lives through `arrivals` requests. Panics, naming what is wrong, if anything is.
 pub fn live(seed: u64, arrivals: usize) -> Life {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let world = World::roll(&mut dice);
     let (mut engine, handle) = world.engine(seed);
     let mut life = Life::default();
@@ -198,7 +198,7 @@ impl World {
     }
 
     fn engine(&self, seed: u64) -> (Engine, Handle) {
-        let mut dice = Dice(seed ^ 0x0fau64);
+        let mut dice = Dice::new(seed ^ 0x0fau64);
         let percent = self.fault_percent;
         let faults = move || {
             let kinds = [Fault::Launch, Fault::Sample, Fault::Collect, Fault::Panic, Fault::NotANumber];
@@ -224,7 +224,7 @@ impl World {
         if self.wrong_draft_percent >= 100 {
             return Speculation::Off;
         }
-        let (mut dice, percent, vocab) = (Dice(seed ^ 0xd4af), self.wrong_draft_percent, self.vocab);
+        let (mut dice, percent, vocab) = (Dice::new(seed ^ 0xd4af), self.wrong_draft_percent, self.vocab);
         let windows: Vec<_> = self.groups.iter().map(|group| group.window).collect();
         Speculation::Always(Box::new(move |tokens, count| {
             let mut all = tokens.to_vec();
@@ -251,7 +251,7 @@ impl World {
             ..Sampling::greedy()
         };
         let request = Request {
-            seed: dice.next(),
+            seed: dice.any(),
             prompt_logprobs,
             grammar: (dice.chance(25) && !only_scores).then(|| FORM.clone()),
             choices: if dice.chance(20) && !only_scores { 3 } else { 1 },
@@ -385,29 +385,45 @@ impl Watched {
     }
 }
 
-/// SplitMix64.
-struct Dice(u64);
+/// Decisions that a seed repeats.
+pub struct Dice(SplitMix64);
 
 impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    /// The decisions of this seed.
+    pub fn new(seed: u64) -> Dice {
+        Dice(SplitMix64(seed))
     }
 
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).expect("below a usize")
+    /// Any number.
+    pub fn any(&mut self) -> u64 {
+        self.0.bits()
+    }
+
+    /// Below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0.below(bound)
     }
 
     /// `low` to `high`, both included.
-    fn between(&mut self, low: usize, high: usize) -> usize {
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
 
-    fn chance(&mut self, percent: u32) -> bool {
+    /// True so many times in a hundred.
+    pub fn chance(&mut self, percent: u32) -> bool {
         self.below(100) < percent as usize
+    }
+
+    /// One of them.
+    pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len())]
+    }
+
+    /// Puts them in another order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for index in (1..items.len()).rev() {
+            items.swap(index, self.below(index + 1));
+        }
     }
 
     fn token(&mut self, vocab: u32) -> u32 {

@@ -22,6 +22,7 @@ use fornax_compute::{
     Batch, Error, KvDType, KvGroup, KvSpec, Memory, Output, SampleRow, Sampling,
     cpu::{Cpu, CpuOptions},
 };
+use fornax_engine::simulation::Dice;
 use fornax_engine::{
     EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, Local, LocalParts, QueueLimits,
     Refusal, Reply, Request, Runner, StepLimits, Vocabulary,
@@ -196,7 +197,7 @@ impl Soak {
 
     /// One request, read to its end or dropped on the way.
     fn call(&self, index: usize) {
-        let mut dice = Dice(SEED.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ index as u64);
+        let mut dice = Dice::new(SEED.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ index as u64);
         let kind = match dice.below(100) {
             0..24 => Kind::Short,
             24..31 => Kind::Long,
@@ -261,7 +262,7 @@ impl Soak {
             ..Sampling::greedy()
         };
         Request {
-            seed: dice.next(),
+            seed: dice.any(),
             grammar: (kind == Kind::Structured).then(|| self.forms[dice.below(self.forms.len())].clone()),
             choices: if kind == Kind::Many { 3 } else { 1 },
             priority: [0, 0, 0, -1, 1][dice.below(5)],
@@ -496,25 +497,4 @@ fn resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
-}
-
-/// SplitMix64.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).unwrap()
-    }
-
-    fn between(&mut self, low: usize, high: usize) -> usize {
-        low + self.below(high - low + 1)
-    }
 }

@@ -2,12 +2,13 @@
 //!
 //! It has no tokenizer and takes token ids. What it says means nothing.
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use fornax_compute::SplitMix64;
 use fornax_format::DType;
 use half::{bf16, f16};
 
@@ -31,7 +32,7 @@ pub struct Shape {
 }
 
 /// Every shape that can be made.
-pub const SHAPES: [Shape; 4] = [
+pub const SHAPES: [Shape; 5] = [
     Shape {
         name: "tiny",
         architecture: "llama",
@@ -92,21 +93,21 @@ pub const SHAPES: [Shape; 4] = [
         tied: false,
         qkv_bias: true,
     },
-];
-
-/// Types that matrices can have.
-pub const QUANTS: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
+    Shape {
+        name: "llama3-70b",
+        architecture: "llama",
+        layers: 80,
+        hidden: 8192,
+        ffn: 28_672,
+        heads: 64,
+        heads_kv: 8,
+        head_dim: 128,
+        vocab: 128_256,
+        context: 8192,
+        rope_base: 500_000,
+        tied: false,
+        qkv_bias: false,
+    },
 ];
 
 /// A tensor of the file.
@@ -138,10 +139,7 @@ pub fn write(
     seed: u64,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> io::Result<()> {
-    let tensors = tensors(shape, quant);
-    let header = header(shape, &tensors);
-    let padded = |tensor: &Tensor| tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
-    let total = header.len() as u64 + tensors.iter().map(padded).sum::<u64>();
+    let (tensors, header, total) = outline(shape, quant);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = tempfile::Builder::new()
         .prefix(".fornax-")
@@ -151,7 +149,7 @@ pub fn write(
     let mut out = BufWriter::with_capacity(1 << 20, file);
     out.write_all(&header)?;
     let mut written = header.len() as u64;
-    let mut random = Random(seed);
+    let mut random = Random(SplitMix64(seed));
     let mut row = Vec::new();
     for tensor in &tensors {
         for _ in 0..tensor.rows.unwrap_or(1) {
@@ -166,7 +164,7 @@ pub fn write(
             out.write_all(&row)?;
         }
         out.write_all(&vec![0; tensor.bytes().next_multiple_of(ALIGNMENT) - tensor.bytes()])?;
-        written += padded(tensor);
+        written += tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
         if progress(written, total).is_break() {
             return Err(io::ErrorKind::Interrupted.into());
         }
@@ -174,6 +172,25 @@ pub fn write(
     let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.persist_noclobber(path).map_err(|error| error.error)?;
     Ok(())
+}
+
+/// Writes such a file whose header is whole and whose weights are a hole: as large as [`write`] would make it, on no disk.
+/// Enough to plan with. Returns its size.
+pub fn write_hole(path: &Path, shape: &Shape, quant: DType) -> io::Result<u64> {
+    let (_, header, total) = outline(shape, quant);
+    let mut file = File::create_new(path)?;
+    file.write_all(&header)?;
+    file.set_len(total)?;
+    Ok(total)
+}
+
+/// The tensors of a file, its header, and its size.
+fn outline(shape: &Shape, quant: DType) -> (Vec<Tensor>, Vec<u8>, u64) {
+    let tensors = tensors(shape, quant);
+    let header = header(shape, &tensors);
+    let padded = |tensor: &Tensor| tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
+    let total = header.len() as u64 + tensors.iter().map(padded).sum::<u64>();
+    (tensors, header, total)
 }
 
 fn tensors(shape: &Shape, quant: DType) -> Vec<Tensor> {
@@ -277,28 +294,19 @@ fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
     out
 }
 
-/// Splitmix64.
-struct Random(u64);
+struct Random(SplitMix64);
 
 impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
-    }
-
     /// Roughly normal: mean 0, standard deviation 1, from the sixteen-bit parts of one number.
     fn normal(&mut self) -> f32 {
-        let bits = self.bits();
+        let bits = self.0.bits();
         let sum: f32 = (0..4).map(|part| ((bits >> (16 * part)) & 0xffff) as f32 / 65_536.0).sum();
         (sum - 2.0) * 3f32.sqrt()
     }
 
     fn fill(&mut self, out: &mut [u8]) {
         for chunk in out.chunks_mut(8) {
-            chunk.copy_from_slice(&self.bits().to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.0.bits().to_le_bytes()[..chunk.len()]);
         }
     }
 
@@ -369,14 +377,14 @@ fn scale(dtype: DType, deviation: f32, block: &mut [u8]) {
                 *byte = *byte % 4 + 1;
             }
         }
-        other => unreachable!("{other} is not among QUANTS"),
+        other => unreachable!("{other} is not among WEIGHT_TYPES"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use fornax_compute::cpu::{Activations, Cpu, CpuOptions};
-    use fornax_compute::{Backend, Batch, Memory, PageId, Part, Purpose, Row, Token};
+    use fornax_compute::{Backend, Batch, Memory, PageId, Part, Purpose, Row, Token, WEIGHT_TYPES};
     use fornax_format::Checkpoint;
 
     use super::*;
@@ -385,7 +393,7 @@ mod tests {
     #[test]
     fn every_type_has_sane_values_and_computes() {
         let folder = tempfile::tempdir().unwrap();
-        for quant in QUANTS {
+        for quant in WEIGHT_TYPES {
             let path = folder.path().join(format!("{quant}.gguf"));
             write(&path, &SHAPES[0], quant, 1, &mut |_, _| ControlFlow::Continue(())).unwrap();
             let checkpoint = Checkpoint::open(&path).unwrap();
@@ -418,9 +426,9 @@ mod tests {
 
     #[test]
     fn scales_are_never_denormal() {
-        let mut random = Random(7);
+        let mut random = Random(SplitMix64(7));
         let widest = SHAPES.iter().map(|shape| shape.ffn).max().unwrap() as usize;
-        for quant in QUANTS.into_iter().filter(|quant| quant.block_values() > 1) {
+        for quant in WEIGHT_TYPES.into_iter().filter(|quant| quant.block_values() > 1) {
             let mut row = Vec::new();
             random.row(quant, widest / 256 * 256, &mut row);
             let places: &[usize] = match quant {

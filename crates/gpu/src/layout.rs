@@ -232,25 +232,11 @@ fn word(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use fornax_compute::cpu::{Activations, Cpu};
-    use fornax_compute::{Backend, Batch, Memory, Purpose, Row as BatchRow, Token};
+    use fornax_compute::{Backend, Batch, Memory, Purpose, Row as BatchRow, Token, WEIGHT_TYPES};
     use fornax_format::View;
     use half::{bf16, f16};
 
     use super::*;
-
-    const DTYPES: [DType; 11] = [
-        DType::F32,
-        DType::F16,
-        DType::BF16,
-        DType::Q4_0,
-        DType::Q4_1,
-        DType::Q5_0,
-        DType::Q5_1,
-        DType::Q8_0,
-        DType::Q4_K,
-        DType::Q5_K,
-        DType::Q6_K,
-    ];
 
     /// Reads one value out of the planes as the kernels' `value` functions do.
     fn value(format: Format, planes: &[Vec<u8>; PLANES], groups: usize, row: usize, column: usize) -> f32 {
@@ -321,7 +307,7 @@ mod tests {
 
     #[test]
     fn packed_rows_hold_the_values_of_the_file() {
-        for dtype in DTYPES {
+        for dtype in WEIGHT_TYPES {
             let format = Format::of(dtype).unwrap();
             for columns in [17usize, 32, 96, 256, 576, 768] {
                 let (rows, groups) = (37, columns.div_ceil(TILE_COLUMNS));

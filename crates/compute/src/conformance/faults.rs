@@ -4,11 +4,11 @@ use fornax_format::DType;
 
 use crate::{
     Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Norm, PageId, Purpose, Row,
-    Rows, Token,
+    Rows, Token, WEIGHT_TYPES,
 };
 
 use super::bench::{Bench, Table, batch, step};
-use super::random::{DTYPES, Random, Stored};
+use super::random::{Random, Stored};
 use super::{Failure, Op, Suite};
 
 const COLUMNS: usize = 256;
@@ -18,7 +18,7 @@ const BROKEN: usize = 2;
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     for fault in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for dtype in DTYPES {
+        for dtype in WEIGHT_TYPES {
             suite.check(Op::Fault, format_args!("{fault} through matmul {dtype}"), |backend| {
                 stays_in_its_row(&product(backend, dtype, fault)?)
             });

@@ -4,14 +4,14 @@ use std::fmt;
 
 use fornax_format::DType;
 
-use crate::{Backend, Linear, Purpose, Rows, Token};
+use crate::{Backend, Linear, Purpose, Rows, Token, WEIGHT_TYPES};
 
 use super::bench::{Bench, Table, batch, step};
-use super::random::{DTYPES, Random, Stored};
+use super::random::{Random, Stored};
 use super::{Case, Failure, Op, Suite};
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
-    for dtype in DTYPES {
+    for dtype in WEIGHT_TYPES {
         // 17 leaves vector code a tail; the widths of real models follow.
         for columns in [17usize, 32, 256, 576, 768, 896] {
             if !columns.is_multiple_of(dtype.block_values()) {

@@ -5,48 +5,30 @@ use std::fmt;
 use fornax_format::{DType, View};
 use half::{bf16, f16};
 
-use crate::{PageId, Part};
+use crate::{PageId, Part, SplitMix64};
 
 use super::Failure;
 
-/// Every type that a weight may have.
-pub(super) const DTYPES: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q8_0,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
-
-/// Splitmix64: small, and enough for inputs.
-pub(super) struct Random(u64);
+/// The inputs of a case.
+pub(super) struct Random(SplitMix64);
 
 impl Random {
     /// The inputs of a case are those of its name (FNV-1a), so that cases neither share nor shift them.
     pub(super) fn of(case: impl fmt::Display) -> Random {
         let name = case.to_string();
-        Random(name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-        }))
+        });
+        Random(SplitMix64(seed))
     }
 
     fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
+        self.0.bits()
     }
 
     /// Below `limit`.
     pub(super) fn below(&mut self, limit: usize) -> usize {
-        (self.bits() % limit as u64) as usize
+        self.0.below(limit)
     }
 
     /// In [0, 1).

@@ -6,12 +6,12 @@ use std::sync::{
 };
 
 use fornax_compute::Sampling;
+use fornax_engine::simulation::Dice;
 use fornax_engine::{EndReason, Event, Failure, Form, Grammars, Refusal, Reply, Request, Turn, Vocabulary};
 use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::{
-    dice::Dice,
     suite::bytewise,
     world::{Answer, Tokens, answers, engine},
 };
@@ -28,7 +28,7 @@ fn finished(forms: &[Form]) -> (Vec<Answer>, usize) {
 
 #[test]
 fn whatever_the_regular_expression_every_finished_answer_matches_it() {
-    let mut dice = Dice(3);
+    let mut dice = Dice::new(3);
     let mut patterns: Vec<String> = (0..150).map(|_| expression(&mut dice, 3)).collect();
     // Anchors say nothing new; case and line flags do.
     patterns.extend(
@@ -101,7 +101,7 @@ fn a_choice_is_written_exactly() {
         "//",
         "#",
     ];
-    let mut dice = Dice(5);
+    let mut dice = Dice::new(5);
     let choices: Vec<Vec<String>> =
         (0..60).map(|_| (0..dice.between(1, 5)).map(|_| (*dice.pick(&odd)).to_owned()).collect()).collect();
     let forms: Vec<Form> = choices.iter().cloned().map(Form::Choice).collect();

@@ -2,7 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 #![expect(clippy::print_stdout, reason = "counts are for people to read")]
 
-mod dice;
 mod hostile;
 mod languages;
 mod schemas;

@@ -1,19 +1,17 @@
 //! Schemas made from a seed: every answer that ends as one validates, by an independent validator.
 
 use fornax_engine::Form;
+use fornax_engine::simulation::Dice;
 use serde_json::{Map, Value, json};
 
-use crate::{
-    dice::Dice,
-    world::{Tokens, answers},
-};
+use crate::world::{Tokens, answers};
 
 const SEED: u64 = 1;
 const SCHEMAS: usize = 200;
 
 #[test]
 fn whatever_the_schema_every_finished_answer_validates() {
-    let mut dice = Dice(SEED);
+    let mut dice = Dice::new(SEED);
     let schemas: Vec<Value> = (0..SCHEMAS).map(|_| schema(&mut dice)).collect();
     let forms: Vec<Form> = schemas.iter().cloned().map(Form::JsonSchema).collect();
     let tokens = Tokens::new();

@@ -3,13 +3,12 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling};
+use fornax_engine::simulation::Dice;
 use fornax_engine::{
     EndReason, Engine, EngineOptions, Event, Form, Grammars, Handle, QueueLimits, Request, StepLimits, Turn,
     Vocabulary,
     fake::{Fake, FakeOptions},
 };
-
-use crate::dice::Dice;
 
 /// Tokens that end an answer; none of them has bytes.
 const END_TOKENS: [u32; 2] = [1, 7];
@@ -49,7 +48,7 @@ impl Tokens {
         ]);
         texts.sort();
         texts.dedup();
-        Dice(17).shuffle(&mut texts);
+        Dice::new(17).shuffle(&mut texts);
         let mut bytes = Vec::new();
         for text in texts {
             while [&END_TOKENS[..], &CONTROL_TOKENS[..]]

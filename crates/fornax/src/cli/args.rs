@@ -73,10 +73,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub(crate) chat_template_file: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-    /// Requests computed at once; the cache holds a whole context for each
-    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
-    pub(crate) parallel: usize,
+    pub(crate) capacity: CapacityArgs,
     /// Print the memory that was planned and allocated
     #[arg(long, help_heading = "Model")]
     pub(crate) verbose: bool,
@@ -232,10 +229,7 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", allow_negative_numbers = true, requires = "json")]
     pub(crate) prompt_logprobs: Option<u32>,
     #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-    /// Requests computed at once; the cache holds a whole context for each
-    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
-    pub(crate) parallel: usize,
+    pub(crate) capacity: CapacityArgs,
     /// Print the memory that was planned and allocated
     #[arg(long, help_heading = "Model")]
     pub(crate) verbose: bool,
@@ -260,10 +254,7 @@ pub(crate) struct Plan {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-    /// Requests computed at once; the cache holds a whole context for each
-    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
-    pub(crate) parallel: usize,
+    pub(crate) capacity: CapacityArgs,
 }
 
 /// Show what is in a model: metadata, architecture facts, tensors, tokenizer, chat template
@@ -499,6 +490,16 @@ pub(crate) struct PromptArgs {
     /// Parse control tokens written in the text
     #[arg(long, conflicts_with = "tokens")]
     pub(crate) special: bool,
+}
+
+/// Where a model is computed, and how many requests at once.
+#[derive(Debug, Args)]
+pub(crate) struct CapacityArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Requests computed at once; the cache holds a whole context for each
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
+    pub(crate) parallel: usize,
 }
 
 /// Where and how the model is computed.

@@ -97,7 +97,8 @@ pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
     let started = Instant::now();
-    let model = device::open(device::options(&path, &args.device)?.parallel(args.parallel))?;
+    let model =
+        device::open(device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel))?;
     let load = started.elapsed();
     let mut request = args.sampling.request(prompt, form, Sampling::greedy(), model.text())?;
     request.choices = args.n;
@@ -107,13 +108,13 @@ pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
     }
     // Before anything is said: a refusal stays the only line.
     model.check(&request)?;
-    device::announce(model.device(), &args.device)?;
+    device::announce(model.device(), &args.capacity.device)?;
     if args.verbose {
         writeln!(io::stderr(), "{}", plan::comparison_line(&model.memory()))?;
     }
     if args.json {
         let completions = interrupt.during(|| model.complete_all(&request, &mut || interrupt.flow()))?;
-        return output::json(&answer(&completions, &model, &args.device, load));
+        return output::json(&answer(&completions, &model, &args.capacity.device, load));
     }
     let mut out = io::stdout().lock();
     interrupt.during(|| complete(&model, &request, &interrupt, &mut |text| show(&mut out, text)))?;

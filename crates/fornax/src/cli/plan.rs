@@ -46,7 +46,7 @@ struct Device {
 
 pub(crate) fn plan(args: &Plan) -> anyhow::Result<()> {
     let path = locate::locate(args.model.as_deref())?;
-    let planned = device::options(&path, &args.device)?.parallel(args.parallel).plan()?;
+    let planned = device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel).plan()?;
     if args.json {
         output::json(&report(&path, &planned))?;
     } else {

@@ -19,16 +19,16 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
     let (model, prompt) = positionals(args);
     let path = locate::locate(model)?;
     let interrupt = Interrupt::install()?;
-    let mut options = device::options(&path, &args.device)?;
+    let mut options = device::options(&path, &args.capacity.device)?;
     if let Some(file) = &args.chat_template_file {
         options = options.chat_template(output::text_of(file)?);
     }
     let form = args.sampling.form()?;
-    let model = device::open(options.parallel(args.parallel))?;
+    let model = device::open(options.parallel(args.capacity.parallel))?;
     let mut chat = Chat { model, args, form, messages: Vec::new(), interrupt };
     // A chat template that cannot be used is found before the first question is typed.
     chat.model.check(&chat.request(&[Message::user(prompt.unwrap_or("Hello"))])?)?;
-    device::announce(chat.model.device(), &args.device)?;
+    device::announce(chat.model.device(), &args.capacity.device)?;
     if args.verbose {
         writeln!(io::stderr(), "{}", plan::comparison_line(&chat.model.memory()))?;
     }

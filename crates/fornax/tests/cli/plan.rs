@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use fornax_format::DType;
 use serde_json::Value;
 
-use crate::sparse::{LLAMA_70B, Q5_K, Q8_0, QWEN_0_5B, gguf, mixtral};
+use crate::sparse::{gguf, mixtral};
 use crate::tiny::fixtures;
 use crate::{Ran, fornax};
 
@@ -50,7 +51,7 @@ fn mixtral_takes_what_it_is_known_to_take() {
 #[test]
 fn a_token_of_qwen_takes_12288_bytes_in_f16() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, _) = gguf(folder.path(), &QWEN_0_5B, Q8_0);
+    let (path, _) = gguf(folder.path(), "qwen2.5-0.5b", DType::Q8_0);
     let (code, f16) = plan(&path, &["--memory-limit", "16GiB", "--context", "1024", "--parallel", "3"]);
     assert_eq!((code, &f16["kv_bytes_per_token"]), (0, &12_288.into()));
     // Three whole contexts, and the page that padding writes to.
@@ -62,7 +63,7 @@ fn a_token_of_qwen_takes_12288_bytes_in_f16() {
 #[test]
 fn fifty_gigabytes_are_planned_in_under_a_second() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, size) = gguf(folder.path(), &LLAMA_70B, Q5_K);
+    let (path, size) = gguf(folder.path(), "llama3-70b", DType::Q5_K);
     assert!(size > 48_000_000_000, "{size}");
     // The best of a few: other work on the machine is not the plan's.
     let run = || {
@@ -83,7 +84,7 @@ fn fifty_gigabytes_are_planned_in_under_a_second() {
 #[test]
 fn what_would_fit_is_said_and_does() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, _) = gguf(folder.path(), &QWEN_0_5B, crate::sparse::F32);
+    let (path, _) = gguf(folder.path(), "qwen2.5-0.5b", DType::F32);
     // Neither 2 GB of weights nor 12 GiB of keys and values fit; then only the context is too long; then the types.
     let flags = ["--memory-limit", "3GiB", "--context", "32768", "--parallel", "2000"];
     let (code, refused) = plan(&path, &flags);
@@ -107,7 +108,7 @@ fn what_would_fit_is_said_and_does() {
     assert_eq!(remedies[1]["quant"], "BF16", "{refused}");
     let (code, refused) = plan(&path, &["--memory-limit", "1GiB", "--context", "2048"]);
     assert_eq!((code, &refused["remedies"][0]["quant"]), (3, &"Q8_0".into()), "{refused}");
-    let (path, _) = gguf(folder.path(), &QWEN_0_5B, Q8_0);
+    let (path, _) = gguf(folder.path(), "qwen2.5-0.5b", DType::Q8_0);
     let (code, fits) = plan(&path, &["--memory-limit", "1GiB", "--context", "2048"]);
     assert_eq!(code, 0);
     let total = &fits["devices"][0]["total_bytes"];
