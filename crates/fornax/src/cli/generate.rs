@@ -108,18 +108,21 @@ pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
     }
     // Before anything is said: a refusal stays the only line.
     model.check(&request)?;
-    device::announce(model.device(), &args.capacity.device)?;
-    if args.verbose {
-        writeln!(io::stderr(), "{}", plan::comparison_line(&model.memory()))?;
-    }
-    if args.json {
-        let completions = interrupt.during(|| model.complete_all(&request, &mut || interrupt.flow()))?;
-        return output::json(&answer(&completions, &model, &args.capacity.device, load));
-    }
-    let mut out = io::stdout().lock();
-    interrupt.during(|| complete(&model, &request, &interrupt, &mut |text| show(&mut out, text)))?;
-    writeln!(out)?;
-    Ok(())
+    // From the first thing that is seen on, an interrupt is answered.
+    interrupt.during(|| {
+        device::announce(model.device(), &args.capacity.device)?;
+        if args.verbose {
+            writeln!(io::stderr(), "{}", plan::comparison_line(&model.memory()))?;
+        }
+        if args.json {
+            let completions = model.complete_all(&request, &mut || interrupt.flow())?;
+            return output::json(&answer(&completions, &model, &args.capacity.device, load));
+        }
+        let mut out = io::stdout().lock();
+        complete(&model, &request, &interrupt, &mut |text| show(&mut out, text))?;
+        writeln!(out)?;
+        Ok(())
+    })
 }
 
 /// The prompt that the flags hold.

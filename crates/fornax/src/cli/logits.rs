@@ -49,13 +49,16 @@ pub(crate) fn logits(args: &Logits) -> anyhow::Result<()> {
     let mut model = device::evaluator(options, if args.all { ROWS } else { 1 })?;
     let tokens = model.text().prompt_tokens(&prompt)?;
     model.check(&tokens)?;
-    // Made before anything is said or computed: a folder that cannot be written is known at once.
-    let rows = args.out.as_deref().map(Rows::create).transpose()?;
-    device::announce(model.device(), &args.device)?;
-    match rows {
-        Some(rows) => write_all(&mut model, &tokens, rows, args.json, &interrupt),
-        None => show_top(&mut model, &tokens, args, &interrupt),
-    }
+    // An interrupt leaves no file half-written, from the moment that there is one.
+    interrupt.during(|| {
+        // Made before anything is said or computed: a folder that cannot be written is known at once.
+        let rows = args.out.as_deref().map(Rows::create).transpose()?;
+        device::announce(model.device(), &args.device)?;
+        match rows {
+            Some(rows) => write_all(&mut model, &tokens, rows, args.json, &interrupt),
+            None => show_top(&mut model, &tokens, args, &interrupt),
+        }
+    })
 }
 
 fn show_top(
@@ -65,11 +68,9 @@ fn show_top(
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
     let mut row = Vec::new();
-    interrupt.during(|| {
-        model.logits(tokens, true, &mut |_, logits| {
-            row.extend_from_slice(logits);
-            interrupt.flow()
-        })
+    model.logits(tokens, true, &mut |_, logits| {
+        row.extend_from_slice(logits);
+        interrupt.flow()
     })?;
     let opinion = Opinion { top: top(model.text(), &row, args.top as usize) };
     if args.json {
@@ -117,11 +118,9 @@ fn write_all(
 ) -> anyhow::Result<()> {
     let (out, columns) = (rows.out, model.columns());
     let mut written = Ok(());
-    let computed = interrupt.during(|| {
-        model.logits(tokens, false, &mut |_, row| {
-            written = rows.write(row);
-            if written.is_err() { ControlFlow::Break(()) } else { interrupt.flow() }
-        })
+    let computed = model.logits(tokens, false, &mut |_, row| {
+        written = rows.write(row);
+        if written.is_err() { ControlFlow::Break(()) } else { interrupt.flow() }
     });
     written?;
     computed?;
