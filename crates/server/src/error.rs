@@ -220,7 +220,9 @@ impl From<Failure> for ApiError {
             Failure::NothingAllowed { .. } => Code::InvalidInput,
             Failure::DeviceLost(_) => Code::DeviceLost,
             Failure::EngineGone => Code::Cancelled,
-            Failure::Form(_) | Failure::Backend(_) | Failure::Panicked(_) => Code::Internal,
+            // The form compiled, and following it took more than forms may take.
+            Failure::Form(_) => Code::SchemaUnsupported,
+            Failure::Backend(_) | Failure::Panicked(_) => Code::Internal,
         };
         let message = failure.to_string();
         // The engine writes the code in front for people; here it has its own place.

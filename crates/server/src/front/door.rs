@@ -86,7 +86,7 @@ fn span(app: &App, request: &Request) -> Option<Arc<Span>> {
 /// Whether the request may go on, and with which key. Some paths need none, and then show less.
 fn admitted(app: &App, request: &Request, key: Option<Key>) -> Result<Option<Key>, ApiError> {
     if !app.keys.are_needed() {
-        origin::check(request.headers(), &app.options)?;
+        origin::check(request.uri().host(), request.headers(), &app.options)?;
         return Ok(key);
     }
     let open = match request.uri().path() {

@@ -10,11 +10,19 @@ use crate::{
     options::ServerOptions,
 };
 
-/// Refuses requests that a page of another site may have made.
-pub(crate) fn check(headers: &HeaderMap, options: &ServerOptions) -> Result<(), ApiError> {
+/// Refuses requests that a page of another site may have made. A request may name the host in its line, too, and more
+/// than once in its headers: all of them are looked at.
+pub(crate) fn check(
+    uri_host: Option<&str>,
+    headers: &HeaderMap,
+    options: &ServerOptions,
+) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("\u{fffd}"));
     let host = text(header::HOST).unwrap_or_default();
-    if !is_ours(hostname(host), options) {
+    let named =
+        headers.get_all(header::HOST).iter().map(|value| hostname(value.to_str().unwrap_or("\u{fffd}")));
+    let foreign = |name: &str| !is_ours(name, options);
+    if host.is_empty() || named.chain(uri_host).any(foreign) {
         return Err(refused("Host", "is not a name of this server"));
     }
     match text(header::ORIGIN) {
@@ -66,7 +74,7 @@ mod tests {
             if let Some(origin) = origin {
                 headers.insert(header::ORIGIN, origin.parse().unwrap());
             }
-            assert_eq!(super::check(&headers, &options).is_ok(), passes, "{host:?} {origin:?}");
+            assert_eq!(super::check(None, &headers, &options).is_ok(), passes, "{host:?} {origin:?}");
         };
         for host in ["localhost", "localhost:8080", "127.0.0.1:80", "[::1]:8080", "[::1]", "box.local:1"] {
             check(Some(host), None, true);
@@ -82,5 +90,11 @@ mod tests {
         {
             check(local, Some(origin), false);
         }
+        let mut two = HeaderMap::new();
+        two.append(header::HOST, "localhost".parse().unwrap());
+        assert!(super::check(Some("127.0.0.1"), &two, &options).is_ok());
+        assert!(super::check(Some("evil.example"), &two, &options).is_err());
+        two.append(header::HOST, "evil.example".parse().unwrap());
+        assert!(super::check(None, &two, &options).is_err());
     }
 }

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::{
     params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-    prepare::{check_model, prepare},
+    prepare::{check_length, check_model, prepare},
     reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob, spelled},
 };
 use crate::{
@@ -34,7 +34,7 @@ pub(crate) struct ChatBody {
     /// The served model's name; without it, that model.
     #[schema(min_length = 1, max_length = 512)]
     model: Option<String>,
-    #[schema(required = true, min_items = 1, max_items = 100_000)]
+    #[schema(required = true, min_items = 1, max_items = 16384)]
     messages: Vec<Message>,
     /// At most so many tokens follow; by default what is left of the context.
     #[schema(minimum = 1, maximum = 1_000_000_000)]
@@ -127,6 +127,15 @@ enum PartType {
 }
 
 impl Message {
+    /// Bytes of its text.
+    fn len(&self) -> usize {
+        match &self.content {
+            Some(Content::Text(text)) => text.len(),
+            Some(Content::Parts(parts)) => parts.iter().map(|part| part.text.len()).sum(),
+            None => 0,
+        }
+    }
+
     /// As templates know it, unless something is wrong with it.
     fn to_json(&self, index: usize, faults: &mut Vec<Fault>) -> Option<Value> {
         let role = match self.role {
@@ -214,6 +223,7 @@ impl ChatBody {
         let template = served.template.as_ref().as_ref().map_err(unusable)?;
         let mut chat = Chat::new(messages);
         chat.variables = self.chat_template_kwargs.clone().unwrap_or_default();
+        check_length(served, self.messages.iter().map(Message::len).sum())?;
         let prompt = served.tokenizer.encode_chat(&template.render(&chat, &served.tokenizer)?)?;
         let max_tokens = self.max_completion_tokens.or(self.max_tokens).map(|count| count as usize);
         let top_logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));

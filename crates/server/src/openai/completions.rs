@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use super::{
     chat::{StreamOptions, stream_options},
     params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-    prepare::{check_model, prepare},
+    prepare::{check_length, check_model, prepare},
     reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob},
 };
 use crate::{
@@ -75,8 +75,11 @@ enum Prompt {
 }
 
 impl Prompt {
-    fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, ApiError> {
-        let encode = |text: &String| Ok(tokenizer.encode_prompt(text, Special::AsText)?);
+    fn tokens(&self, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode = |text: &String| {
+            check_length(served, text.len())?;
+            Ok(served.tokenizer.encode_prompt(text, Special::AsText)?)
+        };
         match self {
             Prompt::Text(text) => Ok(vec![encode(text)?]),
             Prompt::Texts(texts) => texts.iter().map(encode).collect(),
@@ -121,7 +124,7 @@ impl CompletionBody {
         check_model(served, self.model.as_deref())?;
         let mut faults = Vec::new();
         let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
-        let prompts = self.prompt.tokens(&served.tokenizer)?;
+        let prompts = self.prompt.tokens(served)?;
         if prompts.is_empty() {
             faults.push(Fault::rule("prompt", "must hold at least one prompt"));
         }

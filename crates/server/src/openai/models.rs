@@ -4,13 +4,17 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
 };
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::prepare::check_model;
-use crate::{app::App, error::ApiError, served::Served};
+use crate::{
+    app::App,
+    error::{ApiError, Fault},
+    served::Served,
+};
 
 /// All models, which is one.
 #[derive(Debug, Serialize, ToSchema)]
@@ -59,8 +63,9 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<ModelList>,
     crate::openapi::DoorRefusals))]
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>, ApiError> {
+    let Path(id) = id.map_err(|_| no_text())?;
     named(&app, &id)
 }
 
@@ -74,9 +79,14 @@ pub(crate) async fn one(
     crate::openapi::DoorRefusals))]
 pub(crate) async fn one_of_owner(
     State(app): State<Arc<App>>,
-    Path((owner, name)): Path<(String, String)>,
+    id: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Json<Model>, ApiError> {
+    let Path((owner, name)) = id.map_err(|_| no_text())?;
     named(&app, &format!("{owner}/{name}"))
+}
+
+fn no_text() -> ApiError {
+    ApiError::fault(Fault::rule("id", "must be UTF-8"))
 }
 
 fn named(app: &App, name: &str) -> Result<Json<Model>, ApiError> {

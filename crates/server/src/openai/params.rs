@@ -72,7 +72,7 @@ pub(crate) struct Params {
     /// How many answers.
     #[schema(minimum = 1, maximum = 128)]
     pub(crate) n: Option<u32>,
-    /// Fixes all random numbers.
+    /// An integer of 64 bits with a sign; it fixes all random numbers.
     pub(crate) seed: Option<i64>,
     /// 0 is greedy; 1 by default.
     #[schema(minimum = 0, maximum = 2)]

@@ -33,6 +33,27 @@ fn gone() -> ApiError {
     ApiError::new(Code::Internal, "the request could not be prepared")
 }
 
+/// Bytes of a text for each byte of its tokens: composing characters (NFC) makes texts shorter, at most by this much.
+const SHRINKS_MAX: usize = 4;
+
+/// Refuses a text that cannot fit whatever its tokens are, before time is spent on cutting megabytes into tokens.
+pub(crate) fn check_length(served: &Served, bytes: usize) -> Result<(), ApiError> {
+    let context = served.engine.capacity().context;
+    // Ordinary texts have some four bytes a token: nothing to look up for them.
+    if bytes <= context.saturating_mul(16) {
+        return Ok(());
+    }
+    let tokens = 0..u32::try_from(served.tokenizer.vocab_len()).unwrap_or(u32::MAX);
+    let longest = tokens.map(|token| served.tokenizer.token_bytes(token).len()).max().unwrap_or(1);
+    let most = context.saturating_mul(longest).saturating_mul(SHRINKS_MAX);
+    if bytes > most {
+        let message =
+            format!("the prompt has {bytes} bytes; the context holds {context} tokens, at most {most} bytes");
+        return Err(ApiError::new(Code::PromptTooLong, message));
+    }
+    Ok(())
+}
+
 /// Refuses a request for another model than the one served.
 pub(crate) fn check_model(served: &Served, asked: Option<&str>) -> Result<(), ApiError> {
     match asked {

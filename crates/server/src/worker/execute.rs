@@ -40,6 +40,7 @@ pub(crate) struct ExecuteBody {
     max_tokens: Option<u32>,
     #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f32>,
+    /// An integer of 64 bits with a sign; it fixes all random numbers.
     seed: Option<i64>,
     #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f32>,

@@ -52,6 +52,7 @@ async fn every_wrong_field_gives_400_with_the_field_and_its_rule() {
     check(json!({"mirostat": 3}), "mirostat", "from 0 to 2").await;
     check(json!({"priority": 200}), "priority", "from -128 to 127").await;
     check(json!({"seed": "secret"}), "seed", "an integer").await;
+    check(json!({"seed": u64::MAX}), "seed", "an integer of 64 bits").await;
     check(json!({"ignore_eos": true, "guided_regex": "a"}), "ignore_eos", "guided_regex").await;
     check(json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice", "cannot be had with").await;
     check(json!({"messages": []}), "messages", "an array").await;
@@ -108,6 +109,15 @@ async fn other_refusals_have_their_own_status_and_code() {
     };
     let completions = "/v1/completions";
     check(completions, json!({"prompt": "a", "model": "gpt-9"}), 404, "MODEL_NOT_FOUND", "\"script\"").await;
+    // Refused without being cut into tokens: no token of this model has more than twelve bytes.
+    let huge = "a".repeat(1 << 20);
+    let message = "1048576 bytes; the context holds 64 tokens";
+    check(completions, json!({"prompt": huge}), 400, "PROMPT_TOO_LONG", message).await;
+    let chat = json!({"messages": [{"role": "user", "content": huge}]});
+    check("/v1/chat/completions", chat, 400, "PROMPT_TOO_LONG", message).await;
+    let bomb = format!("((a*)*)*b{}", "(x+x+)+".repeat(50));
+    check(completions, json!({"prompt": "a", "guided_regex": bomb}), 400, "SCHEMA_UNSUPPORTED", "lexer")
+        .await;
     let long = "a".repeat(64);
     check(completions, json!({"prompt": long}), 400, "PROMPT_TOO_LONG", "64 tokens; the context holds 64")
         .await;
@@ -136,6 +146,8 @@ async fn other_refusals_have_their_own_status_and_code() {
     check("/tokenize", json!({"content": "a", "other": 1}), 400, "INVALID_INPUT", "not a field").await;
     check("/tokenize", json!({}), 400, "INVALID_INPUT", "required").await;
     check("/detokenize", json!({"tokens": [1, 258]}), 400, "INVALID_INPUT", "tokens[1]").await;
+    let strange = raw(world.address, &request("GET", "/v1/models/%ff", &[], b"")).await;
+    assert_eq!((strange.status, &strange.json()["error"]["param"]), (400, &json!("id")));
     check("/nothing", json!({}), 404, "UNKNOWN_ENDPOINT", "nothing at this path").await;
     check("/health", json!({}), 405, "UNKNOWN_ENDPOINT", "method").await;
 }
