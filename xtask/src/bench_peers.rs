@@ -1,10 +1,15 @@
 //! `cargo xtask bench-peers`: Fornax beside llama.cpp on the same files, threads and machine, and the table of it in
 //! docs/performance.md.
 //!
-//! The two engines take turns, a process each, so that what else the machine does falls on both; the ratio is that of the
-//! medians. llama.cpp is PyPI's `xllamacpp` in an environment of its own under target/; the product never sees it.
+//! The engines take turns, a process each, so that what else the machine does falls on all of them; the ratio is that of
+//! the medians. llama.cpp comes twice: as PyPI's `xllamacpp` wheel, made for every processor with AVX2, and as
+//! `llama-cpp-python`, which is compiled for this one. Each has an environment of its own under target/; the product never
+//! sees them.
+//!
+//! Every figure is kept in target/bench-peers.json with the commit it was measured at, so a comparison can be made in
+//! pieces: the table is that of all figures of the present commit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,46 +32,136 @@ const FIGURES: [(&str, &str, bool); 5] = [
     ("resident_mib", "resident, MiB", false),
 ];
 
-/// Alternates the engines `rounds` times for each model and number of threads, and writes the table.
-pub(crate) fn bench(rounds: usize, models: &[PathBuf]) -> Result<()> {
-    let python = environment()?;
-    run(&mut command("cargo", &["build", "--release", "-p", "fornax-model", "--example", "speed"]))?;
-    let speed = root().join("target/release/examples/speed");
-    let chosen = if models.is_empty() { default_models(&python)? } else { models.to_vec() };
-    let mut table = String::from(
-        "| model | threads | figure | Fornax | llama.cpp | ratio |\n|---|---|---|---|---|---|\n",
-    );
-    let mut peer = String::new();
-    for model in &chosen {
-        for threads in ["1", "2"] {
-            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-            for round in 1..=rounds {
-                println!("{}: {threads} threads, round {round} of {rounds}", model.display());
-                ours.push(figures(&speed, &[], model, threads)?);
-                let script = root().join("xtask/src/bench_peers/peer.py");
-                theirs.push(figures(&python, &[&script], model, threads)?);
-            }
-            peer = theirs[0]["build"].as_str().unwrap_or_default().to_owned();
-            rows(&mut table, model, threads, &ours, &theirs);
-        }
-    }
-    record(&table, rounds, &peer, &python)
+/// An engine of somebody else's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Peer {
+    /// llama.cpp as PyPI's wheel `xllamacpp` carries it
+    Wheel,
+    /// llama.cpp as `llama-cpp-python` compiles it for this machine
+    Native,
 }
 
-/// An environment with the peer in it.
-fn environment() -> Result<PathBuf> {
-    let folder = root().join("target/bench-peers");
-    let python = folder.join("bin/python");
-    if !python.exists() {
-        run(command("python3", &["-m", "venv"]).arg(&folder))?;
-        let wheels = ["-m", "pip", "install", "--quiet", "xllamacpp", "gguf"];
-        run(&mut command(&python.to_string_lossy(), &wheels))?;
+impl Peer {
+    fn name(self) -> &'static str {
+        match self {
+            Peer::Wheel => "wheel",
+            Peer::Native => "native",
+        }
     }
-    Ok(python)
+
+    /// The package it is.
+    fn package(self) -> &'static str {
+        match self {
+            Peer::Wheel => "xllamacpp",
+            Peer::Native => "llama-cpp-python",
+        }
+    }
+
+    /// An environment with the peer in it.
+    fn environment(self) -> Result<PathBuf> {
+        let folder = root().join("target/bench-peers").join(self.name());
+        let python = folder.join("bin/python");
+        if !python.exists() {
+            run(command("python3", &["-m", "venv"]).arg(&folder))?;
+            let install = ["-m", "pip", "install", "--quiet", "numpy", "gguf", self.package()];
+            let mut install = command(&python.to_string_lossy(), &install);
+            // GCC drops the stores that set up tile registers (seen with 12.2), and the process dies by SIGILL.
+            let flags = "-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'";
+            run(install.env("CMAKE_ARGS", flags))?;
+        }
+        Ok(python)
+    }
+
+    fn script(self) -> PathBuf {
+        root().join("xtask/src/bench_peers").join(self.name()).with_extension("py")
+    }
+}
+
+/// What is compared.
+#[derive(clap::Args)]
+pub(crate) struct BenchPeers {
+    /// How often the engines take turns
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Engines to compare with [default: all]
+    #[arg(long)]
+    peer: Vec<Peer>,
+    /// Numbers of threads
+    #[arg(long, default_values_t = [1, 2])]
+    threads: Vec<usize>,
+    /// Instruction set that Fornax is held to [default: the best of this machine]
+    #[arg(long)]
+    simd: Option<String>,
+    /// Model files [default: those of the catalog, and two with random weights]
+    models: Vec<PathBuf>,
+}
+
+/// Alternates the engines for each model and number of threads, and writes the table.
+pub(crate) fn bench(args: &BenchPeers) -> Result<()> {
+    let peers = if args.peer.is_empty() { vec![Peer::Wheel, Peer::Native] } else { args.peer.clone() };
+    let peers = peers.into_iter().map(|peer| Ok((peer, peer.environment()?))).collect::<Result<Vec<_>>>()?;
+    run(&mut command("cargo", &["build", "--release", "-p", "fornax-model", "--example", "speed"]))?;
+    let speed = root().join("target/release/examples/speed");
+    let chosen = if args.models.is_empty() { default_models()? } else { args.models.clone() };
+    let commit = output(&mut command("git", &["rev-parse", "--short=12", "HEAD"]))?.trim().to_owned();
+    let mut runs = Runs::read(commit)?;
+    for model in &chosen {
+        for &threads in &args.threads {
+            for round in 1..=args.rounds {
+                println!("{}: {threads} threads, round {round} of {}", model.display(), args.rounds);
+                let simd = args.simd.as_deref();
+                let figures = figures(&speed, None, model, threads, simd)?;
+                let level = figures["simd"].as_str().unwrap_or_default().to_owned();
+                runs.add(model, threads, &level, "fornax", figures);
+                for (peer, python) in &peers {
+                    let mut figures = self::figures(python, Some(&peer.script()), model, threads, None)?;
+                    figures["version"] = peer_version(*peer, python)?.into();
+                    runs.add(model, threads, &level, peer.name(), figures);
+                }
+                runs.write()?;
+            }
+        }
+    }
+    record(&runs)
+}
+
+fn peer_version(peer: Peer, python: &Path) -> Result<String> {
+    let script = format!("import importlib.metadata as m; print(m.version('{}'))", peer.package());
+    Ok(output(&mut command(&python.to_string_lossy(), &["-c", &script]))?.trim().to_owned())
+}
+
+/// Every run of the present commit.
+struct Runs {
+    commit: String,
+    /// By model, threads, Fornax's instruction set and engine.
+    all: BTreeMap<String, Vec<Value>>,
+}
+
+impl Runs {
+    fn path() -> PathBuf {
+        root().join("target/bench-peers.json")
+    }
+
+    fn read(commit: String) -> Result<Runs> {
+        let text = fs::read_to_string(Runs::path()).unwrap_or_else(|_| "{}".to_owned());
+        let mut kept: Value = serde_json::from_str(&text).context("target/bench-peers.json")?;
+        Ok(Runs { all: serde_json::from_value(kept[&commit].take()).unwrap_or_default(), commit })
+    }
+
+    fn write(&self) -> Result<()> {
+        let kept = BTreeMap::from([(&self.commit, &self.all)]);
+        Ok(fs::write(Runs::path(), serde_json::to_string(&kept)?)?)
+    }
+
+    fn add(&mut self, model: &Path, threads: usize, simd: &str, engine: &str, figures: Value) {
+        let model = model.file_stem().unwrap_or_default().to_string_lossy();
+        self.all.entry(format!("{model} {threads} {simd} {engine}")).or_default().push(figures);
+    }
 }
 
 /// The models of the catalog that are fetched, and two with random weights.
-fn default_models(python: &Path) -> Result<Vec<PathBuf>> {
+fn default_models() -> Result<Vec<PathBuf>> {
+    let python = Peer::Wheel.environment()?;
     fixtures::run(true)?;
     let cache = fixtures::cache_dir()?;
     let fetched = catalog::ENTRIES.iter().map(|entry| entry.path(&cache));
@@ -75,7 +170,7 @@ fn default_models(python: &Path) -> Result<Vec<PathBuf>> {
     for dtype in ["q8_0", "bf16"] {
         let path = root().join(format!("target/random-qwen2.5-0.5b-{dtype}.gguf"));
         if !path.exists() {
-            let script = root().join("xtask/src/bench_peers/random.py");
+            let script = root().join("xtask/src/bench_peers/random_model.py");
             run(command(&python.to_string_lossy(), &[]).arg(script).arg(dtype).arg(&path))?;
         }
         models.push(path);
@@ -84,24 +179,40 @@ fn default_models(python: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// One run of one engine.
-fn figures(program: &Path, script: &[&Path], model: &Path, threads: &str) -> Result<Value> {
+fn figures(
+    program: &Path,
+    script: Option<&Path>,
+    model: &Path,
+    threads: usize,
+    simd: Option<&str>,
+) -> Result<Value> {
     let mut command = command(&program.to_string_lossy(), &[]);
-    let text = output(command.args(script).arg(model).arg(threads))?;
+    let text = output(command.args(script).arg(model).arg(threads.to_string()).args(simd))?;
     let line = text.lines().rfind(|line| line.starts_with('{')).context("an engine printed no figures")?;
     Ok(serde_json::from_str(line)?)
 }
 
-fn rows(table: &mut String, model: &Path, threads: &str, ours: &[Value], theirs: &[Value]) {
-    let name = model.file_stem().unwrap_or_default().to_string_lossy();
+/// The rows of one model, number of threads and instruction set.
+fn rows(table: &mut String, runs: &Runs, case: &str) {
+    let engine = |name: &str| runs.all.get(&format!("{case} {name}")).map(Vec::as_slice).unwrap_or_default();
+    let [ours, wheel, native] = ["fornax", "wheel", "native"].map(engine);
+    let mut words = case.split(' ');
+    let [model, threads, simd] = [(); 3].map(|()| words.next().unwrap_or_default());
     for (key, figure, more_is_better) in FIGURES {
-        let [ours, theirs] =
-            [ours, theirs].map(|runs| median(runs.iter().filter_map(|run| run[key].as_f64())));
+        let [ours, wheel, native] =
+            [ours, wheel, native].map(|runs| median(runs.iter().filter_map(|run| run[key].as_f64())));
+        // NaN, where a peer was not run, loses both.
+        let best = if more_is_better { wheel.max(native) } else { wheel.min(native) };
         let better = if more_is_better { "times as many" } else { "of its" };
-        let (ratio, digits) = (ours / theirs, if key == "load_s" { 2 } else { 1 });
+        let (ratio, digits) = (ours / best, if key == "load_s" { 2 } else { 1 });
+        let shown = |value: f64| if value.is_nan() { "–".to_owned() } else { format!("{value:.digits$}") };
         // Writing to a string cannot fail.
         _ = writeln!(
             table,
-            "| {name} | {threads} | {figure} | {ours:.digits$} | {theirs:.digits$} | {ratio:.2} {better} |"
+            "| {model} | {threads} | {figure} | {} ({simd}) | {} | {} | {ratio:.2} {better} |",
+            shown(ours),
+            shown(wheel),
+            shown(native)
         );
     }
 }
@@ -113,21 +224,30 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Replaces the table in the file.
-fn record(table: &str, rounds: usize, peer: &str, python: &Path) -> Result<()> {
-    let version = ["-c", "import importlib.metadata as m; print(m.version('xllamacpp'))"];
+fn record(runs: &Runs) -> Result<()> {
+    let mut table = String::from(
+        "| model | threads | figure | Fornax | wheel | native | ratio to the better |\n|---|---|---|---|---|---|---|\n",
+    );
+    let cases: BTreeSet<&str> =
+        runs.all.keys().filter_map(|key| key.rsplit_once(' ').map(|(case, _)| case)).collect();
+    cases.into_iter().for_each(|case| rows(&mut table, runs, case));
+    let peer = |peer: Peer| {
+        let one =
+            runs.all.iter().find(|(key, _)| key.ends_with(peer.name())).and_then(|(_, runs)| runs.first());
+        one.map_or("not run".to_owned(), |run| {
+            let text = |name: &str| run[name].as_str().unwrap_or_default().to_owned();
+            format!("{} {}, {}", peer.package(), text("version"), text("build"))
+        })
+    };
+    let rounds = runs.all.values().map(Vec::len);
     let facts = BTreeMap::from([
         ("machine", machine()),
         ("date", output(&mut command("date", &["-u", "+%Y-%m-%d"]))?.trim().to_owned()),
-        ("commit", output(&mut command("git", &["rev-parse", "--short=12", "HEAD"]))?.trim().to_owned()),
+        ("commit", runs.commit.clone()),
         ("compiler", output(&mut command("rustc", &["--version"]))?.trim().to_owned()),
-        (
-            "llama.cpp",
-            format!(
-                "xllamacpp {}, {peer}",
-                output(&mut command(&python.to_string_lossy(), &version))?.trim()
-            ),
-        ),
-        ("medians of", format!("{rounds} alternations")),
+        ("wheel", peer(Peer::Wheel)),
+        ("native", peer(Peer::Native)),
+        ("medians of", format!("at least {} alternations", rounds.min().unwrap_or_default())),
     ]);
     let mut section = format!("{}\n\n| | |\n|---|---|\n", MARKS.0);
     for (name, fact) in facts {

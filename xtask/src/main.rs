@@ -45,13 +45,7 @@ enum Task {
         filter: Option<String>,
     },
     /// Compare with llama.cpp, taking turns, and write the table into docs/performance.md
-    BenchPeers {
-        /// How often each engine has its turn
-        #[arg(long, default_value_t = 5)]
-        rounds: usize,
-        /// Only these files
-        models: Vec<PathBuf>,
-    },
+    BenchPeers(bench_peers::BenchPeers),
     /// Run one full-scale proof and record it in docs/proofs.md
     Prove {
         /// Which one
@@ -69,7 +63,7 @@ fn main() -> ExitCode {
         Task::Check => check::run_all(),
         Task::Fixtures { all } => fixtures::run(all),
         Task::Test { filter } => test::run(filter.as_deref()),
-        Task::BenchPeers { rounds, models } => bench_peers::bench(rounds, &models),
+        Task::BenchPeers(args) => bench_peers::bench(&args),
         Task::Prove { name: Some(name), list: false } => prove::run(&name),
         Task::Prove { .. } => prove::list(),
     };
