@@ -4,29 +4,37 @@
 // Keys are taken in tiles of 64, aligned to absolute positions: each tile has its own softmax, and tiles are merged in
 // order. What a query sees of a tile depends on its own position alone, so a token's result is the same bits whichever
 // tokens are computed beside it, and whether one block does all tiles (grid (kv heads, tokens)) or each tile has its own
-// (grid (kv heads, tokens, tiles), then `merge_tiles`).
+// (grid (kv heads, tokens, tiles)): then the last block to arrive merges them, or where they are many `merge_tiles`.
+// Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
 // In a tile, four lanes share a key for all query heads; then DIM / 4 threads share a key's values, and what the groups
 // of threads have is added in their order.
 #include "kv.cuh"
+#include "rope.cuh"
 #include "split.cuh"
 
 #define TILE 64
 #define OUTPUTS (SHARED * DIM)
 #define THREADS 256
 #define PER_THREAD ((OUTPUTS + THREADS - 1) / THREADS)
+#define NEW_PER_THREAD ((2 * DIM + THREADS - 1) / THREADS)
 // Threads that share a key's values, four each; and how many such groups: as many as there are threads for, and as 32 KB
 // hold results of.
 #define LANES ((DIM + 3) / 4)
 #define GROUPS_THREADS (THREADS / LANES)
 #define GROUPS_ROOM (8192 / OUTPUTS < 1 ? 1 : 8192 / OUTPUTS)
 #define GROUPS (GROUPS_THREADS < GROUPS_ROOM ? GROUPS_THREADS : GROUPS_ROOM)
+#define KEYS_PER_GROUP ((TILE + GROUPS - 1) / GROUPS)
+
+#define MERGED_HERE 32  // tiles that the last block merges: one for each lane
 
 struct Attention {
     int query, kv, group, window;  // a window of 0 sees all
     float scale;
-    float* partials;  // (token, kv head, tile, SHARED x (DIM + 2)) where tiles have their own blocks
     int tiles;        // how many blocks share a token's tiles: 1, or as many as there may be
+    float* partials;  // (token, kv head, tile, SHARED x (DIM + 2)) where tiles have their own blocks
+    u32* tickets;     // (token, kv head) blocks that have arrived, 0 between launches; null: another kernel merges
     Split split;      // where the result is also left in the form that matrix products read
+    Rotation rope;    // no frequencies: queries are turned and keys are stored already
 };
 
 // Takes a later tile (max, sum) into those before it: what both are multiplied by. Written out, so that every caller
@@ -49,38 +57,97 @@ DEVICE void put_padding(const Attention& a, int r, int thread) {
 }
 
 // Four neighbouring stored values.
-DEVICE void load_four(const Stored* from, float values[4]) {
 #if KV_BYTES == 4
-    float4 four = *(const float4*)from;
+typedef float4 StoredFour;
+DEVICE void widened_four(const StoredFour& four, float values[4]) {
     values[0] = four.x; values[1] = four.y; values[2] = four.z; values[3] = four.w;
+}
 #else
-    uint2 four = *(const uint2*)from;
+typedef uint2 StoredFour;
+DEVICE void widened_four(const StoredFour& four, float values[4]) {
     values[0] = widened(four.x & 0xffff); values[1] = widened(four.x >> 16);
     values[2] = widened(four.y & 0xffff); values[3] = widened(four.y >> 16);
-#endif
 }
+#endif
 
-KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, const Stored* pages, float* out) {
+KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
     __shared__ float query[OUTPUTS];
+    __shared__ float2 turns[DIM / 2 + 1];
+    __shared__ float fresh[2 * DIM];  // the new key and value
     __shared__ float scores[SHARED][TILE];
     __shared__ float maxima[SHARED], sums[SHARED], shrinks[SHARED], later_shrinks[SHARED];
     __shared__ float total_max[SHARED], total_sum[SHARED];
     __shared__ float4 parts[GROUPS * SHARED * LANES];
     __shared__ int table[TILE / PAGE_TOKENS];
+    __shared__ float tile_shrinks[SHARED][MERGED_HERE], tile_later[SHARED][MERGED_HERE];
+    __shared__ int is_last;
     let_next_start();
-    wait_for_inputs();
+    // Positions and page tables are there before a step's first kernel; so are the keys and values of earlier steps.
     const int r = blockIdx.y, kv = blockIdx.x;
-    if (r >= step_rows(step, 0)) return;
-    const int position = step.places[r];
+    const bool in_step = r < step_rows(step, 0);
+    const int position = in_step ? step.places[r] : 0;
     const int first_seen = a.window ? max(position + 1 - a.window, 0) : 0;
     const int first_tile = first_seen / TILE, last_tile = position / TILE;
     const int mine = a.tiles == 1 ? first_tile : first_tile + blockIdx.z;
     const int end = a.tiles == 1 ? last_tile : mine;
-    if (mine > last_tile) return;
+    const bool works = in_step && mine <= last_tile;
+    const int new_page = works && a.rope.frequencies ? page_of(step, r, a.group, position) : 0;
+    if (works && threadIdx.x < TILE / PAGE_TOKENS && mine * TILE + (int)threadIdx.x * PAGE_TOKENS <= position)
+        table[threadIdx.x] = page_of(step, r, a.group, mine * TILE + threadIdx.x * PAGE_TOKENS);
+    if (works && a.tiles > 1) {
+        const int lines = (DIM * KV_BYTES + 127) / 128;
+        for (int i = threadIdx.x; i < 2 * TILE * lines; i += THREADS) {
+            const int v = i / (TILE * lines), place = mine * TILE + i % (TILE * lines) / lines;
+            if (place < position)
+                prefetch((const u8*)(pages + page_values(page_of(step, r, a.group, place), v, kv, a.kv, DIM) +
+                                     place % PAGE_TOKENS * DIM) + i % lines * 128);
+        }
+    }
+    if (works && a.rope.frequencies)
+        for (int i = threadIdx.x; i < a.rope.pairs; i += THREADS) turns[i] = turn_of(a.rope, (float)step.positions[r], i);
+    __syncthreads();
+    wait_for_inputs();
+    if (!works) return;
 
+    // Queries, and the new key and value: all loads at once, then turned where they lie.
     const int columns = (a.query + 2 * a.kv) * DIM, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const float* q = qkv + (long)r * columns + kv * OUTPUTS;
-    for (int i = threadIdx.x; i < OUTPUTS; i += THREADS) query[i] = q[i];
+    const bool stores = a.rope.frequencies && end == last_tile;
+    {
+        const float* k = qkv + (long)r * columns + (a.query + kv) * DIM;
+        float loaded[PER_THREAD], pair[NEW_PER_THREAD];
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) {
+            const int o = i * THREADS + threadIdx.x;
+            loaded[i] = o < OUTPUTS ? q[o] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < NEW_PER_THREAD; i++) {
+            const int o = i * THREADS + threadIdx.x;
+            pair[i] = stores && o < 2 * DIM ? k[o < DIM ? o : o + (a.kv - 1) * DIM] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < PER_THREAD; i++)
+            if (i * THREADS + threadIdx.x < OUTPUTS) query[i * THREADS + threadIdx.x] = loaded[i];
+#pragma unroll
+        for (int i = 0; i < NEW_PER_THREAD; i++)
+            if (i * THREADS + threadIdx.x < 2 * DIM) fresh[i * THREADS + threadIdx.x] = pair[i];
+    }
+    if (a.rope.frequencies) {
+        __syncthreads();
+        // A thread per pair of every query head, and of the key.
+        for (int i = threadIdx.x; i < (SHARED + 1) * (DIM / 2); i += THREADS) {
+            const int h = i / (DIM / 2), d = i % (DIM / 2);
+            if (d >= a.rope.pairs) continue;
+            float* head = h < SHARED ? query + h * DIM : fresh;
+            const float2 both = turned(turns[d], head[d], head[d + a.rope.pairs]);
+            head[d] = both.x;
+            head[d + a.rope.pairs] = both.y;
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; stores && i < 2 * DIM; i += THREADS)
+            pages[page_values(new_page, i / DIM, kv, a.kv, DIM) + position % PAGE_TOKENS * DIM + i % DIM] = stored(fresh[i]);
+    }
     float total[PER_THREAD];
     for (int i = 0; i < PER_THREAD; i++) total[i] = 0.0f;
     if (threadIdx.x < SHARED) {
@@ -91,9 +158,22 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     for (int tile = mine; tile <= end; tile++) {
         const int start = tile * TILE, from = max(first_seen - start, 0), to = min(position + 1 - start, TILE);
         __syncthreads();
-        if (threadIdx.x < TILE / PAGE_TOKENS && (int)threadIdx.x * PAGE_TOKENS < to)
-            table[threadIdx.x] = page_of(step, r, a.group, start + threadIdx.x * PAGE_TOKENS);
-        __syncthreads();
+        if (tile > mine) {
+            if (threadIdx.x < TILE / PAGE_TOKENS && (int)threadIdx.x * PAGE_TOKENS < to)
+                table[threadIdx.x] = page_of(step, r, a.group, start + threadIdx.x * PAGE_TOKENS);
+            __syncthreads();
+        }
+        // Values: group g takes keys g, g + GROUPS, ...; a thread four neighbouring values of all heads. They are on their
+        // way while the scores are made.
+        const int group = threadIdx.x / LANES, four = threadIdx.x % LANES;
+        StoredFour values_of[KEYS_PER_GROUP];
+#pragma unroll
+        for (int i = 0; i < KEYS_PER_GROUP; i++) {
+            const int key = group + i * GROUPS;
+            if (group < GROUPS && key >= from && key < to)
+                values_of[i] = *(const StoredFour*)(pages + page_values(table[key / PAGE_TOKENS], 1, kv, a.kv, DIM) +
+                                                    key % PAGE_TOKENS * DIM + four * 4);
+        }
         // Scores: 8 warps x 8 keys. Keys that are not seen may never have been written.
         {
             const int key = warp * 8 + lane / 4, sub = lane % 4;
@@ -107,7 +187,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 for (int i = 0; i < DIM / 16; i++) {
                     float values[4];
                     const int d = i * 16 + sub * 4;
-                    load_four(k + d, values);
+                    widened_four(*(const StoredFour*)(k + d), values);
                     for (int h = 0; h < SHARED; h++)
                         for (int j = 0; j < 4; j++) dots[h] = __fmaf_rn(query[h * DIM + d + j], values[j], dots[h]);
                 }
@@ -145,18 +225,16 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             }
         }
         __syncthreads();
-        // Values: group g takes keys g, g + GROUPS, ...; a thread four neighbouring values of all heads.
-        const int group = threadIdx.x / LANES, four = threadIdx.x % LANES;
         if (group < GROUPS) {
             float acc[SHARED][4];
             for (int h = 0; h < SHARED; h++)
                 for (int j = 0; j < 4; j++) acc[h][j] = 0.0f;
-#pragma unroll 4
-            for (int key = group; key < TILE; key += GROUPS) {
+#pragma unroll
+            for (int i = 0; i < KEYS_PER_GROUP; i++) {
+                const int key = group + i * GROUPS;
                 if (key < from || key >= to) continue;
-                const Stored* v = pages + page_values(table[key / PAGE_TOKENS], 1, kv, a.kv, DIM) + key % PAGE_TOKENS * DIM + four * 4;
                 float values[4];
-                load_four(v, values);
+                widened_four(values_of[i], values);
                 for (int h = 0; h < SHARED; h++)
                     for (int j = 0; j < 4; j++) acc[h][j] = __fmaf_rn(scores[h][key], values[j], acc[h][j]);
             }
@@ -173,12 +251,66 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             if (a.tiles > 1) partial[o] = value;
             else total[i] = merged_sum(total[i], shrinks[o / DIM], value, later_shrinks[o / DIM]);
         }
-        if (a.tiles > 1) {
-            if (threadIdx.x < SHARED) {
-                partial[OUTPUTS + threadIdx.x] = maxima[threadIdx.x];
-                partial[OUTPUTS + SHARED + threadIdx.x] = sums[threadIdx.x];
+        if (a.tiles > 1 && threadIdx.x < SHARED) {
+            partial[OUTPUTS + threadIdx.x] = maxima[threadIdx.x];
+            partial[OUTPUTS + SHARED + threadIdx.x] = sums[threadIdx.x];
+        }
+    }
+    if (a.tiles > 1) {
+        if (!a.tickets) return;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            u32* ticket = a.tickets + (long)r * a.kv + kv;
+            is_last = atomicAdd(ticket, 1) == last_tile - first_tile;
+            if (is_last) *ticket = 0;
+        }
+        __syncthreads();
+        if (!is_last) return;
+        __threadfence();
+        const int tiles = last_tile - first_tile + 1;
+        const float* from = a.partials + ((long)r * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
+        // A warp per head, a lane per tile. The largest up to each tile is exact in any order.
+        for (int h = warp; h < SHARED; h += THREADS / WARP) {
+            const float* tile = from + (long)lane * SHARED * (DIM + 2) + OUTPUTS + h;
+            const float own = lane < tiles ? load_fresh(tile) : -INFINITY_F;
+            const float own_sum = lane < tiles ? load_fresh(tile + SHARED) : 0.0f;
+            float now = own;
+            for (int s = 1; s < WARP; s *= 2) {
+                const float before = __shfl_up_sync(0xffffffff, now, s);
+                if (lane >= s) now = fmaxf(now, before);
             }
-            return;
+            float earlier = __shfl_up_sync(0xffffffff, now, 1);
+            if (lane == 0) earlier = -INFINITY_F;
+            const float shrink = expf(earlier - now), later = expf(own - now);
+            tile_shrinks[h][lane] = shrink;
+            tile_later[h][lane] = later;
+            float sum = 0.0f;
+            for (int i = 0; i < tiles; i++)
+                sum = merged_sum(sum, __shfl_sync(0xffffffff, shrink, i), __shfl_sync(0xffffffff, own_sum, i),
+                                 __shfl_sync(0xffffffff, later, i));
+            if (lane == 0) total_sum[h] = sum;
+        }
+        __syncthreads();
+        // Four tiles are under way at once.
+        for (int start = 0; start < tiles; start += 4) {
+            float some[4][PER_THREAD];
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++) {
+                    const int o = i * THREADS + threadIdx.x;
+                    if (start + t < tiles && o < OUTPUTS)
+                        some[t][i] = load_fresh(from + (long)(start + t) * SHARED * (DIM + 2) + o);
+                }
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int i = 0; i < PER_THREAD; i++) {
+                    const int o = i * THREADS + threadIdx.x;
+                    if (start + t < tiles && o < OUTPUTS)
+                        total[i] = merged_sum(total[i], tile_shrinks[o / DIM][start + t], some[t][i], tile_later[o / DIM][start + t]);
+                }
         }
     }
     for (int i = 0; i < PER_THREAD; i++) {

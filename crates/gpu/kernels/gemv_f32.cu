@@ -15,5 +15,8 @@ KERNEL gemv_f32(Part part, Step step, int wanted, const float* x, Result out) {
         sum = __fmaf_rn(Quant::value(part, row, k), x[(long)r * part.columns + k], sum);
     }
     sum = warp_sum(sum);
-    if (lane == 0) put(out, r, row, sum);
+    if (lane > 0) return;
+    const long to = (long)r * out.columns + out.first + row;
+    if (out.bias) sum += out.bias[out.first + row];
+    out.values[to] = out.adds ? out.values[to] + sum : sum;
 }

@@ -59,6 +59,12 @@ DEVICE void mma_bf16(float d[4], const u32 a[4], u32 b0, u32 b1) {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// d = a * b.
+DEVICE void mma_bf16_first(float d[4], const u32 a[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
 // The same over 8 columns in tf32, which holds the upper 19 bits of an f32: a0, a1 are rows g and g + 8 of column t,
 // a2, a3 of column t + 4.
 DEVICE void mma_tf32(float d[4], const float a[4], float b0, float b1) {
@@ -68,18 +74,29 @@ DEVICE void mma_tf32(float d[4], const float a[4], float b0, float b1) {
           "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// 16 bytes of weights: read once, so they need not stay in any cache.
-DEVICE uint4 load_weights(const u8* at) {
+// Copies of 16 bytes into shared memory that go on while the thread does, from and to what lies behind two addresses.
+// Groups end in the order they were begun.
+template <int TO, int FROM> DEVICE void copy_begin(u32 to, const u8* from) {
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from), "n"(TO), "n"(FROM) : "memory");
+}
+// Sixteen bytes of shared memory, read where it stands: not kept from an earlier load.
+DEVICE uint4 load_again(const u8* at) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)__cvta_generic_to_shared(at)));
     return v;
 }
-DEVICE uint2 load_weights8(const u8* at) {
-    uint2 v;
-    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
-    return v;
+DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most so many groups are under way.
+template <int GROUPS> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory"); }
+// What another block has written in this launch: not from a cache of this multiprocessor.
+DEVICE float load_fresh(const float* at) {
+    float value;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(at) : "memory");
+    return value;
 }
+// Asks for memory that will be read soon.
+DEVICE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Reductions whose order depends on the block's shape only.
 DEVICE float warp_sum(float value) {

@@ -1,16 +1,16 @@
 // Where a product goes.
 #pragma once
-#include "prelude.cuh"
+#include "split.cuh"
 
 struct Result {
     float* values;
     const float* bias;   // one per column, or null
     int columns, first;  // columns of a row, and where this part begins
-    int adds, pad;       // whether to add to what is there
+    int adds;            // whether to add to what is there
+    int pairs;           // how many tiles of 16 rows below a gate its counterpart lies; 0: rows are no gates
+    float* gated;        // (rows, columns / 2): where rows are gates, activation(gate) * counterpart
+    const float* norm;   // the weight of the norm that reads the values next, or null
+    Split split;         // where the gated or the values times the norm's weight are left for the next product
 };
 
-DEVICE void put(const Result& out, long r, int row, float sum) {
-    long to = r * out.columns + out.first + row;
-    if (out.bias) sum += out.bias[out.first + row];
-    out.values[to] = out.adds ? out.values[to] + sum : sum;
-}
+DEVICE float silu(float gate) { return __fdiv_rn(gate, 1.0f + expf(-gate)); }

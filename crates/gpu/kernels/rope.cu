@@ -1,26 +1,10 @@
 // Rotation of query and key heads, and the writing of keys and values into their pages.
 #include "kv.cuh"
+#include "rope.cuh"
 
 struct HeadCounts {
     int query, kv, dim;
 };
-struct Rotation {
-    const float* frequencies;
-    int pairs;
-    float magnitude;
-};
-
-// Pair i is the values i and i + pairs of a head. The angle is a product in f32, as the reference implementations
-// have it.
-DEVICE void turned(const Rotation& rope, float position, int i, float a, float b, float& first, float& second) {
-    float sine, cosine;
-    sincosf(__fmul_rn(position, rope.frequencies[i]), &sine, &cosine);
-    sine *= rope.magnitude;
-    cosine *= rope.magnitude;
-    first = a * cosine - b * sine;
-    second = b * cosine + a * sine;
-}
-
 // In place: grid (query + kv heads, tokens), a thread per pair.
 KERNEL rope(Step step, HeadCounts heads, Rotation rope, float* qkv) {
     let_next_start();
@@ -30,7 +14,9 @@ KERNEL rope(Step step, HeadCounts heads, Rotation rope, float* qkv) {
     float* head = qkv + r * (heads.query + 2 * heads.kv) * heads.dim + blockIdx.x * heads.dim;
     float position = (float)step.positions[r];
     for (int i = threadIdx.x; i < rope.pairs; i += blockDim.x) {
-        turned(rope, position, i, head[i], head[i + rope.pairs], head[i], head[i + rope.pairs]);
+        const float2 both = turned(turn_of(rope, position, i), head[i], head[i + rope.pairs]);
+        head[i] = both.x;
+        head[i + rope.pairs] = both.y;
     }
 }
 
@@ -68,13 +54,12 @@ KERNEL rope_and_write(Step step, HeadCounts heads, Rotation rope, int group, flo
     const bool turns = head < heads.query + heads.kv;
     const float position = (float)step.positions[r];
     for (int i = threadIdx.x; turns && i < rope.pairs; i += blockDim.x) {
-        float first, second;
-        turned(rope, position, i, values[i], values[i + rope.pairs], first, second);
-        values[i] = first;
-        values[i + rope.pairs] = second;
+        const float2 both = turned(turn_of(rope, position, i), values[i], values[i + rope.pairs]);
+        values[i] = both.x;
+        values[i + rope.pairs] = both.y;
         if (to) {
-            to[i] = stored(first);
-            to[i + rope.pairs] = stored(second);
+            to[i] = stored(both.x);
+            to[i + rope.pairs] = stored(both.y);
         }
     }
     for (int i = (turns ? 2 * rope.pairs : 0) + threadIdx.x; to && i < heads.dim; i += blockDim.x) to[i] = stored(values[i]);

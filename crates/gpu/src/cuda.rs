@@ -15,8 +15,8 @@ use fornax_format::View;
 use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
-use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, Weight, int, split_bytes};
-use crate::ops::{Held, Scratch};
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
+use crate::ops::{Fuse, Held, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, Stored};
@@ -74,6 +74,9 @@ pub struct Cuda {
     pub(crate) scratch: Scratch,
     /// Partial results of attention over splits.
     pub(crate) partials: Piece,
+    /// Counts of blocks that have arrived, zero between kernels.
+    pub(crate) tickets: Piece,
+    pub(crate) fuse: Fuse,
     /// The token last sampled into each slot, on the device, and whether there is one.
     pub(crate) sampled: Piece,
     pub(crate) has_sampled: RefCell<Vec<bool>>,
@@ -131,9 +134,14 @@ impl Cuda {
         }
         let steps = Steps::new(&device, &arena, &options)?;
         let workspace = |bytes| arena.cut(Purpose::Workspace, bytes);
+        let split = || workspace(split_bytes(options.tokens_max));
+        let tickets = workspace(TICKETS as u64 * 4)?;
+        device.fill("open", tickets.pointer(), 0, TICKETS * 4)?;
         Ok(Cuda {
-            scratch: Scratch::new(workspace(split_bytes(options.tokens_max))?),
+            scratch: Scratch::new([split()?, split()?]),
             partials: workspace(PARTIALS_BYTES)?,
+            tickets,
+            fuse: Fuse::default(),
             sampled: workspace((options.slots as u64).saturating_mul(4))?,
             has_sampled: RefCell::new(vec![false; options.slots]),
             ring: RefCell::new(None),
@@ -314,10 +322,7 @@ impl Memory for Cuda {
         let weight = Weight::new(&self.arena, &self.sizes, parts)?;
         for part in &weight.parts {
             self.programs.prepare(Key::quant("embed.cu", part.format.header()));
-            self.programs.prepare(match part.format {
-                Format::F32 => Key::plain("gemv_f32.cu"),
-                format => Key::quant("gemv.cu", format.header()),
-            });
+            crate::ops::programs(part).into_iter().for_each(|key| self.programs.prepare(key));
         }
         let mut ring = self.ring.borrow_mut();
         let ring = match ring.as_mut() {
@@ -395,6 +400,7 @@ impl Backend for Cuda {
         let slot = step.slot();
         let recordable =
             self.options.graphs && slot.decode && (1..=RECORDED_TOKENS_MAX).contains(&slot.tokens);
+        let body = &mut || self.fused(slot, body);
         let done = if recordable { self.replay(slot, body) } else { body() };
         self.scratch.forget();
         done?;
@@ -451,7 +457,7 @@ impl Backend for Cuda {
     }
 
     fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
-        self.op_linear(("matmul", false), (step.slot(), rows), (weight, None), x, out)
+        self.op_linear(("matmul", false), (step.slot(), rows), (weight, None), x, (out, None))
     }
 
     fn linear(
@@ -463,7 +469,7 @@ impl Backend for Cuda {
         x: &Buf,
         out: &mut Buf,
     ) -> Result<(), Error> {
-        self.op_linear(("linear", false), (step.slot(), rows), (weight, bias), x, out)
+        self.op_linear(("linear", false), (step.slot(), rows), (weight, bias), x, (out, None))
     }
 
     fn linear_add(
@@ -472,10 +478,11 @@ impl Backend for Cuda {
         rows: Rows,
         linear: Linear<'_, Cuda>,
         x: &Buf,
-        _room: &mut Buf,
+        room: &mut Buf,
         residual: &mut Buf,
     ) -> Result<(), Error> {
-        self.op_linear(("linear_add", true), (step.slot(), rows), (linear.weight, linear.bias), x, residual)
+        let weight = (linear.weight, linear.bias);
+        self.op_linear(("linear_add", true), (step.slot(), rows), weight, x, (residual, Some(room)))
     }
 
     fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
@@ -532,8 +539,7 @@ impl Backend for Cuda {
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
-        self.op_rope_and_write(step.slot(), attention, rope, qkv, kv)?;
-        self.op_attention(step.slot(), attention, qkv, kv, out)
+        self.op_attend(step.slot(), attention, rope, qkv, kv, out)
     }
 
     fn glu(&self, step: &Step, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
@@ -611,6 +617,10 @@ impl Drop for Cuda {
 /// What the scratch holds of a buffer.
 impl Cuda {
     pub(crate) fn held(&self, buf: &Buf, rows: Rows) -> Held {
-        Held { pointer: buf.pointer(), rows, generation: self.arena.generation() }
+        Held { pointer: buf.pointer(), rows, generation: self.generation(), norm: None }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.arena.generation()
     }
 }

@@ -77,6 +77,19 @@ impl Format {
         }
     }
 
+    /// Warps of its products that a multiprocessor holds: `BLOCKS` of its header, times 16.
+    pub(crate) fn warps_resident(self) -> usize {
+        match self {
+            Format::F32 | Format::F16 | Format::BF16 | Format::Q8_0 => 32,
+            _ => 16,
+        }
+    }
+
+    /// Bytes of one step of its product: what a warp copies at once.
+    pub(crate) fn step_bytes(self) -> usize {
+        self.tile_bytes().iter().sum::<usize>() * self.step_columns() / TILE_COLUMNS
+    }
+
     /// Bytes of each plane of a tile.
     pub(crate) fn tile_bytes(self) -> [usize; PLANES] {
         match self {
@@ -195,30 +208,36 @@ impl Row {
         plane[block / 4 * 128 + self.row * 8 + block % 4 * 2..][..2].copy_from_slice(bytes);
     }
 
-    /// Eight codes, each in the low half of a byte: value 2j becomes nibble j, value 2j + 1 nibble j + 4.
+    /// Eight codes, each in the low half of a byte: value i below 4 becomes the low half of byte i, value 4 + i the high
+    /// half.
     fn put_nibbles(&self, block: usize, t: usize, bytes: u64, plane: &mut [u8]) {
-        let gather = |x: u64| (x | x >> 12 | x >> 24 | x >> 36) & 0xffff;
-        let (even, odd) = (bytes & 0x000f_000f_000f_000f, bytes >> 8 & 0x000f_000f_000f_000f);
-        let word = (gather(even) | gather(odd) << 16) as u32;
+        let word = (bytes as u32 & 0x0f0f_0f0f) | ((bytes >> 32) as u32 & 0x0f0f_0f0f) << 4;
         let at = block / 4 * 1024 + self.half * 512 + (self.lane + t) * 16 + block % 4 * 4;
         plane[at..][..4].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// Eight upper bits, value i's in bit i: value 2j becomes bit j, value 2j + 1 bit j + 4.
+    /// Eight upper bits, value i's in bit i: of each four values, one bit in each byte of a word that the four blocks of
+    /// a tile share.
     fn put_bits(&self, block: usize, t: usize, bits: u8, plane: &mut [u8]) {
-        let gather = |x: u8| x & 1 | x >> 1 & 2 | x >> 2 & 4 | x >> 3 & 8;
-        let at = block / 4 * 256 + self.half * 128 + (self.lane + t) * 4 + block % 4;
-        plane[at] = gather(bits) | gather(bits >> 1) << 4;
+        let spread = |four: u8| u32::from(four & 15).wrapping_mul(0x0020_4081) & 0x0101_0101;
+        let new = spread(bits) | spread(bits >> 4) << 1;
+        let at = block / 4 * 256 + self.half * 128 + (self.lane + t) * 4;
+        put_field(&mut plane[at..], new, 0x0303_0303, 2 * (block % 4));
     }
 
-    /// Eight pairs of upper bits, each at the bottom of a byte: value 2j at bit 2j, value 2j + 1 at bit 8 + 2j.
+    /// Eight pairs of upper bits, each at the bottom of a byte: of each four values, a pair in each byte of a word that
+    /// two blocks share.
     fn put_pairs(&self, block: usize, t: usize, bytes: u64, plane: &mut [u8]) {
-        let gather = |x: u64| (x | x >> 14 | x >> 28 | x >> 42) & 0xff;
-        let (even, odd) = (bytes & 0x0003_0003_0003_0003, bytes >> 8 & 0x0003_0003_0003_0003);
-        let both = (gather(even) | gather(odd) << 8) as u16;
-        let at = block / 4 * 512 + self.half * 256 + (self.lane + t) * 8 + block % 4 * 2;
-        plane[at..][..2].copy_from_slice(&both.to_le_bytes());
+        let new = (bytes as u32 & 0x0303_0303) | ((bytes >> 32) as u32 & 0x0303_0303) << 2;
+        let at = block / 4 * 512 + self.half * 256 + (self.lane + t) * 8 + block % 4 / 2 * 4;
+        put_field(&mut plane[at..], new, 0x0f0f_0f0f, 4 * (block % 2));
     }
+}
+
+/// Replaces the bits of a word that `mask`, shifted, covers.
+fn put_field(at: &mut [u8], new: u32, mask: u32, shift: usize) {
+    let kept = word(at) & !(mask << shift);
+    at[..4].copy_from_slice(&(kept | new << shift).to_le_bytes());
 }
 
 fn octet(bytes: &[u8]) -> u64 {
@@ -249,9 +268,12 @@ mod tests {
         let half_at = |plane: &[u8], at: usize| f16::from_le_bytes([plane[at], plane[at + 1]]).to_f32();
         let nibble = || {
             let word = word(&codes[tile * 1024 + half * 512 + lane * 16 + block * 4..]);
-            word >> (4 * (i / 2 + 4 * (i % 2))) & 15
+            word >> (8 * (i % 4) + 4 * (i / 4)) & 15
         };
-        let bit = || u32::from(high[tile * 256 + half * 128 + lane * 4 + block]) >> (i / 2 + 4 * (i % 2)) & 1;
+        let bit = || {
+            let word = word(&high[tile * 256 + half * 128 + lane * 4..]);
+            word >> (8 * (i % 4) + 2 * block + i / 4) & 1
+        };
         let scale = |plane: &[u8]| half_at(plane, tile * 128 + row % 16 * 8 + block * 2);
         let two = || tile * 4096 + block * 1024 + half * 512 + lane * 16 + i * 2;
         match format {
@@ -280,10 +302,8 @@ mod tests {
                 half_at(header, 0) * f32::from(s) * code as f32 - half_at(header, 2) * f32::from(m)
             }
             Format::Q6_K => {
-                let at = tile * 512 + half * 256 + lane * 8 + block * 2;
-                let bits = u32::from(u16::from_le_bytes([high[at], high[at + 1]]))
-                    >> (2 * (i / 2) + 8 * (i % 2))
-                    & 3;
+                let word = word(&high[tile * 512 + half * 256 + lane * 8 + block / 2 * 4..]);
+                let bits = word >> (8 * (i % 4) + 4 * (block % 2) + 2 * (i / 4)) & 3;
                 let code = (nibble() | bits << 4) as f32 - 32.0;
                 let sub = scales[tile / 2 * 256 + row % 16 * 16 + column % 256 / 16].cast_signed();
                 half_at(mins, tile / 2 * 32 + row % 16 * 2) * f32::from(sub) * code

@@ -12,6 +12,7 @@
 mod attention;
 mod bench;
 mod faults;
+mod layer;
 mod linear;
 mod random;
 mod rows;
@@ -48,6 +49,8 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::Sample, 1e-7),
     (Op::Fault, 0.0),
     (Op::Record, 1e-7),
+    // Two layers one behind the other, whose softmax and norms make of a small difference a larger one.
+    (Op::Layer, 3e-4),
     (Op::Invariance, 0.0),
     (Op::Limits, 0.0),
     (Op::Memory, 0.0),
@@ -72,6 +75,7 @@ pub enum Op {
     Sample,
     Fault,
     Record,
+    Layer,
     Invariance,
     Limits,
     Memory,
@@ -102,6 +106,7 @@ impl fmt::Display for Op {
             Op::Sample => "sample",
             Op::Fault => "fault",
             Op::Record => "record",
+            Op::Layer => "layer",
             Op::Invariance => "invariance",
             Op::Limits => "limits",
             Op::Memory => "memory",
@@ -204,6 +209,7 @@ pub fn run_only<B: Backend, S: Sizes + Clone>(
     attention::cases(&mut suite);
     sampling::cases(&mut suite);
     faults::cases(&mut suite);
+    layer::cases(&mut suite);
     steps::cases(&mut suite, subject.sizes);
     Ok(suite.report)
 }
@@ -309,10 +315,11 @@ fn within(bound: f64, got: &Table, wanted: &Table) -> Result<f64, Failure> {
     Ok(worst)
 }
 
-/// Squared difference over squared size. A row of zeros is measured against one.
+/// Squared difference over squared size. A row of zeros, or of what rounding leaves where everything cancels, is measured
+/// against one.
 fn normalized_error(got: &[f32], wanted: &[f32]) -> f64 {
     let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
     let difference = squares(&mut got.iter().zip(wanted).map(|(a, b)| f64::from(*a) - f64::from(*b)));
     let size = squares(&mut wanted.iter().map(|value| f64::from(*value)));
-    difference / if size == 0.0 { 1.0 } else { size }
+    difference / if size < 1e-9 { 1.0 } else { size }
 }

@@ -4,21 +4,15 @@
 
 template <bool BF16> struct Halves {
     static const int STEP = 128;
-    struct Loaded {
-        uint4 values[4][2];  // (block, half)
-    };
-    DEVICE_METHOD static Loaded load(const Part& part, long tile, int lane) {
-        Loaded l;
-        for (int block = 0; block < 4; block++)
-            for (int h = 0; h < 2; h++)
-                l.values[block][h] = load_weights(part.codes + tile * 4096 + block * 1024 + h * 512 + lane * 16);
-        return l;
-    }
+    static const int BLOCKS = 2;  // of 512 threads on a multiprocessor: what its registers allow without spilling
+    typedef Staged<4096, 0, 0, 0> Bytes;
+
     template <int NT>
-    DEVICE_METHOD static void multiply(const Loaded& l, const Columns<NT>& x, long step, int lane, float acc[NT][4]) {
+    DEVICE_METHOD static void multiply(const u8* staged, const Columns<NT>& x, int step, int lane, float acc[NT][4]) {
 #pragma unroll
         for (int block = 0; block < 4; block++) {
-            const uint4 &w0 = l.values[block][0], &w1 = l.values[block][1];
+            const uint4 w0 = *(const uint4*)(staged + block * 1024 + lane * 16);
+            const uint4 w1 = *(const uint4*)(staged + block * 1024 + 512 + lane * 16);
             u32 a[8] = {w0.x, w1.x, w0.y, w1.y, w0.z, w1.z, w0.w, w1.w}, rest[8];
             if (!BF16) {
 #pragma unroll
@@ -31,9 +25,13 @@ template <bool BF16> struct Halves {
             }
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
-                uint4 eight = x.octet(nt, (int)step * 16 + block * 4 + lane % 4);
-                mma_block(acc[nt], a, eight);
-                if (!BF16) mma_block(acc[nt], rest, eight);
+                uint4 eight = x.octet(nt, step * 16 + block * 4 + lane % 4);
+                mma_bf16(acc[nt], a, eight.x, eight.y);
+                mma_bf16(acc[nt], a + 4, eight.z, eight.w);
+                if (!BF16) {
+                    mma_bf16(acc[nt], rest, eight.x, eight.y);
+                    mma_bf16(acc[nt], rest + 4, eight.z, eight.w);
+                }
             }
         }
     }

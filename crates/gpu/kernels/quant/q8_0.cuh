@@ -4,41 +4,34 @@
 
 struct Quant {
     static const int STEP = 128;
-    struct Loaded {
-        uint4 codes[2][2];
-        uint2 scales[2];
-    };
-    DEVICE_METHOD static Loaded load(const Part& part, long tile, int lane) {
-        Loaded l;
-        for (int p = 0; p < 2; p++)
-            for (int h = 0; h < 2; h++) l.codes[p][h] = load_weights(part.codes + tile * 2048 + p * 1024 + h * 512 + lane * 16);
-        for (int h = 0; h < 2; h++) l.scales[h] = load_weights8(part.scales + tile * 128 + (h * 8 + lane / 4) * 8);
-        return l;
-    }
+    static const int BLOCKS = 2;  // of 512 threads on a multiprocessor: what its registers allow without spilling
+    typedef Staged<2048, 0, 128, 0> Bytes;
+
     // Two signed bytes as bf16: the low seven bits above 128, less 128, or less 256 where the sign is set.
     DEVICE_METHOD static u32 signed_pair(u32 word, u32 selector) {
         u32 bytes = __byte_perm(word, 0x43434343, selector);
         return add_bf16x2(bytes & 0xff7fff7f, (bytes & 0xff80ff80) | 0x80008000);
     }
     template <int NT>
-    DEVICE_METHOD static void multiply(const Loaded& l, const Columns<NT>& x, long step, int lane, float acc[NT][4]) {
+    DEVICE_METHOD static void multiply(const u8* staged, const Columns<NT>& x, int step, int lane, float acc[NT][4]) {
+        uint2 scales[2];
+        for (int h = 0; h < 2; h++) scales[h] = *(const uint2*)(staged + Bytes::SCALES + (h * 8 + lane / 4) * 8);
 #pragma unroll
         for (int block = 0; block < 4; block++) {
             u32 a[8];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const uint4& c = l.codes[block / 2][h];
-                u32 first = block % 2 ? c.z : c.x, second = block % 2 ? c.w : c.y;
-                a[h] = signed_pair(first, 0x4140);
-                a[h + 2] = signed_pair(first, 0x4342);
-                a[h + 4] = signed_pair(second, 0x4140);
-                a[h + 6] = signed_pair(second, 0x4342);
+                uint2 codes = *(const uint2*)(staged + block / 2 * 1024 + h * 512 + lane * 16 + block % 2 * 8);
+                a[h] = signed_pair(codes.x, 0x4140);
+                a[h + 2] = signed_pair(codes.x, 0x4342);
+                a[h + 4] = signed_pair(codes.y, 0x4140);
+                a[h + 6] = signed_pair(codes.y, 0x4342);
             }
-            float scale0 = scale_of(l.scales[0], block), scale1 = scale_of(l.scales[1], block);
+            float scale0 = scale_of(scales[0], block), scale1 = scale_of(scales[1], block);
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
-                float d[4] = {0, 0, 0, 0};
-                mma_block(d, a, x.octet(nt, (int)step * 16 + block * 4 + lane % 4));
+                float d[4];
+                mma_block(d, a, x.octet(nt, step * 16 + block * 4 + lane % 4));
                 add_scaled(acc[nt], d, scale0, scale1);
             }
         }

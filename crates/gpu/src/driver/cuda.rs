@@ -372,6 +372,15 @@ impl Module {
     }
 }
 
+impl Function {
+    /// Lets launches of it ask for so many bytes of dynamic shared memory.
+    pub(crate) fn allow_shared(self, device: &Device, bytes: u32) -> Result<(), Error> {
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function belongs to a loaded module; only an attribute of it is set.
+        device.check("find kernel", unsafe { sys::cuFuncSetAttribute(self.0, which, bytes.cast_signed()) })
+    }
+}
+
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: loaded once, unloaded once.

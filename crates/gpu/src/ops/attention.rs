@@ -6,10 +6,12 @@ use super::fits;
 use super::gemv::Split;
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
-use crate::memory::{Buf, Kv, int};
+use crate::memory::{Buf, Kv, TICKETS, int};
 use crate::program::Key;
 use crate::step::Slot;
 
+/// Tiles that the last of their blocks merges: as in attention.cu. A kernel of its own is faster for more.
+const MERGED_HERE: usize = 32;
 /// Keys of a tile, and threads of a block: as in attention.cu.
 const TILE: usize = 64;
 const THREADS: u32 = 256;
@@ -26,7 +28,7 @@ struct HeadCounts {
     dim: i32,
 }
 
-/// `Rotation` of rope.cu.
+/// `Rotation` of rope.cuh.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Rotation {
@@ -44,11 +46,11 @@ struct Shape {
     group: i32,
     window: i32,
     scale: f32,
-    pad: i32,
-    partials: u64,
     tiles: i32,
-    pad_end: i32,
+    partials: u64,
+    tickets: u64,
     split: Split,
+    rope: Rotation,
 }
 
 impl From<Heads> for HeadCounts {
@@ -72,7 +74,8 @@ impl Cuda {
         qkv: &mut Buf,
     ) -> Result<(), Error> {
         let rotation = rotation(slot, heads, rope, qkv)?;
-        self.scratch.forget();
+        self.touch_read(slot, qkv)?;
+        self.touch_written(slot, &[Some(qkv.pointer())])?;
         let function =
             self.programs.function(&Key { unit: "rope.cu", defines: storage(KvDType::F16) }, "rope")?;
         let heads_counted = HeadCounts::from(heads);
@@ -97,6 +100,7 @@ impl Cuda {
     ) -> Result<(), Error> {
         fits("kv_write", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         self.pages_fit("kv_write", slot, heads, layer, kv)?;
+        self.touch_read(slot, qkv)?;
         let function =
             self.programs.function(&Key { unit: "rope.cu", defines: storage(kv.dtype) }, "kv_write")?;
         let heads_counted = HeadCounts::from(heads);
@@ -111,8 +115,26 @@ impl Cuda {
         self.launch("kv_write", function, [heads.kv, self.grid_rows(slot, Rows::Tokens), 1], (64, 0), &args)
     }
 
-    /// `rope` and `kv_write` in one pass.
-    pub(crate) fn op_rope_and_write(
+    /// `rope`, `kv_write` and `attention`: the first two in one pass, or where every row is one token all three. Then no
+    /// key that a token sees is stored by another block.
+    pub(crate) fn op_attend(
+        &self,
+        slot: &Slot,
+        attention: &Attention,
+        rope: &Rope<Buf>,
+        qkv: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let turns = rotation(slot, attention.heads, rope, qkv)?;
+        if slot.decode && self.fuses() {
+            return self.attention(slot, attention, Some(turns), qkv, kv, out);
+        }
+        self.op_rope_and_write(slot, attention, rope, qkv, kv)?;
+        self.op_attention(slot, attention, qkv, kv, out)
+    }
+
+    fn op_rope_and_write(
         &self,
         slot: &Slot,
         attention: &Attention,
@@ -123,7 +145,8 @@ impl Cuda {
         let (heads, layer) = (attention.heads, attention.layer);
         let rotation = rotation(slot, heads, rope, qkv)?;
         self.pages_fit("attend", slot, heads, layer, kv)?;
-        self.scratch.forget();
+        self.touch_read(slot, qkv)?;
+        self.touch_written(slot, &[Some(qkv.pointer())])?;
         let key = Key { unit: "rope.cu", defines: storage(kv.dtype) };
         let function = self.programs.function(&key, "rope_and_write")?;
         let heads_counted = HeadCounts::from(heads);
@@ -148,6 +171,19 @@ impl Cuda {
         kv: &Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        self.attention(slot, attention, None, qkv, kv, out)
+    }
+
+    /// With `rope`, queries and keys are yet to be turned, and keys and values to be stored.
+    fn attention(
+        &self,
+        slot: &Slot,
+        attention: &Attention,
+        rope: Option<Rotation>,
+        qkv: &Buf,
+        kv: &Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
         let (heads, layer) = (attention.heads, attention.layer);
         fits("attention", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         fits("attention", "out", out, (slot.tokens, heads.query * heads.dim))?;
@@ -159,9 +195,12 @@ impl Cuda {
                 format!("attention of {shared} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
+        self.touch_read(slot, qkv)?;
+        self.touch_written(slot, &[Some(out.pointer()), rope.map(|_| qkv.pointer())])?;
         let window = kv.group(layer).window;
         let tokens = self.grid_rows(slot, Rows::Tokens);
         let tiles = self.tiles(slot, heads, tokens, window);
+        let merges = tiles <= MERGED_HERE && tokens * heads.kv <= TICKETS;
         // A warp must hold 32 neighbouring columns.
         let whole = heads.dim.is_multiple_of(32);
         let split = self.split_for(tokens, heads.query * heads.dim).filter(|_| whole);
@@ -171,11 +210,11 @@ impl Cuda {
             group: int(layer.group),
             window: window.map_or(0, u32::cast_signed),
             scale: attention.scale,
-            pad: 0,
-            partials: self.partials.pointer(),
             tiles: int(tiles),
-            pad_end: 0,
+            partials: self.partials.pointer(),
+            tickets: if merges { self.tickets.pointer() } else { 0 },
             split: split.unwrap_or(Split::none()),
+            rope: rope.unwrap_or(Rotation { frequencies: 0, pairs: 0, magnitude: 0.0 }),
         };
         let mut defines = storage(kv.dtype);
         defines.extend([format!("DIM={}", heads.dim), format!("SHARED={shared}")]);
@@ -190,7 +229,7 @@ impl Cuda {
             Arg::Pointer(out.pointer()),
         ];
         self.launch("attention", function, [heads.kv, tokens, tiles], (THREADS, 0), &args)?;
-        if tiles > 1 {
+        if tiles > 1 && !merges {
             let function = self.programs.function(&key, "merge_tiles")?;
             let device_step = self.device_step(slot);
             let args = [

@@ -1,11 +1,13 @@
 //! Operations: check shapes, choose a kernel, size its grid, launch. A file here for a file in `kernels/`.
 
 mod attention;
+mod fuse;
 mod gemv;
 mod rows;
 mod sample;
 
-pub(crate) use gemv::{Held, Scratch};
+pub(crate) use fuse::Fuse;
+pub(crate) use gemv::{Held, SHARED_MAX, Scratch, programs};
 
 use fornax_compute::Error;
 

@@ -3,6 +3,7 @@
 use fornax_compute::{Error, Glu, Norm, Rows};
 
 use super::fits;
+use super::fuse::Due;
 use super::gemv::{Split, row_threads};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
@@ -22,7 +23,7 @@ impl Cuda {
         fits("embed", "out", out, (slot.tokens, table.columns))?;
         self.check(slot, Check::Tokens { rows: table.rows })?;
         self.check_sampled(slot)?;
-        self.scratch.forget();
+        self.touch_written(slot, &[Some(out.pointer())])?;
         for part in &table.parts {
             let function = self.programs.function(&Key::quant("embed.cu", part.format.header()), "embed")?;
             let device_part = table.device_part(part);
@@ -55,7 +56,9 @@ impl Cuda {
         let operand = if vector { "vector" } else { "y" };
         fits(operation, operand, y, (if vector { 1 } else { count }, columns))?;
         fits(operation, "x", x, (count, columns))?;
-        self.scratch.forget();
+        self.touch_read(slot, y)?;
+        self.touch_read(slot, x)?;
+        self.touch_written(slot, &[Some(x.pointer())])?;
         let function = self.programs.function(&Key::plain("rows.cu"), "add")?;
         let device_step = self.device_step(slot);
         let args = [
@@ -81,36 +84,47 @@ impl Cuda {
         fits("rms_norm", "weight", &norm.weight, (1, columns))?;
         fits("rms_norm", "x", x, (count, columns))?;
         fits("rms_norm", "out", out, (count, columns))?;
-        let count = self.grid_rows(slot, rows);
+        if self.fused_norm((slot, rows), norm, x, out)? {
+            return Ok(());
+        }
+        self.touch_read(slot, x)?;
+        self.touch_written(slot, &[Some(out.pointer())])?;
         // What a norm puts out is what a product reads next.
-        let split = self.split_for(count, columns);
+        let split = self.split_for(self.grid_rows(slot, rows), columns);
+        self.norm_rows(slot, &self.due(rows, norm, x, out), split.as_ref().unwrap_or(&NO_SPLIT))?;
+        self.split_done(split.is_some(), out, rows);
+        Ok(())
+    }
+
+    pub(super) fn norm_rows(&self, slot: &Slot, due: &Due, split: &Split) -> Result<(), Error> {
         let function = self.programs.function(&Key::plain("norm.cu"), "rms_norm")?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Pointer(norm.weight.pointer()),
-            Arg::Float(norm.eps),
-            Arg::Pointer(x.pointer()),
-            Arg::Pointer(out.pointer()),
-            Arg::Int(int(columns)),
-            Arg::Struct(bytemuck::bytes_of(split.as_ref().unwrap_or(&NO_SPLIT))),
+            Arg::Int(i32::from(due.rows == Rows::Wanted)),
+            Arg::Pointer(due.weight),
+            Arg::Float(due.eps),
+            Arg::Pointer(due.x),
+            Arg::Pointer(due.out),
+            Arg::Int(int(due.columns)),
+            Arg::Struct(bytemuck::bytes_of(split)),
         ];
-        let threads = row_threads(columns.next_multiple_of(TILE_COLUMNS));
-        self.launch("rms_norm", function, [count, 1, 1], (threads, 0), &args)?;
-        self.split_done(split.is_some(), out, rows);
-        Ok(())
+        let threads = row_threads(due.columns.next_multiple_of(TILE_COLUMNS));
+        self.launch("rms_norm", function, [self.grid_rows(slot, due.rows), 1, 1], (threads, 0), &args)
     }
 
     pub(crate) fn op_glu(&self, slot: &Slot, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
         let columns = out.columns;
         fits("glu", "gate_up", gate_up, (slot.tokens, 2 * columns))?;
         fits("glu", "out", out, (slot.tokens, columns))?;
+        let Glu::Silu = kind;
+        if self.fused_glu(slot, gate_up, out)? {
+            return Ok(());
+        }
+        self.touch_read(slot, gate_up)?;
+        self.touch_written(slot, &[Some(out.pointer())])?;
         let split = self.split_for(self.grid_rows(slot, Rows::Tokens), columns);
-        let name = match kind {
-            Glu::Silu => "silu",
-        };
-        let function = self.programs.function(&Key::plain("glu.cu"), name)?;
+        let function = self.programs.function(&Key::plain("glu.cu"), "glu_silu")?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
@@ -127,13 +141,13 @@ impl Cuda {
 
     /// Where an operation may leave its rows for the product that follows; nowhere if they are too many.
     pub(super) fn split_for(&self, rows: usize, columns: usize) -> Option<Split> {
-        (rows <= self.scratch.rows(columns)).then(|| self.scratch.split(columns))
+        (rows <= self.scratch.rows(columns)).then(|| self.scratch.turned(columns).plain())
     }
 
     /// Remembers what the scratch holds after an operation wrote `out`.
     pub(super) fn split_done(&self, split: bool, out: &Buf, rows: Rows) {
         if split {
-            self.scratch.hold(self.held(out, rows));
+            self.scratch.held.set(Some(self.held(out, rows)));
         } else {
             self.scratch.forget();
         }
@@ -143,7 +157,8 @@ impl Cuda {
         let columns = out.columns;
         fits("gather_wanted", "x", x, (slot.tokens, columns))?;
         fits("gather_wanted", "out", out, (slot.wanted, columns))?;
-        self.scratch.forget();
+        self.touch_read(slot, x)?;
+        self.touch_written(slot, &[Some(out.pointer())])?;
         let function = self.programs.function(&Key::plain("rows.cu"), "gather")?;
         let device_step = self.device_step(slot);
         let args = [
