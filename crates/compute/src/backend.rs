@@ -97,7 +97,8 @@ pub trait Backend: Memory {
 
     /// Checks the batch against what was allocated and places it on the device.
     fn begin(&self, batch: &Batch) -> Result<Self::Step, Error>;
-    /// Runs `body`, or replays what an earlier run of the step's bucket recorded. `body` sees only the step.
+    /// Runs `body`, or replays what an earlier run of the step's bucket recorded. `body` sees only the step, and neither
+    /// allocates nor frees: a backend may do several of its operations at once, when the next is known.
     fn record(&self, step: &Self::Step, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error>;
     /// Waits for this step only and frees its slot.
     fn finish(&self, step: Self::Step) -> Result<Output, Error>;
@@ -207,7 +208,7 @@ pub trait Backend: Memory {
         self.add(step, rows, room, residual)
     }
 
-    /// `rope`, `kv_write`, `attention`.
+    /// `rope`, `kv_write`, `attention`. What `qkv` holds afterwards is nobody's business.
     fn attend(
         &self,
         step: &Self::Step,

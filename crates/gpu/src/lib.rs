@@ -11,6 +11,9 @@
 //! **Order.** An output's order of summation depends on its weight's shape alone, and attention reduces over fixed
 //! splits of absolute positions: a row's result is the same bits alone, among others or in chunks.
 //!
+//! **Fusion.** Inside `record`, an operation may be done by the kernel of the one before or behind it (`ops::fuse`); what
+//! is fused follows from shapes, never from the batch.
+//!
 //! This crate knows devices. It must never know an architecture, a request, a file name beyond its kernel folder, or
 //! an environment variable.
 

@@ -91,7 +91,7 @@ impl Layers {
         let bias = vector(heads.qkv_columns())?;
         let norms =
             [vector(hidden)?, vector(hidden)?, vector(hidden)?].map(|weight| Norm { weight, eps: 1e-5 });
-        let frequencies: Vec<f32> = (0..heads.dim / 2).map(|pair| 0.7f32.powi(count(pair) as i32)).collect();
+        let frequencies: Vec<f32> = (0..heads.dim / 2).map(|pair| 0.7f32.powf(pair as f32)).collect();
         let rope = Rope {
             frequencies: backend.upload_values(&frequencies)?,
             pairs: frequencies.len(),
