@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fornax::random_model::{self, SHAPES};
-use fornax::{Completion, Error, Fornax, Part, Request, Sampling};
+use fornax::{Completion, Device, Error, Fornax, Part, Request, Sampling};
 use fornax_compute::WEIGHT_TYPES;
 use fornax_format::{Checkpoint, DType, View};
 use serde::Serialize;
@@ -27,8 +27,8 @@ struct Report {
     threads: usize,
     activations: &'static str,
     kv_dtype: String,
-    /// What all threads together read from memory, measured in this run.
-    memory_bytes_per_second: f64,
+    /// What all threads together read from memory, measured in this run; of a GPU's own memory it is not measured.
+    memory_bytes_per_second: Option<f64>,
     load: Load,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
@@ -56,7 +56,7 @@ struct Decode {
     tokens_per_second: f64,
     /// Weights once a step for all streams, and each stream's keys and values.
     bytes_per_token: f64,
-    memory_rate_percent: f64,
+    memory_rate_percent: Option<f64>,
     operations_per_second: f64,
 }
 
@@ -155,7 +155,7 @@ struct Measured<'a> {
 
 impl Measured<'_> {
     fn report(mut self, path: &Path, args: &Bench, load: Duration) -> Result<Report, Error> {
-        let memory = memory_rate(self.model.threads());
+        let memory = (self.model.kind() == Device::Cpu).then(|| memory_rate(self.model.threads()));
         let prefill = PREFILL.into_iter().filter(|&tokens| tokens < self.model.context());
         let prefill = prefill.collect::<Vec<_>>().into_iter().map(|tokens| self.prefill(tokens));
         let prefill = prefill.collect::<Result<_, Error>>()?;
@@ -206,7 +206,7 @@ impl Measured<'_> {
         })
     }
 
-    fn decode(&mut self, streams: usize, tokens: usize, memory: f64) -> Result<Decode, Error> {
+    fn decode(&mut self, streams: usize, tokens: usize, memory: Option<f64>) -> Result<Decode, Error> {
         let prompt = PROMPT.min(self.model.context() / 2);
         let tokens = tokens.min(self.model.context() - prompt);
         // At a temperature: what a random model says greedily repeats itself, which is not what models are for.
@@ -235,7 +235,7 @@ impl Measured<'_> {
             streams,
             tokens_per_second: rate,
             bytes_per_token: bytes,
-            memory_rate_percent: 100.0 * bytes * rate / memory,
+            memory_rate_percent: memory.map(|memory| 100.0 * bytes * rate / memory),
             operations_per_second: rate * self.traffic.operations as f64,
         })
     }
@@ -326,7 +326,9 @@ fn table(report: &Report) -> Result<String, std::fmt::Error> {
     let Report { device, threads, activations, kv_dtype, load, prefix, .. } = report;
     writeln!(out, "{}", report.model.display())?;
     writeln!(out, "{device}, {threads} threads, {activations} activations, keys and values in {kv_dtype}")?;
-    writeln!(out, "memory read at {:.1} GB/s in this run", report.memory_bytes_per_second / 1e9)?;
+    if let Some(rate) = report.memory_bytes_per_second {
+        writeln!(out, "memory read at {:.1} GB/s in this run", rate / 1e9)?;
+    }
     let (file, allocated) = (binary(load.file_bytes), binary(load.allocated_bytes));
     writeln!(out, "loaded in {:.2} s: {file} of files, {allocated} allocated", load.seconds)?;
     writeln!(out, "\n                      tok/s     MB/token  of memory     GOP/s")?;
@@ -337,8 +339,9 @@ fn table(report: &Report) -> Result<String, std::fmt::Error> {
     for decode in &report.decode {
         let name = format!("decode x {}", decode.streams);
         let (rate, megabytes) = (decode.tokens_per_second, decode.bytes_per_token / 1e6);
-        let (percent, operations) = (decode.memory_rate_percent, decode.operations_per_second / 1e9);
-        writeln!(out, "{name:<16} {rate:>10.1} {megabytes:>12.2} {percent:>8.1} % {operations:>9.1}")?;
+        let percent = decode.memory_rate_percent.map_or(String::new(), |percent| format!("{percent:.1} %"));
+        let operations = decode.operations_per_second / 1e9;
+        writeln!(out, "{name:<16} {rate:>10.1} {megabytes:>12.2} {percent:>10} {operations:>9.1}")?;
     }
     writeln!(
         out,
