@@ -45,12 +45,13 @@ pub(crate) fn serve(args: &Serve) -> anyhow::Result<()> {
     let plan = serde_json::to_value(plan::report(&path, &planned))?;
     let card = card(&path, args, &planned.plan.stored);
     log(args.log);
+    // Before the runtime, and so dropped after it: its engine waits for tasks that hold ways into it.
+    let model = Arc::new(OnceLock::new());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(SOCKET_THREADS)
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()?;
-    let model = Arc::new(OnceLock::new());
     let loading = Loading { open, card, plan, auto: args.device.device == "auto" };
     let served = runtime.block_on(run(args, loading, Arc::clone(&model)));
     // Tasks hold ways into the engine, which waits for the last of them.
@@ -205,9 +206,24 @@ fn options(args: &Serve) -> ServerOptions {
     }
 }
 
+/// Standard error, whose reader may be gone. Lines that cannot be written are lost; a logger that is told so panics, and
+/// takes the request along.
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        drop(io::stderr().write_all(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Lines on standard error: what happened to each request, and nothing of what it said.
 fn log(format: LogFormat) {
-    let lines = tracing_subscriber::fmt().with_writer(io::stderr).with_target(false).with_ansi(false);
+    let lines = tracing_subscriber::fmt().with_writer(|| Lines).with_target(false).with_ansi(false);
     match format {
         LogFormat::Text => lines.init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),

@@ -29,6 +29,11 @@ impl Drop for Serving {
 impl Serving {
     /// Starts the default model on a port of the system's choice, with a key.
     fn start(folder: &Path, args: &[&str]) -> Serving {
+        let log = std::fs::File::create(folder.join("log")).unwrap();
+        Serving::start_logging(folder, args, log.into())
+    }
+
+    fn start_logging(folder: &Path, args: &[&str], log: Stdio) -> Serving {
         let (keys, stderr) = (folder.join("keys"), folder.join("log"));
         std::fs::write(&keys, KEY).unwrap();
         let mut child = command(&cache())
@@ -36,14 +41,16 @@ impl Serving {
             .arg(&keys)
             .args(args)
             .stdout(Stdio::piped())
-            .stderr(std::fs::File::create(&stderr).unwrap())
+            .stderr(log)
             .spawn()
             .unwrap();
+        // Where the log is a pipe, nobody reads it.
+        drop(child.stderr.take());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on http://").map(str::to_owned);
-        let address =
-            address.unwrap_or_else(|| panic!("{line:?} {}", std::fs::read_to_string(&stderr).unwrap()));
+        let address = address
+            .unwrap_or_else(|| panic!("{line:?} {}", std::fs::read_to_string(&stderr).unwrap_or_default()));
         let serving = Serving { child, address, stderr };
         serving.until("/ready", "HTTP/1.1 200");
         serving
@@ -124,6 +131,15 @@ fn sigterm_lets_a_stream_finish_and_the_process_ends_well() {
         assert!(!line.to_string().contains("Once upon"), "{line}");
     }
     assert!(log.contains("\"drained\""), "{log}");
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut serving = Serving::start_logging(folder.path(), &["--context", "64"], Stdio::piped());
+    assert!(serving.get("/v1/models").contains("HTTP/1.1 200"));
+    serving.signal("TERM");
+    assert_eq!(serving.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
