@@ -1,4 +1,5 @@
-//! The Python that tests of other people's clients run in: a virtual environment below `target`.
+//! What tests need of Python's packages: other people's clients, and the compiler of GPU kernels, in a virtual environment
+//! below `target`.
 
 use std::path::PathBuf;
 
@@ -8,11 +9,18 @@ use crate::phases::Outcome;
 use crate::{command, root, run};
 
 /// By name and version, from wherever pip gets its packages.
-const PACKAGES: &[&str] = &["openai==3.49.0", "schemathesis==4.32.5"];
+const PACKAGES: &[&str] = &["openai==3.49.0", "schemathesis==4.32.5", "nvidia-cuda-nvrtc==13.0.88"];
 
 /// The interpreter, whether or not it is there.
 pub(crate) fn interpreter() -> PathBuf {
     root().join("target/python/bin/python")
+}
+
+/// Where the compiler of GPU kernels lies in it, if it is there: the folder is called after the version of Python.
+pub(crate) fn nvrtc_folder() -> Option<PathBuf> {
+    let versions = std::fs::read_dir(root().join("target/python/lib")).ok()?;
+    let folders = versions.flatten().map(|version| version.path().join("site-packages/nvidia/cu13/lib"));
+    folders.into_iter().find(|folder| folder.is_dir())
 }
 
 /// Makes the environment. Where that is not possible the tests that need it say so and are counted as skipped.

@@ -56,6 +56,12 @@ fn cargo_test(targets: &[&str], filter: Option<&str>, tally: &mut Tally) -> Resu
     // Tests of the libraries find fixtures through the variable that the binary also honours.
     command.env("FORNAX_CACHE", fixtures::cache_dir()?).stdout(Stdio::piped());
     command.env("FORNAX_PYTHON", python::interpreter());
+    if let Some(nvrtc) = python::nvrtc_folder() {
+        // In front: what is there already stays.
+        let others = std::env::var_os("LD_LIBRARY_PATH");
+        let folders = std::iter::once(nvrtc).chain(others.iter().flat_map(std::env::split_paths));
+        command.env("LD_LIBRARY_PATH", std::env::join_paths(folders)?);
+    }
     let line = shown(&command);
     let mut child = command.spawn().with_context(|| format!("cannot start `{line}`"))?;
     let stdout = child.stdout.take().context("cargo's output is not piped")?;
