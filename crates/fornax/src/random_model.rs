@@ -174,7 +174,7 @@ pub fn write(
     Ok(())
 }
 
-/// Writes such a file whose header is whole and whose weights are a hole: as large as [`write`] would make it, on no disk.
+/// Writes such a file whose header is whole and whose weights are a hole: as large as [`write()`] would make it, on no disk.
 /// Enough to plan with. Returns its size.
 pub fn write_hole(path: &Path, shape: &Shape, quant: DType) -> io::Result<u64> {
     let (_, header, total) = outline(shape, quant);
