@@ -6,11 +6,11 @@ Straight through its C interface: no server, no sampler, the largest logit is th
 """
 
 import ctypes
-import json
 import sys
 import time
 
 import numpy as np
+from figures import tell
 from llama_cpp import llama_cpp as lib
 
 STREAMS, CONTEXT = 8, 1024
@@ -66,17 +66,4 @@ decode(1, 8)
 start = time.time()
 prompt(1, 512)
 figures = [512 / (time.time() - start), decode(1, 64), decode(STREAMS, 32)]
-with open("/proc/self/status") as status:
-    resident = next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
-print(
-    json.dumps(
-        {
-            "load_s": load,
-            "prefill": figures[0],
-            "decode": figures[1],
-            "streams": figures[2],
-            "resident_mib": resident,
-            "build": lib.llama_print_system_info().decode().strip(),
-        }
-    )
-)
+tell(load, *figures, lib.llama_print_system_info().decode())

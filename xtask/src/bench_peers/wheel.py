@@ -9,6 +9,7 @@ import threading
 import time
 
 import xllamacpp
+from figures import tell
 
 model, threads = sys.argv[1], int(sys.argv[2])
 start = time.time()
@@ -50,17 +51,4 @@ def streams():
 # Weights and caches are touched before anything counts.
 run(32, 8)
 figures = [run(512, 1)["prompt_per_second"], run(32, 64)["predicted_per_second"], streams()]
-with open("/proc/self/status") as status:
-    resident = next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
-print(
-    json.dumps(
-        {
-            "load_s": load,
-            "prefill": figures[0],
-            "decode": figures[1],
-            "streams": figures[2],
-            "resident_mib": resident,
-            "build": xllamacpp.get_system_info().strip(),
-        }
-    )
-)
+tell(load, *figures, xllamacpp.get_system_info())
