@@ -20,6 +20,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // `compute` and `format` are what model's interface and the tests on real backends speak of.
     ("fornax-engine", &["fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
+    // It is handed a model that answers questions, and knows nothing of how.
+    ("fornax-jobs", &[]),
     // `compute` for the sampling parameters that engine's requests carry, `format` for the tokenizers of its tests.
     ("fornax-server", &["fornax-engine", "fornax-text", "fornax-compute", "fornax-format"]),
     (

@@ -1,0 +1,67 @@
+//! The ways in which the store refuses or fails.
+
+use std::path::PathBuf;
+
+use crate::State;
+
+/// Why the store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The database cannot be opened. Its address may hold a password and is not repeated.
+    #[error("cannot open the jobs database: {0}")]
+    Open(String),
+    /// Another process has the file.
+    #[error("{} is in use by another process; several workers share one queue through PostgreSQL", path.display())]
+    InUse {
+        /// The file that marks it.
+        path: PathBuf,
+    },
+    /// Nothing more can be written; nothing of this was.
+    #[error("the disk or the database file is full: nothing was written")]
+    DiskFull,
+    /// The database failed.
+    #[error("the jobs database failed: {0}")]
+    Database(String),
+    /// As many jobs wait as may.
+    #[error("{waiting} jobs wait already; {max} may")]
+    QueueFull {
+        /// Jobs in the queue.
+        waiting: u64,
+        /// The bound.
+        max: u64,
+    },
+    /// An Idempotency-Key that came with another request before.
+    #[error("this Idempotency-Key came with another request before")]
+    KeyReused,
+    /// No such job, or not any more.
+    #[error("there is no such job; results are kept for a limited time")]
+    NotFound,
+    /// The job is in no state for this.
+    #[error("the job is {}: {wanted}", state.name())]
+    WrongState {
+        /// Where it is.
+        state: State,
+        /// Where it would have to be.
+        wanted: &'static str,
+    },
+    /// As many schemas are registered as may be.
+    #[error("{max} schemas are registered, as many as may be")]
+    SchemasFull {
+        /// The bound.
+        max: u64,
+    },
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Error {
+        match &error {
+            // SQLite's SQLITE_FULL and SQLITE_IOERR_WRITE; PostgreSQL's disk_full.
+            sqlx::Error::Database(failed)
+                if failed.code().is_some_and(|code| matches!(&*code, "13" | "778" | "53100")) =>
+            {
+                Error::DiskFull
+            }
+            _ => Error::Database(error.to_string()),
+        }
+    }
+}
