@@ -63,7 +63,8 @@ pub struct Engine {
     in_flight: VecDeque<StepInFlight>,
     budget: Budget,
     clock: Clock,
-    next_id: u64,
+    /// Choices that have come in: the next one's place in line.
+    arrived: i64,
     stats: Stats,
 }
 
@@ -88,6 +89,8 @@ struct Ask {
     row: usize,
     /// The position whose logits it is about.
     position: usize,
+    /// The index of those logits in the step.
+    wanted: u32,
     kind: AskKind,
 }
 
@@ -97,15 +100,6 @@ enum AskKind {
     Score,
     /// Which token comes next?
     Choose,
-}
-
-/// What the engine's own thread has to make before a question can be put.
-struct Prepared {
-    /// The index of its logits in the step.
-    wanted: u32,
-    mask: Option<SimpleVob>,
-    /// The tokens before a drafted position; elsewhere the sequence has them.
-    history: Option<Vec<u32>>,
 }
 
 /// What a turn of the loop found to do.
@@ -135,7 +129,7 @@ impl Engine {
             in_flight: VecDeque::new(),
             budget: Budget::new(limits.tokens_max),
             clock: options.clock,
-            next_id: 0,
+            arrived: 0,
             stats: Stats::default(),
             runner,
         };
@@ -214,11 +208,10 @@ impl Engine {
         for arrival in self.door.take() {
             let mut leader = None;
             for (choice, (reply, ticket)) in arrival.choices.into_iter().enumerate() {
-                let id = SequenceId(self.next_id);
-                self.next_id += 1;
                 let request: Arc<Request> = Arc::clone(&arrival.request);
-                let place = i64::try_from(id.0).expect("fewer than 2^63 requests");
-                self.scheduler.add(Sequence {
+                let place = self.arrived;
+                self.arrived += 1;
+                let id = self.scheduler.add(|id| Sequence {
                     grammar: None,
                     id,
                     tokens: request.prompt.clone(),
@@ -360,7 +353,10 @@ impl Engine {
     /// token is known already.
     fn sample(&mut self) {
         let Some(step) = self.in_flight.back_mut() else { return };
-        let mut prepared = Vec::with_capacity(step.rows.len());
+        step.asked.reserve(step.rows.len());
+        // What only some questions have, with their numbers: which tokens the form allows, and the tokens before a
+        // drafted position; elsewhere the sequence has them.
+        let (mut masks, mut histories) = (Vec::new(), Vec::new());
         let mut ready = std::mem::take(&mut step.masks).into_iter().peekable();
         let mut broken = Vec::new();
         let mut wanted_before = 0;
@@ -373,8 +369,7 @@ impl Engine {
                 u32::try_from(first_wanted + position - row.wanted_from).expect("bounded by the step")
             };
             for position in row.scores() {
-                step.asked.push(Ask { row: index, position, kind: AskKind::Score });
-                prepared.push(Prepared { wanted: wanted(position), mask: None, history: None });
+                step.asked.push(Ask { row: index, position, wanted: wanted(position), kind: AskKind::Score });
             }
             if row.samples > 0 && sequence.tokens.len() > row.end {
                 // The form forced it while the step was under way.
@@ -383,25 +378,33 @@ impl Engine {
             }
             for position in row.end - row.samples..row.end {
                 let mask = ready.take().or_else(|| sequence.grammar.as_mut().map(Grammar::mask));
-                let mask = match mask.transpose() {
-                    Ok(mask) => mask,
-                    Err(reason) => {
+                match mask {
+                    None => {}
+                    Some(Ok(mask)) => masks.push((step.asked.len(), mask)),
+                    Some(Err(reason)) => {
                         broken.push((row.id, reason));
                         continue;
                     }
-                };
-                let drafted = position + 1 - (row.end - row.drafts());
-                let history = (row.drafts() > 0 && sequence.request.sampling.needs_history())
-                    .then(|| [&sequence.tokens, &sequence.draft.launched()[..drafted]].concat());
-                step.asked.push(Ask { row: index, position, kind: AskKind::Choose });
-                prepared.push(Prepared { wanted: wanted(position), mask, history });
+                }
+                if row.drafts() > 0 && sequence.request.sampling.needs_history() {
+                    let drafted = position + 1 - (row.end - row.drafts());
+                    let history = [&sequence.tokens, &sequence.draft.launched()[..drafted]].concat();
+                    histories.push((step.asked.len(), history));
+                }
+                step.asked.push(Ask {
+                    row: index,
+                    position,
+                    wanted: wanted(position),
+                    kind: AskKind::Choose,
+                });
             }
         }
+        let (mut masks_left, mut histories_left) = (masks.iter().peekable(), histories.iter().peekable());
         let inputs: Vec<SampleRow<'_>> = step
             .asked
             .iter()
-            .zip(&prepared)
-            .map(|(ask, prepared)| {
+            .enumerate()
+            .map(|(number, ask)| {
                 let row = &step.rows[ask.row];
                 let sequence = self.scheduler.get(row.id).expect("just seen");
                 // Positions beyond the last token are drafted.
@@ -411,19 +414,19 @@ impl Engine {
                     top: sequence.request.prompt_logprobs.unwrap_or(0),
                 });
                 SampleRow {
-                    wanted: prepared.wanted,
+                    wanted: ask.wanted,
                     slot: row.slot,
                     position: small(ask.position + 1),
                     seed: sequence.seed,
                     vocab: self.runner.vocab(),
                     sampling: &sequence.request.sampling,
-                    history: match &prepared.history {
-                        Some(history) => history,
+                    history: match histories_left.next_if(|(of, _)| *of == number) {
+                        Some((_, history)) => history,
                         None if drafted > 0 => &[],
                         None => &sequence.tokens,
                     },
                     generated: small(sequence.generated() + drafted),
-                    mask: prepared.mask.as_ref().map(SimpleVob::as_slice),
+                    mask: masks_left.next_if(|(of, _)| *of == number).map(|(_, mask)| mask.as_slice()),
                     given,
                     mirostat_mu: sequence.mirostat_mu,
                 }
@@ -455,13 +458,16 @@ impl Engine {
         self.budget.observe(step.tokens, elapsed);
         self.scheduler.observe(step.tokens, elapsed.as_secs_f64());
         self.stats.steps += 1;
-        let mut answers = step.asked.iter().zip(output.sampled).peekable();
+        let mut asked = step.asked.as_slice();
+        let mut answers = output.sampled.into_iter();
         for (index, row) in step.rows.iter().enumerate() {
             let leaves = self.scheduler.collected(row);
             // Whether the row's next answer still counts.
             let mut counts = true;
-            while let Some((ask, answer)) = answers.next_if(|(ask, _)| ask.row == index) {
-                counts = counts && self.take(row, *ask, answer);
+            while let Some((&ask, left)) = asked.split_first().filter(|(ask, _)| ask.row == index) {
+                asked = left;
+                let answer = answers.next().expect("as many as were asked");
+                counts = counts && self.take(row, ask, answer);
             }
             if row.drafts() > 0 {
                 self.scheduler.verified(row);

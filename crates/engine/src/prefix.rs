@@ -60,20 +60,20 @@ impl<S: BuildHasher> PrefixTree<S> {
 
     /// The child of `parent` that is exactly these tokens.
     pub(crate) fn child(&self, parent: NodeId, tokens: &[u32]) -> Option<NodeId> {
-        let hash = self.hasher.hash_one(tokens);
+        self.hashed_child(parent, self.hasher.hash_one(tokens), tokens)
+    }
+
+    fn hashed_child(&self, parent: NodeId, hash: u64, tokens: &[u32]) -> Option<NodeId> {
         self.lookup(Some(parent), hash, |content| matches!(content, Content::Tokens(own) if **own == *tokens))
     }
 
     /// The child of `parent` that is exactly these tokens, made if it is new.
     pub(crate) fn enter(&mut self, parent: NodeId, tokens: &[u32]) -> NodeId {
-        match self.child(parent, tokens) {
-            Some(child) => child,
-            None => {
-                let hash = self.hasher.hash_one(tokens);
-                self.hold(parent);
-                self.insert(Some(parent), hash, Content::Tokens(tokens.into()))
-            }
-        }
+        let hash = self.hasher.hash_one(tokens);
+        self.hashed_child(parent, hash, tokens).unwrap_or_else(|| {
+            self.hold(parent);
+            self.insert(Some(parent), hash, Content::Tokens(tokens.into()))
+        })
     }
 
     /// The page of `node` in `group`.

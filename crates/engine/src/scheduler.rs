@@ -6,13 +6,10 @@
 //! Order is the place in line, fixed when a request arrives. Whoever is first can always take the pages of those
 //! behind, so somebody always moves on, and nobody is overtaken for ever.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    hash::{BuildHasherDefault, Hasher},
-    ops::Range,
-};
+use std::{collections::BTreeSet, ops::Range};
 
 use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
+use slotmap::SlotMap;
 
 use crate::{
     handle::Ticket,
@@ -70,7 +67,7 @@ impl Scheduled {
 pub(crate) struct Scheduler {
     pages: Pages,
     limits: StepLimits,
-    sequences: HashMap<SequenceId, Sequence, BuildHasherDefault<IdHasher>>,
+    sequences: SlotMap<SequenceId, Sequence>,
     /// Without a seat, by place in line.
     waiting: BTreeSet<(i64, SequenceId)>,
     /// With a seat, by place in line.
@@ -85,33 +82,13 @@ pub(crate) struct Scheduler {
     batch: Batch,
 }
 
-/// Sequence numbers are ours and count upwards: spreading them needs no defence against collisions.
-#[derive(Default)]
-struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
 impl Scheduler {
     pub(crate) fn new(groups: &[KvGroup], limits: StepLimits, speculation: Speculation) -> Self {
         let slots = u32::try_from(limits.slots).expect("slots fit 32 bits");
         Scheduler {
             pages: Pages::new(groups),
             limits,
-            sequences: HashMap::default(),
+            sequences: SlotMap::with_key(),
             waiting: BTreeSet::new(),
             seated: BTreeSet::new(),
             slots_free: (0..slots).rev().collect(),
@@ -123,10 +100,10 @@ impl Scheduler {
     }
 
     /// Takes a sequence in; it waits for a seat.
-    pub(crate) fn add(&mut self, sequence: Sequence) {
-        self.waiting.insert((sequence.line, sequence.id));
-        let old = self.sequences.insert(sequence.id, sequence);
-        assert!(old.is_none(), "sequence numbers are used once");
+    pub(crate) fn add(&mut self, sequence: impl FnOnce(SequenceId) -> Sequence) -> SequenceId {
+        let id = self.sequences.insert_with_key(sequence);
+        self.waiting.insert((self.sequences[id].line, id));
+        id
     }
 
     /// Puts the next batch together, at most `budget` tokens: what each of its rows is; none when nothing can move.
@@ -142,25 +119,27 @@ impl Scheduler {
         };
         // Rows that need one token come first: a long prompt takes what they leave, and nobody's stream stalls.
         let streams = self.seated.len();
-        let (one, more): (Vec<_>, Vec<_>) = self
-            .seated
-            .iter()
-            .map(|&(_, id)| self.sequence(id))
-            .filter(|sequence| sequence.launched < sequence.target())
-            .filter(|sequence| {
-                sequence.sampled_ahead == 0 || !self.speculator.worth_waiting(&sequence.draft, streams)
-            })
-            .map(|sequence| (sequence.id, sequence.target() - sequence.launched))
-            .partition(|&(_, missing)| missing == 1);
+        let (mut one, mut more) = (Vec::with_capacity(streams), Vec::new());
+        for &(_, id) in &self.seated {
+            let sequence = self.sequence(id);
+            if sequence.sampled_ahead > 0 && self.speculator.worth_waiting(&sequence.draft, streams) {
+                continue;
+            }
+            match sequence.target() - sequence.launched.min(sequence.target()) {
+                0 => {}
+                1 => one.push(id),
+                _ => more.push(id),
+            }
+        }
         // Drafts are for steps that have nothing better to do: no prompt waits to be computed.
         let drafting = more.is_empty() && (self.waiting.is_empty() || self.slots_free.is_empty());
         let mut after = one.len();
-        for (id, _) in one {
+        for id in one {
             after -= 1;
             let drafts = if drafting { self.drafts_for(id, streams, after, &step) } else { 0 };
             self.advance(id, drafts, &mut step);
         }
-        for (id, _) in more {
+        for id in more {
             self.advance(id, 0, &mut step);
         }
         self.seat_waiting(&mut step);
@@ -177,14 +156,14 @@ impl Scheduler {
     pub(crate) fn take_back(&mut self, rows: &[Scheduled]) {
         assert_eq!(rows.len(), self.batch.rows.len(), "a batch is taken back once");
         for (scheduled, row) in rows.iter().zip(self.batch.rows.drain(..)) {
-            let sequence = self.sequences.get_mut(&scheduled.id).expect("seated");
+            let sequence = self.sequences.get_mut(scheduled.id).expect("seated");
             sequence.seat.as_mut().expect("seated").tables.take_back(row.pages);
         }
     }
 
     /// How many guessed tokens a sequence may compute beside its newest, leaving one for each of the rows `after` it.
     fn drafts_for(&self, id: SequenceId, streams: usize, after: usize, step: &StepDraft) -> usize {
-        let Some(sequence) = self.sequences.get(&id) else { return 0 };
+        let Some(sequence) = self.sequences.get(id) else { return 0 };
         if sequence.sampled_ahead > 0 {
             return 0;
         }
@@ -197,7 +176,7 @@ impl Scheduler {
     fn advance(&mut self, id: SequenceId, drafts: usize, step: &mut StepDraft) {
         let mut drafts = drafts;
         loop {
-            let Some(sequence) = self.sequences.get_mut(&id) else { return };
+            let Some(sequence) = self.sequences.get_mut(id) else { return };
             let len = step.room(sequence);
             let end = sequence.launched + len;
             // It may have lost its seat to an earlier row of this very step.
@@ -228,7 +207,7 @@ impl Scheduler {
                 return;
             }
             let Some(slot) = self.slots_free.pop() else { return };
-            let sequence = self.sequences.get_mut(&id).expect("listed");
+            let sequence = self.sequences.get_mut(id).expect("listed");
             let (mut tables, hit) = self.pages.find(&sequence.request.salt, sequence.cacheable());
             (sequence.launched, sequence.computed) = (hit, hit);
             let len = step.room(sequence);
@@ -241,7 +220,7 @@ impl Scheduler {
                         break false;
                     }
                 };
-            let sequence = self.sequences.get_mut(&id).expect("listed");
+            let sequence = self.sequences.get_mut(id).expect("listed");
             if !grown {
                 // Nobody behind it in line may take what it is waiting for.
                 (sequence.launched, sequence.computed) = (0, 0);
@@ -260,7 +239,7 @@ impl Scheduler {
 
     /// Whether another choice of the same request is still computing the prompt they share.
     fn waits_for_leader(&self, sequence: &Sequence) -> bool {
-        let Some(leader) = sequence.leader.and_then(|leader| self.sequences.get(&leader)) else {
+        let Some(leader) = sequence.leader.and_then(|leader| self.sequences.get(leader)) else {
             return false;
         };
         leader.computed < (sequence.prompt_len() - 1) / PAGE_TOKENS * PAGE_TOKENS
@@ -307,7 +286,7 @@ impl Scheduler {
             return true;
         }
         if let Some(id) = mark {
-            self.sequences.get_mut(&id).expect("seated").leave = Some(Leave::Preempted);
+            self.sequences.get_mut(id).expect("seated").leave = Some(Leave::Preempted);
         }
         false
     }
@@ -315,7 +294,7 @@ impl Scheduler {
     /// Takes the seat; the sequence waits at its old place in line and computes again what nobody kept.
     fn preempt(&mut self, id: SequenceId) {
         self.preemptions += 1;
-        let sequence = self.sequences.get_mut(&id).expect("seated");
+        let sequence = self.sequences.get_mut(id).expect("seated");
         assert_eq!(sequence.steps_in_flight, 0, "pages in flight stay");
         (sequence.launched, sequence.computed, sequence.leave) = (0, 0, None);
         let line = sequence.line;
@@ -325,7 +304,7 @@ impl Scheduler {
 
     /// Returns slot and pages of a seated sequence.
     fn unseat(&mut self, id: SequenceId) {
-        let sequence = self.sequences.get_mut(&id).expect("known");
+        let sequence = self.sequences.get_mut(id).expect("known");
         let Some(Seat { slot, tables }) = sequence.seat.take() else { return };
         self.seated.remove(&(sequence.line, id));
         self.slots_free.push(slot);
@@ -335,7 +314,7 @@ impl Scheduler {
     /// A step that named this sequence was collected: its positions are computed, those of drafts excepted. `true` when
     /// the sequence gives up its seat once the step's tokens are taken.
     pub(crate) fn collected(&mut self, row: &Scheduled) -> bool {
-        let sequence = self.sequences.get_mut(&row.id).expect("kept while in flight");
+        let sequence = self.sequences.get_mut(row.id).expect("kept while in flight");
         sequence.steps_in_flight -= 1;
         sequence.sampled_ahead -= usize::from(row.samples > 0);
         if sequence.leave == Some(Leave::Ended) {
@@ -351,7 +330,7 @@ impl Scheduler {
 
     /// The drafts of a collected row are verified: those that became tokens are computed, the others never were.
     pub(crate) fn verified(&mut self, row: &Scheduled) {
-        let Some(sequence) = self.sequences.get_mut(&row.id).filter(|sequence| !sequence.has_ended()) else {
+        let Some(sequence) = self.sequences.get_mut(row.id).filter(|sequence| !sequence.has_ended()) else {
             return;
         };
         sequence.draft.in_flight = 0;
@@ -363,7 +342,7 @@ impl Scheduler {
     /// Lets a sequence guess what comes next.
     pub(crate) fn propose(&mut self, id: SequenceId) {
         if self.speculator.proposes(self.seated.len())
-            && let Some(sequence) = self.sequences.get_mut(&id)
+            && let Some(sequence) = self.sequences.get_mut(id)
         {
             self.speculator.propose(sequence);
         }
@@ -376,7 +355,7 @@ impl Scheduler {
 
     /// A step that named this sequence was lost.
     pub(crate) fn dropped(&mut self, row: &Scheduled) {
-        let sequence = self.sequences.get_mut(&row.id).expect("kept while in flight");
+        let sequence = self.sequences.get_mut(row.id).expect("kept while in flight");
         sequence.steps_in_flight -= 1;
         sequence.sampled_ahead -= usize::from(row.samples > 0);
         sequence.draft.in_flight = 0;
@@ -385,19 +364,19 @@ impl Scheduler {
 
     /// The ticket of a sequence that has its first seat.
     pub(crate) fn take_ticket(&mut self, id: SequenceId) -> Option<Ticket> {
-        self.sequences.get_mut(&id).expect("seated").ticket.take()
+        self.sequences.get_mut(id).expect("seated").ticket.take()
     }
 
     /// The sequence has had its last event: everything it holds returns, now or when its last step is collected.
     pub(crate) fn end(&mut self, id: SequenceId) {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let Some(sequence) = self.sequences.get_mut(id) else { return };
         sequence.leave = Some(Leave::Ended);
         self.settle(id);
     }
 
     /// Carries out a pending leave once no step names the sequence.
     pub(crate) fn settle(&mut self, id: SequenceId) {
-        let Some(sequence) = self.sequences.get(&id) else { return };
+        let Some(sequence) = self.sequences.get(id) else { return };
         if sequence.steps_in_flight > 0 {
             return;
         }
@@ -408,19 +387,19 @@ impl Scheduler {
                 let line = sequence.line;
                 self.unseat(id);
                 self.waiting.remove(&(line, id));
-                self.sequences.remove(&id);
+                self.sequences.remove(id);
             }
         }
     }
 
     /// A sequence that has not had its last event.
     pub(crate) fn get(&self, id: SequenceId) -> Option<&Sequence> {
-        self.sequences.get(&id).filter(|sequence| !sequence.has_ended())
+        self.sequences.get(id).filter(|sequence| !sequence.has_ended())
     }
 
     /// The same, to append to.
     pub(crate) fn get_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
-        self.sequences.get_mut(&id).filter(|sequence| !sequence.has_ended())
+        self.sequences.get_mut(id).filter(|sequence| !sequence.has_ended())
     }
 
     /// All sequences that have not had their last event.
@@ -463,7 +442,7 @@ impl Scheduler {
     }
 
     fn sequence(&self, id: SequenceId) -> &Sequence {
-        self.sequences.get(&id).expect("listed sequences exist")
+        self.sequences.get(id).expect("listed sequences exist")
     }
 }
 
@@ -519,7 +498,6 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
     assert!(ahead <= 1, "only the newest token may still be on the device");
     assert!(ahead == 0 || drafts == 0, "drafts follow a known token");
     sequence.draft.in_flight = drafts;
-    let tokens = known.iter().chain(sequence.draft.launched()).map(|&token| Token::Known(token));
     let row = Row {
         slot,
         start: small(start),
@@ -528,7 +506,9 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
         pages: sequence.seat.as_mut().expect("seated").tables.lend(),
         wanted: small(scheduled.wanted()),
     };
-    step.batch.push(row, tokens.chain((0..ahead).map(|_| Token::Sampled(slot))));
+    step.batch.push(row, known.iter().copied().map(Token::Known));
+    step.batch.tokens.extend(sequence.draft.launched().iter().copied().map(Token::Known));
+    step.batch.tokens.extend((ahead > 0).then_some(Token::Sampled(slot)));
     step.tokens_left -= end - start;
     step.wanted_left -= scheduled.wanted();
     step.rows.push(scheduled);

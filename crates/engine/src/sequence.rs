@@ -6,9 +6,11 @@ use crate::{
     grammar::Grammar, handle::Ticket, pages::Tables, reply::ReplySender, request::Request, speculation::Draft,
 };
 
-/// A sequence's number in the engine's own books; users never see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SequenceId(pub(crate) u64);
+slotmap::new_key_type! {
+    /// Where a sequence is in the engine's own books; users never see it. Used once: a place that somebody else has
+    /// taken meanwhile is not found by it.
+    pub(crate) struct SequenceId;
+}
 
 /// A request's choice: its tokens, how far they are computed, and the pages that hold them.
 ///
