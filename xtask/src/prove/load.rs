@@ -19,7 +19,8 @@ const REQUESTS: usize = 4000;
 /// Every tenth client leaves after its first piece of text.
 const LEAVES: usize = 10;
 
-/// Resident memory may grow by this much from a quarter of the requests on: what allocators keep for themselves.
+/// Resident memory may grow by this much from a quarter of the requests on: what allocators keep for themselves. Pages of
+/// keys and values are promised from the start but resident only once they were used, so all are used before.
 const GROWTH_MAX: f64 = 0.03;
 
 /// Upper bounds of the histograms' buckets.
@@ -30,6 +31,7 @@ pub(super) fn run() -> Result<Facts> {
     fixtures::run(false)?;
     run_tool(&mut command("cargo", &["build", "--release", "--package", "fornax"]))?;
     let server = Server::start()?;
+    let pages = server.use_every_page()?;
     let tally = Tally::default();
     let next = AtomicUsize::new(0);
     let over = AtomicBool::new(false);
@@ -68,6 +70,7 @@ pub(super) fn run() -> Result<Facts> {
     Ok(vec![
         ("model", "SmolLM2-135M-Instruct Q4_1, --context 512 --parallel 16 --max-queue 256".to_owned()),
         ("requests", format!("{REQUESTS} by {CLIENTS} clients, two in three streamed")),
+        ("pages, all used before", pages.to_string()),
         ("left midway", tally.left.load(Ordering::Relaxed).to_string()),
         ("answered whole", tally.whole.load(Ordering::Relaxed).to_string()),
         ("errors", "0".to_owned()),
@@ -205,6 +208,21 @@ impl Server {
         ensure!(text.starts_with("HTTP/1.1 200") && text.contains(ended), "request {index}: {text}");
         tally.whole.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Computes prompts that have nothing in common until every page of the pool keeps a part of one; how many there are.
+    fn use_every_page(&self) -> Result<u64> {
+        for own in 0..100 {
+            let prompt: Vec<usize> = (0..480).map(|place| 1000 + own * 480 % 40_000 + place).collect();
+            let body = json!({"prompt": prompt, "max_tokens": 1}).to_string();
+            let response = self.exchange("POST", "/v1/completions", &body)?;
+            ensure!(response.starts_with("HTTP/1.1 200"), "{response}");
+            let kv = &self.health()?["kv"];
+            if kv["pages_cached"] == kv["pages_total"] {
+                return kv["pages_total"].as_u64().context("a count");
+            }
+        }
+        bail!("some pages are never used: {}", self.health()?["kv"])
     }
 
     fn health(&self) -> Result<Value> {
