@@ -39,6 +39,7 @@ pub struct Batch {
 
 impl Batch {
     /// Adds a row whose rotary positions are its absolute positions.
+    #[inline]
     pub fn push(&mut self, row: Row, tokens: impl IntoIterator<Item = Token>) {
         let (start, len) = (row.start, row.len);
         self.rows.push(row);

@@ -61,6 +61,8 @@ pub struct Engine {
     runner: Box<dyn Runner>,
     /// Oldest first.
     in_flight: VecDeque<StepInFlight>,
+    /// A collected step, whose memory the next one uses again.
+    spare: StepInFlight,
     budget: Budget,
     clock: Clock,
     /// Choices that have come in: the next one's place in line.
@@ -69,18 +71,28 @@ pub struct Engine {
 }
 
 /// A launched step, until it is collected.
+#[derive(Default)]
 struct StepInFlight {
     rows: Vec<Scheduled>,
     /// The masks that were computed beside it, in the order of its rows.
     masks: Vec<Mask>,
     /// What was asked of the sampler, in the order of its output.
     asked: Vec<Ask>,
+    /// What was read instead of sampled, in the order of its rows.
+    embedded: Vec<Embedded>,
     tokens: usize,
     began: Duration,
 }
 
 /// The index of a row, and which tokens its form allows next.
 type Mask = (usize, Result<SimpleVob, String>);
+
+/// What the model made of a whole prompt.
+struct Embedded {
+    /// The index of its row in the step.
+    row: usize,
+    values: Vec<f32>,
+}
 
 /// One question to the sampler.
 #[derive(Clone, Copy)]
@@ -127,6 +139,7 @@ impl Engine {
             door,
             scheduler: Scheduler::new(runner.groups(), limits, options.speculation),
             in_flight: VecDeque::new(),
+            spare: StepInFlight::default(),
             budget: Budget::new(limits.tokens_max),
             clock: options.clock,
             arrived: 0,
@@ -252,11 +265,14 @@ impl Engine {
 
     /// Puts the next step together and starts it; `false` when there was nothing to start.
     fn launch(&mut self) -> bool {
-        let rows = self.scheduler.schedule(self.budget.tokens());
-        if rows.is_empty() {
+        let mut step = std::mem::take(&mut self.spare);
+        step.rows = self.scheduler.schedule(self.budget.tokens(), step.rows);
+        if step.rows.is_empty() {
+            self.spare = step;
             return false;
         }
-        let mut forms = self.borrow_forms(&rows);
+        let rows = &step.rows;
+        let mut forms = self.borrow_forms(rows);
         let batch = self.scheduler.batch();
         let (tokens, began) = (batch.tokens.len(), (self.clock)());
         let mut launch = || guarded(|| self.runner.launch(batch));
@@ -265,7 +281,7 @@ impl Engine {
         } else {
             beside(|| forms.iter_mut().map(|(row, form)| (*row, form.mask())).collect(), launch)
         };
-        self.scheduler.take_back(&rows);
+        self.scheduler.take_back(rows);
         for (row, form) in forms {
             self.scheduler.get_mut(rows[row].id).expect("in this step").grammar = Some(form);
         }
@@ -274,17 +290,13 @@ impl Engine {
         }
         match launched {
             Ok(()) => {
-                self.in_flight.push_back(StepInFlight {
-                    rows,
-                    masks: masks.unwrap_or_default(),
-                    asked: Vec::new(),
-                    tokens,
-                    began,
-                });
+                step.asked.clear();
+                let masks = masks.unwrap_or_default();
+                self.in_flight.push_back(StepInFlight { masks, tokens, began, ..step });
                 true
             }
             Err(failed) => {
-                self.fail_step(&rows, failed);
+                self.fail_step(&step.rows, failed);
                 // It was a turn's work all the same: the next one may go better.
                 false
             }
@@ -359,6 +371,8 @@ impl Engine {
         let (mut masks, mut histories) = (Vec::new(), Vec::new());
         let mut ready = std::mem::take(&mut step.masks).into_iter().peekable();
         let mut broken = Vec::new();
+        // Rows that are read instead, and where their logits would be.
+        let mut embeds: Vec<(usize, u32)> = Vec::new();
         let mut wanted_before = 0;
         for (index, row) in step.rows.iter_mut().enumerate() {
             let first_wanted = wanted_before;
@@ -370,6 +384,10 @@ impl Engine {
             };
             for position in row.scores() {
                 step.asked.push(Ask { row: index, position, wanted: wanted(position), kind: AskKind::Score });
+            }
+            if row.samples > 0 && sequence.request.embeds {
+                embeds.push((index, wanted(row.end - 1)));
+                continue;
             }
             if row.samples > 0 && sequence.tokens.len() > row.end {
                 // The form forced it while the step was under way.
@@ -432,19 +450,29 @@ impl Engine {
                 }
             })
             .collect();
-        let sampled = guarded(|| self.runner.sample(&inputs));
+        let sampled = guarded(|| {
+            self.runner.sample(&inputs)?;
+            let wanted: Vec<u32> = embeds.iter().map(|&(_, wanted)| wanted).collect();
+            if wanted.is_empty() { Ok(Vec::new()) } else { self.runner.hidden(&wanted) }
+        });
         for (id, reason) in broken {
             self.fail(id, Failure::Form(reason));
         }
-        if let Err(failed) = sampled {
-            let step = self.in_flight.pop_back().expect("just used");
-            self.fail_step(&step.rows, failed);
+        match sampled {
+            Ok(hidden) => {
+                let embedded = embeds.iter().zip(hidden).map(|(&(row, _), values)| Embedded { row, values });
+                self.in_flight.back_mut().expect("just used").embedded = embedded.collect();
+            }
+            Err(failed) => {
+                let step = self.in_flight.pop_back().expect("just used");
+                self.fail_step(&step.rows, failed);
+            }
         }
     }
 
     /// Waits for the oldest step and tells its sequences.
     fn collect(&mut self) {
-        let Some(step) = self.in_flight.pop_front() else { return };
+        let Some(mut step) = self.in_flight.pop_front() else { return };
         let output = match guarded(|| self.runner.collect()) {
             Ok(output) => output,
             Err(failed) => return self.fail_step(&step.rows, failed),
@@ -460,6 +488,7 @@ impl Engine {
         self.stats.steps += 1;
         let mut asked = step.asked.as_slice();
         let mut answers = output.sampled.into_iter();
+        let mut embedded = step.embedded.drain(..).peekable();
         for (index, row) in step.rows.iter().enumerate() {
             let leaves = self.scheduler.collected(row);
             // Whether the row's next answer still counts.
@@ -468,6 +497,9 @@ impl Engine {
                 asked = left;
                 let answer = answers.next().expect("as many as were asked");
                 counts = counts && self.take(row, ask, answer);
+            }
+            if let Some(Embedded { values, .. }) = embedded.next_if(|embedded| embedded.row == index) {
+                self.tell_embedding(row, values);
             }
             if row.drafts() > 0 {
                 self.scheduler.verified(row);
@@ -481,6 +513,18 @@ impl Engine {
                 self.scheduler.settle(row.id);
             }
         }
+        drop(embedded);
+        self.spare = step;
+    }
+
+    /// A prompt was computed to be looked at: what came of it is all that its request wants.
+    fn tell_embedding(&mut self, row: &Scheduled, values: Vec<f32>) {
+        let Some(sequence) = self.scheduler.get(row.id) else { return };
+        if values.iter().any(|value| !value.is_finite()) {
+            return self.fail(row.id, Failure::NumericFault { position: row.end - 1 });
+        }
+        sequence.reply.send(Event::Embedding(values));
+        self.end(row.id, EndReason::Length);
     }
 
     /// Takes an answer of the sampler; whether the next one of the same row still counts.
@@ -620,6 +664,7 @@ impl Drop for Engine {
 }
 
 /// Takes a token into the answer and tells the caller; why nothing may follow, if nothing may.
+#[inline]
 fn chosen(sequence: &mut Sequence, event: Event, token: u32) -> Option<EndReason> {
     sequence.tokens.push(token);
     sequence.reply.send(event);
@@ -739,6 +784,10 @@ mod tests {
             let masks = rows.iter().filter(|row| row.mask.is_some()).count();
             self.note(format!("sample {} with {masks} masks", self.launched - 1));
             self.fake.sample(rows)
+        }
+
+        fn hidden(&mut self, wanted: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+            self.fake.hidden(wanted)
         }
 
         fn collect(&mut self) -> Result<Output, Error> {

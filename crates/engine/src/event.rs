@@ -1,6 +1,7 @@
 //! What the engine says about a choice.
 
-/// One event of a choice: `Started`, the prompt's log-probabilities if asked for, tokens, then exactly one `End` or `Failed`.
+/// One event of a choice: `Started`, the prompt's log-probabilities if asked for, tokens or an embedding, then exactly
+/// one `End` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// It has a seat for the first time.
@@ -28,6 +29,9 @@ pub enum Event {
         /// The most likely tokens with their log-probabilities, if asked for.
         top: Vec<(u32, f32)>,
     },
+    /// What the model makes of the whole prompt, if that is all that was asked for: what its head reads after the last
+    /// token.
+    Embedding(Vec<f32>),
     /// The answer is whole.
     End {
         /// Why nothing follows.
@@ -46,7 +50,7 @@ pub enum EndReason {
     EndToken,
     /// The form is complete.
     FormComplete,
-    /// `max_tokens` were chosen.
+    /// `max_tokens` were chosen, or no token was asked for.
     Length,
     /// `max_tokens` were chosen before the form was complete: what there is does not have it.
     FormTruncated,

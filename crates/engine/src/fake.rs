@@ -154,6 +154,13 @@ impl Runner for Fake {
         Ok(())
     }
 
+    fn hidden(&mut self, wanted: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+        let step = self.steps.back().expect("hidden follows launch");
+        let broken = step.fault == Some(Fault::NotANumber);
+        let row = |&row: &u32| if broken { vec![f32::NAN] } else { parts(step.hashes[row as usize]) };
+        Ok(wanted.iter().map(row).collect())
+    }
+
     fn collect(&mut self) -> Result<Output, Error> {
         let step = self.steps.pop_front().expect("collect follows launch");
         match step.fault {
@@ -195,6 +202,16 @@ pub fn next_token(tokens: &[u32], windows: &[Option<u32>], temperature: f32, see
 /// How likely a [`Fake`] must call `token` after `tokens`, told without any pages.
 pub fn logprob(tokens: &[u32], windows: &[Option<u32>], token: u32) -> f32 {
     score(seen(tokens, windows), token)
+}
+
+/// What a [`Fake`] must make of `tokens`, told without any pages.
+pub fn embedding(tokens: &[u32], windows: &[Option<u32>]) -> Vec<f32> {
+    parts(seen(tokens, windows))
+}
+
+/// A hash in numbers that hold it exactly.
+fn parts(hash: u64) -> Vec<f32> {
+    (0..4).map(|part| (hash >> (16 * part) & 0xffff) as f32).collect()
 }
 
 /// The hash of everything that the last of `tokens` sees.

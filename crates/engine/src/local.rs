@@ -63,6 +63,18 @@ impl<B: Backend> Runner for Local<B> {
         sampled
     }
 
+    fn hidden(&mut self, wanted: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+        let step = self.steps.back().expect("hidden follows launch");
+        let hidden = self.model.hidden(&self.backend, step).and_then(|hidden| {
+            let row = |&row: &u32| self.backend.read(hidden, row as usize, 1);
+            wanted.iter().map(row).collect()
+        });
+        if hidden.is_err() {
+            drop(self.steps.pop_back());
+        }
+        hidden
+    }
+
     fn collect(&mut self) -> Result<Output, Error> {
         let step = self.steps.pop_front().expect("collect follows launch");
         self.backend.finish(step)

@@ -9,8 +9,10 @@ use crate::grammar::Grammar;
 pub struct Request {
     /// Tokens to start from; at least one.
     pub prompt: Vec<u32>,
-    /// At most this many tokens follow; 0 only where the prompt's log-probabilities are asked for.
+    /// At most this many tokens follow; 0 only where something about the prompt is asked for.
     pub max_tokens: usize,
+    /// Tell what the model makes of the prompt, and choose no token: `max_tokens` is 0.
+    pub embeds: bool,
     /// How tokens are chosen, and which of them end the answer.
     pub sampling: Sampling,
     /// Tell the log-probability of every prompt token after the first, each with so many of the most likely tokens.
@@ -130,6 +132,7 @@ impl Request {
         Request {
             prompt,
             max_tokens,
+            embeds: false,
             sampling,
             prompt_logprobs: None,
             seed: 0,
@@ -138,6 +141,11 @@ impl Request {
             priority: 0,
             salt: "".into(),
         }
+    }
+
+    /// Positions that will ever be computed: the last token allowed needs no keys and values.
+    pub(crate) fn positions_max(&self) -> usize {
+        self.prompt.len() + self.max_tokens - usize::from(!self.embeds)
     }
 
     /// Refuses what could never be answered as asked.
@@ -153,13 +161,19 @@ impl Request {
             return Err(Refusal::TokenOutOfRange { token, vocab: capacity.vocab });
         }
         let wrong = |name, value: String, wanted| Err(Refusal::Parameter { name, value, wanted });
-        if max_tokens == 0 && self.prompt_logprobs.is_none() {
+        if self.embeds {
+            // Nothing else can be had of a prompt that is only looked at.
+            let alone = self.prompt_logprobs.is_none() && self.grammar.is_none() && self.choices == 1;
+            if max_tokens > 0 || !alone {
+                return wrong("embeds", "true".into(), "with no tokens, choices, form or log-probabilities");
+            }
+        } else if max_tokens == 0 && self.prompt_logprobs.is_none() {
             return wrong("max_tokens", "0".into(), "at least 1");
         }
         if let Some(top) = self.prompt_logprobs.filter(|&top| top > TOP_LOGPROBS_MAX) {
             return wrong("prompt_logprobs", top.to_string(), "at most 128");
         }
-        if max_tokens == 0 && (prompt < 2 || self.choices != 1) {
+        if max_tokens == 0 && !self.embeds && (prompt < 2 || self.choices != 1) {
             return wrong(
                 "max_tokens",
                 "0".into(),
@@ -169,7 +183,7 @@ impl Request {
         if prompt.checked_add(max_tokens).is_none_or(|sum| sum > context) {
             return Err(Refusal::ContextExceeded { prompt, max_tokens, context });
         }
-        let wanted = (prompt + max_tokens - 1).div_ceil(PAGE_TOKENS);
+        let wanted = self.positions_max().div_ceil(PAGE_TOKENS);
         if wanted > capacity.pages {
             return Err(Refusal::PoolExceeded { prompt, max_tokens, wanted, pages: capacity.pages });
         }

@@ -13,6 +13,9 @@ pub trait Runner {
     fn launch(&mut self, batch: &Batch) -> Result<(), Error>;
     /// Chooses tokens from the logits of the step launched last.
     fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<(), Error>;
+    /// What the model's head reads, in these of the step's rows that want logits; of the step launched last, which it
+    /// waits for.
+    fn hidden(&mut self, wanted: &[u32]) -> Result<Vec<Vec<f32>>, Error>;
     /// Waits for the oldest step.
     fn collect(&mut self) -> Result<Output, Error>;
     /// Drops all steps in flight, after a panic.

@@ -106,14 +106,16 @@ impl Scheduler {
         id
     }
 
-    /// Puts the next batch together, at most `budget` tokens: what each of its rows is; none when nothing can move.
-    pub(crate) fn schedule(&mut self, budget: usize) -> Vec<Scheduled> {
+    /// Puts the next batch together, at most `budget` tokens: what each of its rows is, in `rows`; none when nothing can
+    /// move.
+    pub(crate) fn schedule(&mut self, budget: usize, mut rows: Vec<Scheduled>) -> Vec<Scheduled> {
+        rows.clear();
         let mut batch = std::mem::take(&mut self.batch);
         batch.tokens.clear();
         batch.positions.clear();
         let mut step = StepDraft {
             batch,
-            rows: Vec::with_capacity(self.seated.len()),
+            rows,
             tokens_left: budget.clamp(1, self.limits.tokens_max),
             wanted_left: self.limits.wanted_max,
         };

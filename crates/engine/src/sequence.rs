@@ -91,9 +91,9 @@ impl Sequence {
         (self.tokens.len() + self.sampled_ahead).min(self.positions_max())
     }
 
-    /// Positions that will ever be computed: the last token allowed needs no keys and values.
+    /// Positions that will ever be computed.
     pub(crate) fn positions_max(&self) -> usize {
-        self.prompt_len() + self.request.max_tokens - 1
+        self.request.positions_max()
     }
 
     /// Positions of the prompt whose log-probabilities have to be told, `position` and later.
@@ -116,7 +116,7 @@ impl Sequence {
 
     /// Whether nothing is asked for but how likely the prompt was.
     pub(crate) fn only_scores(&self) -> bool {
-        self.request.max_tokens == 0
+        self.request.max_tokens == 0 && !self.request.embeds
     }
 
     /// Whether a step that ends at `position` must sample: it reaches the newest token.

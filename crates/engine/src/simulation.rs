@@ -14,7 +14,7 @@ use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling, SplitMix64};
 use crate::{
     EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, QueueLimits, Refusal, Reply,
     Request, Speculation, StepLimits, Turn, Vocabulary,
-    fake::{Fake, FakeOptions, Fault, logprob, nearest, next_token},
+    fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token},
 };
 
 /// What a life was.
@@ -36,6 +36,8 @@ pub struct Life {
     pub tokens: u64,
     /// Prompt tokens whose log-probability was checked.
     pub scored: u64,
+    /// Prompts whose embedding was checked.
+    pub embedded: u64,
     /// Tokens computed ahead because they were guessed.
     pub drafted: u64,
     /// Of those, the ones that were right.
@@ -58,6 +60,7 @@ impl Life {
             &mut self.failed,
             &mut self.tokens,
             &mut self.scored,
+            &mut self.embedded,
             &mut self.drafted,
             &mut self.accepted,
             &mut self.cached,
@@ -72,6 +75,7 @@ impl Life {
             other.failed,
             other.tokens,
             other.scored,
+            other.embedded,
             other.drafted,
             other.accepted,
             other.cached,
@@ -242,9 +246,11 @@ impl World {
         let story = &self.stories[dice.below(self.stories.len())];
         let mut prompt = story[..shared].to_vec();
         prompt.extend((shared..prompt_len).map(|_| dice.token(self.vocab)));
-        let prompt_logprobs = dice.chance(15).then_some(0);
+        let embeds = dice.chance(10);
+        let prompt_logprobs = (!embeds && dice.chance(15)).then_some(0);
         let only_scores = prompt_logprobs.is_some() && prompt_len > 1 && dice.chance(30);
-        let max_tokens = if only_scores { 0 } else { dice.between(1, self.context - prompt_len) };
+        let only_looks = embeds || only_scores;
+        let max_tokens = if only_looks { 0 } else { dice.between(1, self.context - prompt_len) };
         let sampling = Sampling {
             temperature: if dice.chance(50) { 1.0 } else { 0.0 },
             end_tokens: vec![END_TOKEN],
@@ -252,9 +258,10 @@ impl World {
         };
         let request = Request {
             seed: dice.any(),
+            embeds,
             prompt_logprobs,
-            grammar: (dice.chance(25) && !only_scores).then(|| FORM.clone()),
-            choices: if dice.chance(20) && !only_scores { 3 } else { 1 },
+            grammar: (dice.chance(25) && !only_looks).then(|| FORM.clone()),
+            choices: if dice.chance(20) && !only_looks { 3 } else { 1 },
             priority: [0, 0, 0, -1, 1][dice.below(5)],
             salt: ["", "", "tenant"][dice.below(3)].into(),
             ..Request::new(prompt, max_tokens, sampling)
@@ -266,6 +273,7 @@ impl World {
                     reply,
                     scores: if choice == 0 && prompt_logprobs.is_some() { prompt_len - 1 } else { 0 },
                     scored: 0,
+                    embedded: false,
                     tokens: request.prompt.clone(),
                     seed: None,
                     form: request.grammar.clone(),
@@ -290,6 +298,8 @@ struct Watched {
     scores: usize,
     /// Those that have come.
     scored: usize,
+    /// Its embedding has come.
+    embedded: bool,
     /// A copy of the form, moved along with the answer.
     form: Option<Grammar>,
     /// What the form forces next.
@@ -308,10 +318,18 @@ impl Watched {
                 }
                 Event::Scored { token, logprob, .. } => self.check_score(token, logprob, world, life),
                 Event::Token { token, .. } => self.check(token, world, life),
+                Event::Embedding(values) => {
+                    assert!(self.request.embeds && !self.embedded, "an embedding that nobody asked for");
+                    let windows: Vec<_> = world.groups.iter().map(|group| group.window).collect();
+                    assert_eq!(values, embedding(&self.request.prompt, &windows), "an embedding");
+                    self.embedded = true;
+                    life.embedded += 1;
+                }
                 Event::End { reason, usage } => {
                     let generated = self.tokens.len() - self.request.prompt.len();
                     assert_eq!(usage.generated_tokens, generated, "usage counts what was sent");
                     assert_eq!(self.scored, self.scores, "every token of the prompt is told once");
+                    assert_eq!(self.embedded, self.request.embeds, "an embedding comes if it was asked for");
                     self.check_end(reason, generated);
                     life.answered += 1;
                     return self.nothing_follows();

@@ -84,10 +84,15 @@ fn requests() -> Vec<Request> {
             let prompt_logprobs = (seed % 2 == 0).then_some(1);
             Request { seed, prompt_logprobs, ..Request::new(story[..prompt].to_vec(), max_tokens, sampling) }
         })
+        .chain([1, 33, 140].map(|prompt| {
+            let request = Request::new(story[..prompt].to_vec(), 0, Sampling::greedy());
+            Request { embeds: true, ..request }
+        }))
         .collect()
 }
 
-/// Tokens of the prompt that were told, then the answer's, each with the bits of its log-probability.
+/// Tokens of the prompt that were told, then the answer's, each with the bits of its log-probability; or the places of an
+/// embedding with the bits of its values.
 type Answer = Vec<(u32, u32)>;
 
 fn drain(engine: &mut Engine, mut replies: Vec<Reply>) -> Vec<Answer> {
@@ -97,12 +102,13 @@ fn drain(engine: &mut Engine, mut replies: Vec<Reply>) -> Vec<Answer> {
         .map(|reply| {
             let events: Vec<Event> = std::iter::from_fn(|| reply.recv()).collect();
             assert!(matches!(events.last(), Some(Event::End { .. })), "{events:?}");
-            let token = |event: &Event| match event {
-                Event::Scored { token, logprob, .. } => Some((*token, logprob.to_bits())),
-                Event::Token { token, logprob, .. } => Some((*token, logprob.unwrap().to_bits())),
-                _ => None,
+            let bits = |event: &Event| match event {
+                Event::Scored { token, logprob, .. } => vec![(*token, logprob.to_bits())],
+                Event::Token { token, logprob, .. } => vec![(*token, logprob.unwrap().to_bits())],
+                Event::Embedding(values) => (0..).zip(values.iter().map(|value| value.to_bits())).collect(),
+                _ => Vec::new(),
             };
-            events.iter().filter_map(token).collect()
+            events.iter().flat_map(bits).collect()
         })
         .collect()
 }

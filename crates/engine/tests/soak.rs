@@ -376,6 +376,10 @@ impl Runner for Faulty {
         self.inner.sample(rows)
     }
 
+    fn hidden(&mut self, wanted: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+        self.inner.hidden(wanted)
+    }
+
     fn collect(&mut self) -> Result<Output, Error> {
         let output = self.inner.collect();
         if std::mem::take(&mut self.fault) { Err(failure()) } else { output }

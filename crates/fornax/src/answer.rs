@@ -119,6 +119,7 @@ impl Answer {
                 }
                 self.token(token);
             }
+            Event::Embedding(_) => unreachable!("answers are made of tokens"),
             Event::End { reason: EndReason::Cancelled, .. } => self.fail(Error::Cancelled),
             Event::End { reason, .. } => self.end(match reason {
                 EndReason::Length => Finish::Length,

@@ -31,10 +31,16 @@ impl<M: Memory> Ends<M> {
 }
 
 impl<B: Backend> Ends<B> {
+    /// `wanted_normed` = the last norm of the rows that want logits. Of a recorded step too, whose operations may have
+    /// been done at once without leaving it.
+    pub(crate) fn hidden(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
+        backend.gather_wanted(step, &a.residual, &mut a.wanted)?;
+        backend.rms_norm(step, Rows::Wanted, &self.norm, &a.wanted, &mut a.wanted_normed)
+    }
+
     /// `logits` = head of the last norm of the rows that want logits: only they are worth a vocabulary.
     pub(crate) fn logits(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
-        backend.gather_wanted(step, &a.residual, &mut a.wanted)?;
-        backend.rms_norm(step, Rows::Wanted, &self.norm, &a.wanted, &mut a.wanted_normed)?;
+        self.hidden(backend, step, a)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         backend.matmul(step, Rows::Wanted, head, &a.wanted_normed, &mut a.logits)
     }

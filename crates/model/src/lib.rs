@@ -37,6 +37,9 @@ pub trait Model<B: Backend> {
     /// [`logits`](Model::logits).
     fn forward(&mut self, backend: &B, kv: &mut B::Kv, step: &B::Step) -> Result<(), fornax_compute::Error>;
 
+    /// What the head reads: the last norm of the wanted rows of the step computed last. (wanted rows, hidden)
+    fn hidden(&mut self, backend: &B, step: &B::Step) -> Result<&B::Buf, fornax_compute::Error>;
+
     /// (wanted rows of the last step, vocab)
     fn logits(&self) -> &B::Buf;
 }

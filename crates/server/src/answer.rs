@@ -17,6 +17,8 @@ use crate::{error::ApiError, served::Served};
 pub(crate) struct Ask {
     pub(crate) prompt: Vec<u32>,
     pub(crate) max_tokens: usize,
+    /// Nothing follows the prompt: what the model makes of it is asked for.
+    pub(crate) embeds: bool,
     pub(crate) sampling: Sampling,
     pub(crate) seed: u64,
     pub(crate) grammar: Option<Grammar>,
@@ -38,6 +40,8 @@ pub(crate) enum Piece {
     Scored(TokenScore),
     /// More text, and the tokens that made it. The text may be empty where log-probabilities are asked for.
     Text { text: String, tokens: Vec<TokenScore> },
+    /// What the model makes of the prompt.
+    Embedding(Vec<f32>),
     /// It is whole.
     End { finish: Finish, usage: Counts },
     /// There will be no more.
@@ -91,6 +95,7 @@ impl Answers {
             let Ask { stops, starts_text, .. } = &ask;
             let make = |reply| Answer::new(reply, &served.tokenizer, stops.clone(), *starts_text, &ask);
             let mut request = Request::new(ask.prompt.clone(), ask.max_tokens, ask.sampling.clone());
+            request.embeds = ask.embeds;
             request.seed = ask.seed;
             request.grammar = ask.grammar.clone();
             request.prompt_logprobs = ask.prompt_logprobs;
@@ -190,6 +195,7 @@ impl Answer {
                 self.ready.push_back(Piece::Scored(TokenScore { token, logprob: Some(logprob), top }));
             }
             Event::Token { token, logprob, top } => self.take_token(TokenScore { token, logprob, top }),
+            Event::Embedding(values) => self.ready.push_back(Piece::Embedding(values)),
             Event::End { reason, .. } => self.take_end(match reason {
                 EndReason::EndToken | EndReason::FormComplete => Finish::End,
                 EndReason::Length => Finish::Length,

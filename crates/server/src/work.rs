@@ -83,6 +83,15 @@ impl Work {
         Ok(Work { answers, open, submitted: Instant::now(), last_text: vec![None; open], stops, admission })
     }
 
+    /// Hands more questions to the engine, once the ones before are all answered. Numbers begin anew.
+    pub(crate) fn submit_more(&mut self, asks: Vec<Ask>) -> Result<(), ApiError> {
+        assert_eq!(self.open, 0, "the answers before have ended");
+        let open = asks.iter().map(|ask| ask.choices as usize).sum();
+        self.answers = Answers::submit(&self.admission.served, asks)?;
+        (self.open, self.submitted, self.last_text) = (open, Instant::now(), vec![None; open]);
+        Ok(())
+    }
+
     /// Lets somebody else cancel it.
     pub(crate) fn cancelled_by(&mut self, cancelled: watch::Receiver<bool>) {
         self.stops.cancelled = Some(cancelled);
@@ -174,7 +183,7 @@ impl Work {
                 metrics.ended(*finish);
                 metrics.request_latency.observe(now - self.submitted);
             }
-            Piece::Scored(_) => {}
+            Piece::Scored(_) | Piece::Embedding(_) => {}
             Piece::Failed(_) => self.open = 0,
         }
     }

@@ -5,6 +5,7 @@ assertion that fails ends the run.
 """
 
 import json
+import pathlib
 import sys
 import time
 import urllib.request
@@ -164,11 +165,35 @@ def errors():
         raise AssertionError("a wrong key was let in")
     except openai.AuthenticationError as error:
         assert error.code == "UNAUTHORIZED"
-    try:
-        client.embeddings.create(model=model, input="text")
-        raise AssertionError("a model without embeddings embedded")
-    except openai.BadRequestError as error:
-        assert error.code == "MODEL_UNSUPPORTED"
+    for wrong in ({"input": []}, {"input": ""}, {"input": "text", "dimensions": 7}):
+        try:
+            client.embeddings.create(model=model, **wrong)
+            raise AssertionError(f"{wrong} was embedded")
+        except openai.BadRequestError as error:
+            assert error.code == "INVALID_INPUT", error
+
+
+def embeddings():
+    """Equal to what transformers makes of the same texts, but for the rounding of integer activations."""
+    golden = json.loads((pathlib.Path(__file__).parents[4] / "tests/golden/smollm2-embeddings.json").read_text())
+    dot = lambda a, b: sum(x * y for x, y in zip(a, b, strict=True))
+    ways = [
+        {"input": [case["text"] for case in golden]},
+        {"input": [case["tokens"] for case in golden], "encoding_format": "float"},
+    ]
+    for way in ways:
+        answer = client.embeddings.create(model=model, **way)
+        assert [item.index for item in answer.data] == list(range(len(golden)))
+        assert answer.usage.prompt_tokens == sum(len(case["tokens"]) for case in golden)
+        for item, case in zip(answer.data, golden, strict=True):
+            likeness = dot(item.embedding, case["embedding"])
+            assert likeness > 0.9995, (case["text"], likeness)
+            assert abs(dot(item.embedding, item.embedding) - 1) < 1e-5
+    # More than the engine is handed at once, shortest last.
+    texts = ["word " * (70 - count) for count in range(70)]
+    many = client.embeddings.create(model=model, input=texts)
+    one = client.embeddings.create(model=model, input=texts[41]).data[0].embedding
+    assert len(many.data) == 70 and many.data[41].embedding == one, "the same bits alone and among others"
 
 
 def cancels():
@@ -246,6 +271,6 @@ def completes():
     assert one.choices[0].text == prompts.choices[1].text
 
 
-for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes):
+for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes, embeddings):
     scenario()
     print(f"ok {scenario.__name__}", flush=True)

@@ -83,6 +83,11 @@ impl<B: Backend> Model<B> for Llama<B> {
         ends.logits(backend, step, a)
     }
 
+    fn hidden(&mut self, backend: &B, step: &B::Step) -> Result<&B::Buf, Error> {
+        self.ends.hidden(backend, step, &mut self.activations)?;
+        Ok(&self.activations.wanted_normed)
+    }
+
     fn logits(&self) -> &B::Buf {
         &self.activations.logits
     }

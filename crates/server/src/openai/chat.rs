@@ -331,7 +331,7 @@ async fn whole(mut work: Work, head: Head, scored: bool) -> Result<ChatCompletio
         }
         let choice = &mut choices[index];
         match piece {
-            Piece::Started { .. } => {}
+            Piece::Started { .. } | Piece::Embedding(_) => {}
             Piece::Scored(score) => add_scored(&mut prompt_logprobs, &work.served().tokenizer, &score),
             Piece::Text { text, tokens } => {
                 choice.message.content.push_str(&text);
@@ -389,7 +389,7 @@ impl Transcript for ChatTranscript {
                 self.parts.count(index, usage);
                 vec![self.delta(index, json!({}), None, Some(finish_reason(finish)))]
             }
-            Piece::Scored(_) => Vec::new(),
+            Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
             Piece::Failed(error) => vec![self.fail(&error)],
         }
     }

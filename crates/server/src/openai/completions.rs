@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response, sse::Event},
 };
 use fornax_engine::CHOICES_MAX;
-use fornax_text::{Special, Tokenizer};
+use fornax_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -16,7 +16,8 @@ use utoipa::ToSchema;
 use super::{
     chat::{StreamOptions, stream_options},
     params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-    prepare::{check_length, check_model, prepare},
+    prepare::{check_model, prepare},
+    prompt::Prompt,
     reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob},
 };
 use crate::{
@@ -63,31 +64,6 @@ pub(crate) struct CompletionBody {
 }
 
 body!(CompletionBody, Unknown::IgnoreBut(UNSUPPORTED));
-
-/// A string, an array of strings, an array of token ids, or an array of such arrays.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
-enum Prompt {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<u32>),
-    TokenLists(Vec<Vec<u32>>),
-}
-
-impl Prompt {
-    fn tokens(&self, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
-        let encode = |text: &String| {
-            check_length(served, text.len())?;
-            Ok(served.tokenizer.encode_prompt(text, Special::AsText)?)
-        };
-        match self {
-            Prompt::Text(text) => Ok(vec![encode(text)?]),
-            Prompt::Texts(texts) => texts.iter().map(encode).collect(),
-            Prompt::Tokens(tokens) => Ok(vec![tokens.clone()]),
-            Prompt::TokenLists(lists) => Ok(lists.clone()),
-        }
-    }
-}
 
 /// Continue texts
 ///
@@ -211,7 +187,7 @@ async fn whole(mut work: Work, head: Head, scored: bool, per_prompt: usize) -> R
         }
         let choice = &mut choices[index];
         match piece {
-            Piece::Started { .. } => {}
+            Piece::Started { .. } | Piece::Embedding(_) => {}
             Piece::Scored(score) => {
                 add_scored(&mut choice.prompt_logprobs, &work.served().tokenizer, &score);
             }
@@ -258,7 +234,7 @@ impl CompletionTranscript {
 impl Transcript for CompletionTranscript {
     fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Event> {
         match piece {
-            Piece::Started { .. } | Piece::Scored(_) => Vec::new(),
+            Piece::Started { .. } | Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
             Piece::Text { text, tokens } => {
                 let logprobs = self.scored.then(|| {
                     self.offsets.resize(self.offsets.len().max(index + 1), 0);

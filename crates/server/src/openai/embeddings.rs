@@ -1,19 +1,37 @@
 //! `POST /v1/embeddings`.
+//!
+//! A decoder's embedding of a text is what its head would read after the last token, at length one: the last position is
+//! the only one that has seen the whole text.
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use serde::Deserialize;
-use serde_json::Value;
+use axum::{Extension, Json, extract::State};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use fornax_compute::Sampling;
+use fornax_text::StopStrings;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::prepare::{check_model, prepare};
-use crate::{
-    app::App,
-    error::{ApiError, Code},
-    front::body::RawBody,
-    shape::{Unknown, body},
+use super::{
+    prepare::{check_model, prepare},
+    prompt::Prompt,
+    reply::Usage,
 };
+use crate::{
+    answer::{Ask, Piece},
+    app::App,
+    error::{ApiError, Fault},
+    front::{body::RawBody, keys::Caller},
+    served::Served,
+    shape::{Unknown, Unsupported, body},
+    work::Work,
+};
+
+/// Texts of one request, as many as OpenAI takes.
+const INPUTS_MAX: usize = 2048;
+
+/// Texts handed to the engine at once, so that a large request leaves room in the queue for others.
+const AT_ONCE: usize = 32;
 
 /// Texts to embed.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -21,29 +39,149 @@ pub(crate) struct EmbeddingBody {
     /// The served model's name; without it, that model.
     #[schema(min_length = 1, max_length = 512)]
     model: Option<String>,
-    /// A string, an array of strings, an array of token ids, or an array of such arrays.
+    /// A string, an array of strings, an array of token ids, or an array of such arrays; up to 2048 texts.
     #[schema(required = true)]
-    #[expect(dead_code, reason = "no model that can be loaded yet embeds texts")]
-    input: Value,
+    input: Prompt,
+    /// Numbers in JSON, or their 32-bit floats, little-endian, in base64; `float` by default.
+    encoding_format: Option<EncodingFormat>,
+    /// A label of the client's; it changes nothing.
+    #[schema(max_length = 1024)]
+    #[expect(dead_code, reason = "it asks for nothing")]
+    user: Option<String>,
 }
 
-body!(EmbeddingBody, Unknown::IgnoreBut(&[]));
+body!(EmbeddingBody, Unknown::IgnoreBut(&[Unsupported { field: "dimensions", neutral: &["null"] }]));
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum EncodingFormat {
+    #[default]
+    Float,
+    Base64,
+}
+
+/// Embeddings, in the order of the texts.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Embeddings {
+    object: &'static str,
+    data: Vec<Embedding>,
+    model: String,
+    usage: Usage,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Embedding {
+    object: &'static str,
+    index: usize,
+    embedding: Values,
+}
+
+/// Of length one.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum Values {
+    Float(Vec<f32>),
+    Base64(String),
+}
 
 /// Embed texts
 ///
-/// Models that answer have no embeddings; they are refused by name.
-#[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingBody,
-    responses(crate::openapi::Refusals,
-    crate::openapi::DoorRefusals))]
-pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: RawBody) -> Result<(), ApiError> {
-    let served = app.model()?;
-    prepare(&app, &served, body, |body: &EmbeddingBody, served| {
-        check_model(served, body.model.as_deref())?;
-        let message = format!(
-            "{:?} is a model of architecture {}, which has no embeddings",
-            served.card.name, served.card.architecture
-        );
-        Err(ApiError::new(Code::ModelUnsupported, message))
-    })
-    .await
+/// What the model's head would read after the last token of each text, scaled to length one. Closing the connection
+/// cancels.
+#[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingBody, responses(
+    (status = 200, body = Embeddings, description = "An embedding of each text"),
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
+))]
+pub(crate) async fn embeddings(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Result<Json<Embeddings>, ApiError> {
+    let admission = app.admit(&caller)?;
+    let (mut asks, format) = prepare(&app, &admission.served, body, EmbeddingBody::ask).await?;
+    let mut later = asks.split_off(asks.len().min(AT_ONCE));
+    let mut work = Work::submit(admission, asks)?;
+    let mut embeddings = Embeddings {
+        object: "list",
+        data: Vec::new(),
+        model: work.served().card.name.clone(),
+        usage: Usage::default(),
+    };
+    loop {
+        let before = embeddings.data.len();
+        let mut made = Vec::new();
+        while let Some((index, piece)) = work.next().await {
+            match piece {
+                Piece::Embedding(values) => made.push((index, values)),
+                Piece::End { usage, .. } => embeddings.usage.add(usage, true),
+                Piece::Failed(error) => return Err(error),
+                Piece::Started { .. } | Piece::Scored(_) | Piece::Text { .. } => {}
+            }
+        }
+        // Short texts overtake long ones.
+        made.sort_by_key(|&(index, _)| index);
+        embeddings.data.extend(made.into_iter().map(|(index, values)| Embedding {
+            object: "embedding",
+            index: before + index,
+            embedding: format.write(of_length_one(values)),
+        }));
+        if later.is_empty() {
+            return Ok(Json(embeddings));
+        }
+        let next = later.split_off(later.len().min(AT_ONCE));
+        work.submit_more(std::mem::replace(&mut later, next))?;
+    }
+}
+
+impl EmbeddingBody {
+    fn ask(&self, served: &Served) -> Result<(Vec<Ask>, EncodingFormat), ApiError> {
+        check_model(served, self.model.as_deref())?;
+        let prompts = self.input.tokens(served)?;
+        if prompts.is_empty() || prompts.len() > INPUTS_MAX {
+            let rule = format!("must hold 1 to {INPUTS_MAX} texts");
+            return Err(ApiError::fault(Fault::rule("input", rule)));
+        }
+        if prompts.iter().any(Vec::is_empty) {
+            return Err(ApiError::fault(Fault::rule("input", "must hold texts of at least one token")));
+        }
+        let asks = prompts.into_iter().map(|prompt| {
+            Ok(Ask {
+                prompt,
+                max_tokens: 0,
+                embeds: true,
+                sampling: Sampling::greedy(),
+                seed: 0,
+                grammar: None,
+                prompt_logprobs: None,
+                choices: 1,
+                priority: 0,
+                salt: String::new(),
+                stops: StopStrings::new([""; 0])?,
+                starts_text: false,
+            })
+        });
+        Ok((asks.collect::<Result<_, ApiError>>()?, self.encoding_format.unwrap_or_default()))
+    }
+}
+
+impl EncodingFormat {
+    fn write(self, values: Vec<f32>) -> Values {
+        match self {
+            EncodingFormat::Float => Values::Float(values),
+            EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                Values::Base64(BASE64_STANDARD.encode(bytes))
+            }
+        }
+    }
+}
+
+/// The same direction; a text of nothing but zeros has none and stays.
+fn of_length_one(values: Vec<f32>) -> Vec<f32> {
+    let length = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum::<f64>().sqrt();
+    if length == 0.0 {
+        return values;
+    }
+    values.into_iter().map(|value| (f64::from(value) / length) as f32).collect()
 }

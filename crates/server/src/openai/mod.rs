@@ -6,5 +6,6 @@ pub(crate) mod embeddings;
 pub(crate) mod models;
 pub(crate) mod params;
 pub(crate) mod prepare;
+pub(crate) mod prompt;
 pub(crate) mod reply;
 pub(crate) mod tokens;

@@ -250,6 +250,7 @@ impl Params {
         Ok(Ask {
             max_tokens,
             prompt: wanted.prompt,
+            embeds: false,
             sampling,
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             grammar,

@@ -123,6 +123,7 @@ impl ExecuteBody {
         let ask = Ask {
             max_tokens: max_tokens.unwrap_or(context.saturating_sub(prompt.len()).max(1)),
             prompt,
+            embeds: false,
             sampling,
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             grammar: None,
@@ -166,7 +167,7 @@ impl Transcript for JobTranscript {
                 vec![event(&token)]
             }
             Piece::End { finish, usage } => self.end(work, finish, usage.generated),
-            Piece::Scored(_) => Vec::new(),
+            Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
             Piece::Failed(error) => vec![self.fail(&error)],
         }
     }

@@ -91,9 +91,45 @@ async fn the_one_model_is_listed_and_found_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn embeddings_are_refused_by_name() {
+async fn embeddings_come_in_order_and_of_length_one() {
     let world = World::ready(Setup::default()).await;
-    let response = post(world.address, "/v1/embeddings", &json!({"input": "text"})).await;
-    assert_eq!(response.status, 400);
-    assert_eq!(response.json()["error"]["code"], "MODEL_UNSUPPORTED");
+    let check = async |body: Value, count: usize, prompt_tokens: usize, embedding: &str| {
+        let response = post(world.address, "/v1/embeddings", &body).await;
+        assert_eq!(response.status, 200, "{}", response.json());
+        let response = response.json();
+        let data = response["data"].as_array().unwrap();
+        assert_eq!(data.len(), count);
+        for (index, item) in data.iter().enumerate() {
+            assert_eq!((&item["object"], &item["index"]), (&json!("embedding"), &json!(index)));
+            assert_eq!(item["embedding"].to_string(), embedding);
+        }
+        assert_eq!((&response["object"], &response["model"]), (&json!("list"), &json!("script")));
+        assert_eq!(response["usage"]["prompt_tokens"], prompt_tokens);
+        assert_eq!(response["usage"]["completion_tokens"], 0);
+    };
+    let numbers = "[0.6,0.0,-0.8]";
+    check(json!({"input": "text"}), 1, 4, numbers).await;
+    check(json!({"input": [1, 2, 3], "encoding_format": "float"}), 1, 3, numbers).await;
+    check(json!({"input": [[1], [2, 3]], "dimensions": null}), 2, 3, numbers).await;
+    check(json!({"input": vec!["ab"; 100]}), 100, 200, numbers).await;
+    check(json!({"input": ["a"], "encoding_format": "base64"}), 1, 1, "\"mpkZPwAAAADNzEy/\"").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_embedded_is_refused_with_its_field() {
+    let world = World::ready(Setup::default()).await;
+    let check = async |body: Value, code: &str, param: Value| {
+        let response = post(world.address, "/v1/embeddings", &body).await;
+        let error = &response.json()["error"];
+        assert_eq!((&error["code"], &error["param"]), (&json!(code), &param), "{body}: {error}");
+        assert_eq!(response.status, 400);
+    };
+    check(json!({}), "INVALID_INPUT", json!("input")).await;
+    check(json!({"input": []}), "INVALID_INPUT", json!("input")).await;
+    check(json!({"input": vec!["a"; 2049]}), "INVALID_INPUT", json!("input")).await;
+    check(json!({"input": {"text": "a"}}), "INVALID_INPUT", json!("input")).await;
+    check(json!({"input": "a", "encoding_format": "hex"}), "INVALID_INPUT", json!("encoding_format")).await;
+    check(json!({"input": "a", "dimensions": 2}), "INVALID_INPUT", json!("dimensions")).await;
+    check(json!({"input": "a".repeat(5000)}), "PROMPT_TOO_LONG", Value::Null).await;
+    check(json!({"input": ["a", ""]}), "INVALID_INPUT", json!("input")).await;
 }

@@ -327,6 +327,11 @@ impl Runner for Script {
         Ok(())
     }
 
+    fn hidden(&mut self, wanted: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+        // Three and four: of length five.
+        Ok(vec![vec![3.0, 0.0, -4.0]; wanted.len()])
+    }
+
     fn collect(&mut self) -> Result<Output, Error> {
         if let Some(gate) = &self.gate {
             // The self-test and whatever follows wait alike; a closed gate is open.
