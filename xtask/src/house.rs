@@ -23,13 +23,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // It is handed a model that answers questions, and knows nothing of how.
     ("fornax-jobs", &[]),
     // `compute` for the sampling parameters that engine's requests carry, `format` for the tokenizers of its tests.
-    ("fornax-server", &["fornax-engine", "fornax-text", "fornax-compute", "fornax-format"]),
+    ("fornax-server", &["fornax-engine", "fornax-text", "fornax-jobs", "fornax-compute", "fornax-format"]),
     (
         "fornax",
         &[
             "fornax-format",
             "fornax-compute",
             "fornax-gpu",
+            "fornax-jobs",
             "fornax-model",
             "fornax-engine",
             "fornax-text",

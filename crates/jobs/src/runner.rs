@@ -54,6 +54,9 @@ impl Default for RunnerOptions {
 /// How often text that has come is written down for those who stream a job.
 const TEXT_PAUSE: Duration = Duration::from_millis(250);
 
+/// Failures with which a job is returned, as if it had not been taken.
+const RETURNED: [&str; 3] = ["QUEUE_FULL", "MODEL_NOT_READY", "CANCELLED"];
+
 /// A worker.
 pub struct Runner<M> {
     store: Store,
@@ -88,9 +91,11 @@ impl<M: Model> Runner<M> {
         for interval in [&mut beat, &mut poll] {
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
-        let mut room = true;
+        // Whether a job may be there that was not looked for.
+        let mut look = true;
         while !*stop.borrow() {
-            if room && attempts.len() < self.options.jobs {
+            if look && attempts.len() < self.options.jobs {
+                look = false;
                 match self.store.claim(&self.name, &self.worker).await {
                     Ok(Some(claim)) => {
                         let (breaks_off, broken_off) = oneshot::channel();
@@ -102,6 +107,7 @@ impl<M: Model> Runner<M> {
                             claim,
                         };
                         attempts.spawn(attempt.run(broken_off));
+                        look = true;
                         continue;
                     }
                     Ok(None) => {}
@@ -114,9 +120,9 @@ impl<M: Model> Runner<M> {
                     if let Ok(lease) = ended {
                         breaks.remove(&lease);
                     }
-                    room = true;
+                    look = true;
                 }
-                () = self.store.queued() => room = true,
+                () = self.store.queued() => look = true,
                 () = self.store.released() => self.beat(&mut breaks).await,
                 _ = beat.tick() => {
                     self.beat(&mut breaks).await;
@@ -125,7 +131,7 @@ impl<M: Model> Runner<M> {
                     }
                 }
                 _ = poll.tick() => {
-                    room = true;
+                    look = true;
                     if let Err(error) = self.store.sweep().await {
                         tracing::error!(reason = error.to_string(), "cannot sweep the jobs");
                     }
@@ -283,7 +289,8 @@ impl<M: Model> Attempt<M> {
         };
         match done {
             Ok(outcome) => Some(outcome),
-            Err(Stop::Failed(failure)) if failure.code == "QUEUE_FULL" => Some(Outcome::Returned),
+            // The engine has no room, or the server stops: that is no fault of the job's.
+            Err(Stop::Failed(failure)) if RETURNED.contains(&failure.code) => Some(Outcome::Returned),
             Err(Stop::Failed(failure)) => Some(Outcome::Failed(failure)),
             Err(Stop::Lost) => None,
         }

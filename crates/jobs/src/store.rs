@@ -104,7 +104,7 @@ pub(crate) struct Inner {
     changes: broadcast::Sender<Arc<str>>,
     waiting: Mutex<Vec<Waiting>>,
     /// Held as long as the store is open: nobody else has SQLite's file.
-    _lock: Option<File>,
+    lock: Mutex<Option<File>>,
 }
 
 /// How many jobs waited for a model when they were last counted, and came since.
@@ -221,7 +221,7 @@ impl Store {
             released: Notify::new(),
             changes: broadcast::channel(1024).0,
             waiting: Mutex::default(),
-            _lock: lock,
+            lock: Mutex::new(lock),
         });
         tokio::spawn(write_together(Arc::downgrade(&inner), submitted, TOGETHER_MAX));
         let store = Store { inner };
@@ -326,6 +326,13 @@ impl Store {
         let row = sqlx::query(statement).bind(model).fetch_one(&self.inner.reader).await?;
         counts.retried = row.try_get("count")?;
         Ok(counts)
+    }
+
+    /// Workers that have a job of a model.
+    pub async fn busy_workers(&self, model: &str) -> Result<i64, Error> {
+        let statement = "SELECT COUNT(DISTINCT worker) AS count FROM jobs WHERE model = $1 AND state = 1";
+        let row = sqlx::query(statement).bind(model).fetch_one(&self.inner.reader).await?;
+        Ok(row.try_get("count")?)
     }
 
     /// Takes the next job: important before unimportant, then the oldest. Nobody else gets it.
@@ -633,6 +640,12 @@ impl Store {
         Ok(Some(delivery))
     }
 
+    /// Webhooks that are not told and not given up.
+    pub async fn deliveries_waiting(&self) -> Result<i64, Error> {
+        let statement = "SELECT COUNT(*) AS count FROM outbox WHERE state = 0";
+        Ok(sqlx::query(statement).fetch_one(&self.inner.reader).await?.try_get("count")?)
+    }
+
     /// A webhook arrived, or will not be tried again.
     pub async fn end_delivery(&self, delivery: &Delivery, arrived: bool) -> Result<(), Error> {
         let mut change = self.inner.writer.begin().await?;
@@ -671,6 +684,8 @@ impl Store {
     pub async fn close(&self) {
         self.inner.writer.close().await;
         self.inner.reader.close().await;
+        // Whoever still holds the store can do nothing with it; others may have the file.
+        drop(self.inner.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// The one way out of a state: the row if the guard still holds, its event, and its webhook if it has ended.

@@ -31,6 +31,21 @@ pub(crate) struct Ask {
     pub(crate) starts_text: bool,
 }
 
+impl Ask {
+    /// As the engine takes it.
+    pub(crate) fn request(&self) -> Request {
+        let mut request = Request::new(self.prompt.clone(), self.max_tokens, self.sampling.clone());
+        request.embeds = self.embeds;
+        request.seed = self.seed;
+        request.grammar = self.grammar.clone();
+        request.prompt_logprobs = self.prompt_logprobs;
+        request.choices = self.choices;
+        request.priority = self.priority;
+        request.salt = self.salt.as_str().into();
+        request
+    }
+}
+
 /// A part of one answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece {
@@ -94,16 +109,8 @@ impl Answers {
         for ask in asks {
             let Ask { stops, starts_text, .. } = &ask;
             let make = |reply| Answer::new(reply, &served.tokenizer, stops.clone(), *starts_text, &ask);
-            let mut request = Request::new(ask.prompt.clone(), ask.max_tokens, ask.sampling.clone());
-            request.embeds = ask.embeds;
-            request.seed = ask.seed;
-            request.grammar = ask.grammar.clone();
-            request.prompt_logprobs = ask.prompt_logprobs;
-            request.choices = ask.choices;
-            request.priority = ask.priority;
-            request.salt = ask.salt.as_str().into();
             // An early return drops the answers before, which cancels them.
-            answers.extend(served.engine.submit(request)?.into_iter().map(make));
+            answers.extend(served.engine.submit(ask.request())?.into_iter().map(make));
         }
         Ok(Answers { answers, turn: 0 })
     }

@@ -1,7 +1,7 @@
 //! What all routes share: where the server stands in its life, and who may come in.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use crate::{
     error::{ApiError, Code},
     front::keys::{Caller, Keys},
+    jobs::durable::Durable,
     metrics::Metrics,
     options::ServerOptions,
     served::Served,
@@ -28,6 +29,8 @@ pub(crate) struct App {
     pub(crate) traces: Option<Arc<Traces>>,
     /// Jobs of `/execute` that `/cancel` may name.
     pub(crate) jobs: Jobs,
+    /// Durable jobs, from when their store is open; never where none are kept.
+    pub(crate) durable: OnceLock<Durable>,
     pub(crate) started: Instant,
     phase: watch::Sender<Phase>,
     /// Told to stop: nobody new comes in.
@@ -86,6 +89,7 @@ impl App {
             metrics: Metrics::new(),
             traces: options.otlp.as_deref().map(|endpoint| Arc::new(Traces::open(endpoint))),
             jobs: Jobs::default(),
+            durable: OnceLock::new(),
             started: Instant::now(),
             phase: watch::Sender::new(Phase::Starting),
             draining: watch::Sender::new(false),
@@ -111,6 +115,10 @@ impl App {
 
     pub(crate) fn is_draining(&self) -> bool {
         *self.draining.borrow()
+    }
+
+    pub(crate) fn watch_draining(&self) -> watch::Receiver<bool> {
+        self.draining.subscribe()
     }
 
     /// Lets nobody in any more, and waits for those who are, as long as the options allow. Returns how many had to go.
@@ -163,12 +171,26 @@ impl App {
             let message = format!("{most} requests are under way already, as many as a key may have");
             return Err(ApiError::new(Code::QueueFull, message));
         };
-        self.in_flight.send_modify(|count| *count += 1);
         let span = caller.span.clone();
         if let Some(span) = &span {
             span.model(&served.card.name);
         }
-        Ok(Admission { app: Arc::clone(self), served, span, _permit: permit })
+        Ok(self.enter(served, span, Some(permit)))
+    }
+
+    /// Lets in what a durable job asks: whoever submitted it is not waiting, and their count of requests is not its.
+    pub(crate) fn admit_job(self: &Arc<App>) -> Result<Admission, ApiError> {
+        Ok(self.enter(self.model()?, None, None))
+    }
+
+    fn enter(
+        self: &Arc<App>,
+        served: Arc<Served>,
+        span: Option<Arc<Span>>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Admission {
+        self.in_flight.send_modify(|count| *count += 1);
+        Admission { app: Arc::clone(self), served, span, _permit: permit }
     }
 }
 
@@ -178,7 +200,7 @@ pub(crate) struct Admission {
     pub(crate) served: Arc<Served>,
     /// Ends with the request.
     pub(crate) span: Option<Arc<Span>>,
-    _permit: OwnedSemaphorePermit,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Admission {

@@ -27,10 +27,36 @@ pub enum Code {
     QueueFull,
     Cancelled,
     ExecutionTimeout,
+    DiskFull,
     Internal,
 }
 
 impl Code {
+    const ALL: [Code; 17] = [
+        Code::ModelNotFound,
+        Code::ModelNotReady,
+        Code::ModelUnsupported,
+        Code::DeviceLost,
+        Code::NumericFault,
+        Code::PromptTooLong,
+        Code::OutputTruncated,
+        Code::SchemaUnsupported,
+        Code::InvalidInput,
+        Code::BodyTooLarge,
+        Code::UnknownEndpoint,
+        Code::Unauthorized,
+        Code::QueueFull,
+        Code::Cancelled,
+        Code::ExecutionTimeout,
+        Code::DiskFull,
+        Code::Internal,
+    ];
+
+    /// The code of that name.
+    pub(crate) fn named(name: &str) -> Option<Code> {
+        Code::ALL.into_iter().find(|code| code.name() == name)
+    }
+
     /// As it is written on the wire.
     pub fn name(self) -> &'static str {
         self.facts().0
@@ -66,6 +92,7 @@ impl Code {
             Code::QueueFull => ("QUEUE_FULL", StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", true),
             Code::Cancelled => ("CANCELLED", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
             Code::ExecutionTimeout => ("EXECUTION_TIMEOUT", StatusCode::GATEWAY_TIMEOUT, SERVER, true),
+            Code::DiskFull => ("DISK_FULL", StatusCode::INSUFFICIENT_STORAGE, SERVER, true),
             Code::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),
         }
     }

@@ -1,4 +1,4 @@
-//! The HTTP surface of Fornax: OpenAI's clients, workers behind a scheduler, operators.
+//! The HTTP surface of Fornax: OpenAI's clients, durable jobs, workers behind a scheduler, operators.
 //!
 //! A request comes in through the front door (identity, origin, key), is read and checked against the very schema that
 //! the API document publishes (`shape`), becomes questions for the engine on a thread that may block
@@ -13,6 +13,7 @@ mod answer;
 mod app;
 mod error;
 mod front;
+mod jobs;
 mod metrics;
 mod openai;
 mod openapi;
@@ -30,6 +31,7 @@ mod worker;
 pub use app::{Failed, Progress};
 pub use error::Code;
 pub use front::keys::KeysError;
+pub use jobs::durable::JobsOptions;
 pub use options::{Callback, ServerOptions, TlsFiles};
 pub use served::{Device, ModelCard, Served};
 pub use server::{Controls, Error, Server};

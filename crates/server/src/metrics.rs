@@ -11,6 +11,7 @@ use std::{
 };
 
 use fornax_compute::PAGE_TOKENS;
+use fornax_jobs::{Counts, State};
 
 use crate::{answer::Finish, error::Code, served::Served, trace::Traces};
 
@@ -71,7 +72,12 @@ impl Metrics {
     }
 
     /// The page, in Prometheus' text format. Before a model is loaded it holds only the server's own counts.
-    pub(crate) fn page(&self, served: Option<&Served>, traces: Option<&Traces>) -> String {
+    pub(crate) fn page(
+        &self,
+        served: Option<&Served>,
+        traces: Option<&Traces>,
+        jobs: Option<Counts>,
+    ) -> String {
         let mut page = Page::default();
         if let Some(served) = served {
             self.vllm(&mut page, served);
@@ -83,6 +89,11 @@ impl Metrics {
             }
             let seconds = served.load_seconds;
             page.sample("fornax_load_seconds", "gauge", "How long loading the model took.", "", seconds);
+        }
+        for state in jobs.iter().flat_map(|_| State::ALL) {
+            let labels = format!("state=\"{}\"", state.name());
+            let count = jobs.map_or(0, |counts| counts.of(state));
+            page.sample("fornax_jobs", "gauge", "Durable jobs by state.", &labels, count);
         }
         let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (code, count) in failures {

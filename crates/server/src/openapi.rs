@@ -25,15 +25,16 @@ use crate::{
     app::App,
     error::{ApiError, Code},
     front::door::{CORRELATION_ID, REQUEST_ID, door},
+    jobs::{control, run, schemas, status, stream},
     openai::{chat, completions, embeddings, models, tokens},
-    ops::{health, loading, metrics},
+    ops::{console, health, loading, metrics},
     worker::{cancel, execute},
 };
 
 #[derive(OpenApi)]
 #[openapi(info(
     title = "Fornax",
-    description = "Runs an open-weight language model: for OpenAI's clients, for workers behind a scheduler, for operators.",
+    description = "Runs an open-weight language model: for OpenAI's clients, as durable jobs, for workers behind a scheduler, for operators.",
     license(name = "Apache-2.0")
 ))]
 struct Document;
@@ -122,8 +123,20 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(models::one_of_owner))
         .routes(routes!(tokens::tokenize))
         .routes(routes!(tokens::detokenize))
+        .routes(routes!(run::run))
+        .routes(routes!(run::runsync))
+        .routes(routes!(status::status))
+        .routes(routes!(stream::stream))
+        .routes(routes!(control::cancel))
+        .routes(routes!(control::retry))
+        .routes(routes!(control::purge))
+        .routes(routes!(status::health))
+        .routes(routes!(status::list))
+        .routes(routes!(status::timeline))
+        .routes(routes!(schemas::put, schemas::get))
         .routes(routes!(execute::execute))
         .routes(routes!(cancel::cancel))
+        .routes(routes!(console::jobs))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .routes(routes!(loading::loading))
@@ -160,7 +173,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     let retry_after: HeaderName = header::RETRY_AFTER;
     CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::PUT])
         .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, REQUEST_ID, CORRELATION_ID])
         .expose_headers([REQUEST_ID, CORRELATION_ID, retry_after])
 }

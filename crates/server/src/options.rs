@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use crate::jobs::durable::JobsOptions;
+
 /// What an operator decides. `Default` is a local server for its own user.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -35,6 +37,8 @@ pub struct ServerOptions {
     pub keep_alive: Duration,
     /// Who is told when the server is ready.
     pub callback: Option<Callback>,
+    /// Where durable jobs are kept, if they are.
+    pub jobs: Option<JobsOptions>,
     /// Where an OpenTelemetry collector takes traces, as `http://127.0.0.1:4318`.
     pub otlp: Option<String>,
 }
@@ -82,6 +86,7 @@ impl Default for ServerOptions {
             drain_timeout: Duration::from_secs(30),
             keep_alive: Duration::from_secs(10),
             callback: None,
+            jobs: None,
             otlp: None,
         }
     }

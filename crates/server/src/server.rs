@@ -20,6 +20,7 @@ use tokio::{
 use crate::{
     app::{App, Failed, Phase, Progress},
     front::keys::{Keys, KeysError},
+    jobs::durable::Durable,
     openapi::router,
     options::ServerOptions,
     served::Served,
@@ -76,6 +77,9 @@ pub enum Error {
     /// The socket.
     #[error("cannot listen: {0}")]
     Listen(#[from] io::Error),
+    /// The jobs cannot be kept.
+    #[error(transparent)]
+    Jobs(#[from] fornax_jobs::Error),
     /// The model could not be loaded, or failed its test.
     #[error(transparent)]
     Failed(#[from] Failed),
@@ -99,7 +103,7 @@ pub struct Server {
 
 impl Server {
     /// Takes over a listener and checks everything that can be wrong before a model is loaded.
-    pub fn new(listener: TcpListener, mut options: ServerOptions) -> Result<Server, Error> {
+    pub async fn new(listener: TcpListener, mut options: ServerOptions) -> Result<Server, Error> {
         let address = listener.local_addr()?;
         let keys = Keys::open(options.api_key_file.as_deref(), options.per_key_max)?;
         if !address.ip().is_loopback() && !keys.are_needed() {
@@ -116,7 +120,11 @@ impl Server {
             }
         }
         let tls = options.tls.take().map(Tls::open).transpose()?.map(Arc::new);
-        Ok(Server { app: App::new(options, keys), listener, address, tls })
+        let app = App::new(options, keys);
+        if let Some(options) = &app.options.jobs {
+            drop(app.durable.set(Durable::open(options).await?));
+        }
+        Ok(Server { app, listener, address, tls })
     }
 
     /// Where it listens.
@@ -155,15 +163,30 @@ impl Server {
                     // Blocking, and nobody waits for it: a scheduler that cannot be reached finds us by itself.
                     std::thread::spawn(move || callback::call(&callback, &message));
                 }
+                let workers = app.durable.get().map(|durable| durable.work(&app, &served));
                 drop(served);
                 stop.await;
-                Ok(())
+                Ok(workers)
             }
             Some(Err(failed)) => Err(Error::Failed(failed)),
-            None => Ok(()),
+            None => Ok(None),
         };
         tracing::info!("draining");
+        let (workers, outcome) = match outcome {
+            Ok(workers) => (workers, Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        if let Some(workers) = &workers {
+            workers.stop();
+        }
         let left = app.drain().await;
+        if let Some(workers) = workers {
+            let returned = workers.stopped().await;
+            tracing::info!(returned, "jobs are finished or returned");
+        }
+        if let Some(durable) = app.durable.get() {
+            durable.store.close().await;
+        }
         tracing::info!(left, "drained");
         close.send_replace(true);
         drop(accepting.await);

@@ -63,12 +63,17 @@ pub(crate) fn read<T: Body>(bytes: &[u8]) -> Result<T, ApiError> {
     // Its messages name places, never what stands there.
     let value: Value = serde_json::from_slice(bytes)
         .map_err(|error| ApiError::fault(Fault::rule("body", format!("must be JSON: {error}"))))?;
+    understand(value, T::UNKNOWN)
+}
+
+/// Understands a body that was read, or says everything that is wrong with it.
+pub(crate) fn understand<T: Body>(value: Value, other_fields: Unknown) -> Result<T, ApiError> {
     let Value::Object(fields) = &value else {
         return Err(ApiError::fault(Fault::value("body", "a JSON object", &value)));
     };
     let shape = T::shape();
     let mut faults = Vec::new();
-    unknown(T::UNKNOWN, fields, shape, &mut faults);
+    unknown(other_fields, fields, shape, &mut faults);
     shape.check(&shape.root, &value, "", None, &mut faults);
     if !faults.is_empty() {
         faults.truncate(FAULTS_MAX);
@@ -203,6 +208,10 @@ impl Shape {
                 Some(property) => self.check(property, value, &at(name), None, faults),
                 None if schema["additionalProperties"].is_object() => {
                     self.check(&schema["additionalProperties"], value, &at(name), None, faults);
+                }
+                None if schema["additionalProperties"] == json!(false) => {
+                    let name: String = name.chars().take(64).collect();
+                    faults.push(Fault::rule(at(&name), "is not a field of this request"));
                 }
                 None => {}
             }

@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Run(Run),
     Serve(Serve),
     Generate(Generate),
+    #[command(subcommand)]
+    Jobs(Jobs),
     Plan(Plan),
     Inspect(Inspect),
     Tokenize(Tokenize),
@@ -122,6 +124,8 @@ pub(crate) struct Serve {
     pub(crate) access: AccessArgs,
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) jobs: JobArgs,
     /// How log lines look
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log: LogFormat,
@@ -181,6 +185,43 @@ pub(crate) struct LimitArgs {
     pub(crate) drain_timeout: Duration,
 }
 
+/// Durable jobs.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Jobs")]
+pub(crate) struct JobArgs {
+    /// Where durable jobs are kept: a file of SQLite's, postgres://... for several workers on one queue, or `none`
+    /// [default: jobs/PORT.db in the cache folder; none with --port 0]
+    #[arg(long, value_name = "DATABASE")]
+    pub(crate) jobs_db: Option<String>,
+    /// Jobs worked on at once
+    #[arg(long, value_name = "N", default_value = "4", allow_negative_numbers = true, value_parser = positive)]
+    pub(crate) jobs_parallel: usize,
+    /// Jobs that may wait; further ones get 429
+    #[arg(long, value_name = "N", default_value = "100000", allow_negative_numbers = true, value_parser = positive)]
+    pub(crate) jobs_queue: usize,
+    /// Attempts before a job is given up
+    #[arg(long, value_name = "N", default_value = "3", allow_negative_numbers = true, value_parser = positive)]
+    pub(crate) jobs_attempts: usize,
+    /// Seconds that one attempt may be computed if the job says nothing
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub(crate) jobs_timeout: Duration,
+    /// Seconds that results are kept
+    #[arg(long, value_name = "SECONDS", default_value = "86400", value_parser = seconds)]
+    pub(crate) jobs_retention: Duration,
+    /// Seconds without a sign of life after which a worker's jobs are taken over
+    #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = seconds)]
+    pub(crate) jobs_lease: Duration,
+    /// A host that webhooks may be sent to; may be repeated
+    #[arg(long, value_name = "HOST")]
+    pub(crate) webhook_host: Vec<String>,
+    /// The secret that webhooks are signed with
+    #[arg(long, value_name = "FILE")]
+    pub(crate) webhook_secret_file: Option<PathBuf>,
+    /// Webhooks may go to this machine and to private networks
+    #[arg(long)]
+    pub(crate) webhook_allow_private: bool,
+}
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
@@ -188,6 +229,109 @@ pub(crate) enum LogFormat {
     Text,
     /// An object a line
     Json,
+}
+
+/// Submit durable jobs to a server, and see what became of them
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  fornax jobs submit --input job.json --wait            one job, and its result
+  fornax jobs submit --schema kinds.json --prefix-file task.txt invoices/*.txt --wait
+  fornax jobs schema kinds kinds.json                   register a schema; jobs say --schema kinds
+  fornax jobs list --status FAILED
+  fornax jobs export > results.ndjson
+
+The server is at http://127.0.0.1:8080 unless --server says otherwise.")]
+pub(crate) enum Jobs {
+    /// Submit a job: an input as JSON, or a batch of documents; prints its id, or with --wait its result
+    Submit(JobsSubmit),
+    /// Print how jobs stand, as JSON
+    Status(JobsIds),
+    /// Wait for jobs, showing progress, and print their results; fails if one of them did
+    Wait(JobsIds),
+    /// Cancel jobs
+    Cancel(JobsIds),
+    /// List the newest jobs
+    List(JobsList),
+    /// Print the newest jobs with their results, a line of JSON each
+    Export(JobsList),
+    /// Register a schema under a name
+    Schema(JobsSchema),
+}
+
+/// Which server.
+#[derive(Debug, Args)]
+pub(crate) struct JobsServer {
+    /// Where the server listens
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub(crate) server: String,
+    /// The server's keys; the first one is used
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Whose queue: `default` or the model's name
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub(crate) endpoint: String,
+}
+
+/// What to submit.
+#[derive(Debug, Args)]
+pub(crate) struct JobsSubmit {
+    /// Documents: each is an item of one batch, called by its file's name
+    #[arg(value_name = "FILE", required_unless_present = "input", conflicts_with = "input")]
+    pub(crate) documents: Vec<PathBuf>,
+    /// A job's input, or the whole body {input, webhook, policy}, as JSON; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) input: Option<PathBuf>,
+    /// What all documents share: the task
+    #[arg(long, value_name = "FILE", conflicts_with = "input")]
+    pub(crate) prefix_file: Option<PathBuf>,
+    /// A schema: a file, or the name of a registered one
+    #[arg(long, value_name = "SCHEMA", conflicts_with = "input")]
+    pub(crate) schema: Option<String>,
+    /// Further parameters as JSON, as in '{\"temperature\": 0, \"max_tokens\": 200}'
+    #[arg(long, value_name = "JSON", conflicts_with = "input")]
+    pub(crate) params: Option<String>,
+    /// Submitting again under the same key is the same job
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+    /// Wait for the result
+    #[arg(long)]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) server: JobsServer,
+}
+
+/// Some jobs.
+#[derive(Debug, Args)]
+pub(crate) struct JobsIds {
+    /// Their ids
+    #[arg(value_name = "ID", required = true)]
+    pub(crate) ids: Vec<String>,
+    #[command(flatten)]
+    pub(crate) server: JobsServer,
+}
+
+/// The newest jobs.
+#[derive(Debug, Args)]
+pub(crate) struct JobsList {
+    /// Only those in this state, as COMPLETED
+    #[arg(long, value_name = "STATE")]
+    pub(crate) status: Option<String>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) limit: u32,
+    #[command(flatten)]
+    pub(crate) server: JobsServer,
+}
+
+/// A schema and its name.
+#[derive(Debug, Args)]
+pub(crate) struct JobsSchema {
+    /// What jobs call it by
+    pub(crate) name: String,
+    /// The schema
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) server: JobsServer,
 }
 
 /// Continue a text, without a chat template

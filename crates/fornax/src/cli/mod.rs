@@ -11,6 +11,7 @@ pub(crate) mod failure;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 mod interrupt;
+pub(crate) mod jobs;
 mod locate;
 pub(crate) mod logits;
 mod machine;

@@ -6,11 +6,14 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use anyhow::Context;
 use fornax::{Code, Error, Fornax, OpenOptions};
 use fornax_compute::Purpose;
 use fornax_engine::Stored;
+use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
 use fornax_server::{
-    Callback, Controls, Device, Failed, ModelCard, Progress, Served, Server, ServerOptions, TlsFiles,
+    Callback, Controls, Device, Failed, JobsOptions, ModelCard, Progress, Served, Server, ServerOptions,
+    TlsFiles,
 };
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -30,6 +33,12 @@ const BLOCKING_THREADS: usize = 32;
 /// How often a scheduler is called that does not answer, and the pause after the first time: a minute in all.
 const CALLBACK_ATTEMPTS: u32 = 7;
 const CALLBACK_PAUSE: Duration = Duration::from_secs(1);
+
+/// Secrets shorter than this are guessed.
+const SECRET_BYTES_MIN: usize = 16;
+
+/// A shorter lease would be lost by a worker whose disk hesitates.
+const JOBS_LEASE_MIN: Duration = Duration::from_millis(500);
 
 pub(crate) fn serve(args: &Serve) -> anyhow::Result<()> {
     let path = locate::locate(args.model.as_deref())?;
@@ -85,7 +94,8 @@ async fn run(
             args.host, args.port
         ))
     })?;
-    let server = Server::new(listener, options(args)).map_err(|error| Failure::usage(error.to_string()))?;
+    let server =
+        Server::new(listener, options(args)?).await.map_err(|error| Failure::usage(error.to_string()))?;
     let scheme = if server.is_tls() { "https" } else { "http" };
     writeln!(io::stdout(), "listening on {scheme}://{}", server.address())?;
     io::stdout().flush()?;
@@ -178,12 +188,12 @@ fn card(path: &Path, args: &Serve, stored: &[Stored]) -> ModelCard {
     }
 }
 
-fn options(args: &Serve) -> ServerOptions {
+fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
     let (access, limits) = (&args.access, &args.limits);
     let tls = access.tls_cert.clone().zip(access.tls_key.clone());
     let body_bytes_max = usize::try_from(limits.max_body).unwrap_or(usize::MAX);
     let defaults = ServerOptions::default();
-    ServerOptions {
+    Ok(ServerOptions {
         api_key_file: access.api_key_file.clone(),
         metrics_open: access.metrics_open,
         cors_origins: access.cors_origin.clone(),
@@ -201,9 +211,54 @@ fn options(args: &Serve) -> ServerOptions {
             attempts: CALLBACK_ATTEMPTS,
             pause: CALLBACK_PAUSE,
         }),
+        jobs: jobs(args)?,
         otlp: args.otlp.clone(),
         ..defaults
+    })
+}
+
+/// Where durable jobs are kept. The file is called by the port, so that servers beside each other have their own.
+fn jobs(args: &Serve) -> anyhow::Result<Option<JobsOptions>> {
+    let flags = &args.jobs;
+    let database = match flags.jobs_db.as_deref() {
+        Some("none") => return Ok(None),
+        Some(database) => database.to_owned(),
+        None if args.port == 0 => return Ok(None),
+        None => {
+            let file = locate::cache_dir()?.join("jobs").join(format!("{}.db", args.port));
+            file.to_str().context("the cache folder's name is not UTF-8; use --jobs-db")?.to_owned()
+        }
+    };
+    let secret = match &flags.webhook_secret_file {
+        Some(file) => output::text_of(file)?.trim().as_bytes().to_vec(),
+        None => Vec::new(),
+    };
+    if !flags.webhook_host.is_empty() && secret.len() < SECRET_BYTES_MIN {
+        let message = format!(
+            "--webhook-host needs --webhook-secret-file with a secret of at least {SECRET_BYTES_MIN} characters"
+        );
+        return Err(Failure::usage(message).into());
     }
+    Ok(Some(JobsOptions {
+        store: StoreOptions {
+            queue_max: flags.jobs_queue as u64,
+            attempts_max: i64::try_from(flags.jobs_attempts).unwrap_or(i64::MAX),
+            retention: flags.jobs_retention,
+            ..StoreOptions::new(database)
+        },
+        runner: RunnerOptions {
+            jobs: flags.jobs_parallel,
+            lease: flags.jobs_lease.max(JOBS_LEASE_MIN),
+            execution_timeout: flags.jobs_timeout,
+            patience: args.limits.drain_timeout,
+            ..RunnerOptions::default()
+        },
+        webhooks: WebhookOptions {
+            hosts: flags.webhook_host.clone(),
+            allow_private: flags.webhook_allow_private,
+            secret,
+        },
+    }))
 }
 
 /// Standard error, whose reader may be gone. Lines that cannot be written are lost; a logger that is told so panics, and

@@ -175,6 +175,81 @@ fn floods_get_a_clear_status_and_little_memory() {
 }
 
 #[test]
+fn runpod_python_runs_every_scenario() {
+    let Some(python) = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists())
+    else {
+        println!("SKIP runpod_python_runs_every_scenario: no FORNAX_PYTHON with runpod");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = folder.path().join("jobs.db");
+    let args = ["--context", "2048", "--parallel", "4", "--jobs-db", jobs.to_str().unwrap()];
+    let serving = Serving::start(folder.path(), &args);
+    let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/runpod_suite.py");
+    let base = format!("http://{}", serving.address);
+    let ran = Command::new(python).arg(suite).args([&base, KEY]).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 6, "{said}");
+    serving.until("/health", "\"pages_used\":0");
+}
+
+#[test]
+fn jobs_of_the_command_line_survive_a_killed_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let (jobs, keys) = (folder.path().join("jobs.db"), folder.path().join("keys"));
+    let args = ["--context", "512", "--jobs-db", jobs.to_str().unwrap()];
+    let serving = Serving::start(folder.path(), &args);
+    let ask = |serving: &Serving, args: &[&str]| {
+        let server = format!("http://{}", serving.address);
+        let all = args.iter().copied().chain(["--server", &server, "--api-key-file", keys.to_str().unwrap()]);
+        fornax(["jobs"].into_iter().chain(all))
+    };
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let schema = r#"{"type": "object", "properties": {"kind": {"enum": ["fruit", "metal"]}}, "required": ["kind"],
+        "additionalProperties": false}"#;
+    assert_eq!(ask(&serving, &["schema", "kinds", &file("kinds.json", schema)]).stdout, "kinds registered\n");
+    let (apple, iron) = (file("apple.txt", "An apple."), file("iron.txt", "Iron."));
+    let task = file("task.txt", "Fruit or metal?");
+    let submit = [
+        "submit",
+        "--schema",
+        "kinds",
+        "--prefix-file",
+        &task,
+        "--params",
+        "{\"temperature\": 0}",
+        &apple,
+        &iron,
+    ];
+    let id = ask(&serving, &submit).stdout.trim().to_owned();
+    // Killed at once, whether or not it was begun.
+    serving.signal("KILL");
+    drop(serving);
+    let serving = Serving::start(folder.path(), &args);
+    let waited = ask(&serving, &["wait", &id]);
+    let status: serde_json::Value = serde_json::from_str(&waited.stdout).unwrap();
+    assert_eq!(
+        (&status["status"], &status["output"]["success"]),
+        (&"COMPLETED".into(), &true.into()),
+        "{status}"
+    );
+    let results = status["output"]["output"].as_array().unwrap();
+    let ids: Vec<&str> = results.iter().map(|result| result["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["apple.txt", "iron.txt"]);
+    assert!(ask(&serving, &["list", "--status", "COMPLETED"]).stdout.starts_with(&id));
+    assert!(ask(&serving, &["export"]).stdout.contains("\"success\":true"));
+    assert_eq!(ask(&serving, &["cancel", &id]).stdout, format!("{id} COMPLETED\n"));
+    ask(&serving, &["status", "unknown"]).fails(2, "INVALID_INPUT", &["no such job"]);
+    let input = file("bad.json", r#"{"prompt": "a", "colour": 1}"#);
+    ask(&serving, &["submit", "--input", &input]).fails(2, "INVALID_INPUT", &["input.colour"]);
+}
+
+#[test]
 fn sigterm_lets_a_stream_finish_and_the_process_ends_well() {
     let folder = tempfile::tempdir().unwrap();
     let serving = Serving::start(folder.path(), &["--context", "512", "--log", "json"]);
@@ -260,6 +335,8 @@ fn what_cannot_be_served_is_refused_in_one_line() {
     check(&["smollm2", "--tls-cert", "cert.pem"], 2, "INVALID_INPUT", &["--tls-key"]);
     check(&["smollm2", "--cors-origin", "app"], 2, "INVALID_INPUT", &["no origin"]);
     check(&["smollm2", "--otlp", "collector"], 2, "INVALID_INPUT", &["--otlp", "collector"]);
+    check(&["smollm2", "--port", "0", "--jobs-db", "/dev/null/jobs"], 2, "INVALID_INPUT", &["jobs database"]);
+    check(&["smollm2", "--webhook-host", "a.example"], 2, "INVALID_INPUT", &["--webhook-secret-file"]);
     check(&["smollm2", "--callback-url", "scheduler"], 2, "INVALID_INPUT", &["--callback-url"]);
     check(&["smollm2", "--memory-limit", "40MiB"], 3, "MODEL_DOES_NOT_FIT", &["weights", "41943040"]);
     check(&["missing.gguf"], 4, "MODEL_NOT_FOUND", &["missing.gguf"]);

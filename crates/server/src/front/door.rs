@@ -90,7 +90,7 @@ fn admitted(app: &App, request: &Request, key: Option<Key>) -> Result<Option<Key
         return Ok(key);
     }
     let open = match request.uri().path() {
-        "/health" | "/ready" => true,
+        "/health" | "/ready" | "/console/jobs" => true,
         "/metrics" => app.options.metrics_open,
         _ => false,
     };

@@ -201,7 +201,7 @@ pub(crate) async fn chat(
 
 impl ChatBody {
     /// The question, and what to stream if it is to be streamed.
-    fn ask(&self, served: &Served) -> Result<(Ask, Option<StreamOptions>), ApiError> {
+    pub(crate) fn ask(&self, served: &Served) -> Result<(Ask, Option<StreamOptions>), ApiError> {
         check_model(served, self.model.as_deref())?;
         let mut faults = Vec::new();
         if let (Some(older), Some(newer)) = (self.max_tokens, self.max_completion_tokens)

@@ -96,7 +96,7 @@ pub(crate) async fn completions(
 }
 
 impl CompletionBody {
-    fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
+    pub(crate) fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
         check_model(served, self.model.as_deref())?;
         let mut faults = Vec::new();
         let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);

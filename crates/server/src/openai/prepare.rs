@@ -18,15 +18,24 @@ pub(crate) async fn prepare<B: Body + Send, T: Send + 'static>(
     body: RawBody,
     work: impl FnOnce(&B, &Served) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let _turn = app.preparing.acquire().await.map_err(|_| gone())?;
-    let served = Arc::clone(served);
-    let task = tokio::task::spawn_blocking(move || {
+    on_a_thread(app, served, move |served| {
         let value = shape::read::<B>(&body.bytes)?;
         // The parsed form is what is left of it.
         drop(body);
-        work(&value, &served)
-    });
-    task.await.map_err(|_| gone())?
+        work(&value, served)
+    })
+    .await
+}
+
+/// Does work that takes its time on a thread that may block, with as many others as there are cores.
+pub(crate) async fn on_a_thread<T: Send + 'static>(
+    app: &App,
+    served: &Arc<Served>,
+    work: impl FnOnce(&Served) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let _turn = app.preparing.acquire().await.map_err(|_| gone())?;
+    let served = Arc::clone(served);
+    tokio::task::spawn_blocking(move || work(&served)).await.map_err(|_| gone())?
 }
 
 fn gone() -> ApiError {

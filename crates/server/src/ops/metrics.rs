@@ -16,6 +16,12 @@ use crate::app::App;
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let page = app.metrics.page(app.served().as_deref(), app.traces.as_deref());
+    let served = app.served();
+    let jobs = match (app.durable.get(), &served) {
+        // A database that does not answer takes its own figures along, and no others.
+        (Some(durable), Some(served)) => durable.store.counts(&served.card.name).await.ok(),
+        _ => None,
+    };
+    let page = app.metrics.page(served.as_deref(), app.traces.as_deref(), jobs);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }

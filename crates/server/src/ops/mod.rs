@@ -1,5 +1,6 @@
 //! What operators and their machines ask.
 
+pub(crate) mod console;
 pub(crate) mod health;
 pub(crate) mod loading;
 pub(crate) mod metrics;

@@ -95,7 +95,7 @@ pub(crate) fn request(method: &str, path: &str, headers: &[(&str, &str)], body: 
     for (name, value) in headers {
         request += &format!("{name}: {value}\r\n");
     }
-    if method == "POST" {
+    if method != "GET" {
         request += &format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
     }
     let mut bytes = (request + "\r\n").into_bytes();

@@ -64,8 +64,8 @@ async fn schemathesis_finds_no_undocumented_status() {
         println!("SKIP schemathesis_finds_no_undocumented_status: no FORNAX_PYTHON with schemathesis");
         return;
     };
-    let world = World::ready(Setup::default()).await;
     let folder = tempfile::tempdir().unwrap();
+    let world = World::ready(crate::jobs::keeping(folder.path(), Setup::default())).await;
     let mut command = Command::new(python.with_file_name("schemathesis"));
     command
         .arg("run")

@@ -6,6 +6,7 @@ mod chat;
 mod client;
 mod completions;
 mod document;
+mod jobs;
 mod life;
 mod params;
 mod pressure;

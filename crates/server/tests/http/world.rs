@@ -102,7 +102,7 @@ impl World {
     pub(crate) async fn listening(setup: Setup) -> World {
         let Setup { options, script, fails_at, gate, context, queue, stuck_after, load, slots } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = Server::new(listener, options).unwrap();
+        let server = Server::new(listener, options).await.unwrap();
         let address = server.address();
         let began = Instant::now();
         let mut engine_options = EngineOptions::new(context, Arc::new(move || began.elapsed()));

@@ -1,0 +1,148 @@
+//! The jobs of a server: where they are kept, who works on them, and who asks.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use fornax_jobs::{
+    Error, Failure, Job, Runner, RunnerOptions, State, Store, StoreOptions, WebhookOptions, Webhooks,
+};
+use tokio::{sync::watch, task::JoinHandle};
+
+use super::model::Engine;
+use crate::{
+    app::App,
+    error::{ApiError, Code, Fault},
+    served::Served,
+};
+
+/// How durable jobs are kept, run and told of.
+#[derive(Clone, Debug)]
+pub struct JobsOptions {
+    /// Where they are kept.
+    pub store: StoreOptions,
+    /// How they are run.
+    pub runner: RunnerOptions,
+    /// Who is told of their ends.
+    pub webhooks: WebhookOptions,
+}
+
+/// Kept by the app as long as it runs.
+pub(crate) struct Durable {
+    pub(crate) store: Store,
+    pub(crate) webhooks: Webhooks,
+    options: JobsOptions,
+}
+
+impl Durable {
+    pub(crate) async fn open(options: &JobsOptions) -> Result<Durable, Error> {
+        let store = Store::open(options.store.clone()).await?;
+        let webhooks = Webhooks::new(options.webhooks.clone());
+        Ok(Durable { store, webhooks, options: options.clone() })
+    }
+
+    /// Begins to work on what waits for a model.
+    pub(crate) fn work(&self, app: &Arc<App>, served: &Arc<Served>) -> Workers {
+        let (stop, stopped) = watch::channel(false);
+        let engine = Arc::new(Engine::new(Arc::clone(app), Arc::clone(served)));
+        let runner =
+            Runner::new(self.store.clone(), engine, served.card.name.clone(), self.options.runner.clone());
+        let sender = Webhooks::new(self.options.webhooks.clone());
+        Workers {
+            runner: tokio::spawn(runner.run(stopped.clone())),
+            sender: tokio::spawn(sender.run(self.store.clone(), stopped)),
+            stop,
+        }
+    }
+}
+
+/// What works on jobs.
+pub(crate) struct Workers {
+    runner: JoinHandle<usize>,
+    sender: JoinHandle<()>,
+    stop: watch::Sender<bool>,
+}
+
+impl Workers {
+    /// Takes no more jobs; those under way go on.
+    pub(crate) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Waits until all are finished or returned. Returns how many were returned.
+    pub(crate) async fn stopped(self) -> usize {
+        let returned = self.runner.await.unwrap_or(0);
+        drop(self.sender.await);
+        returned
+    }
+}
+
+impl App {
+    /// The jobs and the model that an endpoint of theirs means, or why there are none.
+    pub(crate) fn jobs_of(&self, endpoint: &str) -> Result<(&Durable, Arc<Served>), ApiError> {
+        let Some(durable) = self.durable.get() else {
+            let message = "this server keeps no jobs; start it with --jobs-db";
+            return Err(ApiError::new(Code::UnknownEndpoint, message));
+        };
+        let served = self.model()?;
+        if endpoint != "default" && !served.is_called(endpoint) {
+            let message = format!("there is no such endpoint; there are default and {:?}", served.card.name);
+            return Err(ApiError::new(Code::UnknownEndpoint, message));
+        }
+        Ok((durable, served))
+    }
+}
+
+impl Durable {
+    /// A job of a model.
+    pub(crate) async fn job(&self, served: &Served, id: &str) -> Result<Job, ApiError> {
+        let job = self.store.get(id).await?.filter(|job| job.model == served.card.name);
+        job.ok_or_else(|| Error::NotFound.into())
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> ApiError {
+        let message = error.to_string();
+        let with = |code, status| ApiError { status: Some(status), ..ApiError::new(code, message.clone()) };
+        match error {
+            Error::DiskFull => ApiError::new(Code::DiskFull, message),
+            Error::QueueFull { .. } => ApiError::new(Code::QueueFull, message),
+            Error::NotFound => with(Code::InvalidInput, StatusCode::NOT_FOUND),
+            Error::KeyReused => with(Code::InvalidInput, StatusCode::CONFLICT),
+            Error::WrongState { state: State::Cancelled, .. } => with(Code::Cancelled, StatusCode::CONFLICT),
+            Error::WrongState { .. } | Error::SchemasFull { .. } => {
+                with(Code::InvalidInput, StatusCode::CONFLICT)
+            }
+            Error::Open(_) | Error::InUse { .. } | Error::Database(_) => {
+                // What databases say may hold what was asked.
+                tracing::error!(reason = message, "the jobs database failed");
+                ApiError::new(Code::Internal, "the jobs database failed")
+            }
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> ApiError {
+        let code = Code::named(failure.code).unwrap_or(Code::Internal);
+        let errors = failure.diagnostics["errors"].as_array().cloned().unwrap_or_default();
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let faults =
+            errors.iter().map(|error| Fault::rule(text(&error["field"]), text(&error["constraint"])));
+        ApiError { faults: faults.collect(), ..ApiError::new(code, failure.message) }
+    }
+}
+
+impl ApiError {
+    /// As what a job failed with.
+    pub(crate) fn failure(self, stage: &'static str) -> Failure {
+        let mut failure = Failure::new(self.code.name(), stage, self.message);
+        failure.retryable = self.code.retryable();
+        failure.retry_after_s = self.retry_after_s;
+        if !self.faults.is_empty() {
+            let errors: Vec<_> = self.faults.iter().map(Fault::to_json).collect();
+            failure.diagnostics["errors"] = errors.into();
+        }
+        failure
+    }
+}

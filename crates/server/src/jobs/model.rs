@@ -1,0 +1,137 @@
+//! The engine as jobs know it: questions go the way of the chat and completions routes.
+
+use std::{sync::Arc, time::Instant};
+
+use fornax_jobs::{Answer, Body, Failure, Finish as Ended, Model, Question, Timings, Token, Usage};
+use serde_json::{Value, json};
+
+use crate::{
+    answer::{Ask, Finish, Piece, TokenScore},
+    app::App,
+    error::ApiError,
+    openai::{chat::ChatBody, completions::CompletionBody, prepare::on_a_thread},
+    served::Served,
+    shape::{self, Unknown},
+    work::Work,
+};
+
+/// Alternatives that are looked at to say how sure a choice is: as many as the routes tell.
+const ALTERNATIVES: u32 = 20;
+
+/// A loaded model that answers questions of jobs.
+pub(crate) struct Engine {
+    app: Arc<App>,
+    served: Arc<Served>,
+}
+
+impl Engine {
+    pub(crate) fn new(app: Arc<App>, served: Arc<Served>) -> Engine {
+        Engine { app, served }
+    }
+}
+
+/// The question for the engine, by the rules of the route that its body belongs to. May block.
+pub(crate) fn ask(question: &Question, served: &Served) -> Result<Ask, ApiError> {
+    let scored = question.schema.as_ref().is_some_and(|schema| schema.has_choices());
+    let with_schema = |body: &Value| {
+        let mut body = body.clone();
+        if let Some(schema) = &question.schema {
+            body["response_format"] =
+                json!({"type": "json_schema", "json_schema": {"schema": schema.value()}});
+        }
+        body
+    };
+    match &question.body {
+        Body::Chat(body) => {
+            let mut body = with_schema(body);
+            if scored {
+                body["logprobs"] = json!(true);
+                body["top_logprobs"] = json!(ALTERNATIVES);
+            }
+            let (ask, _) = shape::understand::<ChatBody>(body, Unknown::Refuse)?.ask(served)?;
+            Ok(ask)
+        }
+        Body::Completion(body) => {
+            let mut body = with_schema(body);
+            if scored {
+                body["logprobs"] = json!(ALTERNATIVES);
+            }
+            let (mut asks, _) = shape::understand::<CompletionBody>(body, Unknown::Refuse)?.ask(served)?;
+            let only = asks.pop().filter(|_| asks.is_empty());
+            only.ok_or_else(|| Failure::input("input.prompt", "must be one prompt").into())
+        }
+    }
+}
+
+impl Model for Engine {
+    fn facts(&self) -> (String, String) {
+        (self.served.card.name.clone(), self.served.card.quant.clone())
+    }
+
+    fn check(&self, question: &Question) -> Result<(), Failure> {
+        let refused = |error: ApiError| error.failure("submit");
+        let ask = ask(question, &self.served).map_err(refused)?;
+        ask.request().check(&self.served.engine.capacity()).map_err(|refusal| refused(refusal.into()))
+    }
+
+    async fn answer(
+        &self,
+        question: Question,
+        hears: impl Fn(&str) + Send + Sync,
+    ) -> Result<Answer, Failure> {
+        let prepared = on_a_thread(&self.app, &self.served, move |served| ask(&question, served)).await;
+        let ask = prepared.map_err(|error| error.failure("prepare"))?;
+        let seed = ask.seed;
+        let admission = self.app.admit_job().map_err(|error| error.failure("generate"))?;
+        let began = Instant::now();
+        let mut work = Work::submit(admission, vec![ask]).map_err(|error| error.failure("generate"))?;
+        let mut answer = Answer { seed, ..Answer::default() };
+        let (mut started, mut first) = (None, None);
+        while let Some((_, piece)) = work.next().await {
+            match piece {
+                Piece::Started { .. } => started = Some(Instant::now()),
+                Piece::Scored(_) | Piece::Embedding(_) => {}
+                Piece::Text { text, tokens } => {
+                    first.get_or_insert_with(Instant::now);
+                    hears(&text);
+                    answer.text.push_str(&text);
+                    answer.tokens.extend(tokens.iter().map(|score| self.token(score)));
+                }
+                Piece::End { finish, usage } => {
+                    answer.finish = match finish {
+                        Finish::End | Finish::Stop(_) => Ended::Stop,
+                        Finish::Length => Ended::Length,
+                        Finish::Truncated => Ended::Truncated,
+                        Finish::Cancelled => {
+                            return Err(Failure::retryable("CANCELLED", "generate", "the engine stopped"));
+                        }
+                    };
+                    answer.usage =
+                        Usage { prompt: usage.prompt, cached: usage.cached, completion: usage.generated };
+                }
+                Piece::Failed(error) => {
+                    work.failed_midway(&error);
+                    return Err(error.failure("generate"));
+                }
+            }
+        }
+        let (started, ended) = (started.unwrap_or(began), Instant::now());
+        let first = first.unwrap_or(ended);
+        let milliseconds =
+            |from: Instant, to: Instant| u64::try_from((to - from).as_millis()).unwrap_or(u64::MAX);
+        answer.timings = Timings {
+            queue: milliseconds(began, started),
+            prefill: milliseconds(started, first),
+            decode: milliseconds(first, ended),
+        };
+        Ok(answer)
+    }
+}
+
+impl Engine {
+    fn token(&self, score: &TokenScore) -> Token {
+        let bytes = |token: u32| self.served.tokenizer.token_bytes(token).to_vec();
+        let top = score.top.iter().map(|&(token, logprob)| (bytes(token), logprob)).collect();
+        Token { bytes: bytes(score.token), logprob: score.logprob, top }
+    }
+}

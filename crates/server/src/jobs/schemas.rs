@@ -1,0 +1,78 @@
+//! `PUT` and `GET /v2/{endpoint}/schemas/{name}`.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::StatusCode,
+};
+use fornax_engine::Form;
+use fornax_jobs::Schema;
+use serde_json::{Value, json};
+
+use crate::{
+    app::App,
+    error::{ApiError, Fault},
+    front::body::RawBody,
+    openai::prepare::on_a_thread,
+};
+
+/// Register a schema
+///
+/// Jobs refer to it by its name, `{"schema": "name"}`; those that were submitted before keep what they had.
+#[utoipa::path(put, path = "/v2/{endpoint}/schemas/{name}", tag = "jobs",
+    request_body(content = Object, description = "A JSON Schema"),
+    params(("endpoint" = String, Path, description = "`default` or the model's name"),
+        ("name" = String, Path, description = "1 to 128 letters, digits, dots, dashes and underlines")),
+    responses(
+        (status = 200, description = "{name, status}"),
+        (status = 409, body = crate::openapi::ErrorBody, description = "As many are registered as may be"),
+        (status = 507, body = crate::openapi::ErrorBody, description = "The disk is full: nothing was kept"),
+        crate::openapi::Refusals,
+        crate::openapi::DoorRefusals
+))]
+pub(crate) async fn put(
+    State(app): State<Arc<App>>,
+    Path((endpoint, name)): Path<(String, String)>,
+    body: RawBody,
+) -> Result<Json<Value>, ApiError> {
+    let (durable, served) = app.jobs_of(&endpoint)?;
+    let sane = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if !(1..=128).contains(&name.len()) || !name.bytes().all(sane) {
+        let rule = "must have 1 to 128 letters, digits, dots, dashes and underlines";
+        return Err(ApiError::fault(Fault::rule("name", rule)));
+    }
+    // Compiled now: a schema that cannot be followed is refused here, and the first job finds it ready.
+    let schema = on_a_thread(&app, &served, move |served| {
+        let schema: Value = serde_json::from_slice(&body.bytes)
+            .map_err(|error| ApiError::fault(Fault::rule("body", format!("must be JSON: {error}"))))?;
+        Schema::new(&schema, None)?;
+        let compiled = served.grammars.compile(&Form::JsonSchema(schema.clone()));
+        compiled.map_err(|error| ApiError::form("body", &error))?;
+        Ok(schema)
+    })
+    .await?;
+    durable.store.put_schema(&served.card.name, &name, &schema).await?;
+    Ok(Json(json!({"name": name, "status": "registered"})))
+}
+
+/// A registered schema
+#[utoipa::path(get, path = "/v2/{endpoint}/schemas/{name}", tag = "jobs",
+    params(("endpoint" = String, Path, description = "`default` or the model's name"), ("name" = String, Path)),
+    responses(
+        (status = 200, description = "The schema"),
+        crate::openapi::Refusals,
+        crate::openapi::DoorRefusals
+))]
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    Path((endpoint, name)): Path<(String, String)>,
+) -> Result<Json<Value>, ApiError> {
+    let (durable, served) = app.jobs_of(&endpoint)?;
+    let schema = durable.store.schema(&served.card.name, &name).await?;
+    schema.map(Json).ok_or_else(|| {
+        let missing = ApiError::fault(Fault::rule("name", "is not the name of a schema here"));
+        ApiError { status: Some(StatusCode::NOT_FOUND), ..missing }
+    })
+}
