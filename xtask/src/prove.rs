@@ -4,6 +4,7 @@
 //! commit. One that fails records nothing.
 
 mod clean_clone;
+mod crash;
 mod fuzz_format;
 mod golden;
 mod hand_over;
@@ -37,6 +38,11 @@ const PROOFS: &[Proof] = &[
         name: "clean-clone",
         shows: "The two commands of the README work in a fresh clone with an empty cache folder.",
         run: clean_clone::run,
+    },
+    Proof {
+        name: "crash",
+        shows: "Workers killed at random moments lose no accepted job and complete none twice, on both databases.",
+        run: crash::run,
     },
     Proof {
         name: "fuzz-format",
