@@ -4,27 +4,33 @@
 // Keys are taken in tiles of 64, aligned to absolute positions: each tile has its own softmax, and tiles are merged in
 // order. What a query sees of a tile depends on its own position alone, so a token's result is the same bits whichever
 // tokens are computed beside it, and whether one block does all tiles (grid (kv heads, tokens)) or each tile has its own
-// (grid (kv heads, tokens, tiles)): then the last block to arrive merges them, or where they are many `merge_tiles`.
+// (grid (kv heads, tokens, tiles)): then the blocks merge them as a cluster, or the last one to arrive does, or where they
+// are many `merge_tiles`.
 // Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
 // In a tile, four lanes share a key for all query heads; then DIM / 4 threads share a key's values, and what the groups
 // of threads have is added in their order.
 #include "kv.cuh"
 #include "rope.cuh"
-#include "split.cuh"
 
 #define TILE 64
 #define OUTPUTS (SHARED * DIM)
 #define THREADS 256
 #define PER_THREAD ((OUTPUTS + THREADS - 1) / THREADS)
-#define NEW_PER_THREAD ((2 * DIM + THREADS - 1) / THREADS)
+#define LOADS ((OUTPUTS + 2 * DIM + THREADS - 1) / THREADS)
 // Threads that share a key's values, four each; and how many such groups: as many as there are threads for, and as 32 KB
 // hold results of.
 #define LANES ((DIM + 3) / 4)
 #define GROUPS_THREADS (THREADS / LANES)
 #define GROUPS_ROOM (8192 / OUTPUTS < 1 ? 1 : 8192 / OUTPUTS)
 #define GROUPS (GROUPS_THREADS < GROUPS_ROOM ? GROUPS_THREADS : GROUPS_ROOM)
-#define KEYS_PER_GROUP ((TILE + GROUPS - 1) / GROUPS)
+// Bytes of a key and of a value where they are staged: eight keys apart are read at once.
+#define VALUE_BYTES (DIM * KV_BYTES)
+#define KEY_BYTES (VALUE_BYTES + 32)
+#define STAGED_BYTES (TILE * (KEY_BYTES + VALUE_BYTES))
+#define PARTS_BYTES (GROUPS * OUTPUTS * 4)
+#define HEADS ((SHARED + 3) / 4 * 4)  // weights of a key lie together
 
+#define CLUSTER_MAX 8
 #define MERGED_HERE 32  // tiles that the last block merges: one for each lane
 
 struct Attention {
@@ -33,7 +39,7 @@ struct Attention {
     int tiles;        // how many blocks share a token's tiles: 1, or as many as there may be
     float* partials;  // (token, kv head, tile, SHARED x (DIM + 2)) where tiles have their own blocks
     u32* tickets;     // (token, kv head) blocks that have arrived, 0 between launches; null: another kernel merges
-    Split split;      // where the result is also left in the form that matrix products read
+    int clusters, pad;  // whether the tiles of a token are a cluster
     Rotation rope;    // no frequencies: queries are turned and keys are stored already
 };
 
@@ -41,19 +47,6 @@ struct Attention {
 // rounds alike.
 DEVICE float merged_sum(float sum, float shrink, float later_sum, float later_shrink) {
     return __fadd_rn(__fmul_rn(sum, shrink), __fmul_rn(later_sum, later_shrink));
-}
-
-// Writes one output; the lanes of a warp hold neighbours.
-DEVICE void put(const Attention& a, float* out, int r, int column, float value) {
-    const int columns = a.query * DIM;
-    out[(long)r * columns + column] = value;
-    if (a.split.x) split_value(a.split, r, column, value);
-}
-// Zeros behind the last column.
-DEVICE void put_padding(const Attention& a, int r, int thread) {
-    const int columns = a.query * DIM;
-    for (int start = columns; a.split.x && start < a.split.padded; start += WARP)
-        if (thread < WARP) split_value(a.split, r, start + thread, 0.0f);
 }
 
 // Four neighbouring stored values.
@@ -70,17 +63,33 @@ DEVICE void widened_four(const StoredFour& four, float values[4]) {
 }
 #endif
 
+// Copies that go on while the thread does, of as many bytes as a row is whole times of.
+DEVICE void copy_row_piece(u8* to, const u8* from) {
+#if VALUE_BYTES % 16 == 0
+    copy_begin<0, 0>((u32)__cvta_generic_to_shared(to), from);
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+#endif
+}
+#define PIECE (VALUE_BYTES % 16 == 0 ? 16 : 8)
+
+// Loops are rolled up: a step runs this code once, so what is fetched counts more than what is executed.
 KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
-    __shared__ float query[OUTPUTS];
+    // Keys and values of a tile, later what the groups have; then queries; then a cluster's block's partial result.
+    extern __shared__ uint4 room[];
+    u8* staged = (u8*)room;
+    float4* parts = (float4*)room;
+    float* query = (float*)(staged + (STAGED_BYTES > PARTS_BYTES ? STAGED_BYTES : PARTS_BYTES));
+    float* own = query + OUTPUTS;
     __shared__ float2 turns[DIM / 2 + 1];
     __shared__ float fresh[2 * DIM];  // the new key and value
-    __shared__ float scores[SHARED][TILE];
+    __shared__ float4 scores4[TILE * HEADS / 4];
     __shared__ float maxima[SHARED], sums[SHARED], shrinks[SHARED], later_shrinks[SHARED];
     __shared__ float total_max[SHARED], total_sum[SHARED];
-    __shared__ float4 parts[GROUPS * SHARED * LANES];
     __shared__ int table[TILE / PAGE_TOKENS];
-    __shared__ float tile_shrinks[SHARED][MERGED_HERE], tile_later[SHARED][MERGED_HERE];
+    __shared__ float tile_shrinks[SHARED][MERGED_HERE], tile_later[SHARED][MERGED_HERE], tile_sums[SHARED][CLUSTER_MAX];
     __shared__ int is_last;
+    float* scores = (float*)scores4;  // (key, head)
     let_next_start();
     // Positions and page tables are there before a step's first kernel; so are the keys and values of earlier steps.
     const int r = blockIdx.y, kv = blockIdx.x;
@@ -90,52 +99,74 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     const int first_tile = first_seen / TILE, last_tile = position / TILE;
     const int mine = a.tiles == 1 ? first_tile : first_tile + blockIdx.z;
     const int end = a.tiles == 1 ? last_tile : mine;
-    const bool works = in_step && mine <= last_tile;
-    const int new_page = works && a.rope.frequencies ? page_of(step, r, a.group, position) : 0;
-    if (works && threadIdx.x < TILE / PAGE_TOKENS && mine * TILE + (int)threadIdx.x * PAGE_TOKENS <= position)
-        table[threadIdx.x] = page_of(step, r, a.group, mine * TILE + threadIdx.x * PAGE_TOKENS);
-    if (works && a.tiles > 1) {
-        const int lines = (DIM * KV_BYTES + 127) / 128;
-        for (int i = threadIdx.x; i < 2 * TILE * lines; i += THREADS) {
-            const int v = i / (TILE * lines), place = mine * TILE + i % (TILE * lines) / lines;
-            if (place < position)
-                prefetch((const u8*)(pages + page_values(page_of(step, r, a.group, place), v, kv, a.kv, DIM) +
-                                     place % PAGE_TOKENS * DIM) + i % lines * 128);
+    const bool works = in_step && mine <= last_tile, turns_here = a.rope.frequencies;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+
+    auto find_pages = [&](int tile) {
+        if (threadIdx.x < TILE / PAGE_TOKENS && tile * TILE + (int)threadIdx.x * PAGE_TOKENS <= position)
+            table[threadIdx.x] = page_of(step, r, a.group, tile * TILE + threadIdx.x * PAGE_TOKENS);
+    };
+    // All keys and values of a tile that are seen but for one that is not stored yet.
+    auto stage = [&](int tile) {
+        const int from = max(first_seen - tile * TILE, 0), to = min(position + (turns_here ? 0 : 1) - tile * TILE, TILE);
+        const int pieces = VALUE_BYTES / PIECE;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < 2 * TILE * pieces; i += THREADS) {
+            const int v = i / (TILE * pieces), key = i / pieces % TILE, piece = i % pieces * PIECE;
+            if (key >= from && key < to)
+                copy_row_piece(staged + (v ? TILE * KEY_BYTES + key * VALUE_BYTES : key * KEY_BYTES) + piece,
+                               (const u8*)(pages + page_values(table[key / PAGE_TOKENS], v, kv, a.kv, DIM) +
+                                           key % PAGE_TOKENS * DIM) + piece);
         }
-    }
-    if (works && a.rope.frequencies)
-        for (int i = threadIdx.x; i < a.rope.pairs; i += THREADS) turns[i] = turn_of(a.rope, (float)step.positions[r], i);
+        copy_group();
+    };
+    // The new key and value among those of the last tile; and to their page, last of all: nothing waits for that.
+    auto put_fresh = [&]() {
+        const int key = position % TILE;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < 2 * DIM; i += THREADS)
+            ((Stored*)(staged + (i / DIM ? TILE * KEY_BYTES + key * VALUE_BYTES : key * KEY_BYTES)))[i % DIM] = stored(fresh[i]);
+    };
+    auto store_fresh = [&]() {
+        const int page = table[position % TILE / PAGE_TOKENS];
+#pragma unroll 1
+        for (int i = threadIdx.x; i < 2 * DIM; i += THREADS)
+            pages[page_values(page, i / DIM, kv, a.kv, DIM) + position % PAGE_TOKENS * DIM + i % DIM] = stored(fresh[i]);
+    };
+    if (works) find_pages(mine);
     __syncthreads();
+    if (works && turns_here) {
+        stage(mine);
+#pragma unroll 1
+        for (int i = threadIdx.x; i < a.rope.pairs; i += THREADS) turns[i] = turn_of(a.rope, (float)step.positions[r], i);
+    }
     wait_for_inputs();
-    if (!works) return;
+    if (!in_step || (!works && !a.clusters)) return;
 
     // Queries, and the new key and value: all loads at once, then turned where they lie.
-    const int columns = (a.query + 2 * a.kv) * DIM, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const float* q = qkv + (long)r * columns + kv * OUTPUTS;
-    const bool stores = a.rope.frequencies && end == last_tile;
-    {
-        const float* k = qkv + (long)r * columns + (a.query + kv) * DIM;
-        float loaded[PER_THREAD], pair[NEW_PER_THREAD];
+    const int columns = (a.query + 2 * a.kv) * DIM;
+    const bool stores = turns_here && works && end == last_tile;
+    if (works) {
+        const float* q = qkv + (long)r * columns;
+        const int wanted = OUTPUTS + (stores ? 2 * DIM : 0);
+        float loaded[LOADS];
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
-            const int o = i * THREADS + threadIdx.x;
-            loaded[i] = o < OUTPUTS ? q[o] : 0.0f;
+        for (int n = 0; n < LOADS; n++) {
+            const int i = n * THREADS + threadIdx.x, o = i - OUTPUTS;
+            const int from = o < 0 ? kv * OUTPUTS + i : (a.query + kv) * DIM + (o < DIM ? o : o + (a.kv - 1) * DIM);
+            loaded[n] = i < wanted ? load_fresh(q + from) : 0.0f;
         }
 #pragma unroll
-        for (int i = 0; i < NEW_PER_THREAD; i++) {
-            const int o = i * THREADS + threadIdx.x;
-            pair[i] = stores && o < 2 * DIM ? k[o < DIM ? o : o + (a.kv - 1) * DIM] : 0.0f;
+        for (int n = 0; n < LOADS; n++) {
+            const int i = n * THREADS + threadIdx.x;
+            if (i < OUTPUTS) query[i] = loaded[n];
+            else if (i < wanted) fresh[i - OUTPUTS] = loaded[n];
         }
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++)
-            if (i * THREADS + threadIdx.x < OUTPUTS) query[i * THREADS + threadIdx.x] = loaded[i];
-#pragma unroll
-        for (int i = 0; i < NEW_PER_THREAD; i++)
-            if (i * THREADS + threadIdx.x < 2 * DIM) fresh[i * THREADS + threadIdx.x] = pair[i];
     }
-    if (a.rope.frequencies) {
+    if (works && turns_here) {
         __syncthreads();
         // A thread per pair of every query head, and of the key.
+#pragma unroll 1
         for (int i = threadIdx.x; i < (SHARED + 1) * (DIM / 2); i += THREADS) {
             const int h = i / (DIM / 2), d = i % (DIM / 2);
             if (d >= a.rope.pairs) continue;
@@ -145,8 +176,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             head[d + a.rope.pairs] = both.y;
         }
         __syncthreads();
-        for (int i = threadIdx.x; stores && i < 2 * DIM; i += THREADS)
-            pages[page_values(new_page, i / DIM, kv, a.kv, DIM) + position % PAGE_TOKENS * DIM + i % DIM] = stored(fresh[i]);
+        if (stores && mine == last_tile) put_fresh();
     }
     float total[PER_THREAD];
     for (int i = 0; i < PER_THREAD; i++) total[i] = 0.0f;
@@ -155,107 +185,163 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         total_sum[threadIdx.x] = 0.0f;
     }
 
-    for (int tile = mine; tile <= end; tile++) {
+#pragma unroll 1
+    for (int tile = mine; works && tile <= end; tile++) {
         const int start = tile * TILE, from = max(first_seen - start, 0), to = min(position + 1 - start, TILE);
-        __syncthreads();
         if (tile > mine) {
-            if (threadIdx.x < TILE / PAGE_TOKENS && (int)threadIdx.x * PAGE_TOKENS < to)
-                table[threadIdx.x] = page_of(step, r, a.group, start + threadIdx.x * PAGE_TOKENS);
+            __syncthreads();
+            find_pages(tile);
             __syncthreads();
         }
-        // Values: group g takes keys g, g + GROUPS, ...; a thread four neighbouring values of all heads. They are on their
-        // way while the scores are made.
-        const int group = threadIdx.x / LANES, four = threadIdx.x % LANES;
-        StoredFour values_of[KEYS_PER_GROUP];
-#pragma unroll
-        for (int i = 0; i < KEYS_PER_GROUP; i++) {
-            const int key = group + i * GROUPS;
-            if (group < GROUPS && key >= from && key < to)
-                values_of[i] = *(const StoredFour*)(pages + page_values(table[key / PAGE_TOKENS], 1, kv, a.kv, DIM) +
-                                                    key % PAGE_TOKENS * DIM + four * 4);
+        if (tile > mine || !turns_here) {
+            stage(tile);
+            // The new one, where it was not in the first tile.
+            if (turns_here && tile == last_tile) put_fresh();
         }
-        // Scores: 8 warps x 8 keys. Keys that are not seen may never have been written.
+        copy_wait<0>();
+        __syncthreads();
+        // Scores: 8 warps x 8 keys, four lanes for each. Keys that are not seen may hold anything.
         {
             const int key = warp * 8 + lane / 4, sub = lane % 4;
             float dots[SHARED];
             for (int h = 0; h < SHARED; h++) dots[h] = 0.0f;
-            const bool seen = key >= from && key < to;
-            if (seen) {
-                const Stored* k = pages + page_values(table[key / PAGE_TOKENS], 0, kv, a.kv, DIM) + key % PAGE_TOKENS * DIM;
-#if DIM % 16 == 0
+#pragma unroll 1
+            for (int d = sub * 4; d < DIM; d += 16) {
+                float values[4];
+                widened_four(*(const StoredFour*)(staged + key * KEY_BYTES + d * KV_BYTES), values);
 #pragma unroll
-                for (int i = 0; i < DIM / 16; i++) {
-                    float values[4];
-                    const int d = i * 16 + sub * 4;
-                    widened_four(*(const StoredFour*)(k + d), values);
-                    for (int h = 0; h < SHARED; h++)
-                        for (int j = 0; j < 4; j++) dots[h] = __fmaf_rn(query[h * DIM + d + j], values[j], dots[h]);
+                for (int h = 0; h < SHARED; h++) {
+                    const float4 four = *(const float4*)(query + h * DIM + d);
+                    dots[h] = __fmaf_rn(four.x, values[0], dots[h]);
+                    dots[h] = __fmaf_rn(four.y, values[1], dots[h]);
+                    dots[h] = __fmaf_rn(four.z, values[2], dots[h]);
+                    dots[h] = __fmaf_rn(four.w, values[3], dots[h]);
                 }
-#else
-                for (int d = sub; d < DIM; d += 4) {
-                    float value = widened(k[d]);
-                    for (int h = 0; h < SHARED; h++) dots[h] = __fmaf_rn(query[h * DIM + d], value, dots[h]);
-                }
-#endif
             }
+            const bool seen = key >= from && key < to;
+#pragma unroll
             for (int h = 0; h < SHARED; h++) {
                 dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 1);
                 dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 2);
-                if (sub == 0) scores[h][key] = seen ? dots[h] * a.scale : -INFINITY_F;
+                if (sub == h % 4) scores[key * HEADS + h] = seen ? dots[h] * a.scale : -INFINITY_F;
             }
         }
         __syncthreads();
         // Softmax of the tile: a warp per head.
+#pragma unroll 1
         for (int h = warp; h < SHARED; h += THREADS / WARP) {
-            float s0 = scores[h][lane], s1 = scores[h][lane + 32];
+            float s0 = scores[lane * HEADS + h], s1 = scores[(lane + 32) * HEADS + h];
             float most = fmaxf(s0, s1);
             for (int s = 16; s > 0; s /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, s));
             float w0 = expf(s0 - most), w1 = expf(s1 - most);
-            scores[h][lane] = w0;
-            scores[h][lane + 32] = w1;
+            scores[lane * HEADS + h] = w0;
+            scores[(lane + 32) * HEADS + h] = w1;
             float sum = warp_sum(w0 + w1);
             if (lane == 0) {
                 maxima[h] = most;
                 sums[h] = sum;
-                float all = fmaxf(total_max[h], most);
-                shrinks[h] = expf(total_max[h] - all);
-                later_shrinks[h] = expf(most - all);
-                total_sum[h] = merged_sum(total_sum[h], shrinks[h], sum, later_shrinks[h]);
-                total_max[h] = all;
+                if (a.tiles == 1) {
+                    float all = fmaxf(total_max[h], most);
+                    shrinks[h] = expf(total_max[h] - all);
+                    later_shrinks[h] = expf(most - all);
+                    total_sum[h] = merged_sum(total_sum[h], shrinks[h], sum, later_shrinks[h]);
+                    total_max[h] = all;
+                }
             }
         }
         __syncthreads();
+        // Values: group g takes keys g, g + GROUPS, ...; a thread four neighbouring values of all heads.
+        const int group = threadIdx.x / LANES, four = threadIdx.x % LANES;
+        float acc[HEADS][4];
+        for (int h = 0; h < HEADS; h++)
+            for (int j = 0; j < 4; j++) acc[h][j] = 0.0f;
         if (group < GROUPS) {
-            float acc[SHARED][4];
-            for (int h = 0; h < SHARED; h++)
-                for (int j = 0; j < 4; j++) acc[h][j] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < KEYS_PER_GROUP; i++) {
-                const int key = group + i * GROUPS;
-                if (key < from || key >= to) continue;
+#pragma unroll 1
+            for (int key = from + (group + GROUPS * TILE - from) % GROUPS; key < to; key += GROUPS) {
                 float values[4];
-                widened_four(values_of[i], values);
-                for (int h = 0; h < SHARED; h++)
-                    for (int j = 0; j < 4; j++) acc[h][j] = __fmaf_rn(scores[h][key], values[j], acc[h][j]);
+                widened_four(*(const StoredFour*)(staged + TILE * KEY_BYTES + key * VALUE_BYTES + four * 4 * KV_BYTES), values);
+#pragma unroll
+                for (int h = 0; h < HEADS; h += 4) {
+                    const float4 w = scores4[(key * HEADS + h) / 4];
+                    for (int j = 0; j < 4; j++) {
+                        acc[h][j] = __fmaf_rn(w.x, values[j], acc[h][j]);
+                        acc[h + 1][j] = __fmaf_rn(w.y, values[j], acc[h + 1][j]);
+                        acc[h + 2][j] = __fmaf_rn(w.z, values[j], acc[h + 2][j]);
+                        acc[h + 3][j] = __fmaf_rn(w.w, values[j], acc[h + 3][j]);
+                    }
+                }
             }
+        }
+        __syncthreads();
+        if (group < GROUPS)
+#pragma unroll
             for (int h = 0; h < SHARED; h++)
                 parts[(group * SHARED + h) * LANES + four] = make_float4(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
-        }
         __syncthreads();
-        float* partial = a.partials + (((long)r * a.kv + kv) * a.tiles + blockIdx.z) * SHARED * (DIM + 2);
-        for (int i = 0; i < PER_THREAD; i++) {
-            const int o = i * THREADS + threadIdx.x;
-            if (o >= OUTPUTS) break;
+        float* partial = a.clusters ? own : a.partials + (((long)r * a.kv + kv) * a.tiles + blockIdx.z) * SHARED * (DIM + 2);
+        auto sum_of = [&](int o) {
             float value = 0.0f;
+#pragma unroll
             for (int g = 0; g < GROUPS; g++) value = __fadd_rn(value, ((const float*)parts)[g * OUTPUTS + o]);
-            if (a.tiles > 1) partial[o] = value;
-            else total[i] = merged_sum(total[i], shrinks[o / DIM], value, later_shrinks[o / DIM]);
+            return value;
+        };
+        if (a.tiles > 1) {
+#pragma unroll 1
+            for (int o = threadIdx.x; o < OUTPUTS; o += THREADS) partial[o] = sum_of(o);
+        } else {
+#pragma unroll
+            for (int i = 0; i < PER_THREAD; i++) {
+                const int o = i * THREADS + threadIdx.x;
+                if (o < OUTPUTS) total[i] = merged_sum(total[i], shrinks[o / DIM], sum_of(o), later_shrinks[o / DIM]);
+            }
         }
         if (a.tiles > 1 && threadIdx.x < SHARED) {
             partial[OUTPUTS + threadIdx.x] = maxima[threadIdx.x];
             partial[OUTPUTS + SHARED + threadIdx.x] = sums[threadIdx.x];
         }
     }
+    if (a.clusters) {
+        // Each block merges a share of the outputs. The blocks stay until the last one has read.
+        const int tiles = last_tile - first_tile + 1, share = (OUTPUTS + a.tiles - 1) / a.tiles;
+        const int o = blockIdx.z * share + threadIdx.x;
+        const bool merges = threadIdx.x < share && o < OUTPUTS;
+        cluster_wait();
+        float value[CLUSTER_MAX];
+#pragma unroll
+        for (int t = 0; t < CLUSTER_MAX; t++) value[t] = merges && t < tiles ? load_from_block(own + o, t) : 0.0f;
+        // What each tile is multiplied by: a thread per head and tile. The largest up to a tile is exact in any order.
+        if (threadIdx.x < SHARED * CLUSTER_MAX) {
+            const int h = threadIdx.x / CLUSTER_MAX, t = threadIdx.x % CLUSTER_MAX;
+            float most[CLUSTER_MAX], mine_max = -INFINITY_F, earlier = -INFINITY_F;
+#pragma unroll
+            for (int i = 0; i < CLUSTER_MAX; i++) most[i] = i < tiles ? load_from_block(own + OUTPUTS + h, i) : -INFINITY_F;
+#pragma unroll
+            for (int i = 0; i < CLUSTER_MAX; i++) {
+                if (i < t) earlier = fmaxf(earlier, most[i]);
+                if (i == t) mine_max = most[i];
+            }
+            const float now = fmaxf(earlier, mine_max);
+            tile_shrinks[h][t] = expf(earlier - now);
+            tile_later[h][t] = expf(mine_max - now);
+            tile_sums[h][t] = t < tiles ? load_from_block(own + OUTPUTS + SHARED + h, t) : 0.0f;
+        }
+        __syncthreads();
+        if (merges) {
+            const int h = o / DIM;
+            float all = 0.0f, sum = 0.0f;
+#pragma unroll
+            for (int t = 0; t < CLUSTER_MAX; t++)
+                if (t < tiles) {
+                    sum = merged_sum(sum, tile_shrinks[h][t], tile_sums[h][t], tile_later[h][t]);
+                    all = merged_sum(all, tile_shrinks[h][t], value[t], tile_later[h][t]);
+                }
+            out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(all, 1.0f / sum);
+        }
+        if (stores) store_fresh();
+        cluster_stay();
+        return;
+    }
+    if (stores) store_fresh();
     if (a.tiles > 1) {
         if (!a.tickets) return;
         __threadfence();
@@ -315,9 +401,8 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     }
     for (int i = 0; i < PER_THREAD; i++) {
         const int o = i * THREADS + threadIdx.x;
-        if (o < OUTPUTS) put(a, out, r, kv * OUTPUTS + o, __fmul_rn(total[i], 1.0f / total_sum[o / DIM]));
+        if (o < OUTPUTS) out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(total[i], 1.0f / total_sum[o / DIM]);
     }
-    if (kv == 0) put_padding(a, r, threadIdx.x);
 }
 
 #define MERGED 256  // tiles that are looked at together
@@ -367,6 +452,5 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
         }
         before = fmaxf(maxima[count - 1], before);
     }
-    if (d < DIM) put(a, out, r, blockIdx.x * DIM + d, __fmul_rn(total, 1.0f / sum));
-    if (blockIdx.x == 0) put_padding(a, r, d);
+    if (d < DIM) out[((long)r * a.query + blockIdx.x) * DIM + d] = __fmul_rn(total, 1.0f / sum);
 }

@@ -1,182 +1,324 @@
 // out[r][n] = sum over k of x[r][k] * weight[n][k], for weights of one format (QUANT names its header).
 //
-// A block owns 16 rows of the weight at a time (where rows are gates, also their 16 counterparts) and 4 x NT rows of
-// activations. Its warps share the columns: warp w takes steps w, w + W, ... (a step is 128 or 256 columns), and their
-// sums are added in the order of warps. How many warps there are depends on the weight alone, so an output's order of
-// summation does not depend on the batch. A warp's weights come through a ring of its own in shared memory, STAGES steps
-// ahead, across the rows that its block does one after the other; the first are on their way before the activations are
-// there. Activations come split in two (`split.cuh`); where a norm of them is due, the results are normed.
-// Reads weight planes, split activations; writes out (rows, columns) at out.first, and what the next kernel reads.
+// The columns of a tile of 16 rows are shared out in slices: slice s of S takes steps s, s + S, ... (a step is 128 or 256
+// columns), and the slices' sums are added in their order. How many slices there are depends on the weight alone, so an
+// output's order of summation does not depend on the batch. A warp's weights come through a ring of its own in shared
+// memory, STAGES steps ahead; the first are on their way before the activations are there.
+// One row of activations (`gemv_one`) is brought into the form of split.cuh by the block itself, a norm of it included. A
+// unit is TILES tiles; where rows are gates, also their counterparts. A warp is a slice; where a weight has many units
+// (WIDE is the number of slices, else 0) a block has several of them, otherwise one after the other.
+// Several rows (`gemv_1` to `gemv_8`: up to four times as many) come in that form. A unit is a tile; a warp has one for
+// itself (WIDE), or takes slices of its block's.
+// Reads weight planes and activations; writes out (rows, columns) at out.first.
 #include QUANT
 #include "result.cuh"
 
-// What is done with a result beside storing it: nothing, the split for a norm, or the gated activation.
-#define PLAIN 0
-#define NORMS 1
-#define GATES 2
-#if MODE == GATES
-#define SIDES 2
-#else
-#define SIDES 1
-#endif
+#define SIDES (GATES ? 2 : 1)
+#define PARTS (SIDES * TILES)  // tiles of 16 rows that a unit has
 #define BYTES Quant::Bytes::BYTES
+#define RECORDS (Quant::STEP / BLOCK)  // of a step
 
 struct Inputs {
-    Split split;
-    int first, limit;  // the first row of the step that it holds, and how many it holds at most
-    float eps;         // of the norm that is due where there are squares
-    int units;         // times 16 rows (and 16 counterparts) that there are
+    const float* x;     // (rows, columns), for one row; else null
+    const u8* records;  // (rows, records), else
+    const float* norm;  // the weight of the norm that is due, or null
+    int first, limit;   // the first row of the step that it holds, and how many it holds at most
+    float eps;          // of the norm
+    int tiles, slices;  // times 16 rows (where they are gates, without their counterparts); slices of each
+    int pad;
 };
 
-// The sum over warps of one output.
-DEVICE float total_of(const float* sums, int at, int slices, int stride) {
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int w = 0; w < slices; w++) sum += sums[w * stride + at];
-    return sum;
+// Stores one output, and where it is a gate also its counterpart's.
+DEVICE void put(const Result& out, long r, int row, float sum, float other, float bias, float before) {
+    const long to = r * out.columns + out.first + row;
+    sum = __fadd_rn(sum, bias);
+#if GATES
+    const int below = out.pairs * 16;
+    if (out.bias) other = __fadd_rn(other, out.bias[out.first + row + below]);
+    out.values[to] = sum;
+    out.values[to + below] = other;
+    out.gated[r * below + row] = __fmul_rn(silu(sum), other);
+#else
+    out.values[to] = out.adds ? __fadd_rn(before, sum) : sum;
+#endif
 }
 
-template <int NT>
-DEVICE void gemv(const Part& part, const Step& step, int wanted, const Inputs& in, const Result& out) {
-    // (warp, stage) steps; then sums: (warp, nt, 4 rows of activations, 16 of weights)
-    extern __shared__ uint4 room[];
-    __shared__ float inverse[4 * NT];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    const int slices = warps / SIDES, side = warp % SIDES, slice = warp / SIDES;
-    const int steps = part.groups * 128 / Quant::STEP;
-    u8* ring = (u8*)room + warp * STAGES * BYTES;
-    float* sums = (float*)((u8*)room + warps * STAGES * BYTES);
-    // What is fetched next: a step of a unit, from its side's rows.
-    int fetch_unit = blockIdx.x, fetch_at = slice;
-    const u32 fetch_first = (u32)__cvta_generic_to_shared(ring) + lane * 16;
-    u32 fetch_to = fetch_first;
-    typename Quant::Bytes next;
-    auto seek = [&]() {
-        next.seek(part, ((long)fetch_unit + (SIDES == 2 && side ? out.pairs : 0)) * steps + slice, lane);
-    };
-    auto fetch = [&]() {
-        if (fetch_unit < in.units) {
-            next.fetch(fetch_to, lane);
-            fetch_to = fetch_to == fetch_first + (STAGES - 1) * BYTES ? fetch_first : fetch_to + BYTES;
-            fetch_at += slices;
-            next.skip(slices);
-            if (fetch_at >= steps) {
-                fetch_at = slice;
-                fetch_unit += gridDim.x;
-                seek();
-            }
+// Weights on their way to a warp: what is fetched next. `Next` moves it on; beyond the last there is nothing.
+template <class Next> struct Ring {
+    u32 first, to;
+    const u8* start;
+    const u8* staged;
+    Next next;
+
+    DEVICE_METHOD Ring(u8* ring, int lane, const Next& next) : start(ring), staged(ring), next(next) {
+        first = to = (u32)__cvta_generic_to_shared(ring) + lane * 16;
+    }
+    DEVICE_METHOD void fetch(const Part& part, int lane) {
+        if (next.has()) {
+            Quant::Bytes::fetch(part, next.place(), to, lane);
+            to = to == first + (STAGES - 1) * BYTES ? first : to + BYTES;
+            next.move();
         }
         copy_group();
-    };
-    // A warp without any step has nothing to fetch.
-    if (slice >= steps) fetch_unit = in.units;
-    seek();
+    }
+    // Multiplies with the oldest, and fetches another in its place.
+    template <class X> DEVICE_METHOD void multiply(const Part& part, const X& x, u32 step, int lane, float acc[X::N]) {
+        copy_wait<STAGES - 1>();
+        __syncwarp();
+        Quant::template multiply<X>(staged, x, step, lane, acc);
+        __syncwarp();
+        fetch(part, lane);
+        staged = staged == start + (STAGES - 1) * BYTES ? start : staged + BYTES;
+    }
+};
+
+#if ONE_ROW
+// Brings 128 columns into the form that products read, and leaves the sum of squares where a norm is due.
+DEVICE void put_record(u8* record, float v[4], const float* norm, const float weight[4], float* squares, int lane) {
+    if (norm) {
+        const float sum = take_norm(v, weight);
+        if (lane == 0) *squares = sum;
+    }
+    if (Quant::FLOATS) put_floats(record, v, lane);
+    else put_digits<Quant::SUMS>(record, v, lane);
+}
+
+// For each unit, each step of the slice, each tile. Beyond the last tile, the last one again.
+struct Order {
+    int unit, units, unit_step, tiles, pairs, at_part;
+    u32 at, slice, slices, steps;
+
+    DEVICE_METHOD bool has() const { return unit < units; }
+    DEVICE_METHOD u32 place() const {
+        return (min(unit * TILES + at_part % TILES, tiles - 1) + (at_part >= TILES ? pairs : 0)) * steps + at;
+    }
+    DEVICE_METHOD void move() {
+        if (PARTS > 1 && ++at_part < PARTS) return;
+        at_part = 0;
+        at += slices;
+        if (at < steps) return;
+        at = slice;
+        unit += unit_step;
+    }
+};
+
+template <bool FLOATS> struct One { typedef OneRow Columns; };
+template <> struct One<true> { typedef Rows<1, true> Columns; };
+
+// Code that runs once is fetched once: what is rolled up here starts sooner.
+KERNEL __launch_bounds__(THREADS, BLOCKS) gemv_one(Part part, Step step, int wanted, Inputs in, Result out) {
+    typedef One<Quant::FLOATS>::Columns X;
+    // Records of the row: all (WIDE), or those of a step for each warp; (warp, stage) tiles; sums, in two places by turns:
+    // (warp, side, tile, 16); squares: (records).
+    extern __shared__ uint4 room[];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const int slices = WIDE ? WIDE : warps, slice = warp % slices, group = warp / slices, groups = warps / slices;
+    const u32 steps = part.groups / RECORDS;
+    const int units = (in.tiles + TILES - 1) / TILES;
+    u8* records = (u8*)room + (WIDE ? 0 : warp * RECORDS * RECORD);
+    u8* rings = (u8*)room + (WIDE ? part.groups : warps * RECORDS) * RECORD;
+    float* sums = (float*)(rings + warps * STAGES * BYTES);
+    float* squares = sums + 2 * warps * PARTS * 16;
+    const int unit_first = blockIdx.x * groups + group, unit_step = gridDim.x * groups;
+    Ring<Order> ring(rings + warp * STAGES * BYTES, lane,
+                     Order{slice < steps ? unit_first : units, units, unit_step, in.tiles, out.pairs, 0, (u32)slice, (u32)slice,
+                           (u32)slices, steps});
 #pragma unroll 1
-    for (int stage = 0; stage < STAGES; stage++) fetch();
-    // The counts of a step are there before its first kernel.
-    const int first = blockIdx.y * 4 * NT;
-    const int count = min(step_rows(step, wanted) - in.first, in.limit) - first;
+    for (int stage = 0; stage < STAGES; stage++) ring.fetch(part, lane);
+    let_next_start();
+
+    // The counts of a step are there before its first kernel, and so is what a model is made of.
+    const int count = min(step_rows(step, wanted) - in.first, in.limit), columns = part.columns;
+    float v[4], weight[4];  // of the next record
+    auto load_norm = [&](u32 at) { load_four<!Quant::FLOATS>(in.norm, at * BLOCK + lane * 4, columns, weight); };
+    auto load_x = [&](u32 at) { load_four<!Quant::FLOATS>(in.x, at * BLOCK + lane * 4, columns, v); };
+    const u32 record_first = WIDE ? warp : slice * RECORDS;
+    if (in.norm && record_first < part.groups) load_norm(record_first);
     wait_for_inputs();
     if (count <= 0) return;
 
-    if (in.split.squares)
+    if (record_first < part.groups) load_x(record_first);
+    float scale = 1.0f;  // of the norm, for warps that end rows
+    if (WIDE) {
 #pragma unroll 1
-        for (int r = warps - 1 - warp; r < min(count, 4 * NT); r += warps) {
-            float scale = inverse_norm(in.split.squares + (long)(first + r) * (in.split.padded / 16), part.columns, in.eps);
+        for (int at = warp; at < part.groups; at += warps) {
+            u8* record = records + at * RECORD;
+            put_record(record, v, in.norm, weight, (float*)(record + RECORD_SQUARES), lane);
+            const int next = at + warps;
+            if (next < part.groups) {
+                load_x(next);
+                if (in.norm) load_norm(next);
+            }
+        }
+        __syncthreads();
+        if (in.norm) scale = inverse_norm((float*)(records + RECORD_SQUARES), RECORD / 4, part.groups, columns, in.eps);
+    }
+    const X x(records, 0, 1, lane);
+    int turn = 0;
+#pragma unroll 1
+    for (int unit = unit_first; unit < units; unit += unit_step) {
+        // Thread i of a unit's ends row i, tile after tile.
+        const int end_at = threadIdx.x % (slices * WARP), row = unit * TILES * 16 + end_at;
+        const bool ends = end_at < TILES * 16 && row < part.rows && row < in.tiles * 16;
+        float bias = 0.0f, before = 0.0f;
+        if (ends) {
+            if (out.bias) bias = out.bias[out.first + row];
+            if (!GATES && out.adds) before = load_fresh(out.values + (long)in.first * out.columns + out.first + row);
+        }
+        float acc[PARTS][X::N];
+        for (int i = 0; i < PARTS; i++)
+            for (int n = 0; n < X::N; n++) acc[i][n] = 0.0f;
+#pragma unroll 1
+        for (u32 at = slice; at < steps; at += slices) {
+            // A warp of one step has it already.
+            if (!WIDE && (unit == unit_first || steps > slices)) {
+#pragma unroll 1
+                for (int i = 0; i < RECORDS; i++) {
+                    const u32 now = at * RECORDS + i;
+                    put_record(records + i * RECORD, v, in.norm, weight, squares + now, lane);
+                    const u32 next = i + 1 < RECORDS ? now + 1 : (at + slices < steps ? at + slices : slice) * RECORDS;
+                    load_x(next);
+                    if (in.norm) load_norm(next);
+                }
+            }
+            // Turned round instead of indexed: the code is there once.
+#pragma unroll 1
+            for (int i = 0; i < PARTS; i++) {
+                ring.multiply(part, x, WIDE ? at : 0, lane, acc[0]);
+#pragma unroll
+                for (int n = 0; n < X::N; n++) {
+                    const float done = acc[0][n];
+#pragma unroll
+                    for (int j = 0; j + 1 < PARTS; j++) acc[j][n] = acc[j + 1][n];
+                    acc[PARTS - 1][n] = done;
+                }
+            }
+        }
+        // One place is read while the other is written.
+        float* mine = sums + (turn * groups + group) * slices * PARTS * 16;
+        turn ^= 1;
+#pragma unroll
+        for (int i = 0; i < PARTS * 2; i++) {
+            const float sum = x.total(acc[i / 2], 0, i % 2);
+            if (lane % 4 == 0) mine[(slice * PARTS + i / 2) * 16 + lane / 4 + 8 * (i % 2)] = sum;
+        }
+        if (WIDE) asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WIDE * WARP) : "memory");
+        else __syncthreads();
+        if (!WIDE && in.norm && warp * WARP < TILES * 16 && unit == unit_first)
+            scale = inverse_norm(squares, 1, part.groups, columns, in.eps);
+        if (!ends) continue;
+        float sum = 0.0f, other = 0.0f;
+#pragma unroll 2
+        for (int w = 0; w < slices; w++) {
+            sum = __fadd_rn(sum, mine[w * PARTS * 16 + end_at]);
+            if (GATES) other = __fadd_rn(other, mine[(w * PARTS + TILES) * 16 + end_at]);
+        }
+        put(out, in.first, row, __fmul_rn(sum, scale), __fmul_rn(other, scale), bias, before);
+    }
+}
+#else
+// For each unit, each slice, each step.
+struct Order {
+    int unit, units, unit_step;
+    u32 at, slice, slice_first, slice_step, slices, steps;
+
+    DEVICE_METHOD bool has() const { return unit < units; }
+    DEVICE_METHOD u32 place() const { return unit * steps + at; }
+    DEVICE_METHOD void move() {
+        at += slices;
+        if (at < steps) return;
+        slice += slice_step;
+        // Slices beyond the steps are empty.
+        if (slice >= slices || slice >= steps) {
+            slice = slice_first;
+            unit += unit_step;
+        }
+        at = slice;
+    }
+};
+
+template <int NT> DEVICE void gemv(const Part& part, const Step& step, int wanted, const Inputs& in, const Result& out) {
+    typedef Rows<NT, Quant::FLOATS> X;
+    // (warp, stage) tiles; sums: (slice, row of activations, 16)
+    extern __shared__ uint4 room[];
+    __shared__ float inverse[X::ROWS];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const u32 steps = part.groups / RECORDS, slices = in.slices;
+    const u32 slice_first = WIDE ? 0 : warp, slice_step = WIDE ? 1 : warps;
+    float* sums = (float*)((u8*)room + warps * STAGES * BYTES);
+    const int unit_first = WIDE ? blockIdx.x * warps + warp : blockIdx.x, unit_step = gridDim.x * (WIDE ? warps : 1);
+    const bool idle = slice_first >= slices || slice_first >= steps;
+    Ring<Order> ring((u8*)room + warp * STAGES * BYTES, lane,
+                     Order{idle ? in.tiles : unit_first, in.tiles, unit_step, slice_first, slice_first, slice_first, slice_step,
+                           slices, steps});
+    for (int stage = 0; stage < STAGES; stage++) ring.fetch(part, lane);
+    const int first = blockIdx.y * X::ROWS;
+    const int count = min(step_rows(step, wanted) - in.first, in.limit) - first;
+    wait_for_inputs();
+    if (count <= 0) return;
+    const long stride = (long)part.groups * RECORD;
+    if (in.norm) {
+        for (int r = warp; r < min(count, X::ROWS); r += warps) {
+            const float* from = (const float*)(in.records + (first + r) * stride + RECORD_SQUARES);
+            const float scale = inverse_norm(from, RECORD / 4, part.groups, part.columns, in.eps);
             if (lane == 0) inverse[r] = scale;
         }
-    Columns<NT> x;
-    x.rest = lane / 4 % 2;
-    for (int nt = 0; nt < NT; nt++) {
-        const int r = min(nt * 4 + lane / 8, count - 1);
-        x.x[nt] = in.split.x + (long)(first + r) * in.split.padded * 4 + x.rest * 16;
-        x.sums[nt] = in.split.sums + (long)(first + r) * (in.split.padded / 16);
+        __syncthreads();
     }
-    int turn = 0;
-    const u8* staged = ring;
+    const X x(in.records + first * stride, stride, count, lane);
+    auto finish = [&](int r, int row, float sum) {
+        if (row >= part.rows || r >= count) return;
+        const long to = in.first + first + r;
+        const float bias = out.bias ? out.bias[out.first + row] : 0.0f;
+        const float before = out.adds ? out.values[to * out.columns + out.first + row] : 0.0f;
+        put(out, to, row, __fmul_rn(sum, in.norm ? inverse[r] : 1.0f), 0.0f, bias, before);
+    };
 #pragma unroll 1
-    for (int unit = blockIdx.x; unit < in.units; unit += gridDim.x, turn++) {
-        // The warps take turns in ending a unit. Sixteen lanes have the 16 rows of the weight for one row of activations.
-        const int at_first = (threadIdx.x + (warps - turn % warps) * WARP) % blockDim.x;
-        const int row = unit * 16 + lane % 16, column = out.first + row;
-        const bool ends = at_first < NT * 64 && row < part.rows && at_first / 16 < count;
-        float bias = 0.0f, norm = 0.0f, before = 0.0f;
-        if (ends && out.bias) bias = out.bias[column];
-        if (MODE == NORMS && ends) norm = out.norm[column];
-        if (MODE != GATES && ends && out.adds)
-            before = out.values[(long)(in.first + first + at_first / 16) * out.columns + column];
-
-        float acc[NT][4];
-        for (int nt = 0; nt < NT; nt++)
-            for (int i = 0; i < 4; i++) acc[nt][i] = 0.0f;
+    for (int unit = unit_first; unit < in.tiles; unit += unit_step) {
+        float totals[NT * 2];
+        for (int i = 0; i < NT * 2; i++) totals[i] = 0.0f;
 #pragma unroll 1
-        for (int at = slice; at < steps; at += slices) {
-            copy_wait<STAGES - 1>();
-            __syncwarp();
-            Quant::template multiply<NT>(staged, x, at, lane, acc);
-            __syncwarp();
-            fetch();
-            staged = staged == ring + (STAGES - 1) * BYTES ? ring : staged + BYTES;
+        for (u32 slice = slice_first; slice < slices; slice += slice_step) {
+            float acc[X::N];
+            for (int n = 0; n < X::N; n++) acc[n] = 0.0f;
+#pragma unroll 1
+            for (u32 at = slice; at < steps; at += slices) ring.multiply(part, x, at, lane, acc);
+#pragma unroll
+            for (int i = 0; i < NT * 2; i++) {
+                const float sum = x.total(acc, i / 2, i % 2);
+                if (WIDE) totals[i] = __fadd_rn(totals[i], sum);
+                else sums[(slice * X::ROWS + i / 2 * 4 + lane % 4) * 16 + lane / 4 + 8 * (i % 2)] = sum;
+            }
         }
-
-        // Not earlier: blocks of the next kernel would take room from warps that still multiply.
-        if (unit + gridDim.x >= in.units) let_next_start();
-        // Value and rest of a row are neighbours in a lane. For few rows there are sums for two units, so that one is read
-        // while the next is written.
-        float* mine = sums + (NT == 1 ? turn % 2 * warps * NT * 64 : 0);
-        if (NT > 1) __syncthreads();
-        for (int nt = 0; nt < NT; nt++)
-            for (int h = 0; h < 2; h++)
-                mine[((warp * NT + nt) * 4 + lane % 4) * 16 + lane / 4 + 8 * h] = acc[nt][2 * h] + acc[nt][2 * h + 1];
+        if (unit + unit_step >= in.tiles) let_next_start();
+#if WIDE
+#pragma unroll
+        for (int i = 0; i < NT * 2; i++) finish(i / 2 * 4 + lane % 4, unit * 16 + lane / 4 + 8 * (i % 2), totals[i]);
+#else
         __syncthreads();
 #pragma unroll 1
-        for (int at = at_first; at < NT * 64 && at / 32 * 2 < count; at += blockDim.x) {
-            const int r = at / 16;
-            const bool valid = row < part.rows && r < count;
-            const long to = (long)(in.first + first + r) * out.columns + column;
-            const float scale = in.split.squares ? inverse[min(r, count - 1)] : 1.0f;
-            float sum = total_of(mine, at, slices, SIDES * NT * 64);
-            sum = __fadd_rn(__fmul_rn(sum, scale), bias);
-#if MODE == GATES
-            float other = total_of(mine + NT * 64, at, slices, SIDES * NT * 64);
-            const int below = out.pairs * 16;
-            other = __fmul_rn(other, scale);
-            if (out.bias && valid) other = __fadd_rn(other, out.bias[column + below]);
-            float value = __fmul_rn(silu(sum), other);
-            if (valid) {
-                out.values[to] = sum;
-                out.values[to + below] = other;
-                out.gated[(long)(in.first + first + r) * below + row] = value;
-            }
-            split_value(out.split, first + r, row, r < count, valid ? value : 0.0f, 0.0f);
-#else
-            if (out.adds) {
-                if (at != at_first) before = valid ? out.values[to] : 0.0f;
-                sum = __fadd_rn(before, sum);
-            }
-            if (valid) out.values[to] = sum;
-#if MODE == NORMS
-            if (!valid) sum = 0.0f;
-            split_value(out.split, first + r, row, r < count, __fmul_rn(sum, norm), sum);
-#endif
-#endif
-#if MODE != PLAIN
-            // Whatever lies between the last row and the end of a split row is zero.
-            if (unit == in.units - 1 && r < count) zero_split(out.split, first + r, unit * 16 + 16 + lane % 16);
-#endif
+        for (int at = threadIdx.x; at < X::ROWS * 16; at += blockDim.x) {
+            float sum = 0.0f;
+#pragma unroll 4
+            for (u32 s = 0; s < slices; s++) sum = __fadd_rn(sum, sums[s * X::ROWS * 16 + at]);
+            finish(at / 16, unit * 16 + at % 16, sum);
         }
+        __syncthreads();
+#endif
     }
+    if (unit_first >= in.tiles) let_next_start();
 }
 
-KERNEL __launch_bounds__(512, Quant::BLOCKS) gemv_1(Part part, Step step, int wanted, Inputs in, Result out) {
+KERNEL __launch_bounds__(THREADS, 1) gemv_1(Part part, Step step, int wanted, Inputs in, Result out) {
     gemv<1>(part, step, wanted, in, out);
 }
-KERNEL __launch_bounds__(512, 1) gemv_2(Part part, Step step, int wanted, Inputs in, Result out) {
+KERNEL __launch_bounds__(THREADS, 1) gemv_2(Part part, Step step, int wanted, Inputs in, Result out) {
     gemv<2>(part, step, wanted, in, out);
 }
-KERNEL __launch_bounds__(512, 1) gemv_4(Part part, Step step, int wanted, Inputs in, Result out) {
+KERNEL __launch_bounds__(THREADS, 1) gemv_4(Part part, Step step, int wanted, Inputs in, Result out) {
     gemv<4>(part, step, wanted, in, out);
 }
-KERNEL __launch_bounds__(512, 1) gemv_8(Part part, Step step, int wanted, Inputs in, Result out) {
+KERNEL __launch_bounds__(THREADS, 1) gemv_8(Part part, Step step, int wanted, Inputs in, Result out) {
     gemv<8>(part, step, wanted, in, out);
 }
+#endif

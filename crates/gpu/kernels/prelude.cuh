@@ -44,10 +44,10 @@ DEVICE u16 f32_to_bf16(float value) {
     return bits;
 }
 
-// Two bf16 in a register: a + b, rounded once (codes and their offsets are exact).
-DEVICE u32 add_bf16x2(u32 a, u32 b) {
+// Two f16 in a register: a + b.
+DEVICE u32 add_f16x2(u32 a, u32 b) {
     u32 d;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(0x3f803f80), "r"(b));
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 DEVICE u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
@@ -59,32 +59,44 @@ DEVICE void mma_bf16(float d[4], const u32 a[4], u32 b0, u32 b1) {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// d = a * b.
-DEVICE void mma_bf16_first(float d[4], const u32 a[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+// The same in f16, and d = a * b.
+DEVICE void mma_f16_first(float d[4], const u32 a[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
-// The same over 8 columns in tf32, which holds the upper 19 bits of an f32: a0, a1 are rows g and g + 8 of column t,
-// a2, a3 of column t + 4.
-DEVICE void mma_tf32(float d[4], const float a[4], float b0, float b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+DEVICE void mma_f16(float d[4], const u32 a[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
-          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// d = a * b over 8 columns in f16: lane 4g + t holds columns 2t and 2t + 1 of rows g and g + 8.
+DEVICE void mma_f16_8(float d[4], u32 a0, u32 a1, u32 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(a0), "r"(a1), "r"(b), "f"(0.0f));
+}
+// d = a * b + c over 32 (16) columns of signed bytes: lane 4g + t holds in each word of a four columns of row g or
+// g + 8. c0 is added to even columns of d, c1 to odd ones.
+DEVICE void mma_s8(int d[4], const u32 a[4], u32 b0, u32 b1, int c0, int c1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c0), "r"(c1));
+}
+DEVICE void mma_s8_16(int d[4], const u32 a[2], u32 b, int c0, int c1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%7,%8};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b), "r"(c0), "r"(c1));
+}
+// The largest of a warp's numbers.
+DEVICE u32 warp_most(u32 value) {
+    u32 most;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(value));
+    return most;
 }
 
 // Copies of 16 bytes into shared memory that go on while the thread does, from and to what lies behind two addresses.
 // Groups end in the order they were begun.
 template <int TO, int FROM> DEVICE void copy_begin(u32 to, const u8* from) {
     asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from), "n"(TO), "n"(FROM) : "memory");
-}
-// Sixteen bytes of shared memory, read where it stands: not kept from an earlier load.
-DEVICE uint4 load_again(const u8* at) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)__cvta_generic_to_shared(at)));
-    return v;
 }
 DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most so many groups are under way.
@@ -95,8 +107,31 @@ DEVICE float load_fresh(const float* at) {
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(at) : "memory");
     return value;
 }
-// Asks for memory that will be read soon.
-DEVICE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+DEVICE float4 load_fresh(const float4* at) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at) : "memory");
+    return v;
+}
+// Blocks of a cluster: waits for all of them, and reads another's shared memory.
+DEVICE void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// The same where nothing has to be seen: only that nobody goes.
+DEVICE void cluster_stay() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+DEVICE float load_from_block(const float* at, int rank) {
+    float value = 0.0f;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, [there];}"
+                 : "=f"(value) : "r"((u32)__cvta_generic_to_shared(at)), "r"(rank) : "memory");
+#endif
+    return value;
+}
 
 // Reductions whose order depends on the block's shape only.
 DEVICE float warp_sum(float value) {

@@ -1,6 +1,6 @@
 // Where a product goes.
 #pragma once
-#include "split.cuh"
+#include "prelude.cuh"
 
 struct Result {
     float* values;
@@ -9,8 +9,6 @@ struct Result {
     int adds;            // whether to add to what is there
     int pairs;           // how many tiles of 16 rows below a gate its counterpart lies; 0: rows are no gates
     float* gated;        // (rows, columns / 2): where rows are gates, activation(gate) * counterpart
-    const float* norm;   // the weight of the norm that reads the values next, or null
-    Split split;         // where the gated or the values times the norm's weight are left for the next product
 };
 
 DEVICE float silu(float gate) { return __fdiv_rn(gate, 1.0f + expf(-gate)); }

@@ -16,7 +16,7 @@ use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
-use crate::ops::{Fuse, Held, Scratch};
+use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, Stored};
@@ -134,11 +134,10 @@ impl Cuda {
         }
         let steps = Steps::new(&device, &arena, &options)?;
         let workspace = |bytes| arena.cut(Purpose::Workspace, bytes);
-        let split = || workspace(split_bytes(options.tokens_max));
         let tickets = workspace(TICKETS as u64 * 4)?;
         device.fill("open", tickets.pointer(), 0, TICKETS * 4)?;
         Ok(Cuda {
-            scratch: Scratch::new([split()?, split()?]),
+            scratch: Scratch::new(workspace(split_bytes(options.tokens_max))?),
             partials: workspace(PARTIALS_BYTES)?,
             tickets,
             fuse: Fuse::default(),
@@ -187,8 +186,21 @@ impl Cuda {
         (block, shared): (u32, u32),
         args: &[Arg<'_>],
     ) -> Result<(), Error> {
-        let grid = grid.map(|count| u32::try_from(count).expect("grids are counted in 32 bits"));
-        self.device.launch(operation, &Launch { function, grid, block, shared, args })
+        self.launch_clusters(operation, function, grid, (block, shared, 1), args)
+    }
+
+    /// The same where `cluster` blocks, neighbours in the third dimension of the grid, see each other's shared memory.
+    pub(crate) fn launch_clusters(
+        &self,
+        operation: &'static str,
+        function: Function,
+        grid: [usize; 3],
+        (block, shared, cluster): (u32, u32, usize),
+        args: &[Arg<'_>],
+    ) -> Result<(), Error> {
+        let [x, y, z, cluster] = [grid[0], grid[1], grid[2], cluster]
+            .map(|count| u32::try_from(count).expect("grids are counted in 32 bits"));
+        self.device.launch(operation, &Launch { function, grid: [x, y, z], block, shared, cluster, args })
     }
 
     /// How many rows grids are made for: the step's own, or the largest of the bucket that is being recorded.
@@ -322,7 +334,9 @@ impl Memory for Cuda {
         let weight = Weight::new(&self.arena, &self.sizes, parts)?;
         for part in &weight.parts {
             self.programs.prepare(Key::quant("embed.cu", part.format.header()));
-            crate::ops::programs(part).into_iter().for_each(|key| self.programs.prepare(key));
+            crate::ops::programs(part, self.device.shared_max)
+                .into_iter()
+                .for_each(|key| self.programs.prepare(key));
         }
         let mut ring = self.ring.borrow_mut();
         let ring = match ring.as_mut() {
@@ -614,12 +628,7 @@ impl Drop for Cuda {
     }
 }
 
-/// What the scratch holds of a buffer.
 impl Cuda {
-    pub(crate) fn held(&self, buf: &Buf, rows: Rows) -> Held {
-        Held { pointer: buf.pointer(), rows, generation: self.generation(), norm: None }
-    }
-
     pub(crate) fn generation(&self) -> u64 {
         self.arena.generation()
     }

@@ -77,12 +77,9 @@ impl Format {
         }
     }
 
-    /// Warps of its products that a multiprocessor holds: `BLOCKS` of its header, times 16.
-    pub(crate) fn warps_resident(self) -> usize {
-        match self {
-            Format::F32 | Format::F16 | Format::BF16 | Format::Q8_0 => 32,
-            _ => 16,
-        }
+    /// Whether it holds floats rather than codes: activations are brought into another form for each.
+    pub(crate) fn floats(self) -> bool {
+        matches!(self, Format::F32 | Format::F16 | Format::BF16)
     }
 
     /// Bytes of one step of its product: what a warp copies at once.

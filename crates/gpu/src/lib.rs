@@ -4,15 +4,16 @@
 //! chip and kept on disk, one stream that orders everything. Nothing of a toolkit is needed to build this crate; the
 //! driver and NVRTC are opened at run time, and what is missing is said in words ([`probe`], [`compiler`]).
 //!
-//! **Precision.** Buffers are f32. Where a product meets the matrix units, an activation is the sum of two bf16, which
-//! together carry 16 bits; codes multiply as exact integers and scales are applied in f32. So results are held to the
-//! bounds of *float* activations: there is no int8 mode here, and no rounding of activations to a single half.
+//! **Precision.** Buffers are f32. Where a product meets the matrix units, an activation is a whole number of 21 bits times
+//! a scale of 128 columns, which multiplies codes exactly, block by block; scales are applied in f32. Beside weights of
+//! floats it is the sum of two bf16. So results are held to the bounds of *float* activations: there is no int8 mode here,
+//! and no rounding of activations to a single half.
 //!
-//! **Order.** An output's order of summation depends on its weight's shape alone, and attention reduces over fixed
-//! splits of absolute positions: a row's result is the same bits alone, among others or in chunks.
+//! **Order.** An output's order of summation depends on its weight's shape and the chip alone, and attention reduces over
+//! fixed tiles of absolute positions: a row's result is the same bits alone, among others or in chunks.
 //!
-//! **Fusion.** Inside `record`, an operation may be done by the kernel of the one before or behind it (`ops::fuse`); what
-//! is fused follows from shapes, never from the batch.
+//! **Fusion.** Inside `record`, an operation may be done by the kernel of the one before or behind it (`ops::fuse`); that
+//! never shows in a row's bits.
 //!
 //! This crate knows devices. It must never know an architecture, a request, a file name beyond its kernel folder, or
 //! an environment variable.

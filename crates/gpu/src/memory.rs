@@ -13,13 +13,11 @@ use crate::step;
 /// The longest row of a weight: sixteen of them in f32 are one slot of the upload's ring.
 pub(crate) const COLUMNS_MAX: usize = 1 << 18;
 
-/// One of the two areas of split activations: 21,000 columns for each token of the largest step, up to 96 MB; what is
+/// Activations in the form that products read: 19,600 columns for each token of the largest step, up to 96 MB; what is
 /// wider or longer goes in several passes. One row always fits.
 pub(crate) fn split_bytes(tokens_max: usize) -> u64 {
     (tokens_max as u64).saturating_mul(96 << 10).clamp(2 << 20, 96 << 20)
 }
-/// How many such areas: a product reads one while it fills the other.
-pub(crate) const SPLITS: usize = 2;
 
 /// Partial results of attention over long contexts: one stream of 28 heads of 128 with 262,144 keys.
 pub(crate) const PARTIALS_BYTES: u64 = 64 << 20;
@@ -197,8 +195,8 @@ impl CudaSizes {
         let slot =
             step::slot_bytes(options).iter().fold(0u64, |sum, bytes| sum.saturating_add(rounded(*bytes)));
         let slots = (options.depth as u64).saturating_add(1).saturating_mul(slot);
-        let splits = SPLITS as u64 * rounded(split_bytes(options.tokens_max));
-        let rest = splits + rounded(PARTIALS_BYTES) + rounded(TICKETS as u64 * 4);
+        let rest =
+            rounded(split_bytes(options.tokens_max)) + rounded(PARTIALS_BYTES) + rounded(TICKETS as u64 * 4);
         let sampled = rounded((options.slots as u64).saturating_mul(4));
         let workspace_bytes = slots.saturating_add(rest).saturating_add(sampled);
         CudaSizes { name: "cuda", workspace_bytes }

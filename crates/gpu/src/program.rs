@@ -15,7 +15,6 @@ use fornax_compute::Error;
 use sha2::{Digest, Sha256};
 
 use crate::driver::{Device, Function, Module, Source, compile, version};
-use crate::ops::SHARED_MAX;
 
 macro_rules! kernels {
     ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../kernels/", $name)))),*] };
@@ -28,6 +27,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "rope.cuh",
     "split.cuh",
     "kv.cuh",
+    "quant/columns.cuh",
     "quant/tile.cuh",
     "quant/blocks32.cuh",
     "quant/superblocks.cuh",
@@ -200,8 +200,8 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        if name.starts_with("gemv_") {
-            function.allow_shared(&self.device, SHARED_MAX)?;
+        if name.starts_with("gemv_") || name == "attention" {
+            function.allow_shared(&self.device)?;
         }
         programs.insert(key.clone(), Program::Loaded(module));
         self.functions.borrow_mut().insert((key.clone(), name), function);
@@ -251,7 +251,10 @@ mod tests {
             for rows in [3584, 151_936] {
                 let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };
                 keys.extend(
-                    programs(&part).into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>(),
+                    programs(&part, 96 << 10)
+                        .into_iter()
+                        .filter(|key| !keys.contains(key))
+                        .collect::<Vec<_>>(),
                 );
             }
         }

@@ -4,11 +4,10 @@
 
 template <bool BF16> struct Halves {
     static const int STEP = 128;
-    static const int BLOCKS = 2;  // of 512 threads on a multiprocessor: what its registers allow without spilling
+    static const bool FLOATS = true, SUMS = false;
     typedef Staged<4096, 0, 0, 0> Bytes;
 
-    template <int NT>
-    DEVICE_METHOD static void multiply(const u8* staged, const Columns<NT>& x, int step, int lane, float acc[NT][4]) {
+    template <class X> DEVICE_METHOD static void multiply(const u8* staged, const X& x, int step, int lane, float acc[X::N]) {
 #pragma unroll
         for (int block = 0; block < 4; block++) {
             const uint4 w0 = *(const uint4*)(staged + block * 1024 + lane * 16);
@@ -24,13 +23,13 @@ template <bool BF16> struct Halves {
                 }
             }
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
-                uint4 eight = x.octet(nt, step * 16 + block * 4 + lane % 4);
-                mma_bf16(acc[nt], a, eight.x, eight.y);
-                mma_bf16(acc[nt], a + 4, eight.z, eight.w);
+            for (int nt = 0; nt < X::N / 4; nt++) {
+                const uint4 eight = x.octet(nt, step, block);
+                mma_bf16(acc + nt * 4, a, eight.x, eight.y);
+                mma_bf16(acc + nt * 4, a + 4, eight.z, eight.w);
                 if (!BF16) {
-                    mma_bf16(acc[nt], rest, eight.x, eight.y);
-                    mma_bf16(acc[nt], rest + 4, eight.z, eight.w);
+                    mma_bf16(acc + nt * 4, rest, eight.x, eight.y);
+                    mma_bf16(acc + nt * 4, rest + 4, eight.z, eight.w);
                 }
             }
         }

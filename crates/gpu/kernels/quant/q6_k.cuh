@@ -1,11 +1,12 @@
 // Q6_K: 256 values in sixteen blocks of 16 with 8-bit scales; value = scale * scales[b] * (code - 32). A lane holds four
-// values of each 16, so that one step of the matrix instruction is one block, scaled in f32.
+// values of each 16, so that one step of the matrix instruction is one block, scaled in f32. Codes lie at the top of a
+// byte, where less 32 is the top bit turned.
 #pragma once
 #include "quant/tile.cuh"
 
 struct Quant {
     static const int STEP = 256;
-    static const int BLOCKS = 1;  // of 512 threads on a multiprocessor: what its registers allow without spilling
+    static const bool FLOATS = false, SUMS = false;
     typedef Staged<2048, 1024, 256, 32> Bytes;
 
     // A signed byte as f32, without the slow conversion.
@@ -13,13 +14,15 @@ struct Quant {
         u32 bits = __byte_perm(word ^ 0x80808080, 0x4b000000, 0x7650 + index);
         return __uint_as_float(bits) - 8388736.0f;
     }
-    template <int NT>
-    DEVICE_METHOD static void multiply(const u8* staged, const Columns<NT>& x, int step, int lane, float acc[NT][4]) {
-        int t = lane % 4;
-        float sum[NT][4];
-        for (int nt = 0; nt < NT; nt++)
-            for (int i = 0; i < 4; i++) sum[nt][i] = 0.0f;
-#pragma unroll
+    // Four times four codes less 32, where group q of four has its upper pairs at bits 2q and 2q + 1.
+    DEVICE_METHOD static u32 codes_of(u32 word, int which, u32 upper, int q) {
+        return (moved(word, 2 - 4 * which) & 0x3c3c3c3c) | ((moved(upper, 6 - 2 * q) & 0xc0c0c0c0) ^ 0x80808080);
+    }
+    template <class X> DEVICE_METHOD static void multiply(const u8* staged, const X& x, int step, int lane, float acc[X::N]) {
+        float scale[2];
+        for (int h = 0; h < 2; h++) scale[h] = 0.25f * f16_to_f32(*(const u16*)(staged + Bytes::MINS + (h * 8 + lane / 4) * 2));
+        // Rolled up: the code is there once.
+#pragma unroll 1
         for (int group = 0; group < 2; group++) {
             uint4 codes[2];
             uint2 high[2], scales[2];
@@ -28,46 +31,23 @@ struct Quant {
                 high[h] = *(const uint2*)(staged + Bytes::HIGH + group * 512 + h * 256 + lane * 8);
                 scales[h] = *(const uint2*)(staged + Bytes::SCALES + (h * 8 + lane / 4) * 16 + group * 8);
             }
+            float sum[X::N];
+            for (int n = 0; n < X::N; n++) sum[n] = 0.0f;
 #pragma unroll
-            for (int block = 0; block < 4; block++) {
-                u32 a[8];
-#pragma unroll
+            for (int block = 0; block < 8; block++) {
+                const int word = block / 2, which = block % 2;
+                u32 a[2];
+                float by[2];
                 for (int h = 0; h < 2; h++) {
-                    u32 word = word_of(codes[h], block), upper = block < 2 ? high[h].x : high[h].y;
-                    widen(low_nibbles(word) | upper_pairs(upper, block % 2 * 2), a + h);
-                    widen(high_nibbles(word) | upper_pairs(upper, block % 2 * 2 + 1), a + 4 + h);
+                    a[h] = codes_of(word_of(codes[h], word), which, word < 2 ? high[h].x : high[h].y, word % 2 * 2 + which);
+                    by[h] = signed_byte(block < 4 ? scales[h].x : scales[h].y, block % 4);
                 }
-#pragma unroll
-                for (int s = 0; s < 2; s++) {
-                    const int within = block * 2 + s, sixteen = step * 16 + group * 8 + within;
-                    float scale[2];
-                    for (int h = 0; h < 2; h++)
-                        scale[h] = signed_byte(within < 4 ? scales[h].x : scales[h].y, within % 4);
-#pragma unroll
-                    for (int nt = 0; nt < NT; nt++) {
-                        uint2 four = x.four(nt, sixteen * 2 + t / 2, t % 2);
-                        float d[4];
-                        mma_bf16_first(d, a + 4 * s, four.x, four.y);
-                        add_scaled(sum[nt], d, scale[0], scale[1]);
-                    }
-                }
+                x.block_16(step * 2 + group, block, a, by[0], by[1], sum);
             }
-        }
-        // What the codes carry too much: the sixteen scales, four for each t, times the blocks' sums. 8 bits are exact.
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float offset[4];
-            for (int i = 0; i < 4; i++) {
-                u32 word = *(const u32*)(staged + Bytes::SCALES + (i % 2 * 8 + lane / 4) * 16 + half * 8 + i / 2 * 4);
-                offset[i] = -(float)(CODE_OFFSET + 32) * (float)(signed char)(word >> (8 * t));
+            for (int n = 0; n < X::N; n++) {
+                const float all = __fmul_rn(scale[X::half_of(n)], sum[n]);
+                acc[n] = __fmaf_rn(x.scale(n, step * 2 + group), all, acc[n]);
             }
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-                mma_tf32(sum[nt], offset, x.sum_16(nt, step * 16 + half * 8 + t), x.sum_16(nt, step * 16 + half * 8 + t + 4));
-        }
-        for (int h = 0; h < 2; h++) {
-            float scale = f16_to_f32(*(const u16*)(staged + Bytes::MINS + (h * 8 + lane / 4) * 2));
-            for (int nt = 0; nt < NT; nt++) acc[nt][2 * h] = __fmaf_rn(scale, sum[nt][2 * h] + sum[nt][2 * h + 1], acc[nt][2 * h]);
         }
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {

@@ -35,6 +35,9 @@ pub struct Found {
     pub driver: i32,
 }
 
+/// Shared memory of a block that is not dynamic: what the driver keeps, and what kernels declare.
+const SHARED_STATIC: usize = 8 << 10;
+
 /// An open device. Holding an `Rc` of it ties memory to the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -43,6 +46,8 @@ pub(crate) struct Device {
     stream: sys::CUstream,
     pub(crate) found: Found,
     pub(crate) multiprocessors: u32,
+    /// Bytes of dynamic shared memory that a block may have.
+    pub(crate) shared_max: usize,
     /// Set by a call after which nothing on the device can be trusted.
     lost: Cell<bool>,
 }
@@ -108,6 +113,7 @@ impl Device {
             return Err(unavailable(ordinal, reason));
         }
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let mut name = [0; 128];
         // SAFETY: writes at most the length it is given.
         checked(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 127, device) })
@@ -124,6 +130,7 @@ impl Device {
             stream: std::ptr::null_mut(),
             found: Found { name, memory_total: 0, memory_free: 0, capability, driver },
             multiprocessors: u32::try_from(multiprocessors).unwrap_or(1),
+            shared_max: usize::try_from(shared).unwrap_or(0).saturating_sub(SHARED_STATIC),
             lost: Cell::new(false),
         };
         // SAFETY: the context was just retained.
@@ -260,7 +267,7 @@ impl Device {
     /// Launches a kernel. Its arguments must be those that the kernel takes, and its pointers to memory that is alive:
     /// the files of `ops` see to both.
     pub(crate) fn launch(&self, operation: &'static str, launch: &Launch<'_>) -> Result<(), Error> {
-        let Launch { function, grid, block, shared, args } = launch;
+        let Launch { function, grid, block, shared, cluster, args } = launch;
         assert!(*block > 0 && *block <= 1024, "{operation}: {block} threads");
         if grid.contains(&0) {
             return Ok(());
@@ -269,11 +276,18 @@ impl Device {
         let mut pointers: Vec<*mut c_void> = args.iter().map(Arg::pointer).collect();
         // A kernel may start before the one in front of it has ended: it waits by itself where it must. Before Hopper
         // there is no such thing.
-        let mut attribute = sys::CUlaunchAttribute {
+        let early = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let dimensions = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: 1, y: 1, z: *cluster };
+        let clusters = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { clusterDim: dimensions },
+        };
+        let mut attributes = [early, clusters];
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -283,8 +297,8 @@ impl Device {
             blockDimZ: 1,
             sharedMemBytes: *shared,
             hStream: self.stream,
-            attrs: &raw mut attribute,
-            numAttrs: u32::from(self.found.capability >= 90),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: u32::from(self.found.capability >= 90) * (1 + u32::from(*cluster > 1)),
         };
         // SAFETY: the arrays outlive the call, which copies the arguments; what they point to is the caller's promise.
         self.check(operation, unsafe {
@@ -300,6 +314,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) block: u32,
     /// Bytes of dynamic shared memory.
     pub(crate) shared: u32,
+    /// Blocks, neighbours in the third dimension of the grid, that see each other's shared memory: 1 where there are none.
+    pub(crate) cluster: u32,
     pub(crate) args: &'a [Arg<'a>],
 }
 
@@ -373,11 +389,13 @@ impl Module {
 }
 
 impl Function {
-    /// Lets launches of it ask for so many bytes of dynamic shared memory.
-    pub(crate) fn allow_shared(self, device: &Device, bytes: u32) -> Result<(), Error> {
+    /// Lets launches of it ask for as much dynamic shared memory as a block may have.
+    pub(crate) fn allow_shared(self, device: &Device) -> Result<(), Error> {
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function belongs to a loaded module; only an attribute of it is set.
-        device.check("find kernel", unsafe { sys::cuFuncSetAttribute(self.0, which, bytes.cast_signed()) })
+        device.check("find kernel", unsafe {
+            sys::cuFuncSetAttribute(self.0, which, crate::memory::int(device.shared_max))
+        })
     }
 }
 

@@ -3,7 +3,6 @@
 use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
 
 use super::fits;
-use super::gemv::Split;
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Kv, TICKETS, int};
@@ -12,6 +11,8 @@ use crate::step::Slot;
 
 /// Tiles that the last of their blocks merges: as in attention.cu. A kernel of its own is faster for more.
 const MERGED_HERE: usize = 32;
+/// Blocks whose tiles are merged through each other's shared memory: what every chip with clusters allows.
+const CLUSTER_MAX: usize = 8;
 /// Keys of a tile, and threads of a block: as in attention.cu.
 const TILE: usize = 64;
 const THREADS: u32 = 256;
@@ -49,7 +50,8 @@ struct Shape {
     tiles: i32,
     partials: u64,
     tickets: u64,
-    split: Split,
+    clusters: i32,
+    pad: i32,
     rope: Rotation,
 }
 
@@ -57,6 +59,15 @@ impl From<Heads> for HeadCounts {
     fn from(heads: Heads) -> HeadCounts {
         HeadCounts { query: int(heads.query), kv: int(heads.kv), dim: int(heads.dim) }
     }
+}
+
+/// Dynamic shared memory of a block of attention.cu: a tile of keys and values, later the results of groups of threads;
+/// queries; a partial result.
+fn shared_bytes(dim: usize, shared: usize, stored: usize) -> u32 {
+    let outputs = shared * dim;
+    let groups = (THREADS as usize / dim.div_ceil(4)).min((8192 / outputs).max(1));
+    let staged = TILE * (2 * dim * stored + 32);
+    int(staged.max(groups * outputs * 4) + (2 * outputs + 2 * shared) * 4).cast_unsigned()
 }
 
 /// How keys and values are stored, for the compiler.
@@ -200,10 +211,12 @@ impl Cuda {
         let window = kv.group(layer).window;
         let tokens = self.grid_rows(slot, Rows::Tokens);
         let tiles = self.tiles(slot, heads, tokens, window);
+        // A thread merges one output.
+        let share = (shared * heads.dim).div_ceil(tiles);
+        let clusters = (2..=CLUSTER_MAX).contains(&tiles)
+            && share <= THREADS as usize
+            && self.device.found.capability >= 90;
         let merges = tiles <= MERGED_HERE && tokens * heads.kv <= TICKETS;
-        // A warp must hold 32 neighbouring columns.
-        let whole = heads.dim.is_multiple_of(32);
-        let split = self.split_for(tokens, heads.query * heads.dim).filter(|_| whole);
         let shape = Shape {
             query: int(heads.query),
             kv: int(heads.kv),
@@ -213,7 +226,8 @@ impl Cuda {
             tiles: int(tiles),
             partials: self.partials.pointer(),
             tickets: if merges { self.tickets.pointer() } else { 0 },
-            split: split.unwrap_or(Split::none()),
+            clusters: i32::from(clusters),
+            pad: 0,
             rope: rope.unwrap_or(Rotation { frequencies: 0, pairs: 0, magnitude: 0.0 }),
         };
         let mut defines = storage(kv.dtype);
@@ -228,8 +242,16 @@ impl Cuda {
             Arg::Pointer(kv.pages(layer)),
             Arg::Pointer(out.pointer()),
         ];
-        self.launch("attention", function, [heads.kv, tokens, tiles], (THREADS, 0), &args)?;
-        if tiles > 1 && !merges {
+        let cluster = if clusters { tiles } else { 1 };
+        let memory = shared_bytes(heads.dim, shared, kv.dtype.bytes());
+        self.launch_clusters(
+            "attention",
+            function,
+            [heads.kv, tokens, tiles],
+            (THREADS, memory, cluster),
+            &args,
+        )?;
+        if tiles > 1 && !merges && !clusters {
             let function = self.programs.function(&key, "merge_tiles")?;
             let device_step = self.device_step(slot);
             let args = [
@@ -240,7 +262,6 @@ impl Cuda {
             let threads = super::gemv::row_threads(heads.dim);
             self.launch("attention", function, [heads.query, tokens, 1], (threads, 0), &args)?;
         }
-        self.split_done(split.is_some(), out, Rows::Tokens);
         Ok(())
     }
 

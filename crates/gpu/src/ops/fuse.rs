@@ -1,21 +1,19 @@
 //! Operations that one kernel does together.
 //!
-//! Inside `record`, a product waits until the next operation is known: a norm of what it adds to, or the gated activation
-//! of what it yields, become its last act. A norm itself is left to the product that reads it: dot(w, g * x) / rms(x) is
-//! the norm's product, so only the sum of squares must travel. What waits is launched as soon as anything else happens;
-//! what a product made unnecessary is written all the same if somebody reads it. Whether operations are fused depends on
-//! shapes and on how the backend was made, never on the batch: a row's bits stay the same.
+//! Inside `record`, a product waits until the next operation is known: of one row, the gated activation of what it yields
+//! becomes its last act. A norm is left to the product that reads it: dot(w, g * x) / rms(x) is the norm's product. What
+//! waits is launched as soon as anything else happens; a norm that was left undone is written if somebody else reads it.
+//! Whether a norm is left depends on how the backend was made, never on the batch; a gated activation has the same bits
+//! either way.
 
 use std::cell::Cell;
 
 use fornax_compute::{Error, Norm, Rows};
 
-use super::gemv::{Gemv, Held, Split};
+use super::gemv::Gemv;
 use crate::cuda::Cuda;
-use crate::driver::Arg;
-use crate::layout::{TILE_COLUMNS, TILE_ROWS};
+use crate::layout::TILE_ROWS;
 use crate::memory::{Buf, int};
-use crate::program::Key;
 use crate::step::Slot;
 
 /// What is due while a step's body runs.
@@ -68,11 +66,6 @@ impl Cuda {
         self.fuse.on.get()
     }
 
-    /// Whether the largest step's rows of so many columns are in the scratch at once, in whole tiles.
-    fn whole(&self, columns: usize) -> bool {
-        columns.is_multiple_of(TILE_ROWS) && self.scratch.rows(columns) >= self.options().tokens_max
-    }
-
     pub(super) fn pend(&self, pending: Pending) {
         self.fuse.pending.set(Some((pending, self.generation())));
     }
@@ -104,11 +97,10 @@ impl Cuda {
         self.multiply(&pending.gemv)
     }
 
-    /// The epsilon of the norm that `x` is the result of, where it is left to the product that reads it.
-    pub(super) fn due_norm(&self, x: &Buf, rows: Rows) -> Option<f32> {
-        let held = self.scratch.held.get()?;
-        let same = (held.pointer, held.rows, held.generation) == (x.pointer(), rows, self.generation());
-        held.norm.filter(|_| same)
+    /// The norm that `x` is the result of, where it is left to the product that reads it.
+    pub(super) fn due_norm(&self, x: &Buf, rows: Rows) -> Option<Due> {
+        let same = |due: &Due| (due.out, due.rows, due.generation) == (x.pointer(), rows, self.generation());
+        self.fuse.due.get().filter(same)
     }
 
     /// An operation reads `buf`: it must be there.
@@ -124,9 +116,7 @@ impl Cuda {
     /// written before.
     pub(crate) fn touch_written(&self, slot: &Slot, written: &[Option<u64>]) -> Result<(), Error> {
         self.flush()?;
-        if self.scratch.held.get().is_some_and(|held| written.contains(&Some(held.pointer))) {
-            self.scratch.forget();
-        }
+        self.scratch.forget_written(written);
         match self.fuse.due.get() {
             Some(due) if written.contains(&Some(due.out)) => self.fuse.due.set(None),
             Some(due) if written.contains(&Some(due.x)) => self.write_due(slot)?,
@@ -138,12 +128,12 @@ impl Cuda {
     /// Writes the result of a norm that is due.
     fn write_due(&self, slot: &Slot) -> Result<(), Error> {
         match self.fuse.due.take() {
-            Some(due) if due.generation == self.generation() => self.norm_rows(slot, &due, &Split::none()),
+            Some(due) if due.generation == self.generation() => self.norm_rows(slot, &due),
             _ => Ok(()),
         }
     }
 
-    /// `rms_norm` inside a step: by the product before it and the one behind it. `false` where it must be done alone.
+    /// `rms_norm` inside a step, left to the product that reads it. `false` where it must be done at once.
     pub(super) fn fused_norm(
         &self,
         (slot, rows): (&Slot, Rows),
@@ -151,26 +141,12 @@ impl Cuda {
         x: &Buf,
         out: &Buf,
     ) -> Result<bool, Error> {
-        let columns = norm.weight.columns;
-        if !self.fuses() || !self.whole(columns) || x.pointer() == out.pointer() {
+        if !self.fuses() || x.pointer() == out.pointer() {
             return Ok(false);
         }
-        let pending = self.pending_for(x, rows)?;
-        if pending.is_none() {
-            self.touch_read(slot, x)?;
-        }
+        self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
         self.write_due(slot)?;
-        let split = self.scratch.turned(columns);
-        match pending {
-            Some(mut pending) => {
-                pending.gemv.product.norm = norm.weight.pointer();
-                pending.gemv.product.split = split;
-                self.multiply(&pending.gemv)?;
-            }
-            None => self.norm_split((slot, rows), norm, x, &split)?,
-        }
-        self.scratch.held.set(Some(Held { norm: Some(norm.eps), ..self.held(out, rows) }));
         self.fuse.due.set(Some(self.due(rows, norm, x, out)));
         Ok(true)
     }
@@ -188,41 +164,23 @@ impl Cuda {
         }
     }
 
-    fn norm_split(
-        &self,
-        (slot, rows): (&Slot, Rows),
-        norm: &Norm<Buf>,
-        x: &Buf,
-        split: &Split,
-    ) -> Result<(), Error> {
-        let function = self.programs.function(&Key::plain("norm.cu"), "norm_split")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Pointer(norm.weight.pointer()),
-            Arg::Pointer(x.pointer()),
-            Arg::Int(int(norm.weight.columns)),
-            Arg::Struct(bytemuck::bytes_of(split)),
-        ];
-        let grid = [split.padded() / TILE_COLUMNS, self.grid_rows(slot, rows), 1];
-        self.launch("rms_norm", function, grid, (TILE_COLUMNS as u32, 0), &args)
-    }
-
     /// `glu` inside a step, by the product before it. `false` where it must be done alone.
     pub(super) fn fused_glu(&self, slot: &Slot, gate_up: &Buf, out: &Buf) -> Result<bool, Error> {
         let columns = out.columns;
-        if !self.fuses() || !self.whole(columns) {
+        if !self.fuses() || !columns.is_multiple_of(TILE_ROWS) {
             return Ok(false);
         }
         let Some(mut pending) = self.pending_for(gate_up, Rows::Tokens)? else { return Ok(false) };
+        // Several rows are multiplied and gated apart, with the same bits: both at once take more registers than there are.
+        if !pending.gemv.one_row() {
+            self.multiply(&pending.gemv)?;
+            return Ok(false);
+        }
         self.touch_written(slot, &[Some(out.pointer())])?;
         let product = &mut pending.gemv.product;
         product.pairs = int(columns / TILE_ROWS);
         product.gated = out.pointer();
-        product.split = self.scratch.turned(columns).plain();
         self.multiply(&pending.gemv)?;
-        self.scratch.held.set(Some(self.held(out, Rows::Tokens)));
         Ok(true)
     }
 }

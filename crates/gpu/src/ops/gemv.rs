@@ -1,4 +1,4 @@
-//! Products with weights, and the split activations they read.
+//! Products with weights, and the activations in the form they read.
 
 use std::cell::Cell;
 
@@ -10,99 +10,60 @@ use crate::arena::Piece;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::layout::{Format, TILE_COLUMNS, TILE_ROWS};
-use crate::memory::{Buf, DevicePart, SPLITS, Weight, WeightPart, int};
+use crate::memory::{Buf, DevicePart, Weight, WeightPart, int};
 use crate::program::Key;
 use crate::step::{DeviceStep, Slot};
 
 /// Multiprocessors that blocks are dealt out to: an H100's. A constant, because the order of summation follows from it.
 const MULTIPROCESSORS: usize = 132;
-/// Warps of a block: where a weight has very many rows, where it has few.
-const WARPS_MAX: usize = 8;
-const WARPS_MAX_FEW_ROWS: usize = 16;
-/// Shared memory of a multiprocessor, less what blocks take beside what they ask for.
-const SHARED_BYTES: usize = 218 << 10;
-const STAGES_MAX: usize = 4;
+/// The most slices that the columns of a tile are shared out in: of codes, which are latency, and of floats, which are
+/// bytes.
+const SLICES_MAX: [usize; 2] = [26, 14];
+/// How many where there are very many tiles, and units that a block then has of one row.
+const SLICES_WIDE: [usize; 2] = [3, 2];
+const UNITS_WIDE_MAX: usize = 9;
+/// Tiles of a unit, of one row.
+const UNIT_MAX: usize = 3;
+/// Warps of a block for several rows.
+const WARPS_SEVERAL: usize = 8;
+const STAGES_MAX: usize = 6;
 /// Bytes of dynamic shared memory of a block: what every chip since Ampere has.
-pub(crate) const SHARED_MAX: u32 = 96 << 10;
+pub(crate) const SHARED_MIN: usize = 96 << 10;
+/// Bytes of 128 columns of activations: as in split.cuh.
+const RECORD: usize = 640;
 
-/// Activations in the form that products read, of one buffer at a time. Of two areas one holds them; the other is filled
-/// by whoever reads the first.
+/// Activations in the form that products read, of one buffer at a time.
 pub(crate) struct Scratch {
-    areas: [Piece; SPLITS],
-    now: Cell<usize>,
+    area: Piece,
     /// What is in it, if anything.
-    pub(super) held: Cell<Option<Held>>,
+    held: Cell<Option<Held>>,
 }
 
 /// Whose values the scratch holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Held {
-    pub(crate) pointer: u64,
-    pub(crate) rows: Rows,
+struct Held {
+    pointer: u64,
+    /// The weight of the norm that is due, or 0.
+    norm: u64,
+    rows: Rows,
+    floats: bool,
     /// Of the arena: an address may have a new owner.
-    pub(crate) generation: u64,
-    /// The values are the input of a norm times its weight, with the sums of squares: the product that reads them does
-    /// the rest, with this epsilon.
-    pub(crate) norm: Option<f32>,
-}
-
-/// `Split` of split.cuh.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub(crate) struct Split {
-    x: u64,
-    sums: u64,
-    squares: u64,
-    padded: i32,
-    pad: i32,
+    generation: u64,
 }
 
 /// `Inputs` of gemv.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Inputs {
-    split: Split,
+    x: u64,
+    records: u64,
+    norm: u64,
     first: i32,
     limit: i32,
     eps: f32,
-    units: i32,
-}
-
-/// `MODE` of gemv.cu: what is done with results beside storing them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Plain,
-    Norms,
-    Gates,
-}
-
-impl Mode {
-    /// Tiles of 16 rows that a block has at a time: with gates also their counterparts.
-    fn sides(self) -> usize {
-        if self == Mode::Gates { 2 } else { 1 }
-    }
-
-    fn program(self, format: Format, stages: usize) -> Key {
-        let mut key = Key::quant("gemv.cu", format.header());
-        key.defines.extend([format!("MODE={}", self as i32), format!("STAGES={stages}")]);
-        key
-    }
-}
-
-/// The programs that products with a part are made of.
-pub(crate) fn programs(part: &WeightPart) -> Vec<Key> {
-    if part.format == Format::F32 {
-        return vec![Key::plain("gemv_f32.cu")];
-    }
-    // For one stream, and for a prompt.
-    let mut keys = Vec::new();
-    for (mode, tiles) in [(Mode::Plain, 1), (Mode::Norms, 1), (Mode::Gates, 1), (Mode::Plain, 8)] {
-        let key = mode.program(part.format, stages_of(part, mode.sides(), tiles));
-        if !keys.contains(&key) {
-            keys.push(key);
-        }
-    }
-    keys
+    tiles: i32,
+    slices: i32,
+    pad: i32,
 }
 
 /// `Result` of result.cuh.
@@ -116,8 +77,6 @@ pub(super) struct Product {
     adds: i32,
     pub(super) pairs: i32,
     pub(super) gated: u64,
-    pub(super) norm: u64,
-    pub(super) split: Split,
 }
 
 /// A product with one part of a weight, ready to be launched.
@@ -132,99 +91,142 @@ pub(crate) struct Gemv {
     pub(super) product: Product,
 }
 
+impl Gemv {
+    /// Whether the activations are one row, which the kernel brings into form itself.
+    pub(super) fn one_row(&self) -> bool {
+        self.inputs.limit <= 1
+    }
+}
+
 impl Scratch {
-    pub(crate) fn new(areas: [Piece; SPLITS]) -> Scratch {
-        Scratch { areas, now: Cell::new(0), held: Cell::new(None) }
+    pub(crate) fn new(area: Piece) -> Scratch {
+        Scratch { area, held: Cell::new(None) }
     }
 
     pub(crate) fn forget(&self) {
         self.held.set(None);
     }
 
-    /// How many rows of so many columns an area holds.
-    pub(crate) fn rows(&self, columns: usize) -> usize {
-        let padded = columns.next_multiple_of(TILE_COLUMNS) as u64;
-        usize::try_from(self.areas[0].bytes() / (padded * 4 + padded / 2)).expect("fits the device")
+    /// Of one of these buffers it holds nothing any more.
+    pub(super) fn forget_written(&self, written: &[Option<u64>]) {
+        if self.held.get().is_some_and(|held| written.contains(&Some(held.pointer))) {
+            self.forget();
+        }
     }
 
-    /// The area that holds something, laid out for as many rows as there is room for.
-    pub(crate) fn split(&self, columns: usize) -> Split {
-        self.split_of(self.now.get(), columns)
-    }
-
-    /// The other area, which from now on is the one that holds something.
-    pub(crate) fn turned(&self, columns: usize) -> Split {
-        self.now.set((self.now.get() + 1) % SPLITS);
-        self.split(columns)
-    }
-
-    fn split_of(&self, area: usize, columns: usize) -> Split {
-        let padded = columns.next_multiple_of(TILE_COLUMNS);
-        let (x, rows) = (self.areas[area].pointer(), self.rows(columns));
-        let sums = x + (rows * padded * 4) as u64;
-        Split { x, sums, squares: sums + (rows * padded / 4) as u64, padded: int(padded), pad: 0 }
+    /// How many rows of so many columns it holds.
+    pub(super) fn rows(&self, columns: usize) -> usize {
+        let bytes = (columns.div_ceil(TILE_COLUMNS) * RECORD) as u64;
+        usize::try_from(self.area.bytes() / bytes).expect("fits the device")
     }
 }
 
-impl Split {
-    /// Asks for nothing.
-    pub(crate) const fn none() -> Split {
-        Split { x: 0, sums: 0, squares: 0, padded: 0, pad: 0 }
+/// How a product with a part is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    /// Whether a block has several units at once.
+    wide: bool,
+    /// How many slices the columns of a tile are shared out in.
+    slices: usize,
+    /// Tiles of a unit, and how many units there are.
+    unit: usize,
+    units: usize,
+    warps: usize,
+    /// Blocks that a multiprocessor has at once.
+    together: usize,
+    stages: usize,
+    /// Dynamic shared memory of a block.
+    shared: usize,
+}
+
+impl Shape {
+    /// `tiles` is how many times four rows of activations a block has; 0: one row, which it brings into form itself. `room`
+    /// is how much shared memory a block may have. How many slices there are follows from the part and the chip alone.
+    fn of(part: &WeightPart, gates: bool, tiles: usize, room: usize) -> Shape {
+        let (groups, sides) = (part.groups(), if gates { 2 } else { 1 });
+        let steps = groups * TILE_COLUMNS / part.format.step_columns();
+        let wide = part.row_tiles() >= 12 * MULTIPROCESSORS && groups * RECORD <= 40 << 10;
+        let floats = usize::from(part.format.floats());
+        let records_each = part.format.step_columns() / TILE_COLUMNS;
+        let (step_bytes, sum_bytes) = (part.format.step_bytes(), 2 * TILE_ROWS * 4);
+        // As few slices as take no longer, and no more than a block can hold with one step each.
+        let each = step_bytes + records_each * RECORD + 2 * sum_bytes;
+        let most = SLICES_MAX[floats].min((room - groups * 4) / each);
+        let slices = if wide { SLICES_WIDE[floats] } else { steps.div_ceil(steps.div_ceil(most)) };
+        let row_tiles = part.row_tiles() / sides;
+        if tiles > 0 {
+            // As few as take no longer.
+            let warps = if wide { WARPS_SEVERAL } else { slices.div_ceil(slices.div_ceil(WARPS_SEVERAL)) };
+            let fixed = if wide { 0 } else { slices * tiles * 256 };
+            let stage = warps * step_bytes;
+            let stages = (SHARED_MIN.saturating_sub(fixed) / stage).clamp(1, 2);
+            let shared = fixed + stages * stage;
+            return Shape { wide, slices, unit: 1, units: row_tiles, warps, together: 1, stages, shared };
+        }
+        let tiles_each = row_tiles.div_ceil(MULTIPROCESSORS);
+        // Where it is wide, each block has as many units as the others, as far as that goes and fits.
+        let units_room = room.saturating_sub(groups * (RECORD + 4)) / (slices * 2 * (step_bytes + sum_bytes));
+        let units_most = units_room.clamp(1, UNITS_WIDE_MAX);
+        let warps = if wide { slices * tiles_each.div_ceil(tiles_each.div_ceil(units_most)) } else { slices };
+        let records = if wide { groups } else { warps * records_each };
+        let stage = warps * step_bytes;
+        let fixed = |unit: usize| records * RECORD + warps * sides * unit * sum_bytes + groups * 4;
+        // Where warps have several steps, much is done once for a unit, so it has several tiles.
+        let unit_most = if wide || steps < 14 { 1 } else { tiles_each.clamp(1, UNIT_MAX / sides) };
+        let unit = (1..=unit_most).rev().find(|&unit| fixed(unit) + stage <= room).unwrap_or(1);
+        let (units, parts, fixed) = (row_tiles.div_ceil(unit), sides * unit, fixed(unit));
+        // How many blocks a multiprocessor has.
+        let together = match slices {
+            _ if wide => 1,
+            0..=8 => units.div_ceil(MULTIPROCESSORS).clamp(1, 3),
+            _ => 1,
+        };
+        let fits = |room: usize| room.saturating_sub(fixed) / stage;
+        // Blocks that share a multiprocessor leave a quarter of it to the next kernel's.
+        let roomy = if wide { room } else { room * 3 / 4 / together };
+        let rounds = units.div_ceil(MULTIPROCESSORS * together);
+        let at_once = if wide { STAGES_MAX } else { steps.div_ceil(warps) * parts * rounds };
+        let stages = fits(roomy).max(2).min(fits(room)).min(at_once).clamp(1, STAGES_MAX);
+        // Few programs: each is compiled.
+        let stages = if stages == 5 { 4 } else { stages };
+        Shape { wide, slices, unit, units, warps, together, stages, shared: fixed + stages * stage }
     }
 
-    /// Columns rounded up.
-    pub(crate) fn padded(&self) -> usize {
-        self.padded.cast_unsigned() as usize
+    fn program(&self, part: &WeightPart, gates: bool, tiles: usize) -> Key {
+        let mut key = Key::quant("gemv.cu", part.format.header());
+        // What registers are shared out among: more than there are, so that the next kernel's blocks fit beside these.
+        let threads = match (self.warps, tiles) {
+            (_, 1..) => 512,
+            (0..=8, 0) => 256,
+            (9..=16, 0) => 768,
+            _ => 864,
+        };
+        key.defines.extend([
+            format!("WIDE={}", if self.wide { self.slices } else { 0 }),
+            format!("GATES={}", i32::from(gates)),
+            format!("STAGES={}", self.stages),
+            format!("ONE_ROW={}", i32::from(tiles == 0)),
+            format!("TILES={}", self.unit),
+            format!("THREADS={threads}"),
+            format!("BLOCKS={}", if tiles == 0 { self.together } else { 1 }),
+        ]);
+        key
     }
+}
 
-    /// Of values that no norm is due for.
-    pub(crate) fn plain(self) -> Split {
-        Split { squares: 0, ..self }
+/// The programs that products with a part are made of: for one stream, and for a prompt.
+pub(crate) fn programs(part: &WeightPart, room: usize) -> Vec<Key> {
+    if part.format == Format::F32 {
+        return vec![Key::plain("gemv_f32.cu")];
     }
-}
-
-/// Warps of a block that share the columns of a part: a function of the weight alone, so that the order of summation is
-/// too. `sides` is 2 where a block has gates and their counterparts.
-fn warps_of(part: &WeightPart, sides: usize) -> usize {
-    let steps = part.groups() * TILE_COLUMNS / part.format.step_columns();
-    let blocks = part.row_tiles() / sides;
-    // Few rows: more warps each, down to one step a warp where a block is alone. Otherwise warps of other blocks hide
-    // each other's waiting.
-    let most = match blocks {
-        0..=MULTIPROCESSORS => steps.min(WARPS_MAX_FEW_ROWS),
-        _ if blocks <= 4 * MULTIPROCESSORS => steps.div_ceil(2).min(WARPS_MAX_FEW_ROWS),
-        _ => steps.min(WARPS_MAX),
-    };
-    let most = most.min(WARPS_MAX_FEW_ROWS / sides).max(1);
-    let idle = |slices: usize| steps.div_ceil(slices) * slices - steps;
-    // Not fewer than three quarters of the most: a warp more keeps more bytes in flight. The largest among equals.
-    let slices = (most * 3 / 4..=most).rev().min_by_key(|&slices| idle(slices.max(1)) * 64 / slices.max(1));
-    slices.unwrap_or(1).max(1) * sides
-}
-
-/// Bytes of a block's sums, for `tiles` times four rows of activations.
-fn sums_bytes(warps: usize, tiles: usize) -> usize {
-    let turns = if tiles == 1 { 2 } else { 1 };
-    warps * turns * tiles * TILE_ROWS * 16
-}
-
-/// How many steps each warp has under way: two, or as many more as fit while a multiprocessor holds all the warps it can.
-fn stages_of(part: &WeightPart, sides: usize, tiles: usize) -> usize {
-    let warps = warps_of(part, sides);
-    let steps = part.groups() * TILE_COLUMNS / part.format.step_columns();
-    let blocks = part.row_tiles() / sides;
-    let resident = blocks.div_ceil(MULTIPROCESSORS).clamp(1, (part.format.warps_resident() / warps).max(1));
-    // Where a block has several times 16 rows, its warps read on into the next.
-    let most = (steps.div_ceil(warps / sides) * blocks.div_ceil(MULTIPROCESSORS * resident)).min(STAGES_MAX);
-    let fits = |stages: &usize, room: usize| block_bytes(part, warps, *stages, tiles) <= room;
-    let roomy =
-        (2..=most).rev().find(|stages| fits(stages, (SHARED_BYTES / resident).min(SHARED_MAX as usize)));
-    roomy.or((2..=most).find(|stages| fits(stages, SHARED_MAX as usize))).unwrap_or(1)
-}
-
-/// Dynamic shared memory of a block.
-fn block_bytes(part: &WeightPart, warps: usize, stages: usize, tiles: usize) -> usize {
-    warps * stages * part.format.step_bytes() + sums_bytes(warps, tiles)
+    let mut keys = Vec::new();
+    for (gates, tiles) in [(false, 0), (true, 0), (false, 8)] {
+        let key = Shape::of(part, gates, tiles, room).program(part, gates, tiles);
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    keys
 }
 
 impl Cuda {
@@ -243,13 +245,12 @@ impl Cuda {
         if let Some(bias) = bias {
             fits(operation, "bias", bias, (1, weight.rows))?;
         }
-        self.flush()?;
+        self.touch_written(slot, &[Some(out.pointer()), room.map(Buf::pointer)])?;
         let plain = weight.parts.iter().any(|part| part.format == Format::F32);
         let due = self.due_norm(x, rows).filter(|_| !plain);
         if due.is_none() {
             self.touch_read(slot, x)?;
         }
-        self.touch_written(slot, &[Some(out.pointer()), room.map(Buf::pointer)])?;
         let count = self.grid_rows(slot, rows);
         let product = Product {
             values: out.pointer(),
@@ -259,46 +260,40 @@ impl Cuda {
             adds: i32::from(adds),
             pairs: 0,
             gated: 0,
-            norm: 0,
-            split: Split::none(),
         };
-        for part in weight.parts.iter().filter(|part| part.format == Format::F32) {
-            self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
-        }
-        let parts: Vec<&WeightPart> = weight.parts.iter().filter(|part| part.format != Format::F32).collect();
-        if parts.is_empty() {
-            return Ok(());
-        }
+        let (from, norm, eps) = due.map_or((x.pointer(), 0, 0.0), |due| (due.x, due.weight, due.eps));
         let at_once = self.scratch.rows(weight.columns);
-        let held = self.held(x, rows);
-        let is_held = || self.scratch.held.get() == Some(held);
-        for first in (0..count).step_by(at_once) {
-            let limit = at_once.min(count - first);
-            if due.is_none() && (!is_held() || count > at_once) {
-                let split = self.scratch.turned(weight.columns).plain();
-                self.split(operation, (slot, rows), x, (first, limit), &split)?;
-                self.scratch.held.set((count <= at_once).then_some(held));
+        for part in &weight.parts {
+            let product = Product { first: int(part.first), ..product };
+            if part.format == Format::F32 {
+                self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
+                continue;
             }
-            let split = self.scratch.split(weight.columns);
-            let inputs = Inputs {
-                split: if due.is_some() { split } else { split.plain() },
-                first: int(first),
-                limit: int(limit),
-                eps: due.unwrap_or(0.0),
-                units: 0,
-            };
-            for part in &parts {
-                let gemv = Gemv {
-                    operation,
-                    part: **part,
-                    device_part: weight.device_part(part),
-                    step: self.device_step(slot),
-                    rows,
-                    inputs,
-                    product: Product { first: int(part.first), ..product },
+            for first in (0..count).step_by(at_once) {
+                let limit = at_once.min(count - first);
+                let inputs = Inputs {
+                    x: from,
+                    records: self.scratch.area.pointer(),
+                    norm,
+                    first: int(first),
+                    limit: int(limit),
+                    eps,
+                    tiles: 0,
+                    slices: 0,
+                    pad: 0,
                 };
-                // What follows may be done by the same kernel.
-                if self.fuses() && weight.parts.len() == 1 && limit == count {
+                let floats = part.format.floats();
+                let held = Held { pointer: from, norm, rows, floats, generation: self.generation() };
+                if count > 1 && (self.scratch.held.get() != Some(held) || count > at_once) {
+                    self.split(operation, (slot, rows), weight.columns, floats, &inputs)?;
+                    self.scratch.held.set((count <= at_once).then_some(held));
+                }
+                let device_part = weight.device_part(part);
+                let step = self.device_step(slot);
+                let gemv = Gemv { operation, part: *part, device_part, step, rows, inputs, product };
+                // The gated activation may be done by the same kernel.
+                let whole = weight.parts.len() == 1 && at_once >= self.options().tokens_max;
+                if self.fuses() && whole {
                     self.pend(Pending { gemv, out: out.pointer(), columns: weight.rows });
                 } else {
                     self.multiply(&gemv)?;
@@ -308,27 +303,31 @@ impl Cuda {
         Ok(())
     }
 
+    /// Brings rows into the form that products read.
     fn split(
         &self,
         operation: &'static str,
         (slot, rows): (&Slot, Rows),
-        x: &Buf,
-        (first, limit): (usize, usize),
-        split: &Split,
+        columns: usize,
+        floats: bool,
+        inputs: &Inputs,
     ) -> Result<(), Error> {
-        const THREADS: usize = 128;
-        let function = self.programs.function(&Key::plain("split.cu"), "split")?;
+        const WARPS: usize = 4;
+        let name = if floats { "split_floats" } else { "split_codes" };
+        let function = self.programs.function(&Key::plain("split.cu"), name)?;
         let device_step = self.device_step(slot);
         let args = [
-            Arg::Pointer(x.pointer()),
-            Arg::Int(int(x.columns)),
+            Arg::Pointer(inputs.x),
+            Arg::Pointer(inputs.norm),
+            Arg::Int(int(columns)),
             Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Int(int(first)),
-            Arg::Struct(bytemuck::bytes_of(split)),
+            Arg::Int(inputs.first),
+            Arg::Pointer(inputs.records),
         ];
-        let grid = [split.padded() / THREADS, limit, 1];
-        self.launch(operation, function, grid, (THREADS as u32, 0), &args)
+        let limit = inputs.limit.cast_unsigned() as usize;
+        let grid = [columns.div_ceil(TILE_COLUMNS * WARPS), limit, 1];
+        self.launch(operation, function, grid, (WARPS as u32 * 32, 0), &args)
     }
 
     /// Launches a product.
@@ -336,28 +335,23 @@ impl Cuda {
         let Gemv { operation, part, device_part, step, rows, mut inputs, product } = *gemv;
         let limit = inputs.limit.cast_unsigned() as usize;
         let (name, tiles) = match limit {
-            0..=4 => ("gemv_1", 1),
+            0..=1 => ("gemv_one", 0),
+            2..=4 => ("gemv_1", 1),
             5..=8 => ("gemv_2", 2),
             9..=16 => ("gemv_4", 4),
             _ => ("gemv_8", 8),
         };
-        let mode = match (product.pairs, product.norm) {
-            (0, 0) => Mode::Plain,
-            (0, _) => Mode::Norms,
-            _ => Mode::Gates,
-        };
-        let (warps, stages) = (warps_of(&part, mode.sides()), stages_of(&part, mode.sides(), tiles));
-        let function = self.programs.function(&mode.program(part.format, stages), name)?;
-        let shared = block_bytes(&part, warps, stages, tiles);
-        let units = part.row_tiles() / mode.sides();
-        inputs.units = int(units);
-        // Blocks that stay: each as many times as the others, as far as that goes. Where nothing has to be unpacked,
-        // blocks of their own are faster: 7B in bf16 4.5 ms a step instead of 4.7.
-        let resident = (part.format.warps_resident() / warps).min(SHARED_BYTES / shared).max(1);
-        let slots = self.device.multiprocessors as usize * resident;
-        let blocks = match part.format {
-            Format::BF16 | Format::F16 => units,
-            _ => units.div_ceil(units.div_ceil(slots).max(1)),
+        let gates = product.pairs > 0;
+        let shape = Shape::of(&part, gates, tiles, self.device.shared_max);
+        let function = self.programs.function(&shape.program(&part, gates, tiles), name)?;
+        inputs.tiles = int(part.row_tiles() / if gates { 2 } else { 1 });
+        inputs.slices = int(shape.slices);
+        let multiprocessors = self.device.multiprocessors as usize;
+        let blocks = match (shape.wide, tiles) {
+            (true, 0) => shape.units.div_ceil(shape.warps / shape.slices).min(multiprocessors),
+            (true, _) => shape.units.div_ceil(shape.warps),
+            (false, 0) => shape.units.min(shape.together * multiprocessors),
+            (false, _) => shape.units,
         };
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_part)),
@@ -366,9 +360,9 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(&inputs)),
             Arg::Struct(bytemuck::bytes_of(&product)),
         ];
-        let shared = u32::try_from(shared).expect("at most 96 KB");
-        let block = u32::try_from(warps * 32).expect("a few warps");
-        let grid = [blocks, limit.div_ceil(4 * tiles), 1];
+        let shared = u32::try_from(shape.shared).expect("at most what a block has");
+        let block = u32::try_from(shape.warps * 32).expect("a few warps");
+        let grid = [blocks, limit.div_ceil(4 * tiles.max(1)), 1];
         self.launch(operation, function, grid, (block, shared), &args)
     }
 
@@ -413,32 +407,47 @@ mod tests {
 
     #[test]
     fn the_shape_of_a_product_follows_from_the_weight_and_leaves_few_steps_over() {
-        let check = |format, shape, sides, wanted| {
-            let part = part(format, shape);
-            let got = (warps_of(&part, sides), stages_of(&part, sides, 1));
-            assert_eq!(got, wanted, "{format:?} {shape:?}, {sides}");
+        let check = |format, shape, gates, wanted| {
+            let Shape { wide, unit, warps, stages, .. } =
+                Shape::of(&part(format, shape), gates, 0, 219 << 10);
+            assert_eq!((wide, unit, warps, stages), wanted, "{format:?} {shape:?}, gates {gates}");
         };
-        check(Format::BF16, (16, 17), 1, (1, 1));
-        check(Format::BF16, (9728, 896), 2, (8, 2));
-        check(Format::BF16, (152_064, 3584), 1, (7, 2));
-        check(Format::BF16, (3584, 3584), 1, (14, 1));
-        check(Format::Q4_K, (37_888, 3584), 2, (14, 2));
-        check(Format::Q4_K, (3584, 3584), 1, (7, 2));
-        check(Format::Q8_0, (37_888, 4096), 1, (8, 2));
-        check(Format::Q6_K, (3584, 18_944), 1, (15, 1));
+        check(Format::BF16, (16, 17), false, (false, 1, 1, 1));
+        check(Format::BF16, (9728, 896), true, (false, 1, 7, 2));
+        check(Format::BF16, (152_064, 3584), false, (true, 1, 18, 2));
+        check(Format::BF16, (3584, 3584), false, (false, 2, 14, 2));
+        check(Format::Q4_K, (37_888, 3584), true, (true, 1, 27, 3));
+        check(Format::Q4_K, (3584, 3584), false, (false, 2, 14, 2));
+        check(Format::Q8_0, (37_888, 4096), false, (true, 1, 27, 3));
+        check(Format::Q6_K, (3584, 18_944), false, (false, 2, 25, 2));
+    }
+
+    #[test]
+    fn how_columns_are_shared_does_not_depend_on_the_batch() {
+        for format in [Format::BF16, Format::Q8_0, Format::Q4_K] {
+            for rows in [16, 512, 3584, 8192, 25_344, 152_064] {
+                for columns in [256, 1024, 3584, 18_944, 32_768] {
+                    let shapes = [(false, 0), (true, 0), (false, 1), (true, 8)].map(|(gates, tiles)| {
+                        Shape::of(&part(format, (rows, columns)), gates, tiles, SHARED_MIN)
+                    });
+                    let slices = shapes.map(|shape| (shape.wide, shape.slices));
+                    assert!(slices.iter().all(|some| *some == slices[0]), "{format:?} {rows} x {columns}");
+                }
+            }
+        }
     }
 
     #[test]
     fn no_block_asks_for_more_shared_memory_than_every_chip_has() {
         for format in [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1] {
             for rows in [16, 512, 3584, 8192, 152_064] {
-                for columns in [256, 1024, 3584, 18_944, 32_768] {
-                    for (sides, tiles) in [(1, 1), (2, 1), (1, 8), (2, 8)] {
-                        let part = part(format, (rows, columns));
-                        let (warps, stages) = (warps_of(&part, sides), stages_of(&part, sides, tiles));
-                        assert!(warps <= 16 && warps % sides == 0 && (1..=STAGES_MAX).contains(&stages));
-                        let bytes = block_bytes(&part, warps, stages, tiles);
-                        assert!(bytes <= SHARED_MAX as usize, "{format:?} {rows} x {columns}: {bytes}");
+                for columns in [256, 1024, 3584, 18_944, 32_768, 262_144] {
+                    for (gates, tiles) in
+                        [(false, 0), (true, 0), (false, 1), (true, 1), (false, 8), (true, 8)]
+                    {
+                        let shape = Shape::of(&part(format, (rows, columns)), gates, tiles, SHARED_MIN);
+                        assert!(shape.warps <= 27 && (1..=STAGES_MAX).contains(&shape.stages));
+                        assert!(shape.shared <= SHARED_MIN, "{format:?} {rows} x {columns}: {shape:?}");
                     }
                 }
             }

@@ -7,7 +7,7 @@ mod rows;
 mod sample;
 
 pub(crate) use fuse::Fuse;
-pub(crate) use gemv::{Held, SHARED_MAX, Scratch, programs};
+pub(crate) use gemv::{Scratch, programs};
 
 use fornax_compute::Error;
 

@@ -4,16 +4,12 @@ use fornax_compute::{Error, Glu, Norm, Rows};
 
 use super::fits;
 use super::fuse::Due;
-use super::gemv::{Split, row_threads};
+use super::gemv::row_threads;
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
-use crate::layout::TILE_COLUMNS;
 use crate::memory::{Buf, Weight, int};
 use crate::program::Key;
 use crate::step::Slot;
-
-/// Where no product follows.
-static NO_SPLIT: Split = Split::none();
 
 /// Threads of a block that works value by value.
 const THREADS: usize = 256;
@@ -89,14 +85,10 @@ impl Cuda {
         }
         self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
-        // What a norm puts out is what a product reads next.
-        let split = self.split_for(self.grid_rows(slot, rows), columns);
-        self.norm_rows(slot, &self.due(rows, norm, x, out), split.as_ref().unwrap_or(&NO_SPLIT))?;
-        self.split_done(split.is_some(), out, rows);
-        Ok(())
+        self.norm_rows(slot, &self.due(rows, norm, x, out))
     }
 
-    pub(super) fn norm_rows(&self, slot: &Slot, due: &Due, split: &Split) -> Result<(), Error> {
+    pub(super) fn norm_rows(&self, slot: &Slot, due: &Due) -> Result<(), Error> {
         let function = self.programs.function(&Key::plain("norm.cu"), "rms_norm")?;
         let device_step = self.device_step(slot);
         let args = [
@@ -107,9 +99,8 @@ impl Cuda {
             Arg::Pointer(due.x),
             Arg::Pointer(due.out),
             Arg::Int(int(due.columns)),
-            Arg::Struct(bytemuck::bytes_of(split)),
         ];
-        let threads = row_threads(due.columns.next_multiple_of(TILE_COLUMNS));
+        let threads = row_threads(due.columns);
         self.launch("rms_norm", function, [self.grid_rows(slot, due.rows), 1, 1], (threads, 0), &args)
     }
 
@@ -123,7 +114,6 @@ impl Cuda {
         }
         self.touch_read(slot, gate_up)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
-        let split = self.split_for(self.grid_rows(slot, Rows::Tokens), columns);
         let function = self.programs.function(&Key::plain("glu.cu"), "glu_silu")?;
         let device_step = self.device_step(slot);
         let args = [
@@ -131,26 +121,9 @@ impl Cuda {
             Arg::Pointer(gate_up.pointer()),
             Arg::Pointer(out.pointer()),
             Arg::Int(int(columns)),
-            Arg::Struct(bytemuck::bytes_of(split.as_ref().unwrap_or(&NO_SPLIT))),
         ];
-        let grid = self.value_grid(slot, Rows::Tokens, columns.next_multiple_of(TILE_COLUMNS));
-        self.launch("glu", function, grid, (THREADS as u32, 0), &args)?;
-        self.split_done(split.is_some(), out, Rows::Tokens);
-        Ok(())
-    }
-
-    /// Where an operation may leave its rows for the product that follows; nowhere if they are too many.
-    pub(super) fn split_for(&self, rows: usize, columns: usize) -> Option<Split> {
-        (rows <= self.scratch.rows(columns)).then(|| self.scratch.turned(columns).plain())
-    }
-
-    /// Remembers what the scratch holds after an operation wrote `out`.
-    pub(super) fn split_done(&self, split: bool, out: &Buf, rows: Rows) {
-        if split {
-            self.scratch.held.set(Some(self.held(out, rows)));
-        } else {
-            self.scratch.forget();
-        }
+        let grid = self.value_grid(slot, Rows::Tokens, columns);
+        self.launch("glu", function, grid, (THREADS as u32, 0), &args)
     }
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
