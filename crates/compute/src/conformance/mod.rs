@@ -50,7 +50,7 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::Fault, 0.0),
     (Op::Record, 1e-7),
     // Two layers one behind the other, whose softmax and norms make of a small difference a larger one.
-    (Op::Layer, 3e-4),
+    (Op::Layer, 1e-5),
     (Op::Invariance, 0.0),
     (Op::Limits, 0.0),
     (Op::Memory, 0.0),
