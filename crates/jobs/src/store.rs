@@ -282,15 +282,21 @@ impl Store {
         Ok(row.as_ref().map(Job::read).transpose()?)
     }
 
-    /// The newest jobs of a model, those in one state if one is given.
-    pub async fn list(&self, model: &str, state: Option<State>, most: i64) -> Result<Vec<Job>, Error> {
-        let statement = concat!(
-            "SELECT ",
-            columns!(),
-            " FROM jobs WHERE model = $1 AND ($2 < 0 OR state = $2) ORDER BY created_us DESC LIMIT $3"
-        );
+    /// The newest jobs of a model: those of one owner and in one state, if these are given. Without inputs and results,
+    /// which may be large.
+    pub async fn list(
+        &self,
+        model: &str,
+        owner: Option<&str>,
+        state: Option<State>,
+        most: i64,
+    ) -> Result<Vec<Job>, Error> {
+        let statement = "SELECT id, model, state, priority, CAST('' AS TEXT) AS input, webhook, ttl_ms, \
+             execution_timeout_ms, created_us, started_us, finished_us, execution_us, attempts, retries, \
+             CASE WHEN state = 2 THEN NULL ELSE output END AS output FROM jobs WHERE model = $1 \
+             AND ($2 = '' OR owner = $2) AND ($3 < 0 OR state = $3) ORDER BY created_us DESC LIMIT $4";
         let state = state.map_or(-1, State::number);
-        let rows = sqlx::query(statement).bind(model).bind(state).bind(most);
+        let rows = sqlx::query(statement).bind(model).bind(owner.unwrap_or_default()).bind(state).bind(most);
         let rows = rows.fetch_all(&self.inner.reader).await?;
         Ok(rows.iter().map(Job::read).collect::<Result<_, _>>()?)
     }

@@ -266,7 +266,10 @@ fn workers_killed_at_random_moments_lose_nothing_and_complete_nothing_twice() {
 }
 
 async fn check(database: &Database, store: &Store, said: &Said, heard: &Heard, port: u16) {
-    let jobs = store.list("m", None, 1_000_000).await.unwrap();
+    let mut jobs = Vec::new();
+    for job in store.list("m", None, None, 1_000_000).await.unwrap() {
+        jobs.push(store.get(&job.id).await.unwrap().unwrap());
+    }
     let (mut completed, mut exhausted, mut attempts) = (0, 0, 0);
     let ids: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
     for job in &jobs {

@@ -64,6 +64,12 @@ fn broken() -> Outcome {
     Outcome::Failed(Failure::retryable("INTERNAL", "generate", "the step panicked"))
 }
 
+/// Ids of the newest jobs, and whether their outputs come along.
+async fn listed(store: &Store, owner: Option<&str>, state: Option<State>) -> Vec<(String, bool)> {
+    let jobs = store.list(MODEL, owner, state, 100).await.unwrap();
+    jobs.into_iter().map(|job| (job.id, job.output.is_some())).collect()
+}
+
 async fn timeline(store: &Store, id: &str) -> Vec<String> {
     store.timeline(id).await.unwrap().into_iter().map(|event| event.event).collect()
 }
@@ -393,6 +399,26 @@ fn a_clock_that_was_set_back_or_forth_moves_no_deadline() {
             assert!((0..60_000).contains(&delay), "{delay} ms in the queue");
         });
     }
+}
+
+#[test]
+fn lists_have_the_newest_of_an_owner_without_results() {
+    check(
+        "lists_have_the_newest_of_an_owner_without_results",
+        |_| {},
+        async |store, _| {
+            let first = submit(&store, new(json!(1))).await;
+            finish(&store, &claim(&store).await, completed(json!("large"))).await;
+            let second = submit(&store, new(json!(2))).await;
+            finish(&store, &claim(&store).await, Outcome::Failed(Failure::truncated(1))).await;
+            let other = submit(&store, NewJob { owner: "another".to_owned(), ..new(json!(3)) }).await;
+            let all = [(other.clone(), false), (second.clone(), true), (first.clone(), false)];
+            assert_eq!(listed(&store, None, None).await, all);
+            assert_eq!(listed(&store, Some("somebody"), None).await, all[1..]);
+            assert_eq!(listed(&store, Some("another"), None).await, all[..1]);
+            assert_eq!(listed(&store, None, Some(State::Completed)).await, all[2..]);
+        },
+    );
 }
 
 #[test]

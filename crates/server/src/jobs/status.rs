@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, Query, State, rejection::QueryRejection},
 };
 use fornax_jobs::State as JobState;
@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     app::App,
     error::{ApiError, Fault},
+    front::keys::Caller,
 };
 
 /// How a job stands.
@@ -80,7 +81,7 @@ pub(crate) struct Which {
     limit: Option<i64>,
 }
 
-/// The newest jobs, without their outputs
+/// The newest jobs of the caller's key, without their outputs
 #[utoipa::path(get, path = "/v2/{endpoint}/jobs", tag = "jobs",
     params(("endpoint" = String, Path, description = "`default` or the model's name"), Which),
     responses(
@@ -90,6 +91,7 @@ pub(crate) struct Which {
 ))]
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path(endpoint): Path<String>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
@@ -106,7 +108,7 @@ pub(crate) async fn list(
             Some(known.ok_or_else(|| ApiError::fault(Fault::rule("status", "is no state of a job")))?)
         }
     };
-    let jobs = durable.store.list(&served.card.name, state, limit).await?;
+    let jobs = durable.store.list(&served.card.name, Some(&caller.key.label), state, limit).await?;
     let jobs = jobs.iter().map(|job| {
         let mut status = job.status();
         if let Some(fields) = status.as_object_mut() {
