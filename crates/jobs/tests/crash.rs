@@ -15,7 +15,7 @@ use std::{
     env,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
@@ -38,7 +38,10 @@ const JOBS: usize = 12;
 const LIFE_MS: u64 = 250;
 
 /// Says what it was asked, after a while that depends on it.
-struct Echo;
+struct Echo {
+    /// This much longer.
+    pause: Duration,
+}
 
 impl Model for Echo {
     fn facts(&self) -> (String, String) {
@@ -59,7 +62,7 @@ impl Model for Echo {
             Body::Chat(body) => body["messages"][0]["content"].as_str().unwrap().to_owned(),
         };
         hears(&text);
-        tokio::time::sleep(Duration::from_millis(text.len() as u64 % 17)).await;
+        tokio::time::sleep(self.pause + Duration::from_millis(text.len() as u64 % 17)).await;
         Ok(Answer { text, ..Answer::default() })
     }
 }
@@ -107,13 +110,13 @@ fn webhooks() -> Webhooks {
 }
 
 /// Works until `stop` says so.
-fn begin(store: &Store, stop: &watch::Sender<bool>) -> Vec<tokio::task::JoinHandle<()>> {
+fn begin(store: &Store, pause: Duration, stop: &watch::Sender<bool>) -> Vec<tokio::task::JoinHandle<()>> {
     let options = RunnerOptions {
         lease: Duration::from_millis(500),
         poll: Duration::from_millis(50),
         ..RunnerOptions::default()
     };
-    let runner = Runner::new(store.clone(), Arc::new(Echo), "m", options).run(stop.subscribe());
+    let runner = Runner::new(store.clone(), Arc::new(Echo { pause }), "m", options).run(stop.subscribe());
     let sender = webhooks().run(store.clone(), stop.subscribe());
     let runner = async {
         runner.await;
@@ -122,10 +125,10 @@ fn begin(store: &Store, stop: &watch::Sender<bool>) -> Vec<tokio::task::JoinHand
 }
 
 /// The life of a worker: it submits jobs, saying before and after, and works until it is killed.
-async fn work(database: &str, port: &str, round: &str) {
+async fn work(database: &str, port: &str, round: &str, pause: Duration) {
     let store = Store::open(StoreOptions::new(database)).await.unwrap();
     println!("open");
-    let _tasks = begin(&store, &watch::Sender::new(false));
+    let _tasks = begin(&store, pause, &watch::Sender::new(false));
     for n in 0..JOBS {
         let key = format!("{round}-{n}");
         println!("submitting {key}");
@@ -185,14 +188,32 @@ struct Said {
     in_submit: usize,
 }
 
-fn kill_workers(database: &Database, kills: u64, port: u16, random: &mut Random) -> Said {
-    let mut said = Said::default();
-    for round in 0..kills {
+impl Said {
+    fn add(&mut self, lines: &[String]) {
+        let words = |verb: &'static str| lines.iter().filter_map(move |line| line.strip_prefix(verb));
+        let accepted = words("accepted ").filter_map(|line| line.split_once(' '));
+        let before = self.accepted.len();
+        self.accepted.extend(accepted.map(|(key, id)| (key.to_owned(), id.to_owned())));
+        self.in_submit += usize::from(words("submitting ").count() > self.accepted.len() - before);
+    }
+}
+
+/// A worker's process.
+struct Worker {
+    child: Child,
+    hears: mpsc::Receiver<String>,
+    reader: thread::JoinHandle<()>,
+}
+
+impl Worker {
+    /// Starts one and waits until it has the database open.
+    fn start(database: &Database, port: u16, round: &str, pause: Duration) -> Worker {
         let mut child = Command::new(env::current_exe().unwrap())
             .args([TEST, "--exact", "--nocapture"])
             .env("FORNAX_CRASH_DATABASE", &database.url)
             .env("FORNAX_CRASH_PORT", port.to_string())
-            .env("FORNAX_CRASH_ROUND", round.to_string())
+            .env("FORNAX_CRASH_ROUND", round)
+            .env("FORNAX_CRASH_PAUSE", pause.as_millis().to_string())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -201,27 +222,42 @@ fn kill_workers(database: &Database, kills: u64, port: u16, random: &mut Random)
         let reader = thread::spawn(move || {
             stdout.lines().map_while(Result::ok).for_each(|line| lines.send(line).unwrap())
         });
-        let mut all = Vec::new();
-        while let Ok(line) = hears.recv() {
-            all.push(line);
-            if all.last().is_some_and(|line| line == "open") {
-                break;
-            }
-        }
+        let opened = hears.iter().any(|line| line == "open");
+        assert!(opened, "a worker never opened the store");
+        Worker { child, hears, reader }
+    }
+
+    /// Kills it; what it said since it had the database open.
+    fn kill(mut self) -> Vec<String> {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.reader.join().unwrap();
+        self.hears.try_iter().collect()
+    }
+}
+
+/// Kills so many workers, each after a random time, while as many as `beside` others work on the same queue. Who is left
+/// goes on.
+fn kill_workers(
+    database: &Database,
+    kills: u64,
+    beside: usize,
+    port: u16,
+    random: &mut Random,
+) -> (Said, Vec<Worker>) {
+    let mut said = Said::default();
+    // Those who are not alone hold jobs long enough to be killed with them.
+    let pause = Duration::from_millis(if beside > 0 { 250 } else { 0 });
+    let mut workers: Vec<Worker> =
+        (0..beside).map(|n| Worker::start(database, port, &format!("beside{n}"), pause)).collect();
+    for round in 0..kills {
+        workers.push(Worker::start(database, port, &round.to_string(), pause));
         // The moment is the point of the test.
         thread::sleep(Duration::from_millis(random.below(LIFE_MS)));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        reader.join().unwrap();
-        all.extend(hears.try_iter());
-        assert!(all.iter().any(|line| line == "open"), "a worker never opened the store: {all:?}");
-        let words = |verb: &'static str| all.iter().filter_map(move |line| line.strip_prefix(verb));
-        let accepted = words("accepted ").filter_map(|line| line.split_once(' '));
-        let before = said.accepted.len();
-        said.accepted.extend(accepted.map(|(key, id)| (key.to_owned(), id.to_owned())));
-        said.in_submit += usize::from(words("submitting ").count() > said.accepted.len() - before);
+        let unlucky = random.below(workers.len() as u64) as usize;
+        said.add(&workers.swap_remove(unlucky).kill());
     }
-    said
+    (said, workers)
 }
 
 async fn all_ended(store: &Store) -> bool {
@@ -234,25 +270,20 @@ fn workers_killed_at_random_moments_lose_nothing_and_complete_nothing_twice() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     if let Ok(database) = env::var("FORNAX_CRASH_DATABASE") {
         let read = |name| env::var(name).unwrap();
-        return runtime.block_on(work(&database, &read("FORNAX_CRASH_PORT"), &read("FORNAX_CRASH_ROUND")));
+        let pause = Duration::from_millis(read("FORNAX_CRASH_PAUSE").parse().unwrap());
+        let (port, round) = (read("FORNAX_CRASH_PORT"), read("FORNAX_CRASH_ROUND"));
+        return runtime.block_on(work(&database, &port, &round, pause));
     }
     let kills = env::var("FORNAX_KILLS").map_or(8, |kills| kills.parse().unwrap());
     let seed = env::var("FORNAX_CRASH_SEED").map_or(1, |seed| seed.parse().unwrap());
     for database in databases(TEST) {
         let (port, heard) = listen();
-        let said = kill_workers(&database, kills, port, &mut Random(seed));
+        let (said, _) = kill_workers(&database, kills, 0, port, &mut Random(seed));
         runtime.block_on(async {
             let store = Store::open(database.options()).await.unwrap();
             let stop = watch::Sender::new(false);
-            let tasks = begin(&store, &stop);
-            let ending = async {
-                while !all_ended(&store).await || store.deliveries_waiting().await.unwrap() > 0 {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            };
-            tokio::time::timeout(Duration::from_secs(300), ending)
-                .await
-                .expect("all jobs end and are told of");
+            let tasks = begin(&store, Duration::ZERO, &stop);
+            until_ended(&store).await;
             stop.send_replace(true);
             for task in tasks {
                 task.await.unwrap();
@@ -265,7 +296,37 @@ fn workers_killed_at_random_moments_lose_nothing_and_complete_nothing_twice() {
     }
 }
 
-async fn check(database: &Database, store: &Store, said: &Said, heard: &Heard, port: u16) {
+#[test]
+fn workers_that_share_a_queue_take_over_what_killed_ones_held() {
+    let name = "workers_that_share_a_queue_take_over_what_killed_ones_held";
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    for database in databases(name).into_iter().filter(Database::is_postgres) {
+        let (port, heard) = listen();
+        let (mut said, left) = kill_workers(&database, 6, 3, port, &mut Random(2));
+        runtime.block_on(async {
+            // Nobody works here: the three who are left do.
+            let store = Store::open(database.options()).await.unwrap();
+            until_ended(&store).await;
+            left.into_iter().for_each(|worker| said.add(&worker.kill()));
+            let heard = heard.lock().unwrap().clone();
+            let (jobs, attempts) = check(&database, &store, &said, &heard, port).await;
+            assert!(attempts > jobs, "some of {jobs} jobs were held by who was killed");
+        });
+    }
+}
+
+/// Waits until every job has ended and is told of.
+async fn until_ended(store: &Store) {
+    let ending = async {
+        while !all_ended(store).await || store.deliveries_waiting().await.unwrap() > 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(300), ending).await.expect("all jobs end and are told of");
+}
+
+/// How many jobs there are, and how many attempts they took.
+async fn check(database: &Database, store: &Store, said: &Said, heard: &Heard, port: u16) -> (usize, usize) {
     let mut jobs = Vec::new();
     for job in store.list("m", None, None, 1_000_000).await.unwrap() {
         jobs.push(store.get(&job.id).await.unwrap().unwrap());
@@ -315,4 +376,5 @@ async fn check(database: &Database, store: &Store, said: &Said, heard: &Heard, p
         said.in_submit,
         heard.len(),
     );
+    (jobs.len(), attempts)
 }
