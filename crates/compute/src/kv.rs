@@ -23,14 +23,20 @@ pub enum KvDType {
     F32,
     F16,
     BF16,
+    /// Codes of 8 bits; 32 values of a head, or what is left at its end, share an f16 scale.
+    Q8_0,
 }
 
+/// Values of a head that share a scale in [`KvDType::Q8_0`].
+pub const KV_BLOCK: usize = 32;
+
 impl KvDType {
-    /// Bytes of one stored value.
-    pub fn bytes(self) -> usize {
+    /// Bytes of one token's keys, or values, of a head of `dim` values.
+    pub fn bytes_of(self, dim: usize) -> usize {
         match self {
-            KvDType::F32 => 4,
-            KvDType::F16 | KvDType::BF16 => 2,
+            KvDType::F32 => 4 * dim,
+            KvDType::F16 | KvDType::BF16 => 2 * dim,
+            KvDType::Q8_0 => dim + 2 * dim.div_ceil(KV_BLOCK),
         }
     }
 }
@@ -41,6 +47,7 @@ impl fmt::Display for KvDType {
             KvDType::F32 => "f32",
             KvDType::F16 => "f16",
             KvDType::BF16 => "bf16",
+            KvDType::Q8_0 => "q8_0",
         })
     }
 }

@@ -26,7 +26,7 @@ mod splitmix;
 pub use backend::{Attention, Backend, Glu, Heads, Linear, Norm, Output, Rope, Rows};
 pub use batch::{Batch, Row, Token};
 pub use error::Error;
-pub use kv::{KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
+pub use kv::{KV_BLOCK, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
 pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage, WEIGHT_TYPES};
 pub use philox::uniform;
 pub use sample::{

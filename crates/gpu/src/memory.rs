@@ -155,6 +155,10 @@ impl fmt::Debug for Kv {
 
 impl Kv {
     pub(crate) fn new(arena: &Rc<Arena>, sizes: &CudaSizes, spec: &KvSpec) -> Result<Kv, Error> {
+        if spec.dtype == KvDType::Q8_0 {
+            let what = "keys and values in q8_0".to_owned();
+            return Err(Error::Unsupported { what, backend: sizes.name });
+        }
         let groups = spec.groups.iter().map(|group| {
             let bytes = (group.pages as u64).saturating_mul(sizes.page_bytes(spec, group));
             Ok((group.clone(), arena.cut(Purpose::Kv, bytes)?))
@@ -172,7 +176,7 @@ impl Kv {
     /// Where a layer's pages begin.
     pub(crate) fn pages(&self, layer: KvLayer) -> u64 {
         let group = self.group(layer);
-        let page = 2 * group.heads * PAGE_TOKENS * group.dim * self.dtype.bytes();
+        let page = 2 * group.heads * PAGE_TOKENS * self.dtype.bytes_of(group.dim);
         self.groups[layer.group].1.pointer() + (layer.layer * group.pages * page) as u64
     }
 
@@ -305,7 +309,7 @@ impl Sizes for CudaSizes {
     }
 
     fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
-        [group.layers, 2, group.heads, PAGE_TOKENS, group.dim, spec.dtype.bytes()]
+        [group.layers, 2, group.heads, PAGE_TOKENS, spec.dtype.bytes_of(group.dim)]
             .into_iter()
             .fold(1, |bytes, factor| bytes.saturating_mul(factor as u64))
     }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Attention, Backend, Batch, Heads, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Purpose, Rope,
-    Row, Token,
+    Attention, Backend, Batch, Error, Heads, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Purpose,
+    Rope, Row, Token,
 };
 
 use super::bench::{Bench, Table, batch, count, step};
@@ -28,7 +28,13 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
     }
 
-    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0] {
+        let group = KvGroup { layers: 1, heads: 1, dim: 64, window: None, pages: 2 };
+        let spec = KvSpec { groups: vec![group], dtype };
+        // Codes are an option that a backend may refuse by name.
+        if dtype == KvDType::Q8_0 && matches!(suite.backend.alloc_kv(&spec), Err(Error::Unsupported { .. })) {
+            continue;
+        }
         for (query, kv, dim) in [(2, 2, 64), (9, 3, 32), (14, 2, 64), (3, 1, 128), (2, 1, 20)] {
             for window in [None, Some(1), Some(48)] {
                 let heads = Heads { query, kv, dim };

@@ -7,7 +7,8 @@
 //!
 //! Keys lie in a page as (dim, token), values as (token, dim). So neither product adds lanes of a register: scores have
 //! a lane for each key, outputs a lane for each value of the head. Few queries read a page as it is stored; many have it
-//! widened to f32 once. Both see the same numbers in the same order.
+//! widened to f32 once. Both see the same numbers in the same order. Pages of 8-bit codes are always widened: behind the
+//! codes of a head, in the order of its keys or values, lie their scales, by (block of 32 values, token) or (token, block).
 
 #![expect(
     clippy::needless_range_loop,
@@ -27,7 +28,7 @@ use super::quant::Neon;
 use super::quant::{Avx2, Avx512};
 use super::quant::{Lanes, Simd};
 use super::step::{Slot, StepRow};
-use crate::{Heads, KvDType, PAGE_TOKENS, PageId};
+use crate::{Heads, KV_BLOCK, KvDType, PAGE_TOKENS, PageId};
 
 /// Tokens of a unit: enough to share the unpacking of a page, few enough to keep all threads busy.
 pub(super) const UNIT_TOKENS: usize = 16;
@@ -168,7 +169,9 @@ impl Layer<'_> {
                 first: 0,
                 end: PAGE_TOKENS,
             };
-            if count >= WIDEN_QUERIES && self.dtype != KvDType::F32 {
+            if self.dtype == KvDType::Q8_0 {
+                page = page.decoded(simd, dim, wide_keys, wide_values);
+            } else if count >= WIDEN_QUERIES && self.dtype != KvDType::F32 {
                 page = page.widened(wide_keys, wide_values);
             }
             // What a token sees of the page.
@@ -217,10 +220,22 @@ impl<'a> Page<'a> {
         Page { dtype: KvDType::F32, keys, values, ..self }
     }
 
+    /// The same page in f32, of 8-bit codes.
+    fn decoded(self, simd: Simd, dim: usize, keys: &'a mut [f32], values: &'a mut [f32]) -> Page<'a> {
+        match simd {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the backend was made for a processor with AVX2.
+            Simd::Avx2 | Simd::Avx512 => unsafe { decode_avx2(self, dim, keys, values) },
+            _ => decode(self, dim, keys, values),
+        }
+        let (keys, values) = (bytemuck::cast_slice(keys), bytemuck::cast_slice(values));
+        Page { dtype: KvDType::F32, keys, values, ..self }
+    }
+
     /// Takes what is seen of the page into the running softmax of every query.
     fn step(self, simd: Simd, queries: &mut Queries<'_>) {
         let dim = queries.dim;
-        assert_eq!(self.keys.len(), PAGE_TOKENS * dim * self.dtype.bytes(), "keys of a page");
+        assert_eq!(self.keys.len(), PAGE_TOKENS * self.dtype.bytes_of(dim), "keys of a page");
         assert_eq!(self.values.len(), self.keys.len(), "values of a page");
         assert!(self.first < self.end && self.end <= PAGE_TOKENS, "what is seen of a page");
         let count = queries.states.len();
@@ -274,12 +289,16 @@ impl<'a> Page<'a> {
     }
 }
 
+/// Why no step sees codes.
+const DECODED: &str = "pages of codes are decoded before they are used";
+
 /// One stored number.
 fn number(dtype: KvDType, stored: &[u8], index: usize) -> f32 {
     match dtype {
         KvDType::F32 => bytemuck::cast_slice::<_, f32>(stored)[index],
         KvDType::F16 => bytemuck::cast_slice::<_, f16>(stored)[index].to_f32(),
         KvDType::BF16 => bytemuck::cast_slice::<_, bf16>(stored)[index].to_f32(),
+        KvDType::Q8_0 => unreachable!("{DECODED}"),
     }
 }
 
@@ -379,6 +398,7 @@ unsafe fn step_stored<L: Lanes, const N: usize>(page: Page<'_>, queries: &mut Qu
             KvDType::F32 => step_lanes::<L, Single, N>(page, queries),
             KvDType::F16 => step_lanes::<L, Half, N>(page, queries),
             KvDType::BF16 => step_lanes::<L, Brain, N>(page, queries),
+            KvDType::Q8_0 => unreachable!("{DECODED}"),
         }
     }
 }
@@ -439,7 +459,68 @@ fn widen(dtype: KvDType, stored: &[u8], room: &mut [f32]) {
         KvDType::F32 => room.copy_from_slice(bytemuck::cast_slice(stored)),
         KvDType::F16 => bytemuck::cast_slice::<_, f16>(stored).convert_to_f32_slice(room),
         KvDType::BF16 => bytemuck::cast_slice::<_, bf16>(stored).convert_to_f32_slice(room),
+        KvDType::Q8_0 => unreachable!("{DECODED}"),
     }
+}
+
+/// One head's page of codes as f32: a code times its scale.
+#[inline(always)]
+fn decode(page: Page<'_>, dim: usize, keys: &mut [f32], values: &mut [f32]) {
+    let blocks = dim.div_ceil(KV_BLOCK);
+    let (codes, scales) = codes_and_scales(page.keys, dim);
+    for (block, scales) in scales.chunks_exact(PAGE_TOKENS).enumerate() {
+        let mut wide = [0.0; PAGE_TOKENS];
+        scales.convert_to_f32_slice(&mut wide);
+        let these = block * KV_BLOCK * PAGE_TOKENS..dim.min((block + 1) * KV_BLOCK) * PAGE_TOKENS;
+        let keys = keys[these.clone()].as_chunks_mut::<PAGE_TOKENS>().0;
+        for (keys, codes) in keys.iter_mut().zip(codes[these].as_chunks::<PAGE_TOKENS>().0) {
+            for token in 0..PAGE_TOKENS {
+                keys[token] = wide[token] * f32::from(codes[token]);
+            }
+        }
+    }
+    let (codes, scales) = codes_and_scales(page.values, dim);
+    let tokens = values.chunks_exact_mut(dim).zip(codes.chunks_exact(dim)).zip(scales.chunks_exact(blocks));
+    for ((values, codes), scales) in tokens {
+        let parts = values.chunks_mut(KV_BLOCK).zip(codes.chunks(KV_BLOCK)).zip(scales);
+        for ((values, codes), scale) in parts {
+            let scale = scale.to_f32();
+            for (value, code) in values.iter_mut().zip(codes) {
+                *value = scale * f32::from(*code);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode_avx2(page: Page<'_>, dim: usize, keys: &mut [f32], values: &mut [f32]) {
+    decode(page, dim, keys, values);
+}
+
+/// One head's keys or values of a page, stored as codes.
+fn codes_and_scales(stored: &[u8], dim: usize) -> (&[i8], &[f16]) {
+    let (codes, scales) = stored.split_at(PAGE_TOKENS * dim);
+    (bytemuck::cast_slice(codes), bytemuck::cast_slice(scales))
+}
+
+/// At most 32 values as codes, ggml's way: the largest becomes 127 or -127, ties go away from zero. What holds a NaN or
+/// an infinity has a scale of NaN, so that the fault is seen downstream; what is nearly zero is zero.
+fn encode(values: &[f32], codes: &mut [i8; KV_BLOCK]) -> f16 {
+    const MAGNITUDE_MIN: f32 = f32::MIN_POSITIVE * 256.0;
+    // As bits, magnitudes order like the values, with infinity and then NaN above every finite one.
+    let bits = values.iter().map(|value| value.to_bits() & 0x7fff_ffff).max().unwrap_or_default();
+    let magnitude = f32::from_bits(bits);
+    codes.fill(0);
+    if !magnitude.is_finite() || magnitude < MAGNITUDE_MIN {
+        return if magnitude.is_finite() { f16::ZERO } else { f16::NAN };
+    }
+    let scale = magnitude / 127.0;
+    let inverse = 1.0 / scale;
+    for (code, value) in codes.iter_mut().zip(values) {
+        *code = (value * inverse).round() as i8;
+    }
+    f16::from_f32(scale)
 }
 
 /// Where a batch's keys and values go.
@@ -455,9 +536,9 @@ pub(super) struct Writer<'a> {
 impl Writer<'_> {
     /// Stores every token's keys and values. Threads divide the heads, so whatever the page tables say, no two of
     /// them write to one place.
-    pub(super) fn write(self, pool: &Pool, step: &Slot, qkv: &[f32]) {
+    pub(super) fn write(mut self, pool: &Pool, step: &Slot, qkv: &[f32]) {
         let Heads { query, kv, dim } = self.heads;
-        let pages = Disjoint::new(self.pages);
+        let pages = Disjoint::new(std::mem::take(&mut self.pages));
         let write_heads = |heads: std::ops::Range<usize>| {
             for (index, row) in step.rows().iter().enumerate() {
                 let table = step.table(index, self.group);
@@ -470,8 +551,13 @@ impl Writer<'_> {
                     for head in heads.clone() {
                         let key = &qkv[(query + head) * dim..][..dim];
                         let value = &qkv[(query + kv + head) * dim..][..dim];
-                        let (bytes, token_bytes) = (self.dtype.bytes(), self.geometry.token_bytes);
                         let keys = self.geometry.keys(table[page], head);
+                        let values = self.geometry.values(table[page], head);
+                        if self.dtype == KvDType::Q8_0 {
+                            self.write_codes(&pages, (keys, key), (values, value), at);
+                            continue;
+                        }
+                        let (bytes, token_bytes) = (self.dtype.bytes_of(1), self.geometry.token_bytes);
                         // As f32, so that it is aligned for every type.
                         let mut stored = [0.0_f32; LANES];
                         let stored: &mut [u8] = bytemuck::cast_slice_mut(&mut stored);
@@ -484,7 +570,7 @@ impl Writer<'_> {
                                 unsafe { pages.part(to..to + bytes) }.copy_from_slice(value);
                             }
                         }
-                        let to = self.geometry.values(table[page], head) + at * token_bytes;
+                        let to = values + at * token_bytes;
                         // SAFETY: as above.
                         narrow(self.dtype, value, unsafe { pages.part(to..to + token_bytes) });
                     }
@@ -500,12 +586,41 @@ impl Writer<'_> {
     }
 }
 
+impl Writer<'_> {
+    /// Stores token `at`'s keys and values of a head as codes; each with where its stretch of the page begins.
+    fn write_codes(
+        &self,
+        pages: &Disjoint<'_, u8>,
+        (keys, key): (usize, &[f32]),
+        (values, value): (usize, &[f32]),
+        at: usize,
+    ) {
+        let (dim, mut codes) = (self.heads.dim, [0; KV_BLOCK]);
+        let blocks = dim.div_ceil(KV_BLOCK);
+        let write = |to: usize, bytes: &[u8]| {
+            // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
+            unsafe { pages.part(to..to + bytes.len()) }.copy_from_slice(bytes);
+        };
+        for (block, (key, value)) in key.chunks(KV_BLOCK).zip(value.chunks(KV_BLOCK)).enumerate() {
+            let scale = encode(key, &mut codes);
+            for (i, code) in codes[..key.len()].iter().enumerate() {
+                write(keys + (block * KV_BLOCK + i) * PAGE_TOKENS + at, &code.to_le_bytes());
+            }
+            write(keys + PAGE_TOKENS * dim + (block * PAGE_TOKENS + at) * 2, &scale.to_ne_bytes());
+            let scale = encode(value, &mut codes);
+            write(values + at * dim + block * KV_BLOCK, bytemuck::cast_slice(&codes[..value.len()]));
+            write(values + PAGE_TOKENS * dim + (at * blocks + block) * 2, &scale.to_ne_bytes());
+        }
+    }
+}
+
 /// Stores f32 values, rounded to nearest even.
 fn narrow(dtype: KvDType, values: &[f32], stored: &mut [u8]) {
     match dtype {
         KvDType::F32 => stored.copy_from_slice(bytemuck::cast_slice(values)),
         KvDType::F16 => bytemuck::cast_slice_mut::<_, f16>(stored).convert_from_f32_slice(values),
         KvDType::BF16 => bytemuck::cast_slice_mut::<_, bf16>(stored).convert_from_f32_slice(values),
+        KvDType::Q8_0 => unreachable!("codes are written with their scales"),
     }
 }
 
@@ -589,13 +704,21 @@ mod tests {
     /// Softmax attention as the paper writes it, in f64, on the values as they are stored.
     fn truth(slot: usize, dtype: KvDType, window: Option<u32>) -> Vec<f64> {
         let qkv = qkv(slot);
+        // A head of 20 values is one block: as ggml's quantize_row_q8_0 reads.
+        let coded = |token: usize, head: usize, value: f32| {
+            let head = &qkv[token * HEADS.qkv_columns() + head * HEADS.dim..][..HEADS.dim];
+            let scale = head.iter().fold(0.0f32, |max, value| max.max(value.abs())) / 127.0;
+            (value * (1.0 / scale)).round() * half::f16::from_f32(scale).to_f32()
+        };
         let at =
             |token: usize, head: usize, i: usize| qkv[token * HEADS.qkv_columns() + head * HEADS.dim + i];
-        let stored = |value: f32| {
+        let stored = |token: usize, head: usize, i: usize| {
+            let value = at(token, head, i);
             f64::from(match dtype {
                 KvDType::F32 => value,
                 KvDType::F16 => half::f16::from_f32(value).to_f32(),
                 KvDType::BF16 => half::bf16::from_f32(value).to_f32(),
+                KvDType::Q8_0 => coded(token, head, value),
             })
         };
         let mut out = vec![];
@@ -604,13 +727,13 @@ mod tests {
                 let (key, value) = (HEADS.query + head / 3, HEADS.query + HEADS.kv + head / 3);
                 let seen = (0..=token).filter(|&j| window.is_none_or(|window| token - j < window as usize));
                 let weight = |j: usize| {
-                    let dot = (0..HEADS.dim).map(|i| f64::from(at(token, head, i)) * stored(at(j, key, i)));
+                    let dot = (0..HEADS.dim).map(|i| f64::from(at(token, head, i)) * stored(j, key, i));
                     (dot.sum::<f64>() * f64::from(SCALE)).exp()
                 };
                 let weights: Vec<_> = seen.map(|j| (j, weight(j))).collect();
                 let total = weights.iter().map(|&(_, weight)| weight).sum::<f64>();
                 for i in 0..HEADS.dim {
-                    let sum: f64 = weights.iter().map(|&(j, weight)| weight * stored(at(j, value, i))).sum();
+                    let sum: f64 = weights.iter().map(|&(j, weight)| weight * stored(j, value, i)).sum();
                     out.push(if weights.is_empty() { 0.0 } else { sum / total });
                 }
             }
@@ -627,7 +750,7 @@ mod tests {
             &[[7, 0], [0, 9], [90, 0], [1, 30], [3, 1]],
         ];
         for simd in Simd::present() {
-            for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+            for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0] {
                 for window in [None, Some(0), Some(33), Some(70)] {
                     let options = |threads| CpuOptions { threads, simd, ..CpuOptions::default() };
                     let first = outputs(options(1), dtype, window, whole);
@@ -683,9 +806,9 @@ mod tests {
 
     #[test]
     fn a_nan_in_a_key_reaches_the_output() {
-        for simd in Simd::present() {
+        for (simd, dtype) in Simd::present().flat_map(|simd| [(simd, KvDType::F32), (simd, KvDType::Q8_0)]) {
             let cpu = Cpu::new(CpuOptions { simd, ..CpuOptions::default() }).unwrap();
-            let mut kv = cpu.alloc_kv(&spec(KvDType::F32, None)).unwrap();
+            let mut kv = cpu.alloc_kv(&spec(dtype, None)).unwrap();
             let mut batch = Batch::default();
             let row = Row { slot: 0, start: 0, len: 40, pages: vec![table(0), table(0)], wanted: 0 };
             batch.push(row, [Token::Known(0); 40]);

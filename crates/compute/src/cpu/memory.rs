@@ -422,7 +422,7 @@ pub(super) struct Geometry {
 
 impl Geometry {
     fn new(group: &KvGroup, dtype: KvDType) -> Geometry {
-        let token_bytes = group.dim * dtype.bytes();
+        let token_bytes = dtype.bytes_of(group.dim);
         let head_bytes = PAGE_TOKENS * token_bytes;
         let half_bytes = group.heads * head_bytes;
         let page_bytes = 2 * half_bytes;
@@ -575,7 +575,7 @@ impl Sizes for CpuSizes {
     }
 
     fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
-        [group.layers, 2, group.heads, PAGE_TOKENS, group.dim, spec.dtype.bytes()]
+        [group.layers, 2, group.heads, PAGE_TOKENS, spec.dtype.bytes_of(group.dim)]
             .into_iter()
             .fold(1, |bytes, factor| bytes.saturating_mul(factor as u64))
     }

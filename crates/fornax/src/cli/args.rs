@@ -659,7 +659,7 @@ pub(crate) struct DeviceArgs {
     /// CPU threads [default: one per core]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) threads: Option<usize>,
-    /// How keys and values are stored: f32, f16 or bf16 [default: f16; f32 with --activations float]
+    /// How keys and values are stored: f32, f16, bf16 or q8_0 [default: f16; f32 with --activations float]
     #[arg(long, value_name = "DTYPE")]
     pub(crate) kv_dtype: Option<String>,
     /// How activations enter matrix products with quantised weights [default: int8 on the CPU, float on a GPU]

@@ -104,7 +104,8 @@ fn kv_dtype(name: &str) -> Result<KvDType, Failure> {
         "f32" => Ok(KvDType::F32),
         "f16" => Ok(KvDType::F16),
         "bf16" => Ok(KvDType::BF16),
-        _ => Err(Failure::usage(format!("--kv-dtype {name} is not available; use f32, f16 or bf16"))),
+        "q8_0" => Ok(KvDType::Q8_0),
+        _ => Err(Failure::usage(format!("--kv-dtype {name} is not available; use f32, f16, bf16 or q8_0"))),
     }
 }
 
@@ -132,7 +133,7 @@ mod tests {
     #[test]
     fn kv_types_of_other_devices_are_refused_by_name() {
         assert_eq!(kv_dtype("bf16").unwrap(), KvDType::BF16);
-        assert!(kv_dtype("q8_0").unwrap_err().to_string().contains("q8_0"));
+        assert_eq!(kv_dtype("q8_0").unwrap(), KvDType::Q8_0);
         assert!(kv_dtype("fp8").unwrap_err().to_string().contains("fp8"));
     }
 }

@@ -62,17 +62,17 @@ impl From<Heads> for HeadCounts {
 }
 
 /// Dynamic shared memory of a block of attention.cu: a tile of keys and values, later the results of groups of threads;
-/// queries; a partial result.
+/// queries; a partial result. `stored` are the bytes of a head's keys.
 fn shared_bytes(dim: usize, shared: usize, stored: usize) -> u32 {
     let outputs = shared * dim;
     let groups = (THREADS as usize / dim.div_ceil(4)).min((8192 / outputs).max(1));
-    let staged = TILE * (2 * dim * stored + 32);
+    let staged = TILE * (2 * stored + 32);
     int(staged.max(groups * outputs * 4) + (2 * outputs + 2 * shared) * 4).cast_unsigned()
 }
 
 /// How keys and values are stored, for the compiler.
 fn storage(dtype: KvDType) -> Vec<String> {
-    vec![format!("KV_BYTES={}", dtype.bytes()), format!("KV_BF16={}", i32::from(dtype == KvDType::BF16))]
+    vec![format!("KV_BYTES={}", dtype.bytes_of(1)), format!("KV_BF16={}", i32::from(dtype == KvDType::BF16))]
 }
 
 impl Cuda {
@@ -243,7 +243,7 @@ impl Cuda {
             Arg::Pointer(out.pointer()),
         ];
         let cluster = if clusters { tiles } else { 1 };
-        let memory = shared_bytes(heads.dim, shared, kv.dtype.bytes());
+        let memory = shared_bytes(heads.dim, shared, kv.dtype.bytes_of(heads.dim));
         self.launch_clusters(
             "attention",
             function,
