@@ -350,6 +350,10 @@ unsafe fn step_neon(page: Page<'_>, queries: &mut Queries<'_>) {
 }
 
 /// How sixteen stored numbers are read.
+///
+/// # Safety
+///
+/// Of `read`: the caller has the instructions of `L` and sixteen stored numbers.
 trait Stored {
     const BYTES: usize;
     unsafe fn read<L: Lanes>(from: *const u8) -> L::Floats;

@@ -5,6 +5,11 @@
 //! why every implementation is `#[inline(always)]` or a thin `#[inline]` function with the features.
 
 /// Sixteen rows, one lane each.
+///
+/// # Safety
+///
+/// Of all its functions: the processor has the level's instructions, and a pointer may be read, or written, for as much as
+/// the function says; alignment is not needed.
 pub(crate) trait Lanes: 'static {
     /// Two integers of 16 bits for each row: codes, or codes still packed.
     type Pairs: Copy;

@@ -24,6 +24,11 @@ pub(crate) const GROUP: usize = 16;
 pub(crate) const WIDTHS: [usize; 5] = [16, 8, 4, 2, 1];
 
 /// A quantised format, packed; implemented by the block as it lies in the file.
+///
+/// # Safety
+///
+/// Of its unsafe functions: the caller has the instructions of `L`, and the pointer is that of a whole group's codes or
+/// scales, of which `block` is one.
 pub(super) trait Packed: bytemuck::Pod {
     /// Values of a block.
     const VALUES: usize;
@@ -61,6 +66,10 @@ pub(super) trait Packed: bytemuck::Pod {
 }
 
 /// A float type, packed.
+///
+/// # Safety
+///
+/// Of its unsafe functions: the caller has the instructions of `L`, and a group that holds these columns.
 pub(super) trait PackedFloat: 'static {
     /// Bytes of one value.
     const BYTES: usize;
@@ -170,7 +179,13 @@ impl Kernels {
 
 /// The kernels of a type at one level, compiled for its features.
 macro_rules! kernels {
-    ($lanes:ty, $features:literal, quantised $format:ty) => {{
+    ($lanes:ty, $features:literal, quantised $format:ty) => {
+        $crate::cpu::quant::packed::kernels!($lanes, $features, quantised, integers, expand, $format)
+    };
+    ($lanes:ty, $features:literal, float $format:ty) => {
+        $crate::cpu::quant::packed::kernels!($lanes, $features, float, floats, widen, $format)
+    };
+    ($lanes:ty, $features:literal, $make:ident, $multiply:ident, $expand:ident, $format:ty) => {{
         #[target_feature(enable = $features)]
         unsafe fn multiply<const N: usize>(
             group: *const u8,
@@ -179,37 +194,18 @@ macro_rules! kernels {
             tile: *mut f32,
         ) {
             // SAFETY: as the caller's.
-            unsafe { $crate::cpu::quant::packed::integers::<$lanes, $format, N>(group, columns, panel, tile) }
+            unsafe {
+                $crate::cpu::quant::packed::$multiply::<$lanes, $format, N>(group, columns, panel, tile)
+            }
         }
         #[target_feature(enable = $features)]
         unsafe fn dequantize(group: *const u8, columns: usize, first: usize, count: usize, out: *mut f32) {
             // SAFETY: as the caller's.
             unsafe {
-                $crate::cpu::quant::packed::expand::<$lanes, $format>(group, columns, first, count, out)
+                $crate::cpu::quant::packed::$expand::<$lanes, $format>(group, columns, first, count, out)
             }
         }
-        $crate::cpu::quant::packed::Kernels::quantised::<$lanes, $format>(
-            dequantize,
-            [multiply::<16>, multiply::<8>, multiply::<4>, multiply::<2>, multiply::<1>],
-        )
-    }};
-    ($lanes:ty, $features:literal, float $format:ty) => {{
-        #[target_feature(enable = $features)]
-        unsafe fn multiply<const N: usize>(
-            group: *const u8,
-            columns: usize,
-            panel: *const u8,
-            tile: *mut f32,
-        ) {
-            // SAFETY: as the caller's.
-            unsafe { $crate::cpu::quant::packed::floats::<$lanes, $format, N>(group, columns, panel, tile) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn dequantize(group: *const u8, _columns: usize, first: usize, count: usize, out: *mut f32) {
-            // SAFETY: as the caller's.
-            unsafe { $crate::cpu::quant::packed::widen::<$lanes, $format>(group, first, count, out) }
-        }
-        $crate::cpu::quant::packed::Kernels::float::<$lanes, $format>(
+        $crate::cpu::quant::packed::Kernels::$make::<$lanes, $format>(
             dequantize,
             [multiply::<16>, multiply::<8>, multiply::<4>, multiply::<2>, multiply::<1>],
         )
@@ -498,6 +494,7 @@ pub(super) unsafe fn expand<L: Lanes, F: Packed>(
 #[inline(always)]
 pub(super) unsafe fn widen<L: Lanes, F: PackedFloat>(
     group: *const u8,
+    _columns: usize,
     first: usize,
     count: usize,
     out: *mut f32,
