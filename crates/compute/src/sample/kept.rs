@@ -1,5 +1,7 @@
 //! The candidates that are left, in their order, and the draw among them.
 
+use super::weights::Weights;
+
 /// Items that are sorted only as far as somebody looks: most draws end within the first few of 150,000.
 pub(super) struct Ordered<'a, T> {
     items: &'a mut [T],
@@ -65,12 +67,78 @@ pub(super) fn key(logit: f32, id: usize) -> u64 {
     // the bits the order of the numbers.
     let bits = (logit + 0.0).to_bits();
     let ascending = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
-    u64::from(!ascending) << 32 | id as u64
+    u64::from(!ascending) << 32 | id as u64 & u64::from(u32::MAX)
+}
+
+/// The logit in a key, but for the sign of a zero.
+#[inline(always)]
+pub(super) fn logit(key: u64) -> f32 {
+    let ascending = !((key >> 32) as u32);
+    f32::from_bits(if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending })
 }
 
 /// The id in a key.
 pub(super) fn id(key: u64) -> usize {
     (key & u64::from(u32::MAX)) as usize
+}
+
+/// Of so many a sorted search is as fast as any.
+const FEW: usize = 64;
+
+impl Ordered<'_, u64> {
+    /// The first whose running sum of weights exceeds `wanted`. Nothing is sorted that need not be: most draws end among
+    /// the few likeliest, and whole parts of the others are passed by their sum.
+    fn exceeding(&mut self, wanted: f64, weights: Weights) -> Option<u64> {
+        let mut sum = 0.0;
+        let (first, mut rest) = self.items.split_at_mut(self.sorted);
+        let found = |keys: &[u64], sum: &mut f64| {
+            keys.iter().copied().find(|&key| {
+                *sum += weights.of(logit(key));
+                *sum > wanted
+            })
+        };
+        if let Some(key) = found(first, &mut sum) {
+            return Some(key);
+        }
+        // Takes the part of `rest` that has it: its first `count`, or the others.
+        let narrow = |rest: &mut &mut [u64], count: usize, sum: &mut f64| {
+            let (likely, others) = std::mem::take(rest).split_at_mut(count);
+            let passed = *sum + weights.total_of_keys(likely);
+            let is_likely = passed > wanted;
+            (*rest, *sum) = if is_likely { (likely, *sum) } else { (others, passed) };
+            is_likely
+        };
+        // Where most of the weight is in few tokens, a bound finds them sooner than a rank.
+        for distance in NEAR {
+            let bound = key(weights.logit_at(distance), usize::MAX);
+            let count = move_to_front(rest, bound);
+            if narrow(&mut rest, count, &mut sum) {
+                break;
+            }
+        }
+        while rest.len() > FEW {
+            let half = rest.len() / 2;
+            rest.select_nth_unstable(half);
+            narrow(&mut rest, half, &mut sum);
+        }
+        rest.sort_unstable();
+        found(rest, &mut sum)
+    }
+}
+
+/// Logarithms of weights at which the likely are told from the others.
+const NEAR: [f64; 3] = [-2.0, -5.0, -9.0];
+
+/// Brings the keys up to `bound` to the front; how many there are.
+fn move_to_front(keys: &mut [u64], bound: u64) -> usize {
+    let mut count = 0;
+    for at in 0..keys.len() {
+        // No branch to predict wrongly.
+        let is_near = usize::from(keys[at] <= bound);
+        keys.swap(count, at);
+        count += is_near;
+    }
+    count
 }
 
 /// What may be drawn, and how hot.
@@ -96,26 +164,14 @@ impl Kept<'_> {
         if temperature == 0.0 {
             return Drawn { token: first, probability: 1.0 };
         }
-        // A probability times a constant: the most likely weighs 1.
-        let largest = f64::from(logits[first]);
-        let weight = |key: u64| ((f64::from(logits[id(key)]) - largest) / temperature).exp();
-        let total: f64 = order.items().iter().map(|key| weight(*key)).sum();
-        let wanted = random * total;
-        let mut drawn = Drawn { token: first, probability: 1.0 / total };
-        let (mut sum, mut rank) = (0.0, 0);
-        while sum <= wanted
-            && let Some(key) = order.get(rank)
-        {
-            let weight = weight(key);
-            // Rounding may leave the running sum a hair below `wanted` at the end: then the last that can be drawn
-            // is it.
-            if weight == 0.0 {
-                break;
-            }
-            drawn = Drawn { token: id(key), probability: weight / total };
-            sum += weight;
-            rank += 1;
-        }
-        drawn
+        let weights = Weights::new(logits[first], temperature);
+        let total = weights.total_of_keys(order.items());
+        // Rounding may leave the running sum a hair below at the end: then the last that can be drawn is it.
+        let key = order.exceeding(random * total, weights).or_else(|| {
+            let possible = order.items().iter().copied().filter(|&key| weights.of(logit(key)) > 0.0);
+            possible.max()
+        });
+        let token = key.map_or(first, id);
+        Drawn { token, probability: weights.of(logits[token]) / total }
     }
 }

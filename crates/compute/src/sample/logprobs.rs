@@ -1,6 +1,7 @@
 //! Log-probabilities under the model itself.
 
 use super::kept::{id, key};
+use super::weights::Weights;
 
 /// That of the chosen token, and the `count` most likely tokens with theirs.
 pub(super) fn of(
@@ -9,10 +10,9 @@ pub(super) fn of(
     count: usize,
     top: &mut Vec<u64>,
 ) -> (Option<f32>, Vec<(u32, f32)>) {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
-    let ln_sum = sum.ln();
-    let logprob = |id: usize| (f64::from(logits[id]) - largest - ln_sum) as f32;
+    let weights = Weights::new(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max), 1.0);
+    let ln_sum = weights.total(logits).ln();
+    let logprob = |id: usize| (weights.log(logits[id]) - ln_sum) as f32;
     most_likely(logits, count, top);
     (Some(logprob(token)), top.iter().map(|&key| (id(key) as u32, logprob(id(key)))).collect())
 }

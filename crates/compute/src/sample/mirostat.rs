@@ -1,7 +1,8 @@
 //! Mirostat: keeps the surprise of the text near a target (Basu et al., "Mirostat", 2021).
 
 use super::allowed::Allowed;
-use super::kept::{Kept, Ordered, id, key};
+use super::kept::{self, Kept, Ordered, key};
+use super::weights::Weights;
 use super::{Mirostat, SampleRow, Sampling};
 
 /// How many of the most likely tokens the first version fits its Zipf distribution to.
@@ -16,15 +17,14 @@ pub(super) fn kept<'a>(
     keys: &'a mut Vec<u64>,
 ) -> Kept<'a> {
     let temperature = f64::from(row.sampling.temperature);
-    let largest = f64::from(logits[best]);
-    let log_weight = |logit: f32| (f64::from(logit) - largest) / temperature;
+    let weights = Weights::new(logits[best], temperature);
     let mu = f64::from(row.mirostat_mu);
     keys.clear();
     if row.sampling.mirostat == Mirostat::V2 {
-        let total: f64 = allowed.each(logits).map(|(_, logit)| log_weight(logit).exp()).sum();
-        let surprise = |logit| (total.ln() - log_weight(logit)) / std::f64::consts::LN_2;
-        let let_through = allowed.each(logits).filter(|(_, logit)| surprise(*logit) <= mu);
-        keys.extend(let_through.map(|(id, logit)| key(logit, id)));
+        keys.extend(allowed.each(logits).map(|(id, logit)| key(logit, id)));
+        let ln_total = weights.total_of_keys(keys).ln();
+        let surprise = |logit| (ln_total - weights.log(logit)) / std::f64::consts::LN_2;
+        keys.retain(|&key| surprise(kept::logit(key)) <= mu);
         if keys.is_empty() {
             keys.push(key(logits[best], best));
         }
@@ -36,7 +36,7 @@ pub(super) fn kept<'a>(
     let (mut products, mut squares) = (0.0, 0.0);
     let mut previous = 0.0;
     for rank in 1..FITTED.min(order.items().len()) {
-        let next = order.get(rank).map_or(previous, |key| log_weight(logits[id(key)]));
+        let next = order.get(rank).map_or(previous, |key| weights.log(kept::logit(key)));
         let step = ((rank + 1) as f64 / rank as f64).ln();
         products += step * (previous - next);
         squares += step * step;

@@ -8,6 +8,7 @@ mod mirostat;
 mod penalties;
 mod sampling;
 mod truncation;
+mod weights;
 
 pub use sampling::{Mirostat, Sampling, TOP_LOGPROBS_MAX};
 
@@ -221,11 +222,19 @@ fn all_finite(logits: &[f32]) -> bool {
 
 /// The lowest id among those with the largest logit.
 fn largest(logits: &[f32], allowed: Allowed<'_>) -> Option<usize> {
+    /// So many are passed at once, by vector instructions, unless one of them is larger than all before.
+    const BLOCK: usize = 64;
     let mut best = None;
     let mut largest = f32::NEG_INFINITY;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > largest && allowed.contains(id) {
-            (best, largest) = (Some(id), logit);
+    for (block, logits) in logits.chunks(BLOCK).enumerate() {
+        if !logits.iter().fold(false, |any, &logit| any | (logit > largest)) {
+            continue;
+        }
+        for (at, &logit) in logits.iter().enumerate() {
+            let id = block * BLOCK + at;
+            if logit > largest && allowed.contains(id) {
+                (best, largest) = (Some(id), logit);
+            }
         }
     }
     best

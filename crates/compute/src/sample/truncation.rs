@@ -2,7 +2,8 @@
 
 use super::Sampling;
 use super::allowed::Allowed;
-use super::kept::{Kept, Ordered, id, key};
+use super::kept::{Kept, Ordered, key, logit};
+use super::weights::{Weights, exp};
 
 /// All tokens that may be chosen.
 #[derive(Clone, Copy)]
@@ -24,11 +25,21 @@ impl<'a> Candidates<'a> {
         distances: &mut Vec<(u64, u64)>,
     ) -> Kept<'a> {
         let floor = self.floor(sampling);
-        let above = self.allowed.each(self.logits).filter(|(_, logit)| f64::from(*logit) >= floor);
+        let candidates = self.allowed.each(self.logits);
         keys.clear();
-        keys.extend(above.map(|(id, logit)| key(logit, id)));
+        let enough = if sampling.top_p < 1.0 {
+            // A share of all candidates, those below the floor included.
+            keys.extend(candidates.map(|(id, logit)| key(logit, id)));
+            let total = self.weights().total_of_keys(keys);
+            keys.retain(|&key| f64::from(logit(key)) >= floor);
+            Some(f64::from(sampling.top_p) * total)
+        } else {
+            let above = candidates.filter(|(_, logit)| f64::from(*logit) >= floor);
+            keys.extend(above.map(|(id, logit)| key(logit, id)));
+            None
+        };
         let mut order = Ordered::new(keys);
-        self.cut(sampling, &mut order);
+        self.cut(sampling, enough, &mut order);
         if sampling.typical_p < 1.0 {
             self.pick_typical(f64::from(sampling.typical_p), &mut order, distances);
         }
@@ -39,13 +50,12 @@ impl<'a> Candidates<'a> {
         Kept { logits: self.logits, order, temperature }
     }
 
-    /// A token's distance to the most likely logit: the logarithm of its weight.
-    fn log_weight(&self, id: usize) -> f64 {
-        f64::from(self.logits[id]) - f64::from(self.logits[self.best])
+    fn weights(&self) -> Weights {
+        Weights::new(self.logits[self.best], 1.0)
     }
 
     fn weight(&self, key: u64) -> f64 {
-        self.log_weight(id(key)).exp()
+        self.weights().of(logit(key))
     }
 
     /// Min-p and top-n-sigma need no order: what lies below is never sorted.
@@ -61,21 +71,20 @@ impl<'a> Candidates<'a> {
     /// The standard deviation of the candidates' logits.
     fn deviation(&self) -> f64 {
         let (mut count, mut sum) = (0.0, 0.0);
-        for (id, _) in self.allowed.each(self.logits) {
+        let weights = self.weights();
+        for (_, logit) in self.allowed.each(self.logits) {
             count += 1.0;
-            sum += self.log_weight(id);
+            sum += weights.log(logit);
         }
         let mean = sum / count;
-        let squares = self.allowed.each(self.logits).map(|(id, _)| (self.log_weight(id) - mean).powi(2));
+        let squares = self.allowed.each(self.logits).map(|(_, logit)| (weights.log(logit) - mean).powi(2));
         (squares.sum::<f64>() / count).sqrt()
     }
 
     /// Top-k and top-p: the shorter decides.
-    fn cut(&self, sampling: &Sampling, order: &mut Ordered<'_, u64>) {
+    fn cut(&self, sampling: &Sampling, enough: Option<f64>, order: &mut Ordered<'_, u64>) {
         let at_most = if sampling.top_k == 0 { usize::MAX } else { sampling.top_k as usize };
-        if sampling.top_p < 1.0 {
-            let total: f64 = self.allowed.each(self.logits).map(|(id, _)| self.log_weight(id).exp()).sum();
-            let enough = f64::from(sampling.top_p) * total;
+        if let Some(enough) = enough {
             let reached = reaching(order, enough, |key| self.weight(key));
             order.truncate(reached.min(at_most));
         } else if at_most < order.items().len() {
@@ -90,7 +99,7 @@ impl<'a> Candidates<'a> {
         // A surprise less the mean surprise: the logarithm of the sum falls out. Bits of numbers that are not
         // negative have their order.
         distances.extend(order.items().iter().map(|&key| {
-            let distance = (self.log_weight(id(key)) - spread.mean).abs();
+            let distance = (self.weights().log(logit(key)) - spread.mean).abs();
             (distance.to_bits(), key)
         }));
         let mut by_distance = Ordered::new(distances);
@@ -125,8 +134,8 @@ impl<'a> Candidates<'a> {
     fn spread(&self, keys: &[u64]) -> Spread {
         let (mut total, mut sum) = (0.0, 0.0);
         for &key in keys {
-            let log_weight = self.log_weight(id(key));
-            let weight = log_weight.exp();
+            let log_weight = self.weights().log(logit(key));
+            let weight = exp(log_weight);
             total += weight;
             sum += weight * log_weight;
         }
