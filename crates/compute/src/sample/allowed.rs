@@ -43,6 +43,11 @@ impl<'a> Allowed<'a> {
         Allowed { mask: Some(words) }
     }
 
+    /// Whether nothing is forbidden.
+    pub(super) fn is_everybody(self) -> bool {
+        self.mask.is_none()
+    }
+
     pub(super) fn contains(self, id: usize) -> bool {
         self.mask.is_none_or(|mask| mask.get(id / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
     }

@@ -86,6 +86,22 @@ pub(super) fn id(key: u64) -> usize {
 const FEW: usize = 64;
 
 impl Ordered<'_, u64> {
+    /// The first of all; there is one.
+    fn first(&self) -> u64 {
+        let smallest = || self.items.iter().copied().min().expect("the most likely is always kept");
+        if self.sorted > 0 { self.items[0] } else { smallest() }
+    }
+
+    /// The first whose running sum of weights exceeds `wanted`, as a share of `total`.
+    pub(super) fn draw(mut self, wanted: f64, weights: Weights, total: f64) -> Drawn {
+        let key = self.exceeding(wanted, weights).unwrap_or_else(|| {
+            // Rounding left the running sum a hair below at the end: then the last that can be drawn is it.
+            let possible = self.items.iter().copied().filter(|&key| weights.of(logit(key)) > 0.0);
+            possible.max().unwrap_or_else(|| self.first())
+        });
+        Drawn { token: id(key), probability: weights.of(logit(key)) / total }
+    }
+
     /// The first whose running sum of weights exceeds `wanted`. Nothing is sorted that need not be: most draws end among
     /// the few likeliest, and whole parts of the others are passed by their sum.
     fn exceeding(&mut self, wanted: f64, weights: Weights) -> Option<u64> {
@@ -127,7 +143,7 @@ impl Ordered<'_, u64> {
 }
 
 /// Logarithms of weights at which the likely are told from the others.
-const NEAR: [f64; 3] = [-2.0, -5.0, -9.0];
+pub(super) const NEAR: [f64; 3] = [-2.0, -5.0, -9.0];
 
 /// Brings the keys up to `bound` to the front; how many there are.
 fn move_to_front(keys: &mut [u64], bound: u64) -> usize {
@@ -158,20 +174,14 @@ pub(super) struct Drawn {
 impl Kept<'_> {
     /// The first whose running sum exceeds `random`, which lies in [0, 1).
     pub(super) fn draw(self, random: f64) -> Drawn {
-        let Kept { logits, mut order, temperature } = self;
-        let first = order.get(0).map(id).expect("the most likely is always kept");
+        let Kept { logits, order, temperature } = self;
+        let first = id(order.first());
         // A dynamic temperature may come down to 0.
         if temperature == 0.0 {
             return Drawn { token: first, probability: 1.0 };
         }
         let weights = Weights::new(logits[first], temperature);
         let total = weights.total_of_keys(order.items());
-        // Rounding may leave the running sum a hair below at the end: then the last that can be drawn is it.
-        let key = order.exceeding(random * total, weights).or_else(|| {
-            let possible = order.items().iter().copied().filter(|&key| weights.of(logit(key)) > 0.0);
-            possible.max()
-        });
-        let token = key.map_or(first, id);
-        Drawn { token, probability: weights.of(logits[token]) / total }
+        order.draw(random * total, weights, total)
     }
 }

@@ -198,8 +198,12 @@ pub fn sample(logits: &[f32], row: &SampleRow<'_>, scratch: &mut SampleScratch) 
         let random = |draw| philox::uniform(row.seed, row.position, draw);
         if sampling.mirostat == Mirostat::Off {
             let candidates = truncation::Candidates { logits, allowed, best };
-            let kept = candidates.kept(sampling, || random(1), &mut scratch.keys, &mut scratch.distances);
-            kept.draw(random(0)).token
+            if sampling.keeps_all() {
+                candidates.draw(f64::from(sampling.temperature), random(0), &mut scratch.keys).token
+            } else {
+                let kept = candidates.kept(sampling, || random(1), &mut scratch.keys, &mut scratch.distances);
+                kept.draw(random(0)).token
+            }
         } else {
             let kept = mirostat::kept(logits, allowed, best, row, &mut scratch.keys);
             let drawn = kept.draw(random(0));

@@ -146,6 +146,13 @@ impl Sampling {
             || self.mirostat != Mirostat::Off
     }
 
+    /// Whether every candidate may be drawn, at a temperature that is known beforehand.
+    pub(super) fn keeps_all(&self) -> bool {
+        let cuts = self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0 || self.top_n_sigma > 0.0;
+        let picks = self.typical_p < 1.0 || self.xtc_probability > 0.0;
+        !cuts && !picks && self.dynatemp_range == 0.0
+    }
+
     /// Whether one of the three penalties is on.
     pub(super) fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0

@@ -2,7 +2,7 @@
 
 use super::Sampling;
 use super::allowed::Allowed;
-use super::kept::{Kept, Ordered, key, logit};
+use super::kept::{Drawn, Kept, NEAR, Ordered, key, logit};
 use super::weights::{Weights, exp};
 
 /// All tokens that may be chosen.
@@ -16,6 +16,37 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
+    /// A token of all candidates, where no filter and no dynamic temperature looks at them before.
+    pub(super) fn draw(&self, temperature: f64, random: f64, keys: &mut Vec<u64>) -> Drawn {
+        let weights = Weights::new(self.logits[self.best], temperature);
+        let total = self.total(weights);
+        self.likeliest(weights, random * total, keys);
+        Ordered::new(keys).draw(random * total, weights, total)
+    }
+
+    /// The weight of all candidates.
+    fn total(&self, weights: Weights) -> f64 {
+        if self.allowed.is_everybody() {
+            return weights.total(self.logits);
+        }
+        self.allowed.each(self.logits).map(|(_, logit)| weights.of(logit)).sum()
+    }
+
+    /// Fills `keys` with the likeliest candidates that together weigh more than `enough`, or with all: whatever is decided
+    /// by the order up to there needs no others.
+    fn likeliest(&self, weights: Weights, enough: f64, keys: &mut Vec<u64>) {
+        for bound in NEAR.map(|distance| weights.logit_at(distance)) {
+            let near = self.allowed.each(self.logits).filter(|(_, logit)| *logit >= bound);
+            keys.clear();
+            keys.extend(near.map(|(id, logit)| key(logit, id)));
+            if weights.total_of_keys(keys) > enough {
+                return;
+            }
+        }
+        keys.clear();
+        keys.extend(self.allowed.each(self.logits).map(|(id, logit)| key(logit, id)));
+    }
+
     /// What the filters leave. `xtc_random` is asked for only where XTC is on.
     pub(super) fn kept(
         self,
@@ -25,16 +56,15 @@ impl<'a> Candidates<'a> {
         distances: &mut Vec<(u64, u64)>,
     ) -> Kept<'a> {
         let floor = self.floor(sampling);
-        let candidates = self.allowed.each(self.logits);
-        keys.clear();
         let enough = if sampling.top_p < 1.0 {
             // A share of all candidates, those below the floor included.
-            keys.extend(candidates.map(|(id, logit)| key(logit, id)));
-            let total = self.weights().total_of_keys(keys);
+            let enough = f64::from(sampling.top_p) * self.total(self.weights());
+            self.likeliest(self.weights(), enough, keys);
             keys.retain(|&key| f64::from(logit(key)) >= floor);
-            Some(f64::from(sampling.top_p) * total)
+            Some(enough)
         } else {
-            let above = candidates.filter(|(_, logit)| f64::from(*logit) >= floor);
+            let above = self.allowed.each(self.logits).filter(|(_, logit)| f64::from(*logit) >= floor);
+            keys.clear();
             keys.extend(above.map(|(id, logit)| key(logit, id)));
             None
         };
