@@ -101,8 +101,8 @@ fn computed(start: Instant) -> Duration {
 /// Turns of one measurement: what is left of the context after the prompt, all of them decoding.
 const TURNS: usize = 2048;
 
-/// Turns between two readings of the events, which other threads do in a server and which are not counted here.
-const READ_EVERY: usize = 8;
+/// Rows between two readings of the events, which other threads do in a server and which are not counted here.
+const ROWS_READ: usize = 2048;
 
 /// Tokens of a prompt that is there already, but for its last page.
 const SHARED: usize = 10_240;
@@ -142,9 +142,10 @@ fn main() {
                 let (mut engine, mut replies) = decoding(sequences);
                 let start = Instant::now();
                 let mut elapsed = Duration::ZERO;
-                for _ in 0..TURNS / READ_EVERY {
+                let turns = (ROWS_READ / sequences).min(TURNS / 4);
+                for _ in 0..TURNS / turns {
                     let began = computed(start);
-                    for _ in 0..READ_EVERY {
+                    for _ in 0..turns {
                         black_box(engine.turn());
                     }
                     elapsed += computed(start) - began;
