@@ -20,6 +20,7 @@ mod pool;
 mod quant;
 mod rope;
 mod step;
+pub(crate) mod widest;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -4,11 +4,10 @@
 //! plain arithmetic that becomes vector instructions, and sums run in [`LANES`] lanes whatever the machine has: the same
 //! bits everywhere.
 
-#![expect(unsafe_code, reason = "functions for wider vectors are called where the machine has them")]
-
 use std::f64::consts::{LN_2, LOG2_E};
 
 use super::kept;
+use crate::cpu::widest::{Work, widest};
 
 /// Sums that are added up side by side.
 const LANES: usize = 8;
@@ -46,12 +45,12 @@ impl Weights {
 
     /// The weight of all these logits.
     pub(super) fn total(self, logits: &[f32]) -> f64 {
-        widest(logits, self)
+        widest(Sum { items: logits, weights: self })
     }
 
     /// The weight of all tokens with these keys.
     pub(super) fn total_of_keys(self, keys: &[u64]) -> f64 {
-        widest(keys, self)
+        widest(Sum { items: keys, weights: self })
     }
 }
 
@@ -114,32 +113,19 @@ impl Logit for u64 {
     }
 }
 
-/// [`sum`] on the widest vectors there are.
-fn widest(items: &[impl Logit], weights: Weights) -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
-            // SAFETY: the machine has what the function asks for.
-            return unsafe { sum_avx512(items, weights) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the machine has what the function asks for.
-            return unsafe { sum_avx2(items, weights) };
-        }
+/// The weight of all items, to be computed on the widest vectors there are.
+struct Sum<'a, T> {
+    items: &'a [T],
+    weights: Weights,
+}
+
+impl<T: Logit> Work for Sum<'_, T> {
+    type Result = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        sum(self.items, self.weights)
     }
-    sum(items, weights)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn sum_avx512(items: &[impl Logit], weights: Weights) -> f64 {
-    sum(items, weights)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn sum_avx2(items: &[impl Logit], weights: Weights) -> f64 {
-    sum(items, weights)
 }
 
 /// The weight of all `items`.
