@@ -89,15 +89,6 @@ fn decoding(sequences: usize) -> (Engine, Vec<Reply>) {
     (engine, replies)
 }
 
-/// Seconds that this thread has computed, where the system tells: what else the machine does is not the engine's cost.
-fn computed(start: Instant) -> Duration {
-    let computed = || {
-        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        text.split_whitespace().next()?.parse().ok()
-    };
-    computed().map_or_else(|| start.elapsed(), Duration::from_nanos)
-}
-
 /// Turns of one measurement: what is left of the context after the prompt, all of them decoding.
 const TURNS: usize = 2048;
 
@@ -140,15 +131,14 @@ fn main() {
         let mut micros: Vec<f64> = (0..9)
             .map(|_| {
                 let (mut engine, mut replies) = decoding(sequences);
-                let start = Instant::now();
                 let mut elapsed = Duration::ZERO;
                 let turns = (ROWS_READ / sequences).min(TURNS / 4);
                 for _ in 0..TURNS / turns {
-                    let began = computed(start);
+                    let began = Instant::now();
                     for _ in 0..turns {
                         black_box(engine.turn());
                     }
-                    elapsed += computed(start) - began;
+                    elapsed += began.elapsed();
                     for reply in &mut replies {
                         while reply.try_recv().is_some() {}
                     }
