@@ -13,8 +13,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Simd};
-use fornax_compute::{Backend, Batch, Memory, Purpose, Row, Rows, Token, WEIGHT_TYPES};
+use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuRing, CpuRingOptions, Simd};
+use fornax_compute::{Backend, Batch, Memory, Purpose, Ring, Row, Rows, Token, WEIGHT_TYPES};
 use fornax_format::{DType, View};
 
 /// Seconds on one thread that count: those that it computed, where the system tells, so that what else the machine does
@@ -48,7 +48,37 @@ fn main() {
                 }
             }
         }
+        for tokens in [1, 8, 512] {
+            if format!("{} ring", simd.name()).contains(&filter) {
+                ring(simd, threads, tokens);
+            }
+        }
     }
+}
+
+/// The same product of bytes and words mod 2^32.
+fn ring(simd: Simd, threads: usize, tokens: usize) {
+    let (rows, columns) = (4864 * 2, 896);
+    let ring = CpuRing::new(&CpuRingOptions { threads, simd, memory_limit: None }).unwrap();
+    let weights: Vec<i8> = stored(DType::Q8_0, rows * columns)
+        .into_iter()
+        .take(rows * columns)
+        .map(|byte| byte.cast_signed())
+        .collect();
+    let copies = if tokens == 1 { (400 << 20) / weights.len() + 1 } else { 1 };
+    let matrices: Vec<_> = (0..copies).map(|_| ring.matrix(rows, columns, &weights).unwrap()).collect();
+    let x: Vec<u32> = (0..tokens * columns).map(|at| (at as u32).wrapping_mul(2_654_435_769)).collect();
+    let mut out = vec![0; tokens * rows];
+    let (mut best, clock) = (f64::MAX, Instant::now());
+    for _ in 0..5 {
+        let start = seconds(threads, clock);
+        for matrix in &matrices {
+            ring.multiply(matrix, &x, tokens, &mut out).unwrap();
+        }
+        black_box(&out);
+        best = best.min((seconds(threads, clock) - start) / copies as f64);
+    }
+    print_line(simd, "ring", (rows, columns, tokens), weights.len(), best);
 }
 
 /// Gate and up of a 0.5B model, as many copies as no cache holds.
@@ -78,14 +108,23 @@ fn matmul(simd: Simd, threads: usize, dtype: DType, tokens: usize) {
         }
         best = best.min((seconds(threads, clock) - start) / copies as f64);
     }
+    print_line(simd, &dtype.to_string(), (rows, columns, tokens), stored.len(), best);
+}
+
+fn print_line(
+    simd: Simd,
+    name: &str,
+    (rows, columns, tokens): (usize, usize, usize),
+    bytes: usize,
+    seconds: f64,
+) {
     let operations = 2.0 * (rows * columns * tokens) as f64;
     println!(
-        "{:<8} {:<6} {rows:>6} {tokens:>6} {:>9.0} {:>9.1} {:>9.1}",
+        "{:<8} {name:<6} {rows:>6} {tokens:>6} {:>9.0} {:>9.1} {:>9.1}",
         simd.name(),
-        dtype.to_string(),
-        best * 1e6,
-        stored.len() as f64 / best / 1e9,
-        operations / best / 1e9
+        seconds * 1e6,
+        bytes as f64 / seconds / 1e9,
+        operations / seconds / 1e9
     );
 }
 

@@ -79,6 +79,18 @@ pub enum Error {
         /// The rows that the step has, and the columns that the other operands imply.
         wanted: (usize, usize),
     },
+    /// An operand of a ring product that has other values than its rows and columns.
+    #[error("{operation}: {operand} has {got} values, wanted {wanted:?} (rows, columns)")]
+    OperandLength {
+        /// The operation.
+        operation: &'static str,
+        /// Which of its operands.
+        operand: &'static str,
+        /// How many values it has.
+        got: usize,
+        /// The rows and columns it must have.
+        wanted: (usize, usize),
+    },
     /// A batch wants the token sampled into a slot into which nothing was sampled yet.
     #[error("batch: no token was sampled into slot {slot}")]
     NothingSampled {

@@ -2,7 +2,7 @@
 //!
 //! This crate defines the two traits that every device implements ([`Memory`] and [`Backend`]), the data that crosses
 //! them ([`Batch`], [`KvSpec`], [`SampleRow`]), the CPU implementation, and the conformance suite that any
-//! implementation must pass unchanged.
+//! implementation must pass unchanged. Beside them stands [`Ring`]: exact products mod 2^32, for private inference.
 //!
 //! It knows tensors as rows and columns and KV pages by number. It must never know an architecture, a tokenizer, a
 //! request, a file name or an environment variable. There is no general tensor library here: an operation exists
@@ -20,6 +20,7 @@ mod error;
 mod kv;
 mod memory;
 mod philox;
+mod ring;
 mod sample;
 mod splitmix;
 
@@ -29,6 +30,7 @@ pub use error::Error;
 pub use kv::{KV_BLOCK, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
 pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage, WEIGHT_TYPES};
 pub use philox::uniform;
+pub use ring::{Ring, check_weights, check_words};
 pub use sample::{
     Given, Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX, sample,
 };

@@ -15,6 +15,7 @@ mod faults;
 mod layer;
 mod linear;
 mod random;
+mod ring;
 mod rows;
 mod sampling;
 mod steps;
@@ -25,6 +26,7 @@ use crate::cpu::{Activations, Cpu};
 use crate::{Backend, Error, Sizes};
 
 use bench::Table;
+pub use ring::run_ring;
 
 /// Tokens that the subject must take in one step.
 pub const TOKENS_MAX: usize = 288;
@@ -54,6 +56,7 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::Invariance, 0.0),
     (Op::Limits, 0.0),
     (Op::Memory, 0.0),
+    (Op::Ring, 0.0),
 ];
 
 /// What a case is about.
@@ -79,6 +82,7 @@ pub enum Op {
     Invariance,
     Limits,
     Memory,
+    Ring,
 }
 
 impl Op {
@@ -110,6 +114,7 @@ impl fmt::Display for Op {
             Op::Invariance => "invariance",
             Op::Limits => "limits",
             Op::Memory => "memory",
+            Op::Ring => "ring",
         })
     }
 }

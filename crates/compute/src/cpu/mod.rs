@@ -18,6 +18,7 @@ mod memory;
 mod norm;
 mod pool;
 mod quant;
+mod ring;
 mod rope;
 mod step;
 pub(crate) mod widest;
@@ -28,6 +29,7 @@ use std::thread;
 
 pub use memory::{Buf, CpuSizes, Kv, Weight};
 pub use quant::Simd;
+pub use ring::{CpuRing, CpuRingOptions, RingMatrix};
 pub use step::Step;
 
 use disjoint::{Disjoint, for_each_row};
