@@ -8,16 +8,18 @@ use std::time::Instant;
 
 use fornax_compute::conformance::{self, CaseResult, Op, Subject};
 use fornax_compute::cpu::Activations;
-use fornax_gpu::{Cuda, CudaOptions};
+use fornax_gpu::{Cuda, CudaOptions, CudaRing, CudaRingOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let device = args.next().map_or(Ok(0), |device| device.parse())?;
-    let kernel_folder = args.next().map(Into::into);
+    let kernel_folder: Option<std::path::PathBuf> = args.next().map(Into::into);
     let reduced = args.next().is_some_and(|word| word == "reduced");
     println!("{}", fornax_gpu::probe(device)?.words());
     println!("nvrtc {}", fornax_gpu::compiler()?);
     let started = Instant::now();
+    let ring = CudaRingOptions { device, memory_limit: None, kernel_folder: kernel_folder.clone() };
+    let ring = CudaRing::new(&ring)?;
     let cuda = Cuda::new(CudaOptions { device, kernel_folder, ..CudaOptions::default() })?;
     println!("opened in {:.2} s", started.elapsed().as_secs_f64());
     // (passed, failed, worst)
@@ -46,15 +48,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         true => conformance::run_only(&few, &subject, &mut on_case)?,
         false => conformance::run(&subject, &mut on_case)?,
     };
+    let exact = conformance::run_ring(&ring, &mut on_case);
     println!("operation   passed  failed  worst error");
     for (op, (passed, failed, worst)) in &table {
         println!("{op:<10} {passed:>7} {failed:>7}  {worst:.1e}");
     }
     println!(
         "{} passed, {} failed in {:.1} s",
-        report.passed,
-        report.failed.len(),
+        report.passed + exact.passed,
+        report.failed.len() + exact.failed.len(),
         started.elapsed().as_secs_f64()
     );
-    if report.conforms() { Ok(()) } else { Err("the device does not conform".into()) }
+    if report.conforms() && exact.conforms() { Ok(()) } else { Err("the device does not conform".into()) }
 }

@@ -15,6 +15,8 @@
 //! **Fusion.** Inside `record`, an operation may be done by the kernel of the one before or behind it (`ops::fuse`); that
 //! never shows in a row's bits.
 //!
+//! Beside the backend stands [`CudaRing`]: exact products mod 2^32, for private inference.
+//!
 //! This crate knows devices. It must never know an architecture, a request, a file name beyond its kernel folder, or
 //! an environment variable.
 
@@ -27,12 +29,14 @@ mod layout;
 mod memory;
 mod ops;
 mod program;
+mod ring;
 mod step;
 mod upload;
 
 pub use cuda::{Cuda, CudaOptions};
 pub use driver::Found;
 pub use memory::{Buf, CudaSizes, Kv, Weight};
+pub use ring::{CudaRing, CudaRingMatrix, CudaRingOptions};
 pub use step::Step;
 
 use fornax_compute::Error;

@@ -53,6 +53,7 @@ const UNITS: &[(&str, &str)] = kernels![
     "gemv_f32.cu",
     "glu.cu",
     "norm.cu",
+    "ring.cu",
     "rope.cu",
     "rows.cu",
     "sample.cu",
@@ -244,7 +245,7 @@ mod tests {
 
     fn every_program() -> Vec<Key> {
         let mut keys: Vec<Key> =
-            ["glu.cu", "norm.cu", "rows.cu", "sample.cu", "split.cu"].map(Key::plain).to_vec();
+            ["glu.cu", "norm.cu", "ring.cu", "rows.cu", "sample.cu", "split.cu"].map(Key::plain).to_vec();
         for format in FORMATS {
             keys.push(Key::quant("embed.cu", format.header()));
             // A weight of many rows and one of few: their products differ in how far ahead they read.

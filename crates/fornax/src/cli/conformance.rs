@@ -3,10 +3,9 @@
 use std::io::{self, Write};
 
 use fornax::{Code, Device, Error};
-use fornax_compute::conformance::{self, CaseResult, Op, Subject};
-use fornax_compute::cpu::{Activations, Cpu, CpuOptions};
-use fornax_compute::{Backend, Sizes};
-use fornax_gpu::{Cuda, CudaOptions};
+use fornax_compute::conformance::{self, CaseResult, Op, Report, Subject};
+use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuRing, CpuRingOptions};
+use fornax_gpu::{Cuda, CudaOptions, CudaRing, CudaRingOptions};
 
 use super::failure::Failure;
 
@@ -29,17 +28,25 @@ pub(crate) fn conformance(device: Device, out: &mut impl Write) -> anyhow::Resul
                 writeln!(out, "\nconformance of cpu ({}, {name} activations)", options.simd.name())?;
                 let cpu = Cpu::new(options).map_err(Error::from)?;
                 let subject = Subject { backend: &cpu, sizes: cpu.sizes(), activations, invariant: true };
-                failed += suite(&subject, out)?;
+                failed += suite(out, |on_case| conformance::run(&subject, on_case))?;
             }
+            writeln!(out, "\nexact products mod 2^32 of {device}")?;
+            let ring = CpuRing::new(&CpuRingOptions::default()).map_err(Error::from)?;
+            failed += suite(out, |on_case| Ok(conformance::run_ring(&ring, on_case)))?;
         }
         Device::Cuda(ordinal) => {
             let kernel_folder = super::locate::cache_dir().ok().map(|cache| cache.join("kernels"));
+            let folder = kernel_folder.clone();
             let options = CudaOptions { device: ordinal, kernel_folder, ..CudaOptions::default() };
             writeln!(out, "\nconformance of {device} (float activations)")?;
             let cuda = Cuda::new(options).map_err(Error::from)?;
             let activations = Activations::Float;
             let subject = Subject { backend: &cuda, sizes: cuda.sizes(), activations, invariant: true };
-            failed += suite(&subject, out)?;
+            failed += suite(out, |on_case| conformance::run(&subject, on_case))?;
+            writeln!(out, "\nexact products mod 2^32 of {device}")?;
+            let options = CudaRingOptions { device: ordinal, memory_limit: None, kernel_folder: folder };
+            let ring = CudaRing::new(&options).map_err(Error::from)?;
+            failed += suite(out, |on_case| Ok(conformance::run_ring(&ring, on_case)))?;
         }
     }
     if failed > 0 {
@@ -50,10 +57,10 @@ pub(crate) fn conformance(device: Device, out: &mut impl Write) -> anyhow::Resul
     Ok(())
 }
 
-/// Runs every case and prints a table; failures are printed as they come. How many there were.
-fn suite<B: Backend, S: Sizes + Clone>(
-    subject: &Subject<'_, B, S>,
+/// Runs cases and prints a table; failures are printed as they come. How many there were.
+fn suite(
     out: &mut impl Write,
+    run: impl FnOnce(&mut dyn FnMut(&CaseResult)) -> Result<Report, fornax_compute::Error>,
 ) -> anyhow::Result<usize> {
     writeln!(out, "  operation   passed  failed  worst error")?;
     let mut counts: Vec<Count> = Vec::new();
@@ -76,7 +83,7 @@ fn suite<B: Backend, S: Sizes + Clone>(
             }
         }
     };
-    conformance::run(subject, &mut on_case).map_err(Error::from)?;
+    run(&mut on_case).map_err(Error::from)?;
     printed?;
     let mut total = 0;
     for Count { op, passed, failed, worst } in counts {
