@@ -1,6 +1,6 @@
-//! Decoding at one stream with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER [eager]]`,
-//! where SHAPE is 7b or 0.5b (Qwen2.5) and FORMAT is bf16, q8_0, q4_k_m or q6_k. Prints how long loading took, each kind of product
-//! alone, and the whole step, with the bytes that it moves.
+//! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
+//! [eager]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, q4_k_m, q6_k or q4_1. Prints how
+//! long loading took, each kind of operation alone, and the whole step, with the bytes that it moves.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
@@ -13,6 +13,10 @@ use fornax_compute::{
 use fornax_format::{DType, View};
 use fornax_gpu::{Buf, Cuda, CudaOptions, Kv, Weight};
 
+/// Tokens of the prompt.
+const PROMPT: usize = 512;
+
+#[derive(Clone, Copy)]
 struct Shape {
     layers: usize,
     hidden: usize,
@@ -105,7 +109,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ffn: 4864,
             vocab: 151_936,
         },
-        _ => return Err("SHAPE is 7b or 0.5b".into()),
+        "135m" => Shape {
+            layers: 30,
+            hidden: 576,
+            heads: Heads { query: 9, kv: 3, dim: 64 },
+            ffn: 1536,
+            vocab: 49_152,
+        },
+        _ => return Err("SHAPE is 7b, 0.5b or 135m".into()),
     };
     let context: usize = context.parse()?;
     // Rows of 896 are no whole superblocks: such files hold Q5_0 where larger ones hold Q4_K, and Q8_0 for Q6_K.
@@ -114,14 +125,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "bf16" => (DType::BF16, DType::BF16, DType::BF16),
         "q8_0" => (DType::Q8_0, DType::Q8_0, DType::Q8_0),
         "q6_k" => (DType::Q6_K, DType::Q6_K, DType::Q6_K),
+        "q4_1" => (DType::Q4_1, DType::Q8_0, DType::Q4_1),
         "q4_k_m" if narrow => (DType::Q5_0, DType::Q8_0, DType::Q8_0),
         "q4_k_m" => (DType::Q4_K, DType::Q6_K, DType::Q6_K),
-        _ => return Err("FORMAT is bf16, q8_0, q4_k_m or q6_k".into()),
+        _ => return Err("FORMAT is bf16, q8_0, q4_k_m, q6_k or q4_1".into()),
     };
     let graphs = !folder.iter().any(|word| word == "eager");
     let kernel_folder = folder.first().map(Into::into);
     let started = Instant::now();
-    let cuda = Cuda::new(CudaOptions { tokens_max: 64, kernel_folder, graphs, ..CudaOptions::default() })?;
+    let cuda =
+        Cuda::new(CudaOptions { tokens_max: PROMPT, kernel_folder, graphs, ..CudaOptions::default() })?;
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
     run(&cuda, shape, (usual, head, more), context)?;
     Ok(())
@@ -177,7 +190,7 @@ fn run(
         bytes as f64 / 1e9 / seconds
     );
 
-    let tokens = |columns| cuda.alloc(Purpose::Activations, 64, columns);
+    let tokens = |columns| cuda.alloc(Purpose::Activations, PROMPT, columns);
     let frequencies: Vec<f32> =
         (0..shape.heads.dim / 2).map(|i| 1e6f32.powf(-2.0 * i as f32 / shape.heads.dim as f32)).collect();
     let mut model = Model {
@@ -187,7 +200,7 @@ fn run(
             pairs: frequencies.len(),
             magnitude: 1.0,
         },
-        residual: cuda.alloc(Purpose::Residual, 64, shape.hidden)?,
+        residual: cuda.alloc(Purpose::Residual, PROMPT, shape.hidden)?,
         branch: tokens(shape.hidden)?,
         qkv: tokens(columns)?,
         attended: tokens(shape.heads.query * shape.heads.dim)?,
@@ -210,7 +223,9 @@ fn run(
         pages,
     };
     let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?;
-    products(cuda, &mut model)?;
+    operations(cuda, &mut model, &mut kv, 1)?;
+    operations(cuda, &mut model, &mut kv, PROMPT)?;
+    prompt(cuda, &mut model, &mut kv)?;
 
     // The whole step, token after token, as the engine does it: begin, record, sample, finish.
     let sampling = Sampling::greedy();
@@ -265,32 +280,75 @@ fn run(
     Ok(())
 }
 
-/// Each kind of product over all layers in turn, so that no cache holds the next one.
-fn products(cuda: &Cuda, model: &mut Model) -> Result<(), Error> {
+/// One sequence from its beginning.
+fn prompt_batch(tokens: usize) -> Batch {
     let mut batch = Batch::default();
-    batch.push(Row { slot: 0, start: 0, len: 1, pages: vec![], wanted: 1 }, [Token::Known(1)]);
-    let step = cuda.begin(&batch)?;
+    let table = (1..=tokens.div_ceil(PAGE_TOKENS) as u32).map(PageId).collect();
+    let row = Row { slot: 0, start: 0, len: tokens as u32, pages: vec![table], wanted: 1 };
+    batch.push(row, (0..tokens).map(|at| Token::Known(at as u32 % 64)));
+    batch
+}
+
+/// A prompt's step, all of it.
+fn prompt(cuda: &Cuda, model: &mut Model, kv: &mut Kv) -> Result<(), Error> {
+    let mut times = Vec::new();
+    for _ in 0..8 {
+        let step = cuda.begin(&prompt_batch(PROMPT))?;
+        times.push(cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, model, kv, &step)))?);
+        cuda.finish(step)?;
+    }
+    times.sort_by(f32::total_cmp);
+    let median = times[times.len() / 2];
+    println!(
+        "prompt of {PROMPT}: {median:.3} ms on the device: {:.0} tokens/s",
+        PROMPT as f32 / median * 1e3
+    );
+    Ok(())
+}
+
+/// Each kind of operation over all layers in turn, so that no cache holds the next one's weight.
+fn operations(cuda: &Cuda, model: &mut Model, kv: &mut Kv, tokens: usize) -> Result<(), Error> {
+    let step = cuda.begin(&prompt_batch(tokens))?;
     let Shape { hidden, heads, ffn, .. } = model.shape;
-    cuda.write(&mut model.branch, 0, &vec![0.5; hidden])?;
-    cuda.write(&mut model.attended, 0, &vec![0.5; heads.query * heads.dim])?;
-    cuda.write(&mut model.gated, 0, &vec![0.5; ffn])?;
+    cuda.write(&mut model.branch, 0, &vec![0.5; tokens * hidden])?;
+    cuda.write(&mut model.attended, 0, &vec![0.5; tokens * heads.query * heads.dim])?;
+    cuda.write(&mut model.gated, 0, &vec![0.5; tokens * ffn])?;
     let Model {
-        layers, residual, branch, attended, gated, qkv, gate_up, wanted_normed, head, logits, ..
+        layers,
+        residual,
+        branch,
+        attended,
+        gated,
+        qkv,
+        gate_up,
+        wanted_normed,
+        head,
+        logits,
+        rope,
+        ..
     } = model;
     let measure = |name: &str, body: &mut dyn FnMut() -> Result<(), Error>| -> Result<(), Error> {
         body()?;
         let mut times = (0..5).map(|_| cuda.time(body)).collect::<Result<Vec<_>, _>>()?;
         times.sort_by(f32::total_cmp);
-        println!(
-            "{name:<8} {:8.2} us each, {} launches of it in turn",
-            times[2] * 1e3 / layers.len() as f32,
-            layers.len()
-        );
+        println!("{name:<9} {tokens:>4} rows {:9.2} us", times[2] * 1e3 / layers.len() as f32);
         Ok(())
     };
     let rows = Rows::Tokens;
     measure("qkv", &mut || {
         layers.iter().try_for_each(|l| cuda.linear(&step, rows, &l.qkv, Some(&l.qkv_bias), branch, qkv))
+    })?;
+    measure("attend", &mut || {
+        layers.iter().enumerate().try_for_each(|(layer, _)| {
+            let shape = Attention { heads, layer: KvLayer { group: 0, layer }, scale: 0.1 };
+            cuda.attend(&step, &shape, rope, qkv, kv, attended)
+        })
+    })?;
+    measure("attention", &mut || {
+        layers.iter().enumerate().try_for_each(|(layer, _)| {
+            let shape = Attention { heads, layer: KvLayer { group: 0, layer }, scale: 0.1 };
+            cuda.attention(&step, &shape, qkv, kv, attended)
+        })
     })?;
     measure("output", &mut || {
         layers.iter().try_for_each(|l| cuda.matmul(&step, rows, &l.output, attended, wanted_normed))
@@ -305,9 +363,9 @@ fn products(cuda: &Cuda, model: &mut Model) -> Result<(), Error> {
         layers.iter().try_for_each(|l| cuda.rms_norm(&step, rows, &l.mlp_norm, residual, branch))
     })?;
     measure("glu", &mut || layers.iter().try_for_each(|_| cuda.glu(&step, Glu::Silu, gate_up, gated)))?;
-    let mut body = || cuda.matmul(&step, rows, head, branch, logits);
+    let mut body = || cuda.matmul(&step, Rows::Wanted, head, branch, logits);
     body()?;
-    println!("head     {:8.2} us", cuda.time(&mut body)? * 1e3);
+    println!("head         1 rows {:9.2} us", cuda.time(&mut body)? * 1e3);
     cuda.finish(step)?;
     Ok(())
 }

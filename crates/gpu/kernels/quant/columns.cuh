@@ -58,20 +58,24 @@ struct OneRow {
 // column g, which is row g / 2, and gets results of row t.
 template <int NT, bool FLOATS> struct Rows {
     static const int N = 4 * NT, ROWS = 4 * NT;
-    const u8* column[NT];  // this lane's column in each group of eight; beyond the last row any, its results are unused
-    const u8* row[NT];     // the row that this lane has results of
-    int t;
+    const u8* records;
+    u32 stride;
+    int last, t;
 
-    // `stride` bytes from row to row, of which there are `count`.
-    DEVICE_METHOD Rows(const u8* records, long stride, int count, int lane) : t(lane % 4) {
-        for (int nt = 0; nt < NT; nt++) {
-            column[nt] = records + min(nt * 4 + lane / 8, count - 1) * stride + lane / 4 % 2 * 16 + t * 32;
-            row[nt] = records + min(nt * 4 + t, count - 1) * stride;
-        }
+    // `stride` bytes from row to row, of which there are `count`. Addresses are made anew from few registers: sums take
+    // the others.
+    DEVICE_METHOD Rows(const u8* records, long stride, int count, int lane)
+        : records(records), stride((u32)stride), last(count - 1), t(lane % 4) {}
+    // This lane's column in a group of eight; beyond the last row any, its results are unused.
+    DEVICE_METHOD const u8* column(int nt) const {
+        const int lane = threadIdx.x % WARP;
+        return records + min(nt * 4 + lane / 8, last) * stride + lane / 4 % 2 * 16 + t * 32;
     }
+    // The row that this lane has results of.
+    DEVICE_METHOD const u8* row(int nt) const { return records + min(nt * 4 + t, last) * stride; }
     DEVICE_METHOD static int half_of(int n) { return n % 4 / 2; }
     DEVICE_METHOD uint4 octet(int nt, int at, int block) const {
-        return *(const uint4*)(column[nt] + at * RECORD + block * 128);
+        return *(const uint4*)(column(nt) + at * RECORD + block * 128);
     }
     // Four signed bytes as two pairs of f16: 1024 + 128 + code in the low bits of 0x6400, less what is too much.
     DEVICE_METHOD static void widen(u32 bytes, u32* a) {
@@ -99,7 +103,7 @@ template <int NT, bool FLOATS> struct Rows {
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             const int octet = block * 2 + t / 2;
-            const uint2 x = *(const uint2*)(column[nt] - t * 32 + at * RECORD + octet * 32 + t % 2 * 8);
+            const uint2 x = *(const uint2*)(column(nt) - t * 32 + at * RECORD + octet * 32 + t % 2 * 8);
             float d[4];
             mma_f16_first(d, wide, x.x, x.y);
             add(d, scale0, scale1, sum + nt * 4);
@@ -109,15 +113,15 @@ template <int NT, bool FLOATS> struct Rows {
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             // Two parts of a sum lie in a word for block t and this lane's column: 32 t is counted in `column`.
-            const u8* record = column[nt] - t * 32 + at * RECORD;
+            const u8* record = column(nt) - t * 32 + at * RECORD;
             const u32 limb = threadIdx.x / 4 % 2;
             mma_f16_8(sum + nt * 4, m0, m1, *(const u32*)(record - limb * 16 + RECORD_PARTS + (t * 2 + limb) * 4));
         }
     }
     DEVICE_METHOD float sum_of(int n, int at, int block) const {
-        return ((const float*)(row[n / 4] + at * RECORD + RECORD_SUMS))[block * 2 + n % 2];
+        return ((const float*)(row(n / 4) + at * RECORD + RECORD_SUMS))[block * 2 + n % 2];
     }
-    DEVICE_METHOD float scale(int n, int at) const { return *(const float*)(row[n / 4] + at * RECORD + RECORD_SCALE); }
+    DEVICE_METHOD float scale(int n, int at) const { return *(const float*)(row(n / 4) + at * RECORD + RECORD_SCALE); }
     DEVICE_METHOD float total(const float acc[N], int nt, int half) const {
         const float* both = acc + nt * 4 + half * 2;
         return FLOATS ? both[0] + both[1] : __fmaf_rn(1024.0f, both[0], both[1]);

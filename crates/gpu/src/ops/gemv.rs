@@ -26,6 +26,8 @@ const UNITS_WIDE_MAX: usize = 9;
 const UNIT_MAX: usize = 3;
 /// Warps of a block for several rows.
 const WARPS_SEVERAL: usize = 8;
+/// From so many units on (16 rows of a weight and 32 of activations) each is one warp's: four for every multiprocessor.
+const ALONE_UNITS: usize = 4 * MULTIPROCESSORS;
 const STAGES_MAX: usize = 6;
 /// Bytes of dynamic shared memory of a block: what every chip since Ampere has.
 pub(crate) const SHARED_MIN: usize = 96 << 10;
@@ -124,8 +126,10 @@ impl Scratch {
 /// How a product with a part is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
-    /// Whether a block has several units at once.
+    /// Whether a block has several units at once, because the weight has very many rows.
     wide: bool,
+    /// Of several rows of activations: whether a warp has a unit for itself, and takes its slices one after the other.
+    alone: bool,
     /// How many slices the columns of a tile are shared out in.
     slices: usize,
     /// Tiles of a unit, and how many units there are.
@@ -140,9 +144,10 @@ struct Shape {
 }
 
 impl Shape {
-    /// `tiles` is how many times four rows of activations a block has; 0: one row, which it brings into form itself. `room`
-    /// is how much shared memory a block may have. How many slices there are follows from the part and the chip alone.
-    fn of(part: &WeightPart, gates: bool, tiles: usize, room: usize) -> Shape {
+    /// For `limit` rows of activations; one is brought into form by the block itself. `room` is how much shared memory a
+    /// block may have. How many slices there are follows from the part and the chip alone.
+    fn of(part: &WeightPart, gates: bool, limit: usize, room: usize) -> Shape {
+        let tiles = tiles(limit);
         let (groups, sides) = (part.groups(), if gates { 2 } else { 1 });
         let steps = groups * TILE_COLUMNS / part.format.step_columns();
         let wide = part.row_tiles() >= 12 * MULTIPROCESSORS && groups * RECORD <= 40 << 10;
@@ -155,13 +160,16 @@ impl Shape {
         let slices = if wide { SLICES_WIDE[floats] } else { steps.div_ceil(steps.div_ceil(most)) };
         let row_tiles = part.row_tiles() / sides;
         if tiles > 0 {
+            // Where there are units for every multiprocessor, warps that wait for nobody are faster.
+            let alone = wide || row_tiles * limit.div_ceil(4 * tiles) >= ALONE_UNITS;
             // As few as take no longer.
-            let warps = if wide { WARPS_SEVERAL } else { slices.div_ceil(slices.div_ceil(WARPS_SEVERAL)) };
-            let fixed = if wide { 0 } else { slices * tiles * 256 };
+            let warps = if alone { WARPS_SEVERAL } else { slices.div_ceil(slices.div_ceil(WARPS_SEVERAL)) };
+            let fixed = if alone { 0 } else { slices * tiles * 256 };
             let stage = warps * step_bytes;
             let stages = (SHARED_MIN.saturating_sub(fixed) / stage).clamp(1, 2);
             let shared = fixed + stages * stage;
-            return Shape { wide, slices, unit: 1, units: row_tiles, warps, together: 1, stages, shared };
+            let units = row_tiles;
+            return Shape { wide, alone, slices, unit: 1, units, warps, together: 1, stages, shared };
         }
         let tiles_each = row_tiles.div_ceil(MULTIPROCESSORS);
         // Where it is wide, each block has as many units as the others, as far as that goes and fits.
@@ -189,39 +197,54 @@ impl Shape {
         let stages = fits(roomy).max(2).min(fits(room)).min(at_once).clamp(1, STAGES_MAX);
         // Few programs: each is compiled.
         let stages = if stages == 5 { 4 } else { stages };
-        Shape { wide, slices, unit, units, warps, together, stages, shared: fixed + stages * stage }
+        let shared = fixed + stages * stage;
+        Shape { wide, alone: false, slices, unit, units, warps, together, stages, shared }
     }
 
-    fn program(&self, part: &WeightPart, gates: bool, tiles: usize) -> Key {
+    fn program(&self, part: &WeightPart, gates: bool, limit: usize) -> Key {
         let mut key = Key::quant("gemv.cu", part.format.header());
         // What registers are shared out among: more than there are, so that the next kernel's blocks fit beside these.
-        let threads = match (self.warps, tiles) {
-            (_, 1..) => 512,
-            (0..=8, 0) => 256,
-            (9..=16, 0) => 768,
+        let one_row = tiles(limit) == 0;
+        let threads = match (self.warps, one_row) {
+            // Sums take more registers than two blocks could share: spilled, a prompt takes twice as long.
+            (_, false) => WARPS_SEVERAL * 32,
+            (0..=8, true) => 256,
+            (9..=16, true) => 768,
             _ => 864,
         };
+        let wide = if one_row { self.wide } else { self.alone };
         key.defines.extend([
-            format!("WIDE={}", if self.wide { self.slices } else { 0 }),
+            format!("WIDE={}", if wide { self.slices } else { 0 }),
             format!("GATES={}", i32::from(gates)),
             format!("STAGES={}", self.stages),
-            format!("ONE_ROW={}", i32::from(tiles == 0)),
+            format!("ONE_ROW={}", i32::from(one_row)),
             format!("TILES={}", self.unit),
             format!("THREADS={threads}"),
-            format!("BLOCKS={}", if tiles == 0 { self.together } else { 1 }),
+            format!("BLOCKS={}", if one_row { self.together } else { 1 }),
         ]);
         key
     }
 }
 
-/// The programs that products with a part are made of: for one stream, and for a prompt.
+/// How many times four rows of activations a block has; 0: one row.
+fn tiles(limit: usize) -> usize {
+    match limit {
+        0..=1 => 0,
+        2..=4 => 1,
+        5..=8 => 2,
+        9..=16 => 4,
+        _ => 8,
+    }
+}
+
+/// The programs that products with a part are made of: for one stream, for several, and for a prompt.
 pub(crate) fn programs(part: &WeightPart, room: usize) -> Vec<Key> {
     if part.format == Format::F32 {
         return vec![Key::plain("gemv_f32.cu")];
     }
     let mut keys = Vec::new();
-    for (gates, tiles) in [(false, 0), (true, 0), (false, 8)] {
-        let key = Shape::of(part, gates, tiles, room).program(part, gates, tiles);
+    for (gates, limit) in [(false, 1), (true, 1), (false, 2), (false, 512)] {
+        let key = Shape::of(part, gates, limit, room).program(part, gates, limit);
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -334,24 +357,25 @@ impl Cuda {
     pub(super) fn multiply(&self, gemv: &Gemv) -> Result<(), Error> {
         let Gemv { operation, part, device_part, step, rows, mut inputs, product } = *gemv;
         let limit = inputs.limit.cast_unsigned() as usize;
-        let (name, tiles) = match limit {
-            0..=1 => ("gemv_one", 0),
-            2..=4 => ("gemv_1", 1),
-            5..=8 => ("gemv_2", 2),
-            9..=16 => ("gemv_4", 4),
-            _ => ("gemv_8", 8),
+        let tiles = tiles(limit);
+        let name = match tiles {
+            0 => "gemv_one",
+            1 => "gemv_1",
+            2 => "gemv_2",
+            4 => "gemv_4",
+            _ => "gemv_8",
         };
         let gates = product.pairs > 0;
-        let shape = Shape::of(&part, gates, tiles, self.device.shared_max);
-        let function = self.programs.function(&shape.program(&part, gates, tiles), name)?;
+        let shape = Shape::of(&part, gates, limit, self.device.shared_max);
+        let function = self.programs.function(&shape.program(&part, gates, limit), name)?;
         inputs.tiles = int(part.row_tiles() / if gates { 2 } else { 1 });
         inputs.slices = int(shape.slices);
         let multiprocessors = self.device.multiprocessors as usize;
-        let blocks = match (shape.wide, tiles) {
-            (true, 0) => shape.units.div_ceil(shape.warps / shape.slices).min(multiprocessors),
-            (true, _) => shape.units.div_ceil(shape.warps),
-            (false, 0) => shape.units.min(shape.together * multiprocessors),
-            (false, _) => shape.units,
+        let blocks = match tiles {
+            0 if shape.wide => shape.units.div_ceil(shape.warps / shape.slices).min(multiprocessors),
+            0 => shape.units.min(shape.together * multiprocessors),
+            _ if shape.alone => shape.units.div_ceil(shape.warps),
+            _ => shape.units,
         };
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_part)),
@@ -409,7 +433,7 @@ mod tests {
     fn the_shape_of_a_product_follows_from_the_weight_and_leaves_few_steps_over() {
         let check = |format, shape, gates, wanted| {
             let Shape { wide, unit, warps, stages, .. } =
-                Shape::of(&part(format, shape), gates, 0, 219 << 10);
+                Shape::of(&part(format, shape), gates, 1, 219 << 10);
             assert_eq!((wide, unit, warps, stages), wanted, "{format:?} {shape:?}, gates {gates}");
         };
         check(Format::BF16, (16, 17), false, (false, 1, 1, 1));
@@ -427,9 +451,9 @@ mod tests {
         for format in [Format::BF16, Format::Q8_0, Format::Q4_K] {
             for rows in [16, 512, 3584, 8192, 25_344, 152_064] {
                 for columns in [256, 1024, 3584, 18_944, 32_768] {
-                    let shapes = [(false, 0), (true, 0), (false, 1), (true, 8)].map(|(gates, tiles)| {
-                        Shape::of(&part(format, (rows, columns)), gates, tiles, SHARED_MIN)
-                    });
+                    let shapes = [(false, 1), (true, 1), (false, 2), (true, 17), (false, 512)].map(
+                        |(gates, limit)| Shape::of(&part(format, (rows, columns)), gates, limit, SHARED_MIN),
+                    );
                     let slices = shapes.map(|shape| (shape.wide, shape.slices));
                     assert!(slices.iter().all(|some| *some == slices[0]), "{format:?} {rows} x {columns}");
                 }
@@ -442,10 +466,10 @@ mod tests {
         for format in [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1] {
             for rows in [16, 512, 3584, 8192, 152_064] {
                 for columns in [256, 1024, 3584, 18_944, 32_768, 262_144] {
-                    for (gates, tiles) in
-                        [(false, 0), (true, 0), (false, 1), (true, 1), (false, 8), (true, 8)]
+                    for (gates, limit) in
+                        [(false, 1), (true, 1), (false, 2), (true, 2), (false, 17), (true, 17), (false, 512)]
                     {
-                        let shape = Shape::of(&part(format, (rows, columns)), gates, tiles, SHARED_MIN);
+                        let shape = Shape::of(&part(format, (rows, columns)), gates, limit, SHARED_MIN);
                         assert!(shape.warps <= 27 && (1..=STAGES_MAX).contains(&shape.stages));
                         assert!(shape.shared <= SHARED_MIN, "{format:?} {rows} x {columns}: {shape:?}");
                     }
