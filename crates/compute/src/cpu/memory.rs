@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::RefCell;
 use std::fmt;
 use std::ptr::NonNull;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use fornax_format::View;
 
@@ -22,11 +22,13 @@ const ALIGN: usize = 64;
 pub(super) struct Ledger {
     usage: RefCell<Usage>,
     limit: u64,
+    /// Where the next weights go.
+    chunk: RefCell<Chunk>,
 }
 
 impl Ledger {
     pub(super) fn new(limit: u64) -> Rc<Ledger> {
-        Rc::new(Ledger { usage: RefCell::default(), limit })
+        Rc::new(Ledger { usage: RefCell::default(), limit, chunk: RefCell::default() })
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -62,17 +64,99 @@ impl Drop for Counted {
     }
 }
 
-/// From this size on weights ask for large pages: what is streamed from end to end then misses the address cache rarely.
-const LARGE_PAGES_BYTES: usize = 4 << 20;
+/// Bytes of a large page. Weights lie in these, so that what is streamed from end to end misses the address cache rarely
+/// and is read ahead without a break.
+const LARGE_PAGE: usize = 2 << 20;
+/// Weights share allocations of this size: most are smaller than a large page. What is not used of it is never touched,
+/// and so takes no memory.
+const CHUNK_BYTES: usize = 64 << 20;
 
-/// One counted, aligned allocation. In builds with debug assertions it starts as NaN in every float type, so that
+/// Memory of the system's, zeroed, given back when nobody has a part of it any more.
+#[derive(Debug)]
+struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Allocation {
+    fn new(bytes: usize) -> Option<Rc<Allocation>> {
+        // Aligned by its users and not by the allocator: for more than a word's alignment that zeroes by writing, which
+        // makes every page resident before anything is stored there.
+        let layout = Layout::from_size_align(bytes, size_of::<u64>()).ok().filter(|_| bytes > 0)?;
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Rc::new(Allocation { start, layout }))
+    }
+
+    /// Advice to the system, whose refusal changes nothing.
+    fn ask_for_large_pages(&self) {
+        #[cfg(target_os = "linux")]
+        {
+            let skipped = self.start.align_offset(LARGE_PAGE);
+            let bytes = self.layout.size().saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
+            // SAFETY: whole pages inside this allocation.
+            unsafe {
+                let start = self.start.as_ptr().wrapping_add(skipped);
+                libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE);
+            }
+        }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, given back once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// An allocation that weights fill one after the other.
+#[derive(Debug, Default)]
+struct Chunk {
+    /// Kept by the weights in it alone.
+    allocation: Weak<Allocation>,
+    /// Bytes of it that are taken.
+    used: usize,
+}
+
+impl Chunk {
+    /// Room for some bytes at an aligned address: here, or in a new allocation.
+    fn take(&mut self, bytes: usize) -> Option<(NonNull<u8>, Rc<Allocation>)> {
+        if let Some(allocation) = self.allocation.upgrade()
+            && let Some(start) = self.place(&allocation, bytes, ALIGN)
+        {
+            return Some((start, allocation));
+        }
+        let allocation = Allocation::new(bytes.max(CHUNK_BYTES).checked_add(LARGE_PAGE)?)?;
+        allocation.ask_for_large_pages();
+        self.used = 0;
+        let start = self.place(&allocation, bytes, LARGE_PAGE)?;
+        self.allocation = Rc::downgrade(&allocation);
+        Some((start, allocation))
+    }
+
+    fn place(&mut self, allocation: &Allocation, bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        // SAFETY: `used` is at most the allocation's size.
+        let next = unsafe { allocation.start.add(self.used) };
+        let from = self.used.checked_add(next.align_offset(align))?;
+        let to = from.checked_add(bytes)?;
+        if to > allocation.layout.size() {
+            return None;
+        }
+        self.used = to;
+        // SAFETY: as above, and `from` is at most `to`.
+        Some(unsafe { allocation.start.add(from) })
+    }
+}
+
+/// Counted, aligned memory of its own. In builds with debug assertions it starts as NaN in every float type, so that
 /// reading what no operation wrote is seen.
 pub(super) struct Block {
-    /// The first aligned address of the allocation.
+    /// Its first address, aligned.
     start: NonNull<u8>,
     bytes: usize,
-    /// What was allocated; nothing for an empty block.
-    allocation: Option<(NonNull<u8>, Layout)>,
+    /// What it lies in; nothing for an empty block.
+    _allocation: Option<Rc<Allocation>>,
     /// Dropped after the memory is given back.
     _counted: Counted,
 }
@@ -82,22 +166,17 @@ impl Block {
         let counted = ledger.count(purpose, bytes)?;
         let refused = || ledger.out_of_memory(purpose, bytes, ledger.usage().total() - bytes);
         let bytes = usize::try_from(bytes).map_err(|_| refused())?;
-        // Aligned here and not by the allocator: for more than a word's alignment it zeroes by writing, which makes
-        // every page of a cache resident before a token is stored there.
-        let layout = bytes
-            .checked_add(ALIGN)
-            .and_then(|bytes| Layout::from_size_align(bytes, size_of::<u64>()).ok())
-            .ok_or_else(refused)?;
-        let mut block = Block { start: NonNull::dangling(), bytes, allocation: None, _counted: counted };
+        let mut block = Block { start: NonNull::dangling(), bytes, _allocation: None, _counted: counted };
         if bytes > 0 {
-            // SAFETY: the layout's size is not zero.
-            let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-            // SAFETY: the next aligned address is less than ALIGN bytes on, and the allocation is ALIGN bytes larger.
-            block.start = unsafe { allocation.add(allocation.align_offset(ALIGN)) };
-            block.allocation = Some((allocation, layout));
-            if purpose == Purpose::Weights && bytes >= LARGE_PAGES_BYTES {
-                block.ask_for_large_pages();
+            let (start, allocation) = match purpose {
+                Purpose::Weights => ledger.chunk.borrow_mut().take(bytes),
+                _ => bytes.checked_add(ALIGN).and_then(Allocation::new).map(|allocation| {
+                    // SAFETY: the next aligned address is less than ALIGN bytes on, and it is ALIGN bytes larger.
+                    (unsafe { allocation.start.add(allocation.start.align_offset(ALIGN)) }, allocation)
+                }),
             }
+            .ok_or_else(refused)?;
+            (block.start, block._allocation) = (start, Some(allocation));
         }
         if cfg!(debug_assertions) {
             block.bytes_mut().fill(0xff);
@@ -105,26 +184,8 @@ impl Block {
         Ok(block)
     }
 
-    /// Advice to the system, whose refusal changes nothing.
-    fn ask_for_large_pages(&mut self) {
-        #[cfg(target_os = "linux")]
-        {
-            const PAGE: usize = 4096;
-            let skipped = self.start.align_offset(PAGE);
-            // SAFETY: whole pages inside this block.
-            unsafe {
-                let start = self.start.add(skipped);
-                libc::madvise(
-                    start.as_ptr().cast(),
-                    (self.bytes - skipped) / PAGE * PAGE,
-                    libc::MADV_HUGEPAGE,
-                );
-            }
-        }
-    }
-
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: `start` is valid for `bytes` bytes (or dangling for none) and initialised; the block owns them.
+        // SAFETY: `start` is valid for `bytes` bytes (or dangling for none) and initialised; no other block has them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
@@ -143,15 +204,6 @@ impl Block {
     pub(super) fn values_mut<T: bytemuck::Pod>(&mut self) -> &mut [T] {
         let whole = self.bytes - self.bytes % size_of::<T>();
         bytemuck::cast_slice_mut(&mut self.bytes_mut()[..whole])
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        if let Some((allocation, layout)) = self.allocation {
-            // SAFETY: allocated in `new` with this layout, given back once.
-            unsafe { dealloc(allocation.as_ptr(), layout) }
-        }
     }
 }
 
