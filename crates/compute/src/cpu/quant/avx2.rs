@@ -68,6 +68,12 @@ impl Lanes for Avx2 {
         [_mm256_sub_epi16(a, y), _mm256_sub_epi16(b, y)]
     }
 
+    #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: asking for a line never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn no_ints() -> [__m256i; 2] {

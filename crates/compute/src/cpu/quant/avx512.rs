@@ -63,6 +63,12 @@ impl Lanes for Avx512 {
         _mm512_sub_epi16(x, _mm512_set1_epi16(y.cast_signed()))
     }
 
+    #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: asking for a line never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn no_ints() -> __m512i {

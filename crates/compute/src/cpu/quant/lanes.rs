@@ -35,6 +35,8 @@ pub(crate) trait Lanes: 'static {
     unsafe fn or_masked(x: Self::Pairs, y: Self::Pairs, mask: u16) -> Self::Pairs;
     unsafe fn sub(x: Self::Pairs, y: u16) -> Self::Pairs;
 
+    /// Asks for the line of the cache at this address, which need not be readable.
+    unsafe fn prefetch(from: *const u8);
     unsafe fn no_ints() -> Self::Ints;
     /// `sum` + the product of each row's pair with one pair of activations, exact.
     unsafe fn dot(sum: Self::Ints, x: Self::Pairs, activations: *const i16) -> Self::Ints;

@@ -81,6 +81,14 @@ impl Lanes for Neon {
         each!(x => vsubq_s16(x, y))
     }
 
+    #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: a hint that never faults, reads nothing and changes no register.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) from, options(nostack, preserves_flags, readonly));
+        }
+    }
+
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn no_ints() -> [int32x4_t; 4] {

@@ -306,6 +306,21 @@ fn pack_float<F: PackedFloat>(rows: &mut dyn Iterator<Item = &[u8]>, columns: us
     }
 }
 
+/// How far ahead of its reading a kernel of few activation rows asks for weights. It streams them from memory, and the
+/// processor's own prefetching stops at each page and starts anew with each group.
+const AHEAD_BYTES: usize = 8192;
+/// Activation rows up to which memory is what a kernel waits for.
+const AHEAD_ROWS_MAX: usize = 8;
+
+/// Asks for `lines` lines of 64 bytes. They may lie beyond the weight: asking never faults.
+#[inline(always)]
+unsafe fn ask_ahead<L: Lanes>(from: *const u8, lines: usize) {
+    for line in 0..lines {
+        // SAFETY: the caller has L's instructions; the address is not read.
+        unsafe { L::prefetch(from.wrapping_add(AHEAD_BYTES + line * 64)) }
+    }
+}
+
 /// A kernel of integers. Each quarter of a block is unpacked once for all `N` activation rows.
 #[inline(always)]
 pub(super) unsafe fn integers<L: Lanes, F: Packed, const N: usize>(
@@ -325,6 +340,10 @@ pub(super) unsafe fn integers<L: Lanes, F: Packed, const N: usize>(
         let mut panel = panel;
         let mut block = 0;
         while block < columns / BLOCK {
+            if N <= AHEAD_ROWS_MAX {
+                let lines = F::WORDS * BLOCK / F::VALUES;
+                ask_ahead::<L>(group.add(block * lines * 64), lines * F::SHARING);
+            }
             add_block::<L, F, N, 0>(&mut sums, group, scales, block, panel);
             panel = panel.add(N * PANEL_BLOCK_BYTES);
             if F::SHARING == 2 {
@@ -436,6 +455,10 @@ pub(super) unsafe fn floats<L: Lanes, F: PackedFloat, const N: usize>(
             sums[n] = L::floats(tile.add(n * GROUP));
         }
         for pair in 0..columns.div_ceil(2) {
+            if N <= AHEAD_ROWS_MAX {
+                let bytes = 2 * GROUP * F::BYTES;
+                ask_ahead::<L>(group.add(pair * bytes), bytes / 64);
+            }
             let [first, second] = F::two::<L>(group, pair);
             for n in 0..N {
                 sums[n] = L::fma(first, L::splat(panel.add(n)), sums[n]);
