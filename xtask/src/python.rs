@@ -9,8 +9,13 @@ use crate::phases::Outcome;
 use crate::{command, root, run};
 
 /// By name and version, from wherever pip gets its packages.
-const PACKAGES: &[&str] =
-    &["openai==3.49.0", "runpod==1.12.0", "schemathesis==4.32.5", "nvidia-cuda-nvrtc==13.0.88"];
+const PACKAGES: &[&str] = &[
+    "openai==3.49.0",
+    "runpod==1.12.0",
+    "schemathesis==4.32.5",
+    "nvidia-cuda-nvrtc==13.0.88",
+    "playwright==1.65.0",
+];
 
 /// The interpreter, whether or not it is there.
 pub(crate) fn interpreter() -> PathBuf {

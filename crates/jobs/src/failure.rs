@@ -33,8 +33,13 @@ impl Failure {
 
     /// What is wrong with an input.
     pub fn input(field: &str, rule: &str) -> Failure {
+        Failure::field("INVALID_INPUT", field, rule)
+    }
+
+    /// A field that has a code of its own.
+    pub fn field(code: &'static str, field: &str, rule: &str) -> Failure {
         let diagnostics = Box::new(json!({"errors": [{"field": field, "constraint": rule}]}));
-        Failure { diagnostics, ..Failure::new("INVALID_INPUT", "submit", format!("{field}: {rule}")) }
+        Failure { diagnostics, ..Failure::new(code, "submit", format!("{field}: {rule}")) }
     }
 
     /// The answer was cut.
@@ -47,9 +52,8 @@ impl Failure {
     /// The kind of failure, as the older handler's clients sort them.
     fn error_type(&self) -> &'static str {
         match self.code {
-            "INVALID_INPUT" | "PROMPT_TOO_LONG" | "SCHEMA_UNSUPPORTED" | "MODEL_NOT_FOUND" => {
-                "validation_error"
-            }
+            "INVALID_INPUT" | "PROMPT_TOO_LONG" | "SCHEMA_UNSUPPORTED" | "SCHEMA_NOT_FOUND"
+            | "WEBHOOK_REFUSED" | "MODEL_NOT_FOUND" => "validation_error",
             "OUTPUT_TRUNCATED" => "output_error",
             "EXECUTION_TIMEOUT" | "TTL_EXPIRED" => "timeout_error",
             "CANCELLED" => "cancelled",

@@ -170,7 +170,8 @@ fn schema(fields: &mut Map<String, Value>, at: &str) -> Result<Option<Arc<Schema
     match fields.remove("schema") {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(_)) => {
-            Err(Failure::input(&format!("{at}.schema"), "is not the name of a schema here"))
+            let field = format!("{at}.schema");
+            Err(Failure::field("SCHEMA_NOT_FOUND", &field, "is not the name of a schema here"))
         }
         Some(schema) => Ok(Some(Arc::new(Schema::new(&schema, name.as_deref())?))),
     }
@@ -265,8 +266,9 @@ mod tests {
         );
         invalid(json!({"endpoint": "/other"}), "input.endpoint: must be \"/prompt\" or \"/health\"");
         invalid(json!({"endpoint": "/prompt", "data": {}}), "input.data.prompt: must be a string");
-        invalid(
+        check(
             json!({"prompt": "a", "schema": "unknown"}),
+            "SCHEMA_NOT_FOUND",
             "input.schema: is not the name of a schema here",
         );
         check(json!({"prompt": "a", "schema": 5}), "SCHEMA_UNSUPPORTED", "a schema is a JSON object");

@@ -8,7 +8,7 @@ use std::{
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinSet};
 use ureq::{
     Agent,
     config::Config,
@@ -42,6 +42,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_FACTOR: u32 = 3;
 
+/// Sent at once: a host that is slow to answer does not hold up the others.
+const TOGETHER_MAX: usize = 16;
+
 /// How often the outbox is looked at that others fill.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -70,7 +73,7 @@ impl Webhooks {
 
     /// Refuses an address that would never be called, when a job is submitted.
     pub fn check(&self, url: &str) -> Result<(), Failure> {
-        let wrong = |rule: &str| Err(Failure::input("webhook", rule));
+        let wrong = |rule: &str| Err(Failure::field("WEBHOOK_REFUSED", "webhook", rule));
         let Ok(uri) = url.parse::<Uri>() else {
             return wrong("must be an address as https://hooks.example/done");
         };
@@ -95,18 +98,30 @@ impl Webhooks {
     pub async fn run(self, store: Store, mut stop: watch::Receiver<bool>) {
         let sender = Arc::new(self);
         let mut changes = store.changes();
+        let mut under_way = JoinSet::new();
         while !*stop.borrow() {
             let pause = |attempt: i64| {
-                let doublings = u32::try_from(attempt.clamp(1, ATTEMPTS_MAX) - 1).unwrap_or(0);
+                let triplings = u32::try_from(attempt.clamp(1, ATTEMPTS_MAX) - 1).unwrap_or(0);
                 // A try under way is not repeated before it is over.
-                TIMEOUT + PAUSE * PAUSE_FACTOR.pow(doublings)
+                TIMEOUT + PAUSE * PAUSE_FACTOR.pow(triplings)
             };
+            if under_way.len() >= TOGETHER_MAX {
+                tokio::select! {
+                    _ = stop.changed() => {}
+                    _ = under_way.join_next() => {}
+                }
+                continue;
+            }
             match store.next_delivery(pause).await {
-                Ok(Some(delivery)) => drop(deliver(&sender, &store, delivery).await),
+                Ok(Some(delivery)) => {
+                    let (sender, store) = (Arc::clone(&sender), store.clone());
+                    under_way.spawn(async move { deliver(&sender, &store, delivery).await });
+                }
                 Ok(None) => {
                     tokio::select! {
                         _ = stop.changed() => {}
                         _ = changes.recv() => {}
+                        Some(_) = under_way.join_next() => {}
                         () = tokio::time::sleep(POLL) => {}
                     }
                 }
@@ -116,6 +131,8 @@ impl Webhooks {
                 }
             }
         }
+        // What became of those under way is written, too.
+        while under_way.join_next().await.is_some() {}
     }
 
     /// Sends one. Blocks.

@@ -353,7 +353,7 @@ fn webhooks_are_signed_and_tried_until_they_arrive() {
 
         // Somebody without leave to call private addresses calls none.
         let careful = Webhooks::new(WebhookOptions { allow_private: false, ..options.clone() });
-        assert_eq!(careful.check(&url).unwrap_err().code, "INVALID_INPUT");
+        assert_eq!(careful.check(&url).unwrap_err().code, "WEBHOOK_REFUSED");
 
         // The first delivery is claimed by a sender that dies: it is due again, and nothing is lost.
         let lost = world.store.next_delivery(|_| Duration::ZERO).await.unwrap().unwrap();
@@ -373,5 +373,34 @@ fn webhooks_are_signed_and_tried_until_they_arrive() {
         assert!(world.store.next_delivery(|_| Duration::ZERO).await.unwrap().is_none(), "it has arrived");
         let timeline = world.store.timeline(&id).await.unwrap();
         assert_eq!(timeline.last().unwrap().event, "webhook delivered");
+    });
+}
+
+#[test]
+fn a_host_that_never_answers_does_not_hold_up_the_others() {
+    check("a_host_that_never_answers_does_not_hold_up_the_others", async |world| {
+        // Its queue takes the connection, and nobody ever reads from it.
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stuck = format!("http://127.0.0.1:{}/", silent.local_addr().unwrap().port());
+        let (port, heard) = listener(vec!["200 OK"]);
+        for url in [stuck, format!("http://127.0.0.1:{port}/")] {
+            let id = submit(&world.store, json!({"prompt": "say hi"}), Policy::default(), Some(url)).await;
+            until(&world.store, &id, |job| job.state.is_final()).await;
+        }
+        let hosts = vec!["127.0.0.1".to_owned()];
+        let sender = Webhooks::new(WebhookOptions { hosts, allow_private: true, secret: Vec::new() });
+        let (_stop, stopped) = watch::channel(false);
+        let sending = tokio::spawn(sender.run(world.store.clone(), stopped));
+        let (mut connected, _) = tokio::task::spawn_blocking(move || silent.accept().unwrap()).await.unwrap();
+        let told = tokio::task::spawn_blocking(move || heard.recv().unwrap()).await.unwrap();
+        assert!(told.1.contains("hi"));
+        // The other is still being waited for: a sender that had given up would have hung up.
+        connected.set_nonblocking(true).unwrap();
+        let ended = connected.read_to_end(&mut Vec::new());
+        assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        while world.store.deliveries_waiting().await.unwrap() != 1 {
+            tokio::task::yield_now().await;
+        }
+        sending.abort();
     });
 }

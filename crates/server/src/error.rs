@@ -27,12 +27,18 @@ pub enum Code {
     QueueFull,
     Cancelled,
     ExecutionTimeout,
+    JobNotFound,
+    KeyReused,
+    WrongState,
+    WebhookRefused,
+    SchemaNotFound,
+    SchemasFull,
     DiskFull,
     Internal,
 }
 
 impl Code {
-    const ALL: [Code; 17] = [
+    const ALL: [Code; 23] = [
         Code::ModelNotFound,
         Code::ModelNotReady,
         Code::ModelUnsupported,
@@ -48,6 +54,12 @@ impl Code {
         Code::QueueFull,
         Code::Cancelled,
         Code::ExecutionTimeout,
+        Code::JobNotFound,
+        Code::KeyReused,
+        Code::WrongState,
+        Code::WebhookRefused,
+        Code::SchemaNotFound,
+        Code::SchemasFull,
         Code::DiskFull,
         Code::Internal,
     ];
@@ -92,6 +104,12 @@ impl Code {
             Code::QueueFull => ("QUEUE_FULL", StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", true),
             Code::Cancelled => ("CANCELLED", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
             Code::ExecutionTimeout => ("EXECUTION_TIMEOUT", StatusCode::GATEWAY_TIMEOUT, SERVER, true),
+            Code::JobNotFound => ("JOB_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
+            Code::KeyReused => ("KEY_REUSED", StatusCode::CONFLICT, ASKED, false),
+            Code::WrongState => ("WRONG_STATE", StatusCode::CONFLICT, ASKED, false),
+            Code::WebhookRefused => ("WEBHOOK_REFUSED", StatusCode::BAD_REQUEST, ASKED, false),
+            Code::SchemaNotFound => ("SCHEMA_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
+            Code::SchemasFull => ("SCHEMAS_FULL", StatusCode::CONFLICT, ASKED, false),
             Code::DiskFull => ("DISK_FULL", StatusCode::INSUFFICIENT_STORAGE, SERVER, true),
             Code::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),
         }

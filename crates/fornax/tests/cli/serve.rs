@@ -195,6 +195,27 @@ fn runpod_python_runs_every_scenario() {
 }
 
 #[test]
+fn a_browser_shows_jobs_as_they_come_and_end() {
+    const NAME: &str = "a_browser_shows_jobs_as_they_come_and_end";
+    let python = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists());
+    let path = env::var_os("PATH").unwrap_or_default();
+    let chromium = env::split_paths(&path).map(|folder| folder.join("chromium")).find(|file| file.exists());
+    let (Some(python), Some(chromium)) = (python, chromium) else {
+        println!("SKIP {NAME}: no FORNAX_PYTHON with playwright, or no chromium");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = folder.path().join("jobs.db");
+    let serving = Serving::start(folder.path(), &["--context", "512", "--jobs-db", jobs.to_str().unwrap()]);
+    let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/console_suite.py");
+    let base = format!("http://{}", serving.address);
+    let ran = Command::new(python).arg(suite).args([&base, KEY]).arg(chromium).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 5, "{said}");
+}
+
+#[test]
 fn jobs_of_the_command_line_survive_a_killed_server() {
     let folder = tempfile::tempdir().unwrap();
     let (jobs, keys) = (folder.path().join("jobs.db"), folder.path().join("keys"));
@@ -244,7 +265,7 @@ fn jobs_of_the_command_line_survive_a_killed_server() {
     assert!(ask(&serving, &["list", "--status", "COMPLETED"]).stdout.starts_with(&id));
     assert!(ask(&serving, &["export"]).stdout.contains("\"success\":true"));
     assert_eq!(ask(&serving, &["cancel", &id]).stdout, format!("{id} COMPLETED\n"));
-    ask(&serving, &["status", "unknown"]).fails(2, "INVALID_INPUT", &["no such job"]);
+    ask(&serving, &["status", "unknown"]).fails(2, "INVALID_INPUT", &["JOB_NOT_FOUND", "no such job"]);
     let input = file("bad.json", r#"{"prompt": "a", "colour": 1}"#);
     ask(&serving, &["submit", "--input", &input]).fails(2, "INVALID_INPUT", &["input.colour"]);
 }

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
 use fornax_jobs::{
-    Error, Failure, Job, Runner, RunnerOptions, State, Store, StoreOptions, WebhookOptions, Webhooks,
+    Error, Failure, Job, Runner, RunnerOptions, Store, StoreOptions, WebhookOptions, Webhooks,
 };
 use tokio::{sync::watch, task::JoinHandle};
 
@@ -103,16 +102,13 @@ impl Durable {
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
         let message = error.to_string();
-        let with = |code, status| ApiError { status: Some(status), ..ApiError::new(code, message.clone()) };
         match error {
             Error::DiskFull => ApiError::new(Code::DiskFull, message),
             Error::QueueFull { .. } => ApiError::new(Code::QueueFull, message),
-            Error::NotFound => with(Code::InvalidInput, StatusCode::NOT_FOUND),
-            Error::KeyReused => with(Code::InvalidInput, StatusCode::CONFLICT),
-            Error::WrongState { state: State::Cancelled, .. } => with(Code::Cancelled, StatusCode::CONFLICT),
-            Error::WrongState { .. } | Error::SchemasFull { .. } => {
-                with(Code::InvalidInput, StatusCode::CONFLICT)
-            }
+            Error::NotFound => ApiError::new(Code::JobNotFound, message),
+            Error::KeyReused => ApiError::new(Code::KeyReused, message),
+            Error::WrongState { .. } => ApiError::new(Code::WrongState, message),
+            Error::SchemasFull { .. } => ApiError::new(Code::SchemasFull, message),
             Error::Open(_) | Error::InUse { .. } | Error::Database(_) => {
                 // What databases say may hold what was asked.
                 tracing::error!(reason = message, "the jobs database failed");

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::{Path, State},
-    http::StatusCode,
 };
 use fornax_engine::Form;
 use fornax_jobs::Schema;
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     app::App,
-    error::{ApiError, Fault},
+    error::{ApiError, Code, Fault},
     front::body::RawBody,
     openai::prepare::on_a_thread,
 };
@@ -71,8 +70,7 @@ pub(crate) async fn get(
 ) -> Result<Json<Value>, ApiError> {
     let (durable, served) = app.jobs_of(&endpoint)?;
     let schema = durable.store.schema(&served.card.name, &name).await?;
-    schema.map(Json).ok_or_else(|| {
-        let missing = ApiError::fault(Fault::rule("name", "is not the name of a schema here"));
-        ApiError { status: Some(StatusCode::NOT_FOUND), ..missing }
-    })
+    schema
+        .map(Json)
+        .ok_or_else(|| ApiError::new(Code::SchemaNotFound, "there is no schema of that name here"))
 }

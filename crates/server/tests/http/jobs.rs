@@ -195,8 +195,10 @@ async fn what_cannot_be_done_is_refused_with_its_own_code() {
     .await;
     check(run, ask(json!({"endpoint": "/other", "data": {}})), 400, "INVALID_INPUT", Some("input.endpoint"))
         .await;
-    check(run, ask(json!({"prompt": "a", "schema": "none"})), 400, "INVALID_INPUT", Some("input.schema"))
+    check(run, ask(json!({"prompt": "a", "schema": "none"})), 404, "SCHEMA_NOT_FOUND", Some("input.schema"))
         .await;
+    let missing = get(world.address, "/v2/default/schemas/none").await;
+    assert_eq!((missing.status, &missing.json()["error"]["code"]), (404, &json!("SCHEMA_NOT_FOUND")));
     check(run, ask(json!({"prompt": "a", "schema": {"type": "x"}})), 400, "SCHEMA_UNSUPPORTED", None).await;
     let not = json!({"prompt": "a", "schema": {"not": {}}});
     check(run, ask(not), 400, "SCHEMA_UNSUPPORTED", Some("input.schema")).await;
@@ -207,13 +209,19 @@ async fn what_cannot_be_done_is_refused_with_its_own_code() {
     let policy = json!({"input": {"prompt": "a"}, "policy": {"executionTimeout": 0}});
     check(run, policy, 400, "INVALID_INPUT", Some("policy.executionTimeout")).await;
     for url in ["http://127.0.0.1/", "http://localhost/", "https://other.example/", "file:///etc/passwd"] {
-        check(run, json!({"input": {"prompt": "a"}, "webhook": url}), 400, "INVALID_INPUT", Some("webhook"))
-            .await;
+        check(
+            run,
+            json!({"input": {"prompt": "a"}, "webhook": url}),
+            400,
+            "WEBHOOK_REFUSED",
+            Some("webhook"),
+        )
+        .await;
     }
     check("/v2/default/runsync?wait=5", ask(json!({"prompt": "a"})), 400, "INVALID_INPUT", Some("wait"))
         .await;
-    check("/v2/default/cancel/nothing", json!({}), 404, "INVALID_INPUT", None).await;
-    check("/v2/default/retry/nothing", json!({}), 404, "INVALID_INPUT", None).await;
+    check("/v2/default/cancel/nothing", json!({}), 404, "JOB_NOT_FOUND", None).await;
+    check("/v2/default/retry/nothing", json!({}), 404, "JOB_NOT_FOUND", None).await;
     let large = send(&world, "POST", run, &[], &"x".repeat(20 << 20)).await;
     assert_eq!((large.status, &large.json()["error"]["code"]), (413, &json!("BODY_TOO_LARGE")));
     let counts = get(world.address, "/v2/default/health").await.json();
@@ -239,7 +247,8 @@ async fn jobs_that_wait_are_cancelled_purged_refused_and_found_again() {
     let again = send(&world, "POST", "/v2/default/run", &keyed, &body.to_string()).await.json();
     assert_eq!(first["id"], again["id"]);
     let other = json!({"input": {"prompt": "b"}}).to_string();
-    assert_eq!(send(&world, "POST", "/v2/default/run", &keyed, &other).await.status, 409);
+    let refused = send(&world, "POST", "/v2/default/run", &keyed, &other).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("KEY_REUSED")));
 
     // Four are worked on, the others wait until there is no room for more.
     let mut ids = vec![first["id"].as_str().unwrap().to_owned()];
@@ -263,7 +272,8 @@ async fn jobs_that_wait_are_cancelled_purged_refused_and_found_again() {
         (&json!("CANCELLED"), &json!("CANCELLED"))
     );
     let refused = post(world.address, &format!("/v2/default/retry/{}", ids[10]), &json!({})).await;
-    assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("CANCELLED")));
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("WRONG_STATE")));
+    assert_eq!(refused.json()["error"]["retryable"], false);
     // One that is worked on ends at once, too.
     let cancelled = post(world.address, &format!("/v2/default/cancel/{}", ids[0]), &json!({})).await.json();
     assert_eq!(cancelled["status"], "CANCELLED");
@@ -292,4 +302,40 @@ async fn jobs_that_wait_are_cancelled_purged_refused_and_found_again() {
     assert_eq!(ended(&world, &ids[10]).await["status"], "CANCELLED");
     let list = get(world.address, "/v2/default/jobs?status=CANCELLED&limit=1000").await.json();
     assert!(list["jobs"].as_array().unwrap().len() >= 17);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_refuses_a_job_whole_and_keeps_all_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut setup, gate) = keeping(folder.path(), Setup::saying("done")).gated();
+    let jobs = setup.options.jobs.as_mut().unwrap();
+    jobs.store = StoreOptions { queue_max: 1000, bytes_max: Some(400_000), ..jobs.store.clone() };
+    let world = World::listening(setup).await;
+    // The test of the model itself; nothing more is computed.
+    for _ in 0..2 {
+        gate.send(()).unwrap();
+    }
+    world.until("/ready", |response| response.status == 200).await;
+    let body = json!({"input": {"messages": [{"role": "user", "content": "x".repeat(2000)}]}});
+    let mut kept = Vec::new();
+    let refused = loop {
+        let response = run(&world, &body).await;
+        if response.status != 200 {
+            break response;
+        }
+        kept.push(response.json()["id"].as_str().unwrap().to_owned());
+        assert!(kept.len() < 400, "400 kB cannot hold these");
+    };
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (507, &json!("DISK_FULL")));
+    assert_eq!(refused.json()["error"]["retryable"], true);
+    assert!(kept.len() > 20, "{} were kept", kept.len());
+    // Every job that was accepted is there, and nothing of the one that was not.
+    let list = get(world.address, "/v2/default/jobs?limit=1000").await.json();
+    let mut there: Vec<&str> =
+        list["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
+    let mut kept: Vec<&str> = kept.iter().map(String::as_str).collect();
+    there.sort_unstable();
+    kept.sort_unstable();
+    assert_eq!(there, kept);
+    drop(gate);
 }
