@@ -137,6 +137,14 @@ pub enum Error {
         /// What its driver said.
         reason: String,
     },
+    /// Somebody who computes for us answered what cannot be right. Nothing of theirs can be trusted.
+    #[error("{backend}: {reason}")]
+    Integrity {
+        /// The backend's name.
+        backend: &'static str,
+        /// Who answered what.
+        reason: String,
+    },
     /// NaN or infinity where a finite number must be.
     #[error("numeric fault: {place} holds {value}")]
     NumericFault {

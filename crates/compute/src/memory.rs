@@ -121,6 +121,12 @@ pub trait Memory {
 
     /// Stacks parts by output rows into one weight. All parts have the same number of columns; each keeps its type.
     fn upload(&self, parts: &[Part<'_>]) -> Result<Self::Weight, Error>;
+    /// Like [`upload`](Memory::upload), for a weight whose rows [`embed`](crate::Backend::embed) looks up; `tied` says
+    /// that it is multiplied by as well. A backend that keeps what it multiplies by elsewhere keeps tables here.
+    fn upload_table(&self, parts: &[Part<'_>], tied: bool) -> Result<Self::Weight, Error> {
+        let _ = tied;
+        self.upload(parts)
+    }
     /// Concatenates vectors (norm weights, biases) into one row of f32, whatever their stored type.
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Self::Buf, Error>;
     /// Places values computed on the host (rotary frequencies) as one row of f32.
@@ -138,6 +144,11 @@ pub trait Memory {
 pub trait Sizes {
     /// Bytes of a weight made of these (type, rows, columns) parts, or why it cannot be made.
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error>;
+    /// The same for a table, which may be multiplied by as well.
+    fn table_bytes(&self, parts: &[Part<'_>], tied: bool) -> Result<u64, Error> {
+        let _ = tied;
+        self.weight_bytes(parts)
+    }
     /// Bytes of `rows` x `columns` values.
     fn buf_bytes(&self, purpose: Purpose, rows: usize, columns: usize) -> u64;
     /// Bytes of one page of one group, over all its layers.
@@ -184,6 +195,11 @@ impl<S: Sizes> Memory for Counting<S> {
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<(), Error> {
         self.count(Purpose::Weights, self.sizes.weight_bytes(parts)?);
+        Ok(())
+    }
+
+    fn upload_table(&self, parts: &[Part<'_>], tied: bool) -> Result<(), Error> {
+        self.count(Purpose::Weights, self.sizes.table_bytes(parts, tied)?);
         Ok(())
     }
 

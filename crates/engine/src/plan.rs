@@ -412,6 +412,10 @@ impl<S: Sizes> Sizes for Requantized<S> {
         Ok(parts.iter().map(smaller).fold(0, u64::saturating_add))
     }
 
+    fn table_bytes(&self, parts: &[Part<'_>], tied: bool) -> Result<u64, ComputeError> {
+        if self.quant.is_none() { self.sizes.table_bytes(parts, tied) } else { self.weight_bytes(parts) }
+    }
+
     fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
         self.sizes.vector_bytes(parts)
     }

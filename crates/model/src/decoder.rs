@@ -18,7 +18,7 @@ impl<M: Memory> Ends<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>) -> Result<Ends<M>, crate::Error> {
         let config = loader.config;
         Ok(Ends {
-            embedding: loader.weight(&[Tensor::Embedding], 0)?,
+            embedding: loader.table(Tensor::Embedding)?,
             rope: Rope {
                 frequencies: loader.memory.upload_values(&config.rope.frequencies())?,
                 pairs: config.rope.dims / 2,

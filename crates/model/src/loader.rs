@@ -60,6 +60,14 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(weight)
     }
 
+    /// One weight whose rows are looked up, and multiplied by where the model is tied.
+    pub(crate) fn table(&mut self, tensor: Tensor) -> Result<M::Weight, Error> {
+        let parts = self.parts(&[tensor], 0)?;
+        let table = self.memory.upload_table(&parts, self.config.tied)?;
+        self.report(&parts);
+        Ok(table)
+    }
+
     /// One row of vectors put end to end.
     pub(crate) fn vector(&mut self, tensors: &[Tensor], layer: usize) -> Result<M::Buf, Error> {
         let parts = self.parts(tensors, layer)?;

@@ -256,12 +256,18 @@ impl Buf {
         Ok(buf)
     }
 
+    /// Its rows and columns.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.rows, self.columns)
+    }
+
     /// All rows, one after the other.
-    pub(super) fn values(&self) -> &[f32] {
+    pub fn values(&self) -> &[f32] {
         &self.block.values()[..self.rows * self.columns]
     }
 
-    pub(super) fn values_mut(&mut self) -> &mut [f32] {
+    /// The same, to write.
+    pub fn values_mut(&mut self) -> &mut [f32] {
         let values = self.rows * self.columns;
         &mut self.block.values_mut()[..values]
     }
@@ -347,6 +353,25 @@ impl Weight {
     pub(super) fn matrix(&self) -> Matrix<'_> {
         Matrix { rows: self.rows, columns: self.columns, parts: &self.parts, bytes: self.block.bytes() }
     }
+}
+
+/// The output rows of a stored matrix as f32, one after the other: `visit(row, values)`. For whoever makes something
+/// else of a weight than a product on this backend.
+pub fn expand_rows(
+    part: &Part<'_>,
+    mut visit: impl FnMut(usize, &[f32]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (dtype, stored, columns) = crate::memory::matrix_shape(part)?;
+    let refused = || Error::DType { tensor: part.view.name.to_owned(), dtype, backend: NAME };
+    let dequantize = quant::format(dtype, Simd::Scalar).ok_or_else(refused)?.dequantize;
+    let row_bytes = part.view.bytes.len() / stored.max(1);
+    let mut values = vec![0.0; columns];
+    for row in 0..part.rows.as_ref().map_or(stored, Vec::len) {
+        let from = part.rows.as_ref().map_or(row, |order| order[row] as usize);
+        dequantize(&part.view.bytes[from * row_bytes..][..row_bytes], &mut values);
+        visit(row, &values)?;
+    }
+    Ok(())
 }
 
 /// Copies one part's rows: groups packed by all threads, or rows as they are stored.

@@ -27,7 +27,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::thread;
 
-pub use memory::{Buf, CpuSizes, Kv, Weight};
+pub use memory::{Buf, CpuSizes, Kv, Weight, expand_rows};
 pub use quant::Simd;
 pub use ring::{CpuRing, CpuRingOptions, RingMatrix};
 pub use step::Step;

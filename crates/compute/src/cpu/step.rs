@@ -161,6 +161,11 @@ impl Step {
         self.slot.as_ref().expect("held until the drop")
     }
 
+    /// How many rows an operation runs over.
+    pub fn count(&self, rows: Rows) -> usize {
+        self.slot().count(rows)
+    }
+
     pub(super) fn slot_mut(&mut self) -> &mut Slot {
         self.slot.as_mut().expect("held until the drop")
     }
