@@ -20,6 +20,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // `compute` and `format` are what model's interface and the tests on real backends speak of.
     ("fornax-engine", &["fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
+    // It knows matrices by number; `model` is for its tests, which compute one.
+    ("fornax-private", &["fornax-compute", "fornax-format", "fornax-model"]),
     // It is handed a model that answers questions, and knows nothing of how.
     ("fornax-jobs", &[]),
     // `compute` for the sampling parameters that engine's requests carry, `format` for the tokenizers of its tests.
@@ -33,6 +35,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fornax-jobs",
             "fornax-model",
             "fornax-engine",
+            "fornax-private",
             "fornax-text",
             "fornax-server",
         ],

@@ -1,0 +1,376 @@
+//! The two servers: each multiplies what it is sent, or what it draws, by public weights. Neither has a function that
+//! adds two shares, and nothing derived from a payload leaves a session.
+//!
+//! A thread for each connection reads, checks and answers; one thread owns the device and multiplies for all of them, from
+//! one queue ([`Queue`]). A session has few products waiting at a time, so that the queue's order is a round of all
+//! sessions; those that wait for the same matrix are computed as one.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use fornax_compute::Ring;
+use rustls::ServerConfig;
+
+use crate::Error;
+use crate::channel::Channel;
+use crate::claim;
+use crate::frame::{
+    Draw, FrameError, Info, PROTOCOL, Party, Reply, RequestOne, RequestZero, Shapes, VERSION, Weights,
+};
+use crate::mask::{Counter, Masks, Pads, random};
+use crate::queue::{Pending, Queue};
+use crate::transcript::Recorder;
+
+/// Products of one session of party 1 that may wait: one is computed while the next one's masks are drawn.
+const AHEAD: usize = 2;
+
+/// How a server is made.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// Which of the two.
+    pub party: Party,
+    /// Whether the other one is on this machine.
+    pub demo_single_host: bool,
+    /// Rows that any matrix may be multiplied with in one session.
+    pub positions_max: u32,
+    /// Sessions at once; more are turned away.
+    pub sessions_max: usize,
+    /// A session that says nothing, or does not read its answers, for this long is ended.
+    pub idle: Duration,
+    /// Its identity; without one it listens on the loopback only.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// Writes all that it sees to this file.
+    pub record: Option<PathBuf>,
+}
+
+impl ServerOptions {
+    /// A party with everything else by default.
+    pub fn new(party: Party) -> ServerOptions {
+        ServerOptions {
+            party,
+            demo_single_host: false,
+            // A day of conversation; the client opens the next session by itself.
+            positions_max: 1 << 20,
+            sessions_max: 64,
+            idle: Duration::from_secs(600),
+            tls: None,
+            record: None,
+        }
+    }
+}
+
+/// Weights on a device, by number.
+pub struct Loaded<R: Ring> {
+    /// The device.
+    pub ring: R,
+    /// The matrices in the order in which the model loads them.
+    pub matrices: Vec<R::Matrix>,
+    /// Their shapes.
+    pub shapes: Shapes,
+    /// Their hash.
+    pub weights: Weights,
+}
+
+/// A running server. Dropping it ends its sessions.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    info: Info,
+    options: ServerOptions,
+    queue: Queue,
+    recorder: Option<Recorder>,
+    stopping: AtomicBool,
+    sessions: AtomicUsize,
+    opened: AtomicU64,
+}
+
+impl Server {
+    /// Loads the weights on a thread of their own and serves. Returns when the first client can be answered.
+    pub fn start<R: Ring, E: From<Error> + Send + 'static>(
+        listener: TcpListener,
+        options: ServerOptions,
+        load: impl FnOnce() -> Result<Loaded<R>, E> + Send + 'static,
+    ) -> Result<Server, E> {
+        let failed = |what| move |reason| E::from(Error::System { what, reason });
+        let address = listener.local_addr().map_err(failed("cannot listen"))?;
+        if options.tls.is_none() && !address.ip().is_loopback() {
+            let words = format!("{address} is beyond this machine: give a certificate and its key");
+            return Err(E::from(Error::Tls(words)));
+        }
+        let recorder =
+            options.record.as_ref().map(|path| Recorder::create(path, options.party)).transpose()?;
+        let mut instance = [0; 16];
+        random(&mut instance)?;
+        let queue = Queue::default();
+        let (tell, told) = mpsc::sync_channel(1);
+        let worker = queue.clone();
+        let computing = thread::Builder::new().name("products".to_owned()).spawn(move || match load() {
+            Err(error) => drop(tell.send(Err(error))),
+            Ok(loaded) => {
+                drop(tell.send(Ok((loaded.shapes.clone(), loaded.weights))));
+                worker.work(&loaded.ring, &loaded.matrices, &loaded.shapes);
+            }
+        });
+        let computing = computing.map_err(failed("cannot start a thread"))?;
+        let (shapes, weights) = match told.recv() {
+            Ok(loaded) => loaded?,
+            // The loader panicked: let the caller see that panic.
+            Err(_) => match computing.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(()) => unreachable!("the thread tells before it ends"),
+            },
+        };
+        let info = Info {
+            protocol: PROTOCOL.to_owned(),
+            version: VERSION,
+            party: options.party.number(),
+            ring_bits: 32,
+            weights,
+            dims: shapes,
+            positions_max: options.positions_max,
+            leaks: claim::LEAKS.map(str::to_owned).to_vec(),
+            assumes: claim::ASSUMES.map(str::to_owned).to_vec(),
+            demo_single_host: options.demo_single_host,
+            instance: instance.iter().map(|byte| format!("{byte:02x}")).collect(),
+        };
+        let shared = Arc::new(Shared {
+            info,
+            options,
+            queue,
+            recorder,
+            stopping: AtomicBool::new(false),
+            sessions: AtomicUsize::new(0),
+            opened: AtomicU64::new(0),
+        });
+        let accepting = Arc::clone(&shared);
+        let accepting = thread::Builder::new()
+            .name("accept".to_owned())
+            .spawn(move || accept(&listener, &accepting))
+            .map_err(failed("cannot start a thread"))?;
+        Ok(Server { shared, address, threads: vec![accepting, computing] })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it says of itself.
+    pub fn info(&self) -> &Info {
+        &self.shared.info
+    }
+
+    /// Connections at this moment.
+    pub fn sessions(&self) -> usize {
+        self.shared.sessions.load(Ordering::Acquire)
+    }
+
+    /// Products computed together with others, and products in all.
+    pub fn batched(&self) -> (u64, u64) {
+        self.shared.queue.counts()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.queue.close();
+        // Wakes the thread that accepts, which then looks at the flag.
+        drop(TcpStream::connect_timeout(&self.address, Duration::from_secs(1)));
+        for thread in self.threads.drain(..) {
+            drop(thread.join());
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for socket in listener.incoming() {
+        if shared.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(socket) = socket else { continue };
+        let session = Guard::new(shared);
+        // A thread that cannot be started drops its guard and its socket, which tells the client.
+        drop(thread::Builder::new().name("session".to_owned()).spawn(move || session.serve(socket)));
+    }
+}
+
+/// A connection that counts as long as it lives.
+struct Guard {
+    shared: Arc<Shared>,
+    /// How many there are with this one.
+    count: usize,
+}
+
+impl Guard {
+    fn new(shared: &Arc<Shared>) -> Guard {
+        let count = shared.sessions.fetch_add(1, Ordering::AcqRel) + 1;
+        Guard { shared: Arc::clone(shared), count }
+    }
+
+    /// Serves one connection to its end. Why it ended is told to the client and nobody else.
+    fn serve(self, socket: TcpStream) {
+        let options = &self.shared.options;
+        let accepted =
+            Channel::accept(socket, options.tls.as_ref(), options.idle, self.shared.recorder.as_ref());
+        let Ok(mut channel) = accepted else { return };
+        let served = if self.count > options.sessions_max {
+            Err(format!("{} sessions are open already, and no more are allowed", options.sessions_max))
+        } else {
+            match options.party {
+                Party::Zero => self.serve_zero(&mut channel),
+                Party::One => self.serve_one(&mut channel),
+            }
+        };
+        if let Err(reason) = served {
+            drop(channel.send(|out| Reply::Refused(reason).write(out)));
+        }
+    }
+
+    /// Party 0: multiplies the words that it is sent.
+    fn serve_zero(&self, channel: &mut Channel) -> Result<(), String> {
+        let shapes = &self.shared.info.dims;
+        let mut session = None;
+        loop {
+            match RequestZero::read(channel.reader(), shapes) {
+                Ok(RequestZero::Info) => self.tell(channel),
+                Ok(RequestZero::Open { version, positions_max }) => {
+                    session = Some(self.open(channel, version, positions_max)?);
+                    Ok(())
+                }
+                Ok(RequestZero::Linear(share)) => {
+                    let session: &mut Session = session.as_mut().ok_or(NO_SESSION)?;
+                    session.admit(&share.draw, shapes)?;
+                    let pending = self.shared.queue.submit(share.draw, share.words);
+                    answer(channel, pending)?
+                }
+                Ok(RequestZero::Close) => return Ok(()),
+                Err(error) => return ended(error),
+            }
+            .or_else(gone)?;
+        }
+    }
+
+    /// Party 1: multiplies the masks that it draws, as far ahead as it is told.
+    fn serve_one(&self, channel: &mut Channel) -> Result<(), String> {
+        let shapes = &self.shared.info.dims;
+        let mut session = None;
+        loop {
+            match RequestOne::read(channel.reader(), shapes) {
+                Ok(RequestOne::Info) => self.tell(channel),
+                Ok(RequestOne::Open { version, positions_max, seed }) => {
+                    session = Some((self.open(channel, version, positions_max)?, Masks::new(&seed)));
+                    Ok(())
+                }
+                Ok(RequestOne::Linear(draws)) => {
+                    let (session, masks) = session.as_mut().ok_or(NO_SESSION)?;
+                    let mut waiting = std::collections::VecDeque::with_capacity(AHEAD);
+                    let mut sent = Ok(());
+                    for draw in draws {
+                        session.admit(&draw, shapes)?;
+                        let mut words = vec![0; draw.pad_words(shapes)];
+                        masks.draw(&mut words).map_err(|error| error.to_string())?;
+                        waiting.push_back(self.shared.queue.submit(draw, words));
+                        if waiting.len() == AHEAD
+                            && let Some(pending) = waiting.pop_front()
+                        {
+                            sent = sent.and(answer(channel, pending)?);
+                        }
+                        if sent.is_err() {
+                            break;
+                        }
+                    }
+                    for pending in waiting {
+                        sent = sent.and(answer(channel, pending)?);
+                    }
+                    sent
+                }
+                Ok(RequestOne::Close) => return Ok(()),
+                Err(error) => return ended(error),
+            }
+            .or_else(gone)?;
+        }
+    }
+
+    fn tell(&self, channel: &mut Channel) -> io::Result<()> {
+        channel.send(|out| Reply::Info(Box::new(self.shared.info.clone())).write(out))
+    }
+
+    fn open(&self, channel: &mut Channel, version: u32, positions_max: u32) -> Result<Session, String> {
+        if version != VERSION {
+            return Err(format!("this is {PROTOCOL} {VERSION}, not {version}"));
+        }
+        let most = self.shared.options.positions_max;
+        if positions_max > most {
+            return Err(format!("a session may have {most} positions, not {positions_max}"));
+        }
+        let session = self.shared.opened.fetch_add(1, Ordering::Relaxed) + 1;
+        channel.send(|out| Reply::Opened { session }.write(out)).or_else(gone)?;
+        Ok(Session {
+            counter: Counter::default(),
+            rows: vec![0; self.shared.info.dims.0.len()],
+            positions_max: u64::from(positions_max),
+        })
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.shared.sessions.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+const NO_SESSION: &str = "open a session first";
+
+/// Sends a product when it is ready.
+fn answer(channel: &mut Channel, pending: Pending) -> Result<io::Result<()>, String> {
+    let counter = pending.draw.counter;
+    let words = pending.wait()?;
+    Ok(channel.send(|out| Reply::Product { counter, words }.write(out)))
+}
+
+/// A client that is gone needs no reason.
+fn gone(_: io::Error) -> Result<(), String> {
+    Ok(())
+}
+
+fn ended(error: FrameError) -> Result<(), String> {
+    match error {
+        FrameError::Io(_) => Ok(()),
+        error => Err(error.to_string()),
+    }
+}
+
+/// What a server keeps of a session: how far its mask stream is, and how much of it there may be.
+struct Session {
+    counter: Counter,
+    /// Rows so far, by matrix.
+    rows: Vec<u64>,
+    positions_max: u64,
+}
+
+impl Session {
+    /// Lets a product in that comes next in the stream and inside the session's bounds.
+    fn admit(&mut self, draw: &Draw, shapes: &Shapes) -> Result<(), String> {
+        if draw.counter != self.counter.get() {
+            return Err(format!("a product with counter {}, {} is next", draw.counter, self.counter.get()));
+        }
+        let rows = &mut self.rows[draw.matrix as usize];
+        *rows += u64::from(draw.rows);
+        if *rows > self.positions_max {
+            let error = Error::Positions { wanted: *rows, limit: self.positions_max };
+            return Err(error.to_string());
+        }
+        let advanced = self.counter.advance(draw.pad_words(shapes) as u64);
+        advanced.map(drop).map_err(|error| error.to_string())
+    }
+}
