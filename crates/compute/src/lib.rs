@@ -32,6 +32,7 @@ pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage, WEIGHT_TYPES};
 pub use philox::uniform;
 pub use ring::{Ring, check_weights, check_words};
 pub use sample::{
-    Given, Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX, sample,
+    Change, Given, Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX,
+    sample,
 };
 pub use splitmix::SplitMix64;

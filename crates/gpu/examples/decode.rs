@@ -227,8 +227,30 @@ fn run(
     operations(cuda, &mut model, &mut kv, PROMPT)?;
     prompt(cuda, &mut model, &mut kv)?;
 
-    // The whole step, token after token, as the engine does it: begin, record, sample, finish.
-    let sampling = Sampling::greedy();
+    let hot = Sampling { temperature: 0.8, ..Sampling::default() };
+    let cut = Sampling { top_k: 50, top_p: 0.95, min_p: 0.02, ..hot.clone() };
+    let penalised = Sampling { repetition_penalty: 1.1, presence_penalty: 0.5, ..cut.clone() };
+    for (name, sampling) in [
+        ("greedy", Sampling::greedy()),
+        ("temperature", hot),
+        ("top-k, top-p, min-p", cut),
+        ("penalties", penalised),
+    ] {
+        steps(cuda, &mut model, &mut kv, (context, bytes), (name, &sampling))?;
+    }
+    Ok(())
+}
+
+/// The whole step, token after token, as the engine does it: begin, record, sample, finish.
+fn steps(
+    cuda: &Cuda,
+    model: &mut Model,
+    kv: &mut Kv,
+    (context, bytes): (usize, usize),
+    (name, sampling): (&str, &Sampling),
+) -> Result<(), Error> {
+    let pages = (context + 1024).div_ceil(PAGE_TOKENS) + 1;
+    let history: Vec<u32> = (0..context as u32).map(|at| at * 7919 % 50_000).collect();
     let mut times = Vec::new();
     let (warm, measured) = (20, 200);
     let mut start = Instant::now();
@@ -242,17 +264,16 @@ fn run(
         let token = if turn == 0 { Token::Known(1) } else { Token::Known(turn as u32 % 64) };
         batch.push(Row { slot: 0, start: position, len: 1, pages: vec![table], wanted: 1 }, [token]);
         let mut step = cuda.begin(&batch)?;
-        let time =
-            cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, &mut model, &mut kv, &step)))?;
+        let time = cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, model, kv, &step)))?;
         let row = SampleRow {
             wanted: 0,
             slot: 0,
             position,
             seed: 0,
             vocab: model.shape.vocab as u32,
-            sampling: &sampling,
-            history: &[],
-            generated: 0,
+            sampling,
+            history: &history,
+            generated: context as u32 / 2,
             mask: None,
             given: None,
             mirostat_mu: 0.0,
@@ -269,8 +290,8 @@ fn run(
     let moved = bytes as f64
         + (context * model.shape.layers * model.shape.heads.kv * model.shape.heads.dim * 4) as f64;
     println!(
-        "step at context {context}: {median:.3} ms on the device (best {:.3}), {:.3} ms with sampling and host: {:.0} tokens/s; \
-         {:.2} GB moved, {:.2} TB/s",
+        "step at context {context}: {median:.3} ms on the device (best {:.3}), {:.3} ms with sampling ({name}) and host: {:.0} \
+         tokens/s; {:.2} GB moved, {:.2} TB/s",
         times[0],
         wall * 1e3,
         1.0 / wall,

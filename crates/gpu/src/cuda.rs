@@ -18,7 +18,7 @@ use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
 use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
-use crate::step::{Chosen, DeviceStep, Outcome, Slot, Step, Steps};
+use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, Stored};
 
 /// Steps of at most so many tokens are recorded: beyond that the launches are hidden behind the work.
@@ -77,6 +77,8 @@ pub struct Cuda {
     /// Counts of blocks that have arrived, zero between kernels.
     pub(crate) tickets: Piece,
     pub(crate) fuse: Fuse,
+    /// Totals of weights for each row that is drawn from, zero between kernels.
+    pub(crate) bins: Piece,
     /// The token last sampled into each slot, on the device, and whether there is one.
     pub(crate) sampled: Piece,
     pub(crate) has_sampled: RefCell<Vec<bool>>,
@@ -136,11 +138,14 @@ impl Cuda {
         let workspace = |bytes| arena.cut(Purpose::Workspace, bytes);
         let tickets = workspace(TICKETS as u64 * 4)?;
         device.fill("open", tickets.pointer(), 0, TICKETS * 4)?;
+        let bins = workspace((options.slots as u64).saturating_mul(BINS_BYTES as u64))?;
+        device.fill("open", bins.pointer(), 0, options.slots * BINS_BYTES)?;
         Ok(Cuda {
             scratch: Scratch::new(workspace(split_bytes(options.tokens_max))?),
             partials: workspace(PARTIALS_BYTES)?,
             tickets,
             fuse: Fuse::default(),
+            bins,
             sampled: workspace((options.slots as u64).saturating_mul(4))?,
             has_sampled: RefCell::new(vec![false; options.slots]),
             ring: RefCell::new(None),

@@ -29,6 +29,7 @@ mod layout;
 mod memory;
 mod ops;
 mod program;
+mod rate;
 mod ring;
 mod step;
 mod upload;
@@ -36,6 +37,7 @@ mod upload;
 pub use cuda::{Cuda, CudaOptions};
 pub use driver::Found;
 pub use memory::{Buf, CudaSizes, Kv, Weight};
+pub use rate::{Rates, rates};
 pub use ring::{CudaRing, CudaRingMatrix, CudaRingOptions};
 pub use step::Step;
 

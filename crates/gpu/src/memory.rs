@@ -201,7 +201,8 @@ impl CudaSizes {
         let slots = (options.depth as u64).saturating_add(1).saturating_mul(slot);
         let rest =
             rounded(split_bytes(options.tokens_max)) + rounded(PARTIALS_BYTES) + rounded(TICKETS as u64 * 4);
-        let sampled = rounded((options.slots as u64).saturating_mul(4));
+        let rows = |bytes: usize| rounded((options.slots as u64).saturating_mul(bytes as u64));
+        let sampled = rows(4).saturating_add(rows(step::BINS_BYTES));
         let workspace_bytes = slots.saturating_add(rest).saturating_add(sampled);
         CudaSizes { name: "cuda", workspace_bytes }
     }

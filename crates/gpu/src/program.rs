@@ -201,7 +201,7 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        if name.starts_with("gemv_") || name == "attention" {
+        if name.starts_with("gemv_") || name == "attention" || name == "draw" {
             function.allow_shared(&self.device)?;
         }
         programs.insert(key.clone(), Program::Loaded(module));

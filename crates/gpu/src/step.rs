@@ -52,16 +52,44 @@ pub(crate) const SCANS: usize = 32;
 /// The longest grammar mask that stays on the device: a vocabulary of 262,144.
 pub(crate) const MASK_BYTES: usize = 32 << 10;
 
-/// A greedy row as `sample.cu` takes it.
+/// The most tokens that `sample.cu` tells apart.
+pub(crate) const VOCAB_MAX: u32 = 1 << 18;
+/// Changes to single logits that a step has room for.
+pub(crate) const CHANGES_MAX: usize = 1 << 15;
+
+/// A row as `sample.cu` takes it.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(crate) struct GreedyRow {
+pub(crate) struct DeviceRow {
     pub(crate) wanted: i32,
     pub(crate) slot: i32,
     pub(crate) vocab: i32,
     pub(crate) mask_words: i32,
     pub(crate) mask: u64,
+    pub(crate) random: f64,
+    /// 0 is greedy.
+    pub(crate) coldness: f64,
+    pub(crate) top_p: f64,
+    pub(crate) log_min_p: f64,
+    pub(crate) top_k: i32,
+    /// Where its changes begin and end.
+    pub(crate) changes: [i32; 2],
+    pub(crate) pad: i32,
 }
+
+/// A change to one logit as `sample.cu` takes it.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct DeviceChange {
+    pub(crate) token: u32,
+    pub(crate) kind: i32,
+    /// The device's own.
+    pub(crate) before: [u32; 2],
+    pub(crate) values: [f64; 2],
+}
+
+/// Bytes of `Bins` of sample.cu: two 64-bit totals and a count for each, and one total.
+pub(crate) const BINS_BYTES: usize = 1024 * 20 + 8;
 
 /// What `sample.cu` leaves for the host.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -73,14 +101,15 @@ pub(crate) struct Chosen {
     pad: i32,
 }
 
-/// Bytes of each device piece of one slot: the batch; greedy rows with their masks; scans; what was chosen.
+/// Bytes of each device piece of one slot: the batch; rows to choose, with their masks and changes; scans; what was chosen.
 pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 4] {
     let words = (options.tokens_max as u64).saturating_mul(4).saturating_add(HEADER_WORDS as u64);
     let words = words.saturating_add(options.pages_max as u64);
     let rows = |bytes: usize| (options.slots as u64).saturating_mul(bytes as u64);
     [
         words.saturating_mul(4),
-        rows(size_of::<GreedyRow>() + MASK_BYTES),
+        rows(size_of::<DeviceRow>() + MASK_BYTES)
+            .saturating_add((CHANGES_MAX * size_of::<DeviceChange>()) as u64),
         rows(SCANS * 20),
         rows(size_of::<Chosen>()),
     ]
@@ -110,11 +139,11 @@ pub(crate) struct Slot {
     _batch: Piece,
     batch: u64,
     arrays: DeviceStep,
-    pub(crate) greedy: Piece,
+    pub(crate) rows: Piece,
     pub(crate) scans: Piece,
     pub(crate) chosen: Piece,
     staged: Pinned,
-    pub(crate) staged_greedy: Pinned,
+    pub(crate) staged_rows: Pinned,
     pub(crate) staged_chosen: Pinned,
     /// Behind the last thing that was launched for this step.
     pub(crate) done: Event,
@@ -130,6 +159,8 @@ pub(crate) struct Slot {
     groups: usize,
     page_max: Vec<u32>,
     pub(crate) results: Vec<Outcome>,
+    /// How many changes to logits it holds.
+    pub(crate) changes: usize,
     seen: Vec<u32>,
 }
 
@@ -162,11 +193,11 @@ impl Steps {
                 batch: batch.pointer(),
                 arrays: DeviceStep::new(batch.pointer(), options.tokens_max),
                 _batch: batch,
-                greedy: piece(sizes[1])?,
+                rows: piece(sizes[1])?,
                 scans: piece(sizes[2])?,
                 chosen: piece(sizes[3])?,
                 staged: pinned(sizes[0])?,
-                staged_greedy: pinned(sizes[1])?,
+                staged_rows: pinned(sizes[1])?,
                 staged_chosen: pinned(sizes[3])?,
                 done: Event::new(device)?,
                 tokens: 0,
@@ -178,6 +209,7 @@ impl Steps {
                 groups: 0,
                 page_max: Vec::new(),
                 results: Vec::new(),
+                changes: 0,
                 seen: Vec::new(),
             });
         }
@@ -227,6 +259,7 @@ impl Slot {
         self.page_max.clear();
         self.page_max.resize(groups, 0);
         self.results.clear();
+        self.changes = 0;
 
         let [ids, positions, places, wanted_at, tables] =
             [0, 1, 2, 3, 4].map(|index| HEADER_WORDS + index * tokens_max);

@@ -17,6 +17,26 @@ use super::{Case, Failure, Op, SLOTS, Suite};
 const VOCAB: usize = 1000;
 const COLUMNS: usize = 1024;
 
+/// How logits lie.
+#[derive(Clone, Copy, PartialEq)]
+enum Spread {
+    /// [`VOCAB`] of them, as a model's do.
+    Usual,
+    /// As many as large models have.
+    Large,
+    /// As many, all within a hundredth of each other.
+    Near,
+    /// As many, all the same.
+    Same,
+}
+
+impl Spread {
+    /// (tokens that exist, columns)
+    fn counts(self) -> (usize, usize) {
+        if self == Spread::Usual { (VOCAB, COLUMNS) } else { (50_003, 50_048) }
+    }
+}
+
 /// Log-probabilities may be summed in f32.
 const LOGPROB_BOUND: f32 = 1e-4;
 
@@ -27,10 +47,17 @@ struct Rows {
     masked: bool,
     /// Every second row's token is known.
     given: bool,
+    spread: Spread,
+}
+
+impl Rows {
+    fn of(name: &'static str, sampling: Sampling) -> Rows {
+        Rows { name, sampling: vec![sampling], masked: false, given: false, spread: Spread::Usual }
+    }
 }
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
-    for rows in common().into_iter().chain(rare()) {
+    for rows in common().into_iter().chain(rare()).chain(large()) {
         suite.check(Op::Sample, rows.name, |backend| chooses_as_specified(backend, &rows));
     }
     suite.check(Op::Sample, "ties, faults and an empty mask", |backend| faults_stay_in_their_row(backend));
@@ -40,7 +67,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
 
 /// What every device does itself.
 fn common() -> Vec<Rows> {
-    let rows = |name, sampling| Rows { name, sampling: vec![sampling], masked: false, given: false };
+    let rows = Rows::of;
     let plain = Sampling::default;
     let truncated =
         || Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.02, ..Sampling::default() };
@@ -82,15 +109,34 @@ fn common() -> Vec<Rows> {
         Rows {
             name: "each row its own parameters",
             sampling: vec![GREEDY, truncated(), penalised(), restricted(), Sampling { top_k: 3, ..plain() }],
-            masked: false,
-            given: false,
+            ..rows("", plain())
         },
+    ]
+}
+
+/// What a device meets where there are many tokens: cuts and draws deep among them, and many of one likelihood.
+fn large() -> Vec<Rows> {
+    let rows = |name, spread, sampling| Rows { spread, ..Rows::of(name, sampling) };
+    let hot = || Sampling { temperature: 1.5, ..Sampling::default() };
+    let penalised = Sampling { repetition_penalty: 1.2, frequency_penalty: 0.5, top_p: 0.9, ..hot() };
+    vec![
+        rows("many tokens", Spread::Large, Sampling::default()),
+        rows("many tokens, top_k 40", Spread::Large, Sampling { top_k: 40, ..hot() }),
+        rows("many tokens, top_k 20000", Spread::Large, Sampling { top_k: 20_000, ..hot() }),
+        rows("many tokens, top_p 0.95", Spread::Large, Sampling { top_p: 0.95, ..hot() }),
+        rows("many tokens, min_p", Spread::Large, Sampling { min_p: 0.001, top_p: 0.999, ..hot() }),
+        Rows { masked: true, ..rows("many tokens, penalties, masked", Spread::Large, penalised) },
+        rows("near logits", Spread::Near, hot()),
+        rows("near logits, top_p 0.5", Spread::Near, Sampling { top_p: 0.5, ..hot() }),
+        rows("near logits, top_k 30000", Spread::Near, Sampling { top_k: 30_000, min_p: 0.1, ..hot() }),
+        rows("equal logits", Spread::Same, Sampling::default()),
+        Rows { masked: true, ..rows("equal logits, masked", Spread::Same, Sampling { top_p: 0.3, ..hot() }) },
     ]
 }
 
 /// What a device may leave to the specification.
 fn rare() -> Vec<Rows> {
-    let rows = |name, sampling| Rows { name, sampling: vec![sampling], masked: false, given: false };
+    let rows = Rows::of;
     let plain = Sampling::default;
     let dry = Sampling { dry_multiplier: 4.0, dry_sequence_breakers: vec![vec![2]], ..plain() };
     let mirostat = |mirostat| Sampling { mirostat, mirostat_tau: 3.0, ..plain() };
@@ -105,7 +151,7 @@ fn rare() -> Vec<Rows> {
             name: "rare among common parameters",
             sampling: vec![GREEDY, dry, plain(), mirostat(Mirostat::V2)],
             masked: true,
-            given: false,
+            ..rows("", plain())
         },
     ]
 }
@@ -144,19 +190,27 @@ fn one_row_per_slot() -> Batch {
 }
 
 /// Logits with ties at the top, and padding beyond the vocabulary.
-fn logits(random: &mut Random) -> Vec<f32> {
-    let mut logits = random.values(SLOTS * COLUMNS);
-    for row in logits.chunks_exact_mut(COLUMNS) {
-        row.iter_mut().for_each(|logit| *logit *= 3.0);
-        row[VOCAB / 2] = 9.0;
-        row[VOCAB / 2 + 7] = 9.0;
-        row[VOCAB..].fill(1e9);
+fn logits(random: &mut Random, spread: Spread) -> Vec<f32> {
+    let (vocab, columns) = spread.counts();
+    let mut logits = random.values(SLOTS * columns);
+    for row in logits.chunks_exact_mut(columns) {
+        let scale = match spread {
+            Spread::Usual | Spread::Large => 3.0,
+            Spread::Near => 0.003,
+            Spread::Same => 0.0,
+        };
+        row.iter_mut().for_each(|logit| *logit *= scale);
+        if scale > 1.0 {
+            row[VOCAB / 2] = 9.0;
+            row[VOCAB / 2 + 7] = 9.0;
+        }
+        row[vocab..].fill(1e9);
     }
     logits
 }
 
 fn sampled<B: Backend>(backend: &B, logits: &[f32], rows: &[SampleRow<'_>]) -> Result<Vec<Sampled>, Failure> {
-    let buf = Bench::<B>::filled(backend, Purpose::Logits, COLUMNS, logits)?;
+    let buf = Bench::<B>::filled(backend, Purpose::Logits, logits.len() / SLOTS, logits)?;
     let mut step = backend.begin(&one_row_per_slot())?;
     let done = backend.sample(&mut step, &buf.buf, rows);
     let output = backend.finish(step)?;
@@ -166,7 +220,8 @@ fn sampled<B: Backend>(backend: &B, logits: &[f32], rows: &[SampleRow<'_>]) -> R
 
 /// What the scalar specification chooses.
 fn specified(logits: &[f32], row: &SampleRow<'_>) -> Sampled {
-    sample(&logits[row.wanted as usize * COLUMNS..][..COLUMNS], row, &mut SampleScratch::default())
+    let columns = logits.len() / SLOTS;
+    sample(&logits[row.wanted as usize * columns..][..columns], row, &mut SampleScratch::default())
 }
 
 fn expect_equal(row: usize, got: Option<&Sampled>, wanted: &Sampled) -> Result<(), Failure> {
@@ -191,9 +246,10 @@ fn expect_equal(row: usize, got: Option<&Sampled>, wanted: &Sampled) -> Result<(
 
 fn chooses_as_specified<B: Backend>(backend: &B, asked: &Rows) -> Result<(), Failure> {
     let mut random = Random::of(asked.name);
-    let logits = logits(&mut random);
+    let logits = logits(&mut random, asked.spread);
+    let (vocab, columns) = asked.spread.counts();
     let masks: Vec<Vec<u32>> =
-        (0..SLOTS).map(|_| (0..COLUMNS / 32).map(|_| random.below(1 << 32) as u32).collect()).collect();
+        (0..SLOTS).map(|_| (0..columns / 32).map(|_| random.below(1 << 32) as u32).collect()).collect();
     // Few different tokens, so that they repeat, and the most likely among them.
     let histories: Vec<Vec<u32>> = (0..SLOTS)
         .map(|slot| {
@@ -215,6 +271,7 @@ fn chooses_as_specified<B: Backend>(backend: &B, asked: &Rows) -> Result<(), Fai
                     slot,
                     position: 1000 * round + wanted,
                     seed: u64::from(slot) << 33 | 5,
+                    vocab: count(vocab),
                     sampling: &asked.sampling[at % asked.sampling.len()],
                     history,
                     generated: count(history.len()) / 2,
@@ -222,7 +279,6 @@ fn chooses_as_specified<B: Backend>(backend: &B, asked: &Rows) -> Result<(), Fai
                     given: (asked.given && at % 2 == 1)
                         .then(|| Given { token: 100 * slot + wanted, top: 3 * wanted }),
                     mirostat_mu: 1.5 * round as f32,
-                    ..greedy(0)
                 }
             })
             .collect();
@@ -236,7 +292,7 @@ fn chooses_as_specified<B: Backend>(backend: &B, asked: &Rows) -> Result<(), Fai
 
 /// A broken row says so; its neighbours are chosen as if it were not there.
 fn faults_stay_in_their_row<B: Backend>(backend: &B) -> Result<(), Failure> {
-    let mut logits = logits(&mut Random::of("faults"));
+    let mut logits = logits(&mut Random::of("faults"), Spread::Usual);
     logits[COLUMNS + 3] = f32::NAN;
     logits[2 * COLUMNS + 999] = f32::INFINITY;
     logits[3 * COLUMNS] = f32::NEG_INFINITY;
@@ -276,7 +332,8 @@ impl Case for FedBack {
         let mut random = Random::of("fed back");
         let table = Stored::matrix(&mut random, DType::Q8_0, VOCAB, 32);
         let table = backend.upload(&[table.part()?])?;
-        let logits = Bench::<B>::filled(backend, Purpose::Logits, COLUMNS, &logits(&mut random))?;
+        let logits =
+            Bench::<B>::filled(backend, Purpose::Logits, COLUMNS, &logits(&mut random, Spread::Usual))?;
         let mut first = backend.begin(&one_row_per_slot())?;
         let warm = Sampling { temperature: 2.0, ..Sampling::default() };
         let rows: Vec<SampleRow<'_>> =

@@ -43,6 +43,11 @@ impl<'a> Allowed<'a> {
         Allowed { mask: Some(words) }
     }
 
+    /// One bit per token; `None` allows all.
+    pub(super) fn mask(self) -> Option<&'a [u32]> {
+        self.mask
+    }
+
     /// Whether nothing is forbidden.
     pub(super) fn is_everybody(self) -> bool {
         self.mask.is_none()

@@ -10,6 +10,7 @@ mod sampling;
 mod truncation;
 mod weights;
 
+pub use penalties::Change;
 pub use sampling::{Mirostat, Sampling, TOP_LOGPROBS_MAX};
 
 use crate::{Error, philox};
@@ -75,6 +76,18 @@ impl SampleRow<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The ids that may be chosen, for a device that chooses itself: the row's own mask where nothing else restricts it,
+    /// otherwise `words`, which become it; `None` allows all.
+    pub fn allowed<'b>(&'b self, words: &'b mut Vec<u32>) -> Option<&'b [u32]> {
+        Allowed::of(self, words).mask()
+    }
+
+    /// What is done to single logits before a token is chosen, in its order for each token, for a device that chooses
+    /// itself; DRY aside. `scratch` is used again and again.
+    pub fn changes(&self, scratch: &mut SampleScratch, change: impl FnMut(u32, Change)) {
+        penalties::changes(self, scratch.penalties.counts(), change);
     }
 
     /// The generated part of the history.

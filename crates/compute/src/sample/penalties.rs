@@ -11,41 +11,70 @@ pub(super) struct Scratch {
     dry: dry::Scratch,
 }
 
+impl Scratch {
+    /// For [`changes`].
+    pub(super) fn counts(&mut self) -> &mut Vec<u32> {
+        &mut self.counts
+    }
+}
+
+/// What a parameter does to a token's logit, in f64.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// A bias is added.
+    Add(f64),
+    /// Positive logits are divided by this, others multiplied.
+    Repeat(f64),
+    /// The first is subtracted, then the second.
+    Subtract(f64, f64),
+}
+
+impl Change {
+    /// The changed logit, rounded once; what would leave the finite numbers stops at the last of them.
+    fn apply(self, logit: &mut f32) {
+        let before = f64::from(*logit);
+        let after = match self {
+            Change::Add(bias) => before + bias,
+            Change::Repeat(penalty) if before > 0.0 => before / penalty,
+            Change::Repeat(penalty) => before * penalty,
+            Change::Subtract(first, second) => before - first - second,
+        };
+        *logit = (after as f32).clamp(f32::MIN, f32::MAX);
+    }
+}
+
 /// The model's own logits where nothing is to be changed; otherwise a changed copy.
 pub(super) fn adjusted<'a>(raw: &'a [f32], row: &SampleRow<'_>, scratch: &'a mut Scratch) -> &'a [f32] {
     let sampling = row.sampling;
     let dry = sampling.dry_multiplier > 0.0;
-    if sampling.logit_bias.is_empty() && !sampling.penalises() && !dry {
+    if !sampling.adjusts() && !dry {
         return raw;
     }
     let Scratch { logits, counts, dry: dry_scratch } = scratch;
     logits.clear();
     logits.extend_from_slice(raw);
-    for &(token, bias) in &sampling.logit_bias {
-        change(&mut logits[token as usize], |logit| logit + f64::from(bias));
-    }
-    if sampling.penalises() {
-        counts.resize(counts.len().max(logits.len()), 0);
-        penalise(logits, row, counts);
-    }
+    changes(row, counts, |token, change| change.apply(&mut logits[token as usize]));
     if dry {
         for repeat in dry::repeats(sampling, row.history, dry_scratch) {
             if let Some(logit) = logits.get_mut(repeat.token as usize) {
-                change(logit, |logit| logit - repeat.penalty);
+                Change::Subtract(repeat.penalty, 0.0).apply(logit);
             }
         }
     }
     logits
 }
 
-/// In f64, rounded once; what would leave the finite numbers stops at the last of them.
-fn change(logit: &mut f32, to: impl FnOnce(f64) -> f64) {
-    *logit = (to(f64::from(*logit)) as f32).clamp(f32::MIN, f32::MAX);
-}
-
-fn penalise(logits: &mut [f32], row: &SampleRow<'_>, counts: &mut [u32]) {
+/// Every change but DRY's, one after the other, of tokens that exist. `counts` is all zero between calls.
+pub(super) fn changes(row: &SampleRow<'_>, counts: &mut Vec<u32>, mut change: impl FnMut(u32, Change)) {
     let sampling = row.sampling;
-    let vocab = logits.len();
+    for &(token, bias) in &sampling.logit_bias {
+        change(token, Change::Add(f64::from(bias)));
+    }
+    if !sampling.penalises() {
+        return;
+    }
+    let vocab = row.vocab as usize;
+    counts.resize(counts.len().max(vocab), 0);
     let known = |token: &&u32| (**token as usize) < vocab;
     let window = last(row.history, sampling.repeat_last_n);
     if sampling.repetition_penalty != 1.0 {
@@ -53,9 +82,7 @@ fn penalise(logits: &mut [f32], row: &SampleRow<'_>, counts: &mut [u32]) {
         count(window.iter().filter(known), counts);
         for &token in window {
             if taken(counts, token) > 0 {
-                change(&mut logits[token as usize], |logit| {
-                    if logit > 0.0 { logit / penalty } else { logit * penalty }
-                });
+                change(token, Change::Repeat(penalty));
             }
         }
     }
@@ -66,7 +93,7 @@ fn penalise(logits: &mut [f32], row: &SampleRow<'_>, counts: &mut [u32]) {
         for &token in generated {
             let times = taken(counts, token);
             if times > 0 {
-                change(&mut logits[token as usize], |logit| logit - f64::from(times) * frequency - presence);
+                change(token, Change::Subtract(f64::from(times) * frequency, presence));
             }
         }
     }

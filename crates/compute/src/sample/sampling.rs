@@ -153,6 +153,11 @@ impl Sampling {
         !cuts && !picks && self.dynatemp_range == 0.0
     }
 
+    /// Whether logits are changed before a token is chosen, DRY aside.
+    pub fn adjusts(&self) -> bool {
+        !self.logit_bias.is_empty() || self.penalises()
+    }
+
     /// Whether one of the three penalties is on.
     pub(super) fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0

@@ -249,6 +249,18 @@ impl Device {
         self.check(operation, unsafe { sys::cuMemcpyDtoHAsync_v2(to.start.cast(), from, bytes, self.stream) })
     }
 
+    /// Copies inside the device.
+    pub(crate) fn copy(
+        &self,
+        operation: &'static str,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        // SAFETY: both are memory of the caller's of that size.
+        self.check(operation, unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) })
+    }
+
     /// Fills device memory with a byte.
     pub(crate) fn fill(&self, operation: &'static str, to: u64, byte: u8, bytes: usize) -> Result<(), Error> {
         if bytes == 0 {
