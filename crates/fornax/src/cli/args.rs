@@ -508,11 +508,12 @@ pub(crate) struct Perplexity {
 
 /// Measure how fast a model runs here
 ///
-/// Through the engine, as requests run: prefill of 128 and 512 tokens, decode of 1, 4 and 16 streams together, the same
-/// prompt of 1024 tokens twice (the second time it is found in the cache), and loading. Beside them: the bytes that a
-/// generated token moves, and their share of the rate at which this machine reads memory, measured in the same run.
-/// --json prints {model, device, threads, activations, kv_dtype, memory_bytes_per_second, load, prefill, decode,
-/// prefix}.
+/// Through the engine, as requests run: prefill of 128 and 512 tokens, decode of 1, 4 and 16 streams together, and behind
+/// 8000 tokens where the context has room (on a GPU it is made to), the same prompt of 1024 tokens twice (the second time
+/// it is found in the cache), and loading. Beside them: the bytes that a generated token moves, and their share of the rate
+/// at which this machine reads memory (a GPU: copies inside its own), measured in the same run. --json prints {model,
+/// device, threads, activations, kv_dtype, memory_bytes_per_second, upload_bytes_per_second (to a GPU), load, prefill,
+/// decode, prefix}.
 ///
 /// With --make-random it writes a model of random weights in the shape of a real one instead, without a tokenizer, and
 /// prints its path.

@@ -27,8 +27,12 @@ struct Report {
     threads: usize,
     activations: &'static str,
     kv_dtype: String,
-    /// What all threads together read from memory, measured in this run; of a GPU's own memory it is not measured.
-    memory_bytes_per_second: Option<f64>,
+    /// What all threads together read from memory, measured in this run; of a GPU, what it copies inside its own memory,
+    /// read and written bytes together.
+    memory_bytes_per_second: f64,
+    /// From pinned memory of the host to a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    upload_bytes_per_second: Option<f64>,
     load: Load,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
@@ -39,6 +43,7 @@ struct Report {
 struct Load {
     seconds: f64,
     file_bytes: u64,
+    bytes_per_second: f64,
     allocated_bytes: u64,
 }
 
@@ -52,11 +57,13 @@ struct Prefill {
 #[derive(Debug, Serialize)]
 struct Decode {
     streams: usize,
+    /// Tokens before the first that is timed.
+    prompt: usize,
     /// Of all streams together.
     tokens_per_second: f64,
     /// Weights once a step for all streams, and each stream's keys and values.
     bytes_per_token: f64,
-    memory_rate_percent: Option<f64>,
+    memory_rate_percent: f64,
     operations_per_second: f64,
 }
 
@@ -77,6 +84,8 @@ const PREFILL: [usize; 2] = [128, 512];
 const PREFIX: usize = 1024;
 /// What stands before the answer that is timed.
 const PROMPT: usize = 16;
+/// And before that of a long conversation, which is timed where the context has room: always on a GPU.
+const LONG_PROMPT: usize = 8000;
 
 pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     if let Some(shape) = &args.make_random {
@@ -84,8 +93,14 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     }
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
-    let context = context(&path, &args.device, args.tokens)?;
-    let options = device::options(&path, &args.device)?.context(context).parallel(16).drafts(false);
+    let options = |context| -> anyhow::Result<_> {
+        Ok(device::options(&path, &args.device)?.context(context).parallel(16).drafts(false))
+    };
+    let [long, short] = contexts(&path, &args.device, args.tokens)?;
+    let (mut options, shorter) = (options(long)?, options(short)?);
+    if !options.plan()?.plan.fits() {
+        options = shorter;
+    }
     let planned = options.plan()?;
     if !planned.plan.fits() {
         return Err(planned.refusal().into());
@@ -103,13 +118,15 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tokens of a request: what the longest measurement takes, if the model knows that many.
-fn context(path: &Path, args: &DeviceArgs, tokens: usize) -> anyhow::Result<usize> {
+/// Tokens of a request: what the longest measurement takes, and what the others take, if the model knows that many.
+fn contexts(path: &Path, args: &DeviceArgs, tokens: usize) -> anyhow::Result<[usize; 2]> {
     if let Some(context) = args.context {
-        return Ok(context);
+        return Ok([context; 2]);
     }
     let trained = device::options(path, args)?.memory_limit(u64::MAX).plan()?.plan.context_trained;
-    Ok(trained.min(PREFIX + PROMPT + tokens))
+    let short = PREFIX + PROMPT;
+    let long = if device::named(&args.device)? == Device::Cpu { short } else { LONG_PROMPT };
+    Ok([long, short].map(|longest| trained.min(longest + tokens)))
 }
 
 /// What a token moves and takes, from the table of tensors.
@@ -155,13 +172,23 @@ struct Measured<'a> {
 
 impl Measured<'_> {
     fn report(mut self, path: &Path, args: &Bench, load: Duration) -> Result<Report, Error> {
-        let memory = (self.model.kind() == Device::Cpu).then(|| memory_rate(self.model.threads()));
+        let (memory, upload) = match self.model.kind() {
+            Device::Cpu => (memory_rate(self.model.threads()), None),
+            Device::Cuda(ordinal) => {
+                let rates = fornax_gpu::rates(ordinal)?;
+                (rates.copy, Some(rates.host_to_device))
+            }
+        };
         let prefill = PREFILL.into_iter().filter(|&tokens| tokens < self.model.context());
         let prefill = prefill.collect::<Vec<_>>().into_iter().map(|tokens| self.prefill(tokens));
         let prefill = prefill.collect::<Result<_, Error>>()?;
         let mut decode = Vec::new();
+        let prompt = PROMPT.min(self.model.context() / 2);
         for streams in STREAMS {
-            decode.push(self.decode(streams, args.tokens, memory)?);
+            decode.push(self.decode(streams, prompt, args.tokens, memory)?);
+        }
+        if self.model.context() >= LONG_PROMPT + args.tokens {
+            decode.push(self.decode(1, LONG_PROMPT, args.tokens, memory)?);
         }
         let prefix = self.prefix()?;
         Ok(Report {
@@ -171,8 +198,10 @@ impl Measured<'_> {
             activations: args.device.activations_on(self.model.kind()).name(),
             kv_dtype: self.model.kv_dtype().to_string(),
             memory_bytes_per_second: memory,
+            upload_bytes_per_second: upload,
             load: Load {
                 seconds: load.as_secs_f64(),
+                bytes_per_second: self.traffic.file_bytes as f64 / load.as_secs_f64(),
                 file_bytes: self.traffic.file_bytes,
                 allocated_bytes: self.model.memory().allocated.total(),
             },
@@ -206,8 +235,7 @@ impl Measured<'_> {
         })
     }
 
-    fn decode(&mut self, streams: usize, tokens: usize, memory: Option<f64>) -> Result<Decode, Error> {
-        let prompt = PROMPT.min(self.model.context() / 2);
+    fn decode(&mut self, streams: usize, prompt: usize, tokens: usize, memory: f64) -> Result<Decode, Error> {
         let tokens = tokens.min(self.model.context() - prompt);
         // At a temperature: what a random model says greedily repeats itself, which is not what models are for.
         let sampling = Sampling { temperature: 1.0, ..Sampling::greedy() };
@@ -233,9 +261,10 @@ impl Measured<'_> {
         let bytes = self.traffic.weight_bytes as f64 / streams as f64 + kv;
         Ok(Decode {
             streams,
+            prompt,
             tokens_per_second: rate,
             bytes_per_token: bytes,
-            memory_rate_percent: memory.map(|memory| 100.0 * bytes * rate / memory),
+            memory_rate_percent: 100.0 * bytes * rate / memory,
             operations_per_second: rate * self.traffic.operations as f64,
         })
     }
@@ -326,20 +355,34 @@ fn table(report: &Report) -> Result<String, std::fmt::Error> {
     let Report { device, threads, activations, kv_dtype, load, prefix, .. } = report;
     writeln!(out, "{}", report.model.display())?;
     writeln!(out, "{device}, {threads} threads, {activations} activations, keys and values in {kv_dtype}")?;
-    if let Some(rate) = report.memory_bytes_per_second {
-        writeln!(out, "memory read at {:.1} GB/s in this run", rate / 1e9)?;
+    let memory = report.memory_bytes_per_second / 1e9;
+    match report.upload_bytes_per_second {
+        None => writeln!(out, "memory read at {memory:.1} GB/s in this run")?,
+        Some(upload) => writeln!(
+            out,
+            "in this run memory copied at {memory:.0} GB/s, pinned memory sent to the device at {:.1} GB/s",
+            upload / 1e9
+        )?,
     }
     let (file, allocated) = (binary(load.file_bytes), binary(load.allocated_bytes));
-    writeln!(out, "loaded in {:.2} s: {file} of files, {allocated} allocated", load.seconds)?;
+    writeln!(
+        out,
+        "loaded in {:.2} s ({:.1} GB/s): {file} of files, {allocated} allocated",
+        load.seconds,
+        load.bytes_per_second / 1e9
+    )?;
     writeln!(out, "\n                      tok/s     MB/token  of memory     GOP/s")?;
     for Prefill { tokens, tokens_per_second, operations_per_second } in &report.prefill {
         let (name, operations) = (format!("prefill {tokens}"), operations_per_second / 1e9);
         writeln!(out, "{name:<16} {tokens_per_second:>10.1} {:>12} {:>10} {operations:>9.1}", "", "")?;
     }
     for decode in &report.decode {
-        let name = format!("decode x {}", decode.streams);
+        let name = match decode.prompt {
+            LONG_PROMPT => format!("decode at {LONG_PROMPT}"),
+            _ => format!("decode x {}", decode.streams),
+        };
         let (rate, megabytes) = (decode.tokens_per_second, decode.bytes_per_token / 1e6);
-        let percent = decode.memory_rate_percent.map_or(String::new(), |percent| format!("{percent:.1} %"));
+        let percent = format!("{:.1} %", decode.memory_rate_percent);
         let operations = decode.operations_per_second / 1e9;
         writeln!(out, "{name:<16} {rate:>10.1} {megabytes:>12.2} {percent:>10} {operations:>9.1}")?;
     }
