@@ -10,6 +10,7 @@ mod golden;
 mod hand_over;
 mod load;
 mod memory;
+mod private;
 mod simulation;
 mod soak;
 
@@ -68,6 +69,11 @@ const PROOFS: &[Proof] = &[
         name: "memory",
         shows: "The peak memory of a generation is below 1.5 times the model file plus the KV cache plus 64 MiB.",
         run: memory::run,
+    },
+    Proof {
+        name: "private",
+        shows: "On a real model neither of two servers' views says anything, lies are found and named, and the logits are exact.",
+        run: private::run,
     },
     Proof {
         name: "simulation",

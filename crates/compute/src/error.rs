@@ -145,6 +145,12 @@ pub enum Error {
         /// Who answered what.
         reason: String,
     },
+    /// A model that cannot be computed exactly by a backend that promises it.
+    #[error("{reason}")]
+    Inexact {
+        /// Which weight, and why.
+        reason: String,
+    },
     /// NaN or infinity where a finite number must be.
     #[error("numeric fault: {place} holds {value}")]
     NumericFault {

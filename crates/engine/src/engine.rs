@@ -38,6 +38,10 @@ pub struct EngineOptions {
     pub stuck_after: Duration,
     /// When answers are drafted. It changes no token.
     pub speculation: Speculation,
+    /// Whether cached prefixes are used again. It changes no token, but how many are computed depends on what was said.
+    pub prefix_reuse: bool,
+    /// Whether tokens that a form leaves no choice about are computed together. It changes no token either.
+    pub fast_forward: bool,
 }
 
 impl EngineOptions {
@@ -50,6 +54,8 @@ impl EngineOptions {
             // Steps are made to last a tenth of a second; even 16 tokens of a model that hardly fits take seconds.
             stuck_after: Duration::from_secs(60),
             speculation: Speculation::default(),
+            prefix_reuse: true,
+            fast_forward: true,
         }
     }
 }
@@ -64,6 +70,8 @@ pub struct Engine {
     /// A collected step, whose memory the next one uses again.
     spare: StepInFlight,
     budget: Budget,
+    /// Whether forced tokens are computed together.
+    fast_forward: bool,
     clock: Clock,
     /// Choices that have come in: the next one's place in line.
     arrived: i64,
@@ -137,10 +145,11 @@ impl Engine {
         assert_windows_fit(runner.groups(), limits, options.context);
         let engine = Engine {
             door,
-            scheduler: Scheduler::new(runner.groups(), limits, options.speculation),
+            scheduler: Scheduler::new(runner.groups(), limits, options.speculation, options.prefix_reuse),
             in_flight: VecDeque::new(),
             spare: StepInFlight::default(),
             budget: Budget::new(limits.tokens_max),
+            fast_forward: options.fast_forward,
             clock: options.clock,
             arrived: 0,
             stats: Stats::default(),
@@ -331,6 +340,9 @@ impl Engine {
 
     /// Appends the tokens that the form leaves no choice about; they are computed as a chunk, not one by one.
     fn fast_forward(&mut self, id: SequenceId) {
+        if !self.fast_forward {
+            return;
+        }
         let Some(sequence) = self.scheduler.get_mut(id) else { return };
         let Some(grammar) = &mut sequence.grammar else { return };
         for token in grammar.forced() {
@@ -730,6 +742,7 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, StepFailed> 
     let (failure, reach) = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error @ Error::DeviceLost { .. })) => (Failure::DeviceLost(error.to_string()), Reach::Device),
+        Ok(Err(error @ Error::Integrity { .. })) => (Failure::Integrity(error.to_string()), Reach::Step),
         Ok(Err(error)) => (Failure::Backend(error.to_string()), Reach::Step),
         Err(panic) => (Failure::Panicked(panic_text(&*panic)), Reach::Steps),
     };

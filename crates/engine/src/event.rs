@@ -90,6 +90,9 @@ pub enum Failure {
     /// The backend refused or failed the step.
     #[error("INTERNAL: {0}")]
     Backend(String),
+    /// Somebody who computes for the backend answered what cannot be right.
+    #[error("INTEGRITY_FAILURE: {0}")]
+    Integrity(String),
     /// The step panicked.
     #[error("INTERNAL: the step panicked: {0}")]
     Panicked(String),

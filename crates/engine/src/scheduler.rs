@@ -78,12 +78,19 @@ pub(crate) struct Scheduler {
     /// Prompt positions computed.
     prompt_tokens: u64,
     speculator: Speculator,
+    /// Whether cached prefixes are used again.
+    prefix_reuse: bool,
     /// The last batch, whose memory the next one uses again.
     batch: Batch,
 }
 
 impl Scheduler {
-    pub(crate) fn new(groups: &[KvGroup], limits: StepLimits, speculation: Speculation) -> Self {
+    pub(crate) fn new(
+        groups: &[KvGroup],
+        limits: StepLimits,
+        speculation: Speculation,
+        prefix_reuse: bool,
+    ) -> Self {
         let slots = u32::try_from(limits.slots).expect("slots fit 32 bits");
         Scheduler {
             pages: Pages::new(groups),
@@ -95,6 +102,7 @@ impl Scheduler {
             preemptions: 0,
             prompt_tokens: 0,
             speculator: Speculator::new(speculation),
+            prefix_reuse,
             batch: Batch::default(),
         }
     }
@@ -210,7 +218,8 @@ impl Scheduler {
             }
             let Some(slot) = self.slots_free.pop() else { return };
             let sequence = self.sequences.get_mut(id).expect("listed");
-            let (mut tables, hit) = self.pages.find(&sequence.request.salt, sequence.cacheable());
+            let cacheable = if self.prefix_reuse { sequence.cacheable() } else { &[] };
+            let (mut tables, hit) = self.pages.find(&sequence.request.salt, cacheable);
             (sequence.launched, sequence.computed) = (hit, hit);
             let len = step.room(sequence);
             let grown = len > 0

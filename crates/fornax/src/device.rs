@@ -1,13 +1,17 @@
 //! Where a model is computed. With the binary's conformance run, the only place that names a backend.
 
+use std::path::{Path, PathBuf};
+
 use fornax_compute::cpu::{Cpu, CpuOptions};
 use fornax_compute::{Backend, Batch, Usage};
 use fornax_engine::{Local, LocalParts, Runner};
 use fornax_gpu::{Cuda, CudaOptions};
 use fornax_model::Model;
+use fornax_private::{Client, ClientOptions, Integer, Parties, Reference};
 
 use crate::Error;
 use crate::open::Blueprint;
+use crate::private::Private;
 
 /// A device, by the name that the user has for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +57,12 @@ impl std::fmt::Display for Device {
 pub(crate) enum Place {
     Cpu(CpuOptions),
     Cuda(CudaOptions),
+    /// The CPU, with products of integers elsewhere or here.
+    Private {
+        cpu: CpuOptions,
+        private: Private,
+        model: PathBuf,
+    },
 }
 
 impl Place {
@@ -61,12 +71,13 @@ impl Place {
         match self {
             Place::Cpu(options) => format!("cpu, {} threads", options.threads),
             Place::Cuda(options) => format!("cuda:{}", options.device),
+            Place::Private { cpu, private, .. } => format!("cpu, {} threads, {private}", cpu.threads),
         }
     }
 
     pub(crate) fn device(&self) -> Device {
         match self {
-            Place::Cpu(_) => Device::Cpu,
+            Place::Cpu(_) | Place::Private { .. } => Device::Cpu,
             Place::Cuda(options) => Device::Cuda(options.device),
         }
     }
@@ -74,7 +85,7 @@ impl Place {
     /// CPU threads that compute.
     pub(crate) fn threads(&self) -> usize {
         match self {
-            Place::Cpu(options) => options.threads,
+            Place::Cpu(options) | Place::Private { cpu: options, .. } => options.threads,
             Place::Cuda(_) => 0,
         }
     }
@@ -86,21 +97,33 @@ pub(crate) fn runner(
     vocab: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Box<dyn Runner>, Usage), Error> {
-    match &blueprint.place {
-        Place::Cpu(options) => local(Cpu::new(options.clone())?, options.depth, blueprint, vocab, progress),
-        Place::Cuda(options) => local(Cuda::new(options.clone())?, options.depth, blueprint, vocab, progress),
-    }
+    Ok(match &blueprint.place {
+        Place::Cpu(options) => {
+            let loaded = Loaded::new(Cpu::new(options.clone())?, blueprint, progress)?;
+            local(loaded, options.depth, blueprint, vocab)
+        }
+        Place::Cuda(options) => {
+            let loaded = Loaded::new(Cuda::new(options.clone())?, blueprint, progress)?;
+            local(loaded, options.depth, blueprint, vocab)
+        }
+        Place::Private { cpu, private: Private::Parties(parties), model } => {
+            let loaded = Loaded::private(cpu, parties, model, blueprint, progress)?;
+            local(loaded, cpu.depth, blueprint, vocab)
+        }
+        Place::Private { cpu, private: Private::Reference, .. } => {
+            local(Loaded::reference(cpu, blueprint, progress)?, cpu.depth, blueprint, vocab)
+        }
+    })
 }
 
 fn local<B: Backend + 'static>(
-    backend: B,
+    loaded: Loaded<B>,
     depth: usize,
     blueprint: &Blueprint,
     vocab: usize,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Box<dyn Runner>, Usage), Error> {
+) -> (Box<dyn Runner>, Usage) {
     let plan = &blueprint.plan;
-    let Loaded { backend, model, kv: cache } = Loaded::new(backend, blueprint, progress)?;
+    let Loaded { backend, model, kv: cache } = loaded;
     let usage = backend.usage();
     let local = Local::new(LocalParts {
         backend,
@@ -111,7 +134,7 @@ fn local<B: Backend + 'static>(
         depth,
         vocab: u32::try_from(vocab).expect("the configuration bounds the vocabulary"),
     });
-    Ok((Box::new(local), usage))
+    (Box::new(local), usage)
 }
 
 /// A model on a device, one step at a time on the caller's thread.
@@ -128,6 +151,12 @@ pub(crate) fn forward(
     Ok(match &blueprint.place {
         Place::Cpu(options) => Box::new(Loaded::new(Cpu::new(options.clone())?, blueprint, progress)?),
         Place::Cuda(options) => Box::new(Loaded::new(Cuda::new(options.clone())?, blueprint, progress)?),
+        Place::Private { cpu, private: Private::Parties(parties), model } => {
+            Box::new(Loaded::private(cpu, parties, model, blueprint, progress)?)
+        }
+        Place::Private { cpu, private: Private::Reference, .. } => {
+            Box::new(Loaded::reference(cpu, blueprint, progress)?)
+        }
     })
 }
 
@@ -147,6 +176,35 @@ impl<B: Backend + 'static> Loaded<B> {
         let Blueprint { checkpoint, config, plan, limits, .. } = blueprint;
         let model = fornax_model::load(checkpoint, config, &backend, *limits, progress)?;
         Ok(Loaded { model, kv: backend.alloc_kv(&plan.kv)?, backend })
+    }
+}
+
+impl Loaded<Integer<Client>> {
+    /// Finds the servers first, so that what is wrong with them is known before anything is loaded.
+    fn private(
+        cpu: &CpuOptions,
+        parties: &ClientOptions,
+        model: &Path,
+        blueprint: &Blueprint,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Loaded<Integer<Client>>, Error> {
+        let path = model.to_owned();
+        let recompute = move |number| crate::private::matrix(&path, number);
+        let client = Client::new(Parties::connect(parties.clone())?, Box::new(recompute));
+        let loaded = Loaded::new(Integer::new(Cpu::new(cpu.clone())?, client), blueprint, progress)?;
+        loaded.backend.with_products(Client::ready)?;
+        Ok(loaded)
+    }
+}
+
+impl Loaded<Integer<Reference>> {
+    fn reference(
+        cpu: &CpuOptions,
+        blueprint: &Blueprint,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Loaded<Integer<Reference>>, Error> {
+        let products = Reference::new(cpu.threads);
+        Loaded::new(Integer::new(Cpu::new(cpu.clone())?, products), blueprint, progress)
     }
 }
 

@@ -17,6 +17,9 @@ pub enum Error {
     /// The device.
     #[error(transparent)]
     Compute(#[from] fornax_compute::Error),
+    /// The servers of private inference.
+    #[error(transparent)]
+    Private(#[from] fornax_private::Error),
     /// The plan is larger than the memory.
     #[error(
         "the model needs {needed} bytes ({weights} for weights, {kv} for keys and values of a context of {context} tokens), but {limit} may be used; {advice}"
@@ -170,6 +173,8 @@ pub enum Code {
     InvalidInput,
     QueueFull,
     Cancelled,
+    WeightsDiffer,
+    IntegrityFailure,
     Internal,
 }
 
@@ -192,6 +197,8 @@ impl fmt::Display for Code {
             Code::InvalidInput => "INVALID_INPUT",
             Code::QueueFull => "QUEUE_FULL",
             Code::Cancelled => "CANCELLED",
+            Code::WeightsDiffer => "WEIGHTS_DIFFER",
+            Code::IntegrityFailure => "INTEGRITY_FAILURE",
             Code::Internal => "INTERNAL",
         })
     }
@@ -205,6 +212,7 @@ impl Error {
             Error::Model(error) => model_code(error),
             Error::Text(error) => text_code(error),
             Error::Compute(error) => compute_code(error),
+            Error::Private(error) => private_code(error),
             Error::DoesNotFit { .. } => Code::ModelDoesNotFit,
             Error::PromptTooLong { .. } | Error::RequestTooLong { .. } => Code::PromptTooLong,
             Error::ContextTooLong { .. }
@@ -254,7 +262,22 @@ fn failure_code(failure: &fornax_engine::Failure) -> Code {
         Failure::NumericFault { .. } => Code::NumericFault,
         Failure::NothingAllowed { .. } => Code::InvalidInput,
         Failure::DeviceLost(_) => Code::DeviceLost,
+        Failure::Integrity(_) => Code::IntegrityFailure,
         _ => Code::Internal,
+    }
+}
+
+fn private_code(error: &fornax_private::Error) -> Code {
+    use fornax_private::Error as Fault;
+    match error {
+        error if error.is_integrity() => Code::IntegrityFailure,
+        Fault::WeightsDiffer { .. } => Code::WeightsDiffer,
+        Fault::Overflow { .. } | Fault::MatrixSize { .. } | Fault::Weight { .. } => Code::ModelUnsupported,
+        Fault::Lost { .. } | Fault::Late { .. } | Fault::Refused { .. } => Code::DeviceUnavailable,
+        Fault::Compute(error) => compute_code(error),
+        Fault::System { .. } | Fault::Exhausted { .. } | Fault::Frame(_) => Code::Internal,
+        // Parties, addresses, certificates and files as they were given.
+        _ => Code::InvalidInput,
     }
 }
 
@@ -312,7 +335,8 @@ fn compute_code(error: &fornax_compute::Error) -> Code {
     match error {
         Fault::OutOfMemory { .. } => Code::OutOfMemory,
         Fault::DeviceUnavailable { .. } => Code::DeviceUnavailable,
-        Fault::DType { .. } => Code::ModelUnsupported,
+        Fault::DType { .. } | Fault::Inexact { .. } => Code::ModelUnsupported,
+        Fault::Integrity { .. } => Code::IntegrityFailure,
         Fault::TensorShape { .. } => Code::ModelCorrupt,
         Fault::Unsupported { .. } | Fault::SampleParameter { .. } => Code::InvalidInput,
         Fault::NumericFault { .. } => Code::NumericFault,

@@ -86,6 +86,8 @@ impl Fornax {
         if !blueprint.drafts {
             options.speculation = Speculation::Off;
         }
+        options.prefix_reuse = blueprint.prefix_reuse;
+        options.fast_forward = blueprint.fast_forward;
         if let Some(requests_max) = blueprint.queue {
             options.queue =
                 QueueLimits { requests_max, tokens_max: plan.context.saturating_mul(requests_max) };

@@ -37,6 +37,7 @@ mod error;
 mod evaluator;
 mod fornax;
 mod open;
+mod private;
 pub mod random_model;
 mod request;
 mod text;
@@ -51,6 +52,7 @@ pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
 pub use fornax_engine::{Change, Form, Plan, Remedy};
 pub use open::{OpenOptions, Planned};
+pub use private::{Private, serve as serve_private};
 pub use request::{
     Completion, Finish, Message, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings,
 };

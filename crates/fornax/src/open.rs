@@ -8,8 +8,10 @@ use fornax_engine::{Ask, Change, Plan, Planner, Remedy, StepLimits};
 use fornax_format::Checkpoint;
 use fornax_gpu::{CudaOptions, CudaSizes};
 use fornax_model::{Config, Limits};
+use fornax_private::IntegerSizes;
 
 use crate::device::Place;
+use crate::private::Private;
 use crate::text::Text;
 use crate::{Device, Error, Fornax};
 
@@ -23,6 +25,9 @@ pub struct OpenOptions {
     parallel: usize,
     logit_rows: usize,
     drafts: bool,
+    prefix_reuse: bool,
+    fast_forward: bool,
+    private: Option<Private>,
     kv_dtype: Option<KvDType>,
     activations: Activations,
     threads: Option<usize>,
@@ -63,6 +68,9 @@ impl OpenOptions {
             parallel: 1,
             logit_rows: LOGIT_ROWS,
             drafts: true,
+            prefix_reuse: true,
+            fast_forward: true,
+            private: None,
             kv_dtype: None,
             activations: Activations::Integer,
             threads: None,
@@ -106,6 +114,25 @@ impl OpenOptions {
     pub fn drafts(mut self, drafts: bool) -> OpenOptions {
         self.drafts = drafts;
         self
+    }
+
+    /// Whether cached prefixes are used again. It changes no token, only the speed.
+    pub fn prefix_reuse(mut self, reuse: bool) -> OpenOptions {
+        self.prefix_reuse = reuse;
+        self
+    }
+
+    /// Whether tokens that a form leaves no choice about are computed together. It changes no token, only the speed.
+    pub fn fast_forward(mut self, forward: bool) -> OpenOptions {
+        self.fast_forward = forward;
+        self
+    }
+
+    /// Products with weights are done as private inference does them, everything else on the CPU. What would make the
+    /// rows of a round depend on what is said (drafts, reuse of prefixes, forced tokens together) is off from here on.
+    pub fn private(mut self, private: Private) -> OpenOptions {
+        self.private = Some(private);
+        self.drafts(false).prefix_reuse(false).fast_forward(false)
     }
 
     /// How keys and values are stored. By default f16, and f32 with float activations: whoever asks for full precision
@@ -178,6 +205,9 @@ impl OpenOptions {
             limit_bytes: self.memory_limit.unwrap_or(u64::MAX),
         };
         match self.device {
+            Device::Cpu if self.private.is_some() => {
+                planned(checkpoint, |step| IntegerSizes(CpuSizes::new(&self.cpu(step))), &ask, "cpu")
+            }
             Device::Cpu => planned(checkpoint, |step| CpuSizes::new(&self.cpu(step)), &ask, "cpu"),
             Device::Cuda(ordinal) => {
                 // What is free on the card is a limit too.
@@ -241,11 +271,25 @@ impl OpenOptions {
         // What was not planned is not allocated.
         let memory_limit = Some(planned.plan.usage.total());
         let place = match self.device {
+            Device::Cpu if let Some(private) = self.private.clone() => {
+                let cpu = CpuOptions { memory_limit, ..self.cpu(step) };
+                Place::Private { cpu, private, model: self.path.clone() }
+            }
             Device::Cpu => Place::Cpu(CpuOptions { memory_limit, ..self.cpu(step) }),
             Device::Cuda(ordinal) => Place::Cuda(CudaOptions { memory_limit, ..self.cuda(ordinal, step) }),
         };
-        let (queue, drafts) = (self.queue, self.drafts);
-        Ok(Blueprint { checkpoint, config, text, plan: planned.plan, queue, place, limits, drafts })
+        Ok(Blueprint {
+            checkpoint,
+            config,
+            text,
+            plan: planned.plan,
+            queue: self.queue,
+            place,
+            limits,
+            drafts: self.drafts,
+            prefix_reuse: self.prefix_reuse,
+            fast_forward: self.fast_forward,
+        })
     }
 }
 
@@ -277,6 +321,10 @@ pub(crate) struct Blueprint {
     pub(crate) limits: Limits,
     /// Whether answers are drafted.
     pub(crate) drafts: bool,
+    /// Whether cached prefixes are used again.
+    pub(crate) prefix_reuse: bool,
+    /// Whether forced tokens are computed together.
+    pub(crate) fast_forward: bool,
 }
 
 /// A plan, and what would fit where it does not.

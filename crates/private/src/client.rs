@@ -42,6 +42,8 @@ pub struct ClientOptions {
     pub timeout: Duration,
     /// Writes what each party sees to this path with `.party0` and `.party1` after it.
     pub record: Option<PathBuf>,
+    /// Where it is counted what all this costs.
+    pub stats: Arc<Stats>,
 }
 
 impl ClientOptions {
@@ -55,6 +57,7 @@ impl ClientOptions {
             // A step of prefill is seconds on a slow server.
             timeout: Duration::from_secs(60),
             record: None,
+            stats: Arc::default(),
         }
     }
 }
@@ -276,10 +279,10 @@ impl Client {
     /// The same with seeds and masks of another origin, to see what those would betray.
     pub fn with_masks(parties: Parties, recompute: Recompute, opening: Opening) -> Client {
         Client {
+            stats: Arc::clone(&parties.options.stats),
             parties,
             opening,
             recompute,
-            stats: Arc::default(),
             fingerprint: Fingerprint::default(),
             checks: Vec::new(),
             shapes: Shapes::default(),

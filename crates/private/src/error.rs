@@ -222,6 +222,9 @@ impl From<Error> for fornax_compute::Error {
         match error {
             Error::Compute(error) => error,
             error if error.is_integrity() => fornax_compute::Error::Integrity { backend: NAME, reason },
+            Error::Overflow { .. } | Error::MatrixSize { .. } | Error::Weight { .. } => {
+                fornax_compute::Error::Inexact { reason }
+            }
             _ => fornax_compute::Error::Device { backend: NAME, operation: "product", reason },
         }
     }

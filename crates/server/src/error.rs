@@ -34,11 +34,12 @@ pub enum Code {
     SchemaNotFound,
     SchemasFull,
     DiskFull,
+    IntegrityFailure,
     Internal,
 }
 
 impl Code {
-    const ALL: [Code; 23] = [
+    const ALL: [Code; 24] = [
         Code::ModelNotFound,
         Code::ModelNotReady,
         Code::ModelUnsupported,
@@ -61,6 +62,7 @@ impl Code {
         Code::SchemaNotFound,
         Code::SchemasFull,
         Code::DiskFull,
+        Code::IntegrityFailure,
         Code::Internal,
     ];
 
@@ -111,6 +113,7 @@ impl Code {
             Code::SchemaNotFound => ("SCHEMA_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
             Code::SchemasFull => ("SCHEMAS_FULL", StatusCode::CONFLICT, ASKED, false),
             Code::DiskFull => ("DISK_FULL", StatusCode::INSUFFICIENT_STORAGE, SERVER, true),
+            Code::IntegrityFailure => ("INTEGRITY_FAILURE", StatusCode::BAD_GATEWAY, SERVER, false),
             Code::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),
         }
     }
@@ -264,6 +267,7 @@ impl From<Failure> for ApiError {
             Failure::NumericFault { .. } => Code::NumericFault,
             Failure::NothingAllowed { .. } => Code::InvalidInput,
             Failure::DeviceLost(_) => Code::DeviceLost,
+            Failure::Integrity(_) => Code::IntegrityFailure,
             Failure::EngineGone => Code::Cancelled,
             // The form compiled, and following it took more than forms may take.
             Failure::Form(_) => Code::SchemaUnsupported,

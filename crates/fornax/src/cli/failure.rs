@@ -127,6 +127,8 @@ fn line(code: Code, message: &str) -> Report {
         | Code::PromptTooLong
         | Code::OutputTruncated
         | Code::QueueFull
+        | Code::WeightsDiffer
+        | Code::IntegrityFailure
         | Code::Internal => 1,
     };
     Report { line: Some(format!("error: {code}: {message}")), exit }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use fornax::{Completion, Event, Fornax, Opinion, Prompt, Request, Sampling, Text};
+use fornax::{Completion, Event, Fornax, OpenOptions, Opinion, Prompt, Request, Sampling, Text};
 use serde::Serialize;
 
 use super::args::{DeviceArgs, Generate, PromptArgs};
@@ -89,6 +89,14 @@ struct Timings {
 }
 
 pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
+    generate_with(args, &|options| options)
+}
+
+/// The same, with the model opened by options that `adapt` changes.
+pub(crate) fn generate_with(
+    args: &Generate,
+    adapt: &dyn Fn(OpenOptions) -> OpenOptions,
+) -> anyhow::Result<()> {
     let prompt = prompt(&args.prompt)?;
     let form = args.sampling.form()?;
     if args.n > 1 && !args.json {
@@ -97,8 +105,8 @@ pub(crate) fn generate(args: &Generate) -> anyhow::Result<()> {
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
     let started = Instant::now();
-    let model =
-        device::open(device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel))?;
+    let options = device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel);
+    let model = device::open(adapt(options))?;
     let load = started.elapsed();
     let mut request = args.sampling.request(prompt, form, Sampling::greedy(), model.text())?;
     request.choices = args.n;

@@ -20,6 +20,7 @@ pub(crate) mod models;
 mod output;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
+pub(crate) mod private;
 pub(crate) mod run;
 mod sampling;
 pub(crate) mod serve;

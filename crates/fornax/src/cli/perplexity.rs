@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use fornax::{Error, Request};
+use fornax::{Device, Error, Private, Request};
 use fornax_text::Special;
 use serde::Serialize;
 
@@ -32,7 +32,11 @@ pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
     let text = output::text_of(&args.file)?;
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
-    let model = device::open(device::options(&path, &args.device)?.logit_rows(ROWS))?;
+    let mut options = device::options(&path, &args.device)?.logit_rows(ROWS);
+    if args.w8 {
+        options = options.device(Device::Cpu).private(Private::Reference);
+    }
+    let model = device::open(options)?;
     let context = model.context();
     let tokenizer = model.text().tokenizer().ok_or(Error::NoTokenizer)?;
     let tokens = tokenizer.encode(&text, Special::AsText).map_err(Error::from)?;

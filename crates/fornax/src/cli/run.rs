@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use fornax::{Completion, Error, Form, Fornax, Message, Prompt, Request, Sampling};
+use fornax::{Completion, Error, Form, Fornax, Message, OpenOptions, Prompt, Request, Sampling};
 
 use super::args::Run;
 use super::generate::{complete, show};
@@ -16,6 +16,11 @@ fn defaults() -> Sampling {
 }
 
 pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
+    run_with(args, &|options| options)
+}
+
+/// The same, with the model opened by options that `adapt` changes.
+pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<()> {
     let (model, prompt) = positionals(args);
     let path = locate::locate(model)?;
     let interrupt = Interrupt::install()?;
@@ -24,7 +29,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
         options = options.chat_template(output::text_of(file)?);
     }
     let form = args.sampling.form()?;
-    let model = device::open(options.parallel(args.capacity.parallel))?;
+    let model = device::open(adapt(options.parallel(args.capacity.parallel)))?;
     let mut chat = Chat { model, args, form, messages: Vec::new(), interrupt };
     // A chat template that cannot be used is found before the first question is typed.
     chat.model.check(&chat.request(&[Message::user(prompt.unwrap_or("Hello"))])?)?;

@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::output;
 
 /// How tokens are chosen and when to stop. What is not given here takes the command's default.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Most tokens to generate [default: what is left of the context]
@@ -112,7 +112,7 @@ pub(crate) struct SamplingArgs {
 }
 
 /// What the answer must look like.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Form of the answer")]
 #[group(multiple = false)]
 struct FormArgs {

@@ -41,11 +41,17 @@ const SECRET_BYTES_MIN: usize = 16;
 const JOBS_LEASE_MIN: Duration = Duration::from_millis(500);
 
 pub(crate) fn serve(args: &Serve) -> anyhow::Result<()> {
+    serve_with(args, &|options| options)
+}
+
+/// The same, with the model opened by options that `adapt` changes.
+pub(crate) fn serve_with(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<()> {
     let path = locate::locate(args.model.as_deref())?;
     let mut open = device::options(&path, &args.device)?.parallel(args.parallel).queue(args.limits.max_queue);
     if let Some(file) = &args.chat_template_file {
         open = open.chat_template(output::text_of(file)?);
     }
+    let open = adapt(open);
     // Before anything is listened on: a model that does not fit, or cannot be run, is refused at once.
     let planned = open.plan()?;
     if !planned.plan.fits() {

@@ -18,6 +18,7 @@ fn every_command_explains_itself_with_examples() {
         "serve",
         "generate",
         "jobs",
+        "private",
         "plan",
         "inspect",
         "tokenize",

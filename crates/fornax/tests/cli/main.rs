@@ -9,6 +9,7 @@ mod golden;
 mod help;
 mod models;
 mod plan;
+mod private;
 mod sampling;
 mod serve;
 mod sparse;

@@ -23,15 +23,17 @@ fn a_step_costs_four_rounds_a_layer_and_one_for_the_logits() {
     let servers = serve("llama.gguf");
     let mut private = Rig::private("llama.gguf", options(&servers)).unwrap();
     private.talk(PROMPT, &ANSWER[..2]).unwrap();
+    let products = crate::rig::rounds("llama.gguf") as u64;
+    assert!(products % 4 == 1, "{products} products");
     let stats = private.backend.with_products(|client| client.stats());
     let before = stats.snapshot();
     private.step(&[9]).unwrap();
     let Snapshot { rounds, sessions, sent, received, .. } = stats.snapshot().since(&before);
-    assert_eq!((rounds, sessions), (4 * 2 + 1, 0));
+    assert_eq!((rounds, sessions), (products, 0));
     // Heads of 21 bytes for each product and one frame of 16 bytes a product for party 1; words of 4 bytes.
     let (inputs, outputs) = shape_sums();
-    assert_eq!(sent, [9 * 21 + 4 * inputs, 5 + 9 * 16]);
-    assert_eq!(received, [9 * 13 + 4 * outputs; 2]);
+    assert_eq!(sent, [products * 21 + 4 * inputs, 5 + products * 16]);
+    assert_eq!(received, [products * 13 + 4 * outputs; 2]);
 }
 
 /// Columns and rows of all matrices of the tiny llama.
@@ -44,7 +46,7 @@ fn shape_sums() -> (u64, u64) {
 /// Independent figures: transformers' logits of the fixture. Bytes per row cost little on spread weights.
 #[test]
 fn the_integer_model_is_near_the_float_model() {
-    let folder = crate::rig::path("llama");
+    let folder = crate::rig::fixture("llama");
     let golden: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.join("golden.json")).unwrap()).unwrap();
     let tokens: Vec<u32> = serde_json::from_value(golden["tokens"].clone()).unwrap();

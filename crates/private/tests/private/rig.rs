@@ -1,9 +1,11 @@
 //! A tiny model with its two servers in this process, and a client that computes it step by step.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use fornax_compute::cpu::{Cpu, CpuOptions, CpuRing, CpuRingOptions, Kv};
 use fornax_compute::{
@@ -19,12 +21,31 @@ use fornax_private::{
 
 pub(crate) const CONTEXT: usize = 64;
 
+/// A tiny checkpoint; or the real model that a proof names in place of all of them.
 pub(crate) fn path(case: &str) -> PathBuf {
+    match std::env::var_os("FORNAX_PRIVATE_MODEL") {
+        Some(model) => PathBuf::from(model),
+        None => fixture(case),
+    }
+}
+
+pub(crate) fn fixture(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(case)
 }
 
-/// Every matrix of a model, as a server or an accuser loads them.
-pub(crate) fn matrices(case: &str) -> Vec<Matrix> {
+/// Products of one step.
+pub(crate) fn rounds(case: &str) -> usize {
+    matrices(case).len()
+}
+
+/// Every matrix of a model, as a server or an accuser loads them; read once.
+pub(crate) fn matrices(case: &str) -> Arc<Vec<Matrix>> {
+    static READ: Mutex<BTreeMap<PathBuf, Arc<Vec<Matrix>>>> = Mutex::new(BTreeMap::new());
+    let mut read = READ.lock().unwrap();
+    Arc::clone(read.entry(path(case)).or_insert_with(|| Arc::new(quantised(case))))
+}
+
+fn quantised(case: &str) -> Vec<Matrix> {
     let checkpoint = Checkpoint::open(&path(case)).unwrap();
     let config = Config::read(&checkpoint).unwrap();
     let found = RefCell::new(Vec::new());
@@ -43,8 +64,8 @@ pub(crate) fn loaded(case: &str) -> Result<Loaded<CpuRing>, Error> {
     let ring = CpuRing::new(&CpuRingOptions { threads: 1, ..CpuRingOptions::default() })?;
     let mut fingerprint = Fingerprint::default();
     let mut on_device = Vec::new();
-    for matrix in matrices(case) {
-        fingerprint.add(&matrix);
+    for matrix in matrices(case).iter() {
+        fingerprint.add(matrix);
         on_device.push(ring.matrix(matrix.rows, matrix.columns, &matrix.weights)?);
     }
     let (shapes, weights) = fingerprint.finish();
@@ -70,7 +91,7 @@ pub(crate) fn options(servers: &[Server; 2]) -> ClientOptions {
 }
 
 pub(crate) fn recompute(case: &'static str) -> Recompute {
-    Box::new(move |number| Ok(matrices(case).swap_remove(number)))
+    Box::new(move |number| Ok(matrices(case)[number].clone()))
 }
 
 /// A model on the client's backend, with one sequence.

@@ -42,8 +42,8 @@ fn a_thousand_sessions_leave_memory_as_it_was() {
     let parties = || fornax_private::Parties::connect(options(&servers)).unwrap();
     let session = |index: usize| {
         let mut client = fornax_private::Client::new(parties(), crate::rig::recompute(CASE));
-        for matrix in crate::rig::matrices(CASE) {
-            fornax_private::Products::add(&mut client, matrix).unwrap();
+        for matrix in crate::rig::matrices(CASE).iter() {
+            fornax_private::Products::add(&mut client, matrix.clone()).unwrap();
         }
         client.ready().unwrap();
         // Some are dropped in the middle of a step.

@@ -5,10 +5,10 @@ use std::time::Duration;
 use fornax_private::ClientOptions;
 
 use crate::between::{Action, Between, Change};
-use crate::rig::{ANSWER, PROMPT, Rig, bits, options, serve};
+use crate::rig::{ANSWER, PROMPT, Rig, bits, options, rounds, serve};
 
 const CASE: &str = "llama.gguf";
-/// The product that goes wrong: in the middle of the second step.
+/// The product that goes wrong: in the second step of a tiny model.
 const WHEN: usize = 13;
 
 /// Party `party` does `change` to its answers: the client's error says `said`, and nothing more is computed.
@@ -56,13 +56,13 @@ fn one_flipped_word_of_either_party_aborts_and_names_it() {
 #[test]
 fn a_replayed_answer_is_found() {
     for party in [0, 1] {
-        let mut earlier: Option<Vec<u8>> = None;
-        // The answer of nine products before, which has the same length: the same matrix a step ago.
+        let (mut earlier, step) = (Vec::new(), rounds(CASE));
+        // The answer of a step ago, which has the same length: of the same matrix.
         let replay = move |number: usize, frame: Vec<u8>| {
-            if number == 14 {
-                earlier = Some(frame.clone());
+            if number == step + 5 {
+                earlier.clone_from(&frame);
             }
-            Action::Send(if number == 23 { earlier.clone().unwrap() } else { frame })
+            Action::Send(if number == 2 * step + 5 { earlier.clone() } else { frame })
         };
         check(party, replay, &format!("party {party} broke the protocol: a product with counter"));
     }
@@ -71,12 +71,12 @@ fn a_replayed_answer_is_found() {
 #[test]
 fn a_replayed_answer_under_the_right_counter_is_found() {
     for party in [0, 1] {
-        let mut earlier: Vec<u8> = Vec::new();
+        let (mut earlier, step) = (Vec::new(), rounds(CASE));
         let replay = move |number: usize, mut frame: Vec<u8>| {
-            if number == 14 {
+            if number == step + 5 {
                 earlier.clone_from(&frame);
             }
-            if number == 23 {
+            if number == 2 * step + 5 {
                 frame[13..].copy_from_slice(&earlier[13..]);
             }
             Action::Send(frame)

@@ -365,7 +365,7 @@ fn the_sockets_contain_no_token() {
     rig.talk(PROMPT, ANSWER).unwrap();
     drop(rig);
     let tokens = [PROMPT, ANSWER].concat();
-    let bytes = |write: fn(&u32) -> Vec<u8>| tokens[..4].iter().flat_map(write).collect::<Vec<u8>>();
+    let bytes = |write: fn(&u32) -> Vec<u8>| tokens[..7].iter().flat_map(write).collect::<Vec<u8>>();
     let text = |separator: &str| {
         let words: Vec<String> = tokens[..4].iter().map(u32::to_string).collect();
         words.join(separator).into_bytes()

@@ -1,0 +1,95 @@
+//! Private inference, wired to model files: whose weights the servers multiply by, and what the client checks with.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::net::TcpListener;
+use std::path::Path;
+
+use fornax_compute::Ring;
+use fornax_compute::cpu::{CpuRing, CpuRingOptions};
+use fornax_format::Checkpoint;
+use fornax_model::{Config, Limits};
+use fornax_private::{ClientOptions, Collector, Fingerprint, Loaded, Matrix, Server, ServerOptions};
+
+use crate::{Device, Error};
+
+/// Who multiplies for a model that is opened for private inference.
+#[derive(Clone, Debug)]
+pub enum Private {
+    /// Two servers, neither of which learns what.
+    Parties(ClientOptions),
+    /// This machine: the same integers in the open. The reference that private inference is bit-equal to.
+    Reference,
+}
+
+impl fmt::Display for Private {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Private::Parties(parties) => {
+                write!(f, "products by {} and {}", parties.party0, parties.party1)?;
+                if parties.demo_single_host { f.write_str(" (one host: no privacy)") } else { Ok(()) }
+            }
+            Private::Reference => f.write_str("products of integers"),
+        }
+    }
+}
+
+/// Loads the matrices of the model at `path` on a device and serves one party's share of its products.
+pub fn serve(
+    path: &Path,
+    device: Device,
+    threads: Option<usize>,
+    listener: TcpListener,
+    options: ServerOptions,
+) -> Result<Server, Error> {
+    let path = path.to_owned();
+    match device {
+        Device::Cpu => Server::start(listener, options, move || {
+            let defaults = CpuRingOptions::default();
+            let ring =
+                CpuRing::new(&CpuRingOptions { threads: threads.unwrap_or(defaults.threads), ..defaults })?;
+            loaded(&path, ring)
+        }),
+        Device::Cuda(_) => Err(Error::Compute(fornax_compute::Error::DeviceUnavailable {
+            device: device.to_string(),
+            reason: "exact products are computed on the cpu in this build".to_owned(),
+        })),
+    }
+}
+
+/// Every matrix of a model file on a ring, through the model's own loader.
+fn loaded<R: Ring>(path: &Path, ring: R) -> Result<Loaded<R>, Error> {
+    let (mut fingerprint, mut matrices) = (Fingerprint::default(), Vec::new());
+    collect(path, |_, matrix| {
+        fingerprint.add(&matrix);
+        matrices.push(ring.matrix(matrix.rows, matrix.columns, &matrix.weights)?);
+        Ok(())
+    })?;
+    let (shapes, weights) = fingerprint.finish();
+    Ok(Loaded { ring, matrices, shapes, weights })
+}
+
+/// One matrix of a model file, to find out who answered wrongly.
+pub(crate) fn matrix(path: &Path, number: usize) -> Result<Matrix, fornax_private::Error> {
+    let found = RefCell::new(None);
+    let unreadable =
+        |what: String| fornax_private::Error::Transcript { path: path.display().to_string(), what };
+    let keep = |index, matrix| {
+        if index == number {
+            *found.borrow_mut() = Some(matrix);
+        }
+        Ok(())
+    };
+    collect(path, keep).map_err(|error| unreadable(error.to_string()))?;
+    found.take().ok_or_else(|| unreadable(format!("there is no matrix {number}")))
+}
+
+fn collect(
+    path: &Path,
+    visit: impl FnMut(usize, Matrix) -> Result<(), fornax_compute::Error>,
+) -> Result<(), Error> {
+    let checkpoint = Checkpoint::open(path)?;
+    let config = Config::read(&checkpoint)?;
+    let limits = Limits { tokens_max: 1, wanted_max: 1 };
+    Ok(fornax_model::measure(&checkpoint, &config, &Collector::new(visit), limits)?)
+}
