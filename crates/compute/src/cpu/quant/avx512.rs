@@ -78,19 +78,17 @@ impl Lanes for Avx512 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512vnni")]
     unsafe fn dot(sum: __m512i, x: __m512i, activations: *const i16) -> __m512i {
-        // SAFETY: the caller has two readable integers.
-        let pair = _mm512_set1_epi32(unsafe { activations.cast::<i32>().read_unaligned() });
         let mut sum = sum;
         // Not the intrinsic: where several of them add to one sum, the compiler takes each apart into a product and an
         // addition to shorten the chain, which doubles the work of the ports that are the bottleneck.
-        // SAFETY: one instruction on registers, of features that the caller has.
+        // SAFETY: one instruction of features that the caller has, on registers and two readable integers.
         unsafe {
             std::arch::asm!(
-                "vpdpwssd {sum}, {x}, {pair}",
+                "vpdpwssd {sum}, {x}, dword ptr [{pair}]{{1to16}}",
                 sum = inout(zmm_reg) sum,
                 x = in(zmm_reg) x,
-                pair = in(zmm_reg) pair,
-                options(pure, nomem, nostack, preserves_flags)
+                pair = in(reg) activations,
+                options(pure, readonly, nostack, preserves_flags)
             );
         }
         sum
