@@ -1,5 +1,6 @@
-//! Runs the conformance suite on a GPU: `conformance [DEVICE [KERNEL_FOLDER [reduced]]]`. Prints every failed case and a
-//! table. `reduced` leaves out the largest shapes, for tools that make everything slow.
+//! Runs the conformance suite on a GPU: `conformance [DEVICE [KERNEL_FOLDER [reduced | sample]]]`. Prints every failed case
+//! and a table. `reduced` leaves out the largest shapes, for tools that make everything slow; `sample` runs the cases of
+//! choosing tokens alone, and names each.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
@@ -14,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let device = args.next().map_or(Ok(0), |device| device.parse())?;
     let kernel_folder: Option<std::path::PathBuf> = args.next().map(Into::into);
-    let reduced = args.next().is_some_and(|word| word == "reduced");
+    let which = args.next().unwrap_or_default();
     println!("{}", fornax_gpu::probe(device)?.words());
     println!("nvrtc {}", fornax_gpu::compiler()?);
     let started = Instant::now();
@@ -29,6 +30,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let row = table.entry(result.op.to_string()).or_default();
         match &result.outcome {
             Ok(error) => {
+                if which == "sample" {
+                    println!("{result}");
+                }
                 row.0 += 1;
                 row.2 = row.2.max(*error);
             }
@@ -44,9 +48,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let subject =
         Subject { backend: &cuda, sizes: cuda.sizes(), activations: Activations::Float, invariant: true };
     let few = [Op::Linear, Op::Layer, Op::Record, Op::Glu, Op::Gather, Op::Rope, Op::Kv, Op::Sample];
-    let report = match reduced {
-        true => conformance::run_only(&few, &subject, &mut on_case)?,
-        false => conformance::run(&subject, &mut on_case)?,
+    let report = match which.as_str() {
+        "reduced" => conformance::run_only(&few, &subject, &mut on_case)?,
+        "sample" => conformance::run_only(&[Op::Sample], &subject, &mut on_case)?,
+        _ => conformance::run(&subject, &mut on_case)?,
     };
     let exact = conformance::run_ring(&ring, &mut on_case);
     println!("operation   passed  failed  worst error");

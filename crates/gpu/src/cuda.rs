@@ -339,6 +339,7 @@ impl Memory for Cuda {
         let weight = Weight::new(&self.arena, &self.sizes, parts)?;
         for part in &weight.parts {
             self.programs.prepare(Key::quant("embed.cu", part.format.header()));
+            self.programs.prepare(crate::upload::packer(part.format));
             crate::ops::programs(part, self.device.shared_max)
                 .into_iter()
                 .for_each(|key| self.programs.prepare(key));
@@ -348,7 +349,7 @@ impl Memory for Cuda {
             Some(ring) => ring,
             None => ring.insert(Ring::new(&self.device)?),
         };
-        ring.upload(&self.device, &weight, parts)?;
+        self.send(ring, &weight, parts)?;
         self.check_upload(&weight, parts)?;
         parts.iter().for_each(|part| part.view.release());
         Ok(weight)

@@ -6,7 +6,8 @@
 //! minima are planes of their own, each tile after tile: columns first, then the next 16 rows. Bytes stay as many as in
 //! the file, but for rows rounded up to 16 and columns to 128 with zeros.
 //!
-//! The kernels' side of this is `kernels/quant/`. Files are in other orders, so rows are packed on their way in.
+//! The kernels' side of this is `kernels/quant/`. Files are in other orders, so rows are packed on their way in, by
+//! `kernels/pack.cu`; what it does is specified by `pack_row` below.
 
 use fornax_format::DType;
 
@@ -100,7 +101,10 @@ impl Format {
             Format::Q6_K => [1024, 512, 128, 16],
         }
     }
+}
 
+#[cfg(test)]
+impl Format {
     /// Packs one stored row into its place in the planes of its 16 rows, which are zero before.
     pub(crate) fn pack_row(self, row: usize, stored: &[u8], planes: &mut [&mut [u8]; PLANES]) {
         let place = Row { half: row / 8, lane: row % 8 * 4, row };
@@ -192,6 +196,7 @@ impl Format {
 }
 
 /// Where a row lies among the lanes.
+#[cfg(test)]
 struct Row {
     half: usize,
     /// The lane of its first octet.
@@ -199,6 +204,7 @@ struct Row {
     row: usize,
 }
 
+#[cfg(test)]
 impl Row {
     /// The f16 of a 32-column block.
     fn put_scale(&self, block: usize, bytes: &[u8], plane: &mut [u8]) {
@@ -232,15 +238,18 @@ impl Row {
 }
 
 /// Replaces the bits of a word that `mask`, shifted, covers.
+#[cfg(test)]
 fn put_field(at: &mut [u8], new: u32, mask: u32, shift: usize) {
     let kept = word(at) & !(mask << shift);
     at[..4].copy_from_slice(&(kept | new << shift).to_le_bytes());
 }
 
+#[cfg(test)]
 fn octet(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
 
+#[cfg(test)]
 fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"))
 }

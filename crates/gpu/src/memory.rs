@@ -130,8 +130,14 @@ impl Weight {
 
     /// A part as kernels take it.
     pub(crate) fn device_part(&self, part: &WeightPart) -> DevicePart {
+        self.device_part_from(part, 0)
+    }
+
+    /// The same from so many times 16 rows on.
+    pub(crate) fn device_part_from(&self, part: &WeightPart, row_tile: usize) -> DevicePart {
+        let before = part.row_tile_bytes().map(|bytes| (row_tile * bytes) as u64);
         DevicePart {
-            planes: std::array::from_fn(|plane| self.plane(part, plane)),
+            planes: std::array::from_fn(|plane| self.plane(part, plane) + before[plane]),
             rows: int(part.rows),
             columns: int(part.columns),
             groups: int(part.groups()),

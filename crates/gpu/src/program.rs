@@ -53,6 +53,7 @@ const UNITS: &[(&str, &str)] = kernels![
     "gemv_f32.cu",
     "glu.cu",
     "norm.cu",
+    "pack.cu",
     "ring.cu",
     "rope.cu",
     "rows.cu",
@@ -248,6 +249,10 @@ mod tests {
             ["glu.cu", "norm.cu", "ring.cu", "rows.cu", "sample.cu", "split.cu"].map(Key::plain).to_vec();
         for format in FORMATS {
             keys.push(Key::quant("embed.cu", format.header()));
+            let packer = crate::upload::packer(format);
+            if !keys.contains(&packer) {
+                keys.push(packer);
+            }
             // A weight of many rows and one of few: their products differ in how far ahead they read.
             for rows in [3584, 151_936] {
                 let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };

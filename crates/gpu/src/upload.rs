@@ -1,21 +1,39 @@
-//! Weights on their way in: rows are packed by several threads into pinned memory, and copied from there while the next
-//! are packed.
+//! Weights on their way in: stored rows are gathered by several threads into pinned memory, copied to the device from there
+//! while the next are gathered, and packed into their planes by a kernel (`pack.cu`).
 
 use std::rc::Rc;
 
 use fornax_compute::{Error, Part};
 
-use crate::driver::{Device, Event, Pinned};
-use crate::layout::{PLANES, TILE_ROWS};
-use crate::memory::{Weight, WeightPart};
+use crate::cuda::Cuda;
+use crate::driver::{Arg, Device, Event, Pinned};
+use crate::layout::{Format, TILE_ROWS};
+use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
+use crate::program::Key;
 
-/// Pinning takes 0.2 to 0.3 s for each gigabyte: little is pinned, and used again and again.
-const SLOTS: usize = 4;
-const SLOT_BYTES: usize = 16 << 20;
+/// Pinning takes 0.2 to 0.3 s for each gigabyte: little is pinned, and used again and again. Two are enough, one for the
+/// threads and one for the copy; the larger they are, the less often threads start.
+const SLOTS: usize = 2;
+const SLOT_BYTES: usize = 32 << 20;
+// What was copied waits to be packed where attention has its partial results: no step runs while a weight is uploaded.
+const _: () = assert!(SLOTS * SLOT_BYTES <= PARTIALS_BYTES as usize);
 /// Beyond this many threads the copy is the slowest.
-const THREADS_MAX: usize = 8;
-/// Less than this is packed sooner than a thread starts.
-const THREAD_BYTES: usize = 256 << 10;
+const THREADS_MAX: usize = 12;
+/// Less than this is gathered sooner than a thread starts.
+const THREAD_BYTES: usize = 512 << 10;
+/// Rows that a launch packs at most: as many as a grid has, 16 at a time.
+const ROWS_MAX: usize = 1 << 19;
+
+/// `Rows` of pack.cu.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct StoredRows {
+    stored: u64,
+    bytes: i32,
+    rows: i32,
+    columns: i32,
+    pad: i32,
+}
 
 /// Pinned memory in turns.
 pub(crate) struct Ring {
@@ -31,32 +49,58 @@ impl Ring {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Ring { slots, next: 0, threads: cores.min(THREADS_MAX) })
     }
+}
 
+/// The program that packs rows of a format.
+pub(crate) fn packer(format: Format) -> Key {
+    // As pack.cu counts them: (format, minima, upper bits).
+    let (number, mins, bits) = match format {
+        Format::F32 => (0, 0, 0),
+        Format::F16 | Format::BF16 => (1, 0, 0),
+        Format::Q8_0 => (2, 0, 0),
+        Format::Q4_0 => (3, 0, 0),
+        Format::Q4_1 => (3, 1, 0),
+        Format::Q5_0 => (3, 0, 1),
+        Format::Q5_1 => (3, 1, 1),
+        Format::Q4_K => (4, 0, 0),
+        Format::Q5_K => (4, 0, 1),
+        Format::Q6_K => (5, 0, 0),
+    };
+    let defines = vec![format!("FORMAT={number}"), format!("MINS={mins}"), format!("BITS={bits}")];
+    Key { unit: "pack.cu", defines }
+}
+
+impl Cuda {
     /// Sends the stored rows of a weight's parts to their planes.
-    pub(crate) fn upload(
-        &mut self,
-        device: &Device,
-        weight: &Weight,
-        parts: &[Part<'_>],
-    ) -> Result<(), Error> {
+    pub(crate) fn send(&self, ring: &mut Ring, weight: &Weight, parts: &[Part<'_>]) -> Result<(), Error> {
         for part in &weight.parts {
             let rows = Stored::new(parts, part);
-            let row_tile = part.row_tile_bytes();
-            let row_tile_bytes: usize = row_tile.iter().sum();
-            let at_once = (SLOT_BYTES / row_tile_bytes).max(1);
-            let tiles = part.row_tiles();
-            for start in (0..tiles).step_by(at_once) {
-                let count = at_once.min(tiles - start);
-                let (pinned, event) = &mut self.slots[self.next];
-                self.next = (self.next + 1) % SLOTS;
+            let at_once = SLOT_BYTES / rows.row_bytes.max(1) / TILE_ROWS * TILE_ROWS;
+            let at_once = at_once.clamp(TILE_ROWS, ROWS_MAX);
+            assert!(at_once * rows.row_bytes <= SLOT_BYTES, "16 rows of {} bytes", rows.row_bytes);
+            let function = self.programs.function(&packer(part.format), "pack")?;
+            for start in (0..part.rows).step_by(at_once) {
+                let count = at_once.min(part.rows - start);
+                let bytes = count * rows.row_bytes;
+                let slot = ring.next;
+                ring.next = (slot + 1) % SLOTS;
+                let (pinned, event) = &mut ring.slots[slot];
                 event.wait("upload")?;
-                pack(&rows, part, start, count, self.threads, pinned.bytes_mut());
-                let mut at = 0;
-                for (plane, bytes) in row_tile.iter().enumerate() {
-                    let to = weight.plane(part, plane) + (start * bytes) as u64;
-                    device.write_pinned("upload", to, pinned, at, count * bytes)?;
-                    at += count * bytes;
-                }
+                gather(&rows, start, ring.threads, &mut pinned.bytes_mut()[..bytes]);
+                let staged = self.partials.pointer() + (slot * SLOT_BYTES) as u64;
+                self.device.write_pinned("upload", staged, pinned, 0, bytes)?;
+                let device_part = weight.device_part_from(part, start / TILE_ROWS);
+                let stored = StoredRows {
+                    stored: staged,
+                    bytes: int(rows.row_bytes),
+                    rows: int(count),
+                    columns: int(part.columns),
+                    pad: 0,
+                };
+                let args =
+                    [Arg::Struct(bytemuck::bytes_of(&device_part)), Arg::Struct(bytemuck::bytes_of(&stored))];
+                let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
+                self.launch("upload", function, grid, (64, 0), &args)?;
                 event.record()?;
             }
         }
@@ -90,71 +134,53 @@ impl<'a> Stored<'a> {
 
     /// The bytes of an output row; `None` beyond the last.
     pub(crate) fn row(&self, row: usize) -> Option<&'a [u8]> {
+        self.run(row, 1)
+    }
+
+    /// The bytes of output rows from `row` on that lie behind each other in their tensor: at least one row, at most `most`.
+    fn run(&self, row: usize, most: usize) -> Option<&'a [u8]> {
         if row >= self.rows {
             return None;
         }
         let at = self.parts.partition_point(|(first, _)| *first <= row) - 1;
         let (first, part) = self.parts[at];
-        let stored = part.rows.as_ref().map_or(row - first, |order| order[row - first] as usize);
-        Some(&part.view.bytes[stored * self.row_bytes..][..self.row_bytes])
+        let (stored, count) = match &part.rows {
+            Some(order) => (order[row - first] as usize, 1),
+            None => (row - first, most.min(part.view.shape[0] - (row - first))),
+        };
+        Some(&part.view.bytes[stored * self.row_bytes..][..count * self.row_bytes])
     }
 }
 
-/// Packs `count` times 16 rows, plane after plane, into the beginning of `room`.
-fn pack(rows: &Stored<'_>, part: &WeightPart, start: usize, count: usize, threads: usize, room: &mut [u8]) {
-    let row_tile = part.row_tile_bytes();
-    let mut rest = &mut room[..row_tile.iter().sum::<usize>() * count];
-    let threads = (rest.len() / THREAD_BYTES).clamp(1, threads).min(count);
-    let mut planes: [&mut [u8]; PLANES] = row_tile.map(|bytes| {
-        let (plane, others) = std::mem::take(&mut rest).split_at_mut(bytes * count);
-        rest = others;
-        plane
-    });
+/// Copies rows from `start` on, one behind the other, as many as `room` holds.
+fn gather(rows: &Stored<'_>, start: usize, threads: usize, room: &mut [u8]) {
+    if room.is_empty() {
+        return;
+    }
+    let count = room.len() / rows.row_bytes;
+    let threads = (room.len() / THREAD_BYTES).clamp(1, threads);
+    let each = count.div_ceil(threads);
+    let work = |mut first: usize, mut room: &mut [u8]| {
+        while !room.is_empty() {
+            let run = rows.run(first, room.len() / rows.row_bytes).expect("below the part's rows");
+            let (here, rest) = room.split_at_mut(run.len());
+            here.copy_from_slice(run);
+            first += run.len() / rows.row_bytes;
+            room = rest;
+        }
+    };
     std::thread::scope(|scope| {
-        let mut first = 0;
-        for thread in 0..threads {
-            let end = count * (thread + 1) / threads;
-            let mine = std::array::from_fn(|plane| {
-                let (mine, others) =
-                    std::mem::take(&mut planes[plane]).split_at_mut((end - first) * row_tile[plane]);
-                planes[plane] = others;
-                mine
-            });
-            let tiles = start + first..start + end;
-            let work = move || pack_tiles(rows, part, tiles, mine);
-            if thread + 1 == threads {
-                work();
+        let parts = room.chunks_mut(each * rows.row_bytes);
+        let last = parts.len() - 1;
+        for (index, room) in parts.enumerate() {
+            let first = start + index * each;
+            if index == last {
+                work(first, room);
             } else {
-                scope.spawn(work);
+                scope.spawn(move || work(first, room));
             }
-            first = end;
         }
     });
-}
-
-fn pack_tiles(
-    rows: &Stored<'_>,
-    part: &WeightPart,
-    tiles: std::ops::Range<usize>,
-    mut planes: [&mut [u8]; PLANES],
-) {
-    let row_tile = part.row_tile_bytes();
-    for (at, tile) in tiles.enumerate() {
-        let mut mine: [&mut [u8]; PLANES] = planes.each_mut().map(|plane| &mut plane[..]);
-        for (plane, bytes) in mine.iter_mut().zip(row_tile) {
-            *plane = &mut std::mem::take(plane)[at * bytes..(at + 1) * bytes];
-        }
-        let whole =
-            part.columns.is_multiple_of(crate::layout::TILE_COLUMNS) && (tile + 1) * TILE_ROWS <= part.rows;
-        if !whole {
-            mine.iter_mut().for_each(|plane| plane.fill(0));
-        }
-        for row in 0..TILE_ROWS {
-            if let Some(stored) = rows.row(tile * TILE_ROWS + row) {
-                part.format.pack_row(row, stored, &mut mine);
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -162,30 +188,32 @@ mod tests {
     use fornax_format::{DType, View};
 
     use super::*;
-    use crate::layout::Format;
+    use crate::layout::PLANES;
 
     #[test]
-    fn any_number_of_threads_packs_the_same_bytes_from_stacked_and_reordered_parts() {
+    fn any_number_of_threads_gathers_the_same_bytes_from_stacked_and_reordered_parts() {
+        let (bytes_each, rows) = (8 << 10, 80);
         let bytes: Vec<u8> =
-            (0..80 * 256).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let mut first = Part::from(View::new("a", DType::BF16, vec![48, 128], &bytes[..48 * 256]).unwrap());
+            (0..rows * bytes_each).map(|i| ((i as u32).wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let (one, other) = bytes.split_at(48 * bytes_each);
+        let mut first = Part::from(View::new("a", DType::BF16, vec![48, 4096], one).unwrap());
         first.rows = Some((0..48).rev().collect());
-        let second = Part::from(View::new("b", DType::BF16, vec![32, 128], &bytes[48 * 256..]).unwrap());
+        let second = Part::from(View::new("b", DType::BF16, vec![32, 4096], other).unwrap());
         let parts = [first, second];
-        let part = WeightPart { format: Format::BF16, first: 0, rows: 80, columns: 128, planes: [0; PLANES] };
+        let part = WeightPart { format: Format::BF16, first: 0, rows, columns: 4096, planes: [0; PLANES] };
         let stored = Stored::new(&parts, &part);
-        assert_eq!(stored.row(0), Some(&bytes[47 * 256..48 * 256]));
-        assert_eq!(stored.row(48), Some(&bytes[48 * 256..49 * 256]));
-        assert_eq!(stored.row(79), Some(&bytes[79 * 256..]));
+        let row = |index: usize| &bytes[index * bytes_each..][..bytes_each];
+        assert_eq!(stored.row(0), Some(row(47)));
+        assert_eq!(stored.row(48), Some(row(48)));
+        assert_eq!(stored.row(79), Some(row(79)));
         assert_eq!(stored.row(80), None);
-        let packed = |threads| {
-            let mut room = vec![0xaa; 5 * 4096];
-            pack(&stored, &part, 0, 5, threads, &mut room);
-            room
-        };
-        let one = packed(1);
-        assert!([2, 3, 8].iter().all(|&threads| packed(threads) == one));
-        // Row 0 is stored row 47: its first 32 values lie in the first lanes.
-        assert_eq!(one[..64], bytes[47 * 256..][..64]);
+        let wanted: Vec<u8> = (0..48).rev().chain(48..80).flat_map(|index| row(index).to_vec()).collect();
+        for threads in [1, 2, 3, 8] {
+            for start in [0, 16, 64] {
+                let mut room = vec![0xaa; (rows - start) * bytes_each];
+                gather(&stored, start, threads, &mut room);
+                assert!(room == wanted[start * bytes_each..], "{threads} threads from row {start}");
+            }
+        }
     }
 }

@@ -1,0 +1,133 @@
+// Stored rows into the planes of `layout.rs`, which says what lies where; `Format::pack_row` there is the specification.
+//
+// Grid (tiles of 128 columns, times 16 rows), 64 threads: thread 4 row + t has the octets of index t of its row, one of each
+// 32 columns. Rows lie one after the other as they are in a file; blocks are whole numbers of two bytes long. Writes every
+// byte of its tile: zeros where rows or columns are missing.
+#include "prelude.cuh"
+
+#define F32 0
+#define HALVES 1  // F16 and BF16
+#define Q8_0 2
+#define BLOCKS32 3  // Q4_0, Q4_1, Q5_0 and Q5_1: MINS and BITS say which
+#define SUPERBLOCKS 4  // Q4_K, and with BITS Q5_K
+#define Q6_K 5
+
+struct Rows {
+    const u8* stored;  // (rows, bytes)
+    int bytes, rows, columns, pad;
+};
+
+DEVICE u64 load_8(const u8* at) {
+    const u16* from = (const u16*)at;
+    return (u64)from[0] | (u64)from[1] << 16 | (u64)from[2] << 32 | (u64)from[3] << 48;
+}
+DEVICE u32 load_4(const u8* at) {
+    const u16* from = (const u16*)at;
+    return (u32)from[0] | (u32)from[1] << 16;
+}
+// Eight codes, each in the low half of a byte, in one word.
+DEVICE u32 nibbles(u64 bytes) { return ((u32)bytes & 0x0f0f0f0f) | ((u32)(bytes >> 32) & 0x0f0f0f0f) << 4; }
+// Eight bits: four in one bit of each byte, the other four in the next.
+DEVICE u32 spread(u32 bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
+DEVICE u32 upper_bits(u32 bits) { return spread(bits) | spread(bits >> 4) << 1; }
+
+KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
+    let_next_start();
+    wait_for_inputs();
+    const int row = threadIdx.x / 4, t = threadIdx.x % 4, half = row / 8, lane = row % 8 * 4 + t;
+    const long tile = (long)blockIdx.y * part.groups + blockIdx.x;
+    const bool here = blockIdx.y * 16 + row < rows.rows;
+    const u8* stored = rows.stored + (long)(blockIdx.y * 16 + row) * rows.bytes;
+    const int column = blockIdx.x * 128;
+#if FORMAT == F32
+    u32* to = (u32*)(part.codes + tile * 8192 + row * 512);
+    for (int i = 0; i < 32; i++) {
+        const int at = t * 32 + i;
+        to[at] = here && column + at < rows.columns ? load_4(stored + (column + at) * 4) : 0;
+    }
+#elif FORMAT == HALVES
+    for (int block = 0; block < 4; block++) {
+        u16 values[8];
+        for (int i = 0; i < 8; i++) {
+            const int at = column + block * 32 + t * 8 + i;
+            values[i] = here && at < rows.columns ? ((const u16*)stored)[at] : 0;
+        }
+        *(uint4*)(part.codes + tile * 4096 + block * 1024 + half * 512 + lane * 16) =
+            make_uint4(pair(values[0], values[1]), pair(values[2], values[3]), pair(values[4], values[5]),
+                       pair(values[6], values[7]));
+    }
+#elif FORMAT == Q8_0 || FORMAT == BLOCKS32
+    const int block_bytes = FORMAT == Q8_0 ? 34 : 2 + 2 * MINS + 4 * BITS + 16;
+    u32 codes[4] = {0, 0, 0, 0}, high = 0;
+    u64 octets[4] = {0, 0, 0, 0};
+    u16 scales[4] = {0, 0, 0, 0}, mins[4] = {0, 0, 0, 0};
+    for (int block = 0; block < 4; block++) {
+        if (!here || column + block * 32 >= rows.columns) continue;
+        const u8* from = stored + (column / 32 + block) * block_bytes;
+        scales[block] = *(const u16*)from;
+        if (MINS) mins[block] = *(const u16*)(from + 2);
+        const u8* bits = from + 2 + 2 * MINS;
+        const u8* low = bits + 4 * BITS;
+        if (FORMAT == Q8_0) {
+            octets[block] = load_8(low + t * 8);
+        } else {
+            // Low halves are the first 16 values, high halves the others.
+            codes[block] = nibbles(load_8(low + t % 2 * 8) >> (t / 2 * 4));
+            if (BITS) high |= upper_bits(load_4(bits) >> 8 * t & 0xff) << 2 * block;
+        }
+    }
+    if (FORMAT == Q8_0) {
+        for (int two = 0; two < 2; two++)
+            *(uint4*)(part.codes + tile * 2048 + two * 1024 + half * 512 + lane * 16) =
+                make_uint4((u32)octets[2 * two], (u32)(octets[2 * two] >> 32), (u32)octets[2 * two + 1],
+                           (u32)(octets[2 * two + 1] >> 32));
+    } else {
+        *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+        if (BITS) *(u32*)(part.high + tile * 256 + half * 128 + lane * 4) = high;
+    }
+    if (t == 0) {
+        *(uint2*)(part.scales + tile * 128 + row * 8) = make_uint2(pair(scales[0], scales[1]), pair(scales[2], scales[3]));
+        if (MINS)
+            *(uint2*)(part.mins + tile * 128 + row * 8) = make_uint2(pair(mins[0], mins[1]), pair(mins[2], mins[3]));
+    }
+#elif FORMAT == SUPERBLOCKS
+    const int block_bytes = 16 + 32 * BITS + 128, first = blockIdx.x % 2 * 4;
+    const u8* from = stored + (long)(blockIdx.x / 2) * block_bytes;
+    u32 codes[4] = {0, 0, 0, 0}, high = 0;
+    for (int i = 0; i < 4; i++) {
+        const int block = first + i;
+        if (!here || column >= rows.columns) continue;
+        codes[i] = nibbles(load_8(from + 16 + 32 * BITS + block / 2 * 32 + t * 8) >> (block % 2 * 4));
+        if (BITS) {
+            const u64 bits = load_8(from + 16 + t * 8) >> block & 0x0101010101010101;
+            // Byte i's bit becomes bit i of the top byte.
+            high |= upper_bits((u32)(bits * 0x0102040810204080 >> 56)) << 2 * i;
+        }
+    }
+    *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+    if (BITS) *(u32*)(part.high + tile * 256 + half * 128 + lane * 4) = high;
+    // Two tiles share the headers of their superblocks.
+    if (first == 0)
+        *(u32*)(part.scales + tile / 2 * 256 + row * 16 + t * 4) = here && column < rows.columns ? load_4(from + t * 4) : 0;
+#elif FORMAT == Q6_K
+    const int first = blockIdx.x % 2 * 4;
+    const u8* from = stored + (long)(blockIdx.x / 2) * 210;
+    u32 codes[4] = {0, 0, 0, 0}, high[2] = {0, 0};
+    for (int i = 0; i < 4; i++) {
+        const int block = first + i, side = block / 4, within = block % 4 * 32;
+        if (!here || column >= rows.columns) continue;
+        const u8* low = from + side * 64 + within % 64 + 4 * t;
+        codes[i] = nibbles(((u64)load_4(low) | (u64)load_4(low + 16) << 32) >> (within / 64 * 4));
+        const u8* upper = from + 128 + side * 32 + 4 * t;
+        const u64 pairs = ((u64)load_4(upper) | (u64)load_4(upper + 16) << 32) >> (within / 32 * 2);
+        high[i / 2] |= (((u32)pairs & 0x03030303) | ((u32)(pairs >> 32) & 0x03030303) << 2) << 4 * (i % 2);
+    }
+    *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+    *(uint2*)(part.high + tile * 512 + half * 256 + lane * 8) = make_uint2(high[0], high[1]);
+    if (first == 0) {
+        const bool some = here && column < rows.columns;
+        *(u32*)(part.scales + tile / 2 * 256 + row * 16 + t * 4) = some ? load_4(from + 192 + t * 4) : 0;
+        if (t == 0) *(u16*)(part.mins + tile / 2 * 32 + row * 2) = some ? *(const u16*)(from + 208) : 0;
+    }
+#endif
+}
