@@ -52,7 +52,7 @@ pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
 pub use fornax_engine::{Change, Form, Plan, Remedy};
 pub use open::{OpenOptions, Planned};
-pub use private::{Private, serve as serve_private};
+pub use private::{Private, RingOptions, serve as serve_private};
 pub use request::{
     Completion, Finish, Message, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings,
 };

@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fornax_compute::Ring;
 use fornax_compute::cpu::{CpuRing, CpuRingOptions};
 use fornax_format::Checkpoint;
+use fornax_gpu::{CudaRing, CudaRingOptions};
 use fornax_model::{Config, Limits};
 use fornax_private::{ClientOptions, Collector, Fingerprint, Loaded, Matrix, Server, ServerOptions};
 
@@ -34,11 +35,20 @@ impl fmt::Display for Private {
     }
 }
 
+/// How a server multiplies.
+#[derive(Clone, Debug, Default)]
+pub struct RingOptions {
+    /// CPU threads; by default one for each core.
+    pub threads: Option<usize>,
+    /// Where a GPU's compiled kernels are kept.
+    pub kernel_folder: Option<PathBuf>,
+}
+
 /// Loads the matrices of the model at `path` on a device and serves one party's share of its products.
 pub fn serve(
     path: &Path,
     device: Device,
-    threads: Option<usize>,
+    RingOptions { threads, kernel_folder }: RingOptions,
     listener: TcpListener,
     options: ServerOptions,
 ) -> Result<Server, Error> {
@@ -50,10 +60,12 @@ pub fn serve(
                 CpuRing::new(&CpuRingOptions { threads: threads.unwrap_or(defaults.threads), ..defaults })?;
             loaded(&path, ring)
         }),
-        Device::Cuda(_) => Err(Error::Compute(fornax_compute::Error::DeviceUnavailable {
-            device: device.to_string(),
-            reason: "exact products are computed on the cpu in this build".to_owned(),
-        })),
+        Device::Cuda(device) => Server::start(listener, options, move || {
+            loaded(
+                &path,
+                CudaRing::new(&CudaRingOptions { device, kernel_folder, ..CudaRingOptions::default() })?,
+            )
+        }),
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Shape {
 }
 
 /// Every shape that can be made.
-pub const SHAPES: [Shape; 5] = [
+pub const SHAPES: [Shape; 6] = [
     Shape {
         name: "tiny",
         architecture: "llama",
@@ -72,6 +72,21 @@ pub const SHAPES: [Shape; 5] = [
         heads: 14,
         heads_kv: 2,
         head_dim: 64,
+        vocab: 151_936,
+        context: 32_768,
+        rope_base: 1_000_000,
+        tied: true,
+        qkv_bias: true,
+    },
+    Shape {
+        name: "qwen2.5-1.5b",
+        architecture: "qwen2",
+        layers: 28,
+        hidden: 1536,
+        ffn: 8960,
+        heads: 12,
+        heads_kv: 2,
+        head_dim: 128,
         vocab: 151_936,
         context: 32_768,
         rope_base: 1_000_000,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use clap::Parser;
-use fornax::{Code, Completion, Error, Fornax, OpenOptions, Request};
+use fornax::{Code, Completion, Error, Fornax, OpenOptions, Request, RingOptions};
 use fornax_private::audit::audit;
 use fornax_private::frame::Party;
 use fornax_private::{ClientOptions, Parties, ServerOptions, Snapshot, Stats, Transcript, claim, server_tls};
@@ -56,7 +56,9 @@ fn serve_party(args: &PrivateServe) -> anyhow::Result<()> {
         record: args.record.clone(),
         ..ServerOptions::new(party)
     };
-    let server = fornax::serve_private(&path, device::named(&args.device)?, args.threads, listener, options)?;
+    let kernel_folder = locate::cache_dir().ok().map(|cache| cache.join("kernels"));
+    let ring = RingOptions { threads: args.threads, kernel_folder };
+    let server = fornax::serve_private(&path, device::named(&args.device)?, ring, listener, options)?;
     if args.demo_single_host {
         writeln!(io::stderr(), "{}", claim::SINGLE_HOST)?;
     }

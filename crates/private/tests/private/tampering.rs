@@ -87,15 +87,14 @@ fn a_replayed_answer_under_the_right_counter_is_found() {
 
 #[test]
 fn reordered_answers_are_found() {
-    // Only party 1 has several answers under way.
-    let mut held: Option<Vec<u8>> = None;
-    let swap = move |number: usize, frame: Vec<u8>| match number {
-        12 => {
-            held = Some(frame);
-            Action::Send(Vec::new())
+    // Only party 1 has several answers under way, and that from the second step on.
+    let (mut held, step) = (Vec::new(), rounds(CASE));
+    let swap = move |number: usize, frame: Vec<u8>| {
+        if number == step + 3 {
+            held = frame;
+            return Action::Send(Vec::new());
         }
-        13 => Action::Send([frame, held.take().unwrap()].concat()),
-        _ => Action::Send(frame),
+        Action::Send(if number == step + 4 { [frame, std::mem::take(&mut held)].concat() } else { frame })
     };
     check(1, swap, "party 1 broke the protocol");
 }
