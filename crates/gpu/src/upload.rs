@@ -2,25 +2,26 @@
 //! while the next are gathered, and packed into their planes by a kernel (`pack.cu`).
 
 use std::rc::Rc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use fornax_compute::{Error, Part};
 
 use crate::cuda::Cuda;
-use crate::driver::{Arg, Device, Event, Pinned};
+use crate::driver::{Arg, Device, Event, Pinned, PinnedSource};
 use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
 
-/// Pinning takes 0.2 to 0.3 s for each gigabyte: little is pinned, and used again and again. Two are enough, one for the
-/// threads and one for the copy; the larger they are, the less often threads start.
-const SLOTS: usize = 2;
-const SLOT_BYTES: usize = 32 << 20;
+/// Pinning takes 0.2 to 0.3 s for each gigabyte: little is pinned, and used again and again. Two would be enough, one for the
+/// threads and one for the copy; with four neither waits for the other.
+const SLOTS: usize = 4;
+const SLOT_BYTES: usize = 16 << 20;
 // What was copied waits to be packed where attention has its partial results: no step runs while a weight is uploaded.
 const _: () = assert!(SLOTS * SLOT_BYTES <= PARTIALS_BYTES as usize);
 /// Beyond this many threads the copy is the slowest.
 const THREADS_MAX: usize = 12;
-/// Less than this is gathered sooner than a thread starts.
-const THREAD_BYTES: usize = 512 << 10;
+/// Less than this is gathered sooner than a thread starts: twelve of them take half a millisecond.
+const THREAD_BYTES: usize = 2 << 20;
 /// Rows that a launch packs at most: as many as a grid has, 16 at a time.
 const ROWS_MAX: usize = 1 << 19;
 
@@ -73,38 +74,132 @@ pub(crate) fn packer(format: Format) -> Key {
 impl Cuda {
     /// Sends the stored rows of a weight's parts to their planes.
     pub(crate) fn send(&self, ring: &mut Ring, weight: &Weight, parts: &[Part<'_>]) -> Result<(), Error> {
-        for part in &weight.parts {
-            let rows = Stored::new(parts, part);
-            let at_once = SLOT_BYTES / rows.row_bytes.max(1) / TILE_ROWS * TILE_ROWS;
-            let at_once = at_once.clamp(TILE_ROWS, ROWS_MAX);
-            assert!(at_once * rows.row_bytes <= SLOT_BYTES, "16 rows of {} bytes", rows.row_bytes);
-            let function = self.programs.function(&packer(part.format), "pack")?;
-            for start in (0..part.rows).step_by(at_once) {
-                let count = at_once.min(part.rows - start);
-                let bytes = count * rows.row_bytes;
-                let slot = ring.next;
-                ring.next = (slot + 1) % SLOTS;
-                let (pinned, event) = &mut ring.slots[slot];
+        weight.parts.iter().try_for_each(|part| self.send_part(ring, weight, part, &Stored::new(parts, part)))
+    }
+
+    fn send_part(
+        &self,
+        ring: &mut Ring,
+        weight: &Weight,
+        part: &WeightPart,
+        rows: &Stored<'_>,
+    ) -> Result<(), Error> {
+        let at_once = SLOT_BYTES / rows.row_bytes.max(1) / TILE_ROWS * TILE_ROWS;
+        let at_once = at_once.clamp(TILE_ROWS, ROWS_MAX);
+        assert!(at_once * rows.row_bytes <= SLOT_BYTES, "16 rows of {} bytes", rows.row_bytes);
+        let function = self.programs.function(&packer(part.format), "pack")?;
+        let pack = |slot: usize, source: PinnedSource, start: usize, count: usize| {
+            let staged = self.partials.pointer() + (slot * SLOT_BYTES) as u64;
+            self.device.write_from("upload", staged, source, 0, count * rows.row_bytes)?;
+            let device_part = weight.device_part_from(part, start / TILE_ROWS);
+            let stored = StoredRows {
+                stored: staged,
+                bytes: int(rows.row_bytes),
+                rows: int(count),
+                columns: int(part.columns),
+                pad: 0,
+            };
+            let args =
+                [Arg::Struct(bytemuck::bytes_of(&device_part)), Arg::Struct(bytemuck::bytes_of(&stored))];
+            let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
+            self.launch("upload", function, grid, (64, 0), &args)
+        };
+        let threads = (part.rows * rows.row_bytes / THREAD_BYTES).clamp(1, ring.threads);
+        let first_slot = ring.next;
+        ring.next = (first_slot + part.rows.div_ceil(at_once)) % SLOTS;
+        let mut slots: Vec<(&mut [u8], PinnedSource, &Event)> = Vec::new();
+        for (pinned, event) in &mut ring.slots {
+            let (bytes, source) = pinned.split();
+            slots.push((&mut bytes[..at_once * rows.row_bytes], source, event));
+        }
+        slots.rotate_left(first_slot);
+        let (sources, mut rooms): (Vec<_>, Vec<_>) =
+            slots.into_iter().map(|(bytes, source, event)| ((source, event), bytes)).unzip();
+        std::thread::scope(|scope| {
+            let mut gatherer = Gatherer::new(scope, rows, threads, at_once, &mut rooms);
+            for (index, start) in (0..part.rows).step_by(at_once).enumerate() {
+                let (at, count) = (index % SLOTS, at_once.min(part.rows - start));
+                let (source, event) = sources[at];
                 event.wait("upload")?;
-                gather(&rows, start, ring.threads, &mut pinned.bytes_mut()[..bytes]);
-                let staged = self.partials.pointer() + (slot * SLOT_BYTES) as u64;
-                self.device.write_pinned("upload", staged, pinned, 0, bytes)?;
-                let device_part = weight.device_part_from(part, start / TILE_ROWS);
-                let stored = StoredRows {
-                    stored: staged,
-                    bytes: int(rows.row_bytes),
-                    rows: int(count),
-                    columns: int(part.columns),
-                    pad: 0,
-                };
-                let args =
-                    [Arg::Struct(bytemuck::bytes_of(&device_part)), Arg::Struct(bytemuck::bytes_of(&stored))];
-                let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
-                self.launch("upload", function, grid, (64, 0), &args)?;
+                gatherer.gather(at, start, count);
+                pack((first_slot + at) % SLOTS, source, start, count)?;
                 event.record()?;
             }
+            Ok(())
+        })
+    }
+}
+
+/// Threads that gather rows into slots, each its own stretch of every slot. Dropped, they end.
+struct Gatherer<'s, 'r> {
+    rows: &'r Stored<'r>,
+    /// Rows of a stretch.
+    each: usize,
+    /// (slot, stretch) where nobody writes to it.
+    stretches: Vec<Vec<Option<&'s mut [u8]>>>,
+    jobs: Vec<Sender<Job<'s>>>,
+    done: Receiver<Job<'s>>,
+}
+
+/// Rows from `first` on, as many as `to` holds whole ones of and `count` says.
+struct Job<'s> {
+    slot: usize,
+    stretch: usize,
+    first: usize,
+    count: usize,
+    to: &'s mut [u8],
+}
+
+impl<'s, 'r> Gatherer<'s, 'r> {
+    fn new<'scope>(
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        rows: &'r Stored<'r>,
+        threads: usize,
+        at_once: usize,
+        rooms: &'s mut [&mut [u8]],
+    ) -> Gatherer<'s, 'r>
+    where
+        's: 'scope,
+        'r: 'scope,
+    {
+        let each = at_once.div_ceil(threads);
+        let bytes = (each * rows.row_bytes).max(1);
+        let stretches = rooms.iter_mut().map(|room| room.chunks_mut(bytes).map(Some).collect()).collect();
+        let (sender, done) = channel();
+        // The caller's is the first stretch.
+        let jobs = (1..threads).map(|_| {
+            let (job_sender, jobs) = channel::<Job<'s>>();
+            let sender = sender.clone();
+            scope.spawn(move || {
+                for job in jobs {
+                    rows.copy(job.first, job.count, job.to);
+                    // Nobody waits for it any more after an error.
+                    sender.send(job).ok();
+                }
+            });
+            job_sender
+        });
+        Gatherer { rows, each, stretches, jobs: jobs.collect(), done }
+    }
+
+    /// Copies rows one behind the other into a slot.
+    fn gather(&mut self, slot: usize, start: usize, count: usize) {
+        let mut waiting = 0;
+        for stretch in (1..count.div_ceil(self.each)).rev() {
+            let first = stretch * self.each;
+            let to = self.stretches[slot][stretch].take().expect("nobody writes to it");
+            let count = self.each.min(count - first);
+            let job = Job { slot, stretch, first: start + first, count, to };
+            self.jobs[stretch - 1].send(job).expect("threads wait for jobs until the last");
+            waiting += 1;
         }
-        Ok(())
+        if let Some(Some(to)) = self.stretches[slot].first_mut() {
+            self.rows.copy(start, self.each.min(count), to);
+        }
+        for _ in 0..waiting {
+            let Job { slot, stretch, to, .. } = self.done.recv().expect("threads answer every job");
+            self.stretches[slot][stretch] = Some(to);
+        }
     }
 }
 
@@ -137,6 +232,18 @@ impl<'a> Stored<'a> {
         self.run(row, 1)
     }
 
+    /// Copies `count` output rows from `first` on to the beginning of `to`.
+    fn copy(&self, mut first: usize, count: usize, to: &mut [u8]) {
+        let mut to = &mut to[..count * self.row_bytes];
+        while !to.is_empty() {
+            let run = self.run(first, to.len() / self.row_bytes).expect("below the part's rows");
+            let (here, rest) = to.split_at_mut(run.len());
+            here.copy_from_slice(run);
+            first += run.len() / self.row_bytes;
+            to = rest;
+        }
+    }
+
     /// The bytes of output rows from `row` on that lie behind each other in their tensor: at least one row, at most `most`.
     fn run(&self, row: usize, most: usize) -> Option<&'a [u8]> {
         if row >= self.rows {
@@ -150,37 +257,6 @@ impl<'a> Stored<'a> {
         };
         Some(&part.view.bytes[stored * self.row_bytes..][..count * self.row_bytes])
     }
-}
-
-/// Copies rows from `start` on, one behind the other, as many as `room` holds.
-fn gather(rows: &Stored<'_>, start: usize, threads: usize, room: &mut [u8]) {
-    if room.is_empty() {
-        return;
-    }
-    let count = room.len() / rows.row_bytes;
-    let threads = (room.len() / THREAD_BYTES).clamp(1, threads);
-    let each = count.div_ceil(threads);
-    let work = |mut first: usize, mut room: &mut [u8]| {
-        while !room.is_empty() {
-            let run = rows.run(first, room.len() / rows.row_bytes).expect("below the part's rows");
-            let (here, rest) = room.split_at_mut(run.len());
-            here.copy_from_slice(run);
-            first += run.len() / rows.row_bytes;
-            room = rest;
-        }
-    };
-    std::thread::scope(|scope| {
-        let parts = room.chunks_mut(each * rows.row_bytes);
-        let last = parts.len() - 1;
-        for (index, room) in parts.enumerate() {
-            let first = start + index * each;
-            if index == last {
-                work(first, room);
-            } else {
-                scope.spawn(move || work(first, room));
-            }
-        }
-    });
 }
 
 #[cfg(test)]
@@ -208,12 +284,21 @@ mod tests {
         assert_eq!(stored.row(79), Some(row(79)));
         assert_eq!(stored.row(80), None);
         let wanted: Vec<u8> = (0..48).rev().chain(48..80).flat_map(|index| row(index).to_vec()).collect();
-        for threads in [1, 2, 3, 8] {
-            for start in [0, 16, 64] {
-                let mut room = vec![0xaa; (rows - start) * bytes_each];
-                gather(&stored, start, threads, &mut room);
-                assert!(room == wanted[start * bytes_each..], "{threads} threads from row {start}");
-            }
+        let at_once = 32;
+        for threads in [1, 2, 3, 8, 40] {
+            let mut rooms = [vec![0xaa; at_once * bytes_each], vec![0xaa; at_once * bytes_each]];
+            let [even, odd] = &mut rooms;
+            let mut slots = [&mut even[..], &mut odd[..]];
+            std::thread::scope(|scope| {
+                let mut gatherer = Gatherer::new(scope, &stored, threads, at_once, &mut slots);
+                // The last is half full, in the slot of the first.
+                for (index, start) in [0, 32, 64].into_iter().enumerate() {
+                    gatherer.gather(index % 2, start, at_once.min(rows - start));
+                }
+            });
+            assert!(even[..16 * bytes_each] == wanted[64 * bytes_each..], "{threads} threads");
+            assert!(even[16 * bytes_each..] == wanted[16 * bytes_each..32 * bytes_each], "{threads} threads");
+            assert!(odd == &wanted[32 * bytes_each..64 * bytes_each], "{threads} threads");
         }
     }
 }

@@ -214,6 +214,19 @@ impl Device {
         at: usize,
         bytes: usize,
     ) -> Result<(), Error> {
+        let source = PinnedSource { start: from.start, bytes: from.bytes };
+        self.write_from(operation, to, source, at, bytes)
+    }
+
+    /// The same from memory whose bytes somebody else holds; he leaves these alone.
+    pub(crate) fn write_from(
+        &self,
+        operation: &'static str,
+        to: u64,
+        from: PinnedSource,
+        at: usize,
+        bytes: usize,
+    ) -> Result<(), Error> {
         assert!(at + bytes <= from.bytes, "{bytes} bytes at {at} of {} pinned ones", from.bytes);
         if bytes == 0 {
             return Ok(());
@@ -418,6 +431,13 @@ impl Drop for Module {
     }
 }
 
+/// Pinned memory as copies see it, while its bytes are in others' hands. It must not outlive them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PinnedSource {
+    start: *mut u8,
+    bytes: usize,
+}
+
 /// Host memory that the device reads and writes by itself.
 #[derive(Debug)]
 pub(crate) struct Pinned {
@@ -436,6 +456,12 @@ impl Pinned {
         // SAFETY: `bytes` writable bytes, from now on initialised.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Pinned { start, bytes, _device: Rc::clone(device) })
+    }
+
+    /// Its bytes to write, and what the device copies from: nobody writes what a copy in flight reads.
+    pub(crate) fn split(&mut self) -> (&mut [u8], PinnedSource) {
+        let source = PinnedSource { start: self.start, bytes: self.bytes };
+        (self.bytes_mut(), source)
     }
 
     /// To be read when nothing in flight writes it: behind an event.

@@ -4,5 +4,7 @@ mod cuda;
 mod nvrtc;
 
 pub use cuda::Found;
-pub(crate) use cuda::{Arg, Device, Event, Function, Graph, Launch, Module, Pinned, probe, version_words};
+pub(crate) use cuda::{
+    Arg, Device, Event, Function, Graph, Launch, Module, Pinned, PinnedSource, probe, version_words,
+};
 pub(crate) use nvrtc::{Source, compile, version};
