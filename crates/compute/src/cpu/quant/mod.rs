@@ -44,7 +44,7 @@ pub(crate) use float::{dot_f32, f32_kernels};
 pub(crate) use lanes::Lanes;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
-pub(crate) use packed::{GROUP, Kernels, PANEL_BLOCK_BYTES, WIDTHS, store_block};
+pub(crate) use packed::{AHEAD_BYTES, GROUP, Kernels, PANEL_BLOCK_BYTES, WIDTHS, store_block};
 pub use simd::Simd;
 
 use fornax_format::DType;

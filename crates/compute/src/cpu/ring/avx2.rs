@@ -4,6 +4,7 @@
 use core::arch::x86_64::*;
 
 use super::{GROUP, Kernel, QUAD, QUAD_BYTES, half_limbs};
+use crate::cpu::quant::AHEAD_BYTES;
 
 pub(super) const KERNEL: Kernel =
     Kernel { limbs: half_limbs, tiles: [tile::<6>, tile::<4>, tile::<2>, tile::<1>] };
@@ -46,6 +47,11 @@ unsafe fn sums<const WIDTH: usize, const PARTS: usize>(
     for weights in group {
         // SAFETY: 16 bytes at a multiple of 16 below 64; the panel has 2 limbs of 8 bytes for each row and quad.
         unsafe {
+            // Few rows wait for memory. Asking never faults, also beyond the weight; the other registers' rows are in the
+            // same line.
+            if first == 0 && WIDTH <= 2 {
+                _mm_prefetch::<_MM_HINT_T0>(weights.as_ptr().wrapping_add(AHEAD_BYTES).cast());
+            }
             for (part, sums) in sums.iter_mut().enumerate() {
                 let weights = weights.as_ptr().add((first + part) * ROWS * QUAD);
                 let weights = _mm256_cvtepi8_epi16(_mm_loadu_si128(weights.cast()));

@@ -4,6 +4,7 @@ use core::arch::asm;
 use core::arch::x86_64::*;
 
 use super::{GROUP, Kernel, QUAD, QUAD_BYTES};
+use crate::cpu::quant::AHEAD_BYTES;
 
 pub(super) const KERNEL: Kernel = Kernel { limbs, tiles: [tile::<6>, tile::<4>, tile::<2>, tile::<1>] };
 
@@ -42,6 +43,10 @@ unsafe fn sums<const WIDTH: usize>(
     for weights in group {
         // SAFETY: 64 bytes of a group; the panel has 4 limbs of 4 bytes for each row and quad.
         unsafe {
+            // Few rows wait for memory. Asking never faults, also beyond the weight.
+            if WIDTH <= 2 {
+                _mm_prefetch::<_MM_HINT_T0>(weights.as_ptr().wrapping_add(AHEAD_BYTES).cast());
+            }
             let weights = _mm512_loadu_si512(weights.as_ptr().cast());
             for (row, sums) in sums.iter_mut().enumerate() {
                 for (limb, sum) in sums.iter_mut().enumerate() {
