@@ -119,10 +119,13 @@ fn what_would_fit_is_said_and_does() {
 pub(crate) fn without_numbers(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {
-        let words = line
-            .split(' ')
-            .filter(|word| !word.is_empty())
-            .map(|word| if word.parse::<f64>().is_ok() { "#" } else { word });
+        let is_number = |word: &str| word.parse::<f64>().is_ok();
+        let words =
+            line.split(' ').filter(|word| !word.is_empty()).map(|word| match word.strip_prefix('(') {
+                Some(inside) if is_number(inside) => "(#",
+                _ if is_number(word) => "#",
+                _ => word,
+            });
         out.push_str(&words.collect::<Vec<_>>().join(" "));
         out.push('\n');
     }
