@@ -253,15 +253,16 @@ impl Store {
     /// count, and only a queue that looks full is counted again.
     async fn make_room(&self, model: &str) -> Result<(), Error> {
         let max = self.inner.options.queue_max;
-        let known = {
+        {
             let mut waiting = self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = waiting.iter_mut().find(|known| known.model == model);
-            known.filter(|known| known.counted.elapsed() < COUNT_AGE && known.count < max).map(|known| {
+            if let Some(known) = waiting.iter_mut().find(|known| known.model == model && known.count < max) {
                 known.count += 1;
-            })
-        };
-        if known.is_some() {
-            return Ok(());
+                if known.counted.elapsed() < COUNT_AGE {
+                    return Ok(());
+                }
+                // Whoever comes first counts again; the others go by the old count meanwhile.
+                known.counted = Instant::now();
+            }
         }
         let statement = "SELECT COUNT(*) AS count FROM jobs WHERE model = $1 AND state = 0";
         let row = sqlx::query(statement).bind(model).fetch_one(&self.inner.reader).await?;
