@@ -116,13 +116,15 @@ pub struct Job {
     pub execution_us: i64,
     /// The envelope of its result or failure.
     pub output: Option<String>,
+    /// How many items a batch has.
+    pub items: Option<i64>,
 }
 
 /// All columns that a [`Job`] is made of; a macro, so that every statement is one literal.
 macro_rules! columns {
     () => {
         "id, model, state, priority, input, webhook, ttl_ms, execution_timeout_ms, created_us, started_us, \
-         finished_us, execution_us, attempts, retries, output"
+         finished_us, execution_us, attempts, retries, output, items"
     };
 }
 pub(crate) use columns;
@@ -147,6 +149,7 @@ impl Job {
             finished_us: row.try_get("finished_us")?,
             execution_us: row.try_get("execution_us")?,
             output: row.try_get("output")?,
+            items: row.try_get("items")?,
         })
     }
 

@@ -240,7 +240,7 @@ impl Store {
         let fingerprint = fingerprint(&job);
         let (reply, replied) = oneshot::channel();
         let gone = || Error::Database("the store is closed".to_owned());
-        let submission = Submission { id: random_word(), fingerprint, job, reply };
+        let submission = Submission { id: self.job_id(), fingerprint, job, reply };
         self.inner.submissions.send(submission).await.map_err(|_| gone())?;
         let submitted = replied.await.map_err(|_| gone())??;
         if submitted.is_new {
@@ -276,6 +276,13 @@ impl Store {
         Ok(())
     }
 
+    /// A name for a job: its time, then 128 random bits, so that nobody guesses another's. The time comes first because an
+    /// index of random names is written all over, every new row on another page.
+    fn job_id(&self) -> String {
+        let milliseconds = self.inner.clock.now_us() / 1000;
+        format!("{milliseconds:012x}{}", random_word())
+    }
+
     /// A job by its id.
     pub async fn get(&self, id: &str) -> Result<Option<Job>, Error> {
         let statement = concat!("SELECT ", columns!(), " FROM jobs WHERE id = $1");
@@ -294,7 +301,7 @@ impl Store {
     ) -> Result<Vec<Job>, Error> {
         let statement = "SELECT id, model, state, priority, CAST('' AS TEXT) AS input, webhook, ttl_ms, \
              execution_timeout_ms, created_us, started_us, finished_us, execution_us, attempts, retries, \
-             CASE WHEN state = 2 THEN NULL ELSE output END AS output FROM jobs WHERE model = $1 \
+             CASE WHEN state = 2 THEN NULL ELSE output END AS output, items FROM jobs WHERE model = $1 \
              AND ($2 = '' OR owner = $2) AND ($3 < 0 OR state = $3) ORDER BY created_us DESC LIMIT $4";
         let state = state.map_or(-1, State::number);
         let rows = sqlx::query(statement).bind(model).bind(owner.unwrap_or_default()).bind(state).bind(most);
@@ -453,6 +460,12 @@ impl Store {
         let statement = "SELECT n, body FROM chunks WHERE job_id = $1 AND item = 1 ORDER BY n";
         let rows = sqlx::query(statement).bind(id).fetch_all(&self.inner.reader).await?;
         rows.iter().map(read_chunk).collect()
+    }
+
+    /// How many items of a batch are finished.
+    pub async fn items_done(&self, id: &str) -> Result<i64, Error> {
+        let statement = "SELECT COUNT(*) AS count FROM chunks WHERE job_id = $1 AND item = 1";
+        Ok(sqlx::query(statement).bind(id).fetch_one(&self.inner.reader).await?.try_get("count")?)
     }
 
     /// The parts that were not handed out by this before: each is handed out once, as RunPod's clients expect.
@@ -887,7 +900,7 @@ async fn newest_us(pool: &AnyPool) -> Result<i64, Error> {
     Ok(row.map(|row| row.try_get("created_us")).transpose()?.unwrap_or(0))
 }
 
-/// 128 random bits in hexadecimal: nobody guesses another's job.
+/// 128 random bits in hexadecimal: nobody guesses another's.
 pub(crate) fn random_word() -> String {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system has random numbers");

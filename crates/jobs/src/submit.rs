@@ -81,7 +81,8 @@ async fn write(inner: &Inner, batch: &[Submission]) -> Result<Vec<Result<Submitt
         let expires = job.policy.ttl_ms.map_or(i64::MAX, |ttl| now.saturating_add(ttl.saturating_mul(1000)));
         let statement = "INSERT INTO jobs (id, model, owner, idempotency_key, fingerprint, state, priority, input, \
              webhook, ttl_ms, execution_timeout_ms, created_us, not_before_us, expires_us, execution_us, attempts, \
-             retries, beat, streamed) VALUES ($1, $2, $3, $4, $5, 0, $6, $7, $8, $9, $10, $11, $11, $12, 0, 0, 0, 0, 0) \
+             retries, beat, streamed, items) \
+             VALUES ($1, $2, $3, $4, $5, 0, $6, $7, $8, $9, $10, $11, $11, $12, 0, 0, 0, 0, 0, $13) \
              ON CONFLICT DO NOTHING";
         let insert = sqlx::query(statement)
             .bind(id)
@@ -95,7 +96,8 @@ async fn write(inner: &Inner, batch: &[Submission]) -> Result<Vec<Result<Submitt
             .bind(job.policy.ttl_ms)
             .bind(job.policy.execution_timeout_ms)
             .bind(now)
-            .bind(expires);
+            .bind(expires)
+            .bind(job.input["items"].as_array().and_then(|items| i64::try_from(items.len()).ok()));
         if insert.execute(&mut *change).await?.rows_affected() > 0 {
             let statement =
                 "INSERT INTO events (job_id, at_us, event, attempt) VALUES ($1, $2, 'submitted', 0)";

@@ -81,7 +81,7 @@ fn a_job_is_completed_once_by_who_holds_it() {
         |_| {},
         async |store, _| {
             let id = submit(&store, new(json!({"prompt": "a\u{0}b"}))).await;
-            assert_eq!(id.len(), 32);
+            assert_eq!(id.len(), 12 + 32);
             let first = claim(&store).await;
             assert_eq!((first.job.state, first.job.attempts), (State::Running, 1));
             assert_eq!(

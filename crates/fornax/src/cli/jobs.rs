@@ -112,31 +112,26 @@ fn batch(args: &JobsSubmit) -> anyhow::Result<Value> {
     Ok(Value::Object(input))
 }
 
-/// Waits for jobs one after the other, shows how many parts of each are there, and prints how each stands.
+/// Waits for jobs one after the other, shows how many items of a batch are done, and prints how each stands.
 fn wait(client: &Client, ids: &[String]) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     for id in ids {
         let mut meter = Meter::new(Duration::from_secs(1));
-        let mut parts = 0;
         let status = loop {
-            let status = client.get(&format!("stream/{id}"))?;
-            parts += status["stream"].as_array().map_or(0, Vec::len) as u64;
+            // Not `stream`, whose parts are handed out once: they are another's who reads them.
+            let status = client.get(&format!("status/{id}"))?;
             let word = text(&status["status"]);
             if !matches!(word, "IN_QUEUE" | "IN_PROGRESS") {
                 break status;
             }
-            meter.show(
-                &format!("{word} {}", id.get(..8).unwrap_or(id)),
-                (parts, parts + 1),
-                &format!("{parts} parts"),
-            );
+            let count = |field: &str| status["items"][field].as_u64().unwrap_or(0);
+            let (done, total) = (count("done"), count("total"));
+            // How long a single answer becomes is not known before it ends.
+            let amount = if total > 0 { format!("{done} of {total} items") } else { String::new() };
+            meter.show(&format!("{word} {id}"), (done, total), &amount);
             std::thread::sleep(POLL);
         };
         drop(meter);
-        let mut status = status;
-        if let Some(fields) = status.as_object_mut() {
-            fields.shift_remove("stream");
-        }
         output::json(&status)?;
         if status["output"]["success"] != json!(true) {
             failed.push(format!("{id} {}", status["error"].as_str().unwrap_or(text(&status["status"]))));

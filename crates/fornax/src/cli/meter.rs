@@ -27,14 +27,17 @@ impl Meter {
         Meter { bar, from: Instant::now() + patience, last: None }
     }
 
-    /// `done` of `total` is done of `what`; `amount` says it in words.
+    /// `done` of `total` is done of `what`; `amount` says it in words. Where the total is not known it is 0.
     pub(crate) fn show(&mut self, what: &str, (done, total): (u64, u64), amount: &str) {
         let now = Instant::now();
         if now < self.from {
             return;
         }
         if let Some(bar) = &self.bar {
-            bar.set_length(total);
+            match total {
+                0 => bar.unset_length(),
+                _ => bar.set_length(total),
+            }
             bar.set_position(done);
             bar.set_message(format!("{what} {amount}"));
             return;

@@ -33,6 +33,9 @@ pub(crate) struct JobStatus {
     output: Option<Value>,
     /// What failed, in a line.
     error: Option<String>,
+    /// How far a batch is: {done, total}.
+    #[schema(value_type = Option<Object>)]
+    items: Option<Value>,
 }
 
 /// How a job stands
@@ -48,7 +51,12 @@ pub(crate) async fn status(
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, served) = app.jobs_of(&endpoint)?;
-    Ok(Json(durable.job(&served, &id).await?.status()))
+    let job = durable.job(&served, &id).await?;
+    let mut said = job.status();
+    if let Some(total) = job.items {
+        said["items"] = json!({"done": durable.store.items_done(&id).await?, "total": total});
+    }
+    Ok(Json(said))
 }
 
 /// What became of a job, step by step
