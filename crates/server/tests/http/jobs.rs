@@ -288,7 +288,7 @@ async fn jobs_that_wait_are_cancelled_purged_refused_and_found_again() {
     let status = ended(&world, &hasty).await;
     assert_eq!(
         (&status["status"], &status["output"]["code"]),
-        (&json!("TIMED_OUT"), &json!("TIMED_OUT")),
+        (&json!("TIMED_OUT"), &json!("TTL_EXPIRED")),
         "{status}"
     );
 
