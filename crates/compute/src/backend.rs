@@ -77,6 +77,54 @@ pub struct Linear<'a, M: Memory + ?Sized> {
     pub bias: Option<&'a M::Buf>,
 }
 
+/// How a token's experts are chosen: those with the largest logits; among equal logits those with the lowest numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routing {
+    /// Experts there are.
+    pub experts: usize,
+    /// How many of them a token takes.
+    pub chosen: usize,
+    /// What the weights of the chosen are shares of.
+    pub shares: Shares,
+}
+
+/// What an expert's weight is a share of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shares {
+    /// Softmax over all experts: the weights of the chosen add up to less than one.
+    OfAll,
+    /// Softmax over the chosen experts: their weights add up to one.
+    OfChosen,
+}
+
+/// The weights of a layer's experts, each uploaded by [`upload_experts`](Memory::upload_experts).
+#[derive(Debug)]
+pub struct Experts<'a, M: Memory + ?Sized> {
+    /// How many experts there are.
+    pub count: usize,
+    /// (experts, 2 ffn, hidden): of each expert gate, then up.
+    pub gate_up: &'a M::Weight,
+    /// (experts x 2 ffn)
+    pub gate_up_bias: Option<&'a M::Buf>,
+    /// (experts, hidden, ffn)
+    pub down: &'a M::Weight,
+    /// (experts x hidden)
+    pub down_bias: Option<&'a M::Buf>,
+    /// The activation between them.
+    pub glu: Glu,
+}
+
+/// Room for what experts compute on the way, a row for each expert of each token.
+#[derive(Debug)]
+pub struct ExpertRoom<Buf> {
+    /// (tokens x chosen, hidden)
+    pub rows: Buf,
+    /// (tokens x chosen, 2 ffn)
+    pub gate_up: Buf,
+    /// (tokens x chosen, ffn)
+    pub gated: Buf,
+}
+
 /// What a finished step yields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Output {
@@ -171,6 +219,34 @@ pub trait Backend: Memory {
         kind: Glu,
         gate_up: &Self::Buf,
         out: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// `x` += sigmoid(`gate`) * `y`, row by row. `gate` has one column.
+    fn add_gated(
+        &self,
+        step: &Self::Step,
+        gate: &Self::Buf,
+        y: &Self::Buf,
+        x: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// Chooses each token's experts. `logits` is (tokens, experts). A row of `chosen` is the numbers of the chosen
+    /// experts, ascending, then their weights in the same order; its purpose is one of full precision.
+    fn route(
+        &self,
+        step: &Self::Step,
+        routing: &Routing,
+        logits: &Self::Buf,
+        chosen: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// `residual` += for each token the weighted sum of what its chosen experts make of `x`, added up in the order of
+    /// the experts' numbers. What `room` holds afterwards is nobody's business.
+    fn experts(
+        &self,
+        step: &Self::Step,
+        experts: &Experts<'_, Self>,
+        chosen: &Self::Buf,
+        x: &Self::Buf,
+        room: &mut ExpertRoom<Self::Buf>,
+        residual: &mut Self::Buf,
     ) -> Result<(), Error>;
     /// `out` = the rows of `x` that want logits, in batch order.
     fn gather_wanted(&self, step: &Self::Step, x: &Self::Buf, out: &mut Self::Buf) -> Result<(), Error>;

@@ -24,7 +24,9 @@ mod ring;
 mod sample;
 mod splitmix;
 
-pub use backend::{Attention, Backend, Glu, Heads, Linear, Norm, Output, Rope, Rows};
+pub use backend::{
+    Attention, Backend, ExpertRoom, Experts, Glu, Heads, Linear, Norm, Output, Rope, Routing, Rows, Shares,
+};
 pub use batch::{Batch, Row, Token};
 pub use error::Error;
 pub use kv::{KV_BLOCK, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};

@@ -127,6 +127,10 @@ pub trait Memory {
         let _ = tied;
         self.upload(parts)
     }
+    /// Like [`upload`](Memory::upload), for matrices of which each token is multiplied by a few
+    /// ([`experts`](crate::Backend::experts)). `parts` are those of the first expert, then of the second, and so on:
+    /// every expert has as many, of the same rows.
+    fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Self::Weight, Error>;
     /// Concatenates vectors (norm weights, biases) into one row of f32, whatever their stored type.
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Self::Buf, Error>;
     /// Places values computed on the host (rotary frequencies) as one row of f32.
@@ -149,6 +153,8 @@ pub trait Sizes {
         let _ = tied;
         self.weight_bytes(parts)
     }
+    /// The same for the matrices of all experts, or why they cannot be computed.
+    fn experts_bytes(&self, parts: &[Part<'_>], experts: usize) -> Result<u64, Error>;
     /// Bytes of `rows` x `columns` values.
     fn buf_bytes(&self, purpose: Purpose, rows: usize, columns: usize) -> u64;
     /// Bytes of one page of one group, over all its layers.
@@ -200,6 +206,11 @@ impl<S: Sizes> Memory for Counting<S> {
 
     fn upload_table(&self, parts: &[Part<'_>], tied: bool) -> Result<(), Error> {
         self.count(Purpose::Weights, self.sizes.table_bytes(parts, tied)?);
+        Ok(())
+    }
+
+    fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<(), Error> {
+        self.count(Purpose::Weights, self.sizes.experts_bytes(parts, experts)?);
         Ok(())
     }
 

@@ -416,6 +416,10 @@ impl<S: Sizes> Sizes for Requantized<S> {
         if self.quant.is_none() { self.sizes.table_bytes(parts, tied) } else { self.weight_bytes(parts) }
     }
 
+    fn experts_bytes(&self, parts: &[Part<'_>], experts: usize) -> Result<u64, ComputeError> {
+        if self.quant.is_none() { self.sizes.experts_bytes(parts, experts) } else { self.weight_bytes(parts) }
+    }
+
     fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
         self.sizes.vector_bytes(parts)
     }

@@ -7,15 +7,15 @@ use std::rc::Rc;
 
 use fornax_compute::cpu::{Activations, Cpu};
 use fornax_compute::{
-    Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Linear, Memory, Norm, Output, Part,
-    Purpose, Rope, Row, Rows, SampleFault, SampleRow, Sampled, Token, Usage,
+    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, Memory, Norm,
+    Output, Part, Purpose, Rope, Routing, Row, Rows, SampleFault, SampleRow, Sampled, Token, Usage,
 };
 use fornax_format::View;
 
 use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
-use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, no_experts, split_bytes};
 use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
@@ -355,6 +355,10 @@ impl Memory for Cuda {
         Ok(weight)
     }
 
+    fn upload_experts(&self, _parts: &[Part<'_>], _experts: usize) -> Result<Weight, Error> {
+        Err(no_experts(self.name()))
+    }
+
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
         let mut values = Vec::new();
         for part in parts {
@@ -564,6 +568,26 @@ impl Backend for Cuda {
 
     fn glu(&self, step: &Step, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
         self.op_glu(step.slot(), kind, gate_up, out)
+    }
+
+    fn add_gated(&self, _step: &Step, _gate: &Buf, _y: &Buf, _x: &mut Buf) -> Result<(), Error> {
+        Err(no_experts(self.name()))
+    }
+
+    fn route(&self, _step: &Step, _routing: &Routing, _logits: &Buf, _chosen: &mut Buf) -> Result<(), Error> {
+        Err(no_experts(self.name()))
+    }
+
+    fn experts(
+        &self,
+        _step: &Step,
+        _experts: &Experts<'_, Cuda>,
+        _chosen: &Buf,
+        _x: &Buf,
+        _room: &mut ExpertRoom<Buf>,
+        _residual: &mut Buf,
+    ) -> Result<(), Error> {
+        Err(no_experts(self.name()))
     }
 
     fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {

@@ -5,12 +5,12 @@ use std::cell::RefCell;
 
 use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
-    Attention, Backend, Batch, Error as ComputeError, Glu, Heads, KvGroup, KvLayer, KvSpec, Memory, Norm,
-    Output, Part, Purpose, Rope, Rows, SampleRow, Sizes, Usage,
+    Attention, Backend, Batch, Error as ComputeError, ExpertRoom, Experts, Glu, Heads, KvGroup, KvLayer,
+    KvSpec, Memory, Norm, Output, Part, Purpose, Rope, Routing, Rows, SampleRow, Sizes, Usage,
 };
 
 use crate::Error;
-use crate::error::NAME;
+use crate::error::{NAME, no_experts};
 use crate::quantize::{Matrix, quantize_row};
 
 /// Who multiplies. Matrices are numbered from 0 in the order in which they are added.
@@ -94,6 +94,10 @@ impl<P: Products> Memory for Integer<P> {
     fn upload_table(&self, parts: &[Part<'_>], tied: bool) -> Result<Weight, ComputeError> {
         let product = if tied { Some(self.product(parts)?) } else { None };
         Ok(Weight { table: Some(self.cpu.upload(parts)?), product })
+    }
+
+    fn upload_experts(&self, _parts: &[Part<'_>], _experts: usize) -> Result<Weight, ComputeError> {
+        Err(no_experts())
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<cpu::Buf, ComputeError> {
@@ -272,6 +276,38 @@ impl<P: Products> Backend for Integer<P> {
         self.cpu.glu(step, kind, gate_up, out)
     }
 
+    fn add_gated(
+        &self,
+        step: &cpu::Step,
+        gate: &cpu::Buf,
+        y: &cpu::Buf,
+        x: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        self.cpu.add_gated(step, gate, y, x)
+    }
+
+    fn route(
+        &self,
+        step: &cpu::Step,
+        routing: &Routing,
+        logits: &cpu::Buf,
+        chosen: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        self.cpu.route(step, routing, logits, chosen)
+    }
+
+    fn experts(
+        &self,
+        _step: &cpu::Step,
+        _experts: &Experts<'_, Integer<P>>,
+        _chosen: &cpu::Buf,
+        _x: &cpu::Buf,
+        _room: &mut ExpertRoom<cpu::Buf>,
+        _residual: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        Err(no_experts())
+    }
+
     fn gather_wanted(&self, step: &cpu::Step, x: &cpu::Buf, out: &mut cpu::Buf) -> Result<(), ComputeError> {
         self.cpu.gather_wanted(step, x, out)
     }
@@ -308,6 +344,10 @@ impl Sizes for IntegerSizes {
 
     fn table_bytes(&self, parts: &[Part<'_>], tied: bool) -> Result<u64, ComputeError> {
         Ok(self.0.weight_bytes(parts)? + if tied { self.scales(parts) } else { 0 })
+    }
+
+    fn experts_bytes(&self, _parts: &[Part<'_>], _experts: usize) -> Result<u64, ComputeError> {
+        Err(no_experts())
     }
 
     fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {

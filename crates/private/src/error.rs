@@ -216,6 +216,12 @@ impl Error {
 /// The backend's name in messages.
 pub(crate) const NAME: &str = "private";
 
+/// Why a model of experts is not loaded: whoever multiplies by a chosen expert's weights knows who was chosen.
+pub(crate) fn no_experts() -> fornax_compute::Error {
+    let what = "a mixture of experts (which experts a token takes would tell the servers about the token)";
+    fornax_compute::Error::Unsupported { what: what.to_owned(), backend: NAME }
+}
+
 impl From<Error> for fornax_compute::Error {
     fn from(error: Error) -> fornax_compute::Error {
         let reason = error.to_string();

@@ -11,6 +11,7 @@ use fornax_compute::{Error as ComputeError, KvSpec, Memory, Part, Purpose, Usage
 use sha2::{Digest, Sha256};
 
 use crate::Error;
+use crate::error::no_experts;
 use crate::frame::{FRAME_BYTES_MAX, Shapes, Weights};
 
 /// How weights are quantised, for `info`.
@@ -203,6 +204,10 @@ impl<F: FnMut(usize, Matrix) -> Result<(), ComputeError>> Memory for Collector<F
         if tied { self.upload(parts) } else { Ok(()) }
     }
 
+    fn upload_experts(&self, _parts: &[Part<'_>], _experts: usize) -> Result<(), ComputeError> {
+        Err(no_experts())
+    }
+
     fn upload_vector(&self, _parts: &[Part<'_>]) -> Result<(), ComputeError> {
         Ok(())
     }
@@ -290,6 +295,16 @@ mod tests {
         assert_eq!(quantize_row(&[1.0, f32::INFINITY, 0.0], 100, &mut whole), None);
         assert_eq!(quantize_row(&[1.0, f32::NAN, 0.0], 100, &mut whole), None);
         assert_eq!(quantize_row(&[f32::MIN_POSITIVE / 8.0; 3], 100, &mut whole), Some(0.0));
+    }
+
+    #[test]
+    fn experts_are_refused_because_their_choice_would_be_seen() {
+        let collector = Collector::new(|_, _| Ok(()));
+        assert_eq!(
+            collector.upload_experts(&[], 2).unwrap_err().to_string(),
+            "a mixture of experts (which experts a token takes would tell the servers about the token) is not \
+             available on private"
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@
 
 mod attention;
 mod bench;
+mod experts;
 mod faults;
 mod layer;
 mod linear;
@@ -47,6 +48,8 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::Kv, 0.0),
     (Op::Attention, 1e-7),
     (Op::Glu, 1e-7),
+    (Op::Route, 1e-7),
+    (Op::Experts, 1e-7),
     (Op::Gather, 0.0),
     (Op::Sample, 1e-7),
     (Op::Fault, 0.0),
@@ -74,6 +77,8 @@ pub enum Op {
     Kv,
     Attention,
     Glu,
+    Route,
+    Experts,
     Gather,
     Sample,
     Fault,
@@ -106,6 +111,8 @@ impl fmt::Display for Op {
             Op::Kv => "kv",
             Op::Attention => "attention",
             Op::Glu => "glu",
+            Op::Route => "route",
+            Op::Experts => "experts",
             Op::Gather => "gather",
             Op::Sample => "sample",
             Op::Fault => "fault",
@@ -211,6 +218,7 @@ pub fn run_only<B: Backend, S: Sizes + Clone>(
     };
     linear::cases(&mut suite);
     rows::cases(&mut suite);
+    experts::cases(&mut suite);
     attention::cases(&mut suite);
     sampling::cases(&mut suite);
     faults::cases(&mut suite);
@@ -257,6 +265,20 @@ impl<B: Backend> Suite<'_, B> {
             within(case.op().bound(), &got, &wanted)
         });
         self.conclude(case.op(), case.to_string(), outcome);
+    }
+
+    /// The subject's outputs against a formula's.
+    fn against(
+        &mut self,
+        op: Op,
+        case: impl fmt::Display,
+        wanted: &Table,
+        compute: impl FnOnce(&B) -> Result<Table, Failure>,
+    ) {
+        if self.ops.contains(&op) {
+            let outcome = compute(self.backend).and_then(|got| within(op.bound(), &got, wanted));
+            self.conclude(op, case.to_string(), outcome);
+        }
     }
 
     /// Two ways for the subject to compute the same thing, equal in every bit. Not asked of a backend that promises

@@ -23,6 +23,8 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         suite.compare(Gated { columns, size: 1.0 });
         // exp overflows f32 beyond 88.
         suite.compare(Gated { columns, size: 100.0 });
+        suite.compare(AddGated { columns, size: 1.0 });
+        suite.compare(AddGated { columns, size: 100.0 });
         suite.compare(Gather { columns });
     }
     suite.same_bits("rms_norm 576: 33 rows, and one by one", |backend| {
@@ -167,6 +169,34 @@ impl Case for Gated {
         let mut out = Bench::poisoned(backend, Purpose::Activations, 9, self.columns)?;
         step(backend, &nine_rows(), |step| Ok(backend.glu(step, Glu::Silu, &gate_up.buf, &mut out.buf)?))?;
         out.table(backend)
+    }
+}
+
+struct AddGated {
+    columns: usize,
+    size: f32,
+}
+
+impl fmt::Display for AddGated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sigmoid of one gate, {} columns, gates of {}", self.columns, self.size)
+    }
+}
+
+impl Case for AddGated {
+    fn op(&self) -> Op {
+        Op::Glu
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut random = Random::of(self);
+        let gates: Vec<f32> = random.values(9).iter().map(|gate| self.size * gate).collect();
+        let gate = Bench::filled(backend, Purpose::Logits, 1, &gates)?;
+        let mut rows =
+            |purpose| Bench::filled(backend, purpose, self.columns, &random.values(9 * self.columns));
+        let (y, mut x) = (rows(Purpose::Activations)?, rows(Purpose::Residual)?);
+        step(backend, &nine_rows(), |step| Ok(backend.add_gated(step, &gate.buf, &y.buf, &mut x.buf)?))?;
+        x.table(backend)
     }
 }
 

@@ -350,6 +350,16 @@ impl Weight {
         Ok(Weight { rows, columns, parts: placed, block })
     }
 
+    /// Whether it is `count` matrices of the same rows, stacked part by part.
+    pub(super) fn is_stack_of(&self, count: usize) -> bool {
+        count > 0
+            && self.parts.len().is_multiple_of(count)
+            && self
+                .parts
+                .chunks(self.parts.len() / count)
+                .all(|parts| parts.iter().map(|part| part.rows).sum::<usize>() == self.rows / count)
+    }
+
     pub(super) fn matrix(&self) -> Matrix<'_> {
         Matrix { rows: self.rows, columns: self.columns, parts: &self.parts, bytes: self.block.bytes() }
     }
@@ -401,6 +411,12 @@ fn place(pool: &Pool, part: &Part<'_>, shape: &Shape, bytes: &mut [u8]) {
 }
 
 impl<'a> Matrix<'a> {
+    /// One of `count` matrices that were stacked part by part.
+    pub(super) fn stacked(&self, index: usize, count: usize) -> Matrix<'a> {
+        let parts = self.parts.len() / count;
+        Matrix { rows: self.rows / count, parts: &self.parts[index * parts..][..parts], ..*self }
+    }
+
     /// The bytes of one group of a part.
     pub(super) fn group(&self, part: &WeightPart, group: usize) -> &'a [u8] {
         assert!(group < part.groups(), "group {group} of {} rows", part.rows);
@@ -627,6 +643,10 @@ fn wrong_shape(part: &Part<'_>, wanted: Vec<usize>) -> Error {
 }
 
 impl Sizes for CpuSizes {
+    fn experts_bytes(&self, parts: &[Part<'_>], _experts: usize) -> Result<u64, Error> {
+        self.weight_bytes(parts)
+    }
+
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
         let (mut bytes, mut columns) = (0, None);
         for part in parts {

@@ -12,6 +12,7 @@
 mod attention;
 mod disjoint;
 mod exp;
+mod experts;
 mod glu;
 mod matmul;
 mod memory;
@@ -40,8 +41,8 @@ use step::{Slot, Steps};
 
 use crate::batch::below;
 use crate::{
-    Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output, Part, Purpose, Rope,
-    Rows, SampleRow, SampleScratch, Token, Usage, sample,
+    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output,
+    Part, Purpose, Rope, Routing, Rows, SampleRow, SampleScratch, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -120,6 +121,8 @@ struct Scratch {
     threads: Block,
     /// One for each thread.
     samplers: Vec<SampleScratch>,
+    /// Who goes to which expert.
+    places: experts::Places,
 }
 
 impl Cpu {
@@ -137,6 +140,7 @@ impl Cpu {
             activations: block(ACTIVATION_SCRATCH_BYTES)?,
             threads: block(options.threads.saturating_mul(THREAD_SCRATCH_VALUES * size_of::<f32>()))?,
             samplers: (0..options.threads).map(|_| SampleScratch::default()).collect(),
+            places: experts::Places::default(),
         };
         let steps = Steps::new(&ledger, options.depth.saturating_add(1), options.tokens_max, options.slots)?;
         let pool = Pool::new(options.threads)
@@ -155,6 +159,18 @@ impl Cpu {
     /// The specification: one thread, scalar code, everything else by default.
     pub fn reference(activations: Activations) -> Result<Cpu, Error> {
         Cpu::new(CpuOptions { threads: 1, simd: Simd::Scalar, activations, ..CpuOptions::default() })
+    }
+
+    fn multiplier<'a>(&'a self, panels: &'a mut Block, scratch: &'a mut Block) -> Multiplier<'a> {
+        let CpuOptions { simd, activations, .. } = self.options;
+        Multiplier { pool: &self.pool, simd, activations, panels, scratch }
+    }
+
+    /// The gated activation of whole rows.
+    fn gate(&self, kind: Glu, columns: usize, gate_up: &[f32], out: &mut [f32]) {
+        match kind {
+            Glu::Silu => glu::silu(&self.pool, self.options.simd, columns, gate_up, out),
+        }
     }
 
     /// What it was made with.
@@ -187,6 +203,10 @@ impl Memory for Cpu {
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
         Weight::new(&self.ledger, &self.sizes, &self.pool, parts)
+    }
+
+    fn upload_experts(&self, parts: &[Part<'_>], _experts: usize) -> Result<Weight, Error> {
+        self.upload(parts)
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
@@ -304,13 +324,7 @@ impl Backend for Cpu {
         fits("matmul", "x", x, (count, weight.columns))?;
         fits("matmul", "out", out, (count, weight.rows))?;
         let scratch = &mut *self.scratch.borrow_mut();
-        let mut multiplier = Multiplier {
-            pool: &self.pool,
-            simd: self.options.simd,
-            activations: self.options.activations,
-            panels: &mut scratch.activations,
-            scratch: &mut scratch.threads,
-        };
+        let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
         let (x, out) = (&x.values()[..count * weight.columns], &mut out.values_mut()[..count * weight.rows]);
         multiplier.multiply(weight.matrix(), x, out);
         Ok(())
@@ -434,9 +448,100 @@ impl Backend for Cpu {
         fits("glu", "gate_up", gate_up, (count, 2 * columns))?;
         fits("glu", "out", out, (count, columns))?;
         let out = &mut out.values_mut()[..count * columns];
-        match kind {
-            Glu::Silu => glu::silu(&self.pool, self.options.simd, columns, gate_up.values(), out),
-        }
+        self.gate(kind, columns, gate_up.values(), out);
+        Ok(())
+    }
+
+    fn add_gated(&self, step: &Step, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let (count, columns) = (step.slot().tokens().len(), x.columns);
+        fits("add_gated", "gate", gate, (count, 1))?;
+        fits("add_gated", "y", y, (count, columns))?;
+        fits("add_gated", "x", x, (count, columns))?;
+        let (gate, y) = (gate.values(), y.values());
+        for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |row, x| {
+            let share = 1.0 / (1.0 + exp::exp(-gate[row]));
+            let y = &y[row * columns..][..columns];
+            x.iter_mut().zip(y).for_each(|(x, y)| *x += share * y);
+        });
+        Ok(())
+    }
+
+    fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+        let count = step.slot().tokens().len();
+        fits("route", "logits", logits, (count, routing.experts))?;
+        // Nobody can take more experts than there are.
+        fits("route", "chosen", chosen, (count, 2 * routing.chosen.min(routing.experts)))?;
+        let (logits, columns) = (logits.values(), chosen.columns);
+        for_each_row(&self.pool, &mut chosen.values_mut()[..count * columns], columns, |row, chosen| {
+            experts::route(routing.shares, &logits[row * routing.experts..][..routing.experts], chosen);
+        });
+        Ok(())
+    }
+
+    fn experts(
+        &self,
+        step: &Step,
+        experts: &Experts<'_, Cpu>,
+        chosen: &Buf,
+        x: &Buf,
+        room: &mut ExpertRoom<Buf>,
+        residual: &mut Buf,
+    ) -> Result<(), Error> {
+        let tokens = step.slot().tokens().len();
+        let (hidden, ffn) = (x.columns, room.gated.columns);
+        let each = chosen.columns / 2;
+        fits("experts", "chosen", chosen, (tokens, 2 * each))?;
+        fits("experts", "x", x, (tokens, hidden))?;
+        fits("experts", "residual", residual, (tokens, hidden))?;
+        fits("experts", "rows", &room.rows, (tokens * each, hidden))?;
+        fits("experts", "gate_up room", &room.gate_up, (tokens * each, 2 * ffn))?;
+        fits("experts", "gated room", &room.gated, (tokens * each, ffn))?;
+        let stacks = |operand, weight: &Weight, bias: Option<&Buf>, rows: usize, columns: usize| {
+            let (got, wanted) = ((weight.rows, weight.columns), (experts.count * rows, columns));
+            if got != wanted || !weight.is_stack_of(experts.count) {
+                return Err(Error::OperandShape { operation: "experts", operand, got, wanted });
+            }
+            bias.map_or(Ok(()), |bias| fits("experts", "bias", bias, (1, experts.count * rows)))
+        };
+        stacks("gate_up", experts.gate_up, experts.gate_up_bias, 2 * ffn, hidden)?;
+        stacks("down", experts.down, experts.down_bias, hidden, ffn)?;
+
+        let scratch = &mut *self.scratch.borrow_mut();
+        let places = &mut scratch.places;
+        places.fill(&chosen.values()[..tokens * chosen.columns], each, experts.count)?;
+        let places = &*places;
+        let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
+        let mut multiply = |weight: &Weight, bias: Option<&Buf>, x: &[f32], out: &mut [f32]| {
+            for (expert, rows) in places.taken() {
+                let matrix = weight.matrix().stacked(expert, experts.count);
+                let (x_rows, out_rows) = (
+                    rows.start * matrix.columns..rows.end * matrix.columns,
+                    rows.start * matrix.rows..rows.end * matrix.rows,
+                );
+                let out = &mut out[out_rows];
+                multiplier.multiply(matrix, &x[x_rows], out);
+                if let Some(bias) = bias {
+                    let bias = &bias.row(0)[expert * matrix.rows..][..matrix.rows];
+                    for_each_row(&self.pool, out, matrix.rows, |_, out| add(bias, out));
+                }
+            }
+        };
+        let (pairs, x) = (tokens * each, x.values());
+        let (rows, gate_up) = (room.rows.values_mut(), room.gate_up.values_mut());
+        let (rows, gate_up) = (&mut rows[..pairs * hidden], &mut gate_up[..pairs * 2 * ffn]);
+        let gated = &mut room.gated.values_mut()[..pairs * ffn];
+        for_each_row(&self.pool, rows, hidden, |place, row| {
+            row.copy_from_slice(&x[places.token(place) * hidden..][..hidden]);
+        });
+        multiply(experts.gate_up, experts.gate_up_bias, rows, gate_up);
+        self.gate(experts.glu, ffn, gate_up, gated);
+        multiply(experts.down, experts.down_bias, gated, rows);
+        let chosen = chosen.values();
+        let residual = &mut residual.values_mut()[..tokens * hidden];
+        for_each_row(&self.pool, residual, hidden, |token, residual| {
+            let weights = &chosen[token * 2 * each + each..][..each];
+            experts::combine(places.of(token), weights, rows, residual);
+        });
         Ok(())
     }
 

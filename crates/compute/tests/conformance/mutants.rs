@@ -5,8 +5,8 @@ use std::cell::Cell;
 use fornax_compute::conformance::{self, Op, Report, Subject};
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
-    Attention, Backend, Batch, Error, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output, Part, Purpose, Rope,
-    Rows, SampleRow, Token, Usage,
+    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output,
+    Part, Purpose, Rope, Routing, Rows, SampleRow, Shares, Token, Usage,
 };
 
 use crate::cpu;
@@ -47,6 +47,18 @@ enum Fault {
     BiasOnce,
     /// Gate and up are exchanged.
     GateAndUpSwapped,
+    /// A shared expert counts in full.
+    GateIgnored,
+    /// The weights of the chosen experts are shares of all.
+    SharesOfAll,
+    /// Ties go to the highest numbers.
+    LastOfEqualExperts,
+    /// All tokens get the first one's experts.
+    OneChoice,
+    /// Experts are added up without their weights.
+    ExpertsUnweighed,
+    /// The experts' sum depends on how many tokens there are.
+    ExpertsDependOnBatch,
     /// The first rows are gathered instead of those that want logits.
     GatherFirst,
     /// Grammar masks are not looked at.
@@ -90,6 +102,12 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::OrderIgnored, Op::Matmul),
     (Fault::BiasOnce, Op::Add),
     (Fault::GateAndUpSwapped, Op::Glu),
+    (Fault::GateIgnored, Op::Glu),
+    (Fault::SharesOfAll, Op::Route),
+    (Fault::LastOfEqualExperts, Op::Route),
+    (Fault::OneChoice, Op::Experts),
+    (Fault::ExpertsUnweighed, Op::Experts),
+    (Fault::ExpertsDependOnBatch, Op::Invariance),
     (Fault::GatherFirst, Op::Gather),
     (Fault::MaskIgnored, Op::Sample),
     (Fault::SeedIgnored, Op::Sample),
@@ -173,6 +191,10 @@ impl Memory for Mutant {
             parts.iter_mut().for_each(|part| part.rows = None);
         }
         self.inner.upload(&parts)
+    }
+
+    fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Weight, Error> {
+        self.inner.upload_experts(parts, experts)
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
@@ -367,6 +389,66 @@ impl Backend for Mutant {
         let mut buf = self.inner.alloc(Purpose::Activations, step.tokens, columns)?;
         self.inner.write(&mut buf, 0, &swapped)?;
         self.inner.glu(&step.inner, kind, &buf, out)
+    }
+
+    fn add_gated(&self, step: &Step, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
+        if self.has(Fault::GateIgnored) {
+            return self.inner.add(&step.inner, Rows::Tokens, y, x);
+        }
+        self.inner.add_gated(&step.inner, gate, y, x)
+    }
+
+    fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+        let mut routing = *routing;
+        if self.has(Fault::SharesOfAll) {
+            routing.shares = Shares::OfAll;
+        }
+        self.inner.route(&step.inner, &routing, logits, chosen)?;
+        if !self.has(Fault::LastOfEqualExperts) {
+            return Ok(());
+        }
+        // The mirror image of what the mirror image of the logits gives.
+        let (mut values, experts) = (self.inner.read(logits, 0, step.tokens)?, routing.experts);
+        values.chunks_exact_mut(experts).for_each(<[f32]>::reverse);
+        let mut mirrored = self.inner.alloc(Purpose::Logits, step.tokens, experts)?;
+        self.inner.write(&mut mirrored, 0, &values)?;
+        self.inner.route(&step.inner, &routing, &mirrored, chosen)?;
+        let mut values = self.inner.read(chosen, 0, step.tokens)?;
+        for row in values.chunks_exact_mut(2 * routing.chosen) {
+            let (numbers, weights) = row.split_at_mut(routing.chosen);
+            numbers.iter_mut().for_each(|number| *number = (experts - 1) as f32 - *number);
+            numbers.reverse();
+            weights.reverse();
+        }
+        self.inner.write(chosen, 0, &values)
+    }
+
+    fn experts(
+        &self,
+        step: &Step,
+        experts: &Experts<'_, Mutant>,
+        chosen: &Buf,
+        x: &Buf,
+        room: &mut ExpertRoom<Buf>,
+        residual: &mut Buf,
+    ) -> Result<(), Error> {
+        let mut values = self.inner.read(chosen, 0, step.tokens)?;
+        let columns = values.len() / step.tokens;
+        let first = values[..columns].to_vec();
+        for row in values.chunks_exact_mut(columns) {
+            match self.fault {
+                Fault::OneChoice => row.copy_from_slice(&first),
+                Fault::ExpertsUnweighed => row[columns / 2..].fill(1.0),
+                _ => {}
+            }
+        }
+        let mut chosen = self.inner.alloc(Purpose::Residual, step.tokens, columns)?;
+        self.inner.write(&mut chosen, 0, &values)?;
+        let Experts { count, gate_up, gate_up_bias, down, down_bias, glu } = *experts;
+        let inner = Experts { count, gate_up, gate_up_bias, down, down_bias, glu };
+        self.inner.experts(&step.inner, &inner, &chosen, x, room, residual)?;
+        let nudged = self.has(Fault::ExpertsDependOnBatch) && step.tokens > 1;
+        if nudged { self.nudge(residual, step.tokens) } else { Ok(()) }
     }
 
     fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {

@@ -21,6 +21,10 @@ impl Sizes for Floats {
         Ok(parts.iter().map(|part| part.view.bytes.len() as u64).sum())
     }
 
+    fn experts_bytes(&self, parts: &[Part<'_>], _: usize) -> Result<u64, ComputeError> {
+        self.weight_bytes(parts)
+    }
+
     fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
         Ok(parts.iter().map(|part| 4 * part.view.values() as u64).sum())
     }

@@ -1,0 +1,328 @@
+//! Experts: which are chosen with what weights, and the weighted sum of what they compute, against plain formulas in
+//! f64.
+
+use std::fmt;
+
+use fornax_format::DType;
+
+use crate::cpu::expand_rows;
+use crate::{Backend, ExpertRoom, Experts, Glu, Part, Purpose, Routing, Shares};
+
+use super::bench::{Bench, Table, batch, step};
+use super::random::{Random, Stored};
+use super::{Failure, Op, Suite};
+
+pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
+    for shares in [Shares::OfAll, Shares::OfChosen] {
+        for (experts, chosen) in [(1, 1), (4, 4), (8, 2), (60, 4), (128, 8), (300, 1)] {
+            for (tokens, logits) in [
+                (1, Logits::Usual),
+                (33, Logits::Usual),
+                (9, Logits::Ties),
+                (5, Logits::Equal),
+                (5, Logits::Large),
+            ] {
+                let route = Route { routing: Routing { experts, chosen, shares }, tokens, logits };
+                let wanted = route.formula();
+                suite.against(Op::Route, &route, &wanted.1, |backend| route.compute(backend, &wanted.0));
+            }
+        }
+    }
+    let usual = Mixture {
+        experts: 8,
+        chosen: 2,
+        tokens: 7,
+        hidden: 96,
+        ffn: 64,
+        dtypes: [DType::F32; 3],
+        bias: false,
+        choice: Choice::Spread,
+    };
+    for tokens in [1, 2, 7, 33] {
+        for (experts, chosen) in [(1, 1), (4, 4), (8, 2), (40, 6)] {
+            suite.mixture(Mixture { experts, chosen, tokens, ..usual });
+        }
+        suite.mixture(Mixture { tokens, choice: Choice::Crowded, ..usual });
+        suite.mixture(Mixture { tokens, bias: true, ..usual });
+    }
+    for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q5_1] {
+        suite.mixture(Mixture { dtypes: [dtype; 3], tokens: 5, ..usual });
+    }
+    let wide = Mixture { hidden: 256, ffn: 256, ..usual };
+    for dtypes in
+        [[DType::Q4_K; 3], [DType::Q4_K, DType::Q6_K, DType::Q5_K], [DType::Q8_0, DType::BF16, DType::Q4_K]]
+    {
+        suite.mixture(Mixture { dtypes, bias: true, ..wide });
+    }
+    for mixture in [Mixture { tokens: 40, ..usual }, Mixture { tokens: 40, dtypes: [DType::Q4_K; 3], ..wide }]
+    {
+        suite.same_bits(format_args!("{mixture}: all tokens, and one by one"), |backend| {
+            let mut alone = Table::new(mixture.hidden);
+            for token in 0..mixture.tokens {
+                alone.append(mixture.compute(backend, token..token + 1)?);
+            }
+            Ok((mixture.compute(backend, 0..mixture.tokens)?, alone))
+        });
+    }
+}
+
+impl<B: Backend> Suite<'_, B> {
+    fn mixture(&mut self, mixture: Mixture) {
+        let wanted = mixture.formula();
+        self.against(Op::Experts, mixture, &wanted, |backend| mixture.compute(backend, 0..mixture.tokens));
+    }
+}
+
+/// What the logits of a token are.
+#[derive(Clone, Copy, Debug)]
+enum Logits {
+    Usual,
+    /// Among a few values, zeros of both signs among them.
+    Ties,
+    Equal,
+    /// Beyond what exp takes.
+    Large,
+}
+
+struct Route {
+    routing: Routing,
+    tokens: usize,
+    logits: Logits,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Routing { experts, chosen, shares } = self.routing;
+        write!(
+            f,
+            "{chosen} of {experts} experts, {shares:?}, {} tokens, {:?} logits",
+            self.tokens, self.logits
+        )
+    }
+}
+
+impl Route {
+    fn logits(&self) -> Vec<f32> {
+        let mut random = Random::of(self);
+        let logit = |_| match self.logits {
+            Logits::Usual => 3.0 * random.value(),
+            Logits::Ties => [-1.0, -0.0, 0.0, 0.0, 2.0][random.below(5)],
+            Logits::Equal => 0.25,
+            Logits::Large => 200.0 * random.value(),
+        };
+        (0..self.tokens * self.routing.experts).map(logit).collect()
+    }
+
+    /// The numbers and the weights of the chosen.
+    fn formula(&self) -> (Vec<f32>, Table) {
+        let Routing { experts, chosen, shares } = self.routing;
+        let (mut numbers, mut weights) = (Vec::new(), Table::new(chosen));
+        for logits in self.logits().chunks_exact(experts) {
+            let logit = |expert: usize| f64::from(logits[expert]);
+            let mut order: Vec<usize> = (0..experts).collect();
+            // A stable sort keeps the lower number before its equals.
+            order.sort_by(|&a, &b| logit(b).partial_cmp(&logit(a)).expect("no NaN here"));
+            let largest = logit(order[0]);
+            let mut taken = order[..chosen].to_vec();
+            taken.sort_unstable();
+            let whole = match shares {
+                Shares::OfAll => &order,
+                Shares::OfChosen => &taken,
+            };
+            let sum: f64 = whole.iter().map(|&expert| (logit(expert) - largest).exp()).sum();
+            weights.values.extend(taken.iter().map(|&expert| ((logit(expert) - largest).exp() / sum) as f32));
+            numbers.extend(taken.iter().map(|&expert| expert as f32));
+        }
+        (numbers, weights)
+    }
+
+    /// The weights, if the numbers are the wanted ones.
+    fn compute<B: Backend>(&self, backend: &B, numbers: &[f32]) -> Result<Table, Failure> {
+        let Routing { experts, chosen, .. } = self.routing;
+        let logits = Bench::filled(backend, Purpose::Logits, experts, &self.logits())?;
+        let mut out = Bench::poisoned(backend, Purpose::Residual, self.tokens, 2 * chosen)?;
+        step(backend, &batch(self.tokens, 0), |step| {
+            Ok(backend.route(step, &self.routing, &logits.buf, &mut out.buf)?)
+        })?;
+        let mut weights = Table::new(chosen);
+        for (token, (row, numbers)) in
+            out.table(backend)?.rows().zip(numbers.chunks_exact(chosen)).enumerate()
+        {
+            if row[..chosen] != *numbers {
+                let got = &row[..chosen];
+                return Err(Failure(format!("token {token} has experts {got:?}, wanted {numbers:?}")));
+            }
+            weights.values.extend(&row[chosen..]);
+        }
+        Ok(weights)
+    }
+}
+
+/// Whom tokens choose.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    /// Anybody; some experts nobody.
+    Spread,
+    /// All tokens the last ones.
+    Crowded,
+}
+
+/// The experts of a layer; the types are those of gate, up and down.
+#[derive(Clone, Copy)]
+struct Mixture {
+    experts: usize,
+    chosen: usize,
+    tokens: usize,
+    hidden: usize,
+    ffn: usize,
+    dtypes: [DType; 3],
+    bias: bool,
+    choice: Choice,
+}
+
+impl fmt::Display for Mixture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes: [gate, up, down], bias, choice } = self;
+        write!(f, "{chosen} of {experts} experts of {hidden} and {ffn}, {gate} {up} {down}, ")?;
+        write!(f, "{tokens} tokens, {choice:?}{}", if *bias { ", biases" } else { "" })
+    }
+}
+
+/// What a mixture is computed from.
+struct Inputs {
+    /// By expert: gate, up and down.
+    stored: Vec<[Stored; 3]>,
+    /// Where there are biases the rows of a gate are in another order, too.
+    order: Option<Vec<u32>>,
+    gate_up_bias: Vec<f32>,
+    down_bias: Vec<f32>,
+    x: Vec<f32>,
+    /// The experts of each token.
+    taken: Vec<u32>,
+    /// A row for each token: their numbers, then their weights.
+    chosen: Vec<f32>,
+    residual: Vec<f32>,
+}
+
+impl Inputs {
+    fn gate_up(&self) -> Result<Vec<Part<'_>>, Failure> {
+        let mut parts = Vec::new();
+        for [gate, up, _] in &self.stored {
+            parts.push(Part { rows: self.order.clone(), ..gate.part()? });
+            parts.push(up.part()?);
+        }
+        Ok(parts)
+    }
+
+    fn down(&self) -> Result<Vec<Part<'_>>, Failure> {
+        self.stored.iter().map(|[_, _, down]| down.part()).collect()
+    }
+}
+
+impl Mixture {
+    fn inputs(&self) -> Inputs {
+        let mut random = Random::of(self);
+        let Mixture { experts, chosen, tokens, hidden, ffn, dtypes, bias, choice } = *self;
+        let stored = (0..experts).map(|_| {
+            let shapes = [(ffn, hidden), (ffn, hidden), (hidden, ffn)];
+            [0, 1, 2].map(|at| Stored::matrix(&mut random, dtypes[at], shapes[at].0, shapes[at].1))
+        });
+        let stored = stored.collect();
+        let (mut all, mut rows) = (Vec::new(), Vec::new());
+        for _ in 0..tokens {
+            let mut taken = match choice {
+                Choice::Spread => random.order(experts)[..chosen].to_vec(),
+                Choice::Crowded => ((experts - chosen) as u32..experts as u32).collect(),
+            };
+            taken.sort_unstable();
+            rows.extend(taken.iter().map(|expert| *expert as f32));
+            rows.extend(random.values(chosen));
+            all.extend(taken);
+        }
+        Inputs {
+            stored,
+            order: bias.then(|| random.order(ffn)),
+            gate_up_bias: random.values(experts * 2 * ffn),
+            down_bias: random.values(experts * hidden),
+            x: random.values(tokens * hidden).iter().map(|x| 0.1 * x).collect(),
+            taken: all,
+            chosen: rows,
+            residual: random.values(tokens * hidden),
+        }
+    }
+
+    /// One expert of one token after the other.
+    fn formula(&self) -> Table {
+        let Mixture { chosen, hidden, ffn, bias, .. } = *self;
+        let inputs = self.inputs();
+        let expanded = |part: &Part<'_>| -> Vec<Vec<f64>> {
+            let mut rows = Vec::new();
+            let done = expand_rows(part, |_, row| {
+                rows.push(row.iter().copied().map(f64::from).collect());
+                Ok(())
+            });
+            done.expect("the suite's types are known");
+            rows
+        };
+        let made = "the suite makes whole tensors";
+        let gate_up: Vec<_> = inputs.gate_up().expect(made).iter().map(expanded).collect();
+        let down: Vec<_> = inputs.down().expect(made).iter().map(expanded).collect();
+        let product = |rows: &[Vec<f64>], x: &[f64], bias: Option<&[f32]>| -> Vec<f64> {
+            let dot = |row: &Vec<f64>| row.iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
+            let bias = |row: usize| bias.map_or(0.0, |bias| f64::from(bias[row]));
+            rows.iter().enumerate().map(|(row, weights)| dot(weights) + bias(row)).collect()
+        };
+        let mut out = Table::new(hidden);
+        for token in 0..self.tokens {
+            let x: Vec<f64> = inputs.x[token * hidden..][..hidden].iter().copied().map(f64::from).collect();
+            let taken = &inputs.taken[token * chosen..][..chosen];
+            let weights = &inputs.chosen[token * 2 * chosen + chosen..][..chosen];
+            let mut sums: Vec<f64> =
+                inputs.residual[token * hidden..][..hidden].iter().copied().map(f64::from).collect();
+            for (expert, weight) in taken.iter().zip(weights) {
+                let expert = *expert as usize;
+                let biases = bias.then(|| inputs.gate_up_bias[expert * 2 * ffn..][..2 * ffn].split_at(ffn));
+                let gate = product(&gate_up[2 * expert], &x, biases.map(|biases| biases.0));
+                let up = product(&gate_up[2 * expert + 1], &x, biases.map(|biases| biases.1));
+                let gated: Vec<f64> =
+                    gate.iter().zip(&up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
+                let bias = bias.then(|| &inputs.down_bias[expert * hidden..][..hidden]);
+                let said = product(&down[expert], &gated, bias);
+                sums.iter_mut().zip(said).for_each(|(sum, value)| *sum += f64::from(*weight) * value);
+            }
+            out.values.extend(sums.iter().map(|sum| *sum as f32));
+        }
+        out
+    }
+
+    /// Some of the tokens.
+    fn compute<B: Backend>(&self, backend: &B, tokens: std::ops::Range<usize>) -> Result<Table, Failure> {
+        let Mixture { experts, chosen, hidden, ffn, bias, .. } = *self;
+        let inputs = self.inputs();
+        let gate_up = backend.upload_experts(&inputs.gate_up()?, experts)?;
+        let down = backend.upload_experts(&inputs.down()?, experts)?;
+        let gate_up_bias = backend.upload_values(&inputs.gate_up_bias)?;
+        let down_bias = backend.upload_values(&inputs.down_bias)?;
+        let weights = Experts {
+            count: experts,
+            gate_up: &gate_up,
+            gate_up_bias: bias.then_some(&gate_up_bias),
+            down: &down,
+            down_bias: bias.then_some(&down_bias),
+            glu: Glu::Silu,
+        };
+        let some = |values: &[f32], columns: usize, purpose| {
+            Bench::filled(backend, purpose, columns, &values[tokens.start * columns..tokens.end * columns])
+        };
+        let x = some(&inputs.x, hidden, Purpose::Activations)?;
+        let chosen_rows = some(&inputs.chosen, 2 * chosen, Purpose::Residual)?;
+        let mut residual = some(&inputs.residual, hidden, Purpose::Residual)?;
+        let room = |columns| Bench::poisoned(backend, Purpose::Activations, tokens.len() * chosen, columns);
+        let (rows, gate_up_room, gated) = (room(hidden)?, room(2 * ffn)?, room(ffn)?);
+        let mut room = ExpertRoom { rows: rows.buf, gate_up: gate_up_room.buf, gated: gated.buf };
+        step(backend, &batch(tokens.len(), 0), |step| {
+            Ok(backend.experts(step, &weights, &chosen_rows.buf, &x.buf, &mut room, &mut residual.buf)?)
+        })?;
+        residual.table(backend)
+    }
+}

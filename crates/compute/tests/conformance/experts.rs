@@ -1,0 +1,111 @@
+//! Whole feed-forwards of experts against outputs that `make_experts.py` had computed by transformers.
+
+use fornax_compute::cpu::{Activations, Cpu, Simd};
+use fornax_compute::{
+    Backend, Batch, ExpertRoom, Experts, Glu, Memory, Part, Purpose, Routing, Row, Rows, Shares, Token,
+};
+use fornax_format::{DType, View};
+use serde::Deserialize;
+
+use crate::cpu;
+
+#[derive(Deserialize)]
+struct Case {
+    chosen: usize,
+    shares: String,
+    hidden: usize,
+    ffn: usize,
+    experts: usize,
+    x: Vec<f32>,
+    out: Vec<f64>,
+    router: Vec<f32>,
+    gate_up: Vec<f32>,
+    down: Vec<f32>,
+    shared: Option<Shared>,
+}
+
+#[derive(Deserialize)]
+struct Shared {
+    ffn: usize,
+    gate: Vec<f32>,
+    gate_up: Vec<f32>,
+    down: Vec<f32>,
+}
+
+type Weight = <Cpu as Memory>::Weight;
+
+/// `count` matrices of `columns` columns.
+fn matrices(cpu: &Cpu, count: usize, columns: usize, values: &[f32]) -> Weight {
+    let rows = values.len() / columns / count;
+    let bytes: Vec<Vec<u8>> = values
+        .chunks_exact(rows * columns)
+        .map(|values| values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        .collect();
+    let part = |bytes| Part::from(View::new("golden", DType::F32, vec![rows, columns], bytes).unwrap());
+    let parts: Vec<_> = bytes.iter().map(|bytes| part(bytes)).collect();
+    cpu.upload_experts(&parts, count).unwrap()
+}
+
+fn feed_forward(cpu: &Cpu, case: &Case) -> Vec<f32> {
+    let Case { chosen: each, hidden, ffn, experts, .. } = *case;
+    let tokens = case.x.len() / hidden;
+    let buf = |rows, columns| cpu.alloc(Purpose::Residual, rows, columns).unwrap();
+    let matrix = |columns, values: &[f32]| matrices(cpu, 1, columns, values);
+    let mut x = buf(tokens, hidden);
+    cpu.write(&mut x, 0, &case.x).unwrap();
+    let mut residual = buf(tokens, hidden);
+    cpu.write(&mut residual, 0, &vec![0.0; tokens * hidden]).unwrap();
+
+    let mut batch = Batch::default();
+    let len = u32::try_from(tokens).unwrap();
+    batch.push(Row { slot: 0, start: 0, len, pages: vec![], wanted: 0 }, vec![Token::Known(0); tokens]);
+    let step = cpu.begin(&batch).unwrap();
+    let shares = if case.shares == "all" { Shares::OfAll } else { Shares::OfChosen };
+    let (mut logits, mut chosen) = (buf(tokens, experts), buf(tokens, 2 * each));
+    cpu.matmul(&step, Rows::Tokens, &matrix(hidden, &case.router), &x, &mut logits).unwrap();
+    cpu.route(&step, &Routing { experts, chosen: each, shares }, &logits, &mut chosen).unwrap();
+    let (gate_up, down) =
+        (matrices(cpu, experts, hidden, &case.gate_up), matrices(cpu, experts, ffn, &case.down));
+    let weights = Experts {
+        count: experts,
+        gate_up: &gate_up,
+        gate_up_bias: None,
+        down: &down,
+        down_bias: None,
+        glu: Glu::Silu,
+    };
+    let pairs = tokens * each;
+    let mut room =
+        ExpertRoom { rows: buf(pairs, hidden), gate_up: buf(pairs, 2 * ffn), gated: buf(pairs, ffn) };
+    cpu.experts(&step, &weights, &chosen, &x, &mut room, &mut residual).unwrap();
+
+    if let Some(shared) = &case.shared {
+        let (mut gate, mut gate_up) = (buf(tokens, 1), buf(tokens, 2 * shared.ffn));
+        let (mut gated, mut out) = (buf(tokens, shared.ffn), buf(tokens, hidden));
+        cpu.matmul(&step, Rows::Tokens, &matrix(hidden, &shared.gate), &x, &mut gate).unwrap();
+        cpu.matmul(&step, Rows::Tokens, &matrix(hidden, &shared.gate_up), &x, &mut gate_up).unwrap();
+        cpu.glu(&step, Glu::Silu, &gate_up, &mut gated).unwrap();
+        cpu.matmul(&step, Rows::Tokens, &matrix(shared.ffn, &shared.down), &gated, &mut out).unwrap();
+        cpu.add_gated(&step, &gate, &out, &mut residual).unwrap();
+    }
+    cpu.finish(step).unwrap();
+    cpu.read(&residual, 0, tokens).unwrap()
+}
+
+#[test]
+fn a_feed_forward_of_experts_is_that_of_transformers() {
+    let cases: Vec<Case> = serde_json::from_str(include_str!("experts.json")).unwrap();
+    assert_eq!(cases.len(), 2);
+    for case in &cases {
+        for simd in Simd::present() {
+            for activations in [Activations::Float, Activations::Integer] {
+                let got = feed_forward(&cpu(simd, activations, 2), case);
+                assert_eq!(got.len(), case.out.len());
+                let error: f64 =
+                    got.iter().zip(&case.out).map(|(got, wanted)| (f64::from(*got) - wanted).powi(2)).sum();
+                let size: f64 = case.out.iter().map(|wanted| wanted.powi(2)).sum();
+                assert!(size > 1.0 && error <= 1e-12 * size, "{} {simd:?}: {:e}", case.shares, error / size);
+            }
+        }
+    }
+}
