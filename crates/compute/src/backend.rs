@@ -29,13 +29,43 @@ impl Heads {
     }
 }
 
-/// Root-mean-square normalisation.
+/// What a norm divides by, and whether it centres.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Values over the root of their mean square.
+    Rms,
+    /// Values less their mean, over their standard deviation.
+    Layer,
+}
+
+/// Normalisation of a row.
 #[derive(Debug)]
 pub struct Norm<Buf> {
+    /// What the row is divided by.
+    pub kind: NormKind,
     /// One weight per column.
     pub weight: Buf,
-    /// Added to the mean square.
+    /// Added behind the weight: one value per column.
+    pub bias: Option<Buf>,
+    /// Added to the mean square, or to the variance.
     pub eps: f32,
+}
+
+impl<Buf> Norm<Buf> {
+    /// By the root mean square, without a bias.
+    pub fn rms(weight: Buf, eps: f32) -> Norm<Buf> {
+        Norm { kind: NormKind::Rms, weight, bias: None, eps }
+    }
+}
+
+/// Norms of queries and keys before they are rotated. The number of weights says what is normalised at once: a head,
+/// with the same weights for all of them, or all heads together.
+#[derive(Debug)]
+pub struct QkNorm<Buf> {
+    /// Of the query heads.
+    pub query: Norm<Buf>,
+    /// Of the key heads.
+    pub key: Norm<Buf>,
 }
 
 /// Rotary embedding. Pairs are split halves: value `i` turns with value `i + n` where `n` is the number of
@@ -52,13 +82,27 @@ pub struct Rope<Buf> {
 
 /// What attention over pages needs beside its data.
 #[derive(Clone, Copy, Debug)]
-pub struct Attention {
+pub struct Attention<Buf> {
     /// The layer's heads.
     pub heads: Heads,
     /// Where the layer's pages are; the group knows its window.
     pub layer: KvLayer,
     /// Multiplies query-key products.
     pub scale: f32,
+    /// Scaled products `s` become `cap * tanh(s / cap)`.
+    pub soft_cap: Option<f32>,
+    /// One logit per query head that takes its share of the softmax and adds nothing to the output.
+    pub sinks: Option<Buf>,
+    /// Whether a query sees its own position and those before it only. Otherwise it sees every position up to its row's
+    /// last: such rows hold their whole sequence.
+    pub causal: bool,
+}
+
+impl<Buf> Attention<Buf> {
+    /// Causal, with neither cap nor sinks.
+    pub fn causal(heads: Heads, layer: KvLayer, scale: f32) -> Attention<Buf> {
+        Attention { heads, layer, scale, soft_cap: None, sinks: None, causal: true }
+    }
 }
 
 /// The activation inside a gated feed-forward.
@@ -66,6 +110,34 @@ pub struct Attention {
 pub enum Glu {
     /// `silu(gate) * up`.
     Silu,
+    /// `gelu(gate) * up`.
+    Gelu,
+    /// Like `Gelu`, by its approximation with tanh.
+    GeluTanh,
+}
+
+/// A function of each value alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pointwise {
+    /// Times this.
+    Scale(f32),
+    /// `cap * tanh(x / cap)`.
+    SoftCap(f32),
+    /// `x` times the probability that a standard normal number is less.
+    Gelu,
+    /// The approximation of `Gelu` with tanh.
+    GeluTanh,
+}
+
+/// How the rows of a sequence become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first.
+    First,
+    /// The last.
+    Last,
 }
 
 /// A weight with its bias.
@@ -177,14 +249,32 @@ pub trait Backend: Memory {
     ) -> Result<(), Error>;
     /// `x` += `y`.
     fn add(&self, step: &Self::Step, rows: Rows, y: &Self::Buf, x: &mut Self::Buf) -> Result<(), Error>;
-    /// `out` = `x / rms(x) * weight`, row by row.
-    fn rms_norm(
+    /// `x` += the table's row of each token's position. (tokens, hidden)
+    fn add_positions(&self, step: &Self::Step, table: &Self::Weight, x: &mut Self::Buf) -> Result<(), Error>;
+    /// `x` = a function of each of its values.
+    fn pointwise(
+        &self,
+        step: &Self::Step,
+        rows: Rows,
+        function: Pointwise,
+        x: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// `out` = the norm of `x`, row by row.
+    fn norm(
         &self,
         step: &Self::Step,
         rows: Rows,
         norm: &Norm<Self::Buf>,
         x: &Self::Buf,
         out: &mut Self::Buf,
+    ) -> Result<(), Error>;
+    /// Normalises the query and key heads of each fused QKV row.
+    fn qk_norm(
+        &self,
+        step: &Self::Step,
+        heads: Heads,
+        norm: &QkNorm<Self::Buf>,
+        qkv: &mut Self::Buf,
     ) -> Result<(), Error>;
     /// Rotates the query and key heads of each fused QKV row by its position.
     fn rope(
@@ -203,11 +293,11 @@ pub trait Backend: Memory {
         qkv: &Self::Buf,
         kv: &mut Self::Kv,
     ) -> Result<(), Error>;
-    /// Causal attention of each row's queries over its sequence's pages. `out` is (tokens, query heads x dim).
+    /// Attention of each row's queries over its sequence's pages. `out` is (tokens, query heads x dim).
     fn attention(
         &self,
         step: &Self::Step,
-        attention: &Attention,
+        attention: &Attention<Self::Buf>,
         qkv: &Self::Buf,
         kv: &Self::Kv,
         out: &mut Self::Buf,
@@ -250,6 +340,14 @@ pub trait Backend: Memory {
     ) -> Result<(), Error>;
     /// `out` = the rows of `x` that want logits, in batch order.
     fn gather_wanted(&self, step: &Self::Step, x: &Self::Buf, out: &mut Self::Buf) -> Result<(), Error>;
+    /// `out` has a row for each position that wants logits, in batch order: its sequence's tokens of this step, pooled.
+    fn pool(
+        &self,
+        step: &Self::Step,
+        pooling: Pooling,
+        x: &Self::Buf,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error>;
     /// Chooses one token per row and leaves it in its slot, where `Token::Sampled` of a later step finds it.
     fn sample(&self, step: &mut Self::Step, logits: &Self::Buf, rows: &[SampleRow<'_>]) -> Result<(), Error>;
 
@@ -284,17 +382,19 @@ pub trait Backend: Memory {
         self.add(step, rows, room, residual)
     }
 
-    /// `rope`, `kv_write`, `attention`. What `qkv` holds afterwards is nobody's business.
+    /// `rope` where there is one, `kv_write`, `attention`. What `qkv` holds afterwards is nobody's business.
     fn attend(
         &self,
         step: &Self::Step,
-        attention: &Attention,
-        rope: &Rope<Self::Buf>,
+        attention: &Attention<Self::Buf>,
+        rope: Option<&Rope<Self::Buf>>,
         qkv: &mut Self::Buf,
         kv: &mut Self::Kv,
         out: &mut Self::Buf,
     ) -> Result<(), Error> {
-        self.rope(step, attention.heads, rope, qkv)?;
+        if let Some(rope) = rope {
+            self.rope(step, attention.heads, rope, qkv)?;
+        }
         self.kv_write(step, attention.heads, attention.layer, qkv, kv)?;
         self.attention(step, attention, qkv, kv, out)
     }

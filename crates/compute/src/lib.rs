@@ -25,12 +25,13 @@ mod sample;
 mod splitmix;
 
 pub use backend::{
-    Attention, Backend, ExpertRoom, Experts, Glu, Heads, Linear, Norm, Output, Rope, Routing, Rows, Shares,
+    Attention, Backend, ExpertRoom, Experts, Glu, Heads, Linear, Norm, NormKind, Output, Pointwise, Pooling,
+    QkNorm, Rope, Routing, Rows, Shares,
 };
 pub use batch::{Batch, Row, Token};
 pub use error::Error;
 pub use kv::{KV_BLOCK, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
-pub use memory::{Counting, Memory, Part, Purpose, Sizes, Usage, WEIGHT_TYPES};
+pub use memory::{Counting, Memory, Need, Part, Purpose, Sizes, Usage, WEIGHT_TYPES};
 pub use philox::uniform;
 pub use ring::{Ring, check_weights, check_words};
 pub use sample::{

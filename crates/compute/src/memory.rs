@@ -110,6 +110,61 @@ pub const WEIGHT_TYPES: [DType; 11] = [
     DType::Q6_K,
 ];
 
+/// Something that not every model asks for and not every backend has. Loading asks for all of it first, so that a model
+/// is refused before it is loaded and not in the middle of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Need {
+    /// [`NormKind::Layer`](crate::NormKind), or a norm with a bias.
+    LayerNorm,
+    /// [`qk_norm`](crate::Backend::qk_norm).
+    QkNorm,
+    /// [`add_positions`](crate::Backend::add_positions).
+    Positions,
+    /// [`pointwise`](crate::Backend::pointwise).
+    Pointwise,
+    /// [`Glu::Gelu`](crate::Glu) and its approximation.
+    Gelu,
+    /// A cap on attention's scores.
+    SoftCap,
+    /// Attention sinks.
+    Sinks,
+    /// Attention that is not causal.
+    BothDirections,
+    /// [`pool`](crate::Backend::pool).
+    Pooling,
+}
+
+impl Need {
+    /// Every one.
+    pub const ALL: [Need; 9] = [
+        Need::LayerNorm,
+        Need::QkNorm,
+        Need::Positions,
+        Need::Pointwise,
+        Need::Gelu,
+        Need::SoftCap,
+        Need::Sinks,
+        Need::BothDirections,
+        Need::Pooling,
+    ];
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Need::LayerNorm => "layer norm",
+            Need::QkNorm => "normalising queries and keys",
+            Need::Positions => "learned positions",
+            Need::Pointwise => "functions of single values (scale, soft cap, gelu)",
+            Need::Gelu => "a feed-forward gated by gelu",
+            Need::SoftCap => "a soft cap on attention",
+            Need::Sinks => "attention sinks",
+            Need::BothDirections => "attention in both directions",
+            Need::Pooling => "pooling",
+        })
+    }
+}
+
 /// Owns device memory on one thread. Bytes are counted by purpose where they are allocated.
 pub trait Memory {
     /// A matrix ready to be multiplied by: parts stacked by output rows, in the backend's own layout.
@@ -141,6 +196,11 @@ pub trait Memory {
     fn alloc_kv(&self, spec: &KvSpec) -> Result<Self::Kv, Error>;
     /// Bytes in use, from the allocator itself.
     fn usage(&self) -> Usage;
+    /// Refuses what the backend does not have.
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        let _ = need;
+        Ok(())
+    }
 }
 
 /// How many bytes a backend will take for a thing, known without allocating it. [`Memory`] implementations allocate
@@ -161,6 +221,12 @@ pub trait Sizes {
     fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64;
     /// Bytes of the backend's own workspace and step slots.
     fn workspace_bytes(&self) -> u64;
+
+    /// Refuses what the backend does not have: as [`Memory::supports`].
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        let _ = need;
+        Ok(())
+    }
 
     /// Bytes of one row of f32 made of these vectors, or why it cannot be made.
     fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
@@ -236,6 +302,10 @@ impl<S: Sizes> Memory for Counting<S> {
 
     fn usage(&self) -> Usage {
         *self.usage.borrow()
+    }
+
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        self.sizes.supports(need)
     }
 }
 

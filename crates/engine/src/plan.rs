@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use fornax_compute::{
-    Counting, Error as ComputeError, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, Part, Purpose, Sizes,
-    Usage,
+    Counting, Error as ComputeError, KvDType, KvGroup, KvSpec, Memory, Need, PAGE_TOKENS, Part, Purpose,
+    Sizes, Usage,
 };
 use fornax_format::{Checkpoint, DType, View};
 use fornax_model::{Config, Error, Limits};
@@ -400,6 +400,10 @@ pub fn stored_as(quant: DType, columns: usize) -> DType {
 }
 
 impl<S: Sizes> Sizes for Requantized<S> {
+    fn supports(&self, need: Need) -> Result<(), ComputeError> {
+        self.sizes.supports(need)
+    }
+
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
         if self.quant.is_none() {
             return self.sizes.weight_bytes(parts);

@@ -164,7 +164,7 @@ fn run(
         cuda.upload(&[Part::from(view)])
     };
     let ones = vec![1.0; shape.hidden];
-    let norm = || -> Result<Norm<Buf>, Error> { Ok(Norm { weight: cuda.upload_values(&ones)?, eps: 1e-6 }) };
+    let norm = || -> Result<Norm<Buf>, Error> { Ok(Norm::rms(cuda.upload_values(&ones)?, 1e-6)) };
     let embedding =
         upload(head, 64, shape.hidden, &head_bytes[..head.bytes_for(64 * shape.hidden).expect("whole")])?;
     let head_weight = upload(head, shape.vocab, shape.hidden, &head_bytes)?;
@@ -361,13 +361,13 @@ fn operations(cuda: &Cuda, model: &mut Model, kv: &mut Kv, tokens: usize) -> Res
     })?;
     measure("attend", &mut || {
         layers.iter().enumerate().try_for_each(|(layer, _)| {
-            let shape = Attention { heads, layer: KvLayer { group: 0, layer }, scale: 0.1 };
-            cuda.attend(&step, &shape, rope, qkv, kv, attended)
+            let shape = Attention::causal(heads, KvLayer { group: 0, layer }, 0.1);
+            cuda.attend(&step, &shape, Some(rope), qkv, kv, attended)
         })
     })?;
     measure("attention", &mut || {
         layers.iter().enumerate().try_for_each(|(layer, _)| {
-            let shape = Attention { heads, layer: KvLayer { group: 0, layer }, scale: 0.1 };
+            let shape = Attention::causal(heads, KvLayer { group: 0, layer }, 0.1);
             cuda.attention(&step, &shape, qkv, kv, attended)
         })
     })?;
@@ -381,7 +381,7 @@ fn operations(cuda: &Cuda, model: &mut Model, kv: &mut Kv, tokens: usize) -> Res
         layers.iter().try_for_each(|l| cuda.matmul(&step, rows, &l.down, gated, wanted_normed))
     })?;
     measure("norm", &mut || {
-        layers.iter().try_for_each(|l| cuda.rms_norm(&step, rows, &l.mlp_norm, residual, branch))
+        layers.iter().try_for_each(|l| cuda.norm(&step, rows, &l.mlp_norm, residual, branch))
     })?;
     measure("glu", &mut || layers.iter().try_for_each(|_| cuda.glu(&step, Glu::Silu, gate_up, gated)))?;
     let mut body = || cuda.matmul(&step, Rows::Wanted, head, branch, logits);
@@ -396,19 +396,19 @@ fn forward(cuda: &Cuda, m: &mut Model, kv: &mut Kv, step: &<Cuda as Backend>::St
     let scale = 1.0 / (m.shape.heads.dim as f32).sqrt();
     cuda.embed(step, &m.embedding, &mut m.residual)?;
     for (index, layer) in m.layers.iter().enumerate() {
-        let shape = Attention { heads: m.shape.heads, layer: KvLayer { group: 0, layer: index }, scale };
-        cuda.rms_norm(step, Rows::Tokens, &layer.attention_norm, &m.residual, &mut m.branch)?;
+        let shape = Attention::causal(m.shape.heads, KvLayer { group: 0, layer: index }, scale);
+        cuda.norm(step, Rows::Tokens, &layer.attention_norm, &m.residual, &mut m.branch)?;
         cuda.linear(step, Rows::Tokens, &layer.qkv, Some(&layer.qkv_bias), &m.branch, &mut m.qkv)?;
-        cuda.attend(step, &shape, &m.rope, &mut m.qkv, kv, &mut m.attended)?;
+        cuda.attend(step, &shape, Some(&m.rope), &mut m.qkv, kv, &mut m.attended)?;
         let output = Linear { weight: &layer.output, bias: None };
         cuda.linear_add(step, Rows::Tokens, output, &m.attended, &mut m.branch, &mut m.residual)?;
-        cuda.rms_norm(step, Rows::Tokens, &layer.mlp_norm, &m.residual, &mut m.branch)?;
+        cuda.norm(step, Rows::Tokens, &layer.mlp_norm, &m.residual, &mut m.branch)?;
         cuda.matmul(step, Rows::Tokens, &layer.gate_up, &m.branch, &mut m.gate_up)?;
         cuda.glu(step, Glu::Silu, &m.gate_up, &mut m.gated)?;
         let down = Linear { weight: &layer.down, bias: None };
         cuda.linear_add(step, Rows::Tokens, down, &m.gated, &mut m.branch, &mut m.residual)?;
     }
     cuda.gather_wanted(step, &m.residual, &mut m.wanted)?;
-    cuda.rms_norm(step, Rows::Wanted, &m.norm, &m.wanted, &mut m.wanted_normed)?;
+    cuda.norm(step, Rows::Wanted, &m.norm, &m.wanted, &mut m.wanted_normed)?;
     cuda.matmul(step, Rows::Wanted, &m.head, &m.wanted_normed, &mut m.logits)
 }

@@ -7,8 +7,9 @@ use std::rc::Rc;
 
 use fornax_compute::cpu::{Activations, Cpu};
 use fornax_compute::{
-    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, Memory, Norm,
-    Output, Part, Purpose, Rope, Routing, Row, Rows, SampleFault, SampleRow, Sampled, Token, Usage,
+    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, Memory, Need,
+    Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Row, Rows, SampleFault,
+    SampleRow, Sampled, Token, Usage,
 };
 use fornax_format::View;
 
@@ -16,7 +17,7 @@ use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, no_experts, split_bytes};
-use crate::ops::{Fuse, Scratch};
+use crate::ops::{Fuse, Scratch, lacks, supports};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, Stored};
@@ -397,6 +398,10 @@ impl Memory for Cuda {
     fn usage(&self) -> Usage {
         self.arena.usage()
     }
+
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        supports(need)
+    }
 }
 
 impl Cuda {
@@ -517,15 +522,20 @@ impl Backend for Cuda {
         self.op_add("add", step.slot(), rows, y, x)
     }
 
-    fn rms_norm(
-        &self,
-        step: &Step,
-        rows: Rows,
-        norm: &Norm<Buf>,
-        x: &Buf,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
-        self.op_rms_norm(step.slot(), rows, norm, x, out)
+    fn add_positions(&self, _step: &Step, _table: &Weight, _x: &mut Buf) -> Result<(), Error> {
+        Err(lacks(Need::Positions))
+    }
+
+    fn pointwise(&self, _step: &Step, _rows: Rows, _function: Pointwise, _x: &mut Buf) -> Result<(), Error> {
+        Err(lacks(Need::Pointwise))
+    }
+
+    fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        self.op_norm(step.slot(), rows, norm, x, out)
+    }
+
+    fn qk_norm(&self, _step: &Step, _heads: Heads, _norm: &QkNorm<Buf>, _qkv: &mut Buf) -> Result<(), Error> {
+        Err(lacks(Need::QkNorm))
     }
 
     fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
@@ -546,7 +556,7 @@ impl Backend for Cuda {
     fn attention(
         &self,
         step: &Step,
-        attention: &Attention,
+        attention: &Attention<Buf>,
         qkv: &Buf,
         kv: &Kv,
         out: &mut Buf,
@@ -557,8 +567,8 @@ impl Backend for Cuda {
     fn attend(
         &self,
         step: &Step,
-        attention: &Attention,
-        rope: &Rope<Buf>,
+        attention: &Attention<Buf>,
+        rope: Option<&Rope<Buf>>,
         qkv: &mut Buf,
         kv: &mut Kv,
         out: &mut Buf,
@@ -592,6 +602,10 @@ impl Backend for Cuda {
 
     fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         self.op_gather(step.slot(), x, out)
+    }
+
+    fn pool(&self, _step: &Step, _pooling: Pooling, _x: &Buf, _out: &mut Buf) -> Result<(), Error> {
+        Err(lacks(Need::Pooling))
     }
 
     fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::rc::Rc;
 
-use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, Part, Purpose, Sizes};
+use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, Part, Purpose, Sizes};
 
 use crate::CudaOptions;
 use crate::arena::{Arena, Piece, rounded};
 use crate::layout::{Format, PLANES, TILE_COLUMNS, TILE_ROWS};
+use crate::ops::supports;
 use crate::step;
 
 /// The longest row of a weight: sixteen of them in f32 are one slot of the upload's ring.
@@ -340,5 +341,9 @@ impl Sizes for CudaSizes {
 
     fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
+    }
+
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        supports(need)
     }
 }

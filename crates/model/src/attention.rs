@@ -1,49 +1,77 @@
 //! Self-attention with grouped key/value heads, rotary positions and paged keys and values.
 
-use fornax_compute::{Backend, Error, Linear, Memory, Rope, Rows};
+use fornax_compute::{Backend, Error, Linear, Memory, Norm, QkNorm, Rope, Rows};
 
-use crate::decoder::Activations;
+use crate::decoder::{Activations, branch_off, norm};
+use crate::join::Join;
 use crate::loader::Loader;
 use crate::names::Tensor;
 
 pub(crate) struct Attention<M: Memory> {
-    qkv: M::Weight, // (query + 2 kv heads, head size) x (hidden): Q, K and V stacked by rows
-    qkv_bias: Option<M::Buf>, // (query + 2 kv heads, head size)
-    output: M::Weight, // (hidden, query heads x head size)
-    output_bias: Option<M::Buf>, // (hidden)
-    shape: fornax_compute::Attention,
+    norm: Option<Norm<M::Buf>>,      // (hidden)
+    qkv: M::Weight,                  // (query + 2 kv heads, head size) x (hidden): Q, K and V stacked by rows
+    qkv_bias: Option<M::Buf>,        // (query + 2 kv heads, head size)
+    qk_norm: Option<QkNorm<M::Buf>>, // (head size), or (query heads x head size) and (kv heads x head size)
+    output: M::Weight,               // (hidden, query heads x head size)
+    output_bias: Option<M::Buf>,     // (hidden)
+    shape: fornax_compute::Attention<M::Buf>,
+    join: Join<M>,
 }
 
 impl<M: Memory> Attention<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Attention<M>, crate::Error> {
         let config = loader.config;
+        let (weights, biases): (&[Tensor], &[Tensor]) = if loader.has(Tensor::Qkv) {
+            (&[Tensor::Qkv], &[Tensor::QkvBias])
+        } else {
+            (
+                &[Tensor::Query, Tensor::Key, Tensor::Value],
+                &[Tensor::QueryBias, Tensor::KeyBias, Tensor::ValueBias],
+            )
+        };
+        let qk_norm =
+            (norm(loader, Tensor::QueryNorm, None, layer)?, norm(loader, Tensor::KeyNorm, None, layer)?);
         Ok(Attention {
-            qkv: loader.weight(&[Tensor::Query, Tensor::Key, Tensor::Value], layer)?,
-            qkv_bias: loader.bias(&[Tensor::QueryBias, Tensor::KeyBias, Tensor::ValueBias], layer)?,
+            norm: norm(loader, Tensor::AttentionNorm, Some(Tensor::AttentionNormBias), layer)?,
+            qkv: loader.weight(weights, layer)?,
+            qkv_bias: loader.opt_vector(biases, layer)?,
+            qk_norm: match qk_norm {
+                (Some(query), Some(key)) => Some(QkNorm { query, key }),
+                _ => None,
+            },
             output: loader.weight(&[Tensor::AttentionOutput], layer)?,
-            output_bias: loader.bias(&[Tensor::AttentionOutputBias], layer)?,
+            output_bias: loader.opt_vector(&[Tensor::AttentionOutputBias], layer)?,
             shape: fornax_compute::Attention {
                 heads: config.heads,
                 layer: config.kv_layer(layer),
                 scale: config.attention_scale,
+                soft_cap: config.attention_cap,
+                sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
+                causal: true,
             },
+            join: Join::load(loader, Tensor::AttentionPostNorm, layer)?,
         })
     }
 }
 
 impl<B: Backend> Attention<B> {
-    /// `residual` += attention of `branch`, which is used up.
+    /// `residual` += attention of it.
     pub(crate) fn forward(
         &self,
         backend: &B,
         step: &B::Step,
-        rope: &Rope<B::Buf>,
+        rope: Option<&Rope<B::Buf>>,
         kv: &mut B::Kv,
         a: &mut Activations<B>,
     ) -> Result<(), Error> {
-        backend.linear(step, Rows::Tokens, &self.qkv, self.qkv_bias.as_ref(), &a.branch, &mut a.qkv)?;
+        let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
+        backend.linear(step, Rows::Tokens, &self.qkv, self.qkv_bias.as_ref(), x, &mut a.qkv)?;
+        if let Some(norm) = &self.qk_norm {
+            backend.qk_norm(step, self.shape.heads, norm, &mut a.qkv)?;
+        }
         backend.attend(step, &self.shape, rope, &mut a.qkv, kv, &mut a.attended)?;
         let output = Linear { weight: &self.output, bias: self.output_bias.as_ref() };
-        backend.linear_add(step, Rows::Tokens, output, &a.attended, &mut a.branch, &mut a.residual)
+        let (attended, meeting) = a.attended_meeting();
+        self.join.linear(backend, step, output, attended, meeting)
     }
 }

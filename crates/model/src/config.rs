@@ -1,9 +1,9 @@
 //! The numbers of one model, read from its checkpoint and checked.
 
-use fornax_compute::{Glu, Heads, KvGroup, KvLayer};
-use fornax_format::Checkpoint;
+use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind};
+use fornax_format::{Array, Checkpoint, Value};
 
-use crate::facts::{BiasRule, WindowRule};
+use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, WindowRule};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::source::{Json, Key, Source, bad, within};
@@ -30,6 +30,8 @@ pub struct Config {
     pub norm_eps: f32,
     /// Rotary positions.
     pub rope: Rope,
+    /// Rotary positions of layers with a window, where they have their own.
+    pub window_rope: Option<Rope>,
     /// Whether logits are taken with the embedding.
     pub tied: bool,
     /// Whether Q, K and V have biases.
@@ -42,6 +44,16 @@ pub struct Config {
     pub windows: Vec<Option<u32>>,
     /// Multiplies query-key products.
     pub attention_scale: f32,
+    /// Scaled query-key products bend towards this.
+    pub attention_cap: Option<f32>,
+    /// Multiplies the embedding.
+    pub embedding_scale: f32,
+    /// Multiplies what a branch adds to the residual stream.
+    pub residual_scale: f32,
+    /// Multiplies logits.
+    pub logit_scale: f32,
+    /// Logits bend towards this.
+    pub logit_cap: Option<f32>,
     /// The activation of the feed-forward.
     pub glu: Glu,
 }
@@ -61,7 +73,16 @@ mod key {
     pub(super) const HEADS_KV: Key = key("attention.head_count_kv", "num_key_value_heads");
     pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
     pub(super) const CONTEXT: Key = key("context_length", "max_position_embeddings");
-    pub(super) const NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+    pub(super) const RMS_NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+    pub(super) const LAYER_NORM_EPS: Key = key("attention.layer_norm_epsilon", "layer_norm_eps");
+    pub(super) const WINDOW: Key = key("attention.sliding_window", "sliding_window");
+    pub(super) const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", "sliding_window_pattern");
+    pub(super) const ATTENTION_SCALE: Key = key("attention.scale", "attention_multiplier");
+    pub(super) const EMBEDDING_SCALE: Key = key("embedding_scale", "embedding_multiplier");
+    pub(super) const RESIDUAL_SCALE: Key = key("residual_scale", "residual_multiplier");
+    pub(super) const LOGITS_SCALING: Key = key("logit_scale", "logits_scaling");
+    pub(super) const ATTENTION_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
+    pub(super) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
 }
 
 impl Config {
@@ -87,24 +108,63 @@ impl Config {
         let heads = heads(&source, hidden)?;
         let context = source.positions(key::CONTEXT)?;
         let biases = biases(&source, checkpoint, facts)?;
+        let (rope, window_rope) = Rope::read(&source, checkpoint, facts, heads.dim, context)?;
+        let multipliers = multipliers(&source, facts, hidden)?;
+        let caps = facts.soft_caps;
         Ok(Config {
             facts: *facts,
             layers,
             hidden,
             heads,
-            ffn: source.size(key::FFN)?,
+            ffn: source.opt_size(key::FFN)?.map_or_else(|| ffn(&source, facts, hidden), Ok)?,
             vocab: vocab(&source, checkpoint, facts)?,
             context,
-            norm_eps: norm_eps(&source)?,
-            rope: Rope::read(&source, checkpoint, facts, heads.dim, context)?,
+            norm_eps: norm_eps(&source, facts)?,
+            rope,
+            window_rope,
             tied: tied(&source, checkpoint, facts)?,
             qkv_bias: biases.qkv,
             output_bias: biases.output,
             mlp_bias: biases.mlp,
             windows: windows(&source, facts, layers)?,
-            attention_scale: attention_scale(&source, heads.dim)?,
+            attention_scale: attention_scale(&source, facts, heads, layers, hidden)?,
+            attention_cap: cap(
+                &source,
+                key::ATTENTION_CAP,
+                caps.and_then(|caps| caps.attention),
+                caps.is_some(),
+            )?,
+            embedding_scale: multipliers.embedding,
+            residual_scale: multipliers.residual,
+            logit_scale: multipliers.logits,
+            logit_cap: cap(&source, key::LOGIT_CAP, caps.and_then(|caps| caps.logits), caps.is_some())?,
             glu: glu(&source, facts)?,
         })
+    }
+
+    /// Says that no sequence will be longer: some models rotate otherwise in long contexts.
+    pub fn limit_context(&mut self, context: u32) {
+        self.rope.context = context.min(self.context);
+    }
+
+    /// Whether the feed-forward has gates.
+    pub fn gated(&self) -> bool {
+        self.facts.has(Tensor::Gate) || self.facts.has(Tensor::GateUp)
+    }
+
+    /// What the model needs that not every backend has.
+    pub fn needs(&self) -> Vec<Need> {
+        let scaled = self.embedding_scale != 1.0 || self.residual_scale != 1.0 || self.logit_scale != 1.0;
+        let needs = [
+            (Need::LayerNorm, self.facts.norm == NormKind::Layer),
+            (Need::QkNorm, self.facts.has(Tensor::QueryNorm)),
+            (Need::Positions, self.facts.has(Tensor::Positions)),
+            (Need::Pointwise, scaled || self.logit_cap.is_some() || !self.gated()),
+            (Need::Gelu, self.gated() && self.glu != Glu::Silu),
+            (Need::SoftCap, self.attention_cap.is_some()),
+            (Need::Sinks, self.facts.has(Tensor::Sinks)),
+        ];
+        needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need).collect()
     }
 
     /// The groups of layers that share pages, each with `pages` pages: one for the layers that see everything, one for
@@ -173,7 +233,7 @@ fn heads(source: &Source<'_>, hidden: usize) -> Result<Heads, Error> {
 
 /// Rows of the embedding. Where the file also counts its vocabulary, the two must not contradict each other.
 fn vocab(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<usize, Error> {
-    let name = stored_name(checkpoint, facts.row(Tensor::Embedding), 0).unwrap_or_default();
+    let name = stored(checkpoint, facts, Tensor::Embedding);
     let view = tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
     let rows = match view.shape[..] {
         [rows, _] if rows > 0 && u32::try_from(rows).is_ok() => rows,
@@ -192,28 +252,45 @@ fn vocab(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<
                 _ => Ok(rows),
             }
         }
-        Source::HuggingFace(json) => match json.opt_u64("vocab_size")? {
+        Source::HuggingFace { json, .. } => match json.opt_u64("vocab_size")? {
             Some(count) if count != rows as u64 => {
-                Err(bad("vocab_size", count, &format!("the {rows} rows of {name}")))
+                Err(bad(&json.spelling("vocab_size"), count, &format!("the {rows} rows of {name}")))
             }
             _ => Ok(rows),
         },
     }
 }
 
-fn norm_eps(source: &Source<'_>) -> Result<f32, Error> {
+/// The name under which a weight of the model, or of its first layer, is stored; empty where it cannot be.
+fn stored(checkpoint: &Checkpoint, facts: &Facts, tensor: Tensor) -> String {
+    facts.row(tensor).and_then(|row| stored_name(checkpoint, facts, row, 0)).unwrap_or_default()
+}
+
+/// The inner width where the configuration does not have it: some architectures' is four times the hidden size.
+fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error> {
+    match facts.ffn_of_hidden {
+        Some(times) => Ok(times * hidden),
+        None => Err(Error::MissingKey { key: source.spelling(key::FFN) }),
+    }
+}
+
+fn norm_eps(source: &Source<'_>, facts: &Facts) -> Result<f32, Error> {
+    let key = match facts.norm {
+        NormKind::Rms => key::RMS_NORM_EPS,
+        NormKind::Layer => key::LAYER_NORM_EPS,
+    };
     // Above one it would drown what it guards; zero is a choice some models make.
-    let eps = within(&source.spelling(key::NORM_EPS), source.number(key::NORM_EPS)?, 0.0..=1.0)?;
+    let eps = within(&source.spelling(key), source.number(key)?, 0.0..=1.0)?;
     Ok(eps as f32)
 }
 
 /// GGUF leaves the head out of a tied model; config.json says it, and where it does not, the file shows it.
 fn tied(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<bool, Error> {
-    let name = stored_name(checkpoint, facts.row(Tensor::Output), 0).unwrap_or_default();
+    let name = stored(checkpoint, facts, Tensor::Output);
     let absent = tensor(checkpoint, &name).is_none();
     match source {
         Source::Gguf { .. } => Ok(absent),
-        Source::HuggingFace(json) => Ok(json.opt_bool("tie_word_embeddings")?.unwrap_or(absent)),
+        Source::HuggingFace { json, .. } => Ok(json.opt_bool("tie_word_embeddings")?.unwrap_or(absent)),
     }
 }
 
@@ -225,13 +302,12 @@ struct Biases {
 
 fn biases(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<Biases, Error> {
     // The first layer decides; a later one that differs is a missing or an unknown tensor.
-    let has = |tensor_| {
-        stored_name(checkpoint, facts.row(tensor_), 0).is_some_and(|name| tensor(checkpoint, &name).is_some())
-    };
+    let has = |wanted| tensor(checkpoint, &stored(checkpoint, facts, wanted)).is_some();
     Ok(match (facts.bias, source) {
         (BiasRule::Never, _) => Biases { qkv: false, output: false, mlp: false },
         (BiasRule::Qkv, _) => Biases { qkv: true, output: false, mlp: false },
-        (BiasRule::Configured, Source::HuggingFace(json)) => {
+        (BiasRule::Always, _) => Biases { qkv: true, output: true, mlp: true },
+        (BiasRule::Configured, Source::HuggingFace { json, .. }) => {
             let attention = json.opt_bool("attention_bias")?.unwrap_or(false);
             Biases { qkv: attention, output: attention, mlp: json.opt_bool("mlp_bias")?.unwrap_or(false) }
         }
@@ -244,40 +320,76 @@ fn biases(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result
 }
 
 fn windows(source: &Source<'_>, facts: &Facts, layers: usize) -> Result<Vec<Option<u32>>, Error> {
-    const WINDOW: Key = Key { gguf: "attention.sliding_window", hugging_face: "sliding_window" };
     let every = |window: Option<u32>| Ok(vec![window; layers]);
-    let json = match source {
-        // Converters do not write the key for these architectures; one who did would mean every layer. Zero is none.
-        Source::Gguf { metadata, .. } => {
-            return every(metadata.opt_u32(&source.spelling(WINDOW))?.filter(|window| *window > 0));
-        }
-        Source::HuggingFace(json) => json,
+    let some = |window: u32, windowed: Vec<bool>| {
+        Ok(windowed.into_iter().map(|windowed| windowed.then_some(window)).collect())
     };
+    let all_but_every = |n: u32| (1..).take(layers).map(|layer: u32| !layer.is_multiple_of(n)).collect();
+    let json = match source {
+        Source::Gguf { metadata, .. } => {
+            // Zero is none.
+            let window = metadata.opt_u32(&source.spelling(key::WINDOW))?.filter(|window| *window > 0);
+            return match (window, facts.window) {
+                (Some(window), WindowRule::AllButEvery(n)) => {
+                    some(window, gguf_pattern(source, layers)?.unwrap_or_else(|| all_but_every(n)))
+                }
+                // Converters write the key for others where it holds for every layer.
+                (window, _) => every(window),
+            };
+        }
+        Source::HuggingFace { json, .. } => json,
+    };
+    let (given, null) = (json.has(source.own(key::WINDOW)), json.get(source.own(key::WINDOW)).is_none());
     match facts.window {
         WindowRule::Never => every(None),
-        WindowRule::EveryLayer(default) if !json.has(WINDOW.hugging_face) => every(Some(default)),
-        WindowRule::EveryLayer(_) if json.get(WINDOW.hugging_face).is_none() => every(None),
-        WindowRule::EveryLayer(_) => every(Some(source.positions(WINDOW)?)),
+        WindowRule::EveryLayer(default) if !given => every(default),
+        WindowRule::EveryLayer(_) | WindowRule::AllButEvery(_) if given && null => every(None),
+        WindowRule::EveryLayer(_) => every(Some(source.positions(key::WINDOW)?)),
+        WindowRule::AllButEvery(n) => {
+            let window = source.positions(key::WINDOW)?;
+            let n = json
+                .opt_u64(key::WINDOW_PATTERN.hugging_face)?
+                .and_then(|n| u32::try_from(n).ok())
+                .unwrap_or(n);
+            some(window, layer_types(json, layers)?.unwrap_or_else(|| all_but_every(n.max(1))))
+        }
         WindowRule::SomeLayers => {
-            if !json.opt_bool("use_sliding_window")?.unwrap_or(false)
-                || json.get(WINDOW.hugging_face).is_none()
-            {
+            if !json.opt_bool("use_sliding_window")?.unwrap_or(false) || null {
                 return every(None);
             }
-            let window = source.positions(WINDOW)?;
-            let windowed = windowed_layers(json, layers)?;
-            Ok(windowed.into_iter().map(|windowed| windowed.then_some(window)).collect())
+            let window = source.positions(key::WINDOW)?;
+            if let Some(windowed) = layer_types(json, layers)? {
+                return some(window, windowed);
+            }
+            let Some(full) = json.opt_u64("max_window_layers")? else {
+                return Err(Error::MissingKey { key: "max_window_layers".to_owned() });
+            };
+            some(window, (0..layers as u64).map(|layer| layer >= full).collect())
         }
     }
 }
 
-fn windowed_layers(json: &Json<'_>, layers: usize) -> Result<Vec<bool>, Error> {
-    let Some(types) = json.opt_strs("layer_types")? else {
-        let Some(full) = json.opt_u64("max_window_layers")? else {
-            return Err(Error::MissingKey { key: "max_window_layers".to_owned() });
-        };
-        return Ok((0..layers as u64).map(|layer| layer >= full).collect());
-    };
+/// Which layers have the window, where a GGUF file says it: layer by layer, or every how many one has none.
+fn gguf_pattern(source: &Source<'_>, layers: usize) -> Result<Option<Vec<bool>>, Error> {
+    let Source::Gguf { metadata, .. } = source else { return Ok(None) };
+    let key = source.spelling(key::WINDOW_PATTERN);
+    match metadata.get(&key) {
+        None => Ok(None),
+        Some(Value::Array(Array::Bool(pattern))) if pattern.len() == layers => Ok(Some(pattern.clone())),
+        Some(Value::Array(Array::Bool(pattern))) => {
+            let wanted = format!("one for each of the {layers} layers");
+            Err(bad(&key, format!("{} values", pattern.len()), &wanted))
+        }
+        Some(_) => {
+            let n = metadata.opt_u32(&key)?.unwrap_or(0).max(1);
+            Ok(Some((1..).take(layers).map(|layer: u32| !layer.is_multiple_of(n)).collect()))
+        }
+    }
+}
+
+/// Which layers have the window, where config.json says it layer by layer.
+fn layer_types(json: &Json<'_>, layers: usize) -> Result<Option<Vec<bool>>, Error> {
+    let Some(types) = json.opt_strs("layer_types")? else { return Ok(None) };
     if types.len() != layers {
         let wanted = format!("one for each of the {layers} layers");
         return Err(bad("layer_types", format!("{} types", types.len()), &wanted));
@@ -290,25 +402,82 @@ fn windowed_layers(json: &Json<'_>, layers: usize) -> Result<Vec<bool>, Error> {
             supported: "full_attention, sliding_attention".to_owned(),
         }),
     };
-    types.into_iter().map(windowed).collect()
+    types.into_iter().map(windowed).collect::<Result<_, _>>().map(Some)
 }
 
-fn attention_scale(source: &Source<'_>, dim: usize) -> Result<f32, Error> {
-    let scale = Key { gguf: "attention.scale", hugging_face: "" };
-    let stored = match source {
-        Source::Gguf { .. } => source.opt_number(scale)?.filter(|scale| *scale != 0.0),
-        Source::HuggingFace(_) => None,
+fn attention_scale(
+    source: &Source<'_>,
+    facts: &Facts,
+    heads: Heads,
+    layers: usize,
+    hidden: usize,
+) -> Result<f32, Error> {
+    let root = |values: f64| (1.0 / values.sqrt()) as f32;
+    // GGUF files of any architecture may have it; zero is none.
+    let may_say = facts.multipliers || matches!(source, Source::Gguf { .. });
+    let said = if may_say { source.opt_number(key::ATTENTION_SCALE)? } else { None };
+    if let Some(scale) = said.filter(|scale| *scale != 0.0) {
+        return Ok(scale as f32);
+    }
+    let head_size = root(heads.dim as f64);
+    match (facts.attention_scale, source) {
+        (AttentionScale::HeadSize, _) => Ok(head_size),
+        (AttentionScale::PreAttentionScalar { .. }, Source::HuggingFace { .. }) => {
+            let scalar = Key { gguf: "", hugging_face: "query_pre_attn_scalar" };
+            Ok(root(within(&source.spelling(scalar), source.number(scalar)?, 1e-6..=1e9)?))
+        }
+        (AttentionScale::PreAttentionScalar { layers: largest }, _) if layers == largest => {
+            Ok(root((hidden / heads.query) as f64))
+        }
+        (AttentionScale::PreAttentionScalar { .. }, _) => Ok(head_size),
+    }
+}
+
+/// A cap of architectures that have caps: what is said, else theirs; null and zero are none.
+fn cap(source: &Source<'_>, key: Key, default: Option<f64>, has: bool) -> Result<Option<f32>, Error> {
+    if !has {
+        return Ok(None);
+    }
+    let said = source.opt_number(key)?;
+    let null =
+        matches!(source, Source::HuggingFace { json, .. } if json.has(key.hugging_face)) && said.is_none();
+    let cap = if null { None } else { said.or(default).filter(|cap| *cap != 0.0) };
+    Ok(cap.map(|cap| within(&source.spelling(key), cap, 1e-6..=1e9)).transpose()?.map(|cap| cap as f32))
+}
+
+struct Multipliers {
+    embedding: f32,
+    residual: f32,
+    logits: f32,
+}
+
+fn multipliers(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<Multipliers, Error> {
+    let said = |key| match facts.multipliers {
+        true => Ok::<_, Error>(source.opt_number(key)?.filter(|number| *number != 0.0).unwrap_or(1.0)),
+        false => Ok(1.0),
     };
-    Ok(stored.unwrap_or(1.0 / (dim as f64).sqrt()) as f32)
+    let embedding = match facts.embedding_scale {
+        EmbeddingScale::One => said(key::EMBEDDING_SCALE)?,
+        EmbeddingScale::RootOfHidden => (hidden as f64).sqrt(),
+    };
+    Ok(Multipliers {
+        embedding: embedding as f32,
+        residual: said(key::RESIDUAL_SCALE)? as f32,
+        logits: (1.0 / said(key::LOGITS_SCALING)?) as f32,
+    })
 }
 
 fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
-    let Source::HuggingFace(json) = source else { return Ok(facts.glu) };
-    match json.opt_str("hidden_act")? {
+    let Source::HuggingFace { json, .. } = source else { return Ok(facts.glu) };
+    let key = source.own(Key { gguf: "", hugging_face: "hidden_act" });
+    match json.opt_str(key)? {
         None => Ok(facts.glu),
         Some("silu" | "swish") => Ok(Glu::Silu),
+        Some("gelu") => Ok(Glu::Gelu),
+        Some("gelu_new" | "gelu_pytorch_tanh") => Ok(Glu::GeluTanh),
         Some(other) => {
-            Err(Error::Unsupported { what: format!("hidden_act {other:?}"), supported: "silu".to_owned() })
+            let supported = "silu, gelu, gelu_new, gelu_pytorch_tanh".to_owned();
+            Err(Error::Unsupported { what: format!("{key} {other:?}"), supported })
         }
     }
 }
@@ -328,7 +497,7 @@ fn refuse_what_is_not_computed(source: &Source<'_>) -> Result<(), Error> {
                 return refuse(format!("attention in both directions ({causal} false)"), "causal attention");
             }
         }
-        Source::HuggingFace(json) => {
+        Source::HuggingFace { json, .. } => {
             if let Some(quantization) = json.opt_object("quantization_config")? {
                 let method = quantization.opt_str("quant_method")?.unwrap_or("unnamed");
                 return refuse(

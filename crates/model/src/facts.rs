@@ -2,9 +2,9 @@
 //!
 //! Code asks a fact; it never asks which architecture it is. A fact that is not flipped by a test is not here.
 
-use fornax_compute::Glu;
+use fornax_compute::{Glu, NormKind};
 
-use crate::arch::{LLAMA, MISTRAL, QWEN2};
+use crate::arch::TABLE;
 use crate::{Error, Name};
 
 /// One architecture.
@@ -18,16 +18,46 @@ pub struct Facts {
     pub model_types: &'static [&'static str],
     /// `architectures` in config.json. Other classes of the same type (classifiers, encoders) compute other things.
     pub classes: &'static [&'static str],
-    /// Where each weight is stored, and how.
-    pub names: &'static [Name],
+    /// Keys of config.json that this architecture calls otherwise: (what others call it, its own).
+    pub keys: &'static [(&'static str, &'static str)],
+    /// Numbers that config.json leaves out where they are the architecture's own.
+    pub defaults: &'static [(&'static str, f64)],
+    /// What stands before a layer's number in the names of a Hugging Face file.
+    pub layers: &'static str,
+    /// Other beginnings of names in Hugging Face files: (what the table says, what is there), tried in order.
+    pub beginnings: &'static [(&'static str, &'static str)],
+    /// Beginnings of names in Hugging Face files of what reads images or sounds, beside the text model. Such files have
+    /// the text model's configuration under `text_config`.
+    pub not_text: &'static [&'static str],
+    /// Where each weight is stored, and how. What is not in these tables the architecture does not have: norms before a
+    /// branch or behind it, norms of queries and keys, sinks, gates, learned positions.
+    pub names: &'static [&'static [Name]],
     /// The order of Q and K rows in GGUF. Hugging Face files always have halves.
     pub gguf_qk_rows: QkRows,
+    /// What rows are divided by in norms.
+    pub norm: NormKind,
+    /// Whether Hugging Face files hold the weights of norms less one. GGUF files never do.
+    pub norm_less_one: bool,
     /// Which projections have biases.
     pub bias: BiasRule,
     /// Which layers have an attention window.
     pub window: WindowRule,
     /// Rotary base where the configuration does not say: files older than the key.
     pub rope_base: f64,
+    /// Whether `partial_rotary_factor` in config.json is listened to: other architectures have none.
+    pub partial_rotary: bool,
+    /// Rotary base of layers with a window where they have their own and the configuration does not say.
+    pub window_rope_base: Option<f64>,
+    /// Query-key products are multiplied by this.
+    pub attention_scale: AttentionScale,
+    /// Caps on attention's scores and on logits where the configuration does not say; `None` where there are none.
+    pub soft_caps: Option<SoftCaps>,
+    /// What the embedding is multiplied by.
+    pub embedding_scale: EmbeddingScale,
+    /// Whether the configuration has multipliers for embedding, branches, attention and logits.
+    pub multipliers: bool,
+    /// How many times the hidden size the feed-forward's inner width is where the configuration does not say.
+    pub ffn_of_hidden: Option<usize>,
     /// The activation of the feed-forward where the configuration does not say: GGUF never does.
     pub glu: Glu,
 }
@@ -48,6 +78,8 @@ pub enum BiasRule {
     Never,
     /// Q, K and V have, the others have not.
     Qkv,
+    /// All have.
+    Always,
     /// `attention_bias` (Q, K, V and output) and `mlp_bias` in config.json; in GGUF the tensors that are there.
     Configured,
 }
@@ -58,14 +90,47 @@ pub enum WindowRule {
     /// No layer, whatever config.json says.
     Never,
     /// `sliding_window` holds for every layer; null means none, and this one where the key is missing.
-    EveryLayer(u32),
+    EveryLayer(Option<u32>),
+    /// Every `n`-th layer sees everything, the others have the window; unless `layer_types` or a pattern says which.
+    AllButEvery(u32),
     /// `layer_types` says which, else the layers from `max_window_layers` on; all of it only if `use_sliding_window`.
     SomeLayers,
 }
 
+/// What query-key products are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionScale {
+    /// One over the root of the head size.
+    HeadSize,
+    /// One over the root of `query_pre_attn_scalar`. GGUF does not have the key: there it is the head size, but in the
+    /// model with this many layers hidden size over heads.
+    PreAttentionScalar {
+        /// Layers of the largest model of the family.
+        layers: usize,
+    },
+}
+
+/// Values that bend towards a bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SoftCaps {
+    /// Of attention's scores.
+    pub attention: Option<f64>,
+    /// Of logits.
+    pub logits: Option<f64>,
+}
+
+/// What the embedding is multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbeddingScale {
+    /// Nothing, or what the multipliers say.
+    One,
+    /// The root of the hidden size.
+    RootOfHidden,
+}
+
 impl Facts {
     /// Every architecture that can be loaded.
-    pub const TABLE: &[Facts] = &[LLAMA, MISTRAL, QWEN2];
+    pub const TABLE: &[Facts] = TABLE;
 
     /// The row of a GGUF file by its `general.architecture`.
     pub fn of_gguf(architecture: &str) -> Result<&'static Facts, Error> {
@@ -128,12 +193,16 @@ mod tests {
         let check = |result: Result<&Facts, Error>, wanted: &str| {
             assert_eq!(result.unwrap_err().to_string(), wanted);
         };
-        check(Facts::of_gguf("mamba"), "architecture \"mamba\" is not supported; supported: llama, qwen2");
+        check(
+            Facts::of_gguf("mamba"),
+            "architecture \"mamba\" is not supported; supported: llama, qwen2, qwen3",
+        );
         check(
             Facts::of_hugging_face(Some("mamba"), &["LlamaForCausalLM"]),
-            "model_type \"mamba\" is not supported; supported: llama, mistral, qwen2",
+            "model_type \"mamba\" is not supported; supported: llama, mistral, qwen2, qwen3",
         );
-        let classes = "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, Qwen2ForCausalLM";
+        let classes =
+            "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
         check(
             Facts::of_hugging_face(Some("llama"), &["LlamaForSequenceClassification"]),
             &format!(

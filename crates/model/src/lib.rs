@@ -13,6 +13,7 @@ mod config;
 mod decoder;
 mod error;
 mod facts;
+mod join;
 mod loader;
 mod mlp;
 mod names;
@@ -22,14 +23,14 @@ mod source;
 use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
 
-use crate::arch::Llama;
+use crate::decoder::Decoder;
 use crate::loader::Loader;
 
 pub use config::Config;
 pub use error::Error;
-pub use facts::{BiasRule, Facts, QkRows, WindowRule};
-pub use names::{DECODER, Dim, Name, Owner, Tensor, Transform, When};
-pub use rope::{Rope, Scaling};
+pub use facts::{AttentionScale, BiasRule, EmbeddingScale, Facts, QkRows, SoftCaps, WindowRule};
+pub use names::{Dim, Name, Owner, Tensor, Transform, When};
+pub use rope::{LongFactors, Rope, Scaling};
 
 /// A loaded model.
 pub trait Model<B: Backend> {
@@ -62,7 +63,7 @@ pub fn load<B: Backend + 'static>(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Box<dyn Model<B>>, Error> {
     let mut loader = Loader::new(checkpoint, config, backend, progress)?;
-    Ok(Box::new(Llama::load(&mut loader, limits)?))
+    Ok(Box::new(Decoder::load(&mut loader, limits)?))
 }
 
 /// Takes a [`load`] to any memory and drops what comes of it. On a [`Counting`](fornax_compute::Counting) memory this
@@ -75,5 +76,5 @@ pub fn measure<M: Memory>(
 ) -> Result<(), Error> {
     let mut silent = |_, _| {};
     let mut loader = Loader::new(checkpoint, config, memory, &mut silent)?;
-    Llama::load(&mut loader, limits).map(drop)
+    Decoder::load(&mut loader, limits).map(drop)
 }

@@ -7,7 +7,7 @@ use fornax_compute::{Memory, Part};
 use fornax_format::{Checkpoint, View};
 
 use crate::names::{self, Name, Owner, Tensor, Transform};
-use crate::{Config, Error};
+use crate::{Config, Error, Facts};
 
 /// Hands a model its weights by their canonical names.
 pub(crate) struct Loader<'a, M> {
@@ -27,16 +27,19 @@ impl<'a, M: Memory> Loader<'a, M> {
         memory: &'a M,
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Result<Loader<'a, M>, Error> {
+        for need in config.needs() {
+            memory.supports(need)?;
+        }
         let mut wanted = HashSet::new();
         let mut bytes_total = 0;
-        for row in config.facts.names.iter().filter(|row| row.when.holds(config)) {
+        for row in config.facts.rows().filter(|row| row.when.holds(config)) {
             let layers = if row.owner == Owner::Layer { config.layers } else { 1 };
             for layer in 0..layers {
-                let Some(name) = stored_name(checkpoint, row, layer) else { continue };
+                let Some(name) = stored_name(checkpoint, &config.facts, row, layer) else { continue };
                 let view = tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
-                check_shape(&view, row, config)?;
+                check_shape(&view, row, config, matches!(checkpoint, Checkpoint::HuggingFace(_)))?;
                 // The factors were read with the configuration.
-                if row.tensor != Tensor::RopeFactors {
+                if !matches!(row.tensor, Tensor::RopeFactors | Tensor::RopeFactorsLong) {
                     bytes_total += view.bytes.len() as u64;
                 }
                 wanted.insert(name);
@@ -52,57 +55,131 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(Loader { config, memory, checkpoint, progress, bytes_done: 0, bytes_total })
     }
 
+    /// Whether this model has such a weight.
+    pub(crate) fn has(&self, tensor: Tensor) -> bool {
+        self.config.facts.row(tensor).is_some_and(|row| row.when.holds(self.config))
+    }
+
     /// One weight of tensors stacked by their rows.
     pub(crate) fn weight(&mut self, tensors: &[Tensor], layer: usize) -> Result<M::Weight, Error> {
-        let parts = self.parts(tensors, layer)?;
-        let weight = self.memory.upload(&parts)?;
-        self.report(&parts);
+        let stored = self.stored(tensors, layer)?;
+        let weight = self.memory.upload(&parts(&stored)?)?;
+        self.report(&stored);
         Ok(weight)
     }
 
     /// One weight whose rows are looked up, and multiplied by where the model is tied.
     pub(crate) fn table(&mut self, tensor: Tensor) -> Result<M::Weight, Error> {
-        let parts = self.parts(&[tensor], 0)?;
-        let table = self.memory.upload_table(&parts, self.config.tied)?;
-        self.report(&parts);
+        let stored = self.stored(&[tensor], 0)?;
+        let tied = self.config.tied && tensor == Tensor::Embedding;
+        let table = self.memory.upload_table(&parts(&stored)?, tied)?;
+        self.report(&stored);
         Ok(table)
     }
 
     /// One row of vectors put end to end.
     pub(crate) fn vector(&mut self, tensors: &[Tensor], layer: usize) -> Result<M::Buf, Error> {
-        let parts = self.parts(tensors, layer)?;
-        let vector = self.memory.upload_vector(&parts)?;
-        self.report(&parts);
+        let stored = self.stored(tensors, layer)?;
+        let less_one = |stored: &Stored<'_>| stored.row.is_less_one(&self.config.facts);
+        let vector = match (self.checkpoint, &stored[..]) {
+            (Checkpoint::HuggingFace(_), [one]) if less_one(one) => {
+                let values: Vec<f32> = numbers(&one.part)?.iter().map(|value| value + 1.0).collect();
+                self.memory.upload_values(&values)?
+            }
+            _ => self.memory.upload_vector(&parts(&stored)?)?,
+        };
+        self.report(&stored);
         Ok(vector)
     }
 
-    /// Like [`vector`](Loader::vector), `None` when the model has no such biases.
-    pub(crate) fn bias(&mut self, tensors: &[Tensor], layer: usize) -> Result<Option<M::Buf>, Error> {
-        let has = |tensor: &Tensor| self.config.facts.row(*tensor).when.holds(self.config);
-        if tensors.iter().all(has) { self.vector(tensors, layer).map(Some) } else { Ok(None) }
+    /// Like [`vector`](Loader::vector), `None` when the model does not have all of them.
+    pub(crate) fn opt_vector(&mut self, tensors: &[Tensor], layer: usize) -> Result<Option<M::Buf>, Error> {
+        let all = tensors.iter().all(|tensor| self.has(*tensor));
+        if all { self.vector(tensors, layer).map(Some) } else { Ok(None) }
     }
 
-    fn parts(&self, tensors: &[Tensor], layer: usize) -> Result<Vec<Part<'a>>, Error> {
-        tensors.iter().map(|&tensor| self.part(self.config.facts.row(tensor), layer)).collect()
+    fn stored(&self, tensors: &[Tensor], layer: usize) -> Result<Vec<Stored<'a>>, Error> {
+        tensors.iter().map(|&tensor| self.one(tensor, layer)).collect()
     }
 
-    fn part(&self, row: &Name, layer: usize) -> Result<Part<'a>, Error> {
-        let name = stored_name(self.checkpoint, row, layer).unwrap_or_else(|| row.gguf.to_owned());
+    fn one(&self, wanted: Tensor, layer: usize) -> Result<Stored<'a>, Error> {
+        let facts = &self.config.facts;
+        let absent = || Error::MissingTensor { tensor: format!("{wanted:?}") };
+        let row = facts.row(wanted).ok_or_else(absent)?;
+        let name = stored_name(self.checkpoint, facts, row, layer).ok_or_else(absent)?;
         let view = tensor(self.checkpoint, &name).ok_or(Error::MissingTensor { tensor: name })?;
         let (heads, rope) = (self.config.heads, &self.config.rope);
-        let rows = match (row.transform, self.checkpoint) {
+        let stored_bytes = view.bytes.len() as u64;
+        let mut part = Part::from(view);
+        let mut turned = None;
+        match (row.transform, self.checkpoint) {
             (Transform::QkRows, Checkpoint::Gguf(_)) => {
-                self.config.facts.gguf_qk_rows.to_halves(view.shape[0], heads.dim, rope.dims)
+                part.rows = facts.gguf_qk_rows.to_halves(part.view.shape[0], heads.dim, rope.dims);
             }
-            _ => None,
-        };
-        Ok(Part { rows, ..Part::from(view) })
+            (Transform::Transposed, Checkpoint::HuggingFace(_)) => turned = Some(transposed(&part.view)?),
+            _ => {}
+        }
+        Ok(Stored { row, part, turned, stored_bytes })
     }
 
-    fn report(&mut self, parts: &[Part<'_>]) {
-        self.bytes_done += parts.iter().map(|part| part.view.bytes.len() as u64).sum::<u64>();
+    fn report(&mut self, stored: &[Stored<'_>]) {
+        self.bytes_done += stored.iter().map(|stored| stored.stored_bytes).sum::<u64>();
         (self.progress)(self.bytes_done, self.bytes_total);
     }
+}
+
+/// A tensor on its way into memory.
+struct Stored<'a> {
+    row: &'static Name,
+    part: Part<'a>,
+    /// Its bytes with rows and columns exchanged.
+    turned: Option<Vec<u8>>,
+    stored_bytes: u64,
+}
+
+/// What memory is handed.
+fn parts<'s>(stored: &'s [Stored<'_>]) -> Result<Vec<Part<'s>>, Error> {
+    let part = |stored: &'s Stored<'_>| -> Result<Part<'s>, Error> {
+        let view = &stored.part.view;
+        Ok(match &stored.turned {
+            None => stored.part.clone(),
+            Some(bytes) => {
+                let shape = view.shape.iter().rev().copied().collect();
+                Part::from(View::new(view.name, view.dtype, shape, bytes)?)
+            }
+        })
+    };
+    stored.iter().map(part).collect()
+}
+
+/// The bytes of a matrix with rows and columns exchanged.
+fn transposed(view: &View<'_>) -> Result<Vec<u8>, Error> {
+    let (&[rows, columns], 1) = (&view.shape[..], view.dtype.block_values()) else {
+        return Err(Error::Unsupported {
+            what: format!("tensor {:?} of type {} with rows and columns exchanged", view.name, view.dtype),
+            supported: "F32, F16, BF16".to_owned(),
+        });
+    };
+    let size = view.bytes.len() / (rows * columns).max(1);
+    let mut bytes = Vec::with_capacity(view.bytes.len());
+    for column in 0..columns {
+        for row in 0..rows {
+            bytes.extend_from_slice(&view.bytes[(row * columns + column) * size..][..size]);
+        }
+    }
+    Ok(bytes)
+}
+
+/// The values of a stored vector.
+fn numbers(part: &Part<'_>) -> Result<Vec<f32>, Error> {
+    let view = &part.view;
+    let row = View::new(view.name, view.dtype, vec![1, view.values()], view.bytes)?;
+    let mut numbers = Vec::new();
+    fornax_compute::cpu::expand_rows(&Part::from(row), |_, values| {
+        numbers.extend_from_slice(values);
+        Ok(())
+    })?;
+    Ok(numbers)
 }
 
 /// A stored tensor, whatever the container.
@@ -114,15 +191,28 @@ pub(crate) fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<View<
 }
 
 /// The name of a weight in this container; `None` where the container keeps it elsewhere.
-pub(crate) fn stored_name(checkpoint: &Checkpoint, row: &Name, layer: usize) -> Option<String> {
+pub(crate) fn stored_name(
+    checkpoint: &Checkpoint,
+    facts: &Facts,
+    row: &Name,
+    layer: usize,
+) -> Option<String> {
     let (layers, name) = match checkpoint {
         Checkpoint::Gguf(_) => ("blk", Some(row.gguf)),
-        Checkpoint::HuggingFace(_) => ("model.layers", row.hugging_face),
+        Checkpoint::HuggingFace(_) => (facts.layers, row.hugging_face),
     };
-    name.map(|name| match row.owner {
-        Owner::Model => name.to_owned(),
-        Owner::Layer => format!("{layers}.{layer}.{name}"),
-    })
+    let name = match row.owner {
+        Owner::Model => name?.to_owned(),
+        Owner::Layer => format!("{layers}.{layer}.{}", name?),
+    };
+    if let (Checkpoint::HuggingFace(_), None) = (checkpoint, tensor(checkpoint, &name)) {
+        let others = facts.beginnings.iter().filter_map(|(from, to)| {
+            let other = format!("{to}{}", name.strip_prefix(from)?);
+            tensor(checkpoint, &other).map(|_| other)
+        });
+        return others.into_iter().next().or(Some(name));
+    }
+    Some(name)
 }
 
 fn tensor_names(checkpoint: &Checkpoint) -> Vec<&str> {
@@ -136,12 +226,17 @@ fn tensor_names(checkpoint: &Checkpoint) -> Vec<&str> {
 /// model that is declared tied, where the embedding is what counts.
 fn is_redundant(checkpoint: &Checkpoint, config: &Config, name: &str) -> bool {
     let Checkpoint::HuggingFace(_) = checkpoint else { return false };
-    let head = config.facts.row(Tensor::Output).hugging_face;
-    names::NOT_WEIGHTS.iter().any(|end| name.ends_with(end)) || (config.tied && head == Some(name))
+    let head = config.facts.row(Tensor::Output).and_then(|row| row.hugging_face);
+    names::NOT_WEIGHTS.iter().any(|end| name.ends_with(end))
+        || config.facts.not_text.iter().any(|beginning| name.starts_with(beginning))
+        || (config.tied && head.is_some_and(|head| name.ends_with(head)))
 }
 
-fn check_shape(view: &View<'_>, row: &Name, config: &Config) -> Result<(), Error> {
-    let wanted: Vec<usize> = row.shape.iter().map(|dim| dim.size(config)).collect();
+fn check_shape(view: &View<'_>, row: &Name, config: &Config, hugging_face: bool) -> Result<(), Error> {
+    let mut wanted: Vec<usize> = row.shape.iter().map(|dim| dim.size(config)).collect();
+    if row.transform == Transform::Transposed && hugging_face {
+        wanted.reverse();
+    }
     if view.shape == wanted {
         return Ok(());
     }

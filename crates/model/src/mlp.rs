@@ -1,38 +1,58 @@
-//! The gated feed-forward.
+//! The feed-forward, gated or not.
 
-use fornax_compute::{Backend, Error, Glu, Linear, Memory, Rows};
+use fornax_compute::{Backend, Error, Glu, Linear, Memory, Norm, Pointwise, Rows};
 
-use crate::decoder::Activations;
+use crate::decoder::{Activations, branch_off, norm};
+use crate::join::Join;
 use crate::loader::Loader;
 use crate::names::Tensor;
 
 pub(crate) struct Mlp<M: Memory> {
-    gate_up: M::Weight,           // (2 ffn, hidden): gate, then up
-    gate_up_bias: Option<M::Buf>, // (2 ffn)
+    norm: Option<Norm<M::Buf>>,   // (hidden)
+    gate_up: M::Weight,           // (2 ffn, hidden): gate, then up; (ffn, hidden) without gates
+    gate_up_bias: Option<M::Buf>, // (2 ffn), or (ffn)
     down: M::Weight,              // (hidden, ffn)
     down_bias: Option<M::Buf>,    // (hidden)
     glu: Glu,
+    join: Join<M>,
 }
 
 impl<M: Memory> Mlp<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Mlp<M>, crate::Error> {
+        let (weights, biases): (&[Tensor], &[Tensor]) = if loader.has(Tensor::GateUp) {
+            (&[Tensor::GateUp], &[Tensor::GateBias, Tensor::UpBias])
+        } else if loader.has(Tensor::Gate) {
+            (&[Tensor::Gate, Tensor::Up], &[Tensor::GateBias, Tensor::UpBias])
+        } else {
+            (&[Tensor::Up], &[Tensor::UpBias])
+        };
         Ok(Mlp {
-            gate_up: loader.weight(&[Tensor::Gate, Tensor::Up], layer)?,
-            gate_up_bias: loader.bias(&[Tensor::GateBias, Tensor::UpBias], layer)?,
+            norm: norm(loader, Tensor::MlpNorm, Some(Tensor::MlpNormBias), layer)?,
+            gate_up: loader.weight(weights, layer)?,
+            gate_up_bias: loader.opt_vector(biases, layer)?,
             down: loader.weight(&[Tensor::Down], layer)?,
-            down_bias: loader.bias(&[Tensor::DownBias], layer)?,
+            down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,
             glu: loader.config.glu,
+            join: Join::load(loader, Tensor::MlpPostNorm, layer)?,
         })
     }
 }
 
 impl<B: Backend> Mlp<B> {
-    /// `residual` += feed-forward of `branch`, which is used up.
+    /// `residual` += feed-forward of it.
     pub(crate) fn forward(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
         let bias = self.gate_up_bias.as_ref();
-        backend.linear(step, Rows::Tokens, &self.gate_up, bias, &a.branch, &mut a.gate_up)?;
-        backend.glu(step, self.glu, &a.gate_up, &mut a.gated)?;
+        let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
+        backend.linear(step, Rows::Tokens, &self.gate_up, bias, x, &mut a.gate_up)?;
+        match (&mut a.gated, self.glu) {
+            (Some(gated), glu) => backend.glu(step, glu, &a.gate_up, gated)?,
+            (None, Glu::GeluTanh) => {
+                backend.pointwise(step, Rows::Tokens, Pointwise::GeluTanh, &mut a.gate_up)?;
+            }
+            (None, _) => backend.pointwise(step, Rows::Tokens, Pointwise::Gelu, &mut a.gate_up)?,
+        }
         let down = Linear { weight: &self.down, bias: self.down_bias.as_ref() };
-        backend.linear_add(step, Rows::Tokens, down, &a.gated, &mut a.branch, &mut a.residual)
+        let (inner, meeting) = a.inner_meeting();
+        self.join.linear(backend, step, down, inner, meeting)
     }
 }

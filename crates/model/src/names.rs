@@ -8,10 +8,16 @@ use crate::{Config, Facts};
 #[expect(missing_docs, reason = "the table below says what each one is")]
 pub enum Tensor {
     Embedding,
+    Positions,
     OutputNorm,
+    OutputNormBias,
     Output,
     RopeFactors,
+    RopeFactorsLong,
     AttentionNorm,
+    AttentionNormBias,
+    Qkv,
+    QkvBias,
     Query,
     Key,
     Value,
@@ -20,13 +26,31 @@ pub enum Tensor {
     KeyBias,
     ValueBias,
     AttentionOutputBias,
+    QueryNorm,
+    KeyNorm,
+    Sinks,
+    AttentionPostNorm,
     MlpNorm,
+    MlpNormBias,
+    GateUp,
     Gate,
     Up,
     Down,
     GateBias,
     UpBias,
     DownBias,
+    MlpPostNorm,
+}
+
+impl Tensor {
+    /// Whether it is the weight of a norm.
+    fn is_norm(self) -> bool {
+        use Tensor::*;
+        matches!(
+            self,
+            OutputNorm | AttentionNorm | QueryNorm | KeyNorm | AttentionPostNorm | MlpNorm | MlpPostNorm
+        )
+    }
 }
 
 /// A dimension, by what the configuration calls it.
@@ -40,10 +64,20 @@ pub enum Dim {
     Query,
     /// Key/value heads times head size.
     Kv,
+    /// Query heads and twice the key/value heads, times head size.
+    Qkv,
+    /// Query heads.
+    Heads,
+    /// The head size.
+    Head,
     /// The feed-forward's inner size.
     Ffn,
+    /// Gate and up.
+    TwoFfn,
     /// Rotating pairs of a head.
     Pairs,
+    /// Positions the model was made for.
+    Context,
 }
 
 /// Whether a model has the weight.
@@ -56,6 +90,7 @@ pub enum When {
     OutputBias,
     MlpBias,
     RopeFactors,
+    LongRopeFactors,
 }
 
 /// What loading does to the stored rows.
@@ -65,6 +100,8 @@ pub enum Transform {
     Keep,
     /// Puts the rows that rotate together where rotation wants them, if the container has another order.
     QkRows,
+    /// Exchanges rows and columns in Hugging Face files.
+    Transposed,
 }
 
 /// Whose weight it is.
@@ -96,21 +133,45 @@ pub struct Name {
     pub transform: Transform,
 }
 
-/// The weights of a decoder with gated feed-forward, as llama.cpp and transformers name them.
+/// A model's ends, as llama.cpp and transformers name them.
 #[rustfmt::skip] // A table: one line per weight.
-pub const DECODER: &[Name] = {
-    use Dim::{Ffn, Hidden, Kv, Pairs, Query, Vocab};
-    use Owner::{Layer, Model};
+pub(crate) const ENDS: &[Name] = {
+    use Dim::{Hidden, Pairs, Vocab};
+    use Owner::Model;
     use Tensor as T;
-    use Transform::{Keep, QkRows};
-    use When::{Always, MlpBias, OutputBias, QkvBias, RopeFactors, Untied};
+    use Transform::Keep;
+    use When::{Always, RopeFactors, Untied};
     &[
         name(T::Embedding, Model, "token_embd.weight", Some("model.embed_tokens.weight"), (&[Vocab, Hidden], Always, Keep)),
         name(T::OutputNorm, Model, "output_norm.weight", Some("model.norm.weight"), (&[Hidden], Always, Keep)),
         name(T::Output, Model, "output.weight", Some("lm_head.weight"), (&[Vocab, Hidden], Untied, Keep)),
         name(T::RopeFactors, Model, "rope_freqs.weight", None, (&[Pairs], RopeFactors, Keep)),
+    ]
+};
 
+/// Norms before each branch.
+#[rustfmt::skip]
+pub(crate) const PRE_NORMS: &[Name] = {
+    use Dim::Hidden;
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::Keep;
+    use When::Always;
+    &[
         name(T::AttentionNorm, Layer, "attn_norm.weight", Some("input_layernorm.weight"), (&[Hidden], Always, Keep)),
+        name(T::MlpNorm, Layer, "ffn_norm.weight", Some("post_attention_layernorm.weight"), (&[Hidden], Always, Keep)),
+    ]
+};
+
+/// Projections of attention.
+#[rustfmt::skip]
+pub(crate) const ATTENTION: &[Name] = {
+    use Dim::{Hidden, Kv, Query};
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::{Keep, QkRows};
+    use When::{Always, OutputBias, QkvBias};
+    &[
         name(T::Query, Layer, "attn_q.weight", Some("self_attn.q_proj.weight"), (&[Query, Hidden], Always, QkRows)),
         name(T::Key, Layer, "attn_k.weight", Some("self_attn.k_proj.weight"), (&[Kv, Hidden], Always, QkRows)),
         name(T::Value, Layer, "attn_v.weight", Some("self_attn.v_proj.weight"), (&[Kv, Hidden], Always, Keep)),
@@ -119,8 +180,31 @@ pub const DECODER: &[Name] = {
         name(T::KeyBias, Layer, "attn_k.bias", Some("self_attn.k_proj.bias"), (&[Kv], QkvBias, QkRows)),
         name(T::ValueBias, Layer, "attn_v.bias", Some("self_attn.v_proj.bias"), (&[Kv], QkvBias, Keep)),
         name(T::AttentionOutputBias, Layer, "attn_output.bias", Some("self_attn.o_proj.bias"), (&[Hidden], OutputBias, Keep)),
+    ]
+};
 
-        name(T::MlpNorm, Layer, "ffn_norm.weight", Some("post_attention_layernorm.weight"), (&[Hidden], Always, Keep)),
+/// Norms of queries and keys, head by head.
+#[rustfmt::skip]
+pub(crate) const QK_NORMS: &[Name] = {
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::Keep;
+    use When::Always;
+    &[
+        name(T::QueryNorm, Layer, "attn_q_norm.weight", Some("self_attn.q_norm.weight"), (&[Dim::Head], Always, Keep)),
+        name(T::KeyNorm, Layer, "attn_k_norm.weight", Some("self_attn.k_norm.weight"), (&[Dim::Head], Always, Keep)),
+    ]
+};
+
+/// The gated feed-forward.
+#[rustfmt::skip]
+pub(crate) const MLP: &[Name] = {
+    use Dim::{Ffn, Hidden};
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::Keep;
+    use When::{Always, MlpBias};
+    &[
         name(T::Gate, Layer, "ffn_gate.weight", Some("mlp.gate_proj.weight"), (&[Ffn, Hidden], Always, Keep)),
         name(T::Up, Layer, "ffn_up.weight", Some("mlp.up_proj.weight"), (&[Ffn, Hidden], Always, Keep)),
         name(T::Down, Layer, "ffn_down.weight", Some("mlp.down_proj.weight"), (&[Hidden, Ffn], Always, Keep)),
@@ -130,7 +214,11 @@ pub const DECODER: &[Name] = {
     ]
 };
 
-const fn name(
+/// A decoder of the llama family.
+pub(crate) const DECODER: &[&[Name]] = &[ENDS, PRE_NORMS, ATTENTION, MLP];
+
+/// A row of a table.
+pub(crate) const fn name(
     tensor: Tensor,
     owner: Owner,
     gguf: &'static str,
@@ -141,16 +229,23 @@ const fn name(
 }
 
 /// Ends of Hugging Face tensor names that hold no weight: old versions of transformers stored the frequencies that
-/// they compute from config.json.
-pub(crate) const NOT_WEIGHTS: &[&str] = &[".rotary_emb.inv_freq"];
+/// they compute from config.json, and masks.
+pub(crate) const NOT_WEIGHTS: &[&str] = &[".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
 
 impl Facts {
-    /// The table's row of a weight.
-    pub(crate) fn row(&self, tensor: Tensor) -> &'static Name {
-        self.names
-            .iter()
-            .find(|name| name.tensor == tensor)
-            .expect("every weight has its row; checked by a test")
+    /// Every row of its tables.
+    pub fn rows(&self) -> impl Iterator<Item = &'static Name> + use<> {
+        self.names.iter().copied().flatten()
+    }
+
+    /// The tables' row of a weight; `None` where the architecture does not have it.
+    pub(crate) fn row(&self, tensor: Tensor) -> Option<&'static Name> {
+        self.rows().find(|name| name.tensor == tensor)
+    }
+
+    /// Whether the architecture has such a weight.
+    pub(crate) fn has(&self, tensor: Tensor) -> bool {
+        self.row(tensor).is_some()
     }
 }
 
@@ -163,6 +258,7 @@ impl When {
             When::OutputBias => config.output_bias,
             When::MlpBias => config.mlp_bias,
             When::RopeFactors => !config.rope.factors.is_empty(),
+            When::LongRopeFactors => config.rope.long.is_some(),
         }
     }
 }
@@ -174,9 +270,21 @@ impl Dim {
             Dim::Hidden => config.hidden,
             Dim::Query => config.heads.query * config.heads.dim,
             Dim::Kv => config.heads.kv * config.heads.dim,
+            Dim::Qkv => config.heads.qkv_columns(),
+            Dim::Heads => config.heads.query,
+            Dim::Head => config.heads.dim,
             Dim::Ffn => config.ffn,
+            Dim::TwoFfn => 2 * config.ffn,
             Dim::Pairs => config.rope.dims / 2,
+            Dim::Context => config.context as usize,
         }
+    }
+}
+
+impl Name {
+    /// Whether a Hugging Face file holds it less one.
+    pub(crate) fn is_less_one(&self, facts: &Facts) -> bool {
+        facts.norm_less_one && self.tensor.is_norm()
     }
 }
 
@@ -214,8 +322,8 @@ mod tests {
     #[test]
     fn every_row_is_found_under_its_own_name() {
         for facts in Facts::TABLE {
-            for name in facts.names {
-                assert_eq!(facts.row(name.tensor), name);
+            for name in facts.rows() {
+                assert_eq!(facts.row(name.tensor), Some(name), "{}", facts.name);
             }
         }
     }

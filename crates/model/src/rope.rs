@@ -18,8 +18,21 @@ pub struct Rope {
     pub dims: usize,
     /// How the frequencies were changed to reach a longer context.
     pub scaling: Scaling,
-    /// What each pair's frequency is divided by, where the checkpoint stores that (GGUF); else empty.
+    /// What each pair's frequency is divided by, where the checkpoint has that; else empty.
     pub factors: Vec<f32>,
+    /// The same for contexts longer than the original one; `None` where it makes no difference.
+    pub long: Option<LongFactors>,
+    /// The longest sequence that will be asked for, which decides between the two.
+    pub context: u32,
+}
+
+/// Divisors of the frequencies in long contexts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongFactors {
+    /// One for each pair.
+    pub factors: Vec<f32>,
+    /// The context up to which the others hold.
+    pub original_context: u32,
 }
 
 /// How frequencies were changed to reach a longer context.
@@ -59,10 +72,15 @@ pub enum Scaling {
         /// Multiplies sine and cosine.
         magnitude: f64,
     },
+    /// They are divided by the factors, and rotated values grow.
+    Long {
+        /// Multiplies sine and cosine.
+        magnitude: f64,
+    },
 }
 
 /// The kinds of scaling, for messages.
-const SUPPORTED: &str = "linear, llama3, yarn";
+const SUPPORTED: &str = "linear, llama3, yarn, longrope";
 /// A number that is divided by, or is a count; the upper end only keeps results finite.
 const POSITIVE: std::ops::RangeInclusive<f64> = 1e-6..=1e12;
 
@@ -71,11 +89,15 @@ impl Rope {
     pub fn frequencies(&self) -> Vec<f32> {
         let pairs = self.dims / 2;
         let ramp = self.yarn_ramp();
+        let factors = match &self.long {
+            Some(long) if self.context > long.original_context => &long.factors,
+            _ => &self.factors,
+        };
         let frequency = |pair: usize| {
-            let stored = self.factors.get(pair).map_or(1.0, |factor| f64::from(*factor));
+            let stored = factors.get(pair).map_or(1.0, |factor| f64::from(*factor));
             let plain = self.base.powf(-(pair as f64) / pairs as f64) / stored;
             let scaled = match self.scaling {
-                Scaling::None => plain,
+                Scaling::None | Scaling::Long { .. } => plain,
                 Scaling::Linear { factor } => plain / factor,
                 Scaling::Llama3 {
                     factor,
@@ -106,7 +128,7 @@ impl Rope {
     /// Multiplies sine and cosine.
     pub fn magnitude(&self) -> f32 {
         match self.scaling {
-            Scaling::Yarn { magnitude, .. } => magnitude as f32,
+            Scaling::Yarn { magnitude, .. } | Scaling::Long { magnitude } => magnitude as f32,
             _ => 1.0,
         }
     }
@@ -128,21 +150,62 @@ impl Rope {
         (low, if low == high { high + 0.001 } else { high })
     }
 
+    /// The model's rotation, and that of layers with a window where they have their own.
     pub(crate) fn read(
         source: &Source<'_>,
         checkpoint: &Checkpoint,
         facts: &Facts,
         head_dim: usize,
         context: u32,
-    ) -> Result<Rope, Error> {
+    ) -> Result<(Rope, Option<Rope>), Error> {
+        if facts.has(Tensor::Positions) {
+            return Ok((Rope::plain(facts.rope_base, 0, context), None));
+        }
         let rope = match source {
             Source::Gguf { .. } => Rope::read_gguf(source, checkpoint, facts, head_dim, context)?,
-            Source::HuggingFace(json) => Rope::read_hugging_face(json, facts, head_dim, context)?,
+            Source::HuggingFace { json, .. } => Rope::read_hugging_face(json, facts, head_dim, context)?,
         };
         if !rope.dims.is_multiple_of(2) {
             return Err(bad("the number of rotating values of a head", rope.dims, "an even number"));
         }
-        Ok(rope)
+        for factors in
+            [Some(&rope.factors), rope.long.as_ref().map(|long| &long.factors)].into_iter().flatten()
+        {
+            if !factors.is_empty()
+                && factors.len() != rope.dims / 2
+                && matches!(source, Source::HuggingFace { .. })
+            {
+                let wanted = format!("one for each of the {} rotating pairs", rope.dims / 2);
+                return Err(bad(
+                    "short_factor or long_factor",
+                    format!("{} factors", factors.len()),
+                    &wanted,
+                ));
+            }
+        }
+        let window = facts.window_rope_base.map(|default| rope.of_windows(source, default)).transpose()?;
+        Ok((rope, window))
+    }
+
+    /// Unscaled.
+    fn plain(base: f64, dims: usize, context: u32) -> Rope {
+        Rope { base, dims, scaling: Scaling::None, factors: Vec::new(), long: None, context }
+    }
+
+    /// The rotation of layers with a window beside this one: nearer positions need no scaling.
+    fn of_windows(&self, source: &Source<'_>, default: f64) -> Result<Rope, Error> {
+        let base = match source {
+            Source::Gguf { .. } => source.opt_number(Key { gguf: "rope.freq_base_swa", hugging_face: "" })?,
+            Source::HuggingFace { json, .. } => {
+                let own = layer_kind(json, "sliding_attention")?;
+                match own.map(|own| own.opt_f64("rope_theta")).transpose()?.flatten() {
+                    Some(base) => Some(base),
+                    None => json.opt_f64("rope_local_base_freq")?,
+                }
+            }
+        };
+        let base = within("the rotary base of layers with a window", base.unwrap_or(default), 1.001..=1e12)?;
+        Ok(Rope::plain(base, self.dims, self.context))
     }
 
     fn read_gguf(
@@ -163,8 +226,21 @@ impl Rope {
         if dims > head_dim {
             return Err(bad(&source.spelling(DIMS), dims, &format!("at most the head size {head_dim}")));
         }
-        let scaling = scaling_of_gguf(source, context)?;
-        Ok(Rope { base, dims, scaling, factors: factors(checkpoint, facts)? })
+        let factors = |tensor| stored_factors(checkpoint, facts, tensor);
+        let (short, long) = (factors(Tensor::RopeFactors)?, factors(Tensor::RopeFactorsLong)?);
+        if long.is_empty() {
+            let scaling = scaling_of_gguf(source, context)?;
+            return Ok(Rope { scaling, factors: short, ..Rope::plain(base, dims, context) });
+        }
+        const ORIGINAL: Key = Key { gguf: "rope.scaling.original_context_length", hugging_face: "" };
+        const MAGNITUDE: Key = Key { gguf: "rope.scaling.attn_factor", hugging_face: "" };
+        let magnitude = source.opt_number(MAGNITUDE)?.unwrap_or(1.0);
+        Ok(Rope {
+            scaling: Scaling::Long { magnitude: within(&source.spelling(MAGNITUDE), magnitude, POSITIVE)? },
+            factors: short,
+            long: Some(LongFactors { factors: long, original_context: source.positions(ORIGINAL)? }),
+            ..Rope::plain(base, dims, context)
+        })
     }
 
     fn read_hugging_face(
@@ -173,25 +249,37 @@ impl Rope {
         head_dim: usize,
         context: u32,
     ) -> Result<Rope, Error> {
-        // Older files: rope_theta outside and rope_scaling; newer ones: all of it in rope_parameters.
+        // Older files: rope_theta outside and rope_scaling; newer ones: all of it in rope_parameters, and there by the
+        // kind of layer where kinds differ.
         let scaling = match json.opt_object("rope_scaling")? {
             Some(scaling) => Some(scaling),
             None => json.opt_object("rope_parameters")?,
         };
+        let nested = scaling.and_then(|scaling| scaling.nested());
+        let scaling = match (nested, facts.window_rope_base) {
+            (Some(_), Some(_)) => layer_kind(json, "full_attention")?,
+            (Some(kind), None) => {
+                return Err(Error::Unsupported {
+                    what: format!("rotation of its own for {kind:?}"),
+                    supported: "one for all layers".to_owned(),
+                });
+            }
+            (None, _) => scaling,
+        };
+        let mut dims = head_dim;
         for object in [Some(*json), scaling].into_iter().flatten() {
-            if let Some(partial) = object.opt_f64("partial_rotary_factor")?.filter(|partial| *partial != 1.0)
-            {
+            let partial = object.opt_f64("partial_rotary_factor")?.filter(|partial| *partial != 1.0);
+            let Some(partial) = partial else { continue };
+            if !facts.partial_rotary {
                 return Err(Error::Unsupported {
                     what: format!("{} {partial}", object.spelling("partial_rotary_factor")),
                     supported: "1".to_owned(),
                 });
             }
-        }
-        if let Some(kind) = scaling.and_then(|scaling| scaling.nested()) {
-            return Err(Error::Unsupported {
-                what: format!("rotation of its own for {kind:?}"),
-                supported: "one for all layers".to_owned(),
-            });
+            let partial = within(&object.spelling("partial_rotary_factor"), partial, 1e-6..=1.0)?;
+            #[expect(clippy::cast_sign_loss, reason = "neither factor is negative")]
+            let rotating = (head_dim as f64 * partial) as usize;
+            dims = rotating;
         }
         let inside = scaling.map(|scaling| scaling.opt_f64("rope_theta")).transpose()?.flatten();
         let base = match inside {
@@ -199,10 +287,51 @@ impl Rope {
             None => json.opt_f64("rope_theta")?.unwrap_or(facts.rope_base),
         };
         let base = within("rope_theta", base, 1.001..=1e12)?;
-        let scaling =
-            scaling.map_or(Ok(Scaling::None), |scaling| scaling_of_json(json, &scaling, context))?;
-        Ok(Rope { base, dims: head_dim, scaling, factors: Vec::new() })
+        let plain = Rope::plain(base, dims, context);
+        let Some(scaling) = scaling else { return Ok(plain) };
+        if let Some("longrope" | "su") = kind(&scaling)? {
+            return long_rope(json, &scaling, plain);
+        }
+        Ok(Rope { scaling: scaling_of_json(json, &scaling, context)?, ..plain })
     }
+}
+
+/// What rope_parameters says of one kind of layer.
+fn layer_kind<'a>(json: &Json<'a>, kind: &'static str) -> Result<Option<Json<'a>>, Error> {
+    let Some(parameters) = json.opt_object("rope_parameters")? else { return Ok(None) };
+    parameters.opt_object(kind)
+}
+
+fn kind<'a>(json: &Json<'a>) -> Result<Option<&'a str>, Error> {
+    Ok(match json.opt_str("rope_type")? {
+        Some(kind) => Some(kind),
+        None => json.opt_str("type")?,
+    })
+}
+
+/// Factors for short and for long contexts.
+fn long_rope(config: &Json<'_>, json: &Json<'_>, plain: Rope) -> Result<Rope, Error> {
+    let factors = |key: &str| -> Result<Vec<f32>, Error> {
+        let missing = || Error::MissingKey { key: json.spelling(key) };
+        let numbers = json.opt_f64s(key)?.ok_or_else(missing)?;
+        let checked = numbers.into_iter().map(|number| within(&json.spelling(key), number, POSITIVE));
+        checked.map(|number| number.map(|number| number as f32)).collect()
+    };
+    let key = "original_max_position_embeddings";
+    let original = json.opt_u64(key)?.or(config.opt_u64(key)?);
+    let original = original.ok_or_else(|| Error::MissingKey { key: json.spelling(key) })?;
+    let original_context = u32::try_from(original).ok().filter(|original| *original > 1);
+    let original_context = original_context.ok_or_else(|| bad(key, original, "at least 2 and below 2^32"))?;
+    let original = f64::from(original_context);
+    let factor = json.opt_f64("factor")?.unwrap_or(f64::from(plain.context) / original);
+    let grown = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+    let magnitude = json.opt_f64("attention_factor")?.unwrap_or(grown);
+    Ok(Rope {
+        scaling: Scaling::Long { magnitude: within("attention_factor", magnitude, POSITIVE)? },
+        factors: factors("short_factor")?,
+        long: Some(LongFactors { factors: factors("long_factor")?, original_context }),
+        ..plain
+    })
 }
 
 fn scaling_of_json(config: &Json<'_>, json: &Json<'_>, context: u32) -> Result<Scaling, Error> {
@@ -220,11 +349,7 @@ fn scaling_of_json(config: &Json<'_>, json: &Json<'_>, context: u32) -> Result<S
         };
         within(key, given.unwrap_or(f64::from(context)), POSITIVE)
     };
-    let kind = match json.opt_str("rope_type")? {
-        Some(kind) => Some(kind),
-        None => json.opt_str("type")?,
-    };
-    match kind.unwrap_or("default") {
+    match kind(json)?.unwrap_or("default") {
         "default" => Ok(Scaling::None),
         "linear" => Ok(Scaling::Linear { factor: number("factor")? }),
         "llama3" => Ok(Scaling::Llama3 {
@@ -313,8 +438,8 @@ fn unsupported(kind: &str) -> Error {
 }
 
 /// The frequencies' divisors, where the checkpoint stores them as a tensor. Its shape is checked with all others.
-fn factors(checkpoint: &Checkpoint, facts: &Facts) -> Result<Vec<f32>, Error> {
-    let Some(name) = stored_name(checkpoint, facts.row(Tensor::RopeFactors), 0) else {
+fn stored_factors(checkpoint: &Checkpoint, facts: &Facts, wanted: Tensor) -> Result<Vec<f32>, Error> {
+    let Some(name) = facts.row(wanted).and_then(|row| stored_name(checkpoint, facts, row, 0)) else {
         return Ok(Vec::new());
     };
     let Some(view) = tensor(checkpoint, &name) else { return Ok(Vec::new()) };

@@ -21,11 +21,11 @@ pub(crate) struct Key {
 /// Where values are read from.
 pub(crate) enum Source<'a> {
     Gguf { metadata: &'a Metadata, architecture: &'static str },
-    HuggingFace(Json<'a>),
+    HuggingFace { json: Json<'a>, facts: &'a Facts },
 }
 
 impl<'a> Source<'a> {
-    pub(crate) fn new(checkpoint: &'a Checkpoint, facts: &Facts) -> Result<Source<'a>, Error> {
+    pub(crate) fn new(checkpoint: &'a Checkpoint, facts: &'a Facts) -> Result<Source<'a>, Error> {
         match checkpoint {
             Checkpoint::Gguf(gguf) => match facts.gguf {
                 Some(architecture) => Ok(Source::Gguf { metadata: gguf.metadata(), architecture }),
@@ -34,7 +34,11 @@ impl<'a> Source<'a> {
                     supported: "a Hugging Face directory".to_owned(),
                 }),
             },
-            Checkpoint::HuggingFace(model) => Ok(Source::HuggingFace(Json::new("", model.config())?)),
+            Checkpoint::HuggingFace(model) => {
+                let json = Json::new("", model.config())?;
+                let text = if facts.not_text.is_empty() { None } else { json.opt_object("text_config")? };
+                Ok(Source::HuggingFace { json: text.unwrap_or(json), facts })
+            }
         }
     }
 
@@ -42,8 +46,33 @@ impl<'a> Source<'a> {
     pub(crate) fn spelling(&self, key: Key) -> String {
         match self {
             Source::Gguf { architecture, .. } => format!("{architecture}.{}", key.gguf),
-            Source::HuggingFace(_) => key.hugging_face.to_owned(),
+            Source::HuggingFace { json, .. } => json.spelling(self.own(key)),
         }
+    }
+
+    /// The architecture's own name for a key of config.json.
+    pub(crate) fn own(&self, key: Key) -> &'static str {
+        let Source::HuggingFace { facts, .. } = self else { return key.hugging_face };
+        let own = facts.keys.iter().find(|(others, _)| *others == key.hugging_face);
+        own.map_or(key.hugging_face, |(_, own)| own)
+    }
+
+    /// The architecture's own number where config.json does not have the key.
+    fn default(&self, key: Key) -> Option<f64> {
+        let Source::HuggingFace { facts, .. } = self else { return None };
+        facts.defaults.iter().find(|(name, _)| *name == key.hugging_face).map(|(_, number)| *number)
+    }
+
+    /// A whole number.
+    fn opt_whole(&self, key: Key) -> Result<Option<u64>, Error> {
+        Ok(match self {
+            Source::Gguf { metadata, .. } => metadata.opt_u64(&self.spelling(key))?,
+            Source::HuggingFace { json, .. } => {
+                #[expect(clippy::cast_sign_loss, reason = "the table's own numbers of things")]
+                let default = || self.default(key).map(|number| number as u64);
+                json.opt_u64(self.own(key))?.or_else(default)
+            }
+        })
     }
 
     /// A number of things, of which there is at least one.
@@ -52,11 +81,7 @@ impl<'a> Source<'a> {
     }
 
     pub(crate) fn opt_size(&self, key: Key) -> Result<Option<usize>, Error> {
-        let size = match self {
-            Source::Gguf { metadata, .. } => metadata.opt_u64(&self.spelling(key))?,
-            Source::HuggingFace(json) => json.opt_u64(key.hugging_face)?,
-        };
-        let Some(size) = size else { return Ok(None) };
+        let Some(size) = self.opt_whole(key)? else { return Ok(None) };
         match usize::try_from(size) {
             Ok(size) if (1..=SIZE_MAX).contains(&size) => Ok(Some(size)),
             _ => Err(bad(&self.spelling(key), size, &format!("1 to {SIZE_MAX}"))),
@@ -65,11 +90,7 @@ impl<'a> Source<'a> {
 
     /// A number of positions, which may be huge.
     pub(crate) fn positions(&self, key: Key) -> Result<u32, Error> {
-        let positions = match self {
-            Source::Gguf { metadata, .. } => metadata.opt_u64(&self.spelling(key))?,
-            Source::HuggingFace(json) => json.opt_u64(key.hugging_face)?,
-        };
-        let positions = positions.ok_or_else(|| Error::MissingKey { key: self.spelling(key) })?;
+        let positions = self.opt_whole(key)?.ok_or_else(|| Error::MissingKey { key: self.spelling(key) })?;
         match u32::try_from(positions) {
             Ok(positions) if positions > 0 => Ok(positions),
             _ => Err(bad(&self.spelling(key), positions, "at least 1 and below 2^32")),
@@ -84,7 +105,7 @@ impl<'a> Source<'a> {
     pub(crate) fn opt_number(&self, key: Key) -> Result<Option<f64>, Error> {
         match self {
             Source::Gguf { metadata, .. } => opt_f32(metadata, &self.spelling(key)),
-            Source::HuggingFace(json) => json.opt_f64(key.hugging_face),
+            Source::HuggingFace { json, .. } => Ok(json.opt_f64(self.own(key))?.or(self.default(key))),
         }
     }
 }
@@ -154,6 +175,10 @@ impl<'a> Json<'a> {
 
     pub(crate) fn opt_f64(&self, key: &str) -> Result<Option<f64>, Error> {
         self.read(key, "a number", Value::as_f64)
+    }
+
+    pub(crate) fn opt_f64s(&self, key: &str) -> Result<Option<Vec<f64>>, Error> {
+        self.read(key, "a list of numbers", |value| value.as_array()?.iter().map(Value::as_f64).collect())
     }
 
     pub(crate) fn f64(&self, key: &str) -> Result<f64, Error> {

@@ -6,7 +6,8 @@ use std::cell::RefCell;
 use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
     Attention, Backend, Batch, Error as ComputeError, ExpertRoom, Experts, Glu, Heads, KvGroup, KvLayer,
-    KvSpec, Memory, Norm, Output, Part, Purpose, Rope, Routing, Rows, SampleRow, Sizes, Usage,
+    KvSpec, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow,
+    Sizes, Usage,
 };
 
 use crate::Error;
@@ -54,6 +55,14 @@ struct Product {
     bound: i32,
     /// One for each output row.
     scales: cpu::Buf,
+}
+
+impl Weight {
+    fn looked_up(&self) -> Result<&cpu::Weight, ComputeError> {
+        let refused =
+            || ComputeError::Unsupported { what: "looking up rows of a product".to_owned(), backend: NAME };
+        self.table.as_ref().ok_or_else(refused)
+    }
 }
 
 impl<P: Products> Integer<P> {
@@ -156,9 +165,7 @@ impl<P: Products> Backend for Integer<P> {
     }
 
     fn embed(&self, step: &cpu::Step, table: &Weight, out: &mut cpu::Buf) -> Result<(), ComputeError> {
-        let refused =
-            || ComputeError::Unsupported { what: "looking up rows of a product".to_owned(), backend: NAME };
-        self.cpu.embed(step, table.table.as_ref().ok_or_else(refused)?, out)
+        self.cpu.embed(step, table.looked_up()?, out)
     }
 
     fn matmul(
@@ -223,7 +230,21 @@ impl<P: Products> Backend for Integer<P> {
         self.cpu.add(step, rows, y, x)
     }
 
-    fn rms_norm(
+    fn add_positions(&self, step: &cpu::Step, table: &Weight, x: &mut cpu::Buf) -> Result<(), ComputeError> {
+        self.cpu.add_positions(step, table.looked_up()?, x)
+    }
+
+    fn pointwise(
+        &self,
+        step: &cpu::Step,
+        rows: Rows,
+        function: Pointwise,
+        x: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        self.cpu.pointwise(step, rows, function, x)
+    }
+
+    fn norm(
         &self,
         step: &cpu::Step,
         rows: Rows,
@@ -231,7 +252,17 @@ impl<P: Products> Backend for Integer<P> {
         x: &cpu::Buf,
         out: &mut cpu::Buf,
     ) -> Result<(), ComputeError> {
-        self.cpu.rms_norm(step, rows, norm, x, out)
+        self.cpu.norm(step, rows, norm, x, out)
+    }
+
+    fn qk_norm(
+        &self,
+        step: &cpu::Step,
+        heads: Heads,
+        norm: &QkNorm<cpu::Buf>,
+        qkv: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        self.cpu.qk_norm(step, heads, norm, qkv)
     }
 
     fn rope(
@@ -258,7 +289,7 @@ impl<P: Products> Backend for Integer<P> {
     fn attention(
         &self,
         step: &cpu::Step,
-        attention: &Attention,
+        attention: &Attention<cpu::Buf>,
         qkv: &cpu::Buf,
         kv: &cpu::Kv,
         out: &mut cpu::Buf,
@@ -310,6 +341,16 @@ impl<P: Products> Backend for Integer<P> {
 
     fn gather_wanted(&self, step: &cpu::Step, x: &cpu::Buf, out: &mut cpu::Buf) -> Result<(), ComputeError> {
         self.cpu.gather_wanted(step, x, out)
+    }
+
+    fn pool(
+        &self,
+        step: &cpu::Step,
+        pooling: Pooling,
+        x: &cpu::Buf,
+        out: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        self.cpu.pool(step, pooling, x, out)
     }
 
     fn sample(

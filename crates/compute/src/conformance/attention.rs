@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Attention, Backend, Batch, Error, Heads, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Purpose,
-    Rope, Row, Token,
+    Attention, Backend, Batch, Error, Heads, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, PageId,
+    Purpose, Rope, Row, Token,
 };
 
 use super::bench::{Bench, Table, batch, count, step};
@@ -45,29 +45,82 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                     lengths: &LENGTHS,
                     chunk: 100,
                     fused: false,
+                    extra: None,
                 });
             }
         }
         let heads = Heads { query: 6, kv: 2, dim: 64 };
         for chunk in [1, 32, 45] {
             for window in [None, Some(33)] {
-                suite.compare(Sequences { heads, window, dtype, lengths: &[70, 5], chunk, fused: false });
+                suite.compare(Sequences {
+                    heads,
+                    window,
+                    dtype,
+                    lengths: &[70, 5],
+                    chunk,
+                    fused: false,
+                    extra: None,
+                });
             }
         }
-        suite.compare(Sequences { heads, window: None, dtype, lengths: &[40, 3], chunk: 20, fused: true });
+        for extra in [Need::SoftCap, Need::Sinks, Need::BothDirections] {
+            for (window, fused) in [(None, false), (Some(33), false), (None, true)] {
+                if window.is_some() && extra == Need::BothDirections {
+                    continue;
+                }
+                let extra = Some(extra);
+                suite.compare(Sequences {
+                    heads,
+                    window,
+                    dtype,
+                    lengths: &LENGTHS,
+                    chunk: 100,
+                    fused,
+                    extra,
+                });
+            }
+        }
+        suite.compare(Sequences {
+            heads,
+            window: None,
+            dtype,
+            lengths: &[40, 3],
+            chunk: 20,
+            fused: true,
+            extra: None,
+        });
     }
     suite.same_bits("a prefix computed, and shared from another sequence's page", shared_prefix);
 
     // Long enough that a backend splits the keys.
     let heads = Heads { query: 2, kv: 1, dim: 32 };
-    let long =
-        Sequences { heads, window: None, dtype: KvDType::F16, lengths: &[1100], chunk: 256, fused: false };
+    let long = Sequences {
+        heads,
+        window: None,
+        dtype: KvDType::F16,
+        lengths: &[1100],
+        chunk: 256,
+        fused: false,
+        extra: None,
+    };
     suite.compare(long);
 
-    for window in [None, Some(40)] {
+    let extras = [None, Some(Need::SoftCap), Some(Need::Sinks)];
+    for (window, extra) in [None, Some(40)].into_iter().flat_map(|window| extras.map(|extra| (window, extra)))
+    {
+        if extra.is_some_and(|need| suite.backend.supports(need).is_err()) {
+            continue;
+        }
         let heads = Heads { query: 6, kv: 2, dim: 64 };
-        let all =
-            Sequences { heads, window, dtype: KvDType::F16, lengths: &LENGTHS, chunk: 100, fused: false };
+        let all = Sequences {
+            heads,
+            window,
+            dtype: KvDType::F16,
+            lengths: &LENGTHS,
+            chunk: 100,
+            fused: false,
+            extra,
+        };
         suite.same_bits(format_args!("{all}: sequences among others, and alone"), |backend| {
             let together = all.attend(backend, &[0, 1, 2, 3, 4, 5], 100)?;
             let mut alone = Table::new(together.columns);
@@ -135,6 +188,8 @@ struct Sequences {
     chunk: usize,
     /// Through `attend` instead of `kv_write` and `attention`.
     fused: bool,
+    /// What not every backend has.
+    extra: Option<Need>,
 }
 
 impl fmt::Display for Sequences {
@@ -142,6 +197,9 @@ impl fmt::Display for Sequences {
         write!(f, "{} {}, lengths {:?} by {}", self.dtype, Shown(self.heads), self.lengths, self.chunk)?;
         if let Some(window) = self.window {
             write!(f, ", window {window}")?;
+        }
+        if let Some(extra) = self.extra {
+            write!(f, ", {extra}")?;
         }
         if self.fused { f.write_str(", with rope") } else { Ok(()) }
     }
@@ -151,6 +209,10 @@ impl Case for Sequences {
     fn op(&self) -> Op {
         // A query that sees only itself gives back its stored value, so this is how values are rounded.
         if self.window == Some(1) { Op::Kv } else { Op::Attention }
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        self.extra.into_iter().collect()
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
@@ -163,8 +225,15 @@ impl Case for Sequences {
 fn shared_prefix<B: Backend>(backend: &B) -> Result<(Table, Table), Failure> {
     const LEN: usize = 40;
     let heads = Heads { query: 3, kv: 1, dim: 64 };
-    let case =
-        Sequences { heads, window: None, dtype: KvDType::F16, lengths: &[LEN], chunk: LEN, fused: false };
+    let case = Sequences {
+        heads,
+        window: None,
+        dtype: KvDType::F16,
+        lengths: &[LEN],
+        chunk: LEN,
+        fused: false,
+        extra: None,
+    };
     let group = KvGroup { layers: 2, heads: 1, dim: 64, window: None, pages: 5 };
     let mut kv = backend.alloc_kv(&KvSpec { groups: vec![group.clone(), group], dtype: KvDType::F16 })?;
     case.poison(backend, 5, &mut kv)?;
@@ -272,11 +341,20 @@ impl Sequences {
             batch.tokens.len(),
             self.heads.query * self.heads.dim,
         )?;
-        let attention =
-            Attention { heads: self.heads, layer: LAYER, scale: 1.0 / (self.heads.dim as f32).sqrt() };
+        let scale = 1.0 / (self.heads.dim as f32).sqrt();
+        let mut attention = Attention::causal(self.heads, LAYER, scale);
+        match self.extra {
+            Some(Need::SoftCap) => attention.soft_cap = Some(0.7),
+            Some(Need::Sinks) => {
+                let sinks = Random::of("sinks").values(self.heads.query);
+                attention.sinks = Some(backend.upload_values(&sinks)?);
+            }
+            Some(Need::BothDirections) => attention.causal = false,
+            _ => {}
+        }
         step(backend, batch, |step| {
             if self.fused {
-                backend.attend(step, &attention, &rope, &mut qkv.buf, kv, &mut out.buf)?;
+                backend.attend(step, &attention, Some(&rope), &mut qkv.buf, kv, &mut out.buf)?;
                 return Ok(());
             }
             backend.kv_write(step, self.heads, LAYER, &qkv.buf, kv)?;

@@ -23,7 +23,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 stays_in_its_row(&product(backend, dtype, fault)?)
             });
         }
-        suite.check(Op::Fault, format_args!("{fault} through rms_norm"), |backend| {
+        suite.check(Op::Fault, format_args!("{fault} through norm"), |backend| {
             stays_in_its_row(&norm(backend, fault)?)
         });
         suite.check(Op::Fault, format_args!("{fault} through glu"), |backend| {
@@ -67,11 +67,11 @@ fn product<B: Backend>(backend: &B, dtype: DType, fault: f32) -> Result<Table, F
 }
 
 fn norm<B: Backend>(backend: &B, fault: f32) -> Result<Table, Failure> {
-    let norm = Norm { weight: backend.upload_values(&[0.5; COLUMNS])?, eps: 1e-5 };
+    let norm = Norm::rms(backend.upload_values(&[0.5; COLUMNS])?, 1e-5);
     let x = Bench::filled(backend, Purpose::Residual, COLUMNS, &inputs(COLUMNS, fault))?;
     let mut out = Bench::filled(backend, Purpose::Activations, COLUMNS, &[0.0; ROWS * COLUMNS])?;
     step(backend, &batch(ROWS, 0), |step| {
-        Ok(backend.rms_norm(step, Rows::Tokens, &norm, &x.buf, &mut out.buf)?)
+        Ok(backend.norm(step, Rows::Tokens, &norm, &x.buf, &mut out.buf)?)
     })?;
     out.table(backend)
 }
@@ -103,7 +103,7 @@ fn attention<B: Backend>(backend: &B, fault: f32) -> Result<Table, Failure> {
     }
     step(backend, &batch, |step| {
         backend.kv_write(step, heads, layer, &qkv.buf, &mut kv)?;
-        Ok(backend.attention(step, &Attention { heads, layer, scale: 0.2 }, &qkv.buf, &kv, &mut out.buf)?)
+        Ok(backend.attention(step, &Attention::causal(heads, layer, 0.2), &qkv.buf, &kv, &mut out.buf)?)
     })?;
     out.table(backend)
 }

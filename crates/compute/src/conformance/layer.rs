@@ -89,8 +89,7 @@ impl Layers {
         let down_weight = matrix(dtypes[3], hidden, ffn)?;
         let mut vector = |values: usize| backend.upload_values(&random.values(values));
         let bias = vector(heads.qkv_columns())?;
-        let norms =
-            [vector(hidden)?, vector(hidden)?, vector(hidden)?].map(|weight| Norm { weight, eps: 1e-5 });
+        let norms = [vector(hidden)?, vector(hidden)?, vector(hidden)?].map(|weight| Norm::rms(weight, 1e-5));
         let frequencies: Vec<f32> = (0..heads.dim / 2).map(|pair| 0.7f32.powf(pair as f32)).collect();
         let rope = Rope {
             frequencies: backend.upload_values(&frequencies)?,
@@ -126,20 +125,20 @@ impl Layers {
                 let step = step_ref;
                 backend.embed(step, &embedding, &mut residual)?;
                 for layer in 0..LAYERS {
-                    let attention = Attention { heads, layer: KvLayer { group: 0, layer }, scale: 0.2 };
-                    backend.rms_norm(step, tokens, &norms[0], &residual, &mut branch)?;
+                    let attention = Attention::causal(heads, KvLayer { group: 0, layer }, 0.2);
+                    backend.norm(step, tokens, &norms[0], &residual, &mut branch)?;
                     backend.linear(step, tokens, &qkv_weight, Some(&bias), &branch, &mut qkv)?;
-                    backend.attend(step, &attention, &rope, &mut qkv, &mut kv, &mut attended)?;
+                    backend.attend(step, &attention, Some(&rope), &mut qkv, &mut kv, &mut attended)?;
                     let output = Linear { weight: &output_weight, bias: None };
                     backend.linear_add(step, tokens, output, &attended, &mut branch, &mut residual)?;
-                    backend.rms_norm(step, tokens, &norms[1], &residual, &mut branch)?;
+                    backend.norm(step, tokens, &norms[1], &residual, &mut branch)?;
                     backend.linear(step, tokens, &gate_up_weight, None, &branch, &mut gate_up)?;
                     backend.glu(step, Glu::Silu, &gate_up, &mut gated)?;
                     let down = Linear { weight: &down_weight, bias: None };
                     backend.linear_add(step, tokens, down, &gated, &mut branch, &mut residual)?;
                 }
                 backend.gather_wanted(step, &residual, &mut wanted)?;
-                backend.rms_norm(step, Rows::Wanted, &norms[2], &wanted, &mut normed)?;
+                backend.norm(step, Rows::Wanted, &norms[2], &wanted, &mut normed)?;
                 backend.matmul(step, Rows::Wanted, &embedding, &normed, &mut logits)
             });
             backend.finish(step)?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fornax_format::DType;
 
-use crate::{Backend, Linear, Purpose, Rows, Token, WEIGHT_TYPES};
+use crate::{Backend, Linear, Need, Purpose, Rows, Token, WEIGHT_TYPES};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
@@ -17,7 +17,8 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             if !columns.is_multiple_of(dtype.block_values()) {
                 continue;
             }
-            suite.compare(Embed { dtype, columns });
+            suite.compare(Embed { dtype, columns, positions: false });
+            suite.compare(Embed { dtype, columns, positions: true });
             let tokens: &[usize] = if columns <= 256 { &[1, 2, 3, 7, 33, 128] } else { &[1, 3, 7] };
             for &tokens in tokens {
                 suite.compare(Matmul::plain(dtype, 33, columns, tokens));
@@ -88,14 +89,17 @@ fn weight<B: Backend>(
     Ok(backend.upload(&parts)?)
 }
 
+/// Rows looked up by token, or added by position.
 struct Embed {
     dtype: DType,
     columns: usize,
+    positions: bool,
 }
 
 impl fmt::Display for Embed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} 37x{}", self.dtype, self.columns)
+        let by = if self.positions { ", by position" } else { "" };
+        write!(f, "{} 37x{}{by}", self.dtype, self.columns)
     }
 }
 
@@ -104,10 +108,21 @@ impl Case for Embed {
         Op::Embed
     }
 
+    fn needs(&self) -> Vec<Need> {
+        if self.positions { vec![Need::Positions] } else { Vec::new() }
+    }
+
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
         let table = weight(backend, &mut Random::of(self), &[Rowset::plain(self.dtype, 37)], self.columns)?;
         let ids = [36, 0, 5, 5, 31, 1];
         let mut batch = batch(ids.len(), 0);
+        if self.positions {
+            batch.positions = ids.to_vec();
+            let values = Random::of("rows").values(ids.len() * self.columns);
+            let mut x = Bench::filled(backend, Purpose::Residual, self.columns, &values)?;
+            step(backend, &batch, |step| Ok(backend.add_positions(step, &table, &mut x.buf)?))?;
+            return x.table(backend);
+        }
         batch.tokens = ids.map(Token::Known).to_vec();
         let mut out = Bench::poisoned(backend, Purpose::Residual, ids.len(), self.columns)?;
         step(backend, &batch, |step| Ok(backend.embed(step, &table, &mut out.buf)?))?;

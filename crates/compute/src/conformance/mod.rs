@@ -1,6 +1,8 @@
 //! The suite that every backend passes: operation by operation, type by type and shape by shape against the scalar
 //! CPU reference, through the public traits alone, so that a new backend runs it unchanged.
 //!
+//! What a backend says it does not have ([`Need`]) is not asked of it: models that need it are refused there.
+//!
 //! Three kinds of case. *Compared*: the subject and the reference compute the same thing from the same seed, and each
 //! output row must lie within the operation's bound. *Invariant*: the subject is compared with itself, bit for bit,
 //! under another batching of the same work. *Checked*: a promise about refusals, steps or accounting.
@@ -24,7 +26,7 @@ mod steps;
 use std::fmt;
 
 use crate::cpu::{Activations, Cpu};
-use crate::{Backend, Error, Sizes};
+use crate::{Backend, Error, Need, Sizes};
 
 use bench::Table;
 pub use ring::run_ring;
@@ -43,14 +45,16 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::Vector, 0.0),
     (Op::Copy, 0.0),
     (Op::Add, 0.0),
-    (Op::RmsNorm, 1e-7),
+    (Op::Norm, 1e-7),
     (Op::Rope, 1e-7),
     (Op::Kv, 0.0),
     (Op::Attention, 1e-7),
     (Op::Glu, 1e-7),
     (Op::Route, 1e-7),
     (Op::Experts, 1e-7),
+    (Op::Pointwise, 1e-7),
     (Op::Gather, 0.0),
+    (Op::Pool, 1e-7),
     (Op::Sample, 1e-7),
     (Op::Fault, 0.0),
     (Op::Record, 1e-7),
@@ -72,14 +76,16 @@ pub enum Op {
     Vector,
     Copy,
     Add,
-    RmsNorm,
+    Norm,
     Rope,
     Kv,
     Attention,
     Glu,
     Route,
     Experts,
+    Pointwise,
     Gather,
+    Pool,
     Sample,
     Fault,
     Record,
@@ -106,14 +112,16 @@ impl fmt::Display for Op {
             Op::Vector => "vector",
             Op::Copy => "copy",
             Op::Add => "add",
-            Op::RmsNorm => "rms_norm",
+            Op::Norm => "norm",
             Op::Rope => "rope",
             Op::Kv => "kv",
             Op::Attention => "attention",
             Op::Glu => "glu",
             Op::Route => "route",
             Op::Experts => "experts",
+            Op::Pointwise => "pointwise",
             Op::Gather => "gather",
+            Op::Pool => "pool",
             Op::Sample => "sample",
             Op::Fault => "fault",
             Op::Record => "record",
@@ -241,6 +249,10 @@ impl From<Error> for Failure {
 trait Case: fmt::Display {
     /// Which bound applies.
     fn op(&self) -> Op;
+    /// What a backend may say that it does not have.
+    fn needs(&self) -> Vec<Need> {
+        Vec::new()
+    }
     /// The outputs, each read from a buffer that was NaN before.
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure>;
 }
@@ -255,9 +267,10 @@ struct Suite<'a, B> {
 }
 
 impl<B: Backend> Suite<'_, B> {
-    /// The subject's outputs against the reference's.
+    /// The subject's outputs against the reference's, unless the subject says that it does not have the operation.
     fn compare(&mut self, case: impl Case) {
-        if !self.ops.contains(&case.op()) {
+        let lacks = |need: &Need| self.backend.supports(*need).is_err();
+        if !self.ops.contains(&case.op()) || case.needs().iter().any(lacks) {
             return;
         }
         let outcome = case.compute(&self.reference).and_then(|wanted| {

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::{Backend, Batch, Glu, Norm, Purpose, Row, Rows, Token};
+use crate::{
+    Backend, Batch, Glu, Heads, Need, Norm, NormKind, Pointwise, Pooling, Purpose, QkNorm, Row, Rows, Token,
+};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::Random;
@@ -12,29 +14,54 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     for columns in [1, 17, 64, 576, 2048] {
         for eps in [1e-5, 1e-6] {
             for size in [Size::Usual, Size::Tiny, Size::Zero] {
-                suite.compare(RmsNorm { columns, eps, size, rows: Rows::Tokens });
+                suite.compare(NormRows { kind: NormKind::Rms, columns, eps, size, rows: Rows::Tokens });
             }
         }
-        suite.compare(RmsNorm { columns, eps: 1e-5, size: Size::Usual, rows: Rows::Wanted });
+        for kind in [NormKind::Rms, NormKind::Layer] {
+            suite.compare(NormRows { kind, columns, eps: 1e-5, size: Size::Usual, rows: Rows::Wanted });
+        }
+        suite.compare(NormRows {
+            kind: NormKind::Layer,
+            columns,
+            eps: 1e-5,
+            size: Size::Tiny,
+            rows: Rows::Tokens,
+        });
         for rows in [Rows::Tokens, Rows::Wanted] {
             suite.compare(Add { columns, rows, vector: false });
             suite.compare(Add { columns, rows, vector: true });
         }
-        suite.compare(Gated { columns, size: 1.0 });
         // exp overflows f32 beyond 88.
-        suite.compare(Gated { columns, size: 100.0 });
         suite.compare(AddGated { columns, size: 1.0 });
         suite.compare(AddGated { columns, size: 100.0 });
-        suite.compare(Gather { columns });
+        for size in [1.0, 100.0] {
+            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh] {
+                suite.compare(Gated { kind, columns, size });
+            }
+            for function in
+                [Pointwise::Scale(-0.7), Pointwise::SoftCap(30.0), Pointwise::Gelu, Pointwise::GeluTanh]
+            {
+                suite.compare(Each { function, columns, size });
+            }
+        }
+        suite.compare(Gather { columns, pooling: None });
+        for pooling in [Pooling::Mean, Pooling::First, Pooling::Last] {
+            suite.compare(Gather { columns, pooling: Some(pooling) });
+        }
     }
-    suite.same_bits("rms_norm 576: 33 rows, and one by one", |backend| {
+    for (query, kv, dim) in [(1, 1, 16), (4, 2, 24), (9, 3, 64), (16, 8, 128)] {
+        let heads = Heads { query, kv, dim };
+        suite.compare(QkNormed { heads, whole: false });
+        suite.compare(QkNormed { heads, whole: true });
+    }
+    suite.same_bits("norm 576: 33 rows, and one by one", |backend| {
         let norm = |values: &[f32]| {
             let mut random = Random::of("norm weight");
-            let norm = Norm { weight: backend.upload_values(&random.values(576))?, eps: 1e-5 };
+            let norm = Norm::rms(backend.upload_values(&random.values(576))?, 1e-5);
             let x = Bench::filled(backend, Purpose::Residual, 576, values)?;
             let mut out = Bench::poisoned(backend, Purpose::Activations, values.len() / 576, 576)?;
             step(backend, &batch(values.len() / 576, 0), |step| {
-                Ok(backend.rms_norm(step, Rows::Tokens, &norm, &x.buf, &mut out.buf)?)
+                Ok(backend.norm(step, Rows::Tokens, &norm, &x.buf, &mut out.buf)?)
             })?;
             out.table(backend)
         };
@@ -67,23 +94,28 @@ enum Size {
     Zero,
 }
 
-struct RmsNorm {
+struct NormRows {
+    kind: NormKind,
     columns: usize,
     eps: f32,
     size: Size,
     rows: Rows,
 }
 
-impl fmt::Display for RmsNorm {
+impl fmt::Display for NormRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RmsNorm { columns, eps, size, rows } = self;
-        write!(f, "{columns} columns, eps {eps:e}, {size:?} {rows:?}")
+        let NormRows { kind, columns, eps, size, rows } = self;
+        write!(f, "{kind:?} {columns} columns, eps {eps:e}, {size:?} {rows:?}")
     }
 }
 
-impl Case for RmsNorm {
+impl Case for NormRows {
     fn op(&self) -> Op {
-        Op::RmsNorm
+        Op::Norm
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        if self.kind == NormKind::Rms { Vec::new() } else { vec![Need::LayerNorm] }
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
@@ -95,11 +127,16 @@ impl Case for RmsNorm {
             Size::Zero => 0.0,
         };
         values.iter_mut().for_each(|value| *value *= scale);
-        let norm = Norm { weight: backend.upload_values(&random.values(self.columns))?, eps: self.eps };
+        let weight = backend.upload_values(&random.values(self.columns))?;
+        let bias = match self.kind {
+            NormKind::Rms => None,
+            NormKind::Layer => Some(backend.upload_values(&random.values(self.columns))?),
+        };
+        let norm = Norm { kind: self.kind, weight, bias, eps: self.eps };
         let x = Bench::filled(backend, Purpose::Residual, self.columns, &values)?;
         let mut out = Bench::poisoned(backend, Purpose::Activations, rows, self.columns)?;
         step(backend, &nine_rows(), |step| {
-            Ok(backend.rms_norm(step, self.rows, &norm, &x.buf, &mut out.buf)?)
+            Ok(backend.norm(step, self.rows, &norm, &x.buf, &mut out.buf)?)
         })?;
         out.table(backend)
     }
@@ -146,14 +183,51 @@ impl Case for Add {
     }
 }
 
+/// Queries and keys of fused rows, head by head or all together.
+struct QkNormed {
+    heads: Heads,
+    whole: bool,
+}
+
+impl fmt::Display for QkNormed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let QkNormed { heads: Heads { query, kv, dim }, whole } = self;
+        write!(f, "queries and keys of {query}/{kv} heads of {dim}{}", if *whole { ", together" } else { "" })
+    }
+}
+
+impl Case for QkNormed {
+    fn op(&self) -> Op {
+        Op::Norm
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::QkNorm]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let (mut random, heads) = (Random::of(self), self.heads);
+        let mut norm = |count: usize| -> Result<_, Failure> {
+            let columns = if self.whole { count * heads.dim } else { heads.dim };
+            Ok(Norm::rms(backend.upload_values(&random.values(columns))?, 1e-5))
+        };
+        let norm = QkNorm { query: norm(heads.query)?, key: norm(heads.kv)? };
+        let columns = heads.qkv_columns();
+        let mut qkv = Bench::filled(backend, Purpose::Activations, columns, &random.values(9 * columns))?;
+        step(backend, &nine_rows(), |step| Ok(backend.qk_norm(step, heads, &norm, &mut qkv.buf)?))?;
+        qkv.table(backend)
+    }
+}
+
 struct Gated {
+    kind: Glu,
     columns: usize,
     size: f32,
 }
 
 impl fmt::Display for Gated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "silu {} columns, values of {}", self.columns, self.size)
+        write!(f, "{:?} {} columns, values of {}", self.kind, self.columns, self.size)
     }
 }
 
@@ -162,12 +236,16 @@ impl Case for Gated {
         Op::Glu
     }
 
+    fn needs(&self) -> Vec<Need> {
+        if self.kind == Glu::Silu { Vec::new() } else { vec![Need::Gelu] }
+    }
+
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
         let mut values = Random::of(self).values(9 * 2 * self.columns);
         values.iter_mut().for_each(|value| *value *= self.size);
         let gate_up = Bench::filled(backend, Purpose::Activations, 2 * self.columns, &values)?;
         let mut out = Bench::poisoned(backend, Purpose::Activations, 9, self.columns)?;
-        step(backend, &nine_rows(), |step| Ok(backend.glu(step, Glu::Silu, &gate_up.buf, &mut out.buf)?))?;
+        step(backend, &nine_rows(), |step| Ok(backend.glu(step, self.kind, &gate_up.buf, &mut out.buf)?))?;
         out.table(backend)
     }
 }
@@ -200,20 +278,59 @@ impl Case for AddGated {
     }
 }
 
-/// Several sequences want different numbers of their last positions; one wants none.
+/// A function of single values.
+struct Each {
+    function: Pointwise,
+    columns: usize,
+    size: f32,
+}
+
+impl fmt::Display for Each {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {} columns, values of {}", self.function, self.columns, self.size)
+    }
+}
+
+impl Case for Each {
+    fn op(&self) -> Op {
+        Op::Pointwise
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::Pointwise]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut values = Random::of(self).values(9 * self.columns);
+        values.iter_mut().for_each(|value| *value *= self.size);
+        let mut x = Bench::filled(backend, Purpose::Activations, self.columns, &values)?;
+        step(backend, &nine_rows(), |step| {
+            Ok(backend.pointwise(step, Rows::Tokens, self.function, &mut x.buf)?)
+        })?;
+        x.table(backend)
+    }
+}
+
+/// Several sequences want different numbers of their last positions, or as often their pooled rows; one wants none.
 struct Gather {
     columns: usize,
+    pooling: Option<Pooling>,
 }
 
 impl fmt::Display for Gather {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} columns of 4 sequences", self.columns)
+        write!(f, "{} columns of 4 sequences", self.columns)?;
+        self.pooling.map_or(Ok(()), |pooling| write!(f, ", {pooling:?}"))
     }
 }
 
 impl Case for Gather {
     fn op(&self) -> Op {
-        Op::Gather
+        if self.pooling.is_some() { Op::Pool } else { Op::Gather }
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        self.pooling.map(|_| Need::Pooling).into_iter().collect()
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
@@ -225,7 +342,13 @@ impl Case for Gather {
         let values = Random::of(self).values(batch.tokens.len() * self.columns);
         let x = Bench::filled(backend, Purpose::Residual, self.columns, &values)?;
         let mut out = Bench::poisoned(backend, Purpose::Residual, batch.wanted(), self.columns)?;
-        step(backend, &batch, |step| Ok(backend.gather_wanted(step, &x.buf, &mut out.buf)?))?;
+        step(backend, &batch, |step| {
+            let done = match self.pooling {
+                None => backend.gather_wanted(step, &x.buf, &mut out.buf),
+                Some(pooling) => backend.pool(step, pooling, &x.buf, &mut out.buf),
+            };
+            Ok(done?)
+        })?;
         out.table(backend)
     }
 }

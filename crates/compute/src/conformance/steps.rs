@@ -192,7 +192,7 @@ fn nothing_wanted<B: Backend>(backend: &B) -> Result<(), Failure> {
     let mut random = Random::of("nothing wanted");
     let head = Stored::matrix(&mut random, DType::Q8_0, 5, 32);
     let head = backend.upload(&[head.part()?])?;
-    let norm = Norm { weight: backend.upload_values(&random.values(32))?, eps: 1e-5 };
+    let norm = Norm::rms(backend.upload_values(&random.values(32))?, 1e-5);
     let x = Bench::filled(backend, Purpose::Residual, 32, &random.values(3 * 32))?;
     let mut gathered = Bench::poisoned(backend, Purpose::Residual, 0, 32)?;
     let mut normed = Bench::poisoned(backend, Purpose::Activations, 0, 32)?;
@@ -200,7 +200,7 @@ fn nothing_wanted<B: Backend>(backend: &B) -> Result<(), Failure> {
     let mut step = backend.begin(&batch(3, 0))?;
     let done = backend
         .gather_wanted(&step, &x.buf, &mut gathered.buf)
-        .and_then(|()| backend.rms_norm(&step, Rows::Wanted, &norm, &gathered.buf, &mut normed.buf))
+        .and_then(|()| backend.norm(&step, Rows::Wanted, &norm, &gathered.buf, &mut normed.buf))
         .and_then(|()| backend.matmul(&step, Rows::Wanted, &head, &normed.buf, &mut logits.buf))
         .and_then(|()| backend.sample(&mut step, &logits.buf, &[]));
     let output = backend.finish(step)?;

@@ -20,6 +20,7 @@ use half::{bf16, f16};
 
 use super::disjoint::Disjoint;
 use super::exp::exp;
+use super::glu::soft_cap;
 use super::memory::{Geometry, Pages};
 use super::pool::Pool;
 #[cfg(target_arch = "aarch64")]
@@ -48,6 +49,12 @@ pub(super) struct Layer<'a> {
     pub(super) heads: Heads,
     /// Multiplies query-key products.
     pub(super) scale: f32,
+    /// Scaled products `s` become `cap * tanh(s / cap)`.
+    pub(super) soft_cap: Option<f32>,
+    /// One logit per query head.
+    pub(super) sinks: Option<&'a [f32]>,
+    /// Whether a query sees nothing behind its own position; else all of its row.
+    pub(super) causal: bool,
     /// The layer's KV group, whose page tables it uses.
     pub(super) group: usize,
     /// A query sees this many positions, its own included.
@@ -92,6 +99,7 @@ impl Queries<'_> {
 #[derive(Clone, Copy)]
 struct Page<'a> {
     dtype: KvDType,
+    soft_cap: Option<f32>,
     /// (dim, PAGE_TOKENS)
     keys: &'a [u8],
     /// (PAGE_TOKENS, dim)
@@ -123,16 +131,18 @@ impl Layer<'_> {
             // SAFETY: each thread takes its own stretch.
             let scratch = unsafe { scratch.part(thread * scratch_len..(thread + 1) * scratch_len) };
             let table = step.table(unit.row, self.group);
-            self.attend_unit(simd, &unit.tokens, table, head, qkv, scratch, &out);
+            let row = step.rows()[unit.row];
+            self.attend_unit(simd, &unit.tokens, row.start + row.len, table, head, qkv, scratch, &out);
         });
     }
 
-    /// One unit: `tokens` consecutive tokens of a sequence, the query heads of one K/V head.
+    /// One unit: `tokens` consecutive tokens of a sequence that ends before `row_end`, the query heads of one K/V head.
     #[expect(clippy::too_many_arguments, reason = "a leaf of the one loop above, which made them all")]
     fn attend_unit(
         &self,
         simd: Simd,
         tokens: &StepRow,
+        row_end: usize,
         table: &[PageId],
         head: usize,
         qkv: &[f32],
@@ -154,16 +164,28 @@ impl Layer<'_> {
         }
         let states: &mut [Running] = bytemuck::cast_slice_mut(&mut rest[..2 * count]);
         states.fill(Running { max: f32::NEG_INFINITY, sum: 0.0 });
+        if let Some(sinks) = self.sinks {
+            // A sink is the first to be seen, with a value of nothing.
+            for states in states.chunks_exact_mut(shared) {
+                for (state, &sink) in states.iter_mut().zip(&sinks[head * shared..]) {
+                    *state = Running { max: sink, sum: 1.0 };
+                }
+            }
+        }
         outputs.fill(0.0);
         let mut queries = Queries { dim, values, states, outputs };
 
         let first_seen = self.first_seen(tokens.start);
-        let seen_pages = first_seen / PAGE_TOKENS..(tokens.start + tokens.len).div_ceil(PAGE_TOKENS);
+        // The first position that a query does not see.
+        let end_of = |position: usize| if self.causal { position + 1 } else { row_end };
+        let last = tokens.start + tokens.len - 1;
+        let seen_pages = first_seen / PAGE_TOKENS..end_of(last).div_ceil(PAGE_TOKENS);
         for (&id, page_start) in
             table[seen_pages.clone()].iter().zip(seen_pages.map(|page| page * PAGE_TOKENS))
         {
             let mut page = Page {
                 dtype: self.dtype,
+                soft_cap: self.soft_cap,
                 keys: self.pages.keys(id, head),
                 values: self.pages.values(id, head),
                 first: 0,
@@ -177,10 +199,11 @@ impl Layer<'_> {
             // What a token sees of the page.
             let seen = |position: usize| {
                 let first = self.first_seen(position).max(page_start) - page_start;
-                first..(position + 1).min(page_start + PAGE_TOKENS).saturating_sub(page_start)
+                first..end_of(position).min(page_start + PAGE_TOKENS).saturating_sub(page_start)
             };
-            let last = tokens.start + tokens.len - 1;
-            if seen(tokens.start) == (0..PAGE_TOKENS) && seen(last) == (0..PAGE_TOKENS) {
+            let (by_first, by_last) = (seen(tokens.start), seen(last));
+            if by_first == by_last && !by_first.is_empty() {
+                page = Page { first: by_first.start, end: by_first.end, ..page };
                 page.step(simd, &mut queries);
                 continue;
             }
@@ -279,7 +302,7 @@ impl<'a> Page<'a> {
                 scores[key] += value * number(self.dtype, self.keys, i * PAGE_TOKENS + key);
             }
         }
-        let (weights, shrink) = weigh(&scores, self, &mut query.states[0]);
+        let (weights, shrink) = weigh(&mut scores, self, &mut query.states[0]);
         for (i, out) in query.outputs.iter_mut().enumerate() {
             *out *= shrink;
             for key in self.first..self.end {
@@ -305,13 +328,18 @@ fn number(dtype: KvDType, stored: &[u8], index: usize) -> f32 {
 /// Takes a page's scores into a query's state: the weight of each key, zero for what is not seen, and what the output so
 /// far is to be multiplied by.
 #[inline(always)]
-fn weigh(scores: &[f32; PAGE_TOKENS], page: Page<'_>, state: &mut Running) -> ([f32; PAGE_TOKENS], f32) {
+fn weigh(scores: &mut [f32; PAGE_TOKENS], page: Page<'_>, state: &mut Running) -> ([f32; PAGE_TOKENS], f32) {
+    if let Some(cap) = page.soft_cap {
+        for score in &mut *scores {
+            *score = soft_cap(cap, *score);
+        }
+    }
     // Not f32::max, which drops a NaN: a fault has to reach the logits.
     let seen = scores[page.first..page.end].iter();
     let max = seen.fold(state.max, |max, &score| if score > max || score.is_nan() { score } else { max });
     let shrink = exp(state.max - max);
     let mut weights = [0.0; PAGE_TOKENS];
-    for (weight, score) in weights.iter_mut().zip(scores) {
+    for (weight, score) in weights.iter_mut().zip(&*scores) {
         *weight = exp(score - max);
     }
     weights[..page.first].fill(0.0);
@@ -434,7 +462,7 @@ unsafe fn step_lanes<L: Lanes, S: Stored, const N: usize>(page: Page<'_>, querie
         }
     }
     for n in 0..count {
-        (weights[n], shrinks[n]) = weigh(&scores[n], page, &mut queries.states[n]);
+        (weights[n], shrinks[n]) = weigh(&mut scores[n], page, &mut queries.states[n]);
     }
     // SAFETY: as above.
     unsafe {
@@ -667,7 +695,7 @@ mod tests {
     ) -> [Vec<f32>; 2] {
         let cpu = Cpu::new(CpuOptions { slots: 2, ..options }).unwrap();
         let mut kv = cpu.alloc_kv(&spec(dtype, window)).unwrap();
-        let attention = Attention { heads: HEADS, layer: LAYER, scale: SCALE };
+        let attention = Attention::causal(HEADS, LAYER, SCALE);
         let columns = HEADS.query * HEADS.dim;
         let mut done = [0; 2];
         let mut outputs = [vec![], vec![]];
@@ -800,7 +828,7 @@ mod tests {
             let first = geometry.keys(PageId(1), 0);
             bytes[..first].fill(half::f16::from_f32(trash).to_le_bytes()[1]);
             cpu.kv_write(&step, HEADS, LAYER, &x, &mut kv).unwrap();
-            let attention = Attention { heads: HEADS, layer: LAYER, scale: SCALE };
+            let attention = Attention::causal(HEADS, LAYER, SCALE);
             cpu.attention(&step, &attention, &x, &kv, &mut out).unwrap();
             outs.push(cpu.read(&out, 8, 1).unwrap());
         }
@@ -823,7 +851,7 @@ mod tests {
             cpu.write(&mut x, 0, &inputs).unwrap();
             let step = cpu.begin(&batch).unwrap();
             cpu.kv_write(&step, HEADS, LAYER, &x, &mut kv).unwrap();
-            let attention = Attention { heads: HEADS, layer: LAYER, scale: SCALE };
+            let attention = Attention::causal(HEADS, LAYER, SCALE);
             cpu.attention(&step, &attention, &x, &kv, &mut out).unwrap();
             let row = |token| cpu.read(&out, token, 1).unwrap();
             assert!(row(3).iter().all(|x| x.is_finite()));

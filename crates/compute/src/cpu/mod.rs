@@ -42,7 +42,8 @@ use step::{Slot, Steps};
 use crate::batch::below;
 use crate::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output,
-    Part, Purpose, Rope, Routing, Rows, SampleRow, SampleScratch, Token, Usage, sample,
+    Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, SampleScratch, Token, Usage,
+    sample,
 };
 
 const NAME: &str = "cpu";
@@ -168,9 +169,7 @@ impl Cpu {
 
     /// The gated activation of whole rows.
     fn gate(&self, kind: Glu, columns: usize, gate_up: &[f32], out: &mut [f32]) {
-        match kind {
-            Glu::Silu => glu::silu(&self.pool, self.options.simd, columns, gate_up, out),
-        }
+        glu::glu(&self.pool, self.options.simd, kind, columns, gate_up, out);
     }
 
     /// What it was made with.
@@ -352,21 +351,55 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn rms_norm(
-        &self,
-        step: &Step,
-        rows: Rows,
-        norm: &Norm<Buf>,
-        x: &Buf,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
+    fn add_positions(&self, step: &Step, table: &Weight, x: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let (positions, columns) = (step.positions(), table.columns);
+        fits("add_positions", "x", x, (positions.len(), columns))?;
+        let table = table.matrix();
+        for &position in positions {
+            below("position", position as usize, table.rows)?;
+        }
+        let scratch = &mut *self.scratch.borrow_mut();
+        let room = &mut scratch.threads.values_mut()[..columns];
+        for (x, &position) in x.values_mut().chunks_exact_mut(columns).zip(positions) {
+            table.expand_row(position as usize, room);
+            add(room, x);
+        }
+        Ok(())
+    }
+
+    fn pointwise(&self, step: &Step, rows: Rows, function: Pointwise, x: &mut Buf) -> Result<(), Error> {
+        let (count, columns) = (step.slot().count(rows), x.columns);
+        fits("pointwise", "x", x, (count, columns))?;
+        let x = &mut x.values_mut()[..count * columns];
+        glu::pointwise(&self.pool, self.options.simd, function, columns, x);
+        Ok(())
+    }
+
+    fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (count, columns) = (step.count(rows), norm.weight.columns);
-        fits("rms_norm", "weight", &norm.weight, (1, columns))?;
-        fits("rms_norm", "x", x, (count, columns))?;
-        fits("rms_norm", "out", out, (count, columns))?;
+        let norm = row_norm("norm", norm)?;
+        fits("norm", "x", x, (count, columns))?;
+        fits("norm", "out", out, (count, columns))?;
         let (x, out) = (&x.values()[..count * columns], &mut out.values_mut()[..count * columns]);
-        norm::rms_norm(&self.pool, self.options.simd, norm.weight.row(0), norm.eps, x, out);
+        norm::norm(&self.pool, self.options.simd, norm, x, out);
+        Ok(())
+    }
+
+    fn qk_norm(&self, step: &Step, heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        let (count, columns) = (step.slot().tokens().len(), heads.qkv_columns());
+        fits("qk_norm", "qkv", qkv, (count, columns))?;
+        for (operand, norm, count) in [("query", &norm.query, heads.query), ("key", &norm.key, heads.kv)] {
+            let (got, whole) = (norm.weight.columns, count * heads.dim);
+            if got != heads.dim && got != whole {
+                let (got, wanted) = ((1, got), (1, whole));
+                return Err(Error::OperandShape { operation: "qk_norm", operand, got, wanted });
+            }
+        }
+        let norms = [row_norm("qk_norm", &norm.query)?, row_norm("qk_norm", &norm.key)?];
+        let qkv = &mut qkv.values_mut()[..count * columns];
+        norm::qk_norm(&self.pool, self.options.simd, heads, norms, qkv);
         Ok(())
     }
 
@@ -412,7 +445,7 @@ impl Backend for Cpu {
     fn attention(
         &self,
         step: &Step,
-        attention: &Attention,
+        attention: &Attention<Buf>,
         qkv: &Buf,
         kv: &Kv,
         out: &mut Buf,
@@ -428,9 +461,15 @@ impl Backend for Cpu {
                 format!("attention of {sharing} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: NAME });
         }
+        if let Some(sinks) = &attention.sinks {
+            fits("attention", "sinks", sinks, (1, heads.query))?;
+        }
         let layer = attention::Layer {
             heads,
             scale: attention.scale,
+            soft_cap: attention.soft_cap,
+            sinks: attention.sinks.as_ref().map(|sinks| sinks.row(0)),
+            causal: attention.causal,
             group: attention.layer.group,
             window: kv.group(attention.layer).window,
             dtype: kv.dtype,
@@ -557,6 +596,24 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn pool(&self, step: &Step, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let step = step.slot();
+        let columns = out.columns;
+        fits("pool", "x", x, (step.tokens().len(), columns))?;
+        fits("pool", "out", out, (step.wanted().len(), columns))?;
+        let x = x.values();
+        let mut outs = out.values_mut().chunks_exact_mut(columns);
+        let mut wanted = step.wanted().iter().peekable();
+        for row in step.rows() {
+            let rows = row.first..row.first + row.len;
+            while wanted.next_if(|&&at| rows.contains(&(at as usize))).is_some() {
+                let out = outs.next().expect("as many rows as positions that want them");
+                pool_rows(pooling, &x[rows.start * columns..rows.end * columns], out);
+            }
+        }
+        Ok(())
+    }
+
     fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {
         fits("sample", "logits", logits, (step.slot().wanted().len(), logits.columns))?;
         let mut sampled = self.sampled.borrow_mut();
@@ -581,6 +638,36 @@ impl Backend for Cpu {
             sampled[row.slot as usize] = Some(chosen.token);
         }
         Ok(())
+    }
+}
+
+/// A norm whose vectors have been looked at.
+fn row_norm<'a>(operation: &'static str, norm: &'a Norm<Buf>) -> Result<norm::RowNorm<'a>, Error> {
+    let columns = norm.weight.columns;
+    fits(operation, "weight", &norm.weight, (1, columns))?;
+    if let Some(bias) = &norm.bias {
+        fits(operation, "bias", bias, (1, columns))?;
+    }
+    Ok(norm::RowNorm {
+        kind: norm.kind,
+        weight: norm.weight.row(0),
+        bias: norm.bias.as_ref().map(|bias| bias.row(0)),
+        eps: norm.eps,
+    })
+}
+
+/// `out` = the rows of `x` made one; a mean adds them in order.
+fn pool_rows(pooling: Pooling, x: &[f32], out: &mut [f32]) {
+    let columns = out.len();
+    match pooling {
+        Pooling::First => out.copy_from_slice(&x[..columns]),
+        Pooling::Last => out.copy_from_slice(&x[x.len() - columns..]),
+        Pooling::Mean => {
+            out.fill(0.0);
+            x.chunks_exact(columns).for_each(|x| add(x, out));
+            let count = (x.len() / columns) as f32;
+            out.iter_mut().for_each(|out| *out /= count);
+        }
     }
 }
 

@@ -1,53 +1,101 @@
-//! Root-mean-square normalisation.
+//! Normalisation of rows, and of the heads inside them.
 
 use super::disjoint::for_each_row;
 use super::pool::Pool;
 use super::quant::Simd;
+use crate::{Heads, NormKind};
 
-/// Partial sums of the squares: enough to fill two vector registers.
+/// Partial sums: enough to fill two vector registers.
 const LANES: usize = 16;
 
-/// `out` = `x / sqrt(mean(x^2) + eps) * weight`, row by row. A row has as many columns as there are weights.
-pub(super) fn rms_norm(pool: &Pool, simd: Simd, weight: &[f32], eps: f32, x: &[f32], out: &mut [f32]) {
-    let columns = weight.len();
+/// A norm of rows with as many columns as there are weights.
+#[derive(Clone, Copy)]
+pub(super) struct RowNorm<'a> {
+    pub(super) kind: NormKind,
+    pub(super) weight: &'a [f32],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) eps: f32,
+}
+
+/// `out` = the norm of `x`, row by row.
+pub(super) fn norm(pool: &Pool, simd: Simd, norm: RowNorm<'_>, x: &[f32], out: &mut [f32]) {
+    let columns = norm.weight.len();
     for_each_row(pool, out, columns, |row, out| {
-        let x = &x[row * columns..][..columns];
-        match simd {
-            Simd::Scalar => norm_row(weight, eps, x, out),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the backend was made for a processor with AVX2.
-            Simd::Avx2 | Simd::Avx512 => unsafe { norm_row_avx2(weight, eps, x, out) },
-            #[cfg(target_arch = "aarch64")]
-            Simd::Neon => norm_row(weight, eps, x, out),
-        }
+        out.copy_from_slice(&x[row * columns..][..columns]);
+        norm.row(simd, out);
     });
 }
 
-/// The squares are summed in sixteen f32 lanes (value i into lane i mod 16), which are then added in order: the same
-/// for every instruction set, so all give the same bits.
+/// Normalises, in every row of `qkv`, the query heads and the key heads that follow them: as many values at once as
+/// there are weights.
+pub(super) fn qk_norm(
+    pool: &Pool,
+    simd: Simd,
+    heads: Heads,
+    [query, key]: [RowNorm<'_>; 2],
+    qkv: &mut [f32],
+) {
+    for_each_row(pool, qkv, heads.qkv_columns(), |_, row| {
+        let (queries, rest) = row.split_at_mut(heads.query * heads.dim);
+        let keys = &mut rest[..heads.kv * heads.dim];
+        queries.chunks_exact_mut(query.weight.len()).for_each(|values| query.row(simd, values));
+        keys.chunks_exact_mut(key.weight.len()).for_each(|values| key.row(simd, values));
+    });
+}
+
+impl RowNorm<'_> {
+    fn row(self, simd: Simd, values: &mut [f32]) {
+        match simd {
+            Simd::Scalar => norm_row(self, values),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the backend was made for a processor with AVX2.
+            Simd::Avx2 | Simd::Avx512 => unsafe { norm_row_avx2(self, values) },
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => norm_row(self, values),
+        }
+    }
+}
+
+/// Sums are taken in sixteen f32 lanes (value i into lane i mod 16), which are then added in order: the same for every
+/// instruction set, so all give the same bits.
 #[inline(always)]
-fn norm_row(weight: &[f32], eps: f32, x: &[f32], out: &mut [f32]) {
+fn norm_row(norm: RowNorm<'_>, values: &mut [f32]) {
+    let count = values.len() as f32;
+    let mean = match norm.kind {
+        NormKind::Rms => 0.0,
+        NormKind::Layer => sum(values, |value| value) / count,
+    };
+    let square = sum(values, |value| (value - mean) * (value - mean)) / count;
+    let inverse = 1.0 / (square + norm.eps).sqrt();
+    for (value, weight) in values.iter_mut().zip(norm.weight) {
+        *value = (*value - mean) * inverse * weight;
+    }
+    if let Some(bias) = norm.bias {
+        for (value, bias) in values.iter_mut().zip(bias) {
+            *value += bias;
+        }
+    }
+}
+
+#[inline(always)]
+fn sum(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
-    let (chunks, rest) = x.as_chunks::<LANES>();
+    let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {
         for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += value * value;
+            *lane += term(*value);
         }
     }
     for (lane, value) in lanes.iter_mut().zip(rest) {
-        *lane += value * value;
+        *lane += term(*value);
     }
-    let mean = lanes.iter().sum::<f32>() / x.len() as f32;
-    let inverse = 1.0 / (mean + eps).sqrt();
-    for ((out, value), weight) in out.iter_mut().zip(x).zip(weight) {
-        *out = value * inverse * weight;
-    }
+    lanes.iter().sum::<f32>()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn norm_row_avx2(weight: &[f32], eps: f32, x: &[f32], out: &mut [f32]) {
-    norm_row(weight, eps, x, out);
+fn norm_row_avx2(norm: RowNorm<'_>, values: &mut [f32]) {
+    norm_row(norm, values);
 }
 
 #[cfg(test)]
@@ -55,27 +103,71 @@ mod tests {
     use super::*;
     use crate::cpu::testing::{bits, numbers};
 
+    /// The formula in f64.
+    fn wanted(norm: RowNorm<'_>, x: &[f32]) -> Vec<f64> {
+        let count = x.len() as f64;
+        let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+        let mean = match norm.kind {
+            NormKind::Rms => 0.0,
+            NormKind::Layer => x.iter().sum::<f64>() / count,
+        };
+        let square = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+        let bias = |i: usize| norm.bias.map_or(0.0, |bias| f64::from(bias[i]));
+        let value = |(i, x): (usize, &f64)| {
+            (x - mean) / (square + f64::from(norm.eps)).sqrt() * f64::from(norm.weight[i]) + bias(i)
+        };
+        x.iter().enumerate().map(value).collect()
+    }
+
+    fn close(got: &[f32], wanted: &[f64]) {
+        for (got, wanted) in got.iter().zip(wanted) {
+            assert!((f64::from(*got) - wanted).abs() <= 4e-6 * wanted.abs().max(1e-1), "{got} {wanted}");
+        }
+    }
+
     #[test]
     fn matches_the_formula_in_f64_and_every_instruction_set_agrees() {
-        for (rows, columns) in [(1, 1), (3, 15), (2, 16), (5, 576), (40, 897)] {
-            let x = numbers(1, rows * columns);
-            let weight = numbers(2, columns);
-            let mut scalar = vec![f32::NAN; x.len()];
-            rms_norm(&Pool::new(1).unwrap(), Simd::Scalar, &weight, 1e-5, &x, &mut scalar);
-            for (x, out) in x.chunks(columns).zip(scalar.chunks(columns)) {
-                let mean = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / columns as f64;
-                for ((x, weight), out) in x.iter().zip(&weight).zip(out) {
-                    let wanted = f64::from(*x) / (mean + 1e-5).sqrt() * f64::from(*weight);
-                    assert!(
-                        (f64::from(*out) - wanted).abs() <= 2e-6 * wanted.abs().max(1e-3),
-                        "{out} {wanted}"
-                    );
+        for (rows, columns) in [(1, 2), (3, 15), (2, 16), (5, 576), (40, 897)] {
+            let (weight, bias) = (numbers(2, columns), numbers(3, columns));
+            let x: Vec<f32> = numbers(1, rows * columns).iter().map(|x| x + 0.3).collect();
+            for kind in [NormKind::Rms, NormKind::Layer] {
+                for bias in [None, Some(&bias[..])] {
+                    let spec = RowNorm { kind, weight: &weight, bias, eps: 1e-5 };
+                    let mut scalar = vec![f32::NAN; x.len()];
+                    norm(&Pool::new(1).unwrap(), Simd::Scalar, spec, &x, &mut scalar);
+                    for (x, out) in x.chunks(columns).zip(scalar.chunks(columns)) {
+                        close(out, &wanted(spec, x));
+                    }
+                    for simd in Simd::present() {
+                        let mut out = vec![f32::NAN; x.len()];
+                        norm(&Pool::new(3).unwrap(), simd, spec, &x, &mut out);
+                        assert_eq!(bits(&out), bits(&scalar), "{rows} x {columns}");
+                    }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn queries_and_keys_are_normalised_by_head_or_together_and_values_stay() {
+        let heads = Heads { query: 4, kv: 2, dim: 24 };
+        for (query_columns, key_columns) in [(24, 24), (96, 48)] {
+            let (query, key) = (numbers(5, query_columns), numbers(6, key_columns));
+            let spec = |weight| RowNorm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 };
+            let before = numbers(4, 7 * heads.qkv_columns());
             for simd in Simd::present() {
-                let mut out = vec![f32::NAN; x.len()];
-                rms_norm(&Pool::new(3).unwrap(), simd, &weight, 1e-5, &x, &mut out);
-                assert_eq!(bits(&out), bits(&scalar), "{rows} x {columns}");
+                let mut after = before.clone();
+                let norms = [spec(&query[..]), spec(&key[..])];
+                qk_norm(&Pool::new(3).unwrap(), simd, heads, norms, &mut after);
+                let rows = before.chunks(heads.qkv_columns()).zip(after.chunks(heads.qkv_columns()));
+                for (before, after) in rows {
+                    for (at, norm) in [(0..96, norms[0]), (96..144, norms[1])] {
+                        let columns = norm.weight.len();
+                        let parts = before[at.clone()].chunks(columns).zip(after[at].chunks(columns));
+                        parts.for_each(|(before, after)| close(after, &wanted(norm, before)));
+                    }
+                    assert_eq!(before[144..], after[144..]);
+                }
             }
         }
     }

@@ -130,10 +130,10 @@ fn rms_norm_is_that_of_transformers() {
     for case in ops().rms_norm {
         on_each(|cpu| {
             let rows = case.x.len() / case.columns;
-            let norm = Norm { weight: cpu.upload_values(&case.weight).unwrap(), eps: case.eps };
+            let norm = Norm::rms(cpu.upload_values(&case.weight).unwrap(), case.eps);
             let (x, mut out) = (filled(cpu, case.columns, &case.x), poisoned(cpu, rows, case.columns));
             let step = cpu.begin(&batch(0, rows, vec![])).unwrap();
-            cpu.rms_norm(&step, Rows::Tokens, &norm, &x, &mut out).unwrap();
+            cpu.norm(&step, Rows::Tokens, &norm, &x, &mut out).unwrap();
             check("rms_norm", &cpu.read(&out, 0, rows).unwrap(), &case.out, 1e-12);
         });
     }
@@ -186,7 +186,7 @@ fn attention_over_pages_is_that_of_torch() {
                 let group =
                     KvGroup { layers: 1, heads: heads.kv, dim: heads.dim, window: case.window, pages: 4 };
                 let mut kv = cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 }).unwrap();
-                let attention = Attention { heads, layer, scale: ops.scale };
+                let attention = Attention::causal(heads, layer, ops.scale);
                 let mut got = Vec::new();
                 for (start, len) in [(0, first), (first, tokens - first)] {
                     if len == 0 {

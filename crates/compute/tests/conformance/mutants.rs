@@ -6,7 +6,7 @@ use fornax_compute::conformance::{self, Op, Report, Subject};
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output,
-    Part, Purpose, Rope, Routing, Rows, SampleRow, Shares, Token, Usage,
+    Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, Shares, Token, Usage,
 };
 
 use crate::cpu;
@@ -85,6 +85,16 @@ enum Fault {
     NanIsZero,
     /// Batches are cut to what fits.
     CutsBatches,
+    /// Queries are normalised with the keys' weights.
+    KeyNormForQueries,
+    /// Attention sinks take nothing.
+    SinksIgnored,
+    /// Scores are not capped.
+    CapIgnored,
+    /// No query sees what comes after it.
+    AlwaysCausal,
+    /// The last row stands for the sequence.
+    PoolsLast,
 }
 
 const FAULTS: &[(Fault, Op)] = &[
@@ -94,7 +104,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::WindowIgnored, Op::Attention),
     (Fault::WindowOffByOne, Op::Attention),
     (Fault::KvInF32, Op::Kv),
-    (Fault::NormWithoutEps, Op::RmsNorm),
+    (Fault::NormWithoutEps, Op::Norm),
     (Fault::RowUnwritten, Op::Matmul),
     (Fault::RowTooMany, Op::Matmul),
     (Fault::SumDependsOnBatch, Op::Invariance),
@@ -121,6 +131,11 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::CountedTwice, Op::Memory),
     (Fault::NanIsZero, Op::Fault),
     (Fault::CutsBatches, Op::Limits),
+    (Fault::KeyNormForQueries, Op::Norm),
+    (Fault::SinksIgnored, Op::Attention),
+    (Fault::CapIgnored, Op::Attention),
+    (Fault::AlwaysCausal, Op::Attention),
+    (Fault::PoolsLast, Op::Pool),
 ];
 
 /// Runs the suite's cases of some operations on a backend with this fault.
@@ -177,6 +192,11 @@ impl Mutant {
     fn nudge(&self, buf: &mut Buf, rows: usize) -> Result<(), Error> {
         let values: Vec<f32> = self.inner.read(buf, 0, rows)?.iter().map(|value| value.next_up()).collect();
         self.inner.write(buf, 0, &values)
+    }
+
+    /// Another vector of the same values.
+    fn copy(&self, vector: &Buf) -> Result<Buf, Error> {
+        self.inner.upload_values(&self.inner.read(vector, 0, 1)?)
     }
 }
 
@@ -323,19 +343,29 @@ impl Backend for Mutant {
         self.inner.add(&step.inner, rows, y, x)
     }
 
-    fn rms_norm(
-        &self,
-        step: &Step,
-        rows: Rows,
-        norm: &Norm<Buf>,
-        x: &Buf,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
+    fn add_positions(&self, step: &Step, table: &Weight, x: &mut Buf) -> Result<(), Error> {
+        self.inner.add_positions(&step.inner, table, x)
+    }
+
+    fn pointwise(&self, step: &Step, rows: Rows, function: Pointwise, x: &mut Buf) -> Result<(), Error> {
+        self.inner.pointwise(&step.inner, rows, function, x)
+    }
+
+    fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         if !self.has(Fault::NormWithoutEps) {
-            return self.inner.rms_norm(&step.inner, rows, norm, x, out);
+            return self.inner.norm(&step.inner, rows, norm, x, out);
         }
-        let weight = self.inner.upload_values(&self.inner.read(&norm.weight, 0, 1)?)?;
-        self.inner.rms_norm(&step.inner, rows, &Norm { weight, eps: 0.0 }, x, out)
+        let weight = self.copy(&norm.weight)?;
+        let bias = norm.bias.as_ref().map(|bias| self.copy(bias)).transpose()?;
+        self.inner.norm(&step.inner, rows, &Norm { kind: norm.kind, weight, bias, eps: 0.0 }, x, out)
+    }
+
+    fn qk_norm(&self, step: &Step, heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        if !self.has(Fault::KeyNormForQueries) {
+            return self.inner.qk_norm(&step.inner, heads, norm, qkv);
+        }
+        let both = || Ok::<_, Error>(Norm::rms(self.copy(&norm.key.weight)?, norm.key.eps));
+        self.inner.qk_norm(&step.inner, heads, &QkNorm { query: both()?, key: both()? }, qkv)
     }
 
     fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
@@ -359,14 +389,19 @@ impl Backend for Mutant {
     fn attention(
         &self,
         step: &Step,
-        attention: &Attention,
+        attention: &Attention<Buf>,
         qkv: &Buf,
         kv: &Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
-        let mut attention = *attention;
-        if self.has(Fault::OneLayer) {
-            attention.layer.layer = 0;
+        let sinks = attention.sinks.as_ref().map(|sinks| self.copy(sinks)).transpose()?;
+        let mut attention = Attention { sinks, ..*attention };
+        match self.fault {
+            Fault::OneLayer => attention.layer.layer = 0,
+            Fault::SinksIgnored => attention.sinks = None,
+            Fault::CapIgnored => attention.soft_cap = None,
+            Fault::AlwaysCausal => attention.causal = true,
+            _ => {}
         }
         self.inner.attention(&step.inner, &attention, qkv, kv, out)?;
         if self.has(Fault::SumDependsOnChunk) && step.tokens > 64 {
@@ -456,6 +491,11 @@ impl Backend for Mutant {
             return self.inner.write(out, 0, &self.inner.read(x, 0, step.wanted)?);
         }
         self.inner.gather_wanted(&step.inner, x, out)
+    }
+
+    fn pool(&self, step: &Step, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        let pooling = if self.has(Fault::PoolsLast) { Pooling::Last } else { pooling };
+        self.inner.pool(&step.inner, pooling, x, out)
     }
 
     fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {

@@ -1,8 +1,8 @@
 //! Rotation, pages and attention over them.
 
-use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
+use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Need, Rope, Rows};
 
-use super::fits;
+use super::{fits, lacks};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Kv, TICKETS, int};
@@ -131,12 +131,16 @@ impl Cuda {
     pub(crate) fn op_attend(
         &self,
         slot: &Slot,
-        attention: &Attention,
-        rope: &Rope<Buf>,
+        attention: &Attention<Buf>,
+        rope: Option<&Rope<Buf>>,
         qkv: &mut Buf,
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        let Some(rope) = rope else {
+            self.op_kv_write(slot, attention.heads, attention.layer, qkv, kv)?;
+            return self.op_attention(slot, attention, qkv, kv, out);
+        };
         let turns = rotation(slot, attention.heads, rope, qkv)?;
         if slot.decode && self.fuses() {
             return self.attention(slot, attention, Some(turns), qkv, kv, out);
@@ -148,7 +152,7 @@ impl Cuda {
     fn op_rope_and_write(
         &self,
         slot: &Slot,
-        attention: &Attention,
+        attention: &Attention<Buf>,
         rope: &Rope<Buf>,
         qkv: &mut Buf,
         kv: &mut Kv,
@@ -177,7 +181,7 @@ impl Cuda {
     pub(crate) fn op_attention(
         &self,
         slot: &Slot,
-        attention: &Attention,
+        attention: &Attention<Buf>,
         qkv: &Buf,
         kv: &Kv,
         out: &mut Buf,
@@ -189,13 +193,22 @@ impl Cuda {
     fn attention(
         &self,
         slot: &Slot,
-        attention: &Attention,
+        attention: &Attention<Buf>,
         rope: Option<Rotation>,
         qkv: &Buf,
         kv: &Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
         let (heads, layer) = (attention.heads, attention.layer);
+        for (asked, need) in [
+            (attention.soft_cap.is_some(), Need::SoftCap),
+            (attention.sinks.is_some(), Need::Sinks),
+            (!attention.causal, Need::BothDirections),
+        ] {
+            if asked {
+                return Err(lacks(need));
+            }
+        }
         fits("attention", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         fits("attention", "out", out, (slot.tokens, heads.query * heads.dim))?;
         self.pages_fit("attention", slot, heads, layer, kv)?;

@@ -1,10 +1,10 @@
 //! Operations that work row by row: embedding, sums, norms, the gated activation, the choice of rows.
 
-use fornax_compute::{Error, Glu, Norm, Rows};
+use fornax_compute::{Error, Glu, Need, Norm, NormKind, Rows};
 
-use super::fits;
 use super::fuse::Due;
 use super::gemv::row_threads;
+use super::{fits, lacks};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Weight, int};
@@ -68,7 +68,7 @@ impl Cuda {
         self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
     }
 
-    pub(crate) fn op_rms_norm(
+    pub(crate) fn op_norm(
         &self,
         slot: &Slot,
         rows: Rows,
@@ -76,10 +76,13 @@ impl Cuda {
         x: &Buf,
         out: &mut Buf,
     ) -> Result<(), Error> {
+        if norm.kind != NormKind::Rms || norm.bias.is_some() {
+            return Err(lacks(Need::LayerNorm));
+        }
         let (count, columns) = (slot.count(rows), norm.weight.columns);
-        fits("rms_norm", "weight", &norm.weight, (1, columns))?;
-        fits("rms_norm", "x", x, (count, columns))?;
-        fits("rms_norm", "out", out, (count, columns))?;
+        fits("norm", "weight", &norm.weight, (1, columns))?;
+        fits("norm", "x", x, (count, columns))?;
+        fits("norm", "out", out, (count, columns))?;
         if self.fused_norm((slot, rows), norm, x, out)? {
             return Ok(());
         }
@@ -108,7 +111,9 @@ impl Cuda {
         let columns = out.columns;
         fits("glu", "gate_up", gate_up, (slot.tokens, 2 * columns))?;
         fits("glu", "out", out, (slot.tokens, columns))?;
-        let Glu::Silu = kind;
+        if kind != Glu::Silu {
+            return Err(lacks(Need::Gelu));
+        }
         if self.fused_glu(slot, gate_up, out)? {
             return Ok(());
         }

@@ -29,6 +29,8 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("qwen2", Container::Gguf),
     ("qwen2", Container::HuggingFace),
     ("qwen2-window", Container::HuggingFace),
+    ("qwen3", Container::Gguf),
+    ("qwen3", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {

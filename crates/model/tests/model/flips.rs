@@ -1,7 +1,7 @@
 //! Every fact is flipped, and the flip must show: either the load refuses, or log-probabilities move by at least ten
 //! times the bound that the right fact keeps. So no fact is untested, and none is here that does not matter.
 
-use fornax_compute::{Glu, Heads};
+use fornax_compute::{Glu, Heads, NormKind};
 use fornax_format::Checkpoint;
 use fornax_model::{BiasRule, Config, Dim, Facts, Name, Owner, QkRows, Rope, Scaling, Transform, WindowRule};
 use serde_json::Value;
@@ -80,18 +80,44 @@ fn every_fact_of_an_architecture_matters() {
         gguf,
         model_types,
         classes,
+        keys,
+        defaults,
+        layers,
+        beginnings,
+        not_text,
         names,
         gguf_qk_rows,
+        norm,
+        norm_less_one,
         bias,
         window,
         rope_base,
+        partial_rotary,
+        window_rope_base,
+        attention_scale,
+        soft_caps,
+        embedding_scale,
+        multipliers,
+        ffn_of_hidden,
         glu,
     });
     // A label; what finds the row, which the table's own tests flip; and two with tests of their own below.
     let elsewhere = ["name", "model_types", "classes", "names", "rope_base"];
-    // There is no other activation to flip to: this stops compiling when there is, and then glu leaves the list.
-    let Glu::Silu = Facts::TABLE[0].glu;
-    let untested = [&elsewhere[..], &["glu"]].concat();
+    // Each leaves the list with the architecture that has it.
+    let coming = [
+        "keys",
+        "defaults",
+        "beginnings",
+        "not_text",
+        "partial_rotary",
+        "window_rope_base",
+        "attention_scale",
+        "soft_caps",
+        "embedding_scale",
+        "multipliers",
+        "ffn_of_hidden",
+    ];
+    let untested = [&elsewhere[..], &coming].concat();
     check_all::<Facts>(
         &fields,
         &untested,
@@ -107,9 +133,14 @@ fn every_fact_of_an_architecture_matters() {
             ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
             ("window", "qwen2-window", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
             ("window", "qwen2-window", HuggingFace, Numbers, |facts| {
-                facts.window = WindowRule::EveryLayer(1)
+                facts.window = WindowRule::EveryLayer(Some(1))
             }),
             ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::SomeLayers),
+            ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::AllButEvery(2)),
+            ("layers", "llama", HuggingFace, Refusal, |facts| facts.layers = "layers"),
+            ("norm", "llama", HuggingFace, Refusal, |facts| facts.norm = NormKind::Layer),
+            ("norm_less_one", "llama", HuggingFace, Numbers, |facts| facts.norm_less_one = true),
+            ("glu", "llama", Gguf, Numbers, |facts| facts.glu = Glu::Gelu),
         ],
         |checkpoint, change| {
             let mut facts = Config::read(checkpoint)?.facts;
@@ -131,16 +162,22 @@ fn every_number_of_a_configuration_matters() {
         context,
         norm_eps,
         rope,
+        window_rope,
         tied,
         qkv_bias,
         output_bias,
         mlp_bias,
         windows,
         attention_scale,
+        attention_cap,
+        embedding_scale,
+        residual_scale,
+        logit_scale,
+        logit_cap,
         glu,
     });
-    // Facts and rope have their own tests. The context bounds requests and computes nothing. There is one activation.
-    let untested = ["facts", "rope", "context", "glu"];
+    // Facts and rope have their own tests. The context bounds requests and computes nothing.
+    let untested = ["facts", "rope", "context"];
     check_all::<Config>(
         &fields,
         &untested,
@@ -172,6 +209,16 @@ fn every_number_of_a_configuration_matters() {
             ("windows", "qwen2-window", HuggingFace, Numbers, |config| config.windows[1] = None),
             ("attention_scale", "llama-bias", Gguf, Numbers, |config| config.attention_scale = 0.25),
             ("attention_scale", "qwen2", Gguf, Numbers, |config| config.attention_scale *= 1.05),
+            ("attention_cap", "qwen2", Gguf, Numbers, |config| config.attention_cap = Some(2.0)),
+            ("window_rope", "mistral", HuggingFace, Numbers, |config| {
+                config.window_rope = Some(Rope { base: 100.0, ..config.rope.clone() })
+            }),
+            ("embedding_scale", "llama", Gguf, Numbers, |config| config.embedding_scale = 1.1),
+            ("residual_scale", "llama", Gguf, Numbers, |config| config.residual_scale = 0.9),
+            ("logit_scale", "llama", Gguf, Numbers, |config| config.logit_scale = 0.9),
+            ("logit_cap", "llama", Gguf, Numbers, |config| config.logit_cap = Some(5.0)),
+            ("glu", "llama", Gguf, Numbers, |config| config.glu = Glu::Gelu),
+            ("glu", "llama", Gguf, Numbers, |config| config.glu = Glu::GeluTanh),
         ],
         flip_config,
     );
@@ -186,8 +233,8 @@ fn flip_config(checkpoint: &Checkpoint, change: fn(&mut Config)) -> Result<Confi
 #[test]
 fn every_number_of_rotation_matters() {
     check_all::<Config>(
-        &fields!(Rope { base, dims, scaling, factors }),
-        &[],
+        &fields!(Rope { base, dims, scaling, factors, long, context }),
+        &["long", "context"],
         &[
             ("base", "llama", Gguf, Numbers, |config| config.rope.base = 500000.0),
             ("base", "qwen2", HuggingFace, Numbers, |config| config.rope.base = 10000.0),
@@ -209,8 +256,11 @@ fn every_number_of_rotation_matters() {
 #[test]
 fn every_parameter_of_every_scaling_matters() {
     // Does not compile when a kind of scaling is added without its list below.
-    let (Scaling::None | Scaling::Linear { .. } | Scaling::Llama3 { .. } | Scaling::Yarn { .. }) =
-        Scaling::None;
+    let (Scaling::None
+    | Scaling::Linear { .. }
+    | Scaling::Llama3 { .. }
+    | Scaling::Yarn { .. }
+    | Scaling::Long { .. }) = Scaling::None;
 
     /// A flip of the scaling by a closure that panics on another kind.
     macro_rules! set {
@@ -288,9 +338,9 @@ fn the_rotary_base_of_files_that_do_not_say_is_the_architectures() {
 /// The configuration of a fixture by a changed table of names.
 fn renamed(checkpoint: &Checkpoint, change: impl FnOnce(&mut [Name])) -> Config {
     let mut config = Config::read(checkpoint).unwrap();
-    let mut names = config.facts.names.to_vec();
+    let mut names = config.facts.names.concat();
     change(&mut names);
-    config.facts.names = names.leak();
+    config.facts.names = vec![&*names.leak()].leak();
     config
 }
 
@@ -302,7 +352,7 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
     {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
-        let names = config.facts.names;
+        let names = config.facts.names.concat();
         let there = |name: &Name| has(&checkpoint, name);
         for (a, b) in (0..names.len()).flat_map(|b| (0..b).map(move |a| (a, b))) {
             let same = (names[a].shape, names[a].owner) == (names[b].shape, names[b].owner);
@@ -326,14 +376,14 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
 fn every_transform_matters() {
     for (case, container) in [("llama-bias", Gguf), ("llama", Gguf)] {
         let checkpoint = open(case, container);
-        let names = Config::read(&checkpoint).unwrap().facts.names;
+        let names = Config::read(&checkpoint).unwrap().facts.names.concat();
         // Only rows that are heads have another order.
         let heads = |name: &Name| matches!(name.shape[0], Dim::Query | Dim::Kv) && has(&checkpoint, name);
         for index in (0..names.len()).filter(|index| heads(&names[*index])) {
             let flipped = renamed(&checkpoint, |names| {
                 names[index].transform = match names[index].transform {
-                    Transform::Keep => Transform::QkRows,
                     Transform::QkRows => Transform::Keep,
+                    _ => Transform::QkRows,
                 }
             });
             check(&format!("{:?} transformed", names[index].tensor), case, &checkpoint, &flipped, Numbers);
@@ -345,7 +395,7 @@ fn every_transform_matters() {
 fn every_name_and_every_shape_matters() {
     for (case, container) in [("llama-bias", Gguf), ("llama", HuggingFace), ("llama3", Gguf)] {
         let checkpoint = open(case, container);
-        let names = Config::read(&checkpoint).unwrap().facts.names;
+        let names = Config::read(&checkpoint).unwrap().facts.names.concat();
         for index in (0..names.len()).filter(|index| has(&checkpoint, &names[*index])) {
             let what = |kind: &str| format!("{:?} under another {kind}", names[index].tensor);
             let flipped = renamed(&checkpoint, |names| {

@@ -84,7 +84,7 @@ fn the_fixtures_themselves_load() {
 
 #[test]
 fn an_architecture_that_is_not_there_is_named_with_those_that_are() {
-    let wanted = "architecture \"llamb\" is not supported; supported: llama, qwen2";
+    let wanted = "architecture \"llamb\" is not supported; supported: llama, qwen2, qwen3";
     let change = |bytes: &mut Vec<u8>| {
         let key = b"general.architecture";
         let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
@@ -190,7 +190,11 @@ fn spoil_first_value(bytes: &mut [u8], tensor: &str) {
 
 #[test]
 fn what_is_not_computed_is_refused_and_not_ignored() {
-    with("llama", json!({"hidden_act": "gelu"}), "hidden_act \"gelu\" is not supported; supported: silu");
+    with(
+        "llama",
+        json!({"hidden_act": "relu2"}),
+        "hidden_act \"relu2\" is not supported; supported: silu, gelu",
+    );
     with(
         "llama",
         json!({"quantization_config": {"quant_method": "gptq"}}),
@@ -198,7 +202,11 @@ fn what_is_not_computed_is_refused_and_not_ignored() {
     );
     with("llama", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported");
     let dynamic = json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}});
-    with("llama", dynamic, "rope scaling \"dynamic\" is not supported; supported: linear, llama3, yarn");
+    with(
+        "llama",
+        dynamic,
+        "rope scaling \"dynamic\" is not supported; supported: linear, llama3, yarn, longrope",
+    );
     let nested = json!({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}});
     with("llama", nested, "rotation of its own for \"full_attention\" is not supported");
     let layers = json!({"layer_types": ["full_attention", "linear_attention", "full_attention"]});

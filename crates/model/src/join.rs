@@ -1,0 +1,64 @@
+//! How what a branch computed joins the residual stream.
+
+use fornax_compute::{Backend, Error, Linear, Memory, Norm, Pointwise, Rows};
+
+use crate::decoder::norm;
+use crate::loader::Loader;
+use crate::names::Tensor;
+
+/// The norm behind a branch, and its weight in the sum.
+pub(crate) struct Join<M: Memory> {
+    norm: Option<Norm<M::Buf>>, // (hidden)
+    scale: f32,
+}
+
+impl<M: Memory> Join<M> {
+    /// `post_norm` is the norm behind the branch, which few architectures have.
+    pub(crate) fn load(
+        loader: &mut Loader<'_, M>,
+        post_norm: Tensor,
+        layer: usize,
+    ) -> Result<Join<M>, crate::Error> {
+        Ok(Join { norm: norm(loader, post_norm, None, layer)?, scale: loader.config.residual_scale })
+    }
+}
+
+/// Where a branch meets the residual stream.
+pub(crate) struct Meeting<'a, M: Memory> {
+    pub(crate) branch: &'a mut M::Buf,       // (tokens, hidden)
+    pub(crate) room: &'a mut Option<M::Buf>, // (tokens, hidden), where branches are normalised
+    pub(crate) residual: &'a mut M::Buf,     // (tokens, hidden)
+}
+
+impl<B: Backend> Join<B> {
+    /// `residual` += `linear` of `x`, normalised and scaled. `branch` is used up.
+    pub(crate) fn linear(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        linear: Linear<'_, B>,
+        x: &B::Buf,
+        meeting: Meeting<'_, B>,
+    ) -> Result<(), Error> {
+        if self.norm.is_none() && self.scale == 1.0 {
+            return backend.linear_add(step, Rows::Tokens, linear, x, meeting.branch, meeting.residual);
+        }
+        backend.linear(step, Rows::Tokens, linear.weight, linear.bias, x, meeting.branch)?;
+        self.add(backend, step, meeting)
+    }
+
+    /// `residual` += `branch`, normalised and scaled. `branch` is used up.
+    pub(crate) fn add(&self, backend: &B, step: &B::Step, meeting: Meeting<'_, B>) -> Result<(), Error> {
+        let Meeting { branch, room, residual } = meeting;
+        if self.scale != 1.0 {
+            backend.pointwise(step, Rows::Tokens, Pointwise::Scale(self.scale), branch)?;
+        }
+        match (&self.norm, room) {
+            (Some(norm), Some(room)) => {
+                backend.norm(step, Rows::Tokens, norm, branch, room)?;
+                backend.add(step, Rows::Tokens, room, residual)
+            }
+            _ => backend.add(step, Rows::Tokens, branch, residual),
+        }
+    }
+}
