@@ -138,6 +138,11 @@ fn stored(dtype: DType, values: usize) -> Vec<u8> {
         DType::F16 | DType::BF16 => (2, &[0]),
         DType::Q6_K => (dtype.block_bytes(), &[208]),
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => (dtype.block_bytes(), &[0]),
+        DType::Q2_K => (dtype.block_bytes(), &[80, 82]),
+        DType::Q3_K => (dtype.block_bytes(), &[108]),
+        DType::TQ1_0 => (dtype.block_bytes(), &[52]),
+        DType::TQ2_0 => (dtype.block_bytes(), &[64]),
+        DType::IQ1_M => (dtype.block_bytes(), &[54]),
         _ => (dtype.block_bytes(), &[0, 2]),
     };
     let exponent = if matches!(dtype, DType::F32 | DType::BF16) { 0x3c } else { 0x20 };

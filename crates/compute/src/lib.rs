@@ -29,9 +29,10 @@ pub use backend::{
     QkNorm, Rope, Routing, Rows, Shares,
 };
 pub use batch::{Batch, Row, Token};
+pub use conformance::WEIGHT_TYPES;
 pub use error::Error;
 pub use kv::{KV_BLOCK, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
-pub use memory::{Counting, Memory, Need, Part, Purpose, Sizes, Usage, WEIGHT_TYPES};
+pub use memory::{Counting, Memory, Need, Part, Purpose, Sizes, Usage};
 pub use philox::uniform;
 pub use ring::{Ring, check_weights, check_words};
 pub use sample::{

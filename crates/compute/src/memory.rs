@@ -95,21 +95,6 @@ impl<'a> From<View<'a>> for Part<'a> {
     }
 }
 
-/// Every type that a weight may have.
-pub const WEIGHT_TYPES: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
-
 /// Something that not every model asks for and not every backend has. Loading asks for all of it first, so that a model
 /// is refused before it is loaded and not in the middle of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

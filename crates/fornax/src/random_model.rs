@@ -349,6 +349,21 @@ impl Random {
     }
 }
 
+/// The types that a model of random weights can have.
+pub const TYPES: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
 /// Gives a block of random quants the scales that make its values `deviation` large and centred. Each scale is a normal
 /// f16: the integer scales of the K formats are kept small so that the float ones need not be denormal.
 fn scale(dtype: DType, deviation: f32, block: &mut [u8]) {
@@ -392,14 +407,14 @@ fn scale(dtype: DType, deviation: f32, block: &mut [u8]) {
                 *byte = *byte % 4 + 1;
             }
         }
-        other => unreachable!("{other} is not among WEIGHT_TYPES"),
+        other => unreachable!("{other} is not among TYPES"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use fornax_compute::cpu::{Activations, Cpu, CpuOptions};
-    use fornax_compute::{Backend, Batch, Memory, PageId, Part, Purpose, Row, Token, WEIGHT_TYPES};
+    use fornax_compute::{Backend, Batch, Memory, PageId, Part, Purpose, Row, Token};
     use fornax_format::Checkpoint;
 
     use super::*;
@@ -408,7 +423,7 @@ mod tests {
     #[test]
     fn every_type_has_sane_values_and_computes() {
         let folder = tempfile::tempdir().unwrap();
-        for quant in WEIGHT_TYPES {
+        for quant in TYPES {
             let path = folder.path().join(format!("{quant}.gguf"));
             write(&path, &SHAPES[0], quant, 1, &mut |_, _| ControlFlow::Continue(())).unwrap();
             let checkpoint = Checkpoint::open(&path).unwrap();
@@ -443,7 +458,7 @@ mod tests {
     fn scales_are_never_denormal() {
         let mut random = Random(SplitMix64(7));
         let widest = SHAPES.iter().map(|shape| shape.ffn).max().unwrap() as usize;
-        for quant in WEIGHT_TYPES.into_iter().filter(|quant| quant.block_values() > 1) {
+        for quant in TYPES.into_iter().filter(|quant| quant.block_values() > 1) {
             let mut row = Vec::new();
             random.row(quant, widest / 256 * 256, &mut row);
             let places: &[usize] = match quant {

@@ -11,6 +11,7 @@
 #define BLOCKS32 3  // Q4_0, Q4_1, Q5_0 and Q5_1: MINS and BITS say which
 #define SUPERBLOCKS 4  // Q4_K, and with BITS Q5_K
 #define Q6_K 5
+#define CODED 6  // runs of 16 values as `layout.rs` makes them of the rarer formats, with MINS or without
 
 struct Rows {
     const u8* stored;  // (rows, bytes)
@@ -129,5 +130,22 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
         *(u32*)(part.scales + tile / 2 * 256 + row * 16 + t * 4) = some ? load_4(from + 192 + t * 4) : 0;
         if (t == 0) *(u16*)(part.mins + tile / 2 * 32 + row * 2) = some ? *(const u16*)(from + 208) : 0;
     }
+#elif FORMAT == CODED
+    const int run_bytes = 12 + 4 * MINS;
+    u32 codes[4] = {0, 0, 0, 0}, scales[2] = {0, 0}, mins[2] = {0, 0};
+    for (int run = 0; run < 8; run++) {
+        if (!here || column + run * 16 >= rows.columns) continue;
+        const u8* from = stored + (long)(column / 16 + run) * run_bytes;
+        // Four codes of this thread, in the halves of two bytes: each into a byte of its own.
+        const u32 four = *(const u16*)(from + 2 * t);
+        codes[run / 2] |= ((four & 15) | (four & 0xf0) << 4 | (four & 0xf00) << 8 | (four & 0xf000) << 12) << run % 2 * 4;
+        if (run / 2 == t) {
+            scales[run % 2] = load_4(from + 8);
+            if (MINS) mins[run % 2] = load_4(from + 12);
+        }
+    }
+    *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
+    *(uint2*)(part.scales + tile * 512 + row * 32 + t * 8) = make_uint2(scales[0], scales[1]);
+    if (MINS) *(uint2*)(part.mins + tile * 512 + row * 32 + t * 8) = make_uint2(mins[0], mins[1]);
 #endif
 }

@@ -267,7 +267,7 @@ impl Cuda {
             let stride = (part.rows / CHECKED_ROWS).max(1);
             let rows = CHECKED_ROWS.min(part.rows);
             let room = self.arena.cut(Purpose::Workspace, (rows * part.columns * 4) as u64)?;
-            let key = Key::quant("embed.cu", part.format.header());
+            let key = Key::quant("embed.cu", part.format);
             let device_part = weight.device_part(part);
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_part)),
@@ -339,7 +339,7 @@ impl Memory for Cuda {
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
         let weight = Weight::new(&self.arena, &self.sizes, parts)?;
         for part in &weight.parts {
-            self.programs.prepare(Key::quant("embed.cu", part.format.header()));
+            self.programs.prepare(Key::quant("embed.cu", part.format));
             self.programs.prepare(crate::upload::packer(part.format));
             crate::ops::programs(part, self.device.shared_max)
                 .into_iter()

@@ -15,6 +15,7 @@ use fornax_compute::Error;
 use sha2::{Digest, Sha256};
 
 use crate::driver::{Device, Function, Module, Source, compile, version};
+use crate::layout::Format;
 
 macro_rules! kernels {
     ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../kernels/", $name)))),*] };
@@ -43,6 +44,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "quant/q4_k.cuh",
     "quant/q5_k.cuh",
     "quant/q6_k.cuh",
+    "quant/coded.cuh",
 ];
 
 /// Every file that is compiled.
@@ -74,8 +76,10 @@ impl Key {
     }
 
     /// For weights of one format.
-    pub(crate) fn quant(unit: &'static str, header: &str) -> Key {
-        Key { unit, defines: vec![format!("QUANT=\"{header}\"")] }
+    pub(crate) fn quant(unit: &'static str, format: Format) -> Key {
+        let mut defines = vec![format!("QUANT=\"{}\"", format.header())];
+        defines.extend(format.defines());
+        Key { unit, defines }
     }
 
     fn source(&self) -> Source<'static> {
@@ -225,12 +229,15 @@ impl Drop for Programs {
 
 #[cfg(test)]
 mod tests {
+    use fornax_format::DType;
+
     use super::*;
-    use crate::layout::{Format, PLANES};
+    use crate::layout::PLANES;
     use crate::memory::WeightPart;
     use crate::ops::programs;
 
-    const FORMATS: [Format; 11] = [
+    /// Of the rarer ones, which differ in their table alone, one with minima and one without.
+    const FORMATS: [Format; 13] = [
         Format::F32,
         Format::F16,
         Format::BF16,
@@ -242,13 +249,15 @@ mod tests {
         Format::Q4_K,
         Format::Q5_K,
         Format::Q6_K,
+        Format::Coded(DType::Q2_K),
+        Format::Coded(DType::IQ2_XS),
     ];
 
     fn every_program() -> Vec<Key> {
         let mut keys: Vec<Key> =
             ["glu.cu", "norm.cu", "ring.cu", "rows.cu", "sample.cu", "split.cu"].map(Key::plain).to_vec();
         for format in FORMATS {
-            keys.push(Key::quant("embed.cu", format.header()));
+            keys.push(Key::quant("embed.cu", format));
             let packer = crate::upload::packer(format);
             if !keys.contains(&packer) {
                 keys.push(packer);
@@ -310,7 +319,7 @@ mod tests {
             Key::plain("glu.cu").digest("sm_90a", (13, 0)),
             Key::plain("glu.cu").digest("sm_80", (12, 9)),
             Key::plain("rows.cu").digest("sm_80", (13, 0)),
-            Key::quant("glu.cu", "quant/f16.cuh").digest("sm_80", (13, 0)),
+            Key::quant("glu.cu", Format::F16).digest("sm_80", (13, 0)),
         ]
         .into();
         assert_eq!(names.len(), 5);

@@ -66,6 +66,7 @@ pub(crate) fn packer(format: Format) -> Key {
         Format::Q4_K => (4, 0, 0),
         Format::Q5_K => (4, 0, 1),
         Format::Q6_K => (5, 0, 0),
+        Format::Coded(_) => (6, u8::from(format.runs().is_some_and(|runs| runs.mins)), 0),
     };
     let defines = vec![format!("FORMAT={number}"), format!("MINS={mins}"), format!("BITS={bits}")];
     Key { unit: "pack.cu", defines }
@@ -84,17 +85,17 @@ impl Cuda {
         part: &WeightPart,
         rows: &Stored<'_>,
     ) -> Result<(), Error> {
-        let at_once = SLOT_BYTES / rows.row_bytes.max(1) / TILE_ROWS * TILE_ROWS;
+        let at_once = SLOT_BYTES / rows.sent_bytes.max(1) / TILE_ROWS * TILE_ROWS;
         let at_once = at_once.clamp(TILE_ROWS, ROWS_MAX);
-        assert!(at_once * rows.row_bytes <= SLOT_BYTES, "16 rows of {} bytes", rows.row_bytes);
+        assert!(at_once * rows.sent_bytes <= SLOT_BYTES, "16 rows of {} bytes", rows.sent_bytes);
         let function = self.programs.function(&packer(part.format), "pack")?;
         let pack = |slot: usize, source: PinnedSource, start: usize, count: usize| {
             let staged = self.partials.pointer() + (slot * SLOT_BYTES) as u64;
-            self.device.write_from("upload", staged, source, 0, count * rows.row_bytes)?;
+            self.device.write_from("upload", staged, source, 0, count * rows.sent_bytes)?;
             let device_part = weight.device_part_from(part, start / TILE_ROWS);
             let stored = StoredRows {
                 stored: staged,
-                bytes: int(rows.row_bytes),
+                bytes: int(rows.sent_bytes),
                 rows: int(count),
                 columns: int(part.columns),
                 pad: 0,
@@ -104,13 +105,13 @@ impl Cuda {
             let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
             self.launch("upload", function, grid, (64, 0), &args)
         };
-        let threads = (part.rows * rows.row_bytes / THREAD_BYTES).clamp(1, ring.threads);
+        let threads = (part.rows * rows.sent_bytes / THREAD_BYTES).clamp(1, ring.threads);
         let first_slot = ring.next;
         ring.next = (first_slot + part.rows.div_ceil(at_once)) % SLOTS;
         let mut slots: Vec<(&mut [u8], PinnedSource, &Event)> = Vec::new();
         for (pinned, event) in &mut ring.slots {
             let (bytes, source) = pinned.split();
-            slots.push((&mut bytes[..at_once * rows.row_bytes], source, event));
+            slots.push((&mut bytes[..at_once * rows.sent_bytes], source, event));
         }
         slots.rotate_left(first_slot);
         let (sources, mut rooms): (Vec<_>, Vec<_>) =
@@ -163,7 +164,7 @@ impl<'s, 'r> Gatherer<'s, 'r> {
         'r: 'scope,
     {
         let each = at_once.div_ceil(threads);
-        let bytes = (each * rows.row_bytes).max(1);
+        let bytes = (each * rows.sent_bytes).max(1);
         let stretches = rooms.iter_mut().map(|room| room.chunks_mut(bytes).map(Some).collect()).collect();
         let (sender, done) = channel();
         // The caller's is the first stretch.
@@ -208,6 +209,9 @@ pub(crate) struct Stored<'a> {
     /// (first output row, tensor)
     parts: Vec<(usize, &'a Part<'a>)>,
     row_bytes: usize,
+    /// Bytes of a row in the form in which it is sent.
+    sent_bytes: usize,
+    format: Format,
     rows: usize,
 }
 
@@ -224,7 +228,8 @@ impl<'a> Stored<'a> {
         }
         let row_bytes =
             within.first().map_or(0, |(_, part)| part.view.bytes.len() / part.view.shape[0].max(1));
-        Stored { parts: within, row_bytes, rows: of.rows }
+        let sent_bytes = of.format.sent_bytes(row_bytes);
+        Stored { parts: within, row_bytes, sent_bytes, format: of.format, rows: of.rows }
     }
 
     /// The bytes of an output row; `None` beyond the last.
@@ -232,13 +237,13 @@ impl<'a> Stored<'a> {
         self.run(row, 1)
     }
 
-    /// Copies `count` output rows from `first` on to the beginning of `to`.
+    /// Copies `count` output rows from `first` on to the beginning of `to`, in the form in which they are sent.
     fn copy(&self, mut first: usize, count: usize, to: &mut [u8]) {
-        let mut to = &mut to[..count * self.row_bytes];
+        let mut to = &mut to[..count * self.sent_bytes];
         while !to.is_empty() {
-            let run = self.run(first, to.len() / self.row_bytes).expect("below the part's rows");
-            let (here, rest) = to.split_at_mut(run.len());
-            here.copy_from_slice(run);
+            let run = self.run(first, to.len() / self.sent_bytes).expect("below the part's rows");
+            let (here, rest) = to.split_at_mut(run.len() / self.row_bytes * self.sent_bytes);
+            self.format.send(run, here);
             first += run.len() / self.row_bytes;
             to = rest;
         }

@@ -29,6 +29,7 @@ use crate::cpu::{Activations, Cpu};
 use crate::{Backend, Error, Need, Sizes};
 
 use bench::Table;
+pub use random::WEIGHT_TYPES;
 pub use ring::run_ring;
 
 /// Tokens that the subject must take in one step.

@@ -61,6 +61,35 @@ impl Random {
     }
 }
 
+/// Every type that a weight may have.
+pub const WEIGHT_TYPES: [DType; 25] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+    DType::IQ1_S,
+    DType::IQ1_M,
+    DType::IQ2_XXS,
+    DType::IQ2_XS,
+    DType::IQ2_S,
+    DType::IQ3_XXS,
+    DType::IQ3_S,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
+    DType::TQ1_0,
+    DType::MXFP4,
+    DType::NVFP4,
+];
+
 /// The bytes of a stored tensor.
 pub(super) struct Stored {
     dtype: DType,
@@ -81,14 +110,9 @@ impl Stored {
 
     /// The same with quants at the ends of their ranges, where narrow sums overflow.
     pub(super) fn extreme(mut self, random: &mut Random) -> Stored {
-        let scales = scales(self.dtype).0;
         for block in self.bytes.chunks_exact_mut(self.dtype.block_bytes()) {
-            let end = [0x00, 0xFF, 0x80, 0x7F][random.below(4)];
-            for (at, byte) in block.iter_mut().enumerate() {
-                if !scales.iter().any(|scale| (*scale..scale + 2).contains(&at)) {
-                    *byte = end;
-                }
-            }
+            block.fill([0x00, 0xFF, 0x80, 0x7F][random.below(4)]);
+            put_scales(random, self.dtype, block);
         }
         self
     }
@@ -120,11 +144,40 @@ fn scales(dtype: DType) -> (&'static [usize], f32) {
         DType::Q4_1 => (&[0, 2], 0.1),
         DType::Q5_0 => (&[0], 0.1),
         DType::Q5_1 => (&[0, 2], 0.05),
-        DType::Q8_0 => (&[0], 0.015),
+        DType::Q8_0 | DType::IQ4_NL => (&[0], 0.015),
+        DType::Q2_K => (&[80, 82], 0.05),
+        DType::Q3_K => (&[108], 0.02),
         DType::Q4_K => (&[0, 2], 0.003),
         DType::Q5_K => (&[0, 2], 0.0015),
         DType::Q6_K => (&[208], 0.001),
-        _ => unreachable!("{dtype} is no block type of the suite"),
+        DType::IQ1_S | DType::IQ1_M => (&[0], 0.1),
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => (&[0], 0.015),
+        DType::IQ3_XXS | DType::IQ3_S => (&[0], 0.005),
+        DType::IQ4_XS => (&[0], 0.0005),
+        DType::TQ1_0 => (&[52], 1.0),
+        _ => unreachable!("{dtype} is no block type with f16 scales"),
+    }
+}
+
+fn put_scales(random: &mut Random, dtype: DType, block: &mut [u8]) {
+    match dtype {
+        // Powers of two from 1/4 to 1.
+        DType::MXFP4 => return block[0] = 126 + random.below(3) as u8,
+        DType::NVFP4 => return block[..4].fill_with(|| 0x28 + random.below(24) as u8),
+        _ => {}
+    }
+    let (scales, size) = scales(dtype);
+    for &at in scales {
+        let sign = if random.below(2) == 0 { 1.0 } else { -1.0 };
+        let scale = f16::from_f32(sign * size * (0.5 + random.unit()));
+        if dtype == DType::IQ1_M {
+            // Four bits above each of the last four words.
+            for (word, byte) in block[49..].iter_mut().step_by(2).enumerate() {
+                *byte = *byte & 15 | ((scale.to_bits() >> (4 * word) & 15) as u8) << 4;
+            }
+        } else {
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
     }
 }
 
@@ -135,12 +188,7 @@ fn push_block(random: &mut Random, dtype: DType, bytes: &mut Vec<u8>) {
         DType::BF16 => return bytes.extend(bf16::from_f32(random.value()).to_le_bytes()),
         _ => {}
     }
-    let (scales, size) = scales(dtype);
     let start = bytes.len();
     bytes.extend((0..dtype.block_bytes()).map(|_| random.bits() as u8));
-    for at in scales {
-        let sign = if random.below(2) == 0 { 1.0 } else { -1.0 };
-        let scale = f16::from_f32(sign * size * (0.5 + random.unit()));
-        bytes[start + at..start + at + 2].copy_from_slice(&scale.to_le_bytes());
-    }
+    put_scales(random, dtype, &mut bytes[start..]);
 }

@@ -829,7 +829,7 @@ mod tests {
             Part::from(view("blk.0.w", dtype, shape, &zeros[..bytes]))
         };
         check(&[part(DType::I32, &[2, 4])], "tensor blk.0.w: type I32 cannot be computed on cpu yet");
-        check(&[part(DType::IQ4_NL, &[2, 32])], "tensor blk.0.w: type IQ4_NL cannot be computed on cpu yet");
+        check(&[part(DType::Q8_1, &[2, 32])], "tensor blk.0.w: type Q8_1 cannot be computed on cpu yet");
         check(&[part(DType::F32, &[4])], "tensor blk.0.w: shape [4], wanted [0, 0]");
         check(
             &[part(DType::F32, &[2, 4]), part(DType::F16, &[2, 8])],

@@ -29,7 +29,7 @@ use std::rc::Rc;
 use std::thread;
 
 pub use memory::{Buf, CpuSizes, Kv, Weight, expand_rows};
-pub use quant::Simd;
+pub use quant::{Run, Runs, Simd};
 pub use ring::{CpuRing, CpuRingOptions, RingMatrix};
 pub use step::Step;
 

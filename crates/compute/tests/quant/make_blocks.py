@@ -5,7 +5,7 @@ The output is deterministic. Layouts, all little-endian:
 
 <dtype>.bin      u32 units, u32 rows, u32 blocks; the blocks; their values as gguf dequantises them (f32);
                  for each weight row and, within it, each activation row: product, sum of |terms| (f64).
-                 First come `units` blocks whose f16 scales are 1, then `rows` rows of 1024 values (random blocks,
+                 First come `units` blocks whose scales make values whole, then `rows` rows of 1024 values (random blocks,
                  then extreme ones), then blocks with scales that are not finite.
 activations.bin  3 rows of 1024 f32; the rows in blocks of 32: f32 scale, int16 values.
 
@@ -22,6 +22,7 @@ from gguf import GGMLQuantizationType as T
 HERE = Path(__file__).parent
 ROW = 1024
 # For each format: byte offsets of its f16 scales, and the byte range of its packed sub-block scales.
+# (IQ1_M scatters its scale, MXFP4 and NVFP4 have no f16: see `put_scales`.)
 BLOCKS = {
     T.Q4_0: ([0], (0, 0)),
     T.Q4_1: ([0, 2], (0, 0)),
@@ -31,22 +32,55 @@ BLOCKS = {
     T.Q4_K: ([0, 2], (4, 16)),
     T.Q5_K: ([0, 2], (4, 16)),
     T.Q6_K: ([208], (192, 208)),
+    T.Q2_K: ([80, 82], (0, 16)),
+    T.Q3_K: ([108], (96, 108)),
+    T.IQ1_S: ([0], (0, 0)),
+    T.IQ1_M: ([], (0, 0)),
+    T.IQ2_XXS: ([0], (0, 0)),
+    T.IQ2_XS: ([0], (66, 74)),
+    T.IQ2_S: ([0], (74, 82)),
+    T.IQ3_XXS: ([0], (0, 0)),
+    T.IQ3_S: ([0], (106, 110)),
+    T.IQ4_NL: ([0], (0, 0)),
+    T.IQ4_XS: ([0], (2, 8)),
+    T.TQ1_0: ([52], (0, 0)),
+    T.MXFP4: ([], (0, 0)),
+    T.NVFP4: ([], (0, 0)),
 }
+# Their values are eighths of the scale: with this one, whole numbers.
+EIGHTHS = (T.IQ1_S, T.IQ1_M, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S)
 MAX, MIN_NORMAL, MAX_SUBNORMAL, MIN_SUBNORMAL = 65504.0, 2.0**-14, 1023 * 2.0**-24, 2.0**-24
 EXTREME_SCALES = [0.0, -0.0, 1.0, -1.0, MAX, -MAX, MIN_NORMAL, MAX_SUBNORMAL, MIN_SUBNORMAL, -MIN_SUBNORMAL]
+
+
+def put_scales(dtype, data, scales):
+    """Writes a block's own scales, of which there are at most two."""
+    for offset, scale in zip(BLOCKS[dtype][0], scales):
+        data[offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    magnitude = min(abs(float(scales[0])), 1e20)
+    if dtype == T.IQ1_M:
+        bits = int(np.float16(scales[0]).view(np.uint16))
+        for word in range(4):
+            data[49 + 2 * word] = (data[49 + 2 * word] & 0x0F) | (bits >> (4 * word) & 15) << 4
+    elif dtype == T.MXFP4:
+        # Infinity as the largest exponents, which overflow; NaN as one that does not; zero as the smallest.
+        finite = 128 + int(np.log2(magnitude)) if magnitude > 0 else int(np.signbit(scales[0]))
+        data[0] = finite if np.isfinite(scales[0]) else 254 if np.isinf(scales[0]) else 128
+    elif dtype == T.NVFP4:
+        finite = np.isfinite(scales[0])
+        data[:4] = gguf.quants.NVFP4.fp32_to_ue4m3(np.float32([2 * magnitude] * 4)) if finite else [127, 255, 128, 7]
 
 
 def block(rng, dtype, scales, sub=None, codes=None):
     """One block with the given f16 scales; sub-scale and code bytes are one repeated byte, or random."""
     _, size = gguf.GGML_QUANT_SIZES[dtype]
-    offsets, (start, end) = BLOCKS[dtype]
+    _, (start, end) = BLOCKS[dtype]
     data = rng.integers(0, 256, size, dtype=np.uint8)
     sub_bytes = data[start:end].copy()
     if codes is not None:
         data[:] = codes
     data[start:end] = sub_bytes if sub is None else sub
-    for offset, scale in zip(offsets, scales):
-        data[offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    put_scales(dtype, data, scales)
     return data
 
 
@@ -55,7 +89,8 @@ def blocks_of(rng, dtype):
     per_row = ROW // values
     # (sub-scale byte, code byte); None is random
     unit_patterns = [(0xFF, 0xFF), (0xFF, 0x00), (0x00, 0xFF), (0x7F, 0x7F), (0x80, 0x80), (1, None), (None, None)]
-    units = [block(rng, dtype, (1.0, 1.0), sub, codes) for sub, codes in unit_patterns]
+    unit = 8.0 if dtype in EIGHTHS else 1.0
+    units = [block(rng, dtype, (unit, unit), sub, codes) for sub, codes in unit_patterns]
     normal = [block(rng, dtype, rng.normal(0.0, 0.02, 2)) for _ in range(per_row)]
     extreme = [np.zeros_like(units[0])]
     patterns = [(0xFF, 0xFF), (0xFF, 0x00), (None, None), (0xC0, 0x0F), (0x3F, 0xF0), (0x80, 0x55), (0x7F, 0x80)]
@@ -118,6 +153,7 @@ def main():
                 file.write(scale.tobytes() + block.tobytes())
 
     for dtype in BLOCKS:
+        rng = np.random.default_rng([20261115, dtype])  # a new format leaves the others' fixtures as they are
         units, weight_rows, data = blocks_of(rng, dtype)
         block_values, block_bytes = gguf.GGML_QUANT_SIZES[dtype]
         with np.errstate(all="ignore"):
@@ -133,6 +169,7 @@ def main():
         write(dtype, units, weight_rows, data, values, products)
 
     for dtype in (T.F32, T.F16, T.BF16):
+        rng = np.random.default_rng([20261115, dtype])
         data = plain(rng, dtype)
         write(dtype, 0, 0, data, gguf.quants.dequantize(data, dtype).reshape(-1), [])
 

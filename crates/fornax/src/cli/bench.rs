@@ -6,9 +6,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use fornax::random_model::{self, SHAPES};
+use fornax::random_model::{self, SHAPES, TYPES};
 use fornax::{Completion, Device, Error, Fornax, Part, Request, Sampling};
-use fornax_compute::WEIGHT_TYPES;
 use fornax_format::{Checkpoint, DType, View};
 use serde::Serialize;
 
@@ -403,8 +402,8 @@ fn make_random(args: &Bench, shape: &str) -> anyhow::Result<()> {
     })?;
     let quant = args.quant.as_deref().unwrap_or_default();
     let quant: DType =
-        WEIGHT_TYPES.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(quant)).ok_or_else(|| {
-            let names = known(WEIGHT_TYPES.iter().map(|dtype| dtype.name().to_lowercase()).collect());
+        TYPES.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(quant)).ok_or_else(|| {
+            let names = known(TYPES.iter().map(|dtype| dtype.name().to_lowercase()).collect());
             Failure::usage(format!("--quant {quant:?} cannot be made; use one of {names}"))
         })?;
     let default = format!("{}-{}.gguf", shape.name, quant.name().to_lowercase());

@@ -202,7 +202,7 @@ impl Shape {
     }
 
     fn program(&self, part: &WeightPart, gates: bool, limit: usize) -> Key {
-        let mut key = Key::quant("gemv.cu", part.format.header());
+        let mut key = Key::quant("gemv.cu", part.format);
         // What registers are shared out among: more than there are, so that the next kernel's blocks fit beside these.
         let one_row = tiles(limit) == 0;
         let threads = match (self.warps, one_row) {

@@ -21,7 +21,7 @@ impl Cuda {
         self.check_sampled(slot)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
         for part in &table.parts {
-            let function = self.programs.function(&Key::quant("embed.cu", part.format.header()), "embed")?;
+            let function = self.programs.function(&Key::quant("embed.cu", part.format), "embed")?;
             let device_part = table.device_part(part);
             let device_step = self.device_step(slot);
             let args = [

@@ -68,6 +68,16 @@ impl Lanes for Avx2 {
         [_mm256_sub_epi16(a, y), _mm256_sub_epi16(b, y)]
     }
 
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn lookup([a, b]: [__m256i; 2], table: &[i8; 16]) -> [__m256i; 2] {
+        // SAFETY: sixteen readable bytes.
+        let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+        // The upper byte of each integer looks up something, too, and makes room for the sign.
+        let extended = |x| _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(_mm256_shuffle_epi8(table, x)));
+        [extended(a), extended(b)]
+    }
+
     #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         // SAFETY: asking for a line never faults.

@@ -63,6 +63,15 @@ impl Lanes for Avx512 {
         _mm512_sub_epi16(x, _mm512_set1_epi16(y.cast_signed()))
     }
 
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn lookup(x: __m512i, table: &[i8; 16]) -> __m512i {
+        // SAFETY: sixteen readable bytes.
+        let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+        // The upper byte of each integer looks up something, too, and makes room for the sign.
+        _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(_mm512_shuffle_epi8(table, x)))
+    }
+
     #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         // SAFETY: asking for a line never faults.

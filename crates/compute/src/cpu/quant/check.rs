@@ -2,7 +2,8 @@
 //! The scalar code is compared with them; the packed kernels are compared with the scalar code, bit by bit.
 
 use super::{
-    BLOCK, Format, GROUP, IntBlock, Kernels, PANEL_BLOCK_BYTES, Simd, WIDTHS, format, quantize, store_block,
+    BLOCK, Format, GROUP, IntBlock, Kernels, PANEL_BLOCK_BYTES, Run, Simd, WIDTHS, format, quantize,
+    store_block,
 };
 use fornax_format::DType;
 
@@ -61,6 +62,13 @@ pub(super) fn values(dtype: DType, fixture: &[u8]) {
         let mut values = vec![f32::NAN; columns];
         (format.dequantize)(fixture.blocks, &mut values);
         check(simd, &mut values.into_iter());
+        if let Some(runs) = format.runs {
+            let mut read = vec![Run::default(); columns / 16];
+            runs.read(fixture.blocks, &mut read);
+            let value = |run: &Run, code: u8| run.scale * f32::from(runs.table[usize::from(code)]) - run.min;
+            check(simd, &mut read.iter().flat_map(|run| run.codes.map(|code| value(run, code))));
+            assert!(runs.mins || read.iter().all(|run| run.min == 0.0));
+        }
         if let Some(kernels) = format.kernels {
             // Every row alike; the last few missing.
             let group = packed(kernels, columns, std::iter::repeat_n(fixture.blocks, 13));

@@ -26,17 +26,29 @@ pub(crate) fn dot_f32(weights: &[f32], activations: &[f32]) -> f32 {
 
 pub(super) fn f32_format(simd: Simd) -> Format {
     let dequantize = |weights: &[u8], out: &mut [f32]| widen(weights, out, f32::from_le_bytes);
-    Format { dtype: DType::F32, dequantize, dot: None, kernels: f32_kernels(simd) }
+    Format { dtype: DType::F32, dequantize, dot: None, kernels: f32_kernels(simd), runs: None }
 }
 
 pub(super) fn f16_format(simd: Simd) -> Format {
     let dequantize = |weights: &[u8], out: &mut [f32]| widen(weights, out, f16);
-    Format { dtype: DType::F16, dequantize, dot: None, kernels: packed_kernels!(simd, float Half) }
+    Format {
+        dtype: DType::F16,
+        dequantize,
+        dot: None,
+        kernels: packed_kernels!(simd, float Half),
+        runs: None,
+    }
 }
 
 pub(super) fn bf16_format(simd: Simd) -> Format {
     let dequantize = |weights: &[u8], out: &mut [f32]| widen(weights, out, brain);
-    Format { dtype: DType::BF16, dequantize, dot: None, kernels: packed_kernels!(simd, float Brain) }
+    Format {
+        dtype: DType::BF16,
+        dequantize,
+        dot: None,
+        kernels: packed_kernels!(simd, float Brain),
+        runs: None,
+    }
 }
 
 /// The kernels that dequantised weights use too: their groups are plain (column, row) arrays of f32.

@@ -34,6 +34,8 @@ pub(crate) trait Lanes: 'static {
     /// `x | (y & mask)`
     unsafe fn or_masked(x: Self::Pairs, y: Self::Pairs, mask: u16) -> Self::Pairs;
     unsafe fn sub(x: Self::Pairs, y: u16) -> Self::Pairs;
+    /// Each integer, below 16, replaced by what the table has there.
+    unsafe fn lookup(x: Self::Pairs, table: &[i8; 16]) -> Self::Pairs;
 
     /// Asks for the line of the cache at this address, which need not be readable.
     unsafe fn prefetch(from: *const u8);

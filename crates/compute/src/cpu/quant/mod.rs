@@ -20,11 +20,26 @@ mod avx2;
 mod avx512;
 #[cfg(test)]
 mod check;
+mod coded;
 mod float;
+mod grids;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
+mod iq4_nl;
+mod iq4_xs;
 mod lanes;
+mod mxfp4;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod nvfp4;
 mod packed;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
@@ -34,6 +49,7 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod simd;
+mod tq1_0;
 
 pub(crate) use activations::{BLOCK, IntBlock, quantize};
 #[cfg(target_arch = "x86_64")]
@@ -60,6 +76,41 @@ pub(crate) struct Format {
     pub(crate) dot: Option<StoredDot>,
     /// Packed weights and their products; `None` where weights stay as they are stored.
     pub(crate) kernels: Option<&'static Kernels>,
+    /// How it reads as integers out of a table, if it is made of them.
+    runs: Option<Runs>,
+}
+
+/// Sixteen values of a format whose values are integers out of a table: value = scale * table\[code\] - min.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Run {
+    /// Below 16.
+    pub codes: [u8; 16],
+    /// What the integers are multiplied by.
+    pub scale: f32,
+    /// Zero where the format has no minima.
+    pub min: f32,
+}
+
+/// The rarer formats in the one form that all of them have: a backend that knows it knows every one of them.
+#[derive(Clone, Copy)]
+pub struct Runs {
+    /// What the codes stand for.
+    pub table: [i8; 16],
+    /// Whether there are minima.
+    pub mins: bool,
+    read: fn(&[u8], &mut [Run]),
+}
+
+impl Runs {
+    /// How a type reads in this form; `None` for those that are made otherwise.
+    pub fn of(dtype: DType) -> Option<Runs> {
+        format(dtype, Simd::Scalar)?.runs
+    }
+
+    /// Reads whole stored blocks; panics unless they hold as many values as `out`.
+    pub fn read(&self, stored: &[u8], out: &mut [Run]) {
+        (self.read)(stored, out);
+    }
 }
 
 /// The product of a stored row with a row of integer activations.
@@ -79,9 +130,23 @@ pub(crate) fn format(dtype: DType, simd: Simd) -> Option<Format> {
         DType::Q5_0 => q5_0::format(simd),
         DType::Q5_1 => q5_1::format(simd),
         DType::Q8_0 => q8_0::format(simd),
+        DType::Q2_K => q2_k::format(simd),
+        DType::Q3_K => q3_k::format(simd),
         DType::Q4_K => q4_k::format(simd),
         DType::Q5_K => q5_k::format(simd),
         DType::Q6_K => q6_k::format(simd),
+        DType::IQ1_S => iq1_s::format(simd),
+        DType::IQ1_M => iq1_m::format(simd),
+        DType::IQ2_XXS => iq2_xxs::format(simd),
+        DType::IQ2_XS => iq2_xs::format(simd),
+        DType::IQ2_S => iq2_s::format(simd),
+        DType::IQ3_XXS => iq3_xxs::format(simd),
+        DType::IQ3_S => iq3_s::format(simd),
+        DType::IQ4_NL => iq4_nl::format(simd),
+        DType::IQ4_XS => iq4_xs::format(simd),
+        DType::TQ1_0 => tq1_0::format(simd),
+        DType::MXFP4 => mxfp4::format(simd),
+        DType::NVFP4 => nvfp4::format(simd),
         _ => return None,
     })
 }
@@ -104,6 +169,18 @@ fn blocks_and_values<'w, 'o, B: bytemuck::Pod, const VALUES: usize>(
     blocks.iter().zip(values)
 }
 
+/// `weights` as blocks, and `out` as the runs that they hold; panics unless the lengths match.
+#[inline]
+fn blocks_and_runs<'w, 'o, B: bytemuck::Pod, const RUNS: usize>(
+    weights: &'w [u8],
+    out: &'o mut [Run],
+) -> impl Iterator<Item = (&'w B, &'o mut [Run; RUNS])> {
+    let blocks: &[B] = bytemuck::cast_slice(weights);
+    let (runs, rest) = out.as_chunks_mut();
+    assert!(rest.is_empty() && blocks.len() == runs.len(), "runs do not match the blocks");
+    blocks.iter().zip(runs)
+}
+
 /// `weights` as blocks of 32 x `PARTS` values beside the activation blocks that they multiply; panics unless there are
 /// as many.
 #[inline]
@@ -120,11 +197,14 @@ fn block_pairs<'w, 'a, B: bytemuck::Pod, const PARTS: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::WEIGHT_TYPES;
 
     #[test]
     fn a_block_is_as_long_as_the_format_crate_says_and_the_rest_is_refused() {
         let computed: Vec<_> = DType::all().filter(|&dtype| format(dtype, Simd::Scalar).is_some()).collect();
-        assert_eq!(computed.len(), 11);
+        let mut known = WEIGHT_TYPES;
+        known.sort();
+        assert_eq!(computed, known, "the conformance suite has every type");
         for dtype in computed {
             for simd in Simd::present() {
                 let format = format(dtype, simd).unwrap();

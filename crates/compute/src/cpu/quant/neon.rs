@@ -81,6 +81,18 @@ impl Lanes for Neon {
         each!(x => vsubq_s16(x, y))
     }
 
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn lookup(x: [int16x8_t; 4], table: &[i8; 16]) -> [int16x8_t; 4] {
+        // SAFETY: sixteen readable bytes.
+        let table = unsafe { vld1q_s8(table.as_ptr()) };
+        // The upper byte of each integer looks up something, too, and makes room for the sign.
+        each!(x => {
+            let found = vreinterpretq_s16_s8(vqtbl1q_s8(table, vreinterpretq_u8_s16(x)));
+            vshrq_n_s16::<8>(vshlq_n_s16::<8>(found))
+        })
+    }
+
     #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         // SAFETY: a hint that never faults, reads nothing and changes no register.

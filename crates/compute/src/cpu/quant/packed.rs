@@ -57,8 +57,8 @@ pub(super) trait Packed: bytemuck::Pod {
     ) -> [L::Pairs; 4];
     /// The scale of a block of 32 values, or of one half of it.
     unsafe fn scale<L: Lanes>(scales: *const u8, block: usize, half: usize) -> L::Floats;
-    /// What is added to scale * code.
-    unsafe fn min<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+    /// What is added to scale * code, in a block or one half of it.
+    unsafe fn min<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
         // Never called where MIN is false.
         // SAFETY: as the caller's.
         unsafe { Self::scale::<L>(scales, block, 0) }
@@ -377,14 +377,21 @@ unsafe fn add_block<L: Lanes, F: Packed, const N: usize, const PART: usize>(
         if F::HALVES {
             let scale = F::scale::<L>(scales, block + PART, 0);
             add_scaled::<L, N>(sums, &integers, scale, activation_scales);
+            if F::MIN {
+                let min = F::min::<L>(scales, block + PART, 0);
+                add_scaled::<L, N>(sums, &half_sums::<L, N>(values, 0), min, activation_scales);
+            }
             integers = [L::no_ints(); N];
         }
         add_quarter::<L, F, N, PART>(&mut integers, codes, block, 2, values);
         add_quarter::<L, F, N, PART>(&mut integers, codes, block, 3, values);
         let scale = F::scale::<L>(scales, block + PART, 1);
         add_scaled::<L, N>(sums, &integers, scale, activation_scales);
-        if F::MIN {
-            let min = F::min::<L>(scales, block + PART);
+        if F::MIN && F::HALVES {
+            let min = F::min::<L>(scales, block + PART, 1);
+            add_scaled::<L, N>(sums, &half_sums::<L, N>(values, 1), min, activation_scales);
+        } else if F::MIN {
+            let min = F::min::<L>(scales, block + PART, 1);
             for n in 0..N {
                 sums[n] = L::fma(min, L::splat(activation_scales.add(N + n)), sums[n]);
             }
@@ -416,6 +423,23 @@ unsafe fn add_quarter<L: Lanes, F: Packed, const N: usize, const PART: usize>(
         for n in 0..N {
             integers[n] = L::dot(integers[n], pairs[3], values.add(n * BLOCK + places[3] * 2));
         }
+    }
+}
+
+/// The sums of 16 activations of each row, in every lane: panels have those of 32.
+#[inline(always)]
+unsafe fn half_sums<L: Lanes, const N: usize>(values: *const i16, half: usize) -> [L::Ints; N] {
+    static ONES: [i16; 2 * GROUP] = [1; 2 * GROUP];
+    // SAFETY: as in `add_block`.
+    unsafe {
+        let ones = L::pairs(ONES.as_ptr().cast());
+        let mut sums = [L::no_ints(); N];
+        for n in 0..N {
+            for pair in half * 8..half * 8 + 8 {
+                sums[n] = L::dot(sums[n], ones, values.add(n * BLOCK + pair * 2));
+            }
+        }
+        sums
     }
 }
 
@@ -503,7 +527,7 @@ pub(super) unsafe fn expand<L: Lanes, F: Packed>(
                         let half = if F::HALVES { at / 16 } else { 1 };
                         let mut value = L::mul(F::scale::<L>(scales, block, half), L::to_floats(code));
                         if F::MIN {
-                            value = L::add(value, F::min::<L>(scales, block));
+                            value = L::add(value, F::min::<L>(scales, block, half));
                         }
                         L::store(value, out.add(at * GROUP));
                     }
@@ -561,6 +585,13 @@ pub(super) unsafe fn byte_nibbles<L: Lanes, const PART: usize>(words: *const u8)
             [L::and(L::shr::<4>(x), 15), L::shr::<12>(x), L::and(L::shr::<4>(y), 15), L::shr::<12>(y)]
         }
     }
+}
+
+/// What codes stand for.
+#[inline(always)]
+pub(super) unsafe fn looked_up<L: Lanes>([a, b, c, d]: [L::Pairs; 4], table: &[i8; 16]) -> [L::Pairs; 4] {
+    // SAFETY: the caller has L's instructions, and codes below 16.
+    unsafe { [L::lookup(a, table), L::lookup(b, table), L::lookup(c, table), L::lookup(d, table)] }
 }
 
 /// 32 bits, of which bit i belongs to value i, in the order of pairs: the first of each pair in the low half.

@@ -107,7 +107,13 @@ pub(super) fn dot_sub_blocks(
 }
 
 pub(super) fn format(simd: Simd) -> Format {
-    Format { dtype: DType::Q4_K, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
+    Format {
+        dtype: DType::Q4_K,
+        dequantize,
+        dot: Some(dot),
+        kernels: packed_kernels!(simd, quantised Block),
+        runs: None,
+    }
 }
 
 impl Packed for Block {
@@ -142,7 +148,7 @@ impl Packed for Block {
     }
 
     #[inline(always)]
-    unsafe fn min<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+    unsafe fn min<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
         // SAFETY: as the caller's.
         unsafe { sub_min::<L>(scales, block) }
     }

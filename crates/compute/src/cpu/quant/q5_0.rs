@@ -49,7 +49,13 @@ fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
 }
 
 pub(super) fn format(simd: Simd) -> Format {
-    Format { dtype: DType::Q5_0, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
+    Format {
+        dtype: DType::Q5_0,
+        dequantize,
+        dot: Some(dot),
+        kernels: packed_kernels!(simd, quantised Block),
+        runs: None,
+    }
 }
 
 impl Packed for Block {

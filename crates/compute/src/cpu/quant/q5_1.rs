@@ -52,7 +52,13 @@ fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
 }
 
 pub(super) fn format(simd: Simd) -> Format {
-    Format { dtype: DType::Q5_1, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
+    Format {
+        dtype: DType::Q5_1,
+        dequantize,
+        dot: Some(dot),
+        kernels: packed_kernels!(simd, quantised Block),
+        runs: None,
+    }
 }
 
 impl Packed for Block {
@@ -85,7 +91,7 @@ impl Packed for Block {
     }
 
     #[inline(always)]
-    unsafe fn min<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+    unsafe fn min<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
         // SAFETY: as the caller's.
         unsafe { L::halves(scales.add(block * 64 + 32)) }
     }

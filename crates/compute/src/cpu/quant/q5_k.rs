@@ -51,7 +51,13 @@ fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
 }
 
 pub(super) fn format(simd: Simd) -> Format {
-    Format { dtype: DType::Q5_K, dequantize, dot: Some(dot), kernels: packed_kernels!(simd, quantised Block) }
+    Format {
+        dtype: DType::Q5_K,
+        dequantize,
+        dot: Some(dot),
+        kernels: packed_kernels!(simd, quantised Block),
+        runs: None,
+    }
 }
 
 impl Packed for Block {
@@ -106,7 +112,7 @@ impl Packed for Block {
     }
 
     #[inline(always)]
-    unsafe fn min<L: Lanes>(scales: *const u8, block: usize) -> L::Floats {
+    unsafe fn min<L: Lanes>(scales: *const u8, block: usize, _half: usize) -> L::Floats {
         // SAFETY: as the caller's.
         unsafe { sub_min::<L>(scales, block) }
     }
