@@ -62,7 +62,7 @@ impl Random {
 }
 
 /// Every type that a weight may have.
-pub const WEIGHT_TYPES: [DType; 25] = [
+pub const WEIGHT_TYPES: [DType; 26] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -86,6 +86,7 @@ pub const WEIGHT_TYPES: [DType; 25] = [
     DType::IQ4_NL,
     DType::IQ4_XS,
     DType::TQ1_0,
+    DType::TQ2_0,
     DType::MXFP4,
     DType::NVFP4,
 ];
@@ -155,6 +156,7 @@ fn scales(dtype: DType) -> (&'static [usize], f32) {
         DType::IQ3_XXS | DType::IQ3_S => (&[0], 0.005),
         DType::IQ4_XS => (&[0], 0.0005),
         DType::TQ1_0 => (&[52], 1.0),
+        DType::TQ2_0 => (&[64], 1.0),
         _ => unreachable!("{dtype} is no block type with f16 scales"),
     }
 }

@@ -50,6 +50,7 @@ mod q6_k;
 mod q8_0;
 mod simd;
 mod tq1_0;
+mod tq2_0;
 
 pub(crate) use activations::{BLOCK, IntBlock, quantize};
 #[cfg(target_arch = "x86_64")]
@@ -145,6 +146,7 @@ pub(crate) fn format(dtype: DType, simd: Simd) -> Option<Format> {
         DType::IQ4_NL => iq4_nl::format(simd),
         DType::IQ4_XS => iq4_xs::format(simd),
         DType::TQ1_0 => tq1_0::format(simd),
+        DType::TQ2_0 => tq2_0::format(simd),
         DType::MXFP4 => mxfp4::format(simd),
         DType::NVFP4 => nvfp4::format(simd),
         _ => return None,
