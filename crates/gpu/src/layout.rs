@@ -74,7 +74,7 @@ impl Format {
         let word = |four: &[i8; 4]| u32::from_le_bytes(four.map(i8::cast_unsigned));
         let mut defines: Vec<String> =
             words.enumerate().map(|(at, four)| format!("TABLE{at}={:#010x}u", word(four))).collect();
-        defines.push(format!("MINS={}", i32::from(runs.mins)));
+        defines.push(format!("HAS_MINS={}", i32::from(runs.mins)));
         defines
     }
 

@@ -1,5 +1,5 @@
 // The rarer formats: codes of four bits that stand for sixteen integers (TABLE0 to TABLE3, four to a word), an f32 scale for
-// each 16 values and, with MINS, an f32 minimum; value = scale * table[code] - min. As in Q6_K a lane holds four values of
+// each 16 values and, with HAS_MINS, an f32 minimum; value = scale * table[code] - min. As in Q6_K a lane holds four values of
 // each 16, so that one step of the matrix instruction is one run. A minimum multiplies ones.
 #pragma once
 #include "quant/tile.cuh"
@@ -7,7 +7,7 @@
 struct Quant {
     static const int STEP = 128;
     static const bool FLOATS = false, SUMS = false;
-    typedef Staged<1024, 0, 512, MINS ? 512 : 0> Bytes;
+    typedef Staged<1024, 0, 512, HAS_MINS ? 512 : 0> Bytes;
 
     // Four codes, each in the low half of a byte, as what they stand for.
     DEVICE_METHOD static u32 looked_up(u32 codes) {
@@ -29,7 +29,7 @@ struct Quant {
                 a[h] = looked_up(block % 2 ? high_nibbles(word) : low_nibbles(word));
             }
             x.block_16(step, block, a, scales[block], scales[64 + block], sum);
-#if MINS
+#if HAS_MINS
             const u32 ones[2] = {0x01010101, 0x01010101};
             const float* mins = (const float*)(staged + Bytes::MINS) + lane / 4 * 8;
             x.block_16(step, block, ones, -mins[block], -mins[64 + block], sum);
@@ -45,7 +45,7 @@ struct Quant {
         const int integer = (signed char)(looked_up(nibble_at(part, p)) & 0xff);
         const long run = p.tile * 128 + row % 16 * 8 + column % 128 / 16;
         const float value = __fmul_rn(((const float*)part.scales)[run], (float)integer);
-#if MINS
+#if HAS_MINS
         return value - ((const float*)part.mins)[run];
 #else
         return value;
