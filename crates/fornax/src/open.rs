@@ -247,8 +247,9 @@ impl OpenOptions {
     /// loaded.
     pub(crate) fn blueprint(self) -> Result<Blueprint, Error> {
         let checkpoint = Checkpoint::open(&self.path)?;
-        let config = Config::read(&checkpoint)?;
+        let mut config = Config::read(&checkpoint)?;
         let planned = self.planned(&checkpoint)?;
+        config.limit_context(u32::try_from(planned.plan.context).unwrap_or(u32::MAX));
         let step = planned.plan.step;
         let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
         if planned.plan.unsupported.is_some() {

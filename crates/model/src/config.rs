@@ -149,7 +149,7 @@ impl Config {
 
     /// Whether the feed-forward has gates.
     pub fn gated(&self) -> bool {
-        self.facts.has(Tensor::Gate) || self.facts.has(Tensor::GateUp)
+        self.facts.gated()
     }
 
     /// What the model needs that not every backend has.
@@ -468,18 +468,26 @@ fn multipliers(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<Mult
 }
 
 fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
-    let Source::HuggingFace { json, .. } = source else { return Ok(facts.glu) };
     let key = source.own(Key { gguf: "", hugging_face: "hidden_act" });
-    match json.opt_str(key)? {
-        None => Ok(facts.glu),
-        Some("silu" | "swish") => Ok(Glu::Silu),
-        Some("gelu") => Ok(Glu::Gelu),
-        Some("gelu_new" | "gelu_pytorch_tanh") => Ok(Glu::GeluTanh),
+    let said = match source {
+        Source::Gguf { .. } => None,
+        Source::HuggingFace { json, .. } => json.opt_str(key)?,
+    };
+    let glu = match said {
+        None => facts.glu,
+        Some("silu" | "swish") => Glu::Silu,
+        Some("gelu") => Glu::Gelu,
+        Some("gelu_new" | "gelu_pytorch_tanh") => Glu::GeluTanh,
         Some(other) => {
             let supported = "silu, gelu, gelu_new, gelu_pytorch_tanh".to_owned();
-            Err(Error::Unsupported { what: format!("{key} {other:?}"), supported })
+            return Err(Error::Unsupported { what: format!("{key} {other:?}"), supported });
         }
+    };
+    if glu == Glu::Silu && !facts.gated() {
+        let what = "silu without gates".to_owned();
+        return Err(Error::Unsupported { what, supported: "gelu, gelu_new, gelu_pytorch_tanh".to_owned() });
     }
+    Ok(glu)
 }
 
 /// Keys that turn these architectures into something else.

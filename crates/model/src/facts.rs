@@ -4,7 +4,7 @@
 
 use fornax_compute::{Glu, NormKind};
 
-use crate::arch::TABLE;
+use crate::arch::{NOT_YET, TABLE};
 use crate::{Error, Name};
 
 /// One architecture.
@@ -134,9 +134,10 @@ impl Facts {
 
     /// The row of a GGUF file by its `general.architecture`.
     pub fn of_gguf(architecture: &str) -> Result<&'static Facts, Error> {
-        Facts::TABLE.iter().find(|facts| facts.gguf == Some(architecture)).ok_or_else(|| {
-            unsupported(format!("architecture {architecture:?}"), |facts| facts.gguf.as_slice())
-        })
+        Facts::TABLE
+            .iter()
+            .find(|facts| facts.gguf == Some(architecture))
+            .ok_or_else(|| unknown("architecture", architecture, |facts| facts.gguf.as_slice()))
     }
 
     /// The row of a config.json by its `model_type`, or by its `architectures` where there is no type.
@@ -147,9 +148,7 @@ impl Facts {
         };
         let Some(facts) = Facts::TABLE.iter().find(known) else {
             return Err(match (model_type, classes) {
-                (Some(model_type), _) => {
-                    unsupported(format!("model_type {model_type:?}"), |facts| facts.model_types)
-                }
+                (Some(model_type), _) => unknown("model_type", model_type, |facts| facts.model_types),
                 (None, [class, ..]) => unsupported(format!("architecture {class:?}"), |facts| facts.classes),
                 (None, []) => Error::MissingKey { key: "model_type".to_owned() },
             });
@@ -161,6 +160,13 @@ impl Facts {
             _ => Ok(facts),
         }
     }
+}
+
+/// The refusal of an architecture, with what it would need where that is known.
+fn unknown(kind: &str, spelling: &str, names: impl Fn(&Facts) -> &[&'static str]) -> Error {
+    let needs = NOT_YET.iter().find(|(spellings, _)| spellings.contains(&spelling));
+    let needs = needs.map_or(String::new(), |(_, needs)| format!(", which needs {needs},"));
+    unsupported(format!("{kind} {spelling:?}{needs}"), names)
 }
 
 fn unsupported(what: String, names: impl Fn(&Facts) -> &[&'static str]) -> Error {
@@ -191,18 +197,18 @@ mod tests {
     #[test]
     fn an_unknown_architecture_is_named_with_what_is_supported() {
         let check = |result: Result<&Facts, Error>, wanted: &str| {
-            assert_eq!(result.unwrap_err().to_string(), wanted);
+            let error = result.unwrap_err().to_string();
+            assert!(error.starts_with(wanted), "{error}");
         };
         check(
-            Facts::of_gguf("mamba"),
-            "architecture \"mamba\" is not supported; supported: llama, qwen2, qwen3",
+            Facts::of_gguf("clip"),
+            "architecture \"clip\" is not supported; supported: llama, qwen2, qwen3, ",
         );
         check(
-            Facts::of_hugging_face(Some("mamba"), &["LlamaForCausalLM"]),
-            "model_type \"mamba\" is not supported; supported: llama, mistral, qwen2, qwen3",
+            Facts::of_hugging_face(Some("clip"), &["LlamaForCausalLM"]),
+            "model_type \"clip\" is not supported; supported: llama, mistral, qwen2, ",
         );
-        let classes =
-            "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
+        let classes = "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, ";
         check(
             Facts::of_hugging_face(Some("llama"), &["LlamaForSequenceClassification"]),
             &format!(
@@ -210,13 +216,35 @@ mod tests {
             ),
         );
         check(
-            Facts::of_hugging_face(None, &["GPT2LMHeadModel"]),
-            &format!("architecture \"GPT2LMHeadModel\" is not supported; supported: {classes}"),
+            Facts::of_hugging_face(None, &["CLIPModel"]),
+            &format!("architecture \"CLIPModel\" is not supported; supported: {classes}"),
         );
         check(
             Facts::of_hugging_face(None, &[]),
             "key \"model_type\" is missing from the model's configuration",
         );
+    }
+
+    #[test]
+    fn what_an_architecture_would_need_is_said_where_it_is_known() {
+        let check = |result: Result<&Facts, Error>, wanted: &str| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        };
+        check(Facts::of_gguf("mamba"), "\"mamba\", which needs state-space layers, is not supported");
+        check(Facts::of_gguf("rwkv7"), "\"rwkv7\", which needs recurrent layers, is not");
+        check(
+            Facts::of_hugging_face(Some("qwen3_next"), &[]),
+            "model_type \"qwen3_next\", which needs layers of linear attention, is not",
+        );
+        check(Facts::of_gguf("deepseek2"), "\"deepseek2\", which needs latent attention, is not");
+        for (spellings, _) in NOT_YET {
+            for spelling in *spellings {
+                assert!(
+                    Facts::of_gguf(spelling).is_err() && Facts::of_hugging_face(Some(spelling), &[]).is_err()
+                );
+            }
+        }
     }
 
     #[test]

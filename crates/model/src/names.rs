@@ -243,6 +243,11 @@ impl Facts {
         self.rows().find(|name| name.tensor == tensor)
     }
 
+    /// Whether its feed-forward has gates.
+    pub(crate) fn gated(&self) -> bool {
+        self.has(Tensor::Gate) || self.has(Tensor::GateUp)
+    }
+
     /// Whether the architecture has such a weight.
     pub(crate) fn has(&self, tensor: Tensor) -> bool {
         self.row(tensor).is_some()

@@ -1,10 +1,50 @@
 //! One file per architecture: its row of facts. A row begins from another's and says what differs.
 
+mod gemma;
+mod gpt2;
+mod granite;
 mod llama;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 
 use crate::Facts;
 
 /// Every architecture.
-pub(crate) const TABLE: &[Facts] = &[llama::LLAMA, llama::MISTRAL, qwen2::QWEN2, qwen3::QWEN3];
+pub(crate) const TABLE: &[Facts] = &[
+    llama::LLAMA,
+    llama::MISTRAL,
+    qwen2::QWEN2,
+    qwen3::QWEN3,
+    olmo2::OLMO2,
+    phi3::PHI3,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+    granite::GRANITE,
+    gpt2::GPT2,
+];
+
+/// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
+pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
+    (
+        &[
+            "mamba",
+            "mamba2",
+            "falcon_mamba",
+            "jamba",
+            "falcon-h1",
+            "falcon_h1",
+            "nemotron_h",
+            "nemotron_h_moe",
+        ],
+        "state-space layers",
+    ),
+    (&["granitehybrid", "granitemoehybrid", "bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
+    (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
+    (&["qwen3next", "qwen3_next", "qwen35", "qwen35moe", "kimi-linear"], "layers of linear attention"),
+    (&["lfm2", "lfm2moe", "lfm2_moe"], "layers of short convolutions"),
+    (&["deepseek2", "deepseek_v2", "deepseek_v3", "minicpm3", "plm"], "latent attention"),
+    (&["t5", "t5encoder", "bart", "mbart", "whisper"], "attention between an encoder and a decoder"),
+    (&["bloom", "mpt", "baichuan"], "attention biased by distance"),
+];

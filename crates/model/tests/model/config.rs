@@ -3,16 +3,35 @@
 use fornax_compute::{Heads, KvLayer};
 use fornax_model::{Config, Scaling};
 
-use crate::fixture::{ALL, Container, open};
+use crate::fixture::{ALL, Container, Number, add_key, open, open_gguf, open_hugging_face};
 
 #[test]
 fn both_containers_of_a_model_say_the_same() {
-    for case in ["llama", "llama-bias", "linear", "yarn", "qwen2"] {
+    for case in [
+        "llama",
+        "llama-bias",
+        "linear",
+        "yarn",
+        "qwen2",
+        "qwen3",
+        "olmo2",
+        "phi3",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "gpt2",
+    ] {
         let mut gguf = Config::read(&open(case, Container::Gguf)).unwrap();
         let hugging_face = Config::read(&open(case, Container::HuggingFace)).unwrap();
         // GGUF numbers have 32 bits.
         assert!((gguf.rope.base - hugging_face.rope.base).abs() <= 1e-6 * gguf.rope.base, "{case}");
         gguf.rope.base = hugging_face.rope.base;
+        if let (Scaling::Long { magnitude }, Scaling::Long { magnitude: other }) =
+            (&mut gguf.rope.scaling, hugging_face.rope.scaling)
+        {
+            assert!((*magnitude - other).abs() <= 1e-6, "{case}");
+            *magnitude = other;
+        }
         assert_eq!(gguf, hugging_face, "{case}");
     }
 }
@@ -59,6 +78,41 @@ fn layers_with_a_window_form_their_own_group() {
 
     assert_eq!(Config::read(&open("mistral", Container::HuggingFace)).unwrap().windows, [Some(20); 2]);
     assert_eq!(Config::read(&open("qwen2", Container::HuggingFace)).unwrap().windows, [None; 2]);
+}
+
+#[test]
+fn caps_that_a_file_does_not_have_are_the_architectures_and_null_is_none() {
+    let caps = |change: fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        let checkpoint = open_hugging_face("gemma2", |json| change(json.as_object_mut().unwrap()), |_| {});
+        let config = Config::read(&checkpoint).unwrap();
+        (config.attention_cap, config.logit_cap)
+    };
+    assert_eq!(caps(|_| {}), (Some(4.0), Some(9.0)));
+    let without = |json: &mut serde_json::Map<_, _>| {
+        json.retain(|key: &String, _: &mut serde_json::Value| !key.ends_with("softcapping"));
+    };
+    assert_eq!(caps(without), (Some(50.0), Some(30.0)));
+    assert_eq!(
+        caps(|json| {
+            json["attn_logit_softcapping"] = serde_json::Value::Null;
+        }),
+        (None, Some(9.0))
+    );
+}
+
+#[test]
+fn windows_alternate_by_period_by_pattern_or_as_they_are_listed() {
+    let windows = |case, container| Config::read(&open(case, container)).unwrap().windows;
+    let (some, none) = (Some(20), None);
+    for container in [Container::Gguf, Container::HuggingFace] {
+        assert_eq!(windows("gemma2", container), [some, none, some]);
+        assert_eq!(windows("gemma3", container), [some, some, some, some, some, none, some]);
+    }
+    assert_eq!(windows("gemma3-images", Container::HuggingFace), [some, none, some]);
+    let array =
+        |bytes: &mut Vec<u8>| add_key(bytes, "gemma3.attention.sliding_window_pattern", Number::U32(3));
+    let config = Config::read(&open_gguf("gemma3", array)).unwrap();
+    assert_eq!(config.windows, [some, some, none, some, some, none, some]);
 }
 
 #[test]

@@ -31,6 +31,20 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("qwen2-window", Container::HuggingFace),
     ("qwen3", Container::Gguf),
     ("qwen3", Container::HuggingFace),
+    ("olmo2", Container::Gguf),
+    ("olmo2", Container::HuggingFace),
+    ("phi3", Container::Gguf),
+    ("phi3", Container::HuggingFace),
+    ("phi3-short", Container::HuggingFace),
+    ("gemma2", Container::Gguf),
+    ("gemma2", Container::HuggingFace),
+    ("gemma3", Container::Gguf),
+    ("gemma3", Container::HuggingFace),
+    ("gemma3-images", Container::HuggingFace),
+    ("granite", Container::Gguf),
+    ("granite", Container::HuggingFace),
+    ("gpt2", Container::Gguf),
+    ("gpt2", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {

@@ -3,7 +3,10 @@
 
 use fornax_compute::{Glu, Heads, NormKind};
 use fornax_format::Checkpoint;
-use fornax_model::{BiasRule, Config, Dim, Facts, Name, Owner, QkRows, Rope, Scaling, Transform, WindowRule};
+use fornax_model::{
+    AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, Name, Owner, QkRows, Rope, Scaling,
+    Transform, WindowRule,
+};
 use serde_json::Value;
 
 use crate::fixture::Container::{Gguf, HuggingFace};
@@ -103,24 +106,9 @@ fn every_fact_of_an_architecture_matters() {
     });
     // A label; what finds the row, which the table's own tests flip; and two with tests of their own below.
     let elsewhere = ["name", "model_types", "classes", "names", "rope_base"];
-    // Each leaves the list with the architecture that has it.
-    let coming = [
-        "keys",
-        "defaults",
-        "beginnings",
-        "not_text",
-        "partial_rotary",
-        "window_rope_base",
-        "attention_scale",
-        "soft_caps",
-        "embedding_scale",
-        "multipliers",
-        "ffn_of_hidden",
-    ];
-    let untested = [&elsewhere[..], &coming].concat();
     check_all::<Facts>(
         &fields,
-        &untested,
+        &elsewhere,
         &[
             ("gguf", "llama", Gguf, Refusal, |facts| facts.gguf = Some("qwen2")),
             ("gguf_qk_rows", "llama", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Halves),
@@ -138,6 +126,50 @@ fn every_fact_of_an_architecture_matters() {
             ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::SomeLayers),
             ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::AllButEvery(2)),
             ("layers", "llama", HuggingFace, Refusal, |facts| facts.layers = "layers"),
+            ("keys", "gpt2", HuggingFace, Refusal, |facts| facts.keys = &[]),
+            ("keys", "gemma2", HuggingFace, Numbers, |facts| {
+                facts.keys = &[];
+                facts.glu = Glu::Silu;
+            }),
+            ("defaults", "gemma3-images", HuggingFace, Refusal, |facts| facts.defaults = &[]),
+            ("defaults", "gemma3-images", HuggingFace, Numbers, |facts| {
+                facts.defaults = &[
+                    ("query_pre_attn_scalar", 24.0),
+                    ("rms_norm_eps", 1e-6),
+                    ("max_position_embeddings", 131072.0),
+                ]
+            }),
+            ("beginnings", "gpt2", HuggingFace, Refusal, |facts| facts.beginnings = &[]),
+            ("beginnings", "gemma3-images", HuggingFace, Refusal, |facts| facts.beginnings = &[]),
+            ("not_text", "gemma3-images", HuggingFace, Refusal, |facts| facts.not_text = &[]),
+            ("layers", "gpt2", HuggingFace, Refusal, |facts| facts.layers = "model.layers"),
+            ("norm_less_one", "gemma2", HuggingFace, Numbers, |facts| facts.norm_less_one = false),
+            ("norm_less_one", "gemma3", HuggingFace, Numbers, |facts| facts.norm_less_one = false),
+            ("bias", "gpt2", HuggingFace, Refusal, |facts| facts.bias = BiasRule::Never),
+            ("window", "gemma2", Gguf, Numbers, |facts| facts.window = WindowRule::AllButEvery(3)),
+            ("window", "gemma3", Gguf, Numbers, |facts| facts.window = WindowRule::AllButEvery(5)),
+            ("window", "phi3", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
+            ("partial_rotary", "phi3", HuggingFace, Refusal, |facts| facts.partial_rotary = false),
+            ("window_rope_base", "gemma3", Gguf, Numbers, |facts| facts.window_rope_base = None),
+            ("window_rope_base", "gemma3-images", HuggingFace, Numbers, |facts| {
+                facts.window_rope_base = Some(1000.0)
+            }),
+            ("attention_scale", "gemma3-images", HuggingFace, Numbers, |facts| {
+                facts.attention_scale = AttentionScale::HeadSize
+            }),
+            ("attention_scale", "gemma2", Gguf, Numbers, |facts| {
+                facts.attention_scale = AttentionScale::PreAttentionScalar { layers: 3 }
+            }),
+            ("soft_caps", "gemma2", Gguf, Numbers, |facts| facts.soft_caps = None),
+            ("embedding_scale", "gemma2", HuggingFace, Numbers, |facts| {
+                facts.embedding_scale = EmbeddingScale::One
+            }),
+            ("multipliers", "granite", HuggingFace, Numbers, |facts| facts.multipliers = false),
+            ("multipliers", "granite", Gguf, Numbers, |facts| facts.multipliers = false),
+            ("ffn_of_hidden", "gpt2", HuggingFace, Refusal, |facts| facts.ffn_of_hidden = None),
+            ("ffn_of_hidden", "gpt2", HuggingFace, Refusal, |facts| facts.ffn_of_hidden = Some(3)),
+            ("glu", "gemma2", Gguf, Numbers, |facts| facts.glu = Glu::Silu),
+            ("glu", "gpt2", Gguf, Refusal, |facts| facts.glu = Glu::Silu),
             ("norm", "llama", HuggingFace, Refusal, |facts| facts.norm = NormKind::Layer),
             ("norm_less_one", "llama", HuggingFace, Numbers, |facts| facts.norm_less_one = true),
             ("glu", "llama", Gguf, Numbers, |facts| facts.glu = Glu::Gelu),
@@ -217,6 +249,16 @@ fn every_number_of_a_configuration_matters() {
             ("residual_scale", "llama", Gguf, Numbers, |config| config.residual_scale = 0.9),
             ("logit_scale", "llama", Gguf, Numbers, |config| config.logit_scale = 0.9),
             ("logit_cap", "llama", Gguf, Numbers, |config| config.logit_cap = Some(5.0)),
+            ("attention_cap", "gemma2", Gguf, Numbers, |config| config.attention_cap = None),
+            ("attention_cap", "gemma2", HuggingFace, Numbers, |config| config.attention_cap = Some(4.5)),
+            ("logit_cap", "gemma2", Gguf, Numbers, |config| config.logit_cap = None),
+            ("window_rope", "gemma3", Gguf, Numbers, |config| config.window_rope = None),
+            ("embedding_scale", "granite", Gguf, Numbers, |config| config.embedding_scale = 1.0),
+            ("residual_scale", "granite", Gguf, Numbers, |config| config.residual_scale = 1.0),
+            ("attention_scale", "granite", Gguf, Numbers, |config| config.attention_scale = 0.25),
+            ("logit_scale", "granite", HuggingFace, Numbers, |config| config.logit_scale = 1.0),
+            ("norm_eps", "gpt2", HuggingFace, Numbers, |config| config.norm_eps = 1e-5),
+            ("windows", "gemma2", Gguf, Numbers, |config| config.windows = vec![Some(20), Some(20), None]),
             ("glu", "llama", Gguf, Numbers, |config| config.glu = Glu::Gelu),
             ("glu", "llama", Gguf, Numbers, |config| config.glu = Glu::GeluTanh),
         ],
@@ -234,8 +276,14 @@ fn flip_config(checkpoint: &Checkpoint, change: fn(&mut Config)) -> Result<Confi
 fn every_number_of_rotation_matters() {
     check_all::<Config>(
         &fields!(Rope { base, dims, scaling, factors, long, context }),
-        &["long", "context"],
+        &[],
         &[
+            ("dims", "phi3", Gguf, Refusal, |config| config.rope.dims = 16),
+            ("scaling", "phi3", Gguf, Numbers, |config| config.rope.scaling = Scaling::None),
+            ("long", "phi3", Gguf, Refusal, |config| config.rope.long = None),
+            ("long", "phi3", HuggingFace, Numbers, |config| config.rope.long = None),
+            ("context", "phi3", Gguf, Numbers, |config| config.limit_context(40)),
+            ("context", "phi3-short", HuggingFace, Numbers, |config| config.rope.context = 129),
             ("base", "llama", Gguf, Numbers, |config| config.rope.base = 500000.0),
             ("base", "qwen2", HuggingFace, Numbers, |config| config.rope.base = 10000.0),
             ("dims", "llama", HuggingFace, Numbers, |config| config.rope.dims = 8),
@@ -289,6 +337,12 @@ fn every_parameter_of_every_scaling_matters() {
             ("high_freq_factor", "llama3", HuggingFace, Numbers, set!(Llama3.high_freq_factor = 8.0)),
             ("original_context", "llama3", HuggingFace, Numbers, set!(Llama3.original_context = 256.0)),
         ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(Scaling::Long { magnitude }),
+        &[],
+        &[("magnitude", "phi3", Gguf, Numbers, set!(Long.magnitude = 1.0))],
         flip_config,
     );
     check_all::<Config>(
@@ -347,9 +401,16 @@ fn renamed(checkpoint: &Checkpoint, change: impl FnOnce(&mut [Name])) -> Config 
 #[test]
 fn two_weights_of_one_shape_cannot_be_exchanged() {
     let mut exchanged = 0;
-    for (case, container) in
-        [("llama", Gguf), ("llama", HuggingFace), ("llama-bias", Gguf), ("qwen2", HuggingFace)]
-    {
+    for (case, container) in [
+        ("llama", Gguf),
+        ("llama", HuggingFace),
+        ("llama-bias", Gguf),
+        ("qwen2", HuggingFace),
+        ("qwen3", Gguf),
+        ("olmo2", HuggingFace),
+        ("gemma2", Gguf),
+        ("gpt2", HuggingFace),
+    ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
         let names = config.facts.names.concat();
@@ -421,8 +482,12 @@ fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
         (Checkpoint::Gguf(gguf), Owner::Model) => gguf.tensor(name.gguf).is_some(),
         (Checkpoint::Gguf(gguf), Owner::Layer) => gguf.tensor(&format!("blk.0.{}", name.gguf)).is_some(),
         (Checkpoint::HuggingFace(model), owner) => name.hugging_face.is_some_and(|name| match owner {
-            Owner::Model => model.weights().tensor(name).is_some(),
-            Owner::Layer => model.weights().tensor(&format!("model.layers.0.{name}")).is_some(),
+            Owner::Model => ["", "transformer."]
+                .iter()
+                .any(|beginning| model.weights().tensor(&format!("{beginning}{name}")).is_some()),
+            Owner::Layer => ["model.layers", "transformer.h"]
+                .iter()
+                .any(|layers| model.weights().tensor(&format!("{layers}.0.{name}")).is_some()),
         }),
     }
 }

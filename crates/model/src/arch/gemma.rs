@@ -1,0 +1,66 @@
+//! Gemma 2 and 3: norms around each branch, scaled embeddings, windows on most layers. Gemma 2 bends scores and logits;
+//! Gemma 3 normalises queries and keys instead, and its layers with a window rotate by themselves.
+
+use fornax_compute::Glu;
+
+use super::llama::LLAMA;
+use crate::Facts;
+use crate::facts::{AttentionScale, EmbeddingScale, QkRows, SoftCaps, WindowRule};
+use crate::names::Dim::Hidden;
+use crate::names::Owner::Layer;
+use crate::names::{ATTENTION, ENDS, MLP, Name, QK_NORMS, Tensor, Transform::Keep, When::Always, name};
+
+pub(crate) const GEMMA2: Facts = Facts {
+    name: "gemma2",
+    gguf: Some("gemma2"),
+    model_types: &["gemma2"],
+    classes: &["Gemma2ForCausalLM"],
+    keys: &[("hidden_act", "hidden_activation")],
+    names: &[ENDS, NORMS, ATTENTION, MLP],
+    gguf_qk_rows: QkRows::Halves,
+    norm_less_one: true,
+    window: WindowRule::AllButEvery(2),
+    attention_scale: AttentionScale::PreAttentionScalar { layers: 46 },
+    soft_caps: Some(SoftCaps { attention: Some(50.0), logits: Some(30.0) }),
+    embedding_scale: EmbeddingScale::RootOfHidden,
+    glu: Glu::GeluTanh,
+    ..LLAMA
+};
+
+/// Of the models that see images only the part that reads text.
+pub(crate) const GEMMA3: Facts = Facts {
+    name: "gemma3",
+    gguf: Some("gemma3"),
+    model_types: &["gemma3_text", "gemma3"],
+    classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+    defaults: &[
+        ("num_attention_heads", 8.0),
+        ("num_key_value_heads", 4.0),
+        ("head_dim", 256.0),
+        ("max_position_embeddings", 131072.0),
+        ("rms_norm_eps", 1e-6),
+        ("query_pre_attn_scalar", 256.0),
+    ],
+    beginnings: &[("model.", "language_model.model."), ("model.", "model.language_model.")],
+    not_text: &[
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ],
+    names: &[ENDS, NORMS, ATTENTION, QK_NORMS, MLP],
+    window: WindowRule::AllButEvery(6),
+    rope_base: 1000000.0,
+    window_rope_base: Some(10000.0),
+    attention_scale: AttentionScale::PreAttentionScalar { layers: 62 },
+    soft_caps: Some(SoftCaps { attention: None, logits: None }),
+    ..GEMMA2
+};
+
+#[rustfmt::skip] // A table: one line per weight.
+const NORMS: &[Name] = &[
+    name(Tensor::AttentionNorm, Layer, "attn_norm.weight", Some("input_layernorm.weight"), (&[Hidden], Always, Keep)),
+    name(Tensor::AttentionPostNorm, Layer, "post_attention_norm.weight", Some("post_attention_layernorm.weight"), (&[Hidden], Always, Keep)),
+    name(Tensor::MlpNorm, Layer, "ffn_norm.weight", Some("pre_feedforward_layernorm.weight"), (&[Hidden], Always, Keep)),
+    name(Tensor::MlpPostNorm, Layer, "post_ffw_norm.weight", Some("post_feedforward_layernorm.weight"), (&[Hidden], Always, Keep)),
+];
