@@ -11,6 +11,7 @@ use crate::{command, root, run};
 /// By name and version, from wherever pip gets its packages.
 const PACKAGES: &[&str] = &[
     "openai==3.49.0",
+    "huggingface_hub==2.4.0",
     "runpod==1.12.0",
     "schemathesis==4.32.5",
     "nvidia-cuda-nvrtc==13.0.88",

@@ -36,6 +36,7 @@ mod device;
 mod error;
 mod evaluator;
 mod fornax;
+pub mod hub;
 mod open;
 mod private;
 pub mod random_model;

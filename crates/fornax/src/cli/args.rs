@@ -766,15 +766,21 @@ pub(crate) struct Bench {
     pub(crate) device: DeviceArgs,
 }
 
-/// Fetch a model of the catalog to the cache folder
+/// Fetch a model of the catalog or of the Hugging Face hub
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax pull smollm2
+  fornax pull Qwen/Qwen2.5-0.5B-Instruct-GGUF           its Q4_K_M file, or what comes nearest
+  fornax pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0      a quantisation
+  fornax pull hf:owner/name@v1.0:folder/file.gguf       a file of a revision
+  fornax pull https://huggingface.co/owner/name         an address
 
-The cache folder is $FORNAX_CACHE, else $XDG_CACHE_HOME/fornax, else ~/.cache/fornax. Hub references (hf:org/repo)
-cannot be fetched yet; download the files yourself and give their path as MODEL.")]
+The path of the model is printed. A fetch that was stopped goes on where it was; files are checked against the hub's
+checksums. Models of the catalog lie in $FORNAX_CACHE, else $XDG_CACHE_HOME/fornax, else ~/.cache/fornax; those of the
+hub where its Python library keeps them ($HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub). HF_ENDPOINT,
+HF_TOKEN (or the token that `hf auth login` kept) and HF_HUB_OFFLINE are honoured.")]
 pub(crate) struct Pull {
-    /// A name that `fornax list` shows
+    /// A name that `fornax list` shows, or a hub reference
     #[arg(value_name = "REF")]
     pub(crate) reference: String,
 }
@@ -790,12 +796,13 @@ pub(crate) struct List {
     pub(crate) json: bool,
 }
 
-/// Remove a model from the cache folder
+/// Remove a model from disk
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  fornax rm smollm2")]
+  fornax rm smollm2
+  fornax rm owner/name      all of a hub repository that is on disk")]
 pub(crate) struct Rm {
-    /// A name or a file that `fornax list` shows
+    /// A name, a file or a repository that `fornax list` shows
     pub(crate) name: String,
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::error::ErrorKind;
 use fornax::catalog::PullError;
+use fornax::hub::HubError;
 use fornax::{Code, Error};
 
 /// A failure of the command line itself: a code of the error table, what happened and what to do.
@@ -75,6 +76,9 @@ pub(crate) fn report(error: &anyhow::Error) -> Report {
         }
         if let Some(error) = cause.downcast_ref::<PullError>() {
             return line(pull_code(error), &error.to_string());
+        }
+        if let Some(error) = cause.downcast_ref::<HubError>() {
+            return line(hub_code(error), &error.to_string());
         }
     }
     line(Code::Internal, &format!("{error:#}"))
@@ -149,6 +153,33 @@ fn pull_code(error: &PullError) -> Code {
         | PullError::NoCacheDir
         | PullError::Unwritable { .. }
         | PullError::Unreadable { .. } => Code::ModelNotReady,
+    }
+}
+
+fn hub_code(error: &HubError) -> Code {
+    match error {
+        HubError::Reference { .. } | HubError::Endpoint { .. } | HubError::Token { .. } => Code::InvalidInput,
+        HubError::NoRepository { .. }
+        | HubError::NoRevision { .. }
+        | HubError::NoFile { .. }
+        | HubError::NoQuant { .. }
+        | HubError::Several { .. }
+        | HubError::Offline { .. } => Code::ModelNotFound,
+        HubError::Shards { .. }
+        | HubError::UnsafeName { .. }
+        | HubError::WrongChecksum { .. }
+        | HubError::TooLong { .. } => Code::ModelCorrupt,
+        HubError::NothingToLoad { .. } => Code::ModelUnsupported,
+        HubError::DiskFull { .. } => Code::DiskFull,
+        // The model exists and could not be had now.
+        HubError::NoCacheDir
+        | HubError::Unauthorized { .. }
+        | HubError::RateLimited { .. }
+        | HubError::Unreachable { .. }
+        | HubError::Status { .. }
+        | HubError::Protocol { .. }
+        | HubError::Unwritable { .. }
+        | HubError::Unreadable { .. } => Code::ModelNotReady,
     }
 }
 

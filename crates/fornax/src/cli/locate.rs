@@ -1,20 +1,23 @@
 //! From what a person types as MODEL to a path on disk, fetched if need be.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fornax::Code;
 use fornax::catalog::{self, Entry, Progress};
+use fornax::hub::{self, Hub, HubError};
 
 use super::failure::Failure;
-use super::meter::{Meter, megabytes};
+use super::meter::{Meter, Rate, megabytes};
+use super::output;
 
 /// What a MODEL argument is.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reference {
     Path(PathBuf),
     Catalog(&'static Entry),
-    /// `hf:org/repo[@rev][:file]` or `org/repo`.
+    /// A reference to the hub, as it was typed.
     Hub(String),
     /// None of these: a file that is not there, a misspelt name, or a prompt.
     Unknown(String),
@@ -29,7 +32,7 @@ impl Reference {
         if let Some(entry) = catalog::find(text) {
             return Reference::Catalog(entry);
         }
-        if text.starts_with("hf:") || is_org_repo(text) {
+        if hub::Reference::is_meant(text) {
             return Reference::Hub(text.to_owned());
         }
         Reference::Unknown(text.to_owned())
@@ -45,20 +48,6 @@ impl Reference {
     }
 }
 
-/// Two words of a hub name with one slash between them. A model file that is missing is no hub name: it is said to be
-/// missing instead.
-fn is_org_repo(text: &str) -> bool {
-    let word = |part: &str| {
-        let mut chars = part.chars();
-        chars.next().is_some_and(|c| c.is_ascii_alphanumeric())
-            && chars.all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    };
-    match text.split_once('/') {
-        Some((org, repo)) => word(org) && word(repo) && !is_model_file(repo),
-        None => false,
-    }
-}
-
 fn is_model_file(name: &str) -> bool {
     let extension = Path::new(name).extension().and_then(|ext| ext.to_str()).unwrap_or_default();
     matches!(extension.to_ascii_lowercase().as_str(), "gguf" | "safetensors")
@@ -69,7 +58,7 @@ pub(crate) fn locate(text: Option<&str>) -> anyhow::Result<PathBuf> {
     match Reference::parse(text.unwrap_or(catalog::DEFAULT)) {
         Reference::Path(path) => Ok(path),
         Reference::Catalog(entry) => pull(entry, &cache_dir()?),
-        Reference::Hub(name) => Err(hub_failure(&name).into()),
+        Reference::Hub(text) => hub_model(&text),
         Reference::Unknown(name) => Err(Failure::new(
             Code::ModelNotFound,
             format!("no model {name:?}: no such file and no such name; check the path, or see `fornax list`"),
@@ -78,13 +67,63 @@ pub(crate) fn locate(text: Option<&str>) -> anyhow::Result<PathBuf> {
     }
 }
 
-pub(crate) fn hub_failure(name: &str) -> Failure {
-    Failure::new(
-        Code::ModelNotFound,
-        format!(
-            "{name:?} is no file here, and hub references cannot be fetched yet; download the model and give its path"
-        ),
-    )
+/// The model that a reference to the hub means. What is on disk is used as it is, so that a model that was fetched needs
+/// no network to run; `fornax pull` asks for the newest.
+fn hub_model(text: &str) -> anyhow::Result<PathBuf> {
+    let reference = hub::Reference::parse(text)?;
+    let hub = hub()?;
+    match hub.local(&reference) {
+        Some(local) => {
+            if local.path.is_file() {
+                say(&format!("model: {} of {}", local.name, reference.repo));
+            }
+            Ok(local.path)
+        }
+        None => Ok(pull_hub(&hub, &reference)?),
+    }
+}
+
+/// The hub as this user's environment reaches it.
+pub(crate) fn hub() -> Result<Hub, HubError> {
+    Ok(Hub::new(hub::Options::from_env(|name| std::env::var_os(name))?))
+}
+
+/// Fetches a model of the hub, showing progress on standard error.
+pub(crate) fn pull_hub(hub: &Hub, reference: &hub::Reference) -> Result<PathBuf, HubError> {
+    let mut meter = Meter::new(Duration::ZERO);
+    let mut rate = Rate::new();
+    let local = hub.pull(reference, &mut |progress| match progress {
+        hub::Progress::Chosen { name, files, missing } => {
+            let files = if files == 1 { String::new() } else { format!(" ({files} files)") };
+            let missing = match missing {
+                0 => "on disk already".to_owned(),
+                bytes => format!(
+                    "{} to download (Ctrl-C stops; the same command goes on from there)",
+                    output::bytes(bytes)
+                ),
+            };
+            meter.line(&format!("model: {name}{files}: {missing}"));
+        }
+        hub::Progress::Waiting { file } => meter.line(&format!("waiting for another fetch of {file}")),
+        hub::Progress::Checking { file, bytes, total } => {
+            meter.show(
+                &format!("checking what is there of {file}:"),
+                (bytes, total),
+                &megabytes(bytes, total),
+            );
+        }
+        hub::Progress::Downloading { file, bytes, resumed, total } => {
+            let amount =
+                format!("{}{}", megabytes(bytes, total), rate.words(bytes - resumed, total - resumed));
+            meter.show(&format!("downloading {file}:"), (bytes, total), &amount);
+        }
+    })?;
+    Ok(local.path)
+}
+
+/// One line on standard error; nobody reading it is no reason to stop.
+fn say(line: &str) {
+    drop(writeln!(std::io::stderr(), "{line}"));
 }
 
 /// The cache folder of this user. The environment is read here and nowhere else.
@@ -129,6 +168,9 @@ mod tests {
         check("hf:org/repo", true);
         check("hf:org/repo@main:model.gguf", true);
         check("Qwen/Qwen2.5-0.5B", true);
+        check("Qwen/Qwen2.5-0.5B-GGUF:Q4_K_M", true);
+        check("Qwen/Qwen2.5-0.5B-GGUF/model-q8_0.gguf", true);
+        check("https://huggingface.co/Qwen/Qwen2.5-0.5B", true);
         check("Why is the sky blue?", false);
         check("either/or what", false);
         check("and/or?", false);

@@ -55,6 +55,49 @@ impl Meter {
     }
 }
 
+impl Meter {
+    /// Says something that stays, above the bar where there is one.
+    pub(crate) fn line(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => drop(writeln!(io::stderr(), "{line}")),
+        }
+    }
+}
+
+/// How fast something goes, over all of its time: a figure that does not jump.
+pub(crate) struct Rate {
+    since: Instant,
+}
+
+/// A rate of less than this is a guess.
+const RATE_FROM: Duration = Duration::from_millis(500);
+
+impl Rate {
+    pub(crate) fn new() -> Rate {
+        Rate { since: Instant::now() }
+    }
+
+    /// `, 12.3 MB/s, 40 s left`, once it can be told.
+    pub(crate) fn words(&mut self, done: u64, total: u64) -> String {
+        let elapsed = self.since.elapsed();
+        if elapsed < RATE_FROM || done == 0 {
+            return String::new();
+        }
+        rate_words(done as f64 / elapsed.as_secs_f64(), total.saturating_sub(done))
+    }
+}
+
+fn rate_words(bytes_per_second: f64, left: u64) -> String {
+    let seconds = (left as f64 / bytes_per_second).ceil();
+    let left = match seconds {
+        seconds if seconds < 120.0 => format!("{seconds:.0} s"),
+        seconds if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
+        seconds => format!("{:.1} h", seconds / 3600.0),
+    };
+    format!(", {:.1} MB/s, {left} left", bytes_per_second / 1e6)
+}
+
 impl Drop for Meter {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
@@ -75,6 +118,13 @@ mod tests {
     #[test]
     fn the_bar_can_be_made() {
         assert!(ProgressStyle::with_template("{msg} [{bar:32}] {eta}").is_ok());
+    }
+
+    #[test]
+    fn a_rate_says_when_it_will_be_done() {
+        assert_eq!(rate_words(2e6, 100_000_000), ", 2.0 MB/s, 50 s left");
+        assert_eq!(rate_words(1e6, 600_000_000), ", 1.0 MB/s, 10 min left");
+        assert_eq!(rate_words(1e5, 3_600_000_000), ", 0.1 MB/s, 10.0 h left");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use fornax::Code;
 use fornax::catalog;
+use fornax::hub;
 use serde::Serialize;
 
 use super::args::{List, Pull, Rm};
@@ -15,16 +16,16 @@ use super::locate::{self, Reference};
 use super::output;
 
 pub(crate) fn pull(args: &Pull) -> anyhow::Result<()> {
-    let entry = match Reference::parse(&args.reference) {
-        Reference::Catalog(entry) => entry,
-        Reference::Hub(name) => return Err(locate::hub_failure(&name).into()),
+    let path = match Reference::parse(&args.reference) {
+        Reference::Catalog(entry) => locate::pull(entry, &locate::cache_dir()?)?,
+        Reference::Hub(text) => locate::pull_hub(&locate::hub()?, &hub::Reference::parse(&text)?)?,
         Reference::Path(path) => {
-            let message = format!("{} is already here; only catalog names can be pulled", path.display());
+            let message =
+                format!("{} is already here; names and hub references can be pulled", path.display());
             return Err(Failure::usage(message).into());
         }
         Reference::Unknown(name) => return Err(unknown(&name).into()),
     };
-    let path = locate::pull(entry, &locate::cache_dir()?)?;
     writeln!(io::stdout(), "{}", path.display())?;
     Ok(())
 }
@@ -32,8 +33,8 @@ pub(crate) fn pull(args: &Pull) -> anyhow::Result<()> {
 /// One line of the list.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// The catalog name; absent for a file that only lies in the folder.
-    name: Option<&'static str>,
+    /// The catalog name or the hub reference; absent for a file that only lies in the folder.
+    name: Option<String>,
     file: String,
     path: PathBuf,
     bytes: u64,
@@ -56,7 +57,7 @@ pub(crate) fn list(args: &List) -> anyhow::Result<()> {
     }
     let mut out = io::stdout().lock();
     for row in &listing.models {
-        let name = row.name.unwrap_or(&row.file);
+        let name = row.name.as_ref().unwrap_or(&row.file);
         let state = if row.on_disk { "on disk" } else { "not fetched" };
         writeln!(
             out,
@@ -69,14 +70,14 @@ pub(crate) fn list(args: &List) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the catalog offers, then whatever else is on disk.
+/// What the catalog offers, whatever else is in the folder, and what is there of the hub.
 fn rows(cache: &Path) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for entry in catalog::ENTRIES {
         let on_disk = entry.installed(cache).is_some();
         if entry.public || on_disk {
             rows.push(Row {
-                name: Some(entry.name),
+                name: Some(entry.name.to_owned()),
                 file: entry.file.to_owned(),
                 path: entry.path(cache),
                 bytes: entry.bytes,
@@ -93,6 +94,17 @@ fn rows(cache: &Path) -> anyhow::Result<Vec<Row>> {
             rows.push(Row { name: None, file, path, bytes, on_disk: true, description: None, licence: None });
         }
     }
+    // An environment that names no folder of the hub has no models there.
+    let hub = locate::hub().map(|hub| hub.locals()).unwrap_or_default();
+    rows.extend(hub.into_iter().map(|(reference, local)| Row {
+        name: Some(reference.to_string()),
+        file: local.name,
+        path: local.path,
+        bytes: local.bytes,
+        on_disk: true,
+        description: None,
+        licence: None,
+    }));
     Ok(rows)
 }
 
@@ -111,10 +123,12 @@ pub(crate) fn files(cache: &Path) -> anyhow::Result<Vec<PathBuf>> {
 
 pub(crate) fn rm(args: &Rm) -> anyhow::Result<()> {
     let cache = locate::cache_dir()?;
-    let path = match catalog::find(&args.name) {
-        Some(entry) => entry.path(&cache),
+    let reference = hub::Reference::parse(&args.name).ok();
+    let path = match (catalog::find(&args.name), reference) {
+        (Some(entry), _) => entry.path(&cache),
+        (None, Some(reference)) => repository(&reference)?,
         // Only names of files in the folder: a path could reach out of it.
-        None => files(&cache)?
+        (None, None) => files(&cache)?
             .into_iter()
             .find(|path| path.file_name().is_some_and(|file| file == args.name.as_str()))
             .ok_or_else(|| unknown(&args.name))?,
@@ -127,11 +141,35 @@ pub(crate) fn rm(args: &Rm) -> anyhow::Result<()> {
         }
         Err(error) => return Err(Failure::unreadable(&path, &error).into()),
     };
+    let bytes = if metadata.is_dir() { bytes_below(&path) } else { metadata.len() };
     if metadata.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }
         .map_err(|error| Failure::unwritable(&path, &error))
         .context("removing a model")?;
-    writeln!(io::stdout(), "removed {} ({})", path.display(), output::bytes(metadata.len()))?;
+    writeln!(io::stdout(), "removed {} ({})", path.display(), output::bytes(bytes))?;
     Ok(())
+}
+
+/// The folder of a repository of the hub. Its files are shared between its models and revisions, so it goes as a whole.
+fn repository(reference: &hub::Reference) -> anyhow::Result<PathBuf> {
+    if reference.want != hub::Want::Any {
+        let message = format!("only whole repositories are removed; use `fornax rm {}`", reference.repo);
+        return Err(Failure::usage(message).into());
+    }
+    Ok(locate::hub()?.repository_path(reference))
+}
+
+/// What a folder takes; links to its own files count nothing.
+fn bytes_below(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .filter_map(|entry| Some((entry.path(), entry.path().symlink_metadata().ok()?)))
+        .map(|(path, metadata)| match metadata.is_dir() {
+            true => bytes_below(&path),
+            false if metadata.is_file() => metadata.len(),
+            false => 0,
+        })
+        .sum()
 }
 
 fn unknown(name: &str) -> Failure {

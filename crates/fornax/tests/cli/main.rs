@@ -7,6 +7,8 @@ mod bench;
 mod generation;
 mod golden;
 mod help;
+mod hub;
+mod hub_server;
 mod models;
 mod plan;
 mod private;
@@ -56,6 +58,11 @@ impl Ran {
 fn command(cache: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fornax"));
     command.env("FORNAX_CACHE", cache).env_remove("COLUMNS").stdin(Stdio::null());
+    // Nothing of the hub but what a test says.
+    for name in ["HF_ENDPOINT", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN", "TRANSFORMERS_OFFLINE"] {
+        command.env_remove(name);
+    }
+    command.env("HF_HOME", cache.join("huggingface"));
     command
 }
 

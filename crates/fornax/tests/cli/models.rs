@@ -66,15 +66,8 @@ fn only_what_is_in_the_cache_can_be_removed() {
 }
 
 #[test]
-fn hub_references_are_said_to_come_later() {
+fn a_name_that_nobody_knows_is_not_pulled() {
     let cache = tempfile::tempdir().unwrap();
-    for reference in ["hf:org/repo", "org/repo"] {
-        ran(command(cache.path()).args(["pull", reference])).fails(
-            4,
-            "MODEL_NOT_FOUND",
-            &[reference, "give its path"],
-        );
-    }
     ran(command(cache.path()).args(["pull", "nonsense"])).fails(
         4,
         "MODEL_NOT_FOUND",
