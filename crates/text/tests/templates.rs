@@ -1,0 +1,167 @@
+//! Chat templates of every family, rendered as transformers renders them.
+//!
+//! `make_templates.py` wrote what is expected. The templates of Llama, Mistral 7B, Gemma and OLMo are ours, of their published
+//! prompt formats; the others are those of their models (see NOTICE).
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking and says what it skips"
+)]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use fornax_text::{Chat, ChatPrompt, ChatTemplate, Error, Tokenizer};
+use serde_json::{Map, Value};
+use support::{CONTROL, NORMAL, Vocabulary, skip};
+
+/// What templates write and users must not.
+const CONTROLS: [&str; 27] = [
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_CALLS]",
+    "[TOOL_RESULTS]",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|start|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|start_of_role|>",
+    "<|end_of_role|>",
+    "<|end_of_text|>",
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜User｜>",
+];
+
+/// A tokenizer of bytes that has every control token, with these as its ends.
+fn tokenizer(bos: Option<&str>, eos: &str) -> Tokenizer {
+    let printable = (0x21..=0x7e).chain(0xa1..=0xac).chain(0xae..=0xff).chain(0x100..=0x143);
+    let bytes: Vec<String> = printable.map(|c| char::from_u32(c).unwrap().to_string()).collect();
+    let mut tokens: Vec<(&str, i32)> = bytes.iter().map(|byte| (byte.as_str(), NORMAL)).collect();
+    for control in CONTROLS.iter().copied().chain(bos).chain([eos]) {
+        if !tokens.contains(&(control, CONTROL)) {
+            tokens.push((control, CONTROL));
+        }
+    }
+    let id =
+        |text: &str| u32::try_from(tokens.iter().position(|&(token, _)| token == text).unwrap()).unwrap();
+    let mut vocabulary = Vocabulary::default()
+        .str("tokenizer.ggml.model", "gpt2")
+        .str("tokenizer.ggml.pre", "gpt-2")
+        .tokens(&tokens)
+        .strings("tokenizer.ggml.merges", &[])
+        .bool("tokenizer.ggml.add_bos_token", false)
+        .u32("tokenizer.ggml.eos_token_id", id(eos));
+    if let Some(bos) = bos {
+        vocabulary = vocabulary.u32("tokenizer.ggml.bos_token_id", id(bos));
+    }
+    vocabulary.tokenizer().unwrap()
+}
+
+fn chat_of(described: &Value) -> Chat {
+    let list = |name: &str| described[name].as_array().cloned().unwrap_or_default();
+    let mut chat = Chat::new(list("messages"));
+    chat.tools = list("tools");
+    chat.documents = list("documents");
+    chat.add_generation_prompt = described["add_generation_prompt"].as_bool().unwrap_or(true);
+    chat.variables = described["variables"].as_object().cloned().unwrap_or_default();
+    chat.now = "2026-11-05T07:08:09[UTC]".parse().unwrap();
+    chat
+}
+
+fn controls(tokenizer: &Tokenizer, prompt: &ChatPrompt) -> Vec<u32> {
+    let tokens = tokenizer.encode_chat(prompt).unwrap();
+    tokens.into_iter().filter(|&id| tokenizer.is_control(id)).collect()
+}
+
+/// Every case of a folder of templates; returns what disagrees. Where Python itself fails, ours has to fail only if it is
+/// `strict`: some templates go through lists that are not there, which are empty to ours.
+fn disagreements(folder: &Path, expected: &Path, strict: bool) -> Vec<String> {
+    let expected: Value = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
+    let (chats, evil) = (expected["chats"].as_object().unwrap(), expected["evil"].as_str().unwrap());
+    let mut wrong = Vec::new();
+    for made in expected["templates"].as_array().unwrap() {
+        let name = made["template"].as_str().unwrap();
+        let source = std::fs::read_to_string(folder.join(name)).unwrap();
+        let template = match ChatTemplate::new(&source) {
+            Ok(template) => template,
+            Err(error) => {
+                wrong.push(format!("{name}: {error}"));
+                continue;
+            }
+        };
+        let tokenizer = tokenizer(made["bos"].as_str(), made["eos"].as_str().unwrap());
+        for (title, case) in made["cases"].as_object().unwrap() {
+            let described = &chats[title];
+            let got = template.render(&chat_of(described), &tokenizer);
+            let compared = strict || case["failure"].is_null();
+            if let Some(reason) = disagreement(case, &got).filter(|_| compared) {
+                wrong.push(format!("{name}, {title}: {reason}"));
+            }
+            let written = described.to_string();
+            let plain = written.replace(&serde_json::to_string(evil).unwrap(), "\"plain\"");
+            if let Ok(prompt) = got
+                && plain != written
+            {
+                let described: Map<String, Value> = serde_json::from_str(&plain).unwrap();
+                let innocent = template.render(&chat_of(&Value::Object(described)), &tokenizer).unwrap();
+                if controls(&tokenizer, &prompt) != controls(&tokenizer, &innocent) {
+                    wrong.push(format!("{name}, {title}: a message wrote control tokens"));
+                }
+            }
+        }
+    }
+    wrong
+}
+
+fn disagreement(case: &Value, got: &Result<ChatPrompt, Error>) -> Option<String> {
+    match (case["text"].as_str(), case["error"].as_str(), got) {
+        (Some(text), _, Ok(prompt)) if prompt.text() == text => None,
+        (Some(text), _, Ok(prompt)) => {
+            let at = text.bytes().zip(prompt.text().bytes()).take_while(|(a, b)| a == b).count();
+            let from = |text: &str| {
+                String::from_utf8_lossy(&text.as_bytes()[at..text.len().min(at + 60)]).into_owned()
+            };
+            Some(format!("at {at}: {:?}, wanted {:?}", from(prompt.text()), from(text)))
+        }
+        (_, Some(message), Err(Error::TemplateRefused { message: said })) if said == message => None,
+        (None, None, Err(Error::TemplateFailed { .. } | Error::TemplateRefused { .. })) => None,
+        (_, _, Ok(prompt)) => Some(format!("gave {:?}, wanted {case}", prompt.text())),
+        (_, _, Err(error)) => Some(format!(
+            "failed with {error}, wanted {}",
+            &case.to_string().chars().take(90).collect::<String>()
+        )),
+    }
+}
+
+#[test]
+fn templates_of_every_family_render_as_in_python() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let wrong = disagreements(&here.join("templates"), &here.join("templates.json"), true);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// `$FORNAX_TEMPLATES` is a folder of templates, with the `templates.json` that `make_templates.py` made of them: those
+/// that are not ours to carry.
+#[test]
+fn further_templates_render_as_in_python() {
+    let Some(folder) = std::env::var_os("FORNAX_TEMPLATES").map(PathBuf::from) else {
+        return skip("further_templates_render_as_in_python", "FORNAX_TEMPLATES names no folder");
+    };
+    let wrong = disagreements(&folder, &folder.join("templates.json"), false);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
