@@ -117,11 +117,14 @@ pub enum Need {
     BothDirections,
     /// [`pool`](crate::Backend::pool).
     Pooling,
+    /// [`route`](crate::Backend::route), [`experts`](crate::Backend::experts) and
+    /// [`add_gated`](crate::Backend::add_gated).
+    Experts,
 }
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 9] = [
+    pub const ALL: [Need; 10] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -131,6 +134,7 @@ impl Need {
         Need::Sinks,
         Need::BothDirections,
         Need::Pooling,
+        Need::Experts,
     ];
 }
 
@@ -146,6 +150,7 @@ impl fmt::Display for Need {
             Need::Sinks => "attention sinks",
             Need::BothDirections => "attention in both directions",
             Need::Pooling => "pooling",
+            Need::Experts => "a mixture of experts",
         })
     }
 }
@@ -170,7 +175,10 @@ pub trait Memory {
     /// Like [`upload`](Memory::upload), for matrices of which each token is multiplied by a few
     /// ([`experts`](crate::Backend::experts)). `parts` are those of the first expert, then of the second, and so on:
     /// every expert has as many, of the same rows.
-    fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Self::Weight, Error>;
+    fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Self::Weight, Error> {
+        let _ = experts;
+        self.upload(parts)
+    }
     /// Concatenates vectors (norm weights, biases) into one row of f32, whatever their stored type.
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Self::Buf, Error>;
     /// Places values computed on the host (rotary frequencies) as one row of f32.
@@ -198,8 +206,11 @@ pub trait Sizes {
         let _ = tied;
         self.weight_bytes(parts)
     }
-    /// The same for the matrices of all experts, or why they cannot be computed.
-    fn experts_bytes(&self, parts: &[Part<'_>], experts: usize) -> Result<u64, Error>;
+    /// The same for the matrices of all experts.
+    fn experts_bytes(&self, parts: &[Part<'_>], experts: usize) -> Result<u64, Error> {
+        let _ = experts;
+        self.weight_bytes(parts)
+    }
     /// Bytes of `rows` x `columns` values.
     fn buf_bytes(&self, purpose: Purpose, rows: usize, columns: usize) -> u64;
     /// Bytes of one page of one group, over all its layers.

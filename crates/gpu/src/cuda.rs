@@ -16,7 +16,7 @@ use fornax_format::View;
 use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
-use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, no_experts, split_bytes};
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
 use crate::ops::{Fuse, Scratch, lacks, supports};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
@@ -356,10 +356,6 @@ impl Memory for Cuda {
         Ok(weight)
     }
 
-    fn upload_experts(&self, _parts: &[Part<'_>], _experts: usize) -> Result<Weight, Error> {
-        Err(no_experts(self.name()))
-    }
-
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
         let mut values = Vec::new();
         for part in parts {
@@ -581,11 +577,11 @@ impl Backend for Cuda {
     }
 
     fn add_gated(&self, _step: &Step, _gate: &Buf, _y: &Buf, _x: &mut Buf) -> Result<(), Error> {
-        Err(no_experts(self.name()))
+        Err(lacks(Need::Experts))
     }
 
     fn route(&self, _step: &Step, _routing: &Routing, _logits: &Buf, _chosen: &mut Buf) -> Result<(), Error> {
-        Err(no_experts(self.name()))
+        Err(lacks(Need::Experts))
     }
 
     fn experts(
@@ -597,7 +593,7 @@ impl Backend for Cuda {
         _room: &mut ExpertRoom<Buf>,
         _residual: &mut Buf,
     ) -> Result<(), Error> {
-        Err(no_experts(self.name()))
+        Err(lacks(Need::Experts))
     }
 
     fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {

@@ -302,16 +302,7 @@ pub(crate) fn int(count: usize) -> i32 {
     i32::try_from(count).expect("what kernels count is below 2^31")
 }
 
-/// What this backend answers until it has kernels for them.
-pub(crate) fn no_experts(backend: &'static str) -> Error {
-    Error::Unsupported { what: "a mixture of experts".to_owned(), backend }
-}
-
 impl Sizes for CudaSizes {
-    fn experts_bytes(&self, _parts: &[Part<'_>], _experts: usize) -> Result<u64, Error> {
-        Err(no_experts(self.name))
-    }
-
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
         Ok(rounded(self.placed(parts)?.1))
     }

@@ -1,9 +1,9 @@
 //! The numbers of one model, read from its checkpoint and checked.
 
-use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind};
+use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind, Routing, Shares};
 use fornax_format::{Array, Checkpoint, Value};
 
-use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, WindowRule};
+use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, ShareRule, WindowRule};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::source::{Json, Key, Source, bad, within};
@@ -20,8 +20,10 @@ pub struct Config {
     pub hidden: usize,
     /// Attention heads of every layer. The head size need not be `hidden / heads`.
     pub heads: Heads,
-    /// Inner width of the feed-forward.
+    /// Inner width of the feed-forward that every token takes; 0 where there are none but experts.
     pub ffn: usize,
+    /// The experts, where the feed-forward is made of them.
+    pub mixture: Option<Mixture>,
     /// Rows of the embedding: a tokenizer may know fewer.
     pub vocab: usize,
     /// Positions the model was made for.
@@ -58,6 +60,15 @@ pub struct Config {
     pub glu: Glu,
 }
 
+/// The experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    /// How many there are, and how they are chosen.
+    pub routing: Routing,
+    /// Inner width of one.
+    pub ffn: usize,
+}
+
 /// Values under one key in each container.
 mod key {
     use crate::source::Key;
@@ -69,6 +80,13 @@ mod key {
     pub(super) const LAYERS: Key = key("block_count", "num_hidden_layers");
     pub(super) const HIDDEN: Key = key("embedding_length", "hidden_size");
     pub(super) const FFN: Key = key("feed_forward_length", "intermediate_size");
+    pub(super) const EXPERTS: Key = key("expert_count", "num_local_experts");
+    /// What older files call it.
+    pub(super) const NUM_EXPERTS: Key = key("expert_count", "num_experts");
+    pub(super) const EXPERTS_CHOSEN: Key = key("expert_used_count", "num_experts_per_tok");
+    pub(super) const EXPERT_FFN: Key = key("expert_feed_forward_length", "moe_intermediate_size");
+    pub(super) const SHARED_FFN: Key =
+        key("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
     pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
     pub(super) const HEADS_KV: Key = key("attention.head_count_kv", "num_key_value_heads");
     pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
@@ -89,7 +107,11 @@ impl Config {
     /// Reads the configuration of a checkpoint whose architecture is in the table of facts.
     pub fn read(checkpoint: &Checkpoint) -> Result<Config, Error> {
         let facts = match checkpoint {
-            Checkpoint::Gguf(gguf) => Facts::of_gguf(gguf.metadata().str("general.architecture")?)?,
+            Checkpoint::Gguf(gguf) => {
+                let architecture = gguf.metadata().str("general.architecture")?;
+                let experts = gguf.metadata().opt_u64(&format!("{architecture}.expert_count"))?;
+                Facts::of_gguf(architecture, experts.is_some_and(|experts| experts > 0))?
+            }
             Checkpoint::HuggingFace(model) => {
                 let json = Json::new("config.json", model.config())?;
                 let classes = json.opt_strs("architectures")?.unwrap_or_default();
@@ -102,7 +124,7 @@ impl Config {
     /// Reads the configuration by the given facts.
     pub fn with_facts(checkpoint: &Checkpoint, facts: &Facts) -> Result<Config, Error> {
         let source = Source::new(checkpoint, facts)?;
-        refuse_what_is_not_computed(&source)?;
+        refuse_what_is_not_computed(&source, facts)?;
         let layers = source.size(key::LAYERS)?;
         let hidden = source.size(key::HIDDEN)?;
         let heads = heads(&source, hidden)?;
@@ -116,7 +138,8 @@ impl Config {
             layers,
             hidden,
             heads,
-            ffn: source.opt_size(key::FFN)?.map_or_else(|| ffn(&source, facts, hidden), Ok)?,
+            ffn: ffn(&source, facts, hidden)?,
+            mixture: mixture(&source, facts)?,
             vocab: vocab(&source, checkpoint, facts)?,
             context,
             norm_eps: norm_eps(&source, facts)?,
@@ -163,6 +186,7 @@ impl Config {
             (Need::Gelu, self.gated() && self.glu != Glu::Silu),
             (Need::SoftCap, self.attention_cap.is_some()),
             (Need::Sinks, self.facts.has(Tensor::Sinks)),
+            (Need::Experts, self.mixture.is_some()),
         ];
         needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need).collect()
     }
@@ -266,12 +290,42 @@ fn stored(checkpoint: &Checkpoint, facts: &Facts, tensor: Tensor) -> String {
     facts.row(tensor).and_then(|row| stored_name(checkpoint, facts, row, 0)).unwrap_or_default()
 }
 
-/// The inner width where the configuration does not have it: some architectures' is four times the hidden size.
+/// The inner width. Where the configuration does not have it, some architectures' is four times the hidden size.
 fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error> {
-    match facts.ffn_of_hidden {
-        Some(times) => Ok(times * hidden),
-        None => Err(Error::MissingKey { key: source.spelling(key::FFN) }),
+    if facts.experts.is_some() {
+        if !facts.has(Tensor::SharedRouter) {
+            return Ok(0);
+        }
+        // Files older than the key have the shared expert's width here.
+        return source.opt_size(key::SHARED_FFN)?.map_or_else(|| source.size(key::FFN), Ok);
     }
+    match (source.opt_size(key::FFN)?, facts.ffn_of_hidden) {
+        (Some(ffn), _) => Ok(ffn),
+        (None, Some(times)) => Ok(times * hidden),
+        (None, None) => Err(Error::MissingKey { key: source.spelling(key::FFN) }),
+    }
+}
+
+fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error> {
+    let Some(rule) = facts.experts else { return Ok(None) };
+    let experts = source.opt_size(key::EXPERTS)?.map_or_else(|| source.size(key::NUM_EXPERTS), Ok)?;
+    let chosen = source.size(key::EXPERTS_CHOSEN)?;
+    if chosen > experts {
+        let wanted = format!("at most the {experts} experts");
+        return Err(bad(&source.spelling(key::EXPERTS_CHOSEN), chosen, &wanted));
+    }
+    let shares = match (rule, source) {
+        (ShareRule::OfChosen, _) => Shares::OfChosen,
+        (ShareRule::Configured { gguf }, Source::Gguf { .. }) => gguf,
+        (ShareRule::Configured { .. }, Source::HuggingFace { json, .. }) => {
+            match json.opt_bool("norm_topk_prob")?.unwrap_or(false) {
+                true => Shares::OfChosen,
+                false => Shares::OfAll,
+            }
+        }
+    };
+    let ffn = source.opt_size(key::EXPERT_FFN)?.map_or_else(|| source.size(key::FFN), Ok)?;
+    Ok(Some(Mixture { routing: Routing { experts, chosen, shares }, ffn }))
 }
 
 fn norm_eps(source: &Source<'_>, facts: &Facts) -> Result<f32, Error> {
@@ -491,13 +545,14 @@ fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
 }
 
 /// Keys that turn these architectures into something else.
-fn refuse_what_is_not_computed(source: &Source<'_>) -> Result<(), Error> {
+fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(), Error> {
     let refuse =
         |what: String, supported: &str| Err(Error::Unsupported { what, supported: supported.to_owned() });
     match source {
         Source::Gguf { metadata, architecture } => {
             let experts = format!("{architecture}.expert_count");
-            if let Some(count) = metadata.opt_u64(&experts)?.filter(|count| *count > 0) {
+            let count = metadata.opt_u64(&experts)?.filter(|count| *count > 0 && facts.experts.is_none());
+            if let Some(count) = count {
                 return refuse(format!("a mixture of experts ({experts} {count})"), "dense feed-forward");
             }
             let causal = format!("{architecture}.attention.causal");
@@ -506,6 +561,14 @@ fn refuse_what_is_not_computed(source: &Source<'_>) -> Result<(), Error> {
             }
         }
         Source::HuggingFace { json, .. } => {
+            let sparse = json.opt_u64("decoder_sparse_step")?.unwrap_or(1);
+            let dense = json
+                .get("mlp_only_layers")
+                .filter(|layers| layers.as_array().is_none_or(|all| !all.is_empty()));
+            if facts.experts.is_some() && (sparse != 1 || dense.is_some()) {
+                let what = "layers without experts (decoder_sparse_step, mlp_only_layers)".to_owned();
+                return refuse(what, "experts in every layer");
+            }
             if let Some(quantization) = json.opt_object("quantization_config")? {
                 let method = quantization.opt_str("quant_method")?.unwrap_or("unnamed");
                 return refuse(

@@ -4,6 +4,7 @@
 use fornax_compute::{Backend, Error, Memory, Norm, Pointwise, Purpose, Rope, Rows};
 
 use crate::attention::Attention;
+use crate::experts::{ExpertActivations, Experts};
 use crate::join::Meeting;
 use crate::loader::Loader;
 use crate::mlp::Mlp;
@@ -21,7 +22,12 @@ struct Layer<M: Memory> {
     attention: Attention<M>,
     /// Whether it rotates as layers with a window do.
     windowed: bool,
-    mlp: Mlp<M>,
+    feed_forward: FeedForward<M>,
+}
+
+enum FeedForward<M: Memory> {
+    Dense(Mlp<M>),
+    Experts(Experts<M>),
 }
 
 impl<M: Memory> Decoder<M> {
@@ -39,7 +45,10 @@ impl<M: Memory> Layer<M> {
         Ok(Layer {
             attention: Attention::load(loader, layer)?,
             windowed: loader.config.windows[layer].is_some(),
-            mlp: Mlp::load(loader, layer)?,
+            feed_forward: match &loader.config.mixture {
+                None => FeedForward::Dense(Mlp::load(loader, layer)?),
+                Some(mixture) => FeedForward::Experts(Experts::load(loader, mixture, layer)?),
+            },
         })
     }
 }
@@ -51,7 +60,10 @@ impl<B: Backend> Model<B> for Decoder<B> {
         for layer in layers {
             let rope = if layer.windowed { ends.window_rope.as_ref() } else { None };
             layer.attention.forward(backend, step, rope.or(ends.rope.as_ref()), kv, a)?;
-            layer.mlp.forward(backend, step, a)?;
+            match &layer.feed_forward {
+                FeedForward::Dense(mlp) => mlp.forward(backend, step, a)?,
+                FeedForward::Experts(experts) => experts.forward(backend, step, a)?,
+            }
         }
         ends.logits(backend, step, a)
     }
@@ -155,6 +167,7 @@ pub(crate) struct Activations<M: Memory> {
     pub(crate) attended: M::Buf,      // (tokens, query heads x head size)
     pub(crate) gate_up: M::Buf,       // (tokens, 2 ffn), or (tokens, ffn) without gates
     pub(crate) gated: Option<M::Buf>, // (tokens, ffn)
+    pub(crate) experts: Option<ExpertActivations<M>>,
     pub(crate) wanted: M::Buf,        // (wanted, hidden)
     pub(crate) wanted_normed: M::Buf, // (wanted, hidden)
     pub(crate) logits: M::Buf,        // (wanted, vocab)
@@ -174,6 +187,7 @@ impl<M: Memory> Activations<M> {
             attended: tokens(config.heads.query * config.heads.dim)?,
             gate_up: tokens(if gated { 2 * config.ffn } else { config.ffn })?,
             gated: if gated { Some(tokens(config.ffn)?) } else { None },
+            experts: ExpertActivations::alloc(memory, config, limits)?,
             wanted: memory.alloc(Purpose::Residual, wanted_max, config.hidden)?,
             wanted_normed: memory.alloc(Purpose::Activations, wanted_max, config.hidden)?,
             logits: memory.alloc(Purpose::Logits, wanted_max, config.vocab)?,

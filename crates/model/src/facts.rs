@@ -2,7 +2,7 @@
 //!
 //! Code asks a fact; it never asks which architecture it is. A fact that is not flipped by a test is not here.
 
-use fornax_compute::{Glu, NormKind};
+use fornax_compute::{Glu, NormKind, Shares};
 
 use crate::arch::{NOT_YET, TABLE};
 use crate::{Error, Name};
@@ -58,6 +58,8 @@ pub struct Facts {
     pub multipliers: bool,
     /// How many times the hidden size the feed-forward's inner width is where the configuration does not say.
     pub ffn_of_hidden: Option<usize>,
+    /// Whether the feed-forward is made of experts, and what their weights are shares of.
+    pub experts: Option<ShareRule>,
     /// The activation of the feed-forward where the configuration does not say: GGUF never does.
     pub glu: Glu,
 }
@@ -97,6 +99,18 @@ pub enum WindowRule {
     SomeLayers,
 }
 
+/// What the weights of a token's experts are shares of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShareRule {
+    /// Of the chosen experts.
+    OfChosen,
+    /// Of the chosen experts if `norm_topk_prob` in config.json says so, else of all. GGUF does not have the key.
+    Configured {
+        /// What files in GGUF mean.
+        gguf: Shares,
+    },
+}
+
 /// What query-key products are multiplied by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionScale {
@@ -132,11 +146,13 @@ impl Facts {
     /// Every architecture that can be loaded.
     pub const TABLE: &[Facts] = TABLE;
 
-    /// The row of a GGUF file by its `general.architecture`.
-    pub fn of_gguf(architecture: &str) -> Result<&'static Facts, Error> {
-        Facts::TABLE
-            .iter()
-            .find(|facts| facts.gguf == Some(architecture))
+    /// The row of a GGUF file by its `general.architecture`, and by whether it counts experts: one architecture's files
+    /// may have them or not.
+    pub fn of_gguf(architecture: &str, experts: bool) -> Result<&'static Facts, Error> {
+        let named = || Facts::TABLE.iter().filter(|facts| facts.gguf == Some(architecture));
+        named()
+            .find(|facts| facts.experts.is_some() == experts)
+            .or_else(|| named().next())
             .ok_or_else(|| unknown("architecture", architecture, |facts| facts.gguf.as_slice()))
     }
 
@@ -170,8 +186,12 @@ fn unknown(kind: &str, spelling: &str, names: impl Fn(&Facts) -> &[&'static str]
 }
 
 fn unsupported(what: String, names: impl Fn(&Facts) -> &[&'static str]) -> Error {
-    let mut supported: Vec<&str> = Facts::TABLE.iter().flat_map(|facts| names(facts).to_vec()).collect();
-    supported.dedup();
+    let mut supported: Vec<&str> = Vec::new();
+    for name in Facts::TABLE.iter().flat_map(|facts| names(facts).to_vec()) {
+        if !supported.contains(&name) {
+            supported.push(name);
+        }
+    }
     Error::Unsupported { what, supported: supported.join(", ") }
 }
 
@@ -189,7 +209,8 @@ mod tests {
             assert_eq!(unique.len(), all.len(), "{all:?}");
         };
         spellings(|facts| vec![facts.name]);
-        spellings(|facts| facts.gguf.into_iter().collect());
+        spellings(|facts| facts.gguf.filter(|_| facts.experts.is_none()).into_iter().collect());
+        spellings(|facts| facts.gguf.filter(|_| facts.experts.is_some()).into_iter().collect());
         spellings(|facts| facts.model_types.to_vec());
         spellings(|facts| facts.classes.to_vec());
     }
@@ -200,15 +221,16 @@ mod tests {
             let error = result.unwrap_err().to_string();
             assert!(error.starts_with(wanted), "{error}");
         };
+        // The rest of the table follows.
         check(
-            Facts::of_gguf("clip"),
-            "architecture \"clip\" is not supported; supported: llama, qwen2, qwen3, ",
+            Facts::of_gguf("clip", false),
+            "architecture \"clip\" is not supported; supported: llama, qwen2, qwen2moe, ",
         );
         check(
             Facts::of_hugging_face(Some("clip"), &["LlamaForCausalLM"]),
-            "model_type \"clip\" is not supported; supported: llama, mistral, qwen2, ",
+            "model_type \"clip\" is not supported; supported: llama, mistral, mixtral, ",
         );
-        let classes = "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, ";
+        let classes = "LlamaForCausalLM, LLaMAForCausalLM, MistralForCausalLM, MixtralForCausalLM, ";
         check(
             Facts::of_hugging_face(Some("llama"), &["LlamaForSequenceClassification"]),
             &format!(
@@ -231,17 +253,18 @@ mod tests {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(wanted), "{error}");
         };
-        check(Facts::of_gguf("mamba"), "\"mamba\", which needs state-space layers, is not supported");
-        check(Facts::of_gguf("rwkv7"), "\"rwkv7\", which needs recurrent layers, is not");
+        check(Facts::of_gguf("mamba", false), "\"mamba\", which needs state-space layers, is not supported");
+        check(Facts::of_gguf("rwkv7", false), "\"rwkv7\", which needs recurrent layers, is not");
         check(
             Facts::of_hugging_face(Some("qwen3_next"), &[]),
             "model_type \"qwen3_next\", which needs layers of linear attention, is not",
         );
-        check(Facts::of_gguf("deepseek2"), "\"deepseek2\", which needs latent attention, is not");
+        check(Facts::of_gguf("deepseek2", true), "\"deepseek2\", which needs latent attention, is not");
         for (spellings, _) in NOT_YET {
             for spelling in *spellings {
                 assert!(
-                    Facts::of_gguf(spelling).is_err() && Facts::of_hugging_face(Some(spelling), &[]).is_err()
+                    Facts::of_gguf(spelling, false).is_err()
+                        && Facts::of_hugging_face(Some(spelling), &[]).is_err()
                 );
             }
         }
@@ -253,6 +276,6 @@ mod tests {
         assert_eq!(name(Some("llama"), &[]), "llama");
         assert_eq!(name(Some("mistral"), &["MistralForCausalLM"]), "mistral");
         assert_eq!(name(None, &["Qwen2ForCausalLM"]), "qwen2");
-        assert_eq!(Facts::of_gguf("qwen2").unwrap().name, "qwen2");
+        assert_eq!(Facts::of_gguf("qwen2", false).unwrap().name, "qwen2");
     }
 }

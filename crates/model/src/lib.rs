@@ -12,6 +12,7 @@ mod attention;
 mod config;
 mod decoder;
 mod error;
+mod experts;
 mod facts;
 mod join;
 mod loader;
@@ -26,9 +27,9 @@ use fornax_format::Checkpoint;
 use crate::decoder::Decoder;
 use crate::loader::Loader;
 
-pub use config::Config;
+pub use config::{Config, Mixture};
 pub use error::Error;
-pub use facts::{AttentionScale, BiasRule, EmbeddingScale, Facts, QkRows, SoftCaps, WindowRule};
+pub use facts::{AttentionScale, BiasRule, EmbeddingScale, Facts, QkRows, ShareRule, SoftCaps, WindowRule};
 pub use names::{Dim, Name, Owner, Tensor, Transform, When};
 pub use rope::{LongFactors, Rope, Scaling};
 

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use fornax_compute::{Memory, Part};
 use fornax_format::{Checkpoint, View};
 
-use crate::names::{self, Name, Owner, Tensor, Transform};
+use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
 use crate::{Config, Error, Facts};
 
 /// Hands a model its weights by their canonical names.
@@ -36,13 +36,16 @@ impl<'a, M: Memory> Loader<'a, M> {
             let layers = if row.owner == Owner::Layer { config.layers } else { 1 };
             for layer in 0..layers {
                 let Some(name) = stored_name(checkpoint, &config.facts, row, layer) else { continue };
-                let view = tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
-                check_shape(&view, row, config, matches!(checkpoint, Checkpoint::HuggingFace(_)))?;
-                // The factors were read with the configuration.
-                if !matches!(row.tensor, Tensor::RopeFactors | Tensor::RopeFactorsLong) {
-                    bytes_total += view.bytes.len() as u64;
+                for name in each_name(name, config) {
+                    let view =
+                        tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
+                    check_shape(&view, row, config, matches!(checkpoint, Checkpoint::HuggingFace(_)))?;
+                    // The factors were read with the configuration.
+                    if !matches!(row.tensor, Tensor::RopeFactors | Tensor::RopeFactorsLong) {
+                        bytes_total += view.bytes.len() as u64;
+                    }
+                    wanted.insert(name);
                 }
-                wanted.insert(name);
             }
         }
         for name in tensor_names(checkpoint) {
@@ -98,16 +101,66 @@ impl<'a, M: Memory> Loader<'a, M> {
         if all { self.vector(tensors, layer).map(Some) } else { Ok(None) }
     }
 
-    fn stored(&self, tensors: &[Tensor], layer: usize) -> Result<Vec<Stored<'a>>, Error> {
-        tensors.iter().map(|&tensor| self.one(tensor, layer)).collect()
+    /// The matrices of all experts: of each one tensors stacked by their rows.
+    pub(crate) fn experts(&mut self, tensors: &[Tensor], layer: usize) -> Result<M::Weight, Error> {
+        let stored = self.experts_stored(tensors, layer)?;
+        let weight = self.memory.upload_experts(&parts(&stored)?, self.experts_count())?;
+        self.report(&stored);
+        Ok(weight)
     }
 
-    fn one(&self, wanted: Tensor, layer: usize) -> Result<Stored<'a>, Error> {
+    /// The vectors of all experts, those of one behind those of the other; `None` when the model does not have them.
+    pub(crate) fn opt_experts_vector(
+        &mut self,
+        tensors: &[Tensor],
+        layer: usize,
+    ) -> Result<Option<M::Buf>, Error> {
+        if !tensors.iter().all(|tensor| self.has(*tensor)) {
+            return Ok(None);
+        }
+        let stored = self.experts_stored(tensors, layer)?;
+        let vector = self.memory.upload_vector(&parts(&stored)?)?;
+        self.report(&stored);
+        Ok(Some(vector))
+    }
+
+    fn experts_stored(&self, tensors: &[Tensor], layer: usize) -> Result<Vec<Stored<'a>>, Error> {
+        let pairs =
+            (0..self.experts_count()).flat_map(|expert| tensors.iter().map(move |one| (expert, *one)));
+        pairs.map(|(expert, tensor)| self.one(tensor, layer, Some(expert))).collect()
+    }
+
+    fn experts_count(&self) -> usize {
+        self.config.mixture.map_or(0, |mixture| mixture.routing.experts)
+    }
+
+    fn stored(&self, tensors: &[Tensor], layer: usize) -> Result<Vec<Stored<'a>>, Error> {
+        tensors.iter().map(|&tensor| self.one(tensor, layer, None)).collect()
+    }
+
+    /// A tensor, or an expert's share of it.
+    fn one(&self, wanted: Tensor, layer: usize, expert: Option<usize>) -> Result<Stored<'a>, Error> {
         let facts = &self.config.facts;
         let absent = || Error::MissingTensor { tensor: format!("{wanted:?}") };
         let row = facts.row(wanted).ok_or_else(absent)?;
         let name = stored_name(self.checkpoint, facts, row, layer).ok_or_else(absent)?;
-        let view = tensor(self.checkpoint, &name).ok_or(Error::MissingTensor { tensor: name })?;
+        let view = match (expert, name.split_once(EXPERT)) {
+            (Some(expert), Some((before, after))) => {
+                find(self.checkpoint, format!("{before}{expert}{after}"))?
+            }
+            (Some(expert), None) => {
+                let mut view = find(self.checkpoint, name)?.rows(expert..expert + 1)?;
+                view.shape.remove(0);
+                view
+            }
+            (None, _) => {
+                let mut view = find(self.checkpoint, name)?;
+                if row.shape.first() == Some(&Dim::One) && view.shape.len() < row.shape.len() {
+                    view.shape.insert(0, 1);
+                }
+                view
+            }
+        };
         let (heads, rope) = (self.config.heads, &self.config.rope);
         let stored_bytes = view.bytes.len() as u64;
         let mut part = Part::from(view);
@@ -190,6 +243,20 @@ pub(crate) fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<View<
     }
 }
 
+fn find(checkpoint: &Checkpoint, name: String) -> Result<View<'_>, Error> {
+    tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name })
+}
+
+/// Where the number of an expert stands in a name.
+const EXPERT: &str = "{}";
+
+/// The tensors of a name: one, or one for each expert.
+fn each_name(name: String, config: &Config) -> Vec<String> {
+    let Some((before, after)) = name.split_once(EXPERT) else { return vec![name] };
+    let experts = config.mixture.map_or(0, |mixture| mixture.routing.experts);
+    (0..experts).map(|expert| format!("{before}{expert}{after}")).collect()
+}
+
 /// The name of a weight in this container; `None` where the container keeps it elsewhere.
 pub(crate) fn stored_name(
     checkpoint: &Checkpoint,
@@ -234,6 +301,10 @@ fn is_redundant(checkpoint: &Checkpoint, config: &Config, name: &str) -> bool {
 
 fn check_shape(view: &View<'_>, row: &Name, config: &Config, hugging_face: bool) -> Result<(), Error> {
     let mut wanted: Vec<usize> = row.shape.iter().map(|dim| dim.size(config)).collect();
+    let own = hugging_face && row.hugging_face.is_some_and(|name| name.contains(EXPERT));
+    if own || (row.shape.first() == Some(&Dim::One) && view.shape.len() < wanted.len()) {
+        wanted.remove(0);
+    }
     if row.transform == Transform::Transposed && hugging_face {
         wanted.reverse();
     }

@@ -40,6 +40,15 @@ pub enum Tensor {
     UpBias,
     DownBias,
     MlpPostNorm,
+    Router,
+    RouterBias,
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    ExpertGateBias,
+    ExpertUpBias,
+    ExpertDownBias,
+    SharedRouter,
 }
 
 impl Tensor {
@@ -78,6 +87,12 @@ pub enum Dim {
     Pairs,
     /// Positions the model was made for.
     Context,
+    /// Experts.
+    Experts,
+    /// An expert's inner size.
+    ExpertFfn,
+    /// One; files may leave it out before another dimension.
+    One,
 }
 
 /// Whether a model has the weight.
@@ -123,7 +138,7 @@ pub struct Name {
     /// Its name in GGUF, after `blk.N.` where it is a layer's.
     pub gguf: &'static str,
     /// Its name in a Hugging Face checkpoint, after `model.layers.N.` where it is a layer's; `None` where config.json
-    /// has it instead.
+    /// has it instead. `{}` is the number of an expert, which then has a tensor of its own.
     pub hugging_face: Option<&'static str>,
     /// Slowest dimension first.
     pub shape: &'static [Dim],
@@ -214,6 +229,22 @@ pub(crate) const MLP: &[Name] = {
     ]
 };
 
+/// Experts, as Qwen names them.
+#[rustfmt::skip]
+pub(crate) const QWEN_EXPERTS: &[Name] = {
+    use Dim::{ExpertFfn, Experts, Hidden};
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::Keep;
+    use When::Always;
+    &[
+        name(T::Router, Layer, "ffn_gate_inp.weight", Some("mlp.gate.weight"), (&[Experts, Hidden], Always, Keep)),
+        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("mlp.experts.{}.gate_proj.weight"), (&[Experts, ExpertFfn, Hidden], Always, Keep)),
+        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("mlp.experts.{}.up_proj.weight"), (&[Experts, ExpertFfn, Hidden], Always, Keep)),
+        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("mlp.experts.{}.down_proj.weight"), (&[Experts, Hidden, ExpertFfn], Always, Keep)),
+    ]
+};
+
 /// A decoder of the llama family.
 pub(crate) const DECODER: &[&[Name]] = &[ENDS, PRE_NORMS, ATTENTION, MLP];
 
@@ -245,7 +276,7 @@ impl Facts {
 
     /// Whether its feed-forward has gates.
     pub(crate) fn gated(&self) -> bool {
-        self.has(Tensor::Gate) || self.has(Tensor::GateUp)
+        self.has(Tensor::Gate) || self.has(Tensor::GateUp) || self.has(Tensor::ExpertGate)
     }
 
     /// Whether the architecture has such a weight.
@@ -282,6 +313,9 @@ impl Dim {
             Dim::TwoFfn => 2 * config.ffn,
             Dim::Pairs => config.rope.dims / 2,
             Dim::Context => config.context as usize,
+            Dim::Experts => config.mixture.map_or(0, |mixture| mixture.routing.experts),
+            Dim::ExpertFfn => config.mixture.map_or(0, |mixture| mixture.ffn),
+            Dim::One => 1,
         }
     }
 }

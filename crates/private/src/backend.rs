@@ -6,12 +6,12 @@ use std::cell::RefCell;
 use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
     Attention, Backend, Batch, Error as ComputeError, ExpertRoom, Experts, Glu, Heads, KvGroup, KvLayer,
-    KvSpec, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow,
-    Sizes, Usage,
+    KvSpec, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows,
+    SampleRow, Sizes, Usage,
 };
 
 use crate::Error;
-use crate::error::{NAME, no_experts};
+use crate::error::{NAME, supports};
 use crate::quantize::{Matrix, quantize_row};
 
 /// Who multiplies. Matrices are numbered from 0 in the order in which they are added.
@@ -105,10 +105,6 @@ impl<P: Products> Memory for Integer<P> {
         Ok(Weight { table: Some(self.cpu.upload(parts)?), product })
     }
 
-    fn upload_experts(&self, _parts: &[Part<'_>], _experts: usize) -> Result<Weight, ComputeError> {
-        Err(no_experts())
-    }
-
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<cpu::Buf, ComputeError> {
         self.cpu.upload_vector(parts)
     }
@@ -127,6 +123,10 @@ impl<P: Products> Memory for Integer<P> {
 
     fn usage(&self) -> Usage {
         self.cpu.usage()
+    }
+
+    fn supports(&self, need: Need) -> Result<(), ComputeError> {
+        supports(need)
     }
 }
 
@@ -336,7 +336,7 @@ impl<P: Products> Backend for Integer<P> {
         _room: &mut ExpertRoom<cpu::Buf>,
         _residual: &mut cpu::Buf,
     ) -> Result<(), ComputeError> {
-        Err(no_experts())
+        supports(Need::Experts)
     }
 
     fn gather_wanted(&self, step: &cpu::Step, x: &cpu::Buf, out: &mut cpu::Buf) -> Result<(), ComputeError> {
@@ -387,10 +387,6 @@ impl Sizes for IntegerSizes {
         Ok(self.0.weight_bytes(parts)? + if tied { self.scales(parts) } else { 0 })
     }
 
-    fn experts_bytes(&self, _parts: &[Part<'_>], _experts: usize) -> Result<u64, ComputeError> {
-        Err(no_experts())
-    }
-
     fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
         self.0.vector_bytes(parts)
     }
@@ -405,5 +401,9 @@ impl Sizes for IntegerSizes {
 
     fn workspace_bytes(&self) -> u64 {
         self.0.workspace_bytes()
+    }
+
+    fn supports(&self, need: Need) -> Result<(), ComputeError> {
+        supports(need)
     }
 }

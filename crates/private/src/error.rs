@@ -2,6 +2,8 @@
 
 use std::io;
 
+use fornax_compute::Need;
+
 use crate::frame::Party;
 
 /// Why a session could not be opened or went wrong. The values are those a person needs to act.
@@ -216,10 +218,13 @@ impl Error {
 /// The backend's name in messages.
 pub(crate) const NAME: &str = "private";
 
-/// Why a model of experts is not loaded: whoever multiplies by a chosen expert's weights knows who was chosen.
-pub(crate) fn no_experts() -> fornax_compute::Error {
-    let what = "a mixture of experts (which experts a token takes would tell the servers about the token)";
-    fornax_compute::Error::Unsupported { what: what.to_owned(), backend: NAME }
+/// Refuses experts: whoever multiplies by the weights of those that were chosen knows who was chosen.
+pub(crate) fn supports(need: Need) -> Result<(), fornax_compute::Error> {
+    if need != Need::Experts {
+        return Ok(());
+    }
+    let what = format!("{need} (which of them a token takes would tell the servers about the token)");
+    Err(fornax_compute::Error::Unsupported { what, backend: NAME })
 }
 
 impl From<Error> for fornax_compute::Error {

@@ -7,11 +7,11 @@
 use std::cell::RefCell;
 
 use fornax_compute::cpu::expand_rows;
-use fornax_compute::{Error as ComputeError, KvSpec, Memory, Part, Purpose, Usage};
+use fornax_compute::{Error as ComputeError, KvSpec, Memory, Need, Part, Purpose, Usage};
 use sha2::{Digest, Sha256};
 
 use crate::Error;
-use crate::error::no_experts;
+use crate::error::supports;
 use crate::frame::{FRAME_BYTES_MAX, Shapes, Weights};
 
 /// How weights are quantised, for `info`.
@@ -204,10 +204,6 @@ impl<F: FnMut(usize, Matrix) -> Result<(), ComputeError>> Memory for Collector<F
         if tied { self.upload(parts) } else { Ok(()) }
     }
 
-    fn upload_experts(&self, _parts: &[Part<'_>], _experts: usize) -> Result<(), ComputeError> {
-        Err(no_experts())
-    }
-
     fn upload_vector(&self, _parts: &[Part<'_>]) -> Result<(), ComputeError> {
         Ok(())
     }
@@ -226,6 +222,10 @@ impl<F: FnMut(usize, Matrix) -> Result<(), ComputeError>> Memory for Collector<F
 
     fn usage(&self) -> Usage {
         Usage::default()
+    }
+
+    fn supports(&self, need: Need) -> Result<(), ComputeError> {
+        supports(need)
     }
 }
 
@@ -301,8 +301,8 @@ mod tests {
     fn experts_are_refused_because_their_choice_would_be_seen() {
         let collector = Collector::new(|_, _| Ok(()));
         assert_eq!(
-            collector.upload_experts(&[], 2).unwrap_err().to_string(),
-            "a mixture of experts (which experts a token takes would tell the servers about the token) is not \
+            collector.supports(Need::Experts).unwrap_err().to_string(),
+            "a mixture of experts (which of them a token takes would tell the servers about the token) is not \
              available on private"
         );
     }

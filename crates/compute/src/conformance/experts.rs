@@ -6,13 +6,16 @@ use std::fmt;
 use fornax_format::DType;
 
 use crate::cpu::expand_rows;
-use crate::{Backend, ExpertRoom, Experts, Glu, Part, Purpose, Routing, Shares};
+use crate::{Backend, ExpertRoom, Experts, Glu, Need, Part, Purpose, Routing, Shares};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
 use super::{Failure, Op, Suite};
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
+    if suite.backend.supports(Need::Experts).is_err() {
+        return;
+    }
     for shares in [Shares::OfAll, Shares::OfChosen] {
         for (experts, chosen) in [(1, 1), (4, 4), (8, 2), (60, 4), (128, 8), (300, 1)] {
             for (tokens, logits) in [

@@ -266,6 +266,10 @@ impl Case for AddGated {
         Op::Glu
     }
 
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::Experts]
+    }
+
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
         let mut random = Random::of(self);
         let gates: Vec<f32> = random.values(9).iter().map(|gate| self.size * gate).collect();

@@ -643,10 +643,6 @@ fn wrong_shape(part: &Part<'_>, wanted: Vec<usize>) -> Error {
 }
 
 impl Sizes for CpuSizes {
-    fn experts_bytes(&self, parts: &[Part<'_>], _experts: usize) -> Result<u64, Error> {
-        self.weight_bytes(parts)
-    }
-
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
         let (mut bytes, mut columns) = (0, None);
         for part in parts {

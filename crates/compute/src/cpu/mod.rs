@@ -204,10 +204,6 @@ impl Memory for Cpu {
         Weight::new(&self.ledger, &self.sizes, &self.pool, parts)
     }
 
-    fn upload_experts(&self, parts: &[Part<'_>], _experts: usize) -> Result<Weight, Error> {
-        self.upload(parts)
-    }
-
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
         Buf::vector(&self.ledger, &self.sizes, parts)
     }

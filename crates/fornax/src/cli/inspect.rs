@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use fornax::Error;
 use fornax_format::{Checkpoint, HuggingFace, View};
-use fornax_model::Config;
+use fornax_model::{Config, Mixture};
 use fornax_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, json};
@@ -136,7 +136,7 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         Err(error) => return json!({"unsupported": error.to_string()}),
     };
     let windows: BTreeSet<u32> = config.windows.iter().copied().flatten().collect();
-    json!({
+    let mut facts = json!({
         "architecture": config.facts.name,
         "layers": config.layers,
         "hidden": config.hidden,
@@ -155,7 +155,11 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         "output_bias": config.output_bias,
         "mlp_bias": config.mlp_bias,
         "attention_windows": windows,
-    })
+    });
+    if let Some(Mixture { routing, ffn }) = config.mixture {
+        facts["experts"] = json!({"count": routing.experts, "chosen": routing.chosen, "ffn": ffn});
+    }
+    facts
 }
 
 fn tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {

@@ -14,7 +14,7 @@ use fornax_compute::{Error, Need};
 use crate::memory::Buf;
 
 /// What has no kernels yet. Models that need it are refused when they are planned and when they are loaded.
-const LACKING: [Need; 9] = Need::ALL;
+const LACKING: [Need; 10] = Need::ALL;
 
 /// Refuses what has no kernels.
 pub(crate) fn supports(need: Need) -> Result<(), Error> {

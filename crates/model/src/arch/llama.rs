@@ -29,6 +29,7 @@ pub(crate) const LLAMA: Facts = Facts {
     embedding_scale: EmbeddingScale::One,
     multipliers: false,
     ffn_of_hidden: None,
+    experts: None,
     glu: Glu::Silu,
 };
 

@@ -4,10 +4,13 @@ mod gemma;
 mod gpt2;
 mod granite;
 mod llama;
+mod mixtral;
 mod olmo2;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen3moe;
 
 use crate::Facts;
 
@@ -15,8 +18,11 @@ use crate::Facts;
 pub(crate) const TABLE: &[Facts] = &[
     llama::LLAMA,
     llama::MISTRAL,
+    mixtral::MIXTRAL,
     qwen2::QWEN2,
+    qwen2moe::QWEN2_MOE,
     qwen3::QWEN3,
+    qwen3moe::QWEN3_MOE,
     olmo2::OLMO2,
     phi3::PHI3,
     gemma::GEMMA2,

@@ -29,6 +29,12 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("qwen2", Container::Gguf),
     ("qwen2", Container::HuggingFace),
     ("qwen2-window", Container::HuggingFace),
+    ("mixtral", Container::Gguf),
+    ("mixtral", Container::HuggingFace),
+    ("qwen2moe", Container::Gguf),
+    ("qwen2moe", Container::HuggingFace),
+    ("qwen3moe", Container::Gguf),
+    ("qwen3moe", Container::HuggingFace),
     ("qwen3", Container::Gguf),
     ("qwen3", Container::HuggingFace),
     ("olmo2", Container::Gguf),
@@ -148,7 +154,8 @@ pub(crate) fn add_key(bytes: &mut Vec<u8>, key: &str, number: Number) {
     bytes.splice(24..24, pairs);
 }
 
-fn position(bytes: &[u8], wanted: &[u8]) -> usize {
+/// Where the text begins, which is there once.
+pub(crate) fn position(bytes: &[u8], wanted: &[u8]) -> usize {
     let mut found = bytes.windows(wanted.len()).enumerate().filter(|(_, window)| *window == wanted);
     let (at, _) = found.next().expect("the fixture has what is to be spoiled");
     assert!(found.next().is_none(), "{} is there twice", String::from_utf8_lossy(wanted));

@@ -1,11 +1,11 @@
 //! Every fact is flipped, and the flip must show: either the load refuses, or log-probabilities move by at least ten
 //! times the bound that the right fact keeps. So no fact is untested, and none is here that does not matter.
 
-use fornax_compute::{Glu, Heads, NormKind};
+use fornax_compute::{Glu, Heads, NormKind, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
-    AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, Name, Owner, QkRows, Rope, Scaling,
-    Transform, WindowRule,
+    AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, Mixture, Name, Owner, QkRows, Rope,
+    Scaling, ShareRule, Transform, WindowRule,
 };
 use serde_json::Value;
 
@@ -102,6 +102,7 @@ fn every_fact_of_an_architecture_matters() {
         embedding_scale,
         multipliers,
         ffn_of_hidden,
+        experts,
         glu,
     });
     // A label; what finds the row, which the table's own tests flip; and two with tests of their own below.
@@ -173,6 +174,18 @@ fn every_fact_of_an_architecture_matters() {
             ("norm", "llama", HuggingFace, Refusal, |facts| facts.norm = NormKind::Layer),
             ("norm_less_one", "llama", HuggingFace, Numbers, |facts| facts.norm_less_one = true),
             ("glu", "llama", Gguf, Numbers, |facts| facts.glu = Glu::Gelu),
+            ("experts", "mixtral", Gguf, Refusal, |facts| facts.experts = None),
+            ("experts", "mixtral", HuggingFace, Refusal, |facts| facts.experts = None),
+            ("experts", "mixtral", HuggingFace, Numbers, |facts| {
+                facts.experts = Some(ShareRule::Configured { gguf: Shares::OfChosen })
+            }),
+            ("experts", "qwen2moe", HuggingFace, Numbers, |facts| facts.experts = Some(ShareRule::OfChosen)),
+            ("experts", "qwen2moe", Gguf, Numbers, |facts| {
+                facts.experts = Some(ShareRule::Configured { gguf: Shares::OfChosen })
+            }),
+            ("experts", "qwen3moe", Gguf, Numbers, |facts| {
+                facts.experts = Some(ShareRule::Configured { gguf: Shares::OfAll })
+            }),
         ],
         |checkpoint, change| {
             let mut facts = Config::read(checkpoint)?.facts;
@@ -190,6 +203,7 @@ fn every_number_of_a_configuration_matters() {
         hidden,
         heads,
         ffn,
+        mixture,
         vocab,
         context,
         norm_eps,
@@ -223,6 +237,17 @@ fn every_number_of_a_configuration_matters() {
                 config.rope.dims = 32;
             }),
             ("ffn", "llama", Gguf, Refusal, |config| config.ffn = 32),
+            ("ffn", "qwen2moe", Gguf, Refusal, |config| config.ffn = 40),
+            ("mixture", "mixtral", Gguf, Refusal, |config| config.mixture = None),
+            ("mixture", "mixtral", Gguf, Refusal, |config| mixture(config).routing.experts = 4),
+            ("mixture", "qwen3moe", HuggingFace, Refusal, |config| mixture(config).routing.experts = 7),
+            ("mixture", "mixtral", Gguf, Numbers, |config| mixture(config).routing.chosen = 1),
+            ("mixture", "qwen2moe", Gguf, Numbers, |config| mixture(config).routing.chosen = 4),
+            ("mixture", "qwen3moe", Gguf, Numbers, |config| mixture(config).routing.shares = Shares::OfAll),
+            ("mixture", "qwen2moe", HuggingFace, Numbers, |config| {
+                mixture(config).routing.shares = Shares::OfChosen
+            }),
+            ("mixture", "qwen2moe", Gguf, Refusal, |config| mixture(config).ffn = 56),
             ("vocab", "llama", Gguf, Refusal, |config| config.vocab = 127),
             ("norm_eps", "llama", Gguf, Numbers, |config| config.norm_eps = 1e-5),
             ("norm_eps", "qwen2", Gguf, Numbers, |config| config.norm_eps = 1e-5),
@@ -264,6 +289,10 @@ fn every_number_of_a_configuration_matters() {
         ],
         flip_config,
     );
+}
+
+fn mixture(config: &mut Config) -> &mut Mixture {
+    config.mixture.as_mut().unwrap()
 }
 
 fn flip_config(checkpoint: &Checkpoint, change: fn(&mut Config)) -> Result<Config, fornax_model::Error> {
@@ -410,6 +439,8 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("olmo2", HuggingFace),
         ("gemma2", Gguf),
         ("gpt2", HuggingFace),
+        ("mixtral", HuggingFace),
+        ("qwen2moe", Gguf),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
@@ -454,7 +485,14 @@ fn every_transform_matters() {
 
 #[test]
 fn every_name_and_every_shape_matters() {
-    for (case, container) in [("llama-bias", Gguf), ("llama", HuggingFace), ("llama3", Gguf)] {
+    let cases = [
+        ("llama-bias", Gguf),
+        ("llama", HuggingFace),
+        ("llama3", Gguf),
+        ("mixtral", HuggingFace),
+        ("qwen2moe", Gguf),
+    ];
+    for (case, container) in cases {
         let checkpoint = open(case, container);
         let names = Config::read(&checkpoint).unwrap().facts.names.concat();
         for index in (0..names.len()).filter(|index| has(&checkpoint, &names[*index])) {
@@ -485,9 +523,10 @@ fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
             Owner::Model => ["", "transformer."]
                 .iter()
                 .any(|beginning| model.weights().tensor(&format!("{beginning}{name}")).is_some()),
-            Owner::Layer => ["model.layers", "transformer.h"]
-                .iter()
-                .any(|layers| model.weights().tensor(&format!("{layers}.0.{name}")).is_some()),
+            Owner::Layer => ["model.layers", "transformer.h"].iter().any(|layers| {
+                let name = name.replace("{}", "0");
+                model.weights().tensor(&format!("{layers}.0.{name}")).is_some()
+            }),
         }),
     }
 }

@@ -21,10 +21,6 @@ impl Sizes for Floats {
         Ok(parts.iter().map(|part| part.view.bytes.len() as u64).sum())
     }
 
-    fn experts_bytes(&self, parts: &[Part<'_>], _: usize) -> Result<u64, ComputeError> {
-        self.weight_bytes(parts)
-    }
-
     fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
         Ok(parts.iter().map(|part| 4 * part.view.values() as u64).sum())
     }
@@ -213,10 +209,22 @@ fn what_is_not_computed_is_refused_and_not_ignored() {
     with("qwen2-window", layers, "layer type \"linear_attention\" is not supported");
     let add = |key: &'static str, number: Number| move |bytes: &mut Vec<u8>| add_key(bytes, key, number);
     gguf(
-        "llama",
-        add("llama.expert_count", Number::U32(8)),
-        "a mixture of experts (llama.expert_count 8) is not",
+        "qwen2",
+        add("qwen2.expert_count", Number::U32(8)),
+        "a mixture of experts (qwen2.expert_count 8) is not",
     );
+    gguf("llama", add("llama.expert_count", Number::U32(8)), "key \"llama.expert_used_count\" is missing");
+    let many = |bytes: &mut Vec<u8>| set_u32(bytes, "llama.expert_used_count", 6);
+    gguf("mixtral", many, "key \"llama.expert_used_count\" is 6, wanted at most the 5 experts");
+    let absent = |bytes: &mut Vec<u8>| rename(bytes, "blk.1.ffn_up_exps.weight", "blk.1.ffn_up_exp_.weight");
+    gguf("mixtral", absent, "tensor \"blk.1.ffn_up_exps.weight\" is missing");
+    with(
+        "mixtral",
+        json!({"num_local_experts": 6}),
+        "tensor \"model.layers.0.block_sparse_moe.gate.weight\" has shape [5, 64]",
+    );
+    with("qwen3moe", json!({"mlp_only_layers": [1]}), "layers without experts");
+    with("qwen2moe", json!({"decoder_sparse_step": 2}), "layers without experts");
     let ext = add("llama.rope.scaling.yarn_ext_factor", Number::F32(0.5));
     gguf("yarn", ext, "llama.rope.scaling.yarn_ext_factor 0.5 is not supported");
     let log = add("llama.rope.scaling.yarn_log_multiplier", Number::F32(0.1));

@@ -1,0 +1,111 @@
+//! The feed-forward of experts: a router chooses a few of them for each token. Some models have one more expert that
+//! every token takes, with a share of its own.
+
+use fornax_compute::{Backend, Error, ExpertRoom, Glu, Memory, Norm, Purpose, Routing, Rows};
+
+use crate::config::Mixture;
+use crate::decoder::{Activations, norm};
+use crate::loader::Loader;
+use crate::names::Tensor;
+use crate::{Config, Limits};
+
+pub(crate) struct Experts<M: Memory> {
+    norm: Norm<M::Buf>,           // (hidden)
+    router: M::Weight,            // (experts, hidden)
+    router_bias: Option<M::Buf>,  // (experts)
+    gate_up: M::Weight,           // (experts, 2 ffn, hidden): of each expert gate, then up
+    gate_up_bias: Option<M::Buf>, // (experts, 2 ffn)
+    down: M::Weight,              // (experts, hidden, ffn)
+    down_bias: Option<M::Buf>,    // (experts, hidden)
+    shared: Option<Shared<M>>,
+    routing: Routing,
+    glu: Glu,
+}
+
+/// The expert that every token takes.
+struct Shared<M: Memory> {
+    router: M::Weight,  // (1, hidden)
+    gate_up: M::Weight, // (2 ffn, hidden)
+    down: M::Weight,    // (hidden, ffn)
+}
+
+impl<M: Memory> Experts<M> {
+    pub(crate) fn load(
+        loader: &mut Loader<'_, M>,
+        mixture: &Mixture,
+        layer: usize,
+    ) -> Result<Experts<M>, crate::Error> {
+        let missing = || crate::Error::MissingTensor { tensor: format!("{:?}", Tensor::MlpNorm) };
+        Ok(Experts {
+            norm: norm(loader, Tensor::MlpNorm, None, layer)?.ok_or_else(missing)?,
+            router: loader.weight(&[Tensor::Router], layer)?,
+            router_bias: loader.opt_vector(&[Tensor::RouterBias], layer)?,
+            gate_up: loader.experts(&[Tensor::ExpertGate, Tensor::ExpertUp], layer)?,
+            gate_up_bias: loader
+                .opt_experts_vector(&[Tensor::ExpertGateBias, Tensor::ExpertUpBias], layer)?,
+            down: loader.experts(&[Tensor::ExpertDown], layer)?,
+            down_bias: loader.opt_experts_vector(&[Tensor::ExpertDownBias], layer)?,
+            shared: match loader.has(Tensor::SharedRouter) {
+                true => Some(Shared {
+                    router: loader.weight(&[Tensor::SharedRouter], layer)?,
+                    gate_up: loader.weight(&[Tensor::Gate, Tensor::Up], layer)?,
+                    down: loader.weight(&[Tensor::Down], layer)?,
+                }),
+                false => None,
+            },
+            routing: mixture.routing,
+            glu: loader.config.glu,
+        })
+    }
+}
+
+impl<B: Backend> Experts<B> {
+    /// `residual` += feed-forward of it.
+    pub(crate) fn forward(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
+        let (tokens, bias) = (Rows::Tokens, self.router_bias.as_ref());
+        let room = a.experts.as_mut().expect("a model of experts has room for them");
+        backend.norm(step, tokens, &self.norm, &a.residual, &mut a.branch)?;
+        backend.linear(step, tokens, &self.router, bias, &a.branch, &mut room.logits)?;
+        backend.route(step, &self.routing, &room.logits, &mut room.chosen)?;
+        let experts = fornax_compute::Experts {
+            count: self.routing.experts,
+            gate_up: &self.gate_up,
+            gate_up_bias: self.gate_up_bias.as_ref(),
+            down: &self.down,
+            down_bias: self.down_bias.as_ref(),
+            glu: self.glu,
+        };
+        backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, &mut a.residual)?;
+        let (Some(shared), Some(gated)) = (&self.shared, &mut a.gated) else { return Ok(()) };
+        backend.matmul(step, tokens, &shared.router, &a.branch, &mut room.share)?;
+        backend.matmul(step, tokens, &shared.gate_up, &a.branch, &mut a.gate_up)?;
+        backend.glu(step, self.glu, &a.gate_up, gated)?;
+        backend.matmul(step, tokens, &shared.down, gated, &mut a.branch)?;
+        backend.add_gated(step, &room.share, &a.branch, &mut a.residual)
+    }
+}
+
+/// What experts are computed in.
+pub(crate) struct ExpertActivations<M: Memory> {
+    logits: M::Buf, // (tokens, experts)
+    chosen: M::Buf, // (tokens, 2 x chosen): numbers, then weights
+    share: M::Buf,  // (tokens, 1): the shared expert's, where there is one
+    inner: ExpertRoom<M::Buf>,
+}
+
+impl<M: Memory> ExpertActivations<M> {
+    /// `None` where a model has no experts.
+    pub(crate) fn alloc(memory: &M, config: &Config, limits: Limits) -> Result<Option<Self>, Error> {
+        let Some(Mixture { routing, ffn }) = config.mixture else { return Ok(None) };
+        // Numbers of experts and shares want every bit.
+        let exact = |columns| memory.alloc(Purpose::Residual, limits.tokens_max, columns);
+        let rows = limits.tokens_max.saturating_mul(routing.chosen);
+        let room = |columns| memory.alloc(Purpose::Activations, rows, columns);
+        Ok(Some(ExpertActivations {
+            logits: exact(routing.experts)?,
+            chosen: exact(2 * routing.chosen)?,
+            share: exact(usize::from(config.facts.has(Tensor::SharedRouter)))?,
+            inner: ExpertRoom { rows: room(config.hidden)?, gate_up: room(2 * ffn)?, gated: room(ffn)? },
+        }))
+    }
+}
