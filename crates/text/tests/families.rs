@@ -215,3 +215,98 @@ fn what_is_not_known_is_refused_by_name() {
         .strings("tokenizer.ggml.merges", &["a b"]);
     refused(merge.tokenizer(), "'a b'");
 }
+
+#[test]
+fn word_pieces_are_those_of_bert_s_own_tokenizer() {
+    let made = support::json("crates/text/tests/wordpiece.json");
+    let words: Vec<&str> =
+        made["vocabulary"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    // As GGUF spells them: word starts carry a mark, continuations nothing.
+    let spelled: Vec<String> = words
+        .iter()
+        .map(|word| match word.strip_prefix("##") {
+            Some(rest) => rest.to_owned(),
+            None if word.len() > 1 && word.starts_with('[') => (*word).to_owned(),
+            None => format!("▁{word}"),
+        })
+        .collect();
+    let kind = |text: &String| if text.len() > 1 && text.starts_with('[') { CONTROL } else { NORMAL };
+    let tokens: Vec<(&str, i32)> = spelled.iter().map(|text| (text.as_str(), kind(text))).collect();
+    let tokenizer = |lowercase: bool| {
+        Vocabulary::default()
+            .str("tokenizer.ggml.model", "bert")
+            .tokens(&tokens)
+            .bool("tokenizer.ggml.normalizer.lowercase", lowercase)
+            .u32("tokenizer.ggml.unknown_token_id", 1)
+            .u32("tokenizer.ggml.cls_token_id", 2)
+            .u32("tokenizer.ggml.seperator_token_id", 3)
+            .tokenizer()
+            .unwrap()
+    };
+    let (lower, cased) = (tokenizer(true), tokenizer(false));
+    for case in made["cases"].as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let tokenizer = if case["lowercase"] == true { &lower } else { &cased };
+        let wanted: Vec<u32> = case["ids"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|id| u32::try_from(id.as_u64().unwrap()).unwrap())
+            .collect();
+        let got = tokenizer.encode(text, Special::AsText).unwrap();
+        let pieces = |ids: &[u32]| ids.iter().map(|&id| words[id as usize]).collect::<Vec<_>>();
+        assert_eq!(pieces(&got), pieces(&wanted), "{text:?}, lowercase: {}", case["lowercase"]);
+    }
+}
+
+#[test]
+fn every_family_s_answers_end_where_its_models_end_them() {
+    let check = |family: &str, eos: &str, controls: &[&str], ends: &[&str]| {
+        let printable = (0x21..=0x7e).map(|c| char::from(c).to_string()).collect::<Vec<_>>();
+        let mut tokens: Vec<(&str, i32)> = printable.iter().map(|byte| (byte.as_str(), NORMAL)).collect();
+        tokens.extend(controls.iter().map(|&control| (control, CONTROL)));
+        let eos = u32::try_from(tokens.iter().position(|&(token, _)| token == eos).unwrap()).unwrap();
+        let tokenizer = Vocabulary::default()
+            .str("tokenizer.ggml.model", "gpt2")
+            .str("tokenizer.ggml.pre", "gpt-2")
+            .tokens(&tokens)
+            .strings("tokenizer.ggml.merges", &[])
+            .u32("tokenizer.ggml.eos_token_id", eos)
+            .tokenizer()
+            .unwrap();
+        let mut got: Vec<String> = tokenizer.end_tokens().iter().map(|&id| tokenizer.piece(id)).collect();
+        let mut wanted = ends.to_vec();
+        got.sort();
+        wanted.sort_unstable();
+        assert_eq!(got, wanted, "{family}");
+    };
+    // What the models' own files list (generation_config.json), whichever single one of them a GGUF file calls EOS.
+    check("llama2, mistral, mixtral", "</s>", &["<s>", "</s>", "<unk>"], &["</s>"]);
+    let llama3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>"];
+    check("llama3", "<|eot_id|>", &llama3, &["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"]);
+    check("llama3", "<|end_of_text|>", &llama3, &["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"]);
+    let qwen = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+    check("qwen2, qwen3, smollm2", "<|endoftext|>", &qwen, &["<|endoftext|>", "<|im_end|>"]);
+    let phi3 = ["<s>", "<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>"];
+    check("phi3", "<|endoftext|>", &phi3, &["<|endoftext|>", "<|end|>"]);
+    let gemma = ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"];
+    check("gemma2, gemma3", "<eos>", &gemma, &["<eos>", "<end_of_turn>"]);
+    let harmony = [
+        "<|startoftext|>",
+        "<|endoftext|>",
+        "<|return|>",
+        "<|constrain|>",
+        "<|channel|>",
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|call|>",
+    ];
+    // `<|end|>` only ends a message of an answer that goes on.
+    check("gpt-oss", "<|return|>", &harmony, &["<|return|>", "<|call|>", "<|endoftext|>"]);
+    check("gpt2, olmo2", "<|endoftext|>", &["<|endoftext|>"], &["<|endoftext|>"]);
+    let granite = ["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"];
+    check("granite", "<|end_of_text|>", &granite, &["<|end_of_text|>"]);
+    let deepseek = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"];
+    check("deepseek", "<｜end▁of▁sentence｜>", &deepseek, &["<｜end▁of▁sentence｜>"]);
+}

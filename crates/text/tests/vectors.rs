@@ -66,3 +66,22 @@ fn qwen2_gives_the_published_tokens() {
     };
     check(&Tokenizer::open(&checkpoint).unwrap(), &folder, "qwen2");
 }
+
+/// `$FORNAX_VOCABULARIES` is a folder of `ggml-vocab-NAME.gguf` files with their vectors, of any family.
+#[test]
+fn further_vocabularies_give_the_published_tokens() {
+    let Some(folder) = std::env::var_os("FORNAX_VOCABULARIES").map(std::path::PathBuf::from) else {
+        return skip("further_vocabularies_give_the_published_tokens", "FORNAX_VOCABULARIES names no folder");
+    };
+    let mut names = 0;
+    for entry in std::fs::read_dir(&folder).unwrap().flatten() {
+        let file = entry.file_name().into_string().unwrap();
+        let name = file.strip_prefix("ggml-vocab-").and_then(|rest| rest.strip_suffix(".gguf.out"));
+        let Some(name) = name else { continue };
+        let file = folder.join(format!("ggml-vocab-{name}.gguf"));
+        let tokenizer = Tokenizer::open(&Checkpoint::open(&file).unwrap()).unwrap();
+        check(&tokenizer, &folder, name);
+        names += 1;
+    }
+    assert!(names > 0, "no vectors in {}", folder.display());
+}
