@@ -43,6 +43,15 @@ pub enum Event {
     Failed(Failure),
 }
 
+/// An embedding's direction: the same at length one. One of nothing but zeros has none and stays.
+pub fn of_length_one(values: Vec<f32>) -> Vec<f32> {
+    let length = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum::<f64>().sqrt();
+    if length == 0.0 {
+        return values;
+    }
+    values.into_iter().map(|value| (f64::from(value) / length) as f32).collect()
+}
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {

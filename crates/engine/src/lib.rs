@@ -28,7 +28,7 @@ mod sync;
 use std::{sync::Arc, time::Duration};
 
 pub use engine::{Engine, EngineOptions, Turn};
-pub use event::{EndReason, Event, Failure, Usage};
+pub use event::{EndReason, Event, Failure, Usage, of_length_one};
 pub use grammar::{Encode, Form, FormError, Grammar, Grammars, Vocabulary};
 pub use handle::{Handle, QueueLimits};
 pub use local::{Local, LocalParts};

@@ -194,7 +194,7 @@ fn no_stops() -> StopStrings {
 }
 
 /// A failure of the engine in the facade's words.
-fn failed(failure: Failure) -> Error {
+pub(crate) fn failed(failure: Failure) -> Error {
     match failure {
         Failure::NumericFault { position } => Error::NumericFault { position },
         Failure::NothingAllowed { position } => Error::NothingAllowed { position },

@@ -1,12 +1,13 @@
 //! An open model: an engine on its own thread, and the text side of it.
 
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use fornax_compute::{KvDType, Usage};
+use fornax_compute::{KvDType, Sampling, Usage};
 use fornax_engine::{
     Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Plan, QueueLimits, Refusal, Runner,
     Speculation, Stats,
@@ -14,7 +15,7 @@ use fornax_engine::{
 use fornax_model::Config;
 use fornax_text::{Detokenizer, StopStrings, Tokenizer};
 
-use crate::answer::{Answer, AnswerParts, Part};
+use crate::answer::{Answer, AnswerParts, Part, failed};
 use crate::device::runner;
 use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
@@ -289,6 +290,41 @@ impl Fornax {
             }
         }
         Ok(completions.into_iter().flatten().collect())
+    }
+
+    /// What the model makes of each prompt, which is at least one token, in their order; as many are computed together as
+    /// [`OpenOptions::parallel`] allows. `report` is told how many are done, and cancels by breaking.
+    pub fn embed(
+        &self,
+        prompts: &[Vec<u32>],
+        report: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<Vec<f32>>, Error> {
+        let mut waiting = prompts.iter();
+        let mut asked = VecDeque::new();
+        let mut embeddings = Vec::with_capacity(prompts.len());
+        loop {
+            while asked.len() < self.parallel()
+                && let Some(prompt) = waiting.next()
+            {
+                let request = fornax_engine::Request {
+                    embeds: true,
+                    ..fornax_engine::Request::new(prompt.clone(), 0, Sampling::greedy())
+                };
+                asked.extend(self.handle().submit(request)?);
+            }
+            // In turn: those behind are computed meanwhile.
+            let Some(reply) = asked.front_mut() else { return Ok(embeddings) };
+            match reply.recv_timeout(LOOK_UP) {
+                Err(_) => {}
+                Ok(Some(fornax_engine::Event::Embedding(values))) => embeddings.push(values),
+                Ok(Some(fornax_engine::Event::Failed(failure))) => return Err(failed(failure)),
+                Ok(Some(_)) => {}
+                Ok(None) => drop(asked.pop_front()),
+            }
+            if report(embeddings.len()).is_break() {
+                return Err(Error::Cancelled);
+            }
+        }
     }
 
     /// Refuses what [`submit`](Fornax::submit) would refuse of the request itself, without computing anything.

@@ -41,6 +41,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Run(args) => cli::run::run(args),
         Command::Serve(args) => cli::serve::serve(args),
         Command::Generate(args) => cli::generate::generate(args),
+        Command::Embed(args) => cli::embed::embed(args),
         Command::Private(args) => cli::private::private(args),
         Command::Jobs(args) => cli::jobs::jobs(args),
         Command::Plan(args) => cli::plan::plan(args),

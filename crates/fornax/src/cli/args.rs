@@ -38,6 +38,7 @@ pub(crate) enum Command {
     Run(Run),
     Serve(Serve),
     Generate(Generate),
+    Embed(Embed),
     #[command(subcommand)]
     Jobs(Jobs),
     #[command(subcommand)]
@@ -70,7 +71,7 @@ pub(crate) enum Command {
 One positional is a MODEL if it is an existing path, a catalog name, hf:... or word/word; otherwise it is the PROMPT.
 Sampling defaults to temperature 0.7 and top-p 0.95.")]
 pub(crate) struct Run {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     /// What to answer; without it, chat
     pub(crate) prompt: Option<String>,
@@ -101,7 +102,7 @@ pub(crate) struct Run {
 The configuration file is TOML and holds the long names of these flags, as in `parallel = 8`,
 `cors-origin = [\"https://app.example\"]`, `model = \"smollm2\"`. What is given on the command line wins.")]
 pub(crate) struct Serve {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     /// Read further flags from this TOML file
     #[arg(long, value_name = "FILE")]
@@ -356,7 +357,7 @@ pub(crate) struct JobsSchema {
 
 The tokenizer's BOS token is added once in front of a text where the model wants one, and never to --tokens.")]
 pub(crate) struct Generate {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
@@ -462,7 +463,7 @@ pub(crate) struct PartyHow {
 /// once. It learns how many rows each round has, when, and which model. It logs nothing of any session.
 #[derive(Debug, Args)]
 pub(crate) struct PrivateServe {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     /// Which of the two servers this is
     #[arg(long, value_name = "0|1", value_parser = clap::value_parser!(u8).range(0..=1))]
@@ -526,7 +527,7 @@ pub(crate) struct PrivateGenerate {
 /// parties. --json prints {model, plaintext, private}.
 #[derive(Debug, Args)]
 pub(crate) struct PrivateBench {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value = "64", allow_negative_numbers = true, value_parser = positive)]
@@ -549,7 +550,7 @@ pub(crate) struct PrivateBench {
 /// `fornax serve` (docs/api.md), without durable jobs.
 #[derive(Debug, Args)]
 pub(crate) struct PrivateProxy {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     /// Address to listen on: one of this machine's own
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -606,7 +607,7 @@ pub(crate) struct PrivateAudit {
   fornax plan ./model.gguf --context 8192 --parallel 4
   fornax plan ./Mixtral-8x7B --memory-limit 24GiB --json")]
 pub(crate) struct Plan {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     /// Print JSON
     #[arg(long)]
@@ -624,11 +625,52 @@ pub(crate) struct Plan {
   fornax inspect ./model.gguf --json
   fornax inspect ./Qwen2.5-0.5B-Instruct")]
 pub(crate) struct Inspect {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     /// Print JSON, with every array in full
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Turn texts into vectors that tell how alike they are
+///
+/// A vector for each text, in their order, at length one unless --raw: encoders pool as their files say; of a decoder it
+/// is what its head would read after the last token. Without --json or --out each vector is a line, a JSON array.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax embed --text \"A cat sleeps.\" --text \"A kitten naps.\" --json
+  fornax embed ./model.gguf --lines questions.txt --parallel 8 > vectors.ndjson
+  fornax embed ./model.gguf --file a.txt --file b.txt --out vectors.f32")]
+pub(crate) struct Embed {
+    /// Path, catalog name or hub reference of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) source: EmbedSource,
+    /// Leave the vectors as long as the model makes them
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Write rows of little-endian f32 to a file
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print JSON: {dimensions, embeddings, usage: {prompt_tokens}}
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) capacity: CapacityArgs,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub(crate) struct EmbedSource {
+    /// A text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) text: Vec<String>,
+    /// A file that is one text; - is standard input; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Vec<PathBuf>,
+    /// A file of which every line is a text; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) lines: Option<PathBuf>,
 }
 
 /// Turn text into token ids and pieces
@@ -641,7 +683,7 @@ pub(crate) struct Inspect {
   fornax tokenize ./model.gguf --file chapter.txt --json
   fornax tokenize --special --text \"<|im_start|>user\"")]
 pub(crate) struct Tokenize {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) source: TextSource,
@@ -677,7 +719,7 @@ pub(crate) struct TextSource {
   fornax logits --tokens 504,6376,314 --json
   fornax logits --prompt \"The sky is\" --all --out logits.f32")]
 pub(crate) struct Logits {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
@@ -708,7 +750,7 @@ pub(crate) struct Logits {
   fornax perplexity --file wiki.test.raw --context 512
   fornax perplexity ./model.gguf --file book.txt --kv-dtype f32 --activations float --json")]
 pub(crate) struct Perplexity {
-    /// Path or catalog name of the model [default: smollm2]
+    /// Path, catalog name or hub reference of the model [default: smollm2]
     pub(crate) model: Option<String>,
     /// The text; - is standard input
     #[arg(long, value_name = "FILE")]
@@ -744,7 +786,7 @@ pub(crate) struct Perplexity {
 Shapes: tiny, smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b. Types: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1,
 q4_k, q5_k, q6_k; rows that do not fill a block of the type fall back to another, as in llama.cpp.")]
 pub(crate) struct Bench {
-    /// Path or catalog name of the model [default: smollm2]; with --make-random the file to write [default:
+    /// Path, catalog name or hub reference of the model [default: smollm2]; with --make-random the file to write [default:
     /// SHAPE-QUANT.gguf in this folder]
     pub(crate) model: Option<String>,
     /// Tokens that each stream generates

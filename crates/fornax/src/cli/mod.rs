@@ -7,6 +7,7 @@ pub(crate) mod config;
 mod conformance;
 mod device;
 pub(crate) mod doctor;
+pub(crate) mod embed;
 pub(crate) mod failure;
 pub(crate) mod generate;
 pub(crate) mod inspect;

@@ -7,6 +7,18 @@ use super::HubError;
 /// The branch meant where none is named.
 const MAIN: &str = "main";
 
+/// What marks a text as a reference, whatever follows.
+const PREFIXES: [&str; 8] = [
+    "https://huggingface.co/",
+    "http://huggingface.co/",
+    "https://hf.co/",
+    "http://hf.co/",
+    "huggingface.co/",
+    "hf.co/",
+    "hf://",
+    "hf:",
+];
+
 /// A parsed reference: `hf:owner/name[@revision][:file or quant]`, `owner/name`, `owner/name:Q4_K_M`,
 /// `owner/name/file.gguf`, or the address of a page of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,17 +49,7 @@ impl Reference {
     /// [`HubError::Reference`] with what is wrong about it.
     pub fn parse(text: &str) -> Result<Reference, HubError> {
         let wrong = |reason: &'static str| HubError::Reference { text: text.to_owned(), reason };
-        let prefixes = [
-            "https://huggingface.co/",
-            "http://huggingface.co/",
-            "https://hf.co/",
-            "http://hf.co/",
-            "huggingface.co/",
-            "hf.co/",
-            "hf://",
-            "hf:",
-        ];
-        let stripped = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix));
+        let stripped = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix));
         // Addresses copied from a browser carry what the page was asked for.
         let rest = match stripped {
             Some(rest) => rest.split(['?', '#']).next().unwrap_or(rest).trim_end_matches('/'),
@@ -104,8 +106,8 @@ impl Reference {
     /// Whether a text that may also be a prompt, a path or a misspelt name is a reference: it is marked as one, or is
     /// nothing but `owner/name`, with `:QUANT` or a model file behind it.
     pub fn is_meant(text: &str) -> bool {
-        let marked = ["hf:", "hf.co/", "huggingface.co/", "https://", "http://"];
-        marked.iter().any(|prefix| text.starts_with(prefix)) || Reference::parse(text).is_ok()
+        let marked = PREFIXES.iter().any(|prefix| text.starts_with(prefix));
+        (marked && !text.contains(char::is_whitespace)) || Reference::parse(text).is_ok()
     }
 }
 
@@ -193,6 +195,19 @@ mod tests {
             "o/n/m.bin",
         ] {
             assert!(Reference::parse(text).is_err(), "{text}: {:?}", Reference::parse(text));
+        }
+    }
+
+    #[test]
+    fn a_prompt_that_begins_with_an_address_is_a_prompt() {
+        for (text, meant) in [
+            ("hf:owner/name/x", true),
+            ("https://huggingface.co/owner/name/discussions", true),
+            ("hf: what is that?", false),
+            ("https://huggingface.co/docs says what?", false),
+            ("https://example.com/owner/name", false),
+        ] {
+            assert_eq!(Reference::is_meant(text), meant, "{text}");
         }
     }
 

@@ -17,6 +17,7 @@ fn every_command_explains_itself_with_examples() {
         "run",
         "serve",
         "generate",
+        "embed",
         "jobs",
         "private",
         "plan",

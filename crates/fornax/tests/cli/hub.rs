@@ -510,7 +510,7 @@ fn the_command_line_gives_failures_of_the_hub_their_codes() {
     check(REPO, Some(401), 1, "MODEL_NOT_READY", &["HF_TOKEN", "no token was given"]);
     check(REPO, Some(404), 4, "MODEL_NOT_FOUND", &["no repository"]);
     check("owner/name:Q4_K_M", None, 4, "MODEL_NOT_FOUND", &["it has: m.gguf"]);
-    check("hf:a b", None, 2, "INVALID_INPUT", &["owner/name:Q4_K_M"]);
+    check("hf:a/b/c", None, 2, "INVALID_INPUT", &["owner/name:Q4_K_M"]);
     let world = World::new(&[], right);
     let odd = ran(world.fornax(&["pull", REPO]).env("HF_ENDPOINT", "hub"));
     odd.fails(2, "INVALID_INPUT", &["HF_ENDPOINT", "https://"]);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::{Extension, Json, extract::State};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use fornax_compute::Sampling;
+use fornax_engine::of_length_one;
 use fornax_text::StopStrings;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -23,7 +24,7 @@ use crate::{
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
     served::Served,
-    shape::{Unknown, Unsupported, body},
+    shape::{Unknown, body},
     work::Work,
 };
 
@@ -44,13 +45,16 @@ pub(crate) struct EmbeddingBody {
     input: Prompt,
     /// Numbers in JSON, or their 32-bit floats, little-endian, in base64; `float` by default.
     encoding_format: Option<EncodingFormat>,
+    /// As many numbers as the model makes; no other count is possible.
+    #[schema(minimum = 1)]
+    dimensions: Option<usize>,
     /// A label of the client's; it changes nothing.
     #[schema(max_length = 1024)]
     #[expect(dead_code, reason = "it asks for nothing")]
     user: Option<String>,
 }
 
-body!(EmbeddingBody, Unknown::IgnoreBut(&[Unsupported { field: "dimensions", neutral: &["null"] }]));
+body!(EmbeddingBody, Unknown::IgnoreBut(&[]));
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -99,7 +103,7 @@ pub(crate) async fn embeddings(
     body: RawBody,
 ) -> Result<Json<Embeddings>, ApiError> {
     let admission = app.admit(&caller)?;
-    let (mut asks, format) = prepare(&app, &admission.served, body, EmbeddingBody::ask).await?;
+    let (mut asks, shape) = prepare(&app, &admission.served, body, EmbeddingBody::ask).await?;
     let mut later = asks.split_off(asks.len().min(AT_ONCE));
     let mut work = Work::submit(admission, asks)?;
     let mut embeddings = Embeddings {
@@ -113,7 +117,10 @@ pub(crate) async fn embeddings(
         let mut made = Vec::new();
         while let Some((index, piece)) = work.next().await {
             match piece {
-                Piece::Embedding(values) => made.push((index, values)),
+                Piece::Embedding(values) => {
+                    shape.check(values.len())?;
+                    made.push((index, values));
+                }
                 Piece::End { usage, .. } => embeddings.usage.add(usage, true),
                 Piece::Failed(error) => return Err(error),
                 Piece::Started { .. } | Piece::Scored(_) | Piece::Text { .. } => {}
@@ -124,7 +131,7 @@ pub(crate) async fn embeddings(
         embeddings.data.extend(made.into_iter().map(|(index, values)| Embedding {
             object: "embedding",
             index: before + index,
-            embedding: format.write(of_length_one(values)),
+            embedding: shape.format.write(of_length_one(values)),
         }));
         if later.is_empty() {
             return Ok(Json(embeddings));
@@ -135,7 +142,7 @@ pub(crate) async fn embeddings(
 }
 
 impl EmbeddingBody {
-    fn ask(&self, served: &Served) -> Result<(Vec<Ask>, EncodingFormat), ApiError> {
+    fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Shape), ApiError> {
         check_model(served, self.model.as_deref())?;
         let prompts = self.input.tokens(served)?;
         if prompts.is_empty() || prompts.len() > INPUTS_MAX {
@@ -161,7 +168,28 @@ impl EmbeddingBody {
                 starts_text: false,
             })
         });
-        Ok((asks.collect::<Result<_, ApiError>>()?, self.encoding_format.unwrap_or_default()))
+        let shape = Shape { format: self.encoding_format.unwrap_or_default(), dimensions: self.dimensions };
+        Ok((asks.collect::<Result<_, ApiError>>()?, shape))
+    }
+}
+
+/// What embeddings are to look like.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    format: EncodingFormat,
+    dimensions: Option<usize>,
+}
+
+impl Shape {
+    /// How many numbers an embedding has is the model's: cutting them off would change which texts are alike.
+    fn check(self, made: usize) -> Result<(), ApiError> {
+        match self.dimensions {
+            Some(asked) if asked != made => Err(ApiError::fault(Fault::rule(
+                "dimensions",
+                format!("must be {made}, what this model makes"),
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -175,13 +203,4 @@ impl EncodingFormat {
             }
         }
     }
-}
-
-/// The same direction; a text of nothing but zeros has none and stays.
-fn of_length_one(values: Vec<f32>) -> Vec<f32> {
-    let length = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum::<f64>().sqrt();
-    if length == 0.0 {
-        return values;
-    }
-    values.into_iter().map(|value| (f64::from(value) / length) as f32).collect()
 }

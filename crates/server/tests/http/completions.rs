@@ -111,6 +111,7 @@ async fn embeddings_come_in_order_and_of_length_one() {
     check(json!({"input": "text"}), 1, 4, numbers).await;
     check(json!({"input": [1, 2, 3], "encoding_format": "float"}), 1, 3, numbers).await;
     check(json!({"input": [[1], [2, 3]], "dimensions": null}), 2, 3, numbers).await;
+    check(json!({"input": "ab", "dimensions": 3}), 1, 2, numbers).await;
     check(json!({"input": vec!["ab"; 100]}), 100, 200, numbers).await;
     check(json!({"input": ["a"], "encoding_format": "base64"}), 1, 1, "\"mpkZPwAAAADNzEy/\"").await;
 }
