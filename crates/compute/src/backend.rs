@@ -114,6 +114,8 @@ pub enum Glu {
     Gelu,
     /// Like `Gelu`, by its approximation with tanh.
     GeluTanh,
+    /// `gate * sigmoid(1.702 gate) * (up + 1)`, of a gate of at most 7 and an up of -7 to 7.
+    Clamped,
 }
 
 /// A function of each value alone.

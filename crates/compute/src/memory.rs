@@ -118,7 +118,7 @@ pub enum Need {
     /// [`pool`](crate::Backend::pool).
     Pooling,
     /// [`route`](crate::Backend::route), [`experts`](crate::Backend::experts) and
-    /// [`add_gated`](crate::Backend::add_gated).
+    /// [`add_gated`](crate::Backend::add_gated), and [`Glu::Clamped`](crate::Glu).
     Experts,
 }
 
@@ -189,6 +189,10 @@ pub trait Memory {
     fn alloc_kv(&self, spec: &KvSpec) -> Result<Self::Kv, Error>;
     /// Bytes in use, from the allocator itself.
     fn usage(&self) -> Usage;
+    /// Whether it looks at the values that it is handed; a plan only counts them, and need not have them laid out.
+    fn reads(&self) -> bool {
+        true
+    }
     /// Refuses what the backend does not have.
     fn supports(&self, need: Need) -> Result<(), Error> {
         let _ = need;
@@ -298,6 +302,10 @@ impl<S: Sizes> Memory for Counting<S> {
 
     fn usage(&self) -> Usage {
         *self.usage.borrow()
+    }
+
+    fn reads(&self) -> bool {
+        false
     }
 
     fn supports(&self, need: Need) -> Result<(), Error> {

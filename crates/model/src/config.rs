@@ -183,7 +183,7 @@ impl Config {
             (Need::QkNorm, self.facts.has(Tensor::QueryNorm)),
             (Need::Positions, self.facts.has(Tensor::Positions)),
             (Need::Pointwise, scaled || self.logit_cap.is_some() || !self.gated()),
-            (Need::Gelu, self.gated() && self.glu != Glu::Silu),
+            (Need::Gelu, self.gated() && matches!(self.glu, Glu::Gelu | Glu::GeluTanh)),
             (Need::SoftCap, self.attention_cap.is_some()),
             (Need::Sinks, self.facts.has(Tensor::Sinks)),
             (Need::Experts, self.mixture.is_some()),
@@ -527,6 +527,16 @@ fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
         Source::Gguf { .. } => None,
         Source::HuggingFace { json, .. } => json.opt_str(key)?,
     };
+    if let (Glu::Clamped, Source::HuggingFace { json, .. }) = (facts.glu, source) {
+        // The key above names another function than the one that is computed. Its numbers have never been others.
+        for (key, number) in [("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)] {
+            if let Some(other) = json.opt_f64(key)?.filter(|other| *other != number) {
+                let what = format!("{key} {other}");
+                return Err(Error::Unsupported { what, supported: number.to_string() });
+            }
+        }
+        return Ok(Glu::Clamped);
+    }
     let glu = match said {
         None => facts.glu,
         Some("silu" | "swish") => Glu::Silu,
@@ -571,10 +581,12 @@ fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(),
             }
             if let Some(quantization) = json.opt_object("quantization_config")? {
                 let method = quantization.opt_str("quant_method")?.unwrap_or("unnamed");
-                return refuse(
-                    format!("quantization_config with method {method:?}"),
-                    "F32, F16 and BF16 safetensors, or GGUF",
-                );
+                if method != "mxfp4" || facts.experts.is_none() {
+                    return refuse(
+                        format!("quantization_config with method {method:?}"),
+                        "F32, F16 and BF16 safetensors, or GGUF",
+                    );
+                }
             }
         }
     }

@@ -44,6 +44,8 @@ pub struct Facts {
     pub window: WindowRule,
     /// Rotary base where the configuration does not say: files older than the key.
     pub rope_base: f64,
+    /// Whether yarn's ramp begins and ends at whole pairs. GGUF does not say; config.json does where it does not.
+    pub yarn_truncates: bool,
     /// Whether `partial_rotary_factor` in config.json is listened to: other architectures have none.
     pub partial_rotary: bool,
     /// Rotary base of layers with a window where they have their own and the configuration does not say.

@@ -20,6 +20,7 @@ mod mlp;
 mod names;
 mod rope;
 mod source;
+mod turn;
 
 use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
@@ -32,6 +33,7 @@ pub use error::Error;
 pub use facts::{AttentionScale, BiasRule, EmbeddingScale, Facts, QkRows, ShareRule, SoftCaps, WindowRule};
 pub use names::{Dim, Name, Owner, Tensor, Transform, When};
 pub use rope::{LongFactors, Rope, Scaling};
+pub use turn::Turn;
 
 /// A loaded model.
 pub trait Model<B: Backend> {

@@ -7,6 +7,7 @@ use fornax_compute::{Memory, Part};
 use fornax_format::{Checkpoint, View};
 
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
+use crate::turn::{BLOCK, BLOCK_BYTES, Turn, Turned};
 use crate::{Config, Error, Facts};
 
 /// Hands a model its weights by their canonical names.
@@ -36,13 +37,16 @@ impl<'a, M: Memory> Loader<'a, M> {
             let layers = if row.owner == Owner::Layer { config.layers } else { 1 };
             for layer in 0..layers {
                 let Some(name) = stored_name(checkpoint, &config.facts, row, layer) else { continue };
-                for name in each_name(name, config) {
+                for Expected { name, shape, of } in expected(checkpoint, config, row, name) {
                     let view =
                         tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
-                    check_shape(&view, row, config, matches!(checkpoint, Checkpoint::HuggingFace(_)))?;
+                    let left_out = row.shape.first() == Some(&Dim::One) && view.shape[..] == shape[1..];
+                    if view.shape != shape && !left_out {
+                        return Err(Error::TensorShape { tensor: name, got: view.shape, wanted: shape });
+                    }
                     // The factors were read with the configuration.
                     if !matches!(row.tensor, Tensor::RopeFactors | Tensor::RopeFactorsLong) {
-                        bytes_total += view.bytes.len() as u64;
+                        bytes_total += (view.bytes.len() / of) as u64;
                     }
                     wanted.insert(name);
                 }
@@ -144,6 +148,11 @@ impl<'a, M: Memory> Loader<'a, M> {
         let absent = || Error::MissingTensor { tensor: format!("{wanted:?}") };
         let row = facts.row(wanted).ok_or_else(absent)?;
         let name = stored_name(self.checkpoint, facts, row, layer).ok_or_else(absent)?;
+        if let (Some(expert), Transform::Turned(turn), Checkpoint::HuggingFace(_)) =
+            (expert, row.transform, self.checkpoint)
+        {
+            return self.turned(row, &name, expert, turn);
+        }
         let view = match (expert, name.split_once(EXPERT)) {
             (Some(expert), Some((before, after))) => {
                 find(self.checkpoint, format!("{before}{expert}{after}"))?
@@ -164,18 +173,48 @@ impl<'a, M: Memory> Loader<'a, M> {
         let (heads, rope) = (self.config.heads, &self.config.rope);
         let stored_bytes = view.bytes.len() as u64;
         let mut part = Part::from(view);
-        let mut turned = None;
+        let (mut turned, mut of) = (None, 1);
         match (row.transform, self.checkpoint) {
             (Transform::QkRows, Checkpoint::Gguf(_)) => {
                 part.rows = facts.gguf_qk_rows.to_halves(part.view.shape[0], heads.dim, rope.dims);
             }
-            (Transform::Transposed, Checkpoint::HuggingFace(_)) => turned = Some(transposed(&part.view)?),
+            (Transform::Transposed, Checkpoint::HuggingFace(_)) => {
+                let alone = Turn { of: 1, at: 0 };
+                turned = Some(Turned::transposed(&part.view, alone, self.memory.reads())?);
+            }
+            (Transform::Alternate(turn), Checkpoint::HuggingFace(_)) => {
+                let values = u32::try_from(part.view.values()).expect("sizes are bounded when read");
+                part.rows = Some((turn.at as u32..values).step_by(turn.of).collect());
+                of = turn.of as u64;
+            }
             _ => {}
         }
-        Ok(Stored { row, part, turned, stored_bytes })
+        Ok(Stored { row, part, turned, stored_bytes: stored_bytes / of })
+    }
+
+    /// An expert's matrix of those whose rows alternate.
+    fn turned(&self, row: &'static Name, name: &str, expert: usize, turn: Turn) -> Result<Stored<'a>, Error> {
+        let reads = self.memory.reads();
+        let own = |name: String| -> Result<View<'a>, Error> {
+            let mut view = find(self.checkpoint, name)?.rows(expert..expert + 1)?;
+            view.shape.remove(0);
+            Ok(view)
+        };
+        let (view, scales) = match tensor(self.checkpoint, name) {
+            Some(_) => (own(name.to_owned())?, None),
+            None => (own(format!("{name}{BLOCKS}"))?, Some(own(format!("{name}{SCALES}"))?)),
+        };
+        let turned = match &scales {
+            None => Turned::transposed(&view, turn, reads)?,
+            Some(scales) => Turned::from_blocks(&view, scales, turn, reads)?,
+        };
+        let stored_bytes = (view.bytes.len() + scales.map_or(0, |scales| scales.bytes.len())) / turn.of;
+        Ok(Stored { row, part: Part::from(view), turned: Some(turned), stored_bytes: stored_bytes as u64 })
     }
 
     fn report(&mut self, stored: &[Stored<'_>]) {
+        // Memory gives back the pages of what it was handed itself.
+        stored.iter().filter(|stored| stored.turned.is_some()).for_each(|stored| stored.part.view.release());
         self.bytes_done += stored.iter().map(|stored| stored.stored_bytes).sum::<u64>();
         (self.progress)(self.bytes_done, self.bytes_total);
     }
@@ -185,8 +224,8 @@ impl<'a, M: Memory> Loader<'a, M> {
 struct Stored<'a> {
     row: &'static Name,
     part: Part<'a>,
-    /// Its bytes with rows and columns exchanged.
-    turned: Option<Vec<u8>>,
+    /// What memory is handed in its place.
+    turned: Option<Turned>,
     stored_bytes: u64,
 }
 
@@ -196,31 +235,12 @@ fn parts<'s>(stored: &'s [Stored<'_>]) -> Result<Vec<Part<'s>>, Error> {
         let view = &stored.part.view;
         Ok(match &stored.turned {
             None => stored.part.clone(),
-            Some(bytes) => {
-                let shape = view.shape.iter().rev().copied().collect();
-                Part::from(View::new(view.name, view.dtype, shape, bytes)?)
+            Some(Turned { dtype, shape, bytes }) => {
+                Part::from(View::new(view.name, *dtype, shape.clone(), bytes)?)
             }
         })
     };
     stored.iter().map(part).collect()
-}
-
-/// The bytes of a matrix with rows and columns exchanged.
-fn transposed(view: &View<'_>) -> Result<Vec<u8>, Error> {
-    let (&[rows, columns], 1) = (&view.shape[..], view.dtype.block_values()) else {
-        return Err(Error::Unsupported {
-            what: format!("tensor {:?} of type {} with rows and columns exchanged", view.name, view.dtype),
-            supported: "F32, F16, BF16".to_owned(),
-        });
-    };
-    let size = view.bytes.len() / (rows * columns).max(1);
-    let mut bytes = Vec::with_capacity(view.bytes.len());
-    for column in 0..columns {
-        for row in 0..rows {
-            bytes.extend_from_slice(&view.bytes[(row * columns + column) * size..][..size]);
-        }
-    }
-    Ok(bytes)
 }
 
 /// The values of a stored vector.
@@ -250,11 +270,46 @@ fn find(checkpoint: &Checkpoint, name: String) -> Result<View<'_>, Error> {
 /// Where the number of an expert stands in a name.
 const EXPERT: &str = "{}";
 
-/// The tensors of a name: one, or one for each expert.
-fn each_name(name: String, config: &Config) -> Vec<String> {
-    let Some((before, after)) = name.split_once(EXPERT) else { return vec![name] };
-    let experts = config.mixture.map_or(0, |mixture| mixture.routing.experts);
-    (0..experts).map(|expert| format!("{before}{expert}{after}")).collect()
+/// What stands behind the name of a matrix of experts that is stored in blocks of four bits.
+const BLOCKS: &str = "_blocks";
+const SCALES: &str = "_scales";
+
+/// A tensor that must be there.
+struct Expected {
+    name: String,
+    shape: Vec<usize>,
+    /// How many weights of the model share it.
+    of: usize,
+}
+
+/// The tensors of a weight: one, or one for each expert, or blocks and scales.
+fn expected(checkpoint: &Checkpoint, config: &Config, row: &Name, name: String) -> Vec<Expected> {
+    let shape: Vec<usize> = row.shape.iter().map(|dim| dim.size(config)).collect();
+    let one = |shape, of| vec![Expected { name: name.clone(), shape, of }];
+    if let Checkpoint::Gguf(_) = checkpoint {
+        return one(shape, 1);
+    }
+    if let Some((before, after)) = name.split_once(EXPERT) {
+        let own =
+            |expert| Expected { name: format!("{before}{expert}{after}"), shape: shape[1..].to_vec(), of: 1 };
+        return (0..shape[0]).map(own).collect();
+    }
+    match (row.transform, &shape[..]) {
+        (Transform::Transposed, _) => one(shape.into_iter().rev().collect(), 1),
+        (Transform::Alternate(Turn { of, .. }), &[experts, values]) => one(vec![experts, of * values], of),
+        (Transform::Turned(Turn { of, .. }), &[experts, rows, columns]) => {
+            let blocks = format!("{name}{BLOCKS}");
+            if tensor(checkpoint, &blocks).is_none() {
+                return one(vec![experts, columns, of * rows], of);
+            }
+            let count = columns.div_ceil(BLOCK);
+            vec![
+                Expected { name: blocks, shape: vec![experts, of * rows, count, BLOCK_BYTES], of },
+                Expected { name: format!("{name}{SCALES}"), shape: vec![experts, of * rows, count], of },
+            ]
+        }
+        _ => one(shape, 1),
+    }
 }
 
 /// The name of a weight in this container; `None` where the container keeps it elsewhere.
@@ -297,19 +352,4 @@ fn is_redundant(checkpoint: &Checkpoint, config: &Config, name: &str) -> bool {
     names::NOT_WEIGHTS.iter().any(|end| name.ends_with(end))
         || config.facts.not_text.iter().any(|beginning| name.starts_with(beginning))
         || (config.tied && head.is_some_and(|head| name.ends_with(head)))
-}
-
-fn check_shape(view: &View<'_>, row: &Name, config: &Config, hugging_face: bool) -> Result<(), Error> {
-    let mut wanted: Vec<usize> = row.shape.iter().map(|dim| dim.size(config)).collect();
-    let own = hugging_face && row.hugging_face.is_some_and(|name| name.contains(EXPERT));
-    if own || (row.shape.first() == Some(&Dim::One) && view.shape.len() < wanted.len()) {
-        wanted.remove(0);
-    }
-    if row.transform == Transform::Transposed && hugging_face {
-        wanted.reverse();
-    }
-    if view.shape == wanted {
-        return Ok(());
-    }
-    Err(Error::TensorShape { tensor: view.name.to_owned(), got: view.shape.clone(), wanted })
 }

@@ -1,6 +1,7 @@
 //! The table of weights: canonical name, spelling in each container, shape, and what loading does to the rows.
 
 use crate::facts::QkRows;
+use crate::turn::Turn;
 use crate::{Config, Facts};
 
 /// A weight by its place in the model.
@@ -117,6 +118,11 @@ pub enum Transform {
     QkRows,
     /// Exchanges rows and columns in Hugging Face files.
     Transposed,
+    /// Takes every so manyth value of a vector in Hugging Face files.
+    Alternate(Turn),
+    /// The same of the rows of experts' matrices, which Hugging Face files hold as floats with rows and columns exchanged,
+    /// or as they are in blocks of four bits: `_blocks` and `_scales` behind the name.
+    Turned(Turn),
 }
 
 /// Whose weight it is.

@@ -229,7 +229,7 @@ impl Rope {
         let factors = |tensor| stored_factors(checkpoint, facts, tensor);
         let (short, long) = (factors(Tensor::RopeFactors)?, factors(Tensor::RopeFactorsLong)?);
         if long.is_empty() {
-            let scaling = scaling_of_gguf(source, context)?;
+            let scaling = scaling_of_gguf(source, facts, context)?;
             return Ok(Rope { scaling, factors: short, ..Rope::plain(base, dims, context) });
         }
         const ORIGINAL: Key = Key { gguf: "rope.scaling.original_context_length", hugging_face: "" };
@@ -383,7 +383,7 @@ fn scaling_of_json(config: &Json<'_>, json: &Json<'_>, context: u32) -> Result<S
     }
 }
 
-fn scaling_of_gguf(source: &Source<'_>, context: u32) -> Result<Scaling, Error> {
+fn scaling_of_gguf(source: &Source<'_>, facts: &Facts, context: u32) -> Result<Scaling, Error> {
     let Source::Gguf { metadata, architecture } = source else { return Ok(Scaling::None) };
     let spelling = |key: &str| format!("{architecture}.rope.{key}");
     let opt = |key: &str| {
@@ -420,7 +420,7 @@ fn scaling_of_gguf(source: &Source<'_>, context: u32) -> Result<Scaling, Error> 
                 )?,
                 beta_fast: opt("scaling.yarn_beta_fast")?.unwrap_or(32.0),
                 beta_slow: opt("scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                truncate: true,
+                truncate: facts.yarn_truncates,
                 magnitude: whole * opt("scaling.attn_factor")?.unwrap_or(1.0),
             })
         }

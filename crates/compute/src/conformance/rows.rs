@@ -35,7 +35,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         suite.compare(AddGated { columns, size: 1.0 });
         suite.compare(AddGated { columns, size: 100.0 });
         for size in [1.0, 100.0] {
-            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh] {
+            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
                 suite.compare(Gated { kind, columns, size });
             }
             for function in
@@ -237,7 +237,11 @@ impl Case for Gated {
     }
 
     fn needs(&self) -> Vec<Need> {
-        if self.kind == Glu::Silu { Vec::new() } else { vec![Need::Gelu] }
+        match self.kind {
+            Glu::Silu => Vec::new(),
+            Glu::Gelu | Glu::GeluTanh => vec![Need::Gelu],
+            Glu::Clamped => vec![Need::Experts],
+        }
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {

@@ -40,6 +40,7 @@ fn glu_row(kind: Glu, gate: &[f32], up: &[f32], out: &mut [f32]) {
         Glu::Silu => gated(gate, up, out, silu),
         Glu::Gelu => gated(gate, up, out, gelu),
         Glu::GeluTanh => gated(gate, up, out, gelu_tanh),
+        Glu::Clamped => clamped(gate, up, out),
     }
 }
 
@@ -47,6 +48,16 @@ fn glu_row(kind: Glu, gate: &[f32], up: &[f32], out: &mut [f32]) {
 fn gated(gate: &[f32], up: &[f32], out: &mut [f32], activation: impl Fn(f32) -> f32) {
     for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
         *out = activation(gate) * up;
+    }
+}
+
+#[inline(always)]
+fn clamped(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    const LIMIT: f32 = 7.0;
+    for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
+        // Not `min`, which would make a number of NaN.
+        let gate = if gate > LIMIT { LIMIT } else { gate };
+        *out = gate / (1.0 + exp(-1.702 * gate)) * (up.clamp(-LIMIT, LIMIT) + 1.0);
     }
 }
 
@@ -171,7 +182,7 @@ mod tests {
     fn every_instruction_set_agrees_in_every_bit() {
         for (rows, columns) in [(1, 1), (3, 15), (7, 1536)] {
             let gate_up: Vec<_> = numbers(3, rows * 2 * columns).iter().map(|x| x * 40.0).collect();
-            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh] {
+            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
                 let mut scalar = vec![f32::NAN; rows * columns];
                 glu(&Pool::new(1).unwrap(), Simd::Scalar, kind, columns, &gate_up, &mut scalar);
                 for simd in Simd::present() {
@@ -213,6 +224,31 @@ mod tests {
             let mut x = [f32::NEG_INFINITY, -1e30, 1e30, f32::INFINITY];
             pointwise(&Pool::new(1).unwrap(), simd, Pointwise::SoftCap(30.0), 4, &mut x);
             assert_eq!(x, [-30.0, -30.0, 30.0, 30.0]);
+        }
+    }
+
+    #[test]
+    fn gates_and_ups_have_their_limits() {
+        // gate, up, and what torch makes of them in float64.
+        const TORCH: [[f64; 3]; 7] = [
+            [-3.0, 2.0, -0.05421392912335791],
+            [0.5, -1.5, -0.17519421830319007],
+            [6.75, 6.75, 52.31196394559435],
+            [8.0, 1.0, 13.999906256606636],
+            [30.0, -9.0, -41.99971876981991],
+            [-20.0, 9.0, -2.6347281931194997e-13],
+            [2.0, -1.0, 0.0],
+        ];
+        for [gate, up, wanted] in TORCH {
+            let mut out = [f32::NAN];
+            clamped(&[gate as f32], &[up as f32], &mut out);
+            let error = (f64::from(out[0]) - wanted).abs();
+            assert!(error <= 1e-6 * wanted.abs(), "{gate} {up}: {out:?} {wanted}");
+        }
+        for (gate, up) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+            let mut out = [0.0];
+            clamped(&[gate], &[up], &mut out);
+            assert!(out[0].is_nan());
         }
     }
 

@@ -22,6 +22,7 @@ pub(crate) const LLAMA: Facts = Facts {
     bias: BiasRule::Configured,
     window: WindowRule::Never,
     rope_base: 10000.0,
+    yarn_truncates: true,
     partial_rotary: false,
     window_rope_base: None,
     attention_scale: AttentionScale::HeadSize,

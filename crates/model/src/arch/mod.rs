@@ -2,6 +2,7 @@
 
 mod gemma;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mixtral;
@@ -29,6 +30,7 @@ pub(crate) const TABLE: &[Facts] = &[
     gemma::GEMMA3,
     granite::GRANITE,
     gpt2::GPT2,
+    gpt_oss::GPT_OSS,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.

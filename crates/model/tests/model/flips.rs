@@ -5,7 +5,7 @@ use fornax_compute::{Glu, Heads, NormKind, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, Mixture, Name, Owner, QkRows, Rope,
-    Scaling, ShareRule, Transform, WindowRule,
+    Scaling, ShareRule, Transform, Turn, WindowRule,
 };
 use serde_json::Value;
 
@@ -95,6 +95,7 @@ fn every_fact_of_an_architecture_matters() {
         bias,
         window,
         rope_base,
+        yarn_truncates,
         partial_rotary,
         window_rope_base,
         attention_scale,
@@ -174,6 +175,11 @@ fn every_fact_of_an_architecture_matters() {
             ("norm", "llama", HuggingFace, Refusal, |facts| facts.norm = NormKind::Layer),
             ("norm_less_one", "llama", HuggingFace, Numbers, |facts| facts.norm_less_one = true),
             ("glu", "llama", Gguf, Numbers, |facts| facts.glu = Glu::Gelu),
+            ("glu", "gpt-oss", Gguf, Numbers, |facts| facts.glu = Glu::Silu),
+            ("glu", "gpt-oss-float", HuggingFace, Numbers, |facts| facts.glu = Glu::Silu),
+            ("window", "gpt-oss", Gguf, Numbers, |facts| facts.window = WindowRule::EveryLayer(None)),
+            ("yarn_truncates", "gpt-oss", Gguf, Numbers, |facts| facts.yarn_truncates = true),
+            ("yarn_truncates", "yarn", Gguf, Numbers, |facts| facts.yarn_truncates = false),
             ("experts", "mixtral", Gguf, Refusal, |facts| facts.experts = None),
             ("experts", "mixtral", HuggingFace, Refusal, |facts| facts.experts = None),
             ("experts", "mixtral", HuggingFace, Numbers, |facts| {
@@ -441,6 +447,7 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("gpt2", HuggingFace),
         ("mixtral", HuggingFace),
         ("qwen2moe", Gguf),
+        ("gpt-oss", Gguf),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
@@ -490,6 +497,8 @@ fn every_name_and_every_shape_matters() {
         ("llama", HuggingFace),
         ("llama3", Gguf),
         ("mixtral", HuggingFace),
+        ("gpt-oss", Gguf),
+        ("gpt-oss", HuggingFace),
         ("qwen2moe", Gguf),
     ];
     for (case, container) in cases {
@@ -525,8 +534,33 @@ fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
                 .any(|beginning| model.weights().tensor(&format!("{beginning}{name}")).is_some()),
             Owner::Layer => ["model.layers", "transformer.h"].iter().any(|layers| {
                 let name = name.replace("{}", "0");
-                model.weights().tensor(&format!("{layers}.0.{name}")).is_some()
+                ["", "_blocks"]
+                    .iter()
+                    .any(|end| model.weights().tensor(&format!("{layers}.0.{name}{end}")).is_some())
             }),
         }),
+    }
+}
+
+#[test]
+fn every_turn_of_a_matrix_matters() {
+    let other = |turn: Turn| Turn { at: (turn.at + 1) % turn.of, ..turn };
+    for (case, wanted) in [("gpt-oss", 4), ("gpt-oss-float", 4)] {
+        let checkpoint = open(case, HuggingFace);
+        let names = Config::read(&checkpoint).unwrap().facts.names.concat();
+        let mut turned = 0;
+        for (index, name) in names.iter().enumerate() {
+            let transform = match name.transform {
+                Transform::Turned(turn) if turn.of > 1 => Transform::Turned(other(turn)),
+                Transform::Alternate(turn) => Transform::Alternate(other(turn)),
+                _ => continue,
+            };
+            let flipped = renamed(&checkpoint, |names| names[index].transform = transform);
+            check(&format!("{:?} turned", name.tensor), case, &checkpoint, &flipped, Numbers);
+            let flipped = renamed(&checkpoint, |names| names[index].transform = Transform::Keep);
+            check(&format!("{:?} kept", name.tensor), case, &checkpoint, &flipped, Refusal);
+            turned += 1;
+        }
+        assert_eq!(turned, wanted, "{case}");
     }
 }
