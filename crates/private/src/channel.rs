@@ -5,8 +5,10 @@ use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
@@ -108,6 +110,46 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     if found.is_empty() { Err(wrong(&"no certificate in it")) } else { Ok(found) }
 }
 
+/// How long a thread looks for what it waits for before it sleeps. To wake it takes tens of microseconds, as long as a
+/// product on a GPU, and there are a hundred rounds in a token; but looking takes a core, so there must be many.
+pub(crate) fn patience() -> Duration {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if cores >= MANY_CORES { Duration::from_micros(200) } else { Duration::ZERO }
+}
+
+/// Cores on which both parties and a client can look for each other and compute as well.
+const MANY_CORES: usize = 8;
+
+/// A socket that is looked at for a while before its thread sleeps.
+struct Watched {
+    socket: TcpStream,
+    patience: Duration,
+}
+
+impl Read for Watched {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let began = Instant::now();
+        while began.elapsed() < self.patience {
+            match rustix::net::recv(&self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
+                Ok((_, count)) => return Ok(count),
+                Err(Errno::AGAIN | Errno::INTR) => std::hint::spin_loop(),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.socket.read(bytes)
+    }
+}
+
+impl Write for Watched {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
+    }
+}
+
 /// Bytes both ways.
 trait Duplex: Read + Write + Send {}
 impl<T: Read + Write + Send> Duplex for T {}
@@ -142,7 +184,7 @@ impl Channel {
             match TcpStream::connect_timeout(&resolved, CONNECT) {
                 Err(error) => last = error,
                 Ok(socket) => {
-                    prepare(&socket, timeout).map_err(lost)?;
+                    let socket = prepare(socket, timeout).map_err(lost)?;
                     if !address.tls {
                         return Ok(Channel::new(Box::new(socket), Way::Up, record));
                     }
@@ -170,7 +212,7 @@ impl Channel {
         record: Option<&Recorder>,
     ) -> Result<Channel, Error> {
         let failed = |reason| Error::System { what: "cannot accept", reason };
-        prepare(&socket, timeout).map_err(failed)?;
+        let socket = prepare(socket, timeout).map_err(failed)?;
         let Some(tls) = tls else { return Ok(Channel::new(Box::new(socket), Way::Down, record)) };
         let connection =
             ServerConnection::new(Arc::clone(tls)).map_err(|error| Error::Tls(error.to_string()))?;
@@ -204,10 +246,11 @@ impl Channel {
     }
 }
 
-fn prepare(socket: &TcpStream, timeout: Duration) -> io::Result<()> {
+fn prepare(socket: TcpStream, timeout: Duration) -> io::Result<Watched> {
     socket.set_nodelay(true)?;
     socket.set_read_timeout(Some(timeout))?;
-    socket.set_write_timeout(Some(timeout))
+    socket.set_write_timeout(Some(timeout))?;
+    Ok(Watched { socket, patience: patience() })
 }
 
 impl Read for Tap {

@@ -528,6 +528,8 @@ fn u64_of(from: &mut impl Read) -> Result<u64, FrameError> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn shapes() -> Shapes {
@@ -539,10 +541,14 @@ mod tests {
         RequestZero::read(&mut &bytes[..], &shapes()).expect_err("not a frame").to_string()
     }
 
-    fn bytes(request: &RequestZero) -> Vec<u8> {
+    fn written(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut bytes = Vec::new();
-        request.write(&mut bytes);
+        write(&mut bytes);
         bytes
+    }
+
+    fn bytes(request: &RequestZero) -> Vec<u8> {
+        written(|out| request.write(out))
     }
 
     fn linear() -> RequestZero {
@@ -635,5 +641,76 @@ mod tests {
         assert_eq!(refused(&open), "a frame of kind 2 announces 40 bytes, its content is 8");
         let error = RequestOne::read(&mut &bytes(&linear())[..], &shapes()).err().unwrap();
         assert!(matches!(error, FrameError::Product { .. }), "words are read as products: {error}");
+    }
+
+    /// A frame that somebody wrote over: some bytes are others, its end is missing or more follows.
+    fn spoilt(frame: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
+        let (length, changes) = (frame.len(), prop::collection::vec((0..frame.len(), any::<u8>()), 0..6));
+        (changes, 0..=length, prop::collection::vec(any::<u8>(), 0..40)).prop_map(
+            move |(changes, keep, more)| {
+                let mut bytes = frame.clone();
+                changes.into_iter().for_each(|(at, byte)| bytes[at] = byte);
+                bytes.truncate(keep);
+                bytes.extend(more);
+                bytes
+            },
+        )
+    }
+
+    /// Whatever bytes come: those that are read as a frame are the ones that it is written as, so nothing is guessed.
+    fn check_bytes(bytes: &[u8]) -> Result<(), TestCaseError> {
+        let same = |rest: &[u8], written: Vec<u8>| {
+            prop_assert_eq!(&bytes[..bytes.len() - rest.len()], &written[..]);
+            Ok(())
+        };
+        let (mut rest, mut written) = (bytes, Vec::new());
+        if let Ok(request) = RequestZero::read(&mut rest, &shapes()) {
+            request.write(&mut written);
+            same(rest, written)?;
+        }
+        let (mut rest, mut written) = (bytes, Vec::new());
+        if let Ok(request) = RequestOne::read(&mut rest, &shapes()) {
+            request.write(&mut written);
+            same(rest, written)?;
+        }
+        for awaited in [Awaited::Control, Awaited::Product { words: 2 }] {
+            let (mut rest, mut written) = (bytes, Vec::new());
+            match Reply::read(&mut rest, awaited, Vec::new()) {
+                // Their texts have more than one spelling.
+                Ok(Reply::Info(_) | Reply::Refused(_)) | Err(_) => {}
+                Ok(reply) => {
+                    reply.write(&mut written);
+                    same(rest, written)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            check_bytes(&bytes)?;
+        }
+
+        #[test]
+        fn spoilt_frames_are_other_frames_or_refused(
+            bytes in prop_oneof![
+                spoilt(bytes(&linear())),
+                spoilt(bytes(&RequestZero::Open { version: 1, positions_max: 9 })),
+                spoilt(written(|out| {
+                    RequestOne::Open { version: 1, positions_max: 9, seed: Seed::new([7; SEED_BYTES]) }.write(out);
+                })),
+                spoilt(written(|out| {
+                    RequestOne::Linear(vec![Draw { counter: 2, matrix: 1, rows: 5 }; 3]).write(out);
+                })),
+                spoilt(written(|out| Reply::Product { counter: 3, words: vec![8, 9] }.write(out))),
+                spoilt(written(|out| Reply::Opened { session: 3 }.write(out))),
+            ],
+        ) {
+            check_bytes(&bytes)?;
+        }
     }
 }

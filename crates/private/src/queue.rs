@@ -4,25 +4,31 @@
 //! waits for the same matrix is computed as one product of more rows, which reads the weights once.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use fornax_compute::Ring;
 
+use crate::channel::patience;
 use crate::frame::{Draw, Shapes};
 
 /// Rows that are computed together; more wait for the next turn.
 const ROWS_MAX: usize = 256;
 
 /// A way into the queue.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Queue {
     shared: Arc<Shared>,
 }
 
-#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// How many wait, to look at without the lock.
+    count: AtomicUsize,
+    /// How long threads look before they sleep.
+    patience: Duration,
 }
 
 #[derive(Default)]
@@ -44,12 +50,33 @@ struct Job {
 pub(crate) struct Pending {
     pub(crate) draw: Draw,
     done: mpsc::Receiver<Result<Vec<u32>, String>>,
+    patience: Duration,
 }
 
 impl Pending {
     /// Its words, or why there are none.
     pub(crate) fn wait(self) -> Result<Vec<u32>, String> {
+        let began = Instant::now();
+        while began.elapsed() < self.patience {
+            if let Ok(result) = self.done.try_recv() {
+                return result;
+            }
+            std::hint::spin_loop();
+        }
         self.done.recv().unwrap_or_else(|_| Err("the server is stopping".to_owned()))
+    }
+}
+
+impl Default for Queue {
+    fn default() -> Queue {
+        Queue {
+            shared: Arc::new(Shared {
+                state: Mutex::default(),
+                changed: Condvar::new(),
+                count: AtomicUsize::new(0),
+                patience: patience(),
+            }),
+        }
     }
 }
 
@@ -61,10 +88,11 @@ impl Queue {
         // After closing nobody takes it: the sender is dropped, which tells whoever waits.
         if !state.closed {
             state.waiting.push_back(Job { draw, words, done });
+            self.shared.count.store(state.waiting.len(), Ordering::Release);
         }
         drop(state);
         self.shared.changed.notify_one();
-        Pending { draw, done: awaited }
+        Pending { draw, done: awaited, patience: self.shared.patience }
     }
 
     pub(crate) fn close(&self) {
@@ -93,6 +121,10 @@ impl Queue {
 
     /// The oldest product, and those that wait for the same matrix.
     fn next(&self) -> Option<Vec<Job>> {
+        let began = Instant::now();
+        while self.shared.count.load(Ordering::Acquire) == 0 && began.elapsed() < self.shared.patience {
+            std::hint::spin_loop();
+        }
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = loop {
             if state.closed {
@@ -115,6 +147,7 @@ impl Queue {
                 index += 1;
             }
         }
+        self.shared.count.store(state.waiting.len(), Ordering::Release);
         state.products += jobs.len() as u64;
         if jobs.len() > 1 {
             state.together += jobs.len() as u64;

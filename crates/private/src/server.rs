@@ -199,6 +199,10 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         }
         let Ok(socket) = socket else { continue };
         let session = Guard::new(shared);
+        // One too many is told why by a thread; far too many are not worth theirs.
+        if session.count > 2 * shared.options.sessions_max.max(8) {
+            continue;
+        }
         // A thread that cannot be started drops its guard and its socket, which tells the client.
         drop(thread::Builder::new().name("session".to_owned()).spawn(move || session.serve(socket)));
     }
