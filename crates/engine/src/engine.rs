@@ -774,6 +774,8 @@ mod tests {
     struct Noting {
         fake: Fake,
         notes: Rc<RefCell<Vec<String>>>,
+        /// Tokens of each step.
+        sizes: Rc<RefCell<Vec<usize>>>,
         launched: usize,
         collected: usize,
         /// The answers of this step get lost.
@@ -789,6 +791,7 @@ mod tests {
     impl Runner for Noting {
         fn launch(&mut self, batch: &Batch) -> Result<(), Error> {
             self.note(format!("launch {}", self.launched));
+            self.sizes.borrow_mut().push(batch.tokens.len());
             self.launched += 1;
             self.fake.launch(batch)
         }
@@ -835,24 +838,38 @@ mod tests {
     }
 
     fn noting(depth: usize, loses: Option<usize>) -> (Engine, Handle, Rc<RefCell<Vec<String>>>) {
+        let (notes, clock) = (Rc::default(), Arc::new(|| Duration::ZERO));
+        let options = EngineOptions::new(128, clock);
+        let (engine, handle) = noted(depth, loses, options, &notes, &Rc::default());
+        (engine, handle, notes)
+    }
+
+    fn noted(
+        depth: usize,
+        loses: Option<usize>,
+        engine: EngineOptions,
+        notes: &Rc<RefCell<Vec<String>>>,
+        sizes: &Rc<RefCell<Vec<usize>>>,
+    ) -> (Engine, Handle) {
         let group = KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 9 };
         let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
         let options =
             FakeOptions { groups: vec![group], limits, depth, vocab: 27, faults: Box::new(|| None) };
-        let notes = Rc::new(RefCell::new(Vec::new()));
-        let runner =
-            Noting { fake: Fake::new(options), notes: Rc::clone(&notes), launched: 0, collected: 0, loses };
-        let clock: Clock = Arc::new(|| Duration::ZERO);
-        let (engine, handle) = Engine::new(Box::new(runner), EngineOptions::new(128, clock));
-        (engine, handle, notes)
+        let (notes, sizes) = (Rc::clone(notes), Rc::clone(sizes));
+        let runner = Noting { fake: Fake::new(options), notes, sizes, launched: 0, collected: 0, loses };
+        Engine::new(Box::new(runner), engine)
     }
 
     fn lettered(tokens: usize) -> Request {
+        formed(&format!("[a-y]{{{tokens}}}"), tokens)
+    }
+
+    fn formed(regex: &str, tokens: usize) -> Request {
         let mut bytes: Vec<Vec<u8>> = (b'a'..=b'z').map(|letter| vec![letter]).collect();
         bytes.push(Vec::new());
         let encode = Arc::new(|bytes: &[u8]| bytes.iter().map(|byte| u32::from(byte - b'a')).collect());
         let grammars = Grammars::new(Vocabulary { bytes, end_tokens: vec![26], encode }).unwrap();
-        let form = grammars.compile(&Form::Regex(format!("[a-y]{{{tokens}}}"))).unwrap();
+        let form = grammars.compile(&Form::Regex(regex.to_owned())).unwrap();
         Request { grammar: Some(form), ..Request::new(vec![1, 2, 3], tokens, Sampling::greedy()) }
     }
 
@@ -896,6 +913,29 @@ mod tests {
         let one_by_one = ["launch 0", "sample 0 with 1 masks", "collect 0"];
         let then = ["launch 1", "sample 1 with 1 masks", "collect 1"];
         assert_eq!(*notes.borrow(), [one_by_one, then].concat());
+    }
+
+    #[test]
+    fn forced_tokens_are_computed_together_only_where_that_may_be_seen() {
+        let answer = |fast_forward: bool| {
+            let (notes, sizes) = (Rc::default(), Rc::default());
+            let options =
+                EngineOptions { fast_forward, ..EngineOptions::new(128, Arc::new(|| Duration::ZERO)) };
+            let (mut engine, handle) = noted(0, None, options, &notes, &sizes);
+            let mut reply = handle.submit(formed("[ab]cdefg[ab]hi", 9)).unwrap();
+            while engine.turn() == Turn::Worked {}
+            let tokens = std::iter::from_fn(|| reply[0].try_recv()).filter_map(|event| match event {
+                Event::Token { token, .. } => Some(token),
+                _ => None,
+            });
+            (tokens.collect::<Vec<_>>(), sizes.take())
+        };
+        let (forward, one_by_one) = (answer(true), answer(false));
+        assert_eq!(forward.0, one_by_one.0, "no token changes");
+        assert_eq!(forward.0.len(), 9);
+        // A prompt of three; then the choice with the five that follow it, whose last is answered by the next choice.
+        assert_eq!(forward.1, [3, 6]);
+        assert_eq!(one_by_one.1, [3, 1, 1, 1, 1, 1, 1, 1, 1], "the sizes say nothing about the form");
     }
 
     #[test]

@@ -1,17 +1,27 @@
 //! The command line as types: what parses here is complete and in range, so commands need not look again.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::sampling::SamplingArgs;
 
+/// What `--version` says; `-V` has the number alone.
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("FORNAX_COMMIT").filter(|commit| !commit.is_empty());
+    let commit = commit.unwrap_or("unknown; `cargo xtask dist` builds a binary that knows it");
+    let (version, arch, os) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS);
+    format!("{version}\ncommit: {commit}\nbuilt for: {arch} {os}\ndevices: cpu, cuda (opened at run time)")
+});
+
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(
     name = "fornax",
     version,
+    long_version = LONG_VERSION.as_str(),
     about = "Runs open-weight language models",
     after_help = "Examples:
   fornax run \"Why is the sky blue?\"           answer once with the default model

@@ -38,7 +38,12 @@ fn every_command_explains_itself_with_examples() {
 
 #[test]
 fn the_version_is_printed() {
-    assert_eq!(fornax(["--version"]).stdout, concat!("fornax ", env!("CARGO_PKG_VERSION"), "\n"));
+    let short = concat!("fornax ", env!("CARGO_PKG_VERSION"), "\n");
+    assert_eq!(fornax(["-V"]).stdout, short);
+    let long = fornax(["--version"]).stdout;
+    let facts = long.strip_prefix(short).unwrap();
+    let names: Vec<&str> = facts.lines().map(|line| line.split_once(": ").unwrap().0).collect();
+    assert_eq!(names, ["commit", "built for", "devices"]);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Private inference as three processes: two servers and a client, over sockets.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
 use fornax::{OpenOptions, Private, Request};
 
+use crate::sparse::safetensors;
 use crate::tiny::{fixtures, tokens};
 use crate::{Ran, cache, command, fornax};
 
@@ -164,6 +165,46 @@ fn what_could_not_be_private_or_exact_is_refused_in_one_line() {
     plain.fails(2, "INVALID_INPUT", &["is beyond this machine"]);
     let gpu = private(&["generate", &model, "--tokens", "1", "--device", "cuda:0"], &flags);
     gpu.fails(2, "INVALID_INPUT", &["the client of private inference computes on the cpu"]);
+}
+
+#[test]
+fn a_model_whose_rows_would_overflow_the_ring_is_refused_when_it_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hidden, ffn, vocab) = (8, 140_000, 16);
+    let mut tensors = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]),
+        ("lm_head.weight".to_owned(), vec![vocab, hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+    ];
+    let layer = [
+        ("input_layernorm", vec![hidden]),
+        ("post_attention_layernorm", vec![hidden]),
+        ("self_attn.q_proj", vec![hidden, hidden]),
+        ("self_attn.k_proj", vec![hidden, hidden]),
+        ("self_attn.v_proj", vec![hidden, hidden]),
+        ("self_attn.o_proj", vec![hidden, hidden]),
+        ("mlp.gate_proj", vec![ffn, hidden]),
+        ("mlp.up_proj", vec![ffn, hidden]),
+        ("mlp.down_proj", vec![hidden, ffn]),
+    ];
+    tensors.extend(layer.map(|(name, shape)| (format!("model.layers.0.{name}.weight"), shape)));
+    let values: usize = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let mut file = safetensors(folder.path(), tensors, "BF16", 2);
+    // All weights are one: none can be spared.
+    file.seek(SeekFrom::End(-i64::try_from(2 * values).unwrap())).unwrap();
+    file.write_all(&[0x80, 0x3f].repeat(values)).unwrap();
+    let config = serde_json::json!({"model_type": "llama", "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 1, "hidden_size": hidden, "intermediate_size": ffn, "num_attention_heads": 1,
+        "num_key_value_heads": 1, "vocab_size": vocab, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "tie_word_embeddings": false});
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let model = folder.path().to_str().unwrap();
+    let serve = ["private", "serve", model, "--party", "0", "--port", "0", "--demo-single-host"];
+    fornax(serve).fails(
+        4,
+        "MODEL_UNSUPPORTED",
+        &["140000 weights sum to 17780000", "at least 127 are needed"],
+    );
 }
 
 /// Sends a request to a loopback server and reads until it closes.

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -198,9 +198,7 @@ fn runpod_python_runs_every_scenario() {
 fn a_browser_shows_jobs_as_they_come_and_end() {
     const NAME: &str = "a_browser_shows_jobs_as_they_come_and_end";
     let python = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists());
-    let path = env::var_os("PATH").unwrap_or_default();
-    let chromium = env::split_paths(&path).map(|folder| folder.join("chromium")).find(|file| file.exists());
-    let (Some(python), Some(chromium)) = (python, chromium) else {
+    let (Some(python), Some(chromium)) = (python, program("chromium")) else {
         println!("SKIP {NAME}: no FORNAX_PYTHON with playwright, or no chromium");
         return;
     };
@@ -213,6 +211,63 @@ fn a_browser_shows_jobs_as_they_come_and_end() {
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
     assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 5, "{said}");
+}
+
+/// A program of the system's, if it is installed.
+fn program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.exists())
+}
+
+#[test]
+fn prometheus_scrapes_and_evaluates_the_rules() {
+    const NAME: &str = "prometheus_scrapes_and_evaluates_the_rules";
+    let (Some(prometheus), Some(promtool)) = (program("prometheus"), program("promtool")) else {
+        println!("SKIP {NAME}: no prometheus and promtool");
+        return;
+    };
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/prometheus");
+    let tool = |args: &[&str]| {
+        let ran = Command::new(&promtool).args(args).current_dir(&deploy).output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success(), "{args:?}: {said}{}", String::from_utf8_lossy(&ran.stderr));
+    };
+    tool(&["check", "config", "prometheus.yml"]);
+    tool(&["test", "rules", "rules_test.yml"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(folder.path(), &["--context", "512", "--metrics-open"]);
+    let config = std::fs::read_to_string(deploy.join("prometheus.yml")).unwrap();
+    let config = config
+        .replace("15s", "200ms")
+        .replace("localhost:8080", &serving.address)
+        .replace("rules.yml", deploy.join("rules.yml").to_str().unwrap());
+    assert!(config.contains("200ms") && config.contains(&serving.address), "the example has other words");
+    let file = folder.path().join("prometheus.yml");
+    std::fs::write(&file, config).unwrap();
+    // It does not say which port the system chose: one that was free a moment ago.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let child = Command::new(prometheus)
+        .arg(format!("--config.file={}", file.display()))
+        .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let stderr = folder.path().join("log");
+    let watching = Serving { child, address: format!("127.0.0.1:{port}"), stderr };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while TcpStream::connect(&watching.address).is_err() {
+        assert!(Instant::now() < deadline, "Prometheus never listened");
+    }
+    let query = |query: &str, wanted: &str| watching.until(&format!("/api/v1/query?query={query}"), wanted);
+    query("up", "\"1\"]");
+    query("vllm:num_requests_running", "\"model_name\":\"smollm2\"");
+    query("fornax:generation_tokens:rate1m", "\"model_name\":\"smollm2\"");
+    let rules = watching.get("/api/v1/rules");
+    assert!(rules.contains("FornaxDown") && !rules.contains("\"health\":\"err\""), "{rules}");
+    assert!(watching.get("/api/v1/alerts").contains("\"alerts\":[]"));
 }
 
 #[test]

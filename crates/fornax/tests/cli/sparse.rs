@@ -39,6 +39,23 @@ pub(crate) fn mixtral(folder: &Path, dtype: &str, bytes: usize) -> PathBuf {
             }
         }
     }
+    drop(safetensors(folder, tensors, dtype, bytes));
+    let config = json!({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
+        "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_local_experts": experts, "num_experts_per_tok": 2, "vocab_size": vocab,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "hidden_act": "silu",
+        "sliding_window": null, "tie_word_embeddings": false});
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    folder.to_owned()
+}
+
+/// A safetensors file of these tensors, each of a type of so many bytes, all holes.
+pub(crate) fn safetensors(
+    folder: &Path,
+    tensors: Vec<(String, Vec<usize>)>,
+    dtype: &str,
+    bytes: usize,
+) -> File {
     let mut header = Map::new();
     let mut end = 0u64;
     for (name, shape) in tensors {
@@ -52,11 +69,5 @@ pub(crate) fn mixtral(folder: &Path, dtype: &str, bytes: usize) -> PathBuf {
     file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
     file.write_all(&header).unwrap();
     file.set_len(8 + header.len() as u64 + end).unwrap();
-    let config = json!({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
-        "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": ffn, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "num_local_experts": experts, "num_experts_per_tok": 2, "vocab_size": vocab,
-        "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "hidden_act": "silu",
-        "sliding_window": null, "tie_word_embeddings": false});
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    folder.to_owned()
+    file
 }
