@@ -1,5 +1,6 @@
-// Causal attention of each token's queries over its sequence's pages. Compiled for one head size (DIM), number of query
-// heads per K/V head (SHARED) and storage type.
+// Attention of each token's queries over its sequence's pages. Compiled for one head size (DIM), number of query heads per
+// K/V head (SHARED) and storage type; for scores with a cap (CAPPED), a logit of each head that adds nothing (SINKS), and
+// queries that see what comes behind them, too (BOTH).
 //
 // Keys are taken in tiles of 64, aligned to absolute positions: each tile has its own softmax, and tiles are merged in
 // order. What a query sees of a tile depends on its own position alone, so a token's result is the same bits whichever
@@ -9,6 +10,7 @@
 // Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
 // In a tile, four lanes share a key for all query heads; then DIM / 4 threads share a key's values, and what the groups
 // of threads have is added in their order.
+#include "activation.cuh"
 #include "kv.cuh"
 #include "rope.cuh"
 
@@ -41,7 +43,16 @@ struct Attention {
     u32* tickets;     // (token, kv head) blocks that have arrived, 0 between launches; null: another kernel merges
     int clusters, pad;  // whether the tiles of a token are a cluster
     Rotation rope;    // no frequencies: queries are turned and keys are stored already
+    const float* sinks;  // (query heads)
+    float cap;
+    int pad2;
 };
+
+// The last place that a token sees.
+DEVICE int last_seen(const Step& step, int r) { return step.places[BOTH ? step.lasts[r] : r]; }
+// What softmax starts from: a sink has a share and no value.
+DEVICE float first_max(const Attention& a, int head) { return SINKS ? a.sinks[head] : -INFINITY_F; }
+#define FIRST_SUM (SINKS ? 1.0f : 0.0f)
 
 // Takes a later tile (max, sum) into those before it: what both are multiplied by. Written out, so that every caller
 // rounds alike.
@@ -94,21 +105,21 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     // Positions and page tables are there before a step's first kernel; so are the keys and values of earlier steps.
     const int r = blockIdx.y, kv = blockIdx.x;
     const bool in_step = r < step_rows(step, 0);
-    const int position = in_step ? step.places[r] : 0;
+    const int position = in_step ? step.places[r] : 0, last = in_step ? last_seen(step, r) : 0;
     const int first_seen = a.window ? max(position + 1 - a.window, 0) : 0;
-    const int first_tile = first_seen / TILE, last_tile = position / TILE;
+    const int first_tile = first_seen / TILE, last_tile = last / TILE;
     const int mine = a.tiles == 1 ? first_tile : first_tile + blockIdx.z;
     const int end = a.tiles == 1 ? last_tile : mine;
     const bool works = in_step && mine <= last_tile, turns_here = a.rope.frequencies;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 
     auto find_pages = [&](int tile) {
-        if (threadIdx.x < TILE / PAGE_TOKENS && tile * TILE + (int)threadIdx.x * PAGE_TOKENS <= position)
+        if (threadIdx.x < TILE / PAGE_TOKENS && tile * TILE + (int)threadIdx.x * PAGE_TOKENS <= last)
             table[threadIdx.x] = page_of(step, r, a.group, tile * TILE + threadIdx.x * PAGE_TOKENS);
     };
     // All keys and values of a tile that are seen but for one that is not stored yet.
     auto stage = [&](int tile) {
-        const int from = max(first_seen - tile * TILE, 0), to = min(position + (turns_here ? 0 : 1) - tile * TILE, TILE);
+        const int from = max(first_seen - tile * TILE, 0), to = min(last + (turns_here ? 0 : 1) - tile * TILE, TILE);
         const int pieces = VALUE_BYTES / PIECE;
 #pragma unroll 1
         for (int i = threadIdx.x; i < 2 * TILE * pieces; i += THREADS) {
@@ -181,13 +192,13 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     float total[PER_THREAD];
     for (int i = 0; i < PER_THREAD; i++) total[i] = 0.0f;
     if (threadIdx.x < SHARED) {
-        total_max[threadIdx.x] = -INFINITY_F;
-        total_sum[threadIdx.x] = 0.0f;
+        total_max[threadIdx.x] = first_max(a, kv * SHARED + threadIdx.x);
+        total_sum[threadIdx.x] = FIRST_SUM;
     }
 
 #pragma unroll 1
     for (int tile = mine; works && tile <= end; tile++) {
-        const int start = tile * TILE, from = max(first_seen - start, 0), to = min(position + 1 - start, TILE);
+        const int start = tile * TILE, from = max(first_seen - start, 0), to = min(last + 1 - start, TILE);
         if (tile > mine) {
             __syncthreads();
             find_pages(tile);
@@ -223,7 +234,9 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             for (int h = 0; h < SHARED; h++) {
                 dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 1);
                 dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 2);
-                if (sub == h % 4) scores[key * HEADS + h] = seen ? dots[h] * a.scale : -INFINITY_F;
+                float score = dots[h] * a.scale;
+                if (CAPPED) score = soft_cap(score, a.cap);
+                if (sub == h % 4) scores[key * HEADS + h] = seen ? score : -INFINITY_F;
             }
         }
         __syncthreads();
@@ -312,7 +325,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         // What each tile is multiplied by: a thread per head and tile. The largest up to a tile is exact in any order.
         if (threadIdx.x < SHARED * CLUSTER_MAX) {
             const int h = threadIdx.x / CLUSTER_MAX, t = threadIdx.x % CLUSTER_MAX;
-            float most[CLUSTER_MAX], mine_max = -INFINITY_F, earlier = -INFINITY_F;
+            float most[CLUSTER_MAX], mine_max = -INFINITY_F, earlier = first_max(a, kv * SHARED + h);
 #pragma unroll
             for (int i = 0; i < CLUSTER_MAX; i++) most[i] = i < tiles ? load_from_block(own + OUTPUTS + h, i) : -INFINITY_F;
 #pragma unroll
@@ -328,7 +341,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         __syncthreads();
         if (merges) {
             const int h = o / DIM;
-            float all = 0.0f, sum = 0.0f;
+            float all = 0.0f, sum = FIRST_SUM;
 #pragma unroll
             for (int t = 0; t < CLUSTER_MAX; t++)
                 if (t < tiles) {
@@ -366,12 +379,13 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 const float before = __shfl_up_sync(0xffffffff, now, s);
                 if (lane >= s) now = fmaxf(now, before);
             }
+            now = fmaxf(now, first_max(a, kv * SHARED + h));
             float earlier = __shfl_up_sync(0xffffffff, now, 1);
-            if (lane == 0) earlier = -INFINITY_F;
+            if (lane == 0) earlier = first_max(a, kv * SHARED + h);
             const float shrink = expf(earlier - now), later = expf(own - now);
             tile_shrinks[h][lane] = shrink;
             tile_later[h][lane] = later;
-            float sum = 0.0f;
+            float sum = FIRST_SUM;
             for (int i = 0; i < tiles; i++)
                 sum = merged_sum(sum, __shfl_sync(0xffffffff, shrink, i), __shfl_sync(0xffffffff, own_sum, i),
                                  __shfl_sync(0xffffffff, later, i));
@@ -417,10 +431,10 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
     if (r >= step_rows(step, 0)) return;
     const int position = step.places[r];
     const int first_seen = a.window ? max(position + 1 - a.window, 0) : 0;
-    const int tiles = position / TILE - first_seen / TILE + 1;
+    const int tiles = last_seen(step, r) / TILE - first_seen / TILE + 1;
     const float* partials = a.partials + ((long)r * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
     const int d = threadIdx.x;
-    float total = 0.0f, sum = 0.0f, before = -INFINITY_F;
+    float total = 0.0f, sum = FIRST_SUM, before = first_max(a, blockIdx.x);
     for (int start = 0; start < tiles; start += MERGED) {
         const int count = min(tiles - start, MERGED);
         const float* from = partials + (long)start * SHARED * (DIM + 2);

@@ -156,6 +156,8 @@ struct Step {
     const int* positions;  // (tokens) what each is rotated by
     const int* places;     // (tokens) its absolute position
     const int* wanted;     // the tokens that want logits
+    const int* firsts;     // (tokens) the first token of its sequence in this step
+    const int* lasts;      // (tokens) and the last
     const int* tables;     // (group, stride): where each token's page table begins, counted from here; then the tables
     int stride;
     // The counts where the host knows them, else negative: a load less on the way.

@@ -1,6 +1,6 @@
 // Where a product goes.
 #pragma once
-#include "prelude.cuh"
+#include "activation.cuh"
 
 struct Result {
     float* values;
@@ -10,5 +10,3 @@ struct Result {
     int pairs;           // how many tiles of 16 rows below a gate its counterpart lies; 0: rows are no gates
     float* gated;        // (rows, columns / 2): where rows are gates, activation(gate) * counterpart
 };
-
-DEVICE float silu(float gate) { return __fdiv_rn(gate, 1.0f + expf(-gate)); }

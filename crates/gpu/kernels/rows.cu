@@ -1,5 +1,5 @@
 // Operations value by value: grid (columns, rows), a thread per value.
-#include "prelude.cuh"
+#include "activation.cuh"
 
 // x += y; a vector is the same for every row.
 KERNEL add(Step step, int wanted, const float* y, int y_stride, float* x, int columns) {
@@ -19,4 +19,40 @@ KERNEL gather(Step step, const float* x, float* out, int columns) {
     const long r = blockIdx.y;
     if (k >= columns || r >= step_rows(step, 1)) return;
     out[r * columns + k] = x[(long)step.wanted[r] * columns + k];
+}
+
+// x = a function of each value, numbered as in rows.rs.
+KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= step_rows(step, wanted)) return;
+    const float value = x[r * columns + k];
+    float result = value;
+    switch (function) {
+        case 0: result = __fmul_rn(value, parameter); break;
+        case 1: result = soft_cap(value, parameter); break;
+        case 2: result = gelu(value); break;
+        case 3: result = gelu_tanh(value); break;
+    }
+    x[r * columns + k] = result;
+}
+
+// out[r] = what becomes of all rows of the sequence that the r-th wanted token is of: 0 their mean, 1 the first, 2 the last.
+KERNEL pool(Step step, int kind, const float* x, float* out, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= step_rows(step, 1)) return;
+    const int token = step.wanted[r], first = step.firsts[token], last = step.lasts[token];
+    float value = 0.0f;
+    if (kind == 0) {
+        for (long at = first; at <= last; at++) value = __fadd_rn(value, x[at * columns + k]);
+        value = __fdiv_rn(value, (float)(last - first + 1));
+    } else {
+        value = x[(long)(kind == 1 ? first : last) * columns + k];
+    }
+    out[r * columns + k] = value;
 }

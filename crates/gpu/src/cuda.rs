@@ -17,7 +17,7 @@ use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
-use crate::ops::{Fuse, Scratch, lacks, supports};
+use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, Stored};
@@ -119,6 +119,7 @@ enum Recorded {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Check {
     Tokens { rows: usize },
+    Positions { rows: usize },
     Pages { group: usize, pages: usize },
 }
 
@@ -326,6 +327,7 @@ impl Check {
     fn holds(self, slot: &Slot) -> Result<(), Error> {
         match self {
             Check::Tokens { rows } => slot.check_tokens(rows),
+            Check::Positions { rows } => slot.check_positions(rows),
             Check::Pages { group, pages } => slot.check_pages(group, pages),
         }
     }
@@ -395,8 +397,8 @@ impl Memory for Cuda {
         self.arena.usage()
     }
 
-    fn supports(&self, need: Need) -> Result<(), Error> {
-        supports(need)
+    fn supports(&self, _need: Need) -> Result<(), Error> {
+        Ok(())
     }
 }
 
@@ -518,20 +520,20 @@ impl Backend for Cuda {
         self.op_add("add", step.slot(), rows, y, x)
     }
 
-    fn add_positions(&self, _step: &Step, _table: &Weight, _x: &mut Buf) -> Result<(), Error> {
-        Err(lacks(Need::Positions))
+    fn add_positions(&self, step: &Step, table: &Weight, x: &mut Buf) -> Result<(), Error> {
+        self.op_add_positions(step.slot(), table, x)
     }
 
-    fn pointwise(&self, _step: &Step, _rows: Rows, _function: Pointwise, _x: &mut Buf) -> Result<(), Error> {
-        Err(lacks(Need::Pointwise))
+    fn pointwise(&self, step: &Step, rows: Rows, function: Pointwise, x: &mut Buf) -> Result<(), Error> {
+        self.op_pointwise(step.slot(), rows, function, x)
     }
 
     fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         self.op_norm(step.slot(), rows, norm, x, out)
     }
 
-    fn qk_norm(&self, _step: &Step, _heads: Heads, _norm: &QkNorm<Buf>, _qkv: &mut Buf) -> Result<(), Error> {
-        Err(lacks(Need::QkNorm))
+    fn qk_norm(&self, step: &Step, heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf) -> Result<(), Error> {
+        self.op_qk_norm(step.slot(), heads, norm, qkv)
     }
 
     fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
@@ -600,8 +602,8 @@ impl Backend for Cuda {
         self.op_gather(step.slot(), x, out)
     }
 
-    fn pool(&self, _step: &Step, _pooling: Pooling, _x: &Buf, _out: &mut Buf) -> Result<(), Error> {
-        Err(lacks(Need::Pooling))
+    fn pool(&self, step: &Step, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        self.op_pool(step.slot(), pooling, x, out)
     }
 
     fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {

@@ -24,6 +24,7 @@ macro_rules! kernels {
 /// Every file that may be included.
 pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "prelude.cuh",
+    "activation.cuh",
     "result.cuh",
     "rope.cuh",
     "split.cuh",
@@ -229,12 +230,13 @@ impl Drop for Programs {
 
 #[cfg(test)]
 mod tests {
+    use fornax_compute::{Attention, Heads, KvDType, KvLayer};
     use fornax_format::DType;
 
     use super::*;
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
-    use crate::ops::programs;
+    use crate::ops::{attention_program, programs, storage};
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
     const FORMATS: [Format; 13] = [
@@ -273,13 +275,19 @@ mod tests {
                 );
             }
         }
-        for (bytes, bf16) in [(4, 0), (2, 0), (2, 1)] {
-            let kv = || vec![format!("KV_BYTES={bytes}"), format!("KV_BF16={bf16}")];
-            keys.push(Key { unit: "rope.cu", defines: kv() });
-            for (dim, shared) in [(64, 3), (128, 7), (20, 2)] {
-                let mut defines = kv();
-                defines.extend([format!("DIM={dim}"), format!("SHARED={shared}")]);
-                keys.push(Key { unit: "attention.cu", defines });
+        let heads = Heads { query: 1, kv: 1, dim: 1 };
+        let causal = || Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0);
+        for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+            keys.push(Key { unit: "rope.cu", defines: storage(dtype) });
+            for shape in [(64, 3), (128, 7), (20, 2)] {
+                keys.push(attention_program(shape, dtype, &causal()));
+            }
+            for other in [
+                Attention { soft_cap: Some(50.0), ..causal() },
+                Attention { sinks: Some(()), ..causal() },
+                Attention { causal: false, ..causal() },
+            ] {
+                keys.push(attention_program((64, 2), dtype, &other));
             }
         }
         keys

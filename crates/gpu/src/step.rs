@@ -14,6 +14,8 @@ use crate::driver::{Device, Event, Pinned};
 
 /// Words in front of the arrays: what is counted.
 const HEADER_WORDS: usize = 16;
+/// Arrays of a word for each token, in front of the page tables.
+const ARRAYS: usize = 6;
 
 /// `Step` of prelude.cuh: where a slot's arrays lie. It never changes.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -24,6 +26,8 @@ pub(crate) struct DeviceStep {
     positions: u64,
     places: u64,
     wanted: u64,
+    firsts: u64,
+    lasts: u64,
     tables: u64,
     stride: i32,
     /// Counts that the host knows; negative where a recorded step may have others.
@@ -40,7 +44,9 @@ impl DeviceStep {
             positions: array(1),
             places: array(2),
             wanted: array(3),
-            tables: array(4),
+            firsts: array(4),
+            lasts: array(5),
+            tables: array(ARRAYS),
             stride: crate::memory::int(tokens_max),
             known: [-1; 2],
             pad: 0,
@@ -103,7 +109,7 @@ pub(crate) struct Chosen {
 
 /// Bytes of each device piece of one slot: the batch; rows to choose, with their masks and changes; scans; what was chosen.
 pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 4] {
-    let words = (options.tokens_max as u64).saturating_mul(4).saturating_add(HEADER_WORDS as u64);
+    let words = (options.tokens_max as u64).saturating_mul(ARRAYS as u64).saturating_add(HEADER_WORDS as u64);
     let words = words.saturating_add(options.pages_max as u64);
     let rows = |bytes: usize| (options.slots as u64).saturating_mul(bytes as u64);
     [
@@ -156,6 +162,8 @@ pub(crate) struct Slot {
     pub(crate) sampled_slots: Vec<u32>,
     /// The largest absolute position.
     pub(crate) place_max: usize,
+    /// The largest position that a token is told.
+    position_max: u32,
     groups: usize,
     page_max: Vec<u32>,
     pub(crate) results: Vec<Outcome>,
@@ -206,6 +214,7 @@ impl Steps {
                 token_max: None,
                 sampled_slots: Vec::new(),
                 place_max: 0,
+                position_max: 0,
                 groups: 0,
                 page_max: Vec::new(),
                 results: Vec::new(),
@@ -261,8 +270,8 @@ impl Slot {
         self.results.clear();
         self.changes = 0;
 
-        let [ids, positions, places, wanted_at, tables] =
-            [0, 1, 2, 3, 4].map(|index| HEADER_WORDS + index * tokens_max);
+        let [ids, positions, places, wanted_at, firsts, lasts, tables] =
+            [0, 1, 2, 3, 4, 5, ARRAYS].map(|index| HEADER_WORDS + index * tokens_max);
         let words: &mut [i32] = bytemuck::cast_slice_mut(self.staged.bytes_mut());
         words[0] = crate::memory::int(tokens);
         words[1] = crate::memory::int(wanted);
@@ -282,6 +291,7 @@ impl Slot {
         for (word, position) in words[positions..].iter_mut().zip(&batch.positions) {
             *word = position.cast_signed();
         }
+        self.position_max = batch.positions.iter().copied().max().unwrap_or(0);
         let (mut first, mut wanted_next, mut page_next) = (0, wanted_at, tables + groups * tokens_max);
         for row in &batch.rows {
             let len = row.len as usize;
@@ -297,6 +307,8 @@ impl Slot {
             for (word, place) in words[places + first..][..len].iter_mut().zip(row.start..) {
                 *word = place.cast_signed();
             }
+            words[firsts + first..][..len].fill(crate::memory::int(first));
+            words[lasts + first..][..len].fill(crate::memory::int(first + len - 1));
             first += len;
             self.place_max = self.place_max.max(row.start as usize + len - 1);
             for token in first - row.wanted as usize..first {
@@ -334,6 +346,15 @@ impl Slot {
             }
             Some(_) => Ok(()),
         }
+    }
+
+    /// Checks that every token's position is in a table of `rows` rows.
+    pub(crate) fn check_positions(&self, rows: usize) -> Result<(), Error> {
+        let position = self.position_max as usize;
+        if self.tokens > 0 && position >= rows {
+            return Err(Error::BatchLimit { what: "position", got: position, limit: rows.saturating_sub(1) });
+        }
+        Ok(())
     }
 
     /// Checks that every known token is in a table of `rows` rows.

@@ -1,8 +1,8 @@
 //! Rotation, pages and attention over them.
 
-use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Need, Rope, Rows};
+use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
 
-use super::{fits, lacks};
+use super::fits;
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Kv, TICKETS, int};
@@ -53,6 +53,9 @@ struct Shape {
     clusters: i32,
     pad: i32,
     rope: Rotation,
+    sinks: u64,
+    cap: f32,
+    pad2: i32,
 }
 
 impl From<Heads> for HeadCounts {
@@ -71,8 +74,18 @@ fn shared_bytes(dim: usize, shared: usize, stored: usize) -> u32 {
 }
 
 /// How keys and values are stored, for the compiler.
-fn storage(dtype: KvDType) -> Vec<String> {
+pub(crate) fn storage(dtype: KvDType) -> Vec<String> {
     vec![format!("KV_BYTES={}", dtype.bytes_of(1)), format!("KV_BF16={}", i32::from(dtype == KvDType::BF16))]
+}
+
+/// The program for heads of `dim` values of which `shared` have the same keys.
+pub(crate) fn program<Buf>((dim, shared): (usize, usize), dtype: KvDType, attention: &Attention<Buf>) -> Key {
+    let mut defines = storage(dtype);
+    let (capped, sinks) = (attention.soft_cap.is_some(), attention.sinks.is_some());
+    defines.extend([format!("DIM={dim}"), format!("SHARED={shared}")]);
+    let flags = [("CAPPED", capped), ("SINKS", sinks), ("BOTH", !attention.causal)];
+    defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
+    Key { unit: "attention.cu", defines }
 }
 
 impl Cuda {
@@ -142,7 +155,7 @@ impl Cuda {
             return self.op_attention(slot, attention, qkv, kv, out);
         };
         let turns = rotation(slot, attention.heads, rope, qkv)?;
-        if slot.decode && self.fuses() {
+        if slot.decode && self.fuses() && attention.causal {
             return self.attention(slot, attention, Some(turns), qkv, kv, out);
         }
         self.op_rope_and_write(slot, attention, rope, qkv, kv)?;
@@ -200,17 +213,11 @@ impl Cuda {
         out: &mut Buf,
     ) -> Result<(), Error> {
         let (heads, layer) = (attention.heads, attention.layer);
-        for (asked, need) in [
-            (attention.soft_cap.is_some(), Need::SoftCap),
-            (attention.sinks.is_some(), Need::Sinks),
-            (!attention.causal, Need::BothDirections),
-        ] {
-            if asked {
-                return Err(lacks(need));
-            }
-        }
         fits("attention", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         fits("attention", "out", out, (slot.tokens, heads.query * heads.dim))?;
+        if let Some(sinks) = &attention.sinks {
+            fits("attention", "sinks", sinks, (1, heads.query))?;
+        }
         self.pages_fit("attention", slot, heads, layer, kv)?;
         let (shared, rest) = (heads.query / heads.kv, heads.query % heads.kv);
         let odd = !heads.dim.is_multiple_of(4);
@@ -242,10 +249,11 @@ impl Cuda {
             clusters: i32::from(clusters),
             pad: 0,
             rope: rope.unwrap_or(Rotation { frequencies: 0, pairs: 0, magnitude: 0.0 }),
+            sinks: attention.sinks.as_ref().map_or(0, Buf::pointer),
+            cap: attention.soft_cap.unwrap_or(0.0),
+            pad2: 0,
         };
-        let mut defines = storage(kv.dtype);
-        defines.extend([format!("DIM={}", heads.dim), format!("SHARED={shared}")]);
-        let key = Key { unit: "attention.cu", defines };
+        let key = program((heads.dim, shared), kv.dtype, attention);
         let function = self.programs.function(&key, "attention")?;
         let device_step = self.device_step(slot);
         let args = [

@@ -6,25 +6,13 @@ mod gemv;
 mod rows;
 mod sample;
 
+pub(crate) use attention::{program as attention_program, storage};
 pub(crate) use fuse::Fuse;
 pub(crate) use gemv::{Scratch, programs};
 
-use fornax_compute::{Error, Need};
+use fornax_compute::Error;
 
 use crate::memory::Buf;
-
-/// What has no kernels yet. Models that need it are refused when they are planned and when they are loaded.
-const LACKING: [Need; 10] = Need::ALL;
-
-/// Refuses what has no kernels.
-pub(crate) fn supports(need: Need) -> Result<(), Error> {
-    if LACKING.contains(&need) { Err(lacks(need)) } else { Ok(()) }
-}
-
-/// The refusal.
-pub(crate) fn lacks(need: Need) -> Error {
-    Error::Unsupported { what: need.to_string(), backend: "cuda" }
-}
 
 /// Refuses a buffer with too few rows or other columns than the operation has.
 pub(crate) fn fits(

@@ -1,10 +1,10 @@
 //! Operations that work row by row: embedding, sums, norms, the gated activation, the choice of rows.
 
-use fornax_compute::{Error, Glu, Need, Norm, NormKind, Rows};
+use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows};
 
+use super::fits;
 use super::fuse::Due;
 use super::gemv::row_threads;
-use super::{fits, lacks};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Weight, int};
@@ -13,6 +13,36 @@ use crate::step::Slot;
 
 /// Threads of a block that works value by value.
 const THREADS: usize = 256;
+
+/// `Norm` of norm.cu.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct DeviceNorm {
+    weight: u64,
+    bias: u64,
+    eps: f32,
+    centred: i32,
+    columns: i32,
+    pad: i32,
+}
+
+impl DeviceNorm {
+    fn new(operation: &'static str, norm: &Norm<Buf>) -> Result<DeviceNorm, Error> {
+        let columns = norm.weight.columns;
+        fits(operation, "weight", &norm.weight, (1, columns))?;
+        if let Some(bias) = &norm.bias {
+            fits(operation, "bias", bias, (1, columns))?;
+        }
+        Ok(DeviceNorm {
+            weight: norm.weight.pointer(),
+            bias: norm.bias.as_ref().map_or(0, Buf::pointer),
+            eps: norm.eps,
+            centred: i32::from(norm.kind == NormKind::Layer),
+            columns: int(columns),
+            pad: 0,
+        })
+    }
+}
 
 impl Cuda {
     pub(crate) fn op_embed(&self, slot: &Slot, table: &Weight, out: &mut Buf) -> Result<(), Error> {
@@ -76,19 +106,149 @@ impl Cuda {
         x: &Buf,
         out: &mut Buf,
     ) -> Result<(), Error> {
-        if norm.kind != NormKind::Rms || norm.bias.is_some() {
-            return Err(lacks(Need::LayerNorm));
-        }
         let (count, columns) = (slot.count(rows), norm.weight.columns);
         fits("norm", "weight", &norm.weight, (1, columns))?;
         fits("norm", "x", x, (count, columns))?;
         fits("norm", "out", out, (count, columns))?;
-        if self.fused_norm((slot, rows), norm, x, out)? {
+        let plain = norm.kind == NormKind::Rms && norm.bias.is_none();
+        if plain && self.fused_norm((slot, rows), norm, x, out)? {
             return Ok(());
         }
         self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
-        self.norm_rows(slot, &self.due(rows, norm, x, out))
+        if plain {
+            return self.norm_rows(slot, &self.due(rows, norm, x, out));
+        }
+        let norm = DeviceNorm::new("norm", norm)?;
+        let function = self.programs.function(&Key::plain("norm.cu"), "any_norm")?;
+        let device_step = self.device_step(slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Int(i32::from(rows == Rows::Wanted)),
+            Arg::Struct(bytemuck::bytes_of(&norm)),
+            Arg::Pointer(x.pointer()),
+            Arg::Pointer(out.pointer()),
+        ];
+        let grid = [self.grid_rows(slot, rows), 1, 1];
+        self.launch("norm", function, grid, (row_threads(columns), 0), &args)
+    }
+
+    pub(crate) fn op_qk_norm(
+        &self,
+        slot: &Slot,
+        heads: Heads,
+        norm: &QkNorm<Buf>,
+        qkv: &mut Buf,
+    ) -> Result<(), Error> {
+        const OPERATION: &str = "qk_norm";
+        let columns = heads.qkv_columns();
+        fits(OPERATION, "qkv", qkv, (slot.tokens, columns))?;
+        let (queries, keys) = (heads.query * heads.dim, heads.kv * heads.dim);
+        for (operand, norm, whole) in [("query", &norm.query, queries), ("key", &norm.key, keys)] {
+            let got = norm.weight.columns;
+            if got != heads.dim && got != whole {
+                let (got, wanted) = ((1, got), (1, whole));
+                return Err(Error::OperandShape { operation: OPERATION, operand, got, wanted });
+            }
+        }
+        let stretches = queries / norm.query.weight.columns + keys / norm.key.weight.columns;
+        let widest = norm.query.weight.columns.max(norm.key.weight.columns);
+        let [query, key] = [DeviceNorm::new(OPERATION, &norm.query)?, DeviceNorm::new(OPERATION, &norm.key)?];
+        self.touch_read(slot, qkv)?;
+        self.touch_written(slot, &[Some(qkv.pointer())])?;
+        let function = self.programs.function(&Key::plain("norm.cu"), "qk_norm")?;
+        let device_step = self.device_step(slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Struct(bytemuck::bytes_of(&query)),
+            Arg::Struct(bytemuck::bytes_of(&key)),
+            Arg::Int(int(queries)),
+            Arg::Int(int(columns)),
+            Arg::Pointer(qkv.pointer()),
+        ];
+        let grid = [stretches, self.grid_rows(slot, Rows::Tokens), 1];
+        self.launch(OPERATION, function, grid, (row_threads(widest), 0), &args)
+    }
+
+    pub(crate) fn op_add_positions(&self, slot: &Slot, table: &Weight, x: &mut Buf) -> Result<(), Error> {
+        const OPERATION: &str = "add_positions";
+        fits(OPERATION, "x", x, (slot.tokens, table.columns))?;
+        self.check(slot, Check::Positions { rows: table.rows })?;
+        self.touch_read(slot, x)?;
+        self.touch_written(slot, &[Some(x.pointer())])?;
+        for part in &table.parts {
+            let key = Key::quant("embed.cu", part.format.header());
+            let function = self.programs.function(&key, OPERATION)?;
+            let (device_part, device_step) = (table.device_part(part), self.device_step(slot));
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_part)),
+                Arg::Int(int(part.first)),
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(table.columns)),
+            ];
+            let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+            self.launch(OPERATION, function, grid, (row_threads(table.columns), 0), &args)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn op_pointwise(
+        &self,
+        slot: &Slot,
+        rows: Rows,
+        function: Pointwise,
+        x: &mut Buf,
+    ) -> Result<(), Error> {
+        const OPERATION: &str = "pointwise";
+        let columns = x.columns;
+        fits(OPERATION, "x", x, (slot.count(rows), columns))?;
+        self.touch_read(slot, x)?;
+        self.touch_written(slot, &[Some(x.pointer())])?;
+        // As rows.cu numbers them.
+        let (number, parameter) = match function {
+            Pointwise::Scale(factor) => (0, factor),
+            Pointwise::SoftCap(cap) => (1, cap),
+            Pointwise::Gelu => (2, 0.0),
+            Pointwise::GeluTanh => (3, 0.0),
+        };
+        let function = self.programs.function(&Key::plain("rows.cu"), OPERATION)?;
+        let device_step = self.device_step(slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Int(i32::from(rows == Rows::Wanted)),
+            Arg::Int(number),
+            Arg::Float(parameter),
+            Arg::Pointer(x.pointer()),
+            Arg::Int(int(columns)),
+        ];
+        self.launch(OPERATION, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
+    }
+
+    pub(crate) fn op_pool(&self, slot: &Slot, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
+        const OPERATION: &str = "pool";
+        let columns = out.columns;
+        fits(OPERATION, "x", x, (slot.tokens, columns))?;
+        fits(OPERATION, "out", out, (slot.wanted, columns))?;
+        self.touch_read(slot, x)?;
+        self.touch_written(slot, &[Some(out.pointer())])?;
+        // As rows.cu numbers them.
+        let number = match pooling {
+            Pooling::Mean => 0,
+            Pooling::First => 1,
+            Pooling::Last => 2,
+        };
+        let function = self.programs.function(&Key::plain("rows.cu"), OPERATION)?;
+        let device_step = self.device_step(slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Int(number),
+            Arg::Pointer(x.pointer()),
+            Arg::Pointer(out.pointer()),
+            Arg::Int(int(columns)),
+        ];
+        let grid = self.value_grid(slot, Rows::Wanted, columns);
+        self.launch(OPERATION, function, grid, (THREADS as u32, 0), &args)
     }
 
     pub(super) fn norm_rows(&self, slot: &Slot, due: &Due) -> Result<(), Error> {
@@ -111,15 +271,17 @@ impl Cuda {
         let columns = out.columns;
         fits("glu", "gate_up", gate_up, (slot.tokens, 2 * columns))?;
         fits("glu", "out", out, (slot.tokens, columns))?;
-        if kind != Glu::Silu {
-            return Err(lacks(Need::Gelu));
-        }
-        if self.fused_glu(slot, gate_up, out)? {
+        let name = match kind {
+            Glu::Silu => "glu_silu",
+            Glu::Gelu => "glu_gelu",
+            Glu::GeluTanh => "glu_gelu_tanh",
+        };
+        if kind == Glu::Silu && self.fused_glu(slot, gate_up, out)? {
             return Ok(());
         }
         self.touch_read(slot, gate_up)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
-        let function = self.programs.function(&Key::plain("glu.cu"), "glu_silu")?;
+        let function = self.programs.function(&Key::plain("glu.cu"), name)?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),

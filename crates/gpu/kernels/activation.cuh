@@ -1,0 +1,10 @@
+// Functions of a value alone.
+#pragma once
+#include "prelude.cuh"
+
+DEVICE float silu(float x) { return __fdiv_rn(x, 1.0f + expf(-x)); }
+// x times the probability that a standard normal number is less.
+DEVICE float gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
+// Its approximation: x / 2 * (1 + tanh(u)) is x / (1 + e^(-2u)).
+DEVICE float gelu_tanh(float x) { return __fdiv_rn(x, 1.0f + expf(-1.5957691f * (x + 0.044715f * x * x * x))); }
+DEVICE float soft_cap(float x, float cap) { return __fmul_rn(cap, tanhf(__fdiv_rn(x, cap))); }
