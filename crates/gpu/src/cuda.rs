@@ -261,6 +261,23 @@ impl Cuda {
         cpu.read(&out, 0, 1)
     }
 
+    /// Sends the stored rows to where they belong, and compares some of them with the file.
+    fn fill(&self, weight: Weight, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        for part in &weight.parts {
+            self.programs.prepare(Key::quant("embed.cu", part.format));
+            self.programs.prepare(crate::upload::packer(part.format));
+        }
+        let mut ring = self.ring.borrow_mut();
+        let ring = match ring.as_mut() {
+            Some(ring) => ring,
+            None => ring.insert(Ring::new(&self.device)?),
+        };
+        self.send(ring, &weight, parts)?;
+        self.check_upload(&weight, parts)?;
+        parts.iter().for_each(|part| part.view.release());
+        Ok(weight)
+    }
+
     /// Reads some rows of a new weight back and compares them with the file, bit by bit.
     fn check_upload(&self, weight: &Weight, parts: &[Part<'_>]) -> Result<(), Error> {
         for part in &weight.parts {
@@ -341,21 +358,20 @@ impl Memory for Cuda {
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
         let weight = Weight::new(&self.arena, &self.sizes, parts)?;
         for part in &weight.parts {
-            self.programs.prepare(Key::quant("embed.cu", part.format));
-            self.programs.prepare(crate::upload::packer(part.format));
             crate::ops::programs(part, self.device.shared_max)
                 .into_iter()
                 .for_each(|key| self.programs.prepare(key));
         }
-        let mut ring = self.ring.borrow_mut();
-        let ring = match ring.as_mut() {
-            Some(ring) => ring,
-            None => ring.insert(Ring::new(&self.device)?),
-        };
-        self.send(ring, &weight, parts)?;
-        self.check_upload(&weight, parts)?;
-        parts.iter().for_each(|part| part.view.release());
-        Ok(weight)
+        self.fill(weight, parts)
+    }
+
+    fn upload_experts(&self, parts: &[Part<'_>], _experts: usize) -> Result<Weight, Error> {
+        let weight = Weight::new(&self.arena, &self.sizes, parts)?;
+        self.programs.prepare(Key::plain("experts.cu"));
+        for part in &weight.parts {
+            self.programs.prepare(Key::quant("expert_linear.cu", part.format));
+        }
+        self.fill(weight, parts)
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {
@@ -578,24 +594,24 @@ impl Backend for Cuda {
         self.op_glu(step.slot(), kind, gate_up, out)
     }
 
-    fn add_gated(&self, _step: &Step, _gate: &Buf, _y: &Buf, _x: &mut Buf) -> Result<(), Error> {
-        Err(lacks(Need::Experts))
+    fn add_gated(&self, step: &Step, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
+        self.op_add_gated(step.slot(), gate, y, x)
     }
 
-    fn route(&self, _step: &Step, _routing: &Routing, _logits: &Buf, _chosen: &mut Buf) -> Result<(), Error> {
-        Err(lacks(Need::Experts))
+    fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+        self.op_route(step.slot(), routing, logits, chosen)
     }
 
     fn experts(
         &self,
-        _step: &Step,
-        _experts: &Experts<'_, Cuda>,
-        _chosen: &Buf,
-        _x: &Buf,
-        _room: &mut ExpertRoom<Buf>,
-        _residual: &mut Buf,
+        step: &Step,
+        experts: &Experts<'_, Cuda>,
+        chosen: &Buf,
+        x: &Buf,
+        room: &mut ExpertRoom<Buf>,
+        residual: &mut Buf,
     ) -> Result<(), Error> {
-        Err(lacks(Need::Experts))
+        self.op_experts(step.slot(), experts, chosen, x, room, residual)
     }
 
     fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {

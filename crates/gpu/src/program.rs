@@ -52,6 +52,8 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
 const UNITS: &[(&str, &str)] = kernels![
     "attention.cu",
     "embed.cu",
+    "expert_linear.cu",
+    "experts.cu",
     "gemv.cu",
     "gemv_f32.cu",
     "glu.cu",
@@ -257,9 +259,12 @@ mod tests {
 
     fn every_program() -> Vec<Key> {
         let mut keys: Vec<Key> =
-            ["glu.cu", "norm.cu", "ring.cu", "rows.cu", "sample.cu", "split.cu"].map(Key::plain).to_vec();
+            ["experts.cu", "glu.cu", "norm.cu", "ring.cu", "rows.cu", "sample.cu", "split.cu"]
+                .map(Key::plain)
+                .to_vec();
         for format in FORMATS {
             keys.push(Key::quant("embed.cu", format));
+            keys.push(Key::quant("expert_linear.cu", format));
             let packer = crate::upload::packer(format);
             if !keys.contains(&packer) {
                 keys.push(packer);

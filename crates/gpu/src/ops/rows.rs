@@ -177,7 +177,7 @@ impl Cuda {
         self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(x.pointer())])?;
         for part in &table.parts {
-            let key = Key::quant("embed.cu", part.format.header());
+            let key = Key::quant("embed.cu", part.format);
             let function = self.programs.function(&key, OPERATION)?;
             let (device_part, device_step) = (table.device_part(part), self.device_step(slot));
             let args = [
@@ -212,7 +212,6 @@ impl Cuda {
             Pointwise::Gelu => (2, 0.0),
             Pointwise::GeluTanh => (3, 0.0),
         };
-        let function = self.programs.function(&Key::plain("rows.cu"), OPERATION)?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
@@ -222,7 +221,7 @@ impl Cuda {
             Arg::Pointer(x.pointer()),
             Arg::Int(int(columns)),
         ];
-        self.launch(OPERATION, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
+        self.launch_values((OPERATION, "rows.cu"), slot, rows, columns, &args)
     }
 
     pub(crate) fn op_pool(&self, slot: &Slot, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
@@ -238,7 +237,6 @@ impl Cuda {
             Pooling::First => 1,
             Pooling::Last => 2,
         };
-        let function = self.programs.function(&Key::plain("rows.cu"), OPERATION)?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
@@ -247,8 +245,7 @@ impl Cuda {
             Arg::Pointer(out.pointer()),
             Arg::Int(int(columns)),
         ];
-        let grid = self.value_grid(slot, Rows::Wanted, columns);
-        self.launch(OPERATION, function, grid, (THREADS as u32, 0), &args)
+        self.launch_values((OPERATION, "rows.cu"), slot, Rows::Wanted, columns, &args)
     }
 
     pub(super) fn norm_rows(&self, slot: &Slot, due: &Due) -> Result<(), Error> {
@@ -271,26 +268,40 @@ impl Cuda {
         let columns = out.columns;
         fits("glu", "gate_up", gate_up, (slot.tokens, 2 * columns))?;
         fits("glu", "out", out, (slot.tokens, columns))?;
-        let name = match kind {
-            Glu::Silu => "glu_silu",
-            Glu::Gelu => "glu_gelu",
-            Glu::GeluTanh => "glu_gelu_tanh",
-        };
         if kind == Glu::Silu && self.fused_glu(slot, gate_up, out)? {
             return Ok(());
         }
         self.touch_read(slot, gate_up)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
+        self.gate_rows("glu", (slot, 1), kind, gate_up, out)
+    }
+
+    /// The gated activation of `each` rows for every token.
+    pub(super) fn gate_rows(
+        &self,
+        operation: &'static str,
+        (slot, each): (&Slot, usize),
+        kind: Glu,
+        gate_up: &Buf,
+        out: &Buf,
+    ) -> Result<(), Error> {
+        let name = match kind {
+            Glu::Silu => "glu_silu",
+            Glu::Gelu => "glu_gelu",
+            Glu::GeluTanh => "glu_gelu_tanh",
+            Glu::Clamped => "glu_clamped",
+        };
         let function = self.programs.function(&Key::plain("glu.cu"), name)?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Int(int(each)),
             Arg::Pointer(gate_up.pointer()),
             Arg::Pointer(out.pointer()),
-            Arg::Int(int(columns)),
+            Arg::Int(int(out.columns)),
         ];
-        let grid = self.value_grid(slot, Rows::Tokens, columns);
-        self.launch("glu", function, grid, (THREADS as u32, 0), &args)
+        let [columns, rows, one] = self.value_grid(slot, Rows::Tokens, out.columns);
+        self.launch(operation, function, [columns, rows * each, one], (THREADS as u32, 0), &args)
     }
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
@@ -314,6 +325,19 @@ impl Cuda {
             (THREADS as u32, 0),
             &args,
         )
+    }
+
+    /// Launches a kernel of its operation's name with a thread for every value.
+    pub(super) fn launch_values(
+        &self,
+        (operation, unit): (&'static str, &'static str),
+        slot: &Slot,
+        rows: Rows,
+        columns: usize,
+        args: &[Arg<'_>],
+    ) -> Result<(), Error> {
+        let function = self.programs.function(&Key::plain(unit), operation)?;
+        self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), args)
     }
 
     fn value_grid(&self, slot: &Slot, rows: Rows, columns: usize) -> [usize; 3] {

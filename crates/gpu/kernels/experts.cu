@@ -1,0 +1,86 @@
+// Experts beside their products: who is chosen, and what becomes of what the chosen say. A row of `chosen` is the numbers of a
+// token's experts, ascending, then their weights; pair (token, choice) has row token * each + choice everywhere.
+#include "prelude.cuh"
+
+#define EACH_MAX 64
+
+// Larger logits first, then lower numbers, as one number each. A NaN is above all others: it becomes the weights.
+DEVICE u64 rank(float logit, int expert) {
+    const u32 bits = __float_as_uint(logit + 0.0f);
+    return (u64)(bits & 0x80000000 ? ~bits : bits | 0x80000000) << 32 | (0xffffffffu - expert);
+}
+DEVICE u64 warp_most_64(u64 value) {
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        const u64 other = __shfl_xor_sync(0xffffffff, value, step);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+
+// Grid (tokens), a warp each. Sums in the same order whatever the batch.
+KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts, int each, int of_all, float* chosen) {
+    __shared__ int numbers[EACH_MAX];
+    let_next_start();
+    wait_for_inputs();
+    const int r = blockIdx.x, lane = threadIdx.x;
+    if (r >= step_rows(step, 0)) return;
+    const float* from = logits + (long)r * experts;
+    float* to = chosen + (long)r * 2 * each;
+    u64 last = ~0ull;
+    for (int i = 0; i < each; i++) {
+        u64 best = 0;
+        for (int expert = lane; expert < experts; expert += WARP) {
+            const u64 own = rank(from[expert], expert);
+            if (own < last && own > best) best = own;
+        }
+        last = warp_most_64(best);
+        if (lane == 0) {
+            // Among those before it, in their order.
+            const int number = (int)(0xffffffffu - (u32)last);
+            int at = i;
+            while (at > 0 && numbers[at - 1] > number) {
+                numbers[at] = numbers[at - 1];
+                at--;
+            }
+            numbers[at] = number;
+        }
+    }
+    __syncwarp();
+    float most = -INFINITY_F;
+    for (int i = 0; i < each; i++) most = fmaxf(most, from[numbers[i]]);
+    float sum = 0.0f;
+    if (of_all) {
+        for (int expert = lane; expert < experts; expert += WARP) sum += expf(from[expert] - most);
+        sum = warp_sum(sum);
+    } else {
+        for (int i = 0; i < each; i++) sum += expf(from[numbers[i]] - most);
+    }
+    for (int i = lane; i < each; i += WARP) {
+        to[i] = (float)numbers[i];
+        to[each + i] = __fdiv_rn(expf(from[numbers[i]] - most), sum);
+    }
+}
+
+// residual += the weighted sum of a token's rows, in the order of its experts: grid (columns, tokens), a thread per value.
+KERNEL combine(Step step, const float* chosen, int each, const float* rows, float* residual, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= step_rows(step, 0)) return;
+    float sum = 0.0f;
+    for (int i = 0; i < each; i++)
+        sum = __fmaf_rn(chosen[r * 2 * each + each + i], rows[(r * each + i) * columns + k], sum);
+    residual[r * columns + k] += sum;
+}
+
+// x += sigmoid(gate) * y: grid (columns, tokens), a thread per value; a gate for each row.
+KERNEL add_gated(Step step, const float* gate, const float* y, float* x, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= step_rows(step, 0)) return;
+    const float share = __fdiv_rn(1.0f, 1.0f + expf(-gate[r]));
+    x[r * columns + k] = __fmaf_rn(share, y[r * columns + k], x[r * columns + k]);
+}
