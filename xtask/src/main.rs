@@ -98,6 +98,14 @@ fn root() -> PathBuf {
 fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).current_dir(root());
+    // `cargo run`, which started this, told it about the package xtask. Build scripts would see that, run again (ring's
+    // does), and everything that depends on them would be compiled again.
+    for (name, _) in std::env::vars_os() {
+        let name_text = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name_text.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
