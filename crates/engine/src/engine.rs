@@ -136,16 +136,27 @@ impl Engine {
     pub fn new(runner: Box<dyn Runner>, options: EngineOptions) -> (Engine, Handle) {
         let pages =
             runner.groups().iter().filter(|group| group.window.is_none()).map(|group| group.pages - 1).min();
-        let capacity =
-            Capacity { context: options.context, vocab: runner.vocab(), pages: pages.unwrap_or(usize::MAX) };
+        let (limits, encodes) = (runner.limits(), runner.encodes());
+        let capacity = Capacity {
+            // What is computed whole has to fit a step.
+            context: if encodes { options.context.min(limits.tokens_max) } else { options.context },
+            vocab: runner.vocab(),
+            pages: pages.unwrap_or(usize::MAX),
+            encodes,
+        };
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));
-        let limits = runner.limits();
         assert!(runner.depth() <= 1, "a step's sampling needs the tokens of the one before");
         assert_windows_fit(runner.groups(), limits, options.context);
         let engine = Engine {
             door,
-            scheduler: Scheduler::new(runner.groups(), limits, options.speculation, options.prefix_reuse),
+            scheduler: Scheduler::new(
+                runner.groups(),
+                limits,
+                options.speculation,
+                options.prefix_reuse && !encodes,
+                encodes,
+            ),
             in_flight: VecDeque::new(),
             spare: StepInFlight::default(),
             budget: Budget::new(limits.tokens_max),

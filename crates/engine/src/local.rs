@@ -99,4 +99,8 @@ impl<B: Backend> Runner for Local<B> {
     fn vocab(&self) -> u32 {
         self.vocab
     }
+
+    fn encodes(&self) -> bool {
+        self.model.encodes()
+    }
 }

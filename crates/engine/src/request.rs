@@ -124,6 +124,8 @@ pub struct Capacity {
     pub vocab: u32,
     /// Pages of the smallest full-attention pool, without the trash page.
     pub pages: usize,
+    /// Whether the model encodes: it has embeddings and no answers.
+    pub encodes: bool,
 }
 
 impl Request {
@@ -161,6 +163,9 @@ impl Request {
             return Err(Refusal::TokenOutOfRange { token, vocab: capacity.vocab });
         }
         let wrong = |name, value: String, wanted| Err(Refusal::Parameter { name, value, wanted });
+        if capacity.encodes && !self.embeds {
+            return wrong("embeds", "false".into(), "true: this model makes embeddings and no answers");
+        }
         if self.embeds {
             // Nothing else can be had of a prompt that is only looked at.
             let alone = self.prompt_logprobs.is_none() && self.grammar.is_none() && self.choices == 1;
@@ -212,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_could_never_be_answered_is_refused_with_its_numbers() {
-        let capacity = Capacity { context: 100, vocab: 50, pages: 2 };
+        let capacity = Capacity { context: 100, vocab: 50, pages: 2, encodes: false };
         let good = Request::new(vec![1, 2, 3], 10, Sampling::greedy());
         assert_eq!(good.check(&capacity), Ok(()));
         let check = |request: Request, wanted: &str| {
@@ -241,6 +246,12 @@ mod tests {
             "token 50 is out of range; the vocabulary has 50",
         );
         check(Request { choices: 1000, ..good.clone() }, "n is 1000; wanted 1 to 128");
+        let encoder = Capacity { encodes: true, ..capacity };
+        assert_eq!(
+            good.check(&encoder).unwrap_err().to_string(),
+            "embeds is false; wanted true: this model makes embeddings and no answers"
+        );
+        assert_eq!(Request { embeds: true, max_tokens: 0, ..good.clone() }.check(&encoder), Ok(()));
         let salt = "s".repeat(1025).into();
         check(Request { salt, ..good.clone() }, "cache_salt is 1025 bytes; wanted at most 1024 bytes");
         let check = |sampling: Sampling, wanted: &str| check(Request { sampling, ..good.clone() }, wanted);

@@ -28,4 +28,8 @@ pub trait Runner {
     fn groups(&self) -> &[KvGroup];
     /// Tokens that can be chosen.
     fn vocab(&self) -> u32;
+    /// Whether the model encodes: a sequence is computed whole in one step, takes no prefix hits, and only embeds.
+    fn encodes(&self) -> bool {
+        false
+    }
 }

@@ -80,6 +80,8 @@ pub(crate) struct Scheduler {
     speculator: Speculator,
     /// Whether cached prefixes are used again.
     prefix_reuse: bool,
+    /// Whether a sequence is computed in one step or not at all.
+    whole: bool,
     /// The last batch, whose memory the next one uses again.
     batch: Batch,
 }
@@ -90,6 +92,7 @@ impl Scheduler {
         limits: StepLimits,
         speculation: Speculation,
         prefix_reuse: bool,
+        whole: bool,
     ) -> Self {
         let slots = u32::try_from(limits.slots).expect("slots fit 32 bits");
         Scheduler {
@@ -103,6 +106,7 @@ impl Scheduler {
             prompt_tokens: 0,
             speculator: Speculator::new(speculation),
             prefix_reuse,
+            whole,
             batch: Batch::default(),
         }
     }
@@ -124,8 +128,13 @@ impl Scheduler {
         let mut step = StepDraft {
             batch,
             rows,
-            tokens_left: budget.clamp(1, self.limits.tokens_max),
+            tokens_left: if self.whole {
+                self.limits.tokens_max
+            } else {
+                budget.clamp(1, self.limits.tokens_max)
+            },
             wanted_left: self.limits.wanted_max,
+            whole: self.whole,
         };
         // Rows that need one token come first: a long prompt takes what they leave, and nobody's stream stalls.
         let streams = self.seated.len();
@@ -463,13 +472,19 @@ struct StepDraft {
     rows: Vec<Scheduled>,
     tokens_left: usize,
     wanted_left: usize,
+    /// Whether a sequence is computed in one step or not at all.
+    whole: bool,
 }
 
 impl StepDraft {
     /// How many of the sequence's missing positions still fit.
     fn room(&self, sequence: &Sequence) -> usize {
         let start = sequence.launched;
-        let len = (sequence.target() - start).min(self.tokens_left);
+        let missing = sequence.target() - start;
+        if self.whole && (missing > self.tokens_left || self.wanted_left == 0) {
+            return 0;
+        }
+        let len = missing.min(self.tokens_left);
         let unscored = sequence.unscored(start);
         if unscored.start < unscored.end.min(start + len) {
             // Every position from the first that has to be told wants logits.

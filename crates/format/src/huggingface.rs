@@ -17,6 +17,7 @@ pub struct HuggingFace {
     tokenizer_config: Option<Value>,
     tokenizer_json: Option<PathBuf>,
     chat_template: Option<String>,
+    pooling: Option<Value>,
     weights: Safetensors,
 }
 
@@ -28,6 +29,20 @@ pub(crate) const CONFIG: &str = "config.json";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const TOKENIZER_CONFIG_BYTES_MAX: u64 = 8 << 20;
 const CHAT_TEMPLATE_BYTES_MAX: u64 = 1 << 20;
+
+/// The configuration of the pooling module that `modules.json` names.
+fn pooling_of(directory: &Path) -> Result<Option<Value>, Error> {
+    let modules: Option<Value> = json::read_if_there(&directory.join("modules.json"), CONFIG_BYTES_MAX)?;
+    let modules = modules.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let field = |module: &Value, name: &str| module.get(name).and_then(Value::as_str).map(str::to_owned);
+    let pools = |module: &&Value| field(module, "type").is_some_and(|kind| kind.ends_with("Pooling"));
+    let path = modules.iter().find(pools).and_then(|module| field(module, "path"));
+    // A folder of this directory and nothing else.
+    match path.filter(|path| Path::new(path).file_name().is_some_and(|name| name == path.as_str())) {
+        Some(path) => json::read_if_there(&directory.join(path).join(CONFIG), CONFIG_BYTES_MAX),
+        None => Ok(None),
+    }
+}
 
 impl HuggingFace {
     /// Opens the directory: `config.json` and the weights must be there, the other files may be.
@@ -48,6 +63,7 @@ impl HuggingFace {
             Some(template) => Some(template),
             None => tokenizer_config.as_ref().and_then(template_in).map(str::to_owned),
         };
+        let pooling = pooling_of(directory)?;
         let weights = Safetensors::open(weights)?;
         let directory = directory.to_path_buf();
         Ok(HuggingFace {
@@ -57,6 +73,7 @@ impl HuggingFace {
             tokenizer_config,
             tokenizer_json,
             chat_template,
+            pooling,
             weights,
         })
     }
@@ -79,6 +96,11 @@ impl HuggingFace {
     /// `tokenizer_config.json`, where it exists.
     pub fn tokenizer_config(&self) -> Option<&Value> {
         self.tokenizer_config.as_ref()
+    }
+
+    /// How sentence-transformers makes one vector of a text: the configuration of the pooling module, where there is one.
+    pub fn pooling(&self) -> Option<&Value> {
+        self.pooling.as_ref()
     }
 
     /// The path of `tokenizer.json`, where it exists.

@@ -47,7 +47,7 @@ impl<M: Memory> Attention<M> {
                 scale: config.attention_scale,
                 soft_cap: config.attention_cap,
                 sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
-                causal: true,
+                causal: config.pooling.is_none(),
             },
             join: Join::load(loader, Tensor::AttentionPostNorm, layer)?,
         })

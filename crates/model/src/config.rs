@@ -1,6 +1,6 @@
 //! The numbers of one model, read from its checkpoint and checked.
 
-use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind, Routing, Shares};
+use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind, Pooling, Routing, Shares};
 use fornax_format::{Array, Checkpoint, Value};
 
 use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, ShareRule, WindowRule};
@@ -58,6 +58,10 @@ pub struct Config {
     pub logit_cap: Option<f32>,
     /// The activation of the feed-forward.
     pub glu: Glu,
+    /// Kinds of token that the embedding tells apart; 0 where it does not.
+    pub token_types: usize,
+    /// How an encoder makes one vector of a text; `None` of decoders.
+    pub pooling: Option<Pooling>,
 }
 
 /// The experts of a layer.
@@ -162,6 +166,8 @@ impl Config {
             logit_scale: multipliers.logits,
             logit_cap: cap(&source, key::LOGIT_CAP, caps.and_then(|caps| caps.logits), caps.is_some())?,
             glu: glu(&source, facts)?,
+            token_types: token_types(&source, facts)?,
+            pooling: pooling(&source, checkpoint, facts)?,
         })
     }
 
@@ -187,6 +193,8 @@ impl Config {
             (Need::SoftCap, self.attention_cap.is_some()),
             (Need::Sinks, self.facts.has(Tensor::Sinks)),
             (Need::Experts, self.mixture.is_some()),
+            (Need::BothDirections, self.pooling.is_some()),
+            (Need::Pooling, self.pooling.is_some()),
         ];
         needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need).collect()
     }
@@ -340,6 +348,9 @@ fn norm_eps(source: &Source<'_>, facts: &Facts) -> Result<f32, Error> {
 
 /// GGUF leaves the head out of a tied model; config.json says it, and where it does not, the file shows it.
 fn tied(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<bool, Error> {
+    if !facts.has(Tensor::Output) {
+        return Ok(false);
+    }
     let name = stored(checkpoint, facts, Tensor::Output);
     let absent = tensor(checkpoint, &name).is_none();
     match source {
@@ -554,6 +565,61 @@ fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
     Ok(glu)
 }
 
+fn token_types(source: &Source<'_>, facts: &Facts) -> Result<usize, Error> {
+    if !facts.has(Tensor::TokenTypes) {
+        return Ok(0);
+    }
+    match source {
+        Source::Gguf { metadata, .. } => {
+            Ok(metadata.opt_u32("tokenizer.ggml.token_type_count")?.map_or(2, |count| count as usize))
+        }
+        Source::HuggingFace { json, .. } => {
+            Ok(json.opt_u64("type_vocab_size")?.and_then(|count| usize::try_from(count).ok()).unwrap_or(2))
+        }
+    }
+}
+
+/// Encoders whose files do not say average, as sentence-transformers does.
+fn pooling(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<Option<Pooling>, Error> {
+    if !facts.encoder {
+        return Ok(None);
+    }
+    let refuse =
+        |what: String| Err(Error::Unsupported { what, supported: "mean, cls, lasttoken".to_owned() });
+    let pooling = match (source, checkpoint) {
+        (Source::Gguf { metadata, architecture }, _) => {
+            let key = format!("{architecture}.pooling_type");
+            match metadata.opt_u32(&key)? {
+                None | Some(1) => Pooling::Mean,
+                Some(2) => Pooling::First,
+                Some(3) => Pooling::Last,
+                Some(other) => return refuse(format!("{key} {other}")),
+            }
+        }
+        (_, Checkpoint::HuggingFace(model)) => {
+            let Some(pooling) = model.pooling() else { return Ok(Some(Pooling::Mean)) };
+            let json = Json::new("pooling", pooling)?;
+            let known = [
+                ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
+                ("pooling_mode_cls_token", "cls", Pooling::First),
+                ("pooling_mode_lasttoken", "lasttoken", Pooling::Last),
+            ];
+            // Older files have a key for each way, newer ones the way's name.
+            let named = json.opt_str("pooling_mode")?;
+            let asked = |(key, name, _): &(&str, &str, Pooling)| {
+                named == Some(*name) || json.opt_bool(key).ok().flatten() == Some(true)
+            };
+            let mut ways = known.into_iter().filter(asked);
+            match (ways.next(), ways.next()) {
+                (Some((_, _, pooling)), None) => pooling,
+                _ => return refuse(format!("pooling {pooling}")),
+            }
+        }
+        (Source::HuggingFace { .. }, Checkpoint::Gguf(_)) => Pooling::Mean,
+    };
+    Ok(Some(pooling))
+}
+
 /// Keys that turn these architectures into something else.
 fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(), Error> {
     let refuse =
@@ -566,7 +632,7 @@ fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(),
                 return refuse(format!("a mixture of experts ({experts} {count})"), "dense feed-forward");
             }
             let causal = format!("{architecture}.attention.causal");
-            if metadata.opt_bool(&causal)? == Some(false) {
+            if metadata.opt_bool(&causal)? == Some(false) && !facts.encoder {
                 return refuse(format!("attention in both directions ({causal} false)"), "causal attention");
             }
         }
@@ -578,6 +644,9 @@ fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(),
             if facts.experts.is_some() && (sparse != 1 || dense.is_some()) {
                 let what = "layers without experts (decoder_sparse_step, mlp_only_layers)".to_owned();
                 return refuse(what, "experts in every layer");
+            }
+            if let Some(kind) = json.opt_str("position_embedding_type")?.filter(|kind| *kind != "absolute") {
+                return refuse(format!("position_embedding_type {kind:?}"), "absolute");
             }
             if let Some(quantization) = json.opt_object("quantization_config")? {
                 let method = quantization.opt_str("quant_method")?.unwrap_or("unnamed");

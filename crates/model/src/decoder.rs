@@ -170,7 +170,7 @@ pub(crate) struct Activations<M: Memory> {
     pub(crate) experts: Option<ExpertActivations<M>>,
     pub(crate) wanted: M::Buf,        // (wanted, hidden)
     pub(crate) wanted_normed: M::Buf, // (wanted, hidden)
-    pub(crate) logits: M::Buf,        // (wanted, vocab)
+    pub(crate) logits: M::Buf,        // (wanted, vocab); nothing of an encoder
 }
 
 impl<M: Memory> Activations<M> {
@@ -190,7 +190,11 @@ impl<M: Memory> Activations<M> {
             experts: ExpertActivations::alloc(memory, config, limits)?,
             wanted: memory.alloc(Purpose::Residual, wanted_max, config.hidden)?,
             wanted_normed: memory.alloc(Purpose::Activations, wanted_max, config.hidden)?,
-            logits: memory.alloc(Purpose::Logits, wanted_max, config.vocab)?,
+            logits: memory.alloc(
+                Purpose::Logits,
+                wanted_max,
+                if config.pooling.is_some() { 1 } else { config.vocab },
+            )?,
         })
     }
 

@@ -26,8 +26,8 @@ pub struct Facts {
     pub layers: &'static str,
     /// Other beginnings of names in Hugging Face files: (what the table says, what is there), tried in order.
     pub beginnings: &'static [(&'static str, &'static str)],
-    /// Beginnings of names in Hugging Face files of what reads images or sounds, beside the text model. Such files have
-    /// the text model's configuration under `text_config`.
+    /// Beginnings of names in Hugging Face files of what is beside the model that is computed: what reads images or
+    /// sounds, what classifiers read. Files with the former have the text model's configuration under `text_config`.
     pub not_text: &'static [&'static str],
     /// Where each weight is stored, and how. What is not in these tables the architecture does not have: norms before a
     /// branch or behind it, norms of queries and keys, sinks, gates, learned positions.
@@ -38,6 +38,9 @@ pub struct Facts {
     pub norm: NormKind,
     /// Whether Hugging Face files hold the weights of norms less one. GGUF files never do.
     pub norm_less_one: bool,
+    /// Whether it encodes: positions see each other in both directions, sums are normalised, and there is no head; a text
+    /// becomes one vector.
+    pub encoder: bool,
     /// Which projections have biases.
     pub bias: BiasRule,
     /// Which layers have an attention window.

@@ -11,6 +11,7 @@ mod arch;
 mod attention;
 mod config;
 mod decoder;
+mod encoder;
 mod error;
 mod experts;
 mod facts;
@@ -26,6 +27,7 @@ use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
 
 use crate::decoder::Decoder;
+use crate::encoder::Encoder;
 use crate::loader::Loader;
 
 pub use config::{Config, Mixture};
@@ -44,8 +46,14 @@ pub trait Model<B: Backend> {
     /// What the head reads: the last norm of the wanted rows of the step computed last. (wanted rows, hidden)
     fn hidden(&mut self, backend: &B, step: &B::Step) -> Result<&B::Buf, fornax_compute::Error>;
 
-    /// (wanted rows of the last step, vocab)
+    /// (wanted rows of the last step, vocab). An encoder has none.
     fn logits(&self) -> &B::Buf;
+
+    /// Whether it encodes: a sequence is computed whole, in one step and without what others have computed, and
+    /// [`hidden`](Model::hidden) is its pooled vector.
+    fn encodes(&self) -> bool {
+        false
+    }
 }
 
 /// The largest step, which sizes the activations.
@@ -66,7 +74,10 @@ pub fn load<B: Backend + 'static>(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Box<dyn Model<B>>, Error> {
     let mut loader = Loader::new(checkpoint, config, backend, progress)?;
-    Ok(Box::new(Decoder::load(&mut loader, limits)?))
+    match config.pooling {
+        Some(pooling) => Ok(Box::new(Encoder::load(&mut loader, pooling, limits)?)),
+        None => Ok(Box::new(Decoder::load(&mut loader, limits)?)),
+    }
 }
 
 /// Takes a [`load`] to any memory and drops what comes of it. On a [`Counting`](fornax_compute::Counting) memory this
@@ -79,5 +90,8 @@ pub fn measure<M: Memory>(
 ) -> Result<(), Error> {
     let mut silent = |_, _| {};
     let mut loader = Loader::new(checkpoint, config, memory, &mut silent)?;
-    Decoder::load(&mut loader, limits).map(drop)
+    match config.pooling {
+        Some(pooling) => Encoder::load(&mut loader, pooling, limits).map(drop),
+        None => Decoder::load(&mut loader, limits).map(drop),
+    }
 }

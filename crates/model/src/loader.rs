@@ -99,6 +99,18 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(vector)
     }
 
+    /// The first row of a table, as a vector.
+    pub(crate) fn first_row(&mut self, tensor: Tensor) -> Result<M::Buf, Error> {
+        let stored = self.stored(&[tensor], 0)?;
+        let view = &stored[0].part.view;
+        let row_bytes = view.bytes.len() / view.shape[0].max(1);
+        let columns = view.shape[1..].iter().product();
+        let row = View::new(view.name, view.dtype, vec![columns], &view.bytes[..row_bytes])?;
+        let vector = self.memory.upload_vector(&[Part::from(row)])?;
+        self.report(&stored);
+        Ok(vector)
+    }
+
     /// Like [`vector`](Loader::vector), `None` when the model does not have all of them.
     pub(crate) fn opt_vector(&mut self, tensors: &[Tensor], layer: usize) -> Result<Option<M::Buf>, Error> {
         let all = tensors.iter().all(|tensor| self.has(*tensor));

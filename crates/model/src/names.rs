@@ -10,6 +10,9 @@ use crate::{Config, Facts};
 pub enum Tensor {
     Embedding,
     Positions,
+    TokenTypes,
+    EmbeddingNorm,
+    EmbeddingNormBias,
     OutputNorm,
     OutputNormBias,
     Output,
@@ -31,6 +34,8 @@ pub enum Tensor {
     KeyNorm,
     Sinks,
     AttentionPostNorm,
+    AttentionSumNorm,
+    AttentionSumNormBias,
     MlpNorm,
     MlpNormBias,
     GateUp,
@@ -50,6 +55,8 @@ pub enum Tensor {
     ExpertUpBias,
     ExpertDownBias,
     SharedRouter,
+    MlpSumNorm,
+    MlpSumNormBias,
 }
 
 impl Tensor {
@@ -94,6 +101,8 @@ pub enum Dim {
     ExpertFfn,
     /// One; files may leave it out before another dimension.
     One,
+    /// Kinds of token.
+    TokenTypes,
 }
 
 /// Whether a model has the weight.
@@ -267,7 +276,8 @@ pub(crate) const fn name(
 
 /// Ends of Hugging Face tensor names that hold no weight: old versions of transformers stored the frequencies that
 /// they compute from config.json, and masks.
-pub(crate) const NOT_WEIGHTS: &[&str] = &[".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+pub(crate) const NOT_WEIGHTS: &[&str] =
+    &[".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", "embeddings.position_ids"];
 
 impl Facts {
     /// Every row of its tables.
@@ -322,6 +332,7 @@ impl Dim {
             Dim::Experts => config.mixture.map_or(0, |mixture| mixture.routing.experts),
             Dim::ExpertFfn => config.mixture.map_or(0, |mixture| mixture.ffn),
             Dim::One => 1,
+            Dim::TokenTypes => config.token_types,
         }
     }
 }

@@ -19,6 +19,7 @@ pub(crate) const LLAMA: Facts = Facts {
     gguf_qk_rows: QkRows::Pairs,
     norm: NormKind::Rms,
     norm_less_one: false,
+    encoder: false,
     bias: BiasRule::Configured,
     window: WindowRule::Never,
     rope_base: 10000.0,

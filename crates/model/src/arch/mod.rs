@@ -1,5 +1,6 @@
 //! One file per architecture: its row of facts. A row begins from another's and says what differs.
 
+mod bert;
 mod gemma;
 mod gpt2;
 mod gpt_oss;
@@ -31,6 +32,7 @@ pub(crate) const TABLE: &[Facts] = &[
     granite::GRANITE,
     gpt2::GPT2,
     gpt_oss::GPT_OSS,
+    bert::BERT,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.

@@ -92,6 +92,7 @@ fn every_fact_of_an_architecture_matters() {
         gguf_qk_rows,
         norm,
         norm_less_one,
+        encoder,
         bias,
         window,
         rope_base,
@@ -106,8 +107,8 @@ fn every_fact_of_an_architecture_matters() {
         experts,
         glu,
     });
-    // A label; what finds the row, which the table's own tests flip; and two with tests of their own below.
-    let elsewhere = ["name", "model_types", "classes", "names", "rope_base"];
+    // A label; what finds the row, which the table's own tests flip; two with tests of their own below, one beside.
+    let elsewhere = ["name", "model_types", "classes", "names", "rope_base", "encoder"];
     check_all::<Facts>(
         &fields,
         &elsewhere,
@@ -227,9 +228,11 @@ fn every_number_of_a_configuration_matters() {
         logit_scale,
         logit_cap,
         glu,
+        token_types,
+        pooling,
     });
-    // Facts and rope have their own tests. The context bounds requests and computes nothing.
-    let untested = ["facts", "rope", "context"];
+    // Facts, rope and encoders have their own tests. The context bounds requests and computes nothing.
+    let untested = ["facts", "rope", "context", "token_types", "pooling"];
     check_all::<Config>(
         &fields,
         &untested,

@@ -4,6 +4,7 @@
 #![cfg(test)]
 
 mod config;
+mod encoder;
 mod fixture;
 mod flips;
 mod golden;

@@ -148,7 +148,7 @@ fn qwen(test: &str) -> Option<PathBuf> {
 }
 
 /// Where `cargo xtask fixtures` puts a model.
-fn cached(file: &str) -> PathBuf {
+pub(crate) fn cached(file: &str) -> PathBuf {
     let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = variable("FORNAX_CACHE")
         .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("fornax")))

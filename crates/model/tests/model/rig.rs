@@ -88,6 +88,23 @@ impl Rig {
         logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
     }
 
+    /// An encoder's embeddings of whole sequences.
+    pub(crate) fn embed(&mut self, shares: &[Share<'_>]) -> Vec<Vec<f32>> {
+        let mut batch = Batch::default();
+        for share in shares {
+            let len = u32::try_from(share.tokens.len()).unwrap();
+            let pages = self.groups.iter().map(|group| self.pages(group, share)).collect();
+            let row = Row { slot: u32::try_from(share.slot).unwrap(), start: 0, len, pages, wanted: 1 };
+            batch.push(row, share.tokens.iter().map(|token| Token::Known(*token)));
+        }
+        let step = self.backend.begin(&batch).unwrap();
+        self.model.forward(&self.backend, &mut self.kv, &step).unwrap();
+        let hidden = self.model.hidden(&self.backend, &step).unwrap();
+        let rows = (0..shares.len()).map(|row| self.backend.read(hidden, row, 1).unwrap()).collect();
+        self.backend.finish(step).unwrap();
+        rows
+    }
+
     /// Pages of a sequence: neither in order nor next to each other, and none where the window has passed.
     fn pages(&self, group: &KvGroup, share: &Share<'_>) -> Vec<PageId> {
         let count = self.room.context.div_ceil(PAGE_TOKENS);

@@ -1,0 +1,177 @@
+//! Embeddings of encoders against those of transformers in float32.
+
+use std::fs;
+use std::path::Path;
+
+use fornax_compute::Pooling;
+use fornax_compute::cpu::Simd;
+use fornax_format::Checkpoint;
+use fornax_model::{Config, Facts};
+use serde_json::Value;
+
+use crate::fixture::{Container, folder, open, open_gguf, open_hugging_face, path, rename, set_u32};
+use crate::rig::{Mode, Rig, Room, Share};
+
+/// The most that a value of the tiny checkpoint may differ.
+const BOUND: f32 = 2e-5;
+
+struct Golden {
+    texts: Vec<Vec<u32>>,
+    /// (texts, hidden)
+    means: Vec<Vec<f32>>,
+    firsts: Vec<Vec<f32>>,
+}
+
+fn golden() -> Golden {
+    let folder = folder().join("bert");
+    let json: Value = serde_json::from_slice(&fs::read(folder.join("golden.json")).unwrap()).unwrap();
+    let texts: Vec<Vec<u32>> = serde_json::from_value(json["texts"].clone()).unwrap();
+    let bytes = fs::read(folder.join("golden.bin")).unwrap();
+    let values: Vec<f32> =
+        bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
+    let rows: Vec<Vec<f32>> =
+        values.chunks_exact(values.len() / (2 * texts.len())).map(<[f32]>::to_vec).collect();
+    let every_other = |from: usize| rows.iter().skip(from).step_by(2).cloned().collect();
+    Golden { texts, means: every_other(0), firsts: every_other(1) }
+}
+
+fn embeddings(checkpoint: &Checkpoint, config: &Config, mode: Mode, texts: &[Vec<u32>]) -> Vec<Vec<f32>> {
+    let tokens_max = texts.iter().map(Vec::len).sum();
+    let context = texts.iter().map(Vec::len).max().unwrap();
+    let room = Room { tokens_max, sequences: texts.len(), context };
+    let mut rig = Rig::new(checkpoint, config, mode, room).unwrap();
+    let share = |(slot, tokens): (usize, &'static [u32])| Share { slot, start: 0, tokens };
+    let texts: Vec<&'static [u32]> = texts.iter().map(|text| &*text.clone().leak()).collect();
+    rig.embed(&texts.into_iter().enumerate().map(share).collect::<Vec<_>>())
+}
+
+fn worst(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f32 {
+    assert_eq!(ours.len(), theirs.len());
+    let pairs = ours.concat().into_iter().zip(theirs.concat());
+    pairs.map(|(ours, theirs)| (ours - theirs).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn every_text_of_a_batch_agrees_in_both_containers() {
+    let golden = golden();
+    for (container, pooling, wanted) in [
+        (Container::HuggingFace, Pooling::Mean, &golden.means),
+        (Container::Gguf, Pooling::First, &golden.firsts),
+    ] {
+        let checkpoint = open("bert", container);
+        let config = Config::read(&checkpoint).unwrap();
+        assert_eq!(config.pooling, Some(pooling));
+        for simd in Simd::present() {
+            let ours = embeddings(&checkpoint, &config, Mode { simd, ..Mode::float() }, &golden.texts);
+            let error = worst(&ours, wanted);
+            assert!(error <= BOUND, "{container:?} {simd:?}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn a_text_among_others_is_what_it_is_alone() {
+    let (golden, checkpoint) = (golden(), open("bert", Container::HuggingFace));
+    let config = Config::read(&checkpoint).unwrap();
+    let together = embeddings(&checkpoint, &config, Mode::float(), &golden.texts);
+    for (text, together) in golden.texts.iter().zip(together) {
+        let alone = embeddings(&checkpoint, &config, Mode::float(), std::slice::from_ref(text));
+        assert_eq!(alone, [together]);
+    }
+}
+
+#[test]
+fn facts_and_numbers_of_encoders_matter() {
+    let (golden, checkpoint) = (golden(), open("bert", Container::HuggingFace));
+    let check = |change: fn(&mut Config)| {
+        let mut config = Config::read(&checkpoint).unwrap();
+        change(&mut config);
+        let moved = worst(&embeddings(&checkpoint, &config, Mode::float(), &golden.texts), &golden.means);
+        assert!(moved >= 10.0 * BOUND, "{moved:e}");
+    };
+    check(|config| config.pooling = Some(Pooling::First));
+    check(|config| config.pooling = Some(Pooling::Last));
+    check(|config| config.norm_eps = 1e-6);
+    check(|config| config.attention_scale = 0.2);
+    check(|config| config.glu = fornax_compute::Glu::GeluTanh);
+    let mut config = Config::read(&checkpoint).unwrap();
+    config.token_types = 1;
+    let room = Room { tokens_max: 8, sequences: 1, context: 8 };
+    assert!(Rig::new(&checkpoint, &config, Mode::float(), room).is_err());
+    let facts = Facts { encoder: false, ..config.facts };
+    let decoder = Config::with_facts(&checkpoint, &facts).unwrap();
+    assert!(Rig::new(&checkpoint, &decoder, Mode::float(), room).is_err());
+}
+
+#[test]
+fn pooling_that_is_not_computed_is_refused_by_name() {
+    let refused = |checkpoint: &Checkpoint| Config::read(checkpoint).unwrap_err().to_string();
+    let ranks = open_gguf("bert", |bytes| set_u32(bytes, "bert.pooling_type", 4));
+    assert!(refused(&ranks).contains("bert.pooling_type 4 is not supported"), "{}", refused(&ranks));
+    let unsaid = open_gguf("bert", |bytes| rename(bytes, "bert.pooling_type", "bert.pooling_typ_"));
+    assert_eq!(Config::read(&unsaid).unwrap().pooling, Some(Pooling::Mean));
+    let relative =
+        open_hugging_face("bert", |config| config["position_embedding_type"] = "relative_key".into(), |_| {});
+    assert!(refused(&relative).contains("position_embedding_type \"relative_key\" is not supported"));
+}
+
+#[test]
+fn sentence_transformers_say_how_they_pool() {
+    let check = |pooling: &str, wanted: Result<Pooling, &str>| {
+        let copy = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(path("bert", Container::HuggingFace)).unwrap() {
+            let from = entry.unwrap().path();
+            fs::copy(&from, copy.path().join(from.file_name().unwrap())).unwrap();
+        }
+        let modules = r#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
+            {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]"#;
+        fs::write(copy.path().join("modules.json"), modules).unwrap();
+        fs::create_dir(copy.path().join("1_Pooling")).unwrap();
+        fs::write(copy.path().join("1_Pooling/config.json"), pooling).unwrap();
+        match (Config::read(&Checkpoint::open(copy.path()).unwrap()), wanted) {
+            (Ok(config), Ok(wanted)) => assert_eq!(config.pooling, Some(wanted)),
+            (Err(error), Err(wanted)) => assert!(error.to_string().contains(wanted), "{error}"),
+            (got, wanted) => panic!("{pooling}: {got:?}, wanted {wanted:?}"),
+        }
+    };
+    check(r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}"#, Ok(Pooling::Mean));
+    check(r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#, Ok(Pooling::First));
+    check(r#"{"pooling_mode": "lasttoken"}"#, Ok(Pooling::Last));
+    check(r#"{"pooling_mode_max_tokens": true}"#, Err("pooling_mode_max_tokens"));
+    check(
+        r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}"#,
+        Err("is not supported; supported: mean, cls, lasttoken"),
+    );
+}
+
+#[test]
+fn minilm_embeddings_are_those_of_transformers() {
+    let model = crate::real::cached("all-minilm-l6-v2.safetensors");
+    if !model.is_file() {
+        let test = "encoder::minilm_embeddings_are_those_of_transformers";
+        println!("SKIP {test}: {} is not there", model.display());
+        return;
+    }
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/minilm.json");
+    let json: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("config.json"), json["config"].to_string()).unwrap();
+    std::os::unix::fs::symlink(&model, directory.path().join("model.safetensors")).unwrap();
+    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    let config = Config::read(&checkpoint).unwrap();
+    let cases = json["cases"].as_array().unwrap();
+    let texts: Vec<Vec<u32>> =
+        cases.iter().map(|case| serde_json::from_value(case["tokens"].clone()).unwrap()).collect();
+    let wanted: Vec<Vec<f32>> =
+        cases.iter().map(|case| serde_json::from_value(case["embedding"].clone()).unwrap()).collect();
+    let ours: Vec<Vec<f32>> = embeddings(&checkpoint, &config, Mode::float(), &texts)
+        .into_iter()
+        .map(|row| {
+            let length = row.iter().map(|value| value * value).sum::<f32>().sqrt();
+            row.iter().map(|value| value / length).collect()
+        })
+        .collect();
+    let error = worst(&ours, &wanted);
+    println!("minilm: at most {error:e} from float32");
+    assert!(error <= 1e-4, "{error:e}");
+}
