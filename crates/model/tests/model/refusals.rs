@@ -1,16 +1,23 @@
 //! Files with one thing wrong: each is refused before anything is loaded, by name.
 
-use fornax_compute::{Counting, Error as ComputeError, KvGroup, KvSpec, Part, Purpose, Sizes};
+use fornax_compute::{Counting, Error as ComputeError, KvGroup, KvSpec, Need, Part, Purpose, Sizes};
 use fornax_format::{Checkpoint, DType};
 use fornax_model::{Config, Error, Limits, measure};
 use serde_json::{Value, json};
 
 use crate::fixture::{Container, Number, add_key, open, open_gguf, open_hugging_face, rename, set_u32};
 
-/// A backend that computes floats only.
-struct Floats;
+/// A backend that computes floats only, and lacks what is listed.
+struct Floats(&'static [Need]);
 
 impl Sizes for Floats {
+    fn supports(&self, need: Need) -> Result<(), ComputeError> {
+        if self.0.contains(&need) {
+            return Err(ComputeError::Unsupported { what: need.to_string(), backend: "floats" });
+        }
+        Ok(())
+    }
+
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
         for part in parts {
             if !matches!(part.view.dtype, DType::F32 | DType::F16 | DType::BF16) {
@@ -39,9 +46,13 @@ impl Sizes for Floats {
 }
 
 fn load(checkpoint: &Checkpoint) -> Result<(), Error> {
+    load_on(checkpoint, Floats(&[]))
+}
+
+fn load_on(checkpoint: &Checkpoint, floats: Floats) -> Result<(), Error> {
     let config = Config::read(checkpoint)?;
     let limits = Limits { tokens_max: 8, wanted_max: 2 };
-    measure(checkpoint, &config, &Counting::new(Floats), limits)
+    measure(checkpoint, &config, &Counting::new(floats), limits)
 }
 
 fn check(checkpoint: Checkpoint, wanted: &str) {
@@ -242,6 +253,30 @@ fn what_is_not_computed_is_refused_and_not_ignored() {
     // What changes nothing is let through.
     load(&open_gguf("yarn", add("llama.rope.scaling.yarn_ext_factor", Number::F32(1.0)))).unwrap();
     load(&open_gguf("llama", add("llama.expert_count", Number::U32(0)))).unwrap();
+}
+
+#[test]
+fn what_a_backend_does_not_have_is_refused_before_anything_is_loaded() {
+    let check = |case, needs: &[Need]| {
+        let checkpoint = open(case, Container::HuggingFace);
+        assert_eq!(Config::read(&checkpoint).unwrap().needs(), needs, "{case}");
+        for need in needs {
+            let floats = Floats(std::slice::from_ref(Box::leak(Box::new(*need))));
+            let error = load_on(&checkpoint, floats).unwrap_err().to_string();
+            assert_eq!(error, format!("{need} is not available on floats"), "{case}");
+        }
+    };
+    check("llama", &[]);
+    check("qwen3", &[Need::QkNorm]);
+    check("phi3", &[]);
+    check("gemma2", &[Need::Pointwise, Need::Gelu, Need::SoftCap]);
+    check("gemma3", &[Need::QkNorm, Need::Pointwise, Need::Gelu]);
+    check("granite", &[Need::Pointwise]);
+    check("gpt2", &[Need::LayerNorm, Need::Positions, Need::Pointwise]);
+    let bert = [Need::LayerNorm, Need::Positions, Need::Pointwise, Need::BothDirections, Need::Pooling];
+    check("bert", &bert);
+    // Nothing of the list is asked of what does not need it.
+    load_on(&open("llama", Container::Gguf), Floats(&Need::ALL)).unwrap();
 }
 
 #[test]
