@@ -5,6 +5,7 @@
 
 mod clean_clone;
 mod crash;
+mod formats;
 mod fuzz_format;
 mod golden;
 mod hand_over;
@@ -44,6 +45,11 @@ const PROOFS: &[Proof] = &[
         name: "crash",
         shows: "Workers killed at random moments lose no accepted job and complete none twice, on both databases.",
         run: crash::run,
+    },
+    Proof {
+        name: "formats",
+        shows: "In every weight format the default model gives the log-probabilities of its dequantised weights.",
+        run: formats::run,
     },
     Proof {
         name: "fuzz-format",

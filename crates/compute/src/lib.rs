@@ -18,6 +18,7 @@ pub mod conformance;
 pub mod cpu;
 mod error;
 mod kv;
+pub mod landing;
 mod memory;
 mod philox;
 mod ring;

@@ -4,6 +4,7 @@ use std::{cell::RefCell, fmt};
 
 use fornax_format::{DType, View};
 
+use crate::landing::{Content, land};
 use crate::{Error, KvGroup, KvSpec};
 
 /// What bytes are for. Plan, health and allocator all report by these.
@@ -266,17 +267,20 @@ impl<S: Sizes> Memory for Counting<S> {
     type Kv = ();
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<(), Error> {
-        self.count(Purpose::Weights, self.sizes.weight_bytes(parts)?);
+        let bytes = land(parts, Content::Room, |parts| self.sizes.weight_bytes(parts))?;
+        self.count(Purpose::Weights, bytes);
         Ok(())
     }
 
     fn upload_table(&self, parts: &[Part<'_>], tied: bool) -> Result<(), Error> {
-        self.count(Purpose::Weights, self.sizes.table_bytes(parts, tied)?);
+        let bytes = land(parts, Content::Room, |parts| self.sizes.table_bytes(parts, tied))?;
+        self.count(Purpose::Weights, bytes);
         Ok(())
     }
 
     fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<(), Error> {
-        self.count(Purpose::Weights, self.sizes.experts_bytes(parts, experts)?);
+        let bytes = land(parts, Content::Room, |parts| self.sizes.experts_bytes(parts, experts))?;
+        self.count(Purpose::Weights, bytes);
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use fornax_compute::landing::landing;
 use fornax_compute::{
     Counting, Error as ComputeError, KvDType, KvGroup, KvSpec, Memory, Need, PAGE_TOKENS, Part, Purpose,
     Sizes, Usage,
@@ -68,6 +69,8 @@ pub struct Plan {
 pub struct Stored {
     /// The type.
     pub dtype: DType,
+    /// The type that they are computed in: another one where they are quantised on load, or have none of their own.
+    pub computed: DType,
     /// How many there are.
     pub tensors: usize,
     /// Their values.
@@ -352,8 +355,9 @@ fn tensors(checkpoint: &Checkpoint) -> Vec<View<'_>> {
 fn stored(checkpoint: &Checkpoint) -> Vec<Stored> {
     let mut types = BTreeMap::new();
     for view in tensors(checkpoint) {
-        let new = Stored { dtype: view.dtype, tensors: 0, values: 0, bytes: 0 };
-        let entry = types.entry(view.dtype).or_insert(new);
+        let (dtype, computed) = (view.dtype, landing(&view));
+        let new = Stored { dtype, computed, tensors: 0, values: 0, bytes: 0 };
+        let entry = types.entry((dtype, computed)).or_insert(new);
         entry.tensors += 1;
         entry.values += view.values() as u64;
         entry.bytes += view.bytes.len() as u64;

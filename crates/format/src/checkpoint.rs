@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::huggingface::CONFIG;
 use crate::safetensors::{INDEX, SINGLE};
-use crate::{Error, Gguf, HuggingFace};
+use crate::{DType, Error, Gguf, HuggingFace};
 
 /// An open model in either container.
 #[derive(Debug)]
@@ -29,6 +29,17 @@ impl Checkpoint {
             Checkpoint::open_file(path)
         } else {
             Err(Error::NotAFile.at(path))
+        }
+    }
+
+    /// Brings float matrices into this type when they are loaded. A GGUF file is refused: it is used as it is stored.
+    pub fn quantize(&mut self, dtype: DType) -> Result<(), Error> {
+        match self {
+            Checkpoint::Gguf(_) => Err(Error::QuantizeGguf),
+            Checkpoint::HuggingFace(model) => {
+                model.quantize(dtype);
+                Ok(())
+            }
         }
     }
 

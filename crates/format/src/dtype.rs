@@ -69,6 +69,10 @@ pub enum DType {
     F6_E3M2,
     /// A pair of 32-bit floats.
     C64,
+    /// Four bits, as GPTQ packs them: see [`Packing`](crate::Packing).
+    GPTQ_4,
+    /// Four bits, as AWQ packs them: see [`Packing`](crate::Packing).
+    AWQ_4,
 }
 
 /// One row per type, in the order of the enum: (type, ggml id where it has one, name, values per block, bytes per
@@ -126,6 +130,8 @@ const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
         (F6_E2M3, None, "F6_E2M3", 4, 3),
         (F6_E3M2, None, "F6_E3M2", 4, 3),
         (C64, None, "C64", 1, 8),
+        (GPTQ_4, None, "GPTQ_4", 8, 4),
+        (AWQ_4, None, "AWQ_4", 8, 4),
     ]
 };
 

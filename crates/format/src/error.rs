@@ -19,6 +19,47 @@ pub enum Error {
         fault: Box<Error>,
     },
 
+    // Quantised safetensors.
+    /// `quantization_config` describes what is not read.
+    #[error(
+        "config.json: quantization_config: {what} is not supported; supported are fp8 (e4m3), gptq and awq of 4 bits"
+    )]
+    Quantization {
+        /// Method and detail.
+        what: String,
+    },
+    /// A matrix without the scales or zero points that belong to it.
+    #[error("tensor {tensor}: {wanted} is missing")]
+    PackingMissing {
+        /// The tensor with the values.
+        tensor: String,
+        /// What should be there.
+        wanted: String,
+    },
+    /// A tensor of a quantised matrix that does not fit the others.
+    #[error("tensor {tensor}: {dtype} {shape:?}, wanted {wanted}")]
+    PackingShape {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: DType,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What the other tensors ask for.
+        wanted: String,
+    },
+    /// A tensor that fuses several matrices in a type whose rows lie mixed.
+    #[error("tensor {tensor}: some rows of {dtype} cannot be taken out")]
+    PackedRows {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: DType,
+    },
+    /// A file that is quantised already is to be quantised.
+    #[error("quantising on load is for safetensors; a GGUF file is used as it is stored")]
+    QuantizeGguf,
+
     // The file system.
     /// Nothing exists at the path.
     #[error("no such file or directory; check the path")]

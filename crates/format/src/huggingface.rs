@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::map::Map;
+use crate::packing::Quantization;
 use crate::safetensors::Safetensors;
-use crate::{Error, json};
+use crate::{DType, Error, json};
 
 /// Configuration, tokenizer files and weights of one directory. What the configuration means is not known here.
 #[derive(Debug)]
@@ -64,7 +65,10 @@ impl HuggingFace {
             None => tokenizer_config.as_ref().and_then(template_in).map(str::to_owned),
         };
         let pooling = pooling_of(directory)?;
-        let weights = Safetensors::open(weights)?;
+        let mut weights = Safetensors::open(weights)?;
+        if let Some(quantization) = Quantization::of(&config).map_err(|error| error.at(directory))? {
+            weights.read_as(quantization).map_err(|error| error.at(directory))?;
+        }
         let directory = directory.to_path_buf();
         Ok(HuggingFace {
             directory,
@@ -111,6 +115,11 @@ impl HuggingFace {
     /// The chat template: `chat_template.jinja`, else the one in `tokenizer_config.json`.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
+    }
+
+    /// Brings float matrices into this type when they are loaded; rows that do not fill its blocks become Q8_0.
+    pub fn quantize(&mut self, dtype: DType) {
+        self.weights.quantize(dtype);
     }
 
     /// The weights.

@@ -1,10 +1,12 @@
 //! safetensors files, one or several with an index.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use crate::map::Map;
+use crate::packing::{Assembly, Quantization};
 use crate::table::Table;
-use crate::{Error, View};
+use crate::{DType, Error, View};
 
 mod header;
 mod index;
@@ -17,6 +19,20 @@ pub struct Safetensors {
     table: Table,
     maps: Vec<Map>,
     paths: Vec<PathBuf>,
+    /// Matrices that are made of several tensors, by name, and how.
+    packed: Option<Packed>,
+    /// The type that float matrices are to be brought into when they are loaded.
+    quantize: Option<DType>,
+}
+
+/// What a quantised model's tensors are.
+#[derive(Debug)]
+struct Packed {
+    quantization: Quantization,
+    /// Ordered by name.
+    assemblies: Vec<Assembly>,
+    /// Tensors that are part of an assembly, or of no use.
+    hidden: HashSet<Box<str>>,
 }
 
 /// The name of a model's weights in one file.
@@ -67,12 +83,82 @@ impl Safetensors {
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<View<'_>> {
-        self.table.view(name, &self.maps)
+        if let Some(packed) = &self.packed {
+            if let Ok(at) = packed.assemblies.binary_search_by_key(&name, |assembly| &*assembly.name) {
+                return Some(self.assembled(packed, &packed.assemblies[at]));
+            }
+            if packed.hidden.contains(name) {
+                return None;
+            }
+        }
+        self.table.view(name, &self.maps).map(|view| self.landing(view))
     }
 
-    /// All tensors in file order.
+    /// All tensors in file order; then the matrices that are made of several.
     pub fn tensors(&self) -> impl Iterator<Item = View<'_>> {
-        self.table.views(&self.maps)
+        let hidden = |view: &View<'_>| self.packed.as_ref().is_some_and(|all| all.hidden.contains(view.name));
+        let plain = self.table.views(&self.maps).filter(move |view| !hidden(view));
+        let packed = self.packed.iter().flat_map(move |packed| {
+            packed.assemblies.iter().map(move |assembly| self.assembled(packed, assembly))
+        });
+        plain.map(|view| self.landing(view)).chain(packed)
+    }
+
+    /// Reads matrices as `config.json` says they were quantised.
+    pub(crate) fn read_as(&mut self, quantization: Quantization) -> Result<(), Error> {
+        let mut packed = Packed { quantization, assemblies: Vec::new(), hidden: HashSet::new() };
+        for view in self.table.views(&self.maps) {
+            let has = |name: &str| self.table.find(name).is_some();
+            if quantization.skips(view.name) {
+                packed.hidden.insert(view.name.into());
+            } else if let Some(assembly) = quantization.assembly(view.name, view.dtype, has)? {
+                let Assembly { main, scales, zeros, groups, .. } = &assembly;
+                packed.hidden.extend([main, scales].into_iter().chain(zeros).chain(groups).cloned());
+                self.try_assembled(quantization, &assembly)?;
+                packed.assemblies.push(assembly);
+            }
+        }
+        packed.assemblies.sort_by(|a, b| a.name.cmp(&b.name));
+        self.packed = Some(packed);
+        Ok(())
+    }
+
+    /// Brings float matrices into this type when they are loaded.
+    pub(crate) fn quantize(&mut self, dtype: DType) {
+        self.quantize = Some(dtype);
+    }
+
+    /// Marks a matrix that is to be quantised. What chooses experts stays as it is: it is small, and a wrong choice is no
+    /// small error.
+    fn landing<'a>(&self, mut view: View<'a>) -> View<'a> {
+        const ROUTERS: [&str; 3] = [".gate.weight", ".router.weight", ".shared_expert_gate.weight"];
+        let float = matches!(view.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F8_E4M3);
+        let [_, columns] = view.shape[..] else { return view };
+        if !float || ROUTERS.iter().any(|end| view.name.ends_with(end)) {
+            return view;
+        }
+        // Rows that do not fill blocks of 256 take the next more precise type that they fill.
+        view.lands = self.quantize.and_then(|dtype| {
+            [dtype, DType::Q8_0].into_iter().find(|dtype| columns.is_multiple_of(dtype.block_values()))
+        });
+        view
+    }
+
+    fn assembled<'a>(&'a self, packed: &Packed, assembly: &'a Assembly) -> View<'a> {
+        let view =
+            self.try_assembled(packed.quantization, assembly).expect("checked when the file was opened");
+        self.landing(view)
+    }
+
+    fn try_assembled<'a>(
+        &'a self,
+        quantization: Quantization,
+        assembly: &'a Assembly,
+    ) -> Result<View<'a>, Error> {
+        let Assembly { name, main, scales, zeros, groups } = assembly;
+        let view = |name: &str| self.table.view(name, &self.maps).expect("it is in the table");
+        let other = |name: &Option<Box<str>>| name.as_deref().map(view);
+        quantization.view(name, view(main), view(scales), other(zeros), other(groups))
     }
 
     /// The file, or the shards in the order in which the index first names them.
@@ -118,7 +204,7 @@ impl Safetensors {
         let last = maps.last().map_or(Path::new(INDEX), Map::path);
         let table = Table::new(entries).map_err(|error| error.at(last))?;
         let paths = maps.iter().map(|map| map.path().to_path_buf()).collect();
-        Ok(Safetensors { table, maps, paths })
+        Ok(Safetensors { table, maps, paths, packed: None, quantize: None })
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::map::Map;
-use crate::{DType, Error};
+use crate::{DType, Error, Packing};
 
 /// Dtype, shape and bytes of one stored tensor.
 #[derive(Clone)]
@@ -20,6 +20,10 @@ pub struct View<'a> {
     pub bytes: &'a [u8],
     /// The map that `bytes` lie in, to give its pages back; `None` for bytes from elsewhere.
     map: Option<&'a Map>,
+    /// What its values need beside its bytes, where the file keeps that in other tensors.
+    pub packing: Option<Box<Packing<'a>>>,
+    /// The type that it is to be brought into when it is loaded.
+    pub lands: Option<DType>,
 }
 
 impl<'a> View<'a> {
@@ -29,7 +33,19 @@ impl<'a> View<'a> {
         if want != bytes.len() {
             return Err(Error::TensorSize { tensor: name.to_owned(), dtype, shape, want, got: bytes.len() });
         }
-        Ok(View { name, dtype, shape, bytes, map: None })
+        Ok(View { name, dtype, shape, bytes, map: None, packing: None, lands: None })
+    }
+
+    /// The same bytes as a matrix that is made of several tensors. There are as many of them as the shape says.
+    pub(crate) fn packed(
+        self,
+        name: &'a str,
+        dtype: DType,
+        shape: Vec<usize>,
+        packing: Packing<'a>,
+    ) -> View<'a> {
+        debug_assert_eq!(dtype.bytes_for(shape.iter().product()), Some(self.bytes.len()));
+        View { name, dtype, shape, packing: Some(Box::new(packing)), ..self }
     }
 
     /// A view whose size was checked when its file was opened.
@@ -40,7 +56,7 @@ impl<'a> View<'a> {
         bytes: &'a [u8],
         map: &'a Map,
     ) -> View<'a> {
-        View { name, dtype, shape, bytes, map: Some(map) }
+        View { name, dtype, shape, bytes, map: Some(map), packing: None, lands: None }
     }
 
     /// How many values the tensor has.
@@ -73,8 +89,20 @@ impl<'a> View<'a> {
                 block: self.dtype.block_values(),
             });
         };
+        let packing = match self.packing.as_deref() {
+            None => None,
+            Some(Packing::Float8 { scales, block, first_row }) => Some(Box::new(Packing::Float8 {
+                scales: scales.clone(),
+                block: *block,
+                first_row: first_row + range.start,
+            })),
+            // Their rows do not lie one after the other.
+            Some(Packing::Gptq { .. } | Packing::Awq { .. }) => {
+                return Err(Error::PackedRows { tensor: self.name.to_owned(), dtype: self.dtype });
+            }
+        };
         let bytes = &self.bytes[range.start * row_bytes..range.end * row_bytes];
-        Ok(View { name: self.name, dtype: self.dtype, shape, bytes, map: self.map })
+        Ok(View { shape, bytes, packing, ..self.clone() })
     }
 
     /// Tells the operating system that the tensor's pages are not needed for now, so that a backend which copied

@@ -293,7 +293,10 @@ fn format_code(error: &fornax_format::Error) -> Code {
         Fault::BigEndian { .. }
         | Fault::Version { .. }
         | Fault::TensorType { .. }
-        | Fault::TensorTypeName { .. } => Code::ModelUnsupported,
+        | Fault::TensorTypeName { .. }
+        | Fault::Quantization { .. }
+        | Fault::PackedRows { .. } => Code::ModelUnsupported,
+        Fault::QuantizeGguf => Code::InvalidInput,
         _ => Code::ModelCorrupt,
     }
 }

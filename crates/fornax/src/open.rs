@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use fornax_compute::cpu::{Activations, CpuOptions, CpuSizes};
 use fornax_compute::{Counting, KvDType, PAGE_TOKENS, Purpose, Sizes};
 use fornax_engine::{Ask, Change, Plan, Planner, Remedy, StepLimits};
-use fornax_format::Checkpoint;
+use fornax_format::{Checkpoint, DType};
 use fornax_gpu::{CudaOptions, CudaSizes};
 use fornax_model::{Config, Limits};
 use fornax_private::IntegerSizes;
@@ -34,6 +34,7 @@ pub struct OpenOptions {
     memory_limit: Option<u64>,
     chat_template: Option<String>,
     queue: Option<usize>,
+    quantize: Option<DType>,
 }
 
 /// Tokens of one step: long enough that each weight is read once for many tokens, short enough that activations stay
@@ -77,6 +78,7 @@ impl OpenOptions {
             memory_limit: None,
             chat_template: None,
             queue: None,
+            quantize: None,
         }
     }
 
@@ -172,6 +174,13 @@ impl OpenOptions {
         self
     }
 
+    /// Brings the matrices of a safetensors model into Q8_0 or Q4_K while they are loaded, which loses some precision;
+    /// a GGUF file is refused. Rows that do not fill blocks of Q4_K become Q8_0.
+    pub fn quantize(mut self, dtype: DType) -> OpenOptions {
+        self.quantize = Some(dtype);
+        self
+    }
+
     /// Reads, plans and loads the model.
     pub fn open(self) -> Result<Fornax, Error> {
         self.open_with(&mut |_, _| {})
@@ -184,7 +193,16 @@ impl OpenOptions {
 
     /// What the model will take, from headers and options alone, and what would fit if that does not.
     pub fn plan(&self) -> Result<Planned, Error> {
-        self.planned(&Checkpoint::open(&self.path)?)
+        self.planned(&self.checkpoint()?)
+    }
+
+    /// The files, as the options say to read them.
+    fn checkpoint(&self) -> Result<Checkpoint, Error> {
+        let mut checkpoint = Checkpoint::open(&self.path)?;
+        if let Some(dtype) = self.quantize {
+            checkpoint.quantize(dtype)?;
+        }
+        Ok(checkpoint)
     }
 
     fn planned(&self, checkpoint: &Checkpoint) -> Result<Planned, Error> {
@@ -246,7 +264,7 @@ impl OpenOptions {
     /// What follows from the options and the files' headers. What does not fit is refused here, before anything is
     /// loaded.
     pub(crate) fn blueprint(self) -> Result<Blueprint, Error> {
-        let checkpoint = Checkpoint::open(&self.path)?;
+        let checkpoint = self.checkpoint()?;
         let mut config = Config::read(&checkpoint)?;
         let planned = self.planned(&checkpoint)?;
         config.limit_context(u32::try_from(planned.plan.context).unwrap_or(u32::MAX));

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use fornax_compute::cpu::{Activations, Cpu};
+use fornax_compute::landing::{Content, land};
 use fornax_compute::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, Memory, Need,
     Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Row, Rows, SampleFault,
@@ -356,22 +357,26 @@ impl Memory for Cuda {
     type Kv = Kv;
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        let weight = Weight::new(&self.arena, &self.sizes, parts)?;
-        for part in &weight.parts {
-            crate::ops::programs(part, self.device.shared_max)
-                .into_iter()
-                .for_each(|key| self.programs.prepare(key));
-        }
-        self.fill(weight, parts)
+        land(parts, Content::Values, |parts| {
+            let weight = Weight::new(&self.arena, &self.sizes, parts)?;
+            for part in &weight.parts {
+                crate::ops::programs(part, self.device.shared_max)
+                    .into_iter()
+                    .for_each(|key| self.programs.prepare(key));
+            }
+            self.fill(weight, parts)
+        })
     }
 
     fn upload_experts(&self, parts: &[Part<'_>], _experts: usize) -> Result<Weight, Error> {
-        let weight = Weight::new(&self.arena, &self.sizes, parts)?;
-        self.programs.prepare(Key::plain("experts.cu"));
-        for part in &weight.parts {
-            self.programs.prepare(Key::quant("expert_linear.cu", part.format));
-        }
-        self.fill(weight, parts)
+        land(parts, Content::Values, |parts| {
+            let weight = Weight::new(&self.arena, &self.sizes, parts)?;
+            self.programs.prepare(Key::plain("experts.cu"));
+            for part in &weight.parts {
+                self.programs.prepare(Key::quant("expert_linear.cu", part.format));
+            }
+            self.fill(weight, parts)
+        })
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {

@@ -648,14 +648,14 @@ fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(),
             if let Some(kind) = json.opt_str("position_embedding_type")?.filter(|kind| *kind != "absolute") {
                 return refuse(format!("position_embedding_type {kind:?}"), "absolute");
             }
-            if let Some(quantization) = json.opt_object("quantization_config")? {
-                let method = quantization.opt_str("quant_method")?.unwrap_or("unnamed");
-                if method != "mxfp4" || facts.experts.is_none() {
-                    return refuse(
-                        format!("quantization_config with method {method:?}"),
-                        "F32, F16 and BF16 safetensors, or GGUF",
-                    );
-                }
+            // The other methods are read, or refused, where tensors are.
+            let quantization = json.opt_object("quantization_config")?;
+            let method = quantization.map(|quantization| quantization.opt_str("quant_method")).transpose()?;
+            if method.flatten() == Some("mxfp4") && facts.experts.is_none() {
+                return refuse(
+                    "quantization_config with method \"mxfp4\"".to_owned(),
+                    "fp8, gptq and awq, or GGUF",
+                );
             }
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use fornax_compute::{Memory, Part};
-use fornax_format::{Checkpoint, View};
+use fornax_format::{Checkpoint, DType, View};
 
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
 use crate::turn::{BLOCK, BLOCK_BYTES, Turn, Turned};
@@ -248,7 +248,10 @@ fn parts<'s>(stored: &'s [Stored<'_>]) -> Result<Vec<Part<'s>>, Error> {
         Ok(match &stored.turned {
             None => stored.part.clone(),
             Some(Turned { dtype, shape, bytes }) => {
-                Part::from(View::new(view.name, *dtype, shape.clone(), bytes)?)
+                let mut turned = View::new(view.name, *dtype, shape.clone(), bytes)?;
+                let whole = |lands: &DType| matches!(shape[..], [_, columns] if columns.is_multiple_of(lands.block_values()));
+                turned.lands = view.lands.filter(whole).filter(|_| *dtype == view.dtype);
+                Part::from(turned)
             }
         })
     };

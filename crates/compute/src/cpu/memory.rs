@@ -6,12 +6,13 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
-use fornax_format::View;
+use fornax_format::{DType, View};
 
 use super::disjoint::Disjoint;
 use super::pool::Pool;
 use super::quant::{self, Format, GROUP, Simd};
 use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRATCH_VALUES, step};
+use crate::landing::{Content, land};
 use crate::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Part, Purpose, Sizes, Usage};
 
 /// A cache line, and enough for any vector load.
@@ -365,9 +366,23 @@ impl Weight {
     }
 }
 
+/// Expands whole stored blocks into as many values as they hold; `None` if the type is not computed here. Panics if the
+/// lengths do not match.
+pub fn dequantize(dtype: DType, stored: &[u8], out: &mut [f32]) -> Option<()> {
+    (quant::format(dtype, Simd::Scalar)?.dequantize)(stored, out);
+    Some(())
+}
+
 /// The output rows of a stored matrix as f32, one after the other: `visit(row, values)`. For whoever makes something
 /// else of a weight than a product on this backend.
 pub fn expand_rows(
+    part: &Part<'_>,
+    visit: impl FnMut(usize, &[f32]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    land(std::slice::from_ref(part), Content::Values, |parts| expand_landed(&parts[0], visit))
+}
+
+fn expand_landed(
     part: &Part<'_>,
     mut visit: impl FnMut(usize, &[f32]) -> Result<(), Error>,
 ) -> Result<(), Error> {

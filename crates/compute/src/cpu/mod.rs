@@ -28,7 +28,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::thread;
 
-pub use memory::{Buf, CpuSizes, Kv, Weight, expand_rows};
+pub use memory::{Buf, CpuSizes, Kv, Weight, dequantize, expand_rows};
 pub use quant::{Run, Runs, Simd};
 pub use ring::{CpuRing, CpuRingOptions, RingMatrix};
 pub use step::Step;
@@ -40,6 +40,7 @@ use pool::Pool;
 use step::{Slot, Steps};
 
 use crate::batch::below;
+use crate::landing::{Content, land};
 use crate::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output,
     Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, SampleScratch, Token, Usage,
@@ -201,7 +202,7 @@ impl Memory for Cpu {
     type Kv = Kv;
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        Weight::new(&self.ledger, &self.sizes, &self.pool, parts)
+        land(parts, Content::Values, |parts| Weight::new(&self.ledger, &self.sizes, &self.pool, parts))
     }
 
     fn upload_vector(&self, parts: &[Part<'_>]) -> Result<Buf, Error> {

@@ -805,12 +805,9 @@ pub(crate) struct Bench {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write a model of random weights in this shape
+    /// Write a model of random weights in this shape, its matrices in the type of --quant
     #[arg(long, value_name = "SHAPE", requires = "quant", conflicts_with = "json")]
     pub(crate) make_random: Option<String>,
-    /// The type of its matrices
-    #[arg(long, value_name = "QUANT", requires = "make_random")]
-    pub(crate) quant: Option<String>,
     /// Fixes its weights
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,
@@ -936,6 +933,9 @@ pub(crate) struct DeviceArgs {
     /// CPU threads [default: one per core]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) threads: Option<usize>,
+    /// Bring the matrices of a safetensors model into this type while loading: q8_0 or q4_k [default: as stored]
+    #[arg(long, value_name = "QUANT")]
+    pub(crate) quant: Option<String>,
     /// How keys and values are stored: f32, f16, bf16 or q8_0 [default: f16; f32 with --activations float]
     #[arg(long, value_name = "DTYPE")]
     pub(crate) kv_dtype: Option<String>,

@@ -400,7 +400,7 @@ fn make_random(args: &Bench, shape: &str) -> anyhow::Result<()> {
         let names = known(SHAPES.iter().map(|shape| shape.name.to_owned()).collect());
         Failure::usage(format!("--make-random {shape:?} is no shape; use one of {names}"))
     })?;
-    let quant = args.quant.as_deref().unwrap_or_default();
+    let quant = args.device.quant.as_deref().unwrap_or_default();
     let quant: DType =
         TYPES.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(quant)).ok_or_else(|| {
             let names = known(TYPES.iter().map(|dtype| dtype.name().to_lowercase()).collect());

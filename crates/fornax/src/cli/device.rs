@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use fornax::{Activations, Code, Device, Evaluator, Fornax, KvDType, OpenOptions};
 
+use fornax_format::DType;
+
 use super::args::{self, DeviceArgs};
 use super::failure::Failure;
 use super::machine;
@@ -63,6 +65,9 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
     if let Some(name) = &args.kv_dtype {
         options = options.kv_dtype(kv_dtype(name)?);
     }
+    if let Some(name) = &args.quant {
+        options = options.quantize(quant(name)?);
+    }
     if let Some(context) = args.context {
         options = options.context(context);
     }
@@ -97,6 +102,15 @@ pub(crate) fn announce(device: &str, args: &DeviceArgs) -> io::Result<()> {
     }
     let (_, why) = Device::auto();
     writeln!(io::stderr(), "device: {device} (auto: {why})")
+}
+
+/// What `--quant` can bring matrices into.
+fn quant(name: &str) -> Result<DType, Failure> {
+    match name {
+        "q8_0" => Ok(DType::Q8_0),
+        "q4_k" => Ok(DType::Q4_K),
+        _ => Err(Failure::usage(format!("--quant {name:?} is no type to quantise to; use q8_0 or q4_k"))),
+    }
 }
 
 fn kv_dtype(name: &str) -> Result<KvDType, Failure> {

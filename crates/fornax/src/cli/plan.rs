@@ -112,8 +112,8 @@ pub(crate) fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
             .stored
             .iter()
             .map(|stored| {
-                json!({"dtype": stored.dtype.name(), "tensors": stored.tensors, "values": stored.values,
-                    "bytes": stored.bytes})
+                json!({"dtype": stored.dtype.name(), "computed": stored.computed.name(),
+                    "tensors": stored.tensors, "values": stored.values, "bytes": stored.bytes})
             })
             .collect(),
         devices: vec![Device {
@@ -194,7 +194,11 @@ fn table(path: &Path, planned: &Planned) -> Result<String, std::fmt::Error> {
 /// The weights' types as they are stored.
 fn stored(planned: &Planned) -> String {
     let stored = planned.plan.stored.iter();
-    let types: Vec<String> =
-        stored.map(|stored| format!("{} {}", stored.dtype, binary(stored.bytes))).collect();
+    let types: Vec<String> = stored
+        .map(|stored| match stored.computed {
+            same if same == stored.dtype => format!("{same} {}", binary(stored.bytes)),
+            other => format!("{} {} (computed in {other})", stored.dtype, binary(stored.bytes)),
+        })
+        .collect();
     format!("stored as {}", types.join(", "))
 }

@@ -18,17 +18,17 @@ pub(crate) fn tokens(name: &str) -> (String, usize) {
     (ids.join(","), ids.len())
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect()
 }
 
-fn log_softmax(row: &[f32]) -> Vec<f64> {
+pub(crate) fn log_softmax(row: &[f32]) -> Vec<f64> {
     let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = row.iter().map(|&logit| (f64::from(logit) - max).exp()).sum();
     row.iter().map(|&logit| f64::from(logit) - max - sum.ln()).collect()
 }
 
-const EXACT: [&str; 4] = ["--activations", "float", "--kv-dtype", "f32"];
+pub(crate) const EXACT: [&str; 4] = ["--activations", "float", "--kv-dtype", "f32"];
 
 #[test]
 fn logits_of_every_position_agree_with_the_reference_in_both_containers() {

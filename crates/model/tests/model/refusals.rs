@@ -208,8 +208,8 @@ fn what_is_not_computed_is_refused_and_not_ignored() {
     );
     with(
         "llama",
-        json!({"quantization_config": {"quant_method": "gptq"}}),
-        "method \"gptq\" is not supported",
+        json!({"quantization_config": {"quant_method": "mxfp4"}}),
+        "method \"mxfp4\" is not supported",
     );
     with("llama", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported");
     let dynamic = json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}});

@@ -1,0 +1,256 @@
+//! Weights that are computed in another type than they are stored in: what they land in, and how.
+//!
+//! Some matrices of safetensors files have no type that a backend multiplies: 8-bit floats with scales, AWQ and GPTQ. They
+//! land in the smallest type that holds their values exactly (an 8-bit float times a scale that is no power of two is
+//! rounded once, to f32):
+//!
+//! | stored | lands in |
+//! |---|---|
+//! | AWQ, GPTQ with every zero point 8 | Q4_0 |
+//! | AWQ, GPTQ with others | Q8_0 |
+//! | the same where 32 columns do not share a scale, or the scale is no f16 | F32 |
+//! | 8-bit floats whose scales are powers of two | BF16 |
+//! | 8-bit floats with other scales | F32 |
+//!
+//! And a float matrix may be asked to land in a smaller type ([`View::lands`]), which rounds as [`quantize_q8_0`] and
+//! [`quantize_q4_k`] say. Sizes are known without reading a matrix, so that a plan is made at once.
+
+mod four_bits;
+mod quantize;
+
+use fornax_format::{DType, Packing, View};
+use half::{bf16, f16};
+
+use crate::cpu::dequantize;
+use crate::{Error, Part};
+
+use four_bits::FourBits;
+pub use quantize::{quantize_q4_k, quantize_q8_0};
+
+/// Whether landed parts hold values, or only as much room: a plan asks for sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Values.
+    Values,
+    /// Zeros that nobody reads, and that take no memory.
+    Room,
+}
+
+/// The type that a tensor is computed in.
+pub fn landing(view: &View<'_>) -> DType {
+    match (view.lands, view.packing.as_deref()) {
+        (Some(dtype), _) => dtype,
+        (None, None) => view.dtype,
+        (None, Some(Packing::Float8 { scales, .. })) => {
+            if floats(scales).all(is_power_of_two) {
+                DType::BF16
+            } else {
+                DType::F32
+            }
+        }
+        (None, Some(_)) => FourBits::new(view).landing(),
+    }
+}
+
+/// Hands `then` the parts in the types that they land in.
+pub fn land<R>(
+    parts: &[Part<'_>],
+    content: Content,
+    then: impl FnOnce(&[Part<'_>]) -> Result<R, Error>,
+) -> Result<R, Error> {
+    let moves = |part: &Part<'_>| part.view.packing.is_some() || part.view.lands.is_some();
+    if !parts.iter().any(moves) {
+        return then(parts);
+    }
+    let mut rooms = Vec::with_capacity(parts.len());
+    for part in parts {
+        rooms.push(if moves(part) { Some(landed(&part.view, content)?) } else { None });
+    }
+    let mut landed = Vec::with_capacity(parts.len());
+    for (part, room) in parts.iter().zip(&rooms) {
+        landed.push(match room {
+            None => part.clone(),
+            Some((dtype, bytes)) => {
+                let view = View::new(part.view.name, *dtype, part.view.shape.clone(), bytes);
+                let view = view.map_err(|_| wrong_shape(&part.view))?;
+                Part { view, rows: part.rows.clone(), scales: None }
+            }
+        });
+    }
+    then(&landed)
+}
+
+fn landed(view: &View<'_>, content: Content) -> Result<(DType, Vec<u8>), Error> {
+    let dtype = landing(view);
+    let &[rows, columns] = &view.shape[..] else { return Err(wrong_shape(view)) };
+    let row_bytes = dtype.bytes_for(columns).filter(|&bytes| bytes > 0).ok_or_else(|| wrong_shape(view))?;
+    let mut bytes = vec![0; rows.checked_mul(row_bytes).ok_or_else(|| wrong_shape(view))?];
+    if content == Content::Room || bytes.is_empty() {
+        return Ok((dtype, bytes));
+    }
+    let four_bits = matches!(view.dtype, DType::GPTQ_4 | DType::AWQ_4).then(|| FourBits::new(view));
+    let write = |first: usize, out: &mut [u8]| match &four_bits {
+        Some(four_bits) => four_bits.write(dtype, first, out),
+        None => write_floats(view, dtype, first, out),
+    };
+    // Eight rows at a time: those that share words of AWQ.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = rows.div_ceil(threads).next_multiple_of(8);
+    std::thread::scope(|scope| {
+        for (index, out) in bytes.chunks_mut(each * row_bytes).enumerate() {
+            let write = &write;
+            scope.spawn(move || {
+                for (eight, out) in out.chunks_mut(8 * row_bytes).enumerate() {
+                    write(index * each + eight * 8, out);
+                }
+            });
+        }
+    });
+    view.release();
+    Ok((dtype, bytes))
+}
+
+/// Rows of floats from `first` on, as many as `out` has room for, in another type.
+fn write_floats(view: &View<'_>, dtype: DType, first: usize, out: &mut [u8]) {
+    let columns = view.shape[1];
+    let stored_bytes = view.dtype.bytes_for(columns).expect("rows of whole blocks");
+    let row_bytes = dtype.bytes_for(columns).expect("checked by `landed`");
+    let mut values = vec![0.0; columns];
+    for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
+        let stored = &view.bytes[row * stored_bytes..][..stored_bytes];
+        match view.packing.as_deref() {
+            Some(Packing::Float8 { scales, block, first_row }) => {
+                let across = columns.div_ceil(block.1);
+                let all = (first_row + row) / block.0 * across;
+                for (index, value) in values.iter_mut().enumerate() {
+                    *value = float8(stored[index]) * float(scales, all + index / block.1);
+                }
+            }
+            _ => dequantize(view.dtype, stored, &mut values).expect("a float type"),
+        }
+        match dtype {
+            DType::Q8_0 => quantize_q8_0(&values, out),
+            DType::Q4_K => quantize_q4_k(&values, out),
+            DType::BF16 => {
+                for (out, &value) in out.as_chunks_mut().0.iter_mut().zip(&values) {
+                    *out = bf16::from_f32(value).to_le_bytes();
+                }
+            }
+            _ => {
+                for (out, value) in out.as_chunks_mut().0.iter_mut().zip(&values) {
+                    *out = value.to_le_bytes();
+                }
+            }
+        }
+    }
+}
+
+/// A float of four bits of exponent (bias 7) and three of mantissa; no infinities, and all ones is NaN.
+fn float8(byte: u8) -> f32 {
+    let (exponent, mantissa) = (byte >> 3 & 15, f32::from(byte & 7));
+    let magnitude = match (exponent, byte & 127) {
+        (_, 127) => f32::NAN,
+        (0, _) => mantissa / 512.0,
+        _ => (8.0 + mantissa) * f32::from_bits((u32::from(exponent) + 117) << 23),
+    };
+    if byte & 128 == 0 { magnitude } else { -magnitude }
+}
+
+/// One value of a tensor of floats.
+fn float(view: &View<'_>, index: usize) -> f32 {
+    let at = |bytes: usize| &view.bytes[index * bytes..][..bytes];
+    match view.dtype {
+        DType::F32 => f32::from_le_bytes(at(4).try_into().expect("four bytes")),
+        DType::F16 => f16::from_le_bytes(at(2).try_into().expect("two bytes")).to_f32_const(),
+        DType::BF16 => bf16::from_le_bytes(at(2).try_into().expect("two bytes")).to_f32_const(),
+        other => unreachable!("{other} was refused when the file was opened"),
+    }
+}
+
+fn floats<'a>(view: &'a View<'_>) -> impl Iterator<Item = f32> + 'a {
+    (0..view.values()).map(|index| float(view, index))
+}
+
+/// Whose product with an 8-bit float a bf16 holds: powers of two far from the ends of the exponents.
+fn is_power_of_two(scale: f32) -> bool {
+    scale.to_bits() & 0x007f_ffff == 0 && (-100.0..=100.0).contains(&scale.abs().log2())
+}
+
+fn wrong_shape(view: &View<'_>) -> Error {
+    Error::TensorShape { tensor: view.name.to_owned(), got: view.shape.clone(), wanted: vec![0, 0] }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use fornax_format::HuggingFace;
+
+    use super::*;
+
+    /// Matrices of a directory that make_packed.py wrote, beside what torch makes of them.
+    fn check(folder: &str, wanted: &[(&str, DType)]) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed").join(folder);
+        let model = HuggingFace::open(&path).unwrap();
+        let names: Vec<&str> = model.weights().tensors().map(|view| view.name).collect();
+        for &(name, dtype) in wanted {
+            assert!(names.contains(&name), "{name} of {names:?}");
+            let view = model.weights().tensor(name).unwrap();
+            assert_eq!(landing(&view), dtype, "{folder} {name}");
+            let values = std::fs::read(path.join(format!("{name}.f32"))).unwrap();
+            let values: Vec<f32> =
+                values.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+            let columns = view.shape[1];
+            let parts = [Part::from(view)];
+            let mut got = Vec::new();
+            crate::cpu::expand_rows(&parts[0], |_, row| {
+                got.extend_from_slice(row);
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(got.len(), values.len(), "{folder} {name}");
+            for (index, (got, want)) in got.iter().zip(&values).enumerate() {
+                let place = (index / columns, index % columns);
+                assert_eq!(got, want, "{folder} {name} at {place:?}");
+            }
+            // A plan sees the same size.
+            let bytes = |content| land(&parts, content, |parts| Ok(parts[0].view.bytes.len())).unwrap();
+            assert_eq!(bytes(Content::Room), bytes(Content::Values));
+        }
+        // What belongs to a matrix is listed no more.
+        let others = names.iter().filter(|name| !wanted.iter().any(|(wanted, _)| wanted == *name));
+        assert_eq!(others.copied().collect::<Vec<_>>(), ["norm.weight"]);
+    }
+
+    #[test]
+    fn eight_bit_floats_have_the_values_that_torch_gives() {
+        check(
+            "fp8",
+            &[
+                ("block.weight", DType::F32),
+                ("channel.weight", DType::F32),
+                ("powers.weight", DType::BF16),
+                ("tensor.weight", DType::F32),
+            ],
+        );
+    }
+
+    #[test]
+    fn gptq_has_the_published_values_and_is_exact_in_a_small_type() {
+        check(
+            "gptq",
+            &[
+                ("act_order.weight", DType::F32),
+                ("asymmetric.weight", DType::Q8_0),
+                ("narrow.weight", DType::F32),
+                ("symmetric.weight", DType::Q4_0),
+            ],
+        );
+        check("gptq_v2", &[("symmetric.weight", DType::Q4_0)]);
+    }
+
+    #[test]
+    fn awq_has_the_published_values_and_is_exact_in_a_small_type() {
+        check("awq", &[("asymmetric.weight", DType::Q8_0), ("brain.weight", DType::F32)]);
+    }
+}

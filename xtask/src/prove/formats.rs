@@ -1,0 +1,97 @@
+//! Every weight format on the default model, quantised anew, against transformers with the dequantised weights.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use fornax::catalog;
+use serde_json::Value;
+
+use super::Facts;
+use super::memory::target_dir;
+use crate::{command, fixtures, root, run as run_tool};
+
+/// Writes the files and what transformers computes with them.
+const SCRIPT: &str = "tests/golden/make_formats.py";
+/// A Python that has what the script names.
+const PYTHON: &str = "FORNAX_ORACLE_PYTHON";
+/// The largest difference of a prompt's log-probabilities above -10: below, digits of the logits are lost in them.
+const BOUNDS: [(&str, f64); 2] = [("float", 0.002), ("int8", 0.02)];
+
+pub(super) fn run() -> Result<Facts> {
+    fixtures::run(false)?;
+    run_tool(&mut command("cargo", &["build", "--release", "--package", "fornax"]))?;
+    let python = std::env::var_os(PYTHON)
+        .with_context(|| format!("set {PYTHON} to a Python with what {SCRIPT} needs"))?;
+    let entry = catalog::find(catalog::DEFAULT).context("the default model is not in the catalog")?;
+    let model = fixtures::cache_dir()?.join("models").join(entry.file);
+    let folder = target_dir()?.join("formats");
+    run_tool(Command::new(python).arg(root().join(SCRIPT)).arg(&model).arg(&folder))?;
+    let binary = target_dir()?.join("release/fornax");
+    let mut facts = vec![
+        ("model", entry.file.to_owned()),
+        (
+            "bounds",
+            BOUNDS.map(|(activations, bound)| format!("{bound} with {activations} activations")).join(", "),
+        ),
+    ];
+    let mut files: Vec<_> = std::fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
+    files.sort_by_key(std::fs::DirEntry::file_name);
+    for golden in files.iter().map(std::fs::DirEntry::path) {
+        if golden.extension().is_some_and(|extension| extension == "json") {
+            facts.push(("format", format(&binary, &golden)?));
+        }
+    }
+    ensure!(facts.len() > 20, "{} formats were written", facts.len() - 2);
+    Ok(facts)
+}
+
+/// One format's worst log-probability for each kind of activations.
+fn format(binary: &Path, golden: &Path) -> Result<String> {
+    let model = golden.with_extension("gguf");
+    let golden: Value = serde_json::from_slice(&std::fs::read(golden)?)?;
+    let name = model.file_stem().unwrap_or_default().to_string_lossy().to_uppercase();
+    let mut words = Vec::new();
+    for (activations, bound) in BOUNDS {
+        let mut worst = 0.0f64;
+        for case in golden["cases"].as_array().context("no cases")? {
+            let numbers = |key: &str| case[key].as_array().context("no list");
+            let tokens: Vec<usize> =
+                numbers("tokens")?.iter().filter_map(|token| token.as_u64()?.try_into().ok()).collect();
+            let rows = logits(binary, &model, &tokens, activations)?;
+            for (position, wanted) in numbers("logprobs")?.iter().enumerate() {
+                let wanted = wanted.as_f64().context("no number")?;
+                if wanted > -10.0 {
+                    worst =
+                        worst.max((log_probability(&rows[position], tokens[position + 1]) - wanted).abs());
+                }
+            }
+        }
+        ensure!(worst <= bound, "{name} with {activations} activations: {worst:.5}, at most {bound}");
+        words.push(format!("{worst:.5} {activations}"));
+    }
+    let share = golden["share"].as_f64().unwrap_or_default() * 100.0;
+    Ok(format!("{name} ({share:.0} % of the values): {}", words.join(", ")))
+}
+
+fn logits(binary: &Path, model: &Path, tokens: &[usize], activations: &str) -> Result<Vec<Vec<f32>>> {
+    let out = model.with_extension("f32");
+    let ids: Vec<String> = tokens.iter().map(usize::to_string).collect();
+    run_tool(
+        Command::new(binary)
+            .arg("logits")
+            .arg(model)
+            .args(["--device", "cpu", "--kv-dtype", "f32", "--activations", activations, "--json"])
+            .args(["--tokens", &ids.join(","), "--all", "--out"])
+            .arg(&out),
+    )?;
+    let bytes = std::fs::read(&out)?;
+    let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    Ok(values.chunks(values.len() / tokens.len()).map(<[f32]>::to_vec).collect())
+}
+
+fn log_probability(row: &[f32], token: usize) -> f64 {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+    f64::from(row[token] - most) - sum.ln()
+}
