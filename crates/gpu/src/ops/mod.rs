@@ -7,6 +7,7 @@ mod gemv;
 mod rows;
 mod sample;
 
+#[cfg(test)]
 pub(crate) use attention::{program as attention_program, storage};
 pub(crate) use fuse::Fuse;
 pub(crate) use gemv::{Scratch, programs};
