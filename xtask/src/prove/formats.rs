@@ -15,8 +15,10 @@ use crate::{command, fixtures, root, run as run_tool};
 const SCRIPT: &str = "tests/golden/make_formats.py";
 /// A Python that has what the script names.
 const PYTHON: &str = "FORNAX_ORACLE_PYTHON";
-/// The largest difference of a prompt's log-probabilities above -10: below, digits of the logits are lost in them.
-const BOUNDS: [(&str, f64); 2] = [("float", 0.002), ("int8", 0.02)];
+/// The largest difference of a prompt's log-probabilities above -10: below, digits of the logits are lost in them. Formats of
+/// one or two bits leave little of a model that was not made for them, and integers then cost more (0.05 in TQ2_0; in those of
+/// four bits 0.003).
+const BOUNDS: [(&str, f64); 2] = [("float", 0.002), ("int8", 0.1)];
 
 pub(super) fn run() -> Result<Facts> {
     fixtures::run(false)?;
