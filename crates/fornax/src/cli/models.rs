@@ -89,7 +89,7 @@ fn rows(cache: &Path) -> anyhow::Result<Vec<Row>> {
     }
     for path in files(cache)? {
         let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if rows.iter().all(|row| row.file != file) {
+        if rows.iter().all(|row| row.file.split('/').next() != Some(&file)) {
             let bytes = fs::metadata(&path).map(|metadata| metadata.len()).unwrap_or(0);
             rows.push(Row { name: None, file, path, bytes, on_disk: true, description: None, licence: None });
         }
@@ -125,7 +125,7 @@ pub(crate) fn rm(args: &Rm) -> anyhow::Result<()> {
     let cache = locate::cache_dir()?;
     let reference = hub::Reference::parse(&args.name).ok();
     let path = match (catalog::find(&args.name), reference) {
-        (Some(entry), _) => entry.path(&cache),
+        (Some(entry), _) => entry.place(&cache),
         (None, Some(reference)) => repository(&reference)?,
         // Only names of files in the folder: a path could reach out of it.
         (None, None) => files(&cache)?

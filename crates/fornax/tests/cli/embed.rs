@@ -101,3 +101,22 @@ fn what_cannot_be_embedded_is_refused_with_its_place() {
     fs::write(&lines, "").unwrap();
     check(&["--lines", lines.to_str().unwrap()], 2, "INVALID_INPUT", &["no text to embed"]);
 }
+
+#[test]
+fn sentences_are_embedded_as_sentence_transformers_does() {
+    let Some(path) = model("minilm", "sentences_are_embedded_as_sentence_transformers_does") else { return };
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/minilm-texts.json");
+    let golden: Vec<Value> = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
+    let mut args = vec!["embed", path.as_str(), "--json", "--activations", "float", "--parallel", "3"];
+    for case in &golden {
+        args.extend(["--text", case["text"].as_str().unwrap()]);
+    }
+    let made = fornax(&args).json();
+    let tokens: u64 = golden.iter().map(|case| case["tokens"].as_u64().unwrap()).sum();
+    assert_eq!(made["usage"]["prompt_tokens"], tokens);
+    for (case, got) in golden.iter().zip(made["embeddings"].as_array().unwrap()) {
+        for (got, wanted) in floats(got).into_iter().zip(floats(&case["embedding"])) {
+            assert!((got - wanted).abs() <= 1e-4, "{}: {got}, wanted {wanted}", case["text"]);
+        }
+    }
+}

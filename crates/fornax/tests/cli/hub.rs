@@ -492,7 +492,7 @@ fn the_command_line_pulls_runs_lists_and_removes() {
     offline(&["inspect", "owner/name:F16"]).fails(4, "MODEL_NOT_FOUND", &["owner/name:F16"]);
 
     let listing = offline(&["list", "--json"]).json();
-    let row = &listing["models"].as_array().unwrap()[1];
+    let row = listing["models"].as_array().unwrap().last().unwrap();
     assert_eq!((&row["name"], &row["bytes"]), (&json!(REPO), &json!(model.len())));
     ran(&mut world.fornax(&["rm", "owner/name:F16"])).fails(2, "INVALID_INPUT", &["fornax rm owner/name"]);
     let removed = ran(&mut world.fornax(&["rm", REPO]));

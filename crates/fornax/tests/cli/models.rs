@@ -30,7 +30,7 @@ fn an_empty_cache_lists_what_can_be_fetched() {
     let listing = ran(command(cache.path()).args(["list", "--json"])).json();
     let names: Vec<&str> =
         listing["models"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["smollm2"]);
+    assert_eq!(names, ["smollm2", "minilm"]);
     assert_eq!(listing["models"][0]["on_disk"], false);
     assert_eq!(listing["models"][0]["licence"], "Apache-2.0");
     let text = ran(command(cache.path()).arg("list")).stdout;
@@ -43,8 +43,8 @@ fn a_file_in_the_cache_is_listed_and_removed_by_its_name() {
     fs::create_dir(cache.path().join("models")).unwrap();
     fs::write(cache.path().join("models/mine.gguf"), b"12345").unwrap();
     let listing = ran(command(cache.path()).args(["list", "--json"])).json();
-    assert_eq!(listing["models"][1]["file"], "mine.gguf");
-    assert_eq!(listing["models"][1]["bytes"], 5);
+    assert_eq!(listing["models"][2]["file"], "mine.gguf");
+    assert_eq!(listing["models"][2]["bytes"], 5);
     let removed = ran(command(cache.path()).args(["rm", "mine.gguf"]));
     assert_eq!(removed.code, Some(0), "{}", removed.stderr);
     assert_eq!(files_below(cache.path()), Vec::<String>::new());

@@ -146,7 +146,7 @@ fn sentence_transformers_say_how_they_pool() {
 
 #[test]
 fn minilm_embeddings_are_those_of_transformers() {
-    let model = crate::real::cached("all-minilm-l6-v2.safetensors");
+    let model = crate::real::cached("all-minilm-l6-v2/model.safetensors");
     if !model.is_file() {
         let test = "encoder::minilm_embeddings_are_those_of_transformers";
         println!("SKIP {test}: {} is not there", model.display());

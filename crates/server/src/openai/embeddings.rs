@@ -90,8 +90,8 @@ enum Values {
 
 /// Embed texts
 ///
-/// What the model's head would read after the last token of each text, scaled to length one. Closing the connection
-/// cancels.
+/// What the model makes of each text, scaled to length one: encoders pool as their files say; of a decoder it is what its
+/// head would read after the last token. Closing the connection cancels.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai", request_body = EmbeddingBody, responses(
     (status = 200, body = Embeddings, description = "An embedding of each text"),
     crate::openapi::Refusals,
