@@ -242,6 +242,14 @@ pub enum Error {
         /// The type's name.
         name: String,
     },
+    /// A step behind the model that sentence-transformers takes and that is not computed.
+    #[error(
+        "modules.json names {module:?}, which is not computed; known are Transformer, Pooling and Normalize"
+    )]
+    Module {
+        /// Its type.
+        module: String,
+    },
     /// More dimensions than any model uses.
     #[error("tensor {tensor:?} has {found} dimensions, more than {most}")]
     Dimensions {

@@ -33,9 +33,17 @@ const CHAT_TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 
 /// The configuration of the pooling module that `modules.json` names.
 fn pooling_of(directory: &Path) -> Result<Option<Value>, Error> {
-    let modules: Option<Value> = json::read_if_there(&directory.join("modules.json"), CONFIG_BYTES_MAX)?;
+    let file = directory.join("modules.json");
+    let modules: Option<Value> = json::read_if_there(&file, CONFIG_BYTES_MAX)?;
     let modules = modules.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     let field = |module: &Value, name: &str| module.get(name).and_then(Value::as_str).map(str::to_owned);
+    for module in modules.iter().filter_map(|module| field(module, "type")) {
+        let kind = module.rsplit('.').next().unwrap_or_default();
+        // A vector's length is up to who asks for it.
+        if !["Transformer", "Pooling", "Normalize"].contains(&kind) {
+            return Err(Error::Module { module }.at(&file));
+        }
+    }
     let pools = |module: &&Value| field(module, "type").is_some_and(|kind| kind.ends_with("Pooling"));
     let path = modules.iter().find(pools).and_then(|module| field(module, "path"));
     // A folder of this directory and nothing else.

@@ -292,6 +292,7 @@ fn format_code(error: &fornax_format::Error) -> Code {
         }
         Fault::BigEndian { .. }
         | Fault::Version { .. }
+        | Fault::Module { .. }
         | Fault::TensorType { .. }
         | Fault::TensorTypeName { .. }
         | Fault::Quantization { .. }

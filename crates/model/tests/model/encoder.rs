@@ -117,23 +117,31 @@ fn pooling_that_is_not_computed_is_refused_by_name() {
 
 #[test]
 fn sentence_transformers_say_how_they_pool() {
-    let check = |pooling: &str, wanted: Result<Pooling, &str>| {
+    let check_modules = |more: &str, pooling: &str, wanted: Result<Pooling, &str>| {
         let copy = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(path("bert", Container::HuggingFace)).unwrap() {
             let from = entry.unwrap().path();
             fs::copy(&from, copy.path().join(from.file_name().unwrap())).unwrap();
         }
-        let modules = r#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
-            {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]"#;
+        let modules = format!(
+            r#"[{{"path": "", "type": "sentence_transformers.models.Transformer"}},
+            {{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}},
+            {{"path": "2", "type": "sentence_transformers.models.{more}"}}]"#
+        );
         fs::write(copy.path().join("modules.json"), modules).unwrap();
         fs::create_dir(copy.path().join("1_Pooling")).unwrap();
         fs::write(copy.path().join("1_Pooling/config.json"), pooling).unwrap();
-        match (Config::read(&Checkpoint::open(copy.path()).unwrap()), wanted) {
+        let opened = Checkpoint::open(copy.path()).map_err(|error| error.to_string());
+        let read = opened.and_then(|it| Config::read(&it).map_err(|error| error.to_string()));
+        match (read, wanted) {
             (Ok(config), Ok(wanted)) => assert_eq!(config.pooling, Some(wanted)),
-            (Err(error), Err(wanted)) => assert!(error.to_string().contains(wanted), "{error}"),
+            (Err(error), Err(wanted)) => assert!(error.contains(wanted), "{error}"),
             (got, wanted) => panic!("{pooling}: {got:?}, wanted {wanted:?}"),
         }
     };
+    let check = |pooling: &str, wanted| check_modules("Normalize", pooling, wanted);
+    let dense = "modules.json names \"sentence_transformers.models.Dense\", which is not computed";
+    check_modules("Dense", r#"{"pooling_mode_mean_tokens": true}"#, Err(dense));
     check(r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}"#, Ok(Pooling::Mean));
     check(r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#, Ok(Pooling::First));
     check(r#"{"pooling_mode": "lasttoken"}"#, Ok(Pooling::Last));
