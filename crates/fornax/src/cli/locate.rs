@@ -169,7 +169,8 @@ mod tests {
         check("hf:org/repo@main:model.gguf", true);
         check("Qwen/Qwen2.5-0.5B", true);
         check("Qwen/Qwen2.5-0.5B-GGUF:Q4_K_M", true);
-        check("Qwen/Qwen2.5-0.5B-GGUF/model-q8_0.gguf", true);
+        check("Qwen/Qwen2.5-0.5B-GGUF:model-q8_0.gguf", true);
+        check("Qwen/Qwen2.5-0.5B-GGUF/model-q8_0.gguf", false);
         check("https://huggingface.co/Qwen/Qwen2.5-0.5B", true);
         check("Why is the sky blue?", false);
         check("either/or what", false);

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub enum HubError {
     /// The text names no repository.
     #[error(
-        "{text:?} is no reference to the hub: {reason}; write owner/name, owner/name:Q4_K_M or owner/name/file.gguf"
+        "{text:?} is no reference to the hub: {reason}; write owner/name, owner/name:Q4_K_M or owner/name:file.gguf"
     )]
     Reference {
         /// What was given.

@@ -20,7 +20,7 @@ const PREFIXES: [&str; 8] = [
 ];
 
 /// A parsed reference: `hf:owner/name[@revision][:file or quant]`, `owner/name`, `owner/name:Q4_K_M`,
-/// `owner/name/file.gguf`, or the address of a page of the hub.
+/// `owner/name:file.gguf`, or the address of a page of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
     /// `owner/name`; a few old repositories have no owner.
@@ -104,10 +104,13 @@ impl Reference {
     }
 
     /// Whether a text that may also be a prompt, a path or a misspelt name is a reference: it is marked as one, or is
-    /// nothing but `owner/name`, with `:QUANT` or a model file behind it.
+    /// nothing but `owner/name`, with `:QUANT` or `:FILE` behind it. With a further slash it is a path: whoever mistypes one
+    /// wants to be told so, and not that a network was asked.
     pub fn is_meant(text: &str) -> bool {
         let marked = PREFIXES.iter().any(|prefix| text.starts_with(prefix));
-        (marked && !text.contains(char::is_whitespace)) || Reference::parse(text).is_ok()
+        let name = text.split(':').next().unwrap_or_default();
+        (marked && !text.contains(char::is_whitespace))
+            || (name.matches('/').count() == 1 && Reference::parse(text).is_ok())
     }
 }
 

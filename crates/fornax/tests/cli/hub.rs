@@ -304,7 +304,7 @@ fn refusals_of_the_hub_say_what_to_do() {
 
     let world = World::new(&[("m-Q8_0.gguf", &weights(0))], right);
     world.refuses("owner/name:Q4_K_M", &["no GGUF file in Q4_K_M", "it has: Q8_0"]);
-    world.refuses("owner/name/n.gguf", &["no file \"n.gguf\"", "m-Q8_0.gguf"]);
+    world.refuses("owner/name:n.gguf", &["no file \"n.gguf\"", "m-Q8_0.gguf"]);
     let nobody = Hub::new(Options { token: None, ..world.options() });
     let other = Reference::parse("owner/other").unwrap();
     let error = nobody.pull(&other, &mut |_| {}).unwrap_err().to_string();
