@@ -13,6 +13,7 @@ mod qwen2;
 mod qwen2moe;
 mod qwen3;
 mod qwen3moe;
+mod starcoder2;
 
 use crate::Facts;
 
@@ -32,6 +33,7 @@ pub(crate) const TABLE: &[Facts] = &[
     granite::GRANITE,
     gpt2::GPT2,
     gpt_oss::GPT_OSS,
+    starcoder2::STARCODER2,
     bert::BERT,
 ];
 

@@ -51,6 +51,8 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("gemma3", Container::Gguf),
     ("gemma3", Container::HuggingFace),
     ("gemma3-images", Container::HuggingFace),
+    ("starcoder2", Container::Gguf),
+    ("starcoder2", Container::HuggingFace),
     ("granite", Container::Gguf),
     ("granite", Container::HuggingFace),
     ("gpt2", Container::Gguf),
