@@ -65,7 +65,7 @@ fn main() {
 /// The same product of bytes and words mod 2^32.
 fn ring(simd: Simd, threads: usize, tokens: usize) {
     let (rows, columns) = (4864 * 2, 896);
-    let ring = CpuRing::new(&CpuRingOptions { threads, simd, memory_limit: None }).unwrap();
+    let ring = CpuRing::new(&CpuRingOptions { threads, simd, tiles: true, memory_limit: None }).unwrap();
     let weights: Vec<i8> = stored(DType::Q8_0, rows * columns)
         .into_iter()
         .take(rows * columns)

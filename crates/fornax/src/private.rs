@@ -54,7 +54,7 @@ pub fn serve(
 ) -> Result<Server, Error> {
     let path = path.to_owned();
     match device {
-        Device::Cpu => Server::start(listener, options, move || {
+        Device::Cpu => Server::start_lending(listener, options, move || {
             let defaults = CpuRingOptions::default();
             let ring =
                 CpuRing::new(&CpuRingOptions { threads: threads.unwrap_or(defaults.threads), ..defaults })?;

@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -14,6 +14,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use crate::Error;
+use crate::patience::look;
 use crate::transcript::{Recorder, Way};
 
 /// How long a connection may take to come about.
@@ -110,43 +111,27 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     if found.is_empty() { Err(wrong(&"no certificate in it")) } else { Ok(found) }
 }
 
-/// How long a thread looks for what it waits for before it sleeps. To wake it takes tens of microseconds, as long as a
-/// product on a GPU, and there are a hundred rounds in a token; but looking takes a core, so there must be many.
-pub(crate) fn patience() -> Duration {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if cores >= MANY_CORES { Duration::from_micros(200) } else { Duration::ZERO }
-}
-
-/// Cores on which both parties and a client can look for each other and compute as well.
-const MANY_CORES: usize = 8;
-
 /// A socket that is looked at for a while before its thread sleeps.
-struct Watched {
-    socket: TcpStream,
-    patience: Duration,
-}
+struct Watched(TcpStream);
 
 impl Read for Watched {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let began = Instant::now();
-        while began.elapsed() < self.patience {
-            match rustix::net::recv(&self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
-                Ok((_, count)) => return Ok(count),
-                Err(Errno::AGAIN | Errno::INTR) => std::hint::spin_loop(),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        self.socket.read(bytes)
+        let arrived = look(|| match rustix::net::recv(&self.0, &mut *bytes, RecvFlags::DONTWAIT) {
+            Ok((_, count)) => Some(Ok(count)),
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(error) => Some(Err(error.into())),
+        });
+        arrived.unwrap_or_else(|| self.0.read(bytes))
     }
 }
 
 impl Write for Watched {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.write(bytes)
+        self.0.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.socket.flush()
+        self.0.flush()
     }
 }
 
@@ -250,7 +235,7 @@ fn prepare(socket: TcpStream, timeout: Duration) -> io::Result<Watched> {
     socket.set_nodelay(true)?;
     socket.set_read_timeout(Some(timeout))?;
     socket.set_write_timeout(Some(timeout))?;
-    Ok(Watched { socket, patience: patience() })
+    Ok(Watched(socket))
 }
 
 impl Read for Tap {

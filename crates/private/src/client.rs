@@ -25,7 +25,7 @@ use crate::mask::{Masks, Pads, STREAM_WORDS, Seed};
 use crate::quantize::{Fingerprint, Matrix};
 use crate::stats::Stats;
 use crate::transcript::Recorder;
-use crate::verify::Check;
+use crate::verify::{Check, Expected};
 
 /// Where the parties are and how they are spoken to.
 #[derive(Clone, Debug)]
@@ -245,6 +245,7 @@ struct Step {
 struct Room {
     share: Vec<u32>,
     answers: [Vec<u32>; 2],
+    expected: Vec<Expected>,
     pads: Vec<Zeroizing<Vec<u32>>>,
 }
 
@@ -429,6 +430,11 @@ impl Client {
             let pad = stats.masked(|| session.draw(&next, shapes, room))?;
             session.drawn.push_back(pad);
         }
+        // And what its answer has to be.
+        let check = &self.checks[matrix];
+        let expected = &mut room.expected;
+        expected.clear();
+        stats.checked(|| expected.extend(x.chunks_exact(shapes.columns(matrix)).map(|x| check.expect(x))));
         let awaited = Awaited::Product { words: draw.answer_words(shapes) };
         let [room0, room1] = std::mem::take(&mut room.answers);
         let answer = |party: Party, channel: &mut Channel, room| {
@@ -454,10 +460,8 @@ impl Client {
         for ((out, &zero), &one) in out.iter_mut().zip(&answer0).zip(&answer1) {
             *out = zero.wrapping_add(one).cast_signed();
         }
-        let check = &self.checks[matrix];
-        let rows =
-            x.chunks_exact(self.shapes.columns(matrix)).zip(out.chunks_exact(self.shapes.rows(matrix)));
-        let holds = self.stats.checked(|| rows.into_iter().all(|(x, y)| check.holds(x, y)));
+        let mut rows = room.expected.iter().zip(out.chunks_exact(shapes.rows(matrix)));
+        let holds = stats.checked(|| rows.all(|(expected, y)| check.holds(expected, y)));
         if !holds {
             out.fill(0);
             return Err(self.blame(matrix, x, &pad, [&answer0, &answer1]));

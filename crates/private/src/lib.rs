@@ -12,6 +12,7 @@
 //! This crate knows matrices by number. It must never know an architecture, a token, a file of a model, HTTP or a command
 //! line; and it never logs.
 
+mod ahead;
 pub mod audit;
 mod backend;
 mod channel;
@@ -20,6 +21,7 @@ mod client;
 mod error;
 pub mod frame;
 pub mod mask;
+mod patience;
 mod quantize;
 mod queue;
 mod reference;

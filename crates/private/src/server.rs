@@ -5,6 +5,7 @@
 //! one queue ([`Queue`]). A session has few products waiting at a time, so that the queue's order is a round of all
 //! sessions; those that wait for the same matrix are computed as one.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -17,17 +18,18 @@ use fornax_compute::Ring;
 use rustls::ServerConfig;
 
 use crate::Error;
+use crate::ahead::Ahead;
 use crate::channel::Channel;
 use crate::claim;
 use crate::frame::{
     Draw, FrameError, Info, PROTOCOL, Party, Reply, RequestOne, RequestZero, Shapes, VERSION, Weights,
 };
-use crate::mask::{Counter, Masks, Pads, random};
-use crate::queue::{Pending, Queue};
+use crate::mask::{Counter, random};
+use crate::queue::Queue;
 use crate::transcript::Recorder;
 
 /// Products of one session of party 1 that may wait: one is computed while the next one's masks are drawn.
-const AHEAD: usize = 2;
+const WAITING: usize = 2;
 
 /// How a server is made.
 #[derive(Clone)]
@@ -94,11 +96,30 @@ struct Shared {
 }
 
 impl Server {
-    /// Loads the weights on a thread of their own and serves. Returns when the first client can be answered.
+    /// Loads the weights on a thread of their own, which alone uses the device, and serves. Returns when the first client
+    /// can be answered.
     pub fn start<R: Ring, E: From<Error> + Send + 'static>(
         listener: TcpListener,
         options: ServerOptions,
         load: impl FnOnce() -> Result<Loaded<R>, E> + Send + 'static,
+    ) -> Result<Server, E> {
+        Server::launch(listener, options, load, |queue, loaded| queue.work(&loaded))
+    }
+
+    /// The same with a device that may be used from any thread: a product that comes alone is computed where it arrived.
+    pub fn start_lending<R: Ring<Matrix: Send> + Send + 'static, E: From<Error> + Send + 'static>(
+        listener: TcpListener,
+        options: ServerOptions,
+        load: impl FnOnce() -> Result<Loaded<R>, E> + Send + 'static,
+    ) -> Result<Server, E> {
+        Server::launch(listener, options, load, Queue::work_and_lend)
+    }
+
+    fn launch<R: Ring, E: From<Error> + Send + 'static>(
+        listener: TcpListener,
+        options: ServerOptions,
+        load: impl FnOnce() -> Result<Loaded<R>, E> + Send + 'static,
+        work: impl FnOnce(&Queue, Loaded<R>) + Send + 'static,
     ) -> Result<Server, E> {
         let failed = |what| move |reason| E::from(Error::System { what, reason });
         let address = listener.local_addr().map_err(failed("cannot listen"))?;
@@ -116,8 +137,8 @@ impl Server {
         let computing = thread::Builder::new().name("products".to_owned()).spawn(move || match load() {
             Err(error) => drop(tell.send(Err(error))),
             Ok(loaded) => {
-                drop(tell.send(Ok((loaded.shapes.clone(), loaded.weights))));
-                worker.work(&loaded.ring, &loaded.matrices, &loaded.shapes);
+                drop(tell.send(Ok((loaded.shapes.clone(), loaded.weights.clone()))));
+                work(&worker, loaded);
             }
         });
         let computing = computing.map_err(failed("cannot start a thread"))?;
@@ -254,8 +275,9 @@ impl Guard {
                 Ok(RequestZero::Linear(share)) => {
                     let session: &mut Session = session.as_mut().ok_or(NO_SESSION)?;
                     session.admit(&share.draw, shapes)?;
-                    let pending = self.shared.queue.submit(share.draw, share.words);
-                    answer(channel, pending)?
+                    let Draw { counter, matrix, rows } = share.draw;
+                    let pending = self.shared.queue.submit(matrix as usize, rows as usize, share.words);
+                    answer(channel, counter, pending.wait()?)
                 }
                 Ok(RequestZero::Close) => return Ok(()),
                 Err(error) => return ended(error),
@@ -264,7 +286,7 @@ impl Guard {
         }
     }
 
-    /// Party 1: multiplies the masks that it draws, as far ahead as it is told.
+    /// Party 1: multiplies the masks that it draws, as far ahead as it is told, and a little further.
     fn serve_one(&self, channel: &mut Channel) -> Result<(), String> {
         let shapes = &self.shared.info.dims;
         let mut session = None;
@@ -272,37 +294,47 @@ impl Guard {
             match RequestOne::read(channel.reader(), shapes) {
                 Ok(RequestOne::Info) => self.tell(channel),
                 Ok(RequestOne::Open { version, positions_max, seed }) => {
-                    session = Some((self.open(channel, version, positions_max)?, Masks::new(&seed)));
+                    session = Some((self.open(channel, version, positions_max)?, Ahead::new(&seed)));
                     Ok(())
                 }
                 Ok(RequestOne::Linear(draws)) => {
-                    let (session, masks) = session.as_mut().ok_or(NO_SESSION)?;
-                    let mut waiting = std::collections::VecDeque::with_capacity(AHEAD);
-                    let mut sent = Ok(());
-                    for draw in draws {
-                        session.admit(&draw, shapes)?;
-                        let mut words = vec![0; draw.pad_words(shapes)];
-                        masks.draw(&mut words).map_err(|error| error.to_string())?;
-                        waiting.push_back(self.shared.queue.submit(draw, words));
-                        if waiting.len() == AHEAD
-                            && let Some(pending) = waiting.pop_front()
-                        {
-                            sent = sent.and(answer(channel, pending)?);
-                        }
-                        if sent.is_err() {
-                            break;
-                        }
-                    }
-                    for pending in waiting {
-                        sent = sent.and(answer(channel, pending)?);
-                    }
-                    sent
+                    let (session, ahead) = session.as_mut().ok_or(NO_SESSION)?;
+                    self.answer_step(channel, session, ahead, &draws)?
                 }
                 Ok(RequestOne::Close) => return Ok(()),
                 Err(error) => return ended(error),
             }
             .or_else(gone)?;
         }
+    }
+
+    fn answer_step(
+        &self,
+        channel: &mut Channel,
+        session: &mut Session,
+        ahead: &mut Ahead,
+        draws: &[Draw],
+    ) -> Result<io::Result<()>, String> {
+        let (shapes, queue) = (&self.shared.info.dims, &self.shared.queue);
+        let mut waiting = VecDeque::with_capacity(WAITING);
+        let mut draws_left = draws.iter();
+        loop {
+            let next = draws_left.next();
+            if let Some(draw) = next {
+                session.admit(draw, shapes)?;
+                waiting.push_back((draw.counter, ahead.product(draw, shapes, queue)?));
+            }
+            if next.is_some() && waiting.len() < WAITING {
+                continue;
+            }
+            let Some((counter, product)) = waiting.pop_front() else { break };
+            let sent = answer(channel, counter, product.wait()?);
+            if sent.is_err() {
+                return Ok(sent);
+            }
+        }
+        ahead.guess(draws, shapes, queue);
+        Ok(Ok(()))
     }
 
     fn tell(&self, channel: &mut Channel) -> io::Result<()> {
@@ -335,11 +367,8 @@ impl Drop for Guard {
 
 const NO_SESSION: &str = "open a session first";
 
-/// Sends a product when it is ready.
-fn answer(channel: &mut Channel, pending: Pending) -> Result<io::Result<()>, String> {
-    let counter = pending.draw.counter;
-    let words = pending.wait()?;
-    Ok(channel.send(|out| Reply::Product { counter, words }.write(out)))
+fn answer(channel: &mut Channel, counter: u64, words: Vec<u32>) -> io::Result<()> {
+    channel.send(|out| Reply::Product { counter, words }.write(out))
 }
 
 /// A client that is gone needs no reason.

@@ -1,10 +1,9 @@
 //! Host memory as a device: every byte counted by purpose where it is allocated, and uncounted where it is dropped.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::cell::RefCell;
 use std::fmt;
 use std::ptr::NonNull;
-use std::rc::{Rc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use fornax_format::{DType, View};
 
@@ -21,29 +20,29 @@ const ALIGN: usize = 64;
 /// Whose bytes are in use, and how many may be.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    usage: RefCell<Usage>,
+    usage: Mutex<Usage>,
     limit: u64,
     /// Where the next weights go.
-    chunk: RefCell<Chunk>,
+    chunk: Mutex<Chunk>,
 }
 
 impl Ledger {
-    pub(super) fn new(limit: u64) -> Rc<Ledger> {
-        Rc::new(Ledger { usage: RefCell::default(), limit, chunk: RefCell::default() })
+    pub(super) fn new(limit: u64) -> Arc<Ledger> {
+        Arc::new(Ledger { usage: Mutex::default(), limit, chunk: Mutex::default() })
     }
 
     pub(super) fn usage(&self) -> Usage {
-        *self.usage.borrow()
+        *lock(&self.usage)
     }
 
     /// Counts bytes until the result is dropped, or refuses them.
-    pub(super) fn count(self: &Rc<Self>, purpose: Purpose, bytes: u64) -> Result<Counted, Error> {
-        let mut usage = self.usage.borrow_mut();
+    pub(super) fn count(self: &Arc<Self>, purpose: Purpose, bytes: u64) -> Result<Counted, Error> {
+        let mut usage = lock(&self.usage);
         if bytes > self.limit.saturating_sub(usage.total()) {
             return Err(self.out_of_memory(purpose, bytes, usage.total()));
         }
         usage.add(purpose, bytes);
-        Ok(Counted { ledger: Rc::clone(self), purpose, bytes })
+        Ok(Counted { ledger: Arc::clone(self), purpose, bytes })
     }
 
     fn out_of_memory(&self, purpose: Purpose, wanted: u64, used: u64) -> Error {
@@ -51,17 +50,22 @@ impl Ledger {
     }
 }
 
-/// Bytes that count as used while this lives. Holding an `Rc`, it ties whatever contains it to one thread.
+/// A panic while bytes were counted left them counted or not: both are numbers.
+fn lock<T>(counted: &Mutex<T>) -> MutexGuard<'_, T> {
+    counted.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes that count as used while this lives.
 #[derive(Debug)]
 pub(super) struct Counted {
-    ledger: Rc<Ledger>,
+    ledger: Arc<Ledger>,
     purpose: Purpose,
     bytes: u64,
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.ledger.usage.borrow_mut().subtract(self.purpose, self.bytes);
+        lock(&self.ledger.usage).subtract(self.purpose, self.bytes);
     }
 }
 
@@ -79,14 +83,19 @@ struct Allocation {
     layout: Layout,
 }
 
+// SAFETY: memory of its own, reached through its users alone, which have different parts of it.
+unsafe impl Send for Allocation {}
+// SAFETY: as above; an allocation by itself reads and writes nothing.
+unsafe impl Sync for Allocation {}
+
 impl Allocation {
-    fn new(bytes: usize) -> Option<Rc<Allocation>> {
+    fn new(bytes: usize) -> Option<Arc<Allocation>> {
         // Aligned by its users and not by the allocator: for more than a word's alignment that zeroes by writing, which
         // makes every page resident before anything is stored there.
         let layout = Layout::from_size_align(bytes, size_of::<u64>()).ok().filter(|_| bytes > 0)?;
         // SAFETY: the layout's size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Rc::new(Allocation { start, layout }))
+        Some(Arc::new(Allocation { start, layout }))
     }
 
     /// Advice to the system, whose refusal changes nothing.
@@ -122,7 +131,7 @@ struct Chunk {
 
 impl Chunk {
     /// Room for some bytes at an aligned address: here, or in a new allocation.
-    fn take(&mut self, bytes: usize) -> Option<(NonNull<u8>, Rc<Allocation>)> {
+    fn take(&mut self, bytes: usize) -> Option<(NonNull<u8>, Arc<Allocation>)> {
         if let Some(allocation) = self.allocation.upgrade()
             && let Some(start) = self.place(&allocation, bytes, ALIGN)
         {
@@ -132,7 +141,7 @@ impl Chunk {
         allocation.ask_for_large_pages();
         self.used = 0;
         let start = self.place(&allocation, bytes, LARGE_PAGE)?;
-        self.allocation = Rc::downgrade(&allocation);
+        self.allocation = Arc::downgrade(&allocation);
         Some((start, allocation))
     }
 
@@ -157,20 +166,25 @@ pub(super) struct Block {
     start: NonNull<u8>,
     bytes: usize,
     /// What it lies in; nothing for an empty block.
-    _allocation: Option<Rc<Allocation>>,
+    _allocation: Option<Arc<Allocation>>,
     /// Dropped after the memory is given back.
     _counted: Counted,
 }
 
+// SAFETY: no other block has its bytes, and `bytes_mut` takes it mutably.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
 impl Block {
-    pub(super) fn new(ledger: &Rc<Ledger>, purpose: Purpose, bytes: u64) -> Result<Block, Error> {
+    pub(super) fn new(ledger: &Arc<Ledger>, purpose: Purpose, bytes: u64) -> Result<Block, Error> {
         let counted = ledger.count(purpose, bytes)?;
         let refused = || ledger.out_of_memory(purpose, bytes, ledger.usage().total() - bytes);
         let bytes = usize::try_from(bytes).map_err(|_| refused())?;
         let mut block = Block { start: NonNull::dangling(), bytes, _allocation: None, _counted: counted };
         if bytes > 0 {
             let (start, allocation) = match purpose {
-                Purpose::Weights => ledger.chunk.borrow_mut().take(bytes),
+                Purpose::Weights => lock(&ledger.chunk).take(bytes),
                 _ => bytes.checked_add(ALIGN).and_then(Allocation::new).map(|allocation| {
                     // SAFETY: the next aligned address is less than ALIGN bytes on, and it is ALIGN bytes larger.
                     (unsafe { allocation.start.add(allocation.start.align_offset(ALIGN)) }, allocation)
@@ -223,7 +237,7 @@ impl fmt::Debug for Buf {
 
 impl Buf {
     pub(super) fn new(
-        ledger: &Rc<Ledger>,
+        ledger: &Arc<Ledger>,
         sizes: &CpuSizes,
         purpose: Purpose,
         rows: usize,
@@ -234,7 +248,7 @@ impl Buf {
     }
 
     /// One row of f32 made of stored vectors.
-    pub(super) fn vector(ledger: &Rc<Ledger>, sizes: &CpuSizes, parts: &[Part<'_>]) -> Result<Buf, Error> {
+    pub(super) fn vector(ledger: &Arc<Ledger>, sizes: &CpuSizes, parts: &[Part<'_>]) -> Result<Buf, Error> {
         let lengths = parts.iter().map(|part| sizes.vector_values(part)).collect::<Result<Vec<_>, _>>()?;
         let mut buf = Buf::new(ledger, sizes, Purpose::Weights, 1, lengths.iter().sum())?;
         let mut out = buf.values_mut();
@@ -328,7 +342,7 @@ impl fmt::Debug for Weight {
 impl Weight {
     /// Copies the parts' rows out of their file, in their final order and layout.
     pub(super) fn new(
-        ledger: &Rc<Ledger>,
+        ledger: &Arc<Ledger>,
         sizes: &CpuSizes,
         pool: &Pool,
         parts: &[Part<'_>],
@@ -484,7 +498,7 @@ impl fmt::Debug for Kv {
 }
 
 impl Kv {
-    pub(super) fn new(ledger: &Rc<Ledger>, sizes: &CpuSizes, spec: &KvSpec) -> Result<Kv, Error> {
+    pub(super) fn new(ledger: &Arc<Ledger>, sizes: &CpuSizes, spec: &KvSpec) -> Result<Kv, Error> {
         let groups = spec.groups.iter().map(|group| {
             let bytes = (group.pages as u64).saturating_mul(sizes.page_bytes(spec, group));
             Ok((group.clone(), Block::new(ledger, Purpose::Kv, bytes)?))

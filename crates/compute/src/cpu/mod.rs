@@ -26,6 +26,7 @@ pub(crate) mod widest;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::thread;
 
 pub use memory::{Buf, CpuSizes, Kv, Weight, dequantize, expand_rows};
@@ -107,7 +108,7 @@ impl Default for CpuOptions {
 pub struct Cpu {
     options: CpuOptions,
     sizes: CpuSizes,
-    ledger: Rc<Ledger>,
+    ledger: Arc<Ledger>,
     pool: Pool,
     scratch: RefCell<Scratch>,
     steps: Rc<Steps>,

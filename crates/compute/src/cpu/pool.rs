@@ -1,7 +1,7 @@
 //! Threads for parallel regions of tens of microseconds.
 //!
 //! The caller works too. Between regions a worker spins briefly, because the next region of a running step is
-//! microseconds away, and then parks: an idle backend burns no core. Work is handed over as one borrowed closure;
+//! microseconds away, then lets others go first, and then parks: an idle backend burns no core. Work is handed over as one borrowed closure;
 //! nothing is allocated per region.
 //!
 //! Threads claim their items, and a region is over when the caller finds none left and those inside have come out. It
@@ -19,10 +19,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
 use std::{hint, io};
 
-/// How often a waiting thread looks before it parks: some 20 to 50 us, for a pause takes 20 to 45 ns.
+/// How often a waiting thread looks before it lets others go first: some 20 to 50 us, for a pause takes 20 to 45 ns.
 const SPINS: usize = 1000;
+/// How long it goes on looking before it parks. To wake it takes longer than a region, above all on a virtual machine, and
+/// between two steps of a model, or two products for a client of private inference, lie tens of microseconds.
+const PATIENCE: Duration = Duration::from_micros(300);
 
 /// In the state: workers may enter the region. Above it the region's number, below it how many are inside.
 const OPEN: u64 = 1 << 31;
@@ -188,13 +192,20 @@ impl Shared {
         }
     }
 
-    /// Spins, then parks, until `ready`. Whoever makes it ready unparks thread `index` if it says that it parks.
+    /// Spins, then looks between what others do, then parks, until `ready`. Whoever makes it ready unparks thread `index` if it says that it parks.
     fn wait(&self, index: usize, ready: impl Fn() -> bool) {
         for _ in 0..SPINS {
             if ready() {
                 return;
             }
             hint::spin_loop();
+        }
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            if ready() {
+                return;
+            }
+            thread::yield_now();
         }
         self.parked[index].store(true, SeqCst);
         while !ready() {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::attention::UNIT_TOKENS;
 use super::memory::{Counted, Ledger};
@@ -84,7 +85,7 @@ fn units_max(tokens_max: usize, slots: usize) -> usize {
 
 impl Steps {
     pub(super) fn new(
-        ledger: &Rc<Ledger>,
+        ledger: &Arc<Ledger>,
         count: usize,
         tokens_max: usize,
         slots: usize,

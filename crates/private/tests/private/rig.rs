@@ -75,7 +75,7 @@ pub(crate) fn loaded(case: &str) -> Result<Loaded<CpuRing>, Error> {
 pub(crate) fn serve_with(case: &'static str, options: ServerOptions) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let options = ServerOptions { demo_single_host: true, ..options };
-    Server::start(listener, options, move || loaded(case)).unwrap_or_else(|error| panic!("{error}"))
+    Server::start_lending(listener, options, move || loaded(case)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 pub(crate) fn serve(case: &'static str) -> [Server; 2] {

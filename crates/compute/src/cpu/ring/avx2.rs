@@ -3,11 +3,15 @@
 
 use core::arch::x86_64::*;
 
-use super::{GROUP, Kernel, QUAD, QUAD_BYTES, half_limbs};
+use super::{GROUP, Kernel, QUAD, QUAD_BYTES, half_limbs, quad_panel};
 use crate::cpu::quant::AHEAD_BYTES;
 
-pub(super) const KERNEL: Kernel =
-    Kernel { limbs: half_limbs, tiles: [tile::<6>, tile::<4>, tile::<2>, tile::<1>] };
+pub(super) static KERNEL: Kernel =
+    Kernel { widths: &[6, 4, 2, 1], tiles: &[tile::<6>, tile::<4>, tile::<2>, tile::<1>], lay_out, block: 1 };
+
+fn lay_out(x: &[u32], columns: usize, width: usize, panel: &mut [[u8; QUAD_BYTES]]) {
+    quad_panel(x, columns, width, panel, half_limbs);
+}
 
 /// Rows that one register holds a quad of.
 const ROWS: usize = 4;

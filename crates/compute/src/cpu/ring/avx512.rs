@@ -3,11 +3,17 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::{GROUP, Kernel, QUAD, QUAD_BYTES};
-use crate::cpu::quant::AHEAD_BYTES;
+use super::{GROUP, Kernel, QUAD, QUAD_BYTES, quad_panel};
 
-pub(super) const KERNEL: Kernel = Kernel { limbs, tiles: [tile::<6>, tile::<4>, tile::<2>, tile::<1>] };
+pub(super) static KERNEL: Kernel =
+    Kernel { widths: &[6, 4, 2, 1], tiles: &[tile::<6>, tile::<4>, tile::<2>, tile::<1>], lay_out, block: 1 };
 
+pub(super) fn lay_out(x: &[u32], columns: usize, width: usize, panel: &mut [[u8; QUAD_BYTES]]) {
+    quad_panel(x, columns, width, panel, limbs);
+}
+
+/// How far ahead of its use a weight is asked for.
+const AHEAD_BYTES: usize = 16 << 10;
 /// Bytes of a word.
 const LIMBS: usize = 4;
 
@@ -20,7 +26,7 @@ fn limbs(words: &[u32; QUAD], out: &mut [u8; QUAD_BYTES]) {
     }
 }
 
-fn tile<const WIDTH: usize>(
+pub(super) fn tile<const WIDTH: usize>(
     group: &[[u8; GROUP * QUAD]],
     panel: &[[u8; QUAD_BYTES]],
     out: &mut [[u32; GROUP]],
@@ -43,9 +49,10 @@ unsafe fn sums<const WIDTH: usize>(
     for weights in group {
         // SAFETY: 64 bytes of a group; the panel has 4 limbs of 4 bytes for each row and quad.
         unsafe {
-            // Few rows wait for memory. Asking never faults, also beyond the weight.
+            // Few rows wait for memory. Asking never faults, also beyond the weight; asked for in the second cache, which
+            // has more lines under way at a time than the first.
             if WIDTH <= 2 {
-                _mm_prefetch::<_MM_HINT_T0>(weights.as_ptr().wrapping_add(AHEAD_BYTES).cast());
+                _mm_prefetch::<_MM_HINT_T1>(weights.as_ptr().wrapping_add(AHEAD_BYTES).cast());
             }
             let weights = _mm512_loadu_si512(weights.as_ptr().cast());
             for (row, sums) in sums.iter_mut().enumerate() {

@@ -7,6 +7,8 @@
 //! read.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -15,7 +17,7 @@ mod neon;
 
 use std::cell::RefCell;
 use std::fmt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::disjoint::Disjoint;
 use super::memory::{Block, Ledger};
@@ -29,8 +31,8 @@ const GROUP: usize = 16;
 const QUAD: usize = 4;
 /// Bytes of a quad of one row of activations, whatever the limbs.
 const QUAD_BYTES: usize = QUAD * size_of::<u32>();
-/// The widths that panels have.
-const WIDTHS: [usize; 4] = [6, 4, 2, 1];
+/// The widest panel of any kernel.
+const WIDTH_MAX: usize = 16;
 /// Room for panels: as much as the second cache of most processors holds. More rows go in several passes.
 const PANEL_BYTES: usize = 1 << 20;
 /// Below this many words the panels are laid out by the caller alone: waking others takes longer.
@@ -43,6 +45,8 @@ pub struct CpuRingOptions {
     pub threads: usize,
     /// The vector instructions to use.
     pub simd: Simd,
+    /// Whether to use matrix tiles beside AVX-512, where the processor has them and the system grants them.
+    pub tiles: bool,
     /// The most bytes to allocate; `None` means what the machine has.
     pub memory_limit: Option<u64>,
 }
@@ -51,27 +55,31 @@ impl Default for CpuRingOptions {
     /// Every core that this process may use, the best instructions.
     fn default() -> CpuRingOptions {
         let cpu = super::CpuOptions::default();
-        CpuRingOptions { threads: cpu.threads, simd: cpu.simd, memory_limit: None }
+        CpuRingOptions { threads: cpu.threads, simd: cpu.simd, tiles: true, memory_limit: None }
     }
 }
 
 /// Ring products on the CPU.
 pub struct CpuRing {
     kernel: Option<&'static Kernel>,
-    ledger: Rc<Ledger>,
+    ledger: Arc<Ledger>,
     pool: Pool,
     panels: RefCell<Block>,
 }
 
 /// What one level of vector instructions does.
 struct Kernel {
-    /// Writes four words as limbs of that quad.
-    limbs: fn(&[u32; QUAD], &mut [u8; QUAD_BYTES]),
-    /// A group times a panel of as many rows as the index in [`WIDTHS`] says.
-    tiles: [Tile; WIDTHS.len()],
+    /// The widths that panels have, widest first.
+    widths: &'static [usize],
+    /// A group times a panel, for each width.
+    tiles: &'static [Tile],
+    /// `lay_out(x, columns, width, panel)` writes `width` rows as limbs, and zeros behind them up to whole blocks.
+    lay_out: fn(&[u32], usize, usize, &mut [[u8; QUAD_BYTES]]),
+    /// Quads of which panels are whole multiples.
+    block: usize,
 }
 
-/// `tile(group, panel, out)`: sums over all quads of the group and the panel, both whole.
+/// `tile(group, panel, out)`: sums over all quads of the group and the panel, both of whole blocks.
 type Tile = fn(&[[u8; GROUP * QUAD]], &[[u8; QUAD_BYTES]], &mut [[u32; GROUP]]);
 
 /// Bytes on the CPU.
@@ -91,7 +99,7 @@ impl fmt::Debug for RingMatrix {
 impl CpuRing {
     /// Starts the threads and allocates the workspace.
     pub fn new(options: &CpuRingOptions) -> Result<CpuRing, Error> {
-        let CpuRingOptions { threads, simd, memory_limit } = *options;
+        let CpuRingOptions { threads, simd, tiles, memory_limit } = *options;
         if !Simd::present().any(|present| present == simd) {
             return Err(Error::Unsupported { what: simd.name().to_owned(), backend: NAME });
         }
@@ -102,6 +110,8 @@ impl CpuRing {
             Simd::Scalar => None,
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => Some(&avx2::KERNEL),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 if tiles && amx::present() => Some(&amx::KERNEL),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512 => Some(&avx512::KERNEL),
             #[cfg(target_arch = "aarch64")]
@@ -124,22 +134,25 @@ impl Ring for CpuRing {
     fn matrix(&self, rows: usize, columns: usize, weights: &[i8]) -> Result<RingMatrix, Error> {
         check_weights(rows, columns, weights)?;
         let quads = columns.div_ceil(QUAD);
-        if self.kernel.is_some() && quads > PANEL_BYTES / QUAD_BYTES {
+        if self.kernel.is_some_and(|kernel| kernel.quads(columns) > PANEL_BYTES / QUAD_BYTES) {
             let what = format!("a ring product of {columns} columns");
             return Err(Error::Unsupported { what, backend: NAME });
         }
         let weights: &[u8] = bytemuck::cast_slice(weights);
         let bytes = match self.kernel {
             None => weights.len(),
-            Some(_) => rows.div_ceil(GROUP) * quads * GROUP * QUAD,
+            // The last group's last block is read whole.
+            Some(kernel) => (rows.div_ceil(GROUP) * quads + kernel.quads(columns) - quads) * GROUP * QUAD,
         };
         let mut block = Block::new(&self.ledger, Purpose::Weights, bytes as u64)?;
         if self.kernel.is_none() {
             block.bytes_mut().copy_from_slice(weights);
         } else if bytes > 0 {
-            let out = Disjoint::new(block.bytes_mut());
             let group_bytes = quads * GROUP * QUAD;
-            self.pool.for_each(bytes / group_bytes, |_, groups| {
+            let (packed, behind) = block.bytes_mut().split_at_mut(rows.div_ceil(GROUP) * group_bytes);
+            behind.fill(0);
+            let out = Disjoint::new(packed);
+            self.pool.for_each(rows.div_ceil(GROUP), |_, groups| {
                 for group in groups {
                     // SAFETY: the pool hands out each group once.
                     let out = unsafe { out.part(group * group_bytes..(group + 1) * group_bytes) };
@@ -161,8 +174,9 @@ impl Ring for CpuRing {
         match self.kernel {
             None => multiply_stored(bytemuck::cast_slice(matrix.block.bytes()), columns, x, out),
             Some(kernel) => {
-                let pass = PANEL_BYTES / QUAD_BYTES / columns.div_ceil(QUAD);
-                let pass = if pass < WIDTHS[0] { pass } else { pass / WIDTHS[0] * WIDTHS[0] };
+                let pass = PANEL_BYTES / QUAD_BYTES / kernel.quads(columns);
+                let widest = kernel.widths[0];
+                let pass = if pass < widest { pass } else { pass / widest * widest };
                 for (x, out) in x.chunks(pass * columns).zip(out.chunks_mut(pass * rows)) {
                     self.multiply_packed(kernel, matrix, x, out);
                 }
@@ -198,45 +212,66 @@ fn pack(rows: &[u8], columns: usize, out: &mut [u8]) {
     }
 }
 
-/// Rows cut into panels, widest first: (first row, index of the width).
-fn panels(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut first = 0;
-    std::iter::from_fn(move || {
-        let index = WIDTHS.into_iter().position(|width| first + width <= rows)?;
-        first += WIDTHS[index];
-        Some((first - WIDTHS[index], index))
-    })
+impl Kernel {
+    /// Quads of a panel's row.
+    fn quads(&self, columns: usize) -> usize {
+        columns.div_ceil(QUAD).next_multiple_of(self.block)
+    }
+
+    /// Rows cut into panels, widest first: (first row, index of the width).
+    fn panels(&self, rows: usize) -> impl Iterator<Item = (usize, usize)> {
+        let mut first = 0;
+        std::iter::from_fn(move || {
+            let index = self.widths.iter().position(|width| first + width <= rows)?;
+            first += self.widths[index];
+            Some((first - self.widths[index], index))
+        })
+    }
+}
+
+/// Rows of a panel quad by quad: one quad of each row, then the next.
+fn quad_panel(
+    x: &[u32],
+    columns: usize,
+    width: usize,
+    panel: &mut [[u8; QUAD_BYTES]],
+    limbs: impl Fn(&[u32; QUAD], &mut [u8; QUAD_BYTES]),
+) {
+    for (row, x) in x.chunks(columns).enumerate() {
+        let (whole, rest) = x.as_chunks();
+        let mut places = panel.iter_mut().skip(row).step_by(width);
+        for (words, place) in whole.iter().zip(&mut places) {
+            limbs(words, place);
+        }
+        if !rest.is_empty()
+            && let Some(place) = places.next()
+        {
+            let mut words = [0; QUAD];
+            words[..rest.len()].copy_from_slice(rest);
+            limbs(&words, place);
+        }
+        places.for_each(|place| place.fill(0));
+    }
 }
 
 impl CpuRing {
     /// A pass whose panels fit the room for them.
     fn multiply_packed(&self, kernel: &Kernel, matrix: &RingMatrix, x: &[u32], out: &mut [u32]) {
         let (rows, columns) = (matrix.rows, matrix.columns);
-        let (quads, tokens) = (columns.div_ceil(QUAD), x.len() / columns);
+        let (stored, quads, tokens) = (columns.div_ceil(QUAD), kernel.quads(columns), x.len() / columns);
         let mut room = self.panels.borrow_mut();
         let room: &mut [[u8; QUAD_BYTES]] = &mut room.bytes_mut().as_chunks_mut().0[..tokens * quads];
         let parts = Disjoint::new(room);
         let lay_out = |first: usize, index: usize| {
-            let width = WIDTHS[index];
+            let width = kernel.widths[index];
             // SAFETY: panels do not overlap, and each is laid out once.
             let panel = unsafe { parts.part(first * quads..(first + width) * quads) };
-            for (row, x) in x[first * columns..][..width * columns].chunks(columns).enumerate() {
-                let (whole, rest) = x.as_chunks();
-                let mut places = panel.iter_mut().skip(row).step_by(width);
-                for (words, place) in whole.iter().zip(&mut places) {
-                    (kernel.limbs)(words, place);
-                }
-                if let Some(place) = places.next() {
-                    let mut words = [0; QUAD];
-                    words[..rest.len()].copy_from_slice(rest);
-                    (kernel.limbs)(&words, place);
-                }
-            }
+            (kernel.lay_out)(&x[first * columns..][..width * columns], columns, width, panel);
         };
         if x.len() < GRAIN_WORDS {
-            panels(tokens).for_each(|(first, index)| lay_out(first, index));
+            kernel.panels(tokens).for_each(|(first, index)| lay_out(first, index));
         } else {
-            let all: Vec<_> = panels(tokens).collect();
+            let all: Vec<_> = kernel.panels(tokens).collect();
             self.pool.for_each(all.len(), |_, mine| {
                 all[mine].iter().for_each(|&(first, index)| lay_out(first, index));
             });
@@ -247,10 +282,10 @@ impl CpuRing {
         self.pool.for_each(rows.div_ceil(GROUP), |_, mine| {
             for group in mine {
                 let columns = group * GROUP..rows.min((group + 1) * GROUP);
-                let group = &groups[group * quads..][..quads];
-                for (first, index) in panels(tokens) {
-                    let mut tile = [[0; GROUP]; WIDTHS[0]];
-                    let tile = &mut tile[..WIDTHS[index]];
+                let group = &groups[group * stored..][..quads];
+                for (first, index) in kernel.panels(tokens) {
+                    let mut tile = [[0; GROUP]; WIDTH_MAX];
+                    let tile = &mut tile[..kernel.widths[index]];
                     let panel = &room[first * quads..][..tile.len() * quads];
                     (kernel.tiles[index])(group, panel, tile);
                     for (row, sums) in tile.iter().enumerate() {
@@ -288,8 +323,8 @@ mod tests {
     #[test]
     fn every_level_gives_the_exact_product_on_any_number_of_threads() {
         for simd in Simd::present() {
-            for threads in [1, 3] {
-                let options = CpuRingOptions { threads, simd, memory_limit: None };
+            for (threads, tiles) in [(1, true), (3, true), (2, false)] {
+                let options = CpuRingOptions { threads, simd, tiles, memory_limit: None };
                 let report = run_ring(&CpuRing::new(&options).unwrap(), &mut |_| ());
                 let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
                 assert!(report.conforms(), "{simd:?} {threads}:\n{}", failed.join("\n"));

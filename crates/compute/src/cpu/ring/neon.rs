@@ -2,10 +2,14 @@
 
 use core::arch::aarch64::*;
 
-use super::{GROUP, Kernel, QUAD, QUAD_BYTES, half_limbs};
+use super::{GROUP, Kernel, QUAD, QUAD_BYTES, half_limbs, quad_panel};
 
-pub(super) const KERNEL: Kernel =
-    Kernel { limbs: half_limbs, tiles: [tile::<6>, tile::<4>, tile::<2>, tile::<1>] };
+pub(super) static KERNEL: Kernel =
+    Kernel { widths: &[6, 4, 2, 1], tiles: &[tile::<6>, tile::<4>, tile::<2>, tile::<1>], lay_out, block: 1 };
+
+fn lay_out(x: &[u32], columns: usize, width: usize, panel: &mut [[u8; QUAD_BYTES]]) {
+    quad_panel(x, columns, width, panel, half_limbs);
+}
 
 fn tile<const WIDTH: usize>(
     group: &[[u8; GROUP * QUAD]],
