@@ -13,6 +13,7 @@ mod phases;
 mod prove;
 mod python;
 mod schema_suite;
+mod source;
 mod test;
 
 use std::path::PathBuf;

@@ -14,6 +14,7 @@ mod memory;
 mod private;
 mod simulation;
 mod soak;
+mod templates;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -90,6 +91,11 @@ const PROOFS: &[Proof] = &[
         name: "soak",
         shows: "A thousand mixed requests on a real model, some failing on purpose, leave nothing behind; memory is flat.",
         run: soak::run,
+    },
+    Proof {
+        name: "templates",
+        shows: "A hundred chat templates that models carry render byte for byte as with transformers.",
+        run: templates::run,
     },
 ];
 

