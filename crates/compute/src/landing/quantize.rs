@@ -83,7 +83,8 @@ impl Fit {
         // As if there were 14 to 16 steps from the smallest to the largest value, in tenths.
         for tenths in 140..=162 {
             let inverse = tenths as f32 / 10.0 / (most - least);
-            let codes = values.map(|value| (inverse * (value - least)).round().clamp(0.0, 15.0));
+            // From the best minimum so far: beside an outlier, the smallest value is a poor one.
+            let codes = values.map(|value| (inverse * (value + best.below)).round().clamp(0.0, 15.0));
             let Some((scale, below)) = least_squares(values, &weights, &codes) else { continue };
             let found = error(scale, below);
             if found < best_error {
@@ -182,25 +183,21 @@ mod tests {
         assert_eq!(four.len(), VALUES / 256 * 144);
         let mut out = vec![0; four.len()];
         quantize_q4_k(&values, &mut out);
-        let mut rows = Vec::new();
-        for quantized in [&out[..], four] {
+        // By the measure that both minimise: large values count more, as llama.cpp weighs them.
+        let error = |quantized: &[u8]| -> Vec<f64> {
             let mut got = vec![0.0; VALUES];
             crate::cpu::dequantize(DType::Q4_K, quantized, &mut got).unwrap();
-            let error = |(got, want): (&[f32], &[f32])| {
-                let squares = got.iter().zip(want).map(|(got, want)| f64::from(got - want).powi(2));
-                let size = want.iter().map(|want| f64::from(*want).powi(2)).sum::<f64>();
-                squares.sum::<f64>() / size.max(1e-30)
+            let block = |(got, values): (&[f32; 32], &[f32; 32])| -> f64 {
+                let terms = got.iter().zip(values).zip(weights(values));
+                terms.map(|((got, value), weight)| f64::from(weight) * f64::from(got - value).powi(2)).sum()
             };
-            rows.push(got.chunks(1024).zip(values.chunks(1024)).map(error).collect::<Vec<_>>());
+            let blocks: Vec<f64> =
+                got.as_chunks::<32>().0.iter().zip(values.as_chunks::<32>().0).map(block).collect();
+            blocks.chunks(32).map(|row| row.iter().sum()).collect()
+        };
+        for (row, (ours, theirs)) in error(&out).iter().zip(error(four)).enumerate() {
+            assert!(*ours <= theirs, "row {row}: {ours:.4e}, llama.cpp {theirs:.4e}");
         }
-        for (row, (ours, theirs)) in rows[0].iter().zip(&rows[1]).enumerate() {
-            // A row of outliers hangs on which of its blocks has the largest.
-            assert!(*ours <= theirs * 1.6 + 1e-12, "row {row}: {ours:.3e}, llama.cpp {theirs:.3e}");
-        }
-        let [ours, theirs] = [0, 1].map(|which: usize| rows[which].iter().sum::<f64>());
-        assert!(ours <= theirs * 1.05, "{ours:.3e} for all rows, llama.cpp {theirs:.3e}");
-        // 16 even steps over 32 normal values.
-        assert!(rows[0][0] < 0.0055, "{}", rows[0][0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use super::coded::{self, Coded};
 use super::grids::IQ2_S;
 use super::packed::packed_kernels;
-use super::{Format, Simd};
+use super::{Format, Simd, iq2_xs};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -25,15 +25,14 @@ impl Coded for Block {
     const BITS: usize = 3;
     const MULTIPLIERS: usize = 16;
     const UNIT: f32 = 0.125;
-    /// The third bit is the sign.
-    const TABLE: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const TABLE: [i8; 16] = iq2_xs::TABLE;
 
     fn scale(&self) -> [u8; 2] {
         self.scale
     }
 
     fn multipliers(&self) -> [i8; 16] {
-        std::array::from_fn(|run| 2 * (self.scales[run / 2] >> (run % 2 * 4) & 15).cast_signed() + 1)
+        iq2_xs::odd_multipliers(&self.scales)
     }
 
     fn codes(&self) -> [u8; 256] {

@@ -7,6 +7,14 @@ use super::packed::packed_kernels;
 use super::{Format, Simd};
 use fornax_format::DType;
 
+/// What the codes stand for, in IQ2_S and IQ2_XXS, too: the third bit is the sign.
+pub(super) const TABLE: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// Twice what four bits say, and one; in IQ2_S, too.
+pub(super) fn odd_multipliers(scales: &[u8; 8]) -> [i8; 16] {
+    std::array::from_fn(|run| 2 * (scales[run / 2] >> (run % 2 * 4) & 15).cast_signed() + 1)
+}
+
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Block {
@@ -21,15 +29,14 @@ impl Coded for Block {
     const BITS: usize = 3;
     const MULTIPLIERS: usize = 16;
     const UNIT: f32 = 0.125;
-    /// The third bit is the sign.
-    const TABLE: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const TABLE: [i8; 16] = TABLE;
 
     fn scale(&self) -> [u8; 2] {
         self.scale
     }
 
     fn multipliers(&self) -> [i8; 16] {
-        std::array::from_fn(|run| 2 * (self.scales[run / 2] >> (run % 2 * 4) & 15).cast_signed() + 1)
+        odd_multipliers(&self.scales)
     }
 
     fn codes(&self) -> [u8; 256] {

@@ -4,7 +4,7 @@
 use super::coded::{self, Coded};
 use super::grids::{IQ2_XXS, even_signs};
 use super::packed::packed_kernels;
-use super::{Format, Simd};
+use super::{Format, Simd, iq2_xs};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -19,8 +19,7 @@ impl Coded for Block {
     const BITS: usize = 3;
     const MULTIPLIERS: usize = 8;
     const UNIT: f32 = 0.125;
-    /// The third bit is the sign.
-    const TABLE: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const TABLE: [i8; 16] = iq2_xs::TABLE;
 
     fn scale(&self) -> [u8; 2] {
         self.scale

@@ -36,6 +36,7 @@ mod lanes;
 mod mxfp4;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod nibbles;
 mod nvfp4;
 mod packed;
 mod q2_k;
