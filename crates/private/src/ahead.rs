@@ -12,7 +12,7 @@ use crate::queue::{Pending, Queue};
 /// Rows of a guess with one matrix.
 const ROWS_MAX: usize = 16;
 /// Bytes of masks and products that one session may have guessed.
-const BYTES_MAX: usize = 16 << 20;
+const BYTES_MAX: usize = 24 << 20;
 
 /// The mask stream of a session, and what is known of its products already.
 pub(crate) struct Ahead {
@@ -109,8 +109,10 @@ impl Ahead {
         let mut from = self.used;
         let batch = |draw: &Draw| {
             let len = draw.pad_words(shapes);
-            let rows = (0..self.steps).flat_map(|step| &self.drawn[from + step * words..][..len]);
-            let pads = rows.copied().collect();
+            let mut pads = Vec::with_capacity(self.steps * len);
+            for step in 0..self.steps {
+                pads.extend_from_slice(&self.drawn[from + step * words..][..len]);
+            }
             from += len;
             Batch::Waiting(queue.guess(draw.matrix as usize, self.steps * draw.rows as usize, pads))
         };
@@ -273,6 +275,6 @@ mod tests {
         assert_eq!(steps_max(&[draw(1), draw(3)], &shapes), 5);
         assert_eq!(steps_max(&[draw(64)], &shapes), 0);
         let wide = Shapes(vec![(1, 1), (1 << 20, 1)]);
-        assert_eq!(steps_max(&[draw(1)], &wide), 3, "16 MiB");
+        assert_eq!(steps_max(&[draw(1)], &wide), 5, "24 MiB");
     }
 }

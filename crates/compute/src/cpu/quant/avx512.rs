@@ -75,7 +75,7 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(from: *const u8) {
         // SAFETY: asking for a line never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
     }
 
     #[inline]

@@ -308,7 +308,7 @@ fn pack_float<F: PackedFloat>(rows: &mut dyn Iterator<Item = &[u8]>, columns: us
 
 /// How far ahead of its reading a kernel of few activation rows asks for weights. It streams them from memory, and the
 /// processor's own prefetching stops at each page and starts anew with each group.
-pub(crate) const AHEAD_BYTES: usize = 8192;
+pub(crate) const AHEAD_BYTES: usize = 16 << 10;
 /// Activation rows up to which memory is what a kernel waits for.
 const AHEAD_ROWS_MAX: usize = 8;
 

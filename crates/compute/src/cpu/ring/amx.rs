@@ -4,7 +4,8 @@
 //! four rows: limb by limb the bytes of the 64 columns, so that a line of the tile is one limb of one row.
 
 use core::arch::asm;
-use core::arch::x86_64::{__cpuid, __cpuid_count};
+use core::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::sync::LazyLock;
 
 use super::{GROUP, Kernel, QUAD, QUAD_BYTES, avx512};
@@ -101,17 +102,31 @@ fn wide<const TILES: usize>(
     let blocks = group.len().div_ceil(BLOCK);
     assert!(panel.len() * QUAD_BYTES == blocks * TILES * TILE, "a panel of {TILES} tiles");
     assert!(out.len() == TILES * TILE_ROWS && blocks > 0, "whole tiles");
-    let mut sums = [[[0_u32; GROUP]; LIMBS]; 16];
+    let mut sums = MaybeUninit::<[[[u32; GROUP]; LIMBS]; 4 * TILE_ROWS]>::uninit();
     // SAFETY: a kernel is chosen only where its instructions are present and granted. The panel and the sums were checked;
-    // the group's owner lays readable bytes behind it.
+    // the group's owner lays readable bytes behind it. As many rows of sums are written as are read.
     unsafe {
-        let (group, panel, sums) = (group.as_ptr().cast(), panel.as_ptr().cast(), sums.as_mut_ptr().cast());
-        if TILES == 4 { four(group, panel, blocks, sums) } else { one(group, panel, blocks, sums) }
+        let (group, panel) = (group.as_ptr().cast(), panel.as_ptr().cast());
+        let rows = sums.as_mut_ptr().cast::<[[u32; GROUP]; LIMBS]>();
+        if TILES == 4 {
+            four(group, panel, blocks, rows.cast());
+        } else {
+            one(group, panel, blocks, rows.cast());
+        }
+        put_together(std::slice::from_raw_parts(rows, out.len()), out);
     }
-    for (out, limbs) in out.iter_mut().zip(&sums) {
-        for (lane, out) in out.iter_mut().enumerate() {
-            let place = |limb: usize| limbs[limb][lane] << (8 * limb);
-            *out = place(0).wrapping_add(place(1)).wrapping_add(place(2)).wrapping_add(place(3));
+}
+
+/// Limbs of one row each, shifted into place and added.
+#[target_feature(enable = "avx512f")]
+fn put_together(rows: &[[[u32; GROUP]; LIMBS]], out: &mut [[u32; GROUP]]) {
+    for (limbs, out) in rows.iter().zip(out) {
+        // SAFETY: sixteen words each.
+        unsafe {
+            let limb = |limb: usize| _mm512_loadu_si512(limbs[limb].as_ptr().cast());
+            let low = _mm512_add_epi32(limb(0), _mm512_slli_epi32::<8>(limb(1)));
+            let high = _mm512_add_epi32(_mm512_slli_epi32::<16>(limb(2)), _mm512_slli_epi32::<24>(limb(3)));
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_add_epi32(low, high));
         }
     }
 }
