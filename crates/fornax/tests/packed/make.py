@@ -1,14 +1,16 @@
 """Writes a tiny llama as FP8, GPTQ and AWQ, and the logits that transformers gives with the dequantised weights.
 
-Run with Python, numpy, torch, transformers and safetensors:  python crates/fornax/tests/packed/make.py
+Run with Python, numpy, torch, transformers, safetensors and gguf:  python crates/fornax/tests/packed/make.py
 The model is crates/model/tests/fixtures/llama; its projections are rounded here, the rest stays. How codes are packed is in
-crates/compute/tests/packed/make_packed.py, after the quantisers' own packers.
+crates/compute/tests/packed/make_packed.py, after the quantisers' own packers. q8_0.bin has the logits where every matrix, the
+embedding too, is what the `gguf` package makes of its Q8_0.
 """
 
 import json
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -81,6 +83,14 @@ def main():
         with torch.no_grad():
             logits = model(torch.tensor([tokens])).logits[0]
         (folder / "golden.bin").write_bytes(logits.numpy().tobytes())
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(SOURCE), dtype=torch.float32)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            blocks = gguf.quants.quantize(parameter.detach().numpy(), gguf.GGMLQuantizationType.Q8_0)
+            parameter.data = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0))
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0]
+    (HERE / "q8_0.bin").write_bytes(logits.numpy().tobytes())
 
 
 if __name__ == "__main__":
