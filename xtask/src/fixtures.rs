@@ -8,11 +8,11 @@ use fornax::catalog::{self, Entry, Progress};
 
 use crate::schema_suite;
 
-/// Fetches the default model, or all, and verifies also what was already there; then the JSON Schema Test Suite, whose
+/// Fetches the models that are offered, or all, and verifies also what was already there; then the JSON Schema Test Suite, whose
 /// tests say that they skip where it could not be had.
 pub(crate) fn run(all: bool) -> Result<()> {
     let cache = cache_dir()?;
-    for entry in catalog::ENTRIES.iter().filter(|entry| all || entry.name == catalog::DEFAULT) {
+    for entry in catalog::ENTRIES.iter().filter(|entry| all || entry.public) {
         let path = catalog::fetch(entry, &cache, &mut reporter(entry))
             .with_context(|| format!("fixture {} ({})", entry.name, entry.description))?;
         catalog::verify(entry, &path)

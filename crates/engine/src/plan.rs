@@ -228,8 +228,11 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
     fn plan_as(&self, ask: &Ask, quant: Option<DType>) -> Result<Plan, Error> {
         let trained = self.trained();
         let context = ask.context.unwrap_or(trained);
+        // An encoder computes a text whole in one step.
+        let encodes = matches!(&self.subject, Subject::Known(config) if config.pooling.is_some());
+        let tokens = if encodes { context } else { ask.step_tokens.min(context) };
         let step = StepLimits {
-            tokens_max: ask.step_tokens.min(context).max(ask.parallel),
+            tokens_max: tokens.max(ask.parallel),
             wanted_max: ask.parallel.saturating_add(ask.logit_rows),
             slots: ask.parallel,
         };
