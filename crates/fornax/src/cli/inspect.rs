@@ -156,6 +156,10 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         "mlp_bias": config.mlp_bias,
         "attention_windows": windows,
     });
+    if let Some(long) = &config.rope.long {
+        // Chosen once for all requests: keys turned by one set do not meet queries turned by the other.
+        facts["rope_long_factors"] = json!(format!("where --context is above {}", long.original_context));
+    }
     if let Some(Mixture { routing, ffn }) = config.mixture {
         facts["experts"] = json!({"count": routing.experts, "chosen": routing.chosen, "ffn": ffn});
     }

@@ -117,3 +117,13 @@ fn greedy_is_the_top_logit() {
     let answer = fornax(["generate", path, "--tokens", &ids, "--max-tokens", "1", "--json"]).json();
     assert_eq!(answer["tokens"][0], entries[0]["token"]);
 }
+
+#[test]
+fn inspect_says_from_which_context_on_the_long_rotary_factors_hold() {
+    let of = |name: &str| {
+        let path = fixtures().join(name);
+        fornax(["inspect", path.to_str().unwrap(), "--json"]).json()["facts"]["rope_long_factors"].clone()
+    };
+    assert_eq!(of("phi3"), "where --context is above 40");
+    assert!(of("llama").is_null());
+}
