@@ -38,6 +38,11 @@ type Facts = Vec<(&'static str, String)>;
 
 const PROOFS: &[Proof] = &[
     Proof {
+        name: "checkpoints",
+        shows: "Quantised to FP8, GPTQ and AWQ the default model gives the log-probabilities of its dequantised weights.",
+        run: formats::checkpoints,
+    },
+    Proof {
         name: "clean-clone",
         shows: "The two commands of the README work in a fresh clone with an empty cache folder.",
         run: clean_clone::run,
@@ -50,7 +55,7 @@ const PROOFS: &[Proof] = &[
     Proof {
         name: "formats",
         shows: "In every weight format the default model gives the log-probabilities of its dequantised weights.",
-        run: formats::run,
+        run: formats::gguf,
     },
     Proof {
         name: "fuzz-format",
