@@ -7,8 +7,8 @@ use std::{
 };
 
 use fornax_compute::Sampling;
-use fornax_engine::{EndReason, Event, Grammar, Reply, Request};
-use fornax_text::{Detokenizer, StopStrings, Tokenizer};
+use fornax_engine::{EndReason, Event, Grammar, Handle, Reply, Request};
+use fornax_text::{Delta, Detokenizer, Reader, Special, StopStrings, Tokenizer};
 
 use crate::{error::ApiError, served::Served};
 
@@ -29,6 +29,22 @@ pub(crate) struct Ask {
     pub(crate) stops: StopStrings,
     /// The answer is a text of its own, not the end of the prompt's last word.
     pub(crate) starts_text: bool,
+    /// How the parts of the answer are told apart; without it, it is text.
+    pub(crate) reading: Option<Reading>,
+}
+
+/// How an answer is read.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    pub(crate) reader: Reader,
+    /// Control tokens that the reader looks for, ascending.
+    pub(crate) shown: Arc<[u32]>,
+    /// The answer ends with its first call.
+    pub(crate) one_call: bool,
+    /// How many tokens may be thought, and what then follows.
+    pub(crate) budget: Option<(usize, Vec<u32>)>,
+    /// By tool, what the arguments of a call must look like once the model makes one. Such a call ends the answer.
+    pub(crate) strict: Arc<[(String, Grammar)]>,
 }
 
 impl Ask {
@@ -55,6 +71,8 @@ pub(crate) enum Piece {
     Scored(TokenScore),
     /// More text, and the tokens that made it. The text may be empty where log-probabilities are asked for.
     Text { text: String, tokens: Vec<TokenScore> },
+    /// The same of an answer whose parts are told apart.
+    Said { deltas: Vec<Delta>, tokens: Vec<TokenScore> },
     /// What the model makes of the prompt.
     Embedding(Vec<f32>),
     /// It is whole.
@@ -93,6 +111,8 @@ pub(crate) struct Counts {
     pub(crate) prompt: usize,
     pub(crate) cached: usize,
     pub(crate) generated: usize,
+    /// Of these, how many were thought.
+    pub(crate) thought: usize,
 }
 
 /// All answers that were asked for together, as one sequence of pieces. Dropping it cancels what is not done.
@@ -107,8 +127,7 @@ impl Answers {
     pub(crate) fn submit(served: &Served, asks: Vec<Ask>) -> Result<Answers, ApiError> {
         let mut answers = Vec::new();
         for ask in asks {
-            let Ask { stops, starts_text, .. } = &ask;
-            let make = |reply| Answer::new(reply, &served.tokenizer, stops.clone(), *starts_text, &ask);
+            let make = |reply| Answer::new(reply, served, &ask);
             // An early return drops the answers before, which cancels them.
             answers.extend(served.engine.submit(ask.request())?.into_iter().map(make));
         }
@@ -151,25 +170,55 @@ struct Answer {
     counts: Counts,
     /// Tokens whose text has not been given out.
     scores: Vec<TokenScore>,
+    reading: Option<Reading>,
+    /// Where it may have to be asked for anew in its middle.
+    onward: Option<Box<Onward>>,
     /// Made, but not asked for yet: the end comes after the text that it released.
     ready: VecDeque<Piece>,
 }
 
+/// An answer so far, and the way back into the engine.
+struct Onward {
+    engine: Handle,
+    tokenizer: Arc<Tokenizer>,
+    /// Its prompt grows by what is generated; its limit stays that of the whole answer.
+    request: Request,
+}
+
+impl Onward {
+    /// Asks for what follows the answer so far and these tokens, of which `generated` are the answer's.
+    fn go_on(
+        &self,
+        tokens: &[u32],
+        generated: usize,
+        grammar: Option<Grammar>,
+    ) -> Option<Result<Reply, ApiError>> {
+        let mut request = self.request.clone();
+        request.max_tokens = request.max_tokens.checked_sub(generated).filter(|&left| left > 0)?;
+        request.prompt.extend(tokens);
+        request.grammar = grammar.or(request.grammar);
+        let submitted = self.engine.submit(request).map_err(ApiError::from);
+        Some(submitted.map(|mut replies| replies.pop().expect("one answer was asked for")))
+    }
+}
+
 impl Answer {
-    fn new(
-        reply: Reply,
-        tokenizer: &Arc<Tokenizer>,
-        stops: StopStrings,
-        starts_text: bool,
-        ask: &Ask,
-    ) -> Answer {
-        let tokenizer = Arc::clone(tokenizer);
+    fn new(reply: Reply, served: &Served, ask: &Ask) -> Answer {
+        let tokenizer = Arc::clone(&served.tokenizer);
+        let shown = ask.reading.as_ref().map_or_else(Arc::default, |reading| Arc::clone(&reading.shown));
+        let may_go_on = |reading: &Reading| reading.budget.is_some() || !reading.strict.is_empty();
+        let onward = ask.reading.as_ref().is_some_and(may_go_on).then(|| {
+            let request = Request { choices: 1, prompt_logprobs: None, ..ask.request() };
+            Box::new(Onward { engine: served.engine.clone(), tokenizer: Arc::clone(&tokenizer), request })
+        });
         let detokenizer =
-            if starts_text { Detokenizer::new(tokenizer) } else { Detokenizer::continuing(tokenizer) };
+            if ask.starts_text { Detokenizer::new(tokenizer) } else { Detokenizer::continuing(tokenizer) };
         Answer {
             reply: Some(reply),
-            detokenizer: Some(detokenizer),
-            stops: Some(stops),
+            detokenizer: Some(detokenizer.showing(shown)),
+            stops: Some(ask.stops.clone()),
+            reading: ask.reading.clone(),
+            onward,
             end_tokens: ask.sampling.end_tokens.clone(),
             min_tokens: ask.sampling.min_tokens as usize,
             wants_scores: ask.sampling.top_logprobs.is_some(),
@@ -194,8 +243,14 @@ impl Answer {
 
     fn take(&mut self, event: Event) {
         match event {
+            // An answer that goes on has started before.
+            Event::Started { .. } if self.counts.generated > 0 => {}
             Event::Started { cached_tokens, seed } => {
                 self.counts.cached = cached_tokens;
+                if let Some(onward) = &mut self.onward {
+                    // Its own, whichever choice it is.
+                    onward.request.seed = seed;
+                }
                 self.ready.push_back(Piece::Started { cached_tokens, seed });
             }
             Event::Scored { token, logprob, top } => {
@@ -218,12 +273,19 @@ impl Answer {
 
     fn take_token(&mut self, score: TokenScore) {
         self.counts.generated += 1;
-        let (Some(detokenizer), Some(stops)) = (&mut self.detokenizer, &mut self.stops) else { return };
+        let Some(detokenizer) = &mut self.detokenizer else { return };
         // An end token is no text, whatever its bytes are.
         if self.end_tokens.contains(&score.token) {
             return;
         }
         let mut text = detokenizer.push(score.token);
+        if self.constrain(&text) {
+            return;
+        }
+        let Some(stops) = &mut self.stops else { return };
+        if let Some(onward) = &mut self.onward {
+            onward.request.prompt.push(score.token);
+        }
         self.scores.push(score);
         let mut stop = None;
         // Before `min_tokens` nothing may end the answer, stop strings included.
@@ -233,10 +295,105 @@ impl Answer {
         }
         self.give(text);
         if let Some(index) = stop {
-            // Dropping the reply tells the engine.
-            self.reply = None;
-            self.ready.push_back(Piece::End { finish: Finish::Stop(index), usage: self.counts });
+            return self.end(Finish::Stop(index));
         }
+        let Some(reading) = &self.reading else { return };
+        if reading.one_call && reading.reader.calls_complete() > 0 {
+            return self.end(Finish::End);
+        }
+        if reading.reader.is_thinking() {
+            self.counts.thought += 1;
+            if reading.budget.as_ref().is_some_and(|(most, _)| self.counts.thought >= *most) {
+                self.stop_thinking();
+            }
+        }
+    }
+
+    /// Has thought enough: what ends thinking is written for it, and it goes on behind that.
+    fn stop_thinking(&mut self) {
+        let stop = self.reading.as_mut().and_then(|reading| reading.budget.take());
+        let (Some((_, stop)), Some(onward)) = (stop, &self.onward) else { return };
+        let generated = self.counts.generated + stop.len();
+        // Where the limit of tokens is as near, it ends there, in the middle of its thoughts.
+        let Some(submitted) = onward.go_on(&stop, generated, None) else { return };
+        if !self.continue_as(submitted) {
+            return;
+        }
+        let thought = self.counts.thought;
+        for token in stop {
+            self.take_token(TokenScore { token, logprob: None, top: Vec::new() });
+        }
+        // What ends thinking was not thought.
+        self.counts.thought = thought;
+    }
+
+    /// Whether the arguments of a strict call begin in this text of the last token. They are then asked for anew, as a
+    /// form, behind what stands before them.
+    fn constrain(&mut self, text: &str) -> bool {
+        let (Some(reading), Some(onward)) = (&self.reading, &self.onward) else { return false };
+        if reading.strict.is_empty() || text.is_empty() {
+            return false;
+        }
+        let mut probe = reading.reader.clone();
+        let begins = |deltas: &[Delta]| {
+            deltas.iter().any(|delta| matches!(delta, Delta::Arguments { text, .. } if text.starts_with('{')))
+        };
+        if !begins(&probe.push(text)) {
+            return false;
+        }
+        let mut reader = reading.reader.clone();
+        let mut deltas = Vec::new();
+        for (at, c) in text.char_indices() {
+            let before = reader.clone();
+            let more = reader.push(c.encode_utf8(&mut [0; 4]));
+            if !begins(&more) {
+                deltas.extend(more);
+                continue;
+            }
+            let strict = reading.strict.iter().find(|(name, _)| reader.called() == Some(name));
+            let Some((_, grammar)) = strict else { return false };
+            // In tags the brace is not the model's: what it wrote up to here stays.
+            let (mut reader, front) = match c {
+                '{' => (before, &text[..at]),
+                _ => (reader, &text[..at + c.len_utf8()]),
+            };
+            deltas.extend(more.into_iter().filter(|delta| matches!(delta, Delta::Call { .. })));
+            let Ok(front) = onward.tokenizer.encode(front, Special::AsText) else { return false };
+            // A limit that is reached here cuts the call, as any answer.
+            let Some(submitted) = onward.go_on(&front, self.counts.generated, Some(grammar.clone())) else {
+                return false;
+            };
+            reader.expect_arguments();
+            self.detokenizer = Some(Detokenizer::continuing(Arc::clone(&onward.tokenizer)));
+            if let Some(reading) = &mut self.reading {
+                (reading.reader, reading.strict) = (reader, Arc::new([]));
+            }
+            self.continue_as(submitted);
+            let tokens = std::mem::take(&mut self.scores);
+            self.ready.push_back(Piece::Said { deltas, tokens });
+            return true;
+        }
+        false
+    }
+
+    /// Goes on with another reply; whether there is one. Dropping the one before lets go of the answer so far, whose pages
+    /// are found again as a prefix.
+    fn continue_as(&mut self, submitted: Result<Reply, ApiError>) -> bool {
+        match submitted {
+            Ok(reply) => self.reply = Some(reply),
+            Err(error) => {
+                self.reply = None;
+                self.ready.push_back(Piece::Failed(error));
+            }
+        }
+        self.reply.is_some()
+    }
+
+    /// Nothing more is wanted. Dropping the reply tells the engine.
+    fn end(&mut self, finish: Finish) {
+        self.reply = None;
+        self.give_held();
+        self.ready.push_back(Piece::End { finish, usage: self.counts });
     }
 
     fn take_end(&mut self, finish: Finish) {
@@ -248,13 +405,31 @@ impl Answer {
         let finish = released.stop.map_or(finish, Finish::Stop);
         let held = if released.stop.is_none() { stops.finish() } else { String::new() };
         self.give(released.text + &held);
+        self.give_held();
         self.ready.push_back(Piece::End { finish, usage: self.counts });
     }
 
     fn give(&mut self, text: String) {
-        if !text.is_empty() || (self.wants_scores && !self.scores.is_empty()) {
-            let tokens = std::mem::take(&mut self.scores);
-            self.ready.push_back(Piece::Text { text, tokens });
+        let scored = self.wants_scores && !self.scores.is_empty();
+        let piece = match &mut self.reading {
+            None if text.is_empty() && !scored => return,
+            None => Piece::Text { text, tokens: std::mem::take(&mut self.scores) },
+            Some(reading) => {
+                let deltas = reading.reader.push(&text);
+                if deltas.is_empty() && !scored {
+                    return;
+                }
+                Piece::Said { deltas, tokens: std::mem::take(&mut self.scores) }
+            }
+        };
+        self.ready.push_back(piece);
+    }
+
+    /// What the reader was not sure of.
+    fn give_held(&mut self) {
+        let deltas = self.reading.as_mut().map_or_else(Vec::new, |reading| reading.reader.finish());
+        if !deltas.is_empty() {
+            self.ready.push_back(Piece::Said { deltas, tokens: Vec::new() });
         }
     }
 }

@@ -219,6 +219,37 @@ impl ApiError {
         json!({"error": error})
     }
 
+    /// The body that Anthropic's clients expect, with the code beside their word for it.
+    pub(crate) fn to_anthropic(&self) -> Value {
+        let kind = match self.status().as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 | 405 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            400..=499 => "invalid_request_error",
+            _ => "api_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message, "code": self.code.name()}})
+    }
+
+    /// The body that Ollama's clients expect, with the code beside it.
+    pub(crate) fn to_ollama(&self) -> Value {
+        json!({"error": self.message, "code": self.code.name()})
+    }
+
+    /// In the shape that clients of a path read.
+    pub(crate) fn shaped_for(&self, path: &str) -> Option<Response> {
+        if path.starts_with("/v1/messages") {
+            Some(self.respond(self.to_anthropic()))
+        } else if path.starts_with("/api/") {
+            Some(self.respond(self.to_ollama()))
+        } else {
+            None
+        }
+    }
+
     /// A response with this error's status and headers, and a body of the caller's shape.
     pub(crate) fn respond(&self, body: Value) -> Response {
         let mut response = (self.status(), Json(body)).into_response();
@@ -228,8 +259,9 @@ impl ApiError {
         if self.code == Code::Unauthorized {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // For the log line and the count of failures.
+        // For the log line and the count of failures, and for routes whose clients read errors of another shape.
         response.extensions_mut().insert(self.code);
+        response.extensions_mut().insert(self.clone());
         response
     }
 }

@@ -10,15 +10,18 @@
 //! never writes what was asked or answered into a log.
 
 mod answer;
+mod anthropic;
 mod app;
 mod error;
 mod front;
 mod jobs;
 mod metrics;
+mod ollama;
 mod openai;
 mod openapi;
 mod ops;
 mod options;
+mod responses;
 mod served;
 mod server;
 mod shape;

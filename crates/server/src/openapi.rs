@@ -11,6 +11,7 @@ use axum::{
     routing::get,
 };
 use serde::Serialize;
+use serde_json::Value;
 use tower_http::{
     catch_panic::CatchPanicLayer,
     cors::{AllowOrigin, CorsLayer},
@@ -22,21 +23,27 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
+    anthropic::{count, messages},
     app::App,
     error::{ApiError, Code},
     front::door::{CORRELATION_ID, REQUEST_ID, door},
     jobs::{control, run, schemas, status, stream},
-    openai::{chat, completions, embeddings, models, tokens},
+    ollama,
+    openai::{chat, completions, embeddings, models, rerank, tokens},
     ops::{console, health, loading, metrics},
+    responses::create,
     worker::{cancel, execute},
 };
 
 #[derive(OpenApi)]
-#[openapi(info(
-    title = "Fornax",
-    description = "Runs an open-weight language model: for OpenAI's clients, as durable jobs, for workers behind a scheduler, for operators.",
-    license(name = "Apache-2.0")
-))]
+#[openapi(
+    info(
+        title = "Fornax",
+        description = "Runs an open-weight language model: for OpenAI's clients, as durable jobs, for workers behind a scheduler, for operators.",
+        license(name = "Apache-2.0")
+    ),
+    components(schemas(AnthropicErrorBody, OllamaErrorBody))
+)]
 struct Document;
 
 /// An error as OpenAI's clients read it.
@@ -68,6 +75,28 @@ struct FieldError {
     message: String,
     /// Where it is a number or a boolean.
     value: Option<f64>,
+}
+
+/// An error as Anthropic's clients read it.
+#[derive(Debug, Serialize, ToSchema)]
+struct AnthropicErrorBody {
+    r#type: String,
+    error: AnthropicError,
+}
+
+/// What went wrong.
+#[derive(Debug, Serialize, ToSchema)]
+struct AnthropicError {
+    r#type: String,
+    message: String,
+    code: String,
+}
+
+/// An error as Ollama's clients read it.
+#[derive(Debug, Serialize, ToSchema)]
+struct OllamaErrorBody {
+    error: String,
+    code: String,
 }
 
 /// Every status with which a request for an answer may be refused, besides those of the front door.
@@ -123,6 +152,18 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(models::one_of_owner))
         .routes(routes!(tokens::tokenize))
         .routes(routes!(tokens::detokenize))
+        .routes(routes!(messages::messages))
+        .routes(routes!(count::count))
+        .routes(routes!(create::create))
+        .routes(routes!(rerank::rerank))
+        .routes(routes!(rerank::rerank_short))
+        .routes(routes!(ollama::chat::chat))
+        .routes(routes!(ollama::generate::generate))
+        .routes(routes!(ollama::embed::embed))
+        .routes(routes!(ollama::models::list))
+        .routes(routes!(ollama::models::running))
+        .routes(routes!(ollama::models::show))
+        .routes(routes!(ollama::models::version))
         .routes(routes!(run::run))
         .routes(routes!(run::runsync))
         .routes(routes!(status::status))
@@ -150,6 +191,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     if app.keys.are_needed() {
         document.security = Some(vec![SecurityRequirement::new("key", Vec::<String>::new())]);
     }
+    let mut document = serde_json::to_value(&document).expect("the document is JSON");
+    reshape_errors(&mut document);
     let document = Bytes::from(serde_json::to_vec(&document).expect("the document is JSON"));
     let document = ([(header::CONTENT_TYPE, "application/json")], document);
     let router = router
@@ -165,6 +208,27 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     match app.options.cors_origins.is_empty() {
         true => router,
         false => router.layer(cors(&app.options.cors_origins)),
+    }
+}
+
+/// Errors have the shape that a path's clients read: the document says so as the front door does.
+fn reshape_errors(document: &mut Value) {
+    fn refer(value: &mut Value, to: &str) {
+        match value {
+            Value::String(reference) if reference == "#/components/schemas/ErrorBody" => {
+                *reference = format!("#/components/schemas/{to}");
+            }
+            Value::Object(fields) => fields.values_mut().for_each(|value| refer(value, to)),
+            Value::Array(items) => items.iter_mut().for_each(|value| refer(value, to)),
+            _ => {}
+        }
+    }
+    for (path, operations) in document["paths"].as_object_mut().into_iter().flatten() {
+        if path.starts_with("/v1/messages") {
+            refer(operations, "AnthropicErrorBody");
+        } else if path.starts_with("/api/") {
+            refer(operations, "OllamaErrorBody");
+        }
     }
 }
 

@@ -1,12 +1,16 @@
-//! Work as server-sent events.
+//! Work as server-sent events, or as lines of JSON.
 
 use std::time::Duration;
 
-use axum::response::{
-    IntoResponse, Response, Sse,
-    sse::{Event, KeepAlive},
+use axum::{
+    body::Body,
+    http::header,
+    response::{
+        IntoResponse, Response, Sse,
+        sse::{Event, KeepAlive},
+    },
 };
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, stream};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -15,16 +19,19 @@ use crate::{answer::Piece, error::ApiError, options::ServerOptions, work::Work};
 /// Events between the work and the socket: enough to fill a packet, too few to matter in memory.
 const EVENTS_AHEAD: usize = 16;
 
-/// Turns pieces into the events of one protocol.
-pub(crate) trait Transcript: Send + 'static {
+/// Turns pieces into the events of one protocol, or its lines.
+pub(crate) trait Transcript<Word = Event>: Send + 'static {
     /// Events that say a piece, which is no failure.
-    fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Event>;
+    fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Word>;
     /// Events after the last piece of answers of which none failed.
-    fn close(&mut self) -> Vec<Event>;
-    /// The event that ends a stream in which something failed; as OpenAI's clients read it, unless said otherwise.
-    fn fail(&mut self, error: &ApiError) -> Event {
-        event(&error.to_json())
-    }
+    fn close(&mut self) -> Vec<Word>;
+    /// The event that ends a stream in which something failed.
+    fn fail(&mut self, error: &ApiError) -> Word;
+}
+
+/// An event that has a name besides its JSON.
+pub(crate) fn named_event(name: &str, value: &impl Serialize) -> Event {
+    Event::default().event(name).data(serde_json::to_string(value).expect("responses are JSON"))
 }
 
 /// An event with JSON in it.
@@ -33,8 +40,8 @@ pub(crate) fn event(value: &impl Serialize) -> Event {
 }
 
 /// What the task that makes events tells the body.
-enum Said {
-    Event(Event),
+enum Said<Word> {
+    Event(Word),
     /// Nothing follows. A task that leaves without this word leaves a stream that is broken off, not ended.
     Over,
 }
@@ -46,22 +53,41 @@ struct BrokenOff;
 
 /// Streams work. A client that goes away takes it along; one that does not read is waited for, but not for ever.
 pub(crate) fn stream(work: Work, transcript: impl Transcript, options: &ServerOptions) -> Response {
+    let events = words(work, transcript, options);
+    Sse::new(events).keep_alive(KeepAlive::new().interval(options.keep_alive)).into_response()
+}
+
+/// Streams work as JSON, a line each.
+pub(crate) fn lines(work: Work, transcript: impl Transcript<String>, options: &ServerOptions) -> Response {
+    let lines = words(work, transcript, options).map(|line| line.map(|line| line + "\n"));
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}
+
+fn words<Word: Send + 'static>(
+    work: Work,
+    transcript: impl Transcript<Word>,
+    options: &ServerOptions,
+) -> impl Stream<Item = Result<Word, BrokenOff>> + Send + 'static {
     let (sender, receiver) = mpsc::channel(EVENTS_AHEAD);
     tokio::spawn(pump(work, transcript, sender, options.write_timeout));
-    let events = stream::unfold(Some(receiver), |receiver| async move {
-        let mut receiver = receiver?;
+    stream::unfold(Some(receiver), |receiver| async move {
+        let mut receiver: mpsc::Receiver<Said<Word>> = receiver?;
         match receiver.recv().await {
             Some(Said::Event(event)) => Some((Ok(event), Some(receiver))),
             Some(Said::Over) => None,
             None => Some((Err(BrokenOff), None)),
         }
-    });
-    Sse::new(events).keep_alive(KeepAlive::new().interval(options.keep_alive)).into_response()
+    })
 }
 
 /// Makes events until there are no more, or nobody wants them. On a task of its own, so that deadlines and
 /// cancelling reach work whose client does not read.
-async fn pump(mut work: Work, mut transcript: impl Transcript, said: mpsc::Sender<Said>, patience: Duration) {
+async fn pump<Word: Send>(
+    mut work: Work,
+    mut transcript: impl Transcript<Word>,
+    said: mpsc::Sender<Said<Word>>,
+    patience: Duration,
+) {
     loop {
         let piece = tokio::select! {
             piece = work.next() => piece,

@@ -232,7 +232,7 @@ impl Span {
             notes.counts.prompt = notes.counts.prompt.max(counts.prompt);
             notes.counts.cached = notes.counts.cached.max(counts.cached);
             notes.counts.generated += counts.generated;
-            notes.finishes.push(finish_reason(finish));
+            notes.finishes.push(finish_reason(finish, false));
         });
     }
 

@@ -165,7 +165,7 @@ impl Work {
                     self.stops.deadline = Some(Box::pin(sleep(limit)));
                 }
             }
-            Piece::Text { .. } => {
+            Piece::Text { .. } | Piece::Said { .. } => {
                 match self.last_text[index] {
                     None => metrics.time_to_first_token.observe(now - self.submitted),
                     Some(last) => metrics.inter_token_latency.observe(now - last),

@@ -1,6 +1,6 @@
 //! Tokens to text, one at a time.
 
-use std::ops::Deref;
+use std::{ops::Deref, sync::Arc};
 
 use crate::Tokenizer;
 
@@ -15,13 +15,15 @@ pub struct Detokenizer<T> {
     held: Vec<u8>,
     /// The space that encoding put before the first word is still to be taken away.
     strip_space: bool,
+    /// Control tokens that are written out all the same, ascending: whoever reads the text looks for them.
+    shown: Arc<[u32]>,
 }
 
 impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
     /// For a text that starts here.
     pub fn new(tokenizer: T) -> Detokenizer<T> {
         let strip_space = tokenizer.strips_space();
-        Detokenizer { tokenizer, held: Vec::new(), strip_space }
+        Detokenizer { tokenizer, held: Vec::new(), strip_space, shown: Arc::new([]) }
     }
 
     /// For a text that goes on from an earlier one: a space at its start is its own.
@@ -29,9 +31,14 @@ impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
         Detokenizer { strip_space: false, ..Detokenizer::new(tokenizer) }
     }
 
+    /// Writes out these control tokens (ascending), which are silent otherwise.
+    pub fn showing(self, shown: Arc<[u32]>) -> Detokenizer<T> {
+        Detokenizer { shown, ..self }
+    }
+
     /// The text that `token` completes; control tokens are silent.
     pub fn push(&mut self, token: u32) -> String {
-        if self.tokenizer.is_control(token) {
+        if self.tokenizer.is_control(token) && self.shown.binary_search(&token).is_err() {
             return String::new();
         }
         let mut bytes = self.tokenizer.token_bytes(token);

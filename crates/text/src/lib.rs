@@ -2,7 +2,8 @@
 //!
 //! In: a [`ChatTemplate`] turns a conversation into the text that the model was trained on, and a [`Tokenizer`] cuts
 //! text into tokens, from GGUF metadata or a `tokenizer.json`. Out: a [`Detokenizer`] turns tokens into text as they
-//! come, whole characters only, and [`StopStrings`] watches that text for where it should end.
+//! come, whole characters only, [`StopStrings`] watches that text for where it should end, and a [`Reader`] tells what of
+//! it is thinking, what is said and which tools are called, in the [`Dialect`] that the template shows.
 //!
 //! It knows vocabularies, the pre-tokenizers of each family of models, Jinja, and one rule above all: what a user
 //! wrote never becomes a control token. That is decided character by character ([`ChatPrompt`]) before anything is
@@ -12,6 +13,7 @@
 //! in with the [`Chat`]). What an engine needs of a vocabulary are token bytes ([`Tokenizer::token_bytes`]); it never
 //! sees the tokenizer. An unknown family is an error that names it, not a guess.
 
+mod answer;
 mod bpe;
 mod detokenizer;
 mod error;
@@ -25,6 +27,7 @@ mod template;
 mod tokenizer;
 mod vocab;
 
+pub use answer::{Delta, Dialect, Reader, Tool};
 pub use detokenizer::Detokenizer;
 pub use error::Error;
 pub use stop::{Released, StopStrings};

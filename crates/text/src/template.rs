@@ -16,7 +16,7 @@ use minijinja::{Environment, ErrorKind};
 use serde_json::Value as Json;
 
 use crate::special::WholeTokens;
-use crate::{Error, Tokenizer, python};
+use crate::{Dialect, Error, Tokenizer, python};
 
 /// Stands before a character that a message wrote and that must not begin a control token. A noncharacter, so text
 /// never holds it; where it does all the same, it is doubled.
@@ -30,7 +30,9 @@ const FUEL: u64 = 100_000_000;
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    has_tool_template: bool,
+    dialect: Dialect,
+    /// Of the template that is used where there are tools, if it is another one.
+    tool_dialect: Option<Dialect>,
 }
 
 /// A conversation and how to render it.
@@ -79,6 +81,11 @@ impl ChatPrompt {
         &self.text
     }
 
+    /// Goes on with text of our own, which may spell control tokens.
+    pub fn push(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
     pub(crate) fn untrusted(&self) -> &[usize] {
         &self.untrusted
     }
@@ -103,7 +110,8 @@ impl ChatTemplate {
     pub fn new(source: &str) -> Result<ChatTemplate, Error> {
         let mut environment = environment()?;
         add(&mut environment, "chat", source)?;
-        Ok(ChatTemplate { environment, source: source.to_owned(), has_tool_template: false })
+        let dialect = Dialect::of(source);
+        Ok(ChatTemplate { environment, source: source.to_owned(), dialect, tool_dialect: None })
     }
 
     /// The template that a checkpoint carries. [`Error::NoTemplate`] if it carries none.
@@ -115,7 +123,7 @@ impl ChatTemplate {
                 let mut template = ChatTemplate::new(source)?;
                 if let Some(source) = metadata.opt_str("tokenizer.chat_template.tool_use")? {
                     add(&mut template.environment, "tool_use", source)?;
-                    template.has_tool_template = true;
+                    template.tool_dialect = Some(Dialect::of(source));
                 }
                 Ok(template)
             }
@@ -128,6 +136,11 @@ impl ChatTemplate {
     /// The template as the model carries it.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// How the model writes its answers, where it is told of tools or where it is not.
+    pub fn dialect(&self, with_tools: bool) -> Dialect {
+        self.tool_dialect.filter(|_| with_tools).unwrap_or(self.dialect)
     }
 
     /// Renders a conversation for the model of `tokenizer`.
@@ -153,7 +166,7 @@ impl ChatTemplate {
         variables.extend(tokenizer.named_pieces().map(|(name, piece)| (name.to_owned(), Value::from(piece))));
         variables
             .extend(chat.variables.iter().map(|(name, value)| (name.clone(), marked_value(value, wholes))));
-        let name = if self.has_tool_template && !chat.tools.is_empty() { "tool_use" } else { "chat" };
+        let name = if self.tool_dialect.is_some() && !chat.tools.is_empty() { "tool_use" } else { "chat" };
         let rendered = self
             .environment
             .get_template(name)

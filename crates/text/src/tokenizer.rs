@@ -340,6 +340,16 @@ impl Tokenizer {
         self.vocab.kind(id).is_reserved()
     }
 
+    /// The control tokens that are spelled in one of these texts, ascending.
+    pub fn controls_in(&self, texts: &[&str]) -> Vec<u32> {
+        let ids = 0..u32::try_from(self.vocab_len()).unwrap_or(u32::MAX);
+        let spelled = |bytes: &[u8]| {
+            !bytes.is_empty()
+                && texts.iter().any(|text| text.as_bytes().windows(bytes.len()).any(|part| part == bytes))
+        };
+        ids.filter(|&id| self.is_control(id) && spelled(self.token_bytes(id))).collect()
+    }
+
     /// The token that begins a text, if the model has one.
     pub fn bos(&self) -> Option<u32> {
         self.named.bos

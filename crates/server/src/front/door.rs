@@ -34,7 +34,7 @@ pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next
     let request_id = id(request.headers(), &REQUEST_ID);
     let correlation_id = id(request.headers(), &CORRELATION_ID);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let key = app.keys.find(bearer(request.headers()));
+    let key = app.keys.find(sent_key(request.headers()));
     let label = key.as_ref().map_or("none".to_owned(), |key| key.label.clone());
 
     let span = span(&app, &request);
@@ -50,6 +50,10 @@ pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next
         Ok(None) => next.run(request).await,
         Err(error) => error.into_response(),
     };
+    let error = response.extensions_mut().remove::<ApiError>();
+    if let Some(shaped) = error.and_then(|error| error.shaped_for(&path)) {
+        response = shaped;
+    }
     let code = response.extensions().get::<Code>().copied();
     if let Some(code) = code {
         app.metrics.failed(code);
@@ -101,10 +105,14 @@ fn admitted(app: &App, request: &Request, key: Option<Key>) -> Result<Option<Key
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
-    let (scheme, key) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+/// The key that was sent, as most clients send it or as Anthropic's do.
+fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = || {
+        let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+        let (scheme, key) = value.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+    };
+    bearer().or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
 }
 
 fn id(headers: &HeaderMap, name: &HeaderName) -> HeaderValue {

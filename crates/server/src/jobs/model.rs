@@ -49,7 +49,8 @@ pub(crate) fn ask(question: &Question, served: &Served) -> Result<Ask, ApiError>
                 body["top_logprobs"] = json!(ALTERNATIVES);
             }
             let (ask, _) = shape::understand::<ChatBody>(body, Unknown::Refuse)?.ask(served)?;
-            Ok(ask)
+            // A job's output is the text as the model wrote it.
+            Ok(Ask { reading: None, ..ask })
         }
         Body::Completion(body) => {
             let mut body = with_schema(body);
@@ -90,7 +91,7 @@ impl Model for Engine {
         while let Some((_, piece)) = work.next().await {
             match piece {
                 Piece::Started { .. } => started = Some(Instant::now()),
-                Piece::Scored(_) | Piece::Embedding(_) => {}
+                Piece::Scored(_) | Piece::Said { .. } | Piece::Embedding(_) => {}
                 Piece::Text { text, tokens } => {
                     first.get_or_insert_with(Instant::now);
                     hears(&text);

@@ -7,7 +7,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response, sse::Event},
 };
-use fornax_text::{Chat, Tokenizer};
+use fornax_text::{Chat, ChatPrompt, ChatTemplate, Delta, Reader, Special, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -16,9 +16,11 @@ use super::{
     params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
     prepare::{check_length, check_model, prepare},
     reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob, spelled},
+    thinking::{self, Effort, Reasoning},
+    tools::{ToolBody, ToolChoiceBody, Tools, call_id},
 };
 use crate::{
-    answer::{Ask, Piece, TokenScore},
+    answer::{Ask, Piece, Reading, TokenScore},
     app::App,
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
@@ -50,6 +52,20 @@ pub(crate) struct ChatBody {
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
     response_format: Option<ResponseFormat>,
+    /// Functions that the model may call.
+    #[schema(max_items = 1024)]
+    tools: Option<Vec<ToolBody>>,
+    /// `none`, `auto` (by default), `required`, or {type: function, function: {name}}.
+    tool_choice: Option<ToolChoiceBody>,
+    /// Whether one answer may have several calls; it may by default.
+    parallel_tool_calls: Option<bool>,
+    /// How hard to think, where the model's chat template knows degrees of it; `none` for not at all.
+    reasoning_effort: Option<Effort>,
+    /// The same, and how much.
+    reasoning: Option<Reasoning>,
+    /// At most so many tokens are thought; then the answer begins.
+    #[schema(minimum = 0, maximum = 1_000_000_000)]
+    thinking_budget: Option<u32>,
     /// Variables for the chat template.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -87,12 +103,58 @@ struct Message {
     #[schema(max_length = 256)]
     name: Option<String>,
     /// Calls that an assistant made before.
-    #[schema(value_type = Option<Vec<Object>>, max_items = 1024)]
-    tool_calls: Option<Vec<Value>>,
+    #[schema(max_items = 1024)]
+    tool_calls: Option<Vec<ToolCall>>,
     #[schema(max_length = 256)]
     tool_call_id: Option<String>,
     /// What an assistant thought before.
     reasoning_content: Option<String>,
+}
+
+/// A call that was made.
+#[derive(Debug, Deserialize, ToSchema)]
+struct ToolCall {
+    #[schema(max_length = 256)]
+    id: Option<String>,
+    function: CalledFunction,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+struct CalledFunction {
+    #[schema(min_length = 1, max_length = 256)]
+    name: String,
+    /// A JSON object, or the text of one.
+    arguments: Option<Arguments>,
+}
+
+/// A JSON object, or the text of one.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+enum Arguments {
+    Text(String),
+    #[schema(value_type = Object)]
+    Object(Map<String, Value>),
+}
+
+impl ToolCall {
+    /// As templates know it: they write the arguments as JSON themselves.
+    fn to_json(&self, path: &str, faults: &mut Vec<Fault>) -> Value {
+        let arguments = match &self.function.arguments {
+            None => Map::new(),
+            Some(Arguments::Object(fields)) => fields.clone(),
+            Some(Arguments::Text(text)) if text.is_empty() => Map::new(),
+            Some(Arguments::Text(text)) => serde_json::from_str(text).unwrap_or_else(|_| {
+                let field = format!("{path}.function.arguments");
+                faults.push(Fault::value(field, "the text of a JSON object", &json!(text)));
+                Map::new()
+            }),
+        };
+        let function = json!({"name": self.function.name, "arguments": arguments});
+        match &self.id {
+            Some(id) => json!({"id": id, "type": "function", "function": function}),
+            None => json!({"type": "function", "function": function}),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
@@ -157,10 +219,15 @@ impl Message {
                 return None;
             }
         };
+        let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty()).map(|calls| {
+            let calls = calls.iter().enumerate();
+            let path = |at: usize| format!("messages[{index}].tool_calls[{at}]");
+            calls.map(|(at, call)| call.to_json(&path(at), faults)).collect::<Vec<Value>>()
+        });
         let mut message = json!({"role": role, "content": content});
         let more = [
             ("name", json!(self.name)),
-            ("tool_calls", json!(self.tool_calls)),
+            ("tool_calls", json!(calls)),
             ("tool_call_id", json!(self.tool_call_id)),
             ("reasoning_content", json!(self.reasoning_content)),
         ];
@@ -193,7 +260,11 @@ pub(crate) async fn chat(
     match stream {
         Some(options) => {
             let parts = options.parts(head, "chat.completion.chunk", choices);
-            Ok(sse::stream(work, ChatTranscript { parts, scored }, &app.options))
+            Ok(sse::stream(
+                work,
+                ChatTranscript { parts, scored, called: vec![false; choices] },
+                &app.options,
+            ))
         }
         None => Ok(Json(whole(work, head, scored).await?).into_response()),
     }
@@ -213,23 +284,169 @@ impl ChatBody {
             faults.push(Fault::rule("top_logprobs", "needs logprobs"));
         }
         let messages = self.messages.iter().enumerate();
-        let messages: Vec<Value> =
+        let mut messages: Vec<Value> =
             messages.filter_map(|(index, message)| message.to_json(index, &mut faults)).collect();
+        let tools = Tools::new(self.tools.as_deref(), self.tool_choice.as_ref(), &mut faults);
         let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
         }
         let unusable = |error: &fornax_text::Error| ApiError::new(Code::ModelUnsupported, error.to_string());
         let template = served.template.as_ref().as_ref().map_err(unusable)?;
+        let dialect = template.dialect(tools.is_some());
+        name_results(&mut messages);
+        name_thoughts(&mut messages, template.source());
         let mut chat = Chat::new(messages);
         chat.variables = self.chat_template_kwargs.clone().unwrap_or_default();
+        let effort = self.reasoning_effort.or(self.reasoning.and_then(|reasoning| reasoning.effort));
+        thinking::apply(effort, template, dialect, &mut chat.variables, &mut faults);
+        let budget = self.thinking_budget.or(self.reasoning.and_then(|reasoning| reasoning.max_tokens));
+        if budget.is_some() && !dialect.thinks() {
+            faults.push(Fault::rule("thinking_budget", "this model does not think apart from its answer"));
+        }
+        let mut form = self.params.form(self.response_format.as_ref())?;
+        if let (Some((field, _)), Some(_)) = (&form, &tools) {
+            faults.push(Fault::rule("tools", format!("cannot be had with {field}")));
+        }
+        if !faults.is_empty() {
+            return Err(ApiError::faults(faults));
+        }
         check_length(served, self.messages.iter().map(Message::len).sum())?;
-        let prompt = served.tokenizer.encode_chat(&template.render(&chat, &served.tokenizer)?)?;
+        let mut prompt = match &tools {
+            Some(tools) => with_tools(template, &mut chat, tools, served)?,
+            None => render(template, &mut chat, served)?,
+        };
+        let demanded = tools.as_ref().and_then(|tools| tools.form(dialect));
+        // An answer of a form has no room for thoughts.
+        let at_once = form.is_some() || demanded.is_some() || budget == Some(0);
+        if at_once
+            && dialect.is_thinking_after(prompt.text())
+            && let Some(stop) = dialect.stop_thinking()
+        {
+            prompt.push(&stop);
+        } else if form.is_some()
+            && let Some(opening) = dialect.answer_opening()
+        {
+            prompt.push(opening);
+        }
+        let reader = match (&tools, &demanded) {
+            (Some(tools), Some(_)) => {
+                let tool = tools.demanded();
+                prompt.push(&dialect.call_opening(tool).unwrap_or_default());
+                match tool {
+                    Some(tool) => Reader::arguments_of(dialect, &tool.name),
+                    None => Reader::one_call(dialect),
+                }
+            }
+            _ if form.is_some() => Reader::plain(),
+            (tools, _) => {
+                let list = tools.as_ref().map_or_else(Arc::default, |tools| Arc::clone(&tools.list));
+                Reader::new(dialect, list, prompt.text())
+            }
+        };
+        if let Some(demanded) = demanded {
+            form = Some(("tools", demanded));
+        }
+        let mut strict = Vec::new();
+        for (tool, form) in tools.iter().flat_map(Tools::strict_forms) {
+            if self.params.stop.is_some() {
+                return Err(ApiError::fault(Fault::rule("stop", "cannot be had with strict tools")));
+            }
+            let grammar = served.grammars.compile(&form).map_err(|error| ApiError::form("tools", &error))?;
+            strict.push((tool.name.clone(), grammar));
+        }
+        let stop = dialect.stop_thinking().filter(|_| budget.is_some());
+        let stop = stop.map(|stop| served.tokenizer.encode(&stop, Special::Parse)).transpose()?;
+        let reading = Reading {
+            reader,
+            shown: served.tokenizer.controls_in(&dialect.marks()).into(),
+            one_call: self.parallel_tool_calls == Some(false),
+            budget: budget.map(|most| most as usize).zip(stop),
+            strict: strict.into(),
+        };
+        let prompt = served.tokenizer.encode_chat(&prompt)?;
         let max_tokens = self.max_completion_tokens.or(self.max_tokens).map(|count| count as usize);
         let top_logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
-        let response_format = self.response_format.as_ref();
-        let wanted = Wanted { prompt, max_tokens, response_format, top_logprobs, starts_text: true };
+        let wanted =
+            Wanted { prompt, max_tokens, form, top_logprobs, starts_text: true, reading: Some(reading) };
         Ok((self.params.ask(served, wanted)?, stream))
+    }
+}
+
+/// The prompt. Some templates want the arguments of earlier calls as text.
+fn render(template: &ChatTemplate, chat: &mut Chat, served: &Served) -> Result<ChatPrompt, ApiError> {
+    let failed = match template.render(chat, &served.tokenizer) {
+        Ok(prompt) => return Ok(prompt),
+        Err(failed) => failed,
+    };
+    let mut calls =
+        chat.messages.iter_mut().filter_map(|message| message["tool_calls"].as_array_mut()).flatten();
+    let mut changed = false;
+    calls.by_ref().for_each(|call| {
+        call["function"]["arguments"] = json!(call["function"]["arguments"].to_string());
+        changed = true;
+    });
+    match (changed, &failed) {
+        (true, fornax_text::Error::TemplateFailed { .. }) => Ok(template.render(chat, &served.tokenizer)?),
+        _ => Err(failed.into()),
+    }
+}
+
+/// The prompt of a model that is told of tools. A template that cannot tell it, or calls that cannot be read, are an
+/// error: nothing is guessed.
+fn with_tools(
+    template: &ChatTemplate,
+    chat: &mut Chat,
+    tools: &Tools,
+    served: &Served,
+) -> Result<ChatPrompt, ApiError> {
+    let unsupported = |reason: String| {
+        let message = format!("the chat template of {:?} {reason}", served.card.name);
+        ApiError {
+            faults: vec![Fault::rule("tools", reason)],
+            ..ApiError::new(Code::ModelUnsupported, message)
+        }
+    };
+    let without = render(template, chat, served)?;
+    chat.tools.clone_from(&tools.described);
+    let prompt = render(template, chat, served)
+        .map_err(|error| unsupported(format!("fails where there are tools: {}", error.message)))?;
+    if prompt.text() == without.text() {
+        return Err(unsupported("does not tell the model of tools".to_owned()));
+    }
+    if template.dialect(true).family().is_none() {
+        let reason = "tells the model of tools in a way whose calls this server cannot read";
+        return Err(unsupported(reason.to_owned()));
+    }
+    Ok(prompt)
+}
+
+/// Gives results of calls the name of the tool, which some templates want, by the id of the call.
+fn name_results(messages: &mut [Value]) {
+    let mut names: Map<String, Value> = Map::new();
+    for message in messages {
+        for call in message["tool_calls"].as_array().into_iter().flatten() {
+            if let Some(id) = call["id"].as_str() {
+                names.insert(id.to_owned(), call["function"]["name"].clone());
+            }
+        }
+        let known = message["tool_call_id"].as_str().and_then(|id| names.get(id)).cloned();
+        if let Some(name) = known.filter(|_| message["role"] == "tool" && message["name"].is_null()) {
+            message["name"] = name;
+        }
+    }
+}
+
+/// What was thought has several names among templates.
+fn name_thoughts(messages: &mut [Value], template: &str) {
+    let names = ["thinking", "reasoning"].map(|name| (name, [format!(".{name}"), format!("['{name}']")]));
+    for message in messages {
+        let thought = message["reasoning_content"].clone();
+        for (name, uses) in names.iter().filter(|_| thought.is_string()) {
+            if uses.iter().any(|text| template.contains(text)) {
+                message[*name] = thought.clone();
+            }
+        }
     }
 }
 
@@ -277,8 +494,48 @@ struct ChatChoice {
 #[derive(Debug, Serialize, ToSchema)]
 struct ChatMessage {
     role: &'static str,
-    content: String,
+    /// Null where there are only calls.
+    content: Option<String>,
     refusal: Option<String>,
+    /// What the model thought before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<MadeCall>,
+}
+
+/// A call that the model makes.
+#[derive(Debug, Serialize, ToSchema)]
+struct MadeCall {
+    id: String,
+    r#type: &'static str,
+    function: MadeFunction,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct MadeFunction {
+    /// As the model wrote it.
+    name: String,
+    /// The text of a JSON object, unless the answer was cut.
+    arguments: String,
+}
+
+impl ChatMessage {
+    fn take(&mut self, deltas: Vec<Delta>) {
+        for delta in deltas {
+            match delta {
+                Delta::Reasoning(text) => self.reasoning_content.get_or_insert_default().push_str(&text),
+                Delta::Content(text) => self.content.get_or_insert_default().push_str(&text),
+                Delta::Call { name, .. } => {
+                    let function = MadeFunction { name, arguments: String::new() };
+                    self.tool_calls.push(MadeCall { id: call_id(), r#type: "function", function });
+                }
+                Delta::Arguments { index, text } => {
+                    self.tool_calls[index].function.arguments.push_str(&text);
+                }
+            }
+        }
+    }
 }
 
 /// Log-probabilities of the tokens of a text.
@@ -324,23 +581,33 @@ async fn whole(mut work: Work, head: Head, scored: bool) -> Result<ChatCompletio
         while choices.len() <= index {
             choices.push(ChatChoice {
                 index: choices.len(),
-                message: ChatMessage { role: "assistant", content: String::new(), refusal: None },
+                message: ChatMessage {
+                    role: "assistant",
+                    content: None,
+                    refusal: None,
+                    reasoning_content: None,
+                    tool_calls: Vec::new(),
+                },
                 logprobs: scored.then(ChatLogprobs::default),
                 finish_reason: "",
             });
         }
         let choice = &mut choices[index];
         match piece {
-            Piece::Started { .. } | Piece::Embedding(_) => {}
+            Piece::Started { .. } | Piece::Text { .. } | Piece::Embedding(_) => {}
             Piece::Scored(score) => add_scored(&mut prompt_logprobs, &work.served().tokenizer, &score),
-            Piece::Text { text, tokens } => {
-                choice.message.content.push_str(&text);
+            Piece::Said { deltas, tokens } => {
+                choice.message.take(deltas);
                 if let Some(logprobs) = &mut choice.logprobs {
                     logprobs.extend(&work.served().tokenizer, &tokens);
                 }
             }
             Piece::End { finish, usage: counts } => {
-                choice.finish_reason = finish_reason(finish);
+                let called = !choice.message.tool_calls.is_empty();
+                if !called {
+                    choice.message.content.get_or_insert_default();
+                }
+                choice.finish_reason = finish_reason(finish, called);
                 usage.add(counts, index == 0);
             }
             Piece::Failed(error) => return Err(error),
@@ -356,6 +623,8 @@ async fn whole(mut work: Work, head: Head, scored: bool) -> Result<ChatCompletio
 struct ChatTranscript {
     parts: Parts,
     scored: bool,
+    /// By choice: whether it called tools.
+    called: Vec<bool>,
 }
 
 impl ChatTranscript {
@@ -369,6 +638,21 @@ impl ChatTranscript {
         let choice = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
         self.parts.choice(choice)
     }
+
+    fn said(&mut self, index: usize, delta: Delta) -> Value {
+        match delta {
+            Delta::Reasoning(text) => json!({"reasoning_content": text}),
+            Delta::Content(text) => json!({"content": text}),
+            Delta::Call { index: call, name } => {
+                self.called[index] = true;
+                let function = json!({"name": name, "arguments": ""});
+                json!({"tool_calls": [{"index": call, "id": call_id(), "type": "function", "function": function}]})
+            }
+            Delta::Arguments { index: call, text } => {
+                json!({"tool_calls": [{"index": call, "function": {"arguments": text}}]})
+            }
+        }
+    }
 }
 
 impl Transcript for ChatTranscript {
@@ -377,21 +661,32 @@ impl Transcript for ChatTranscript {
             Piece::Started { .. } => {
                 vec![self.delta(index, json!({"role": "assistant", "content": ""}), None, None)]
             }
-            Piece::Text { text, tokens } => {
-                let logprobs = self.scored.then(|| {
+            Piece::Said { deltas, tokens } => {
+                let mut logprobs = self.scored.then(|| {
                     let mut logprobs = ChatLogprobs::default();
                     logprobs.extend(&work.served().tokenizer, &tokens);
                     logprobs
                 });
-                vec![self.delta(index, json!({"content": text}), logprobs, None)]
+                let mut said: Vec<Value> = deltas.into_iter().map(|delta| self.said(index, delta)).collect();
+                if said.is_empty() {
+                    said.push(json!({"content": ""}));
+                }
+                let none = || self.scored.then(ChatLogprobs::default);
+                said.into_iter()
+                    .map(|delta| self.delta(index, delta, logprobs.take().or_else(none), None))
+                    .collect()
             }
             Piece::End { finish, usage } => {
                 self.parts.count(index, usage);
-                vec![self.delta(index, json!({}), None, Some(finish_reason(finish)))]
+                vec![self.delta(index, json!({}), None, Some(finish_reason(finish, self.called[index])))]
             }
-            Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
+            Piece::Text { .. } | Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
             Piece::Failed(error) => vec![self.fail(&error)],
         }
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Event {
+        sse::event(&error.to_json())
     }
 
     fn close(&mut self) -> Vec<Event> {

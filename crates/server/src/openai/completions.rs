@@ -114,7 +114,8 @@ impl CompletionBody {
         let response_format = self.response_format.as_ref();
         let top_logprobs = self.logprobs;
         let asks = prompts.into_iter().map(|prompt| {
-            let wanted = Wanted { prompt, max_tokens, response_format, top_logprobs, starts_text: false };
+            let form = self.params.form(response_format)?;
+            let wanted = Wanted { prompt, max_tokens, form, top_logprobs, starts_text: false, reading: None };
             self.params.ask(served, wanted)
         });
         Ok((asks.collect::<Result<_, _>>()?, stream))
@@ -187,7 +188,7 @@ async fn whole(mut work: Work, head: Head, scored: bool, per_prompt: usize) -> R
         }
         let choice = &mut choices[index];
         match piece {
-            Piece::Started { .. } | Piece::Embedding(_) => {}
+            Piece::Started { .. } | Piece::Said { .. } | Piece::Embedding(_) => {}
             Piece::Scored(score) => {
                 add_scored(&mut choice.prompt_logprobs, &work.served().tokenizer, &score);
             }
@@ -199,7 +200,7 @@ async fn whole(mut work: Work, head: Head, scored: bool, per_prompt: usize) -> R
                 }
             }
             Piece::End { finish, usage: counts } => {
-                choice.finish_reason = finish_reason(finish);
+                choice.finish_reason = finish_reason(finish, false);
                 usage.add(counts, index.is_multiple_of(per_prompt));
             }
             Piece::Failed(error) => return Err(error),
@@ -234,7 +235,7 @@ impl CompletionTranscript {
 impl Transcript for CompletionTranscript {
     fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Event> {
         match piece {
-            Piece::Started { .. } | Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
+            Piece::Started { .. } | Piece::Said { .. } | Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
             Piece::Text { text, tokens } => {
                 let logprobs = self.scored.then(|| {
                     self.offsets.resize(self.offsets.len().max(index + 1), 0);
@@ -247,10 +248,14 @@ impl Transcript for CompletionTranscript {
             }
             Piece::End { finish, usage } => {
                 self.parts.count(index, usage);
-                vec![self.text(index, "", None, Some(finish_reason(finish)))]
+                vec![self.text(index, "", None, Some(finish_reason(finish, false)))]
             }
             Piece::Failed(error) => vec![self.fail(&error)],
         }
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Event {
+        sse::event(&error.to_json())
     }
 
     fn close(&mut self) -> Vec<Event> {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     answer::{Ask, Piece},
-    app::App,
+    app::{Admission, App},
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
     served::Served,
@@ -103,38 +103,44 @@ pub(crate) async fn embeddings(
     body: RawBody,
 ) -> Result<Json<Embeddings>, ApiError> {
     let admission = app.admit(&caller)?;
-    let (mut asks, shape) = prepare(&app, &admission.served, body, EmbeddingBody::ask).await?;
+    let (asks, shape) = prepare(&app, &admission.served, body, EmbeddingBody::ask).await?;
+    let model = admission.served.card.name.clone();
+    let (vectors, usage) = vectors(admission, asks).await?;
+    if let Some(vector) = vectors.first() {
+        shape.check(vector.len())?;
+    }
+    let data = vectors.into_iter().enumerate().map(|(index, values)| Embedding {
+        object: "embedding",
+        index,
+        embedding: shape.format.write(values),
+    });
+    Ok(Json(Embeddings { object: "list", data: data.collect(), model, usage }))
+}
+
+/// What the model makes of each text, of length one, in the order of the texts. Dropped, it cancels.
+pub(crate) async fn vectors(
+    admission: Admission,
+    mut asks: Vec<Ask>,
+) -> Result<(Vec<Vec<f32>>, Usage), ApiError> {
     let mut later = asks.split_off(asks.len().min(AT_ONCE));
     let mut work = Work::submit(admission, asks)?;
-    let mut embeddings = Embeddings {
-        object: "list",
-        data: Vec::new(),
-        model: work.served().card.name.clone(),
-        usage: Usage::default(),
-    };
+    let mut vectors = Vec::new();
+    let mut usage = Usage::default();
     loop {
-        let before = embeddings.data.len();
         let mut made = Vec::new();
         while let Some((index, piece)) = work.next().await {
             match piece {
-                Piece::Embedding(values) => {
-                    shape.check(values.len())?;
-                    made.push((index, values));
-                }
-                Piece::End { usage, .. } => embeddings.usage.add(usage, true),
+                Piece::Embedding(values) => made.push((index, values)),
+                Piece::End { usage: counts, .. } => usage.add(counts, true),
                 Piece::Failed(error) => return Err(error),
-                Piece::Started { .. } | Piece::Scored(_) | Piece::Text { .. } => {}
+                Piece::Started { .. } | Piece::Scored(_) | Piece::Text { .. } | Piece::Said { .. } => {}
             }
         }
         // Short texts overtake long ones.
         made.sort_by_key(|&(index, _)| index);
-        embeddings.data.extend(made.into_iter().map(|(index, values)| Embedding {
-            object: "embedding",
-            index: before + index,
-            embedding: shape.format.write(of_length_one(values)),
-        }));
+        vectors.extend(made.into_iter().map(|(_, values)| of_length_one(values)));
         if later.is_empty() {
-            return Ok(Json(embeddings));
+            return Ok((vectors, usage));
         }
         let next = later.split_off(later.len().min(AT_ONCE));
         work.submit_more(std::mem::replace(&mut later, next))?;
@@ -142,7 +148,7 @@ pub(crate) async fn embeddings(
 }
 
 impl EmbeddingBody {
-    fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Shape), ApiError> {
+    pub(crate) fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Shape), ApiError> {
         check_model(served, self.model.as_deref())?;
         let prompts = self.input.tokens(served)?;
         if prompts.is_empty() || prompts.len() > INPUTS_MAX {
@@ -152,37 +158,41 @@ impl EmbeddingBody {
         if prompts.iter().any(Vec::is_empty) {
             return Err(ApiError::fault(Fault::rule("input", "must hold texts of at least one token")));
         }
-        let asks = prompts.into_iter().map(|prompt| {
-            Ok(Ask {
-                prompt,
-                max_tokens: 0,
-                embeds: true,
-                sampling: Sampling::greedy(),
-                seed: 0,
-                grammar: None,
-                prompt_logprobs: None,
-                choices: 1,
-                priority: 0,
-                salt: String::new(),
-                stops: StopStrings::new([""; 0])?,
-                starts_text: false,
-            })
-        });
+        let asks = prompts.into_iter().map(embedding_of);
         let shape = Shape { format: self.encoding_format.unwrap_or_default(), dimensions: self.dimensions };
         Ok((asks.collect::<Result<_, ApiError>>()?, shape))
     }
 }
 
+/// The question what the model makes of a text.
+pub(crate) fn embedding_of(prompt: Vec<u32>) -> Result<Ask, ApiError> {
+    Ok(Ask {
+        prompt,
+        max_tokens: 0,
+        embeds: true,
+        sampling: Sampling::greedy(),
+        seed: 0,
+        grammar: None,
+        prompt_logprobs: None,
+        choices: 1,
+        priority: 0,
+        salt: String::new(),
+        stops: StopStrings::new([""; 0])?,
+        starts_text: false,
+        reading: None,
+    })
+}
+
 /// What embeddings are to look like.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+pub(crate) struct Shape {
     format: EncodingFormat,
     dimensions: Option<usize>,
 }
 
 impl Shape {
     /// How many numbers an embedding has is the model's: cutting them off would change which texts are alike.
-    fn check(self, made: usize) -> Result<(), ApiError> {
+    pub(crate) fn check(self, made: usize) -> Result<(), ApiError> {
         match self.dimensions {
             Some(asked) if asked != made => Err(ApiError::fault(Fault::rule(
                 "dimensions",

@@ -8,4 +8,7 @@ pub(crate) mod params;
 pub(crate) mod prepare;
 pub(crate) mod prompt;
 pub(crate) mod reply;
+pub(crate) mod rerank;
+pub(crate) mod thinking;
 pub(crate) mod tokens;
+pub(crate) mod tools;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::{
-    answer::Ask,
+    answer::{Ask, Reading},
     app::random_seed,
     error::{ApiError, Fault},
     served::Served,
@@ -53,7 +53,7 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     unsupported("store", &["false"]),
     unsupported("structured_outputs", &[]),
     unsupported("suffix", &["\"\""]),
-    // Until tool calls can be read out of answers.
+    // Those of chats, which completions do not have.
     unsupported("tool_choice", &["\"none\"", "\"auto\""]),
     unsupported("tools", &["[]"]),
     unsupported("truncate_prompt_tokens", &[]),
@@ -211,18 +211,20 @@ struct JsonSchema {
 }
 
 /// What of a request is not in [`Params`].
-pub(crate) struct Wanted<'a> {
+pub(crate) struct Wanted {
     pub(crate) prompt: Vec<u32>,
     pub(crate) max_tokens: Option<usize>,
-    pub(crate) response_format: Option<&'a ResponseFormat>,
+    /// What the answer must look like, and the field that says so.
+    pub(crate) form: Option<(&'static str, Form)>,
     pub(crate) top_logprobs: Option<u32>,
     pub(crate) starts_text: bool,
+    pub(crate) reading: Option<Reading>,
 }
 
 impl Params {
     /// The question for the engine. Compiles a form where one is asked for: not for an async thread.
-    pub(crate) fn ask(&self, served: &Served, wanted: Wanted<'_>) -> Result<Ask, ApiError> {
-        let form = self.form(wanted.response_format)?;
+    pub(crate) fn ask(&self, served: &Served, wanted: Wanted) -> Result<Ask, ApiError> {
+        let form = wanted.form;
         if let (Some((field, _)), Some(true)) = (&form, self.ignore_eos) {
             let rule = format!("cannot be had with {field}, whose end it would ignore");
             return Err(ApiError::fault(Fault::rule("ignore_eos", rule)));
@@ -260,6 +262,7 @@ impl Params {
             salt: self.cache_salt.clone().unwrap_or_default(),
             stops: self.stops()?,
             starts_text: wanted.starts_text,
+            reading: wanted.reading,
         })
     }
 
@@ -273,7 +276,10 @@ impl Params {
     }
 
     /// What the answer must look like, and the field that says so.
-    fn form(&self, format: Option<&ResponseFormat>) -> Result<Option<(&'static str, Form)>, ApiError> {
+    pub(crate) fn form(
+        &self,
+        format: Option<&ResponseFormat>,
+    ) -> Result<Option<(&'static str, Form)>, ApiError> {
         let mut forms = Vec::new();
         if let Some(format) = format {
             match (format.r#type, &format.json_schema) {

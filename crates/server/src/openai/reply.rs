@@ -19,6 +19,8 @@ pub(crate) struct Usage {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptTokensDetails,
+    #[serde(skip_serializing_if = "CompletionTokensDetails::is_empty")]
+    completion_tokens_details: CompletionTokensDetails,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
@@ -27,7 +29,24 @@ pub(crate) struct PromptTokensDetails {
     cached_tokens: usize,
 }
 
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub(crate) struct CompletionTokensDetails {
+    /// Thought, not said.
+    reasoning_tokens: usize,
+}
+
+impl CompletionTokensDetails {
+    fn is_empty(&self) -> bool {
+        self.reasoning_tokens == 0
+    }
+}
+
 impl Usage {
+    /// Tokens of the prompts.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
     /// Counts one choice. Each prompt counts once, by its first choice.
     pub(crate) fn add(&mut self, counts: Counts, is_first: bool) {
         if is_first {
@@ -35,6 +54,7 @@ impl Usage {
             self.prompt_tokens_details.cached_tokens += counts.cached;
         }
         self.completion_tokens += counts.generated;
+        self.completion_tokens_details.reasoning_tokens += counts.thought;
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }
 }
@@ -94,9 +114,10 @@ impl Parts {
 /// What served the request: seeds reproduce only under the same.
 pub(crate) const FINGERPRINT: &str = concat!("fornax-", env!("CARGO_PKG_VERSION"));
 
-/// OpenAI's word for how an answer ended.
-pub(crate) fn finish_reason(finish: Finish) -> &'static str {
+/// OpenAI's word for how an answer ended that called tools or did not.
+pub(crate) fn finish_reason(finish: Finish, called: bool) -> &'static str {
     match finish {
+        Finish::End | Finish::Stop(_) if called => "tool_calls",
         Finish::End | Finish::Stop(_) => "stop",
         Finish::Length | Finish::Truncated => "length",
         Finish::Cancelled => "abort",

@@ -133,6 +133,7 @@ impl ExecuteBody {
             salt: String::new(),
             stops: StopStrings::new(stops.iter().map(String::as_str))?,
             starts_text: false,
+            reading: None,
         };
         Ok((self.job_id.clone(), ask, stops))
     }
@@ -167,7 +168,7 @@ impl Transcript for JobTranscript {
                 vec![event(&token)]
             }
             Piece::End { finish, usage } => self.end(work, finish, usage.generated),
-            Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
+            Piece::Scored(_) | Piece::Said { .. } | Piece::Embedding(_) => Vec::new(),
             Piece::Failed(error) => vec![self.fail(&error)],
         }
     }

@@ -67,8 +67,10 @@ fn redact(value: &mut Value) {
         Value::Object(fields) => {
             for (name, value) in fields {
                 match name.as_str() {
-                    "id" | "created" | "started_at" | "tokens_per_sec" | "decode_time_ms" | "uptime"
-                    | "system_fingerprint" | "version" => *value = json!(format!("[{name}]")),
+                    "id" | "created" | "created_at" | "call_id" | "item_id" | "started_at"
+                    | "tokens_per_sec" | "decode_time_ms" | "uptime" | "system_fingerprint" | "version" => {
+                        *value = json!(format!("[{name}]"))
+                    }
                     _ => redact(value),
                 }
             }

@@ -1,6 +1,7 @@
 //! The server over real sockets, with a scripted model.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod anthropic;
 mod bad_input;
 mod chat;
 mod client;
@@ -8,8 +9,11 @@ mod completions;
 mod document;
 mod jobs;
 mod life;
+mod ollama;
 mod params;
 mod pressure;
+mod responses;
+mod tools;
 mod traces;
 mod ways_in;
 mod worker;

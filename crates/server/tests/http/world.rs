@@ -29,8 +29,16 @@ const IM_START: u32 = 256;
 const IM_END: u32 = 257;
 const VOCAB: u32 = 258;
 
+/// Knows neither tools nor thoughts.
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// Knows both, as Hermes and Qwen write them.
+pub(crate) const TOOL_TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }} in <tool_call>{% endif %}\
+    {% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content or '' }}\
+    {% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n\
+    {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
 
 /// What the device was last asked to choose by.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +62,7 @@ pub(crate) struct Setup {
     /// Loading waits for this.
     pub(crate) load: Option<oneshot::Receiver<Result<(), Failed>>>,
     pub(crate) slots: usize,
+    pub(crate) template: &'static str,
 }
 
 impl Default for Setup {
@@ -68,6 +77,7 @@ impl Default for Setup {
             stuck_after: Duration::from_secs(60),
             load: None,
             slots: 8,
+            template: TEMPLATE,
         }
     }
 }
@@ -75,6 +85,11 @@ impl Default for Setup {
 impl Setup {
     pub(crate) fn saying(script: &str) -> Setup {
         Setup { script: script.to_owned(), ..Setup::default() }
+    }
+
+    /// A model that knows tools and thoughts.
+    pub(crate) fn skilled(script: &str) -> Setup {
+        Setup { template: TOOL_TEMPLATE, ..Setup::saying(script) }
     }
 
     /// Steps wait for what is sent here; dropping it lets them run.
@@ -100,7 +115,8 @@ pub(crate) struct World {
 impl World {
     /// Starts a server; returns when it listens.
     pub(crate) async fn listening(setup: Setup) -> World {
-        let Setup { options, script, fails_at, gate, context, queue, stuck_after, load, slots } = setup;
+        let Setup { options, script, fails_at, gate, context, queue, stuck_after, load, slots, template } =
+            setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = Server::new(listener, options).await.unwrap();
         let address = server.address();
@@ -126,7 +142,7 @@ impl World {
             if let Some(load) = load {
                 load.await.unwrap()?;
             }
-            Ok(served(handle))
+            Ok(served(handle, template))
         };
         let stop_asked = async { drop(stopped.await) };
         let controls = Controls { progress: progress_seen, reload: reload_asked };
@@ -173,7 +189,7 @@ impl World {
     }
 }
 
-fn served(engine: Handle) -> Served {
+fn served(engine: Handle, template: &str) -> Served {
     let tokenizer = Arc::new(tokenizer());
     let encoder = Arc::clone(&tokenizer);
     let encode = Arc::new(move |bytes: &[u8]| match std::str::from_utf8(bytes) {
@@ -188,7 +204,7 @@ fn served(engine: Handle) -> Served {
     Served {
         engine,
         tokenizer,
-        template: Arc::new(ChatTemplate::new(TEMPLATE)),
+        template: Arc::new(ChatTemplate::new(template)),
         grammars: Arc::new(grammars),
         card: ModelCard {
             name: "script".to_owned(),

@@ -12,13 +12,40 @@ pub fn vectors() -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
+/// The cache folder that the binary also uses.
+fn cache() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("FORNAX_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("fornax")))
+        .or_else(|| set("HOME").map(|folder| folder.join(".cache/fornax")))
+}
+
+/// A folder with chat templates of other projects, under licences that this work does not take.
+pub fn templates() -> Option<PathBuf> {
+    std::env::var_os("FORNAX_TEMPLATES").map(PathBuf::from)
+}
+
+/// A tokenizer of bytes with a start and an end.
+pub fn bytes_tokenizer() -> Tokenizer {
+    let printable = (0x21..=0x7e).chain(0xa1..=0xac).chain(0xae..=0xff).chain(0x100..=0x143);
+    let bytes: Vec<String> = printable.map(|c| char::from_u32(c).unwrap().to_string()).collect();
+    let mut tokens: Vec<(&str, i32)> = bytes.iter().map(|byte| (byte.as_str(), NORMAL)).collect();
+    tokens.extend([("<BOS>", CONTROL), ("<EOS>", CONTROL)]);
+    Vocabulary::default()
+        .str("general.architecture", "llama")
+        .str("tokenizer.ggml.model", "gpt2")
+        .str("tokenizer.ggml.pre", "gpt-2")
+        .tokens(&tokens)
+        .strings("tokenizer.ggml.merges", &[])
+        .u32("tokenizer.ggml.bos_token_id", u32::try_from(tokens.len() - 2).unwrap())
+        .u32("tokenizer.ggml.eos_token_id", u32::try_from(tokens.len() - 1).unwrap())
+        .tokenizer()
+        .unwrap()
+}
+
 /// A model file in the cache folder that the binary also uses.
 pub fn model(file: &str) -> Option<Checkpoint> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("FORNAX_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("fornax")))
-        .or_else(|| set("HOME").map(|folder| folder.join(".cache/fornax")))?;
-    let path = cache.join("models").join(file);
+    let path = cache()?.join("models").join(file);
     path.is_file().then(|| Checkpoint::open(&path).unwrap())
 }
 

@@ -1,0 +1,33 @@
+//! `POST /v1/messages/count_tokens`.
+
+use std::sync::Arc;
+
+use axum::{Json, extract::State};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::request::CountBody;
+use crate::{app::App, error::ApiError, front::body::RawBody, openai::prepare::prepare};
+
+/// How long a prompt is.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TokenCount {
+    input_tokens: usize,
+}
+
+/// Count the tokens of a conversation
+///
+/// Exactly those that the same request to `/v1/messages` would have computed, template and tools included.
+#[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic", request_body = CountBody, responses(
+    (status = 200, body = TokenCount, description = "Its tokens"),
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
+))]
+pub(crate) async fn count(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<TokenCount>, ApiError> {
+    let served = app.model()?;
+    let counted = prepare(&app, &served, body, |body: &CountBody, served| {
+        let (ask, _) = body.chat()?.ask(served)?;
+        Ok(TokenCount { input_tokens: ask.prompt.len() })
+    });
+    Ok(Json(counted.await?))
+}

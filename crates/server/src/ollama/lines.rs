@@ -1,0 +1,187 @@
+//! An answer as lines, and its timings.
+
+use std::time::{Duration, Instant};
+
+use fornax_text::Delta;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::{
+    answer::{Counts, Finish, Piece},
+    error::ApiError,
+    sse::Transcript,
+    work::Work,
+};
+
+/// Whether an answer belongs to a chat or to a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Chat,
+    Generate,
+}
+
+/// An answer under way.
+pub(crate) struct Lines {
+    kind: Kind,
+    model: String,
+    began: Instant,
+    started: Option<Instant>,
+    first: Option<Instant>,
+    /// Calls are told whole: the one that is not, as its name and arguments.
+    call: Option<(String, String)>,
+    /// The last line.
+    done: Option<Value>,
+}
+
+/// What of an answer one line tells.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    pub(crate) text: String,
+    pub(crate) thinking: String,
+    pub(crate) calls: Vec<Value>,
+}
+
+impl Part {
+    fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.thinking.is_empty() && self.calls.is_empty()
+    }
+
+    pub(crate) fn join(&mut self, more: Part) {
+        self.text.push_str(&more.text);
+        self.thinking.push_str(&more.thinking);
+        self.calls.extend(more.calls);
+    }
+}
+
+impl Lines {
+    pub(crate) fn new(kind: Kind, model: &str) -> Lines {
+        let model = model.to_owned();
+        Lines { kind, model, began: Instant::now(), started: None, first: None, call: None, done: None }
+    }
+
+    /// What a piece adds, and the last line's fields if it is the last.
+    pub(crate) fn take(&mut self, piece: Piece) -> (Part, Option<(Finish, Counts)>) {
+        let mut part = Part::default();
+        match piece {
+            Piece::Started { .. } => self.started = Some(Instant::now()),
+            Piece::Text { text, .. } => {
+                self.first.get_or_insert_with(Instant::now);
+                part.text = text;
+            }
+            Piece::Said { deltas, .. } => {
+                self.first.get_or_insert_with(Instant::now);
+                for delta in deltas {
+                    match delta {
+                        Delta::Reasoning(text) => part.thinking.push_str(&text),
+                        Delta::Content(text) => part.text.push_str(&text),
+                        Delta::Call { name, .. } => {
+                            part.calls.extend(self.whole_call());
+                            self.call = Some((name, String::new()));
+                        }
+                        Delta::Arguments { text, .. } => {
+                            if let Some((_, arguments)) = &mut self.call {
+                                arguments.push_str(&text);
+                            }
+                        }
+                    }
+                }
+            }
+            Piece::End { finish, usage } => {
+                part.calls.extend(self.whole_call());
+                return (part, Some((finish, usage)));
+            }
+            Piece::Scored(_) | Piece::Embedding(_) | Piece::Failed(_) => {}
+        }
+        (part, None)
+    }
+
+    /// The call that was being read. One that was cut is none: its arguments are no JSON.
+    fn whole_call(&mut self) -> Option<Value> {
+        let (name, arguments) = self.call.take()?;
+        let arguments: Value = serde_json::from_str(&arguments).ok()?;
+        Some(json!({"function": {"name": name, "arguments": arguments}}))
+    }
+
+    /// A line with a part of the answer.
+    pub(crate) fn line(&self, part: Part) -> Value {
+        let mut line = json!({"model": self.model, "created_at": Timestamp::now().to_string()});
+        let into = match self.kind {
+            Kind::Generate => {
+                line["response"] = json!(part.text);
+                &mut line
+            }
+            Kind::Chat => {
+                line["message"] = json!({"role": "assistant", "content": part.text});
+                &mut line["message"]
+            }
+        };
+        if !part.thinking.is_empty() {
+            into["thinking"] = json!(part.thinking);
+        }
+        if !part.calls.is_empty() {
+            into["tool_calls"] = json!(part.calls);
+        }
+        line["done"] = json!(false);
+        line
+    }
+
+    /// The last line, with this part of the answer in it.
+    pub(crate) fn last(&self, part: Part, finish: Finish, counts: Counts) -> Value {
+        let now = Instant::now();
+        let started = self.started.unwrap_or(now);
+        let first = self.first.unwrap_or(now);
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let reason = match finish {
+            Finish::End | Finish::Stop(_) | Finish::Cancelled => "stop",
+            Finish::Length | Finish::Truncated => "length",
+        };
+        let mut line = self.line(part);
+        line["done"] = json!(true);
+        line["done_reason"] = json!(reason);
+        line["total_duration"] = json!(nanoseconds(now - self.began));
+        // The model was loaded before; what is left is waiting for a seat.
+        line["load_duration"] = json!(nanoseconds(started - self.began));
+        line["prompt_eval_count"] = json!(counts.prompt);
+        line["prompt_eval_duration"] = json!(nanoseconds(first.saturating_duration_since(started)));
+        line["eval_count"] = json!(counts.generated);
+        line["eval_duration"] = json!(nanoseconds(now - first));
+        line
+    }
+
+    /// Waits for everything. Dropped with the connection, it cancels.
+    pub(crate) async fn whole(mut self, mut work: Work) -> Result<Value, ApiError> {
+        let mut whole = Part::default();
+        let mut ended = (Finish::End, Counts::default());
+        while let Some((_, piece)) = work.next().await {
+            if let Piece::Failed(error) = piece {
+                return Err(error);
+            }
+            let (part, end) = self.take(piece);
+            whole.join(part);
+            ended = end.unwrap_or(ended);
+        }
+        Ok(self.last(whole, ended.0, ended.1))
+    }
+}
+
+impl Transcript<String> for Lines {
+    fn say(&mut self, _work: &Work, _index: usize, piece: Piece) -> Vec<String> {
+        let (part, ended) = self.take(piece);
+        let mut lines = Vec::new();
+        if !part.is_empty() {
+            lines.push(self.line(part).to_string());
+        }
+        if let Some((finish, counts)) = ended {
+            self.done = Some(self.last(Part::default(), finish, counts));
+        }
+        lines
+    }
+
+    fn fail(&mut self, error: &ApiError) -> String {
+        error.to_ollama().to_string()
+    }
+
+    fn close(&mut self) -> Vec<String> {
+        self.done.take().map(|line| line.to_string()).into_iter().collect()
+    }
+}

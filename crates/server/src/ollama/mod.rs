@@ -1,0 +1,10 @@
+//! What Ollama's clients speak: answers as lines of JSON, with their timings.
+//!
+//! A request becomes the body of a chat completion (or, raw, of a completion), which is checked and asked like any other.
+
+pub(crate) mod chat;
+pub(crate) mod embed;
+pub(crate) mod generate;
+pub(crate) mod lines;
+pub(crate) mod models;
+pub(crate) mod request;
