@@ -263,16 +263,18 @@ fn check_schema(schema: &Value, path: &str, depth: usize, faults: &mut Vec<Fault
             },
             "items" if value.is_array() => {}
             "items" | "additionalProperties" | "not" => check_schema(value, &at, depth + 1, faults),
-            "required" => {
-                if !value.as_array().is_some_and(|names| names.iter().all(Value::is_string)) {
-                    faults.push(Fault::value(at, "an array of strings", value));
-                }
+            "required" if !is_array_of_strings(value) => {
+                faults.push(Fault::value(at, "an array of strings", value));
             }
             "enum" if !value.is_array() => faults.push(Fault::value(at, "an array", value)),
             "$ref" if !value.is_string() => faults.push(Fault::value(at, "a string", value)),
             _ => {}
         }
     }
+}
+
+fn is_array_of_strings(value: &Value) -> bool {
+    value.as_array().is_some_and(|items| items.iter().all(Value::is_string))
 }
 
 /// 9 letters and digits: some templates (Mistral's) take ids of no other length.
