@@ -99,7 +99,7 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "templates",
-        shows: "A hundred chat templates that models carry render byte for byte as with transformers.",
+        shows: "A hundred chat templates that models carry render byte for byte as with transformers; calls they write are read back.",
         run: templates::run,
     },
 ];

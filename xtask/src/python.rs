@@ -11,6 +11,8 @@ use crate::{command, root, run};
 /// By name and version, from wherever pip gets its packages.
 const PACKAGES: &[&str] = &[
     "openai==3.49.0",
+    "anthropic==2.8.0",
+    "ollama==0.6.3",
     "huggingface_hub==2.4.0",
     "runpod==1.12.0",
     "schemathesis==4.32.5",

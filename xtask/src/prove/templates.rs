@@ -1,4 +1,4 @@
-//! Chat templates that models carry, rendered by transformers and by us.
+//! Chat templates that models carry, rendered by transformers and by us; and the calls of tools that they write, read back.
 //!
 //! They are under licences that this work does not take, so they are fetched: llama.cpp keeps some hundred in its sources,
 //! as files and in a test, and the source archive of `llama-cpp-python` has those.
@@ -22,6 +22,8 @@ const SCRIPT: &str = "crates/text/tests/make_templates.py";
 /// A Python that has transformers.
 const PYTHON: &str = "FORNAX_ORACLE_PYTHON";
 const TEST: &str = "further_templates_render_as_in_python";
+/// What a template writes for calls and thoughts of before is what its model writes; our reader has to understand it.
+const READ_BACK: &str = "calls_that_templates_write_are_read_back";
 
 pub(super) fn run() -> Result<Facts> {
     let python =
@@ -35,18 +37,24 @@ pub(super) fn run() -> Result<Facts> {
     run_tool(Command::new(&python).arg(root().join(SCRIPT)).arg(&folder).arg(&expected))?;
     let version = ["-c", "import transformers; print(transformers.__version__)"];
     let version = output(Command::new(&python).args(version))?;
-    let test = ["test", "--package", "fornax-text", "--profile", "checked", "--test", "templates"];
-    let told = output(
-        command("cargo", &test)
-            .args([TEST, "--", "--exact", "--show-output"])
-            .env("FORNAX_TEMPLATES", &folder),
-    )?;
-    let tally = told.lines().find(|line| line.starts_with("Tally")).context("the test told no counts")?;
+    let tally = |file: &str, test: &str| -> Result<String> {
+        let cargo = ["test", "--package", "fornax-text", "--profile", "checked", "--test", file];
+        let told = output(
+            command("cargo", &cargo)
+                .args([test, "--", "--exact", "--show-output"])
+                .env("FORNAX_TEMPLATES", &folder),
+        )?;
+        let tally = told.lines().find(|line| line.starts_with("Tally")).context("the test told no counts")?;
+        Ok(tally.to_owned())
+    };
+    let cases = tally("templates", TEST)?;
+    let read_back = tally("answers", READ_BACK)?;
     let files = fs::read_dir(&folder)?.count();
     ensure!(files > 90, "{files} files were unpacked");
     Ok(vec![
         ("templates", format!("those in the sources of {} {}", SOURCE.package, SOURCE.version)),
         ("rendered by", format!("transformers {}", version.trim())),
-        ("cases", tally.to_owned()),
+        ("cases", cases),
+        ("calls and thoughts read back, however cut", read_back),
     ])
 }

@@ -128,6 +128,32 @@ fn openai_python_runs_every_scenario() {
 }
 
 #[test]
+fn tools_and_other_apis_work_with_their_own_clients() {
+    let Some(python) = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists())
+    else {
+        println!(
+            "SKIP tools_and_other_apis_work_with_their_own_clients: no FORNAX_PYTHON with anthropic and ollama"
+        );
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");
+    let template = clients.join("tools.jinja");
+    let serving = Serving::start(
+        folder.path(),
+        &["--context", "2048", "--parallel", "2", "--chat-template-file", template.to_str().unwrap()],
+    );
+    let base = format!("http://{}", serving.address);
+    let suite = clients.join("tools_suite.py");
+    let ran = Command::new(python).arg(suite).args([&base, KEY, "smollm2"]).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 10, "{said}");
+    // Every one of them has left.
+    serving.until("/health", "\"pages_used\":0");
+}
+
+#[test]
 fn floods_get_a_clear_status_and_little_memory() {
     let folder = tempfile::tempdir().unwrap();
     let serving = Serving::start(folder.path(), &["--context", "64", "--max-body", "1MiB"]);

@@ -153,7 +153,7 @@ def errors():
     assert error.param == "temperature" and error.type == "invalid_request_error"
     refused(openai.BadRequestError, 400, "INVALID_INPUT", n=0)
     refused(openai.BadRequestError, 400, "INVALID_INPUT", messages=[])
-    refused(openai.BadRequestError, 400, "INVALID_INPUT", tools=[{"type": "function", "function": {"name": "f"}}])
+    refused(openai.BadRequestError, 400, "MODEL_UNSUPPORTED", tools=[{"type": "function", "function": {"name": "f"}}])
     refused(openai.BadRequestError, 400, "PROMPT_TOO_LONG", messages=[{"role": "user", "content": "long " * 5000}])
     refused(openai.BadRequestError, 400, "PROMPT_TOO_LONG", max_tokens=1_000_000)
     format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
