@@ -206,8 +206,7 @@ pub fn run<B: Backend, S: Sizes + Clone>(
     subject: &Subject<'_, B, S>,
     on_case: &mut dyn FnMut(&CaseResult),
 ) -> Result<Report, Error> {
-    let all: Vec<Op> = BOUNDS.iter().map(|(op, _)| *op).collect();
-    run_only(&all, subject, on_case)
+    run_where(&|_, _| true, subject, on_case)
 }
 
 /// Runs the cases of chosen operations, for somebody who works on one.
@@ -216,11 +215,20 @@ pub fn run_only<B: Backend, S: Sizes + Clone>(
     subject: &Subject<'_, B, S>,
     on_case: &mut dyn FnMut(&CaseResult),
 ) -> Result<Report, Error> {
+    run_where(&|op, _| ops.contains(&op), subject, on_case)
+}
+
+/// Runs the cases that `chosen` says yes to, by their operation and their words: for tools that make everything slow.
+pub fn run_where<B: Backend, S: Sizes + Clone>(
+    chosen: &dyn Fn(Op, &str) -> bool,
+    subject: &Subject<'_, B, S>,
+    on_case: &mut dyn FnMut(&CaseResult),
+) -> Result<Report, Error> {
     let reference = Cpu::reference(subject.activations)?;
     let mut suite = Suite {
         backend: subject.backend,
         invariant: subject.invariant,
-        ops,
+        chosen,
         reference,
         on_case,
         report: Report::default(),
@@ -234,6 +242,22 @@ pub fn run_only<B: Backend, S: Sizes + Clone>(
     layer::cases(&mut suite);
     steps::cases(&mut suite, subject.sizes);
     Ok(suite.report)
+}
+
+/// Whether a case is among those that `words` name, alternatives with commas between: each is part of its operation and
+/// its words ("matmul Q4_K"), and with `!` in front leaves such cases out ("sample,!many tokens"). Nothing names all.
+pub fn named(words: &str, op: Op, case: &str) -> bool {
+    let line = format!("{op} {case}");
+    let wanted = words.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let (mut any, mut asked) = (false, false);
+    for word in wanted {
+        match word.strip_prefix('!') {
+            Some(word) if line.contains(word) => return false,
+            Some(_) => {}
+            None => (asked, any) = (true, any || line.contains(word)),
+        }
+    }
+    any || !asked
 }
 
 /// Why a case failed, in words.
@@ -261,7 +285,7 @@ trait Case: fmt::Display {
 struct Suite<'a, B> {
     backend: &'a B,
     invariant: bool,
-    ops: &'a [Op],
+    chosen: &'a dyn Fn(Op, &str) -> bool,
     reference: Cpu,
     on_case: &'a mut dyn FnMut(&CaseResult),
     report: Report,
@@ -271,14 +295,15 @@ impl<B: Backend> Suite<'_, B> {
     /// The subject's outputs against the reference's, unless the subject says that it does not have the operation.
     fn compare(&mut self, case: impl Case) {
         let lacks = |need: &Need| self.backend.supports(*need).is_err();
-        if !self.ops.contains(&case.op()) || case.needs().iter().any(lacks) {
+        let words = case.to_string();
+        if !(self.chosen)(case.op(), &words) || case.needs().iter().any(lacks) {
             return;
         }
         let outcome = case.compute(&self.reference).and_then(|wanted| {
             let got = case.compute(self.backend)?;
             within(case.op().bound(), &got, &wanted)
         });
-        self.conclude(case.op(), case.to_string(), outcome);
+        self.conclude(case.op(), words, outcome);
     }
 
     /// The subject's outputs against a formula's.
@@ -289,9 +314,10 @@ impl<B: Backend> Suite<'_, B> {
         wanted: &Table,
         compute: impl FnOnce(&B) -> Result<Table, Failure>,
     ) {
-        if self.ops.contains(&op) {
+        let words = case.to_string();
+        if (self.chosen)(op, &words) {
             let outcome = compute(self.backend).and_then(|got| within(op.bound(), &got, wanted));
-            self.conclude(op, case.to_string(), outcome);
+            self.conclude(op, words, outcome);
         }
     }
 
@@ -302,17 +328,19 @@ impl<B: Backend> Suite<'_, B> {
         case: impl fmt::Display,
         compute: impl FnOnce(&B) -> Result<(Table, Table), Failure>,
     ) {
-        if self.invariant && self.ops.contains(&Op::Invariance) {
+        let words = case.to_string();
+        if self.invariant && (self.chosen)(Op::Invariance, &words) {
             let outcome = compute(self.backend).and_then(|(one, other)| within(0.0, &one, &other));
-            self.conclude(Op::Invariance, case.to_string(), outcome);
+            self.conclude(Op::Invariance, words, outcome);
         }
     }
 
     /// A promise that holds or not.
     fn check(&mut self, op: Op, case: impl fmt::Display, holds: impl FnOnce(&B) -> Result<(), Failure>) {
-        if self.ops.contains(&op) {
+        let words = case.to_string();
+        if (self.chosen)(op, &words) {
             let outcome = holds(self.backend).map(|()| 0.0);
-            self.conclude(op, case.to_string(), outcome);
+            self.conclude(op, words, outcome);
         }
     }
 
@@ -363,4 +391,23 @@ fn normalized_error(got: &[f32], wanted: &[f32]) -> f64 {
     let difference = squares(&mut got.iter().zip(wanted).map(|(a, b)| f64::from(*a) - f64::from(*b)));
     let size = squares(&mut wanted.iter().map(|value| f64::from(*value)));
     difference / if size < 1e-9 { 1.0 } else { size }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_named_by_parts_of_their_words_and_left_out_by_others() {
+        let check = |words: &str, wanted: [bool; 3]| {
+            let cases = [(Op::Matmul, "Q4_K 8x256"), (Op::Sample, "greedy"), (Op::Sample, "greedy of many")];
+            assert_eq!(cases.map(|(op, case)| named(words, op, case)), wanted, "{words:?}");
+        };
+        check("", [true; 3]);
+        check("sample", [false, true, true]);
+        check("matmul Q4_K, sample greedy", [true; 3]);
+        check("matmul Q8_0", [false; 3]);
+        check("!of many", [true, true, false]);
+        check("sample,!of many", [false, true, false]);
+    }
 }

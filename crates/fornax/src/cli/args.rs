@@ -862,7 +862,8 @@ pub(crate) struct Rm {
 #[command(after_help = "Examples:
   fornax doctor
   fornax doctor --report         a block to paste into a bug report
-  fornax doctor --conformance    check every operation of the device against the reference")]
+  fornax doctor --conformance    check every operation of the device against the reference
+  fornax doctor --conformance --only \"matmul Q4_K,sample,!many tokens\"")]
 pub(crate) struct Doctor {
     /// Run the conformance suite on the device and print the counts of each operation
     #[arg(long)]
@@ -883,6 +884,9 @@ pub(crate) struct Doctor {
   fornax completions fish > ~/.config/fish/completions/fornax.fish")]
 pub(crate) struct Completions {
     /// The shell
+    /// Only cases whose operation and words hold one of these, with commas between; ! in front leaves cases out
+    #[arg(long, value_name = "WORDS", requires = "conformance")]
+    pub(crate) only: Option<String>,
     pub(crate) shell: clap_complete::Shell,
 }
 

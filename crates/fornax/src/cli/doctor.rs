@@ -34,7 +34,8 @@ pub(crate) fn doctor(args: &Doctor) -> anyhow::Result<()> {
         let mark = if *fine { "ok     " } else { "missing" };
         writeln!(out, "{mark}  {what:<10}  {words}")?;
     }
-    let conforms = if args.conformance { conformance::conformance(device, &mut out) } else { Ok(()) };
+    let only = args.only.as_deref().unwrap_or_default();
+    let conforms = if args.conformance { conformance::conformance(device, only, &mut out) } else { Ok(()) };
     if args.report {
         writeln!(out, "```")?;
     }
