@@ -144,14 +144,68 @@ impl Tensor {
 /// Where tensors begin.
 const ALIGNMENT: usize = 32;
 
+/// What a model's matrices are stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Types {
+    usual: DType,
+    /// For what llama.cpp's mixtures treat better: the head, and in half of the layers values and what leads back from the
+    /// feed-forward part.
+    better: DType,
+}
+
+impl Types {
+    /// The mixture that most files have.
+    pub const Q4_K_M: Types = Types { usual: DType::Q4_K, better: DType::Q6_K };
+
+    /// By the name that files have: a type, or `q4_k_m`.
+    pub fn named(name: &str) -> Option<Types> {
+        if name.eq_ignore_ascii_case("q4_k_m") {
+            return Some(Types::Q4_K_M);
+        }
+        TYPES.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name)).map(Types::from)
+    }
+
+    /// The names that are known.
+    pub fn names() -> Vec<String> {
+        TYPES.iter().map(|dtype| dtype.name().to_lowercase()).chain(["q4_k_m".to_owned()]).collect()
+    }
+}
+
+impl From<DType> for Types {
+    fn from(dtype: DType) -> Types {
+        Types { usual: dtype, better: dtype }
+    }
+}
+
 /// Writes a GGUF of this shape with its matrices in `quant`, or in the type that llama.cpp falls back to where a row does
 /// not fill the blocks. The same seed makes the same file. It has its name only once it is complete. `progress` is told
 /// the bytes written and all bytes, and stops it by breaking.
 pub fn write(
     path: &Path,
     shape: &Shape,
-    quant: DType,
+    quant: impl Into<Types>,
     seed: u64,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> io::Result<()> {
+    write_rows(path, shape, quant.into(), (seed, usize::MAX), progress)
+}
+
+/// The same in less time: a tensor's rows come again after 512 of them, which says less and is as fast to compute with.
+pub fn write_repeating(
+    path: &Path,
+    shape: &Shape,
+    quant: impl Into<Types>,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> io::Result<()> {
+    write_rows(path, shape, quant.into(), (0, 512), progress)
+}
+
+/// `distinct`: how many rows of a tensor are drawn before they come again.
+fn write_rows(
+    path: &Path,
+    shape: &Shape,
+    quant: Types,
+    (seed, distinct): (u64, usize),
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> io::Result<()> {
     let (tensors, header, total) = outline(shape, quant);
@@ -165,18 +219,33 @@ pub fn write(
     out.write_all(&header)?;
     let mut written = header.len() as u64;
     let mut random = Random(SplitMix64(seed));
-    let mut row = Vec::new();
+    let mut rows = Vec::new();
     for tensor in &tensors {
-        for _ in 0..tensor.rows.unwrap_or(1) {
-            row.clear();
-            match tensor.rows {
-                Some(_) => random.row(tensor.dtype, tensor.columns, &mut row),
-                None if tensor.name.ends_with("norm.weight") => {
-                    row.extend((0..tensor.columns).flat_map(|_| 1f32.to_le_bytes()));
+        // At most so many bytes are held at once, unless they come again.
+        let count = tensor.rows.unwrap_or(1);
+        let at_once = if distinct < count { distinct } else { 1 };
+        let mut left = count;
+        rows.clear();
+        while left > 0 {
+            if rows.is_empty() || distinct >= count {
+                rows.clear();
+                for _ in 0..at_once {
+                    match tensor.rows {
+                        Some(_) => random.row(tensor.dtype, tensor.columns, &mut rows),
+                        None if tensor.name.ends_with("norm.weight") => {
+                            rows.extend((0..tensor.columns).flat_map(|_| 1f32.to_le_bytes()));
+                        }
+                        None => {
+                            rows.extend(
+                                (0..tensor.columns).flat_map(|_| (random.normal() * 0.1).to_le_bytes()),
+                            );
+                        }
+                    }
                 }
-                None => row.extend((0..tensor.columns).flat_map(|_| (random.normal() * 0.1).to_le_bytes())),
             }
-            out.write_all(&row)?;
+            let some = left.min(at_once);
+            out.write_all(&rows[..rows.len() / at_once * some])?;
+            left -= some;
         }
         out.write_all(&vec![0; tensor.bytes().next_multiple_of(ALIGNMENT) - tensor.bytes()])?;
         written += tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
@@ -191,8 +260,8 @@ pub fn write(
 
 /// Writes such a file whose header is whole and whose weights are a hole: as large as [`write()`] would make it, on no disk.
 /// Enough to plan with. Returns its size.
-pub fn write_hole(path: &Path, shape: &Shape, quant: DType) -> io::Result<u64> {
-    let (_, header, total) = outline(shape, quant);
+pub fn write_hole(path: &Path, shape: &Shape, quant: impl Into<Types>) -> io::Result<u64> {
+    let (_, header, total) = outline(shape, quant.into());
     let mut file = File::create_new(path)?;
     file.write_all(&header)?;
     file.set_len(total)?;
@@ -200,7 +269,7 @@ pub fn write_hole(path: &Path, shape: &Shape, quant: DType) -> io::Result<u64> {
 }
 
 /// The tensors of a file, its header, and its size.
-fn outline(shape: &Shape, quant: DType) -> (Vec<Tensor>, Vec<u8>, u64) {
+fn outline(shape: &Shape, quant: Types) -> (Vec<Tensor>, Vec<u8>, u64) {
     let tensors = tensors(shape, quant);
     let header = header(shape, &tensors);
     let padded = |tensor: &Tensor| tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
@@ -208,24 +277,28 @@ fn outline(shape: &Shape, quant: DType) -> (Vec<Tensor>, Vec<u8>, u64) {
     (tensors, header, total)
 }
 
-fn tensors(shape: &Shape, quant: DType) -> Vec<Tensor> {
+fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
     let size = |number: u32| number as usize;
     let (hidden, ffn, vocab) = (size(shape.hidden), size(shape.ffn), size(shape.vocab));
     let query = size(shape.heads * shape.head_dim);
     let kv = size(shape.heads_kv * shape.head_dim);
-    let matrix = |name: String, columns: usize, rows: usize| Tensor {
+    // As llama.cpp's mixtures: the first and the last eighth of the layers, and each third between.
+    let eighth = shape.layers / 8;
+    let better = |layer: u32| layer < eighth || layer >= 7 * shape.layers / 8 || (layer - eighth) % 3 == 2;
+    let typed = |better: bool, name: String, columns: usize, rows: usize| Tensor {
         name,
         columns,
         rows: Some(rows),
-        dtype: fornax_engine::stored_as(quant, columns),
+        dtype: fornax_engine::stored_as(if better { quant.better } else { quant.usual }, columns),
     };
+    let matrix = |name, columns, rows| typed(false, name, columns, rows);
     let vector = |name: String, columns| Tensor { name, columns, rows: None, dtype: DType::F32 };
     let mut tensors = vec![
-        matrix("token_embd.weight".to_owned(), hidden, vocab),
+        typed(shape.tied, "token_embd.weight".to_owned(), hidden, vocab),
         vector("output_norm.weight".to_owned(), hidden),
     ];
     if !shape.tied {
-        tensors.push(matrix("output.weight".to_owned(), hidden, vocab));
+        tensors.push(typed(true, "output.weight".to_owned(), hidden, vocab));
     }
     for layer in 0..shape.layers {
         let name = |name: &str| format!("blk.{layer}.{name}");
@@ -233,12 +306,12 @@ fn tensors(shape: &Shape, quant: DType) -> Vec<Tensor> {
             vector(name("attn_norm.weight"), hidden),
             matrix(name("attn_q.weight"), hidden, query),
             matrix(name("attn_k.weight"), hidden, kv),
-            matrix(name("attn_v.weight"), hidden, kv),
+            typed(better(layer), name("attn_v.weight"), hidden, kv),
             matrix(name("attn_output.weight"), query, hidden),
             vector(name("ffn_norm.weight"), hidden),
             matrix(name("ffn_gate.weight"), hidden, ffn),
             matrix(name("ffn_up.weight"), hidden, ffn),
-            matrix(name("ffn_down.weight"), ffn, hidden),
+            typed(better(layer), name("ffn_down.weight"), ffn, hidden),
         ]);
         if shape.qkv_bias {
             tensors.extend([
@@ -498,5 +571,40 @@ mod tests {
             write(&folder.path().join("d"), &SHAPES[0], DType::Q4_0, 1, &mut |_, _| ControlFlow::Break(()));
         assert!(stopped.is_err());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "nothing half-written");
+    }
+
+    #[test]
+    fn a_mixture_treats_the_head_and_half_of_the_layers_better() {
+        let shape = SHAPES.iter().find(|shape| shape.name == "qwen2.5-7b").unwrap();
+        let tensors = tensors(shape, Types::named("Q4_K_M").unwrap());
+        let better: Vec<&str> = tensors
+            .iter()
+            .filter(|tensor| tensor.dtype == DType::Q6_K)
+            .map(|tensor| tensor.name.as_str())
+            .collect();
+        let count = |part: &str| better.iter().filter(|name| name.ends_with(part)).count();
+        assert_eq!((count("attn_v.weight"), count("ffn_down.weight"), count("output.weight")), (14, 14, 1));
+        assert_eq!(better.len(), 29);
+        assert_eq!(Types::named("q4"), None);
+    }
+
+    #[test]
+    fn rows_that_come_again_make_a_file_of_the_same_size_that_computes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let go_on = &mut |_: u64, _: u64| ControlFlow::Continue(());
+        write(&path("a"), &SHAPES[0], Types::Q4_K_M, 0, go_on).unwrap();
+        write_repeating(&path("b"), &SHAPES[0], Types::Q4_K_M, go_on).unwrap();
+        let sizes = ["a", "b"].map(|name| std::fs::metadata(path(name)).unwrap().len());
+        assert_eq!(sizes[0], sizes[1]);
+        let checkpoint = Checkpoint::open(&path("b")).unwrap();
+        let Checkpoint::Gguf(gguf) = &checkpoint else { panic!("a GGUF") };
+        let table = gguf.tensor("token_embd.weight").unwrap();
+        let row = table.bytes.len() / 1024;
+        assert!(table.bytes[..512 * row] == table.bytes[512 * row..]);
+        assert!(table.bytes[..row] != table.bytes[row..2 * row]);
+        let model = OpenOptions::new(path("b")).open().unwrap();
+        let request = Request { max_tokens: Some(4), ..Request::tokens(vec![1, 2, 3]) };
+        assert_eq!(model.generate(&request).unwrap().tokens.len(), 4);
     }
 }

@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use fornax::random_model::{self, SHAPES, TYPES};
+use fornax::random_model::{self, SHAPES, Shape, Types};
 use fornax::{Completion, Device, Error, Fornax, Part, Request, Sampling};
-use fornax_format::{Checkpoint, DType, View};
+use fornax_format::{Checkpoint, View};
 use serde::Serialize;
 
 use super::args::{Bench, DeviceArgs};
@@ -16,7 +16,7 @@ use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::{Meter, megabytes};
 use super::output::binary;
-use super::{device, locate, output};
+use super::{device, locate, output, shapes};
 
 /// What `--json` prints. Rates are tokens per second.
 #[derive(Debug, Serialize)]
@@ -54,15 +54,15 @@ struct Prefill {
 }
 
 #[derive(Debug, Serialize)]
-struct Decode {
+pub(super) struct Decode {
     streams: usize,
     /// Tokens before the first that is timed.
     prompt: usize,
     /// Of all streams together.
-    tokens_per_second: f64,
+    pub(super) tokens_per_second: f64,
     /// Weights once a step for all streams, and each stream's keys and values.
-    bytes_per_token: f64,
-    memory_rate_percent: f64,
+    pub(super) bytes_per_token: f64,
+    pub(super) memory_rate_percent: f64,
     operations_per_second: f64,
 }
 
@@ -82,13 +82,16 @@ const PREFILL: [usize; 2] = [128, 512];
 /// The prompt that is asked about twice.
 const PREFIX: usize = 1024;
 /// What stands before the answer that is timed.
-const PROMPT: usize = 16;
+pub(super) const PROMPT: usize = 16;
 /// And before that of a long conversation, which is timed where the context has room: always on a GPU.
-const LONG_PROMPT: usize = 8000;
+pub(super) const LONG_PROMPT: usize = 8000;
 
 pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     if let Some(shape) = &args.make_random {
         return make_random(args, shape);
+    }
+    if let Some(names) = &args.shapes {
+        return shapes::shapes(args, names);
     }
     let path = locate::locate(args.model.as_deref())?;
     let interrupt = Interrupt::install()?;
@@ -118,7 +121,7 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
 }
 
 /// Tokens of a request: what the longest measurement takes, and what the others take, if the model knows that many.
-fn contexts(path: &Path, args: &DeviceArgs, tokens: usize) -> anyhow::Result<[usize; 2]> {
+pub(super) fn contexts(path: &Path, args: &DeviceArgs, tokens: usize) -> anyhow::Result<[usize; 2]> {
     if let Some(context) = args.context {
         return Ok([context; 2]);
     }
@@ -130,15 +133,15 @@ fn contexts(path: &Path, args: &DeviceArgs, tokens: usize) -> anyhow::Result<[us
 
 /// What a token moves and takes, from the table of tensors.
 #[derive(Clone, Copy, Debug)]
-struct Traffic {
-    file_bytes: u64,
+pub(super) struct Traffic {
+    pub(super) file_bytes: u64,
     /// Bytes of the weights that every step reads.
     weight_bytes: u64,
     /// Multiplications and additions of a token.
     operations: u64,
 }
 
-fn traffic(path: &Path) -> Result<Traffic, Error> {
+pub(super) fn traffic(path: &Path) -> Result<Traffic, Error> {
     let checkpoint = Checkpoint::open(path)?;
     let (tensors, file_bytes): (Vec<View<'_>>, u64) = match &checkpoint {
         Checkpoint::Gguf(gguf) => (gguf.tensors().collect(), gguf.file_bytes()),
@@ -161,23 +164,17 @@ fn traffic(path: &Path) -> Result<Traffic, Error> {
 }
 
 /// A model under measurement.
-struct Measured<'a> {
-    model: &'a Fornax,
-    interrupt: &'a Interrupt,
-    traffic: Traffic,
+pub(super) struct Measured<'a> {
+    pub(super) model: &'a Fornax,
+    pub(super) interrupt: &'a Interrupt,
+    pub(super) traffic: Traffic,
     /// Counts prompts, so that none is found in the cache.
-    seed: u64,
+    pub(super) seed: u64,
 }
 
 impl Measured<'_> {
     fn report(mut self, path: &Path, args: &Bench, load: Duration) -> Result<Report, Error> {
-        let (memory, upload) = match self.model.kind() {
-            Device::Cpu => (memory_rate(self.model.threads()), None),
-            Device::Cuda(ordinal) => {
-                let rates = fornax_gpu::rates(ordinal)?;
-                (rates.copy, Some(rates.host_to_device))
-            }
-        };
+        let (memory, upload) = self.rates()?;
         let prefill = PREFILL.into_iter().filter(|&tokens| tokens < self.model.context());
         let prefill = prefill.collect::<Vec<_>>().into_iter().map(|tokens| self.prefill(tokens));
         let prefill = prefill.collect::<Result<_, Error>>()?;
@@ -210,6 +207,17 @@ impl Measured<'_> {
         })
     }
 
+    /// Bytes a second that the device's memory moves, and that are sent to a GPU.
+    pub(super) fn rates(&self) -> Result<(f64, Option<f64>), Error> {
+        Ok(match self.model.kind() {
+            Device::Cpu => (memory_rate(self.model.threads()), None),
+            Device::Cuda(ordinal) => {
+                let rates = fornax_gpu::rates(ordinal)?;
+                (rates.copy, Some(rates.host_to_device))
+            }
+        })
+    }
+
     /// A prompt that was never asked about before.
     fn prompt(&mut self, tokens: usize) -> Vec<u32> {
         self.seed += 1;
@@ -234,7 +242,13 @@ impl Measured<'_> {
         })
     }
 
-    fn decode(&mut self, streams: usize, prompt: usize, tokens: usize, memory: f64) -> Result<Decode, Error> {
+    pub(super) fn decode(
+        &mut self,
+        streams: usize,
+        prompt: usize,
+        tokens: usize,
+        memory: f64,
+    ) -> Result<Decode, Error> {
         let tokens = tokens.min(self.model.context() - prompt);
         // At a temperature: what a random model says greedily repeats itself, which is not what models are for.
         let sampling = Sampling { temperature: 1.0, ..Sampling::greedy() };
@@ -393,20 +407,23 @@ fn table(report: &Report) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
+/// A shape that random models are made in.
+pub(super) fn named_shape(flag: &str, name: &str) -> Result<&'static Shape, Failure> {
+    SHAPES.iter().find(|known| known.name == name).ok_or_else(|| {
+        let names = SHAPES.map(|shape| shape.name).join(", ");
+        Failure::usage(format!("{flag} {name:?} is no shape; use one of {names}"))
+    })
+}
+
 /// Writes a model of random weights.
 fn make_random(args: &Bench, shape: &str) -> anyhow::Result<()> {
-    let known = |names: Vec<String>| names.join(", ");
-    let shape = SHAPES.iter().find(|known| known.name == shape).ok_or_else(|| {
-        let names = known(SHAPES.iter().map(|shape| shape.name.to_owned()).collect());
-        Failure::usage(format!("--make-random {shape:?} is no shape; use one of {names}"))
-    })?;
+    let shape = named_shape("--make-random", shape)?;
     let quant = args.device.quant.as_deref().unwrap_or_default();
-    let quant: DType =
-        TYPES.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(quant)).ok_or_else(|| {
-            let names = known(TYPES.iter().map(|dtype| dtype.name().to_lowercase()).collect());
-            Failure::usage(format!("--quant {quant:?} cannot be made; use one of {names}"))
-        })?;
-    let default = format!("{}-{}.gguf", shape.name, quant.name().to_lowercase());
+    let types = Types::named(quant).ok_or_else(|| {
+        let names = Types::names().join(", ");
+        Failure::usage(format!("--quant {quant:?} cannot be made; use one of {names}"))
+    })?;
+    let default = format!("{}-{}.gguf", shape.name, quant.to_lowercase());
     let path = PathBuf::from(args.model.as_ref().unwrap_or(&default));
     if path.exists() {
         return Err(
@@ -416,7 +433,7 @@ fn make_random(args: &Bench, shape: &str) -> anyhow::Result<()> {
     let interrupt = Interrupt::install()?;
     let mut meter = Meter::new(Duration::from_secs(2));
     let written = interrupt.during(|| {
-        random_model::write(&path, shape, quant, args.seed, &mut |done, total| {
+        random_model::write(&path, shape, types, args.seed, &mut |done, total| {
             meter.show("writing:", (done, total), &megabytes(done, total));
             if interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })

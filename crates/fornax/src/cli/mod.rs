@@ -25,4 +25,5 @@ pub(crate) mod private;
 pub(crate) mod run;
 mod sampling;
 pub(crate) mod serve;
+mod shapes;
 pub(crate) mod tokenize;

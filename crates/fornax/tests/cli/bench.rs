@@ -54,6 +54,29 @@ fn the_report_has_every_measurement() {
 }
 
 #[test]
+fn shapes_are_made_measured_and_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let args =
+        ["bench", folder.path().to_str().unwrap(), "--shapes=tiny", "--tokens", "4", "--device", "cpu"];
+    let report = fornax(args.iter().chain(&["--json"])).json();
+    let models = report["models"].as_array().unwrap();
+    let quants: Vec<_> = models.iter().map(|model| model["quant"].as_str().unwrap()).collect();
+    assert_eq!(quants, ["bf16", "q8_0", "q4_k_m", "q6_k"]);
+    for model in models {
+        assert!(model["load_seconds"].as_f64().unwrap() > 0.0, "{model}");
+        assert!(model["short"]["tokens_per_second"].as_f64().unwrap() > 0.0, "{model}");
+        // The shape knows 2048 tokens.
+        assert!(model.get("long").is_none(), "{model}");
+    }
+    let bytes = |at: usize| models[at]["short"]["bytes_per_token"].as_f64().unwrap();
+    assert!(bytes(0) > bytes(1) && bytes(1) > bytes(3) && bytes(3) > bytes(2), "{report}");
+    let shown = fornax(args);
+    assert_eq!(shown.stdout.lines().filter(|line| line.starts_with("tiny ")).count(), 4, "{}", shown.stdout);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    fornax(["bench", "--shapes=huge"]).fails(2, "INVALID_INPUT", &["\"huge\"", "qwen2.5-7b"]);
+}
+
+#[test]
 fn a_short_context_is_measured_as_far_as_it_goes() {
     let path = crate::tiny::fixtures().join("llama.gguf");
     let report = fornax(["bench", path.to_str().unwrap(), "--tokens", "4", "--json"]).json();
