@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use crate::Error;
 
@@ -49,6 +49,23 @@ impl Map {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Brings the pages of `part` into this process at once, where the system can: faults one by one take longer than
+    /// copying what they bring.
+    pub(crate) fn fetch(&self, part: &[u8]) {
+        let Bytes::Mapped(map) = &self.bytes else { return };
+        let (map_range, part_range) = (map.as_ptr_range(), part.as_ptr_range());
+        if part.is_empty() || part_range.start < map_range.start || part_range.end > map_range.end {
+            return;
+        }
+        let begin = (part_range.start.addr() - map_range.start.addr()) / PAGE * PAGE;
+        let end = part_range.end.addr() - map_range.start.addr();
+        // It is advice: older systems refuse it, and pages come when they are read.
+        #[cfg(target_os = "linux")]
+        map.advise_range(Advice::PopulateRead, begin, end - begin).ok();
+        #[cfg(not(target_os = "linux"))]
+        map.advise_range(Advice::WillNeed, begin, end - begin).ok();
     }
 
     /// Tells the operating system that the pages which lie wholly inside `part` are not needed for now. They leave

@@ -105,6 +105,21 @@ impl<'a> View<'a> {
         Ok(View { shape, bytes, packing, ..self.clone() })
     }
 
+    /// Brings the pages of `part`, some of this tensor's bytes, into memory at once; for a backend that is about to copy
+    /// them, which one by one takes longer.
+    pub fn fetch_part(&self, part: &[u8]) {
+        if let Some(map) = self.map {
+            map.fetch(part);
+        }
+    }
+
+    /// Tells the operating system that the pages of `part` are not needed for now, as [`View::release`] does of all.
+    pub fn release_part(&self, part: &[u8]) {
+        if let Some(map) = self.map {
+            map.release(part);
+        }
+    }
+
     /// Tells the operating system that the tensor's pages are not needed for now, so that a backend which copied
     /// them keeps no second copy resident. The view stays valid: reading it again fetches the pages from the file.
     pub fn release(&self) {

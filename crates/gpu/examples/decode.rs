@@ -1,6 +1,7 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
 //! [eager]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, q4_k_m, q6_k or q4_1. Prints how
-//! long loading took, each kind of operation alone, and the whole step, with the bytes that it moves.
+//! long loading took, each kind of operation alone for one token and several, and the whole step, with the bytes that it
+//! moves.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
@@ -15,6 +16,8 @@ use fornax_gpu::{Buf, Cuda, CudaOptions, Kv, Weight};
 
 /// Tokens of the prompt.
 const PROMPT: usize = 512;
+/// And of the steps whose operations are measured.
+const MEASURED: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, PROMPT];
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -37,6 +40,8 @@ struct Layer {
 
 struct Model {
     shape: Shape,
+    /// Bytes of QKV, output, gate and up, down (on the average) and the head.
+    bytes: [usize; 5],
     embedding: Weight,
     head: Weight,
     norm: Norm<Buf>,
@@ -213,6 +218,13 @@ fn run(
         head: head_weight,
         layers,
         shape,
+        bytes: [
+            qkv_bytes.len(),
+            output_bytes.len(),
+            gate_up_bytes.len(),
+            (down_bytes[0].len() + down_bytes[1].len()) / 2,
+            head_bytes.len(),
+        ],
     };
     let pages = (context + 1024).div_ceil(PAGE_TOKENS) + 1;
     let group = KvGroup {
@@ -223,8 +235,9 @@ fn run(
         pages,
     };
     let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?;
-    operations(cuda, &mut model, &mut kv, 1)?;
-    operations(cuda, &mut model, &mut kv, PROMPT)?;
+    for tokens in MEASURED {
+        operations(cuda, &mut model, &mut kv, tokens)?;
+    }
     prompt(cuda, &mut model, &mut kv)?;
 
     let hot = Sampling { temperature: 0.8, ..Sampling::default() };
@@ -346,13 +359,26 @@ fn operations(cuda: &Cuda, model: &mut Model, kv: &mut Kv, tokens: usize) -> Res
         head,
         logits,
         rope,
+        bytes,
         ..
     } = model;
+    let weights = |name: &str| match name {
+        "qkv" => bytes[0],
+        "output" => bytes[1],
+        "gate_up" => bytes[2],
+        "down" => bytes[3],
+        _ => 0,
+    };
     let measure = |name: &str, body: &mut dyn FnMut() -> Result<(), Error>| -> Result<(), Error> {
         body()?;
         let mut times = (0..5).map(|_| cuda.time(body)).collect::<Result<Vec<_>, _>>()?;
         times.sort_by(f32::total_cmp);
-        println!("{name:<9} {tokens:>4} rows {:9.2} us", times[2] * 1e3 / layers.len() as f32);
+        let us = f64::from(times[2]) * 1e3 / layers.len() as f64;
+        let rate = match weights(name) {
+            0 => String::new(),
+            bytes => format!(" {:6.2} TB/s", bytes as f64 / us / 1e6),
+        };
+        println!("{name:<9} {tokens:>4} rows {us:9.2} us{rate}");
         Ok(())
     };
     let rows = Rows::Tokens;
@@ -386,7 +412,8 @@ fn operations(cuda: &Cuda, model: &mut Model, kv: &mut Kv, tokens: usize) -> Res
     measure("glu", &mut || layers.iter().try_for_each(|_| cuda.glu(&step, Glu::Silu, gate_up, gated)))?;
     let mut body = || cuda.matmul(&step, Rows::Wanted, head, branch, logits);
     body()?;
-    println!("head         1 rows {:9.2} us", cuda.time(&mut body)? * 1e3);
+    let us = f64::from(cuda.time(&mut body)?) * 1e3;
+    println!("head         1 rows {us:9.2} us {:6.2} TB/s", bytes[4] as f64 / us / 1e6);
     cuda.finish(step)?;
     Ok(())
 }

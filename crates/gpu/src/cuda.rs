@@ -15,7 +15,7 @@ use fornax_compute::{
 use fornax_format::View;
 
 use crate::arena::{Arena, Piece};
-use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
+use crate::driver::{Arg, Device, Event, Function, Graph, Launch, Pinned};
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
 use crate::ops::{Fuse, Scratch};
@@ -85,6 +85,9 @@ pub struct Cuda {
     pub(crate) sampled: Piece,
     pub(crate) has_sampled: RefCell<Vec<bool>>,
     ring: RefCell<Option<Ring>>,
+    /// What is read back of the last weight, and pinned memory for that.
+    arriving: RefCell<Vec<Arriving>>,
+    checked_rooms: RefCell<Vec<(Pinned, Event)>>,
     /// The specification of every stored format: vectors are dequantised by it and uploads checked.
     reference: Cpu,
     graphs: RefCell<HashMap<Bucket, Recorded>>,
@@ -116,6 +119,15 @@ enum Recorded {
     },
 }
 
+/// Rows of a weight on their way back, and what they must be.
+struct Arriving {
+    /// (row, its values) in their order.
+    wanted: Vec<(usize, Vec<f32>)>,
+    names: String,
+    got: Pinned,
+    event: Event,
+}
+
 /// What an operation checked of a step on the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Check {
@@ -128,7 +140,7 @@ impl Cuda {
     /// Opens the device, allocates the workspace and begins to compile what every model needs.
     pub fn new(options: CudaOptions) -> Result<Cuda, Error> {
         let device = Device::open(options.device)?;
-        if let Err(reason) = crate::driver::version() {
+        if let Err(reason) = (crate::driver::COMPILER.version)() {
             return Err(Error::DeviceUnavailable { device: device.name().to_owned(), reason });
         }
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
@@ -152,6 +164,8 @@ impl Cuda {
             sampled: workspace((options.slots as u64).saturating_mul(4))?,
             has_sampled: RefCell::new(vec![false; options.slots]),
             ring: RefCell::new(None),
+            arriving: RefCell::default(),
+            checked_rooms: RefCell::default(),
             reference: Cpu::reference(Activations::Float)?,
             graphs: RefCell::default(),
             bucket: Cell::new(None),
@@ -274,18 +288,22 @@ impl Cuda {
             None => ring.insert(Ring::new(&self.device)?),
         };
         self.send(ring, &weight, parts)?;
-        self.check_upload(&weight, parts)?;
+        // Of the weight before: by now it has arrived.
+        self.settle()?;
+        self.begin_check(&weight, parts)?;
         parts.iter().for_each(|part| part.view.release());
         Ok(weight)
     }
 
-    /// Reads some rows of a new weight back and compares them with the file, bit by bit.
-    fn check_upload(&self, weight: &Weight, parts: &[Part<'_>]) -> Result<(), Error> {
+    /// Begins to read some rows of a new weight back, to be compared with the file: the copy of the next weight need not
+    /// wait for that.
+    fn begin_check(&self, weight: &Weight, parts: &[Part<'_>]) -> Result<(), Error> {
         for part in &weight.parts {
             let stored = Stored::new(parts, part);
             let stride = (part.rows / CHECKED_ROWS).max(1);
             let rows = CHECKED_ROWS.min(part.rows);
-            let room = self.arena.cut(Purpose::Workspace, (rows * part.columns * 4) as u64)?;
+            let bytes = rows * part.columns * 4;
+            let room = self.arena.cut(Purpose::Workspace, bytes as u64)?;
             let key = Key::quant("embed.cu", part.format);
             let device_part = weight.device_part(part);
             let args = [
@@ -295,39 +313,52 @@ impl Cuda {
                 Arg::Pointer(room.pointer()),
                 Arg::Int(crate::memory::int(part.columns)),
             ];
-            self.launch(
-                "check upload",
-                self.programs.function(&key, "rows_of")?,
-                [rows, 1, 1],
-                (256, 0),
-                &args,
-            )?;
-            let mut got = vec![0f32; rows * part.columns];
-            self.device.read("check upload", room.pointer(), bytemuck::cast_slice_mut(&mut got))?;
-            for (at, got) in got.chunks_exact(part.columns).enumerate() {
-                let row = at * stride;
+            let function = self.programs.function(&key, "rows_of")?;
+            self.launch("check upload", function, [rows, 1, 1], (256, 0), &args)?;
+            let spare = self.checked_rooms.borrow_mut().pop().filter(|(got, _)| got.bytes().len() >= bytes);
+            let (got, event) = match spare {
+                Some(spare) => spare,
+                None => (Pinned::new(&self.device, bytes)?, Event::new(&self.device)?),
+            };
+            self.device.read_pinned("check upload", room.pointer(), &got, bytes)?;
+            event.record()?;
+            // What must have arrived is made while it is under way.
+            let dtype = parts
+                .iter()
+                .map(|part| part.view.dtype)
+                .find(|dtype| Format::of(*dtype) == Some(part.format))
+                .unwrap_or(parts[0].view.dtype);
+            let mut wanted = Vec::with_capacity(rows);
+            for row in (0..rows).map(|at| at * stride) {
                 let Some(bytes) = stored.row(row) else { continue };
-                let dtype = parts[0].view.dtype;
-                let dtype = parts
-                    .iter()
-                    .map(|part| part.view.dtype)
-                    .find(|dtype| Format::of(*dtype) == Some(part.format))
-                    .unwrap_or(dtype);
                 let view = View::new("row", dtype, vec![part.columns], bytes).map_err(|_| Error::Device {
                     backend: self.device.name(),
                     operation: "check upload",
                     reason: format!("row {row} has {} bytes", bytes.len()),
                 })?;
-                let wanted = self.dequantized(&view)?;
+                wanted.push((row, self.dequantized(&view)?));
+            }
+            let names: Vec<&str> = parts.iter().map(|part| part.view.name).collect();
+            self.arriving.borrow_mut().push(Arriving { wanted, names: names.join(" + "), got, event });
+        }
+        Ok(())
+    }
+
+    /// Compares what was read back of weights with the file, bit by bit.
+    fn settle(&self) -> Result<(), Error> {
+        for Arriving { wanted, names, got, event } in std::mem::take(&mut *self.arriving.borrow_mut()) {
+            event.wait("check upload")?;
+            let values: &[f32] = bytemuck::cast_slice(got.bytes());
+            let mut start = 0;
+            for (row, wanted) in wanted {
+                let arrived = &values[start..][..wanted.len()];
+                start += wanted.len();
                 let differs =
                     |(got, wanted): (&f32, &f32)| got.to_bits() != wanted.to_bits() && !wanted.is_nan();
-                if let Some(column) = got.iter().zip(&wanted).position(differs) {
-                    let names: Vec<&str> = parts.iter().map(|part| part.view.name).collect();
+                if let Some(column) = arrived.iter().zip(&wanted).position(differs) {
                     let reason = format!(
-                        "{}: row {row} column {column} is {:e} on the device and {:e} in the file",
-                        names.join(" + "),
-                        got[column],
-                        wanted[column]
+                        "{names}: row {row} column {column} is {:e} on the device and {:e} in the file",
+                        arrived[column], wanted[column]
                     );
                     return Err(Error::Device {
                         backend: self.device.name(),
@@ -336,6 +367,7 @@ impl Cuda {
                     });
                 }
             }
+            self.checked_rooms.borrow_mut().push((got, event));
         }
         Ok(())
     }
@@ -396,7 +428,7 @@ impl Memory for Cuda {
 
     fn upload_values(&self, values: &[f32]) -> Result<Buf, Error> {
         let buf = self.alloc(Purpose::Weights, 1, values.len())?;
-        self.device.write("upload", buf.pointer(), bytemuck::cast_slice(values))?;
+        self.device.write_kept("upload", buf.pointer(), bytemuck::cast_slice(values))?;
         Ok(buf)
     }
 
@@ -407,6 +439,7 @@ impl Memory for Cuda {
     }
 
     fn alloc_kv(&self, spec: &KvSpec) -> Result<Kv, Error> {
+        self.settle()?;
         let kv = Kv::new(&self.arena, &self.sizes, spec)?;
         for (pointer, bytes) in kv.memory() {
             self.poison(pointer, bytes)?;
@@ -440,6 +473,7 @@ impl Backend for Cuda {
     }
 
     fn begin(&self, batch: &Batch) -> Result<Step, Error> {
+        self.settle()?;
         self.scratch.forget();
         self.steps.begin(batch)
     }
@@ -452,12 +486,17 @@ impl Backend for Cuda {
         let done = if recordable { self.replay(slot, body) } else { body() };
         self.scratch.forget();
         done?;
-        slot.done.record()
+        slot.done.record()?;
+        slot.behind.set(true);
+        Ok(())
     }
 
     fn finish(&self, mut step: Step) -> Result<Output, Error> {
         let slot = step.slot_mut();
-        slot.done.record()?;
+        // Not behind the next step, which may be under way: its end is not waited for here.
+        if !slot.behind.get() {
+            slot.done.record()?;
+        }
         slot.done.wait("finish")?;
         let chosen: &[Chosen] = bytemuck::cast_slice(slot.staged_chosen.bytes());
         let sampled = slot.results.drain(..).map(|outcome| match outcome {
@@ -696,3 +735,6 @@ impl Cuda {
         self.arena.generation()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use fornax_compute::Error;
 use sha2::{Digest, Sha256};
 
-use crate::driver::{Device, Function, Module, Source, compile, version};
+use crate::driver::{COMPILER, Compiler, Device, Function, Module, Source};
 use crate::layout::Format;
 
 macro_rules! kernels {
@@ -122,15 +122,15 @@ impl Key {
     }
 
     /// Machine code from the folder, or compiled and put there.
-    fn image(&self, arch: &str, folder: Option<&Path>) -> Result<Vec<u8>, String> {
-        let compiler = version()?;
-        let path = folder.map(|folder| folder.join(format!("{}.cubin", self.digest(arch, compiler))));
+    fn image(&self, arch: &str, folder: Option<&Path>, compiler: Compiler) -> Result<Vec<u8>, String> {
+        let version = (compiler.version)()?;
+        let path = folder.map(|folder| folder.join(format!("{}.cubin", self.digest(arch, version))));
         if let Some(image) =
             path.as_deref().and_then(|path| std::fs::read(path).ok()).filter(|image| is_whole(image))
         {
             return Ok(image);
         }
-        let image = compile(&self.source(), &self.options(arch))?;
+        let image = (compiler.compile)(&self.source(), &self.options(arch))?;
         if let Some(path) = path {
             // Whoever loses a race writes the same bytes; a reader never sees half a file.
             let own = path.with_extension(format!("{}", std::process::id()));
@@ -186,7 +186,7 @@ impl Programs {
     pub(crate) fn prepare(&self, key: Key) {
         self.programs.borrow_mut().entry(key.clone()).or_insert_with(|| {
             let (arch, folder) = (self.arch.clone(), self.folder.clone());
-            Program::Compiling(std::thread::spawn(move || key.image(&arch, folder.as_deref())))
+            Program::Compiling(std::thread::spawn(move || key.image(&arch, folder.as_deref(), COMPILER)))
         });
     }
 
@@ -236,6 +236,7 @@ mod tests {
     use fornax_format::DType;
 
     use super::*;
+    use crate::driver::NVRTC;
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
     use crate::ops::{attention_program, programs, storage};
@@ -301,7 +302,7 @@ mod tests {
     /// The chips that people have: A100, RTX 30, RTX 40, H100 and H200, RTX 50.
     #[test]
     fn every_kernel_compiles_for_every_chip() {
-        if let Err(reason) = version() {
+        if let Err(reason) = (NVRTC.version)() {
             println!("SKIP program::tests::every_kernel_compiles_for_every_chip: {reason}");
             return;
         }
@@ -311,7 +312,7 @@ mod tests {
                 let folder = folder.path();
                 scope.spawn(move || {
                     for key in every_program() {
-                        let image = key.image(arch, Some(folder));
+                        let image = key.image(arch, Some(folder), NVRTC);
                         assert!(image.as_deref().is_ok_and(is_whole), "{key:?} for {arch}: {image:?}");
                     }
                 });
@@ -321,7 +322,7 @@ mod tests {
         let files = || std::fs::read_dir(folder.path()).unwrap().count();
         let before = files();
         assert_eq!(before, 5 * every_program().len());
-        every_program()[0].image("sm_80", Some(folder.path())).unwrap();
+        every_program()[0].image("sm_80", Some(folder.path()), NVRTC).unwrap();
         assert_eq!(files(), before);
     }
 

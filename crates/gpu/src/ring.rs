@@ -74,7 +74,7 @@ impl CudaRing {
     /// Opens the device, allocates the workspace and begins to compile.
     pub fn new(options: &CudaRingOptions) -> Result<CudaRing, Error> {
         let device = Device::open(options.device)?;
-        if let Err(reason) = crate::driver::version() {
+        if let Err(reason) = (crate::driver::COMPILER.version)() {
             return Err(Error::DeviceUnavailable { device: device.name().to_owned(), reason });
         }
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);

@@ -3,7 +3,7 @@
 //! Kernels read counts, tokens, positions and page tables from it, so that a recorded graph computes whatever step its
 //! slot holds. Each array has its place, whatever the batch: a kernel needs one load to reach it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use fornax_compute::{Batch, Error, PAGE_TOKENS, Purpose, Rows, Sampled, Token};
@@ -151,8 +151,10 @@ pub(crate) struct Slot {
     staged: Pinned,
     pub(crate) staged_rows: Pinned,
     pub(crate) staged_chosen: Pinned,
-    /// Behind the last thing that was launched for this step.
+    /// Behind what was launched for this step.
     pub(crate) done: Event,
+    /// Whether it is behind all of it: a recorded step, or a choice of tokens. Otherwise operations may have followed.
+    pub(crate) behind: Cell<bool>,
     pub(crate) tokens: usize,
     pub(crate) wanted: usize,
     /// Whether every row is one token.
@@ -208,6 +210,7 @@ impl Steps {
                 staged_rows: pinned(sizes[1])?,
                 staged_chosen: pinned(sizes[3])?,
                 done: Event::new(device)?,
+                behind: Cell::new(false),
                 tokens: 0,
                 wanted: 0,
                 decode: false,
@@ -243,6 +246,7 @@ impl Steps {
         let words = slot.fill(batch, self.tokens_max, self.pages_max)?;
         self.device.write_pinned("begin", slot.batch, &slot.staged, 0, words * 4)?;
         slot.done.record()?;
+        slot.behind.set(false);
         Ok(step)
     }
 }

@@ -22,6 +22,8 @@ const _: () = assert!(SLOTS * SLOT_BYTES <= PARTIALS_BYTES as usize);
 const THREADS_MAX: usize = 12;
 /// Less than this is gathered sooner than a thread starts: twelve of them take half a millisecond.
 const THREAD_BYTES: usize = 2 << 20;
+/// From this many on, pages of a file are asked for together and given back together.
+const FETCHED_BYTES: usize = 64 << 10;
 /// Rows that a launch packs at most: as many as a grid has, 16 at a time.
 const ROWS_MAX: usize = 1 << 19;
 
@@ -234,23 +236,31 @@ impl<'a> Stored<'a> {
 
     /// The bytes of an output row; `None` beyond the last.
     pub(crate) fn row(&self, row: usize) -> Option<&'a [u8]> {
-        self.run(row, 1)
+        self.run(row, 1).map(|(_, bytes)| bytes)
     }
 
     /// Copies `count` output rows from `first` on to the beginning of `to`, in the form in which they are sent.
     fn copy(&self, mut first: usize, count: usize, to: &mut [u8]) {
         let mut to = &mut to[..count * self.sent_bytes];
         while !to.is_empty() {
-            let run = self.run(first, to.len() / self.sent_bytes).expect("below the part's rows");
+            let (part, run) = self.run(first, to.len() / self.sent_bytes).expect("below the part's rows");
             let (here, rest) = to.split_at_mut(run.len() / self.row_bytes * self.sent_bytes);
+            // By this thread, beside the others: what is mapped one page at a time takes as long as what is copied.
+            let large = run.len() >= FETCHED_BYTES;
+            if large {
+                part.view.fetch_part(run);
+            }
             self.format.send(run, here);
+            if large {
+                part.view.release_part(run);
+            }
             first += run.len() / self.row_bytes;
             to = rest;
         }
     }
 
     /// The bytes of output rows from `row` on that lie behind each other in their tensor: at least one row, at most `most`.
-    fn run(&self, row: usize, most: usize) -> Option<&'a [u8]> {
+    fn run(&self, row: usize, most: usize) -> Option<(&'a Part<'a>, &'a [u8])> {
         if row >= self.rows {
             return None;
         }
@@ -260,7 +270,7 @@ impl<'a> Stored<'a> {
             Some(order) => (order[row - first] as usize, 1),
             None => (row - first, most.min(part.view.shape[0] - (row - first))),
         };
-        Some(&part.view.bytes[stored * self.row_bytes..][..count * self.row_bytes])
+        Some((part, &part.view.bytes[stored * self.row_bytes..][..count * self.row_bytes]))
     }
 }
 

@@ -9,8 +9,13 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::rc::Rc;
 
+#[cfg(not(test))]
+use cudarc::driver::sys as calls;
 use cudarc::driver::sys::{self, CUresult};
 use fornax_compute::Error;
+
+#[cfg(test)]
+use super::fake as calls;
 
 /// The names that devices have in messages; more than eight cards in one machine are the others.
 const NAMES: [&str; 8] = ["cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"];
@@ -65,7 +70,7 @@ impl Device {
     /// Opens a device on this thread, or says what is missing.
     pub(crate) fn open(ordinal: usize) -> Result<Rc<Device>, Error> {
         // SAFETY: asks the loader whether a library can be opened.
-        if !unsafe { sys::is_culib_present() } {
+        if !unsafe { calls::is_culib_present() } {
             return Err(unavailable(
                 ordinal,
                 "the NVIDIA driver is not installed (no libcuda); install it, or use --device cpu",
@@ -74,9 +79,9 @@ impl Device {
         let refuse =
             |what: &'static str| move |code| unavailable(ordinal, format!("{what}: {}", words(code)));
         // SAFETY: cuInit has no preconditions.
-        checked(unsafe { sys::cuInit(0) }).map_err(refuse("the driver does not start"))?;
+        checked(unsafe { calls::cuInit(0) }).map_err(refuse("the driver does not start"))?;
         // SAFETY: writes one integer.
-        let driver = unsafe { filled(|to| sys::cuDriverGetVersion(to)) }
+        let driver = unsafe { filled(|to| calls::cuDriverGetVersion(to)) }
             .map_err(refuse("the driver does not tell its version"))?;
         if driver < DRIVER_MIN {
             let reason = format!(
@@ -87,7 +92,7 @@ impl Device {
             return Err(unavailable(ordinal, reason));
         }
         // SAFETY: writes one integer.
-        let count = unsafe { filled(|to| sys::cuDeviceGetCount(to)) }
+        let count = unsafe { filled(|to| calls::cuDeviceGetCount(to)) }
             .map_err(refuse("the driver does not count its devices"))?;
         let device = c_int::try_from(ordinal).ok().filter(|&ordinal| ordinal < count);
         let device = device.ok_or_else(|| {
@@ -98,10 +103,10 @@ impl Device {
         })?;
         // SAFETY: the ordinal is below the count; writes one handle.
         let device =
-            unsafe { filled(|to| sys::cuDeviceGet(to, device)) }.map_err(refuse("cannot be opened"))?;
+            unsafe { filled(|to| calls::cuDeviceGet(to, device)) }.map_err(refuse("cannot be opened"))?;
         let attribute = |which| {
             // SAFETY: the device is valid; writes one integer.
-            unsafe { filled(|to| sys::cuDeviceGetAttribute(to, which, device)) }
+            unsafe { filled(|to| calls::cuDeviceGetAttribute(to, which, device)) }
                 .map_err(refuse("does not describe itself"))
         };
         use sys::CUdevice_attribute as A;
@@ -116,12 +121,12 @@ impl Device {
         let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let mut name = [0; 128];
         // SAFETY: writes at most the length it is given.
-        checked(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 127, device) })
+        checked(unsafe { calls::cuDeviceGetName(name.as_mut_ptr(), 127, device) })
             .map_err(refuse("has no name"))?;
         // SAFETY: the array is longer than what may be written, so it ends with a zero.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         // SAFETY: the device is valid; the context is released in `drop`.
-        let context = unsafe { filled(|to| sys::cuDevicePrimaryCtxRetain(to, device)) }
+        let context = unsafe { filled(|to| calls::cuDevicePrimaryCtxRetain(to, device)) }
             .map_err(refuse("no context can be made"))?;
         // From here on `drop` gives back what was taken.
         let mut opened = Device {
@@ -134,16 +139,16 @@ impl Device {
             lost: Cell::new(false),
         };
         // SAFETY: the context was just retained.
-        checked(unsafe { sys::cuCtxSetCurrent(context) }).map_err(refuse("its context cannot be used"))?;
+        checked(unsafe { calls::cuCtxSetCurrent(context) }).map_err(refuse("its context cannot be used"))?;
         let mut total = 0;
         // SAFETY: a context is current; writes two integers.
-        let free = unsafe { filled(|to| sys::cuMemGetInfo_v2(to, &raw mut total)) }
+        let free = unsafe { filled(|to| calls::cuMemGetInfo_v2(to, &raw mut total)) }
             .map_err(refuse("does not tell its memory"))?;
         opened.found.memory_free = free as u64;
         opened.found.memory_total = total as u64;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current; the stream is destroyed in `drop`.
-        opened.stream = unsafe { filled(|to| sys::cuStreamCreate(to, flags)) }
+        opened.stream = unsafe { filled(|to| calls::cuStreamCreate(to, flags)) }
             .map_err(refuse("no stream can be made"))?;
         Ok(Rc::new(opened))
     }
@@ -181,7 +186,7 @@ impl Device {
     pub(crate) fn alloc(&self, bytes: usize) -> Result<Option<u64>, Error> {
         let mut pointer = 0;
         // SAFETY: a context is current on this thread; writes one pointer.
-        match unsafe { sys::cuMemAlloc_v2(&raw mut pointer, bytes) } {
+        match unsafe { calls::cuMemAlloc_v2(&raw mut pointer, bytes) } {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
             result => self.check("alloc", result).map(|()| Some(pointer)),
         }
@@ -190,7 +195,7 @@ impl Device {
     /// Gives memory back. The driver waits for work that still uses it. An error is of no use to anybody.
     pub(crate) fn free(&self, pointer: u64) {
         // SAFETY: the pointer came from `alloc` and its owner is gone.
-        let _ = unsafe { sys::cuMemFree_v2(pointer) };
+        let _ = unsafe { calls::cuMemFree_v2(pointer) };
     }
 
     /// Copies to the device, and waits.
@@ -200,9 +205,21 @@ impl Device {
         }
         // SAFETY: the source is `bytes`; the caller's memory holds as many at `to`, and the copy is over when waited for.
         self.check(operation, unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
+            calls::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
         })?;
         self.synchronize(operation)
+    }
+
+    /// Copies to the device, and does not wait: the driver keeps what it has not sent yet of memory that is not pinned.
+    pub(crate) fn write_kept(&self, operation: &'static str, to: u64, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the source is `bytes`, of which the driver has its own copy when it returns; the caller's memory holds as
+        // many at `to`.
+        self.check(operation, unsafe {
+            calls::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
+        })
     }
 
     /// Copies pinned memory to the device; the caller leaves it alone until an event behind the copy has passed.
@@ -233,7 +250,7 @@ impl Device {
         }
         // SAFETY: inside the pinned memory, as just checked; `to` is memory of the caller's of that size.
         self.check(operation, unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, from.start.add(at).cast(), bytes, self.stream)
+            calls::cuMemcpyHtoDAsync_v2(to, from.start.add(at).cast(), bytes, self.stream)
         })
     }
 
@@ -244,7 +261,7 @@ impl Device {
         }
         // SAFETY: the target is `bytes`, which outlives the wait below.
         self.check(operation, unsafe {
-            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream)
+            calls::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream)
         })?;
         self.synchronize(operation)
     }
@@ -259,7 +276,9 @@ impl Device {
     ) -> Result<(), Error> {
         assert!(bytes <= to.bytes, "{bytes} bytes into {} pinned ones", to.bytes);
         // SAFETY: inside the pinned memory, as just checked.
-        self.check(operation, unsafe { sys::cuMemcpyDtoHAsync_v2(to.start.cast(), from, bytes, self.stream) })
+        self.check(operation, unsafe {
+            calls::cuMemcpyDtoHAsync_v2(to.start.cast(), from, bytes, self.stream)
+        })
     }
 
     /// Copies inside the device.
@@ -271,7 +290,7 @@ impl Device {
         bytes: usize,
     ) -> Result<(), Error> {
         // SAFETY: both are memory of the caller's of that size.
-        self.check(operation, unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) })
+        self.check(operation, unsafe { calls::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) })
     }
 
     /// Fills device memory with a byte.
@@ -280,13 +299,13 @@ impl Device {
             return Ok(());
         }
         // SAFETY: memory of the caller's of that size.
-        self.check(operation, unsafe { sys::cuMemsetD8Async(to, byte, bytes, self.stream) })
+        self.check(operation, unsafe { calls::cuMemsetD8Async(to, byte, bytes, self.stream) })
     }
 
     /// Waits for everything.
     pub(crate) fn synchronize(&self, operation: &'static str) -> Result<(), Error> {
         // SAFETY: the stream is open.
-        self.check(operation, unsafe { sys::cuStreamSynchronize(self.stream) })
+        self.check(operation, unsafe { calls::cuStreamSynchronize(self.stream) })
     }
 
     /// Launches a kernel. Its arguments must be those that the kernel takes, and its pointers to memory that is alive:
@@ -327,7 +346,12 @@ impl Device {
         };
         // SAFETY: the arrays outlive the call, which copies the arguments; what they point to is the caller's promise.
         self.check(operation, unsafe {
-            sys::cuLaunchKernelEx(&raw const config, function.0, pointers.as_mut_ptr(), std::ptr::null_mut())
+            calls::cuLaunchKernelEx(
+                &raw const config,
+                function.0,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
         })
     }
 }
@@ -371,10 +395,10 @@ impl Drop for Device {
         // SAFETY: both were made in `open` and nothing of theirs is left: whoever holds memory holds the device.
         unsafe {
             if !self.stream.is_null() {
-                let _ = sys::cuStreamSynchronize(self.stream);
-                let _ = sys::cuStreamDestroy_v2(self.stream);
+                let _ = calls::cuStreamSynchronize(self.stream);
+                let _ = calls::cuStreamDestroy_v2(self.stream);
             }
-            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.ordinal);
+            let _ = calls::cuDevicePrimaryCtxRelease_v2(self.ordinal);
         }
     }
 }
@@ -393,8 +417,8 @@ pub(crate) struct Function(sys::CUfunction);
 impl Module {
     pub(crate) fn load(device: &Rc<Device>, image: &[u8]) -> Result<Module, Error> {
         // SAFETY: the image is a whole cubin, which carries its own length; the driver checks it.
-        let module =
-            device.filled("load module", |to| unsafe { sys::cuModuleLoadData(to, image.as_ptr().cast()) })?;
+        let module = device
+            .filled("load module", |to| unsafe { calls::cuModuleLoadData(to, image.as_ptr().cast()) })?;
         Ok(Module { device: Rc::clone(device), module })
     }
 
@@ -408,7 +432,7 @@ impl Module {
         };
         let name = CString::new(name).map_err(missing)?;
         // SAFETY: the module is loaded, the name ends with a zero.
-        let get = |to| unsafe { sys::cuModuleGetFunction(to, self.module, name.as_ptr()) };
+        let get = |to| unsafe { calls::cuModuleGetFunction(to, self.module, name.as_ptr()) };
         device.filled("find kernel", get).map(Function)
     }
 }
@@ -419,7 +443,7 @@ impl Function {
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function belongs to a loaded module; only an attribute of it is set.
         device.check("find kernel", unsafe {
-            sys::cuFuncSetAttribute(self.0, which, crate::memory::int(device.shared_max))
+            calls::cuFuncSetAttribute(self.0, which, crate::memory::int(device.shared_max))
         })
     }
 }
@@ -427,7 +451,7 @@ impl Function {
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: loaded once, unloaded once.
-        let _ = unsafe { sys::cuModuleUnload(self.module) };
+        let _ = unsafe { calls::cuModuleUnload(self.module) };
     }
 }
 
@@ -451,7 +475,7 @@ impl Pinned {
     pub(crate) fn new(device: &Rc<Device>, bytes: usize) -> Result<Pinned, Error> {
         let bytes = bytes.max(1);
         // SAFETY: a context is current; writes one pointer.
-        let start = device.filled("pin memory", |to| unsafe { sys::cuMemHostAlloc(to, bytes, 0) })?;
+        let start = device.filled("pin memory", |to| unsafe { calls::cuMemHostAlloc(to, bytes, 0) })?;
         let start: *mut u8 = start.cast();
         // SAFETY: `bytes` writable bytes, from now on initialised.
         unsafe { start.write_bytes(0, bytes) };
@@ -480,7 +504,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: allocated once, freed once; the driver waits for copies.
-        let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
+        let _ = unsafe { calls::cuMemFreeHost(self.start.cast()) };
     }
 }
 
@@ -494,34 +518,35 @@ pub(crate) struct Event {
 impl Event {
     pub(crate) fn new(device: &Rc<Device>) -> Result<Event, Error> {
         // SAFETY: a context is current; writes one handle.
-        let event = device.filled("make event", |to| unsafe { sys::cuEventCreate(to, 0) })?;
+        let event = device.filled("make event", |to| unsafe { calls::cuEventCreate(to, 0) })?;
         Ok(Event { device: Rc::clone(device), event })
     }
 
     /// Puts it behind everything launched so far.
     pub(crate) fn record(&self) -> Result<(), Error> {
         // SAFETY: both are open.
-        self.device.check("record event", unsafe { sys::cuEventRecord(self.event, self.device.stream) })
+        self.device.check("record event", unsafe { calls::cuEventRecord(self.event, self.device.stream) })
     }
 
     /// Waits until the device has passed it; at once where it was never recorded. `operation` is what is waited for.
     pub(crate) fn wait(&self, operation: &'static str) -> Result<(), Error> {
         // SAFETY: the event is open.
-        self.device.check(operation, unsafe { sys::cuEventSynchronize(self.event) })
+        self.device.check(operation, unsafe { calls::cuEventSynchronize(self.event) })
     }
 
     /// Milliseconds since another event, both passed.
     pub(crate) fn since(&self, earlier: &Event) -> Result<f32, Error> {
         // SAFETY: both are open.
-        self.device
-            .filled("measure time", |to| unsafe { sys::cuEventElapsedTime_v2(to, earlier.event, self.event) })
+        self.device.filled("measure time", |to| unsafe {
+            calls::cuEventElapsedTime_v2(to, earlier.event, self.event)
+        })
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.event) };
+        let _ = unsafe { calls::cuEventDestroy_v2(self.event) };
     }
 }
 
@@ -540,32 +565,34 @@ impl Graph {
     ) -> Result<Graph, Error> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is open and not capturing.
-        device.check("begin recording", unsafe { sys::cuStreamBeginCapture_v2(device.stream, mode) })?;
+        device.check("begin recording", unsafe { calls::cuStreamBeginCapture_v2(device.stream, mode) })?;
         let done = body();
         let mut graph = std::ptr::null_mut();
         // SAFETY: ends what was begun above, also when the body failed.
-        let ended =
-            device.check("end recording", unsafe { sys::cuStreamEndCapture(device.stream, &raw mut graph) });
-        done?;
-        ended?;
-        // SAFETY: the graph was just made; it is not needed once instantiated.
-        let exec =
-            device.filled("make graph", |to| unsafe { sys::cuGraphInstantiateWithFlags(to, graph, 0) });
-        // SAFETY: as above.
-        let _ = unsafe { sys::cuGraphDestroy(graph) };
+        let ended = device
+            .check("end recording", unsafe { calls::cuStreamEndCapture(device.stream, &raw mut graph) });
+        let exec = done.and(ended).and_then(|()| {
+            // SAFETY: the graph was just made.
+            device.filled("make graph", |to| unsafe { calls::cuGraphInstantiateWithFlags(to, graph, 0) })
+        });
+        // It is not needed once instantiated, and there is one even where the body failed.
+        if !graph.is_null() {
+            // SAFETY: made once, destroyed once.
+            let _ = unsafe { calls::cuGraphDestroy(graph) };
+        }
         Ok(Graph { device: Rc::clone(device), exec: exec? })
     }
 
     pub(crate) fn launch(&self) -> Result<(), Error> {
         // SAFETY: both are open.
-        self.device.check("replay", unsafe { sys::cuGraphLaunch(self.exec, self.device.stream) })
+        self.device.check("replay", unsafe { calls::cuGraphLaunch(self.exec, self.device.stream) })
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.exec) };
+        let _ = unsafe { calls::cuGraphExecDestroy(self.exec) };
     }
 }
 
@@ -609,7 +636,7 @@ fn breaks(code: CUresult) -> bool {
 fn words(code: CUresult) -> String {
     let mut text = std::ptr::null();
     // SAFETY: writes a pointer to a string that is never freed, or leaves it null.
-    let told = unsafe { sys::cuGetErrorString(code, &raw mut text) };
+    let told = unsafe { calls::cuGetErrorString(code, &raw mut text) };
     if told != CUresult::CUDA_SUCCESS || text.is_null() {
         return format!("unknown error ({})", code as u32);
     }

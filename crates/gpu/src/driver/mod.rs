@@ -1,10 +1,19 @@
-//! The seam to the vendor's libraries: the only place that knows their functions. Libraries are opened at run time.
+//! The seam to the vendor's libraries: the only place that knows their functions. Libraries are opened at run time. Tests of
+//! this crate have a fake driver and a fake compiler in their place.
 
 mod cuda;
+#[cfg(test)]
+pub(crate) mod fake;
 mod nvrtc;
 
 pub use cuda::Found;
 pub(crate) use cuda::{
     Arg, Device, Event, Function, Graph, Launch, Module, Pinned, PinnedSource, probe, version_words,
 };
-pub(crate) use nvrtc::{Source, compile, version};
+#[cfg(test)]
+pub(crate) use fake::COMPILER;
+#[cfg(not(test))]
+pub(crate) use nvrtc::NVRTC as COMPILER;
+#[cfg(test)]
+pub(crate) use nvrtc::NVRTC;
+pub(crate) use nvrtc::{Compiler, Source, compile, version};

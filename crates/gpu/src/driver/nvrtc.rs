@@ -14,6 +14,18 @@ pub(crate) struct Source<'a> {
     pub(crate) headers: &'a [(&'a str, &'a str)],
 }
 
+/// What compiles kernels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Compiler {
+    /// (major, minor), or what is missing.
+    pub(crate) version: fn() -> Result<(i32, i32), String>,
+    /// Machine code for what the options say, or the compiler's own words.
+    pub(crate) compile: fn(&Source<'_>, &[String]) -> Result<Vec<u8>, String>,
+}
+
+/// The one that comes with CUDA.
+pub(crate) const NVRTC: Compiler = Compiler { version, compile };
+
 /// (major, minor), or what is missing.
 pub(crate) fn version() -> Result<(i32, i32), String> {
     // SAFETY: asks the loader whether a library can be opened.

@@ -77,7 +77,9 @@ impl Cuda {
         for row in rows.iter().filter(|row| row.given.is_none()) {
             has[row.slot as usize] = true;
         }
-        slot.done.record()
+        slot.done.record()?;
+        slot.behind.set(true);
+        Ok(())
     }
 
     /// A row as the kernels take it; its mask and its changes are staged beside it. `None` where the changes find no room.

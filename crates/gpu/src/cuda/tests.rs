@@ -1,0 +1,424 @@
+//! What the backend asks of the driver, seen by a fake one: launches, graphs, memory, errors. Nothing is computed.
+
+use std::collections::BTreeSet;
+
+use cudarc::driver::sys::CUresult;
+use fornax_compute::{KvDType, KvGroup, PageId, Sizes};
+use fornax_format::DType;
+
+use super::*;
+use crate::driver::fake::{self, Live};
+
+const HEADS: Heads = Heads { query: 4, kv: 2, dim: 32 };
+const HIDDEN: usize = 128;
+const FFN: usize = 256;
+const VOCAB: usize = 64;
+const TOKENS_MAX: usize = 8;
+
+/// One layer of the llama family, of zeros.
+struct Model {
+    embedding: Weight,
+    norm: Norm<Buf>,
+    qkv: Weight,
+    output: Weight,
+    gate_up: Weight,
+    down: Weight,
+    rope: Rope<Buf>,
+    kv: Kv,
+    residual: Buf,
+    branch: Buf,
+    attention: [Buf; 2],
+    mlp: [Buf; 2],
+    wanted: [Buf; 2],
+    logits: Buf,
+}
+
+fn options() -> CudaOptions {
+    CudaOptions { tokens_max: TOKENS_MAX, slots: TOKENS_MAX, pages_max: 1 << 10, ..CudaOptions::default() }
+}
+
+fn zeros(cuda: &Cuda, dtype: DType, rows: usize, columns: usize) -> Result<Weight, Error> {
+    let bytes = vec![0; dtype.bytes_for(rows * columns).expect("whole blocks")];
+    cuda.upload(&[View::new("zeros", dtype, vec![rows, columns], &bytes).expect("whole blocks").into()])
+}
+
+impl Model {
+    fn new(cuda: &Cuda) -> Result<Model, Error> {
+        let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns);
+        let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: 64 };
+        Ok(Model {
+            embedding: zeros(cuda, DType::F16, VOCAB, HIDDEN)?,
+            norm: Norm::rms(cuda.upload_values(&[1.0; HIDDEN])?, 1e-6),
+            qkv: zeros(cuda, DType::Q8_0, HEADS.qkv_columns(), HIDDEN)?,
+            output: zeros(cuda, DType::BF16, HIDDEN, HIDDEN)?,
+            gate_up: zeros(cuda, DType::Q8_0, 2 * FFN, HIDDEN)?,
+            down: zeros(cuda, DType::BF16, HIDDEN, FFN)?,
+            rope: Rope { frequencies: cuda.upload_values(&[1.0; 16])?, pairs: 16, magnitude: 1.0 },
+            kv: cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?,
+            residual: cuda.alloc(Purpose::Residual, TOKENS_MAX, HIDDEN)?,
+            branch: rows(HIDDEN)?,
+            attention: [rows(HEADS.qkv_columns())?, rows(HIDDEN)?],
+            mlp: [rows(2 * FFN)?, rows(FFN)?],
+            wanted: [rows(HIDDEN)?, rows(HIDDEN)?],
+            logits: cuda.alloc(Purpose::Logits, TOKENS_MAX, VOCAB)?,
+        })
+    }
+
+    fn forward(&mut self, cuda: &Cuda, step: &Step) -> Result<(), Error> {
+        let ([qkv, attended], [gate_up, gated], [wanted, normed]) =
+            (&mut self.attention, &mut self.mlp, &mut self.wanted);
+        let layer = Attention::causal(HEADS, KvLayer { group: 0, layer: 0 }, 0.2);
+        let tokens = Rows::Tokens;
+        cuda.embed(step, &self.embedding, &mut self.residual)?;
+        cuda.norm(step, tokens, &self.norm, &self.residual, &mut self.branch)?;
+        cuda.linear(step, tokens, &self.qkv, None, &self.branch, qkv)?;
+        cuda.attend(step, &layer, Some(&self.rope), qkv, &mut self.kv, attended)?;
+        let output = Linear { weight: &self.output, bias: None };
+        cuda.linear_add(step, tokens, output, attended, &mut self.branch, &mut self.residual)?;
+        cuda.norm(step, tokens, &self.norm, &self.residual, &mut self.branch)?;
+        cuda.matmul(step, tokens, &self.gate_up, &self.branch, gate_up)?;
+        cuda.glu(step, Glu::Silu, gate_up, gated)?;
+        let down = Linear { weight: &self.down, bias: None };
+        cuda.linear_add(step, tokens, down, gated, &mut self.branch, &mut self.residual)?;
+        cuda.gather_wanted(step, &self.residual, wanted)?;
+        cuda.norm(step, Rows::Wanted, &self.norm, wanted, normed)?;
+        cuda.matmul(step, Rows::Wanted, &self.embedding, normed, &mut self.logits)
+    }
+
+    /// A step of `streams` sequences at `place`: forward, choice, end.
+    fn step(&mut self, cuda: &Cuda, streams: usize, place: u32) -> Result<(), Error> {
+        let mut batch = Batch::default();
+        for stream in 0..streams as u32 {
+            let pages = (0..=place / 32).map(|page| PageId(1 + stream + page)).collect();
+            let row = Row { slot: stream, start: place, len: 1, pages: vec![pages], wanted: 1 };
+            batch.push(row, [Token::Known(stream)]);
+        }
+        let mut step = cuda.begin(&batch)?;
+        cuda.record(&step, &mut || self.forward(cuda, &step))?;
+        let sampling = fornax_compute::Sampling::greedy();
+        let rows: Vec<SampleRow<'_>> = (0..streams as u32)
+            .map(|stream| SampleRow {
+                wanted: stream,
+                slot: stream,
+                position: place,
+                seed: 0,
+                vocab: VOCAB as u32,
+                sampling: &sampling,
+                history: &[],
+                generated: 0,
+                mask: None,
+                given: None,
+                mirostat_mu: 0.0,
+            })
+            .collect();
+        cuda.sample(&mut step, &self.logits, &rows)?;
+        assert_eq!(cuda.finish(step)?.sampled.len(), streams);
+        Ok(())
+    }
+}
+
+/// From opening the device to closing it, with every kind of call between.
+fn whole_life() -> Result<(), Error> {
+    let cuda = Cuda::new(options())?;
+    let mut model = Model::new(&cuda)?;
+    for _ in 0..3 {
+        model.step(&cuda, 1, 0)?;
+    }
+    model.step(&cuda, 2, 0)?;
+    cuda.write(&mut model.residual, 0, &[1.0; HIDDEN])?;
+    assert_eq!(cuda.read(&model.residual, 0, 1)?, [1.0; HIDDEN]);
+    cuda.time(&mut || Ok(()))?;
+    Ok(())
+}
+
+/// What is left when everything was dropped: nothing.
+fn assert_clean(case: &str) {
+    fake::with(|fake| {
+        assert_eq!(fake.live, Live::default(), "{case}");
+        assert!(fake.faults.is_empty(), "{case}: {:?}", fake.faults);
+    });
+}
+
+#[test]
+fn a_step_of_one_token_is_five_kernels_a_layer_and_the_ends() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    fake::with(|fake| fake.launched.clear());
+    model.step(&cuda, 1, 200).unwrap();
+    let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+    let names: Vec<&str> = launched.iter().map(|launch| launch.kernel.as_str()).collect();
+    let layer = ["gemv_one", "attention", "gemv_one", "gemv_one", "gemv_one"];
+    // The head does the last norm itself; its result is written behind it, for whoever reads it.
+    let end = ["gather", "gemv_one", "rms_norm", "scan", "choose"];
+    let wanted = [&["embed"][..], &layer[..], &end[..]].concat();
+    assert_eq!(names, wanted);
+    // 512 places are made room for: eight tiles of keys, merged through a cluster, for each of two K/V heads.
+    assert_eq!((launched[2].grid, launched[2].cluster), ([2, 1, 8], 8));
+    // Several tokens: activations are brought into form by a kernel in front of each product.
+    model.step(&cuda, 3, 0).unwrap();
+    let names =
+        fake::with(|fake| fake.launched.iter().map(|launch| launch.kernel.clone()).collect::<Vec<_>>());
+    let count = |name: &str| names.iter().filter(|launched| launched.starts_with(name)).count();
+    assert_eq!(
+        (count("split_"), count("gemv_1"), count("gemv_one"), count("glu_silu")),
+        (5, 5, 0, 1),
+        "{names:?}"
+    );
+}
+
+#[test]
+fn a_bucket_is_run_then_recorded_then_replayed_until_memory_changes() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    let mut check = |streams: usize, place: u32, wanted: (usize, usize), why: &str| {
+        let counts = || {
+            fake::with(|fake| {
+                let begun = fake.calls.iter().filter(|call| **call == "cuStreamBeginCapture").count();
+                (begun, fake.replayed.len())
+            })
+        };
+        let before = counts();
+        model.step(&cuda, streams, place).unwrap();
+        let after = counts();
+        assert_eq!((after.0 - before.0, after.1 - before.1), wanted, "{streams} streams at {place}: {why}");
+    };
+    // (recordings, replays)
+    check(1, 0, (0, 0), "run");
+    check(1, 1, (1, 1), "recorded and replayed");
+    check(1, 511, (0, 1), "replayed");
+    check(1, 512, (0, 0), "longer than 512 places: another bucket");
+    check(3, 0, (0, 0), "run");
+    check(4, 0, (1, 1), "three and four share a bucket");
+    check(3, 7, (0, 1), "replayed");
+    check(2, 0, (0, 0), "two have their own");
+    check(5, 0, (0, 0), "five do not fit four");
+    let held = cuda.alloc(Purpose::Activations, 1, 1).unwrap();
+    check(1, 0, (0, 0), "addresses may have changed");
+    check(1, 0, (1, 1), "recorded anew");
+    drop(held);
+    check(1, 0, (0, 0), "and again");
+    // The kernels of the last replay are a step's: those that choose come behind, outside of it.
+    assert_eq!(fake::with(|fake| fake.replayed.last().copied()), Some(9));
+}
+
+#[test]
+fn what_a_recorded_step_was_checked_against_is_checked_at_every_replay() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    for _ in 0..3 {
+        model.step(&cuda, 1, 0).unwrap();
+    }
+    let step = |token: Token, page: u32| {
+        let mut batch = Batch::default();
+        batch.push(Row { slot: 0, start: 0, len: 1, pages: vec![vec![PageId(page)]], wanted: 1 }, [token]);
+        let step = cuda.begin(&batch)?;
+        let never = || panic!("replayed, not run");
+        cuda.record(&step, &mut || never())?;
+        cuda.finish(step).map(|_| ())
+    };
+    step(Token::Known(3), 1).unwrap();
+    assert!(matches!(step(Token::Known(64), 1), Err(Error::BatchLimit { what: "token", got: 64, .. })));
+    assert!(matches!(step(Token::Known(3), 64), Err(Error::BatchLimit { what: "page", got: 64, .. })));
+    step(Token::Sampled(0), 1).unwrap();
+    assert!(matches!(step(Token::Sampled(5), 1), Err(Error::NothingSampled { slot: 5 })));
+}
+
+#[test]
+fn each_call_that_fails_is_an_error_with_the_operations_name_and_leaves_nothing_behind() {
+    let mut operations = BTreeSet::new();
+    for at in 0.. {
+        fake::failing(at, CUresult::CUDA_ERROR_INVALID_VALUE, false);
+        let done = whole_life();
+        let (called, asked) = fake::with(|fake| (fake.calls.get(at).copied(), fake.calls.len()));
+        let Some(called) = called else {
+            done.unwrap();
+            assert!(asked > 100, "{asked} calls");
+            break;
+        };
+        // The event that a dropped step waits for, and what gives something back, have nobody to tell.
+        let silent = ["Free", "Destroy", "Unload", "Release"].iter().any(|word| called.contains(word));
+        let closing = called == "cuStreamSynchronize" && done.is_ok();
+        match done {
+            Ok(()) => assert!(silent || closing, "call {at}, {called}, failed and nobody heard of it"),
+            Err(Error::Device { backend, operation, reason }) => {
+                assert_eq!(backend, "cuda:0");
+                assert_eq!(reason, "the fake driver was told to fail (1)", "call {at}, {called}");
+                operations.insert(operation);
+            }
+            Err(Error::DeviceUnavailable { device, reason }) => {
+                assert_eq!(device, "cuda:0");
+                assert!(reason.contains("told to fail"), "call {at}, {called}: {reason}");
+            }
+            Err(other) => panic!("call {at}, {called}: {other}"),
+        }
+        assert_clean(&format!("call {at}, {called}"));
+    }
+    // Opening apart, each is what the user or the engine asked for.
+    let wanted = [
+        "alloc",
+        "attention",
+        "begin",
+        "begin recording",
+        "check upload",
+        "embed",
+        "end recording",
+        "find kernel",
+        "finish",
+        "gather_wanted",
+        "linear",
+        "linear_add",
+        "load module",
+        "make event",
+        "make graph",
+        "matmul",
+        "measure time",
+        "open",
+        "pin memory",
+        "read",
+        "record event",
+        "replay",
+        "sample",
+        "upload",
+        "write",
+    ];
+    let missing: Vec<_> = wanted.iter().filter(|operation| !operations.contains(*operation)).collect();
+    assert!(missing.is_empty(), "{missing:?} are not among {operations:?}");
+}
+
+#[test]
+fn a_lost_device_says_so_from_the_call_that_lost_it_on() {
+    let opening = {
+        fake::willing();
+        drop(Cuda::new(options()).unwrap());
+        fake::with(|fake| fake.calls.iter().position(|call| *call == "cuStreamCreate").unwrap())
+    };
+    for at in (opening + 1..).step_by(5) {
+        fake::failing(at, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, true);
+        let done = whole_life();
+        if fake::with(|fake| fake.calls.len()) <= at {
+            done.unwrap();
+            break;
+        }
+        match done {
+            // Closing has nobody to tell.
+            Ok(()) => {}
+            Err(Error::DeviceLost { backend, .. }) => assert_eq!(backend, "cuda:0", "call {at}"),
+            Err(other) => panic!("call {at}: {other}"),
+        }
+        assert_clean(&format!("call {at}"));
+    }
+    // Even if the driver answers well again, nothing of that device is believed.
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let calls = fake::with(|fake| fake.calls.len());
+    fake::with(|fake| fake.fail_next(calls, CUresult::CUDA_ERROR_LAUNCH_FAILED));
+    assert!(matches!(cuda.upload_values(&[1.0]), Err(Error::DeviceLost { .. })));
+    let again = cuda.upload_values(&[1.0]).map(|_| ());
+    assert!(
+        matches!(&again, Err(Error::DeviceLost { reason, .. }) if reason.contains("after an operation")),
+        "{again:?}"
+    );
+}
+
+#[test]
+fn the_end_of_a_step_does_not_wait_for_the_next_one() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    model.step(&cuda, 1, 0).unwrap();
+    let mut begin = || {
+        let mut batch = Batch::default();
+        batch.push(
+            Row { slot: 0, start: 1, len: 1, pages: vec![vec![PageId(1)]], wanted: 1 },
+            [Token::Sampled(0)],
+        );
+        let step = cuda.begin(&batch).unwrap();
+        cuda.record(&step, &mut || model.forward(&cuda, &step)).unwrap();
+        step
+    };
+    let (one, other) = (begin(), begin());
+    let waiting = || fake::with(|fake| fake.launches_waiting());
+    let both = waiting();
+    cuda.finish(one).unwrap();
+    assert_eq!(waiting(), both / 2, "the second step's kernels are still to be run");
+    cuda.finish(other).unwrap();
+    assert_eq!(waiting(), 0);
+}
+
+#[test]
+fn weights_arrive_whole_and_in_order_however_late_copies_are_done() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    // Longer than the pinned ring, and not a whole number of its slots; then one that begins in the middle of it.
+    for (rows, columns) in [(18_000, 1024), (5000, 1024), (7, 64)] {
+        let bytes: Vec<u8> = (0..rows * columns)
+            .flat_map(|at| ((at as u32).wrapping_mul(2_654_435_761) >> 9).to_le_bytes())
+            .collect();
+        let view = View::new("w", DType::F32, vec![rows, columns], &bytes).unwrap();
+        let weight = cuda.upload(&[view.into()]).unwrap();
+        cuda.settle().unwrap();
+        assert!(fake::with(|fake| std::mem::take(&mut fake.arrived)) == bytes, "{rows} x {columns}");
+        assert_eq!((weight.rows, weight.columns), (rows, columns));
+    }
+}
+
+#[test]
+fn a_bit_that_changes_on_the_way_is_noticed() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let bytes = [0u8; 3 * 64 * 4];
+    let view = || View::new("blk.0.w", DType::F32, vec![3, 64], &bytes).unwrap();
+    let begin = || cuda.begin(&Batch::default()).map(|_| ());
+    let noticed: [&dyn Fn() -> Result<(), Error>; 2] =
+        [&|| cuda.upload(&[view().into()]).map(|_| ()), &begin];
+    for next in noticed {
+        fake::with(|fake| fake.flips = true);
+        let _weight = cuda.upload(&[view().into()]).unwrap();
+        // The copy is under way; it is looked at before anything is computed, and before the next but one is sent.
+        let refused = next().unwrap_err();
+        assert!(matches!(refused, Error::Device { operation: "check upload", .. }), "{refused}");
+        assert!(refused.to_string().contains("blk.0.w: row 1 column 32"), "{refused}");
+    }
+    let _weight = cuda.upload(&[view().into()]).unwrap();
+    begin().unwrap();
+}
+
+#[test]
+fn bytes_are_counted_by_purpose_as_the_plan_counts_them() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let workspace = cuda.usage().bytes(Purpose::Workspace);
+    assert_eq!(workspace, cuda.sizes().workspace_bytes());
+    let model = Model::new(&cuda).unwrap();
+    let usage = cuda.usage();
+    let buf = |purpose, columns| cuda.sizes().buf_bytes(purpose, TOKENS_MAX, columns);
+    assert_eq!(usage.bytes(Purpose::Workspace), workspace, "loading leaves nothing in the workspace");
+    assert_eq!(usage.bytes(Purpose::Logits), buf(Purpose::Logits, VOCAB));
+    assert_eq!(usage.bytes(Purpose::Residual), buf(Purpose::Residual, HIDDEN));
+    assert_eq!(usage.bytes(Purpose::Kv), 64 * 2 * 2 * 32 * 32 * 2);
+    drop(model);
+    assert_eq!(cuda.usage().total(), workspace);
+    drop(cuda);
+    assert_clean("closed");
+}
+
+#[test]
+fn what_is_missing_is_said_before_anything_is_loaded() {
+    let refused = |change: &dyn Fn(&mut fake::Fake)| {
+        fake::willing();
+        fake::with(|fake| change(fake));
+        let refused = Cuda::new(options()).err().expect("refused").to_string();
+        assert_clean(&refused);
+        refused
+    };
+    let check = |change: &dyn Fn(&mut fake::Fake), wanted: &str| {
+        let refused = refused(change);
+        assert!(refused.contains(wanted), "{refused}");
+    };
+    check(&|fake| fake.absent = true, "the NVIDIA driver is not installed");
+    check(&|fake| fake.version = Some(11_080), "its driver knows CUDA 11.8 and Fornax needs 12.0 or newer");
+    check(&|fake| fake.memory_bytes = Some(32 << 20), "out of memory for workspace");
+}
