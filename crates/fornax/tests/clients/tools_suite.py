@@ -30,6 +30,8 @@ TOOLS = [
 ]
 CLAUDE_TOOLS = [{"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA},
                 {"name": "get_time", "description": "The time.", "input_schema": TIME}]
+# This client has no word for it any more.
+GREEDY = {"temperature": 0}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
@@ -96,10 +98,10 @@ def openai_responds():
 
 
 def anthropic_answers():
-    whole = claude.messages.create(model=model, max_tokens=24, messages=ASK, system="Be brief.", temperature=0)
+    whole = claude.messages.create(model=model, max_tokens=24, messages=ASK, system="Be brief.", extra_body=GREEDY)
     assert whole.type == "message" and whole.content[0].type == "text" and whole.content[0].text
     assert whole.stop_reason in ("end_turn", "max_tokens")
-    with claude.messages.stream(model=model, max_tokens=24, messages=ASK, system="Be brief.", temperature=0) as stream:
+    with claude.messages.stream(model=model, max_tokens=24, messages=ASK, system="Be brief.", extra_body=GREEDY) as stream:
         assert "".join(stream.text_stream) == whole.content[0].text
         final = stream.get_final_message()
     assert final.usage.output_tokens == whole.usage.output_tokens and final.stop_reason == whole.stop_reason
@@ -109,7 +111,7 @@ def anthropic_answers():
 
 def anthropic_calls():
     for choice in ({"type": "tool", "name": "get_weather"}, {"type": "any"}):
-        ask = dict(model=model, max_tokens=96, messages=ASK, tools=CLAUDE_TOOLS, tool_choice=choice, temperature=0)
+        ask = dict(model=model, max_tokens=96, messages=ASK, tools=CLAUDE_TOOLS, tool_choice=choice, extra_body=GREEDY)
         whole = claude.messages.create(**ask)
         [block] = whole.content
         assert block.type == "tool_use" and whole.stop_reason == "tool_use"
@@ -124,7 +126,7 @@ def anthropic_calls():
 
 def anthropic_thinks():
     thinking = {"type": "enabled", "budget_tokens": 8}
-    whole = claude.messages.create(model=model, max_tokens=64, messages=ASK, temperature=0, thinking=thinking)
+    whole = claude.messages.create(model=model, max_tokens=64, messages=ASK, extra_body=GREEDY, thinking=thinking)
     assert [block.type for block in whole.content] == ["thinking", "text"] and whole.content[0].thinking
 
 
