@@ -671,6 +671,9 @@ impl Engine {
         self.stats.preemptions = self.scheduler.preemptions();
         self.stats.prompt_tokens = self.scheduler.prompt_tokens();
         self.door.step_ends(self.stats.clone());
+        if self.scheduler.len() == 0 || self.door.is_looked_at() {
+            self.door.show(self.scheduler.picture());
+        }
     }
 
     /// Checks all books; for tests.

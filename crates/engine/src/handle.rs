@@ -5,12 +5,13 @@ use std::{collections::VecDeque, time::Duration};
 use crate::{
     Clock,
     event::Event,
+    picture::Picture,
     reply::{Reply, ReplySender, reply},
     request::{Capacity, Refusal, Request},
     stats::Stats,
     sync::{
         Arc, Condvar, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         lock,
     },
 };
@@ -35,6 +36,10 @@ pub(crate) struct Door {
     /// When the step now running began, in microseconds of the clock; 0 between steps.
     step_began_us: AtomicU64,
     stats: Mutex<Stats>,
+    /// Somebody has looked since the last picture: another is wanted.
+    looked_at: AtomicBool,
+    /// Held for as long as it takes to copy a pointer.
+    picture: Mutex<Arc<Picture>>,
 }
 
 #[derive(Default)]
@@ -84,6 +89,8 @@ impl Door {
             stuck_after,
             step_began_us: AtomicU64::new(0),
             stats: Mutex::new(Stats::default()),
+            looked_at: AtomicBool::new(false),
+            picture: Mutex::new(Arc::new(Picture::default())),
         })
     }
 
@@ -124,6 +131,17 @@ impl Door {
     pub(crate) fn step_ends(&self, stats: Stats) {
         self.step_began_us.store(0, Ordering::Release);
         *lock(&self.stats) = stats;
+    }
+
+    /// Whether a picture is wanted that shows what has just been done.
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.looked_at.swap(false, Ordering::Relaxed)
+    }
+
+    /// Hangs a new picture.
+    pub(crate) fn show(&self, picture: Picture) {
+        let picture = Arc::new(picture);
+        *lock(&self.picture) = picture;
     }
 }
 
@@ -198,6 +216,13 @@ impl Handle {
         stats.requests_waiting = state.requests;
         stats.tokens_waiting = state.tokens;
         stats
+    }
+
+    /// Every page and every request, after the first step since somebody last asked, or as the engine came to rest.
+    /// Never waits for a step.
+    pub fn picture(&self) -> Arc<Picture> {
+        self.door.looked_at.store(true, Ordering::Relaxed);
+        Arc::clone(&lock(&self.door.picture))
     }
 
     /// Generates to the end and returns the events: for callers that want no stream.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use fornax_compute::{KvGroup, PAGE_TOKENS, PageId};
 
+use crate::picture::{PAGES_MAX, PageUse};
 use crate::prefix::{NodeId, PrefixTree};
 
 /// A sequence's pages: one table per KV group, and how far its tokens are in the prefix tree.
@@ -170,6 +171,11 @@ impl Pages {
         self.pools.iter().map(PagePool::counts).collect()
     }
 
+    /// Who has which page, by group.
+    pub(crate) fn uses(&self) -> Vec<Vec<PageUse>> {
+        self.pools.iter().map(PagePool::uses).collect()
+    }
+
     /// Checks every count against every other; for tests and for an idle engine.
     pub(crate) fn assert_consistent(&self) {
         for (group, pool) in self.pools.iter().enumerate() {
@@ -289,6 +295,16 @@ impl PagePool {
         PageCounts { total, referenced: total - self.available(), cached: self.idle.len() }
     }
 
+    fn uses(&self) -> Vec<PageUse> {
+        let of = |state: &PageState| match (state.references, state.node) {
+            (0, None) => PageUse::Free,
+            (0, Some(_)) => PageUse::Cached,
+            (1, _) => PageUse::Held,
+            _ => PageUse::Shared,
+        };
+        self.pages.iter().skip(1).take(PAGES_MAX).map(of).collect()
+    }
+
     fn assert_consistent(&self) {
         let referenced = self.pages.iter().filter(|state| state.references > 0).count();
         assert_eq!(referenced, self.counts().referenced, "every page is free, idle or referenced");
@@ -334,6 +350,26 @@ mod tests {
         pages.release(tables);
         pages.assert_consistent();
         hit
+    }
+
+    #[test]
+    fn every_page_is_shown_with_who_has_it() {
+        let mut pages = pages(&[(7, None)]);
+        let prompt = tokens(70, 0);
+        compute(&mut pages, "", &prompt);
+        let (mut first, _) = pages.find("", &prompt);
+        assert!(pages.grow(&mut first, 70));
+        let (second, _) = pages.find("", &prompt[..40]);
+        let count = |pages: &Pages, of| pages.uses()[0].iter().filter(|&&page| page == of).count();
+        // Two full pages are the first's, one of them also the second's; a third has the first's tail.
+        let counts =
+            [PageUse::Free, PageUse::Cached, PageUse::Held, PageUse::Shared].map(|of| count(&pages, of));
+        assert_eq!(counts, [3, 0, 2, 1]);
+        pages.release(first);
+        pages.release(second);
+        let counts =
+            [PageUse::Free, PageUse::Cached, PageUse::Held, PageUse::Shared].map(|of| count(&pages, of));
+        assert_eq!(counts, [4, 2, 0, 0]);
     }
 
     #[test]

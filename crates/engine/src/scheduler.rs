@@ -9,11 +9,12 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
-use slotmap::SlotMap;
+use slotmap::{Key, SlotMap};
 
 use crate::{
     handle::Ticket,
     pages::{PageCounts, Pages},
+    picture::{Picture, Progress, REQUESTS_MAX},
     sequence::{Leave, Seat, Sequence, SequenceId},
     speculation::{Speculation, Speculator},
 };
@@ -452,6 +453,24 @@ impl Scheduler {
 
     pub(crate) fn page_counts(&self) -> Vec<PageCounts> {
         self.pages.counts()
+    }
+
+    /// Every page and every request, for people.
+    pub(crate) fn picture(&self) -> Picture {
+        let progress = |id: SequenceId| {
+            let sequence = self.sequence(id);
+            Progress {
+                id: id.data().as_ffi(),
+                running: sequence.seat.is_some(),
+                prompt_tokens: sequence.prompt_len(),
+                cached_tokens: sequence.cached_tokens.unwrap_or(0),
+                computed_tokens: sequence.computed,
+                tokens: sequence.generated(),
+                tokens_max: sequence.request.max_tokens,
+            }
+        };
+        let everybody = self.seated.iter().chain(&self.waiting).map(|&(_, id)| id);
+        Picture { pages: self.pages.uses(), requests: everybody.take(REQUESTS_MAX).map(progress).collect() }
     }
 
     /// Checks the books; for tests and for an idle engine.
