@@ -18,6 +18,7 @@ const PACKAGES: &[&str] = &[
     "schemathesis==4.32.5",
     "nvidia-cuda-nvrtc==13.0.88",
     "playwright==1.65.0",
+    "axe-playwright-python==0.1.8",
 ];
 
 /// The interpreter, whether or not it is there.

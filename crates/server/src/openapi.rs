@@ -30,7 +30,7 @@ use crate::{
     jobs::{control, run, schemas, status, stream},
     ollama,
     openai::{chat, completions, embeddings, models, rerank, tokens},
-    ops::{console, health, loading, metrics},
+    ops::{console, health, live, loading, metrics},
     responses::create,
     worker::{cancel, execute},
 };
@@ -177,7 +177,9 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(schemas::put, schemas::get))
         .routes(routes!(execute::execute))
         .routes(routes!(cancel::cancel))
+        .routes(routes!(console::console))
         .routes(routes!(console::jobs))
+        .routes(routes!(live::live))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .routes(routes!(loading::loading))
@@ -197,6 +199,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     let document = ([(header::CONTENT_TYPE, "application/json")], document);
     let router = router
         .route("/openapi.json", get(async move || document.clone()))
+        .route("/console/{file}", get(console::part))
         .fallback(async || ApiError::new(Code::UnknownEndpoint, "there is nothing at this path"))
         .method_not_allowed_fallback(async || {
             let wrong = ApiError::new(Code::UnknownEndpoint, "this path does not take that method");

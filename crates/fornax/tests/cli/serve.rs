@@ -221,8 +221,8 @@ fn runpod_python_runs_every_scenario() {
 }
 
 #[test]
-fn a_browser_shows_jobs_as_they_come_and_end() {
-    const NAME: &str = "a_browser_shows_jobs_as_they_come_and_end";
+fn a_browser_chats_looks_at_the_engine_and_follows_jobs() {
+    const NAME: &str = "a_browser_chats_looks_at_the_engine_and_follows_jobs";
     let python = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists());
     let (Some(python), Some(chromium)) = (python, program("chromium")) else {
         println!("SKIP {NAME}: no FORNAX_PYTHON with playwright, or no chromium");
@@ -230,13 +230,17 @@ fn a_browser_shows_jobs_as_they_come_and_end() {
     };
     let folder = tempfile::tempdir().unwrap();
     let jobs = folder.path().join("jobs.db");
-    let serving = Serving::start(folder.path(), &["--context", "512", "--jobs-db", jobs.to_str().unwrap()]);
+    let args = ["--context", "1024", "--parallel", "2", "--jobs-db", jobs.to_str().unwrap()];
+    let serving = Serving::start(folder.path(), &args);
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/console_suite.py");
     let base = format!("http://{}", serving.address);
-    let ran = Command::new(python).arg(suite).args([&base, KEY]).arg(chromium).output().unwrap();
+    // Screenshots stay there for people to look at.
+    let screenshots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console");
+    let ran =
+        Command::new(python).arg(suite).args([&base, KEY]).arg(chromium).arg(screenshots).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 5, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 16, "{said}");
 }
 
 /// A program of the system's, if it is installed.

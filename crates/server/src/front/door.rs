@@ -16,6 +16,7 @@ use super::{
 use crate::{
     app::{App, random_id},
     error::{ApiError, Code},
+    ops::console,
     trace::Span,
 };
 
@@ -94,9 +95,9 @@ fn admitted(app: &App, request: &Request, key: Option<Key>) -> Result<Option<Key
         return Ok(key);
     }
     let open = match request.uri().path() {
-        "/health" | "/ready" | "/console/jobs" => true,
+        "/health" | "/ready" => true,
         "/metrics" => app.options.metrics_open,
-        _ => false,
+        path => console::is_page(path),
     };
     match key {
         Some(key) => Ok(Some(key)),

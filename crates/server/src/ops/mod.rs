@@ -2,5 +2,6 @@
 
 pub(crate) mod console;
 pub(crate) mod health;
+pub(crate) mod live;
 pub(crate) mod loading;
 pub(crate) mod metrics;

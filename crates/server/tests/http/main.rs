@@ -6,6 +6,7 @@ mod bad_input;
 mod chat;
 mod client;
 mod completions;
+mod console;
 mod document;
 mod jobs;
 mod life;
