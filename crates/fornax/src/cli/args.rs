@@ -76,8 +76,10 @@ pub(crate) enum Command {
   fornax run                                   chat with the default model
   fornax run \"Why is the sky blue?\"            answer once
   fornax run ./model.gguf \"Translate: chat\"    answer once with a model of your own
-  echo \"Name a colour\" | fornax run smollm2    a chat read from a pipe
+  echo \"Name a colour\" | fornax run smollm2    a chat read from a pipe, a message a line
+  fornax run \"Summarise this:\" < report.txt    what a pipe carries is added to the prompt
 
+In the chat /help lists commands; \"\"\" begins and ends several lines, Alt-Enter begins another.
 One positional is a MODEL if it is an existing path, a catalog name, hf:... or word/word; otherwise it is the PROMPT.
 Sampling defaults to temperature 0.7 and top-p 0.95.")]
 pub(crate) struct Run {
@@ -88,6 +90,12 @@ pub(crate) struct Run {
     /// Use this Jinja file as the chat template instead of the model's own
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub(crate) chat_template_file: Option<PathBuf>,
+    /// What the model is told beforehand
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) system: Option<String>,
+    /// Keep nothing of what is typed; otherwise it is in the file `history` of the cache folder
+    #[arg(long)]
+    pub(crate) no_history: bool,
     #[command(flatten)]
     pub(crate) capacity: CapacityArgs,
     /// Print the memory that was planned and allocated

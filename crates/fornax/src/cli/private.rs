@@ -75,6 +75,8 @@ fn serve_party(args: &PrivateServe) -> anyhow::Result<()> {
 fn chat(args: &PrivateChat) -> anyhow::Result<()> {
     let mut own = args.run.clone();
     own.capacity.device = on_cpu(&own.capacity.device)?;
+    // What is kept from the servers is not left on a disk either.
+    own.no_history = true;
     let client = client(&args.parties)?;
     run::run_with(&own, &|options| adapted(options, &args.parties, &client))
 }

@@ -17,6 +17,7 @@ mod quantized;
 mod sampling;
 mod serve;
 mod sparse;
+mod terminal;
 mod tiny;
 
 use std::ffi::OsStr;

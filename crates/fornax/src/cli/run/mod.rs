@@ -1,19 +1,29 @@
 //! Chat in the terminal, or one answer.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+mod chat;
+mod command;
+mod editor;
+mod markdown;
+mod saved;
+mod screen;
 
-use fornax::{Completion, Error, Form, Fornax, Message, OpenOptions, Prompt, Request, Sampling};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 
+use anyhow::Context;
+use fornax::{Error, OpenOptions, catalog};
+
+use self::chat::{Answered, Chat};
+use self::command::Command;
+use self::editor::{Editor, Typed, is_open, unfolded};
+use self::screen::{Style, printable};
 use super::args::Run;
-use super::generate::{complete, show};
+use super::failure;
 use super::interrupt::Interrupt;
 use super::locate::{self, Reference};
 use super::{device, output, plan};
 
-/// Livelier than greedy, which repeats itself in a chat, and tame enough for small models.
-fn defaults() -> Sampling {
-    Sampling { temperature: 0.7, top_p: 0.95, ..Sampling::greedy() }
-}
+/// Most bytes that are read from a pipe as one message: more is no question.
+const INPUT_BYTES_MAX: u64 = 16 << 20;
 
 pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
     run_with(args, &|options| options)
@@ -21,8 +31,10 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
 
 /// The same, with the model opened by options that `adapt` changes.
 pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<()> {
-    let (model, prompt) = positionals(args);
-    let path = locate::locate(model)?;
+    let (named, prompt) = positionals(args);
+    let path = locate::locate(named)?;
+    // What a pipe has is read before the model is loaded: it may be what is wrong.
+    let prompt = prompt.map(with_standard_input).transpose()?;
     let interrupt = Interrupt::install()?;
     let mut options = device::options(&path, &args.capacity.device)?;
     if let Some(file) = &args.chat_template_file {
@@ -30,16 +42,18 @@ pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -
     }
     let form = args.sampling.form()?;
     let model = device::open(adapt(options.parallel(args.capacity.parallel)))?;
-    let mut chat = Chat { model, args, form, messages: Vec::new(), interrupt };
+    let name = named.unwrap_or(catalog::DEFAULT).to_owned();
+    let mut chat = Chat::new(model, name, args, form, interrupt);
     // A chat template that cannot be used is found before the first question is typed.
-    chat.model.check(&chat.request(&[Message::user(prompt.unwrap_or("Hello"))])?)?;
-    device::announce(chat.model.device(), &args.capacity.device)?;
+    chat.check(prompt.as_deref().unwrap_or("Hello"))?;
+    device::announce(chat.model().device(), &args.capacity.device)?;
     if args.verbose {
-        writeln!(io::stderr(), "{}", plan::comparison_line(&chat.model.memory()))?;
+        writeln!(io::stderr(), "{}", plan::comparison_line(&chat.model().memory()))?;
     }
     match prompt {
-        Some(prompt) => chat.answer(prompt),
-        None => chat.converse(),
+        Some(prompt) => chat.answer(&prompt).and_then(Answered::whole),
+        None if io::stdin().is_terminal() => converse(&mut chat, args),
+        None => answer_lines(&mut chat),
     }
 }
 
@@ -51,58 +65,92 @@ fn positionals(args: &Run) -> (Option<&str>, Option<&str>) {
     }
 }
 
-struct Chat<'a> {
-    model: Fornax,
-    args: &'a Run,
-    form: Option<Form>,
-    messages: Vec<Message>,
-    interrupt: Interrupt,
+/// The prompt, and below it what a pipe carries: `fornax run "Summarise:" < report.txt`.
+fn with_standard_input(prompt: &str) -> anyhow::Result<String> {
+    if io::stdin().is_terminal() {
+        return Ok(prompt.to_owned());
+    }
+    let mut text = String::new();
+    let read = io::stdin().lock().take(INPUT_BYTES_MAX + 1).read_to_string(&mut text);
+    read.map_err(|error| failure::Failure::usage(format!("cannot read standard input: {error}")))?;
+    if text.len() as u64 > INPUT_BYTES_MAX {
+        let message = format!("standard input has more than {INPUT_BYTES_MAX} bytes; send less");
+        return Err(failure::Failure::usage(message).into());
+    }
+    let text = text.trim_end_matches(['\r', '\n']);
+    Ok(if text.is_empty() { prompt.to_owned() } else { format!("{prompt}\n\n{text}") })
 }
 
-impl Chat<'_> {
-    fn request(&self, messages: &[Message]) -> Result<Request, Error> {
-        let prompt = Prompt::Chat(messages.to_vec());
-        self.args.sampling.request(prompt, self.form.clone(), defaults(), self.model.text())
-    }
-
-    /// Answers one message and says how fast.
-    fn answer(&mut self, text: &str) -> anyhow::Result<()> {
-        self.messages.push(Message::user(text));
-        let request = self.request(&self.messages)?;
-        let Chat { model, interrupt, .. } = self;
-        let mut out = io::stdout().lock();
-        let completion =
-            interrupt.during(|| complete(model, &request, interrupt, &mut |text| show(&mut out, text)))?;
-        writeln!(out)?;
-        tell_speed(&completion)?;
-        self.messages.push(Message::assistant(completion.text));
-        Ok(())
-    }
-
-    /// Answers every line of standard input until it ends.
-    fn converse(&mut self) -> anyhow::Result<()> {
-        let terminal = io::stdin().is_terminal();
-        if terminal {
-            writeln!(io::stderr(), "Type a message; Ctrl-C stops an answer, Ctrl-D ends the chat.")?;
+/// Answers every line of a pipe until it ends. Lines are messages and never commands: they may come from anywhere.
+fn answer_lines(chat: &mut Chat<'_>) -> anyhow::Result<()> {
+    let mut input = io::stdin().lock().take(INPUT_BYTES_MAX);
+    let mut text = String::new();
+    loop {
+        input.set_limit(INPUT_BYTES_MAX);
+        let count = input.read_line(&mut text).context("cannot read standard input")?;
+        if count > 0 && is_open(text.trim_end_matches(['\r', '\n'])) {
+            continue;
         }
-        loop {
-            if terminal {
-                write!(io::stderr(), "> ")?;
-            }
-            let mut line = String::new();
-            if io::stdin().lock().read_line(&mut line)? == 0 {
-                return Ok(());
-            }
-            if line.trim().is_empty() {
+        let message = unfolded(text.trim_end_matches(['\r', '\n']));
+        if !message.trim().is_empty() {
+            chat.answer(&message).and_then(Answered::whole)?;
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        text.clear();
+    }
+}
+
+/// Talks with whoever sits at the terminal until they end it.
+fn converse(chat: &mut Chat<'_>, args: &Run) -> anyhow::Result<()> {
+    let style = Style::of(&io::stderr());
+    let say = |text: &str| writeln!(io::stderr(), "{}", style.dim(text));
+    let history = (!args.no_history)
+        .then(|| catalog::cache_dir(|name| std::env::var_os(name)))
+        .transpose()
+        .unwrap_or_default()
+        .map(|folder| folder.join("history"));
+    let mut editor = Editor::open(history, style)?;
+    say("Type a message, or /help. Ctrl-C stops an answer, Ctrl-D ends the chat.")?;
+    let mut leaving = false;
+    loop {
+        let typed = editor.read()?;
+        let asked_to_leave = std::mem::replace(&mut leaving, false);
+        let text = match typed {
+            Typed::End => return Ok(()),
+            Typed::Interrupted { empty: true } if asked_to_leave => return Ok(()),
+            Typed::Interrupted { empty } => {
+                leaving = empty;
+                if empty {
+                    say("Ctrl-C again, or Ctrl-D, ends the chat.")?;
+                }
                 continue;
             }
-            match self.answer(line.trim_end_matches(['\r', '\n'])) {
-                Err(error) if terminal && is_cancelled(&error) => {
-                    // The user saw half an answer; the model forgets question and half alike.
-                    self.messages.pop();
-                    writeln!(io::stdout())?;
-                }
-                answered => answered?,
+            Typed::Text(text) => text,
+        };
+        if let Some(complaint) = editor.take_complaint() {
+            say(&complaint)?;
+        }
+        let done = match Command::parse(&text) {
+            _ if text.trim().is_empty() => continue,
+            None => chat.answer(&unfolded(&text)).map(|answered| match answered {
+                Answered::Whole => None,
+                Answered::Stopped => Some("stopped".to_owned()),
+            }),
+            Some(Ok(Command::Exit)) => return Ok(()),
+            Some(Ok(command)) => chat.obey(command).map(Some),
+            Some(Err(complaint)) => Ok(Some(complaint)),
+        };
+        match done {
+            Ok(None) => {}
+            Ok(Some(words)) => say(&printable(&words))?,
+            // Whoever read the answers is gone, or the terminal.
+            Err(error) if error.chain().any(|cause| cause.is::<io::Error>()) => return Err(error),
+            // What is wrong with one message does not end the chat.
+            Err(error) => {
+                let line = failure::report(&error).line.unwrap_or_default();
+                writeln!(io::stderr(), "{}", style.bad(&printable(&line)))?;
             }
         }
     }
@@ -110,18 +158,4 @@ impl Chat<'_> {
 
 fn is_cancelled(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref::<Error>(), Some(Error::Cancelled))
-}
-
-fn tell_speed(completion: &Completion) -> io::Result<()> {
-    let decode =
-        completion.decode_tokens_per_second().map(|rate| format!(", {rate:.1} tok/s")).unwrap_or_default();
-    writeln!(
-        io::stderr(),
-        "{} tokens{decode}; prompt {} tokens, {} of them cached, {:.1} tok/s; seed {}",
-        completion.tokens.len(),
-        completion.prompt_tokens,
-        completion.cached_tokens,
-        completion.prompt_tokens_per_second(),
-        completion.seed,
-    )
 }

@@ -1,0 +1,365 @@
+//! A conversation with a model: what was said, how answers are chosen, and what they cost.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use fornax::{Completion, Error, Finish, Form, Fornax, Message, Prompt, Request, Sampling};
+
+use super::super::args::Run;
+use super::super::failure::Failure;
+use super::super::generate::{complete, show};
+use super::super::interrupt::Interrupt;
+use super::super::{output, plan};
+use super::command::{self, Command};
+use super::is_cancelled;
+use super::saved::Saved;
+use super::screen::{Screen, Style};
+
+/// Tokens that are kept free for an answer whose length nobody has limited.
+const ANSWER_ROOM: usize = 256;
+
+/// Livelier than greedy, which repeats itself in a chat, and tame enough for small models.
+fn defaults() -> Sampling {
+    Sampling { temperature: 0.7, top_p: 0.95, ..Sampling::greedy() }
+}
+
+pub(super) struct Chat<'a> {
+    model: Fornax,
+    /// As it was asked for.
+    name: String,
+    args: &'a Run,
+    interrupt: Interrupt,
+    system: Option<String>,
+    /// Questions and answers in turn.
+    turns: Vec<Message>,
+    form: Option<Form>,
+    /// In place of the flags'.
+    temperature: Option<f32>,
+    seed: Option<u64>,
+    totals: Totals,
+    /// How the last answer went.
+    last: Option<String>,
+}
+
+/// What the answers so far have cost.
+#[derive(Default)]
+struct Totals {
+    answers: usize,
+    tokens: usize,
+    /// Tokens after the first of each answer, and how long they took.
+    decoded: usize,
+    decode: Duration,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    /// Turns that were dropped for want of room.
+    forgotten: usize,
+}
+
+/// How an answer ended, if it did not fail.
+pub(super) enum Answered {
+    Whole,
+    /// By Ctrl-C. What had come is remembered.
+    Stopped,
+}
+
+impl Answered {
+    /// For callers that have no second question: an answer that was stopped is a failure.
+    pub(super) fn whole(self) -> anyhow::Result<()> {
+        match self {
+            Answered::Whole => Ok(()),
+            Answered::Stopped => Err(Error::Cancelled.into()),
+        }
+    }
+}
+
+impl<'a> Chat<'a> {
+    pub(super) fn new(
+        model: Fornax,
+        name: String,
+        args: &'a Run,
+        form: Option<Form>,
+        interrupt: Interrupt,
+    ) -> Chat<'a> {
+        let system = args.system.clone();
+        Chat {
+            model,
+            name,
+            args,
+            interrupt,
+            system,
+            turns: Vec::new(),
+            form,
+            temperature: None,
+            seed: None,
+            totals: Totals::default(),
+            last: None,
+        }
+    }
+
+    pub(super) fn model(&self) -> &Fornax {
+        &self.model
+    }
+
+    /// Whether `question` could be asked now.
+    pub(super) fn check(&self, question: &str) -> Result<(), Error> {
+        let question = Message::user(question);
+        self.model.check(&self.request(self.turns.iter().chain([&question]))?)
+    }
+
+    fn request<'m>(&self, turns: impl Iterator<Item = &'m Message>) -> Result<Request, Error> {
+        let system = self.system.iter().map(Message::system);
+        let prompt = Prompt::Chat(system.chain(turns.cloned()).collect());
+        let mut request =
+            self.args.sampling.request(prompt, self.form.clone(), defaults(), self.model.text())?;
+        request.sampling.temperature = self.temperature.unwrap_or(request.sampling.temperature);
+        request.seed = self.seed.or(request.seed);
+        Ok(request)
+    }
+
+    /// Answers one message and says how fast.
+    pub(super) fn answer(&mut self, text: &str) -> anyhow::Result<Answered> {
+        let style = Style::of(&io::stderr());
+        let (request, forgotten) = self.request_with_room(text)?;
+        if forgotten > 0 {
+            let context = self.model.context();
+            let words = format!(
+                "the context of {context} tokens is full: the oldest {forgotten} messages were forgotten"
+            );
+            writeln!(io::stderr(), "{}", style.dim(&words))?;
+        }
+        let mut out = io::stdout().lock();
+        // An answer in a form is for programs, and is shown as it is.
+        let mut screen = Screen::of(&io::stdout(), self.form.is_none());
+        let mut said = String::new();
+        let Chat { model, interrupt, .. } = self;
+        let result = interrupt.during(|| {
+            complete(model, &request, interrupt, &mut |text| {
+                said.push_str(text);
+                show(&mut out, &screen.text(text))
+            })
+        });
+        show(&mut out, &screen.end())?;
+        let completion = match result {
+            Ok(completion) => completion,
+            Err(error) => {
+                if !said.is_empty() {
+                    writeln!(out)?;
+                }
+                if !is_cancelled(&error) {
+                    return Err(error);
+                }
+                // The model remembers what the user saw.
+                if !said.is_empty() {
+                    self.turns.extend([Message::user(text), Message::assistant(said)]);
+                }
+                return Ok(Answered::Stopped);
+            }
+        };
+        writeln!(out)?;
+        out.flush()?;
+        let cut = match (completion.finish, request.max_tokens) {
+            (Finish::Stop, _) => "",
+            (_, Some(_)) => "; cut at --max-tokens",
+            (_, None) => "; cut: the context is full",
+        };
+        let words = speed(&completion);
+        writeln!(io::stderr(), "{}", style.dim(&format!("{words}{cut}")))?;
+        self.totals.count(&completion);
+        self.last = Some(words);
+        self.turns.extend([Message::user(text), Message::assistant(completion.text)]);
+        Ok(Answered::Whole)
+    }
+
+    /// What to ask. Where the context is full the oldest messages go, the system's never; with it, how many went.
+    fn request_with_room(&mut self, text: &str) -> anyhow::Result<(Request, usize)> {
+        let question = Message::user(text);
+        let context = self.model.context();
+        let mut forgotten = 0;
+        let request = loop {
+            let turns = self.turns[forgotten..].iter().chain([&question]);
+            let request = self.request(turns)?;
+            let prompt = self.model.text().prompt_tokens(&request.prompt)?.len();
+            let wanted = prompt + request.max_tokens.unwrap_or(ANSWER_ROOM.min(context / 4));
+            // Half is cleared at once: what is behind a gap is computed again, which should be rare.
+            let room = if forgotten == 0 { context } else { context / 2 };
+            if wanted <= room || forgotten == self.turns.len() {
+                break request;
+            }
+            forgotten = (forgotten + 2).min(self.turns.len());
+        };
+        // What does not fit even alone is refused before anything is forgotten.
+        self.model.check(&request)?;
+        self.turns.drain(..forgotten);
+        self.totals.forgotten += forgotten;
+        Ok((request, forgotten))
+    }
+
+    /// Does what a command says; what is to be said about it.
+    pub(super) fn obey(&mut self, command: Command) -> anyhow::Result<String> {
+        Ok(match command {
+            Command::Help => command::help(),
+            Command::Exit => String::new(),
+            Command::Clear => {
+                self.turns.clear();
+                "the conversation is forgotten; settings stay".to_owned()
+            }
+            Command::System(None) => match &self.system {
+                Some(system) => format!("system: {system}"),
+                None => "no system message of your own".to_owned(),
+            },
+            Command::System(Some(system)) => {
+                self.change(|chat| chat.system = system)?;
+                "the system message is changed".to_owned()
+            }
+            Command::Temperature(None) => format!("temperature {}", self.settings()?.sampling.temperature),
+            Command::Temperature(Some(temperature)) => {
+                self.change(|chat| chat.temperature = temperature)?;
+                format!("temperature {}", self.settings()?.sampling.temperature)
+            }
+            Command::Seed(None) => self.seed_words()?,
+            Command::Seed(Some(seed)) => {
+                self.seed = seed;
+                self.seed_words()?
+            }
+            Command::Schema(None) => self.form_words(),
+            Command::Schema(Some(path)) => {
+                let form = path.map(|path| schema(&path)).transpose()?;
+                self.change(|chat| chat.form = form)?;
+                self.form_words()
+            }
+            Command::Save(path) => {
+                let messages = self.system.iter().map(Message::system).chain(self.turns.iter().cloned());
+                let saved = Saved {
+                    model: self.name.clone(),
+                    messages: messages.collect(),
+                    temperature: self.temperature,
+                    seed: self.seed,
+                    schema: match &self.form {
+                        Some(Form::JsonSchema(schema)) => Some(schema.clone()),
+                        _ => None,
+                    },
+                };
+                saved.write(&path)?;
+                format!("{} messages are saved in {}", saved.messages.len(), path.display())
+            }
+            Command::Load(path) => {
+                let saved = Saved::read(&path)?;
+                let count = saved.messages.len();
+                let other = (saved.model != self.name).then(|| format!("; they were {}'s", saved.model));
+                self.change(|chat| {
+                    (chat.system, chat.turns) = saved.split();
+                    (chat.temperature, chat.seed) = (saved.temperature, saved.seed);
+                    if let Some(schema) = saved.schema {
+                        chat.form = Some(Form::JsonSchema(schema));
+                    }
+                })?;
+                format!("{count} messages are loaded{}", other.unwrap_or_default())
+            }
+            Command::Stats => self.stats()?,
+        })
+    }
+
+    /// Changes settings, or nothing if no question could be asked with them.
+    fn change(&mut self, change: impl FnOnce(&mut Chat<'a>)) -> anyhow::Result<()> {
+        let before =
+            (self.system.clone(), self.turns.clone(), self.form.clone(), self.temperature, self.seed);
+        change(self);
+        let checked = match self.check("Hello") {
+            // Room is made when something is asked.
+            Err(Error::PromptTooLong { .. } | Error::RequestTooLong { .. }) if !self.turns.is_empty() => {
+                Ok(())
+            }
+            checked => checked,
+        };
+        if checked.is_err() {
+            (self.system, self.turns, self.form, self.temperature, self.seed) = before;
+        }
+        Ok(checked?)
+    }
+
+    /// A request with nothing in it but how answers are chosen.
+    fn settings(&self) -> Result<Request, Error> {
+        self.request(std::iter::empty())
+    }
+
+    fn seed_words(&self) -> Result<String, Error> {
+        Ok(match self.settings()?.seed {
+            Some(seed) => format!("seed {seed}"),
+            None => "a new seed for each answer".to_owned(),
+        })
+    }
+
+    fn form_words(&self) -> String {
+        match &self.form {
+            None => "answers have no set form",
+            Some(Form::JsonSchema(_)) => "answers are JSON of your schema",
+            Some(_) => "answers have the form that the flags ask for",
+        }
+        .to_owned()
+    }
+
+    fn stats(&self) -> Result<String, Error> {
+        let Chat { model, totals, .. } = self;
+        let used = match self.turns.is_empty() && self.system.is_none() {
+            true => 0,
+            false => model.text().prompt_tokens(&self.request(self.turns.iter())?.prompt)?.len(),
+        };
+        let share = totals.cached_tokens * 100 / totals.prompt_tokens.max(1);
+        let rate = match totals.decoded {
+            0 => String::new(),
+            decoded => format!(", {:.1} tok/s", decoded as f64 / totals.decode.as_secs_f64().max(1e-9)),
+        };
+        let temperature = self.settings()?.sampling.temperature;
+        let lines = [
+            format!("model: {} on {}", self.name, model.device()),
+            format!(
+                "context: {used} of {} tokens, {} messages{}",
+                model.context(),
+                self.turns.len(),
+                match totals.forgotten {
+                    0 => String::new(),
+                    count => format!(", {count} forgotten"),
+                }
+            ),
+            format!("last answer: {}", self.last.as_deref().unwrap_or("none yet")),
+            format!("all {} answers: {} tokens{rate}", totals.answers, totals.tokens),
+            format!(
+                "prompts: {} tokens, {} of them ({share} %) found in the cache and not computed again",
+                totals.prompt_tokens, totals.cached_tokens
+            ),
+            format!("settings: temperature {temperature}, {}, {}", self.seed_words()?, self.form_words()),
+            plan::comparison_line(&model.memory()),
+        ];
+        Ok(lines.join("\n"))
+    }
+}
+
+impl Totals {
+    fn count(&mut self, completion: &Completion) {
+        self.answers += 1;
+        self.tokens += completion.tokens.len();
+        self.decoded += completion.tokens.len().saturating_sub(1);
+        self.decode += completion.timings.decode;
+        self.prompt_tokens += completion.prompt_tokens;
+        self.cached_tokens += completion.cached_tokens;
+    }
+}
+
+fn schema(path: &std::path::Path) -> Result<Form, Failure> {
+    let schema = serde_json::from_str(&output::text_of(path)?)
+        .map_err(|error| Failure::usage(format!("{} is no JSON: {error}", path.display())))?;
+    Ok(Form::JsonSchema(schema))
+}
+
+fn speed(completion: &Completion) -> String {
+    let decode =
+        completion.decode_tokens_per_second().map(|rate| format!(", {rate:.1} tok/s")).unwrap_or_default();
+    format!(
+        "{} tokens{decode}; prompt {} tokens, {} of them cached, {:.1} tok/s; seed {}",
+        completion.tokens.len(),
+        completion.prompt_tokens,
+        completion.cached_tokens,
+        completion.prompt_tokens_per_second(),
+        completion.seed,
+    )
+}
