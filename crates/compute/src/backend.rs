@@ -1,6 +1,6 @@
 //! The operations of a device.
 
-use crate::{Batch, Error, KvLayer, Memory, SampleRow, Sampled};
+use crate::{Batch, Error, KvLayer, Memory, Need, SampleRow, Sampled};
 
 /// Which rows of the step an operation runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,6 +199,26 @@ pub struct ExpertRoom<Buf> {
     pub gated: Buf,
 }
 
+/// What one adapter adds to a product with a weight, or to some of its columns: `scale * up (down x)`.
+#[derive(Debug)]
+pub struct LowRank<Buf> {
+    /// (rank x in), row after row, as one row of f32
+    pub down: Buf,
+    /// (out x rank), row after row, as one row of f32
+    pub up: Buf,
+    /// At most [`RANK_MAX`].
+    pub rank: usize,
+    /// Multiplies the whole.
+    pub scale: f32,
+    /// The first column of the product that it changes.
+    pub column: usize,
+    /// How many columns it changes.
+    pub columns: usize,
+}
+
+/// The largest rank of an adapter.
+pub const RANK_MAX: usize = 512;
+
 /// What a finished step yields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Output {
@@ -352,6 +372,20 @@ pub trait Backend: Memory {
     ) -> Result<(), Error>;
     /// Chooses one token per row and leaves it in its slot, where `Token::Sampled` of a later step finds it.
     fn sample(&self, step: &mut Self::Step, logits: &Self::Buf, rows: &[SampleRow<'_>]) -> Result<(), Error>;
+
+    /// `out` += what the adapter of each token's sequence ([`Batch::adapters`]) adds to the product of `x`: `changes` has
+    /// a list for each adapter. Rows without an adapter are left alone. A backend that does not have it says so
+    /// ([`Need::LowRank`](crate::Need)), and models with adapters are refused there.
+    fn low_rank(
+        &self,
+        step: &Self::Step,
+        changes: &[Vec<LowRank<Self::Buf>>],
+        x: &Self::Buf,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, changes, x, out);
+        Err(Error::Unsupported { what: Need::LowRank.to_string(), backend: self.name() })
+    }
 
     /// `matmul`, then `add_vector` when there is a bias.
     fn linear(

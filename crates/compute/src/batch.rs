@@ -35,6 +35,9 @@ pub struct Batch {
     pub tokens: Vec<Token>,
     /// The position each token is rotated by; `start + i` for text.
     pub positions: Vec<u32>,
+    /// By row: which adapter changes its products ([`low_rank`](crate::Backend::low_rank)), if one does. Empty where
+    /// none does.
+    pub adapters: Vec<Option<u32>>,
 }
 
 impl Batch {
@@ -85,6 +88,9 @@ impl Batch {
         let tokens = self.rows.iter().map(|row| row.len as usize).sum();
         same("tokens", self.tokens.len(), tokens)?;
         same("positions", self.positions.len(), tokens)?;
+        if !self.adapters.is_empty() {
+            same("adapters", self.adapters.len(), self.rows.len())?;
+        }
         for row in &self.rows {
             if row.len == 0 {
                 return Err(Error::BatchShape { what: "tokens of a row", got: 0, wanted: 1 });

@@ -26,8 +26,8 @@ mod sample;
 mod splitmix;
 
 pub use backend::{
-    Attention, Backend, ExpertRoom, Experts, Glu, Heads, Linear, Norm, NormKind, Output, Pointwise, Pooling,
-    QkNorm, Rope, Routing, Rows, Shares,
+    Attention, Backend, ExpertRoom, Experts, Glu, Heads, Linear, LowRank, Norm, NormKind, Output, Pointwise,
+    Pooling, QkNorm, RANK_MAX, Rope, Routing, Rows, Shares,
 };
 pub use batch::{Batch, Row, Token};
 pub use conformance::WEIGHT_TYPES;

@@ -121,11 +121,13 @@ pub enum Need {
     /// [`route`](crate::Backend::route), [`experts`](crate::Backend::experts) and
     /// [`add_gated`](crate::Backend::add_gated), and [`Glu::Clamped`](crate::Glu).
     Experts,
+    /// [`low_rank`](crate::Backend::low_rank).
+    LowRank,
 }
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 10] = [
+    pub const ALL: [Need; 11] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -136,6 +138,7 @@ impl Need {
         Need::BothDirections,
         Need::Pooling,
         Need::Experts,
+        Need::LowRank,
     ];
 }
 
@@ -152,6 +155,7 @@ impl fmt::Display for Need {
             Need::BothDirections => "attention in both directions",
             Need::Pooling => "pooling",
             Need::Experts => "a mixture of experts",
+            Need::LowRank => "low-rank adapters",
         })
     }
 }

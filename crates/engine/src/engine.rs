@@ -143,6 +143,7 @@ impl Engine {
             vocab: runner.vocab(),
             pages: pages.unwrap_or(usize::MAX),
             encodes,
+            adapters: runner.adapters(),
         };
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));

@@ -103,4 +103,8 @@ impl<B: Backend> Runner for Local<B> {
     fn encodes(&self) -> bool {
         self.model.encodes()
     }
+
+    fn adapters(&self) -> u32 {
+        self.model.adapters()
+    }
 }

@@ -62,9 +62,9 @@ impl Pages {
 
     /// Tables for a new or resumed sequence, holding the longest run of leading pages that every group still has;
     /// with it, how many tokens that is. At least one token is left to compute, since its logits are wanted.
-    pub(crate) fn find(&mut self, salt: &str, tokens: &[u32]) -> (Tables, usize) {
+    pub(crate) fn find(&mut self, adapter: Option<u32>, salt: &str, tokens: &[u32]) -> (Tables, usize) {
         let pages_max = tokens.len().saturating_sub(1) / PAGE_TOKENS;
-        let root = self.tree.root(salt);
+        let root = self.tree.root(adapter, salt);
         let mut path = Vec::new();
         let mut node = root;
         for page in tokens.chunks_exact(PAGE_TOKENS).take(pages_max) {
@@ -337,7 +337,7 @@ mod tests {
 
     /// Computes `tokens` for one sequence and gives its pages back.
     fn compute(pages: &mut Pages, salt: &str, tokens: &[u32]) {
-        let (mut tables, _) = pages.find(salt, tokens);
+        let (mut tables, _) = pages.find(None, salt, tokens);
         assert!(pages.grow(&mut tables, tokens.len()));
         pages.commit(&mut tables, tokens);
         pages.release(tables);
@@ -346,7 +346,7 @@ mod tests {
 
     /// Tokens that a prompt finds.
     fn hit(pages: &mut Pages, salt: &str, tokens: &[u32]) -> usize {
-        let (tables, hit) = pages.find(salt, tokens);
+        let (tables, hit) = pages.find(None, salt, tokens);
         pages.release(tables);
         pages.assert_consistent();
         hit
@@ -395,11 +395,11 @@ mod tests {
         let longer = |prefix: &[u32]| [prefix, &[5]].concat();
         assert_eq!(hit(&mut pages, "", &longer(&old)), 64);
         // `young` is now the least recently used: a new page takes its tail first.
-        let (held, found) = pages.find("", &longer(&old));
+        let (held, found) = pages.find(None, "", &longer(&old));
         assert_eq!(found, 64);
         compute(&mut pages, "", &tokens(32, 5000));
         assert_eq!(hit(&mut pages, "", &longer(&young)), 32);
-        let (mut wide, _) = pages.find("", &tokens(96, 9000));
+        let (mut wide, _) = pages.find(None, "", &tokens(96, 9000));
         assert!(!pages.grow(&mut wide, 96), "two of four pages are referenced");
         assert!(pages.grow(&mut wide, 64));
         assert_eq!(pages.counts()[0], PageCounts { total: 4, referenced: 4, cached: 0 });
@@ -413,7 +413,7 @@ mod tests {
         // The windowed group keeps what the next position sees; the rest of its pages go as the sequence moves on.
         let mut pages = pages(&[(20, None), (20, Some(40))]);
         let prompt = tokens(200, 0);
-        let (mut tables, _) = pages.find("", &prompt);
+        let (mut tables, _) = pages.find(None, "", &prompt);
         assert!(pages.grow(&mut tables, 200));
         pages.commit(&mut tables, &prompt);
         assert_eq!(tables.groups[1].iter().filter(|&&page| page != PageId::TRASH).count(), 2);

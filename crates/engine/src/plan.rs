@@ -11,7 +11,7 @@ use fornax_compute::{
     Sizes, Usage,
 };
 use fornax_format::{Checkpoint, DType, View};
-use fornax_model::{Config, Error, Limits};
+use fornax_model::{Adapter, Config, Error, Limits};
 
 use crate::StepLimits;
 
@@ -125,6 +125,7 @@ impl Plan {
 /// Makes plans of one model on one kind of device.
 pub struct Planner<'a, F> {
     checkpoint: &'a Checkpoint,
+    adapters: &'a [Adapter],
     subject: Subject,
     stored: Vec<Stored>,
     sizes: F,
@@ -181,7 +182,18 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             Err(error) if is_unsupported(&error) => outlined(error)?,
             Err(error) => return Err(error),
         };
-        Ok(Planner { checkpoint, subject, stored: stored(checkpoint), sizes })
+        Ok(Planner { checkpoint, adapters: &[], subject, stored: stored(checkpoint), sizes })
+    }
+
+    /// The same for the model with adapters beside it; what cannot be had of them is refused.
+    pub fn with_adapters(mut self, adapters: &'a [Adapter]) -> Result<Self, Error> {
+        self.adapters = adapters;
+        if let Subject::Known(config) = &self.subject {
+            let sizes = (self.sizes)(StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 });
+            let limits = Limits { tokens_max: 1, wanted_max: 1 };
+            fornax_model::measure_with(self.checkpoint, config, adapters, &Counting::new(sizes), limits)?;
+        }
+        Ok(self)
     }
 
     /// The plan of what is asked for.
@@ -279,7 +291,7 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             Subject::Known(config) => {
                 let counting = Counting::new(sizes);
                 let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
-                fornax_model::measure(self.checkpoint, config, &counting, limits)?;
+                fornax_model::measure_with(self.checkpoint, config, self.adapters, &counting, limits)?;
                 Ok(counting.usage())
             }
             Subject::Outlined { outline, .. } => {

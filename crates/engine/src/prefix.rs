@@ -11,8 +11,8 @@ use fornax_compute::PageId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u32);
 
-/// One full page of tokens after a given prefix. A path from a root spells a prefix; a root is a salt, so that
-/// tenants with different salts never meet.
+/// One full page of tokens after a given prefix. A path from a root spells a prefix; a root is an adapter and a salt, so
+/// that tenants with different salts never meet, nor keys and values of different adapters.
 #[derive(Debug)]
 struct Node {
     parent: Option<NodeId>,
@@ -25,7 +25,7 @@ struct Node {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
-    Salt(Box<str>),
+    Root(Option<u32>, Box<str>),
     Tokens(Box<[u32]>),
 }
 
@@ -50,12 +50,13 @@ impl<S: BuildHasher> PrefixTree<S> {
         PrefixTree { nodes: Vec::new(), vacant: Vec::new(), index: HashMap::new(), groups, hasher }
     }
 
-    /// The root of a salt, made if it is new. Unless held it may go with its last child.
-    pub(crate) fn root(&mut self, salt: &str) -> NodeId {
-        let hash = self.hasher.hash_one(salt);
-        let found =
-            self.lookup(None, hash, |content| matches!(content, Content::Salt(own) if **own == *salt));
-        found.unwrap_or_else(|| self.insert(None, hash, Content::Salt(salt.into())))
+    /// The root of an adapter and a salt, made if it is new. Unless held it may go with its last child.
+    pub(crate) fn root(&mut self, adapter: Option<u32>, salt: &str) -> NodeId {
+        let hash = self.hasher.hash_one((adapter, salt));
+        let same =
+            |content: &Content| matches!(content, Content::Root(of, own) if *of == adapter && **own == *salt);
+        let found = self.lookup(None, hash, same);
+        found.unwrap_or_else(|| self.insert(None, hash, Content::Root(adapter, salt.into())))
     }
 
     /// The child of `parent` that is exactly these tokens.
@@ -110,7 +111,7 @@ impl<S: BuildHasher> PrefixTree<S> {
             }
             let node = self.nodes[id.0 as usize].take().expect("just used");
             let hash = match &node.content {
-                Content::Salt(salt) => self.hasher.hash_one(&**salt),
+                Content::Root(adapter, salt) => self.hasher.hash_one((*adapter, &**salt)),
                 Content::Tokens(tokens) => self.hasher.hash_one(&**tokens),
             };
             let key = (node.parent, hash);
@@ -196,7 +197,7 @@ mod tests {
     #[test]
     fn tokens_decide_even_when_all_hashes_collide() {
         let mut tree = PrefixTree::with_hasher(1, BuildHasherDefault::<Blind>::default());
-        let (a, b) = (tree.root("a"), tree.root("b"));
+        let (a, b) = (tree.root(None, "a"), tree.root(None, "b"));
         assert_ne!(a, b, "salts keep tenants apart");
         tree.hold(a);
         let one = tree.enter(a, &[1, 2]);
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn a_node_goes_with_its_last_reason_and_takes_its_ancestors() {
         let mut tree = PrefixTree::new(1);
-        let root = tree.root("");
+        let root = tree.root(None, "");
         tree.hold(root);
         let child = tree.enter(root, &[1]);
         let grandchild = tree.enter(child, &[2]);

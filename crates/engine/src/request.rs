@@ -28,6 +28,9 @@ pub struct Request {
     pub priority: i8,
     /// Requests share cached prefixes only under the same salt.
     pub salt: Box<str>,
+    /// Which of the model's adapters computes it; `None` is the model itself. Prefixes are shared only by requests of the
+    /// same.
+    pub adapter: Option<u32>,
 }
 
 /// How many places in line one step of priority is worth.
@@ -126,6 +129,8 @@ pub struct Capacity {
     pub pages: usize,
     /// Whether the model encodes: it has embeddings and no answers.
     pub encodes: bool,
+    /// Adapters that it was loaded with.
+    pub adapters: u32,
 }
 
 impl Request {
@@ -142,6 +147,7 @@ impl Request {
             choices: 1,
             priority: 0,
             salt: "".into(),
+            adapter: None,
         }
     }
 
@@ -195,6 +201,9 @@ impl Request {
         if !(1..=CHOICES_MAX).contains(&self.choices) {
             return wrong("n", self.choices.to_string(), "1 to 128");
         }
+        if let Some(adapter) = self.adapter.filter(|&adapter| adapter >= capacity.adapters) {
+            return wrong("adapter", adapter.to_string(), "below the number of adapters");
+        }
         if self.salt.len() > SALT_BYTES_MAX {
             return wrong("cache_salt", format!("{} bytes", self.salt.len()), "at most 1024 bytes");
         }
@@ -217,7 +226,7 @@ mod tests {
 
     #[test]
     fn what_could_never_be_answered_is_refused_with_its_numbers() {
-        let capacity = Capacity { context: 100, vocab: 50, pages: 2, encodes: false };
+        let capacity = Capacity { context: 100, vocab: 50, pages: 2, encodes: false, adapters: 1 };
         let good = Request::new(vec![1, 2, 3], 10, Sampling::greedy());
         assert_eq!(good.check(&capacity), Ok(()));
         let check = |request: Request, wanted: &str| {
@@ -252,6 +261,9 @@ mod tests {
             "embeds is false; wanted true: this model makes embeddings and no answers"
         );
         assert_eq!(Request { embeds: true, max_tokens: 0, ..good.clone() }.check(&encoder), Ok(()));
+        assert_eq!(Request { adapter: Some(0), ..good.clone() }.check(&capacity), Ok(()));
+        let other = Request { adapter: Some(1), ..good.clone() };
+        check(other, "adapter is 1; wanted below the number of adapters");
         let salt = "s".repeat(1025).into();
         check(Request { salt, ..good.clone() }, "cache_salt is 1025 bytes; wanted at most 1024 bytes");
         let check = |sampling: Sampling, wanted: &str| check(Request { sampling, ..good.clone() }, wanted);

@@ -32,4 +32,8 @@ pub trait Runner {
     fn encodes(&self) -> bool {
         false
     }
+    /// Adapters that rows of a batch may name.
+    fn adapters(&self) -> u32 {
+        0
+    }
 }

@@ -126,6 +126,7 @@ impl Scheduler {
         let mut batch = std::mem::take(&mut self.batch);
         batch.tokens.clear();
         batch.positions.clear();
+        batch.adapters.clear();
         let mut step = StepDraft {
             batch,
             rows,
@@ -229,7 +230,8 @@ impl Scheduler {
             let Some(slot) = self.slots_free.pop() else { return };
             let sequence = self.sequences.get_mut(id).expect("listed");
             let cacheable = if self.prefix_reuse { sequence.cacheable() } else { &[] };
-            let (mut tables, hit) = self.pages.find(&sequence.request.salt, cacheable);
+            let (mut tables, hit) =
+                self.pages.find(sequence.request.adapter, &sequence.request.salt, cacheable);
             (sequence.launched, sequence.computed) = (hit, hit);
             let len = step.room(sequence);
             let grown = len > 0
@@ -552,6 +554,7 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
         wanted: small(scheduled.wanted()),
     };
     step.batch.push(row, known.iter().copied().map(Token::Known));
+    step.batch.adapters.push(sequence.request.adapter);
     step.batch.tokens.extend(sequence.draft.launched().iter().copied().map(Token::Known));
     step.batch.tokens.extend((ahead > 0).then_some(Token::Sampled(slot)));
     step.tokens_left -= end - start;

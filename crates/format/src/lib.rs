@@ -6,6 +6,7 @@
 //! A file is checked as a whole when it is opened: every length, count, offset and product against the bytes that are
 //! there, before anything is allocated for them. After that a [`View`] cannot fail.
 
+mod adapter;
 mod checkpoint;
 mod dtype;
 mod error;
@@ -20,6 +21,7 @@ mod safetensors;
 mod table;
 mod view;
 
+pub use adapter::AdapterFiles;
 pub use checkpoint::Checkpoint;
 pub use dtype::DType;
 pub use error::Error;

@@ -173,8 +173,8 @@ impl<B: Backend + 'static> Loaded<B> {
         blueprint: &Blueprint,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Loaded<B>, Error> {
-        let Blueprint { checkpoint, config, plan, limits, .. } = blueprint;
-        let model = fornax_model::load(checkpoint, config, &backend, *limits, progress)?;
+        let Blueprint { checkpoint, adapters, config, plan, limits, .. } = blueprint;
+        let model = fornax_model::load_with(checkpoint, config, adapters, &backend, *limits, progress)?;
         Ok(Loaded { model, kv: backend.alloc_kv(&plan.kv)?, backend })
     }
 }

@@ -305,7 +305,9 @@ fn format_code(error: &fornax_format::Error) -> Code {
 fn model_code(error: &fornax_model::Error) -> Code {
     use fornax_model::Error as Fault;
     match error {
-        Fault::Unsupported { .. } | Fault::UnknownTensor { .. } => Code::ModelUnsupported,
+        Fault::Unsupported { .. } | Fault::UnknownTensor { .. } | Fault::Adapter { .. } => {
+            Code::ModelUnsupported
+        }
         Fault::MissingKey { .. }
         | Fault::BadKey { .. }
         | Fault::MissingTensor { .. }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use fornax_compute::cpu::{Activations, CpuOptions, CpuSizes};
 use fornax_compute::{Counting, KvDType, PAGE_TOKENS, Purpose, Sizes};
 use fornax_engine::{Ask, Change, Plan, Planner, Remedy, StepLimits};
-use fornax_format::{Checkpoint, DType};
+use fornax_format::{AdapterFiles, Checkpoint, DType};
 use fornax_gpu::{CudaOptions, CudaSizes};
-use fornax_model::{Config, Limits};
+use fornax_model::{Adapter, Config, Limits};
 use fornax_private::IntegerSizes;
 
 use crate::device::Place;
@@ -32,9 +32,12 @@ pub struct OpenOptions {
     activations: Activations,
     threads: Option<usize>,
     memory_limit: Option<u64>,
+    returning: u64,
     chat_template: Option<String>,
     queue: Option<usize>,
     quantize: Option<DType>,
+    /// Names and folders.
+    adapters: Vec<(String, PathBuf)>,
 }
 
 /// Tokens of one step: long enough that each weight is read once for many tokens, short enough that activations stay
@@ -76,9 +79,11 @@ impl OpenOptions {
             activations: Activations::Integer,
             threads: None,
             memory_limit: None,
+            returning: 0,
             chat_template: None,
             queue: None,
             quantize: None,
+            adapters: Vec::new(),
         }
     }
 
@@ -162,6 +167,13 @@ impl OpenOptions {
         self
     }
 
+    /// Bytes of the device's memory that others will have given back before this model is loaded: for plans of what would
+    /// fit then.
+    pub fn returning(mut self, bytes: u64) -> OpenOptions {
+        self.returning = bytes;
+        self
+    }
+
     /// A Jinja chat template in place of the model's own.
     pub fn chat_template(mut self, template: String) -> OpenOptions {
         self.chat_template = Some(template);
@@ -181,6 +193,14 @@ impl OpenOptions {
         self
     }
 
+    /// Loads a low-rank adapter beside the model, from a folder as PEFT writes it. Requests of the engine's own kind
+    /// ([`Fornax::handle`]) take it by its place among all that were named; each may take another one, in one batch. On
+    /// the CPU only.
+    pub fn adapter(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> OpenOptions {
+        self.adapters.push((name.into(), folder.into()));
+        self
+    }
+
     /// Reads, plans and loads the model.
     pub fn open(self) -> Result<Fornax, Error> {
         self.open_with(&mut |_, _| {})
@@ -193,7 +213,13 @@ impl OpenOptions {
 
     /// What the model will take, from headers and options alone, and what would fit if that does not.
     pub fn plan(&self) -> Result<Planned, Error> {
-        self.planned(&self.checkpoint()?)
+        self.planned(&self.checkpoint()?, &self.read_adapters()?)
+    }
+
+    /// The adapters' files.
+    fn read_adapters(&self) -> Result<Vec<Adapter>, Error> {
+        let read = |(name, folder): &(String, PathBuf)| Ok(Adapter::new(name, AdapterFiles::open(folder)?)?);
+        self.adapters.iter().map(read).collect()
     }
 
     /// The files, as the options say to read them.
@@ -205,7 +231,7 @@ impl OpenOptions {
         Ok(checkpoint)
     }
 
-    fn planned(&self, checkpoint: &Checkpoint) -> Result<Planned, Error> {
+    fn planned(&self, checkpoint: &Checkpoint, adapters: &[Adapter]) -> Result<Planned, Error> {
         let ask = Ask {
             context: self.context,
             parallel: self.parallel,
@@ -223,15 +249,26 @@ impl OpenOptions {
             limit_bytes: self.memory_limit.unwrap_or(u64::MAX),
         };
         match self.device {
-            Device::Cpu if self.private.is_some() => {
-                planned(checkpoint, |step| IntegerSizes(CpuSizes::new(&self.cpu(step))), &ask, "cpu")
+            Device::Cpu if self.private.is_some() => planned(
+                (checkpoint, adapters),
+                |step| IntegerSizes(CpuSizes::new(&self.cpu(step))),
+                &ask,
+                "cpu",
+            ),
+            Device::Cpu => {
+                planned((checkpoint, adapters), |step| CpuSizes::new(&self.cpu(step)), &ask, "cpu")
             }
-            Device::Cpu => planned(checkpoint, |step| CpuSizes::new(&self.cpu(step)), &ask, "cpu"),
             Device::Cuda(ordinal) => {
                 // What is free on the card is a limit too.
-                let limit_bytes = ask.limit_bytes.min(fornax_gpu::probe(ordinal)?.memory_free);
+                let free = fornax_gpu::probe(ordinal)?.memory_free.saturating_add(self.returning);
+                let limit_bytes = ask.limit_bytes.min(free);
                 let ask = Ask { limit_bytes, ..ask };
-                planned(checkpoint, |step| CudaSizes::new(&self.cuda(ordinal, step)), &ask, "cuda")
+                planned(
+                    (checkpoint, adapters),
+                    |step| CudaSizes::new(&self.cuda(ordinal, step)),
+                    &ask,
+                    "cuda",
+                )
             }
         }
     }
@@ -266,7 +303,8 @@ impl OpenOptions {
     pub(crate) fn blueprint(self) -> Result<Blueprint, Error> {
         let checkpoint = self.checkpoint()?;
         let mut config = Config::read(&checkpoint)?;
-        let planned = self.planned(&checkpoint)?;
+        let adapters = self.read_adapters()?;
+        let planned = self.planned(&checkpoint, &adapters)?;
         config.limit_context(u32::try_from(planned.plan.context).unwrap_or(u32::MAX));
         let step = planned.plan.step;
         let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
@@ -299,6 +337,7 @@ impl OpenOptions {
         };
         Ok(Blueprint {
             checkpoint,
+            adapters,
             config,
             text,
             plan: planned.plan,
@@ -314,12 +353,12 @@ impl OpenOptions {
 
 /// A plan of what is asked for on a kind of device, and what would fit if it does not.
 fn planned<S: Sizes>(
-    checkpoint: &Checkpoint,
+    (checkpoint, adapters): (&Checkpoint, &[Adapter]),
     sizes: impl Fn(StepLimits) -> S,
     ask: &Ask,
     device: &'static str,
 ) -> Result<Planned, Error> {
-    let planner = Planner::new(checkpoint, sizes)?;
+    let planner = Planner::new(checkpoint, sizes)?.with_adapters(adapters)?;
     let plan = planner.plan(ask)?;
     if plan.context > plan.context_trained {
         return Err(Error::ContextTooLong { asked: plan.context, trained: plan.context_trained });
@@ -331,6 +370,7 @@ fn planned<S: Sizes>(
 /// A model that is about to be loaded.
 pub(crate) struct Blueprint {
     pub(crate) checkpoint: Checkpoint,
+    pub(crate) adapters: Vec<Adapter>,
     pub(crate) config: Config,
     pub(crate) text: Text,
     pub(crate) plan: Plan,

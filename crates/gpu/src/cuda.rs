@@ -17,7 +17,7 @@ use fornax_format::View;
 use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch, Pinned};
 use crate::layout::Format;
-use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes, supports};
 use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
@@ -451,8 +451,8 @@ impl Memory for Cuda {
         self.arena.usage()
     }
 
-    fn supports(&self, _need: Need) -> Result<(), Error> {
-        Ok(())
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        supports(need)
     }
 }
 

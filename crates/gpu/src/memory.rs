@@ -333,7 +333,15 @@ impl Sizes for CudaSizes {
         self.workspace_bytes
     }
 
-    fn supports(&self, _need: Need) -> Result<(), Error> {
-        Ok(())
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        supports(need)
+    }
+}
+
+/// Refuses what there is no kernel for yet.
+pub(crate) fn supports(need: Need) -> Result<(), Error> {
+    match need {
+        Need::LowRank => Err(Error::Unsupported { what: need.to_string(), backend: "cuda" }),
+        _ => Ok(()),
     }
 }

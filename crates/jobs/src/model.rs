@@ -97,9 +97,6 @@ pub trait Model: Send + Sync + 'static {
     /// Its name and how its weights are stored.
     fn facts(&self) -> (String, String);
 
-    /// Refuses what could never be answered. May take its time: not for a thread that serves sockets.
-    fn check(&self, question: &Question) -> Result<(), Failure>;
-
     /// Answers. Says text as it comes; dropping the future cancels.
     fn answer(
         &self,

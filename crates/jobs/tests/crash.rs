@@ -48,10 +48,6 @@ impl Model for Echo {
         ("echo".to_owned(), "F32".to_owned())
     }
 
-    fn check(&self, _: &Question) -> Result<(), Failure> {
-        Ok(())
-    }
-
     async fn answer(
         &self,
         question: Question,

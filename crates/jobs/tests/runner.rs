@@ -36,10 +36,6 @@ impl Model for Obedient {
         ("obedient".to_owned(), "F32".to_owned())
     }
 
-    fn check(&self, _: &Question) -> Result<(), Failure> {
-        Ok(())
-    }
-
     async fn answer(
         &self,
         question: Question,

@@ -4,7 +4,7 @@ use fornax_compute::{Backend, Error, Linear, Memory, Norm, QkNorm, Rope, Rows};
 
 use crate::decoder::{Activations, branch_off, norm};
 use crate::join::Join;
-use crate::loader::Loader;
+use crate::loader::{Changes, Loader};
 use crate::names::Tensor;
 
 pub(crate) struct Attention<M: Memory> {
@@ -12,8 +12,10 @@ pub(crate) struct Attention<M: Memory> {
     qkv: M::Weight,                  // (query + 2 kv heads, head size) x (hidden): Q, K and V stacked by rows
     qkv_bias: Option<M::Buf>,        // (query + 2 kv heads, head size)
     qk_norm: Option<QkNorm<M::Buf>>, // (head size), or (query heads x head size) and (kv heads x head size)
-    output: M::Weight,               // (hidden, query heads x head size)
-    output_bias: Option<M::Buf>,     // (hidden)
+    qkv_changes: Changes<M>,
+    output: M::Weight, // (hidden, query heads x head size)
+    output_changes: Changes<M>,
+    output_bias: Option<M::Buf>, // (hidden)
     shape: fornax_compute::Attention<M::Buf>,
     join: Join<M>,
 }
@@ -35,11 +37,13 @@ impl<M: Memory> Attention<M> {
             norm: norm(loader, Tensor::AttentionNorm, Some(Tensor::AttentionNormBias), layer)?,
             qkv: loader.weight(weights, layer)?,
             qkv_bias: loader.opt_vector(biases, layer)?,
+            qkv_changes: loader.changes(weights, layer)?,
             qk_norm: match qk_norm {
                 (Some(query), Some(key)) => Some(QkNorm { query, key }),
                 _ => None,
             },
             output: loader.weight(&[Tensor::AttentionOutput], layer)?,
+            output_changes: loader.changes(&[Tensor::AttentionOutput], layer)?,
             output_bias: loader.opt_vector(&[Tensor::AttentionOutputBias], layer)?,
             shape: fornax_compute::Attention {
                 heads: config.heads,
@@ -66,12 +70,15 @@ impl<B: Backend> Attention<B> {
     ) -> Result<(), Error> {
         let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
         backend.linear(step, Rows::Tokens, &self.qkv, self.qkv_bias.as_ref(), x, &mut a.qkv)?;
+        if !self.qkv_changes.is_empty() {
+            backend.low_rank(step, &self.qkv_changes, x, &mut a.qkv)?;
+        }
         if let Some(norm) = &self.qk_norm {
             backend.qk_norm(step, self.shape.heads, norm, &mut a.qkv)?;
         }
         backend.attend(step, &self.shape, rope, &mut a.qkv, kv, &mut a.attended)?;
         let output = Linear { weight: &self.output, bias: self.output_bias.as_ref() };
         let (attended, meeting) = a.attended_meeting();
-        self.join.linear(backend, step, output, attended, meeting)
+        self.join.linear(backend, step, output, &self.output_changes, attended, meeting)
     }
 }

@@ -15,6 +15,7 @@ use crate::{Config, Limits, Model};
 pub(crate) struct Decoder<M: Memory> {
     ends: Ends<M>,
     layers: Vec<Layer<M>>,
+    adapters: u32,
     activations: Activations<M>,
 }
 
@@ -35,8 +36,9 @@ impl<M: Memory> Decoder<M> {
         let ends = Ends::load(loader)?;
         let layers =
             (0..loader.config.layers).map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?;
+        let adapters = loader.adapters();
         let activations = Activations::alloc(loader.memory, loader.config, limits)?;
-        Ok(Decoder { ends, layers, activations })
+        Ok(Decoder { ends, layers, adapters, activations })
     }
 }
 
@@ -55,7 +57,7 @@ impl<M: Memory> Layer<M> {
 
 impl<B: Backend> Model<B> for Decoder<B> {
     fn forward(&mut self, backend: &B, kv: &mut B::Kv, step: &B::Step) -> Result<(), Error> {
-        let Decoder { ends, layers, activations: a } = self;
+        let Decoder { ends, layers, activations: a, .. } = self;
         ends.embed(backend, step, a)?;
         for layer in layers {
             let rope = if layer.windowed { ends.window_rope.as_ref() } else { None };
@@ -75,6 +77,10 @@ impl<B: Backend> Model<B> for Decoder<B> {
 
     fn logits(&self) -> &B::Buf {
         &self.activations.logits
+    }
+
+    fn adapters(&self) -> u32 {
+        self.adapters
     }
 }
 

@@ -1,5 +1,7 @@
 //! The ways reading and loading a model can fail.
 
+use crate::AdapterFault;
+
 /// Why a checkpoint cannot become a model. Each names the key or tensor as its file spells it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -10,6 +12,14 @@ pub enum Error {
         what: String,
         /// What could have been asked for.
         supported: String,
+    },
+    /// An adapter that cannot be had, or is not for this model.
+    #[error("adapter {adapter:?}: {fault}")]
+    Adapter {
+        /// What requests call it.
+        adapter: String,
+        /// Why.
+        fault: AdapterFault,
     },
     /// A key that the model cannot be computed without.
     #[error("key {key:?} is missing from the model's configuration")]

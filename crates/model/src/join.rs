@@ -3,7 +3,7 @@
 use fornax_compute::{Backend, Error, Linear, Memory, Norm, Pointwise, Rows};
 
 use crate::decoder::norm;
-use crate::loader::Loader;
+use crate::loader::{Changes, Loader};
 use crate::names::Tensor;
 
 /// The norm behind a branch, and its weight in the sum.
@@ -31,19 +31,27 @@ pub(crate) struct Meeting<'a, M: Memory> {
 }
 
 impl<B: Backend> Join<B> {
-    /// `residual` += `linear` of `x`, normalised and scaled. `branch` is used up.
+    /// `residual` += `linear` of `x` with what adapters change of it, normalised and scaled. `branch` is used up.
     pub(crate) fn linear(
         &self,
         backend: &B,
         step: &B::Step,
         linear: Linear<'_, B>,
+        changes: &Changes<B>,
         x: &B::Buf,
         meeting: Meeting<'_, B>,
     ) -> Result<(), Error> {
         if self.norm.is_none() && self.scale == 1.0 {
-            return backend.linear_add(step, Rows::Tokens, linear, x, meeting.branch, meeting.residual);
+            backend.linear_add(step, Rows::Tokens, linear, x, meeting.branch, meeting.residual)?;
+            return match changes.is_empty() {
+                true => Ok(()),
+                false => backend.low_rank(step, changes, x, meeting.residual),
+            };
         }
         backend.linear(step, Rows::Tokens, linear.weight, linear.bias, x, meeting.branch)?;
+        if !changes.is_empty() {
+            backend.low_rank(step, changes, x, meeting.branch)?;
+        }
         self.add(backend, step, meeting)
     }
 

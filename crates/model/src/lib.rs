@@ -7,6 +7,7 @@
 //! This crate knows what tensors mean. It must never know a token's text, a request, a concrete backend, a file name
 //! or an environment variable.
 
+mod adapter;
 mod arch;
 mod attention;
 mod config;
@@ -30,6 +31,7 @@ use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::loader::Loader;
 
+pub use adapter::{Adapter, AdapterFault};
 pub use config::{Config, Mixture};
 pub use error::Error;
 pub use facts::{AttentionScale, BiasRule, EmbeddingScale, Facts, QkRows, ShareRule, SoftCaps, WindowRule};
@@ -54,6 +56,11 @@ pub trait Model<B: Backend> {
     fn encodes(&self) -> bool {
         false
     }
+
+    /// Adapters that rows of a step may name.
+    fn adapters(&self) -> u32 {
+        0
+    }
 }
 
 /// The largest step, which sizes the activations.
@@ -73,7 +80,19 @@ pub fn load<B: Backend + 'static>(
     limits: Limits,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Box<dyn Model<B>>, Error> {
-    let mut loader = Loader::new(checkpoint, config, backend, progress)?;
+    load_with(checkpoint, config, &[], backend, limits, progress)
+}
+
+/// The same with adapters beside it, which rows of a batch name by their place in this list.
+pub fn load_with<B: Backend + 'static>(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    adapters: &[Adapter],
+    backend: &B,
+    limits: Limits,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Box<dyn Model<B>>, Error> {
+    let mut loader = Loader::new(checkpoint, config, adapters, backend, progress)?;
     match config.pooling {
         Some(pooling) => Ok(Box::new(Encoder::load(&mut loader, pooling, limits)?)),
         None => Ok(Box::new(Decoder::load(&mut loader, limits)?)),
@@ -88,8 +107,19 @@ pub fn measure<M: Memory>(
     memory: &M,
     limits: Limits,
 ) -> Result<(), Error> {
+    measure_with(checkpoint, config, &[], memory, limits)
+}
+
+/// The same with adapters beside it.
+pub fn measure_with<M: Memory>(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    adapters: &[Adapter],
+    memory: &M,
+    limits: Limits,
+) -> Result<(), Error> {
     let mut silent = |_, _| {};
-    let mut loader = Loader::new(checkpoint, config, memory, &mut silent)?;
+    let mut loader = Loader::new(checkpoint, config, adapters, memory, &mut silent)?;
     match config.pooling {
         Some(pooling) => Encoder::load(&mut loader, pooling, limits).map(drop),
         None => Decoder::load(&mut loader, limits).map(drop),

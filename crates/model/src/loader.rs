@@ -3,18 +3,22 @@
 
 use std::collections::HashSet;
 
-use fornax_compute::{Memory, Part};
+use fornax_compute::{LowRank, Memory, Need, Part};
 use fornax_format::{Checkpoint, DType, View};
 
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
 use crate::turn::{BLOCK, BLOCK_BYTES, Turn, Turned};
-use crate::{Config, Error, Facts};
+use crate::{Adapter, Config, Error, Facts};
+
+/// By adapter: what it adds to a product.
+pub(crate) type Changes<M> = Vec<Vec<LowRank<<M as Memory>::Buf>>>;
 
 /// Hands a model its weights by their canonical names.
 pub(crate) struct Loader<'a, M> {
     pub(crate) config: &'a Config,
     pub(crate) memory: &'a M,
     checkpoint: &'a Checkpoint,
+    adapters: &'a [Adapter],
     progress: &'a mut dyn FnMut(u64, u64),
     bytes_done: u64,
     bytes_total: u64,
@@ -25,11 +29,22 @@ impl<'a, M: Memory> Loader<'a, M> {
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         config: &'a Config,
+        adapters: &'a [Adapter],
         memory: &'a M,
         progress: &'a mut dyn FnMut(u64, u64),
     ) -> Result<Loader<'a, M>, Error> {
         for need in config.needs() {
             memory.supports(need)?;
+        }
+        if !adapters.is_empty() {
+            memory.supports(Need::LowRank)?;
+        }
+        let served = match checkpoint {
+            Checkpoint::HuggingFace(model) => model.config()["_name_or_path"].as_str(),
+            Checkpoint::Gguf(_) => None,
+        };
+        for adapter in adapters {
+            adapter.check(config, served)?;
         }
         let mut wanted = HashSet::new();
         let mut bytes_total = 0;
@@ -58,8 +73,25 @@ impl<'a, M: Memory> Loader<'a, M> {
                 return Err(Error::UnknownTensor { tensor: name.to_owned(), architecture });
             }
         }
+        bytes_total += adapters.iter().map(Adapter::bytes).sum::<u64>();
         progress(0, bytes_total);
-        Ok(Loader { config, memory, checkpoint, progress, bytes_done: 0, bytes_total })
+        Ok(Loader { config, memory, checkpoint, adapters, progress, bytes_done: 0, bytes_total })
+    }
+
+    /// By adapter what it adds to the product with the weight of these tensors; empty where none adds anything.
+    pub(crate) fn changes(&self, tensors: &[Tensor], layer: usize) -> Result<Changes<M>, Error> {
+        let changes = |adapter: &Adapter| adapter.changes(self.config, self.memory, tensors, layer);
+        let changes: Changes<M> = self.adapters.iter().map(changes).collect::<Result<_, _>>()?;
+        Ok(if changes.iter().all(Vec::is_empty) { Vec::new() } else { changes })
+    }
+
+    /// The number of adapters, whose bytes are loaded now.
+    pub(crate) fn adapters(&mut self) -> u32 {
+        if !self.adapters.is_empty() {
+            self.bytes_done += self.adapters.iter().map(Adapter::bytes).sum::<u64>();
+            (self.progress)(self.bytes_done, self.bytes_total);
+        }
+        u32::try_from(self.adapters.len()).expect("a command line is shorter")
     }
 
     /// Whether this model has such a weight.

@@ -4,15 +4,17 @@ use fornax_compute::{Backend, Error, Glu, Linear, Memory, Norm, Pointwise, Rows}
 
 use crate::decoder::{Activations, branch_off, norm};
 use crate::join::Join;
-use crate::loader::Loader;
+use crate::loader::{Changes, Loader};
 use crate::names::Tensor;
 
 pub(crate) struct Mlp<M: Memory> {
     norm: Option<Norm<M::Buf>>,   // (hidden)
     gate_up: M::Weight,           // (2 ffn, hidden): gate, then up; (ffn, hidden) without gates
     gate_up_bias: Option<M::Buf>, // (2 ffn), or (ffn)
-    down: M::Weight,              // (hidden, ffn)
-    down_bias: Option<M::Buf>,    // (hidden)
+    gate_up_changes: Changes<M>,
+    down: M::Weight, // (hidden, ffn)
+    down_changes: Changes<M>,
+    down_bias: Option<M::Buf>, // (hidden)
     glu: Glu,
     join: Join<M>,
 }
@@ -30,6 +32,8 @@ impl<M: Memory> Mlp<M> {
             norm: norm(loader, Tensor::MlpNorm, Some(Tensor::MlpNormBias), layer)?,
             gate_up: loader.weight(weights, layer)?,
             gate_up_bias: loader.opt_vector(biases, layer)?,
+            gate_up_changes: loader.changes(weights, layer)?,
+            down_changes: loader.changes(&[Tensor::Down], layer)?,
             down: loader.weight(&[Tensor::Down], layer)?,
             down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,
             glu: loader.config.glu,
@@ -44,6 +48,9 @@ impl<B: Backend> Mlp<B> {
         let bias = self.gate_up_bias.as_ref();
         let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
         backend.linear(step, Rows::Tokens, &self.gate_up, bias, x, &mut a.gate_up)?;
+        if !self.gate_up_changes.is_empty() {
+            backend.low_rank(step, &self.gate_up_changes, x, &mut a.gate_up)?;
+        }
         match (&mut a.gated, self.glu) {
             (Some(gated), glu) => backend.glu(step, glu, &a.gate_up, gated)?,
             (None, Glu::GeluTanh) => {
@@ -53,6 +60,6 @@ impl<B: Backend> Mlp<B> {
         }
         let down = Linear { weight: &self.down, bias: self.down_bias.as_ref() };
         let (inner, meeting) = a.inner_meeting();
-        self.join.linear(backend, step, down, inner, meeting)
+        self.join.linear(backend, step, down, &self.down_changes, inner, meeting)
     }
 }

@@ -124,12 +124,13 @@ pub(crate) struct Answers {
 
 impl Answers {
     /// Hands the questions over. Choices are numbered through, prompt by prompt. All are accepted or none is.
-    pub(crate) fn submit(served: &Served, asks: Vec<Ask>) -> Result<Answers, ApiError> {
+    pub(crate) fn submit(served: &Served, adapter: Option<u32>, asks: Vec<Ask>) -> Result<Answers, ApiError> {
         let mut answers = Vec::new();
         for ask in asks {
-            let make = |reply| Answer::new(reply, served, &ask);
+            let make = |reply| Answer::new(reply, served, adapter, &ask);
             // An early return drops the answers before, which cancels them.
-            answers.extend(served.engine.submit(ask.request())?.into_iter().map(make));
+            let request = Request { adapter, ..ask.request() };
+            answers.extend(served.engine.submit(request)?.into_iter().map(make));
         }
         Ok(Answers { answers, turn: 0 })
     }
@@ -203,12 +204,12 @@ impl Onward {
 }
 
 impl Answer {
-    fn new(reply: Reply, served: &Served, ask: &Ask) -> Answer {
+    fn new(reply: Reply, served: &Served, adapter: Option<u32>, ask: &Ask) -> Answer {
         let tokenizer = Arc::clone(&served.tokenizer);
         let shown = ask.reading.as_ref().map_or_else(Arc::default, |reading| Arc::clone(&reading.shown));
         let may_go_on = |reading: &Reading| reading.budget.is_some() || !reading.strict.is_empty();
         let onward = ask.reading.as_ref().is_some_and(may_go_on).then(|| {
-            let request = Request { choices: 1, prompt_logprobs: None, ..ask.request() };
+            let request = Request { choices: 1, prompt_logprobs: None, adapter, ..ask.request() };
             Box::new(Onward { engine: served.engine.clone(), tokenizer: Arc::clone(&tokenizer), request })
         });
         let detokenizer =

@@ -14,8 +14,8 @@ use crate::{
     front::keys::{Caller, Keys},
     jobs::durable::Durable,
     metrics::Metrics,
+    models::{Chosen, Lease, Models, Offer},
     options::ServerOptions,
-    served::Served,
     trace::{Span, Traces},
     worker::jobs::Jobs,
 };
@@ -25,6 +25,7 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     pub(crate) keys: Keys,
     pub(crate) metrics: Metrics,
+    pub(crate) models: Arc<Models>,
     /// Where spans go, if anywhere.
     pub(crate) traces: Option<Arc<Traces>>,
     /// Jobs of `/execute` that `/cancel` may name.
@@ -50,11 +51,11 @@ pub(crate) struct App {
 pub(crate) enum Phase {
     /// It listens; nothing is loaded.
     Starting,
-    /// The model is being loaded.
+    /// The models of the start are being loaded.
     Loading(Progress),
-    /// It is loaded and has answered a question of our own.
-    Ready(Arc<Served>),
-    /// It cannot be had.
+    /// They are loaded and have answered a question of our own. From here on models come and go.
+    Ready,
+    /// They cannot be had.
     Failed(Failed),
 }
 
@@ -79,14 +80,22 @@ pub struct Failed {
     pub message: String,
 }
 
+impl Failed {
+    /// A failure of the server itself.
+    pub(crate) fn internal(message: impl Into<String>) -> Failed {
+        Failed { code: Code::Internal.name().to_owned(), message: message.into() }
+    }
+}
+
 impl App {
-    pub(crate) fn new(options: ServerOptions, keys: Keys) -> Arc<App> {
+    pub(crate) fn new(options: ServerOptions, keys: Keys, offers: Vec<Offer>) -> Arc<App> {
         // Room for the largest body at least, or it would wait for ever.
         let bodies_kib = (options.bodies_bytes_max.max(options.body_bytes_max) >> 10) + 1;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(App {
             keys,
             metrics: Metrics::new(),
+            models: Models::new(offers),
             traces: options.otlp.as_deref().map(|endpoint| Arc::new(Traces::open(endpoint))),
             jobs: Jobs::default(),
             durable: OnceLock::new(),
@@ -141,18 +150,10 @@ impl App {
         self.killed.subscribe()
     }
 
-    /// The model, if it is loaded.
-    pub(crate) fn served(&self) -> Option<Arc<Served>> {
-        match &*self.phase.borrow() {
-            Phase::Ready(served) => Some(Arc::clone(served)),
-            _ => None,
-        }
-    }
-
-    /// The model, or why there is none.
-    pub(crate) fn model(&self) -> Result<Arc<Served>, ApiError> {
+    /// Refuses while the models of the start are not there, and where they cannot be had.
+    pub(crate) fn check_ready(&self) -> Result<(), ApiError> {
         match self.phase() {
-            Phase::Ready(served) => Ok(served),
+            Phase::Ready => Ok(()),
             Phase::Starting | Phase::Loading(_) => {
                 Err(ApiError::new(Code::ModelNotReady, "the model is being loaded"))
             }
@@ -160,53 +161,90 @@ impl App {
         }
     }
 
-    /// Lets work in, if there is a model, the server goes on, and the key has not too much under way already.
-    pub(crate) fn admit(self: &Arc<App>, caller: &Caller) -> Result<Admission, ApiError> {
-        let served = self.model()?;
+    /// A model to use, loaded if need be. Waiting has the bounds of an answer: its deadline, and the server's end.
+    pub(crate) async fn lease(&self, chosen: Chosen) -> Result<Lease, ApiError> {
+        let lease = self.models.lease(chosen);
+        let (mut draining, limit) = (self.watch_draining(), self.options.request_timeout);
+        let late = async {
+            match limit {
+                Some(limit) => tokio::time::sleep(limit).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // What is loaded is had even while the server ends.
+            biased;
+            lease = lease => lease.map_err(ApiError::from),
+            _ = draining.wait_for(|draining| *draining) => Err(leaving()),
+            () = late => {
+                let seconds = limit.unwrap_or_default().as_secs_f64();
+                let message = format!("the model was not loaded within {seconds} seconds");
+                Err(ApiError::new(Code::ModelNotReady, message))
+            }
+        }
+    }
+
+    /// Lets a request in, if the server goes on and the key has not too much under way already.
+    pub(crate) fn enter(self: &Arc<App>, caller: &Caller) -> Result<Entry, ApiError> {
+        self.check_ready()?;
         if self.is_draining() {
-            return Err(ApiError::new(Code::ModelNotReady, "the server is shutting down"));
+            return Err(leaving());
         }
         let Ok(permit) = Arc::clone(&caller.key.permits).try_acquire_owned() else {
             let most = self.options.per_key_max;
             let message = format!("{most} requests are under way already, as many as a key may have");
             return Err(ApiError::new(Code::QueueFull, message));
         };
-        let span = caller.span.clone();
-        if let Some(span) = &span {
-            span.model(&served.card.name);
-        }
-        Ok(self.enter(served, span, Some(permit)))
+        Ok(self.entry(caller.span.clone(), Some(permit)))
     }
 
     /// Lets in what a durable job asks: whoever submitted it is not waiting, and their count of requests is not its.
-    pub(crate) fn admit_job(self: &Arc<App>) -> Result<Admission, ApiError> {
-        Ok(self.enter(self.model()?, None, None))
+    pub(crate) fn enter_job(self: &Arc<App>) -> Entry {
+        self.entry(None, None)
     }
 
-    fn enter(
-        self: &Arc<App>,
-        served: Arc<Served>,
-        span: Option<Arc<Span>>,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> Admission {
+    fn entry(self: &Arc<App>, span: Option<Arc<Span>>, permit: Option<OwnedSemaphorePermit>) -> Entry {
         self.in_flight.send_modify(|count| *count += 1);
-        Admission { app: Arc::clone(self), served, span, _permit: permit }
+        Entry { app: Arc::clone(self), span, _permit: permit }
     }
+}
+
+fn leaving() -> ApiError {
+    ApiError::new(Code::ModelNotReady, "the server is shutting down")
 }
 
 /// A request that was let in. Dropping it lets it out.
-pub(crate) struct Admission {
-    pub(crate) app: Arc<App>,
-    pub(crate) served: Arc<Served>,
-    /// Ends with the request.
-    pub(crate) span: Option<Arc<Span>>,
+pub(crate) struct Entry {
+    app: Arc<App>,
+    span: Option<Arc<Span>>,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Drop for Admission {
+impl Entry {
+    /// Brings it to a model.
+    pub(crate) async fn admit(self, chosen: Chosen) -> Result<Admission, ApiError> {
+        let served = self.app.lease(chosen).await?;
+        if let Some(span) = &self.span {
+            span.model(served.name());
+        }
+        Ok(Admission { app: Arc::clone(&self.app), span: self.span.clone(), served, _entry: self })
+    }
+}
+
+impl Drop for Entry {
     fn drop(&mut self) {
         self.app.in_flight.send_modify(|count| *count -= 1);
     }
+}
+
+/// A request with a model that answers it.
+pub(crate) struct Admission {
+    pub(crate) app: Arc<App>,
+    /// Stays loaded until the request is done.
+    pub(crate) served: Lease,
+    /// Ends with the request.
+    pub(crate) span: Option<Arc<Span>>,
+    _entry: Entry,
 }
 
 /// Seconds since 1970.

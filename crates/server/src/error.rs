@@ -8,6 +8,8 @@ use axum::{
 use fornax_engine::{Failure, FormError, Refusal};
 use serde_json::{Value, json};
 
+use crate::app::Failed;
+
 /// What programs know an error by. The names are the same wherever Fornax reports one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it; docs/api.md describes each")]
@@ -15,6 +17,10 @@ pub enum Code {
     ModelNotFound,
     ModelNotReady,
     ModelUnsupported,
+    ModelDoesNotFit,
+    ModelCorrupt,
+    OutOfMemory,
+    DeviceUnavailable,
     DeviceLost,
     NumericFault,
     PromptTooLong,
@@ -39,10 +45,14 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Code; 24] = [
+    const ALL: [Code; 28] = [
         Code::ModelNotFound,
         Code::ModelNotReady,
         Code::ModelUnsupported,
+        Code::ModelDoesNotFit,
+        Code::ModelCorrupt,
+        Code::OutOfMemory,
+        Code::DeviceUnavailable,
         Code::DeviceLost,
         Code::NumericFault,
         Code::PromptTooLong,
@@ -94,6 +104,11 @@ impl Code {
             Code::ModelNotFound => ("MODEL_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
             Code::ModelNotReady => ("MODEL_NOT_READY", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
             Code::ModelUnsupported => ("MODEL_UNSUPPORTED", StatusCode::BAD_REQUEST, ASKED, false),
+            // It fits where no other is in use: that was planned at the start.
+            Code::ModelDoesNotFit => ("MODEL_DOES_NOT_FIT", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+            Code::ModelCorrupt => ("MODEL_CORRUPT", StatusCode::INTERNAL_SERVER_ERROR, SERVER, false),
+            Code::OutOfMemory => ("OUT_OF_MEMORY", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+            Code::DeviceUnavailable => ("DEVICE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
             Code::DeviceLost => ("DEVICE_LOST", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
             Code::NumericFault => ("NUMERIC_FAULT", StatusCode::INTERNAL_SERVER_ERROR, SERVER, false),
             Code::PromptTooLong => ("PROMPT_TOO_LONG", StatusCode::BAD_REQUEST, ASKED, false),
@@ -183,7 +198,12 @@ impl ApiError {
         // A queue moves within a step or two; loading and draining take their time.
         let retry_after_s = match code {
             Code::QueueFull => Some(1),
-            Code::ModelNotReady | Code::Cancelled | Code::DeviceLost => Some(5),
+            Code::ModelNotReady
+            | Code::ModelDoesNotFit
+            | Code::OutOfMemory
+            | Code::DeviceUnavailable
+            | Code::Cancelled
+            | Code::DeviceLost => Some(5),
             _ => None,
         };
         ApiError { code, message: message.into(), faults: Vec::new(), retry_after_s, status: None }
@@ -269,6 +289,16 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         self.respond(self.to_json())
+    }
+}
+
+impl From<Failed> for ApiError {
+    /// A model that was asked for could not be loaded.
+    fn from(failed: Failed) -> ApiError {
+        match Code::named(&failed.code) {
+            Some(code) => ApiError::new(code, failed.message),
+            None => ApiError::new(Code::ModelNotReady, failed.to_string()),
+        }
     }
 }
 

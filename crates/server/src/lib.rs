@@ -6,7 +6,8 @@
 //! events (`sse`). Every error passes one mapping (`error`).
 //!
 //! This is the only crate that knows HTTP, JSON bodies or anyone's API. It must never know a backend, a model file or
-//! an environment variable: the binary hands it a loaded model ([`Served`]), a listener, and what tells it to stop. It
+//! an environment variable: the binary hands it models that can be loaded
+//! ([`Offer`], [`Served`]), a listener, and what tells it to stop. It
 //! never writes what was asked or answered into a log.
 
 mod answer;
@@ -16,6 +17,7 @@ mod error;
 mod front;
 mod jobs;
 mod metrics;
+mod models;
 mod ollama;
 mod openai;
 mod openapi;
@@ -35,7 +37,8 @@ pub use app::{Failed, Progress};
 pub use error::Code;
 pub use front::keys::KeysError;
 pub use jobs::durable::JobsOptions;
+pub use models::{Load, Offer, Plan, Room};
 pub use options::{Callback, ServerOptions, TlsFiles};
-pub use served::{Device, ModelCard, Served};
-pub use server::{Controls, Error, Server};
+pub use served::{Device, Keeper, ModelCard, Served};
+pub use server::{Error, Server};
 pub use tls::TlsError;

@@ -11,9 +11,15 @@ use std::{
 };
 
 use fornax_compute::PAGE_TOKENS;
-use fornax_jobs::{Counts, State};
+use fornax_engine::Stats;
+use fornax_jobs::{Counts, State as JobState};
 
-use crate::{answer::Finish, error::Code, served::Served, trace::Traces};
+use crate::{
+    answer::Finish,
+    error::Code,
+    models::{Slot, Standing, State},
+    trace::Traces,
+};
 
 /// Upper bounds of buckets, in seconds: vLLM's, so that its dashboards fit.
 const FIRST_TOKEN: &[f64] = &[
@@ -28,8 +34,8 @@ const WHOLE: &[f64] = &[
     960.0, 1920.0, 7680.0,
 ];
 
-/// Everything the server counts itself; the rest it asks the engine.
-pub(crate) struct Metrics {
+/// What the server counts of one model, over all its loads; the rest it asks the engine.
+pub(crate) struct ModelMetrics {
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token_latency: Histogram,
     pub(crate) request_latency: Histogram,
@@ -37,13 +43,37 @@ pub(crate) struct Metrics {
     stop: AtomicU64,
     length: AtomicU64,
     abort: AtomicU64,
-    /// Bounded by the number of codes.
-    failures: Mutex<BTreeMap<Code, u64>>,
+    loads: AtomicU64,
+    load_failures: AtomicU64,
+    /// How long the last load took.
+    load_us: AtomicU64,
+    /// What engines counted that are gone, so that no counter goes back.
+    past: Mutex<Totals>,
 }
 
-impl Metrics {
-    pub(crate) fn new() -> Metrics {
-        Metrics {
+/// What an engine counts from its start on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Totals {
+    prefix_queries: u64,
+    prefix_hits: u64,
+    generated_tokens: u64,
+    preemptions: u64,
+}
+
+impl Totals {
+    fn and(self, stats: &Stats) -> Totals {
+        Totals {
+            prefix_queries: self.prefix_queries + stats.prefix_queries,
+            prefix_hits: self.prefix_hits + stats.prefix_hits,
+            generated_tokens: self.generated_tokens + stats.generated_tokens,
+            preemptions: self.preemptions + stats.preemptions,
+        }
+    }
+}
+
+impl ModelMetrics {
+    pub(crate) fn new() -> ModelMetrics {
+        ModelMetrics {
             time_to_first_token: Histogram::new(FIRST_TOKEN),
             inter_token_latency: Histogram::new(BETWEEN_TOKENS),
             request_latency: Histogram::new(WHOLE),
@@ -51,7 +81,10 @@ impl Metrics {
             stop: AtomicU64::new(0),
             length: AtomicU64::new(0),
             abort: AtomicU64::new(0),
-            failures: Mutex::new(BTreeMap::new()),
+            loads: AtomicU64::new(0),
+            load_failures: AtomicU64::new(0),
+            load_us: AtomicU64::new(0),
+            past: Mutex::new(Totals::default()),
         }
     }
 
@@ -65,35 +98,80 @@ impl Metrics {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// The model was loaded in so many seconds.
+    pub(crate) fn loaded(&self, seconds: f64) {
+        let microseconds = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_micros();
+        self.load_us.store(u64::try_from(microseconds).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.loads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It could not be.
+    pub(crate) fn load_failed(&self) {
+        self.load_failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It is unloaded; its engine counted this.
+    pub(crate) fn unloaded(&self, stats: &Stats) {
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        *past = past.and(stats);
+    }
+}
+
+/// What is counted whatever the model.
+pub(crate) struct Metrics {
+    /// Bounded by the number of codes.
+    failures: Mutex<BTreeMap<Code, u64>>,
+}
+
+/// A model, as the page shows it.
+struct Shown<'a> {
+    labels: String,
+    /// The same without `engine`, for what vLLM does not have.
+    name: String,
+    slot: &'a Slot,
+    stats: Stats,
+    totals: Totals,
+}
+
+impl<'a> Shown<'a> {
+    fn of(slot: &'a Slot) -> Shown<'a> {
+        let name = format!("model_name=\"{}\"", escaped(&slot.offer.card.name));
+        let stats = slot.loaded().map(|served| served.engine.stats()).unwrap_or_default();
+        let past = *slot.metrics.past.lock().unwrap_or_else(PoisonError::into_inner);
+        Shown { labels: format!("engine=\"0\",{name}"), name, slot, totals: past.and(&stats), stats }
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        Metrics { failures: Mutex::new(BTreeMap::new()) }
+    }
+
     /// A request failed.
     pub(crate) fn failed(&self, code: Code) {
         // Short and rare; a message to a counting task would cost more.
         *self.failures.lock().unwrap_or_else(PoisonError::into_inner).entry(code).or_default() += 1;
     }
 
-    /// The page, in Prometheus' text format. Before a model is loaded it holds only the server's own counts.
+    /// The page, in Prometheus' text format. Before the first model is loaded it holds only the server's own counts.
     pub(crate) fn page(
         &self,
-        served: Option<&Served>,
+        slots: &[Slot],
+        is_ready: bool,
         traces: Option<&Traces>,
-        jobs: Option<Counts>,
+        jobs: &[(&str, Counts)],
     ) -> String {
         let mut page = Page::default();
-        if let Some(served) = served {
-            self.vllm(&mut page, served);
-            for device in &served.devices {
-                for (purpose, bytes) in &device.bytes {
-                    let labels = format!("device=\"{}\",purpose=\"{purpose}\"", escaped(&device.name));
-                    page.sample("fornax_device_bytes", "gauge", "Device memory by purpose.", &labels, bytes);
-                }
-            }
-            let seconds = served.load_seconds;
-            page.sample("fornax_load_seconds", "gauge", "How long loading the model took.", "", seconds);
+        let shown: Vec<Shown<'_>> = slots.iter().map(Shown::of).collect();
+        if is_ready {
+            vllm(&mut page, &shown);
         }
-        for state in jobs.iter().flat_map(|_| State::ALL) {
-            let labels = format!("state=\"{}\"", state.name());
-            let count = jobs.map_or(0, |counts| counts.of(state));
-            page.sample("fornax_jobs", "gauge", "Durable jobs by state.", &labels, count);
+        loads(&mut page, &shown);
+        for (model, counts) in jobs {
+            for state in JobState::ALL {
+                let labels = format!("model_name=\"{}\",state=\"{}\"", escaped(model), state.name());
+                page.sample("fornax_jobs", "gauge", "Durable jobs by state.", &labels, counts.of(state));
+            }
         }
         let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (code, count) in failures {
@@ -112,53 +190,128 @@ impl Metrics {
         }
         page.text
     }
+}
 
-    fn vllm(&self, page: &mut Page, served: &Served) {
-        let stats = served.engine.stats();
-        let labels = format!("engine=\"0\",model_name=\"{}\"", escaped(&served.card.name));
-        let total: usize = stats.pages.iter().map(|group| group.total).sum();
-        let used: usize = stats.pages.iter().map(|group| group.referenced).sum();
-        let usage = if total == 0 { 0.0 } else { used as f64 / total as f64 };
-
-        page.sample("vllm:num_requests_running", "gauge", "Requests being computed.", &labels, stats.running);
-        let waiting = stats.requests_waiting + stats.preempted;
-        page.sample(
-            "vllm:num_requests_waiting",
-            "gauge",
-            "Requests waiting to be computed.",
-            &labels,
-            waiting,
-        );
-        page.sample("vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use, 0 to 1.", &labels, usage);
-        let config = format!("{labels},block_size=\"{PAGE_TOKENS}\",num_gpu_blocks=\"{total}\"");
+/// What vLLM's dashboards read.
+fn vllm(page: &mut Page, models: &[Shown<'_>]) {
+    let mut gauge = |name, help, value: &dyn Fn(&Shown<'_>) -> f64| {
+        for model in models {
+            page.sample(name, "gauge", help, &model.labels, value(model));
+        }
+    };
+    gauge("vllm:num_requests_running", "Requests being computed.", &|model| model.stats.running as f64);
+    gauge("vllm:num_requests_waiting", "Requests waiting to be computed.", &|model| {
+        (model.stats.requests_waiting + model.stats.preempted) as f64
+    });
+    gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", &|model| {
+        let used: usize = model.stats.pages.iter().map(|group| group.referenced).sum();
+        match pages_total(model) {
+            0 => 0.0,
+            total => used as f64 / total as f64,
+        }
+    });
+    for model in models {
+        let total = pages_total(model);
+        let config = format!("{},block_size=\"{PAGE_TOKENS}\",num_gpu_blocks=\"{total}\"", model.labels);
         page.sample("vllm:cache_config_info", "gauge", "The KV cache.", &config, 1);
-        let mut count = |name, help, value: u64| page.sample(name, "counter", help, &labels, value);
-        count("vllm:prompt_tokens_total", "Prompt tokens of requests begun.", stats.prefix_queries);
-        count("vllm:generation_tokens_total", "Tokens chosen.", stats.generated_tokens);
-        count("vllm:num_preemptions_total", "Requests put back for others.", stats.preemptions);
-        count("vllm:prefix_cache_queries_total", "Prompt tokens looked up.", stats.prefix_queries);
-        count("vllm:prefix_cache_hits_total", "Prompt tokens found computed.", stats.prefix_hits);
-        for (reason, counter) in [("stop", &self.stop), ("length", &self.length), ("abort", &self.abort)] {
-            let labels = format!("{labels},finished_reason=\"{reason}\"");
+    }
+    let mut count = |name, help, value: &dyn Fn(&Totals) -> u64| {
+        for model in models {
+            page.sample(name, "counter", help, &model.labels, value(&model.totals));
+        }
+    };
+    count("vllm:prompt_tokens_total", "Prompt tokens of requests begun.", &|totals| totals.prefix_queries);
+    count("vllm:generation_tokens_total", "Tokens chosen.", &|totals| totals.generated_tokens);
+    count("vllm:num_preemptions_total", "Requests put back for others.", &|totals| totals.preemptions);
+    count("vllm:prefix_cache_queries_total", "Prompt tokens looked up.", &|totals| totals.prefix_queries);
+    count("vllm:prefix_cache_hits_total", "Prompt tokens found computed.", &|totals| totals.prefix_hits);
+    for model in models {
+        let own = &model.slot.metrics;
+        for (reason, counter) in [("stop", &own.stop), ("length", &own.length), ("abort", &own.abort)] {
+            let labels = format!("{},finished_reason=\"{reason}\"", model.labels);
             let count = counter.load(Ordering::Relaxed);
+            let help = "Answers by how they ended.";
+            page.sample("vllm:request_success_total", "counter", help, &labels, count);
+        }
+    }
+    let mut histogram = |name, help, histogram: &dyn Fn(&ModelMetrics) -> &Histogram| {
+        for model in models {
+            page.histogram(name, help, &model.labels, histogram(&model.slot.metrics));
+        }
+    };
+    histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", &|own| {
+        &own.time_to_first_token
+    });
+    histogram("vllm:inter_token_latency_seconds", "Between tokens.", &|own| &own.inter_token_latency);
+    histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", &|own| &own.request_latency);
+    histogram("vllm:request_queue_time_seconds", "From arrival to being computed.", &|own| &own.queue_time);
+}
+
+fn pages_total(model: &Shown<'_>) -> usize {
+    model.stats.pages.iter().map(|group| group.total).sum()
+}
+
+/// Which models are loaded, how far others are, and what they take.
+fn loads(page: &mut Page, models: &[Shown<'_>]) {
+    for model in models {
+        let standing = model.slot.look(State::standing);
+        for state in Standing::ALL {
+            let labels = format!("{},state=\"{}\"", model.name, state.name());
+            let value = u8::from(state == standing);
             page.sample(
-                "vllm:request_success_total",
-                "counter",
-                "Answers by how they ended.",
+                "fornax_model_state",
+                "gauge",
+                "Where a model stands: 1 for its state.",
                 &labels,
-                count,
+                value,
             );
         }
-        let mut histogram =
-            |name, help, histogram: &Histogram| page.histogram(name, help, &labels, histogram);
-        histogram(
-            "vllm:time_to_first_token_seconds",
-            "From arrival to the first token.",
-            &self.time_to_first_token,
+    }
+    for model in models {
+        let share = model.slot.look(|state| match state {
+            State::Loading(progress) if progress.bytes_total > 0 => {
+                progress.bytes as f64 / progress.bytes_total as f64
+            }
+            State::Loaded { .. } => 1.0,
+            _ => 0.0,
+        });
+        page.sample(
+            "fornax_model_load_ratio",
+            "gauge",
+            "Share of a model's bytes loaded, 0 to 1.",
+            &model.name,
+            share,
         );
-        histogram("vllm:inter_token_latency_seconds", "Between tokens.", &self.inter_token_latency);
-        histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", &self.request_latency);
-        histogram("vllm:request_queue_time_seconds", "From arrival to being computed.", &self.queue_time);
+    }
+    for model in models {
+        let count = model.slot.metrics.loads.load(Ordering::Relaxed);
+        page.sample(
+            "fornax_model_loads_total",
+            "counter",
+            "Times that a model was loaded.",
+            &model.name,
+            count,
+        );
+    }
+    for model in models {
+        let count = model.slot.metrics.load_failures.load(Ordering::Relaxed);
+        let help = "Times that a model could not be loaded.";
+        page.sample("fornax_model_load_failures_total", "counter", help, &model.name, count);
+    }
+    for (model, served) in models.iter().filter_map(|model| Some((model, model.slot.loaded()?))) {
+        for device in &served.devices {
+            for (purpose, bytes) in &device.bytes {
+                let labels =
+                    format!("device=\"{}\",{},purpose=\"{purpose}\"", escaped(&device.name), model.name);
+                page.sample("fornax_device_bytes", "gauge", "Device memory by purpose.", &labels, bytes);
+            }
+        }
+    }
+    // Also of models that were unloaded since: that it was loaded is what this tells.
+    for model in models.iter().filter(|model| model.slot.metrics.loads.load(Ordering::Relaxed) > 0) {
+        let seconds = model.slot.metrics.load_us.load(Ordering::Relaxed) as f64 / 1e6;
+        let help = "How long loading the model took, the last time.";
+        page.sample("fornax_load_seconds", "gauge", help, &model.name, seconds);
     }
 }
 

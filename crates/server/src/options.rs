@@ -33,6 +33,8 @@ pub struct ServerOptions {
     pub request_timeout: Option<Duration>,
     /// How long requests under way may take to finish when the server is told to stop.
     pub drain_timeout: Duration,
+    /// After how long without a request a model is unloaded; `None` never.
+    pub idle_unload: Option<Duration>,
     /// How long a stream may be silent before a comment says that it lives.
     pub keep_alive: Duration,
     /// Who is told when the server is ready.
@@ -84,6 +86,7 @@ impl Default for ServerOptions {
             per_key_max: 1024,
             request_timeout: Some(Duration::from_secs(3600)),
             drain_timeout: Duration::from_secs(30),
+            idle_unload: None,
             keep_alive: Duration::from_secs(10),
             callback: None,
             jobs: None,

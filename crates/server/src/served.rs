@@ -1,11 +1,12 @@
 //! The loaded model, as whoever loaded it hands it over.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, thread};
 
 use fornax_engine::{Grammars, Handle};
 use fornax_text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
 use serde_json::Value;
+use tokio::sync::watch;
 use utoipa::ToSchema;
 
 /// Everything that routes need of a model. Made by the binary, which alone knows files and backends.
@@ -26,6 +27,41 @@ pub struct Served {
     pub plan: Value,
     /// How long loading took, in seconds.
     pub load_seconds: f64,
+    /// Bytes that it takes of what all models together may.
+    pub planned_bytes: u64,
+    /// What holds its memory.
+    pub keeper: Keeper,
+}
+
+/// What holds a model's memory. Dropped, it frees it on a thread of its own (an engine ends its last step first, and
+/// gigabytes take a moment), and says when that is done.
+pub struct Keeper {
+    held: Option<Box<dyn Send + Sync>>,
+    freed: watch::Sender<bool>,
+}
+
+impl Keeper {
+    /// Keeps what holds the memory.
+    pub fn new(held: impl Send + Sync + 'static) -> Keeper {
+        Keeper { held: Some(Box::new(held)), freed: watch::Sender::new(false) }
+    }
+
+    /// Hears true when all is free.
+    pub(crate) fn freed(&self) -> watch::Receiver<bool> {
+        self.freed.subscribe()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let (held, freed) = (self.held.take(), self.freed.clone());
+        // Where no thread can be had, the closure is dropped here, and what it holds with it.
+        let freeing = thread::Builder::new().name("unload".to_owned()).spawn(move || {
+            drop(held);
+            freed.send_replace(true);
+        });
+        drop(freeing);
+    }
 }
 
 /// What a model is, for clients and operators.
@@ -33,6 +69,10 @@ pub struct Served {
 pub struct ModelCard {
     /// The name that clients ask for; the first of all names.
     pub name: String,
+    /// Further names for it.
+    pub aliases: Vec<String>,
+    /// Adapters that it is loaded with, in the order in which the engine knows them. Each is a name that clients ask for.
+    pub adapters: Vec<String>,
     /// Where it came from: a path or a catalog name.
     pub reference: String,
     /// Its architecture.
@@ -41,6 +81,13 @@ pub struct ModelCard {
     pub quant: String,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
+}
+
+impl ModelCard {
+    /// Whether a client may call the model so.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        name == self.name || self.aliases.iter().any(|alias| alias == name)
+    }
 }
 
 /// Memory of one device, as its allocator counts it.
@@ -63,10 +110,5 @@ impl Served {
     /// Bytes on all devices.
     pub(crate) fn device_bytes(&self) -> u64 {
         self.devices.iter().map(Device::total).sum()
-    }
-
-    /// Whether a client may call the model so.
-    pub(crate) fn is_called(&self, name: &str) -> bool {
-        name == self.card.name
     }
 }

@@ -3,9 +3,6 @@
 use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use axum::Router;
-use fornax_compute::Sampling;
-use fornax_engine::{Event, Request};
-use fornax_text::Special;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -21,9 +18,9 @@ use crate::{
     app::{App, Failed, Phase, Progress},
     front::keys::{Keys, KeysError},
     jobs::durable::Durable,
+    models::{Chosen, Offer, Slot, State},
     openapi::router,
     options::ServerOptions,
-    served::Served,
     tls::{Tls, TlsError},
     worker::callback,
 };
@@ -33,9 +30,6 @@ const HEADERS_MAX: usize = 100;
 
 /// Bytes of a request's headers, and of what is read ahead of a body.
 const HEADER_BYTES_MAX: usize = 64 << 10;
-
-/// Tokens of the self-test: one from the prompt, one from what was generated.
-const SELF_TEST_TOKENS: usize = 2;
 
 /// How long a client may take for what was written before the server closes.
 const LAST_BYTES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -85,14 +79,6 @@ pub enum Error {
     Failed(#[from] Failed),
 }
 
-/// What tells a running server what to do.
-pub struct Controls {
-    /// Loading, as it goes on.
-    pub progress: watch::Receiver<Progress>,
-    /// Keys and certificates are to be read again.
-    pub reload: mpsc::Receiver<()>,
-}
-
 /// A server that listens and has not begun to answer.
 pub struct Server {
     app: Arc<App>,
@@ -103,7 +89,11 @@ pub struct Server {
 
 impl Server {
     /// Takes over a listener and checks everything that can be wrong before a model is loaded.
-    pub async fn new(listener: TcpListener, mut options: ServerOptions) -> Result<Server, Error> {
+    pub async fn new(
+        listener: TcpListener,
+        mut options: ServerOptions,
+        offers: Vec<Offer>,
+    ) -> Result<Server, Error> {
         let address = listener.local_addr()?;
         let keys = Keys::open(options.api_key_file.as_deref(), options.per_key_max)?;
         if !address.ip().is_loopback() && !keys.are_needed() {
@@ -120,7 +110,7 @@ impl Server {
             }
         }
         let tls = options.tls.take().map(Tls::open).transpose()?.map(Arc::new);
-        let app = App::new(options, keys);
+        let app = App::new(options, keys, offers);
         if let Some(options) = &app.options.jobs {
             drop(app.durable.set(Durable::open(options).await?));
         }
@@ -137,34 +127,31 @@ impl Server {
         self.tls.is_some()
     }
 
-    /// Answers from the first moment (health, progress), serves once the model is loaded and has passed its test, and
-    /// drains when `stop` resolves. Whatever cannot be loaded ends it with an error.
-    pub async fn run(
-        self,
-        load: impl Future<Output = Result<Served, Failed>>,
-        stop: impl Future<Output = ()>,
-        controls: Controls,
-    ) -> Result<(), Error> {
+    /// Answers from the first moment (health, progress), serves once the models of the start are loaded and have passed
+    /// their test, and drains when `stop` resolves; keys and certificates are read again whenever `reload` says so. What
+    /// cannot be loaded at the start ends it with an error; what cannot be loaded later fails who asked for it.
+    pub async fn run(self, stop: impl Future<Output = ()>, reload: mpsc::Receiver<()>) -> Result<(), Error> {
         let Server { app, listener, address, tls } = self;
         let (close, closed) = watch::channel(false);
         let accepting = tokio::spawn(accept(listener, router(&app), tls.clone(), Arc::clone(&app), closed));
-        let reloading = tokio::spawn(reload(Arc::clone(&app), tls.clone(), controls.reload));
+        let reloading = tokio::spawn(read_again(Arc::clone(&app), tls.clone(), reload));
+        let retiring = app.options.idle_unload.map(|idle| tokio::spawn(Arc::clone(&app.models).retire(idle)));
 
         let mut stop = pin!(stop);
         let loaded = tokio::select! {
-            loaded = load_and_test(&app, load, controls.progress) => Some(loaded),
+            loaded = load_first(&app) => Some(loaded),
             () = &mut stop => None,
         };
         let outcome = match loaded {
-            Some(Ok(served)) => {
+            Some(Ok(())) => {
                 let tls = tls.is_some();
-                if let Some(callback) = app.options.callback.clone() {
+                let first = app.models.default().loaded();
+                if let Some((callback, served)) = app.options.callback.clone().zip(first) {
                     let message = callback::message(&callback, address, tls, &served);
                     // Blocking, and nobody waits for it: a scheduler that cannot be reached finds us by itself.
                     std::thread::spawn(move || callback::call(&callback, &message));
                 }
-                let workers = app.durable.get().map(|durable| durable.work(&app, &served));
-                drop(served);
+                let workers = app.durable.get().map(|durable| durable.work(&app));
                 stop.await;
                 Ok(workers)
             }
@@ -190,8 +177,10 @@ impl Server {
         tracing::info!(left, "drained");
         close.send_replace(true);
         drop(accepting.await);
-        // It would hold the model.
-        reloading.abort();
+        for task in [Some(reloading), retiring].into_iter().flatten() {
+            task.abort();
+        }
+        app.models.close().await;
         if let Some(traces) = app.traces.clone() {
             drop(tokio::task::spawn_blocking(move || traces.flush(LAST_SPANS_TIMEOUT)).await);
         }
@@ -212,66 +201,40 @@ fn is_url(url: &str) -> bool {
     })
 }
 
-async fn load_and_test(
-    app: &Arc<App>,
-    load: impl Future<Output = Result<Served, Failed>>,
-    mut progress: watch::Receiver<Progress>,
-) -> Result<Arc<Served>, Failed> {
-    let mut load = pin!(load);
-    let loaded = loop {
-        tokio::select! {
-            biased;
-            loaded = &mut load => break loaded,
-            Ok(()) = progress.changed() => {
-                let progress = progress.borrow_and_update().clone();
-                app.set_phase(Phase::Loading(progress));
+/// Loads the models of the start, one after the other.
+async fn load_first(app: &Arc<App>) -> Result<(), Failed> {
+    let first = |(index, slot): &(usize, &Slot)| *index == 0 || slot.offer.preload;
+    // Held until all are there: none of them makes way for another.
+    let mut leases = Vec::new();
+    for (index, slot) in app.models.all().iter().enumerate().filter(first) {
+        let mut states = slot.watch();
+        let mut lease = pin!(app.models.lease(Chosen { index, adapter: None }));
+        let leased = loop {
+            tokio::select! {
+                biased;
+                leased = &mut lease => break leased,
+                Ok(()) = states.changed() => {
+                    let progress = match &*states.borrow_and_update() {
+                        State::Loading(progress) if *progress != Progress::default() => progress.clone(),
+                        _ => continue,
+                    };
+                    app.set_phase(Phase::Loading(progress));
+                }
             }
-        }
-    };
-    let tested = match loaded {
-        Ok(served) => {
-            let stage = "self-test".to_owned();
-            app.set_phase(Phase::Loading(Progress { stage, ..Progress::default() }));
-            self_test(&served).await.map(|()| Arc::new(served))
-        }
-        Err(failed) => Err(failed),
-    };
-    match tested {
-        Ok(served) => {
-            app.set_phase(Phase::Ready(Arc::clone(&served)));
-            tracing::info!(model = served.card.name, seconds = served.load_seconds, "ready");
-            Ok(served)
-        }
-        Err(failed) => {
-            tracing::error!(code = failed.code, reason = failed.message, "failed");
-            app.set_phase(Phase::Failed(failed.clone()));
-            Err(failed)
-        }
-    }
-}
-
-/// A generation of our own: what cannot answer this is not ready.
-async fn self_test(served: &Served) -> Result<(), Failed> {
-    let fail = |code: &str, message: String| Failed { code: code.to_owned(), message };
-    let prompt = served.tokenizer.encode_prompt("Hello", Special::AsText);
-    let prompt = prompt.map_err(|error| fail("INTERNAL", error.to_string()))?;
-    let mut replies = served
-        .engine
-        .submit(Request::new(prompt, SELF_TEST_TOKENS, Sampling::greedy()))
-        .map_err(|refusal| fail("INTERNAL", format!("the self-test was refused: {refusal}")))?;
-    for reply in &mut replies {
-        while let Some(event) = reply.next().await {
-            if let Event::Failed(failure) = event {
-                let message = failure.to_string();
-                let (code, message) = message.split_once(": ").unwrap_or(("INTERNAL", &message));
-                return Err(fail(code, format!("the self-test failed: {message}")));
+        };
+        match leased {
+            Ok(lease) => leases.push(lease),
+            Err(failed) => {
+                app.set_phase(Phase::Failed(failed.clone()));
+                return Err(failed);
             }
         }
     }
+    app.set_phase(Phase::Ready);
     Ok(())
 }
 
-async fn reload(app: Arc<App>, tls: Option<Arc<Tls>>, mut asked: mpsc::Receiver<()>) {
+async fn read_again(app: Arc<App>, tls: Option<Arc<Tls>>, mut asked: mpsc::Receiver<()>) {
     while asked.recv().await.is_some() {
         let (app, tls) = (Arc::clone(&app), tls.clone());
         let done = tokio::task::spawn_blocking(move || {

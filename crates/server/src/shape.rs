@@ -60,10 +60,14 @@ pub(crate) use body;
 
 /// Reads a body, or says everything that is wrong with it.
 pub(crate) fn read<T: Body>(bytes: &[u8]) -> Result<T, ApiError> {
+    understand(parse(bytes)?, T::UNKNOWN)
+}
+
+/// The JSON of a body.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     // Its messages name places, never what stands there.
-    let value: Value = serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::fault(Fault::rule("body", format!("must be JSON: {error}"))))?;
-    understand(value, T::UNKNOWN)
+    serde_json::from_slice(bytes)
+        .map_err(|error| ApiError::fault(Fault::rule("body", format!("must be JSON: {error}"))))
 }
 
 /// Understands a body that was read, or says everything that is wrong with it.

@@ -78,7 +78,7 @@ impl Work {
     /// Hands the questions to the engine.
     pub(crate) fn submit(admission: Admission, asks: Vec<Ask>) -> Result<Work, ApiError> {
         let open = asks.iter().map(|ask| ask.choices as usize).sum();
-        let answers = Answers::submit(&admission.served, asks)?;
+        let answers = Answers::submit(&admission.served, admission.served.adapter(), asks)?;
         let stops = Stops { deadline: None, killed: admission.app.watch_killed(), cancelled: None };
         Ok(Work { answers, open, submitted: Instant::now(), last_text: vec![None; open], stops, admission })
     }
@@ -87,7 +87,7 @@ impl Work {
     pub(crate) fn submit_more(&mut self, asks: Vec<Ask>) -> Result<(), ApiError> {
         assert_eq!(self.open, 0, "the answers before have ended");
         let open = asks.iter().map(|ask| ask.choices as usize).sum();
-        self.answers = Answers::submit(&self.admission.served, asks)?;
+        self.answers = Answers::submit(&self.admission.served, self.admission.served.adapter(), asks)?;
         (self.open, self.submitted, self.last_text) = (open, Instant::now(), vec![None; open]);
         Ok(())
     }
@@ -95,6 +95,11 @@ impl Work {
     /// Lets somebody else cancel it.
     pub(crate) fn cancelled_by(&mut self, cancelled: watch::Receiver<bool>) {
         self.stops.cancelled = Some(cancelled);
+    }
+
+    /// What was asked for: a model, or one of its adapters.
+    pub(crate) fn model(&self) -> &str {
+        self.admission.served.name()
     }
 
     pub(crate) fn served(&self) -> &Served {
@@ -153,7 +158,7 @@ impl Work {
 
     fn observe(&mut self, index: usize, piece: &Piece) {
         let (app, span) = (&self.admission.app, self.admission.span.as_deref());
-        let metrics = &app.metrics;
+        let metrics = self.admission.served.metrics();
         let now = Instant::now();
         match piece {
             Piece::Started { .. } => {
@@ -192,7 +197,7 @@ impl Work {
 impl Drop for Work {
     fn drop(&mut self) {
         for _ in 0..self.open {
-            self.admission.app.metrics.ended(Finish::Cancelled);
+            self.admission.served.metrics().ended(Finish::Cancelled);
             if let Some(span) = &self.admission.span {
                 span.ended(Finish::Cancelled, Counts::default());
             }

@@ -17,6 +17,7 @@ mod experts;
 mod faults;
 mod layer;
 mod linear;
+mod low_rank;
 mod random;
 mod ring;
 mod rows;
@@ -53,6 +54,7 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::Glu, 1e-7),
     (Op::Route, 1e-7),
     (Op::Experts, 1e-7),
+    (Op::LowRank, 1e-7),
     (Op::Pointwise, 1e-7),
     (Op::Gather, 0.0),
     (Op::Pool, 1e-7),
@@ -84,6 +86,7 @@ pub enum Op {
     Glu,
     Route,
     Experts,
+    LowRank,
     Pointwise,
     Gather,
     Pool,
@@ -120,6 +123,7 @@ impl fmt::Display for Op {
             Op::Glu => "glu",
             Op::Route => "route",
             Op::Experts => "experts",
+            Op::LowRank => "low_rank",
             Op::Pointwise => "pointwise",
             Op::Gather => "gather",
             Op::Pool => "pool",
@@ -236,6 +240,7 @@ pub fn run_where<B: Backend, S: Sizes + Clone>(
     linear::cases(&mut suite);
     rows::cases(&mut suite);
     experts::cases(&mut suite);
+    low_rank::cases(&mut suite);
     attention::cases(&mut suite);
     sampling::cases(&mut suite);
     faults::cases(&mut suite);

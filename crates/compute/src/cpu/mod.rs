@@ -14,6 +14,7 @@ mod disjoint;
 mod exp;
 mod experts;
 mod glu;
+mod low_rank;
 mod matmul;
 mod memory;
 mod norm;
@@ -43,9 +44,9 @@ use step::{Slot, Steps};
 use crate::batch::below;
 use crate::landing::{Content, land};
 use crate::{
-    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output,
-    Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, SampleScratch, Token, Usage,
-    sample,
+    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, LowRank, Memory,
+    Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, RANK_MAX, Rope, Routing, Rows, SampleRow,
+    SampleScratch, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -500,6 +501,46 @@ impl Backend for Cpu {
             let y = &y[row * columns..][..columns];
             x.iter_mut().zip(y).for_each(|(x, y)| *x += share * y);
         });
+        Ok(())
+    }
+
+    fn low_rank(
+        &self,
+        step: &Step,
+        changes: &[Vec<LowRank<Buf>>],
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let (slot, columns) = (step.slot(), out.columns);
+        let count = slot.tokens().len();
+        fits("low_rank", "x", x, (count, x.columns))?;
+        fits("low_rank", "out", out, (count, columns))?;
+        for change in changes.iter().flatten() {
+            let rank = change.rank.min(RANK_MAX);
+            fits("low_rank", "down", &change.down, (1, rank * x.columns))?;
+            fits("low_rank", "up", &change.up, (1, change.columns * rank))?;
+            if change.column + change.columns > columns || rank == 0 {
+                let (got, wanted) = ((1, change.column + change.columns), (1, columns));
+                return Err(Error::OperandShape { operation: "low_rank", operand: "columns", got, wanted });
+            }
+        }
+        if let Some(adapter) = slot.adapters().iter().flatten().max() {
+            below("adapter", *adapter as usize, changes.len())?;
+        }
+        let (x_columns, x) = (x.columns, x.values());
+        for (adapter, changes) in changes.iter().enumerate() {
+            let here = slot.adapters().iter().flatten().any(|named| *named as usize == adapter);
+            for change in changes.iter().filter(|_| here) {
+                let (down, up, scale) = (change.down.values(), change.up.values(), change.scale);
+                let changed = change.column..change.column + change.columns;
+                for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |token, out| {
+                    if slot.adapter(token) == Some(adapter) {
+                        let x = &x[token * x_columns..][..x_columns];
+                        low_rank::add(down, up, scale, x, &mut out[changed.clone()]);
+                    }
+                });
+            }
+        }
         Ok(())
     }
 

@@ -36,6 +36,10 @@ pub(super) struct Slot {
     tokens: Vec<Token>,
     positions: Vec<u32>,
     rows: Vec<StepRow>,
+    /// By row; empty where none has one.
+    adapters: Vec<Option<u32>>,
+    /// By token the row that it is of; only where a row has an adapter.
+    token_rows: Vec<u32>,
     /// The rows cut into what attention takes at once.
     units: Vec<Unit>,
     /// Token indices of the rows that want logits.
@@ -72,8 +76,8 @@ pub(super) struct Unit {
 
 /// Bytes of one slot: what `Slot` reserves for each token and each row.
 pub(super) fn slot_bytes(tokens_max: usize, slots: usize) -> usize {
-    let token_bytes = size_of::<Token>() + 2 * size_of::<u32>();
-    let row_bytes = size_of::<StepRow>() + size_of::<Sampled>() + size_of::<u32>();
+    let token_bytes = size_of::<Token>() + 3 * size_of::<u32>();
+    let row_bytes = size_of::<StepRow>() + size_of::<Sampled>() + size_of::<u32>() + size_of::<Option<u32>>();
     let bytes = tokens_max.saturating_mul(token_bytes).saturating_add(slots.saturating_mul(row_bytes));
     bytes.saturating_add(units_max(tokens_max, slots).saturating_mul(size_of::<Unit>()))
 }
@@ -98,6 +102,8 @@ impl Steps {
             wanted: Vec::with_capacity(tokens_max),
             units: Vec::with_capacity(units_max(tokens_max, slots)),
             rows: Vec::with_capacity(slots),
+            adapters: Vec::with_capacity(slots),
+            token_rows: Vec::with_capacity(tokens_max),
             sampled: Vec::with_capacity(slots),
             seen: Vec::with_capacity(slots),
             ..Slot::default()
@@ -121,6 +127,11 @@ impl Slot {
         self.clear();
         self.tokens.extend_from_slice(&batch.tokens);
         self.positions.extend_from_slice(&batch.positions);
+        if batch.adapters.iter().any(Option::is_some) {
+            self.adapters.extend_from_slice(&batch.adapters);
+            let rows = batch.rows.iter().enumerate();
+            self.token_rows.extend(rows.flat_map(|(at, row)| (0..row.len).map(move |_| index(at))));
+        }
         self.groups = batch.rows.first().map_or(0, |row| row.pages.len());
         self.page_max.resize(self.groups, 0);
         self.tables.push(0);
@@ -147,6 +158,8 @@ impl Slot {
         self.tokens.clear();
         self.positions.clear();
         self.rows.clear();
+        self.adapters.clear();
+        self.token_rows.clear();
         self.units.clear();
         self.wanted.clear();
         self.pages.clear();
@@ -186,6 +199,17 @@ impl Slot {
     /// The sequences of the step.
     pub(super) fn rows(&self) -> &[StepRow] {
         &self.rows
+    }
+
+    /// The adapters of the sequences; empty where none has one.
+    pub(super) fn adapters(&self) -> &[Option<u32>] {
+        &self.adapters
+    }
+
+    /// The adapter of a token's sequence.
+    pub(super) fn adapter(&self, token: usize) -> Option<usize> {
+        let row = *self.token_rows.get(token)?;
+        self.adapters[row as usize].map(|adapter| adapter as usize)
     }
 
     /// The rows cut into what attention takes at once.

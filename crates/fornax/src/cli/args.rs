@@ -105,23 +105,26 @@ pub(crate) struct Run {
     pub(crate) sampling: SamplingArgs,
 }
 
-/// Serve a model over HTTP, for OpenAI's clients, for a scheduler, for operators
+/// Serve models over HTTP, for OpenAI's clients, for a scheduler, for operators
 ///
-/// The server answers /health and /loading while the model loads, and requests once the model has answered a question
-/// of the server's own. SIGTERM (and Ctrl-C) lets requests under way finish; SIGHUP reads keys and certificate again.
+/// The server answers /health and /loading while the first model loads, and requests once that has answered a question
+/// of the server's own; other models are loaded when a request names them, and idle ones make way for them. SIGTERM (and Ctrl-C) lets requests under way finish; SIGHUP reads keys and certificate again.
 /// docs/api.md describes every route.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax serve                                     the default model on 127.0.0.1:8080
   fornax serve ./model.gguf --port 9000 --parallel 8 --context 4096
+  fornax serve smollm2 big=./model.gguf --idle-unload 600
   fornax serve --host 0.0.0.0 --api-key-file keys --tls-cert cert.pem --tls-key key.pem
   fornax serve --config serve.toml
 
 The configuration file is TOML and holds the long names of these flags, as in `parallel = 8`,
-`cors-origin = [\"https://app.example\"]`, `model = \"smollm2\"`. What is given on the command line wins.")]
+`cors-origin = [\"https://app.example\"]`, `model = [\"smollm2\", \"big=./model.gguf\"]`. What is given on the command line wins.")]
 pub(crate) struct Serve {
-    /// Path, catalog name or hub reference of the model [default: smollm2]
-    pub(crate) model: Option<String>,
+    /// Path, catalog name or hub reference of a model, or NAME[,ALIAS]=MODEL to say what clients call it; the first is
+    /// loaded at the start, others when they are asked for [default: smollm2]
+    #[arg(value_name = "MODEL")]
+    pub(crate) models: Vec<String>,
     /// Read further flags from this TOML file
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -131,13 +134,23 @@ pub(crate) struct Serve {
     /// Port to listen on; 0 lets the system choose
     #[arg(long, value_name = "PORT", default_value = "8080")]
     pub(crate) port: u16,
-    /// What clients call the model [default: its catalog name, or its file's name]
+    /// What clients call the first model [default: its catalog name, or its file's name]
     #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub(crate) served_model_name: Option<String>,
-    /// Use this Jinja file as the chat template instead of the model's own
+    /// Use this Jinja file as the chat template of the first model instead of its own
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub(crate) chat_template_file: Option<PathBuf>,
-    /// Requests computed at once; the cache holds a whole context for each
+    /// Load the low-rank adapter in this folder (PEFT's layout) beside the first model, under a name that requests choose
+    /// it by; may be repeated
+    #[arg(long, value_name = "NAME=FOLDER", help_heading = "Model")]
+    pub(crate) adapter: Vec<String>,
+    /// Load all models at the start; it fails where they do not fit beside each other
+    #[arg(long, help_heading = "Model")]
+    pub(crate) preload: bool,
+    /// Seconds without a request after which a model is unloaded [default: only to make room for another]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Model")]
+    pub(crate) idle_unload: Option<Duration>,
+    /// Requests of one model computed at once; its cache holds a whole context for each
     #[arg(long, value_name = "N", default_value = "4", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
     pub(crate) parallel: usize,
     #[command(flatten)]

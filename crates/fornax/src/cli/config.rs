@@ -27,10 +27,15 @@ pub(crate) fn expanded(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
             .any(|arg| arg.strip_prefix(&word).is_some_and(|rest| rest.is_empty() || rest.starts_with('=')))
     };
     let mut merged = args[..2].to_vec();
-    let mut model = None;
+    let mut models = Vec::new();
     for (key, value) in &table {
         if key == "model" {
-            model = Some(text(path, key, value)?).filter(|_| serve.model.is_none());
+            models = match value {
+                Value::Array(items) => {
+                    items.iter().map(|item| text(path, key, item)).collect::<Result<_, _>>()?
+                }
+                one => vec![text(path, key, one)?],
+            };
         } else if key == "config" || !known.get_arguments().any(|arg| arg.get_long() == Some(key)) {
             return Err(wrong(path, key, "is no flag of `fornax serve`").into());
         } else if !is_given(key) {
@@ -38,7 +43,9 @@ pub(crate) fn expanded(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
         }
     }
     merged.extend_from_slice(&args[2..]);
-    merged.extend(model.map(OsString::from));
+    if serve.models.is_empty() {
+        merged.extend(models.into_iter().map(OsString::from));
+    }
     Ok(merged)
 }
 
@@ -99,6 +106,12 @@ mod tests {
             Ok(&["fornax", "serve", "--metrics-open", "--port=9000", "--parallel", "2", "m.gguf"]),
         );
         check("port = 9000\nmodel = \"a\"", &["--port=1", "b"], Ok(&["fornax", "serve", "--port=1", "b"]));
+        check(
+            "model = [\"a\", \"b=c.gguf\"]\nidle-unload = 60",
+            &[],
+            Ok(&["fornax", "serve", "--idle-unload=60", "a", "b=c.gguf"]),
+        );
+        check("model = [[1]]", &[], Err("`model` must be"));
         check(
             "cors-origin = [\"http://a\", \"http://b\"]\ndrain-timeout = 1.5",
             &[],

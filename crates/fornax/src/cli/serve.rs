@@ -1,34 +1,35 @@
 //! The server: flags to its options, a model for it, and the signals that steer it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
-use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use fornax::{Code, Error, Fornax, OpenOptions};
+use fornax::{Code, Error, OpenOptions, Plan, Planned};
 use fornax_compute::Purpose;
-use fornax_engine::Stored;
 use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
 use fornax_server::{
-    Callback, Controls, Device, Failed, JobsOptions, ModelCard, Progress, Served, Server, ServerOptions,
-    TlsFiles,
+    Callback, Device, Failed, JobsOptions, Keeper, ModelCard, Offer, Progress, Room, Served, Server,
+    ServerOptions, TlsFiles,
 };
-use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use super::args::{LogFormat, Serve};
 use super::failure::Failure;
-use super::{device, locate, output, plan};
+use super::{device, locate, machine, output, plan};
 
 /// Threads for sockets and streams: they hand tokens on, the engine's threads make them.
 const SOCKET_THREADS: usize = 2;
 
 /// Threads for parsing, encoding and compiling; the server lets in as many as there are cores.
 const BLOCKING_THREADS: usize = 32;
+
+/// Models of one server: each has its metrics and a worker for its jobs.
+const MODELS_MAX: usize = 64;
 
 /// How often a scheduler is called that does not answer, and the pause after the first time: a minute in all.
 const CALLBACK_ATTEMPTS: u32 = 7;
@@ -44,55 +45,205 @@ pub(crate) fn serve(args: &Serve) -> anyhow::Result<()> {
     serve_with(args, &|options| options)
 }
 
-/// The same, with the model opened by options that `adapt` changes.
+/// The same, with models opened by options that `adapt` changes.
 pub(crate) fn serve_with(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<()> {
-    let path = locate::locate(args.model.as_deref())?;
-    let mut open = device::options(&path, &args.device)?.parallel(args.parallel).queue(args.limits.max_queue);
-    if let Some(file) = &args.chat_template_file {
-        open = open.chat_template(output::text_of(file)?);
-    }
-    let open = adapt(open);
-    // Before anything is listened on: a model that does not fit, or cannot be run, is refused at once.
-    let planned = open.plan()?;
-    if !planned.plan.fits() {
-        return Err(planned.refusal().into());
-    }
-    let plan = serde_json::to_value(plan::report(&path, &planned))?;
-    let card = card(&path, args, &planned.plan.stored);
+    let recipes = recipes(args, adapt)?;
     log(args.log);
-    // Before the runtime, and so dropped after it: its engine waits for tasks that hold ways into it.
-    let model = Arc::new(OnceLock::new());
+    let failure = Arc::new(Mutex::new(None));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(SOCKET_THREADS)
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()?;
-    let loading = Loading { open, card, plan, auto: args.device.device == "auto" };
-    let served = runtime.block_on(run(args, loading, Arc::clone(&model)));
-    // Tasks hold ways into the engine, which waits for the last of them.
+    let offers = recipes.into_iter().map(|recipe| offer(recipe, args.preload, &failure)).collect();
+    let served = runtime.block_on(run(args, offers));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    match (served, Arc::into_inner(model).and_then(OnceLock::into_inner)) {
+    let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match (served, failure) {
         // Why the model could not be loaded, with its own code, is worth more than that it could not.
-        (Err(_), Some(Err(error))) => Err(error.into()),
+        (Err(_), Some(error)) => Err(error.into()),
         (served, _) => served,
     }
 }
 
-/// A model that is about to be loaded.
-struct Loading {
+/// How one of the models is opened, whenever that is.
+struct Recipe {
+    path: PathBuf,
     open: OpenOptions,
     card: ModelCard,
-    plan: Value,
+    context: usize,
+    budget: Budget,
     /// Whether the device was left to us.
     auto: bool,
 }
 
-/// Serves until it is told to stop. The model is left in `model`: it must outlive everything that asks it.
-async fn run(
-    args: &Serve,
-    loading: Loading,
-    model: Arc<OnceLock<Result<Fornax, Error>>>,
-) -> anyhow::Result<()> {
+/// What all models together may take.
+#[derive(Clone, Copy)]
+struct Budget {
+    /// Bytes, as they were given or as the machine had them at the start; `None` where the device says.
+    bytes: Option<u64>,
+    /// Whether what the machine has left when a model is loaded is a limit too.
+    asks_machine: bool,
+}
+
+impl Budget {
+    fn of(args: &Serve) -> Result<Budget, Failure> {
+        let asks_machine =
+            args.device.memory_limit.is_none() && device::named(&args.device.device)? == fornax::Device::Cpu;
+        let machine = if asks_machine { machine::memory_available() } else { None };
+        Ok(Budget { bytes: args.device.memory_limit.or(machine), asks_machine })
+    }
+
+    /// Bytes for a model that finds this room.
+    fn left(self, room: Room) -> Option<u64> {
+        let mut left = self.bytes?.saturating_sub(room.taken);
+        if self.asks_machine && room != Room::default() {
+            // Neighbours may have grown since the start.
+            let now = machine::memory_available().map(|bytes| bytes.saturating_add(room.returning));
+            left = left.min(now.unwrap_or(u64::MAX));
+        }
+        Some(left)
+    }
+}
+
+impl Recipe {
+    /// The options for a model that finds this room.
+    fn options(&self, room: Room) -> OpenOptions {
+        let open = self.open.clone().returning(room.returning);
+        match self.budget.left(room) {
+            Some(bytes) => open.memory_limit(bytes),
+            None => open,
+        }
+    }
+
+    fn planned(&self, room: Room) -> Result<Planned, Error> {
+        let planned = self.options(room).plan()?;
+        if planned.plan.fits() { Ok(planned) } else { Err(planned.refusal()) }
+    }
+}
+
+/// Every model that was named. Before anything is listened on: one that would not fit if it were alone, or that cannot be
+/// run, is refused at once.
+fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<Vec<Recipe>> {
+    if args.models.len() > MODELS_MAX {
+        let message = format!("{} models are too many: at most {MODELS_MAX}", args.models.len());
+        return Err(Failure::usage(message).into());
+    }
+    let budget = Budget::of(args)?;
+    let default = [fornax::catalog::DEFAULT.to_owned()];
+    let named = if args.models.is_empty() { &default[..] } else { &args.models };
+    let mut recipes: Vec<Recipe> = Vec::new();
+    let (mut taken_bytes, mut taken_names) = (0, HashSet::new());
+    for text in named {
+        let (names, reference) = named_model(text);
+        let path = locate::locate(Some(reference))?;
+        let mut open =
+            device::options(&path, &args.device)?.parallel(args.parallel).queue(args.limits.max_queue);
+        let is_first = recipes.is_empty();
+        if let Some(file) = args.chat_template_file.as_ref().filter(|_| is_first) {
+            open = open.chat_template(output::text_of(file)?);
+        }
+        let mut adapters = Vec::new();
+        for text in args.adapter.iter().filter(|_| is_first) {
+            let (name, folder) =
+                text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
+                    Failure::usage(format!("--adapter {text:?} is no adapter; one looks like NAME=FOLDER"))
+                })?;
+            adapters.push(name.to_owned());
+            open = open.adapter(name, folder);
+        }
+        let served_name = args.served_model_name.as_deref().filter(|_| is_first);
+        let card =
+            ModelCard { adapters, ..card(&path, served_name.into_iter().chain(names).collect(), reference) };
+        if let Some(name) = names_of(&card).find(|name| !taken_names.insert((*name).to_owned())) {
+            let message = format!("two models are called {name:?}; say NAME=MODEL for one of them");
+            return Err(Failure::usage(message).into());
+        }
+        let auto = args.device.device == "auto";
+        let mut recipe = Recipe { path, open: adapt(open), card, context: 0, budget, auto };
+        let plan = recipe.planned(Room::default())?.plan;
+        if args.preload && taken_bytes > 0 {
+            let beside = recipe.planned(Room { taken: taken_bytes, returning: 0 });
+            beside.map_err(|error| match error {
+                Error::DoesNotFit { .. } => {
+                    let names: Vec<String> =
+                        recipes.iter().map(|recipe| format!("{:?}", recipe.card.name)).collect();
+                    Failure::new(Code::ModelDoesNotFit, format!("{error}, beside {}", names.join(", ")))
+                        .into()
+                }
+                other => anyhow::Error::from(other),
+            })?;
+        }
+        taken_bytes += planned_bytes(&plan);
+        recipe.context = plan.context;
+        let most = plan.stored.iter().max_by_key(|stored| stored.bytes);
+        recipe.card.quant = most.map_or(String::new(), |stored| stored.dtype.name().to_owned());
+        recipes.push(recipe);
+    }
+    Ok(recipes)
+}
+
+/// What a model takes of the budget. The margin is for what nobody counts, and there once.
+fn planned_bytes(plan: &Plan) -> u64 {
+    plan.usage.total().saturating_add(plan.runtime_bytes)
+}
+
+/// The names and the model of `NAME[,ALIAS...]=MODEL`. A file whose name looks so is a file.
+fn named_model(text: &str) -> (Vec<&str>, &str) {
+    match text.split_once('=') {
+        Some((names, model)) if !names.is_empty() && !Path::new(text).exists() => {
+            (names.split(',').filter(|name| !name.is_empty()).collect(), model)
+        }
+        _ => (Vec::new(), text),
+    }
+}
+
+fn names_of(card: &ModelCard) -> impl Iterator<Item = &str> {
+    [&card.name].into_iter().chain(&card.aliases).chain(&card.adapters).map(String::as_str)
+}
+
+/// What can be said of the model before it is loaded. It is called by the type that holds most of its weights.
+fn card(path: &Path, names: Vec<&str>, reference: &str) -> ModelCard {
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let own = if Path::new(reference).exists() { stem } else { reference.to_owned() };
+    let mut names = names.into_iter().map(str::to_owned);
+    ModelCard {
+        name: names.next().unwrap_or(own),
+        aliases: names.collect(),
+        adapters: Vec::new(),
+        reference: reference.to_owned(),
+        architecture: String::new(),
+        quant: String::new(),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+    }
+}
+
+/// A model as the server asks for it. Why it could not be loaded is left in `failure`, as the process ends with it.
+fn offer(recipe: Recipe, preload: bool, failure: &Arc<Mutex<Option<Error>>>) -> Offer {
+    let failure = Arc::clone(failure);
+    let recipe = Arc::new(recipe);
+    let planning = Arc::clone(&recipe);
+    Offer {
+        card: recipe.card.clone(),
+        context: recipe.context,
+        preload,
+        plan: Box::new(move |room| planning.planned(room).map(drop).map_err(|error| failed(&error))),
+        load: Box::new(move |room, progress| {
+            load(&recipe, room, progress).map_err(|error| {
+                let failed = failed(&error);
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                failed
+            })
+        }),
+    }
+}
+
+fn failed(error: &Error) -> Failed {
+    Failed { code: error.code().to_string(), message: error.to_string() }
+}
+
+/// Serves until it is told to stop.
+async fn run(args: &Serve, offers: Vec<Offer>) -> anyhow::Result<()> {
     let address = (args.host.as_str(), args.port);
     let listener = TcpListener::bind(address).await.map_err(|error| {
         Failure::usage(format!(
@@ -100,19 +251,13 @@ async fn run(
             args.host, args.port
         ))
     })?;
-    let server =
-        Server::new(listener, options(args)?).await.map_err(|error| Failure::usage(error.to_string()))?;
+    let server = Server::new(listener, options(args)?, offers)
+        .await
+        .map_err(|error| Failure::usage(error.to_string()))?;
     let scheme = if server.is_tls() { "https" } else { "http" };
     writeln!(io::stdout(), "listening on {scheme}://{}", server.address())?;
     io::stdout().flush()?;
 
-    let (progress, progress_seen) = watch::channel(Progress::default());
-    let load = async move {
-        let loaded = tokio::task::spawn_blocking(move || load(loading, &progress, &model)).await;
-        loaded.unwrap_or_else(|_| {
-            Err(Failed { code: Code::Internal.to_string(), message: "loading the model panicked".to_owned() })
-        })
-    };
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stop = async move {
         tokio::select! {
@@ -123,7 +268,7 @@ async fn run(
     let mut hang_up = signal(SignalKind::hangup())?;
     let (ask_reload, reload) = mpsc::channel(1);
     tokio::spawn(async move { while hang_up.recv().await.is_some() && ask_reload.send(()).await.is_ok() {} });
-    server.run(load, stop, Controls { progress: progress_seen, reload }).await.map_err(|error| {
+    server.run(stop, reload).await.map_err(|error| {
         match &error {
             fornax_server::Error::Failed(failed) => Failure::new(Code::Internal, failed.message.clone()),
             _ => Failure::usage(error.to_string()),
@@ -132,36 +277,17 @@ async fn run(
     })
 }
 
-/// Loads the model and makes of it what the server asks for.
-fn load(
-    loading: Loading,
-    progress: &watch::Sender<Progress>,
-    model: &OnceLock<Result<Fornax, Error>>,
-) -> Result<Served, Failed> {
+/// Loads a model and makes of it what the server asks for.
+fn load(recipe: &Recipe, room: Room, progress: &watch::Sender<Progress>) -> Result<Served, Error> {
     let began = Instant::now();
-    let Loading { open, card, plan, auto } = loading;
-    let opened = open.open_with(&mut |bytes, bytes_total| {
+    let open = recipe.options(room);
+    let planned = open.plan()?;
+    let model = open.open_with(&mut |bytes, bytes_total| {
         progress.send_replace(Progress { stage: "weights".to_owned(), bytes, bytes_total });
-    });
-    let made = opened.and_then(|opened| Ok((served(&opened, card, plan, began.elapsed())?, opened)));
-    let failed = |error: &Error| Failed { code: error.code().to_string(), message: error.to_string() };
-    match made {
-        Ok((served, opened)) => {
-            // What `auto` chose is said once, like everything else here in the log.
-            let auto = auto.then(|| fornax::Device::auto().1);
-            tracing::info!(device = opened.device(), auto, "loaded");
-            drop(model.set(Ok(opened)));
-            Ok(served)
-        }
-        Err(error) => {
-            let failed = failed(&error);
-            drop(model.set(Err(error)));
-            Err(failed)
-        }
-    }
-}
-
-fn served(model: &Fornax, card: ModelCard, plan: Value, load: Duration) -> Result<Served, Error> {
+    })?;
+    // What `auto` chose is said once, like everything else here in the log.
+    let auto = recipe.auto.then(|| fornax::Device::auto().1);
+    tracing::info!(model = recipe.card.name, device = model.device(), auto, "loaded");
     let tokenizer = Arc::clone(model.text().tokenizer().ok_or(Error::NoTokenizer)?);
     let usage = model.memory().allocated;
     let bytes = Purpose::ALL.into_iter().map(|purpose| (purpose.to_string(), usage.bytes(purpose)));
@@ -172,26 +298,13 @@ fn served(model: &Fornax, card: ModelCard, plan: Value, load: Duration) -> Resul
         template: model.text().shared_template(),
         // Now and not with the first schema: the trie of a large vocabulary takes a moment.
         grammars: Arc::clone(model.grammars()?),
-        card: ModelCard { architecture: model.config().facts.name.to_owned(), ..card },
-        plan,
+        card: ModelCard { architecture: model.config().facts.name.to_owned(), ..recipe.card.clone() },
+        plan: serde_json::to_value(plan::report(&recipe.path, &planned)).unwrap_or_default(),
         devices: vec![Device { name: model.kind().to_string(), bytes }],
-        load_seconds: load.as_secs_f64(),
+        load_seconds: began.elapsed().as_secs_f64(),
+        planned_bytes: planned_bytes(&planned.plan),
+        keeper: Keeper::new(model),
     })
-}
-
-/// What can be said of the model before it is loaded. It is called by the type that holds most of its weights.
-fn card(path: &Path, args: &Serve, stored: &[Stored]) -> ModelCard {
-    let reference = args.model.clone().unwrap_or_else(|| fornax::catalog::DEFAULT.to_owned());
-    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    let own = if Path::new(&reference).exists() { stem } else { reference.clone() };
-    let most = stored.iter().max_by_key(|stored| stored.bytes);
-    ModelCard {
-        name: args.served_model_name.clone().unwrap_or(own),
-        reference,
-        architecture: String::new(),
-        quant: most.map_or(String::new(), |stored| stored.dtype.name().to_owned()),
-        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-    }
 }
 
 fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
@@ -210,6 +323,7 @@ fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
         per_key_max: limits.max_per_key,
         request_timeout: Some(limits.request_timeout),
         drain_timeout: limits.drain_timeout,
+        idle_unload: args.idle_unload,
         callback: args.callback_url.clone().map(|url| Callback {
             url,
             worker_id: args.worker_id.clone().unwrap_or_else(|| format!("{}:{}", args.host, args.port)),

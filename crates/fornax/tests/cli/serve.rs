@@ -424,6 +424,148 @@ fn a_configuration_file_is_as_good_as_flags_and_the_plan_is_everybodys() {
     }
 }
 
+impl Serving {
+    /// What a model says to a prompt.
+    fn ask(&self, model: &str) -> String {
+        let body = format!(
+            "{{\"model\": \"{model}\", \"prompt\": \"The sky is\", \"max_tokens\": 4, \"temperature\": 0}}"
+        );
+        self.send(&format!("Content-Length: {}", body.len()), body.as_bytes())
+    }
+
+    /// The JSON behind a response's head.
+    fn json(&self, path: &str) -> serde_json::Value {
+        let response = self.get(path);
+        let (_, body) = response.split_once("\r\n\r\n").unwrap();
+        let body = body.trim_start_matches(|byte| byte != '{').trim_end_matches(|byte| byte != '}');
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"))
+    }
+}
+
+/// Bytes that the default model takes with these flags, without the margin, which depends on the limit.
+fn planned(flags: &[&str]) -> u64 {
+    let plan = fornax(["plan", "smollm2", "--json"].iter().chain(flags)).json();
+    let device = &plan["devices"][0];
+    device["total_bytes"].as_u64().unwrap() - device["bytes"]["margin"].as_u64().unwrap()
+}
+
+#[test]
+fn models_make_way_for_each_other_and_give_their_memory_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--device", "cpu", "--context", "256", "--parallel", "1"];
+    // Room for one and a half, and the least margin.
+    let limit = (planned(&flags) * 3 / 2 + (16 << 20)).to_string();
+    let both = ["serve", "smollm2", "two=smollm2", "--preload", "--port", "0", "--memory-limit", &limit];
+    fornax(both.iter().chain(&flags)).fails(3, "MODEL_DOES_NOT_FIT", &["bytes", "beside \"smollm2\""]);
+    let args = ["--context", "256", "--parallel", "1", "--memory-limit", &limit, "second,other=smollm2"];
+    let serving = Serving::start(folder.path(), &args);
+    let health = serving.json("/health");
+    let (devices, bytes) = (health["devices"].clone(), health["models"][0]["planned_bytes"].clone());
+    let mut resident = Vec::new();
+    let first = serving.ask("smollm2");
+    assert!(first.contains("200 OK") && first.contains("\"model\":\"smollm2\""), "{first}");
+    for round in 0..10 {
+        let second = serving.ask("other");
+        assert!(second.contains("200 OK") && second.contains("\"model\":\"second\""), "{round}: {second}");
+        let models = serving.json("/v1/models");
+        assert_eq!(
+            (&models["data"][0]["state"], &models["data"][1]["state"]),
+            (&"unloaded".into(), &"loaded".into())
+        );
+        assert!(serving.ask("smollm2").contains("200 OK"), "{round}");
+        // To the byte what it was at the start.
+        let health = serving.json("/health");
+        assert_eq!((&health["devices"], &health["models"][0]["planned_bytes"]), (&devices, &bytes));
+        assert_eq!(health["models"][1]["state"], "unloaded");
+        resident.push(serving.memory("VmRSS"));
+    }
+    // Twenty loads of a hundred megabytes: what stays is the allocator's own, and does not grow with the rounds.
+    let (early, late) = (resident[1], resident[9]);
+    assert!(late < early + (24 << 20), "{resident:?}");
+    let metrics = serving.get("/metrics");
+    assert!(metrics.contains("fornax_model_loads_total{model_name=\"smollm2\"} 11"), "{metrics}");
+    assert!(metrics.contains("fornax_model_loads_total{model_name=\"second\"} 10"), "{metrics}");
+    let unknown = serving.ask("third");
+    assert!(
+        unknown.contains("404 Not Found") && unknown.contains(r#"\"smollm2\", \"second\", \"other\""#),
+        "{unknown}"
+    );
+    serving.signal("TERM");
+    let (status, log) = serving.ended();
+    assert!(status.success(), "{log}");
+}
+
+#[test]
+fn an_idle_model_goes_and_the_next_request_brings_it_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let serving =
+        Serving::start(folder.path(), &["--context", "256", "--parallel", "1", "--idle-unload", "0.2"]);
+    let loaded = serving.memory("VmRSS");
+    serving.until("/v1/models", "\"state\":\"unloaded\"");
+    let unloaded = serving.memory("VmRSS");
+    // The weights alone are 90 MB.
+    assert!(unloaded + (60 << 20) < loaded, "{loaded} {unloaded}");
+    assert!(serving.get("/ready").contains("200 OK"));
+    assert!(serving.ask("smollm2").contains("200 OK"));
+}
+
+/// Writes an adapter of rank 2 for what attention of the first layer adds, in rows of so many values.
+fn write_adapter(folder: &Path, columns: usize) {
+    std::fs::create_dir_all(folder).unwrap();
+    let config =
+        r#"{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["o_proj"]}"#;
+    std::fs::write(folder.join("adapter_config.json"), config).unwrap();
+    let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
+    for (half, shape) in [("A", [2, columns]), ("B", [columns, 2])] {
+        let begin = bytes.len();
+        // Large and of both signs, so that answers differ.
+        let values = (0..2 * columns).map(|i| if i * 7919 % 13 < 6 { 0.5_f32 } else { -0.5 });
+        bytes.extend(values.flat_map(f32::to_le_bytes));
+        let name = format!("base_model.model.model.layers.0.self_attn.o_proj.lora_{half}.weight");
+        let offsets = [begin, bytes.len()];
+        header.insert(name, serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": offsets}));
+    }
+    let header = serde_json::Value::from(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat();
+    std::fs::write(folder.join("adapter_model.safetensors"), file).unwrap();
+}
+
+#[test]
+fn an_adapter_is_a_model_of_its_own_name_and_one_for_another_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (own, other) = (folder.path().join("own"), folder.path().join("other"));
+    write_adapter(&own, 576);
+    write_adapter(&other, 64);
+    let flag = |folder: &Path| format!("tuned={}", folder.display());
+    let refused = ["serve", "smollm2", "--port", "0", "--device", "cpu", "--adapter", &flag(&other)];
+    fornax(refused).fails(4, "MODEL_UNSUPPORTED", &["tuned", "[2, 64]", "[2, 576]", "another model"]);
+    fornax(["serve", "smollm2", "--adapter", "tuned"]).fails(2, "INVALID_INPUT", &["NAME=FOLDER"]);
+    let same = format!("smollm2={}", own.display());
+    fornax(["serve", "smollm2", "--adapter", &same]).fails(2, "INVALID_INPUT", &["two models are called"]);
+
+    let flags = ["--context", "256", "--parallel", "2", "--adapter", &flag(&own)];
+    let serving = Serving::start(folder.path(), &flags);
+    let models = serving.json("/v1/models");
+    assert_eq!(
+        (&models["data"][1]["id"], &models["data"][1]["parent"]),
+        (&"tuned".into(), &"smollm2".into())
+    );
+    let text = |model: &str| {
+        let answer = serving.ask(model);
+        assert!(answer.contains("200 OK") && answer.contains(&format!("\"model\":\"{model}\"")), "{answer}");
+        let (_, text) = answer.split_once("\"text\":").unwrap();
+        text.split_once(",\"logprobs\"").unwrap().0.to_owned()
+    };
+    let (plain, tuned) = (text("smollm2"), text("tuned"));
+    assert_ne!(plain, tuned);
+    // Beside each other, in one batch, each is what it was alone.
+    std::thread::scope(|scope| {
+        for (model, wanted) in [("smollm2", &plain), ("tuned", &tuned)].repeat(4) {
+            scope.spawn(move || assert_eq!(&text(model), wanted, "{model}"));
+        }
+    });
+}
+
 #[test]
 fn what_cannot_be_served_is_refused_in_one_line() {
     let check = |args: &[&str], exit: i32, code: &str, says: &[&str]| {
@@ -436,6 +578,9 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         "INVALID_INPUT",
         &["--api-key-file", "other machines"],
     );
+    check(&["smollm2", "smollm2", "--port", "0"], 2, "INVALID_INPUT", &["two models are called \"smollm2\""]);
+    check(&["smollm2", "b=missing.gguf"], 4, "MODEL_NOT_FOUND", &["missing.gguf"]);
+    check(&["smollm2", "--idle-unload", "never"], 2, "INVALID_INPUT", &["--idle-unload"]);
     check(&["smollm2", "--api-key-file", "missing"], 2, "INVALID_INPUT", &["missing"]);
     check(&["smollm2", "--host", "300.1.1.1"], 2, "INVALID_INPUT", &["cannot listen on 300.1.1.1"]);
     check(&["smollm2", "--tls-cert", "cert.pem"], 2, "INVALID_INPUT", &["--tls-key"]);

@@ -3,6 +3,7 @@
 
 #![cfg(test)]
 
+mod adapters;
 mod config;
 mod encoder;
 mod fixture;

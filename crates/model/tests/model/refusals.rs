@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::fixture::{Container, Number, add_key, open, open_gguf, open_hugging_face, rename, set_u32};
 
 /// A backend that computes floats only, and lacks what is listed.
-struct Floats(&'static [Need]);
+pub(crate) struct Floats(pub(crate) &'static [Need]);
 
 impl Sizes for Floats {
     fn supports(&self, need: Need) -> Result<(), ComputeError> {

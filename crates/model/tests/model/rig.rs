@@ -3,7 +3,7 @@
 use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Kv, Simd};
 use fornax_compute::{Backend, Batch, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, Token};
 use fornax_format::Checkpoint;
-use fornax_model::{Config, Error, Limits, Model, load};
+use fornax_model::{Adapter, Config, Error, Limits, Model, load_with};
 
 /// What the numbers depend on beside the model.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,16 @@ impl Rig {
         mode: Mode,
         room: Room,
     ) -> Result<Rig, Error> {
+        Rig::with_adapters(checkpoint, config, &[], mode, room)
+    }
+
+    pub(crate) fn with_adapters(
+        checkpoint: &Checkpoint,
+        config: &Config,
+        adapters: &[Adapter],
+        mode: Mode,
+        room: Room,
+    ) -> Result<Rig, Error> {
         let options = CpuOptions {
             threads: 2,
             activations: mode.activations,
@@ -61,7 +71,7 @@ impl Rig {
         };
         let backend = Cpu::new(options)?;
         let limits = Limits { tokens_max: room.tokens_max, wanted_max: room.tokens_max };
-        let model = load(checkpoint, config, &backend, limits, &mut |_, _| {})?;
+        let model = load_with(checkpoint, config, adapters, &backend, limits, &mut |_, _| {})?;
         let groups = config.kv_groups(1 + room.sequences * room.context.div_ceil(PAGE_TOKENS));
         let kv = backend.alloc_kv(&KvSpec { groups: groups.clone(), dtype: mode.kv })?;
         Ok(Rig { backend, model, kv, groups, vocab: config.vocab, room })
@@ -69,7 +79,12 @@ impl Rig {
 
     /// Logits of every token of the step, (tokens, vocab).
     pub(crate) fn step(&mut self, shares: &[Share<'_>]) -> Vec<Vec<f32>> {
-        let mut batch = Batch::default();
+        self.step_by(shares, Vec::new())
+    }
+
+    /// The same with an adapter for each share, or none for any.
+    pub(crate) fn step_by(&mut self, shares: &[Share<'_>], adapters: Vec<Option<u32>>) -> Vec<Vec<f32>> {
+        let mut batch = Batch { adapters, ..Batch::default() };
         for share in shares {
             let len = u32::try_from(share.tokens.len()).unwrap();
             let row = Row {

@@ -24,8 +24,7 @@ pub(crate) struct TokenCount {
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn count(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<TokenCount>, ApiError> {
-    let served = app.model()?;
-    let counted = prepare(&app, &served, body, |body: &CountBody, served| {
+    let counted = prepare(&app, body, |body: &CountBody, served| {
         let (ask, _) = body.chat()?.ask(served)?;
         Ok(TokenCount { input_tokens: ask.prompt.len() })
     });

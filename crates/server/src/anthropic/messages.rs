@@ -20,7 +20,7 @@ use crate::{
     app::{App, random_id},
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::prepare::prepare,
+    openai::prepare::admit,
     sse::{self, Transcript, named_event},
     work::Work,
 };
@@ -56,16 +56,14 @@ pub(crate) async fn messages(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let admission = app.admit(&caller)?;
-    let prepared = prepare(&app, &admission.served, body, |body: &MessagesBody, served| {
+    let prepared = admit(&app, &caller, body, |body: &MessagesBody, served| {
         let (ask, _) = body.chat()?.ask(served)?;
         Ok((ask, body.is_streamed(), body.stop_sequences()))
     });
-    let (ask, is_streamed, stop_sequences) = prepared.await?;
+    let (admission, (ask, is_streamed, stop_sequences)) = prepared.await?;
     let prompt = ask.prompt.len();
     let work = Work::submit(admission, vec![ask])?;
-    let head =
-        Head { id: format!("msg_{}", random_id()), model: work.served().card.name.clone(), stop_sequences };
+    let head = Head { id: format!("msg_{}", random_id()), model: work.model().to_owned(), stop_sequences };
     if is_streamed {
         let transcript = MessageTranscript { head, prompt, blocks: Blocks::default(), last: Vec::new() };
         return Ok(sse::stream(work, transcript, &app.options));

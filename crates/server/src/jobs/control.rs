@@ -14,7 +14,7 @@ use crate::{app::App, error::ApiError};
 ///
 /// However often; one that has ended stays as it is.
 #[utoipa::path(post, path = "/v2/{endpoint}/cancel/{id}", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name"), ("id" = String, Path)),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"), ("id" = String, Path)),
     responses(
         (status = 200, body = super::status::JobStatus, description = "How it stands now"),
         crate::openapi::Refusals,
@@ -24,14 +24,14 @@ pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
-    durable.job(&served, &id).await?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
+    app.job(durable, model, &id).await?;
     Ok(Json(durable.store.cancel(&id).await?.status()))
 }
 
 /// Queue a job again that failed or timed out
 #[utoipa::path(post, path = "/v2/{endpoint}/retry/{id}", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name"), ("id" = String, Path)),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"), ("id" = String, Path)),
     responses(
         (status = 200, body = super::status::JobStatus, description = "It waits again"),
         (status = 409, body = crate::openapi::ErrorBody, description = "It waits, runs, is completed or was cancelled"),
@@ -42,14 +42,14 @@ pub(crate) async fn retry(
     State(app): State<Arc<App>>,
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
-    durable.job(&served, &id).await?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
+    app.job(durable, model, &id).await?;
     Ok(Json(durable.store.retry(&id).await?.status()))
 }
 
 /// Cancel everything that waits
 #[utoipa::path(post, path = "/v2/{endpoint}/purge-queue", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name")),
+    params(("endpoint" = String, Path, description = "`default` or a model's name")),
     responses(
         (status = 200, description = "{removed, status}"),
         crate::openapi::Refusals,
@@ -59,7 +59,7 @@ pub(crate) async fn purge(
     State(app): State<Arc<App>>,
     Path(endpoint): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
-    let removed = durable.store.purge(&served.card.name).await?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
+    let removed = durable.store.purge(app.name_of(model)).await?;
     Ok(Json(json!({"removed": removed, "status": "completed"})))
 }

@@ -11,7 +11,7 @@ use super::model::Engine;
 use crate::{
     app::App,
     error::{ApiError, Code, Fault},
-    served::Served,
+    models::Chosen,
 };
 
 /// How durable jobs are kept, run and told of.
@@ -39,15 +39,18 @@ impl Durable {
         Ok(Durable { store, webhooks, options: options.clone() })
     }
 
-    /// Begins to work on what waits for a model.
-    pub(crate) fn work(&self, app: &Arc<App>, served: &Arc<Served>) -> Workers {
+    /// Begins to work on what waits for the models. A job loads its model as a request does.
+    pub(crate) fn work(&self, app: &Arc<App>) -> Workers {
         let (stop, stopped) = watch::channel(false);
-        let engine = Arc::new(Engine::new(Arc::clone(app), Arc::clone(served)));
-        let runner =
-            Runner::new(self.store.clone(), engine, served.card.name.clone(), self.options.runner.clone());
+        let runner = |chosen: Chosen| {
+            let engine = Arc::new(Engine::new(Arc::clone(app), chosen));
+            let (model, options) = (app.models.name(chosen).to_owned(), self.options.runner.clone());
+            let runner = Runner::new(self.store.clone(), engine, model, options);
+            tokio::spawn(runner.run(stopped.clone()))
+        };
         let sender = Webhooks::new(self.options.webhooks.clone());
         Workers {
-            runner: tokio::spawn(runner.run(stopped.clone())),
+            runners: app.models.choices().map(runner).collect(),
             sender: tokio::spawn(sender.run(self.store.clone(), stopped)),
             stop,
         }
@@ -56,7 +59,8 @@ impl Durable {
 
 /// What works on jobs.
 pub(crate) struct Workers {
-    runner: JoinHandle<usize>,
+    /// One for each model and each adapter.
+    runners: Vec<JoinHandle<usize>>,
     sender: JoinHandle<()>,
     stop: watch::Sender<bool>,
 }
@@ -69,7 +73,10 @@ impl Workers {
 
     /// Waits until all are finished or returned. Returns how many were returned.
     pub(crate) async fn stopped(self) -> usize {
-        let returned = self.runner.await.unwrap_or(0);
+        let mut returned = 0;
+        for runner in self.runners {
+            returned += runner.await.unwrap_or(0);
+        }
         drop(self.sender.await);
         returned
     }
@@ -77,24 +84,28 @@ impl Workers {
 
 impl App {
     /// The jobs and the model that an endpoint of theirs means, or why there are none.
-    pub(crate) fn jobs_of(&self, endpoint: &str) -> Result<(&Durable, Arc<Served>), ApiError> {
+    pub(crate) fn jobs_of(&self, endpoint: &str) -> Result<(&Durable, Chosen), ApiError> {
         let Some(durable) = self.durable.get() else {
             let message = "this server keeps no jobs; start it with --jobs-db";
             return Err(ApiError::new(Code::UnknownEndpoint, message));
         };
-        let served = self.model()?;
-        if endpoint != "default" && !served.is_called(endpoint) {
-            let message = format!("there is no such endpoint; there are default and {:?}", served.card.name);
-            return Err(ApiError::new(Code::UnknownEndpoint, message));
-        }
-        Ok((durable, served))
+        self.check_ready()?;
+        let chosen = self.models.named((endpoint != "default").then_some(endpoint)).map_err(|_| {
+            let names: Vec<String> = self.models.names().map(|name| format!("{name:?}")).collect();
+            let message = format!("there is no such endpoint; there are default and {}", names.join(", "));
+            ApiError::new(Code::UnknownEndpoint, message)
+        })?;
+        Ok((durable, chosen))
     }
-}
 
-impl Durable {
+    /// The name that the jobs of a model are kept under.
+    pub(crate) fn name_of(&self, chosen: Chosen) -> &str {
+        self.models.name(chosen)
+    }
+
     /// A job of a model.
-    pub(crate) async fn job(&self, served: &Served, id: &str) -> Result<Job, ApiError> {
-        let job = self.store.get(id).await?.filter(|job| job.model == served.card.name);
+    pub(crate) async fn job(&self, durable: &Durable, chosen: Chosen, id: &str) -> Result<Job, ApiError> {
+        let job = durable.store.get(id).await?.filter(|job| job.model == self.name_of(chosen));
         job.ok_or_else(|| Error::NotFound.into())
     }
 }

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use crate::{
     answer::{Ask, Finish, Piece, TokenScore},
     app::App,
-    error::ApiError,
+    error::{ApiError, Code},
+    models::{Chosen, Models},
     openai::{chat::ChatBody, completions::CompletionBody, prepare::on_a_thread},
     served::Served,
     shape::{self, Unknown},
@@ -18,15 +19,16 @@ use crate::{
 /// Alternatives that are looked at to say how sure a choice is: as many as the routes tell.
 const ALTERNATIVES: u32 = 20;
 
-/// A loaded model that answers questions of jobs.
+/// A model that answers questions of jobs, loaded when there are any.
 pub(crate) struct Engine {
     app: Arc<App>,
-    served: Arc<Served>,
+    /// Which of the models.
+    chosen: Chosen,
 }
 
 impl Engine {
-    pub(crate) fn new(app: Arc<App>, served: Arc<Served>) -> Engine {
-        Engine { app, served }
+    pub(crate) fn new(app: Arc<App>, chosen: Chosen) -> Engine {
+        Engine { app, chosen }
     }
 }
 
@@ -64,15 +66,24 @@ pub(crate) fn ask(question: &Question, served: &Served) -> Result<Ask, ApiError>
     }
 }
 
+impl Models {
+    /// Refuses a question that names another model than its job's endpoint did.
+    pub(crate) fn check_model(&self, question: &Question, chosen: Chosen) -> Result<(), ApiError> {
+        let (Body::Chat(body) | Body::Completion(body)) = &question.body;
+        match body["model"].as_str() {
+            Some(name) if self.named(Some(name))? != chosen => {
+                let message = format!("the job is one of {:?}", self.name(chosen));
+                Err(ApiError::new(Code::ModelNotFound, message))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Model for Engine {
     fn facts(&self) -> (String, String) {
-        (self.served.card.name.clone(), self.served.card.quant.clone())
-    }
-
-    fn check(&self, question: &Question) -> Result<(), Failure> {
-        let refused = |error: ApiError| error.failure("submit");
-        let ask = ask(question, &self.served).map_err(refused)?;
-        ask.request().check(&self.served.engine.capacity()).map_err(|refusal| refused(refusal.into()))
+        let models = &self.app.models;
+        (models.name(self.chosen).to_owned(), models.all()[self.chosen.index].offer.card.quant.clone())
     }
 
     async fn answer(
@@ -80,10 +91,21 @@ impl Model for Engine {
         question: Question,
         hears: impl Fn(&str) + Send + Sync,
     ) -> Result<Answer, Failure> {
-        let prepared = on_a_thread(&self.app, &self.served, move |served| ask(&question, served)).await;
+        let admission = loop {
+            // Before asking, so that no room made meanwhile is missed.
+            let idle = self.app.models.idle();
+            match self.app.enter_job().admit(self.chosen).await {
+                // A job can wait until others are done; whoever runs it bounds that.
+                Err(error) if error.code == Code::ModelDoesNotFit => idle.await,
+                admitted => break admitted.map_err(|error| error.failure("load"))?,
+            }
+        };
+        let served = Arc::clone(admission.served.served());
+        let asked = self.app.models.check_model(&question, self.chosen);
+        asked.map_err(|error| error.failure("prepare"))?;
+        let prepared = on_a_thread(&self.app, &served, move |served| ask(&question, served)).await;
         let ask = prepared.map_err(|error| error.failure("prepare"))?;
         let seed = ask.seed;
-        let admission = self.app.admit_job().map_err(|error| error.failure("generate"))?;
         let began = Instant::now();
         let mut work = Work::submit(admission, vec![ask]).map_err(|error| error.failure("generate"))?;
         let mut answer = Answer { seed, ..Answer::default() };
@@ -96,7 +118,7 @@ impl Model for Engine {
                     first.get_or_insert_with(Instant::now);
                     hears(&text);
                     answer.text.push_str(&text);
-                    answer.tokens.extend(tokens.iter().map(|score| self.token(score)));
+                    answer.tokens.extend(tokens.iter().map(|score| token(&served, score)));
                 }
                 Piece::End { finish, usage } => {
                     answer.finish = match finish {
@@ -129,10 +151,8 @@ impl Model for Engine {
     }
 }
 
-impl Engine {
-    fn token(&self, score: &TokenScore) -> Token {
-        let bytes = |token: u32| self.served.tokenizer.token_bytes(token).to_vec();
-        let top = score.top.iter().map(|&(token, logprob)| (bytes(token), logprob)).collect();
-        Token { bytes: bytes(score.token), logprob: score.logprob, top }
-    }
+fn token(served: &Served, score: &TokenScore) -> Token {
+    let bytes = |token: u32| served.tokenizer.token_bytes(token).to_vec();
+    let top = score.top.iter().map(|&(token, logprob)| (bytes(token), logprob)).collect();
+    Token { bytes: bytes(score.token), logprob: score.logprob, top }
 }

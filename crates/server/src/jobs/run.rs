@@ -17,7 +17,7 @@ use crate::{
     app::App,
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
-    openai::prepare::{on_a_thread, prepare},
+    openai::prepare::{on_a_thread, read},
     shape::{Unknown, body},
 };
 
@@ -68,7 +68,7 @@ pub(crate) struct Accepted {
 ///
 /// It is on disk before the id is returned. Under the same `Idempotency-Key` header it is the same job.
 #[utoipa::path(post, path = "/v2/{endpoint}/run", tag = "jobs", request_body = RunBody,
-    params(("endpoint" = String, Path, description = "`default` or the model's name"),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeated submit one job")),
     responses(
         (status = 200, body = Accepted, description = "It is kept"),
@@ -100,7 +100,7 @@ pub(crate) struct Wait {
 ///
 /// What has not ended in time is answered with its state; ask for its status later.
 #[utoipa::path(post, path = "/v2/{endpoint}/runsync", tag = "jobs", request_body = RunBody,
-    params(("endpoint" = String, Path, description = "`default` or the model's name"), Wait,
+    params(("endpoint" = String, Path, description = "`default` or a model's name"), Wait,
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeated submit one job")),
     responses(
         (status = 200, body = super::status::JobStatus, description = "How it stands"),
@@ -126,11 +126,11 @@ pub(crate) async fn runsync(
     // Before the submit, so that no change is missed.
     let mut changes = app.jobs_of(&endpoint)?.0.store.changes();
     let submitted = submit(&app, &caller, &endpoint, &headers, body).await?;
-    let (durable, served) = app.jobs_of(&endpoint)?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
     let mut draining = app.watch_draining();
     let until = tokio::time::Instant::now() + Duration::from_millis(wait);
     loop {
-        let job = durable.job(&served, &submitted.id).await?;
+        let job = app.job(durable, model, &submitted.id).await?;
         if job.state.is_final() || tokio::time::Instant::now() >= until || *draining.borrow() {
             return Ok(Json(job.status()));
         }
@@ -151,24 +151,26 @@ async fn submit(
     headers: &HeaderMap,
     body: RawBody,
 ) -> Result<Submitted, ApiError> {
-    let (durable, served) = app.jobs_of(endpoint)?;
+    let (durable, model) = app.jobs_of(endpoint)?;
     if app.is_draining() {
         return Err(ApiError::new(Code::ModelNotReady, "the server is shutting down"));
     }
     let idempotency_key = idempotency_key(headers)?;
-    let RunBody { mut input, webhook, policy } =
-        prepare(app, &served, body, |body: &RunBody, _| Ok(body.clone())).await?;
+    let (RunBody { mut input, webhook, policy }, _) = read(app, body).await?;
     if let Some(webhook) = &webhook {
         durable.webhooks.check(webhook)?;
     }
     if let Some(name) = schema_name(&input).map(str::to_owned)
-        && let Some(schema) = durable.store.schema(&served.card.name, &name).await?
+        && let Some(schema) = durable.store.schema(app.name_of(model), &name).await?
     {
         set_schema(&mut input, &name, schema);
     }
     // What could never be answered is refused now, not after it has waited.
-    let input = on_a_thread(app, &served, move |served| {
+    let lease = app.lease(model).await?;
+    let models = Arc::clone(&app.models);
+    let input = on_a_thread(app, lease.served(), move |served| {
         for question in Input::parse(&input)?.questions() {
+            models.check_model(question, model).map_err(under_input)?;
             let asked = ask(question, served).map_err(under_input)?;
             asked.request().check(&served.engine.capacity())?;
         }
@@ -180,7 +182,7 @@ async fn submit(
         ttl_ms: policy.ttl,
         low_priority: policy.low_priority.unwrap_or(false),
     });
-    let (model, owner) = (served.card.name.clone(), caller.key.label.clone());
+    let (model, owner) = (app.name_of(model).to_owned(), caller.key.label.clone());
     Ok(durable.store.submit(NewJob { model, owner, input, webhook, policy, idempotency_key }).await?)
 }
 

@@ -22,7 +22,7 @@ use crate::{
 /// Jobs refer to it by its name, `{"schema": "name"}`; those that were submitted before keep what they had.
 #[utoipa::path(put, path = "/v2/{endpoint}/schemas/{name}", tag = "jobs",
     request_body(content = Object, description = "A JSON Schema"),
-    params(("endpoint" = String, Path, description = "`default` or the model's name"),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"),
         ("name" = String, Path, description = "1 to 128 letters, digits, dots, dashes and underlines")),
     responses(
         (status = 200, description = "{name, status}"),
@@ -36,14 +36,15 @@ pub(crate) async fn put(
     Path((endpoint, name)): Path<(String, String)>,
     body: RawBody,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
     let sane = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if !(1..=128).contains(&name.len()) || !name.bytes().all(sane) {
         let rule = "must have 1 to 128 letters, digits, dots, dashes and underlines";
         return Err(ApiError::fault(Fault::rule("name", rule)));
     }
     // Compiled now: a schema that cannot be followed is refused here, and the first job finds it ready.
-    let schema = on_a_thread(&app, &served, move |served| {
+    let lease = app.lease(model).await?;
+    let schema = on_a_thread(&app, lease.served(), move |served| {
         let schema: Value = serde_json::from_slice(&body.bytes)
             .map_err(|error| ApiError::fault(Fault::rule("body", format!("must be JSON: {error}"))))?;
         Schema::new(&schema, None)?;
@@ -52,13 +53,13 @@ pub(crate) async fn put(
         Ok(schema)
     })
     .await?;
-    durable.store.put_schema(&served.card.name, &name, &schema).await?;
+    durable.store.put_schema(app.name_of(model), &name, &schema).await?;
     Ok(Json(json!({"name": name, "status": "registered"})))
 }
 
 /// A registered schema
 #[utoipa::path(get, path = "/v2/{endpoint}/schemas/{name}", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name"), ("name" = String, Path)),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"), ("name" = String, Path)),
     responses(
         (status = 200, description = "The schema"),
         crate::openapi::Refusals,
@@ -68,8 +69,8 @@ pub(crate) async fn get(
     State(app): State<Arc<App>>,
     Path((endpoint, name)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
-    let schema = durable.store.schema(&served.card.name, &name).await?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
+    let schema = durable.store.schema(app.name_of(model), &name).await?;
     schema
         .map(Json)
         .ok_or_else(|| ApiError::new(Code::SchemaNotFound, "there is no schema of that name here"))

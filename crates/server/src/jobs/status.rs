@@ -40,7 +40,7 @@ pub(crate) struct JobStatus {
 
 /// How a job stands
 #[utoipa::path(get, path = "/v2/{endpoint}/status/{id}", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name"), ("id" = String, Path)),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"), ("id" = String, Path)),
     responses(
         (status = 200, body = JobStatus, description = "How it stands"),
         crate::openapi::Refusals,
@@ -50,8 +50,8 @@ pub(crate) async fn status(
     State(app): State<Arc<App>>,
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
-    let job = durable.job(&served, &id).await?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
+    let job = app.job(durable, model, &id).await?;
     let mut said = job.status();
     if let Some(total) = job.items {
         said["items"] = json!({"done": durable.store.items_done(&id).await?, "total": total});
@@ -61,7 +61,7 @@ pub(crate) async fn status(
 
 /// What became of a job, step by step
 #[utoipa::path(get, path = "/v2/{endpoint}/timeline/{id}", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name"), ("id" = String, Path)),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"), ("id" = String, Path)),
     responses(
         (status = 200, description = "{events: [{at, event, attempt, detail}]}, `at` in milliseconds since 1970"),
         crate::openapi::Refusals,
@@ -71,8 +71,8 @@ pub(crate) async fn timeline(
     State(app): State<Arc<App>>,
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
-    durable.job(&served, &id).await?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
+    app.job(durable, model, &id).await?;
     let events = durable.store.timeline(&id).await?.into_iter().map(|event| {
         json!({"at": event.at_us / 1000, "event": event.event, "attempt": event.attempt, "detail": event.detail})
     });
@@ -91,7 +91,7 @@ pub(crate) struct Which {
 
 /// The newest jobs of the caller's key, without their outputs
 #[utoipa::path(get, path = "/v2/{endpoint}/jobs", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name"), Which),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"), Which),
     responses(
         (status = 200, description = "{jobs: [{id, status, created, attempts, delayTime, executionTime, error}]}"),
         crate::openapi::Refusals,
@@ -103,7 +103,7 @@ pub(crate) async fn list(
     Path(endpoint): Path<String>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
     let Query(which) = which.map_err(|_| ApiError::fault(Fault::rule("limit", "must be one integer")))?;
     let limit = which.limit.unwrap_or(100);
     if !(1..=1000).contains(&limit) {
@@ -116,7 +116,7 @@ pub(crate) async fn list(
             Some(known.ok_or_else(|| ApiError::fault(Fault::rule("status", "is no state of a job")))?)
         }
     };
-    let jobs = durable.store.list(&served.card.name, Some(&caller.key.label), state, limit).await?;
+    let jobs = durable.store.list(app.name_of(model), Some(&caller.key.label), state, limit).await?;
     let jobs = jobs.iter().map(|job| {
         let mut status = job.status();
         if let Some(fields) = status.as_object_mut() {
@@ -131,7 +131,7 @@ pub(crate) async fn list(
 
 /// How the queue and its workers stand
 #[utoipa::path(get, path = "/v2/{endpoint}/health", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name")),
+    params(("endpoint" = String, Path, description = "`default` or a model's name")),
     responses(
         (status = 200, description = "{jobs: {completed, failed, inProgress, inQueue, retried}, workers: {idle, running}}"),
         crate::openapi::Refusals,
@@ -141,9 +141,9 @@ pub(crate) async fn health(
     State(app): State<Arc<App>>,
     Path(endpoint): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
-    let counts = durable.store.counts(&served.card.name).await?;
-    let running = durable.store.busy_workers(&served.card.name).await?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
+    let counts = durable.store.counts(app.name_of(model)).await?;
+    let running = durable.store.busy_workers(app.name_of(model)).await?;
     Ok(Json(json!({
         "jobs": {
             "completed": counts.of(JobState::Completed),

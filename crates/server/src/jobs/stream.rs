@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_millis(500);
 /// `Accept: application/x-ndjson` all parts from the first, a line each, and at the end a line with the job's status.
 /// Parts are texts, or the results of a batch's items in their order.
 #[utoipa::path(get, path = "/v2/{endpoint}/stream/{id}", tag = "jobs",
-    params(("endpoint" = String, Path, description = "`default` or the model's name"), ("id" = String, Path)),
+    params(("endpoint" = String, Path, description = "`default` or a model's name"), ("id" = String, Path)),
     responses(
         (status = 200, description = "What is new, or a line for each part"),
         crate::openapi::Refusals,
@@ -36,9 +36,9 @@ pub(crate) async fn stream(
     Path((endpoint, id)): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let (durable, served) = app.jobs_of(&endpoint)?;
+    let (durable, model) = app.jobs_of(&endpoint)?;
     // The state first: what was written before it ended is then among the parts.
-    let job = durable.job(&served, &id).await?;
+    let job = app.job(durable, model, &id).await?;
     let wants_lines = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     if wants_lines.is_some_and(|accept| accept.contains("application/x-ndjson")) {
         let store = durable.store.clone();

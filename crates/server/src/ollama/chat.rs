@@ -20,7 +20,7 @@ use crate::{
     app::App,
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::{chat::ChatBody, prepare::prepare},
+    openai::{chat::ChatBody, prepare::admit},
     served::Served,
     shape::{self, Unknown, Unsupported, body},
     sse,
@@ -98,12 +98,11 @@ pub(crate) async fn chat(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let admission = app.admit(&caller)?;
-    let prepared = prepare(&app, &admission.served, body, |body: &OllamaChatBody, served| {
+    let prepared = admit(&app, &caller, body, |body: &OllamaChatBody, served| {
         Ok((body.ask(served)?, body.stream.unwrap_or(true)))
     });
-    let (ask, is_streamed) = prepared.await?;
-    let lines = Lines::new(Kind::Chat, &admission.served.card.name);
+    let (admission, (ask, is_streamed)) = prepared.await?;
+    let lines = Lines::new(Kind::Chat, admission.served.name());
     let Some(ask) = ask else {
         // What clients send to have a model loaded.
         return Ok(Json(loaded(lines.line(super::lines::Part::default()))).into_response());
@@ -127,7 +126,6 @@ impl OllamaChatBody {
         let mut body = Map::new();
         body.insert("model".to_owned(), json!(untagged(&self.model)));
         let Some(messages) = self.messages.as_ref().filter(|messages| !messages.is_empty()) else {
-            crate::openai::prepare::check_model(served, Some(untagged(&self.model)))?;
             return Ok(None);
         };
         let messages: Vec<Value> = messages.iter().map(OllamaMessage::to_json).collect();

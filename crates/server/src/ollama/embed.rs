@@ -14,7 +14,7 @@ use crate::{
     front::{body::RawBody, keys::Caller},
     openai::{
         embeddings::{EmbeddingBody, vectors},
-        prepare::prepare,
+        prepare::admit,
     },
     shape::{self, Unknown, Unsupported, body},
 };
@@ -67,8 +67,7 @@ pub(crate) async fn embed(
     body: RawBody,
 ) -> Result<Json<Embedded>, ApiError> {
     let began = Instant::now();
-    let admission = app.admit(&caller)?;
-    let prepared = prepare(&app, &admission.served, body, |body: &EmbedBody, served| {
+    let prepared = admit(&app, &caller, body, |body: &EmbedBody, served| {
         let mut fields = Map::new();
         fields.insert("model".to_owned(), json!(untagged(&body.model)));
         fields.insert("input".to_owned(), json!(body.input));
@@ -77,8 +76,8 @@ pub(crate) async fn embed(
         }
         shape::understand::<EmbeddingBody>(Value::Object(fields), Unknown::Refuse)?.ask(served)
     });
-    let (asks, shape) = prepared.await?;
-    let model = admission.served.card.name.clone();
+    let (admission, (asks, shape)) = prepared.await?;
+    let model = admission.served.name().to_owned();
     let (embeddings, usage) = vectors(admission, asks).await?;
     if let Some(first) = embeddings.first() {
         shape.check(first.len())?;

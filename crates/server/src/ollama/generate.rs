@@ -21,11 +21,7 @@ use crate::{
     app::App,
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    openai::{
-        chat::ChatBody,
-        completions::CompletionBody,
-        prepare::{check_model, prepare},
-    },
+    openai::{chat::ChatBody, completions::CompletionBody, prepare::admit},
     served::Served,
     shape::{self, Unknown, Unsupported, body},
     sse,
@@ -94,12 +90,11 @@ pub(crate) async fn generate(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let admission = app.admit(&caller)?;
-    let prepared = prepare(&app, &admission.served, body, |body: &GenerateBody, served| {
+    let prepared = admit(&app, &caller, body, |body: &GenerateBody, served| {
         Ok((body.ask(served)?, body.stream.unwrap_or(true)))
     });
-    let (ask, is_streamed) = prepared.await?;
-    let lines = Lines::new(Kind::Generate, &admission.served.card.name);
+    let (admission, (ask, is_streamed)) = prepared.await?;
+    let lines = Lines::new(Kind::Generate, admission.served.name());
     let Some(ask) = ask else {
         return Ok(Json(loaded(lines.line(Part::default()))).into_response());
     };
@@ -114,7 +109,6 @@ impl GenerateBody {
     fn ask(&self, served: &Served) -> Result<Option<Ask>, ApiError> {
         let model = untagged(&self.model);
         let Some(prompt) = self.prompt.as_ref().filter(|prompt| !prompt.is_empty()) else {
-            check_model(served, Some(model))?;
             return Ok(None);
         };
         let mut body = Map::new();

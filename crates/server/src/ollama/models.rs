@@ -13,8 +13,9 @@ use crate::{
     app::App,
     error::{ApiError, Fault},
     front::body::RawBody,
-    openai::prepare::{check_model, prepare},
-    served::Served,
+    models::Slot,
+    openai::prepare::{on_a_thread, read},
+    served::ModelCard,
     shape::{Unknown, body},
 };
 
@@ -46,10 +47,10 @@ struct Details {
 }
 
 impl Details {
-    fn of(served: &Served) -> Details {
-        let family = served.card.architecture.clone();
-        let quantization_level = served.card.quant.clone();
-        let format = if served.card.reference.ends_with(".gguf") { "gguf" } else { "safetensors" };
+    fn of(card: &ModelCard) -> Details {
+        let family = card.architecture.clone();
+        let quantization_level = card.quant.clone();
+        let format = if card.reference.ends_with(".gguf") { "gguf" } else { "safetensors" };
         Details {
             format,
             families: vec![family.clone()],
@@ -60,36 +61,41 @@ impl Details {
     }
 }
 
-fn tags(served: &Served) -> Tags {
-    let loaded = i64::try_from(served.card.created).ok().and_then(|at| Timestamp::from_second(at).ok());
-    let tag = Tag {
-        name: served.card.name.clone(),
-        model: served.card.name.clone(),
-        modified_at: loaded.unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
-        size: served.device_bytes(),
-        details: Details::of(served),
-    };
-    Tags { models: vec![tag] }
+fn tag(slot: &Slot) -> Tag {
+    let loaded = slot.loaded();
+    let card = loaded.as_ref().map_or(&slot.offer.card, |served| &served.card);
+    let created = i64::try_from(card.created).ok().and_then(|at| Timestamp::from_second(at).ok());
+    Tag {
+        name: card.name.clone(),
+        model: card.name.clone(),
+        modified_at: created.unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
+        // Nothing until it is loaded.
+        size: loaded.as_ref().map_or(0, |served| served.device_bytes()),
+        details: Details::of(card),
+    }
 }
 
 /// What can be asked for, as Ollama's clients ask
 #[utoipa::path(get, path = "/api/tags", tag = "ollama", responses(
-    (status = 200, body = Tags, description = "The served model"),
+    (status = 200, body = Tags, description = "The served models"),
     crate::openapi::Refusals,
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Tags>, ApiError> {
-    Ok(Json(tags(&*app.model()?)))
+    app.check_ready()?;
+    Ok(Json(Tags { models: app.models.all().iter().map(tag).collect() }))
 }
 
 /// What is loaded, as Ollama's clients ask
 #[utoipa::path(get, path = "/api/ps", tag = "ollama", responses(
-    (status = 200, body = Tags, description = "The served model"),
+    (status = 200, body = Tags, description = "Those that are loaded"),
     crate::openapi::Refusals,
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn running(State(app): State<Arc<App>>) -> Result<Json<Tags>, ApiError> {
-    Ok(Json(tags(&*app.model()?)))
+    app.check_ready()?;
+    let loaded = app.models.all().iter().filter(|slot| slot.loaded().is_some());
+    Ok(Json(Tags { models: loaded.map(tag).collect() }))
 }
 
 /// A model to describe.
@@ -125,11 +131,12 @@ pub(crate) struct Shown {
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn show(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Shown>, ApiError> {
-    let served = app.model()?;
-    let shown = prepare(&app, &served, body, |body: &ShowBody, served| {
-        let name = body.model.as_ref().or(body.name.as_ref());
-        let name = name.ok_or_else(|| ApiError::fault(Fault::rule("model", "is required")))?;
-        check_model(served, Some(untagged(name)))?;
+    app.check_ready()?;
+    let (body, _) = read::<ShowBody>(&app, body).await?;
+    let name = body.model.as_ref().or(body.name.as_ref());
+    let name = name.ok_or_else(|| ApiError::fault(Fault::rule("model", "is required")))?;
+    let lease = app.lease(app.models.named(Some(untagged(name)))?).await?;
+    let shown = on_a_thread(&app, lease.served(), |served| {
         let template = served.template.as_ref().as_ref().ok();
         let capacity = served.engine.capacity();
         let mut capabilities = if capacity.encodes { vec!["embedding"] } else { vec!["completion"] };
@@ -149,7 +156,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>, body: RawBody) -> Result<J
             modelfile: String::new(),
             parameters: String::new(),
             template: template.map_or_else(String::new, |template| template.source().to_owned()),
-            details: Details::of(served),
+            details: Details::of(&served.card),
             model_info,
             capabilities,
         })

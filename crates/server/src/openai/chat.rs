@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::{
     params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-    prepare::{check_length, check_model, prepare},
+    prepare::{admit, check_length},
     reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob, spelled},
     thinking::{self, Effort, Reasoning},
     tools::{ToolBody, ToolChoiceBody, Tools, call_id},
@@ -33,8 +33,9 @@ use crate::{
 /// A conversation to go on with.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ChatBody {
-    /// The served model's name; without it, that model.
+    /// The name of a served model; without it, the first of them.
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     #[schema(required = true, min_items = 1, max_items = 16384)]
     messages: Vec<Message>,
@@ -252,11 +253,10 @@ pub(crate) async fn chat(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let admission = app.admit(&caller)?;
-    let (ask, stream) = prepare(&app, &admission.served, body, ChatBody::ask).await?;
+    let (admission, (ask, stream)) = admit(&app, &caller, body, ChatBody::ask).await?;
     let (scored, choices) = (ask.sampling.top_logprobs.is_some(), ask.choices as usize);
     let work = Work::submit(admission, vec![ask])?;
-    let head = Head::new("chatcmpl", &work.served().card.name);
+    let head = Head::new("chatcmpl", work.model());
     match stream {
         Some(options) => {
             let parts = options.parts(head, "chat.completion.chunk", choices);
@@ -273,7 +273,6 @@ pub(crate) async fn chat(
 impl ChatBody {
     /// The question, and what to stream if it is to be streamed.
     pub(crate) fn ask(&self, served: &Served) -> Result<(Ask, Option<StreamOptions>), ApiError> {
-        check_model(served, self.model.as_deref())?;
         let mut faults = Vec::new();
         if let (Some(older), Some(newer)) = (self.max_tokens, self.max_completion_tokens)
             && older != newer

@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use super::{
     chat::{StreamOptions, stream_options},
     params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-    prepare::{check_model, prepare},
+    prepare::admit,
     prompt::Prompt,
     reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob},
 };
@@ -40,8 +40,9 @@ const OBJECT: &str = "text_completion";
 /// Texts to continue.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CompletionBody {
-    /// The served model's name; without it, that model.
+    /// The name of a served model; without it, the first of them.
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     /// A string, an array of strings, an array of token ids, or an array of such arrays.
     #[schema(required = true)]
@@ -79,12 +80,11 @@ pub(crate) async fn completions(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let admission = app.admit(&caller)?;
-    let (asks, stream) = prepare(&app, &admission.served, body, CompletionBody::ask).await?;
+    let (admission, (asks, stream)) = admit(&app, &caller, body, CompletionBody::ask).await?;
     let per_prompt = asks.first().map_or(1, |ask| ask.choices as usize);
     let scored = asks.first().is_some_and(|ask| ask.sampling.top_logprobs.is_some());
     let work = Work::submit(admission, asks)?;
-    let head = Head::new("cmpl", &work.served().card.name);
+    let head = Head::new("cmpl", work.model());
     match stream {
         Some(options) => {
             let parts = options.parts(head, OBJECT, per_prompt);
@@ -97,7 +97,6 @@ pub(crate) async fn completions(
 
 impl CompletionBody {
     pub(crate) fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
-        check_model(served, self.model.as_deref())?;
         let mut faults = Vec::new();
         let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
         let prompts = self.prompt.tokens(served)?;

@@ -13,11 +13,7 @@ use fornax_text::StopStrings;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{
-    prepare::{check_model, prepare},
-    prompt::Prompt,
-    reply::Usage,
-};
+use super::{prepare::admit, prompt::Prompt, reply::Usage};
 use crate::{
     answer::{Ask, Piece},
     app::{Admission, App},
@@ -37,8 +33,9 @@ const AT_ONCE: usize = 32;
 /// Texts to embed.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct EmbeddingBody {
-    /// The served model's name; without it, that model.
+    /// The name of a served model; without it, the first of them.
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     /// A string, an array of strings, an array of token ids, or an array of such arrays; up to 2048 texts.
     #[schema(required = true)]
@@ -102,9 +99,8 @@ pub(crate) async fn embeddings(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Json<Embeddings>, ApiError> {
-    let admission = app.admit(&caller)?;
-    let (asks, shape) = prepare(&app, &admission.served, body, EmbeddingBody::ask).await?;
-    let model = admission.served.card.name.clone();
+    let (admission, (asks, shape)) = admit(&app, &caller, body, EmbeddingBody::ask).await?;
+    let model = admission.served.name().to_owned();
     let (vectors, usage) = vectors(admission, asks).await?;
     if let Some(vector) = vectors.first() {
         shape.check(vector.len())?;
@@ -149,7 +145,6 @@ pub(crate) async fn vectors(
 
 impl EmbeddingBody {
     pub(crate) fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Shape), ApiError> {
-        check_model(served, self.model.as_deref())?;
         let prompts = self.input.tokens(served)?;
         if prompts.is_empty() || prompts.len() > INPUTS_MAX {
             let rule = format!("must hold 1 to {INPUTS_MAX} texts");

@@ -9,14 +9,13 @@ use axum::{
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::prepare::check_model;
 use crate::{
     app::App,
     error::{ApiError, Fault},
-    served::Served,
+    models::{Chosen, Models, Standing, State as Stands},
 };
 
-/// All models, which is one.
+/// All models, the default first.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelList {
     object: &'static str,
@@ -32,29 +31,44 @@ pub(crate) struct Model {
     owned_by: &'static str,
     /// Tokens of a request, prompt and answer together.
     max_model_len: usize,
+    /// Whether it is loaded. One that is not is loaded by the first request for it.
+    state: Standing,
+    /// The model that it is an adapter of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
+    /// Further names for it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    aliases: Vec<String>,
 }
 
 impl Model {
-    fn of(served: &Served) -> Model {
+    fn of(models: &Models, chosen: Chosen) -> Model {
+        let slot = &models.all()[chosen.index];
+        let card = &slot.offer.card;
+        let planned = slot.offer.context;
         Model {
-            id: served.card.name.clone(),
+            id: models.name(chosen).to_owned(),
             object: "model",
-            created: served.card.created,
+            created: card.created,
             owned_by: "fornax",
-            max_model_len: served.engine.capacity().context,
+            max_model_len: slot.loaded().map_or(planned, |served| served.engine.capacity().context),
+            state: slot.look(Stands::standing),
+            parent: chosen.adapter.map(|_| card.name.clone()),
+            aliases: if chosen.adapter.is_none() { card.aliases.clone() } else { Vec::new() },
         }
     }
 }
 
 /// What can be asked for
 #[utoipa::path(get, path = "/v1/models", tag = "openai", responses(
-    (status = 200, body = ModelList, description = "The served model"),
+    (status = 200, body = ModelList, description = "The served models"),
     crate::openapi::Refusals,
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<ModelList>, ApiError> {
-    let model = Model::of(&*app.model()?);
-    Ok(Json(ModelList { object: "list", data: vec![model] }))
+    app.check_ready()?;
+    let data = app.models.choices().map(|chosen| Model::of(&app.models, chosen)).collect();
+    Ok(Json(ModelList { object: "list", data }))
 }
 
 /// One model
@@ -90,7 +104,6 @@ fn no_text() -> ApiError {
 }
 
 fn named(app: &App, name: &str) -> Result<Json<Model>, ApiError> {
-    let served = app.model()?;
-    check_model(&served, Some(name))?;
-    Ok(Json(Model::of(&served)))
+    app.check_ready()?;
+    Ok(Json(Model::of(&app.models, app.models.named(Some(name))?)))
 }

@@ -2,40 +2,72 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use crate::{
-    app::App,
+    app::{Admission, App},
     error::{ApiError, Code},
-    front::body::RawBody,
+    front::{body::RawBody, keys::Caller},
     served::Served,
     shape::{self, Body},
 };
 
-/// Reads a body and works on it on a thread that may block: parsing, templates, encoding and compiling take as long as
-/// a client makes them.
+/// Reads the body of a request, lets it in to the model that it names, and makes of it what is asked; parsing,
+/// templates, encoding and compiling take as long as a client makes them, and happen on threads that may block.
+pub(crate) async fn admit<B: Body + Send, T: Send + 'static>(
+    app: &Arc<App>,
+    caller: &Caller,
+    body: RawBody,
+    work: impl FnOnce(&B, &Served) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(Admission, T), ApiError> {
+    let entry = app.enter(caller)?;
+    let (value, model) = read::<B>(app, body).await?;
+    let admission = entry.admit(app.models.named(model.as_deref())?).await?;
+    let made = on_a_thread(app, admission.served.served(), move |served| work(&value, served)).await?;
+    Ok((admission, made))
+}
+
+/// The same for what needs a model and no answer of it.
 pub(crate) async fn prepare<B: Body + Send, T: Send + 'static>(
     app: &App,
-    served: &Arc<Served>,
     body: RawBody,
     work: impl FnOnce(&B, &Served) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    on_a_thread(app, served, move |served| {
-        let value = shape::read::<B>(&body.bytes)?;
+    app.check_ready()?;
+    let (value, model) = read::<B>(app, body).await?;
+    let lease = app.lease(app.models.named(model.as_deref())?).await?;
+    on_a_thread(app, lease.served(), move |served| work(&value, served)).await
+}
+
+/// Understands a body, and says which model it names.
+pub(crate) async fn read<B: Body + Send>(app: &App, body: RawBody) -> Result<(B, Option<String>), ApiError> {
+    blocking(app, move || {
+        let value = shape::parse(&body.bytes)?;
         // The parsed form is what is left of it.
         drop(body);
-        work(&value, served)
+        let model = value.get("model").and_then(Value::as_str).map(str::to_owned);
+        Ok((shape::understand(value, B::UNKNOWN)?, model))
     })
     .await
 }
 
-/// Does work that takes its time on a thread that may block, with as many others as there are cores.
+/// Does work with a model that takes its time.
 pub(crate) async fn on_a_thread<T: Send + 'static>(
     app: &App,
     served: &Arc<Served>,
     work: impl FnOnce(&Served) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let _turn = app.preparing.acquire().await.map_err(|_| gone())?;
     let served = Arc::clone(served);
-    tokio::task::spawn_blocking(move || work(&served)).await.map_err(|_| gone())?
+    blocking(app, move || work(&served)).await
+}
+
+/// Does work on a thread that may block, with as many others as there are cores.
+async fn blocking<T: Send + 'static>(
+    app: &App,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let _turn = app.preparing.acquire().await.map_err(|_| gone())?;
+    tokio::task::spawn_blocking(work).await.map_err(|_| gone())?
 }
 
 fn gone() -> ApiError {
@@ -61,15 +93,4 @@ pub(crate) fn check_length(served: &Served, bytes: usize) -> Result<(), ApiError
         return Err(ApiError::new(Code::PromptTooLong, message));
     }
     Ok(())
-}
-
-/// Refuses a request for another model than the one served.
-pub(crate) fn check_model(served: &Served, asked: Option<&str>) -> Result<(), ApiError> {
-    match asked {
-        Some(name) if !served.is_called(name) => {
-            let message = format!("there is no such model here; this server has {:?}", served.card.name);
-            Err(ApiError::new(Code::ModelNotFound, message))
-        }
-        _ => Ok(()),
-    }
 }

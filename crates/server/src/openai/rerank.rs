@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::{
     embeddings::{embedding_of, vectors},
-    prepare::{check_length, check_model, prepare},
+    prepare::{admit, check_length},
 };
 use crate::{
     answer::Ask,
@@ -28,6 +28,7 @@ use crate::{
 pub(crate) struct RerankBody {
     /// The served model's name; without it, that model.
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     #[schema(required = true, min_length = 1)]
     query: String,
@@ -113,12 +114,11 @@ pub(crate) async fn rerank(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Json<Ranking>, ApiError> {
-    let admission = app.admit(&caller)?;
-    let prepared = prepare(&app, &admission.served, body, |body: &RerankBody, served| {
+    let prepared = admit(&app, &caller, body, |body: &RerankBody, served| {
         Ok((body.ask(served)?, body.kept(), body.top_n))
     });
-    let (asks, documents, top_n) = prepared.await?;
-    let model = admission.served.card.name.clone();
+    let (admission, (asks, documents, top_n)) = prepared.await?;
+    let model = admission.served.name().to_owned();
     let (vectors, usage) = vectors(admission, asks).await?;
     let scores = scores(&vectors);
     let mut results: Vec<Ranked> = scores
@@ -155,7 +155,6 @@ pub(crate) async fn rerank_short(
 impl RerankBody {
     /// The query first, then the documents.
     fn ask(&self, served: &Served) -> Result<Vec<Ask>, ApiError> {
-        check_model(served, self.model.as_deref())?;
         if !served.engine.capacity().encodes {
             let message =
                 format!("{:?} answers; documents are ordered by models that embed", served.card.name);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::prepare::{check_model, prepare};
+use super::prepare::prepare;
 use crate::{
     app::App,
     error::{ApiError, Fault},
@@ -20,6 +20,7 @@ use crate::{
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct TokenizeBody {
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     /// The text, as llama.cpp calls it.
     content: Option<String>,
@@ -55,9 +56,7 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     body: RawBody,
 ) -> Result<Json<Tokenized>, ApiError> {
-    let served = app.model()?;
-    let tokenized = prepare(&app, &served, body, |body: &TokenizeBody, served| {
-        check_model(served, body.model.as_deref())?;
+    let tokenized = prepare(&app, body, |body: &TokenizeBody, served| {
         let text = match (&body.content, &body.prompt) {
             (Some(text), None) | (None, Some(text)) => text,
             (None, None) => return Err(ApiError::fault(Fault::rule("content", "is required"))),
@@ -87,6 +86,7 @@ pub(crate) async fn tokenize(
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct DetokenizeBody {
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     #[schema(required = true)]
     tokens: Vec<u32>,
@@ -109,9 +109,7 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     body: RawBody,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let served = app.model()?;
-    let text = prepare(&app, &served, body, |body: &DetokenizeBody, served| {
-        check_model(served, body.model.as_deref())?;
+    let text = prepare(&app, body, |body: &DetokenizeBody, served| {
         let vocab = served.tokenizer.vocab_len();
         if let Some(index) = body.tokens.iter().position(|&token| token as usize >= vocab) {
             let rule = format!("a token id below {vocab}");

@@ -13,8 +13,9 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::{
-    app::{App, Phase},
+    app::{App, Phase, Progress},
     front::keys::Caller,
+    models::{Slot, Standing, State as Stands},
     served::{Device, Served},
 };
 
@@ -38,16 +39,27 @@ impl Status {
             _ if app.is_draining() => Status::Draining,
             Phase::Starting => Status::Starting,
             Phase::Loading(_) => Status::Loading,
-            Phase::Ready(served) => {
-                let stats = served.engine.stats();
-                if stats.device_lost.is_some() || served.engine.is_closed() {
-                    Status::Failed
-                } else if stats.stuck {
-                    Status::Stuck
-                } else {
-                    Status::Ready
-                }
+            Phase::Ready => {
+                let loaded = app.models.all().iter().filter_map(Slot::loaded);
+                let worst =
+                    loaded.map(|served| Status::of_engine(&served)).max_by_key(|status| match status {
+                        Status::Failed => 2,
+                        Status::Stuck => 1,
+                        _ => 0,
+                    });
+                worst.unwrap_or(Status::Ready)
             }
+        }
+    }
+
+    fn of_engine(served: &Served) -> Status {
+        let stats = served.engine.stats();
+        if stats.device_lost.is_some() || served.engine.is_closed() {
+            Status::Failed
+        } else if stats.stuck {
+            Status::Stuck
+        } else {
+            Status::Ready
         }
     }
 
@@ -73,8 +85,60 @@ struct Facts {
     version: &'static str,
     /// Seconds since the start.
     uptime: f64,
+    /// About the default model, if it is loaded.
     #[serde(flatten)]
     model: Option<ModelFacts>,
+    /// Every model that can be asked for, the default first.
+    models: Vec<ModelStanding>,
+}
+
+/// Where one of the models stands.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelStanding {
+    name: String,
+    state: Standing,
+    /// How far its loading is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<Progress>,
+    /// Why it could not be loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// Bytes that it takes of what all together may.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    planned_bytes: Option<u64>,
+    /// Requests that use it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    requests: Option<usize>,
+    /// Seconds since it was last used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_seconds: Option<f64>,
+}
+
+impl ModelStanding {
+    fn of(slot: &Slot) -> ModelStanding {
+        slot.look(|state| {
+            let mut standing = ModelStanding {
+                name: slot.offer.card.name.clone(),
+                state: state.standing(),
+                progress: None,
+                error: None,
+                planned_bytes: None,
+                requests: None,
+                idle_seconds: None,
+            };
+            match state {
+                Stands::Loading(progress) => standing.progress = Some(progress.clone()),
+                Stands::Failed(failed) => standing.error = Some(failed.to_string()),
+                Stands::Loaded { served, users, last } => {
+                    standing.planned_bytes = Some(served.planned_bytes);
+                    standing.requests = Some(*users);
+                    standing.idle_seconds = (*users == 0).then(|| last.elapsed().as_secs_f64());
+                }
+                Stands::Unloaded | Stands::Unloading => {}
+            }
+            standing
+        })
+    }
 }
 
 /// About the loaded model.
@@ -141,13 +205,16 @@ pub(crate) async fn health(State(app): State<Arc<App>>, caller: Option<Extension
     let facts = caller.is_some().then(|| Facts {
         version: env!("CARGO_PKG_VERSION"),
         uptime: app.started.elapsed().as_secs_f64(),
-        model: app.served().map(|served| ModelFacts::of(&served)),
+        model: app.models.default().loaded().map(|served| ModelFacts::of(&served)),
+        models: app.models.all().iter().map(ModelStanding::of).collect(),
     });
     let error = match app.phase() {
         _ if caller.is_none() => None,
         Phase::Failed(failed) => Some(failed.to_string()),
-        Phase::Ready(served) => {
-            served.engine.stats().device_lost.map(|reason| format!("DEVICE_LOST: {reason}"))
+        Phase::Ready => {
+            let mut loaded = app.models.all().iter().filter_map(Slot::loaded);
+            let lost = loaded.find_map(|served| served.engine.stats().device_lost);
+            lost.map(|reason| format!("DEVICE_LOST: {reason}"))
         }
         _ => None,
     };
@@ -163,7 +230,8 @@ pub(crate) struct Readiness {
 
 /// Readiness
 ///
-/// 200 only while a model is loaded that has passed a generation of our own.
+/// 200 once the models of the start are loaded and have passed a generation of our own; others, and those that were
+/// unloaded since, are loaded by the first request for them.
 #[utoipa::path(get, path = "/ready", tag = "operations", responses(
     (status = 200, body = Readiness, description = "Requests are answered"),
     (status = 503, body = Readiness, description = "Not yet, or not any more")

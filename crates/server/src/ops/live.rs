@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use super::health::Status;
 use crate::{
     app::{App, Phase, Progress},
+    models::Slot,
     served::{Device, Served},
 };
 
@@ -163,12 +164,14 @@ fn runs(pages: &[PageUse]) -> String {
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn live(State(app): State<Arc<App>>) -> Json<Live> {
+    // The default model; of several, the first that is loaded.
+    let served = app.models.all().iter().find_map(Slot::loaded);
     let (loading, error) = match app.phase() {
         Phase::Loading(progress) => (Some(progress), None),
         Phase::Failed(failed) => (None, Some(failed.to_string())),
-        Phase::Ready(served) => {
-            let lost = served.engine.stats().device_lost.map(|reason| format!("DEVICE_LOST: {reason}"));
-            (None, lost)
+        Phase::Ready => {
+            let lost = served.as_ref().and_then(|served| served.engine.stats().device_lost);
+            (None, lost.map(|reason| format!("DEVICE_LOST: {reason}")))
         }
         Phase::Starting => (None, None),
     };
@@ -178,7 +181,7 @@ pub(crate) async fn live(State(app): State<Arc<App>>) -> Json<Live> {
         version: env!("CARGO_PKG_VERSION"),
         uptime: app.started.elapsed().as_secs_f64(),
         loading,
-        engine: app.served().map(|served| Engine::of(&served)),
+        engine: served.map(|served| Engine::of(&served)),
     })
 }
 

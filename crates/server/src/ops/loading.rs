@@ -24,8 +24,9 @@ use crate::{
 pub(crate) async fn loading(State(app): State<Arc<App>>) -> Response {
     let mut phases = app.watch_phase();
     phases.mark_changed();
-    let events = stream::unfold(Some(phases), |phases| async move {
-        let mut phases = phases?;
+    let model = app.models.default().offer.card.name.clone();
+    let events = stream::unfold(Some((phases, model)), |waiting| async move {
+        let (mut phases, model) = waiting?;
         // Whoever reads slowly sees the newest, not all.
         phases.changed().await.ok()?;
         let phase = phases.borrow_and_update().clone();
@@ -36,12 +37,12 @@ pub(crate) async fn loading(State(app): State<Arc<App>>) -> Response {
                 message["status"] = json!("loading");
                 (message, false)
             }
-            Phase::Ready(served) => (json!({"status": "ready", "model": served.card.name}), true),
+            Phase::Ready => (json!({"status": "ready", "model": model}), true),
             Phase::Failed(failed) => {
                 (json!({"status": "failed", "code": failed.code, "message": failed.message}), true)
             }
         };
-        Some((Ok::<_, Infallible>(event(&message)), (!is_last).then_some(phases)))
+        Some((Ok::<_, Infallible>(event(&message)), (!is_last).then_some((phases, model))))
     });
     Sse::new(events).keep_alive(KeepAlive::new().interval(app.options.keep_alive)).into_response()
 }

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use crate::app::App;
+use crate::app::{App, Phase};
 
 /// Counts and times for Prometheus
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses(
@@ -16,12 +16,15 @@ use crate::app::App;
     crate::openapi::DoorRefusals
 ))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let served = app.served();
-    let jobs = match (app.durable.get(), &served) {
-        // A database that does not answer takes its own figures along, and no others.
-        (Some(durable), Some(served)) => durable.store.counts(&served.card.name).await.ok(),
-        _ => None,
-    };
-    let page = app.metrics.page(served.as_deref(), app.traces.as_deref(), jobs);
+    let is_ready = matches!(app.phase(), Phase::Ready);
+    let mut jobs = Vec::new();
+    if let Some(durable) = app.durable.get().filter(|_| is_ready) {
+        for chosen in app.models.choices() {
+            let name = app.models.name(chosen);
+            // A database that does not answer takes its own figures along, and no others.
+            jobs.extend(durable.store.counts(name).await.ok().map(|counts| (name, counts)));
+        }
+    }
+    let page = app.metrics.page(app.models.all(), is_ready, app.traces.as_deref(), &jobs);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
 }

@@ -17,7 +17,7 @@ use crate::{
     app::App,
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::prepare::prepare,
+    openai::prepare::admit,
     sse::{self, Transcript},
     work::Work,
 };
@@ -55,14 +55,13 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let admission = app.admit(&caller)?;
-    let prepared = prepare(&app, &admission.served, body, |body: &ResponsesBody, served| {
+    let prepared = admit(&app, &caller, body, |body: &ResponsesBody, served| {
         let (ask, _) = body.chat()?.ask(served)?;
         Ok((ask, body.is_streamed(), body.repeated()))
     });
-    let (ask, is_streamed, repeated) = prepared.await?;
+    let (admission, (ask, is_streamed, repeated)) = prepared.await?;
     let work = Work::submit(admission, vec![ask])?;
-    let items = Items::new(&work.served().card.name, repeated);
+    let items = Items::new(work.model(), repeated);
     if is_streamed {
         return Ok(sse::stream(work, ResponseTranscript { items, ended: None }, &app.options));
     }

@@ -20,7 +20,7 @@ use crate::{
     app::{App, random_seed},
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    openai::{params::Word, prepare::prepare},
+    openai::{params::Word, prepare::admit},
     served::Served,
     shape::{Unknown, body},
     sse::{self, Transcript, event},
@@ -32,6 +32,10 @@ use crate::{
 pub(crate) struct ExecuteBody {
     #[schema(required = true, min_length = 1, max_length = 256)]
     job_id: String,
+    /// The name of a served model; without it, the first of them.
+    #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
+    model: Option<String>,
     /// Continued as it is, without a chat template.
     #[schema(required = true, min_length = 1, max_length = 32768)]
     prompt: String,
@@ -87,8 +91,7 @@ fn failure(error: &ApiError) -> Value {
 }
 
 async fn begin(app: &Arc<App>, caller: &Caller, body: RawBody) -> Result<Response, ApiError> {
-    let admission = app.admit(caller)?;
-    let (job_id, ask, stops) = prepare(app, &admission.served, body, ExecuteBody::ask).await?;
+    let (admission, (job_id, ask, stops)) = admit(app, caller, body, ExecuteBody::ask).await?;
     let Some((entry, cancelled)) = app.jobs.enter(&job_id) else {
         let taken = ApiError::fault(Fault::rule("job_id", "is the name of a job under way"));
         return Err(ApiError { status: Some(StatusCode::CONFLICT), ..taken });
@@ -156,7 +159,7 @@ impl Transcript for JobTranscript {
             Piece::Started { seed, .. } => vec![event(&json!({
                 "type": "started",
                 "job_id": self.job_id,
-                "model": work.served().card.name,
+                "model": work.model(),
                 "started_at": jiff::Timestamp::now().to_string(),
                 "seed": seed,
             }))],

@@ -68,9 +68,8 @@ fn redact(value: &mut Value) {
             for (name, value) in fields {
                 match name.as_str() {
                     "id" | "created" | "created_at" | "call_id" | "item_id" | "started_at"
-                    | "tokens_per_sec" | "decode_time_ms" | "uptime" | "system_fingerprint" | "version" => {
-                        *value = json!(format!("[{name}]"))
-                    }
+                    | "tokens_per_sec" | "decode_time_ms" | "uptime" | "system_fingerprint" | "version"
+                    | "idle_seconds" => *value = json!(format!("[{name}]")),
                     _ => redact(value),
                 }
             }

@@ -83,7 +83,7 @@ async fn text_and_tokens_turn_into_each_other() {
 async fn the_one_model_is_listed_and_found_by_name() {
     let world = World::ready(Setup::default()).await;
     let model = json!({"id": "script", "object": "model", "created": 1_700_000_000, "owned_by": "fornax",
-        "max_model_len": 4096});
+        "max_model_len": 4096, "state": "loaded"});
     let list = get(world.address, "/v1/models").await;
     assert_eq!(list.json(), json!({"object": "list", "data": [model]}));
     assert_eq!(get(world.address, "/v1/models/script").await.json(), model);

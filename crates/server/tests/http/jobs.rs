@@ -87,7 +87,7 @@ async fn a_job_is_submitted_polled_and_valid() {
     let page = get(world.address, "/console/jobs").await;
     assert!(page.body.starts_with("<!doctype html>") && page.header("content-security-policy").is_some());
     let metrics = get(world.address, "/metrics").await.body;
-    assert!(metrics.contains("fornax_jobs{state=\"COMPLETED\"} 1"), "{metrics}");
+    assert!(metrics.contains("fornax_jobs{model_name=\"script\",state=\"COMPLETED\"} 1"), "{metrics}");
     let list = get(world.address, "/v2/default/jobs?status=COMPLETED&limit=5").await.json();
     assert_eq!((&list["jobs"][0]["id"], &list["jobs"][0]["output"]), (&json!(id), &Value::Null));
 }

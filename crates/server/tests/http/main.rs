@@ -10,6 +10,7 @@ mod console;
 mod document;
 mod jobs;
 mod life;
+mod models;
 mod ollama;
 mod params;
 mod pressure;

@@ -154,7 +154,8 @@ async fn an_address_that_is_none_is_refused_at_the_start() {
     for url in ["collector", "ftp://collector", "http://", "http://a b"] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let options = ServerOptions { otlp: Some(url.to_owned()), ..Default::default() };
-        let error = fornax_server::Server::new(listener, options).await.err().unwrap().to_string();
+        let error =
+            fornax_server::Server::new(listener, options, Vec::new()).await.err().unwrap().to_string();
         assert!(error.contains("--otlp") && error.contains(url), "{error}");
     }
 }

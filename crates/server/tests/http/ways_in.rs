@@ -166,7 +166,7 @@ async fn a_client_that_stops_sending_is_let_go() {
 async fn what_would_be_open_to_everybody_or_is_misspelt_does_not_start() {
     let bind = async |address: &str| tokio::net::TcpListener::bind(address).await.unwrap();
     let error = async |address: &str, options: ServerOptions| {
-        fornax_server::Server::new(bind(address).await, options).await.err().unwrap().to_string()
+        fornax_server::Server::new(bind(address).await, options, Vec::new()).await.err().unwrap().to_string()
     };
     assert!(error("0.0.0.0:0", ServerOptions::default()).await.contains("--api-key-file"));
     let origin = ServerOptions { cors_origins: vec!["app.example/".into()], ..Default::default() };
@@ -230,6 +230,7 @@ async fn tls_is_spoken_with_the_certificate_that_is_there_now() {
     let error = fornax_server::Server::new(
         tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap(),
         ServerOptions { tls: Some(files.clone()), ..Default::default() },
+        Vec::new(),
     );
     assert!(error.await.err().unwrap().to_string().contains("key.pem"));
 }

@@ -15,7 +15,7 @@ use fornax_engine::{
     Engine, EngineOptions, Form, Grammars, Handle, QueueLimits, Runner, StepLimits, Vocabulary,
 };
 use fornax_format::Gguf;
-use fornax_server::{Controls, Device, Failed, ModelCard, Progress, Served, Server, ServerOptions};
+use fornax_server::{Device, Failed, Keeper, ModelCard, Offer, Progress, Served, Server, ServerOptions};
 use fornax_text::{ChatTemplate, Special, Tokenizer};
 use serde_json::json;
 use tokio::{
@@ -118,8 +118,6 @@ impl World {
         let Setup { options, script, fails_at, gate, context, queue, stuck_after, load, slots, template } =
             setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = Server::new(listener, options).await.unwrap();
-        let address = server.address();
         let began = Instant::now();
         let mut engine_options = EngineOptions::new(context, Arc::new(move || began.elapsed()));
         engine_options.queue = queue;
@@ -137,16 +135,25 @@ impl World {
         let (progress, progress_seen) = watch::channel(Progress::default());
         let (reload, reload_asked) = tokio_mpsc::channel(1);
         let (stop, stopped) = oneshot::channel();
-        let handle = engine.clone();
-        let load = async move {
-            if let Some(load) = load {
-                load.await.unwrap()?;
-            }
-            Ok(served(handle, template))
+        let (handle, load, progress_seen) =
+            (Mutex::new(Some(engine.clone())), Mutex::new(load), Mutex::new(progress_seen));
+        let offer = Offer {
+            card: card("script"),
+            context,
+            preload: false,
+            plan: Box::new(|_| Ok(())),
+            load: Box::new(move |_, progress| {
+                if let Some(load) = load.lock().unwrap().take() {
+                    wait(load, progress, &mut progress_seen.lock().unwrap())?;
+                }
+                let handle = handle.lock().unwrap().take().unwrap();
+                Ok(served(handle, template, card("script"), Keeper::new(())))
+            }),
         };
+        let server = Server::new(listener, options, vec![offer]).await.unwrap();
+        let address = server.address();
         let stop_asked = async { drop(stopped.await) };
-        let controls = Controls { progress: progress_seen, reload: reload_asked };
-        let running = tokio::spawn(server.run(load, stop_asked, controls));
+        let running = tokio::spawn(server.run(stop_asked, reload_asked));
         World { address, engine, asked, progress, reload, stop: Some(stop), running }
     }
 
@@ -189,7 +196,36 @@ impl World {
     }
 }
 
-fn served(engine: Handle, template: &str) -> Served {
+/// Waits for a word, handing progress on meanwhile.
+fn wait(
+    mut load: oneshot::Receiver<Result<(), Failed>>,
+    progress: &watch::Sender<Progress>,
+    seen: &mut watch::Receiver<Progress>,
+) -> Result<(), Failed> {
+    tokio::runtime::Handle::current().block_on(async {
+        loop {
+            tokio::select! {
+                biased;
+                Ok(()) = seen.changed() => drop(progress.send_replace(seen.borrow_and_update().clone())),
+                loaded = &mut load => return loaded.unwrap(),
+            }
+        }
+    })
+}
+
+pub(crate) fn card(name: &str) -> ModelCard {
+    ModelCard {
+        name: name.to_owned(),
+        aliases: Vec::new(),
+        adapters: Vec::new(),
+        reference: "script.gguf".to_owned(),
+        architecture: "scripted".to_owned(),
+        quant: "Q4_1".to_owned(),
+        created: 1_700_000_000,
+    }
+}
+
+pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Keeper) -> Served {
     let tokenizer = Arc::new(tokenizer());
     let encoder = Arc::clone(&tokenizer);
     let encode = Arc::new(move |bytes: &[u8]| match std::str::from_utf8(bytes) {
@@ -206,19 +242,15 @@ fn served(engine: Handle, template: &str) -> Served {
         tokenizer,
         template: Arc::new(ChatTemplate::new(template)),
         grammars: Arc::new(grammars),
-        card: ModelCard {
-            name: "script".to_owned(),
-            reference: "script.gguf".to_owned(),
-            architecture: "scripted".to_owned(),
-            quant: "Q4_1".to_owned(),
-            created: 1_700_000_000,
-        },
+        card,
         devices: vec![Device {
             name: "cpu".to_owned(),
             bytes: BTreeMap::from([("weights".to_owned(), 1000), ("kv".to_owned(), 24)]),
         }],
         plan: json!({"fits": true}),
         load_seconds: 0.25,
+        planned_bytes: 1024,
+        keeper,
     }
 }
 
@@ -276,10 +308,10 @@ fn tokenizer() -> Tokenizer {
 }
 
 /// A runner that chooses the tokens of a text.
-struct Script {
+pub(crate) struct Script {
     text: Vec<u8>,
     fails_at: Option<u32>,
-    gate: Option<Mutex<Receiver<()>>>,
+    pub(crate) gate: Option<Mutex<Receiver<()>>>,
     groups: Vec<KvGroup>,
     slots: usize,
     steps: VecDeque<Vec<Sampled>>,
@@ -287,7 +319,7 @@ struct Script {
 }
 
 impl Script {
-    fn new(text: String) -> Script {
+    pub(crate) fn new(text: String) -> Script {
         Script {
             text: text.into(),
             fails_at: None,

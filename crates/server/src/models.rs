@@ -1,0 +1,518 @@
+//! Every model that can be asked for: which are loaded, who uses them, and who goes when there is no room.
+//!
+//! One load or unload happens at a time, since each is planned by what the others take. Whoever asks for a model that
+//! is not loaded waits for its load, which goes on when they leave: others may wait for it too.
+
+use std::{
+    ops::Deref,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use fornax_compute::Sampling;
+use fornax_engine::{Event, Request};
+use fornax_text::Special;
+use serde::Serialize;
+use tokio::sync::{Mutex, Notify, watch};
+use utoipa::ToSchema;
+
+use crate::{
+    app::{Failed, Progress},
+    error::{ApiError, Code},
+    metrics::ModelMetrics,
+    served::{ModelCard, Served},
+};
+
+/// Tokens of the self-test: one from the prompt, one from what was generated.
+const SELF_TEST_TOKENS: usize = 2;
+
+/// How long models may take to be freed when the server ends.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A model that can be asked for, loaded or not.
+pub struct Offer {
+    /// What is known of it before it is loaded.
+    pub card: ModelCard,
+    /// Tokens of a request, as planned for it alone.
+    pub context: usize,
+    /// Whether it is loaded at the start, too. The first of all always is.
+    pub preload: bool,
+    /// Says from headers alone whether it can be loaded into that room. May take a moment.
+    pub plan: Plan,
+    /// Loads it, and says how far that is. Blocks.
+    pub load: Load,
+}
+
+/// Whether a model can be loaded into a room.
+pub type Plan = Box<dyn Fn(Room) -> Result<(), Failed> + Send + Sync>;
+
+/// Loads a model.
+pub type Load = Box<dyn Fn(Room, &watch::Sender<Progress>) -> Result<Served, Failed> + Send + Sync>;
+
+/// What a model that is to be loaded finds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that the models beside it take.
+    pub taken: u64,
+    /// Bytes that others will have given back by then.
+    pub returning: u64,
+}
+
+/// Where a model stands.
+pub(crate) enum State {
+    Unloaded,
+    Loading(Progress),
+    Loaded {
+        served: Arc<Served>,
+        users: usize,
+        /// When it was last wanted.
+        last: Instant,
+    },
+    Unloading,
+    /// Its last load failed; the next request tries again.
+    Failed(Failed),
+}
+
+/// The same, in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Standing {
+    Unloaded,
+    Loading,
+    Loaded,
+    Unloading,
+    Failed,
+}
+
+impl Standing {
+    pub(crate) const ALL: [Standing; 5] =
+        [Standing::Unloaded, Standing::Loading, Standing::Loaded, Standing::Unloading, Standing::Failed];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Standing::Unloaded => "unloaded",
+            Standing::Loading => "loading",
+            Standing::Loaded => "loaded",
+            Standing::Unloading => "unloading",
+            Standing::Failed => "failed",
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn standing(&self) -> Standing {
+        match self {
+            State::Unloaded => Standing::Unloaded,
+            State::Loading(_) => Standing::Loading,
+            State::Loaded { .. } => Standing::Loaded,
+            State::Unloading => Standing::Unloading,
+            State::Failed(_) => Standing::Failed,
+        }
+    }
+}
+
+/// All models, the default first.
+pub(crate) struct Models {
+    slots: Vec<Slot>,
+    /// Held while one is loaded or unloaded.
+    turn: Mutex<()>,
+    /// Told whenever nobody uses a model any more.
+    idle: Notify,
+}
+
+/// A model, or one of its adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) index: usize,
+    /// Its place among the model's adapters.
+    pub(crate) adapter: Option<usize>,
+}
+
+/// A model and where it stands.
+pub(crate) struct Slot {
+    pub(crate) offer: Offer,
+    /// Counted over all its loads.
+    pub(crate) metrics: ModelMetrics,
+    state: watch::Sender<State>,
+}
+
+impl Slot {
+    /// Looks at where it stands. Short: whoever asks for it waits meanwhile.
+    pub(crate) fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
+        at(&self.state.borrow())
+    }
+
+    /// The model, if it is loaded. Held shortly: it does not count as used.
+    pub(crate) fn loaded(&self) -> Option<Arc<Served>> {
+        self.look(|state| match state {
+            State::Loaded { served, .. } => Some(Arc::clone(served)),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn watch(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    fn set(&self, state: State) {
+        self.state.send_replace(state);
+    }
+
+    /// Counts a user in, if it is loaded.
+    fn used(state: &mut State) -> Option<Arc<Served>> {
+        let State::Loaded { served, users, .. } = state else { return None };
+        *users += 1;
+        Some(Arc::clone(served))
+    }
+
+    /// When it was last wanted and what it takes, if nobody uses it now.
+    fn idle(&self) -> Option<(Instant, u64)> {
+        self.look(|state| match state {
+            State::Loaded { served, users: 0, last } => Some((*last, served.planned_bytes)),
+            _ => None,
+        })
+    }
+
+    fn planned_bytes(&self) -> u64 {
+        self.loaded().map_or(0, |served| served.planned_bytes)
+    }
+}
+
+impl Models {
+    /// The first is the one that is meant when none is named.
+    pub(crate) fn new(offers: Vec<Offer>) -> Arc<Models> {
+        assert!(!offers.is_empty(), "there is a model to serve");
+        let slot =
+            |offer| Slot { offer, metrics: ModelMetrics::new(), state: watch::Sender::new(State::Unloaded) };
+        Arc::new(Models {
+            slots: offers.into_iter().map(slot).collect(),
+            turn: Mutex::new(()),
+            idle: Notify::new(),
+        })
+    }
+
+    pub(crate) fn all(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    pub(crate) fn default(&self) -> &Slot {
+        &self.slots[0]
+    }
+
+    /// Which model a client means.
+    pub(crate) fn named(&self, name: Option<&str>) -> Result<Chosen, ApiError> {
+        let Some(name) = name else { return Ok(Chosen { index: 0, adapter: None }) };
+        let find = |name: &str| {
+            self.slots.iter().enumerate().find_map(|(index, slot)| {
+                let card = &slot.offer.card;
+                let adapter = card.adapters.iter().position(|adapter| adapter == name);
+                (adapter.is_some() || card.is_called(name)).then_some(Chosen { index, adapter })
+            })
+        };
+        // Ollama's clients put a tag behind every name.
+        let found = find(name).or_else(|| find(name.strip_suffix(":latest")?));
+        found.ok_or_else(|| {
+            let names: Vec<String> = self.names().map(|name| format!("{name:?}")).collect();
+            let message = format!("there is no such model here; this server has {}", names.join(", "));
+            ApiError::new(Code::ModelNotFound, message)
+        })
+    }
+
+    /// Resolves when a model that is in use now, or will be, is not any more: there may be room then.
+    pub(crate) fn idle(&self) -> impl Future<Output = ()> {
+        self.idle.notified()
+    }
+
+    /// Every name that a client may use.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let cards = self.slots.iter().map(|slot| &slot.offer.card);
+        cards
+            .flat_map(|card| [&card.name].into_iter().chain(&card.aliases).chain(&card.adapters))
+            .map(String::as_str)
+    }
+
+    /// Everything that can be chosen: each model, then its adapters.
+    pub(crate) fn choices(&self) -> impl Iterator<Item = Chosen> {
+        self.slots.iter().enumerate().flat_map(|(index, slot)| {
+            let adapters = (0..slot.offer.card.adapters.len()).map(Some);
+            [None].into_iter().chain(adapters).map(move |adapter| Chosen { index, adapter })
+        })
+    }
+
+    /// The first name of what was chosen.
+    pub(crate) fn name(&self, chosen: Chosen) -> &str {
+        let card = &self.slots[chosen.index].offer.card;
+        chosen.adapter.map_or(&card.name, |adapter| &card.adapters[adapter])
+    }
+
+    /// The model, loaded if need be. Whoever stops waiting leaves the load to those who go on.
+    pub(crate) async fn lease(self: &Arc<Models>, chosen: Chosen) -> Result<Lease, Failed> {
+        let index = chosen.index;
+        let slot = &self.slots[index];
+        let mut changes = slot.state.subscribe();
+        let mut waited = false;
+        loop {
+            let (mut served, mut failed, mut begins) = (None, None, false);
+            slot.state.send_if_modified(|state| {
+                served = Slot::used(state);
+                match state {
+                    State::Failed(why) if waited => failed = Some(why.clone()),
+                    State::Unloaded | State::Failed(_) => {
+                        *state = State::Loading(Progress::default());
+                        begins = true;
+                    }
+                    State::Loaded { .. } | State::Loading(_) | State::Unloading => {}
+                }
+                begins
+            });
+            if let Some(served) = served {
+                return Ok(Lease { models: Arc::clone(self), chosen, served });
+            }
+            if let Some(failed) = failed {
+                return Err(failed);
+            }
+            if begins {
+                let models = Arc::clone(self);
+                // On a task of its own: it does not end with whoever asked first.
+                tokio::spawn(async move { models.load(index).await });
+            }
+            waited = true;
+            changes.changed().await.map_err(|_| Failed::internal("the server is gone"))?;
+        }
+    }
+
+    /// Loads a model whose state says so already.
+    async fn load(self: &Arc<Models>, index: usize) {
+        let slot = &self.slots[index];
+        let _turn = self.turn.lock().await;
+        match self.made_room_and_loaded(index).await {
+            Ok(served) => {
+                tracing::info!(model = served.card.name, seconds = served.load_seconds, "ready");
+                slot.metrics.loaded(served.load_seconds);
+                slot.set(State::Loaded { served: Arc::new(served), users: 0, last: Instant::now() });
+            }
+            Err(failed) => {
+                let name = &slot.offer.card.name;
+                tracing::error!(model = name, code = failed.code, reason = failed.message, "failed");
+                slot.metrics.load_failed();
+                slot.set(State::Failed(failed));
+            }
+        }
+    }
+
+    async fn made_room_and_loaded(self: &Arc<Models>, index: usize) -> Result<Served, Failed> {
+        let slot = &self.slots[index];
+        for idle in self.in_the_way(index).await? {
+            self.unload(idle, Duration::ZERO).await;
+        }
+        let room = Room { taken: self.taken(), returning: 0 };
+        let progress = watch::Sender::new(Progress::default());
+        let mut seen = progress.subscribe();
+        let mut loading = pin!(self.on_a_thread(index, move |offer| (offer.load)(room, &progress)));
+        let served = loop {
+            tokio::select! {
+                biased;
+                loaded = &mut loading => break loaded?,
+                Ok(()) = seen.changed() => {
+                    let progress = seen.borrow_and_update().clone();
+                    slot.set(State::Loading(progress));
+                }
+            }
+        };
+        slot.set(State::Loading(Progress { stage: "self-test".to_owned(), ..Progress::default() }));
+        match self_test(&served).await {
+            Ok(()) => Ok(served),
+            Err(failed) => {
+                freed(Arc::new(served)).await;
+                Err(failed)
+            }
+        }
+    }
+
+    /// Which models have to go so that this one fits: none where it fits as it is, then those that nobody uses, the
+    /// longest unused first. Where that would not be enough all stay, and the refusal says what they take.
+    async fn in_the_way(self: &Arc<Models>, index: usize) -> Result<Vec<usize>, Failed> {
+        let mut idle: Vec<_> =
+            self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.idle()?))).collect();
+        idle.sort_by_key(|(_, (last, _))| *last);
+        let mut room = Room { taken: self.taken(), returning: 0 };
+        let mut going = Vec::new();
+        let mut idle = idle.into_iter();
+        loop {
+            let asked = room;
+            match self.on_a_thread(index, move |offer| (offer.plan)(asked)).await {
+                Ok(()) => return Ok(going),
+                Err(refused) if refused.code == Code::ModelDoesNotFit.name() => match idle.next() {
+                    Some((at, (_, bytes))) => {
+                        going.push(at);
+                        room.taken -= bytes;
+                        room.returning += bytes;
+                    }
+                    None if self.taken() == 0 => return Err(refused),
+                    None => {
+                        let message = format!(
+                            "{}; {} bytes are taken by models in use: {}",
+                            refused.message,
+                            room.taken,
+                            self.in_use().join(", ")
+                        );
+                        return Err(Failed { message, ..refused });
+                    }
+                },
+                Err(refused) => return Err(refused),
+            }
+        }
+    }
+
+    /// Bytes of all that are loaded.
+    fn taken(&self) -> u64 {
+        self.slots.iter().map(Slot::planned_bytes).sum()
+    }
+
+    fn in_use(&self) -> Vec<String> {
+        let used = self.slots.iter().filter(|slot| slot.loaded().is_some() && slot.idle().is_none());
+        used.map(|slot| format!("{:?}", slot.offer.card.name)).collect()
+    }
+
+    /// Unloads a model that nobody has used for so long; returns when its memory is free. Whoever calls has the turn.
+    async fn unload(&self, index: usize, unused_for: Duration) {
+        let slot = &self.slots[index];
+        let mut leaving = None;
+        slot.state.send_if_modified(|state| {
+            let goes = matches!(state, State::Loaded { users: 0, last, .. } if last.elapsed() >= unused_for);
+            if goes && let State::Loaded { served, .. } = std::mem::replace(state, State::Unloading) {
+                leaving = Some(served);
+            }
+            goes
+        });
+        let Some(served) = leaving else { return };
+        tracing::info!(model = served.card.name, bytes = served.planned_bytes, "unloading");
+        slot.metrics.unloaded(&served.engine.stats());
+        freed(served).await;
+        slot.set(State::Unloaded);
+    }
+
+    /// Unloads what has not been used for so long, for ever.
+    pub(crate) async fn retire(self: Arc<Models>, unused_for: Duration) {
+        loop {
+            let due = |slot: &Slot| slot.idle().map(|(last, _)| last + unused_for);
+            let now = Instant::now();
+            // Whatever is loaded or used from now on is not due before that.
+            let next = self.slots.iter().filter_map(due).min().unwrap_or(now + unused_for);
+            tokio::time::sleep_until(next.max(now + unused_for / 100).into()).await;
+            for index in 0..self.slots.len() {
+                if self.slots[index].idle().is_some_and(|(last, _)| last.elapsed() >= unused_for) {
+                    let _turn = self.turn.lock().await;
+                    self.unload(index, unused_for).await;
+                }
+            }
+        }
+    }
+
+    /// Unloads everything, whoever uses it: the server ends. Nothing can be loaded any more.
+    pub(crate) async fn close(&self) {
+        let closing = async {
+            for slot in &self.slots {
+                if let State::Loaded { served, .. } = slot.state.send_replace(State::Unloading) {
+                    freed(served).await;
+                }
+            }
+        };
+        // A client that does not read may hold one open; the process ends with it.
+        drop(tokio::time::timeout(CLOSE_TIMEOUT, closing).await);
+    }
+
+    async fn on_a_thread<T: Send + 'static>(
+        self: &Arc<Models>,
+        index: usize,
+        work: impl FnOnce(&Offer) -> Result<T, Failed> + Send + 'static,
+    ) -> Result<T, Failed> {
+        let models = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || work(&models.slots[index].offer)).await;
+        done.unwrap_or_else(|_| Err(Failed::internal("loading the model panicked")))
+    }
+}
+
+/// Lets go of a model and waits until its memory is free.
+async fn freed(served: Arc<Served>) {
+    let mut freed = served.keeper.freed();
+    // Tokenizers and grammars take a moment, too.
+    drop(tokio::task::spawn_blocking(move || drop(served)).await);
+    // A sender that is gone has freed it as well.
+    drop(freed.wait_for(|freed| *freed).await);
+}
+
+/// A generation of our own: what cannot answer this is not ready.
+async fn self_test(served: &Served) -> Result<(), Failed> {
+    let fail = |code: &str, message: String| Failed { code: code.to_owned(), message };
+    let prompt = served.tokenizer.encode_prompt("Hello", Special::AsText);
+    let prompt = prompt.map_err(|error| Failed::internal(error.to_string()))?;
+    let mut replies = served
+        .engine
+        .submit(Request::new(prompt, SELF_TEST_TOKENS, Sampling::greedy()))
+        .map_err(|refusal| Failed::internal(format!("the self-test was refused: {refusal}")))?;
+    for reply in &mut replies {
+        while let Some(event) = reply.next().await {
+            if let Event::Failed(failure) = event {
+                let message = failure.to_string();
+                let (code, message) = message.split_once(": ").unwrap_or(("INTERNAL", &message));
+                return Err(fail(code, format!("the self-test failed: {message}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A model in use. It stays loaded until this is dropped.
+pub(crate) struct Lease {
+    models: Arc<Models>,
+    chosen: Chosen,
+    served: Arc<Served>,
+}
+
+impl Lease {
+    /// The model, for work on other threads.
+    pub(crate) fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
+    pub(crate) fn metrics(&self) -> &ModelMetrics {
+        &self.models.slots[self.chosen.index].metrics
+    }
+
+    /// What was asked for: the model, or one of its adapters.
+    pub(crate) fn name(&self) -> &str {
+        self.models.name(self.chosen)
+    }
+
+    /// The adapter, as the engine knows it.
+    pub(crate) fn adapter(&self) -> Option<u32> {
+        self.chosen.adapter.and_then(|adapter| u32::try_from(adapter).ok())
+    }
+}
+
+impl Deref for Lease {
+    type Target = Served;
+
+    fn deref(&self) -> &Served {
+        &self.served
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut is_idle = false;
+        self.models.slots[self.chosen.index].state.send_if_modified(|state| {
+            if let State::Loaded { users, last, .. } = state {
+                *users -= 1;
+                *last = Instant::now();
+                is_idle = *users == 0;
+            }
+            false
+        });
+        if is_idle {
+            self.models.idle.notify_waiters();
+        }
+    }
+}
