@@ -357,9 +357,9 @@ mod tests {
         let mut pages = pages(&[(7, None)]);
         let prompt = tokens(70, 0);
         compute(&mut pages, "", &prompt);
-        let (mut first, _) = pages.find("", &prompt);
+        let (mut first, _) = pages.find(None, "", &prompt);
         assert!(pages.grow(&mut first, 70));
-        let (second, _) = pages.find("", &prompt[..40]);
+        let (second, _) = pages.find(None, "", &prompt[..40]);
         let count = |pages: &Pages, of| pages.uses()[0].iter().filter(|&&page| page == of).count();
         // Two full pages are the first's, one of them also the second's; a third has the first's tail.
         let counts =

@@ -194,7 +194,14 @@ impl Fornax {
     pub fn grammars(&self) -> Result<&Arc<Grammars>, Error> {
         let text = &self.shared.text;
         let tokenizer: &Arc<Tokenizer> = text.tokenizer().ok_or(Error::NoTokenizer)?;
-        let make = || Grammars::new(vocabulary(tokenizer, text.vocab())).map(Arc::new);
+        let make = || {
+            let mut vocabulary = vocabulary(tokenizer, text.vocab());
+            // An encoder ends no answer and is asked for no form; the compiler wants an end all the same.
+            if self.handle().capacity().encodes && vocabulary.end_tokens.is_empty() {
+                vocabulary.end_tokens.push(0);
+            }
+            Grammars::new(vocabulary).map(Arc::new)
+        };
         let made = self.shared.grammars.get_or_init(make);
         made.as_ref().map_err(|error| Error::Form(error.clone()))
     }
