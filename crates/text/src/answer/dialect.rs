@@ -492,7 +492,7 @@ impl Dialect {
         self.has_channels().then_some("<|channel|>final<|message|>")
     }
 
-    /// All marks. Control tokens that are spelled in one of them have to be seen by a [`Reader`].
+    /// All marks. Control tokens that are spelled in one of them have to be seen by a [`Reader`](super::Reader).
     pub fn marks(self) -> Vec<&'static str> {
         let mut marks: Vec<&str> = Vec::new();
         if let Some(thinking) = self.thinking {
