@@ -5,8 +5,9 @@ use std::cell::Cell;
 use fornax_compute::conformance::{self, Op, Report, Subject};
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
-    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Memory, Norm, Output,
-    Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, Shares, Token, Usage,
+    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, LowRank, Memory,
+    Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, Shares, Token,
+    Usage,
 };
 
 use crate::cpu;
@@ -49,6 +50,10 @@ enum Fault {
     GateAndUpSwapped,
     /// A shared expert counts in full.
     GateIgnored,
+    /// Adapters change nothing.
+    AdaptersIgnored,
+    /// Every row has the first one's adapter.
+    OneAdapter,
     /// The weights of the chosen experts are shares of all.
     SharesOfAll,
     /// Ties go to the highest numbers.
@@ -113,6 +118,8 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::BiasOnce, Op::Add),
     (Fault::GateAndUpSwapped, Op::Glu),
     (Fault::GateIgnored, Op::Glu),
+    (Fault::AdaptersIgnored, Op::LowRank),
+    (Fault::OneAdapter, Op::LowRank),
     (Fault::SharesOfAll, Op::Route),
     (Fault::LastOfEqualExperts, Op::Route),
     (Fault::OneChoice, Op::Experts),
@@ -267,6 +274,10 @@ impl Backend for Mutant {
                 grown.flat_map(|row| &mut row.pages).for_each(|table| table.swap(0, 1));
             }
             Fault::PositionOffByOne => batch.positions.iter_mut().for_each(|position| *position += 1),
+            Fault::OneAdapter => {
+                let first = batch.adapters.iter().flatten().next().copied();
+                batch.adapters.fill(first);
+            }
             Fault::SampledSlotIgnored => {
                 let slots: Vec<u32> = batch
                     .rows
@@ -431,6 +442,19 @@ impl Backend for Mutant {
             return self.inner.add(&step.inner, Rows::Tokens, y, x);
         }
         self.inner.add_gated(&step.inner, gate, y, x)
+    }
+
+    fn low_rank(
+        &self,
+        step: &Step,
+        changes: &[Vec<LowRank<Buf>>],
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        if self.has(Fault::AdaptersIgnored) {
+            return Ok(());
+        }
+        self.inner.low_rank(&step.inner, changes, x, out)
     }
 
     fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {

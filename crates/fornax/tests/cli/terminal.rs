@@ -1,5 +1,6 @@
 //! `fornax run` as people use it: typed at a terminal (tmux plays it), and in pipes.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,8 +10,10 @@ use crate::{cache, command, fornax, fornax_with_input, model};
 
 /// A terminal of its own with `fornax run` in it, ended with the test.
 struct Terminal {
-    /// Socket, history, files that are saved.
+    /// Sockets, history, files that are saved.
     folder: tempfile::TempDir,
+    /// Sessions so far. Each has a socket of its own: one that is ending would be found at the old one's.
+    sessions: Cell<usize>,
 }
 
 /// Loading and answering share the machine with every other test.
@@ -25,15 +28,18 @@ impl Terminal {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let terminal = Terminal { folder };
+        let terminal = Terminal { folder, sessions: Cell::new(0) };
         let context = if flags.contains("--context") { "" } else { "--context 1024" };
         terminal.run(environment, &format!("{path} --device cpu {context} {flags}"));
         terminal.until("Ctrl-D ends the chat");
         Some(terminal)
     }
 
-    /// Starts `fornax run ARGS` as the only program of a new session. What it leaves stays on the screen.
+    /// Starts `fornax run ARGS` as the only program of a new session, after ending the one before. What it leaves stays on
+    /// the screen.
     fn run(&self, environment: &str, args: &str) {
+        self.end();
+        self.sessions.update(|sessions| sessions + 1);
         let binary = env!("CARGO_BIN_EXE_fornax");
         let cache = self.folder.path().join("cache");
         let line = format!(
@@ -43,10 +49,22 @@ impl Terminal {
         self.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", &line]);
     }
 
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join(format!("tmux{}", self.sessions.get()))
+    }
+
+    fn end(&self) {
+        // Already gone, or never there, is as good.
+        drop(Command::new("tmux").arg("-S").arg(self.socket()).arg("kill-server").output());
+    }
+
     fn tmux(&self, args: &[&str]) -> String {
-        let socket = self.folder.path().join("tmux");
-        let ran =
-            Command::new("tmux").arg("-S").arg(socket).args(args).env("TERM", "xterm-256color").output();
+        let ran = Command::new("tmux")
+            .arg("-S")
+            .arg(self.socket())
+            .args(args)
+            .env("TERM", "xterm-256color")
+            .output();
         let ran = ran.unwrap();
         assert!(ran.status.success(), "{args:?}: {}", String::from_utf8_lossy(&ran.stderr));
         String::from_utf8(ran.stdout).unwrap()
@@ -95,9 +113,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        let socket = self.folder.path().join("tmux");
-        // Already gone is as good.
-        drop(Command::new("tmux").arg("-S").arg(socket).arg("kill-server").output());
+        self.end();
     }
 }
 
@@ -208,7 +224,6 @@ fn history_outlives_the_chat_and_can_be_refused() {
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(fs::metadata(&history).unwrap().permissions().mode() & 0o077, 0, "others may read it");
     // Another chat finds it; this one is told to keep nothing.
-    terminal.tmux(&["kill-server"]);
     let path = model("smollm2", test).unwrap();
     terminal.run("", &format!("{path} --device cpu --context 256 --temperature 0 --max-tokens 2"));
     terminal.until("Ctrl-D ends the chat");
@@ -218,7 +233,6 @@ fn history_outlives_the_chat_and_can_be_refused() {
     terminal.until("> the first question");
     terminal.press("Enter");
     terminal.until(ANSWERED);
-    terminal.tmux(&["kill-server"]);
     let before = fs::read_to_string(&history).unwrap();
     terminal
         .run("", &format!("{path} --device cpu --context 256 --temperature 0 --max-tokens 2 --no-history"));
@@ -399,7 +413,6 @@ fn bytes(bytes: &[u8]) -> fs::File {
 fn answers_go_to_a_pipe_while_questions_are_typed() {
     let test = "answers_go_to_a_pipe_while_questions_are_typed";
     let Some(terminal) = Terminal::start(test, "", "--temperature 0 --max-tokens 8") else { return };
-    terminal.tmux(&["kill-server"]);
     let path = model("smollm2", test).unwrap();
     let out = terminal.file("answers.txt");
     terminal.run(

@@ -67,6 +67,7 @@ body!(ExecuteBody, Unknown::Refuse);
 #[utoipa::path(post, path = "/execute", tag = "worker", request_body = ExecuteBody, responses(
     (status = 200, content_type = "text/event-stream", body = String, description = "Its events"),
     (status = 400, description = "Every wrong field: {errors: [{field, constraint, message, value?}]}"),
+    (status = 404, description = "No model of that name is served"),
     (status = 409, description = "A job of that name is under way"),
     crate::openapi::DoorRefusals
 ))]
