@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, mpsc};
 
 use fornax_compute::Ring;
+use zeroize::Zeroizing;
 
 use crate::patience::look;
 use crate::server::Loaded;
@@ -55,7 +56,8 @@ struct Job {
     name: u64,
     matrix: usize,
     rows: usize,
-    words: Vec<u32>,
+    /// Masks, for party 1: gone with the product.
+    words: Zeroizing<Vec<u32>>,
     done: mpsc::SyncSender<Result<Vec<u32>, String>>,
 }
 
@@ -160,6 +162,7 @@ impl Default for Queue {
 impl Queue {
     /// Hands in a product of `words`, which are so many rows that fit the matrix.
     pub(crate) fn submit(&self, matrix: usize, rows: usize, words: Vec<u32>) -> Pending {
+        let words = Zeroizing::new(words);
         // What came before goes first.
         if self.shared.count.load(Ordering::Acquire) == 0
             && !self.shared.closed.load(Ordering::Acquire)
@@ -174,10 +177,10 @@ impl Queue {
 
     /// The same for a product that nobody asked for yet.
     pub(crate) fn guess(&self, matrix: usize, rows: usize, words: Vec<u32>) -> Pending {
-        self.hand_in(matrix, rows, words, true)
+        self.hand_in(matrix, rows, Zeroizing::new(words), true)
     }
 
-    fn hand_in(&self, matrix: usize, rows: usize, words: Vec<u32>, guessed: bool) -> Pending {
+    fn hand_in(&self, matrix: usize, rows: usize, words: Zeroizing<Vec<u32>>, guessed: bool) -> Pending {
         let (done, awaited) = mpsc::sync_channel(1);
         let mut state = self.shared.lock();
         let name = state.next;
@@ -295,7 +298,8 @@ fn multiply<R: Ring>(loaded: &Loaded<R>, jobs: &[Job]) -> Vec<Result<Vec<u32>, S
         return vec![product(loaded, matrix, job.rows, &job.words)];
     }
     let rows: usize = jobs.iter().map(|job| job.rows).sum();
-    let words: Vec<u32> = jobs.iter().flat_map(|job| job.words.iter().copied()).collect();
+    let words: Zeroizing<Vec<u32>> =
+        Zeroizing::new(jobs.iter().flat_map(|job| job.words.iter().copied()).collect());
     let out = match product(loaded, matrix, rows, &words) {
         Ok(out) => out,
         Err(reason) => return jobs.iter().map(|_| Err(reason.clone())).collect(),
