@@ -364,6 +364,7 @@ const LAST_ENDS: &[&str] = &["<|end|>", "<|message_sep|>", "<SPECIAL_12>"];
 
 /// Templates that cannot be asked for two calls and a thought, or do not write calls back, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
+    ("gemma-3", "knows no tools"),
     ("google-gemma-2-2b-it", "knows no tools"),
     ("microsoft-Phi-3.5-mini-instruct", "knows no tools"),
     ("llama-cpp-rwkv-world", "knows no tools"),
