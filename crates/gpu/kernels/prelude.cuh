@@ -158,6 +158,7 @@ struct Step {
     const int* wanted;     // the tokens that want logits
     const int* firsts;     // (tokens) the first token of its sequence in this step
     const int* lasts;      // (tokens) and the last
+    const int* adapters;   // (tokens) the adapter of its sequence, or -1
     const int* tables;     // (group, stride): where each token's page table begins, counted from here; then the tables
     int stride;
     // The counts where the host knows them, else negative: a load less on the way.

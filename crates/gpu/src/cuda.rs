@@ -8,8 +8,8 @@ use std::rc::Rc;
 use fornax_compute::cpu::{Activations, Cpu};
 use fornax_compute::landing::{Content, land};
 use fornax_compute::{
-    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, Memory, Need,
-    Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Row, Rows, SampleFault,
+    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, LowRank,
+    Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Row, Rows, SampleFault,
     SampleRow, Sampled, Token, Usage,
 };
 use fornax_format::View;
@@ -17,7 +17,7 @@ use fornax_format::View;
 use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch, Pinned};
 use crate::layout::Format;
-use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes, supports};
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
 use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
@@ -74,7 +74,7 @@ pub struct Cuda {
     pub(crate) programs: Programs,
     steps: Rc<Steps>,
     pub(crate) scratch: Scratch,
-    /// Partial results of attention over splits.
+    /// Partial results: of attention over splits, of adapters' first products.
     pub(crate) partials: Piece,
     /// Counts of blocks that have arrived, zero between kernels.
     pub(crate) tickets: Piece,
@@ -103,6 +103,8 @@ pub(crate) struct Bucket {
     slot: usize,
     tokens: usize,
     wanted: usize,
+    /// Whether a sequence takes an adapter: without one nothing is launched for them.
+    adapted: bool,
     /// Places of the longest sequence, rounded up.
     pub(crate) places: usize,
 }
@@ -134,6 +136,7 @@ pub(crate) enum Check {
     Tokens { rows: usize },
     Positions { rows: usize },
     Pages { group: usize, pages: usize },
+    Adapters { count: usize },
 }
 
 impl Cuda {
@@ -146,7 +149,7 @@ impl Cuda {
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
         let arena = Arena::new(device.clone(), limit);
         let programs = Programs::new(&device, options.kernel_folder.clone());
-        for unit in ["norm.cu", "rows.cu", "glu.cu", "sample.cu", "split.cu"] {
+        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu", "sample.cu", "split.cu"] {
             programs.prepare(Key::plain(unit));
         }
         let steps = Steps::new(&device, &arena, &options)?;
@@ -379,6 +382,7 @@ impl Check {
             Check::Tokens { rows } => slot.check_tokens(rows),
             Check::Positions { rows } => slot.check_positions(rows),
             Check::Pages { group, pages } => slot.check_pages(group, pages),
+            Check::Adapters { count } => slot.check_adapters(count),
         }
     }
 }
@@ -449,10 +453,6 @@ impl Memory for Cuda {
 
     fn usage(&self) -> Usage {
         self.arena.usage()
-    }
-
-    fn supports(&self, need: Need) -> Result<(), Error> {
-        supports(need)
     }
 }
 
@@ -642,6 +642,16 @@ impl Backend for Cuda {
         self.op_add_gated(step.slot(), gate, y, x)
     }
 
+    fn low_rank(
+        &self,
+        step: &Step,
+        changes: &[Vec<LowRank<Buf>>],
+        x: &Buf,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_low_rank(step.slot(), changes, x, out)
+    }
+
     fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
         self.op_route(step.slot(), routing, logits, chosen)
     }
@@ -677,7 +687,13 @@ impl Cuda {
     fn replay(&self, slot: &Slot, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
         let up = |count: usize| if count == 0 { 0 } else { count.next_power_of_two() };
         let places = (slot.place_max + 1).next_power_of_two().max(512);
-        let bucket = Bucket { slot: slot.index, tokens: up(slot.tokens), wanted: up(slot.wanted), places };
+        let bucket = Bucket {
+            slot: slot.index,
+            tokens: up(slot.tokens),
+            wanted: up(slot.wanted),
+            adapted: slot.adapter_max.is_some(),
+            places,
+        };
         let now = self.arena.generation();
         let mut graphs = self.graphs.borrow_mut();
         match graphs.get(&bucket) {

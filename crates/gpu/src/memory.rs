@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, Part, Purpose, Sizes};
+use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, Part, Purpose, Sizes};
 
 use crate::CudaOptions;
 use crate::arena::{Arena, Piece, rounded};
@@ -12,6 +12,8 @@ use crate::step;
 
 /// The longest row of a weight: sixteen of them in f32 are one slot of the upload's ring.
 pub(crate) const COLUMNS_MAX: usize = 1 << 18;
+/// The longest vector: an adapter's matrix is one, of rank 512 beside 32,768 columns.
+const VECTOR_MAX: usize = 1 << 24;
 
 /// Activations in the form that products read: 19,600 columns for each token of the largest step, up to 96 MB; what is
 /// wider or longer goes in several passes. One row always fits.
@@ -282,10 +284,10 @@ impl CudaSizes {
         if Format::of(dtype).is_none() {
             return Err(Error::DType { tensor: part.view.name.to_owned(), dtype, backend: self.name });
         }
-        if !values.is_multiple_of(dtype.block_values()) || values > COLUMNS_MAX {
+        if !values.is_multiple_of(dtype.block_values()) || values > VECTOR_MAX {
             return Err(wrong_shape(
                 part,
-                vec![values.next_multiple_of(dtype.block_values()).min(COLUMNS_MAX)],
+                vec![values.next_multiple_of(dtype.block_values()).min(VECTOR_MAX)],
             ));
         }
         self.selected_rows(part, values)
@@ -331,17 +333,5 @@ impl Sizes for CudaSizes {
 
     fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
-    }
-
-    fn supports(&self, need: Need) -> Result<(), Error> {
-        supports(need)
-    }
-}
-
-/// Refuses what there is no kernel for yet.
-pub(crate) fn supports(need: Need) -> Result<(), Error> {
-    match need {
-        Need::LowRank => Err(Error::Unsupported { what: need.to_string(), backend: "cuda" }),
-        _ => Ok(()),
     }
 }

@@ -57,6 +57,7 @@ const UNITS: &[(&str, &str)] = kernels![
     "gemv.cu",
     "gemv_f32.cu",
     "glu.cu",
+    "low_rank.cu",
     "norm.cu",
     "pack.cu",
     "ring.cu",
@@ -260,7 +261,7 @@ mod tests {
 
     fn every_program() -> Vec<Key> {
         let mut keys: Vec<Key> =
-            ["experts.cu", "glu.cu", "norm.cu", "ring.cu", "rows.cu", "sample.cu", "split.cu"]
+            ["experts.cu", "glu.cu", "low_rank.cu", "norm.cu", "ring.cu", "rows.cu", "sample.cu", "split.cu"]
                 .map(Key::plain)
                 .to_vec();
         for format in FORMATS {

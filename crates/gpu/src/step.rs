@@ -15,7 +15,7 @@ use crate::driver::{Device, Event, Pinned};
 /// Words in front of the arrays: what is counted.
 const HEADER_WORDS: usize = 16;
 /// Arrays of a word for each token, in front of the page tables.
-const ARRAYS: usize = 6;
+const ARRAYS: usize = 7;
 
 /// `Step` of prelude.cuh: where a slot's arrays lie. It never changes.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -28,6 +28,7 @@ pub(crate) struct DeviceStep {
     wanted: u64,
     firsts: u64,
     lasts: u64,
+    adapters: u64,
     tables: u64,
     stride: i32,
     /// Counts that the host knows; negative where a recorded step may have others.
@@ -46,6 +47,7 @@ impl DeviceStep {
             wanted: array(3),
             firsts: array(4),
             lasts: array(5),
+            adapters: array(6),
             tables: array(ARRAYS),
             stride: crate::memory::int(tokens_max),
             known: [-1; 2],
@@ -168,6 +170,8 @@ pub(crate) struct Slot {
     position_max: u32,
     groups: usize,
     page_max: Vec<u32>,
+    /// The largest adapter that a sequence takes, if any takes one.
+    pub(crate) adapter_max: Option<u32>,
     pub(crate) results: Vec<Outcome>,
     /// How many changes to logits it holds.
     pub(crate) changes: usize,
@@ -220,6 +224,7 @@ impl Steps {
                 position_max: 0,
                 groups: 0,
                 page_max: Vec::new(),
+                adapter_max: None,
                 results: Vec::new(),
                 changes: 0,
                 seen: Vec::new(),
@@ -271,11 +276,12 @@ impl Slot {
         self.place_max = 0;
         self.page_max.clear();
         self.page_max.resize(groups, 0);
+        self.adapter_max = batch.adapters.iter().copied().flatten().max();
         self.results.clear();
         self.changes = 0;
 
-        let [ids, positions, places, wanted_at, firsts, lasts, tables] =
-            [0, 1, 2, 3, 4, 5, ARRAYS].map(|index| HEADER_WORDS + index * tokens_max);
+        let [ids, positions, places, wanted_at, firsts, lasts, adapters, tables] =
+            [0, 1, 2, 3, 4, 5, 6, ARRAYS].map(|index| HEADER_WORDS + index * tokens_max);
         let words: &mut [i32] = bytemuck::cast_slice_mut(self.staged.bytes_mut());
         words[0] = crate::memory::int(tokens);
         words[1] = crate::memory::int(wanted);
@@ -297,7 +303,7 @@ impl Slot {
         }
         self.position_max = batch.positions.iter().copied().max().unwrap_or(0);
         let (mut first, mut wanted_next, mut page_next) = (0, wanted_at, tables + groups * tokens_max);
-        for row in &batch.rows {
+        for (index, row) in batch.rows.iter().enumerate() {
             let len = row.len as usize;
             for (group, table) in row.pages.iter().enumerate() {
                 let start = crate::memory::int(page_next - tables);
@@ -313,6 +319,9 @@ impl Slot {
             }
             words[firsts + first..][..len].fill(crate::memory::int(first));
             words[lasts + first..][..len].fill(crate::memory::int(first + len - 1));
+            let adapter = batch.adapters.get(index).copied().flatten();
+            words[adapters + first..][..len]
+                .fill(adapter.map_or(-1, |adapter| crate::memory::int(adapter as usize)));
             first += len;
             self.place_max = self.place_max.max(row.start as usize + len - 1);
             for token in first - row.wanted as usize..first {
@@ -359,6 +368,18 @@ impl Slot {
             return Err(Error::BatchLimit { what: "position", got: position, limit: rows.saturating_sub(1) });
         }
         Ok(())
+    }
+
+    /// Checks that every adapter is one of `count`.
+    pub(crate) fn check_adapters(&self, count: usize) -> Result<(), Error> {
+        match self.adapter_max {
+            Some(adapter) if adapter as usize >= count => Err(Error::BatchLimit {
+                what: "adapter",
+                got: adapter as usize,
+                limit: count.saturating_sub(1),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Checks that every known token is in a table of `rows` rows.

@@ -227,6 +227,59 @@ fn what_a_recorded_step_was_checked_against_is_checked_at_every_replay() {
 }
 
 #[test]
+fn adapters_are_two_kernels_behind_a_product_where_a_sequence_takes_one() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let change = |rank: usize, column: usize, columns: usize| LowRank {
+        down: cuda.upload_values(&vec![0.0; rank * HIDDEN]).unwrap(),
+        up: cuda.upload_values(&vec![0.0; columns * rank]).unwrap(),
+        rank,
+        scale: 1.0,
+        column,
+        columns,
+    };
+    let x = cuda.alloc(Purpose::Activations, TOKENS_MAX, HIDDEN).unwrap();
+    let mut out = cuda.alloc(Purpose::Activations, TOKENS_MAX, FFN).unwrap();
+    let mut run = |changes: &[Vec<LowRank<Buf>>], adapters: &[Option<u32>]| {
+        let mut batch = Batch { adapters: adapters.to_vec(), ..Batch::default() };
+        for slot in 0..adapters.len() as u32 {
+            batch.push(Row { slot, start: 0, len: 1, pages: vec![], wanted: 0 }, [Token::Known(0)]);
+        }
+        fake::with(|fake| fake.launched.clear());
+        let step = cuda.begin(&batch)?;
+        cuda.record(&step, &mut || cuda.low_rank(&step, changes, &x, &mut out))?;
+        cuda.finish(step)?;
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        let grids = launched.into_iter().map(|launch| (launch.kernel, launch.grid));
+        Ok::<_, Error>(grids.collect::<Vec<_>>())
+    };
+    let (down, up) = (|grid| ("low_rank_down".to_owned(), grid), |grid| ("low_rank_up".to_owned(), grid));
+    // Ranks 12 and 4: twelve warps, eight to a block; one thread for each of the product's columns.
+    let two = [vec![change(12, 0, FFN)], vec![change(4, 0, 8), change(4, 8, 8)]];
+    assert_eq!(run(&two, &[None, None]).unwrap(), [], "nobody takes one");
+    let once = [down([2, 2, 3]), up([1, 2, 1])];
+    for _ in 0..2 {
+        // Run, then recorded: not the recording of steps without.
+        assert_eq!(run(&two, &[Some(1), None]).unwrap(), once);
+    }
+    assert_eq!(run(&two, &[None, Some(0)]).unwrap(), [], "replayed");
+    assert_eq!(run(&two, &[None, None]).unwrap(), [], "recorded, of no kernels");
+    let refused = run(&two, &[Some(2), None]).unwrap_err();
+    assert!(matches!(refused, Error::BatchLimit { what: "adapter", got: 2, limit: 1 }), "{refused}");
+    // What does not fit the parameters of one launch has another.
+    let many: Vec<_> = (0..33).map(|_| vec![change(1, 0, FFN)]).collect();
+    assert_eq!(
+        run(&many, &[Some(32); 3]).unwrap(),
+        [down([1, 4, 32]), up([1, 4, 1]), down([1, 4, 1]), up([1, 4, 1])]
+    );
+    let wide = [vec![change(1, 1, FFN)]];
+    assert!(matches!(run(&wide, &[None]), Err(Error::OperandShape { operand: "columns", .. })));
+    drop((two, many, wide, x, out));
+    drop(cuda);
+    assert_clean("closed");
+}
+
+#[test]
 fn each_call_that_fails_is_an_error_with_the_operations_name_and_leaves_nothing_behind() {
     let mut operations = BTreeSet::new();
     for at in 0.. {

@@ -4,6 +4,7 @@ mod attention;
 mod experts;
 mod fuse;
 mod gemv;
+mod low_rank;
 mod rows;
 mod sample;
 
