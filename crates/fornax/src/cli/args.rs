@@ -140,9 +140,9 @@ pub(crate) struct Serve {
     /// Use this Jinja file as the chat template of the first model instead of its own
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub(crate) chat_template_file: Option<PathBuf>,
-    /// Load the low-rank adapter in this folder (PEFT's layout) beside the first model, under a name that requests choose
-    /// it by; may be repeated
-    #[arg(long, value_name = "NAME=FOLDER", help_heading = "Model")]
+    /// Load the low-rank adapter in this folder (PEFT's layout) beside a model (the first where none is named), under a name
+    /// that requests choose it by; may be repeated
+    #[arg(long, value_name = "NAME[@MODEL]=FOLDER", help_heading = "Model")]
     pub(crate) adapter: Vec<String>,
     /// Load all models at the start; it fails where they do not fit beside each other
     #[arg(long, help_heading = "Model")]

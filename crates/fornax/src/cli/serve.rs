@@ -134,6 +134,8 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
     let named = if args.models.is_empty() { &default[..] } else { &args.models };
     let mut recipes: Vec<Recipe> = Vec::new();
     let (mut taken_bytes, mut taken_names) = (0, HashSet::new());
+    let adapters = args.adapter.iter().map(|text| AdapterFlag::parse(text));
+    let mut adapters = adapters.collect::<Result<Vec<_>, _>>()?;
     for text in named {
         let (names, reference) = named_model(text);
         let path = locate::locate(Some(reference))?;
@@ -143,18 +145,18 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         if let Some(file) = args.chat_template_file.as_ref().filter(|_| is_first) {
             open = open.chat_template(output::text_of(file)?);
         }
-        let mut adapters = Vec::new();
-        for text in args.adapter.iter().filter(|_| is_first) {
-            let (name, folder) =
-                text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
-                    Failure::usage(format!("--adapter {text:?} is no adapter; one looks like NAME=FOLDER"))
-                })?;
-            adapters.push(name.to_owned());
-            open = open.adapter(name, folder);
-        }
         let served_name = args.served_model_name.as_deref().filter(|_| is_first);
-        let card =
-            ModelCard { adapters, ..card(&path, served_name.into_iter().chain(names).collect(), reference) };
+        let mut card = card(&path, served_name.into_iter().chain(names).collect(), reference);
+        let own = |adapter: &AdapterFlag<'_>| match adapter.of {
+            Some(model) => card.name == model || card.aliases.iter().any(|alias| alias == model),
+            None => is_first,
+        };
+        let (own, others) = adapters.into_iter().partition::<Vec<_>, _>(own);
+        adapters = others;
+        for adapter in own {
+            card.adapters.push(adapter.name.to_owned());
+            open = open.adapter(adapter.name, adapter.folder);
+        }
         if let Some(name) = names_of(&card).find(|name| !taken_names.insert((*name).to_owned())) {
             let message = format!("two models are called {name:?}; say NAME=MODEL for one of them");
             return Err(Failure::usage(message).into());
@@ -180,7 +182,43 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         recipe.card.quant = most.map_or(String::new(), |stored| stored.dtype.name().to_owned());
         recipes.push(recipe);
     }
-    Ok(recipes)
+    match adapters.first() {
+        None => Ok(recipes),
+        Some(AdapterFlag { name, of, .. }) => {
+            let model = of.unwrap_or_default();
+            let names: Vec<String> = recipes.iter().map(|recipe| format!("{:?}", recipe.card.name)).collect();
+            let message = format!(
+                "--adapter {name}@{model}: no model is called {model:?}; there are {}",
+                names.join(", ")
+            );
+            Err(Failure::usage(message).into())
+        }
+    }
+}
+
+/// `NAME[@MODEL]=FOLDER`.
+struct AdapterFlag<'a> {
+    name: &'a str,
+    /// The model that it is for; the first where none is named.
+    of: Option<&'a str>,
+    folder: &'a str,
+}
+
+impl<'a> AdapterFlag<'a> {
+    fn parse(text: &'a str) -> Result<AdapterFlag<'a>, Failure> {
+        let wrong = || {
+            Failure::usage(format!("--adapter {text:?} is no adapter; one looks like NAME[@MODEL]=FOLDER"))
+        };
+        let (names, folder) = text.split_once('=').ok_or_else(wrong)?;
+        let (name, of) = match names.split_once('@') {
+            Some((name, model)) => (name, Some(model)),
+            None => (names, None),
+        };
+        if name.is_empty() || of == Some("") {
+            return Err(wrong());
+        }
+        Ok(AdapterFlag { name, of, folder })
+    }
 }
 
 /// What a model takes of the budget. The margin is for what nobody counts, and there once.

@@ -539,7 +539,10 @@ fn an_adapter_is_a_model_of_its_own_name_and_one_for_another_model_is_refused() 
     let flag = |folder: &Path| format!("tuned={}", folder.display());
     let refused = ["serve", "smollm2", "--port", "0", "--device", "cpu", "--adapter", &flag(&other)];
     fornax(refused).fails(4, "MODEL_UNSUPPORTED", &["tuned", "[2, 64]", "[2, 576]", "another model"]);
-    fornax(["serve", "smollm2", "--adapter", "tuned"]).fails(2, "INVALID_INPUT", &["NAME=FOLDER"]);
+    fornax(["serve", "smollm2", "--adapter", "tuned"]).fails(2, "INVALID_INPUT", &["NAME[@MODEL]=FOLDER"]);
+    let lost = format!("tuned@big={}", own.display());
+    let says = ["tuned@big", "no model is called \"big\"", "\"smollm2\""];
+    fornax(["serve", "smollm2", "--adapter", &lost]).fails(2, "INVALID_INPUT", &says);
     let same = format!("smollm2={}", own.display());
     fornax(["serve", "smollm2", "--adapter", &same]).fails(2, "INVALID_INPUT", &["two models are called"]);
 
@@ -564,6 +567,40 @@ fn an_adapter_is_a_model_of_its_own_name_and_one_for_another_model_is_refused() 
             scope.spawn(move || assert_eq!(&text(model), wanted, "{model}"));
         }
     });
+}
+
+#[test]
+fn every_served_model_may_have_adapters() {
+    let folder = tempfile::tempdir().unwrap();
+    let (own, other) = (folder.path().join("own"), folder.path().join("other"));
+    write_adapter(&own, 576);
+    write_adapter(&other, 64);
+    let flag = |names: &str, folder: &Path| format!("{names}={}", folder.display());
+    // Of the model that is named, loaded or not, the shapes are said at the start.
+    let wrong = flag("late@other", &other);
+    let refused = ["serve", "smollm2", "second,other=smollm2", "--port", "0", "--device", "cpu", "--adapter"];
+    let refused: Vec<&str> = refused.into_iter().chain([wrong.as_str()]).collect();
+    fornax(refused).fails(4, "MODEL_UNSUPPORTED", &["late", "[2, 64]", "[2, 576]", "another model"]);
+
+    let (early, late) = (flag("early", &own), flag("late@other", &own));
+    let flags = ["second,other=smollm2", "--context", "256", "--adapter", &late, "--adapter", &early];
+    let serving = Serving::start(folder.path(), &flags);
+    let models = serving.json("/v1/models");
+    let listed = models["data"].as_array().unwrap().iter();
+    let listed: Vec<_> = listed.map(|model| (model["id"].as_str(), model["parent"].as_str())).collect();
+    let wanted = [("smollm2", None), ("early", Some("smollm2")), ("second", None), ("late", Some("second"))];
+    assert_eq!(listed, wanted.map(|(name, parent)| (Some(name), parent)));
+    let text = |model: &str| {
+        let answer = serving.ask(model);
+        assert!(answer.contains("200 OK") && answer.contains(&format!("\"model\":\"{model}\"")), "{answer}");
+        let (_, text) = answer.split_once("\"text\":").unwrap();
+        text.split_once(",\"logprobs\"").unwrap().0.to_owned()
+    };
+    // The same weights twice: the adapter alone makes the difference, and brings its model when it is asked for.
+    let late = text("late");
+    assert_eq!(serving.json("/v1/models")["data"][2]["state"], "loaded");
+    assert_eq!((text("early"), text("second")), (late.clone(), text("smollm2")));
+    assert_ne!(late, text("second"));
 }
 
 #[test]
