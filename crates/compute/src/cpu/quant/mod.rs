@@ -39,6 +39,7 @@ mod neon;
 mod nibbles;
 mod nvfp4;
 mod packed;
+mod plain;
 mod q2_k;
 mod q3_k;
 mod q4_0;

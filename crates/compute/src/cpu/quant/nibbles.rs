@@ -1,9 +1,9 @@
 //! What the formats have in common whose blocks are one scale and 32 codes of four bits: value = scale * table\[code\].
 
-use super::activations::IntBlock;
 use super::lanes::Lanes;
 use super::packed::{GROUP, Kernels, NIBBLE_PAIRS, Packed, looked_up, nibbles, store_half, word};
-use super::{Format, Run, Runs, block_pairs, blocks_and_runs, blocks_and_values};
+use super::plain::{self, Plain};
+use super::{Format, Run, Runs, blocks_and_runs};
 use fornax_format::DType;
 
 /// The scale of such a block as it lies in the file: bytes, so that codes follow without a gap.
@@ -37,28 +37,17 @@ unsafe impl<S: Scale> bytemuck::Pod for Block<S> {}
 
 impl<S: Scale> Block<S> {
     const HAS_NO_GAP: () = assert!(align_of::<S>() == 1 && size_of::<Block<S>>() == size_of::<S>() + 16);
+}
+
+impl<S: Scale> Plain for Block<S> {
+    fn scale(&self) -> f32 {
+        self.scale.value()
+    }
 
     #[inline]
-    fn integers(&self) -> [i8; 32] {
+    fn codes(&self) -> [i8; 32] {
         std::array::from_fn(|i| S::TABLE[usize::from(self.codes[i % 16] >> (i / 16 * 4) & 15)])
     }
-}
-
-fn dequantize<S: Scale>(weights: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks_and_values::<Block<S>, 32>(weights, out) {
-        let scale = block.scale.value();
-        for (out, integer) in out.iter_mut().zip(block.integers()) {
-            *out = scale * f32::from(integer);
-        }
-    }
-}
-
-fn dot<S: Scale>(weights: &[u8], activations: &[IntBlock]) -> f32 {
-    let mut sum = 0.0;
-    for (block, [a]) in block_pairs::<Block<S>, 1>(weights, activations) {
-        sum = block.scale.value().mul_add(a.dot(0, &block.integers()), sum);
-    }
-    sum
 }
 
 fn read_runs<S: Scale>(weights: &[u8], out: &mut [Run]) {
@@ -74,7 +63,7 @@ fn read_runs<S: Scale>(weights: &[u8], out: &mut [Run]) {
 pub(super) fn format<S: Scale>(dtype: DType, kernels: Option<&'static Kernels>) -> Format {
     let () = Block::<S>::HAS_NO_GAP;
     let runs = Some(Runs { table: S::TABLE, mins: false, read: read_runs::<S> });
-    Format { dtype, dequantize: dequantize::<S>, dot: Some(dot::<S>), kernels, runs }
+    plain::format::<Block<S>>(dtype, kernels, runs)
 }
 
 impl<S: Scale> Packed for Block<S> {

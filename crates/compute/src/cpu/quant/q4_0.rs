@@ -1,9 +1,9 @@
 //! Q4_0: 32 values in 18 bytes, value = scale * (code - 8).
 
-use super::activations::IntBlock;
 use super::lanes::Lanes;
 use super::packed::{GROUP, NIBBLE_PAIRS, Packed, packed_kernels, store_half, word};
-use super::{Format, Simd, block_pairs, blocks_and_values, f16};
+use super::plain::{self, Plain};
+use super::{Format, Simd, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -14,7 +14,11 @@ struct Block {
     codes: [u8; 16],
 }
 
-impl Block {
+impl Plain for Block {
+    fn scale(&self) -> f32 {
+        f16(self.scale)
+    }
+
     /// code - 8, in -8..=7.
     #[inline]
     fn codes(&self) -> [i8; 32] {
@@ -24,31 +28,8 @@ impl Block {
     }
 }
 
-fn dequantize(weights: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
-        let scale = f16(block.scale);
-        for (out, code) in out.iter_mut().zip(block.codes()) {
-            *out = scale * f32::from(code);
-        }
-    }
-}
-
-fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
-    let mut sum = 0.0;
-    for (block, [a]) in block_pairs::<Block, 1>(weights, activations) {
-        sum = f16(block.scale).mul_add(a.dot(0, &block.codes()), sum);
-    }
-    sum
-}
-
 pub(super) fn format(simd: Simd) -> Format {
-    Format {
-        dtype: DType::Q4_0,
-        dequantize,
-        dot: Some(dot),
-        kernels: packed_kernels!(simd, quantised Block),
-        runs: None,
-    }
+    plain::format::<Block>(DType::Q4_0, packed_kernels!(simd, quantised Block), None)
 }
 
 impl Packed for Block {

@@ -1,9 +1,9 @@
 //! Q5_0: 32 values in 22 bytes, value = scale * (code - 16).
 
-use super::activations::IntBlock;
 use super::lanes::Lanes;
 use super::packed::{GROUP, NIBBLE_PAIRS, Packed, nibbles, packed_kernels, paired_bits, store_half, word};
-use super::{Format, Simd, block_pairs, blocks_and_values, f16};
+use super::plain::{self, Plain};
+use super::{Format, Simd, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -16,46 +16,28 @@ struct Block {
     low: [u8; 16],
 }
 
-impl Block {
+impl Plain for Block {
+    fn scale(&self) -> f32 {
+        f16(self.scale)
+    }
+
     /// code - 16, in -16..=15.
     #[inline]
     fn codes(&self) -> [i8; 32] {
-        let high = u32::from_le_bytes(self.high);
-        let bit_4 = |i: usize| if high >> i & 1 == 1 { 16 } else { 0 };
-        let mut codes = [0; 32];
-        for (i, byte) in self.low.iter().enumerate() {
-            codes[i] = (byte & 15 | bit_4(i)).cast_signed() - 16;
-            codes[i + 16] = (byte >> 4 | bit_4(i + 16)).cast_signed() - 16;
-        }
-        codes
+        five_bit_codes(&self.low, self.high).map(|code| code - 16)
     }
 }
 
-fn dequantize(weights: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
-        let scale = f16(block.scale);
-        for (out, code) in out.iter_mut().zip(block.codes()) {
-            *out = scale * f32::from(code);
-        }
-    }
-}
-
-fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
-    let mut sum = 0.0;
-    for (block, [a]) in block_pairs::<Block, 1>(weights, activations) {
-        sum = f16(block.scale).mul_add(a.dot(0, &block.codes()), sum);
-    }
-    sum
+/// 0..=31, of four bits and one above them each.
+#[inline]
+pub(super) fn five_bit_codes(low: &[u8; 16], high: [u8; 4]) -> [i8; 32] {
+    let high = u32::from_le_bytes(high);
+    let bit_4 = |i: usize| if high >> i & 1 == 1 { 16 } else { 0 };
+    std::array::from_fn(|i| (low[i % 16] >> (i / 16 * 4) & 15 | bit_4(i)).cast_signed())
 }
 
 pub(super) fn format(simd: Simd) -> Format {
-    Format {
-        dtype: DType::Q5_0,
-        dequantize,
-        dot: Some(dot),
-        kernels: packed_kernels!(simd, quantised Block),
-        runs: None,
-    }
+    plain::format::<Block>(DType::Q5_0, packed_kernels!(simd, quantised Block), None)
 }
 
 impl Packed for Block {

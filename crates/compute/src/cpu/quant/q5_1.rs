@@ -1,10 +1,10 @@
 //! Q5_1: 32 values in 24 bytes, value = scale * code + min.
 
-use super::activations::IntBlock;
 use super::lanes::Lanes;
 use super::packed::{GROUP, NIBBLE_PAIRS, Packed, packed_kernels, store_half};
-use super::q5_0::{five_bits, pack_five_bits};
-use super::{Format, Simd, block_pairs, blocks_and_values, f16};
+use super::plain::{self, Plain};
+use super::q5_0::{five_bit_codes, five_bits, pack_five_bits};
+use super::{Format, Simd, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -18,47 +18,24 @@ struct Block {
     low: [u8; 16],
 }
 
-impl Block {
+impl Plain for Block {
+    fn scale(&self) -> f32 {
+        f16(self.scale)
+    }
+
+    fn min(&self) -> Option<f32> {
+        Some(f16(self.min))
+    }
+
     /// 0..=31
     #[inline]
-    fn codes(&self) -> [u8; 32] {
-        let high = u32::from_le_bytes(self.high);
-        let bit_4 = |i: usize| if high >> i & 1 == 1 { 16 } else { 0 };
-        let mut codes = [0; 32];
-        for (i, byte) in self.low.iter().enumerate() {
-            codes[i] = byte & 15 | bit_4(i);
-            codes[i + 16] = byte >> 4 | bit_4(i + 16);
-        }
-        codes
+    fn codes(&self) -> [i8; 32] {
+        five_bit_codes(&self.low, self.high)
     }
-}
-
-fn dequantize(weights: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
-        let (scale, min) = (f16(block.scale), f16(block.min));
-        for (out, code) in out.iter_mut().zip(block.codes()) {
-            *out = scale * f32::from(code) + min;
-        }
-    }
-}
-
-fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
-    let mut sum = 0.0;
-    for (block, [a]) in block_pairs::<Block, 1>(weights, activations) {
-        sum = f16(block.scale).mul_add(a.dot(0, &block.codes()), sum);
-        sum = f16(block.min).mul_add(a.sum, sum);
-    }
-    sum
 }
 
 pub(super) fn format(simd: Simd) -> Format {
-    Format {
-        dtype: DType::Q5_1,
-        dequantize,
-        dot: Some(dot),
-        kernels: packed_kernels!(simd, quantised Block),
-        runs: None,
-    }
+    plain::format::<Block>(DType::Q5_1, packed_kernels!(simd, quantised Block), None)
 }
 
 impl Packed for Block {

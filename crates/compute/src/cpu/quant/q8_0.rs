@@ -1,9 +1,9 @@
 //! Q8_0: 32 values in 34 bytes, value = scale * code.
 
-use super::activations::IntBlock;
 use super::lanes::Lanes;
 use super::packed::{GROUP, Packed, STRAIGHT_PAIRS, packed_kernels, store_half, word};
-use super::{Format, Simd, block_pairs, blocks_and_values, f16};
+use super::plain::{self, Plain};
+use super::{Format, Simd, f16};
 use fornax_format::DType;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -13,31 +13,18 @@ struct Block {
     codes: [i8; 32],
 }
 
-fn dequantize(weights: &[u8], out: &mut [f32]) {
-    for (block, out) in blocks_and_values::<Block, 32>(weights, out) {
-        let scale = f16(block.scale);
-        for (out, code) in out.iter_mut().zip(block.codes) {
-            *out = scale * f32::from(code);
-        }
+impl Plain for Block {
+    fn scale(&self) -> f32 {
+        f16(self.scale)
     }
-}
 
-fn dot(weights: &[u8], activations: &[IntBlock]) -> f32 {
-    let mut sum = 0.0;
-    for (block, [a]) in block_pairs::<Block, 1>(weights, activations) {
-        sum = f16(block.scale).mul_add(a.dot(0, &block.codes), sum);
+    fn codes(&self) -> [i8; 32] {
+        self.codes
     }
-    sum
 }
 
 pub(super) fn format(simd: Simd) -> Format {
-    Format {
-        dtype: DType::Q8_0,
-        dequantize,
-        dot: Some(dot),
-        kernels: packed_kernels!(simd, quantised Block),
-        runs: None,
-    }
+    plain::format::<Block>(DType::Q8_0, packed_kernels!(simd, quantised Block), None)
 }
 
 impl Packed for Block {
