@@ -5,7 +5,7 @@ import { render } from "./markdown.js";
 const $ = (id) => document.getElementById(id);
 const messages = $("messages");
 
-// What was said: {role, text, tokens, figures, error, showTokens}.
+// What was said: {role, text, thoughts, calls, tokens, figures, error, showTokens}. A tool's result has the id of its call.
 let turns = [];
 let running = null;
 
@@ -77,6 +77,47 @@ function tokenView(turn, number) {
   return element("div", {}, list, panel);
 }
 
+// What the model thought before it answered: closed, unless somebody opens it.
+function thoughts(turn, number) {
+  const node = element("details", { className: "thoughts", open: Boolean(turn.showThoughts) },
+    element("summary", { textContent: turn === running?.turn && turn.text === "" ? "Thinking" : "Thoughts" }),
+    element("div", { className: "quiet", id: `thoughts-${number}`, textContent: turn.thoughts }));
+  node.addEventListener("toggle", () => {
+    turn.showThoughts = node.open;
+  });
+  return node;
+}
+
+const pretty = (json) => {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json;
+  }
+};
+
+// The tools that the model calls. Whoever reads this is the one who can say what they return.
+function calls(turn, number) {
+  const node = element("div", { className: "calls" });
+  turn.calls.forEach((call, index) => {
+    node.append(element("p", {}, "Calls ", element("code", { textContent: call.name })),
+      element("pre", { tabIndex: 0 }, element("code", { textContent: pretty(call.arguments) })));
+    if (number < turns.length - 1 || running) return;
+    const id = `result-${number}-${index}`;
+    node.append(element("label", { textContent: `Result of ${call.name}`, htmlFor: id }),
+      element("textarea", { id, rows: 2, value: call.result ?? "", oninput: (event) => (call.result = event.target.value) }));
+  });
+  if (number === turns.length - 1 && !running) {
+    node.append(button("Send results", () => {
+      turns.push(...turn.calls.map(({ id, name, result }) => ({ role: "tool", id, name, text: result ?? "" })));
+      answer();
+    }));
+  }
+  return node;
+}
+
+const WHO = { user: "You", assistant: "Model" };
+
 function message(turn, number) {
   const mine = turn.role === "user";
   const text = element("div", { className: "text" });
@@ -93,7 +134,7 @@ function message(turn, number) {
     const buttons = element("div", { className: "buttons" }, button("Ask this instead", done(true)), button("Cancel", done(false)));
     text.append(label, field, buttons);
     queueMicrotask(() => field.focus());
-  } else if (mine) {
+  } else if (mine || turn.role === "tool") {
     text.textContent = turn.text;
   } else if (turn.showTokens && turn.tokens?.length > 0) {
     text.append(tokenView(turn, number));
@@ -104,7 +145,10 @@ function message(turn, number) {
   }
   text.classList.toggle("busy", turn === running?.turn);
   const node = element("article", { className: `message ${turn.role}` },
-    element("h3", { textContent: mine ? "You" : "Model" }), text);
+    element("h3", { textContent: WHO[turn.role] ?? `Result of ${turn.name}` }));
+  if (turn.thoughts) node.append(thoughts(turn, number));
+  node.append(text);
+  if (turn.calls?.length > 0) node.append(calls(turn, number));
   if (turn.error) {
     const line = element("p", { className: "error", textContent: turn.error });
     line.setAttribute("role", "alert");
@@ -149,9 +193,25 @@ function drawAll() {
 
 const number = (id) => ($(id).value.trim() === "" ? undefined : Number($(id).value));
 
+// A turn as the API has it. Thoughts are not sent back: templates leave those of earlier answers out.
+function asSaid({ role, text, calls, id }) {
+  if (role === "tool") return { role, tool_call_id: id, content: text };
+  if (!calls?.length) return { role, content: text };
+  const made = ({ id: call, name, arguments: given }) => ({ id: call, type: "function", function: { name, arguments: given } });
+  return { role, content: text || null, tool_calls: calls.map(made) };
+}
+
+function parsed(id, what) {
+  try {
+    return JSON.parse($(id).value);
+  } catch (error) {
+    throw new Error(`${what} no JSON: ${error.message}`);
+  }
+}
+
 // What is asked, or an error that says which parameter is wrong.
 function body() {
-  const said = turns.filter((turn) => turn.text !== "").map(({ role, text }) => ({ role, content: text }));
+  const said = turns.filter((turn) => turn.text !== "" || turn.calls?.length > 0 || turn.role === "tool").map(asSaid);
   const system = $("system").value.trim();
   const asked = {
     messages: system ? [{ role: "system", content: system }, ...said] : said,
@@ -161,9 +221,10 @@ function body() {
   if ($("model").value) asked.model = $("model").value;
   if ($("probabilities").checked) Object.assign(asked, { logprobs: true, top_logprobs: ALTERNATIVES });
   if ($("structured").checked) {
-    const schema = JSON.parse($("schema").value);
+    const schema = parsed("schema", "The schema is");
     asked.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
   }
+  if ($("offers").checked) asked.tools = parsed("offered", "The tools are");
   return asked;
 }
 
@@ -173,10 +234,10 @@ async function answer() {
     $("schema-error").textContent = "";
     asked = body();
   } catch (error) {
-    $("schema-error").textContent = `The schema is no JSON: ${error.message}`;
+    $("schema-error").textContent = error.message;
     return drawAll();
   }
-  const turn = { role: "assistant", text: "", tokens: [], structured: $("structured").checked };
+  const turn = { role: "assistant", text: "", thoughts: "", calls: [], tokens: [], structured: $("structured").checked };
   const controller = new AbortController();
   running = { turn, controller };
   turns.push(turn);
@@ -195,10 +256,18 @@ async function answer() {
       if (!choice) continue;
       finish = choice.finish_reason ?? finish;
       for (const { token, logprob, top_logprobs: top } of choice.logprobs?.content ?? []) turn.tokens.push({ token, logprob, top });
-      if (!choice.delta?.content) continue;
+      const { content, reasoning_content: thought, tool_calls: called } = choice.delta ?? {};
+      if (!content && !thought && !called) continue;
       first ??= performance.now();
       last = performance.now();
-      turn.text += choice.delta.content;
+      turn.text += content ?? "";
+      turn.thoughts += thought ?? "";
+      for (const { index, id, function: part } of called ?? []) {
+        const call = (turn.calls[index] ??= { id: "", name: "", arguments: "" });
+        call.id = id ?? call.id;
+        call.name += part?.name ?? "";
+        call.arguments += part?.arguments ?? "";
+      }
       if (last - drawn > DRAW_EVERY) {
         drawn = last;
         draw(turns.length - 1);
@@ -254,14 +323,18 @@ $("clear").addEventListener("click", () => {
   drawAll();
   $("question").focus();
 });
-$("structured").addEventListener("change", () => {
-  $("schema").disabled = !$("structured").checked;
-});
+for (const [box, field] of [["structured", "schema"], ["offers", "offered"]]) {
+  $(box).addEventListener("change", () => {
+    $(field).disabled = !$(box).checked;
+  });
+}
 $("parameters").addEventListener("submit", (event) => event.preventDefault());
 
 // Where there are several models one can be chosen.
 export async function listModels() {
   const { data } = await get("/v1/models");
+  const chosen = $("model").value;
   $("model").replaceChildren(...data.map(({ id }) => element("option", { value: id, textContent: id })));
+  if (data.some(({ id }) => id === chosen)) $("model").value = chosen;
   $("models").hidden = data.length < 2;
 }

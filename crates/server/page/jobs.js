@@ -1,4 +1,5 @@
 // Durable jobs: the queue, each job, its timeline and its result.
+import { get } from "./api.js";
 import "./theme.js";
 
 const $ = (id) => document.getElementById(id);
@@ -15,21 +16,13 @@ function row(cells, kind) {
   return row;
 }
 
-async function ask(path) {
-  const key = sessionStorage.getItem("key");
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const response = await fetch(`/v2/default/${path}`, { headers });
-  $("access").hidden = response.status !== 401;
-  const said = await response.json();
-  if (!response.ok) throw new Error(`${said.error.code}: ${said.error.message}`);
-  return said;
-}
-
+const ask = (path) => get(`/v2/default/${path}`);
 const seconds = (ms) => (ms == null ? "" : `${(ms / 1000).toFixed(2)} s`);
 
 async function show() {
   try {
     const { jobs: counts } = await ask("health");
+    $("status").textContent = "";
     $("counts").className = "";
     $("counts").textContent = `${counts.inQueue} wait, ${counts.inProgress} are computed, ${counts.completed} completed, ` +
       `${counts.failed} failed, ${counts.retried} needed more than one attempt`;
@@ -70,10 +63,8 @@ function choose(event) {
 $("jobs").addEventListener("click", choose);
 $("jobs").addEventListener("keydown", choose);
 $("state").addEventListener("change", show);
-$("access").addEventListener("submit", (event) => {
-  event.preventDefault();
-  sessionStorage.setItem("key", $("key").value);
-  show();
-});
-show();
-setInterval(() => document.hidden || show(), 2000);
+document.querySelector("nav a[data-view=jobs]").setAttribute("aria-current", "page");
+for (;;) {
+  if (!document.hidden) await show();
+  await new Promise((resolve) => setTimeout(resolve, 2000));
+}

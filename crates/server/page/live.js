@@ -126,11 +126,11 @@ const HISTOGRAMS = [
   ["vllm:e2e_request_latency_seconds", "Whole answers"], ["vllm:request_queue_time_seconds", "Waiting for a seat"],
 ];
 
-// Buckets [upper bound, count] of one metric, those of all models together.
-function buckets(metrics, name) {
+// Buckets [upper bound, count] of one metric for the model that is looked at.
+function buckets(metrics, name, model) {
   const sums = new Map();
   for (const line of metrics.split("\n")) {
-    if (!line.startsWith(`${name}_bucket{`)) continue;
+    if (!line.startsWith(`${name}_bucket{`) || !line.includes(`model_name=${JSON.stringify(model)}`)) continue;
     const [, bound] = /le="([^"]+)"/.exec(line);
     const value = Number(line.slice(line.lastIndexOf(" ") + 1));
     const limit = bound === "+Inf" ? Infinity : Number(bound);
@@ -144,8 +144,8 @@ function buckets(metrics, name) {
   });
 }
 
-function chart(metrics, [name, title]) {
-  const counts = buckets(metrics, name);
+function chart(metrics, [name, title], model) {
+  const counts = buckets(metrics, name, model);
   const total = counts.reduce((sum, [, count]) => sum + count, 0);
   const below = (share) => {
     let sum = 0;
@@ -181,6 +181,27 @@ function errors(metrics) {
   $("no-errors").hidden = counts.length > 0;
 }
 
+// Where there are several models one is chosen to be looked at; until then it is the first that is loaded.
+const picker = $("watched-model");
+let models = "";
+
+function chooser(live) {
+  $("watched").hidden = (live.models ?? []).length < 2;
+  const words = (live.models ?? []).map(({ id, state }) => [id, `${id} (${state})`]);
+  if (models !== JSON.stringify(words)) {
+    models = JSON.stringify(words);
+    const chosen = picker.value;
+    const option = ([value, textContent]) => Object.assign(document.createElement("option"), { value, textContent });
+    picker.replaceChildren(...[["", "the first that is loaded"], ...words].map(option));
+    picker.value = words.some(([id]) => id === chosen) ? chosen : "";
+  }
+}
+picker.addEventListener("change", () => {
+  // What was of another model says nothing of this one's speed.
+  before = null;
+  lookNow();
+});
+
 function status(live) {
   $("status").textContent = live.model ? `${live.status}: ${live.model}` : live.status;
   $("loading").hidden = !live.loading;
@@ -195,8 +216,12 @@ function status(live) {
 async function look() {
   const watched = !$("engine").hidden;
   try {
-    const live = { at: performance.now(), ...await get("/console/live") };
+    const model = picker.value;
+    const live = { at: performance.now(), ...await get(`/console/live${model && `?model=${encodeURIComponent(model)}`}`) };
+    // Another one was chosen meanwhile.
+    if (model !== picker.value) return live;
     status(live);
+    chooser(live);
     $("engine-error").textContent = live.error ?? "";
     if (!watched) return live;
     facts(live);
@@ -205,7 +230,7 @@ async function look() {
     requests(live);
     [before, shown] = [live, live];
     const metrics = await getText("/metrics");
-    $("latency").replaceChildren(...HISTOGRAMS.map((histogram) => chart(metrics, histogram)));
+    $("latency").replaceChildren(...HISTOGRAMS.map((histogram) => chart(metrics, histogram, live.model ?? picker.value)));
     errors(metrics);
     return live;
   } catch (error) {
@@ -221,7 +246,7 @@ export async function watch(loaded) {
   for (;;) {
     if (!document.hidden) {
       const live = await look();
-      if (live?.status === "ready" && live.model !== known) {
+      if (live?.status === "ready" && live.model && live.model !== known) {
         known = live.model;
         loaded();
       }

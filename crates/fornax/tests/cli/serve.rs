@@ -230,7 +230,8 @@ fn a_browser_chats_looks_at_the_engine_and_follows_jobs() {
     };
     let folder = tempfile::tempdir().unwrap();
     let jobs = folder.path().join("jobs.db");
-    let args = ["--context", "1024", "--parallel", "2", "--jobs-db", jobs.to_str().unwrap()];
+    let args =
+        ["second=smollm2", "--context", "1024", "--parallel", "2", "--jobs-db", jobs.to_str().unwrap()];
     let serving = Serving::start(folder.path(), &args);
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/console_suite.py");
     let base = format!("http://{}", serving.address);
@@ -240,7 +241,7 @@ fn a_browser_chats_looks_at_the_engine_and_follows_jobs() {
         Command::new(python).arg(suite).args([&base, KEY]).arg(chromium).arg(screenshots).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 16, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 18, "{said}");
 }
 
 /// A program of the system's, if it is installed.

@@ -201,6 +201,76 @@ def tokens_show_how_likely_they_were(page):
     page.uncheck("#probabilities")
 
 
+def events(*deltas):
+    """A stream of chat completions."""
+    parts = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    lines = [json.dumps(part) for part in parts] + ["[DONE]"]
+    return "".join(f"data: {line}\n\n" for line in lines)
+
+
+def thoughts_are_folded_and_calls_take_results(page):
+    # The model of these tests neither thinks nor calls: what another one would say, cut where it hurts.
+    def call(index, **part):
+        return {"tool_calls": [{"index": index, **part}]}
+
+    first = events(
+        {"role": "assistant", "reasoning_content": "They want "},
+        {"reasoning_content": f"the weather {MARKUP}"},
+        {"content": "I will look."},
+        call(0, id="call-a", type="function", function={"name": "weather", "arguments": ""}),
+        call(0, function={"arguments": '{"city": "Pa'}),
+        call(0, function={"arguments": 'ris"}'}),
+        call(1, id="call-b", type="function", function={"name": "weather", "arguments": '{"city": "Rome"}'}),
+    )
+    asked, said = [], [first, events({"content": "Warm in both."})]
+
+    def respond(route):
+        asked.append(route.request.post_data_json)
+        route.fulfill(content_type="text/event-stream", body=said[len(asked) - 1])
+
+    page.click("#clear")
+    page.check("#offers")
+    page.fill("#offered", "[")
+    page.fill("#question", "Where is it warmer?")
+    page.click("#send")
+    expect(page.locator("#schema-error")).to_contain_text("The tools are no JSON")
+    page.click("#clear")
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    page.fill("#offered", json.dumps(tools))
+    page.route("**/v1/chat/completions", respond)
+    ask(page, "Where is it warmer?")
+    assert asked[0]["tools"] == tools, asked
+    expect(answers(page)).to_have_text("I will look.")
+    thoughts = page.locator(".thoughts")
+    expect(thoughts.locator("div")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator("div")).to_have_text(f"They want the weather {MARKUP}")
+    expect(page.locator(".calls p")).to_have_text(["Calls weather", "Calls weather"])
+    shown = [json.loads(text) for text in page.locator(".calls pre").all_inner_texts()]
+    assert shown == [{"city": "Paris"}, {"city": "Rome"}], shown
+    accessible(page, "calls")
+    fields = page.get_by_label("Result of weather")
+    fields.nth(0).fill("20 degrees")
+    fields.nth(1).fill("25 degrees")
+    page.get_by_role("button", name="Send results").click()
+    expect(answers(page)).to_have_text(["I will look.", "Warm in both."])
+    # Calls go back whole, each with its result, and thoughts do not.
+    made = [
+        {"id": name, "type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": city})}}
+        for name, city in [("call-a", "Paris"), ("call-b", "Rome")]
+    ]
+    assert asked[1]["messages"] == [
+        {"role": "user", "content": "Where is it warmer?"},
+        {"role": "assistant", "content": "I will look.", "tool_calls": made},
+        {"role": "tool", "tool_call_id": "call-a", "content": "20 degrees"},
+        {"role": "tool", "tool_call_id": "call-b", "content": "25 degrees"},
+    ], asked[1]
+    page.unroute("**/v1/chat/completions")
+    page.uncheck("#offers")
+    page.click("#clear")
+    assert page.title() == "Fornax"
+
+
 # The engine.
 
 
@@ -256,6 +326,26 @@ def the_engine_is_seen_under_load(page):
     expect(page.locator("#pages-words")).to_contain_text(re.compile(r"^0 of "))
 
 
+def each_model_is_looked_at(page):
+    chooser = page.locator("#watched-model")
+    expect(chooser).to_be_visible()
+    expect(chooser.locator("option")).to_have_text(["the first that is loaded", "smollm2 (loaded)", "second (unloaded)"])
+    chooser.select_option("second")
+    expect(page.locator("#pages-words")).to_have_text("No model is loaded.")
+    expect(page.locator("#status")).to_have_text("ready")
+    # To look does not load.
+    assert [one["state"] for one in call("/v1/models")["data"]] == ["loaded", "unloaded"]
+    call("/v1/completions", {"model": "second", "prompt": "Once", "max_tokens": 2})
+    expect(page.locator("#status")).to_have_text("ready: second")
+    expect(page.locator("dd[data-fact=Model]")).to_have_text("second")
+    expect(chooser.locator("option").last).to_have_text("second (loaded)")
+    # Its own latencies: one answer, where the first model has many.
+    expect(page.locator("#latency figcaption").nth(2)).to_contain_text("Whole answers: 1 measured")
+    accessible(page, "models")
+    chooser.select_option("")
+    expect(page.locator("#status")).to_have_text("ready: smollm2")
+
+
 def loading_and_failing_are_seen(page):
     states = [
         {"status": "loading", "version": "1", "uptime": 1.0, "loading": {"stage": "weights", "bytes": 1 << 20, "bytes_total": 4 << 20}},
@@ -294,7 +384,7 @@ def the_theme_is_the_systems_or_chosen(page):
 def everything_is_reached_by_keyboard(page):
     page.reload()
     reached = []
-    for _ in range(16):
+    for _ in range(18):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -310,7 +400,7 @@ def the_jobs_page_asks_for_a_key(page):
     page.evaluate("sessionStorage.clear()")
     page.goto(f"{base}/console/jobs")
     expect(page.locator("#access")).to_be_visible()
-    expect(page.locator("#counts")).to_contain_text("UNAUTHORIZED")
+    expect(page.locator("#counts")).to_be_empty()
     expect(page.locator("#jobs tr")).to_have_count(0)
     page.fill("#key", key)
     page.keyboard.press("Enter")
@@ -378,7 +468,9 @@ with sync_playwright() as playwright:
         an_answer_has_the_form_of_a_schema,
         markdown_becomes_nodes_and_never_markup,
         tokens_show_how_likely_they_were,
+        thoughts_are_folded_and_calls_take_results,
         the_engine_is_seen_under_load,
+        each_model_is_looked_at,
         loading_and_failing_are_seen,
         the_theme_is_the_systems_or_chosen,
         everything_is_reached_by_keyboard,

@@ -29,8 +29,25 @@ const FILES: &[(&str, &str, &str)] = &[
     ("jobs.js", SCRIPT, include_str!("../../page/jobs.js")),
 ];
 
-const CONSOLE: &str = include_str!("../../page/console.html");
-const JOBS: &str = include_str!("../../page/jobs.html");
+/// A page: its own part between what all of them have.
+macro_rules! page {
+    ($title:literal, $script:literal, $own:literal) => {
+        concat!(
+            include_str!("../../page/top.html"),
+            "<title>",
+            $title,
+            "</title>\n<script type=\"module\" src=\"/console/",
+            $script,
+            "\"></script>\n",
+            include_str!("../../page/bar.html"),
+            include_str!(concat!("../../page/", $own)),
+            include_str!("../../page/foot.html")
+        )
+    };
+}
+
+const CONSOLE: &str = page!("Fornax", "main.js", "console.html");
+const JOBS: &str = page!("Fornax: jobs", "jobs.js", "jobs.html");
 
 /// Whether a path is part of the console itself, which is open to everybody: it holds no secret, and asks for the key.
 pub(crate) fn is_page(path: &str) -> bool {

@@ -2,17 +2,21 @@
 
 use std::{fmt::Write, sync::Arc};
 
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::{Query, State, rejection::QueryRejection},
+};
 use fornax_compute::PAGE_TOKENS;
 use fornax_engine::{PageUse, Progress as Running};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::health::Status;
 use crate::{
     app::{App, Phase, Progress},
-    models::Slot,
+    error::{ApiError, Fault},
+    models::{Slot, Standing, State as Stands},
     served::{Device, Served},
 };
 
@@ -29,11 +33,27 @@ pub(crate) struct Live {
     /// How far loading is.
     #[serde(skip_serializing_if = "Option::is_none")]
     loading: Option<Progress>,
+    /// Every model that can be looked at, the default first.
+    models: Vec<Watched>,
     #[serde(flatten)]
     engine: Option<Engine>,
 }
 
-/// The engine of the loaded model.
+/// A model that can be looked at.
+#[derive(Debug, Serialize, ToSchema)]
+struct Watched {
+    id: String,
+    state: Standing,
+}
+
+/// Which engine is looked at.
+#[derive(Debug, Deserialize, IntoParams)]
+pub(crate) struct Which {
+    /// A model's name, or that of one of its adapters. Otherwise the first that is loaded, which is the default.
+    model: Option<String>,
+}
+
+/// The engine of a loaded model.
 #[derive(Debug, Serialize, ToSchema)]
 struct Engine {
     model: String,
@@ -158,31 +178,52 @@ fn runs(pages: &[PageUse]) -> String {
 
 /// The engine at one moment
 ///
-/// Memory against the plan, every KV page, every request and how far it is. Made for the console: fields may change.
-#[utoipa::path(get, path = "/console/live", tag = "operations", responses(
+/// Memory against the plan, every KV page, every request and how far it is. To look at a model does not load it. Made for
+/// the console: fields may change.
+#[utoipa::path(get, path = "/console/live", tag = "operations", params(Which), responses(
     (status = 200, body = Live, description = "How everything stands"),
+    crate::openapi::Refusals,
     crate::openapi::DoorRefusals
 ))]
-pub(crate) async fn live(State(app): State<Arc<App>>) -> Json<Live> {
-    // The default model; of several, the first that is loaded.
-    let served = app.models.all().iter().find_map(Slot::loaded);
+pub(crate) async fn live(
+    State(app): State<Arc<App>>,
+    which: Result<Query<Which>, QueryRejection>,
+) -> Result<Json<Live>, ApiError> {
+    let Query(which) = which.map_err(|_| ApiError::fault(Fault::rule("model", "must be one name")))?;
+    let slots = app.models.all();
+    let slot = match &which.model {
+        Some(name) => Some(&slots[app.models.named(Some(name))?.index]),
+        None => None,
+    };
+    let served = slot.map_or_else(|| slots.iter().find_map(Slot::loaded), Slot::loaded);
     let (loading, error) = match app.phase() {
         Phase::Loading(progress) => (Some(progress), None),
         Phase::Failed(failed) => (None, Some(failed.to_string())),
         Phase::Ready => {
             let lost = served.as_ref().and_then(|served| served.engine.stats().device_lost);
-            (None, lost.map(|reason| format!("DEVICE_LOST: {reason}")))
+            let lost = lost.map(|reason| format!("DEVICE_LOST: {reason}"));
+            // Models come and go: how the one that was asked for stands.
+            slot.map_or((None, lost.clone()), |slot| {
+                slot.look(|state| match state {
+                    Stands::Loading(progress) => (Some(progress.clone()), None),
+                    Stands::Failed(failed) => (None, Some(failed.to_string())),
+                    _ => (None, lost),
+                })
+            })
         }
         Phase::Starting => (None, None),
     };
-    Json(Live {
+    let watched =
+        |slot: &Slot| Watched { id: slot.offer.card.name.clone(), state: slot.look(Stands::standing) };
+    Ok(Json(Live {
         status: Status::of(&app),
         error,
         version: env!("CARGO_PKG_VERSION"),
         uptime: app.started.elapsed().as_secs_f64(),
         loading,
+        models: slots.iter().map(watched).collect(),
         engine: served.map(|served| Engine::of(&served)),
-    })
+    }))
 }
 
 #[cfg(test)]

@@ -122,4 +122,5 @@ async fn the_live_view_tells_how_far_loading_is() {
     world.until("/console/live", |live| live.json()["status"] == "ready").await;
     let live = get(world.address, "/console/live").await.json();
     assert_eq!((live.get("loading"), &live["model"]), (None, &json!("script")));
+    assert_eq!(live["models"], json!([{"id": "script", "state": "loaded"}]));
 }

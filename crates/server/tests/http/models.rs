@@ -256,6 +256,43 @@ async fn two_requests_load_a_model_once_and_both_are_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_model_is_looked_at_by_its_name_and_not_loaded_by_that() {
+    let (load, gate) = mpsc::channel();
+    let slow = Fake { gate: Some(gate), ..fake("slow", 40) };
+    let broken = Fake { failures: 1, ..fake("broken", 40) };
+    let many = Many::ready(ServerOptions::default(), vec![fake("one", 40), slow, broken]).await;
+    let live = async |name: &str| get(many.address, &format!("/console/live?model={name}")).await;
+    let unnamed = get(many.address, "/console/live").await.json();
+    assert_eq!(unnamed["model"], "one");
+    let models = [("one", "loaded"), ("slow", "unloaded"), ("broken", "unloaded")];
+    assert_eq!(unnamed["models"], json!(models.map(|(id, state)| json!({"id": id, "state": state}))));
+    let before = live("slow").await.json();
+    assert_eq!(
+        (before.get("model"), before.get("loading"), &before["status"]),
+        (None, None, &json!("ready"))
+    );
+    assert_eq!(many.seen[1].counts(), (0, 0));
+
+    let mut first = many.begun(&json!({"model": "slow", "prompt": "a"})).await;
+    let wanted = json!({"stage": "weights", "bytes": 1, "bytes_total": 4});
+    many.until("/console/live?model=slow-alias", |live| live.json()["loading"] == wanted).await;
+    assert_eq!(live("one").await.json().get("loading"), None);
+    load.send(()).unwrap();
+    assert_eq!(client::read(&mut first).await.json()["choices"][0]["text"], "slow");
+    assert_eq!(live("slow").await.json()["model"], "slow");
+    assert_eq!(get(many.address, "/console/live").await.json()["model"], "one");
+
+    assert_ne!(many.ask("broken").await.status, 200);
+    let failed = live("broken").await.json();
+    assert!(failed["error"].as_str().is_some_and(|error| !error.is_empty()), "{failed}");
+    assert_eq!(live("one").await.json().get("error"), None);
+    let unknown = live("three").await;
+    assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (404, &json!("MODEL_NOT_FOUND")));
+    assert_eq!(get(many.address, "/console/live?model=a&model=b").await.status, 400);
+    many.stopped().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_longest_unused_makes_way_and_one_in_use_never_does() {
     let (step, steps) = mpsc::channel();
     let busy = Fake { steps: Some(steps), ..fake("one", 40) };
