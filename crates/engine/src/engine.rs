@@ -20,7 +20,7 @@ use crate::{
     handle::{Door, Handle, QueueLimits},
     request::{Capacity, PRIORITY_PLACES, Refusal, Request},
     runner::Runner,
-    scheduler::{Scheduled, Scheduler, StepLimits},
+    scheduler::{Scheduled, Scheduler, Sequences, StepLimits},
     sequence::{Sequence, SequenceId},
     speculation::{Draft, Speculation},
     stats::Stats,
@@ -143,6 +143,7 @@ impl Engine {
             vocab: runner.vocab(),
             pages: pages.unwrap_or(usize::MAX),
             encodes,
+            pairs: runner.pairs().is_some(),
             adapters: runner.adapters(),
         };
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
@@ -156,7 +157,7 @@ impl Engine {
                 limits,
                 options.speculation,
                 options.prefix_reuse && !encodes,
-                encodes,
+                Sequences { whole: encodes, pairs: runner.pairs().unwrap_or(0) },
             ),
             in_flight: VecDeque::new(),
             spare: StepInFlight::default(),

@@ -104,6 +104,10 @@ impl<B: Backend> Runner for Local<B> {
         self.model.encodes()
     }
 
+    fn pairs(&self) -> Option<u32> {
+        self.model.pairs()
+    }
+
     fn adapters(&self) -> u32 {
         self.model.adapters()
     }

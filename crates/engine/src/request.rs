@@ -13,6 +13,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// Tell what the model makes of the prompt, and choose no token: `max_tokens` is 0.
     pub embeds: bool,
+    /// Where the second of two texts begins, for a model that reads them together.
+    pub second: Option<usize>,
     /// How tokens are chosen, and which of them end the answer.
     pub sampling: Sampling,
     /// Tell the log-probability of every prompt token after the first, each with so many of the most likely tokens.
@@ -129,6 +131,8 @@ pub struct Capacity {
     pub pages: usize,
     /// Whether the model encodes: it has embeddings and no answers.
     pub encodes: bool,
+    /// Whether it reads two texts together: an embedding is then one number, how well they fit.
+    pub pairs: bool,
     /// Adapters that it was loaded with.
     pub adapters: u32,
 }
@@ -140,6 +144,7 @@ impl Request {
             prompt,
             max_tokens,
             embeds: false,
+            second: None,
             sampling,
             prompt_logprobs: None,
             seed: 0,
@@ -171,6 +176,18 @@ impl Request {
         let wrong = |name, value: String, wanted| Err(Refusal::Parameter { name, value, wanted });
         if capacity.encodes && !self.embeds {
             return wrong("embeds", "false".into(), "true: this model makes embeddings and no answers");
+        }
+        match self.second {
+            None if capacity.pairs => {
+                return wrong("second", "none".into(), "where the second text begins: this model reads two");
+            }
+            Some(second) if !capacity.pairs => {
+                return wrong("second", second.to_string(), "none: this model reads one text");
+            }
+            Some(second) if second > prompt => {
+                return wrong("second", second.to_string(), "at most the prompt's length");
+            }
+            _ => {}
         }
         if self.embeds {
             // Nothing else can be had of a prompt that is only looked at.
@@ -226,7 +243,8 @@ mod tests {
 
     #[test]
     fn what_could_never_be_answered_is_refused_with_its_numbers() {
-        let capacity = Capacity { context: 100, vocab: 50, pages: 2, encodes: false, adapters: 1 };
+        let capacity =
+            Capacity { context: 100, vocab: 50, pages: 2, encodes: false, pairs: false, adapters: 1 };
         let good = Request::new(vec![1, 2, 3], 10, Sampling::greedy());
         assert_eq!(good.check(&capacity), Ok(()));
         let check = |request: Request, wanted: &str| {
@@ -260,7 +278,18 @@ mod tests {
             good.check(&encoder).unwrap_err().to_string(),
             "embeds is false; wanted true: this model makes embeddings and no answers"
         );
-        assert_eq!(Request { embeds: true, max_tokens: 0, ..good.clone() }.check(&encoder), Ok(()));
+        let embeds = Request { embeds: true, max_tokens: 0, ..good.clone() };
+        assert_eq!(embeds.check(&encoder), Ok(()));
+        let second = |at, pairs| {
+            let said = Request { second: Some(at), ..embeds.clone() }.check(&Capacity { pairs, ..encoder });
+            said.map_err(|refusal| refusal.to_string())
+        };
+        let length = good.prompt.len();
+        assert_eq!((second(0, true), second(length, true)), (Ok(()), Ok(())));
+        assert!(second(length + 1, true).unwrap_err().contains("at most the prompt's length"));
+        assert!(second(1, false).unwrap_err().contains("this model reads one text"));
+        let one = embeds.check(&Capacity { pairs: true, ..encoder }).unwrap_err().to_string();
+        assert!(one.contains("this model reads two"), "{one}");
         assert_eq!(Request { adapter: Some(0), ..good.clone() }.check(&capacity), Ok(()));
         let other = Request { adapter: Some(1), ..good.clone() };
         check(other, "adapter is 1; wanted below the number of adapters");

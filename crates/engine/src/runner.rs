@@ -32,6 +32,11 @@ pub trait Runner {
     fn encodes(&self) -> bool {
         false
     }
+    /// Whether the model reads two texts together and an embedding is one number, how well they fit: what is added to the
+    /// positions of the second.
+    fn pairs(&self) -> Option<u32> {
+        None
+    }
     /// Adapters that rows of a batch may name.
     fn adapters(&self) -> u32 {
         0

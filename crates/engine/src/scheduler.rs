@@ -30,6 +30,15 @@ pub struct StepLimits {
     pub slots: usize,
 }
 
+/// How a model computes sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sequences {
+    /// In one step or not at all.
+    pub(crate) whole: bool,
+    /// What is added to the positions of a second text.
+    pub(crate) pairs: u32,
+}
+
 /// A sequence's part in a scheduled step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scheduled {
@@ -81,8 +90,7 @@ pub(crate) struct Scheduler {
     speculator: Speculator,
     /// Whether cached prefixes are used again.
     prefix_reuse: bool,
-    /// Whether a sequence is computed in one step or not at all.
-    whole: bool,
+    computed: Sequences,
     /// The last batch, whose memory the next one uses again.
     batch: Batch,
 }
@@ -93,7 +101,7 @@ impl Scheduler {
         limits: StepLimits,
         speculation: Speculation,
         prefix_reuse: bool,
-        whole: bool,
+        computed: Sequences,
     ) -> Self {
         let slots = u32::try_from(limits.slots).expect("slots fit 32 bits");
         Scheduler {
@@ -107,7 +115,7 @@ impl Scheduler {
             prompt_tokens: 0,
             speculator: Speculator::new(speculation),
             prefix_reuse,
-            whole,
+            computed,
             batch: Batch::default(),
         }
     }
@@ -130,13 +138,13 @@ impl Scheduler {
         let mut step = StepDraft {
             batch,
             rows,
-            tokens_left: if self.whole {
+            tokens_left: if self.computed.whole {
                 self.limits.tokens_max
             } else {
                 budget.clamp(1, self.limits.tokens_max)
             },
             wanted_left: self.limits.wanted_max,
-            whole: self.whole,
+            computed: self.computed,
         };
         // Rows that need one token come first: a long prompt takes what they leave, and nobody's stream stalls.
         let streams = self.seated.len();
@@ -493,8 +501,7 @@ struct StepDraft {
     rows: Vec<Scheduled>,
     tokens_left: usize,
     wanted_left: usize,
-    /// Whether a sequence is computed in one step or not at all.
-    whole: bool,
+    computed: Sequences,
 }
 
 impl StepDraft {
@@ -502,7 +509,7 @@ impl StepDraft {
     fn room(&self, sequence: &Sequence) -> usize {
         let start = sequence.launched;
         let missing = sequence.target() - start;
-        if self.whole && (missing > self.tokens_left || self.wanted_left == 0) {
+        if self.computed.whole && (missing > self.tokens_left || self.wanted_left == 0) {
             return 0;
         }
         let len = missing.min(self.tokens_left);
@@ -554,6 +561,12 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
         wanted: small(scheduled.wanted()),
     };
     step.batch.push(row, known.iter().copied().map(Token::Known));
+    if let Some(second) = sequence.request.second {
+        let first = step.batch.positions.len() - (end - start);
+        let positions = step.batch.positions[first..].iter_mut().zip(start..);
+        let second = positions.filter(|(_, place)| *place >= second);
+        second.for_each(|(position, _)| *position += step.computed.pairs);
+    }
     step.batch.adapters.push(sequence.request.adapter);
     step.batch.tokens.extend(sequence.draft.launched().iter().copied().map(Token::Known));
     step.batch.tokens.extend((ahead > 0).then_some(Token::Sampled(slot)));

@@ -62,6 +62,8 @@ pub struct Config {
     pub token_types: usize,
     /// How an encoder makes one vector of a text; `None` of decoders.
     pub pooling: Option<Pooling>,
+    /// Whether an encoder reads two texts together and has a head that tells how well they fit.
+    pub ranks: bool,
 }
 
 /// The experts of a layer.
@@ -168,6 +170,7 @@ impl Config {
             glu: glu(&source, facts)?,
             token_types: token_types(&source, facts)?,
             pooling: pooling(&source, checkpoint, facts)?,
+            ranks: ranks(&source, facts)?,
         })
     }
 
@@ -579,6 +582,26 @@ fn token_types(source: &Source<'_>, facts: &Facts) -> Result<usize, Error> {
     }
 }
 
+/// Whether the file says that it classifies, which is computed where there is one class: how well two texts fit.
+fn ranks(source: &Source<'_>, facts: &Facts) -> Result<bool, Error> {
+    let Source::HuggingFace { json, .. } = source else { return Ok(false) };
+    let classes = json.opt_strs("architectures")?.unwrap_or_default();
+    if !facts.encoder || !classes.iter().any(|class| class.ends_with("ForSequenceClassification")) {
+        return Ok(false);
+    }
+    // Where the classes have no names there are two.
+    let names = json.get("id2label").and_then(|names| names.as_object()).map(serde_json::Map::len);
+    let labels = names.or(json.opt_u64("num_labels")?.and_then(|count| usize::try_from(count).ok()));
+    let types = token_types(source, facts)?;
+    match (labels.unwrap_or(2), types) {
+        (1, 2) => Ok(true),
+        (labels, types) => Err(Error::Unsupported {
+            what: format!("a classifier of {labels} classes with {types} kinds of token"),
+            supported: "one class, two kinds of token: how well two texts fit".to_owned(),
+        }),
+    }
+}
+
 /// Encoders whose files do not say average, as sentence-transformers does.
 fn pooling(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<Option<Pooling>, Error> {
     if !facts.encoder {
@@ -596,6 +619,7 @@ fn pooling(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Resul
                 Some(other) => return refuse(format!("{key} {other}")),
             }
         }
+        (_, Checkpoint::HuggingFace(_)) if ranks(source, facts)? => Pooling::First,
         (_, Checkpoint::HuggingFace(model)) => {
             let Some(pooling) = model.pooling() else { return Ok(Some(Pooling::Mean)) };
             let json = Json::new("pooling", pooling)?;

@@ -57,6 +57,12 @@ pub trait Model<B: Backend> {
         false
     }
 
+    /// Whether it reads two texts together, and [`hidden`](Model::hidden) is one number, how well they fit. The positions of
+    /// the second are counted from this one on.
+    fn pairs(&self) -> Option<u32> {
+        None
+    }
+
     /// Adapters that rows of a step may name.
     fn adapters(&self) -> u32 {
         0

@@ -143,6 +143,27 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(vector)
     }
 
+    /// The table of positions once for each kind of token, with that kind's vector added: (kinds x context, hidden) in f32.
+    pub(crate) fn typed_positions(&mut self) -> Result<M::Weight, Error> {
+        let stored = self.stored(&[Tensor::Positions, Tensor::TokenTypes], 0)?;
+        let [rows, columns] = [self.config.token_types * self.config.context as usize, self.config.hidden];
+        let mut bytes = Vec::with_capacity(rows * columns * 4);
+        if self.memory.reads() {
+            let [positions, types] = [numbers(&stored[0].part)?, numbers(&stored[1].part)?];
+            for kind in types.chunks_exact(columns) {
+                let sums = positions.chunks_exact(columns).flat_map(|row| row.iter().zip(kind));
+                bytes.extend(sums.flat_map(|(position, kind)| (position + kind).to_le_bytes()));
+            }
+        } else {
+            bytes.resize(rows * columns * 4, 0);
+        }
+        let name = stored[0].part.view.name;
+        let view = View::new(name, DType::F32, vec![rows, columns], &bytes)?;
+        let table = self.memory.upload_table(&[Part::from(view)], false)?;
+        self.report(&stored);
+        Ok(table)
+    }
+
     /// Like [`vector`](Loader::vector), `None` when the model does not have all of them.
     pub(crate) fn opt_vector(&mut self, tensors: &[Tensor], layer: usize) -> Result<Option<M::Buf>, Error> {
         let all = tensors.iter().all(|tensor| self.has(*tensor));

@@ -13,6 +13,10 @@ pub enum Tensor {
     TokenTypes,
     EmbeddingNorm,
     EmbeddingNormBias,
+    Pooler,
+    PoolerBias,
+    Classifier,
+    ClassifierBias,
     OutputNorm,
     OutputNormBias,
     Output,
@@ -116,6 +120,7 @@ pub enum When {
     MlpBias,
     RopeFactors,
     LongRopeFactors,
+    Ranks,
 }
 
 /// What loading does to the stored rows.
@@ -311,6 +316,7 @@ impl When {
             When::MlpBias => config.mlp_bias,
             When::RopeFactors => !config.rope.factors.is_empty(),
             When::LongRopeFactors => config.rope.long.is_some(),
+            When::Ranks => config.ranks,
         }
     }
 }

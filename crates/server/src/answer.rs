@@ -19,6 +19,8 @@ pub(crate) struct Ask {
     pub(crate) max_tokens: usize,
     /// Nothing follows the prompt: what the model makes of it is asked for.
     pub(crate) embeds: bool,
+    /// Where the second of two texts begins, for a model that reads them together.
+    pub(crate) second: Option<usize>,
     pub(crate) sampling: Sampling,
     pub(crate) seed: u64,
     pub(crate) grammar: Option<Grammar>,
@@ -52,6 +54,7 @@ impl Ask {
     pub(crate) fn request(&self) -> Request {
         let mut request = Request::new(self.prompt.clone(), self.max_tokens, self.sampling.clone());
         request.embeds = self.embeds;
+        request.second = self.second;
         request.seed = self.seed;
         request.grammar = self.grammar.clone();
         request.prompt_logprobs = self.prompt_logprobs;

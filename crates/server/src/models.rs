@@ -449,11 +449,14 @@ async fn self_test(served: &Served) -> Result<(), Failed> {
     let prompt = served.tokenizer.encode_prompt("Hello", Special::AsText);
     let prompt = prompt.map_err(|error| Failed::internal(error.to_string()))?;
     // A model that encodes has no answers: it shows what it makes of the prompt.
-    let embeds = served.engine.capacity().encodes;
+    let capacity = served.engine.capacity();
+    let embeds = capacity.encodes;
+    // Nor has one that reads two texts; the second is empty here.
+    let second = capacity.pairs.then_some(prompt.len());
     let tokens = if embeds { 0 } else { SELF_TEST_TOKENS };
     let mut replies = served
         .engine
-        .submit(Request { embeds, ..Request::new(prompt, tokens, Sampling::greedy()) })
+        .submit(Request { embeds, second, ..Request::new(prompt, tokens, Sampling::greedy()) })
         .map_err(|refusal| Failed::internal(format!("the self-test was refused: {refusal}")))?;
     for reply in &mut replies {
         while let Some(event) = reply.next().await {

@@ -273,6 +273,14 @@ impl Tokenizer {
         Ok(self.dress(self.encode(text, special)?))
     }
 
+    /// The tokens of a text behind another one in the same prompt, as BERT reads pairs: with what ends a text, without what
+    /// begins it.
+    pub fn encode_second(&self, text: &str, special: Special) -> Result<Vec<u32>, Error> {
+        let mut tokens = self.encode(text, special)?;
+        tokens.extend_from_slice(&self.suffix);
+        Ok(tokens)
+    }
+
     /// The tokens of a rendered chat. Control tokens come from the template alone: where a message spells one out,
     /// it is text. BOS is there exactly once, whether or not the template writes it.
     pub fn encode_chat(&self, prompt: &ChatPrompt) -> Result<Vec<u32>, Error> {

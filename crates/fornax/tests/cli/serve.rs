@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::{cache, command, fornax};
 
 const KEY: &str = "a-key-for-tests-0123456789";
@@ -67,11 +69,19 @@ impl Serving {
         response
     }
 
+    fn post(&self, path: &str, body: &str) -> String {
+        self.send_to(path, &format!("Content-Length: {}", body.len()), body.as_bytes())
+    }
+
     /// Sends whole what may be refused before it is read; what comes back.
     fn send(&self, head: &str, body: &[u8]) -> String {
+        self.send_to("/v1/completions", head, body)
+    }
+
+    fn send_to(&self, path: &str, head: &str, body: &[u8]) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n{head}\r\n\r\n"
+            "POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n{head}\r\n\r\n"
         );
         // Refused in the middle: the answer is there all the same.
         drop(stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)));
@@ -602,6 +612,88 @@ fn every_served_model_may_have_adapters() {
     assert_eq!(serving.json("/v1/models")["data"][2]["state"], "loaded");
     assert_eq!((text("early"), text("second")), (late.clone(), text("smollm2")));
     assert_ne!(late, text("second"));
+}
+
+/// A tiny encoder with a tokenizer of words.
+fn tiny_encoder(folder: &Path) -> PathBuf {
+    let (encoder, fixtures) = (folder.join("encoder"), crate::tiny::fixtures());
+    std::fs::create_dir_all(&encoder).unwrap();
+    for (from, name) in
+        [("bert", "config.json"), ("bert", "model.safetensors"), ("bert-pair", "tokenizer.json")]
+    {
+        std::fs::copy(fixtures.join(from).join(name), encoder.join(name)).unwrap();
+    }
+    encoder
+}
+
+#[test]
+fn encoders_embed_and_order_documents_and_chat_with_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let encoder = format!("encoder={}", tiny_encoder(folder.path()).display());
+    let fixture = crate::tiny::fixtures().join("bert-pair");
+    let ranker = format!("ranker={}", fixture.display());
+    let serving =
+        Serving::start(folder.path(), &[&encoder, &ranker, "--activations", "float", "--kv-dtype", "f32"]);
+    let post = |path: &str, body: serde_json::Value| {
+        let answer = serving.post(path, &body.to_string());
+        let (_, text) = answer.split_once("\r\n\r\n").unwrap();
+        let value: serde_json::Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("{answer}"));
+        (answer.split(' ').nth(1).unwrap().to_owned(), value)
+    };
+    let (status, embedded) = post("/v1/embeddings", json!({"model": "encoder", "input": ["w1 w2 w3", "w4"]}));
+    let vector = |at: usize| -> Vec<f64> {
+        serde_json::from_value(embedded["data"][at]["embedding"].clone()).unwrap()
+    };
+    let length = vector(0).iter().map(|value| value * value).sum::<f64>().sqrt();
+    assert_eq!((status.as_str(), vector(0).len(), vector(1).len()), ("200", 64, 64), "{embedded}");
+    assert!((length - 1.0).abs() < 1e-5, "{length}");
+    // [CLS] and [SEP] around each.
+    assert_eq!(embedded["usage"]["prompt_tokens"], 5 + 3);
+    let documents = json!(["w4", "w1 w2 w3", "w9 w8 w7 w6"]);
+    let (_, ranked) =
+        post("/v1/rerank", json!({"model": "encoder", "query": "w1 w2 w3", "documents": documents}));
+    let first = &ranked["results"][0];
+    assert_eq!((&ranked["method"], &first["index"]), (&json!("cosine"), &json!(1)), "{ranked}");
+    assert!((first["relevance_score"].as_f64().unwrap() - 1.0).abs() < 1e-5, "{ranked}");
+
+    // Read together: transformers' numbers for the first query and every document.
+    let golden = std::fs::read_to_string(fixture.join("golden.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(&golden).unwrap();
+    let scores = crate::tiny::floats(&std::fs::read(fixture.join("golden.bin")).unwrap());
+    let pairs: Vec<_> = golden["pairs"].as_array().unwrap().iter().zip(scores).collect();
+    let query = &pairs[0].0["query"];
+    let pairs: Vec<_> = pairs.into_iter().filter(|(pair, _)| pair["query"] == *query).collect();
+    let documents: Vec<_> = pairs.iter().map(|(pair, _)| pair["document"].clone()).collect();
+    let (_, ranked) = post("/rerank", json!({"model": "ranker", "query": query, "documents": documents}));
+    assert_eq!((&ranked["method"], pairs.len()), (&json!("cross-encoder"), 4), "{ranked}");
+    let results = ranked["results"].as_array().unwrap();
+    assert_eq!(results.len(), 4);
+    for result in results {
+        let logit = f64::from(pairs[result["index"].as_u64().unwrap() as usize].1);
+        let wanted = 1.0 / (1.0 + (-logit).exp());
+        assert!((result["relevance_score"].as_f64().unwrap() - wanted).abs() <= 1e-4, "{wanted}: {ranked}");
+    }
+    assert!(results.is_sorted_by(|a, b| a["relevance_score"].as_f64() >= b["relevance_score"].as_f64()));
+
+    let refused = |path: &str, body: serde_json::Value, says: &str| {
+        let (status, said) = post(path, body);
+        let error = &said["error"];
+        assert_eq!(
+            (status.as_str(), error["message"].as_str().unwrap().contains(says)),
+            ("400", true),
+            "{said}"
+        );
+        error["code"].as_str().unwrap().to_owned()
+    };
+    let alone = json!({"model": "ranker", "input": "w1"});
+    assert_eq!(refused("/v1/embeddings", alone, "reads two texts together"), "MODEL_UNSUPPORTED");
+    let chat = json!({"model": "encoder", "messages": [{"role": "user", "content": "w1"}]});
+    assert_eq!(refused("/v1/chat/completions", chat, "chat template"), "MODEL_UNSUPPORTED");
+    let completion = json!({"model": "ranker", "prompt": "w1", "max_tokens": 2});
+    assert_eq!(refused("/v1/completions", completion, "no answers"), "INVALID_INPUT");
+    let long = ["w1"; 100].join(" ");
+    let too_long = json!({"model": "ranker", "query": "w1", "documents": [long]});
+    assert_eq!(refused("/v1/rerank", too_long, "context"), "PROMPT_TOO_LONG");
 }
 
 #[test]

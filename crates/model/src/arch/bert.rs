@@ -1,21 +1,22 @@
-//! BERT as sentence-transformers uses it, and what has its blocks (MiniLM, E5, BGE).
+//! BERT as sentence-transformers uses it, and what has its blocks (MiniLM, E5, BGE); also those that read two texts together
+//! and tell how well they fit (cross-encoders).
 
 use fornax_compute::{Glu, NormKind};
 
 use super::llama::LLAMA;
 use crate::Facts;
 use crate::facts::{BiasRule, QkRows};
-use crate::names::Dim::{Context, Ffn, Hidden, Kv, Query, TokenTypes, Vocab};
+use crate::names::Dim::{Context, Ffn, Hidden, Kv, One, Query, TokenTypes, Vocab};
 use crate::names::Owner::{Layer, Model};
 use crate::names::Transform::Keep;
-use crate::names::When::{Always, MlpBias, OutputBias, QkvBias};
+use crate::names::When::{Always, MlpBias, OutputBias, QkvBias, Ranks};
 use crate::names::{Name, Tensor as T, name};
 
 pub(crate) const BERT: Facts = Facts {
     name: "bert",
     gguf: Some("bert"),
     model_types: &["bert"],
-    classes: &["BertModel"],
+    classes: &["BertModel", "BertForSequenceClassification"],
     layers: "encoder.layer",
     beginnings: &[("", "bert.")],
     not_text: &["pooler.", "bert.pooler."],
@@ -35,6 +36,10 @@ const NAMES: &[Name] = &[
     name(T::TokenTypes, Model, "token_types.weight", Some("embeddings.token_type_embeddings.weight"), (&[TokenTypes, Hidden], Always, Keep)),
     name(T::EmbeddingNorm, Model, "token_embd_norm.weight", Some("embeddings.LayerNorm.weight"), (&[Hidden], Always, Keep)),
     name(T::EmbeddingNormBias, Model, "token_embd_norm.bias", Some("embeddings.LayerNorm.bias"), (&[Hidden], Always, Keep)),
+    name(T::Pooler, Model, "cls.weight", Some("pooler.dense.weight"), (&[Hidden, Hidden], Ranks, Keep)),
+    name(T::PoolerBias, Model, "cls.bias", Some("pooler.dense.bias"), (&[Hidden], Ranks, Keep)),
+    name(T::Classifier, Model, "cls.output.weight", Some("classifier.weight"), (&[One, Hidden], Ranks, Keep)),
+    name(T::ClassifierBias, Model, "cls.output.bias", Some("classifier.bias"), (&[One], Ranks, Keep)),
     name(T::Query, Layer, "attn_q.weight", Some("attention.self.query.weight"), (&[Query, Hidden], Always, Keep)),
     name(T::Key, Layer, "attn_k.weight", Some("attention.self.key.weight"), (&[Kv, Hidden], Always, Keep)),
     name(T::Value, Layer, "attn_v.weight", Some("attention.self.value.weight"), (&[Kv, Hidden], Always, Keep)),

@@ -103,6 +103,72 @@ fn facts_and_numbers_of_encoders_matter() {
     assert!(Rig::new(&checkpoint, &decoder, Mode::float(), room).is_err());
 }
 
+/// Pairs of texts: their tokens, where the second begins, and what transformers says of them.
+fn pairs() -> Vec<(Vec<u32>, usize, f32)> {
+    let folder = folder().join("bert-pair");
+    let json: Value = serde_json::from_slice(&fs::read(folder.join("golden.json")).unwrap()).unwrap();
+    let scores = fs::read(folder.join("golden.bin")).unwrap();
+    let scores = scores.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+    let pairs = json["pairs"].as_array().unwrap().iter().zip(scores);
+    let tokens = |pair: &Value| serde_json::from_value(pair["tokens"].clone()).unwrap();
+    pairs.map(|(pair, score)| (tokens(pair), pair["second"].as_u64().unwrap() as usize, score)).collect()
+}
+
+/// What a model that reads pairs says of them, where second texts begin as `second` says.
+fn scores(config: &Config, mode: Mode, second: fn(usize) -> usize) -> Vec<f32> {
+    let checkpoint = open("bert-pair", Container::HuggingFace);
+    let pairs = pairs();
+    let tokens_max = pairs.iter().map(|(tokens, ..)| tokens.len()).sum();
+    let room = Room { tokens_max, sequences: pairs.len(), context: config.context as usize };
+    let mut rig = Rig::new(&checkpoint, config, mode, room).unwrap();
+    let share = |(slot, (tokens, ..)): (usize, &'_ (Vec<u32>, usize, f32))| {
+        let tokens: &'static [u32] = tokens.clone().leak();
+        Share { slot, start: 0, tokens }
+    };
+    let shares: Vec<Share<'static>> = pairs.iter().enumerate().map(share).collect();
+    let seconds: Vec<usize> = pairs.iter().map(|(tokens, at, _)| second(*at).min(tokens.len())).collect();
+    let rows = rig.embed_pairs(&shares, &seconds);
+    rows.into_iter().map(|row| <[f32; 1]>::try_from(row).unwrap()[0]).collect()
+}
+
+#[test]
+fn two_texts_read_together_fit_as_well_as_transformers_says() {
+    let checkpoint = open("bert-pair", Container::HuggingFace);
+    let config = Config::read(&checkpoint).unwrap();
+    assert_eq!((config.ranks, config.pooling, config.token_types), (true, Some(Pooling::First), 2));
+    let wanted: Vec<f32> = pairs().into_iter().map(|(.., score)| score).collect();
+    let worst = |ours: &[f32]| {
+        ours.iter().zip(&wanted).map(|(ours, wanted)| (ours - wanted).abs()).fold(0.0, f32::max)
+    };
+    for simd in Simd::present() {
+        let error = worst(&scores(&config, Mode { simd, ..Mode::float() }, |second| second));
+        assert!(error <= 1e-5, "{simd:?}: {error:e}");
+    }
+    // A head that nobody reads is a tensor without a place.
+    let headless = Config { ranks: false, ..config.clone() };
+    let room = Room { tokens_max: 8, sequences: 1, context: 8 };
+    assert!(Rig::new(&checkpoint, &headless, Mode::float(), room).is_err());
+    // Which text is which matters, and where the second begins.
+    for wrong in [|_| usize::MAX, |_| 0, |second| second + 1] {
+        let moved = worst(&scores(&config, Mode::float(), wrong));
+        assert!(moved >= 1e-3, "{moved:e}");
+    }
+}
+
+#[test]
+fn a_classifier_of_several_classes_is_refused_by_name() {
+    let refused = |change: fn(&mut Value)| {
+        let checkpoint = open_hugging_face("bert-pair", change, |_| {});
+        Config::read(&checkpoint).unwrap_err().to_string()
+    };
+    let three = refused(|config| config["id2label"] = serde_json::json!({"0": "a", "1": "b", "2": "c"}));
+    assert!(three.contains("a classifier of 3 classes with 2 kinds of token is not supported"), "{three}");
+    let unsaid = refused(|config| drop(config.as_object_mut().unwrap().remove("id2label")));
+    assert!(unsaid.contains("a classifier of 2 classes"), "{unsaid}");
+    let one_kind = refused(|config| config["type_vocab_size"] = 1.into());
+    assert!(one_kind.contains("with 1 kinds of token"), "{one_kind}");
+}
+
 #[test]
 fn pooling_that_is_not_computed_is_refused_by_name() {
     let refused = |checkpoint: &Checkpoint| Config::read(checkpoint).unwrap_err().to_string();

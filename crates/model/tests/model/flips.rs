@@ -230,9 +230,10 @@ fn every_number_of_a_configuration_matters() {
         glu,
         token_types,
         pooling,
+        ranks,
     });
     // Facts, rope and encoders have their own tests. The context bounds requests and computes nothing.
-    let untested = ["facts", "rope", "context", "token_types", "pooling"];
+    let untested = ["facts", "rope", "context", "token_types", "pooling", "ranks"];
     check_all::<Config>(
         &fields,
         &untested,

@@ -105,12 +105,22 @@ impl Rig {
 
     /// An encoder's embeddings of whole sequences.
     pub(crate) fn embed(&mut self, shares: &[Share<'_>]) -> Vec<Vec<f32>> {
+        self.embed_pairs(shares, &[])
+    }
+
+    /// The same of pairs, where the second texts begin at `seconds`.
+    pub(crate) fn embed_pairs(&mut self, shares: &[Share<'_>], seconds: &[usize]) -> Vec<Vec<f32>> {
         let mut batch = Batch::default();
-        for share in shares {
+        for (at, share) in shares.iter().enumerate() {
+            let first = batch.positions.len();
             let len = u32::try_from(share.tokens.len()).unwrap();
             let pages = self.groups.iter().map(|group| self.pages(group, share)).collect();
             let row = Row { slot: u32::try_from(share.slot).unwrap(), start: 0, len, pages, wanted: 1 };
             batch.push(row, share.tokens.iter().map(|token| Token::Known(*token)));
+            if let Some(second) = seconds.get(at) {
+                let shift = self.model.pairs().expect("a model that reads pairs");
+                batch.positions[first + second..].iter_mut().for_each(|position| *position += shift);
+            }
         }
         let step = self.backend.begin(&batch).unwrap();
         self.model.forward(&self.backend, &mut self.kv, &step).unwrap();

@@ -17,7 +17,7 @@ use super::{prepare::admit, prompt::Prompt, reply::Usage};
 use crate::{
     answer::{Ask, Piece},
     app::{Admission, App},
-    error::{ApiError, Fault},
+    error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
     served::Served,
     shape::{Unknown, body},
@@ -113,8 +113,17 @@ pub(crate) async fn embeddings(
     Ok(Json(Embeddings { object: "list", data: data.collect(), model, usage }))
 }
 
-/// What the model makes of each text, of length one, in the order of the texts. Dropped, it cancels.
+/// What the model makes of each text, of length one.
 pub(crate) async fn vectors(
+    admission: Admission,
+    asks: Vec<Ask>,
+) -> Result<(Vec<Vec<f32>>, Usage), ApiError> {
+    let (vectors, usage) = made(admission, asks).await?;
+    Ok((vectors.into_iter().map(of_length_one).collect(), usage))
+}
+
+/// What the model makes of each text, in the order of the texts. Dropped, it cancels.
+pub(crate) async fn made(
     admission: Admission,
     mut asks: Vec<Ask>,
 ) -> Result<(Vec<Vec<f32>>, Usage), ApiError> {
@@ -134,7 +143,7 @@ pub(crate) async fn vectors(
         }
         // Short texts overtake long ones.
         made.sort_by_key(|&(index, _)| index);
-        vectors.extend(made.into_iter().map(|(_, values)| of_length_one(values)));
+        vectors.extend(made.into_iter().map(|(_, values)| values));
         if later.is_empty() {
             return Ok((vectors, usage));
         }
@@ -145,6 +154,11 @@ pub(crate) async fn vectors(
 
 impl EmbeddingBody {
     pub(crate) fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Shape), ApiError> {
+        if served.engine.capacity().pairs {
+            let message =
+                format!("{:?} reads two texts together and embeds none; ask /v1/rerank", served.card.name);
+            return Err(ApiError::new(Code::ModelUnsupported, message));
+        }
         let prompts = self.input.tokens(served)?;
         if prompts.is_empty() || prompts.len() > INPUTS_MAX {
             let rule = format!("must hold 1 to {INPUTS_MAX} texts");
@@ -165,6 +179,7 @@ pub(crate) fn embedding_of(prompt: Vec<u32>) -> Result<Ask, ApiError> {
         prompt,
         max_tokens: 0,
         embeds: true,
+        second: None,
         sampling: Sampling::greedy(),
         seed: 0,
         grammar: None,

@@ -253,6 +253,7 @@ impl Params {
             max_tokens,
             prompt: wanted.prompt,
             embeds: false,
+            second: None,
             sampling,
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             grammar,

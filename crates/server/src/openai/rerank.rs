@@ -1,7 +1,7 @@
 //! `POST /v1/rerank` and `POST /rerank`, with the fields of Cohere's and Jina's API.
 //!
-//! The models here embed texts one by one; none reads query and document together, as cross-encoders do. So documents are
-//! ordered by how alike their embeddings are to the query's (the cosine), and the answer says so.
+//! A model that reads query and document together (a cross-encoder) says of each pair how well they fit. Others embed texts
+//! one by one: documents are then ordered by how alike their embeddings are to the query's (the cosine). The answer says which.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    embeddings::{embedding_of, vectors},
+    embeddings::{embedding_of, made, vectors},
     prepare::{admit, check_length},
 };
 use crate::{
@@ -74,22 +74,37 @@ impl Document {
     }
 }
 
-/// Documents in order, the most alike first.
+/// Documents in order, the best first.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Ranking {
     id: String,
     model: String,
-    /// How scores are made: `cosine` of embeddings, since the model reads texts one by one.
-    method: &'static str,
+    /// How scores are made: by a `cross-encoder`, which reads query and document together, or as the `cosine` of embeddings of
+    /// a model that reads texts one by one.
+    method: Method,
     results: Vec<Ranked>,
     usage: RerankUsage,
+}
+
+/// How scores are made.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+enum Method {
+    CrossEncoder,
+    Cosine,
+}
+
+impl Method {
+    fn of(served: &Served) -> Method {
+        if served.engine.capacity().pairs { Method::CrossEncoder } else { Method::Cosine }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 struct Ranked {
     /// Of the document, as it was sent.
     index: usize,
-    /// From -1 to 1.
+    /// Of a cross-encoder from 0 to 1 (the sigmoid of what it says), of a cosine from -1 to 1.
     relevance_score: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
     document: Option<TextDocument>,
@@ -103,7 +118,7 @@ struct RerankUsage {
 
 /// Order documents by a query
 ///
-/// By the cosine of embeddings: no model here reads query and document together.
+/// By a model that reads query and document together, or by the cosine of embeddings.
 #[utoipa::path(post, path = "/v1/rerank", tag = "openai", request_body = RerankBody, responses(
     (status = 200, body = Ranking, description = "The documents in order"),
     crate::openapi::Refusals,
@@ -119,8 +134,17 @@ pub(crate) async fn rerank(
     });
     let (admission, (asks, documents, top_n)) = prepared.await?;
     let model = admission.served.name().to_owned();
-    let (vectors, usage) = vectors(admission, asks).await?;
-    let scores = scores(&vectors);
+    let method = Method::of(&admission.served);
+    let (scores, usage) = match method {
+        Method::CrossEncoder => {
+            let (rows, usage) = made(admission, asks).await?;
+            (rows.iter().map(|row| 1.0 / (1.0 + (-row[0]).exp())).collect(), usage)
+        }
+        Method::Cosine => {
+            let (vectors, usage) = vectors(admission, asks).await?;
+            (cosines(&vectors), usage)
+        }
+    };
     let mut results: Vec<Ranked> = scores
         .into_iter()
         .enumerate()
@@ -130,12 +154,12 @@ pub(crate) async fn rerank(
             document: documents.get(index).cloned(),
         })
         .collect();
-    // Of documents that are as alike, the earlier one first: the order of a stable sort.
+    // Of documents that are as good, the earlier one first: the order of a stable sort.
     results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
     results.truncate(top_n.unwrap_or(usize::MAX));
     let tokens = usage.prompt_tokens();
     let usage = RerankUsage { prompt_tokens: tokens, total_tokens: tokens };
-    Ok(Json(Ranking { id: format!("rerank-{}", random_id()), model, method: "cosine", results, usage }))
+    Ok(Json(Ranking { id: format!("rerank-{}", random_id()), model, method, results, usage }))
 }
 
 /// Order documents by a query, under the path that others have
@@ -153,7 +177,7 @@ pub(crate) async fn rerank_short(
 }
 
 impl RerankBody {
-    /// The query first, then the documents.
+    /// Pairs of the query and each document, or the query first, then the documents.
     fn ask(&self, served: &Served) -> Result<Vec<Ask>, ApiError> {
         if !served.engine.capacity().encodes {
             let message =
@@ -162,18 +186,28 @@ impl RerankBody {
         }
         let documents = self.documents.iter().enumerate();
         let texts = documents.map(|(index, document)| (format!("documents[{index}]"), document.text()));
-        [("query".to_owned(), self.query.as_str())]
-            .into_iter()
-            .chain(texts)
-            .map(|(field, text)| {
-                check_length(served, text.len())?;
-                let prompt = served.tokenizer.encode_prompt(text, Special::AsText)?;
-                if prompt.is_empty() {
-                    return Err(ApiError::fault(Fault::rule(field, "must have at least one token")));
-                }
-                embedding_of(prompt)
-            })
-            .collect()
+        let pairs = served.engine.capacity().pairs;
+        let encoded = |(field, text): (String, &str), is_second: bool| {
+            check_length(served, text.len())?;
+            let prompt = match is_second {
+                true => served.tokenizer.encode_second(text, Special::AsText)?,
+                false => served.tokenizer.encode_prompt(text, Special::AsText)?,
+            };
+            match prompt.is_empty() {
+                true => Err(ApiError::fault(Fault::rule(field, "must have at least one token"))),
+                false => Ok(prompt),
+            }
+        };
+        let query = encoded(("query".to_owned(), &self.query), false)?;
+        let documents = texts.map(|text| encoded(text, pairs));
+        if !pairs {
+            return [Ok(query)].into_iter().chain(documents).map(|text| embedding_of(text?)).collect();
+        }
+        let pair = |document: Vec<u32>| {
+            let ask = embedding_of([&query[..], &document].concat())?;
+            Ok(Ask { second: Some(query.len()), ..ask })
+        };
+        documents.map(|document| pair(document?)).collect()
     }
 
     /// The documents, where they are wanted back.
@@ -184,7 +218,7 @@ impl RerankBody {
 }
 
 /// How alike each vector is to the first; all have length one.
-fn scores(vectors: &[Vec<f32>]) -> Vec<f32> {
+fn cosines(vectors: &[Vec<f32>]) -> Vec<f32> {
     let Some((query, documents)) = vectors.split_first() else { return Vec::new() };
     let score = |document: &Vec<f32>| query.iter().zip(document).map(|(a, b)| a * b).sum();
     documents.iter().map(score).collect()

@@ -128,6 +128,7 @@ impl ExecuteBody {
             max_tokens: max_tokens.unwrap_or(context.saturating_sub(prompt.len()).max(1)),
             prompt,
             embeds: false,
+            second: None,
             sampling,
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             grammar: None,
