@@ -45,8 +45,27 @@ pub(crate) struct Reading {
     pub(crate) one_call: bool,
     /// How many tokens may be thought, and what then follows.
     pub(crate) budget: Option<(usize, Vec<u32>)>,
-    /// By tool, what the arguments of a call must look like once the model makes one. Such a call ends the answer.
+    /// By tool, what the arguments of a call must look like once the model makes one.
     pub(crate) strict: Arc<[(String, Grammar)]>,
+    /// A call whose arguments are a form is being made.
+    pub(crate) held: bool,
+    /// Another call may follow one whose arguments were a form; otherwise that ends the answer.
+    pub(crate) several: bool,
+    /// The answer is calls of those tools and nothing else: it ends before whatever else would follow.
+    pub(crate) only_calls: bool,
+}
+
+impl Reading {
+    /// How many of these parts belong to the answer.
+    fn wanted(&self, deltas: &[Delta]) -> usize {
+        let stranger = |delta: &Delta| match delta {
+            Delta::Reasoning(_) | Delta::Content(_) => true,
+            Delta::Call { name, .. } => !self.strict.iter().any(|(tool, _)| tool == name),
+            Delta::Arguments { .. } => false,
+        };
+        let end = if self.only_calls && !self.held { deltas.iter().position(stranger) } else { None };
+        end.unwrap_or(deltas.len())
+    }
 }
 
 impl Ask {
@@ -210,7 +229,8 @@ impl Answer {
     fn new(reply: Reply, served: &Served, adapter: Option<u32>, ask: &Ask) -> Answer {
         let tokenizer = Arc::clone(&served.tokenizer);
         let shown = ask.reading.as_ref().map_or_else(Arc::default, |reading| Arc::clone(&reading.shown));
-        let may_go_on = |reading: &Reading| reading.budget.is_some() || !reading.strict.is_empty();
+        let may_go_on =
+            |reading: &Reading| reading.budget.is_some() || reading.several || !reading.strict.is_empty();
         let onward = ask.reading.as_ref().is_some_and(may_go_on).then(|| {
             let request = Request { choices: 1, prompt_logprobs: None, adapter, ..ask.request() };
             Box::new(Onward { engine: served.engine.clone(), tokenizer: Arc::clone(&tokenizer), request })
@@ -262,6 +282,7 @@ impl Answer {
             }
             Event::Token { token, logprob, top } => self.take_token(TokenScore { token, logprob, top }),
             Event::Embedding(values) => self.ready.push_back(Piece::Embedding(values)),
+            Event::End { reason: EndReason::FormComplete, .. } if self.call_again() => {}
             Event::End { reason, .. } => self.take_end(match reason {
                 EndReason::EndToken | EndReason::FormComplete => Finish::End,
                 EndReason::Length => Finish::Length,
@@ -297,7 +318,9 @@ impl Answer {
             let released = stops.push(&text);
             (text, stop) = (released.text, released.stop);
         }
-        self.give(text);
+        if !self.give(text) {
+            return self.end(Finish::End);
+        }
         if let Some(index) = stop {
             return self.end(Finish::Stop(index));
         }
@@ -335,7 +358,7 @@ impl Answer {
     /// form, behind what stands before them.
     fn constrain(&mut self, text: &str) -> bool {
         let (Some(reading), Some(onward)) = (&self.reading, &self.onward) else { return false };
-        if reading.strict.is_empty() || text.is_empty() {
+        if reading.strict.is_empty() || reading.held || text.is_empty() {
             return false;
         }
         let mut probe = reading.reader.clone();
@@ -370,7 +393,7 @@ impl Answer {
             reader.expect_arguments();
             self.detokenizer = Some(Detokenizer::continuing(Arc::clone(&onward.tokenizer)));
             if let Some(reading) = &mut self.reading {
-                (reading.reader, reading.strict) = (reader, Arc::new([]));
+                (reading.reader, reading.held) = (reader, true);
             }
             self.continue_as(submitted);
             let tokens = std::mem::take(&mut self.scores);
@@ -378,6 +401,35 @@ impl Answer {
             return true;
         }
         false
+    }
+
+    /// The arguments of a call are complete. Where others may follow, the call is closed as the model would, and the answer
+    /// goes on behind it; whether it does.
+    fn call_again(&mut self) -> bool {
+        if !self.reading.as_ref().is_some_and(|reading| reading.held && reading.several) {
+            return false;
+        }
+        let held = self.detokenizer.take().map_or_else(String::new, Detokenizer::finish);
+        self.give(held);
+        let (Some(reading), Some(onward)) = (&mut self.reading, &mut self.onward) else { return false };
+        let Some(rest) = reading.reader.call_ended() else { return false };
+        let Ok(rest) = onward.tokenizer.encode(rest, Special::AsText) else { return false };
+        // What was demanded was this call.
+        onward.request.grammar = None;
+        let generated = self.counts.generated + rest.len();
+        let Some(submitted) = onward.go_on(&rest, generated, None) else { return false };
+        onward.request.prompt.extend(&rest);
+        let detokenizer = Detokenizer::continuing(Arc::clone(&onward.tokenizer));
+        self.detokenizer = Some(detokenizer.showing(Arc::clone(&reading.shown)));
+        reading.held = false;
+        self.counts.generated = generated;
+        self.scores.extend(rest.into_iter().map(|token| TokenScore {
+            token,
+            logprob: None,
+            top: Vec::new(),
+        }));
+        self.continue_as(submitted);
+        true
     }
 
     /// Goes on with another reply; whether there is one. Dropping the one before lets go of the answer so far, whose pages
@@ -402,10 +454,9 @@ impl Answer {
 
     fn take_end(&mut self, finish: Finish) {
         self.reply = None;
-        let (Some(detokenizer), Some(mut stops)) = (self.detokenizer.take(), self.stops.take()) else {
-            return;
-        };
-        let released = stops.push(&detokenizer.finish());
+        let Some(mut stops) = self.stops.take() else { return };
+        let held = self.detokenizer.take().map_or_else(String::new, Detokenizer::finish);
+        let released = stops.push(&held);
         let finish = released.stop.map_or(finish, Finish::Stop);
         let held = if released.stop.is_none() { stops.finish() } else { String::new() };
         self.give(released.text + &held);
@@ -413,25 +464,36 @@ impl Answer {
         self.ready.push_back(Piece::End { finish, usage: self.counts });
     }
 
-    fn give(&mut self, text: String) {
+    /// Gives text out; whether the answer goes on behind it.
+    fn give(&mut self, text: String) -> bool {
         let scored = self.wants_scores && !self.scores.is_empty();
+        let mut goes_on = true;
         let piece = match &mut self.reading {
-            None if text.is_empty() && !scored => return,
+            None if text.is_empty() && !scored => return true,
             None => Piece::Text { text, tokens: std::mem::take(&mut self.scores) },
             Some(reading) => {
-                let deltas = reading.reader.push(&text);
+                let mut deltas = reading.reader.push(&text);
+                let wanted = reading.wanted(&deltas);
+                goes_on = wanted == deltas.len();
+                deltas.truncate(wanted);
+                if !goes_on {
+                    // What the reader holds belongs to what follows, too.
+                    self.reading = None;
+                }
                 if deltas.is_empty() && !scored {
-                    return;
+                    return goes_on;
                 }
                 Piece::Said { deltas, tokens: std::mem::take(&mut self.scores) }
             }
         };
         self.ready.push_back(piece);
+        goes_on
     }
 
     /// What the reader was not sure of.
     fn give_held(&mut self) {
-        let deltas = self.reading.as_mut().map_or_else(Vec::new, |reading| reading.reader.finish());
+        let mut deltas = self.reading.as_mut().map_or_else(Vec::new, |reading| reading.reader.finish());
+        deltas.truncate(self.reading.as_ref().map_or(0, |reading| reading.wanted(&deltas)));
         if !deltas.is_empty() {
             self.ready.push_back(Piece::Said { deltas, tokens: Vec::new() });
         }

@@ -279,13 +279,55 @@ fn a_call_that_is_cut_keeps_what_was_written_of_it() {
 #[test]
 fn a_forced_call_is_nothing_but_its_arguments() {
     let dialect = Dialect::of("<tool_call>");
-    let whole = read_every_way(&Reader::arguments_of(dialect, "get_time"), "{\"zone\":\"CET\"}");
+    let whole =
+        read_every_way(&Reader::arguments_of(dialect, Arc::new([]), "get_time"), "{\"zone\":\"CET\"}");
     assert_eq!(whole.calls, [("get_time".to_owned(), "{\"zone\":\"CET\"}".to_owned())]);
     let any = read_every_way(
-        &Reader::one_call(dialect),
+        &Reader::call_of_any(dialect, Arc::new([])),
         "{\"name\":\"get_time\",\"arguments\":{\"zone\":\"CET\"}}",
     );
     assert_eq!(any.calls(), [("get_time", json!({"zone": "CET"}))]);
+}
+
+#[test]
+fn behind_a_forced_call_others_follow_where_the_format_has_json() {
+    let check = |template: &str, rest: Option<&str>, more: &str| {
+        let dialect = Dialect::of(template);
+        let mut reader = Reader::arguments_of(dialect, tools(), "get_time");
+        let mut whole = Whole::default();
+        whole.take(reader.push("{\"zone\":\"CET\"}"));
+        assert_eq!(reader.call_ended(), rest, "{template}");
+        assert_eq!(dialect.call_rest(), rest, "{template}");
+        if rest.is_some() {
+            whole.take(reader.push(more));
+            whole.take(reader.finish());
+            let calls = [("get_time", json!({"zone": "CET"})), ("get_time", json!({"zone": "UTC"}))];
+            assert_eq!(whole.calls(), calls, "{template}");
+            assert_eq!((whole.content.as_str(), reader.calls_complete()), ("", 2), "{template}");
+        }
+    };
+    let call = "{\"name\": \"get_time\", \"arguments\": {\"zone\": \"UTC\"}}";
+    let hermes = format!("\n</tool_call>\n<tool_call>\n{call}\n</tool_call>");
+    check("<tool_call>", Some("}"), &hermes);
+    check("[TOOL_CALLS]", Some("}"), &format!(", {call}]"));
+    let named = "<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>";
+    let named = format!("{named}{{\"zone\": \"UTC\"}}<|tool_call_end|><|tool_calls_section_end|>");
+    check("<|tool_call_begin|> <|tool_call_argument_begin|>", Some(""), &named);
+    // Tags are not JSON, and a call of a channel ends the message.
+    check("<function= <parameter=", None, "");
+    check("<|channel|> <|message|> commentary", None, "");
+
+    // An object that named its tool itself.
+    let mut reader = Reader::call_of_any(Dialect::of("<tool_call>"), tools());
+    let mut whole = Whole::default();
+    whole.take(reader.push(call));
+    assert_eq!(reader.call_ended(), Some(""));
+    whole.take(reader.push(&hermes));
+    assert_eq!((whole.calls.len(), reader.calls_complete()), (2, 2));
+    // In the middle of a call there is nothing to go on behind.
+    let mut reader = Reader::new(Dialect::of("<tool_call>"), tools(), "");
+    reader.push("<tool_call>{\"name\": \"get_time\"");
+    assert_eq!(reader.call_ended(), None);
 }
 
 #[test]

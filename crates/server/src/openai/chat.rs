@@ -58,7 +58,8 @@ pub(crate) struct ChatBody {
     tools: Option<Vec<ToolBody>>,
     /// `none`, `auto` (by default), `required`, or {type: function, function: {name}}.
     tool_choice: Option<ToolChoiceBody>,
-    /// Whether one answer may have several calls; it may by default.
+    /// Whether one answer may have several calls; it may by default, but for calls that are strict or demanded, behind which
+    /// others follow only where this is true (and where the model's format has JSON for arguments).
     parallel_tool_calls: Option<bool>,
     /// How hard to think, where the model's chat template knows degrees of it; `none` for not at all.
     reasoning_effort: Option<Effort>,
@@ -328,13 +329,18 @@ impl ChatBody {
         {
             prompt.push(opening);
         }
+        let several = self.parallel_tool_calls == Some(true)
+            && dialect.call_rest().is_some()
+            && self.params.stop.is_none();
+        let is_demanded = demanded.is_some();
         let reader = match (&tools, &demanded) {
             (Some(tools), Some(_)) => {
                 let tool = tools.demanded();
                 prompt.push(&dialect.call_opening(tool).unwrap_or_default());
+                let list = if several { Arc::clone(&tools.list) } else { Arc::default() };
                 match tool {
-                    Some(tool) => Reader::arguments_of(dialect, &tool.name),
-                    None => Reader::one_call(dialect),
+                    Some(tool) => Reader::arguments_of(dialect, list, &tool.name),
+                    None => Reader::call_of_any(dialect, list),
                 }
             }
             _ if form.is_some() => Reader::plain(),
@@ -347,7 +353,7 @@ impl ChatBody {
             form = Some(("tools", demanded));
         }
         let mut strict = Vec::new();
-        for (tool, form) in tools.iter().flat_map(Tools::strict_forms) {
+        for (tool, form) in tools.iter().flat_map(|tools| tools.held_forms(several)) {
             if self.params.stop.is_some() {
                 return Err(ApiError::fault(Fault::rule("stop", "cannot be had with strict tools")));
             }
@@ -362,6 +368,9 @@ impl ChatBody {
             one_call: self.parallel_tool_calls == Some(false),
             budget: budget.map(|most| most as usize).zip(stop),
             strict: strict.into(),
+            held: is_demanded,
+            several,
+            only_calls: is_demanded && several,
         };
         let prompt = served.tokenizer.encode_chat(&prompt)?;
         let max_tokens = self.max_completion_tokens.or(self.max_tokens).map(|count| count as usize);

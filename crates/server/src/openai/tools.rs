@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fornax_engine::Form;
 use fornax_text::{Dialect, Tool};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
@@ -23,23 +23,24 @@ pub(crate) struct ToolBody {
 
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum ToolType {
+pub(crate) enum ToolType {
     Function,
 }
 
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-struct Function {
+/// What a tool is.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+pub(crate) struct Function {
     /// Letters, digits, `_`, `-` and `.`.
     #[schema(min_length = 1, max_length = 128)]
-    name: String,
+    pub(crate) name: String,
     #[schema(max_length = 65536)]
-    description: Option<String>,
+    pub(crate) description: Option<String>,
     /// The JSON Schema of its arguments, an object's; without it there are none.
     #[schema(value_type = Option<Object>)]
-    parameters: Option<Value>,
-    /// Whether arguments follow the schema by construction; those of a call that is demanded do in any case. A strict call
-    /// ends the answer.
-    strict: Option<bool>,
+    pub(crate) parameters: Option<Value>,
+    /// Whether arguments follow the schema by construction; those of a call that is demanded do in any case. Such a call
+    /// ends the answer, unless parallel_tool_calls is true.
+    pub(crate) strict: Option<bool>,
 }
 
 /// `none`, `auto`, `required`, or {type: function, function: {name}}.
@@ -147,11 +148,17 @@ impl Tools {
         (!list.is_empty()).then(|| Tools { list: list.into(), described, demand, strict })
     }
 
-    /// What the arguments of strict tools look like that the model calls by itself.
-    pub(crate) fn strict_forms(&self) -> impl Iterator<Item = (&Tool, Form)> {
-        let strict = self.list.iter().zip(&self.strict);
-        let strict = strict.filter(|(_, is_strict)| **is_strict && self.demand == Demand::No);
-        strict.map(|(tool, _)| (tool, Form::JsonSchema(tool.parameters.clone())))
+    /// What the arguments of calls look like that the model makes by itself: those of strict tools, and behind a call that
+    /// was demanded those of every tool that may have been.
+    pub(crate) fn held_forms(&self, several: bool) -> impl Iterator<Item = (&Tool, Form)> {
+        let held = self.list.iter().zip(&self.strict).enumerate().filter(move |(at, (_, strict))| match self
+            .demand
+        {
+            Demand::No => **strict,
+            Demand::Any => several,
+            Demand::One(index) => several && index == *at,
+        });
+        held.map(|(_, (tool, _))| (tool, Form::JsonSchema(tool.parameters.clone())))
     }
 
     /// The tool that has to be called, if it is known which.

@@ -120,6 +120,84 @@ async fn a_strict_call_of_the_model_s_own_follows_its_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_calls_follow_their_schemas_where_that_is_asked_for() {
+    // Acts: the model's own words; the arguments, which only the schema makes right; what follows behind them, and so on.
+    let call = |zone: &str| {
+        format!("<tool_call>{{\"name\": \"get_time\", \"arguments\": {{\"zone\": \"{zone}\"}}}}</tool_call>")
+    };
+    let unknown = "</tool_call><tool_call>{\"name\": \"fly\", \"arguments\": {}}</tool_call>";
+    let zone = |choice: &Value, at: usize| {
+        let arguments = choice["message"]["tool_calls"][at]["function"]["arguments"].as_str().unwrap();
+        let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| panic!("{choice}"));
+        assert_eq!(arguments.as_object().unwrap().len(), 1, "{choice}");
+        arguments["zone"].as_str().unwrap().to_owned()
+    };
+    let check = async |script: &str, more: Value, zones: &[&str], content: Value| {
+        let whole = answer(script, more.clone()).await.json();
+        let choice = &whole["choices"][0];
+        let calls = choice["message"]["tool_calls"].as_array().unwrap().len();
+        assert_eq!((0..calls).map(|at| zone(choice, at)).collect::<Vec<_>>(), zones, "{whole}");
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&content, &json!("tool_calls"))
+        );
+        // The same in pieces: each call once by its number, arguments joined.
+        let mut streamed = more;
+        streamed["stream"] = json!(true);
+        let mut calls: Vec<String> = Vec::new();
+        for part in answer(script, streamed).await.events() {
+            for call in part["choices"][0]["delta"]["tool_calls"].as_array().into_iter().flatten() {
+                let index = call["index"].as_u64().unwrap() as usize;
+                if call["id"].is_string() {
+                    assert_eq!(index, calls.len(), "{call}");
+                    calls.push(String::new());
+                }
+                calls[index].push_str(call["function"]["arguments"].as_str().unwrap());
+            }
+        }
+        let made = choice["message"]["tool_calls"].as_array().unwrap().iter();
+        assert_eq!(
+            calls,
+            made.map(|call| call["function"]["arguments"].as_str().unwrap()).collect::<Vec<_>>()
+        );
+    };
+    let mut strict = tools();
+    strict[0]["function"]["strict"] = json!(true);
+    let mars = call("Mars");
+    let script = [
+        &format!("Hm. {mars}"),
+        "{\"zone\":\"UTC\"}",
+        &format!("</tool_call>{mars}"),
+        "{\"zone\":\"CET\"}",
+        "</tool_call> Done.",
+    ];
+    let script = script.join("\x0c");
+    let all = |more: Value| {
+        let mut asked = json!({"tools": strict, "parallel_tool_calls": true});
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        asked
+    };
+    check(&script, all(json!({})), &["UTC", "CET"], json!("Hm.Done.")).await;
+    // By default the first of them ends the answer.
+    check(&script, json!({"tools": strict}), &["UTC"], json!("Hm.")).await;
+
+    // Demanded: nothing but calls, and none of a tool that there is not.
+    let forced = ["{\"zone\":\"UTC\"}", &format!("</tool_call>{mars}"), "{\"zone\":\"CET\"}"];
+    let choice = json!({"tool_choice": {"type": "function", "function": {"name": "get_time"}}});
+    for end in ["</tool_call>", "</tool_call> And that is all.", unknown] {
+        let script = forced.iter().copied().chain([end]).collect::<Vec<_>>().join("\x0c");
+        check(&script, all(choice.clone()), &["UTC", "CET"], Value::Null).await;
+    }
+    let any = [
+        "{\"name\":\"get_time\",\"arguments\":{\"zone\":\"UTC\"}}",
+        &format!("</tool_call>{mars}"),
+        "{\"zone\":\"CET\"}",
+        "</tool_call>",
+    ];
+    check(&any.join("\x0c"), all(json!({"tool_choice": "required"})), &["UTC", "CET"], Value::Null).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_call_is_enough_where_several_are_not_wanted() {
     let whole = answer(CALLS, json!({"tools": tools(), "parallel_tool_calls": false})).await.json();
     assert_eq!(whole["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1);

@@ -50,7 +50,8 @@ pub(crate) struct Asked {
 /// What a test wants of its world.
 pub(crate) struct Setup {
     pub(crate) options: ServerOptions,
-    /// What every answer says, byte by byte; then it ends.
+    /// What every answer says, byte by byte; then it ends. What is asked for anew in an answer's middle says the next act,
+    /// if there are several: form feeds stand between them.
     pub(crate) script: String,
     /// The answer fails before this token.
     pub(crate) fails_at: Option<u32>,
@@ -309,7 +310,9 @@ fn tokenizer() -> Tokenizer {
 
 /// A runner that chooses the tokens of a text.
 pub(crate) struct Script {
-    text: Vec<u8>,
+    acts: Vec<Vec<u8>>,
+    /// Where answers began: one that is asked for anew begins further on. The self-test is the first.
+    begun: Mutex<Vec<u32>>,
     fails_at: Option<u32>,
     pub(crate) gate: Option<Mutex<Receiver<()>>>,
     groups: Vec<KvGroup>,
@@ -321,7 +324,8 @@ pub(crate) struct Script {
 impl Script {
     pub(crate) fn new(text: String) -> Script {
         Script {
-            text: text.into(),
+            acts: text.split('\x0c').map(|act| act.as_bytes().to_vec()).collect(),
+            begun: Mutex::default(),
             fails_at: None,
             gate: None,
             groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 1025 }],
@@ -329,6 +333,17 @@ impl Script {
             steps: VecDeque::new(),
             asked: Arc::default(),
         }
+    }
+
+    /// What is said by an answer that began there.
+    fn act(&self, place: u32) -> &[u8] {
+        let mut begun = self.begun.lock().unwrap();
+        let known = begun.iter().position(|other| *other == place);
+        let number = known.unwrap_or_else(|| {
+            begun.push(place);
+            begun.len() - 1
+        });
+        &self.acts[number.saturating_sub(1).min(self.acts.len() - 1)]
     }
 
     fn choose(&self, row: &SampleRow<'_>) -> Sampled {
@@ -348,7 +363,8 @@ impl Script {
         if self.fails_at == Some(row.generated) {
             return Sampled::fault(SampleFault::Logits);
         }
-        let scripted = self.text.get(row.generated as usize).map_or(IM_END, |&byte| u32::from(byte));
+        let act = self.act(row.position - row.generated);
+        let scripted = act.get(row.generated as usize).map_or(IM_END, |&byte| u32::from(byte));
         let allowed =
             |token: &u32| row.mask.is_none_or(|mask| mask[*token as usize / 32] >> (token % 32) & 1 == 1);
         let token = (scripted..VOCAB).chain(0..scripted).find(allowed).unwrap();

@@ -563,6 +563,16 @@ impl Dialect {
         })
     }
 
+    /// What has to stand behind arguments that were written as JSON, so that the call is whole and another may follow;
+    /// `None` where the model's own calls look otherwise, or end its answer.
+    pub fn call_rest(self) -> Option<&'static str> {
+        match self.family?.syntax {
+            Syntax::Json { .. } | Syntax::BareJson | Syntax::NameIsKey => Some("}"),
+            Syntax::Named { .. } => Some(""),
+            Syntax::Tagged(_) | Syntax::Python | Syntax::Gemma | Syntax::Channels => None,
+        }
+    }
+
     /// The keys of a call's name and arguments, where a call is an object.
     pub fn call_keys(self) -> (&'static str, &'static str) {
         match self.family.map(|family| &family.syntax) {

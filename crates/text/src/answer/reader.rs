@@ -177,17 +177,17 @@ impl Reader {
         Reader::new(Dialect { thinking: None, family: None }, Arc::new([]), "")
     }
 
-    /// For an answer that is nothing but the arguments of a call of this tool.
-    pub fn arguments_of(dialect: Dialect, tool: &str) -> Reader {
-        let mut reader = Reader::new(dialect, Arc::new([]), "");
+    /// For an answer that begins as the arguments of a call of this tool. Other calls may follow it if there are tools.
+    pub fn arguments_of(dialect: Dialect, tools: Arc<[Tool]>, tool: &str) -> Reader {
+        let mut reader = Reader::new(dialect, tools, "");
         reader.begin(tool);
         reader.enter(State::Forced);
         reader
     }
 
-    /// For an answer that is nothing but one call, a JSON object with [`Dialect::call_keys`].
-    pub fn one_call(dialect: Dialect) -> Reader {
-        let mut reader = Reader::new(dialect, Arc::new([]), "");
+    /// For an answer that begins as a call, a JSON object with [`Dialect::call_keys`]. Others may follow if there are tools.
+    pub fn call_of_any(dialect: Dialect, tools: Arc<[Tool]>) -> Reader {
+        let mut reader = Reader::new(dialect, tools, "");
         reader.enter(State::Sequence);
         reader
     }
@@ -256,6 +256,23 @@ impl Reader {
     pub fn expect_arguments(&mut self) {
         self.held.clear();
         self.enter(State::Forced);
+    }
+
+    /// The call that was expected is whole. What has to be written behind it, so that the answer goes on as the model's own;
+    /// `None` where it cannot.
+    pub fn call_ended(&mut self) -> Option<&'static str> {
+        let rest = self.dialect.call_rest()?;
+        match &self.state {
+            State::Forced => {
+                self.end_call();
+                let named = matches!(self.dialect.family?.syntax, Syntax::Named { .. });
+                self.enter(if named { State::Content } else { State::Sequence });
+                Some(rest)
+            }
+            // Written as an object, as the model's own are.
+            State::Sequence if self.after_call && !rest.is_empty() => Some(""),
+            _ => None,
+        }
     }
 
     /// Calls that were begun.
