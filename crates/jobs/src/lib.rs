@@ -23,7 +23,7 @@ pub use error::Error;
 pub use failure::Failure;
 pub use input::{ITEMS_MAX, Input, Item, schema_name, set_schema};
 pub use job::{Counts, Job, NewJob, Policy, State, TimelineEvent};
-pub use model::{Answer, Body, Finish, Model, Question, Timings, Token, Usage};
+pub use model::{Answer, Body, Call, Finish, Model, Question, Timings, Token, Usage};
 pub use runner::{Runner, RunnerOptions};
 pub use schema::Schema;
 pub use store::{Chunk, Claim, Delivery, Outcome, Store, StoreOptions};

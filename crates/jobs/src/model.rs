@@ -27,8 +27,12 @@ pub enum Body {
 /// A whole answer.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// Its text.
+    /// What is said.
     pub text: String,
+    /// What was thought before, where the model tells it apart.
+    pub reasoning: String,
+    /// The tools that it calls.
+    pub calls: Vec<Call>,
     /// Why it ended.
     pub finish: Finish,
     /// Its tokens, with their log-probabilities where the schema has values to choose from.
@@ -39,6 +43,25 @@ pub struct Answer {
     pub timings: Timings,
     /// Fixes its random numbers.
     pub seed: u64,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What its result is given back under.
+    pub id: String,
+    /// The tool, as the model wrote it.
+    pub name: String,
+    /// The text of a JSON object, unless the answer was cut.
+    pub arguments: String,
+}
+
+impl Call {
+    /// As OpenAI's clients know it.
+    pub(crate) fn to_json(&self) -> Value {
+        let function = json!({"name": self.name, "arguments": self.arguments});
+        json!({"id": self.id, "type": "function", "function": function})
+    }
 }
 
 /// Why an answer ended.

@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     Failure, Store,
     input::{Input, Item},
-    model::{Answer, Finish, Model, Question, Usage},
+    model::{Answer, Call, Finish, Model, Question, Usage},
     store::{Chunk, Claim, Outcome, random_word},
 };
 
@@ -493,12 +493,23 @@ fn settle(question: &Question, answer: &Answer) -> Result<Value, Failure> {
     let mut metadata = json!({
         "usage": answer.usage.to_json(),
         "timings": {"queue": timings.queue, "prefill": timings.prefill, "decode": timings.decode},
-        "finish_reason": if answer.finish == Finish::Length { "length" } else { "stop" },
+        "finish_reason": match answer.finish {
+            Finish::Length => "length",
+            _ if !answer.calls.is_empty() => "tool_calls",
+            _ => "stop",
+        },
         "seed": answer.seed,
         "schema": question.schema.as_ref().map(|schema| schema.name().unwrap_or("inline")),
     });
     if !confidence.is_empty() {
         metadata["confidence"] = Value::Object(confidence);
     }
-    Ok(json!({"success": true, "output": output, "metadata": metadata}))
+    let mut result = json!({"success": true, "output": output, "metadata": metadata});
+    if !answer.reasoning.is_empty() {
+        result["reasoning_content"] = json!(answer.reasoning);
+    }
+    if !answer.calls.is_empty() {
+        result["tool_calls"] = answer.calls.iter().map(Call::to_json).collect();
+    }
+    Ok(result)
 }

@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Instant};
 
-use fornax_jobs::{Answer, Body, Failure, Finish as Ended, Model, Question, Timings, Token, Usage};
+use fornax_jobs::{Answer, Body, Call, Failure, Finish as Ended, Model, Question, Timings, Token, Usage};
+use fornax_text::Delta;
 use serde_json::{Value, json};
 
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
     app::App,
     error::{ApiError, Code},
     models::{Chosen, Models},
-    openai::{chat::ChatBody, completions::CompletionBody, prepare::on_a_thread},
+    openai::{chat::ChatBody, completions::CompletionBody, prepare::on_a_thread, tools::call_id},
     served::Served,
     shape::{self, Unknown},
     work::Work,
@@ -51,8 +52,7 @@ pub(crate) fn ask(question: &Question, served: &Served) -> Result<Ask, ApiError>
                 body["top_logprobs"] = json!(ALTERNATIVES);
             }
             let (ask, _) = shape::understand::<ChatBody>(body, Unknown::Refuse)?.ask(served)?;
-            // A job's output is the text as the model wrote it.
-            Ok(Ask { reading: None, ..ask })
+            Ok(ask)
         }
         Body::Completion(body) => {
             let mut body = with_schema(body);
@@ -113,7 +113,12 @@ impl Model for Engine {
         while let Some((_, piece)) = work.next().await {
             match piece {
                 Piece::Started { .. } => started = Some(Instant::now()),
-                Piece::Scored(_) | Piece::Said { .. } | Piece::Embedding(_) => {}
+                Piece::Scored(_) | Piece::Embedding(_) => {}
+                Piece::Said { deltas, tokens } => {
+                    first.get_or_insert_with(Instant::now);
+                    deltas.into_iter().for_each(|delta| take(&mut answer, delta, &hears));
+                    answer.tokens.extend(tokens.iter().map(|score| token(&served, score)));
+                }
                 Piece::Text { text, tokens } => {
                     first.get_or_insert_with(Instant::now);
                     hears(&text);
@@ -148,6 +153,25 @@ impl Model for Engine {
             decode: milliseconds(first, ended),
         };
         Ok(answer)
+    }
+}
+
+/// Adds a part to an answer. What is said is heard as it comes.
+fn take(answer: &mut Answer, delta: Delta, hears: &impl Fn(&str)) {
+    match delta {
+        Delta::Reasoning(text) => {
+            // Nothing is said yet, and that it is alive is worth knowing.
+            hears("");
+            answer.reasoning.push_str(&text);
+        }
+        Delta::Content(text) => {
+            hears(&text);
+            answer.text.push_str(&text);
+        }
+        Delta::Call { name, .. } => {
+            answer.calls.push(Call { id: call_id(), name, arguments: String::new() });
+        }
+        Delta::Arguments { index, text } => answer.calls[index].arguments.push_str(&text),
     }
 }
 

@@ -93,6 +93,32 @@ async fn a_job_is_submitted_polled_and_valid() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thoughts_and_calls_of_a_job_stand_apart_from_what_it_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "<think>Let me see.</think>\n\nHm. <tool_call>{\"name\": \"get_time\", \"arguments\": {\"zone\": \"CET\"}}</tool_call>";
+    let world = World::ready(keeping(folder.path(), Setup::skilled(script))).await;
+    let messages = json!([{"role": "user", "content": "When?"}]);
+    let done = runsync(&world, json!({"messages": messages, "tools": crate::tools::tools()})).await;
+    let output = &done["output"];
+    assert_eq!(
+        (&output["output"], &output["reasoning_content"]),
+        (&json!("Hm."), &json!("Let me see.")),
+        "{done}"
+    );
+    let call = &output["tool_calls"][0];
+    assert_eq!(call["function"], json!({"name": "get_time", "arguments": "{\"zone\": \"CET\"}"}));
+    assert_eq!(
+        (call["id"].as_str().map(str::len), &output["metadata"]["finish_reason"]),
+        (Some(9), &json!("tool_calls"))
+    );
+    // Without tools a call is text, and a prompt that is no chat is continued as it is.
+    let done = runsync(&world, json!({"messages": messages})).await;
+    assert!(done["output"]["output"].as_str().unwrap().starts_with("Hm. <tool_call>"), "{done}");
+    let done = runsync(&world, json!({"prompt": "a", "max_tokens": 200})).await;
+    assert_eq!((&done["output"]["output"], done["output"].get("reasoning_content")), (&json!(script), None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_actions_cut_at_any_token_are_never_a_success() {
     let folder = tempfile::tempdir().unwrap();
     let text = r#"{"actions":[{"book":"rent","cents":70},{"book":"tax","cents":19}]}"#;
