@@ -1,425 +1,300 @@
-// Attention of each token's queries over its sequence's pages. Compiled for one head size (DIM), number of query heads per
-// K/V head (SHARED) and storage type; for scores with a cap (CAPPED), a logit of each head that adds nothing (SINKS), and
-// queries that see what comes behind them, too (BOTH).
-//
-// Keys are taken in tiles of 64, aligned to absolute positions: each tile has its own softmax, and tiles are merged in
-// order. What a query sees of a tile depends on its own position alone, so a token's result is the same bits whichever
-// tokens are computed beside it, and whether one block does all tiles (grid (kv heads, tokens)) or each tile has its own
-// (grid (kv heads, tokens, tiles)): then the blocks merge them as a cluster, or the last one to arrive does, or where they
-// are many `merge_tiles`.
+// Attention of single tokens over their sequences' pages: all query heads of a K/V head are the rows of one matrix
+// instruction. Grid (kv heads, tokens, blocks that share a token's tiles). One block takes all tiles in turn and merges them in
+// registers; those of a cluster send what they have of each tile to the block that merges it, each a share of the outputs;
+// without clusters, and for long contexts, each tile has a block and `merge_tiles` comes behind.
+// Four warps: each has a quarter of a tile's keys, then a quarter of the head's values.
 // Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
-// In a tile, four lanes share a key for all query heads; then DIM / 4 threads share a key's values, and what the groups
-// of threads have is added in their order.
-#include "activation.cuh"
-#include "kv.cuh"
-#include "rope.cuh"
+#include "attention.cuh"
 
-#define TILE 64
-#define OUTPUTS (SHARED * DIM)
-#define THREADS 256
-#define PER_THREAD ((OUTPUTS + THREADS - 1) / THREADS)
-#define LOADS ((OUTPUTS + 2 * DIM + THREADS - 1) / THREADS)
-// Threads that share a key's values, four each; and how many such groups: as many as there are threads for, and as 32 KB
-// hold results of.
-#define LANES ((DIM + 3) / 4)
-#define GROUPS_THREADS (THREADS / LANES)
-#define GROUPS_ROOM (8192 / OUTPUTS < 1 ? 1 : 8192 / OUTPUTS)
-#define GROUPS (GROUPS_THREADS < GROUPS_ROOM ? GROUPS_THREADS : GROUPS_ROOM)
-// Bytes of a key and of a value where they are staged: eight keys apart are read at once.
-#define VALUE_BYTES (DIM * KV_BYTES)
-#define KEY_BYTES (VALUE_BYTES + 32)
-#define STAGED_BYTES (TILE * (KEY_BYTES + VALUE_BYTES))
-#define PARTS_BYTES (GROUPS * OUTPUTS * 4)
-#define HEADS ((SHARED + 3) / 4 * 4)  // weights of a key lie together
+#define THREADS 128
+#define WARPS 4
+#define QUERIES 16  // rows of the matrix instruction
+// What warps bring into form: queries, the new key and the new value.
+#define ITEMS ((SHARED + 2 + WARPS - 1) / WARPS)
+// Times 16 values of the head that a warp has.
+#define CHUNKS ((STEPS + WARPS - 1) / WARPS)
+#define CLUSTER_TILES 32  // that a cluster merges: one for each lane
 
-#define CLUSTER_MAX 8
-#define MERGED_HERE 32  // tiles that the last block merges: one for each lane
-
-struct Attention {
-    int query, kv, group, window;  // a window of 0 sees all
-    float scale;
-    int tiles;        // how many blocks share a token's tiles: 1, or as many as there may be
-    float* partials;  // (token, kv head, tile, SHARED x (DIM + 2)) where tiles have their own blocks
-    u32* tickets;     // (token, kv head) blocks that have arrived, 0 between launches; null: another kernel merges
-    int clusters, pad;  // whether the tiles of a token are a cluster
-    Rotation rope;    // no frequencies: queries are turned and keys are stored already
-    const float* sinks;  // (query heads)
-    float cap;
-    int pad2;
-};
-
-// The last place that a token sees.
-DEVICE int last_seen(const Step& step, int r) { return step.places[BOTH ? step.lasts[r] : r]; }
-// What softmax starts from: a sink has a share and no value.
-DEVICE float first_max(const Attention& a, int head) { return SINKS ? a.sinks[head] : -INFINITY_F; }
-#define FIRST_SUM (SINKS ? 1.0f : 0.0f)
-
-// Takes a later tile (max, sum) into those before it: what both are multiplied by. Written out, so that every caller
-// rounds alike.
-DEVICE float merged_sum(float sum, float shrink, float later_sum, float later_shrink) {
-    return __fadd_rn(__fmul_rn(sum, shrink), __fmul_rn(later_sum, later_shrink));
-}
-
-// Four neighbouring stored values.
-#if KV_BYTES == 4
-typedef float4 StoredFour;
-DEVICE void widened_four(const StoredFour& four, float values[4]) {
-    values[0] = four.x; values[1] = four.y; values[2] = four.z; values[3] = four.w;
-}
-#else
-typedef uint2 StoredFour;
-DEVICE void widened_four(const StoredFour& four, float values[4]) {
-    values[0] = widened(four.x & 0xffff); values[1] = widened(four.x >> 16);
-    values[2] = widened(four.y & 0xffff); values[3] = widened(four.y >> 16);
-}
-#endif
-
-// Copies that go on while the thread does, of as many bytes as a row is whole times of.
-DEVICE void copy_row_piece(u8* to, const u8* from) {
-#if VALUE_BYTES % 16 == 0
-    copy_begin<0, 0>((u32)__cvta_generic_to_shared(to), from);
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-#endif
-}
-#define PIECE (VALUE_BYTES % 16 == 0 ? 16 : 8)
-
-// Loops are rolled up: a step runs this code once, so what is fetched counts more than what is executed.
+// Shared memory: `stages` tiles of keys and values, queries, weights; in a cluster what each tile ends with (the largest score
+// and the sum), what it is multiplied by, and what the blocks send of it: (tile, share of outputs).
 KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
-    // Keys and values of a tile, later what the groups have; then queries; then a cluster's block's partial result.
     extern __shared__ uint4 room[];
     u8* staged = (u8*)room;
-    float4* parts = (float4*)room;
-    float* query = (float*)(staged + (STAGED_BYTES > PARTS_BYTES ? STAGED_BYTES : PARTS_BYTES));
-    float* own = query + OUTPUTS;
+    u8* queries = staged + a.stages * 2 * TILE_BYTES;
+    uint4* weights = (uint4*)(queries + PARTS * QUERIES * STRIDE);  // (warp, part, lane)
+    float2* tile_ends = (float2*)(weights + WARPS * PARTS * WARP);  // (head, tile)
+    float2* tile_shrinks = tile_ends + SHARED * CLUSTER_TILES;
+    float* sent = (float*)(tile_shrinks + SHARED * CLUSTER_TILES);
     __shared__ float2 turns[DIM / 2 + 1];
-    __shared__ float fresh[2 * DIM];  // the new key and value
-    __shared__ float4 scores4[TILE * HEADS / 4];
-    __shared__ float maxima[SHARED], sums[SHARED], shrinks[SHARED], later_shrinks[SHARED];
-    __shared__ float total_max[SHARED], total_sum[SHARED];
-    __shared__ int table[TILE / PAGE_TOKENS];
-    __shared__ float tile_shrinks[SHARED][MERGED_HERE], tile_later[SHARED][MERGED_HERE], tile_sums[SHARED][CLUSTER_MAX];
-    __shared__ int is_last;
-    float* scores = (float*)scores4;  // (key, head)
+    __shared__ float factors[QUERIES], maxima[WARPS][QUERIES];
     let_next_start();
     // Positions and page tables are there before a step's first kernel; so are the keys and values of earlier steps.
-    const int r = blockIdx.y, kv = blockIdx.x;
-    const bool in_step = r < step_rows(step, 0);
-    const int position = in_step ? step.places[r] : 0, last = in_step ? last_seen(step, r) : 0;
-    const int first_seen = a.window ? max(position + 1 - a.window, 0) : 0;
-    const int first_tile = first_seen / TILE, last_tile = last / TILE;
-    const int mine = a.tiles == 1 ? first_tile : first_tile + blockIdx.z;
-    const int end = a.tiles == 1 ? last_tile : mine;
-    const bool works = in_step && mine <= last_tile, turns_here = a.rope.frequencies;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int r = a.first + blockIdx.y, kv = blockIdx.x, blocks = gridDim.z;
+    if (r >= step_rows(step, 0)) return wait_for_inputs();
+    const int place = step.places[r], last = last_seen(step, r), from = first_seen(a, place);
+    const int first_tile = from / TILE, last_tile = last / TILE;
+    const int mine = first_tile + blockIdx.z, count = mine > last_tile ? 0 : (last_tile - mine) / blocks + 1;
+    const bool turns_here = a.rope.frequencies, stores = turns_here && count > 0 && mine + (count - 1) * blocks == last_tile;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    const int* table = step.tables + step.tables[a.group * step.stride + r];
+    const u32 staged_at = shared_address(staged), queries_at = shared_address(queries);
+    if (a.clusters) cluster_arrive();
 
-    auto find_pages = [&](int tile) {
-        if (threadIdx.x < TILE / PAGE_TOKENS && tile * TILE + (int)threadIdx.x * PAGE_TOKENS <= last)
-            table[threadIdx.x] = page_of(step, r, a.group, tile * TILE + threadIdx.x * PAGE_TOKENS);
-    };
-    // All keys and values of a tile that are seen but for one that is not stored yet.
-    auto stage = [&](int tile) {
-        const int from = max(first_seen - tile * TILE, 0), to = min(last + (turns_here ? 0 : 1) - tile * TILE, TILE);
-        const int pieces = VALUE_BYTES / PIECE;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < 2 * TILE * pieces; i += THREADS) {
-            const int v = i / (TILE * pieces), key = i / pieces % TILE, piece = i % pieces * PIECE;
-            if (key >= from && key < to)
-                copy_row_piece(staged + (v ? TILE * KEY_BYTES + key * VALUE_BYTES : key * KEY_BYTES) + piece,
-                               (const u8*)(pages + page_values(table[key / PAGE_TOKENS], v, kv, a.kv, DIM) +
-                                           key % PAGE_TOKENS * DIM) + piece);
-        }
+    auto stage = [&](int i) {
+        if (i < count)
+            stage_tile<THREADS>(a, staged_at + i % a.stages * 2 * TILE_BYTES, pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
         copy_group();
     };
-    // The new key and value among those of the last tile; and to their page, last of all: nothing waits for that.
-    auto put_fresh = [&]() {
-        const int key = position % TILE;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < 2 * DIM; i += THREADS)
-            ((Stored*)(staged + (i / DIM ? TILE * KEY_BYTES + key * VALUE_BYTES : key * KEY_BYTES)))[i % DIM] = stored(fresh[i]);
-    };
-    auto store_fresh = [&]() {
-        const int page = table[position % TILE / PAGE_TOKENS];
-#pragma unroll 1
-        for (int i = threadIdx.x; i < 2 * DIM; i += THREADS)
-            pages[page_values(page, i / DIM, kv, a.kv, DIM) + position % PAGE_TOKENS * DIM + i % DIM] = stored(fresh[i]);
-    };
-    if (works) find_pages(mine);
+    if (count > 0) {
+        clear_padding<THREADS>(staged_at, a.stages * 2 * TILE);
+        clear_padding<THREADS>(queries_at, PARTS * QUERIES);
+    }
+    // Without turning, a kernel of this step has just stored keys.
+    if (turns_here) {
+        for (int i = 0; i < a.stages; i++) stage(i);
+        if (count > 0)
+            for (int i = threadIdx.x; i < a.rope.pairs; i += THREADS) turns[i] = turn_of(a.rope, (float)step.positions[r], i);
+    }
     __syncthreads();
-    if (works && turns_here) {
-        stage(mine);
-#pragma unroll 1
-        for (int i = threadIdx.x; i < a.rope.pairs; i += THREADS) turns[i] = turn_of(a.rope, (float)step.positions[r], i);
-    }
     wait_for_inputs();
-    if (!in_step || (!works && !a.clusters)) return;
+    if (!turns_here)
+        for (int i = 0; i < a.stages; i++) stage(i);
+    if (count == 0 && !a.clusters) return;
 
-    // Queries, and the new key and value: all loads at once, then turned where they lie.
-    const int columns = (a.query + 2 * a.kv) * DIM;
-    const bool stores = turns_here && works && end == last_tile;
-    if (works) {
-        const float* q = qkv + (long)r * columns;
-        const int wanted = OUTPUTS + (stores ? 2 * DIM : 0);
-        float loaded[LOADS];
+    const int pairs = turns_here ? a.rope.pairs : 0;
+    float2 items[ITEMS][HEAD_PAIRS];
+    if (count > 0) {
+        // A warp has a head; all its loads are under way at once.
+        const float* q = qkv + (long)r * (a.query + 2 * a.kv) * DIM;
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const int i = n * THREADS + threadIdx.x, o = i - OUTPUTS;
-            const int from = o < 0 ? kv * OUTPUTS + i : (a.query + kv) * DIM + (o < DIM ? o : o + (a.kv - 1) * DIM);
-            loaded[n] = i < wanted ? load_fresh(q + from) : 0.0f;
+        for (int i = 0; i < ITEMS; i++) {
+            const int item = i * WARPS + warp;
+            if (item >= (stores ? SHARED + 2 : SHARED)) break;
+            const float* head = q + (item < SHARED ? kv * SHARED + item : a.query + (item - SHARED) * a.kv + kv) * DIM;
+#pragma unroll
+            for (int n = 0; n < HEAD_PAIRS; n++) {
+                const int j = n * WARP + lane;
+                const bool there = DIM / 2 % WARP == 0 || j < DIM / 2;
+                items[i][n].x = there ? load_fresh(head + pair_first(j, pairs)) : 0.0f;
+                items[i][n].y = there ? load_fresh(head + pair_second(j, pairs)) : 0.0f;
+            }
         }
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const int i = n * THREADS + threadIdx.x;
-            if (i < OUTPUTS) query[i] = loaded[n];
-            else if (i < wanted) fresh[i - OUTPUTS] = loaded[n];
+        for (int i = 0; i < ITEMS; i++) {
+            const int item = i * WARPS + warp;
+            if (item >= (stores ? SHARED + 2 : SHARED)) break;
+            if (turns_here && item <= SHARED) turn_pairs(items[i], turns, pairs, lane);
+            if (item < SHARED) put_query(a, queries, QUERIES, factors, item, items[i], pairs, lane);
         }
     }
-    if (works && turns_here) {
-        __syncthreads();
-        // A thread per pair of every query head, and of the key.
-#pragma unroll 1
-        for (int i = threadIdx.x; i < (SHARED + 1) * (DIM / 2); i += THREADS) {
-            const int h = i / (DIM / 2), d = i % (DIM / 2);
-            if (d >= a.rope.pairs) continue;
-            float* head = h < SHARED ? query + h * DIM : fresh;
-            const float2 both = turned(turns[d], head[d], head[d + a.rope.pairs]);
-            head[d] = both.x;
-            head[d + a.rope.pairs] = both.y;
+    // The new key and value: among those of their tile, or to their page. That is last of all: nothing waits for it.
+    auto put_fresh = [&](bool to_page) {
+        u8* tile = staged + (count - 1) % a.stages * 2 * TILE_BYTES;
+        Stored* page = pages + page_values(table[place / PAGE_TOKENS], 0, kv, a.kv, DIM) + place % PAGE_TOKENS * DIM;
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const int v = i * WARPS + warp - SHARED;
+            if (v < 0 || v >= 2) continue;
+#pragma unroll
+            for (int n = 0; n < HEAD_PAIRS * 2; n++) {
+                const int j = n / 2 * WARP + lane, d = n % 2 ? pair_second(j, pairs) : pair_first(j, pairs);
+                if (j >= DIM / 2) continue;
+                const Stored value = stored(n % 2 ? items[i][n / 2].y : items[i][n / 2].x);
+                if (to_page) page[(long)v * a.kv * PAGE_TOKENS * DIM + d] = value;
+                else *(Stored*)(tile + v * TILE_BYTES + at_row(place % TILE, d * 2 & ~15) + (d * 2 & 15)) = value;
+            }
         }
-        __syncthreads();
-        if (stores && mine == last_tile) put_fresh();
-    }
-    float total[PER_THREAD];
-    for (int i = 0; i < PER_THREAD; i++) total[i] = 0.0f;
-    if (threadIdx.x < SHARED) {
-        total_max[threadIdx.x] = first_max(a, kv * SHARED + threadIdx.x);
-        total_sum[threadIdx.x] = FIRST_SUM;
-    }
+    };
+
+    // Of the rows g and g + 8: the largest so far, sums, results.
+    float most[2], sum[2] = {FIRST_SUM, FIRST_SUM}, total[CHUNKS][2][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) most[i] = g + i * 8 < SHARED ? first_max(a, kv * SHARED + g + i * 8) : -INFINITY_F;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+        for (int i = 0; i < 8; i++) total[c][i / 4][i % 4] = 0.0f;
+    // Outputs that a block of a cluster merges: pairs stay together.
+    const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2;
+    if (a.clusters) cluster_await();
 
 #pragma unroll 1
-    for (int tile = mine; works && tile <= end; tile++) {
-        const int start = tile * TILE, from = max(first_seen - start, 0), to = min(last + 1 - start, TILE);
-        if (tile > mine) {
-            __syncthreads();
-            find_pages(tile);
-            __syncthreads();
-        }
-        if (tile > mine || !turns_here) {
-            stage(tile);
-            // The new one, where it was not in the first tile.
-            if (turns_here && tile == last_tile) put_fresh();
-        }
-        copy_wait<0>();
+    for (int i = 0; i < count; i++) {
+        const int tile = mine + i * blocks;
+        const u32 keys = staged_at + i % a.stages * 2 * TILE_BYTES, values = keys + TILE_BYTES;
+        // The new one: its place in the tile is nobody else's.
+        if (stores && i == count - 1) put_fresh(false);
+        if (a.stages > 1) copy_wait<1>();
+        else copy_wait<0>();
         __syncthreads();
-        // Scores: 8 warps x 8 keys, four lanes for each. Keys that are not seen may hold anything.
+        float s[2][4];
+        for (int j = 0; j < 8; j++) s[j / 4][j % 4] = 0.0f;
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            u32 b[4];
+            load_keys(b, keys, warp * 16, k, lane);
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                u32 q[4];
+                load_queries(q, queries_at + p * QUERIES * STRIDE, 0, k, lane);
+                mma_stored(s[0], q, b[0], b[1]);
+                mma_stored(s[1], q, b[2], b[3]);
+            }
+        }
+        const float factor[2] = {factors[g], factors[g + 8]};
+        float here[2] = {-INFINITY_F, -INFINITY_F};
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int key = tile * TILE + warp * 16 + j * 8 + t * 2 + e % 2;
+                s[j][e] = key >= from && key <= last ? capped(a, s[j][e], factor[e / 2]) : -INFINITY_F;
+                here[e / 2] = fmaxf(here[e / 2], s[j][e]);
+            }
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            here[row] = fmaxf(here[row], __shfl_xor_sync(0xffffffff, here[row], 1));
+            here[row] = fmaxf(here[row], __shfl_xor_sync(0xffffffff, here[row], 2));
+            if (t == 0) maxima[warp][g + row * 8] = here[row];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            for (int w = 0; w < WARPS; w++) here[row] = fmaxf(here[row], maxima[w][g + row * 8]);
+        }
+        // Weights of 16 keys are one step of the next product: all warps need those of all.
         {
-            const int key = warp * 8 + lane / 4, sub = lane % 4;
-            float dots[SHARED];
-            for (int h = 0; h < SHARED; h++) dots[h] = 0.0f;
-#pragma unroll 1
-            for (int d = sub * 4; d < DIM; d += 16) {
-                float values[4];
-                widened_four(*(const StoredFour*)(staged + key * KEY_BYTES + d * KV_BYTES), values);
+            u32 w[4][PARTS];
 #pragma unroll
-                for (int h = 0; h < SHARED; h++) {
-                    const float4 four = *(const float4*)(query + h * DIM + d);
-                    dots[h] = __fmaf_rn(four.x, values[0], dots[h]);
-                    dots[h] = __fmaf_rn(four.y, values[1], dots[h]);
-                    dots[h] = __fmaf_rn(four.z, values[2], dots[h]);
-                    dots[h] = __fmaf_rn(four.w, values[3], dots[h]);
-                }
+            for (int e = 0; e < 4; e++) {
+                const int j = e / 2, row = e % 2;
+                rounded_pair(weight_of(s[j][row * 2], factor[row], here[row]), weight_of(s[j][row * 2 + 1], factor[row], here[row]), w[e]);
             }
-            const bool seen = key >= from && key < to;
 #pragma unroll
-            for (int h = 0; h < SHARED; h++) {
-                dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 1);
-                dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 2);
-                float score = dots[h] * a.scale;
-                if (CAPPED) score = soft_cap(score, a.cap);
-                if (sub == h % 4) scores[key * HEADS + h] = seen ? score : -INFINITY_F;
-            }
+            for (int p = 0; p < PARTS; p++) weights[(warp * PARTS + p) * WARP + lane] = make_uint4(w[0][p], w[1][p], w[2][p], w[3][p]);
+            for (int row = 0; row < 2; row++) here[row] = largest_power(here[row], factor[row]);
         }
         __syncthreads();
-        // Softmax of the tile: a warp per head.
-#pragma unroll 1
-        for (int h = warp; h < SHARED; h += THREADS / WARP) {
-            float s0 = scores[lane * HEADS + h], s1 = scores[(lane + 32) * HEADS + h];
-            float most = fmaxf(s0, s1);
-            for (int s = 16; s > 0; s /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, s));
-            float w0 = expf(s0 - most), w1 = expf(s1 - most);
-            scores[lane * HEADS + h] = w0;
-            scores[(lane + 32) * HEADS + h] = w1;
-            float sum = warp_sum(w0 + w1);
-            if (lane == 0) {
-                maxima[h] = most;
-                sums[h] = sum;
-                if (a.tiles == 1) {
-                    float all = fmaxf(total_max[h], most);
-                    shrinks[h] = expf(total_max[h] - all);
-                    later_shrinks[h] = expf(most - all);
-                    total_sum[h] = merged_sum(total_sum[h], shrinks[h], sum, later_shrinks[h]);
-                    total_max[h] = all;
+        float tile_sum[4] = {0, 0, 0, 0}, acc[CHUNKS][2][4];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+            for (int e = 0; e < 8; e++) acc[c][e / 4][e % 4] = 0.0f;
+#pragma unroll
+        for (int k = 0; k < TILE / 16; k++) {
+            u32 w[PARTS][4];
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                const uint4 four = weights[(k * PARTS + p) * WARP + lane];
+                w[p][0] = four.x; w[p][1] = four.y; w[p][2] = four.z; w[p][3] = four.w;
+                mma_stored(tile_sum, w[p], ONES, ONES);
+            }
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++) {
+                const int chunk = c * WARPS + warp;
+                if (STEPS % WARPS && chunk >= STEPS) break;
+                u32 b[4];
+                load_values(b, values, k * 16, chunk, lane);
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) {
+                    mma_stored(acc[c][0], w[p], b[0], b[1]);
+                    mma_stored(acc[c][1], w[p], b[2], b[3]);
                 }
             }
         }
-        __syncthreads();
-        // Values: group g takes keys g, g + GROUPS, ...; a thread four neighbouring values of all heads.
-        const int group = threadIdx.x / LANES, four = threadIdx.x % LANES;
-        float acc[HEADS][4];
-        for (int h = 0; h < HEADS; h++)
-            for (int j = 0; j < 4; j++) acc[h][j] = 0.0f;
-        if (group < GROUPS) {
-#pragma unroll 1
-            for (int key = from + (group + GROUPS * TILE - from) % GROUPS; key < to; key += GROUPS) {
-                float values[4];
-                widened_four(*(const StoredFour*)(staged + TILE * KEY_BYTES + key * VALUE_BYTES + four * 4 * KV_BYTES), values);
+        if (blocks == 1) {
 #pragma unroll
-                for (int h = 0; h < HEADS; h += 4) {
-                    const float4 w = scores4[(key * HEADS + h) / 4];
+            for (int row = 0; row < 2; row++) {
+                const float all = fmaxf(most[row], here[row]), shrink = shrink_of(most[row], all), later = shrink_of(here[row], all);
+                most[row] = all;
+                sum[row] = merged_sum(sum[row], shrink, tile_sum[row * 2], later);
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        acc[h][j] = __fmaf_rn(w.x, values[j], acc[h][j]);
-                        acc[h + 1][j] = __fmaf_rn(w.y, values[j], acc[h + 1][j]);
-                        acc[h + 2][j] = __fmaf_rn(w.z, values[j], acc[h + 2][j]);
-                        acc[h + 3][j] = __fmaf_rn(w.w, values[j], acc[h + 3][j]);
+                        float& value = total[c][j / 2][row * 2 + j % 2];
+                        value = merged_sum(value, shrink, acc[c][j / 2][row * 2 + j % 2], later);
                     }
-                }
             }
-        }
-        __syncthreads();
-        if (group < GROUPS)
-#pragma unroll
-            for (int h = 0; h < SHARED; h++)
-                parts[(group * SHARED + h) * LANES + four] = make_float4(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
-        __syncthreads();
-        float* partial = a.clusters ? own : a.partials + (((long)r * a.kv + kv) * a.tiles + blockIdx.z) * SHARED * (DIM + 2);
-        auto sum_of = [&](int o) {
-            float value = 0.0f;
-#pragma unroll
-            for (int g = 0; g < GROUPS; g++) value = __fadd_rn(value, ((const float*)parts)[g * OUTPUTS + o]);
-            return value;
-        };
-        if (a.tiles > 1) {
-#pragma unroll 1
-            for (int o = threadIdx.x; o < OUTPUTS; o += THREADS) partial[o] = sum_of(o);
         } else {
+            float* partial = a.partials + (((long)blockIdx.y * a.kv + kv) * blocks + blockIdx.z) * SHARED * (DIM + 2);
 #pragma unroll
-            for (int i = 0; i < PER_THREAD; i++) {
-                const int o = i * THREADS + threadIdx.x;
-                if (o < OUTPUTS) total[i] = merged_sum(total[i], shrinks[o / DIM], sum_of(o), later_shrinks[o / DIM]);
+            for (int row = 0; row < 2; row++) {
+                const int h = g + row * 8;
+                if (h >= SHARED) continue;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        const int d = (c * WARPS + warp) * 16 + j * 8 + t * 2, o = h * DIM + d;
+                        if (d >= DIM) continue;
+                        const float2 both = make_float2(acc[c][j][row * 2], acc[c][j][row * 2 + 1]);
+                        if (a.clusters) store_to_block((float2*)(sent + (tile - first_tile) * share + o % share), o / share, both);
+                        else *(float2*)(partial + o) = both;
+                    }
+                const float2 ends = make_float2(here[row], tile_sum[row * 2]);
+                if (a.clusters) {
+                    if (t == 0)
+                        for (int to = warp; to < blocks; to += WARPS) store_to_block(tile_ends + h * CLUSTER_TILES + tile - first_tile, to, ends);
+                } else if (warp == 0 && t == 0) {
+                    partial[OUTPUTS + h] = ends.x;
+                    partial[OUTPUTS + SHARED + h] = ends.y;
+                }
             }
         }
-        if (a.tiles > 1 && threadIdx.x < SHARED) {
-            partial[OUTPUTS + threadIdx.x] = maxima[threadIdx.x];
-            partial[OUTPUTS + SHARED + threadIdx.x] = sums[threadIdx.x];
+        // The tile after the next takes this one's place.
+        if (i + 1 < count) {
+            __syncthreads();
+            stage(i + a.stages);
         }
     }
-    if (a.clusters) {
-        // Each block merges a share of the outputs. The blocks stay until the last one has read.
-        const int tiles = last_tile - first_tile + 1, share = (OUTPUTS + a.tiles - 1) / a.tiles;
-        const int o = blockIdx.z * share + threadIdx.x;
-        const bool merges = threadIdx.x < share && o < OUTPUTS;
-        cluster_wait();
-        float value[CLUSTER_MAX];
+    if (stores) put_fresh(true);
+    if (blocks == 1) {
 #pragma unroll
-        for (int t = 0; t < CLUSTER_MAX; t++) value[t] = merges && t < tiles ? load_from_block(own + o, t) : 0.0f;
-        // What each tile is multiplied by: a thread per head and tile. The largest up to a tile is exact in any order.
-        if (threadIdx.x < SHARED * CLUSTER_MAX) {
-            const int h = threadIdx.x / CLUSTER_MAX, t = threadIdx.x % CLUSTER_MAX;
-            float most[CLUSTER_MAX], mine_max = -INFINITY_F, earlier = first_max(a, kv * SHARED + h);
+        for (int row = 0; row < 2; row++) {
+            if (g + row * 8 >= SHARED) continue;
+            const float inverse = 1.0f / sum[row];
+            float* to = out + ((long)r * a.kv + kv) * OUTPUTS + (g + row * 8) * DIM;
 #pragma unroll
-            for (int i = 0; i < CLUSTER_MAX; i++) most[i] = i < tiles ? load_from_block(own + OUTPUTS + h, i) : -INFINITY_F;
+            for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
-            for (int i = 0; i < CLUSTER_MAX; i++) {
-                if (i < t) earlier = fmaxf(earlier, most[i]);
-                if (i == t) mine_max = most[i];
-            }
-            const float now = fmaxf(earlier, mine_max);
-            tile_shrinks[h][t] = expf(earlier - now);
-            tile_later[h][t] = expf(mine_max - now);
-            tile_sums[h][t] = t < tiles ? load_from_block(own + OUTPUTS + SHARED + h, t) : 0.0f;
-        }
-        __syncthreads();
-        if (merges) {
-            const int h = o / DIM;
-            float all = 0.0f, sum = FIRST_SUM;
-#pragma unroll
-            for (int t = 0; t < CLUSTER_MAX; t++)
-                if (t < tiles) {
-                    sum = merged_sum(sum, tile_shrinks[h][t], tile_sums[h][t], tile_later[h][t]);
-                    all = merged_sum(all, tile_shrinks[h][t], value[t], tile_later[h][t]);
-                }
-            out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(all, 1.0f / sum);
-        }
-        if (stores) store_fresh();
-        cluster_stay();
-        return;
-    }
-    if (stores) store_fresh();
-    if (a.tiles > 1) {
-        if (!a.tickets) return;
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            u32* ticket = a.tickets + (long)r * a.kv + kv;
-            is_last = atomicAdd(ticket, 1) == last_tile - first_tile;
-            if (is_last) *ticket = 0;
-        }
-        __syncthreads();
-        if (!is_last) return;
-        __threadfence();
-        const int tiles = last_tile - first_tile + 1;
-        const float* from = a.partials + ((long)r * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
-        // A warp per head, a lane per tile. The largest up to each tile is exact in any order.
-        for (int h = warp; h < SHARED; h += THREADS / WARP) {
-            const float* tile = from + (long)lane * SHARED * (DIM + 2) + OUTPUTS + h;
-            const float own = lane < tiles ? load_fresh(tile) : -INFINITY_F;
-            const float own_sum = lane < tiles ? load_fresh(tile + SHARED) : 0.0f;
-            float now = own;
-            for (int s = 1; s < WARP; s *= 2) {
-                const float before = __shfl_up_sync(0xffffffff, now, s);
-                if (lane >= s) now = fmaxf(now, before);
-            }
-            now = fmaxf(now, first_max(a, kv * SHARED + h));
-            float earlier = __shfl_up_sync(0xffffffff, now, 1);
-            if (lane == 0) earlier = first_max(a, kv * SHARED + h);
-            const float shrink = expf(earlier - now), later = expf(own - now);
-            tile_shrinks[h][lane] = shrink;
-            tile_later[h][lane] = later;
-            float sum = FIRST_SUM;
-            for (int i = 0; i < tiles; i++)
-                sum = merged_sum(sum, __shfl_sync(0xffffffff, shrink, i), __shfl_sync(0xffffffff, own_sum, i),
-                                 __shfl_sync(0xffffffff, later, i));
-            if (lane == 0) total_sum[h] = sum;
-        }
-        __syncthreads();
-        // Four tiles are under way at once.
-        for (int start = 0; start < tiles; start += 4) {
-            float some[4][PER_THREAD];
-#pragma unroll
-            for (int t = 0; t < 4; t++)
-#pragma unroll
-                for (int i = 0; i < PER_THREAD; i++) {
-                    const int o = i * THREADS + threadIdx.x;
-                    if (start + t < tiles && o < OUTPUTS)
-                        some[t][i] = load_fresh(from + (long)(start + t) * SHARED * (DIM + 2) + o);
-                }
-#pragma unroll
-            for (int t = 0; t < 4; t++)
-#pragma unroll
-                for (int i = 0; i < PER_THREAD; i++) {
-                    const int o = i * THREADS + threadIdx.x;
-                    if (start + t < tiles && o < OUTPUTS)
-                        total[i] = merged_sum(total[i], tile_shrinks[o / DIM][start + t], some[t][i], tile_later[o / DIM][start + t]);
+                for (int j = 0; j < 2; j++) {
+                    const int d = (c * WARPS + warp) * 16 + j * 8 + t * 2;
+                    if (d < DIM) *(float2*)(to + d) = make_float2(__fmul_rn(total[c][j][row * 2], inverse), __fmul_rn(total[c][j][row * 2 + 1], inverse));
                 }
         }
     }
-    for (int i = 0; i < PER_THREAD; i++) {
-        const int o = i * THREADS + threadIdx.x;
-        if (o < OUTPUTS) out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(total[i], 1.0f / total_sum[o / DIM]);
+    if (!a.clusters) return;
+    cluster_wait();
+    const int tiles = last_tile - first_tile + 1;
+    // What each tile is multiplied by: a warp per head, a lane per tile. The largest up to a tile is exact in any order.
+    for (int h = warp; h < SHARED; h += WARPS) {
+        const float here = lane < tiles ? tile_ends[h * CLUSTER_TILES + lane].x : -INFINITY_F, first = first_max(a, kv * SHARED + h);
+        float now = here;
+        for (int step = 1; step < WARP; step *= 2) {
+            const float before = __shfl_up_sync(0xffffffff, now, step);
+            if (lane >= step) now = fmaxf(now, before);
+        }
+        float earlier = __shfl_up_sync(0xffffffff, now, 1);
+        earlier = lane == 0 ? first : fmaxf(earlier, first);
+        now = fmaxf(now, first);
+        tile_shrinks[h * CLUSTER_TILES + lane] = make_float2(shrink_of(earlier, now), shrink_of(here, now));
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < share; i += THREADS) {
+        const int o = blockIdx.z * share + i, h = o / DIM;
+        if (o >= OUTPUTS) break;
+        float all = 0.0f, sum = FIRST_SUM;
+#pragma unroll 4
+        for (int n = 0; n < tiles; n++) {
+            const float2 shrinks = tile_shrinks[h * CLUSTER_TILES + n];
+            sum = merged_sum(sum, shrinks.x, tile_ends[h * CLUSTER_TILES + n].y, shrinks.y);
+            all = merged_sum(all, shrinks.x, sent[n * share + i], shrinks.y);
+        }
+        out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(all, 1.0f / sum);
     }
 }
 
 #define MERGED 256  // tiles that are looked at together
+#define AHEAD 32
 #define MERGE_THREADS ((DIM + 31) / 32 * 32)
 
 // Merges the tiles of each token in order: grid (query heads, tokens), a thread per value of the head.
@@ -427,12 +302,10 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
     __shared__ float maxima[MERGED], sums[MERGED], shrinks[MERGED], later_shrinks[MERGED];
     let_next_start();
     wait_for_inputs();
-    const int r = blockIdx.y, kv = blockIdx.x / SHARED, h = blockIdx.x % SHARED;
+    const int r = a.first + blockIdx.y, kv = blockIdx.x / SHARED, h = blockIdx.x % SHARED;
     if (r >= step_rows(step, 0)) return;
-    const int position = step.places[r];
-    const int first_seen = a.window ? max(position + 1 - a.window, 0) : 0;
-    const int tiles = last_seen(step, r) / TILE - first_seen / TILE + 1;
-    const float* partials = a.partials + ((long)r * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
+    const int tiles = last_seen(step, r) / TILE - first_seen(a, step.places[r]) / TILE + 1;
+    const float* partials = a.partials + ((long)blockIdx.y * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
     const int d = threadIdx.x;
     float total = 0.0f, sum = FIRST_SUM, before = first_max(a, blockIdx.x);
     for (int start = 0; start < tiles; start += MERGED) {
@@ -454,15 +327,22 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
         }
         for (int i = d; i < count; i += MERGE_THREADS) {
             float earlier = i > 0 ? fmaxf(maxima[i - 1], before) : before, now = fmaxf(maxima[i], before);
-            shrinks[i] = expf(earlier - now);
-            later_shrinks[i] = expf(from[(long)i * SHARED * (DIM + 2) + OUTPUTS + h] - now);
+            shrinks[i] = shrink_of(earlier, now);
+            later_shrinks[i] = shrink_of(from[(long)i * SHARED * (DIM + 2) + OUTPUTS + h], now);
         }
         __syncthreads();
-#pragma unroll 8
-        for (int i = 0; i < count; i++) {
-            sum = merged_sum(sum, shrinks[i], sums[i], later_shrinks[i]);
-            float value = d < DIM ? from[(long)i * SHARED * (DIM + 2) + h * DIM + d] : 0.0f;
-            total = merged_sum(total, shrinks[i], value, later_shrinks[i]);
+        // Many loads are under way at once.
+        for (int some = 0; some < count; some += AHEAD) {
+            float values[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+                values[i] = some + i < count && d < DIM ? from[(long)(some + i) * SHARED * (DIM + 2) + h * DIM + d] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                if (some + i >= count) break;
+                sum = merged_sum(sum, shrinks[some + i], sums[some + i], later_shrinks[some + i]);
+                total = merged_sum(total, shrinks[some + i], values[i], later_shrinks[some + i]);
+            }
         }
         before = fmaxf(maxima[count - 1], before);
     }

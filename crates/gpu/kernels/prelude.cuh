@@ -93,6 +93,7 @@ DEVICE u32 warp_most(u32 value) {
     return most;
 }
 
+DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 // Copies of 16 bytes into shared memory that go on while the thread does, from and to what lies behind two addresses.
 // Groups end in the order they were begun.
 template <int TO, int FROM> DEVICE void copy_begin(u32 to, const u8* from) {
@@ -122,6 +123,23 @@ DEVICE void cluster_wait() {
 DEVICE void cluster_stay() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// In two steps, before anything is sent: that all blocks are there.
+DEVICE void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+DEVICE void cluster_await() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+DEVICE void store_to_block(float2* at, int rank, float2 value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.v2.f32 [there], {%2, %3};}"
+                 ::"r"(shared_address(at)), "r"(rank), "f"(value.x), "f"(value.y) : "memory");
 #endif
 }
 DEVICE float load_from_block(const float* at, int rank) {

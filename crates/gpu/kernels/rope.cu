@@ -37,30 +37,45 @@ KERNEL kv_write(Step step, HeadCounts heads, int group, const float* qkv, Stored
     }
 }
 
-// Both at once, for a step's way through a layer: grid (query + 2 kv heads, tokens).
-KERNEL rope_and_write(Step step, HeadCounts heads, Rotation rope, int group, float* qkv, Stored* pages) {
+// Both at once, for a step's way through a layer: a block per token, which finds each angle once; a warp per head.
+#define PAIRS_AT_ONCE 256
+KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotation rope, int group, float* qkv, Stored* pages) {
+    __shared__ float2 turns[PAIRS_AT_ONCE];
     let_next_start();
-    wait_for_inputs();
-    const int r = blockIdx.y, head = blockIdx.x;
-    if (r >= step_rows(step, 0)) return;
-    float* values = qkv + (long)r * (heads.query + 2 * heads.kv) * heads.dim + head * heads.dim;
-    Stored* to = 0;
-    if (head >= heads.query) {
-        const int place = step.places[r];
-        const int page = page_of(step, r, group, place);
-        const int v = head >= heads.query + heads.kv, kv = (head - heads.query) % heads.kv;
-        to = pages + page_values(page, v, kv, heads.kv, heads.dim) + place % PAGE_TOKENS * heads.dim;
-    }
-    const bool turns = head < heads.query + heads.kv;
+    const int r = blockIdx.x;
+    if (r >= step_rows(step, 0)) return wait_for_inputs();
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const int place = step.places[r], page = page_of(step, r, group, place);
     const float position = (float)step.positions[r];
-    for (int i = threadIdx.x; turns && i < rope.pairs; i += blockDim.x) {
-        const float2 both = turned(turn_of(rope, position, i), values[i], values[i + rope.pairs]);
-        values[i] = both.x;
-        values[i + rope.pairs] = both.y;
-        if (to) {
-            to[i] = stored(both.x);
-            to[i + rope.pairs] = stored(both.y);
+    float* token = qkv + (long)r * (heads.query + 2 * heads.kv) * heads.dim;
+    auto stored_at = [&](int head) {
+        const int v = head >= heads.query + heads.kv, kv = (head - heads.query) % heads.kv;
+        return pages + page_values(page, v, kv, heads.kv, heads.dim) + place % PAGE_TOKENS * heads.dim;
+    };
+    for (int start = 0; start == 0 || start < rope.pairs; start += PAIRS_AT_ONCE) {
+        const int end = min(rope.pairs, start + PAIRS_AT_ONCE);
+        __syncthreads();
+        for (int i = start + threadIdx.x; i < end; i += blockDim.x) turns[i - start] = turn_of(rope, position, i);
+        __syncthreads();
+        if (start == 0) wait_for_inputs();
+        for (int head = warp; head < heads.query + heads.kv; head += warps) {
+            float* values = token + head * heads.dim;
+            Stored* to = head < heads.query ? 0 : stored_at(head);
+            for (int i = start + lane; i < end; i += WARP) {
+                const float2 both = turned(turns[i - start], values[i], values[i + rope.pairs]);
+                values[i] = both.x;
+                values[i + rope.pairs] = both.y;
+                if (to) {
+                    to[i] = stored(both.x);
+                    to[i + rope.pairs] = stored(both.y);
+                }
+            }
         }
     }
-    for (int i = (turns ? 2 * rope.pairs : 0) + threadIdx.x; to && i < heads.dim; i += blockDim.x) to[i] = stored(values[i]);
+    // What is not turned: the rest of keys, and values.
+    for (int head = heads.query + warp; head < heads.query + 2 * heads.kv; head += warps) {
+        const float* values = token + head * heads.dim;
+        Stored* to = stored_at(head);
+        for (int i = (head < heads.query + heads.kv ? 2 * rope.pairs : 0) + lane; i < heads.dim; i += WARP) to[i] = stored(values[i]);
+    }
 }

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use fornax_compute::Error;
 use sha2::{Digest, Sha256};
 
-use crate::driver::{COMPILER, Compiler, Device, Function, Module, Source};
+use crate::driver::{CLUSTER_USUAL, COMPILER, Compiler, Device, Function, Module, Source};
 use crate::layout::Format;
 
 macro_rules! kernels {
@@ -25,6 +25,7 @@ macro_rules! kernels {
 pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "prelude.cuh",
     "activation.cuh",
+    "attention.cuh",
     "result.cuh",
     "rope.cuh",
     "split.cuh",
@@ -51,6 +52,8 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
 /// Every file that is compiled.
 const UNITS: &[(&str, &str)] = kernels![
     "attention.cu",
+    "attention_f32.cu",
+    "attention_rows.cu",
     "embed.cu",
     "expert_linear.cu",
     "experts.cu",
@@ -210,8 +213,11 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        if name.starts_with("gemv_") || name == "attention" || name == "draw" {
+        if name.starts_with("gemv_") || name.starts_with("attention") || name == "draw" {
             function.allow_shared(&self.device)?;
+        }
+        if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
+            function.allow_clusters(&self.device)?;
         }
         programs.insert(key.clone(), Program::Loaded(module));
         self.functions.borrow_mut().insert((key.clone(), name), function);
@@ -297,6 +303,9 @@ mod tests {
                 keys.push(attention_program((64, 2), dtype, &other));
             }
         }
+        let singles = keys.iter().filter(|key| key.unit == "attention.cu").cloned();
+        let rows: Vec<Key> = singles.map(|key| Key { unit: "attention_rows.cu", ..key }).collect();
+        keys.extend(rows);
         keys
     }
 

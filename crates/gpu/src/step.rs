@@ -161,6 +161,8 @@ pub(crate) struct Slot {
     pub(crate) wanted: usize,
     /// Whether every row is one token.
     pub(crate) decode: bool,
+    /// Where single tokens of sequences follow each other, if not every row is one.
+    pub(crate) singles: Vec<Run>,
     /// The largest known token, and the slots whose sampled token is wanted.
     pub(crate) token_max: Option<u32>,
     pub(crate) sampled_slots: Vec<u32>,
@@ -176,6 +178,15 @@ pub(crate) struct Slot {
     /// How many changes to logits it holds.
     pub(crate) changes: usize,
     seen: Vec<u32>,
+}
+
+/// Tokens that follow each other in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) first: usize,
+    pub(crate) tokens: usize,
+    /// Places of the longest of their sequences.
+    pub(crate) places: usize,
 }
 
 /// A sampled row: known to the host, or on its way from the device.
@@ -218,6 +229,7 @@ impl Steps {
                 tokens: 0,
                 wanted: 0,
                 decode: false,
+                singles: Vec::new(),
                 token_max: None,
                 sampled_slots: Vec::new(),
                 place_max: 0,
@@ -271,6 +283,7 @@ impl Slot {
         self.wanted = wanted;
         self.groups = groups;
         self.decode = batch.rows.iter().all(|row| row.len == 1);
+        self.singles.clear();
         self.token_max = None;
         self.sampled_slots.clear();
         self.place_max = 0;
@@ -322,6 +335,16 @@ impl Slot {
             let adapter = batch.adapters.get(index).copied().flatten();
             words[adapters + first..][..len]
                 .fill(adapter.map_or(-1, |adapter| crate::memory::int(adapter as usize)));
+            if len == 1 && !self.decode {
+                let places = row.start as usize + 1;
+                match self.singles.last_mut() {
+                    Some(run) if run.first + run.tokens == first => {
+                        run.tokens += 1;
+                        run.places = run.places.max(places);
+                    }
+                    _ => self.singles.push(Run { first, tokens: 1, places }),
+                }
+            }
             first += len;
             self.place_max = self.place_max.max(row.start as usize + len - 1);
             for token in first - row.wanted as usize..first {

@@ -168,6 +168,36 @@ fn a_step_of_one_token_is_five_kernels_a_layer_and_the_ends() {
 }
 
 #[test]
+fn prompts_and_single_tokens_of_one_step_have_a_kernel_each() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    // (tokens and places before them of each sequence; grids of what is launched, many tokens before single ones)
+    let mut check = |rows: &[(u32, u32)], wanted: &[(&str, [u32; 3])]| {
+        let mut batch = Batch::default();
+        for (slot, &(len, start)) in rows.iter().enumerate() {
+            let pages = (0..=(start + len) / 32).map(PageId).collect();
+            let row = Row { slot: slot as u32, start, len, pages: vec![pages], wanted: 1 };
+            batch.push(row, (0..len).map(Token::Known));
+        }
+        fake::with(|fake| fake.launched.clear());
+        let step = cuda.begin(&batch).unwrap();
+        cuda.record(&step, &mut || model.forward(&cuda, &step)).unwrap();
+        cuda.finish(step).unwrap();
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        let attention = launched.iter().filter(|launch| launch.kernel.starts_with("attention"));
+        let got: Vec<_> = attention.map(|launch| (launch.kernel.as_str(), launch.grid)).collect();
+        assert_eq!(got, wanted, "{rows:?}");
+    };
+    check(&[(5, 0)], &[("attention_rows", [2, 1, 1])]);
+    check(&[(1, 0), (1, 9)], &[("attention", [2, 2, 8])]);
+    check(
+        &[(1, 9), (1, 300), (4, 64), (1, 1000)],
+        &[("attention_rows", [2, 1, 1]), ("attention", [2, 2, 8]), ("attention", [2, 1, 16])],
+    );
+}
+
+#[test]
 fn a_bucket_is_run_then_recorded_then_replayed_until_memory_changes() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();

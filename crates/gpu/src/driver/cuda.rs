@@ -43,6 +43,9 @@ pub struct Found {
 /// Shared memory of a block that is not dynamic: what the driver keeps, and what kernels declare.
 const SHARED_STATIC: usize = 8 << 10;
 
+/// Blocks of a cluster that every chip with clusters takes.
+pub(crate) const CLUSTER_USUAL: usize = 8;
+
 /// An open device. Holding an `Rc` of it ties memory to the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -67,6 +70,15 @@ pub(crate) fn probe(ordinal: usize) -> Result<Found, Error> {
 }
 
 impl Device {
+    /// The largest cluster: Hopper has 16 blocks in one, later chips 8, earlier ones none.
+    pub(crate) fn clusters_max(&self) -> usize {
+        match self.found.capability {
+            90 => 16,
+            91.. => CLUSTER_USUAL,
+            _ => 1,
+        }
+    }
+
     /// Opens a device on this thread, or says what is missing.
     pub(crate) fn open(ordinal: usize) -> Result<Rc<Device>, Error> {
         // SAFETY: asks the loader whether a library can be opened.
@@ -445,6 +457,13 @@ impl Function {
         device.check("find kernel", unsafe {
             calls::cuFuncSetAttribute(self.0, which, crate::memory::int(device.shared_max))
         })
+    }
+
+    /// Lets launches of it ask for the largest clusters.
+    pub(crate) fn allow_clusters(self, device: &Device) -> Result<(), Error> {
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the function belongs to a loaded module; only an attribute of it is set.
+        device.check("find kernel", unsafe { calls::cuFuncSetAttribute(self.0, which, 1) })
     }
 }
 

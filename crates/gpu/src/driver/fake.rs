@@ -582,8 +582,10 @@ pub(crate) unsafe fn cuFuncSetAttribute(
 ) -> CUresult {
     call("cuFuncSetAttribute", |fake| {
         let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let clusters = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         match fake.functions.get_mut(&function.addr()) {
             Some((_, room)) if which == shared && value <= SHARED_OPTIN => *room = value.cast_unsigned(),
+            Some(_) if which == clusters => {}
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
         Ok(())
@@ -621,7 +623,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(
         };
         let fits = launched.shared <= *room
             && launched.grid.iter().all(|count| *count > 0)
-            && (1..=8).contains(&launched.cluster)
+            && (1..=16).contains(&launched.cluster)
             && launched.grid[2].is_multiple_of(launched.cluster);
         if !fits {
             fake.faults.push(format!("no card takes {launched:?}"));

@@ -8,7 +8,8 @@ mod nvrtc;
 
 pub use cuda::Found;
 pub(crate) use cuda::{
-    Arg, Device, Event, Function, Graph, Launch, Module, Pinned, PinnedSource, probe, version_words,
+    Arg, CLUSTER_USUAL, Device, Event, Function, Graph, Launch, Module, Pinned, PinnedSource, probe,
+    version_words,
 };
 #[cfg(test)]
 pub(crate) use fake::COMPILER;

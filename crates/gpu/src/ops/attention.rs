@@ -5,17 +5,17 @@ use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
 use super::fits;
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
-use crate::memory::{Buf, Kv, TICKETS, int};
+use crate::memory::{Buf, Kv, int};
 use crate::program::Key;
-use crate::step::Slot;
+use crate::step::{Run, Slot};
 
-/// Tiles that the last of their blocks merges: as in attention.cu. A kernel of its own is faster for more.
-const MERGED_HERE: usize = 32;
-/// Blocks whose tiles are merged through each other's shared memory: what every chip with clusters allows.
-const CLUSTER_MAX: usize = 8;
-/// Keys of a tile, and threads of a block: as in attention.cu.
-const TILE: usize = 64;
-const THREADS: u32 = 256;
+/// Keys of a tile, threads of a block, rows of a block of attention_rows.cu, tiles that a cluster merges: as in attention*.cu.
+pub(super) const TILE: usize = 64;
+const THREADS: u32 = 128;
+const BLOCK_ROWS: usize = 64;
+const CLUSTER_TILES: usize = 32;
+/// Runs of single tokens among prompts that are launched apart.
+const RUNS_MAX: usize = 4;
 /// Query heads that share a K/V head, and values of a head: what a block's shared memory holds.
 const SHARED_MAX: usize = 16;
 const OUTPUTS_MAX: usize = 2048;
@@ -32,13 +32,13 @@ struct HeadCounts {
 /// `Rotation` of rope.cuh.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Rotation {
+pub(super) struct Rotation {
     frequencies: u64,
     pairs: i32,
     magnitude: f32,
 }
 
-/// `Attention` of attention.cu.
+/// `Attention` of attention.cuh.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Shape {
@@ -47,15 +47,31 @@ struct Shape {
     group: i32,
     window: i32,
     scale: f32,
-    tiles: i32,
-    partials: u64,
-    tickets: u64,
+    first: i32,
+    stages: i32,
     clusters: i32,
-    pad: i32,
+    partials: u64,
     rope: Rotation,
     sinks: u64,
     cap: f32,
-    pad2: i32,
+    tiles: i32,
+}
+
+/// How the tiles of single tokens are shared out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Split {
+    /// Blocks for a token: a cluster, unless tiles are merged apart.
+    blocks: usize,
+    tiles: usize,
+    /// Tiles that a block has in shared memory at once.
+    stages: usize,
+    /// Whether each tile has a block and another kernel merges them.
+    merged: bool,
+}
+
+impl Rotation {
+    /// Queries are turned, and keys stored, already.
+    pub(super) const NONE: Rotation = Rotation { frequencies: 0, pairs: 0, magnitude: 0.0 };
 }
 
 impl From<Heads> for HeadCounts {
@@ -64,13 +80,23 @@ impl From<Heads> for HeadCounts {
     }
 }
 
-/// Dynamic shared memory of a block of attention.cu: a tile of keys and values, later the results of groups of threads;
-/// queries; a partial result. `stored` are the bytes of a head's keys.
-fn shared_bytes(dim: usize, shared: usize, stored: usize) -> u32 {
-    let outputs = shared * dim;
-    let groups = (THREADS as usize / dim.div_ceil(4)).min((8192 / outputs).max(1));
-    let staged = TILE * (2 * stored + 32);
-    int(staged.max(groups * outputs * 4) + (2 * outputs + 2 * shared) * 4).cast_unsigned()
+/// Bytes of a head's keys, or queries, in shared memory: `STRIDE` of attention.cuh.
+fn row_bytes(dim: usize) -> usize {
+    let bytes = dim.next_multiple_of(16) * 2;
+    if bytes.is_multiple_of(128) { bytes } else { bytes + 16 }
+}
+
+/// Dynamic shared memory of a block of attention.cu, in a cluster with what `blocks` send of so many tiles.
+fn singles_bytes((dim, shared): (usize, usize), stages: usize, (tiles, blocks): (usize, usize)) -> usize {
+    let (weights, ends) = (4096, shared * CLUSTER_TILES * 16);
+    let share = (shared * dim).div_ceil(2 * blocks) * 2;
+    let sent = if tiles == 0 { 0 } else { ends + tiles * share * 4 };
+    (stages * 2 * TILE + 2 * 16) * row_bytes(dim) + weights + sent
+}
+
+/// Dynamic shared memory of a block of attention_rows.cu.
+fn rows_bytes(dim: usize, stages: usize) -> usize {
+    (stages * 2 * TILE + 2 * BLOCK_ROWS) * row_bytes(dim)
 }
 
 /// How keys and values are stored, for the compiler.
@@ -85,7 +111,8 @@ pub(crate) fn program<Buf>((dim, shared): (usize, usize), dtype: KvDType, attent
     defines.extend([format!("DIM={dim}"), format!("SHARED={shared}")]);
     let flags = [("CAPPED", capped), ("SINKS", sinks), ("BOTH", !attention.causal)];
     defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
-    Key { unit: "attention.cu", defines }
+    let unit = if dtype == KvDType::F32 { "attention_f32.cu" } else { "attention.cu" };
+    Key { unit, defines }
 }
 
 impl Cuda {
@@ -187,8 +214,8 @@ impl Cuda {
             Arg::Pointer(qkv.pointer()),
             Arg::Pointer(kv.pages(layer)),
         ];
-        let grid = [heads.query + 2 * heads.kv, self.grid_rows(slot, Rows::Tokens), 1];
-        self.launch("attend", function, grid, (64, 0), &args)
+        let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+        self.launch("attend", function, grid, (256, 0), &args)
     }
 
     pub(crate) fn op_attention(
@@ -226,77 +253,160 @@ impl Cuda {
                 format!("attention of {shared} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
+        // The largest score is looked for before it is scaled.
+        if attention.scale <= 0.0 {
+            let what = format!("attention whose scores are multiplied by {}", attention.scale);
+            return Err(Error::Unsupported { what, backend: self.device.name() });
+        }
         self.touch_read(slot, qkv)?;
         self.touch_written(slot, &[Some(out.pointer()), rope.map(|_| qkv.pointer())])?;
-        let window = kv.group(layer).window;
-        let tokens = self.grid_rows(slot, Rows::Tokens);
-        let tiles = self.tiles(slot, heads, tokens, window);
-        // A thread merges one output.
-        let share = (shared * heads.dim).div_ceil(tiles);
-        let clusters = (2..=CLUSTER_MAX).contains(&tiles)
-            && share <= THREADS as usize
-            && self.device.found.capability >= 90;
-        let merges = tiles <= MERGED_HERE && tokens * heads.kv <= TICKETS;
-        let shape = Shape {
-            query: int(heads.query),
-            kv: int(heads.kv),
-            group: int(layer.group),
-            window: window.map_or(0, u32::cast_signed),
-            scale: attention.scale,
-            tiles: int(tiles),
-            partials: self.partials.pointer(),
-            tickets: if merges { self.tickets.pointer() } else { 0 },
-            clusters: i32::from(clusters),
-            pad: 0,
-            rope: rope.unwrap_or(Rotation { frequencies: 0, pairs: 0, magnitude: 0.0 }),
-            sinks: attention.sinks.as_ref().map_or(0, Buf::pointer),
-            cap: attention.soft_cap.unwrap_or(0.0),
-            pad2: 0,
+        if kv.dtype == KvDType::F32 {
+            return self.attention_f32(slot, attention, rope, qkv, kv, out);
+        }
+        let whole =
+            Run { first: 0, tokens: self.grid_rows(slot, Rows::Tokens), places: self.grid_places(slot) };
+        let rows_bytes = rows_bytes(heads.dim, 1);
+        // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
+        let runs = match &slot.singles[..] {
+            _ if slot.decode || rows_bytes > self.device.shared_max => &[whole][..],
+            runs if runs.len() <= RUNS_MAX => runs,
+            _ => &[],
         };
+        if !slot.decode && rows_bytes <= self.device.shared_max {
+            self.attention_rows(slot, attention, !runs.is_empty(), (qkv, kv, out))?;
+        }
+        runs.iter().try_for_each(|run| self.attention_singles(slot, attention, (rope, *run), (qkv, kv, out)))
+    }
+
+    /// Single tokens of sequences: one launch, or two where tiles are merged by a kernel of their own.
+    fn attention_singles(
+        &self,
+        slot: &Slot,
+        attention: &Attention<Buf>,
+        (rope, run): (Option<Rotation>, Run),
+        (qkv, kv, out): (&Buf, &Kv, &Buf),
+    ) -> Result<(), Error> {
+        let heads = attention.heads;
+        let shared = heads.query / heads.kv;
+        let window = kv.group(attention.layer).window;
+        let split = self.shared_out(heads, run, window);
+        let clusters = split.blocks > 1 && !split.merged;
+        let mut shape = self.shape(attention, kv, split.stages);
+        shape.first = int(run.first);
+        shape.clusters = i32::from(clusters);
+        shape.tiles = int(split.blocks);
+        shape.rope = rope.unwrap_or(Rotation::NONE);
+        let tiles = if clusters { split.tiles.next_multiple_of(split.blocks) } else { 0 };
+        let memory = singles_bytes((heads.dim, shared), split.stages, (tiles, split.blocks));
         let key = program((heads.dim, shared), kv.dtype, attention);
-        let function = self.programs.function(&key, "attention")?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Struct(bytemuck::bytes_of(&shape)),
             Arg::Pointer(qkv.pointer()),
-            Arg::Pointer(kv.pages(layer)),
+            Arg::Pointer(kv.pages(attention.layer)),
             Arg::Pointer(out.pointer()),
         ];
-        let cluster = if clusters { tiles } else { 1 };
-        let memory = shared_bytes(heads.dim, shared, kv.dtype.bytes_of(heads.dim));
+        let cluster = if clusters { split.blocks } else { 1 };
         self.launch_clusters(
             "attention",
-            function,
-            [heads.kv, tokens, tiles],
-            (THREADS, memory, cluster),
+            self.programs.function(&key, "attention")?,
+            [heads.kv, run.tokens, split.blocks],
+            (THREADS, int(memory).cast_unsigned(), cluster),
             &args,
         )?;
-        if tiles > 1 && !merges && !clusters {
-            let function = self.programs.function(&key, "merge_tiles")?;
-            let device_step = self.device_step(slot);
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Struct(bytemuck::bytes_of(&shape)),
-                Arg::Pointer(out.pointer()),
-            ];
-            let threads = super::gemv::row_threads(heads.dim);
-            self.launch("attention", function, [heads.query, tokens, 1], (threads, 0), &args)?;
+        if !split.merged {
+            return Ok(());
         }
-        Ok(())
+        let args = [args[0], args[1], args[4]];
+        let threads = super::gemv::row_threads(heads.dim);
+        let function = self.programs.function(&key, "merge_tiles")?;
+        self.launch("attention", function, [heads.query, run.tokens, 1], (threads, 0), &args)
     }
 
-    /// How many blocks share a token's keys: one, unless there are few tokens with long contexts and room for their
-    /// partial results. The result has the same bits either way.
-    fn tiles(&self, slot: &Slot, heads: Heads, tokens: usize, window: Option<u32>) -> usize {
-        let places = self.grid_places(slot);
+    /// Tokens of one sequence side by side: all but single ones where those are `alone`.
+    fn attention_rows(
+        &self,
+        slot: &Slot,
+        attention: &Attention<Buf>,
+        alone: bool,
+        (qkv, kv, out): (&Buf, &Kv, &Buf),
+    ) -> Result<(), Error> {
+        let heads = attention.heads;
+        let shared = heads.query / heads.kv;
+        let stages = if rows_bytes(heads.dim, 2) <= self.device.shared_max { 2 } else { 1 };
+        let shape = self.shape(attention, kv, stages);
+        let key = Key { unit: "attention_rows.cu", ..program((heads.dim, shared), kv.dtype, attention) };
+        let device_step = self.device_step(slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Struct(bytemuck::bytes_of(&shape)),
+            Arg::Pointer(qkv.pointer()),
+            Arg::Pointer(kv.pages(attention.layer)),
+            Arg::Pointer(out.pointer()),
+            Arg::Int(i32::from(alone)),
+        ];
+        let function = self.programs.function(&key, "attention_rows")?;
+        let tokens = self.grid_rows(slot, Rows::Tokens).div_ceil(BLOCK_ROWS / shared);
+        let memory = int(rows_bytes(heads.dim, stages)).cast_unsigned();
+        self.launch("attention", function, [heads.kv, tokens, 1], (THREADS, memory), &args)
+    }
+
+    fn shape(&self, attention: &Attention<Buf>, kv: &Kv, stages: usize) -> Shape {
+        let heads = attention.heads;
+        Shape {
+            query: int(heads.query),
+            kv: int(heads.kv),
+            group: int(attention.layer.group),
+            window: kv.group(attention.layer).window.map_or(0, u32::cast_signed),
+            scale: attention.scale,
+            first: 0,
+            stages: int(stages),
+            clusters: 0,
+            partials: self.partials.pointer(),
+            rope: Rotation::NONE,
+            sinks: attention.sinks.as_ref().map_or(0, Buf::pointer),
+            cap: attention.soft_cap.unwrap_or(0.0),
+            tiles: 0,
+        }
+    }
+
+    /// How many blocks share a token's tiles. The result has the same bits whatever it says.
+    fn shared_out(&self, heads: Heads, run: Run, window: Option<u32>) -> Split {
         // A window that begins inside a tile touches one more.
-        let seen = window.map_or(places, |window| places.min(window as usize + TILE));
+        let seen = window.map_or(run.places, |window| run.places.min(window as usize + TILE));
         let tiles = seen.div_ceil(TILE);
-        let blocks = tokens * heads.kv;
-        let bytes = (blocks * tiles * (heads.query / heads.kv) * (heads.dim + 2) * 4) as u64;
-        let busy = blocks >= 2 * self.device.multiprocessors as usize;
-        if tiles < 2 || busy || bytes > self.partials.bytes() { 1 } else { tiles }
+        let alone = run.tokens * heads.kv;
+        let room = 2 * self.device.multiprocessors as usize;
+        let fits = |stages, (tiles, blocks): (usize, usize)| {
+            let head = (heads.dim, heads.query / heads.kv);
+            singles_bytes(head, stages, (tiles, blocks)) <= self.device.shared_max
+        };
+        // Two tiles in shared memory leave room for fewer blocks: it pays where those are few, or small.
+        let stages = if (alone <= room || heads.dim <= 64) && fits(2, (0, 1)) { 2 } else { 1 };
+        let one = Split { blocks: 1, tiles, stages, merged: false };
+        if tiles < 2 || alone >= room {
+            return one;
+        }
+        let largest = self.device.clusters_max();
+        if tiles <= CLUSTER_TILES && largest > 1 {
+            // As many as fill the device, but not more than there are tiles; more than eight only where that saves turns.
+            let mut blocks = if tiles > 8 { largest } else { largest.min(8) };
+            while blocks > 1 && (alone * blocks > room || blocks / 2 >= tiles) {
+                blocks /= 2;
+            }
+            let few = 2 * alone * blocks <= room;
+            let stages = if tiles > blocks && few { stages } else { 1 };
+            if fits(stages, (tiles.next_multiple_of(blocks), blocks)) {
+                return Split { blocks, tiles, stages, merged: false };
+            }
+        }
+        let bytes = (alone * tiles * (heads.query / heads.kv) * (heads.dim + 2) * 4) as u64;
+        if bytes > self.partials.bytes() {
+            one
+        } else {
+            Split { blocks: tiles, tiles, stages: 1, merged: true }
+        }
     }
 
     /// Refuses pages that are not of this layer's shape, and page tables that name other pages than the pool has.

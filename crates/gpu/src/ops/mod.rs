@@ -1,6 +1,7 @@
 //! Operations: check shapes, choose a kernel, size its grid, launch. A file here for a file in `kernels/`.
 
 mod attention;
+mod attention_f32;
 mod experts;
 mod fuse;
 mod gemv;

@@ -1,0 +1,202 @@
+// What the kernels of attention over pages of 16-bit keys and values share: one head size (DIM), number of query heads per
+// K/V head (SHARED) and storage type; scores with a cap (CAPPED), a logit of each head that adds nothing (SINKS), and
+// queries that see what comes behind them, too (BOTH).
+//
+// Keys are taken in tiles of 64, aligned to absolute positions. Each tile has its own softmax, and tiles are merged in
+// order, so a token's result is the same bits whichever tokens are computed beside it, and whether one block does all its
+// tiles or each tile has its own. Both kernels do for a tile, in this order of sums:
+//   scores   16 queries x 8 keys by mma.sync, over the head's values in steps of 16. A query's value is two numbers of the
+//            stored type, the second what the first leaves, times a power of two that brings the row's largest into
+//            [2^13, 2^14): one number alone costs 1e-7 to 5e-7 of a row's mean square, as it would of the weights.
+//   weights  2^(score - the row's largest), as two numbers again;
+//   sums     weights x values, and weights x 1, by mma.sync over the keys in steps of 16.
+// What a row does not see of a tile has a weight of zero. A value that is not finite thus spoils every row of the same
+// sequence that has its tile in common with it; never another sequence.
+#pragma once
+#include "activation.cuh"
+#include "kv.cuh"
+#include "rope.cuh"
+
+#define TILE 64
+#define OUTPUTS (SHARED * DIM)
+#define LOG2_E 1.4426950408889634f
+// Rows of keys, values and queries in shared memory: eight of them at one column are in different banks.
+#define DIM_PADDED ((DIM + 15) / 16 * 16)
+#define STEPS (DIM_PADDED / 16)
+#define ROW_BYTES (DIM_PADDED * 2)
+#define SWIZZLED (ROW_BYTES % 128 == 0)
+#define STRIDE (SWIZZLED ? ROW_BYTES : ROW_BYTES + 16)
+#define TILE_BYTES (TILE * STRIDE)
+#define PARTS 2  // numbers of a query's value, and of a weight
+
+struct Attention {
+    int query, kv, group, window;  // a window of 0 sees all
+    float scale;
+    int first;        // the first token of the launch
+    int stages;       // tiles in shared memory at once: 1 or 2
+    int clusters;     // whether the blocks of a token are a cluster
+    float* partials;  // (token, kv head, tile, SHARED x (DIM + 2)) where each tile has a block and another kernel merges
+    Rotation rope;    // no frequencies: queries are turned and keys are stored already
+    const float* sinks;  // (query heads)
+    float cap;
+    int tiles;        // of each token, in `partials`
+};
+
+// The last place that a token sees, and the first.
+DEVICE int last_seen(const Step& step, int r) { return step.places[BOTH ? step.lasts[r] : r]; }
+DEVICE int first_seen(const Attention& a, int place) { return a.window ? max(place + 1 - a.window, 0) : 0; }
+// What softmax starts from: a sink has a share and no value. Largest scores are in powers of two.
+DEVICE float first_max(const Attention& a, int head) { return SINKS ? __fmul_rn(a.sinks[head], LOG2_E) : -INFINITY_F; }
+#define FIRST_SUM (SINKS ? 1.0f : 0.0f)
+
+DEVICE float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// What a tile (or all before it) with the largest score `own` is multiplied by where the largest of all is `all`.
+DEVICE float shrink_of(float own, float all) { return own == -INFINITY_F ? 0.0f : power_of_two(own - all); }
+// Takes a later tile into those before it. Written out, so that every caller rounds alike.
+DEVICE float merged_sum(float sum, float shrink, float later_sum, float later_shrink) {
+    return __fmaf_rn(later_sum, later_shrink, __fmul_rn(sum, shrink));
+}
+
+// Where 16 bytes of a row lie in a tile.
+DEVICE u32 at_row(int row, int byte) { return row * STRIDE + (SWIZZLED ? byte ^ (row & 7) << 4 : byte); }
+
+DEVICE void load_matrices(u32 m[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(at) : "memory");
+}
+DEVICE void load_turned_matrices(u32 m[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(at) : "memory");
+}
+// 16 queries x 16 of their values as the first operand: step k of the rows from `row` on.
+DEVICE void load_queries(u32 m[4], u32 queries, int row, int k, int lane) {
+    load_matrices(m, queries + at_row(row + lane % 16, k * 32 + lane / 16 * 16));
+}
+// 16 keys x 16 of their values as the second operand of two products: m[0], m[1] are the first eight keys'.
+DEVICE void load_keys(u32 m[4], u32 keys, int key, int k, int lane) {
+    load_matrices(m, keys + at_row(key + lane / 16 * 8 + lane % 8, k * 32 + lane / 8 % 2 * 16));
+}
+// 16 values of 16 keys as the second operand of two products: m[0], m[1] are the first eight values'.
+DEVICE void load_values(u32 m[4], u32 values, int key, int chunk, int lane) {
+    load_turned_matrices(m, values + at_row(key + lane / 8 % 2 * 8 + lane % 8, chunk * 32 + lane / 16 * 16));
+}
+
+#if KV_BF16
+#define ONES 0x3f803f80
+DEVICE void mma_stored(float d[4], const u32 a[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
+// Two values: the first number of each, and the second.
+DEVICE void rounded_pair(float x, float y, u32 parts[2]) {
+    const u16 a = f32_to_bf16(x), b = f32_to_bf16(y);
+    parts[0] = pair(a, b);
+    parts[1] = pair(f32_to_bf16(x - bf16_to_f32(a)), f32_to_bf16(y - bf16_to_f32(b)));
+}
+#else
+#define ONES 0x3c003c00
+DEVICE void mma_stored(float d[4], const u32 a[4], u32 b0, u32 b1) { mma_f16(d, a, b0, b1); }
+DEVICE u32 f16_pair(float x, float y) {
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    return both;
+}
+DEVICE void rounded_pair(float x, float y, u32 parts[2]) {
+    parts[0] = f16_pair(x, y);
+    parts[1] = f16_pair(x - f16_to_f32((u16)parts[0]), y - f16_to_f32((u16)(parts[0] >> 16)));
+}
+#endif
+
+// Copies of 16 bytes (8 where rows are no whole times that), or zeros in their place.
+#define PIECE (DIM * 2 % 16 == 0 ? 16 : 8)
+DEVICE void copy_piece(u32 to, const u8* from, bool there) {
+#if DIM * 2 % 16 == 0
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
+#endif
+}
+// Begins to copy a tile of one K/V head. What lies outside of places from..last becomes zero, so that a weight of zero adds
+// nothing; place `fresh` is left to the caller.
+template <int THREADS>
+DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const int* table, int kv, int tile, int from, int last, int fresh) {
+    const int pieces = DIM * 2 / PIECE;
+    const int page[2] = {table[min(tile * 2, last / PAGE_TOKENS)], table[min(tile * 2 + 1, last / PAGE_TOKENS)]};
+    const u8* base[2];
+    for (int i = 0; i < 2; i++) base[i] = (const u8*)(pages + page_values(page[i], 0, kv, a.kv, DIM));
+    const long values = (long)a.kv * PAGE_TOKENS * DIM * 2;
+    auto copy = [&](int key, int byte) {
+        const int place = tile * TILE + key;
+        if (place == fresh) return;
+        const bool there = place >= from && place <= last;
+        const u8* at = (key < PAGE_TOKENS ? base[0] : base[1]) + key % PAGE_TOKENS * (DIM * 2) + byte;
+        const u32 here = to + at_row(key, byte / 16 * 16) + byte % 16;
+        copy_piece(here, at, there);
+        copy_piece(here + TILE_BYTES, at + values, there);
+    };
+    if (THREADS % pieces == 0) {
+        // A thread has the same piece of every so many keys.
+#pragma unroll 4
+        for (int key = threadIdx.x / pieces; key < TILE; key += THREADS / pieces) copy(key, threadIdx.x % pieces * PIECE);
+    } else {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < TILE * pieces; i += THREADS) copy(i / pieces, i % pieces * PIECE);
+    }
+}
+// Columns that no head has: zeros, once.
+template <int THREADS> DEVICE void clear_padding(u32 to, int rows) {
+#if DIM != DIM_PADDED
+    for (int i = threadIdx.x; i < rows * (DIM_PADDED - DIM) / 4; i += THREADS) {
+        const int row = i / ((DIM_PADDED - DIM) / 4), byte = DIM * 2 + i % ((DIM_PADDED - DIM) / 4) * 8;
+        asm volatile("st.shared.v2.u32 [%0], {%1, %1};" ::"r"(to + at_row(row, byte / 16 * 16) + byte % 16), "r"(0) : "memory");
+    }
+#endif
+}
+
+// One query head, a warp: from f32, turned where `turns` is there, to its row among the queries (PARTS x rows apart). What
+// scores are multiplied by is left in `factors`. A lane has the values j, j + pairs for j = lane, lane + 32, ...; behind
+// those that are turned, neighbours.
+#define HEAD_PAIRS ((DIM / 2 + WARP - 1) / WARP)
+DEVICE int pair_first(int j, int pairs) { return j < pairs ? j : 2 * j; }
+DEVICE int pair_second(int j, int pairs) { return j < pairs ? j + pairs : 2 * j + 1; }
+DEVICE void turn_pairs(float2 values[HEAD_PAIRS], const float2* turns, int pairs, int lane) {
+    for (int n = 0; n < HEAD_PAIRS; n++)
+        if (n * WARP + lane < pairs) values[n] = turned(turns[n * WARP + lane], values[n].x, values[n].y);
+}
+DEVICE void put_query(const Attention& a, u8* queries, int rows, float* factors, int row, const float2 values[HEAD_PAIRS], int pairs, int lane) {
+    u32 largest = 0;
+    for (int n = 0; n < HEAD_PAIRS; n++) {
+        largest = max(largest, __float_as_uint(values[n].x) & 0x7fffffff);
+        largest = max(largest, __float_as_uint(values[n].y) & 0x7fffffff);
+    }
+    // Zeros, infinity and NaN keep their size; what is tiny is brought as far as a power of two goes.
+    const int exponent = warp_most(largest) >> 23;
+    const int up = exponent == 0 || exponent == 255 ? 127 : min(267 - exponent, 253);
+    const float scale = __uint_as_float((u32)up << 23), inverse = __uint_as_float((u32)(254 - up) << 23);
+    for (int n = 0; n < HEAD_PAIRS; n++) {
+        const int j = n * WARP + lane;
+        if (j >= DIM / 2) break;
+        u32 parts[PARTS];
+        rounded_pair(__fmul_rn(values[n].x, scale), __fmul_rn(values[n].y, scale), parts);
+        const int x = pair_first(j, pairs) * 2, y = pair_second(j, pairs) * 2;
+        for (int p = 0; p < PARTS; p++) {
+            u8* to = queries + p * rows * STRIDE;
+            *(u16*)(to + at_row(row, x & ~15) + (x & 15)) = (u16)parts[p];
+            *(u16*)(to + at_row(row, y & ~15) + (y & 15)) = (u16)(parts[p] >> 16);
+        }
+    }
+    if (lane == 0) factors[row] = CAPPED ? __fmul_rn(a.scale, inverse) : __fmul_rn(__fmul_rn(a.scale, LOG2_E), inverse);
+}
+
+// A score as it comes from the product; with a cap it is in powers of two from here on, else times `factor`.
+DEVICE float capped(const Attention& a, float score, float factor) {
+    return CAPPED ? __fmul_rn(soft_cap(__fmul_rn(score, factor), a.cap), LOG2_E) : score;
+}
+#define POWER_FACTOR(factor) (CAPPED ? 1.0f : (factor))
+// The largest score of a row in powers of two.
+DEVICE float largest_power(float most, float factor) { return __fmul_rn(most, POWER_FACTOR(factor)); }
+// The weight of a score where `most` is the largest: that one's is 1 exactly, so a query that sees one key gives back its value.
+DEVICE float weight_of(float score, float factor, float most) {
+    return power_of_two(__fmul_rn(score - (most == -INFINITY_F ? 0.0f : most), POWER_FACTOR(factor)));
+}

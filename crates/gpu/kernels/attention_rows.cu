@@ -1,0 +1,198 @@
+// Attention of many tokens of a sequence over its pages: a block has one K/V head and the queries of neighbouring tokens, all
+// heads that share it one behind the other (row i is head i % SHARED of token i / SHARED), so that a tile of keys and values
+// is read once for them. Grid (kv heads, blocks of tokens, the last first: they see the most). A warp has 16 of the rows and
+// all keys of a tile. Tokens of several sequences in one block are done one sequence after another.
+#include "attention.cuh"
+
+#define WARPS 4
+#define THREADS (WARPS * WARP)
+#define ROWS (WARPS * 16)
+#define TOKENS (ROWS / SHARED)
+// Times 16 of a head's values that are under way at once: enough products that do not wait for each other.
+#define TOGETHER (STEPS % 2 == 0 ? 2 : 1)
+#define GATHERED 4  // query heads whose loads are under way at once
+
+// Shared memory: `stages` tiles of keys and values, then queries.
+KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
+    extern __shared__ uint4 room[];
+    u8* staged = (u8*)room;
+    u8* queries = staged + a.stages * 2 * TILE_BYTES;
+    __shared__ float factors[ROWS];
+    const u32 staged_at = shared_address(staged), queries_at = shared_address(queries);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    const int kv = blockIdx.x, columns = (a.query + 2 * a.kv) * DIM;
+    const int begin = (gridDim.y - 1 - blockIdx.y) * TOKENS;
+    const int tokens = min(begin + TOKENS, step_rows(step, 0));
+    let_next_start();
+    clear_padding<THREADS>(staged_at, a.stages * 2 * TILE);
+    clear_padding<THREADS>(queries_at, PARTS * ROWS);
+    wait_for_inputs();
+
+    int next;
+#pragma unroll 1
+    for (int first = begin; first < tokens; first = next) {
+        const int final = step.lasts[first];
+        next = min(final + 1, tokens);
+        // Single tokens of other sequences have a kernel of their own where `alone` says so.
+        if (alone && step.firsts[first] == final) continue;
+        const int count = (next - first) * SHARED, place = step.places[first];
+        const int last = last_seen(step, next - 1), from = first_seen(a, place);
+        const int first_tile = from / TILE, last_tile = last / TILE;
+        const int* table = step.tables + step.tables[a.group * step.stride + first];
+        auto stage = [&](int tile) {
+            if (tile <= last_tile)
+                stage_tile<THREADS>(a, staged_at + (tile - first_tile) % a.stages * 2 * TILE_BYTES, pages, table, kv, tile, from, last, -1);
+            copy_group();
+        };
+        __syncthreads();
+        for (int i = 0; i < a.stages; i++) stage(first_tile + i);
+        // Each warp brings its own queries into form.
+#pragma unroll 1
+        for (int start = 0; start < 16; start += GATHERED) {
+            float2 heads[GATHERED][HEAD_PAIRS];
+#pragma unroll
+            for (int i = 0; i < GATHERED; i++) {
+                const int row = min(warp * 16 + start + i, count - 1);
+                const float* head = qkv + (long)(first + row / SHARED) * columns + (kv * SHARED + row % SHARED) * DIM;
+#pragma unroll
+                for (int n = 0; n < HEAD_PAIRS; n++) {
+                    const int j = n * WARP + lane;
+                    heads[i][n] = j < DIM / 2 ? *(const float2*)(head + 2 * j) : make_float2(0.0f, 0.0f);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < GATHERED; i++) put_query(a, queries, ROWS, factors, warp * 16 + start + i, heads[i], 0, lane);
+        }
+        __syncwarp();
+        // Rows of this lane: g and g + 8 of the warp's.
+        float factor[2], most[2], sum[2], total[STEPS * 2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            factor[i] = factors[warp * 16 + i * 8 + g];
+            most[i] = first_max(a, kv * SHARED + min(warp * 16 + i * 8 + g, count - 1) % SHARED);
+            sum[i] = FIRST_SUM;
+        }
+#pragma unroll
+        for (int n = 0; n < STEPS * 2; n++)
+            for (int i = 0; i < 4; i++) total[n][i] = 0.0f;
+        // Up to where the rows of this warp see, and what all of them see.
+        const int warp_first = place + min(warp * 16, count - 1) / SHARED, warp_last = place + min(warp * 16 + 15, count - 1) / SHARED;
+        const int some_to = BOTH ? last : warp_last, all_to = BOTH ? last : warp_first, all_from = first_seen(a, warp_last);
+        const bool busy = warp * 16 < count;
+
+#pragma unroll 1
+        for (int tile = first_tile; tile <= last_tile; tile++) {
+            const u32 keys = staged_at + (tile - first_tile) % a.stages * 2 * TILE_BYTES, values = keys + TILE_BYTES;
+            if (a.stages > 1) copy_wait<1>();
+            else copy_wait<0>();
+            __syncthreads();
+            if (busy && tile * TILE <= some_to) {
+                float s[TILE / 8][4];
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++)
+                    for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
+#pragma unroll
+                for (int k = 0; k < STEPS; k++) {
+                    u32 q[PARTS][4];
+#pragma unroll
+                    for (int p = 0; p < PARTS; p++) load_queries(q[p], queries_at + p * ROWS * STRIDE, warp * 16, k, lane);
+#pragma unroll
+                    for (int n = 0; n < TILE / 16; n++) {
+                        u32 b[4];
+                        load_keys(b, keys, n * 16, k, lane);
+#pragma unroll
+                        for (int p = 0; p < PARTS; p++) {
+                            mma_stored(s[n * 2], q[p], b[0], b[1]);
+                            mma_stored(s[n * 2 + 1], q[p], b[2], b[3]);
+                        }
+                    }
+                }
+                if (CAPPED)
+#pragma unroll
+                    for (int n = 0; n < TILE / 8; n++)
+                        for (int i = 0; i < 4; i++) s[n][i] = capped(a, s[n][i], factor[i / 2]);
+                if (tile * TILE < all_from || tile * TILE + TILE - 1 > all_to)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const int own = place + min(warp * 16 + i * 8 + g, count - 1) / SHARED;
+                        // Counted from this lane's first key of the tile.
+                        const int to = (BOTH ? last : own) - tile * TILE - t * 2, begins = first_seen(a, own) - tile * TILE - t * 2;
+#pragma unroll
+                        for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                            for (int e = 0; e < 2; e++)
+                                if (n * 8 + e < begins || n * 8 + e > to) s[n][i * 2 + e] = -INFINITY_F;
+                    }
+                float here[2] = {-INFINITY_F, -INFINITY_F}, shrink[2], later[2];
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) here[i / 2] = fmaxf(here[i / 2], s[n][i]);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 1));
+                    here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 2));
+                    const float power = largest_power(here[i], factor[i]), all = fmaxf(most[i], power);
+                    shrink[i] = shrink_of(most[i], all);
+                    later[i] = shrink_of(power, all);
+                    most[i] = all;
+                }
+                float tile_sum[4] = {0, 0, 0, 0};
+                u32 weights[TILE / 16][PARTS][4];
+#pragma unroll
+                for (int k = 0; k < TILE / 16; k++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int n = k * 2 + i / 2, row = i % 2;
+                        u32 parts[PARTS];
+                        rounded_pair(weight_of(s[n][row * 2], factor[row], here[row]), weight_of(s[n][row * 2 + 1], factor[row], here[row]), parts);
+                        for (int p = 0; p < PARTS; p++) weights[k][p][i] = parts[p];
+                    }
+#pragma unroll
+                    for (int p = 0; p < PARTS; p++) mma_stored(tile_sum, weights[k][p], ONES, ONES);
+                }
+#pragma unroll
+                for (int i = 0; i < 2; i++) sum[i] = merged_sum(sum[i], shrink[i], tile_sum[i * 2], later[i]);
+#pragma unroll
+                for (int c = 0; c < STEPS; c += TOGETHER) {
+                    float acc[TOGETHER * 2][4];
+#pragma unroll
+                    for (int n = 0; n < TOGETHER * 2; n++)
+                        for (int i = 0; i < 4; i++) acc[n][i] = 0.0f;
+#pragma unroll
+                    for (int k = 0; k < TILE / 16; k++) {
+                        u32 b[TOGETHER][4];
+#pragma unroll
+                        for (int n = 0; n < TOGETHER; n++) load_values(b[n], values, k * 16, c + n, lane);
+#pragma unroll
+                        for (int p = 0; p < PARTS; p++)
+#pragma unroll
+                            for (int n = 0; n < TOGETHER; n++) {
+                                mma_stored(acc[n * 2], weights[k][p], b[n][0], b[n][1]);
+                                mma_stored(acc[n * 2 + 1], weights[k][p], b[n][2], b[n][3]);
+                            }
+                    }
+#pragma unroll
+                    for (int n = 0; n < TOGETHER * 2; n++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++)
+                            total[c * 2 + n][i] = merged_sum(total[c * 2 + n][i], shrink[i / 2], acc[n][i], later[i / 2]);
+                }
+            }
+            // The tile after the next takes this one's place.
+            __syncthreads();
+            stage(tile + a.stages);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = warp * 16 + i * 8 + g;
+            if (row >= count) continue;
+            const float inverse = 1.0f / sum[i];
+            float* to = out + ((long)(first + row / SHARED) * a.query + kv * SHARED + row % SHARED) * DIM;
+#pragma unroll
+            for (int n = 0; n < STEPS * 2; n++)
+                if (n * 8 + t * 2 < DIM)
+                    *(float2*)(to + n * 8 + t * 2) = make_float2(__fmul_rn(total[n][i * 2], inverse), __fmul_rn(total[n][i * 2 + 1], inverse));
+        }
+    }
+}
