@@ -355,6 +355,8 @@ impl Fornax {
                 // The prompt is the text's beginning, so a space at the start is its own.
                 Prompt::Text { .. } | Prompt::Tokens(_) => Detokenizer::continuing(Arc::clone(tokenizer)),
             });
+            let detokenizer =
+                detokenizer.map(|detokenizer| detokenizer.showing(request.shown.as_slice().into()));
             Answer::new(AnswerParts {
                 model: self.clone(),
                 reply,

@@ -75,6 +75,8 @@ pub struct Request {
     /// Tell how likely every prompt token after the first was, each with so many of the most likely tokens. The prompt
     /// is then computed whole, and `max_tokens` may be 0.
     pub prompt_logprobs: Option<u32>,
+    /// Control tokens that are written out in the answer's text, ascending: for whoever reads marks in it.
+    pub shown: Vec<u32>,
 }
 
 /// Stop strings of one request.
@@ -95,6 +97,7 @@ impl Request {
             form: None,
             choices: 1,
             prompt_logprobs: None,
+            shown: Vec::new(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fornax_format::Checkpoint;
-use fornax_text::{Chat, ChatTemplate, Special, Tokenizer};
+use fornax_text::{Chat, ChatPrompt, ChatTemplate, Special, Tokenizer};
 use serde_json::json;
 
 use crate::{Error, Message, Prompt};
@@ -57,17 +57,22 @@ impl Text {
             Prompt::Text { text, special } => self.text_tokens(text, *special)?,
             Prompt::Tokens(tokens) => tokens.clone(),
             Prompt::Chat(messages) => {
-                let unusable = |error: &fornax_text::Error| Error::ChatTemplate { reason: error.to_string() };
-                let template = self.template().map_err(unusable)?;
-                let messages = messages
-                    .iter()
-                    .map(|Message { role, content }| json!({"role": role, "content": content}));
                 let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
-                tokenizer.encode_chat(&template.render(&Chat::new(messages.collect()), tokenizer)?)?
+                tokenizer.encode_chat(&self.chat_prompt(messages)?)?
             }
         };
         self.check_tokens(&tokens)?;
         Ok(tokens)
+    }
+
+    /// A conversation as the chat template writes it.
+    pub fn chat_prompt(&self, messages: &[Message]) -> Result<ChatPrompt, Error> {
+        let unusable = |error: &fornax_text::Error| Error::ChatTemplate { reason: error.to_string() };
+        let template = self.template().map_err(unusable)?;
+        let messages =
+            messages.iter().map(|Message { role, content }| json!({"role": role, "content": content}));
+        let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
+        Ok(template.render(&Chat::new(messages.collect()), tokenizer)?)
     }
 
     /// A text's tokens with BOS in front, exactly once, where the model wants it.

@@ -354,6 +354,45 @@ fn a_terminal_is_coloured_unless_that_is_forbidden() {
 }
 
 #[test]
+fn thoughts_are_dimmed_on_a_terminal_and_go_to_a_pipe_as_they_are() {
+    const NAME: &str = "thoughts_are_dimmed_on_a_terminal_and_go_to_a_pipe_as_they_are";
+    // This model does not think by itself: its answer is begun as a thought, which it never ends.
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("thinks.jinja");
+    let text = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
+        {% endfor %}<|im_start|>assistant\n<think>\n";
+    fs::write(&template, text).unwrap();
+    let flags = format!("--temperature 0 --max-tokens 12 --chat-template-file {}", template.display());
+    let Some(terminal) = Terminal::start(NAME, "", &flags) else { return };
+    let question = "What is the capital of France?";
+    terminal.type_line(question);
+    terminal.until("tok/s");
+    let coloured = terminal.coloured();
+    let (_, answer) = coloured.split_once(question).unwrap();
+    let answer = answer.lines().find(|line| line.contains("Paris")).unwrap();
+    assert!(answer.starts_with("\x1b[2m"), "{answer:?}");
+    let path = model("smollm2", NAME).unwrap();
+    let template = template.to_str().unwrap();
+    let piped = fornax([
+        "run",
+        &path,
+        question,
+        "--device",
+        "cpu",
+        "--context",
+        "1024",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "12",
+        "--chat-template-file",
+        template,
+    ])
+    .stdout;
+    assert!(piped.contains("Paris") && !piped.contains('\x1b'), "{piped}");
+}
+
+#[test]
 fn a_resized_terminal_keeps_a_long_line_whole() {
     let test = "a_resized_terminal_keeps_a_long_line_whole";
     let Some(terminal) = Terminal::start(test, "", "--temperature 0 --max-tokens 2") else { return };

@@ -1,9 +1,11 @@
 //! A conversation with a model: what was said, how answers are chosen, and what they cost.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fornax::{Completion, Error, Finish, Form, Fornax, Message, Prompt, Request, Sampling};
+use fornax_text::Reader;
 
 use super::super::args::Run;
 use super::super::failure::Failure;
@@ -13,7 +15,7 @@ use super::super::{output, plan};
 use super::command::{self, Command};
 use super::is_cancelled;
 use super::saved::Saved;
-use super::screen::{Screen, Style};
+use super::screen::{Said, Screen, Style};
 
 /// Tokens that are kept free for an answer whose length nobody has limited.
 const ANSWER_ROOM: usize = 256;
@@ -119,7 +121,7 @@ impl<'a> Chat<'a> {
     /// Answers one message and says how fast.
     pub(super) fn answer(&mut self, text: &str) -> anyhow::Result<Answered> {
         let style = Style::of(&io::stderr());
-        let (request, forgotten) = self.request_with_room(text)?;
+        let (mut request, forgotten) = self.request_with_room(text)?;
         if forgotten > 0 {
             let context = self.model.context();
             let words = format!(
@@ -129,16 +131,12 @@ impl<'a> Chat<'a> {
         }
         let mut out = io::stdout().lock();
         // An answer in a form is for programs, and is shown as it is.
-        let mut screen = Screen::of(&io::stdout(), self.form.is_none());
-        let mut said = String::new();
+        let mut said = Said::new(Screen::of(&io::stdout(), self.form.is_none()), self.reader(&mut request)?);
         let Chat { model, interrupt, .. } = self;
-        let result = interrupt.during(|| {
-            complete(model, &request, interrupt, &mut |text| {
-                said.push_str(text);
-                show(&mut out, &screen.text(text))
-            })
-        });
-        show(&mut out, &screen.end())?;
+        let result = interrupt
+            .during(|| complete(model, &request, interrupt, &mut |text| show(&mut out, &said.push(text))));
+        let (rest, said) = said.end();
+        show(&mut out, &rest)?;
         let completion = match result {
             Ok(completion) => completion,
             Err(error) => {
@@ -166,8 +164,25 @@ impl<'a> Chat<'a> {
         writeln!(io::stderr(), "{}", style.dim(&format!("{words}{cut}")))?;
         self.totals.count(&completion);
         self.last = Some(words);
-        self.turns.extend([Message::user(text), Message::assistant(completion.text)]);
+        self.turns.extend([Message::user(text), Message::assistant(said)]);
         Ok(Answered::Whole)
+    }
+
+    /// What tells thoughts apart in the answer to `request`, for people: programs get what the model wrote.
+    fn reader(&self, request: &mut Request) -> Result<Option<Reader>, Error> {
+        let text = self.model.text();
+        let (Ok(template), Some(tokenizer), Prompt::Chat(messages)) =
+            (text.template(), text.tokenizer(), &request.prompt)
+        else {
+            return Ok(None);
+        };
+        let dialect = template.dialect(false);
+        if !dialect.thinks() || self.form.is_some() || !io::stdout().is_terminal() {
+            return Ok(None);
+        }
+        let reader = Reader::new(dialect, Arc::default(), text.chat_prompt(messages)?.text());
+        request.shown = tokenizer.controls_in(&dialect.marks());
+        Ok(Some(reader))
     }
 
     /// What to ask. Where the context is full the oldest messages go, the system's never; with it, how many went.

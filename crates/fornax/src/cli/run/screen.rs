@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::io::IsTerminal;
 
+use fornax_text::{Delta, Reader};
+
 use super::markdown::Markdown;
 
 /// Colours for what the program itself says; nothing at all where they are not wanted.
@@ -72,6 +74,73 @@ impl Screen {
     }
 }
 
+/// An answer as it is shown: thoughts dimmed, where they can be told apart, and above what is said.
+pub(super) struct Said {
+    screen: Screen,
+    reader: Option<Reader>,
+    style: Style,
+    /// What was said, without thoughts.
+    text: String,
+    /// The last thing was a thought.
+    thinks: bool,
+}
+
+impl Said {
+    /// For an answer on standard output.
+    pub(super) fn new(screen: Screen, reader: Option<Reader>) -> Said {
+        let style = Style::of(&std::io::stdout());
+        Said { screen, reader, style, text: String::new(), thinks: false }
+    }
+
+    /// What can be shown now that `text` has come.
+    pub(super) fn push(&mut self, text: &str) -> String {
+        match &mut self.reader {
+            None => self.say(text),
+            Some(reader) => {
+                let deltas = reader.push(text);
+                self.take(deltas)
+            }
+        }
+    }
+
+    /// What was held back, and all that was said.
+    pub(super) fn end(mut self) -> (String, String) {
+        let deltas = self.reader.as_mut().map(Reader::finish).unwrap_or_default();
+        let shown = self.take(deltas);
+        (shown + &self.screen.end(), self.text)
+    }
+
+    fn say(&mut self, text: &str) -> String {
+        self.text.push_str(text);
+        self.screen.text(text).into_owned()
+    }
+
+    fn take(&mut self, deltas: Vec<Delta>) -> String {
+        let mut shown = String::new();
+        for delta in deltas {
+            match delta {
+                Delta::Reasoning(text) => {
+                    // Where nothing can be dimmed, a word says what it is.
+                    if !self.thinks && !self.style.coloured {
+                        shown.push_str("thinking: ");
+                    }
+                    self.thinks = true;
+                    shown.push_str(&self.style.dim(&printable(&text)));
+                }
+                Delta::Content(text) => {
+                    if std::mem::take(&mut self.thinks) {
+                        shown.push_str("\n\n");
+                    }
+                    shown.push_str(&self.say(&text));
+                }
+                // Without tools nothing is a call.
+                Delta::Call { .. } | Delta::Arguments { .. } => {}
+            }
+        }
+        shown
+    }
+}
+
 /// A text that moves no cursor and sets no title: control characters of a model or a file are no commands to the
 /// terminal.
 pub(super) fn printable(text: &str) -> String {
@@ -80,4 +149,45 @@ pub(super) fn printable(text: &str) -> String {
 
 pub(super) fn printable_char(c: char) -> char {
     if c.is_control() && !matches!(c, '\n' | '\t') { char::REPLACEMENT_CHARACTER } else { c }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fornax_text::Dialect;
+
+    use super::*;
+
+    #[test]
+    fn thoughts_are_dimmed_above_what_is_said_and_not_remembered() {
+        let shown = |coloured: bool, pieces: &[&str]| {
+            let reader = Reader::new(Dialect::of("<think>"), Arc::default(), "");
+            let style = Style { coloured };
+            let mut said = Said {
+                screen: Screen::Plain,
+                reader: Some(reader),
+                style,
+                text: String::new(),
+                thinks: false,
+            };
+            let mut shown: String = pieces.iter().map(|piece| said.push(piece)).collect();
+            let (rest, said) = said.end();
+            shown.push_str(&rest);
+            (shown, said)
+        };
+        let pieces = ["<thi", "nk>\nHm. \u{1b}", "[2J", "</think>\n\nFour", "."];
+        let (dimmed, said) = shown(true, &pieces);
+        // A control character of a thought is no command to the terminal either.
+        assert_eq!(dimmed.replace("\x1b[0m\x1b[2m", ""), "\x1b[2mHm. \u{fffd}[2J\x1b[0m\n\nFour.");
+        assert_eq!(said, "Four.");
+        assert_eq!(shown(false, &pieces).0, "thinking: Hm. \u{fffd}[2J\n\nFour.");
+        assert_eq!(
+            shown(true, &["No ", "thoughts."]),
+            ("No thoughts.".to_owned(), "No thoughts.".to_owned())
+        );
+        // Cut in its thoughts.
+        let cut = shown(true, &["<think>Hm"]);
+        assert_eq!(cut, ("\x1b[2mHm\x1b[0m".to_owned(), String::new()));
+    }
 }
