@@ -2,17 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Extension, Json,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{Extension, extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::{
-    lines::{Kind, Lines},
+    lines::{Kind, LineEnd, respond},
     request::{OllamaOptions, Think, response_format, untagged},
 };
 use crate::{
@@ -23,8 +19,6 @@ use crate::{
     openai::{chat::ChatBody, prepare::admit},
     served::Served,
     shape::{self, Unknown, Unsupported, body},
-    sse,
-    work::Work,
 };
 
 /// A conversation to go on with.
@@ -73,15 +67,8 @@ pub(crate) struct ChatLine {
     created_at: String,
     #[schema(value_type = Object)]
     message: Value,
-    done: bool,
-    done_reason: Option<String>,
-    /// Nanoseconds, as all durations.
-    total_duration: Option<u64>,
-    load_duration: Option<u64>,
-    prompt_eval_count: Option<u64>,
-    prompt_eval_duration: Option<u64>,
-    eval_count: Option<u64>,
-    eval_duration: Option<u64>,
+    #[serde(flatten)]
+    end: LineEnd,
 }
 
 /// Go on with a conversation, as Ollama's clients ask
@@ -102,23 +89,7 @@ pub(crate) async fn chat(
         Ok((body.ask(served)?, body.stream.unwrap_or(true)))
     });
     let (admission, (ask, is_streamed)) = prepared.await?;
-    let lines = Lines::new(Kind::Chat, admission.served.name());
-    let Some(ask) = ask else {
-        // What clients send to have a model loaded.
-        return Ok(Json(loaded(lines.line(super::lines::Part::default()))).into_response());
-    };
-    let work = Work::submit(admission, vec![ask])?;
-    match is_streamed {
-        true => Ok(sse::lines(work, lines, &app.options)),
-        false => Ok(Json(lines.whole(work).await?).into_response()),
-    }
-}
-
-/// The line of a request that asks nothing.
-pub(crate) fn loaded(mut line: Value) -> Value {
-    line["done"] = json!(true);
-    line["done_reason"] = json!("load");
-    line
+    respond(Kind::Chat, admission, ask, is_streamed).await
 }
 
 impl OllamaChatBody {

@@ -2,18 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Extension, Json,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{Extension, extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::{
-    chat::loaded,
-    lines::{Kind, Lines, Part},
+    lines::{Kind, LineEnd, respond},
     request::{OllamaOptions, Think, response_format, untagged},
 };
 use crate::{
@@ -24,8 +19,6 @@ use crate::{
     openai::{chat::ChatBody, completions::CompletionBody, prepare::admit},
     served::Served,
     shape::{self, Unknown, Unsupported, body},
-    sse,
-    work::Work,
 };
 
 /// Fields of Ollama's API that would change the answer and are not honoured.
@@ -65,15 +58,8 @@ pub(crate) struct GenerateLine {
     created_at: String,
     response: String,
     thinking: Option<String>,
-    done: bool,
-    done_reason: Option<String>,
-    /// Nanoseconds, as all durations.
-    total_duration: Option<u64>,
-    load_duration: Option<u64>,
-    prompt_eval_count: Option<u64>,
-    prompt_eval_duration: Option<u64>,
-    eval_count: Option<u64>,
-    eval_duration: Option<u64>,
+    #[serde(flatten)]
+    end: LineEnd,
 }
 
 /// Answer a prompt, as Ollama's clients ask
@@ -94,15 +80,7 @@ pub(crate) async fn generate(
         Ok((body.ask(served)?, body.stream.unwrap_or(true)))
     });
     let (admission, (ask, is_streamed)) = prepared.await?;
-    let lines = Lines::new(Kind::Generate, admission.served.name());
-    let Some(ask) = ask else {
-        return Ok(Json(loaded(lines.line(Part::default()))).into_response());
-    };
-    let work = Work::submit(admission, vec![ask])?;
-    match is_streamed {
-        true => Ok(sse::lines(work, lines, &app.options)),
-        false => Ok(Json(lines.whole(work).await?).into_response()),
-    }
+    respond(Kind::Generate, admission, ask, is_streamed).await
 }
 
 impl GenerateBody {

@@ -1,17 +1,64 @@
 //! An answer as lines, and its timings.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
 use fornax_text::Delta;
 use jiff::Timestamp;
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use crate::{
-    answer::{Counts, Finish, Piece},
+    answer::{Ask, Counts, Finish, Piece},
+    app::Admission,
     error::ApiError,
-    sse::Transcript,
+    sse::{self, Transcript},
     work::Work,
 };
+
+/// What every line ends with; the last one also has its timings.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct LineEnd {
+    done: bool,
+    done_reason: Option<String>,
+    /// Nanoseconds, as all durations.
+    total_duration: Option<u64>,
+    load_duration: Option<u64>,
+    prompt_eval_count: Option<u64>,
+    prompt_eval_duration: Option<u64>,
+    eval_count: Option<u64>,
+    eval_duration: Option<u64>,
+}
+
+/// The answer to a request, in lines as they come or whole.
+pub(crate) async fn respond(
+    kind: Kind,
+    admission: Admission,
+    ask: Option<Ask>,
+    is_streamed: bool,
+) -> Result<Response, ApiError> {
+    let lines = Lines::new(kind, admission.served.name());
+    let Some(ask) = ask else {
+        // What clients send to have a model loaded.
+        let mut line = lines.line(Part::default());
+        line["done"] = json!(true);
+        line["done_reason"] = json!("load");
+        return Ok(Json(line).into_response());
+    };
+    let app = Arc::clone(&admission.app);
+    let work = Work::submit(admission, vec![ask])?;
+    match is_streamed {
+        true => Ok(sse::lines(work, lines, &app.options)),
+        false => Ok(Json(lines.whole(work).await?).into_response()),
+    }
+}
 
 /// Whether an answer belongs to a chat or to a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

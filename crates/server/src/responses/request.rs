@@ -6,7 +6,10 @@ use utoipa::ToSchema;
 
 use crate::{
     error::{ApiError, Fault},
-    openai::chat::ChatBody,
+    openai::{
+        chat::ChatBody,
+        tools::{Function, ToolType},
+    },
     shape::{self, Unknown, Unsupported, body},
 };
 
@@ -93,21 +96,9 @@ enum InputItemType {
 #[derive(Debug, Deserialize, ToSchema)]
 struct ResponsesTool {
     #[expect(dead_code, reason = "there is only one type")]
-    r#type: ResponsesToolType,
-    #[schema(min_length = 1, max_length = 128)]
-    name: String,
-    #[schema(max_length = 65536)]
-    description: Option<String>,
-    /// The JSON Schema of its arguments, an object's.
-    #[schema(value_type = Option<Object>)]
-    parameters: Option<Value>,
-    strict: Option<bool>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum ResponsesToolType {
-    Function,
+    r#type: ToolType,
+    #[serde(flatten)]
+    function: Function,
 }
 
 /// How the answer must look.
@@ -170,10 +161,8 @@ impl ResponsesBody {
         set("temperature", json!(self.temperature));
         set("top_p", json!(self.top_p));
         set("parallel_tool_calls", json!(self.parallel_tool_calls));
-        let tools = self.tools.iter().flatten().map(|tool| {
-            json!({"type": "function", "function": {"name": tool.name, "description": tool.description,
-                "parameters": tool.parameters, "strict": tool.strict}})
-        });
+        let tools =
+            self.tools.iter().flatten().map(|tool| json!({"type": "function", "function": tool.function}));
         set("tools", Value::Array(tools.collect()));
         match &self.tool_choice {
             Some(Value::Object(choice)) => {
@@ -206,8 +195,11 @@ impl ResponsesBody {
 
 impl ResponsesTool {
     fn to_json(&self) -> Value {
-        json!({"type": "function", "name": self.name, "description": self.description,
-            "parameters": self.parameters, "strict": self.strict})
+        let mut tool = json!({"type": "function"});
+        if let (Value::Object(tool), Value::Object(function)) = (&mut tool, json!(self.function)) {
+            tool.extend(function);
+        }
+        tool
     }
 }
 
