@@ -24,7 +24,7 @@ use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, Stored};
 
 /// Steps of at most so many tokens are recorded: beyond that the launches are hidden behind the work.
-const RECORDED_TOKENS_MAX: usize = 64;
+const RECORDED_TOKENS_MAX: usize = 256;
 /// Rows of each part of a weight that are read back and compared with the file.
 const CHECKED_ROWS: usize = 3;
 

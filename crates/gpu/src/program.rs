@@ -63,6 +63,7 @@ const UNITS: &[(&str, &str)] = kernels![
     "low_rank.cu",
     "norm.cu",
     "pack.cu",
+    "rate.cu",
     "ring.cu",
     "rope.cu",
     "rows.cu",
@@ -266,10 +267,19 @@ mod tests {
     ];
 
     fn every_program() -> Vec<Key> {
-        let mut keys: Vec<Key> =
-            ["experts.cu", "glu.cu", "low_rank.cu", "norm.cu", "ring.cu", "rows.cu", "sample.cu", "split.cu"]
-                .map(Key::plain)
-                .to_vec();
+        let mut keys: Vec<Key> = [
+            "experts.cu",
+            "glu.cu",
+            "low_rank.cu",
+            "norm.cu",
+            "rate.cu",
+            "ring.cu",
+            "rows.cu",
+            "sample.cu",
+            "split.cu",
+        ]
+        .map(Key::plain)
+        .to_vec();
         for format in FORMATS {
             keys.push(Key::quant("embed.cu", format));
             keys.push(Key::quant("expert_linear.cu", format));

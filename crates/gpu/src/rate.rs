@@ -1,9 +1,12 @@
-//! What the device's memory can do at most, measured: what other figures are shares of.
+//! What the device can do at most, measured: what other figures are shares of.
+
+use std::path::PathBuf;
 
 use fornax_compute::{Error, Purpose};
 
 use crate::arena::Arena;
-use crate::driver::{Device, Event, Pinned};
+use crate::driver::{Arg, Device, Event, Launch, Pinned};
+use crate::program::{Key, Programs};
 
 /// Larger than any cache of a device, several times.
 const COPY_BYTES: usize = 1 << 30;
@@ -12,17 +15,24 @@ const PINNED_BYTES: usize = 64 << 20;
 /// The first warms up; the best counts.
 const ROUNDS: usize = 6;
 
-/// Bytes a second.
+/// Threads of a block of `rate.cu`, one block for each multiprocessor, and rounds of its loop: some milliseconds.
+const THREADS: u32 = 256;
+const MATRIX_ROUNDS: i32 = 4096;
+
+/// Bytes or operations a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Of copying inside the device: bytes read and bytes written together.
     pub copy: f64,
     /// From pinned memory of the host to the device.
     pub host_to_device: f64,
+    /// Multiplications and additions of the matrix units, f16 with sums in f32, from operands that are there already: more
+    /// than any product of a model can have.
+    pub matrix: f64,
 }
 
-/// Measures a device: takes two gigabytes of it for some milliseconds.
-pub fn rates(ordinal: usize) -> Result<Rates, Error> {
+/// Measures a device: takes two gigabytes of it for some milliseconds. The kernel that multiplies is kept in the folder.
+pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Error> {
     let device = Device::open(ordinal)?;
     let arena = Arena::new(device.clone(), device.found.memory_free);
     let best = |body: &mut dyn FnMut() -> Result<(), Error>| -> Result<f64, Error> {
@@ -43,7 +53,22 @@ pub fn rates(ordinal: usize) -> Result<Rates, Error> {
     let copied = best(&mut || device.copy("measure rates", to.pointer(), from.pointer(), COPY_BYTES))?;
     let pinned = Pinned::new(&device, PINNED_BYTES)?;
     let sent = best(&mut || device.write_pinned("measure rates", to.pointer(), &pinned, 0, PINNED_BYTES))?;
-    Ok(Rates { copy: 2.0 * COPY_BYTES as f64 / copied, host_to_device: PINNED_BYTES as f64 / sent })
+
+    let programs = Programs::new(&device, kernel_folder);
+    let function = programs.function(&Key::plain("rate.cu"), "matrix_rate")?;
+    let blocks = device.multiprocessors;
+    let args = [Arg::Pointer(to.pointer()), Arg::Int(MATRIX_ROUNDS)];
+    let launch =
+        Launch { function, grid: [blocks, 1, 1], block: THREADS, shared: 0, cluster: 1, args: &args };
+    let multiplied = best(&mut || device.launch("measure rates", &launch))?;
+    // As `rate.cu` says: two warpgroups of 64 x 256 x 64, or eight warps of sixteen times 16 x 8 x 16.
+    let products = if device.found.capability == 90 { 2 * 64 * 256 * 64 } else { 8 * 16 * 16 * 8 * 16 };
+    let operations = 2.0 * f64::from(products) * f64::from(MATRIX_ROUNDS) * f64::from(blocks);
+    Ok(Rates {
+        copy: 2.0 * COPY_BYTES as f64 / copied,
+        host_to_device: PINNED_BYTES as f64 / sent,
+        matrix: operations / multiplied,
+    })
 }
 
 #[cfg(test)]
@@ -52,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_exist_is_refused_by_name() {
-        let refused = rates(77).unwrap_err();
+        let refused = rates(77, None).unwrap_err();
         assert!(
             matches!(&refused, Error::DeviceUnavailable { device, .. } if device == "cuda:77"),
             "{refused}"
