@@ -2,45 +2,57 @@
 
 use std::time::Duration;
 
-/// A step should last about this long: short enough that streams stay smooth and cancels are heard, long enough that
+use crate::pace::Pace;
+
+/// A step should last about this long: short enough that cancels are heard and a new prompt is soon begun, long enough that
 /// the cost of a step is spread over many tokens.
 const STEP: Duration = Duration::from_millis(100);
 
+/// And where streams wait for their next token meanwhile, so long: they should not stutter.
+const STEP_BESIDE: Duration = Duration::from_millis(40);
+
+/// But as many times what a step costs without any token: not more than a ninth of the time goes into that.
+const STEP_BESIDE_COSTS: f64 = 8.0;
+
 /// Fewer are never scheduled: a slow device would otherwise spend its time on step overhead.
 const TOKENS_MIN: usize = 16;
+
+/// Steps tell how long a token takes when their lengths vary by half of their mean: a few streams more or less say nothing
+/// about a prompt.
+const DISTINCT: f64 = 0.25;
 
 /// Adapts the token budget to what steps have cost.
 #[derive(Debug)]
 pub(crate) struct Budget {
     tokens_max: usize,
-    /// Microseconds per token, smoothed; `None` before the first large enough step.
-    cost_us: Option<f64>,
+    pace: Pace,
 }
 
 impl Budget {
     pub(crate) fn new(tokens_max: usize) -> Self {
-        Budget { tokens_max, cost_us: None }
+        Budget { tokens_max, pace: Pace::new(DISTINCT) }
     }
 
-    /// Tokens for the next step.
-    pub(crate) fn tokens(&self) -> usize {
-        let Some(cost_us) = self.cost_us else { return self.tokens_max };
+    /// Tokens for the next step, in which so many streams wait for one token. There is room for all of them.
+    pub(crate) fn tokens(&self, streams: usize) -> usize {
+        let least = TOKENS_MIN.saturating_add(streams).min(self.tokens_max);
+        let Some((step, token)) = self.pace.now() else { return self.tokens_max };
+        let seconds = match streams {
+            0 => STEP.as_secs_f64(),
+            _ => STEP_BESIDE.as_secs_f64().max(STEP_BESIDE_COSTS * step).min(STEP.as_secs_f64()),
+        };
         #[expect(
             clippy::cast_sign_loss,
             clippy::cast_possible_truncation,
             reason = "a positive quotient; `as` saturates"
         )]
-        let fitting = (STEP.as_micros() as f64 / cost_us.max(1e-3)) as usize;
-        fitting.clamp(TOKENS_MIN.min(self.tokens_max), self.tokens_max)
+        let fitting = ((seconds - step).max(0.0) / token.max(1e-9)) as usize;
+        fitting.clamp(least, self.tokens_max)
     }
 
-    /// A step of `tokens` took `elapsed`. Small steps say more about overhead than about tokens.
+    /// A step of `tokens` took `elapsed`.
     pub(crate) fn observe(&mut self, tokens: usize, elapsed: Duration) {
-        if tokens < TOKENS_MIN {
-            return;
-        }
-        let cost_us = elapsed.as_secs_f64() * 1e6 / tokens as f64;
-        self.cost_us = Some(self.cost_us.map_or(cost_us, |old| 0.7 * old + 0.3 * cost_us));
+        self.pace.observe(tokens, elapsed.as_secs_f64());
     }
 }
 
@@ -51,18 +63,39 @@ mod tests {
     #[test]
     fn slow_steps_shrink_the_budget_and_fast_ones_restore_it() {
         let mut budget = Budget::new(512);
-        assert_eq!(budget.tokens(), 512);
-        for _ in 0..50 {
-            budget.observe(100, Duration::from_millis(400));
+        assert_eq!(budget.tokens(0), 512);
+        let mut steps = |tokens: usize, elapsed: Duration| {
+            for _ in 0..300 {
+                budget.observe(tokens, elapsed);
+            }
+            budget.tokens(0)
+        };
+        assert!(steps(100, Duration::from_millis(400)).abs_diff(25) <= 1);
+        assert_eq!(steps(100, Duration::from_secs(60)), TOKENS_MIN);
+        assert_eq!(steps(100, Duration::from_micros(100)), 512);
+    }
+
+    /// A 7B on a large GPU: 4 ms for the weights, 25 us for each token of a prompt.
+    #[test]
+    fn prompts_are_cut_shorter_where_streams_wait() {
+        let mut budget = Budget::new(2048);
+        let check = |budget: &Budget, streams: usize, wanted: usize| {
+            let got = budget.tokens(streams);
+            assert!(got.abs_diff(wanted) <= 1, "{streams} streams: {got}, not {wanted}");
+        };
+        for tokens in [2048, 32, 32, 2048, 32] {
+            budget.observe(tokens, Duration::from_micros(4000 + 25 * tokens as u64));
         }
-        assert_eq!(budget.tokens(), 25);
-        for _ in 0..50 {
-            budget.observe(100, Duration::from_secs(60));
+        check(&budget, 0, 2048);
+        check(&budget, 1, 1440);
+        check(&budget, 64, 1440);
+        // A slow one: 60 ms for a step and 10 for a token. There is room for every stream, and some more.
+        let mut budget = Budget::new(256);
+        for tokens in [64, 3, 3, 64] {
+            budget.observe(tokens, Duration::from_millis(60 + 10 * tokens as u64));
         }
-        assert_eq!(budget.tokens(), TOKENS_MIN);
-        for _ in 0..100 {
-            budget.observe(100, Duration::from_micros(100));
-        }
-        assert_eq!(budget.tokens(), 512);
+        check(&budget, 0, TOKENS_MIN);
+        check(&budget, 8, TOKENS_MIN + 8);
+        check(&budget, 300, 256);
     }
 }

@@ -73,6 +73,8 @@ pub struct Engine {
     /// Whether forced tokens are computed together.
     fast_forward: bool,
     clock: Clock,
+    /// When the last step was collected.
+    collected: Duration,
     /// Choices that have come in: the next one's place in line.
     arrived: i64,
     stats: Stats,
@@ -164,6 +166,7 @@ impl Engine {
             budget: Budget::new(limits.tokens_max),
             fast_forward: options.fast_forward,
             clock: options.clock,
+            collected: Duration::ZERO,
             arrived: 0,
             stats: Stats::default(),
             runner,
@@ -216,6 +219,7 @@ impl Engine {
         if self.stats.device_lost.is_some() {
             return Turn::Idle;
         }
+        let (began, waited_before) = ((self.clock)(), self.stats.waited);
         self.receive();
         self.end_abandoned();
         self.door.step_begins();
@@ -234,6 +238,10 @@ impl Engine {
         }
         while self.in_flight.len() > depth || (!launched && !self.in_flight.is_empty()) {
             self.collect();
+        }
+        if launched || !was_idle {
+            let waited = self.stats.waited.saturating_sub(waited_before);
+            self.stats.busy += (self.clock)().saturating_sub(began).saturating_sub(waited);
         }
         self.publish();
         if launched || self.scheduler.len() > 0 { Turn::Worked } else { Turn::Idle }
@@ -288,7 +296,7 @@ impl Engine {
     /// Puts the next step together and starts it; `false` when there was nothing to start.
     fn launch(&mut self) -> bool {
         let mut step = std::mem::take(&mut self.spare);
-        step.rows = self.scheduler.schedule(self.budget.tokens(), step.rows);
+        step.rows = self.scheduler.schedule(|streams| self.budget.tokens(streams), step.rows);
         if step.rows.is_empty() {
             self.spare = step;
             return false;
@@ -498,7 +506,11 @@ impl Engine {
     /// Waits for the oldest step and tells its sequences.
     fn collect(&mut self) {
         let Some(mut step) = self.in_flight.pop_front() else { return };
-        let output = match guarded(|| self.runner.collect()) {
+        let asked = (self.clock)();
+        let output = guarded(|| self.runner.collect());
+        let collected = (self.clock)();
+        self.stats.waited += collected.saturating_sub(asked);
+        let output = match output {
             Ok(output) => output,
             Err(failed) => return self.fail_step(&step.rows, failed),
         };
@@ -507,7 +519,9 @@ impl Engine {
             let failed = StepFailed { failure: Failure::Backend(reason), reach: Reach::Steps };
             return self.fail_step(&step.rows, failed);
         }
-        let elapsed = (self.clock)().saturating_sub(step.began);
+        // A step that was launched behind another one began when that one ended.
+        let elapsed = collected.saturating_sub(step.began.max(self.collected));
+        self.collected = collected;
         self.budget.observe(step.tokens, elapsed);
         self.scheduler.observe(step.tokens, elapsed.as_secs_f64());
         self.stats.steps += 1;

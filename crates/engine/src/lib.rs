@@ -11,6 +11,7 @@ pub mod fake;
 mod grammar;
 mod handle;
 mod local;
+mod pace;
 mod pages;
 mod picture;
 mod plan;

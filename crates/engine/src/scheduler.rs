@@ -127,25 +127,18 @@ impl Scheduler {
         id
     }
 
-    /// Puts the next batch together, at most `budget` tokens: what each of its rows is, in `rows`; none when nothing can
-    /// move.
-    pub(crate) fn schedule(&mut self, budget: usize, mut rows: Vec<Scheduled>) -> Vec<Scheduled> {
+    /// Puts the next batch together, at most as many tokens as `budget` says for the streams that want one: what each of
+    /// its rows is, in `rows`; none when nothing can move.
+    pub(crate) fn schedule(
+        &mut self,
+        budget: impl FnOnce(usize) -> usize,
+        mut rows: Vec<Scheduled>,
+    ) -> Vec<Scheduled> {
         rows.clear();
         let mut batch = std::mem::take(&mut self.batch);
         batch.tokens.clear();
         batch.positions.clear();
         batch.adapters.clear();
-        let mut step = StepDraft {
-            batch,
-            rows,
-            tokens_left: if self.computed.whole {
-                self.limits.tokens_max
-            } else {
-                budget.clamp(1, self.limits.tokens_max)
-            },
-            wanted_left: self.limits.wanted_max,
-            computed: self.computed,
-        };
         // Rows that need one token come first: a long prompt takes what they leave, and nobody's stream stalls.
         let streams = self.seated.len();
         let (mut one, mut more) = (Vec::with_capacity(streams), Vec::new());
@@ -160,6 +153,17 @@ impl Scheduler {
                 _ => more.push(id),
             }
         }
+        let mut step = StepDraft {
+            batch,
+            rows,
+            tokens_left: if self.computed.whole {
+                self.limits.tokens_max
+            } else {
+                budget(one.len()).clamp(1, self.limits.tokens_max)
+            },
+            wanted_left: self.limits.wanted_max,
+            computed: self.computed,
+        };
         // Drafts are for steps that have nothing better to do: no prompt waits to be computed.
         let drafting = more.is_empty() && (self.waiting.is_empty() || self.slots_free.is_empty());
         let mut after = one.len();

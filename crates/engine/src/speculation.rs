@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::sequence::Sequence;
+use crate::{pace::Pace, sequence::Sequence};
 use fornax_compute::Mirostat;
 
 /// Guesses what follows these tokens, at most so many.
@@ -114,12 +114,12 @@ pub(crate) struct Speculator {
 
 impl Speculator {
     pub(crate) fn new(speculation: Speculation) -> Speculator {
-        Speculator { speculation, pace: Pace::default() }
+        Speculator { speculation, pace: Pace::new(0.0) }
     }
 
     /// A step of `tokens` tokens took so long.
     pub(crate) fn observe(&mut self, tokens: usize, seconds: f64) {
-        self.pace.observe(tokens as f64, seconds);
+        self.pace.observe(tokens, seconds);
     }
 
     /// Whether guesses are made beside so many streams.
@@ -152,7 +152,7 @@ impl Speculator {
         match self.speculation {
             Speculation::Off => 0,
             Speculation::Always(_) => guessed,
-            Speculation::WhereItHelps => self.pace.drafts(draft.luck, streams).min(guessed),
+            Speculation::WhereItHelps => worth(self.pace.fit(), draft.luck, streams).min(guessed),
         }
     }
 
@@ -163,42 +163,16 @@ impl Speculator {
     }
 }
 
-/// What steps cost: seconds for the step and seconds for each of its tokens, fitted to the steps seen.
-#[derive(Debug, Default)]
-struct Pace {
-    /// Decayed sums: weight, x, y, x*x, x*y.
-    sums: [f64; 5],
-    /// (per step, per token), kept while steps are too much alike to tell them apart.
-    fit: Option<(f64, f64)>,
-}
-
-impl Pace {
-    fn observe(&mut self, tokens: f64, seconds: f64) {
-        let seen = [1.0, tokens, seconds, tokens * tokens, tokens * seconds];
-        for (sum, seen) in self.sums.iter_mut().zip(seen) {
-            // Some thirty steps count: clocks and neighbours change.
-            *sum = 0.97 * *sum + seen;
-        }
-        let [weight, x, y, xx, xy] = self.sums.map(|sum| sum / self.sums[0]);
-        debug_assert!((weight - 1.0).abs() < 1e-9);
-        let variance = xx - x * x;
-        if variance > 0.1 {
-            let token = ((xy - x * y) / variance).max(0.0);
-            self.fit = Some(((y - token * x).max(0.0), token));
-        }
-    }
-
-    /// The length up to which one more drafted token still gains more than it costs. With luck `p` the i-th is needed
-    /// with probability p^i; then it saves its sequence's share of a step.
-    fn drafts(&self, luck: f64, streams: usize) -> usize {
-        let Some((step, token)) = self.fit else {
-            // Nothing is known: the first drafts measure.
-            return 2;
-        };
-        let saved = step / streams.max(1) as f64 + token;
-        let needed = std::iter::successors(Some(luck), |needed| Some(needed * luck)).take(DRAFT_MAX);
-        needed.take_while(|needed| needed * saved > token).count()
-    }
+/// The length up to which one more drafted token still gains more than it costs, where a step and each of its tokens take so
+/// long. With luck `p` the i-th is needed with probability p^i; then it saves its sequence's share of a step.
+fn worth(fit: Option<(f64, f64)>, luck: f64, streams: usize) -> usize {
+    let Some((step, token)) = fit else {
+        // Nothing is known: the first drafts measure.
+        return 2;
+    };
+    let saved = step / streams.max(1) as f64 + token;
+    let needed = std::iter::successors(Some(luck), |needed| Some(needed * luck)).take(DRAFT_MAX);
+    needed.take_while(|needed| needed * saved > token).count()
 }
 
 #[cfg(test)]
@@ -222,11 +196,12 @@ mod tests {
     #[test]
     fn drafts_are_as_long_as_they_pay() {
         let check = |per_step: f64, per_token: f64, luck, streams, wanted| {
-            let mut pace = Pace::default();
-            for tokens in [1.0, 1.0, 30.0, 1.0, 3.0, 1.0] {
-                pace.observe(tokens, per_step + per_token * tokens);
+            let mut pace = Pace::new(0.0);
+            for tokens in [1, 1, 30, 1, 3, 1] {
+                pace.observe(tokens, per_step + per_token * tokens as f64);
             }
-            assert_eq!(pace.drafts(luck, streams), wanted, "{per_step} {per_token} {luck} {streams}");
+            let got = worth(pace.fit(), luck, streams);
+            assert_eq!(got, wanted, "{per_step} {per_token} {luck} {streams}");
         };
         check(1.0, 0.001, 0.9, 1, 8); // tokens are nearly free
         check(1.0, 1.0, 0.9, 1, 6); // 0.9^6 * 2 > 1 > 0.9^7 * 2

@@ -43,8 +43,9 @@ pub struct OpenOptions {
 /// Tokens of one step: long enough that each weight is read once for many tokens, short enough that activations stay
 /// small beside the weights of a small model.
 const STEP_TOKENS: usize = 256;
-/// A GPU reads the same weights for more tokens in the same time, and activations are little beside its memory.
-const GPU_STEP_TOKENS: usize = 512;
+/// A GPU's matrix units are busy from a thousand tokens on, and activations are little beside its memory. Where streams wait
+/// for a step, the engine makes it shorter.
+const GPU_STEP_TOKENS: usize = 2048;
 
 /// The longest context that page tables on a GPU have room for where none is asked for.
 const CONTEXT_MAX: usize = 1 << 18;
