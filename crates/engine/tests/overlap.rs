@@ -1,6 +1,5 @@
 //! The order of a device's work: the next step is launched before the last one's tokens are read, prompts and streams share
 //! steps, and nobody's reading is waited for.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

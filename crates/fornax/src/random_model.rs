@@ -1,6 +1,6 @@
 //! A model of random weights in the shape of a real one: as large and as fast, for measuring where no model is at hand.
 //!
-//! It has no tokenizer and takes token ids. What it says means nothing.
+//! It has no tokenizer and takes token ids, or one whose words mean nothing. What it says means nothing either way.
 
 use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -187,28 +187,38 @@ pub fn write(
     seed: u64,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> io::Result<()> {
-    write_rows(path, shape, quant.into(), (seed, usize::MAX), progress)
+    write_rows(path, shape, quant.into(), Making { seed, distinct: usize::MAX, words: false }, progress)
 }
 
-/// The same in less time: a tensor's rows come again after 512 of them, which says less and is as fast to compute with.
+/// The same in less time: a tensor's rows come again after 512 of them, which says less and is as fast to compute with. It
+/// has a tokenizer, so that it can be served: bytes, and made-up words for the rest of the vocabulary.
 pub fn write_repeating(
     path: &Path,
     shape: &Shape,
     quant: impl Into<Types>,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> io::Result<()> {
-    write_rows(path, shape, quant.into(), (0, 512), progress)
+    write_rows(path, shape, quant.into(), Making { seed: 0, distinct: 512, words: true }, progress)
 }
 
-/// `distinct`: how many rows of a tensor are drawn before they come again.
+/// What a file is made like.
+#[derive(Clone, Copy)]
+struct Making {
+    seed: u64,
+    /// How many rows of a tensor are drawn before they come again.
+    distinct: usize,
+    /// Whether it has a tokenizer.
+    words: bool,
+}
+
 fn write_rows(
     path: &Path,
     shape: &Shape,
     quant: Types,
-    (seed, distinct): (u64, usize),
+    Making { seed, distinct, words }: Making,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> io::Result<()> {
-    let (tensors, header, total) = outline(shape, quant);
+    let (tensors, header, total) = outline(shape, quant, words);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = tempfile::Builder::new()
         .prefix(".fornax-")
@@ -261,7 +271,7 @@ fn write_rows(
 /// Writes such a file whose header is whole and whose weights are a hole: as large as [`write()`] would make it, on no disk.
 /// Enough to plan with. Returns its size.
 pub fn write_hole(path: &Path, shape: &Shape, quant: impl Into<Types>) -> io::Result<u64> {
-    let (_, header, total) = outline(shape, quant.into());
+    let (_, header, total) = outline(shape, quant.into(), false);
     let mut file = File::create_new(path)?;
     file.write_all(&header)?;
     file.set_len(total)?;
@@ -269,9 +279,9 @@ pub fn write_hole(path: &Path, shape: &Shape, quant: impl Into<Types>) -> io::Re
 }
 
 /// The tensors of a file, its header, and its size.
-fn outline(shape: &Shape, quant: Types) -> (Vec<Tensor>, Vec<u8>, u64) {
+fn outline(shape: &Shape, quant: Types, words: bool) -> (Vec<Tensor>, Vec<u8>, u64) {
     let tensors = tensors(shape, quant);
-    let header = header(shape, &tensors);
+    let header = header(shape, &tensors, words);
     let padded = |tensor: &Tensor| tensor.bytes().next_multiple_of(ALIGNMENT) as u64;
     let total = header.len() as u64 + tensors.iter().map(padded).sum::<u64>();
     (tensors, header, total)
@@ -325,14 +335,20 @@ fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
 }
 
 /// Metadata and the list of tensors, up to where data begins.
-fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
+fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
     // GGUF's numbers for the types of values.
-    let (u32_type, f32_type, string_type) = (4u32, 6u32, 8u32);
+    let (u32_type, f32_type, string_type, array_type) = (4u32, 6u32, 8u32, 9u32);
     let string = |out: &mut Vec<u8>, text: &str| {
         out.extend((text.len() as u64).to_le_bytes());
         out.extend(text.as_bytes());
     };
-    let strings = [("general.architecture", shape.architecture), ("general.name", shape.name)];
+    let mut strings = vec![("general.architecture", shape.architecture), ("general.name", shape.name)];
+    let mut lists: Vec<(&str, Vec<String>)> = Vec::new();
+    if words {
+        strings.extend([("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "qwen2")]);
+        lists.push(("tokenizer.ggml.tokens", vocabulary(shape.vocab)));
+        lists.push(("tokenizer.ggml.merges", Vec::new()));
+    }
     let integers = [
         ("block_count", shape.layers),
         ("embedding_length", shape.hidden),
@@ -350,7 +366,9 @@ fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
     ];
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((tensors.len() as u64).to_le_bytes());
-    out.extend(((strings.len() + integers.len() + floats.len()) as u64).to_le_bytes());
+    // With words there is an end, too.
+    let keys = strings.len() + integers.len() + floats.len() + lists.len() + usize::from(words);
+    out.extend((keys as u64).to_le_bytes());
     for (key, value) in strings {
         string(&mut out, key);
         out.extend(string_type.to_le_bytes());
@@ -366,6 +384,18 @@ fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
         out.extend(f32_type.to_le_bytes());
         out.extend(f32::to_le_bytes(value));
     }
+    for (key, values) in &lists {
+        string(&mut out, key);
+        out.extend(array_type.to_le_bytes());
+        out.extend(string_type.to_le_bytes());
+        out.extend((values.len() as u64).to_le_bytes());
+        values.iter().for_each(|value| string(&mut out, value));
+    }
+    if words {
+        string(&mut out, "tokenizer.ggml.eos_token_id");
+        out.extend(u32_type.to_le_bytes());
+        out.extend((shape.vocab - 1).to_le_bytes());
+    }
     let mut offset = 0u64;
     for tensor in tensors {
         string(&mut out, &tensor.name);
@@ -380,6 +410,18 @@ fn header(shape: &Shape, tensors: &[Tensor]) -> Vec<u8> {
     }
     out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
     out
+}
+
+/// Every byte, as byte-level vocabularies spell them, then words with a space before them.
+fn vocabulary(tokens: u32) -> Vec<String> {
+    let plain = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let mut others = 256..;
+    let spell = |byte: u32| {
+        let code = if plain(byte) { Some(byte) } else { others.next() };
+        code.and_then(char::from_u32).unwrap_or_default().to_string()
+    };
+    let bytes = (0..256).map(spell).collect::<Vec<_>>();
+    bytes.into_iter().chain((256..).map(|word| format!("\u{120}w{word}"))).take(tokens as usize).collect()
 }
 
 struct Random(SplitMix64);
@@ -596,7 +638,8 @@ mod tests {
         write(&path("a"), &SHAPES[0], Types::Q4_K_M, 0, go_on).unwrap();
         write_repeating(&path("b"), &SHAPES[0], Types::Q4_K_M, go_on).unwrap();
         let sizes = ["a", "b"].map(|name| std::fs::metadata(path(name)).unwrap().len());
-        assert_eq!(sizes[0], sizes[1]);
+        // The words of its tokenizer are beside the weights.
+        assert!((sizes[0]..sizes[0] + 64 * 1024).contains(&sizes[1]), "{sizes:?}");
         let checkpoint = Checkpoint::open(&path("b")).unwrap();
         let Checkpoint::Gguf(gguf) = &checkpoint else { panic!("a GGUF") };
         let table = gguf.tensor("token_embd.weight").unwrap();
@@ -604,7 +647,12 @@ mod tests {
         assert!(table.bytes[..512 * row] == table.bytes[512 * row..]);
         assert!(table.bytes[..row] != table.bytes[row..2 * row]);
         let model = OpenOptions::new(path("b")).open().unwrap();
-        let request = Request { max_tokens: Some(4), ..Request::tokens(vec![1, 2, 3]) };
+        let request = Request { max_tokens: Some(4), ignore_eos: true, ..Request::text("é 300") };
         assert_eq!(model.generate(&request).unwrap().tokens.len(), 4);
+        let tokenizer = model.text().tokenizer().unwrap();
+        assert_eq!((tokenizer.vocab_len(), tokenizer.end_tokens()), (1024, &[1023][..]));
+        // Bytes and words come back as they went in.
+        assert_eq!(tokenizer.decode(&model.text().prompt_tokens(&request.prompt).unwrap()), "é 300");
+        assert_eq!(tokenizer.decode(&[300, 301]), " w300 w301");
     }
 }

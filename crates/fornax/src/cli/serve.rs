@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use fornax::{Code, Error, OpenOptions, Plan, Planned};
+use fornax::{Code, Error, Fornax, OpenOptions, Plan, Planned};
 use fornax_compute::Purpose;
 use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
 use fornax_server::{
@@ -50,11 +50,7 @@ pub(crate) fn serve_with(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOption
     let recipes = recipes(args, adapt)?;
     log(args.log);
     let failure = Arc::new(Mutex::new(None));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(SOCKET_THREADS)
-        .max_blocking_threads(BLOCKING_THREADS)
-        .enable_all()
-        .build()?;
+    let runtime = runtime()?;
     let offers = recipes.into_iter().map(|recipe| offer(recipe, args.preload, &failure)).collect();
     let served = runtime.block_on(run(args, offers));
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -64,6 +60,15 @@ pub(crate) fn serve_with(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOption
         (Err(_), Some(error)) => Err(error.into()),
         (served, _) => served,
     }
+}
+
+/// Where sockets and streams are served.
+pub(super) fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(SOCKET_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .build()
 }
 
 /// How one of the models is opened, whenever that is.
@@ -245,11 +250,17 @@ fn card(path: &Path, names: Vec<&str>, reference: &str) -> ModelCard {
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let own = if Path::new(reference).exists() { stem } else { reference.to_owned() };
     let mut names = names.into_iter().map(str::to_owned);
+    let card = card_named(&names.next().unwrap_or(own));
+    ModelCard { aliases: names.collect(), reference: reference.to_owned(), ..card }
+}
+
+/// The card of a model of which nothing but a name is known.
+pub(super) fn card_named(name: &str) -> ModelCard {
     ModelCard {
-        name: names.next().unwrap_or(own),
-        aliases: names.collect(),
+        name: name.to_owned(),
+        aliases: Vec::new(),
         adapters: Vec::new(),
-        reference: reference.to_owned(),
+        reference: name.to_owned(),
         architecture: String::new(),
         quant: String::new(),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -276,7 +287,7 @@ fn offer(recipe: Recipe, preload: bool, failure: &Arc<Mutex<Option<Error>>>) -> 
     }
 }
 
-fn failed(error: &Error) -> Failed {
+pub(super) fn failed(error: &Error) -> Failed {
     Failed { code: error.code().to_string(), message: error.to_string() }
 }
 
@@ -326,6 +337,17 @@ fn load(recipe: &Recipe, room: Room, progress: &watch::Sender<Progress>) -> Resu
     // What `auto` chose is said once, like everything else here in the log.
     let auto = recipe.auto.then(|| fornax::Device::auto().1);
     tracing::info!(model = recipe.card.name, device = model.device(), auto, "loaded");
+    let report = serde_json::to_value(plan::report(&recipe.path, &planned)).unwrap_or_default();
+    served(model, recipe.card.clone(), (report, planned_bytes(&planned.plan)), began)
+}
+
+/// An open model as the server takes it, with its plan and the bytes of it, and when it began to be loaded.
+pub(super) fn served(
+    model: Fornax,
+    card: ModelCard,
+    (plan, planned_bytes): (serde_json::Value, u64),
+    began: Instant,
+) -> Result<Served, Error> {
     let tokenizer = Arc::clone(model.text().tokenizer().ok_or(Error::NoTokenizer)?);
     let usage = model.memory().allocated;
     let bytes = Purpose::ALL.into_iter().map(|purpose| (purpose.to_string(), usage.bytes(purpose)));
@@ -336,11 +358,11 @@ fn load(recipe: &Recipe, room: Room, progress: &watch::Sender<Progress>) -> Resu
         template: model.text().shared_template(),
         // Now and not with the first schema: the trie of a large vocabulary takes a moment.
         grammars: Arc::clone(model.grammars()?),
-        card: ModelCard { architecture: model.config().facts.name.to_owned(), ..recipe.card.clone() },
-        plan: serde_json::to_value(plan::report(&recipe.path, &planned)).unwrap_or_default(),
+        card: ModelCard { architecture: model.config().facts.name.to_owned(), ..card },
+        plan,
         devices: vec![Device { name: model.kind().to_string(), bytes }],
         load_seconds: began.elapsed().as_secs_f64(),
-        planned_bytes: planned_bytes(&planned.plan),
+        planned_bytes,
         keeper: Keeper::new(model),
     })
 }
