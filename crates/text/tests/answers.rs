@@ -109,6 +109,17 @@ const TRANSCRIPTS: &[Transcript] = &[
         answer: "Why?\n</think>\n\nHello.\n<tool_call>\n{\"arguments\": {\"city\": \"Köln \\\"x\\\"\", \"days\": 3}, \"name\": \"get_weather\"}\n</tool_call><tool_call>{\"name\": \"get_time\", \"arguments\": \"{\\\"zone\\\": \\\"CET\\\"}\"}</tool_call>\n",
     },
     Transcript {
+        family: "muse-glimmer",
+        template: "<|start|>assistant to=self<|message|> <atem:invoke name=",
+        prompt: "<|start|>assistant",
+        answer: " to=self<|message|>Why?<|eom|><|start|>assistant to=user<|message|>Hello.<|eom|>\
+            <|start|>assistant to=get_weather<|message|><atem:function_calls>\n<atem:invoke name=\"get_weather\">\n\
+            <atem:parameter name=\"city\">Köln \"x\"</atem:parameter>\n<atem:parameter name=\"days\">3</atem:parameter>\n\
+            </atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=get_time<|message|><atem:function_calls>\n\
+            <atem:invoke name=\"get_time\">\n<atem:parameter name=\"zone\">CET</atem:parameter>\n</atem:invoke>\n\
+            </atem:function_calls><|eot|>",
+    },
+    Transcript {
         family: "harmony",
         template: "<|channel|> <|message|> commentary",
         prompt: "<|start|>assistant",
@@ -417,7 +428,6 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "writes no calls back where there is content"),
     ("Kimi-K2-Instruct", "changes a list, which Jinja's own sandbox refuses"),
     ("Kimi-K2-Thinking", "the same"),
-    ("muse-glimmer", "a way of writing calls that is not read"),
 ];
 
 /// What was rendered as a prompt, and what a model would have written behind it.

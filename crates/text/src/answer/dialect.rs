@@ -33,6 +33,8 @@ pub(super) struct Family {
     pub(super) closes: &'static [&'static str],
     /// Around ordinary text, whether there are tools or not.
     pub(super) frames: &'static [&'static str],
+    /// Whether messages begin with a header that says who they are for: the model itself, the user or a tool.
+    pub(super) headed: bool,
 }
 
 /// What follows the opening of a call.
@@ -77,6 +79,7 @@ const fn thinking(found: &'static str, open: &'static str, close: &'static str) 
 
 /// The first that is found counts.
 const THINKING: &[Thinking] = &[
+    thinking("assistant to=self<|message|>", "assistant to=self<|message|>", "<|eom|>"),
     thinking("<|START_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"),
     thinking("<seed:think>", "<seed:think>", "</seed:think>"),
     thinking("<mm:think>", "<mm:think>", "</mm:think>"),
@@ -98,6 +101,7 @@ const NONE: Family = Family {
     sections: &[],
     closes: &[],
     frames: &[],
+    headed: false,
 };
 
 const JSON: Syntax = Syntax::Json { name: "name", arguments: "arguments", listed: false };
@@ -201,6 +205,25 @@ const FAMILIES: &[Family] = &[
         sections: &["<|open|>tools<|sep|>"],
         closes: &["<|close|>tools<|sep|>", "<|close|>message<|sep|>"],
         frames: &["<|open|>response<|sep|>", "<|close|>response<|sep|>"],
+        ..NONE
+    },
+    Family {
+        name: "muse-glimmer",
+        found: &["<atem:invoke name=", "<|start|>assistant to="],
+        syntax: Syntax::Tagged(Tags {
+            name_end: Some("\">"),
+            key: "<atem:parameter name=\"",
+            key_end: "\">",
+            value_end: "</atem:parameter>",
+            end: "</atem:invoke>",
+            lines: false,
+            ..TAGS
+        }),
+        opens: &["<atem:invoke name=\""],
+        sections: &["<atem:function_calls>"],
+        closes: &["</atem:function_calls>"],
+        frames: &["<|eom|>", "<|eot|>"],
+        headed: true,
     },
     Family {
         name: "minimax-m3",
@@ -322,6 +345,7 @@ const FAMILIES: &[Family] = &[
         sections: &["<|tool_calls|>"],
         closes: &["<|tool_call:end|>", "<|calls|>"],
         frames: &["<|begin|>assistant", "<|content|>", "<|end|>"],
+        ..NONE
     },
     Family {
         name: "cohere",
@@ -479,6 +503,9 @@ impl Dialect {
     /// What has to follow thinking that was cut off, so that the answer begins.
     pub fn stop_thinking(self) -> Option<String> {
         match self.thinking {
+            Some(thinking) if self.has_headers() => {
+                Some(format!("{}<|start|>assistant to=user<|message|>", thinking.close))
+            }
             Some(thinking) => Some(format!("\n{}\n\n", thinking.close)),
             None if self.has_channels() => {
                 Some("<|end|><|start|>assistant<|channel|>final<|message|>".to_owned())
@@ -489,7 +516,10 @@ impl Dialect {
 
     /// What an answer that is only to be said begins with, where that needs saying.
     pub fn answer_opening(self) -> Option<&'static str> {
-        self.has_channels().then_some("<|channel|>final<|message|>")
+        match self.has_headers() {
+            true => Some(" to=user<|message|>"),
+            false => self.has_channels().then_some("<|channel|>final<|message|>"),
+        }
     }
 
     /// All marks. Control tokens that are spelled in one of them have to be seen by a [`Reader`](super::Reader).
@@ -501,6 +531,9 @@ impl Dialect {
         if let Some(family) = self.family {
             for list in [family.opens, family.sections, family.closes, family.frames] {
                 marks.extend(list);
+            }
+            if family.headed {
+                marks.extend(["<|start|>", "<|message|>"]);
             }
             match &family.syntax {
                 Syntax::Named { lead, ends } => marks.extend(lead.iter().chain(*ends)),
@@ -549,7 +582,8 @@ impl Dialect {
                 format!("{section}{open}{lead}{name}{}{fence}", ends[0])
             }
             (Syntax::Tagged(tags), Some(name)) => {
-                format!("{section}\n{open}{name}{}\n", tags.name_end.unwrap_or_default())
+                let header = if family.headed { format!(" to={name}<|message|>") } else { String::new() };
+                format!("{header}{section}\n{open}{name}{}\n", tags.name_end.unwrap_or_default())
             }
             (Syntax::Gemma, Some(name)) => format!("{open}call:{name}"),
             (Syntax::Python, Some(name)) => format!("{open}[{name}"),
@@ -580,6 +614,10 @@ impl Dialect {
             Some(Syntax::BareJson) => ("name", "parameters"),
             _ => ("name", "arguments"),
         }
+    }
+
+    pub(super) fn has_headers(self) -> bool {
+        self.family.is_some_and(|family| family.headed)
     }
 
     pub(super) fn has_channels(self) -> bool {

@@ -130,6 +130,8 @@ enum Mark {
     Think,
     Open,
     Drop,
+    /// A header follows.
+    Head,
     End,
 }
 
@@ -159,7 +161,7 @@ impl Reader {
             matches!(family.syntax, Syntax::Named { .. })
                 && family.opens.iter().any(|open| prompt.ends_with(open))
         };
-        if dialect.has_channels() {
+        if dialect.has_channels() || dialect.has_headers() {
             reader.enter(State::Header);
         } else if dialect.is_thinking_after(prompt) {
             reader.fresh = true;
@@ -305,6 +307,9 @@ impl Reader {
                 }
                 if let Some(family) = family {
                     add(family.frames, Mark::Drop);
+                    if family.headed {
+                        add(&["<|start|>"], Mark::Head);
+                    }
                     if self.calls_tools {
                         add(family.opens, Mark::Open);
                         add(family.sections, Mark::Drop);
@@ -441,6 +446,11 @@ impl Reader {
             Mark::Drop | Mark::End => {
                 self.space.clear();
                 self.fresh = true;
+            }
+            Mark::Head => {
+                self.space.clear();
+                self.text.clear();
+                self.enter(State::Header);
             }
             Mark::Open => {
                 self.raw = std::mem::take(&mut self.space) + &mark;
@@ -686,6 +696,11 @@ impl Reader {
             rest.split(|c: char| c.is_whitespace() || c == '<').next().filter(|word| !word.is_empty())
         };
         self.fresh = true;
+        if self.dialect.has_headers() {
+            self.may_think = false;
+            let thinks = word("to=") == Some("self") && self.dialect.thinking.is_some();
+            return self.enter(if thinks { State::Thinking } else { State::Content });
+        }
         let channel = match word("to=") {
             Some(recipient) => {
                 self.begin(recipient.strip_prefix("functions.").unwrap_or(recipient));
