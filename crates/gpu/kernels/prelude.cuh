@@ -44,10 +44,26 @@ DEVICE u16 f32_to_bf16(float value) {
     return bits;
 }
 
-// Two f16 in a register: a + b.
+// Two f16 in a register: a + b, a * b, a * b + c, each rounded once.
 DEVICE u32 add_f16x2(u32 a, u32 b) {
     u32 d;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+DEVICE u32 mul_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+// Two f32 as f16.
+DEVICE u32 pair_f16(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 DEVICE u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }

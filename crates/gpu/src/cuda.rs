@@ -126,6 +126,8 @@ struct Arriving {
     /// (row, its values) in their order.
     wanted: Vec<(usize, Vec<f32>)>,
     names: String,
+    /// Whether the smallest values of a part are rounded on the device.
+    rounds: bool,
     got: Pinned,
     event: Event,
 }
@@ -342,22 +344,32 @@ impl Cuda {
                 wanted.push((row, self.dequantized(&view)?));
             }
             let names: Vec<&str> = parts.iter().map(|part| part.view.name).collect();
-            self.arriving.borrow_mut().push(Arriving { wanted, names: names.join(" + "), got, event });
+            self.arriving.borrow_mut().push(Arriving {
+                wanted,
+                names: names.join(" + "),
+                rounds: part.format == Format::BF16,
+                got,
+                event,
+            });
         }
         Ok(())
     }
 
     /// Compares what was read back of weights with the file, bit by bit.
     fn settle(&self) -> Result<(), Error> {
-        for Arriving { wanted, names, got, event } in std::mem::take(&mut *self.arriving.borrow_mut()) {
+        for Arriving { wanted, names, rounds, got, event } in std::mem::take(&mut *self.arriving.borrow_mut()) {
             event.wait("check upload")?;
             let values: &[f32] = bytemuck::cast_slice(got.bytes());
             let mut start = 0;
+            let largest = wanted.iter().flat_map(|(_, values)| values).fold(0.0, |most: f32, v| most.max(v.abs()));
+            let small = if rounds { largest * 2f32.powi(-30) } else { 0.0 };
             for (row, wanted) in wanted {
                 let arrived = &values[start..][..wanted.len()];
                 start += wanted.len();
-                let differs =
-                    |(got, wanted): (&f32, &f32)| got.to_bits() != wanted.to_bits() && !wanted.is_nan();
+                let differs = |(got, wanted): (&f32, &f32)| {
+                    let same = got.to_bits() == wanted.to_bits() || wanted.is_nan();
+                    !same && wanted.abs().max(got.abs()) >= small
+                };
                 if let Some(column) = arrived.iter().zip(&wanted).position(differs) {
                     let reason = format!(
                         "{names}: row {row} column {column} is {:e} on the device and {:e} in the file",

@@ -237,9 +237,10 @@ impl CudaSizes {
         let mut bytes = 0u64;
         for part in &mut placed {
             let (tiles, plane_bytes) = (part.row_tiles() as u64, part.row_tile_bytes());
-            for (at, plane) in part.planes.iter_mut().zip(plane_bytes) {
+            for (index, (at, plane)) in part.planes.iter_mut().zip(plane_bytes).enumerate() {
                 *at = bytes;
-                let plane = (plane as u64).saturating_mul(tiles);
+                let whole = if index == 2 { part.format.part_bytes() as u64 } else { 0 };
+                let plane = (plane as u64).saturating_mul(tiles).saturating_add(whole);
                 bytes = bytes.saturating_add(if plane == 0 { 0 } else { rounded(plane) });
             }
         }
