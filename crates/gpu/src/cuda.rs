@@ -17,7 +17,7 @@ use fornax_format::View;
 use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch, Pinned};
 use crate::layout::Format;
-use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
 use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
@@ -151,7 +151,7 @@ impl Cuda {
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
         let arena = Arena::new(device.clone(), limit);
         let programs = Programs::new(&device, options.kernel_folder.clone());
-        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu", "sample.cu", "split.cu"] {
+        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu", "sample.cu", "form.cu"] {
             programs.prepare(Key::plain(unit));
         }
         let steps = Steps::new(&device, &arena, &options)?;
@@ -161,7 +161,7 @@ impl Cuda {
         let bins = workspace((options.slots as u64).saturating_mul(BINS_BYTES as u64))?;
         device.fill("open", bins.pointer(), 0, options.slots * BINS_BYTES)?;
         Ok(Cuda {
-            scratch: Scratch::new(workspace(split_bytes(options.tokens_max))?),
+            scratch: Scratch::new(workspace(formed_bytes(options.tokens_max))?),
             partials: workspace(PARTIALS_BYTES)?,
             tickets,
             fuse: Fuse::default(),

@@ -144,11 +144,6 @@ impl Format {
         }
     }
 
-    /// Whether it holds floats rather than codes: activations are brought into another form for each.
-    pub(crate) fn floats(self) -> bool {
-        matches!(self, Format::F32 | Format::F16 | Format::BF16)
-    }
-
     /// Bytes of one step of its product: what a warp copies at once.
     pub(crate) fn step_bytes(self) -> usize {
         self.tile_bytes().iter().sum::<usize>() * self.step_columns() / TILE_COLUMNS

@@ -28,9 +28,8 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "attention.cuh",
     "result.cuh",
     "rope.cuh",
-    "split.cuh",
+    "form.cuh",
     "kv.cuh",
-    "quant/columns.cuh",
     "quant/tile.cuh",
     "quant/blocks32.cuh",
     "quant/superblocks.cuh",
@@ -57,6 +56,7 @@ const UNITS: &[(&str, &str)] = kernels![
     "embed.cu",
     "expert_linear.cu",
     "experts.cu",
+    "form.cu",
     "gemv.cu",
     "gemv_f32.cu",
     "glu.cu",
@@ -68,7 +68,6 @@ const UNITS: &[(&str, &str)] = kernels![
     "rope.cu",
     "rows.cu",
     "sample.cu",
-    "split.cu",
 ];
 
 /// A file and its definitions (`NAME=VALUE`).
@@ -276,7 +275,7 @@ mod tests {
             "ring.cu",
             "rows.cu",
             "sample.cu",
-            "split.cu",
+            "form.cu",
         ]
         .map(Key::plain)
         .to_vec();

@@ -10,7 +10,7 @@ struct Quant {
 
     // Two signed bytes from the `at`-th on: 1024 + 128 + code in the low bits of 0x6400, less what is too much.
     DEVICE_METHOD static u32 two(u32 turned, int at, u32 scale) {
-        return mul_f16x2(add_f16x2(__byte_perm(turned, 0x64646464, at ? 0x4342 : 0x4140), 0xe480e480), scale);
+        return mul_f16x2(add_f16x2(__byte_perm(turned, 0x64006400, at ? 0x5352 : 0x5150), 0xe480e480), scale);
     }
     template <class Use> DEVICE_METHOD static void fragments(const u8* staged, int lane, Use use) {
         uint2 scales[2];

@@ -38,21 +38,28 @@ DEVICE u32 word_of(const uint4& v, int index) {
 DEVICE u32 moved(u32 word, int up) { return up >= 0 ? word << up : word >> -up; }
 DEVICE u32 byte_of(u32 word, int index) { return (word >> (8 * index)) & 0xff; }
 
+// (word & mask) | other, in one instruction: with both constants the compiler takes two.
+DEVICE u32 masked_or(u32 word, u32 mask, u32 other) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(word), "r"(mask), "r"(other));
+    return d;
+}
+
 // Codes of an octet: two neighbours, 2p and 2p + 1, have their four low bits at bits 4p and 16 + 4p of a word, so that one
 // mask puts both into the low bits of 1024. `upper` holds at the same places what lies above the four bits, EXTRA of them each:
 // pair p of `block` at bits EXTRA * (4 * block + p) and 16 more. Returns two codes less OFFSET, exact in f16.
 template <int EXTRA, int OFFSET> DEVICE u32 two_codes(u32 word, u32 upper, int block, int p) {
     // Odd pairs are read four bits further up, which is sixteen times as much.
     const int at = p % 2 * 4;
-    const u32 low = moved(word, -(p / 2 * 8)) & (0x000f000fu << at);
-    u32 bits = low | 0x64006400;
-    if (EXTRA) bits |= moved(upper, 4 + at - EXTRA * (4 * block + p)) & (((1u << EXTRA) - 1) * 0x00010001u << (4 + at));
+    u32 bits = masked_or(moved(word, -(p / 2 * 8)), 0x000f000fu << at, 0x64006400);
+    if (EXTRA)
+        bits = masked_or(moved(upper, 4 + at - EXTRA * (4 * block + p)), ((1u << EXTRA) - 1) * 0x00010001u << (4 + at), bits);
     // 1024 + OFFSET and 64 + OFFSET are exact: so are differences.
     if (at == 0) return add_f16x2(bits, 0xe400e400u + OFFSET * 0x00010001u);
     return fma_f16x2(bits, 0x2c002c00, 0xd400d400u + OFFSET * 0x00100010u);
 }
 // A byte of a word in the low bits of 1024, twice.
-DEVICE u32 byte_above_1024(u32 word, u32 index) { return __byte_perm(word, 0x64646464, 0x4040 + index * 0x0101); }
+DEVICE u32 byte_above_1024(u32 word, u32 index) { return __byte_perm(word, 0x64006400, 0x5050 + index * 0x0101); }
 
 // Where a code lies: tile, half of its rows, lane and octet place, for single values.
 struct Place {
