@@ -4,10 +4,10 @@
 // columns, one f16 for each value (form.cuh). The columns of a tile of 16 rows are cut into slices: slice s of S takes the
 // steps (128 or 256 columns) from s * steps / S on. A slice's sum begins at zero and goes through its columns in their order;
 // slices are added in their order. S depends on the weight alone, so an output's order of summation does not depend on the
-// batch. A warp has a slice of a tile; where rows are gates, their counterparts have warps of their own. Warps of a tile meet
-// in shared memory.
+// batch. A warp has a slice of a tile.
 // One row of activations (`gemv_one`) is brought into form by the block itself, a norm of it included; weights come through a
-// ring of each warp's own, STAGES steps ahead, the first of them before the activations are there.
+// ring of each warp's own, STAGES steps ahead, the first of them before the activations are there. Where rows are gates, their
+// counterparts have warps of their own; warps of a tile meet in shared memory.
 // Several rows (`gemv_several`: up to ROWS) come in that form and go through shared memory with the weights, a step at a time:
 // a block's warps read them together.
 // Reads weight planes and activations; writes out (rows, columns) at out.first.
@@ -25,6 +25,8 @@ struct Inputs {
     const float* factors;   // (rows) what their sums are multiplied by
     const float* norm;      // the weight of the norm that is due, or null
     int first, limit;       // the first row of the step that it holds, and how many it holds at most
+    float* partials;        // room for the sums of slices of several rows: (slices, rows, tiles x 16)
+    int* tickets;           // counts of blocks that have left theirs, zero between kernels
     float eps;              // of the norm
     int tiles;              // times 16 rows (where they are gates, without their counterparts)
 };
@@ -55,22 +57,28 @@ struct Ring {
     u32 first, to;
     const u8* start;
     const u8* staged;
-    int tile, tiles, tile_step, below;
-    u32 at, begin, end, steps;
+    Quant::Bytes::Cursor from;
+    int left, length, turns, leap;  // steps of this tile, of each, tiles, and steps from the end of one to the next
 
-    DEVICE_METHOD void fetch(const Part& part, int lane) {
-        if (tile < tiles) {
-            Quant::Bytes::fetch(part, (tile + below) * steps + at, to, lane);
+    DEVICE_METHOD Ring(u8* ring, int lane, const Quant::Bytes::Cursor& from, int length, int turns, int leap)
+        : start(ring), staged(ring), from(from), left(length), length(length), turns(turns), leap(leap) {
+        first = to = (u32)__cvta_generic_to_shared(ring) + lane * 16;
+    }
+    DEVICE_METHOD void fetch(int lane) {
+        if (turns > 0) {
+            from.fetch(to, lane);
             to = to == first + (STAGES - 1) * BYTES ? first : to + BYTES;
-            if (++at == end) {
-                at = begin;
-                tile += tile_step;
+            from.move(1);
+            if (--left == 0) {
+                left = length;
+                turns--;
+                from.move(leap);
             }
         }
         copy_group();
     }
     // Multiplies the oldest step with the same columns of a row in shared memory, and fetches another in its place.
-    DEVICE_METHOD void multiply(const Part& part, const u8* x, int lane, float acc[4]) {
+    DEVICE_METHOD void multiply(const u8* x, int lane, float acc[4]) {
         copy_wait<STAGES - 1>();
         __syncwarp();
         uint4 b;
@@ -79,7 +87,7 @@ struct Ring {
             mma_f16(acc, a, k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
         });
         __syncwarp();
-        fetch(part, lane);
+        fetch(lane);
         staged = staged == start + (STAGES - 1) * BYTES ? start : staged + BYTES;
     }
 };
@@ -98,18 +106,12 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     float* sums = (float*)(rings + warps * STAGES * BYTES);
     float* squares = sums + 2 * warps * 16;
     const int tile_first = blockIdx.x * teams + team, tile_step = gridDim.x * teams;
-    Ring ring;
-    ring.start = ring.staged = rings + warp * STAGES * BYTES;
-    ring.first = ring.to = (u32)__cvta_generic_to_shared(ring.start) + lane * 16;
-    ring.tile = tile_first;
-    ring.tiles = in.tiles;
-    ring.tile_step = tile_step;
-    ring.below = side ? out.pairs : 0;
-    ring.at = ring.begin = slice * steps / SLICES;
-    ring.end = (slice + 1) * steps / SLICES;
-    ring.steps = steps;
+    const u32 begin = slice * steps / SLICES, end = (slice + 1) * steps / SLICES;
+    const int turns = (in.tiles - tile_first + tile_step - 1) / tile_step;
+    const Quant::Bytes::Cursor from(part, (tile_first + (side ? out.pairs : 0)) * steps + begin, lane);
+    Ring ring(rings + warp * STAGES * BYTES, lane, from, end - begin, turns, tile_step * steps - (end - begin));
 #pragma unroll 1
-    for (int stage = 0; stage < STAGES; stage++) ring.fetch(part, lane);
+    for (int stage = 0; stage < STAGES; stage++) ring.fetch(lane);
     let_next_start();
 
     // The counts of a step are there before its first kernel, and so is what a model is made of.
@@ -163,7 +165,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
         }
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-        for (u32 at = ring.begin; at < ring.end; at++) ring.multiply(part, mine + at * (Quant::STEP * 2), lane, acc);
+        for (u32 at = begin; at < end; at++) ring.multiply(mine + at * (Quant::STEP * 2), lane, acc);
         // One place is read while the other is written.
         float* place = sums + (turn * warps + warp) * 16;
         if (lane % 4 == 0) {
@@ -187,59 +189,70 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
 #else
 // Rows of STEP columns in shared memory lie so far apart that eight lanes read from all banks.
 #define ROW_BYTES (Quant::STEP * 2 + 64)
+#define NT (ROWS / 8)       // times eight rows of activations
+#define AHEAD (STAGES - 1)  // steps on their way while one is multiplied
 
-#define NT (ROWS / 8)  // times eight rows of activations
-
-// A block has `across` tiles at a time, all of their slices.
+// A block has a slice (the third number of the grid) of as many tiles as it has warps; where there is one slice alone, then of
+// the next ones. Slices leave their sums in memory, and the last block to come adds them up.
 KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int wanted, Inputs in, Result out) {
     const int CHUNKS = Quant::STEP / 8;  // of 16 bytes
-    // (stage): (slice, row) activations, (warp) weights; then sums: (slice, row, across, 16).
+    // (stage): (row) activations, (warp) weights.
     extern __shared__ uint4 room[];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP, across = warps / SLICES;
-    const int slice = warp % SLICES, column = warp / SLICES;
-    const u32 steps = part.groups * BLOCK / Quant::STEP, begin = slice * steps / SLICES, end = (slice + 1) * steps / SLICES;
-    const int stage_x = SLICES * ROWS * ROW_BYTES, stage = stage_x + warps * BYTES;
+    __shared__ int arrived;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const u32 steps = part.groups * BLOCK / Quant::STEP;
+    const int begin = blockIdx.z * steps / SLICES, length = (int)((blockIdx.z + 1) * steps / SLICES) - begin;
+    const int stage = ROWS * ROW_BYTES + warps * BYTES;
     u8* base = (u8*)room;
-    float* sums = (float*)(base + STAGES * stage);
-    const int first = blockIdx.y * ROWS;
-    const int length = (steps + SLICES - 1) / SLICES;  // of the longest slice
-    const int turns = (in.tiles - (int)blockIdx.x * across + (int)gridDim.x * across - 1) / ((int)gridDim.x * across);
-    const int total = turns * length;
+    const int first = blockIdx.y * ROWS, tile_step = gridDim.x * warps;
+    const int turns = (in.tiles - (int)blockIdx.x * warps + tile_step - 1) / tile_step, total = turns * length;
 
-    auto fetch_weights = [&](int index) {
-        const int tile = ((int)blockIdx.x + index / length * (int)gridDim.x) * across + column;
-        const u32 at = begin + index % length;
-        if (index < total && tile < in.tiles && at < end) {
-            const u32 to = (u32)__cvta_generic_to_shared(base + index % STAGES * stage + stage_x + warp * BYTES);
-            Quant::Bytes::fetch(part, tile * steps + at, to + lane * 16, lane);
+    // What is fetched next, by all and by this warp.
+    int next_at = 0, next_tile = blockIdx.x * warps + warp, next_stage = 0, fetched = 0;
+    auto fetch_weights = [&] {
+        if (fetched < total && next_tile < in.tiles) {
+            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage + ROWS * ROW_BYTES + warp * BYTES);
+            Quant::Bytes::fetch(part, next_tile * steps + begin + next_at, to + lane * 16, lane);
+        }
+    };
+    auto move = [&] {
+        fetched++;
+        next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+        if (++next_at == length) {
+            next_at = 0;
+            next_tile += tile_step;
         }
     };
     const int count = min(step_rows(step, wanted) - in.first, in.limit) - first;
-    auto fetch_x = [&](int index) {
-        if (index < total) {
-            const u32 to = (u32)__cvta_generic_to_shared(base + index % STAGES * stage);
+    auto fetch_x = [&] {
+        if (fetched < total) {
+            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage);
             const long stride = (long)part.groups * (BLOCK * 2);
-            for (int i = threadIdx.x; i < SLICES * ROWS * CHUNKS; i += blockDim.x) {
-                const int chunk = i % CHUNKS, r = i / CHUNKS % ROWS;
-                const u32 s = i / (CHUNKS * ROWS), at = s * steps / SLICES + index % length;
+            const u8* from = in.values + first * stride + (begin + next_at) * (Quant::STEP * 2);
+            for (int i = threadIdx.x; i < ROWS * CHUNKS; i += blockDim.x) {
+                const int chunk = i % CHUNKS, r = i / CHUNKS;
                 // Beyond the last row any: its results are unused.
-                if (at < (s + 1) * steps / SLICES)
-                    copy_begin<0, 0>(to + (s * ROWS + r) * ROW_BYTES + chunk * 16,
-                                     in.values + (first + min(r, count - 1)) * stride + at * (Quant::STEP * 2) + chunk * 16);
+                copy_begin<0, 0>(to + r * ROW_BYTES + chunk * 16, from + min(r, count - 1) * stride + chunk * 16);
             }
         }
         copy_group();
     };
-    // Ahead of what is multiplied; where there is room for one step alone, nothing.
-#define AHEAD (STAGES - 1)
 #pragma unroll 1
-    for (int index = 0; index < AHEAD; index++) fetch_weights(index);
+    for (int i = 0; i < AHEAD; i++) {
+        fetch_weights();
+        move();
+    }
     let_next_start();
     const float unscale = Quant::unscale(part);
     wait_for_inputs();
     if (count <= 0) return;
+    next_at = next_stage = fetched = 0;
+    next_tile = blockIdx.x * warps + warp;
 #pragma unroll 1
-    for (int index = 0; index < AHEAD; index++) fetch_x(index);
+    for (int i = 0; i < AHEAD; i++) {
+        fetch_x();
+        move();
+    }
 
     auto finish = [&](int r, int n, float sum) {
         if (n >= part.rows || r >= count) return;
@@ -249,27 +262,29 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
         put(out, to, n, meant(sum, in.factors[first + r], unscale), 0.0f, bias, before);
     };
     float acc[NT][4];
-    int index = 0;
+    int now = 0;
 #pragma unroll 1
     for (int turn = 0; turn < turns; turn++) {
-        const int tile = ((int)blockIdx.x + turn * (int)gridDim.x) * across + column;
+        const int tile = blockIdx.x * warps + warp + turn * tile_step;
 #pragma unroll
         for (int i = 0; i < NT * 4; i++) acc[i / 4][i % 4] = 0.0f;
 #pragma unroll 1
-        for (u32 at = begin; at < begin + length; at++, index++) {
+        for (int at = 0; at < length; at++) {
             if (AHEAD > 0) copy_wait<(AHEAD > 0 ? AHEAD - 1 : 0)>();
             __syncthreads();
-            fetch_weights(index + AHEAD);
-            fetch_x(index + AHEAD);
+            fetch_weights();
+            fetch_x();
+            move();
             if (AHEAD == 0) {
                 copy_wait<0>();
                 __syncthreads();
             }
-            if (at >= end || tile >= in.tiles) continue;
-            const u8* staged = base + index % STAGES * stage;
-            const u8* x = staged + (slice * ROWS + lane / 4) * ROW_BYTES + lane % 4 * 16;
+            const u8* staged = base + now * stage;
+            now = now + 1 == STAGES ? 0 : now + 1;
+            if (tile >= in.tiles) continue;
+            const u8* x = staged + lane / 4 * ROW_BYTES + lane % 4 * 16;
             uint4 b[NT];
-            Quant::fragments(staged + stage_x + warp * BYTES, lane, [&](int k, const u32 a[4]) {
+            Quant::fragments(staged + ROWS * ROW_BYTES + warp * BYTES, lane, [&](int k, const u32 a[4]) {
 #pragma unroll
                 for (int nt = 0; nt < NT; nt++) {
                     if (k % 2 == 0) b[nt] = *(const uint4*)(x + nt * 8 * ROW_BYTES + k * 32);
@@ -277,25 +292,41 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
                 }
             });
         }
-        if (SLICES == 1) {
+#if SLICES == 1
 #pragma unroll
-            for (int i = 0; i < NT * 4; i++)
-                finish(i / 4 * 8 + lane % 4 * 2 + i % 2, tile * 16 + lane / 4 + i % 4 / 2 * 8, acc[i / 4][i % 4]);
-        } else {
+        for (int i = 0; i < NT * 4; i++)
+            finish(i / 4 * 8 + lane % 4 * 2 + i % 2, tile * 16 + lane / 4 + i % 4 / 2 * 8, acc[i / 4][i % 4]);
+#else
+        // (slice, row, output); one turn.
+        const long width = (long)in.tiles * 16, height = (long)gridDim.y * ROWS;
+        if (tile < in.tiles) {
 #pragma unroll
             for (int i = 0; i < NT * 4; i++) {
-                const int r = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                sums[((slice * ROWS + r) * across + column) * 16 + lane / 4 + i % 4 / 2 * 8] = acc[i / 4][i % 4];
-            }
-            __syncthreads();
-            for (int i = threadIdx.x; i < ROWS * across * 16; i += blockDim.x) {
-                float sum = sums[i];
-#pragma unroll
-                for (int s = 1; s < SLICES; s++) sum = __fadd_rn(sum, sums[s * ROWS * across * 16 + i]);
-                finish(i / (across * 16), (tile - column) * 16 + i % (across * 16), sum);
+                const int r = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
+                in.partials[(blockIdx.z * height + r) * width + tile * 16 + lane / 4 + i % 4 / 2 * 8] = acc[i / 4][i % 4];
             }
         }
+        __threadfence();
+        __syncthreads();
+        int* ticket = in.tickets + blockIdx.y * gridDim.x + blockIdx.x;
+        if (threadIdx.x == 0) arrived = atomicAdd(ticket, 1);
+        __syncthreads();
+        if (arrived < SLICES - 1) return;
+        __threadfence();
+        const int n_first = blockIdx.x * warps * 16, n_count = min(warps * 16, in.tiles * 16 - n_first);
+        for (int i = threadIdx.x; i < min(ROWS, count) * n_count; i += blockDim.x) {
+            const int r = i / n_count, n = n_first + i % n_count;
+            const float* from = in.partials + (first + r) * width + n;
+            float parts[SLICES];
+#pragma unroll
+            for (int s = 0; s < SLICES; s++) parts[s] = load_fresh(from + s * height * width);
+            float sum = parts[0];
+#pragma unroll
+            for (int s = 1; s < SLICES; s++) sum = __fadd_rn(sum, parts[s]);
+            finish(r, n, sum);
+        }
+        if (threadIdx.x == 0) *ticket = 0;
+#endif
     }
 }
-
 #endif

@@ -357,11 +357,13 @@ impl Cuda {
 
     /// Compares what was read back of weights with the file, bit by bit.
     fn settle(&self) -> Result<(), Error> {
-        for Arriving { wanted, names, rounds, got, event } in std::mem::take(&mut *self.arriving.borrow_mut()) {
+        for Arriving { wanted, names, rounds, got, event } in std::mem::take(&mut *self.arriving.borrow_mut())
+        {
             event.wait("check upload")?;
             let values: &[f32] = bytemuck::cast_slice(got.bytes());
             let mut start = 0;
-            let largest = wanted.iter().flat_map(|(_, values)| values).fold(0.0, |most: f32, v| most.max(v.abs()));
+            let largest =
+                wanted.iter().flat_map(|(_, values)| values).fold(0.0, |most: f32, v| most.max(v.abs()));
             let small = if rounds { largest * 2f32.powi(-30) } else { 0.0 };
             for (row, wanted) in wanted {
                 let arrived = &values[start..][..wanted.len()];

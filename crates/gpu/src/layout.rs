@@ -247,8 +247,7 @@ impl Format {
                         let (half, within) = (block / 4, block % 4 * 32);
                         let index = super_block * 8 + block;
                         for t in 0..4 {
-                            let bytes =
-                                octet(&low[half * 64 + within % 64 + 8 * t..]) >> (within / 64 * 4);
+                            let bytes = octet(&low[half * 64 + within % 64 + 8 * t..]) >> (within / 64 * 4);
                             place.put_nibbles(index, t, bytes, planes[0]);
                             let bytes = octet(&high[half * 32 + 8 * t..]) >> (within / 32 * 2);
                             place.put_pairs(index, t, bytes, planes[1]);
@@ -264,7 +263,8 @@ impl Format {
                     for t in 0..4 {
                         let bytes = &two[t / 2 * run_bytes + t % 2 * 4..][..4];
                         let codes = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]);
-                        let codes = codes.enumerate().fold(0, |all, (i, code)| all | u64::from(code) << (8 * i));
+                        let codes =
+                            codes.enumerate().fold(0, |all, (i, code)| all | u64::from(code) << (8 * i));
                         place.put_nibbles(block, t, codes, planes[0]);
                     }
                     for (run, bytes) in two.chunks_exact(run_bytes).enumerate() {

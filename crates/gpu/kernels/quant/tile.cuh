@@ -21,12 +21,28 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
         }
     }
     // Begins to copy one step; `to` is this lane's place.
-    DEVICE_METHOD static void fetch(const Part& part, u32 step, u32 to, int lane) {
-        copy<CODES, CODES_, 0>(to, part.codes + (long)step * CODES_ + lane * 16, lane);
-        if (HIGH_) copy<HIGH, HIGH_, 0>(to, part.high + (long)step * HIGH_ + lane * 16, lane);
-        if (SCALES_) copy<SCALES, SCALES_, 0>(to, part.scales + (long)step * SCALES_ + lane * 16, lane);
-        if (MINS_) copy<MINS, MINS_, 0>(to, part.mins + (long)step * MINS_ + lane * 16, lane);
-    }
+    DEVICE_METHOD static void fetch(const Part& part, u32 step, u32 to, int lane) { Cursor(part, step, lane).fetch(to, lane); }
+
+    // Where a lane reads next, step after step.
+    struct Cursor {
+        const u8 *codes, *high, *scales, *mins;
+
+        DEVICE_METHOD Cursor(const Part& part, u32 step, int lane)
+            : codes(part.codes + (long)step * CODES_ + lane * 16), high(part.high + (long)step * HIGH_ + lane * 16),
+              scales(part.scales + (long)step * SCALES_ + lane * 16), mins(part.mins + (long)step * MINS_ + lane * 16) {}
+        DEVICE_METHOD void fetch(u32 to, int lane) const {
+            copy<CODES, CODES_, 0>(to, codes, lane);
+            if (HIGH_) copy<HIGH, HIGH_, 0>(to, high, lane);
+            if (SCALES_) copy<SCALES, SCALES_, 0>(to, scales, lane);
+            if (MINS_) copy<MINS, MINS_, 0>(to, mins, lane);
+        }
+        DEVICE_METHOD void move(int steps) {
+            codes += (long)steps * CODES_;
+            if (HIGH_) high += (long)steps * HIGH_;
+            if (SCALES_) scales += (long)steps * SCALES_;
+            if (MINS_) mins += (long)steps * MINS_;
+        }
+    };
 };
 
 // An f16 of a word in both halves of another.

@@ -10,7 +10,7 @@ use crate::arena::Piece;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::layout::{Format, TILE_COLUMNS, TILE_ROWS};
-use crate::memory::{Buf, DevicePart, Weight, WeightPart, int};
+use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, TICKETS, Weight, WeightPart, int};
 use crate::program::Key;
 use crate::step::{DeviceStep, Slot};
 
@@ -31,7 +31,9 @@ const EACH_MAX: usize = 20;
 const STAGES_MAX: usize = 6;
 /// Bytes of weights on their way that a multiprocessor is given at most: more delay the next kernel's first ones.
 const AHEAD_BYTES: usize = 96 << 10;
-/// The most rows of activations of a block.
+/// The most rows of activations of a product.
+const PASS_ROWS_MAX: usize = 1024;
+/// And of a block.
 const ROWS_MAX: usize = 64;
 /// Bytes of dynamic shared memory of a block: what every chip since Ampere has.
 #[cfg(test)]
@@ -63,6 +65,8 @@ struct Inputs {
     values: u64,
     factors: u64,
     norm: u64,
+    partials: u64,
+    tickets: u64,
     first: i32,
     limit: i32,
     eps: f32,
@@ -184,32 +188,26 @@ impl Shape {
         Some(Shape { slices, rows: 1, warps, blocks, stages, each, shared })
     }
 
-    /// For `limit` rows that are in form.
+    /// For `limit` rows that are in form. A block has one slice.
     fn several(part: &WeightPart, limit: usize, room: usize) -> Shape {
         let (slices, tiles, step_bytes) = (slices(part), part.row_tiles(), part.format.step_bytes());
         let row_bytes = part.format.step_columns() * 2 + 64;
-        let tiles_each = tiles.div_ceil(MULTIPROCESSORS);
-        let stage = |rows: usize, across: usize| slices * (rows * row_bytes + across * step_bytes);
-        let fixed =
-            |rows: usize, across: usize| if slices == 1 { 0 } else { slices * rows * across * TILE_ROWS * 4 };
-        let fits = |rows: usize, across: usize, stages: usize| {
-            fixed(rows, across) + stages * stage(rows, across) <= room
-        };
-        let most = (WARPS_SEVERAL / slices).max(1);
-        let rounds = tiles_each.div_ceil(most);
+        let stage = |rows: usize, warps: usize| rows * row_bytes + warps * step_bytes;
+        // As few tiles as take no longer: all blocks at once where there are slices, else one after the other.
+        let tiles_each = (tiles * slices).div_ceil(MULTIPROCESSORS);
+        let rounds = tiles_each.div_ceil(WARPS_SEVERAL);
         let wanted = tiles_each.div_ceil(rounds);
         // The most rows that fit two steps at once, then the most tiles.
         let rows_wanted = limit.next_power_of_two().clamp(8, ROWS_MAX);
-        let rows = [64, 32, 16, 8].into_iter().filter(|&rows| rows <= rows_wanted);
-        let fitting = rows.clone().find(|&rows| fits(rows, wanted.min(2), 2));
-        let rows = fitting.unwrap_or(8);
-        let enough = |stages: usize| (1..=wanted).rev().find(|&across| fits(rows, across, stages));
-        let across = enough(2).or_else(|| enough(1)).unwrap_or(1);
-        let (stage, fixed) = (stage(rows, across), fixed(rows, across));
-        let stages = ((room - fixed) / stage).clamp(1, 4);
-        let blocks = tiles.div_ceil(across).min(MULTIPROCESSORS);
-        let shared = fixed + stages * stage;
-        Shape { slices, rows, warps: slices * across, blocks, stages, each: 0, shared }
+        let mut rows = [64, 32, 16, 8].into_iter().filter(|&rows| rows <= rows_wanted);
+        let rows = rows.find(|&rows| 2 * stage(rows, wanted.min(8)) <= room).unwrap_or(8);
+        let enough = |stages: usize| (1..=wanted).rev().find(|&warps| stages * stage(rows, warps) <= room);
+        let warps = enough(2).or_else(|| enough(1)).unwrap_or(1);
+        let stage = stage(rows, warps);
+        let stages = (room / stage).clamp(1, 4);
+        let blocks = tiles.div_ceil(warps);
+        let blocks = if slices == 1 { blocks.min(MULTIPROCESSORS) } else { blocks };
+        Shape { slices, rows, warps, blocks, stages, each: 0, shared: stages * stage }
     }
 
     fn program(&self, part: &WeightPart, gates: bool) -> Key {
@@ -291,6 +289,10 @@ impl Cuda {
         let (from, norm, eps) = due.map_or((x.pointer(), 0, 0.0), |due| (due.x, due.weight, due.eps));
         let at_once = self.scratch.rows(weight.columns);
         for part in &weight.parts {
+            // Sums of slices need room as well.
+            let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
+            let partials = PARTIALS_BYTES as usize / partial_bytes / ROWS_MAX * ROWS_MAX;
+            let at_once = at_once.min(partials.clamp(8, PASS_ROWS_MAX));
             let product = Product { first: int(part.first), ..product };
             if part.format == Format::F32 {
                 self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
@@ -308,6 +310,8 @@ impl Cuda {
                     values,
                     factors,
                     norm,
+                    partials: self.partials.pointer(),
+                    tickets: self.tickets.pointer(),
                     first: int(first),
                     limit: int(limit),
                     eps,
@@ -322,7 +326,7 @@ impl Cuda {
                 let step = self.device_step(slot);
                 let gemv = Gemv { operation, part: *part, device_part, step, rows, inputs, product };
                 // The gated activation may be done by the same kernel.
-                let whole = weight.parts.len() == 1 && at_once >= self.options().tokens_max;
+                let whole = weight.parts.len() == 1 && count <= at_once;
                 if self.fuses() && whole {
                     self.pend(Pending { gemv, out: out.pointer(), columns: weight.rows });
                 } else {
@@ -383,7 +387,9 @@ impl Cuda {
         ];
         let shared = u32::try_from(shape.shared).expect("at most what a block has");
         let block = u32::try_from(shape.warps * 32).expect("a few warps");
-        let grid = [shape.blocks, limit.div_ceil(shape.rows), 1];
+        let slices = if shape.rows == 1 { 1 } else { shape.slices };
+        let grid = [shape.blocks, limit.div_ceil(shape.rows), slices];
+        assert!(slices == 1 || grid[0] * grid[1] <= TICKETS, "{grid:?} blocks count their slices");
         self.launch(operation, function, grid, (block, shared), &args)
     }
 
@@ -435,11 +441,11 @@ mod tests {
         };
         check(Format::BF16, (16, 17), false, (1, 1, 1, 1));
         check(Format::BF16, (9728, 896), true, (2, 12, 102, 2));
-        check(Format::BF16, (152_064, 3584), false, (1, 18, 132, 2));
+        check(Format::BF16, (152_064, 3584), false, (1, 24, 132, 2));
         check(Format::BF16, (3584, 3584), false, (4, 8, 112, 3));
         check(Format::Q4_K, (37_888, 3584), true, (1, 18, 132, 2));
         check(Format::Q4_K, (3584, 3584), false, (4, 8, 112, 4));
-        check(Format::Q6_K, (3584, 18_944), false, (4, 8, 112, 3));
+        check(Format::Q6_K, (3584, 18_944), false, (8, 16, 112, 2));
     }
 
     #[test]
