@@ -27,7 +27,8 @@ DEVICE float take_norm(float v[4], const float weight[4]) {
 DEVICE float inverse_norm(const float* squares, int blocks, int columns, float eps) {
     float sum = 0.0f;
     for (int i = threadIdx.x % WARP; i < blocks; i += WARP) sum += squares[i];
-    return 1.0f / sqrtf(warp_sum(sum) / (float)columns + eps);
+    // The reciprocal waits for nothing.
+    return rsqrtf(__fmaf_rn(warp_sum(sum), 1.0f / (float)columns, eps));
 }
 // The largest magnitude of four values, as bits: NaN is above all.
 DEVICE u32 most_of(const float v[4]) {

@@ -24,9 +24,9 @@ struct Inputs {
     const u8* values;       // (rows, columns rounded up to 128) else: f16
     const float* factors;   // (rows) what their sums are multiplied by
     const float* norm;      // the weight of the norm that is due, or null
-    int first, limit;       // the first row of the step that it holds, and how many it holds at most
     float* partials;        // room for the sums of slices of several rows: (slices, rows, tiles x 16)
     int* tickets;           // counts of blocks that have left theirs, zero between kernels
+    int first, limit;       // the first row of the step that it holds, and how many it holds at most
     float eps;              // of the norm
     int tiles;              // times 16 rows (where they are gates, without their counterparts)
 };
