@@ -291,7 +291,7 @@ impl Cuda {
         for part in &weight.parts {
             // Sums of slices need room as well.
             let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
-            let partials = PARTIALS_BYTES as usize / partial_bytes / ROWS_MAX * ROWS_MAX;
+            let partials = PARTIALS_BYTES as usize / partial_bytes / 8 * 8;
             let at_once = at_once.min(partials.clamp(8, PASS_ROWS_MAX));
             let product = Product { first: int(part.first), ..product };
             if part.format == Format::F32 {
