@@ -395,8 +395,7 @@ impl Cuda {
             while blocks > 1 && (alone * blocks > room || blocks / 2 >= tiles) {
                 blocks /= 2;
             }
-            let few = 2 * alone * blocks <= room;
-            let stages = if tiles > blocks && few { stages } else { 1 };
+            let stages = if tiles > blocks { stages } else { 1 };
             if fits(stages, (tiles.next_multiple_of(blocks), blocks)) {
                 return Split { blocks, tiles, stages, merged: false };
             }
