@@ -412,6 +412,7 @@ impl Memory for Cuda {
             for part in &weight.parts {
                 crate::ops::programs(part, self.device.shared_max)
                     .into_iter()
+                    .chain(self.programs_many(part))
                     .for_each(|key| self.programs.prepare(key));
             }
             self.fill(weight, parts)

@@ -6,6 +6,7 @@ use fornax_compute::{Error, Rows};
 
 use super::fits;
 use super::fuse::Pending;
+use super::gemm::{Gemm, room_for};
 use crate::arena::Piece;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
@@ -53,6 +54,8 @@ struct Held {
     /// The weight of the norm that is due, or 0.
     norm: u64,
     rows: Rows,
+    /// Whether they are in the form of products with many rows.
+    many: bool,
     /// Of the arena: an address may have a new owner.
     generation: u64,
 }
@@ -60,16 +63,16 @@ struct Held {
 /// `Inputs` of gemv.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Inputs {
-    x: u64,
-    values: u64,
-    factors: u64,
-    norm: u64,
+pub(super) struct Inputs {
+    pub(super) x: u64,
+    pub(super) values: u64,
+    pub(super) factors: u64,
+    pub(super) norm: u64,
     partials: u64,
     tickets: u64,
-    first: i32,
-    limit: i32,
-    eps: f32,
+    pub(super) first: i32,
+    pub(super) limit: i32,
+    pub(super) eps: f32,
     tiles: i32,
 }
 
@@ -94,6 +97,8 @@ pub(crate) struct Gemv {
     device_part: DevicePart,
     step: DeviceStep,
     pub(super) rows: Rows,
+    /// Whether it is one of many rows, which have kernels of their own.
+    many: bool,
     inputs: Inputs,
     pub(super) product: Product,
 }
@@ -101,7 +106,7 @@ pub(crate) struct Gemv {
 impl Cuda {
     /// Whether the kernel of a product can do the gated activation of what it yields.
     pub(super) fn gates(&self, gemv: &Gemv) -> bool {
-        gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
+        gemv.many || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
     }
 }
 
@@ -288,11 +293,14 @@ impl Cuda {
         };
         let (from, norm, eps) = due.map_or((x.pointer(), 0, 0.0), |due| (due.x, due.weight, due.eps));
         let at_once = self.scratch.rows(weight.columns);
+        // Of rows that are too long for it the scratch holds few.
+        let many = self.takes_many(count.min(at_once));
+        let at_once = if many { at_once / room_for(1) * room_for(1) } else { at_once };
         for part in &weight.parts {
             // Sums of slices need room as well.
             let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
             let partials = PARTIALS_BYTES as usize / partial_bytes / 8 * 8;
-            let at_once = at_once.min(partials.clamp(8, PASS_ROWS_MAX));
+            let at_once = if many { at_once } else { at_once.min(partials.clamp(8, PASS_ROWS_MAX)) };
             let product = Product { first: int(part.first), ..product };
             if part.format == Format::F32 {
                 self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
@@ -317,14 +325,14 @@ impl Cuda {
                     eps,
                     tiles: 0,
                 };
-                let held = Held { pointer: from, norm, rows, generation: self.generation() };
+                let held = Held { pointer: from, norm, rows, many, generation: self.generation() };
                 if !one && (self.scratch.held.get() != Some(held) || count > at_once) {
-                    self.form(operation, (slot, rows), weight.columns, &inputs)?;
+                    self.form(operation, (slot, rows), (weight.columns, many), &inputs)?;
                     self.scratch.held.set((count <= at_once).then_some(held));
                 }
                 let device_part = weight.device_part(part);
                 let step = self.device_step(slot);
-                let gemv = Gemv { operation, part: *part, device_part, step, rows, inputs, product };
+                let gemv = Gemv { operation, part: *part, device_part, step, rows, many, inputs, product };
                 // The gated activation may be done by the same kernel.
                 let whole = weight.parts.len() == 1 && count <= at_once;
                 if self.fuses() && whole {
@@ -337,17 +345,18 @@ impl Cuda {
         Ok(())
     }
 
-    /// Brings rows into the form that products read.
+    /// Brings rows into the form that products read: of several rows, or of many.
     fn form(
         &self,
         operation: &'static str,
         (slot, rows): (&Slot, Rows),
-        columns: usize,
+        (columns, many): (usize, bool),
         inputs: &Inputs,
     ) -> Result<(), Error> {
         let name = if columns.is_multiple_of(4) { "form_fours" } else { "form_any" };
         let function = self.programs.function(&Key::plain("form.cu"), name)?;
         let device_step = self.device_step(slot);
+        let limit = inputs.limit.cast_unsigned() as usize;
         let args = [
             Arg::Pointer(inputs.x),
             Arg::Pointer(inputs.norm),
@@ -358,16 +367,19 @@ impl Cuda {
             Arg::Int(inputs.first),
             Arg::Pointer(inputs.values),
             Arg::Pointer(inputs.factors),
+            Arg::Int(if many { int(room_for(limit)) } else { 0 }),
         ];
-        let limit = inputs.limit.cast_unsigned() as usize;
-        // A warp for each 128 columns.
-        let threads = row_threads(columns.div_ceil(TILE_COLUMNS) * 32);
+        // A warp for each 128 columns; of many rows several share a multiprocessor.
+        let threads = row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(if many { 512 } else { 1024 });
         self.launch(operation, function, [limit, 1, 1], (threads, 0), &args)
     }
 
     /// Launches a product.
     pub(super) fn multiply(&self, gemv: &Gemv) -> Result<(), Error> {
-        let Gemv { operation, part, device_part, step, rows, mut inputs, product } = *gemv;
+        let Gemv { operation, part, device_part, step, rows, many, mut inputs, product } = *gemv;
+        if many {
+            return self.multiply_many(&Gemm { operation, part, device_part, step, rows, inputs, product });
+        }
         let limit = inputs.limit.cast_unsigned() as usize;
         let gates = product.pairs > 0;
         let room = self.device.shared_max;
