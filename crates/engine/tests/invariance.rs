@@ -144,6 +144,36 @@ fn together_drafting(setting: &Setting, wanted: &[Answer], what: &str, speculati
     stats
 }
 
+/// All of them among others, 64 in all, in one step.
+fn in_a_crowd(setting: &Setting, wanted: &[Answer]) {
+    let setting = Setting { slots: 64, pages: 600, ..*setting };
+    let (mut engine, handle) = setting.engine(Speculation::Off);
+    let own = requests();
+    let others = (0..64 - own.len() as u32).map(|other| {
+        let prompt = (0..1 + other % 40).map(|at| (at * 13 + other * 7 + 5) % 97).collect();
+        Request::new(prompt, 30, Sampling::greedy())
+    });
+    let mut replies = Vec::new();
+    // The others come first and between.
+    for (index, other) in others.enumerate() {
+        let other = Request { sampling: Sampling { top_logprobs: Some(0), ..other.sampling }, ..other };
+        replies.extend(handle.submit(other).unwrap().into_iter().map(|reply| (None, reply)));
+        if let Some(request) = own.get(index) {
+            replies.extend(
+                handle.submit(request.clone()).unwrap().into_iter().map(|reply| (Some(index), reply)),
+            );
+        }
+    }
+    assert_eq!(replies.len(), 64);
+    let (indices, replies): (Vec<Option<usize>>, Vec<Reply>) = replies.into_iter().unzip();
+    let answers = drain(&mut engine, replies);
+    for (index, answer) in indices.into_iter().zip(answers) {
+        if let Some(index) = index {
+            assert_eq!(answer, wanted[index], "request {index} among 63 others: {setting:?}");
+        }
+    }
+}
+
 /// Drafts from the answers themselves, every fifth token wrong: most drafts are right for a while.
 fn mostly_right(wanted: &[Answer]) -> Speculation {
     let tokens = |answer: &Answer| answer.iter().map(|&(token, _)| token).collect::<Vec<u32>>();
@@ -170,6 +200,7 @@ fn check(fixture: &'static str) {
         let base = Setting { fixture, activations, kv, tokens_max: 256, slots: 8, pages: 80, threads: 1 };
         let wanted = alone(&base);
         together(&base, &wanted, "whole prompts");
+        in_a_crowd(&base, &wanted);
         together(&Setting { threads: 2, ..base }, &wanted, "two threads");
         for tokens_max in [1, 7, 32, 45] {
             together(&Setting { tokens_max, ..base }, &wanted, "chunks");
