@@ -100,14 +100,8 @@ pub enum Op {
     Ring,
 }
 
-/// The same where roundings to f16 of two computations fall to different sides, and softmax and norms enlarge it.
-const LAYER_BOUND_HALF: f64 = 3e-4;
-
 impl Op {
-    fn bound(self, activations: Activations) -> f64 {
-        if self == Op::Layer && activations == Activations::Half {
-            return LAYER_BOUND_HALF;
-        }
+    fn bound(self) -> f64 {
         let row = BOUNDS.iter().find(|(op, _)| *op == self);
         row.expect("every operation has its bound").1
     }
@@ -312,7 +306,7 @@ impl<B: Backend> Suite<'_, B> {
         }
         let outcome = case.compute(&self.reference).and_then(|wanted| {
             let got = case.compute(self.backend)?;
-            within(case.op().bound(self.reference.options().activations), &got, &wanted)
+            within(case.op().bound(), &got, &wanted)
         });
         self.conclude(case.op(), words, outcome);
     }
@@ -327,8 +321,7 @@ impl<B: Backend> Suite<'_, B> {
     ) {
         let words = case.to_string();
         if (self.chosen)(op, &words) {
-            let bound = op.bound(self.reference.options().activations);
-            let outcome = compute(self.backend).and_then(|got| within(bound, &got, wanted));
+            let outcome = compute(self.backend).and_then(|got| within(op.bound(), &got, wanted));
             self.conclude(op, words, outcome);
         }
     }
