@@ -61,8 +61,8 @@ fn main() -> anyhow::Result<()> {
     let kv = plan.usage.bytes(fornax_compute::Purpose::Kv);
     let pool = plan.kv_token_bytes * (context as u64 * 5 / 2);
     let limit = plan.usage.total() + plan.runtime_bytes - kv + pool;
-    // The margin is a fiftieth of the limit.
-    let limit = limit + (limit / 40).clamp(20 << 20, 600 << 20);
+    // The margin is a fiftieth of the whole, so a forty-ninth of the rest, between the plan's bounds.
+    let limit = limit + (limit / 49 + 1).clamp(16 << 20, 512 << 20);
     let model = open(CROWD).memory_limit(limit).open()?;
     println!(
         "a cache for {} tokens, of which {} requests want {context} each",
