@@ -10,6 +10,7 @@
 )]
 
 mod attention;
+mod cores;
 mod disjoint;
 mod exp;
 mod experts;
@@ -28,7 +29,6 @@ pub(crate) mod widest;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::thread;
 
 pub use memory::{Buf, CpuSizes, Kv, Weight, dequantize, expand_rows};
 pub use quant::{Run, Runs, Simd};
@@ -91,10 +91,11 @@ pub struct CpuOptions {
 }
 
 impl Default for CpuOptions {
-    /// Every core that this process may use, the best instructions, batches of 512 tokens of 16 sequences.
+    /// The processors that this process may use, of one memory node; the best instructions, batches of 512 tokens of 16
+    /// sequences.
     fn default() -> CpuOptions {
         CpuOptions {
-            threads: thread::available_parallelism().map_or(1, usize::from),
+            threads: cores::threads_by_default(),
             activations: Activations::default(),
             simd: Simd::detect(),
             memory_limit: None,
