@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let subject =
-        Subject { backend: &cuda, sizes: cuda.sizes(), activations: Activations::Float, invariant: true };
+        Subject { backend: &cuda, sizes: cuda.sizes(), activations: Activations::Half, invariant: true };
     let chosen = |op: Op, case: &str| conformance::named(&words, op, case);
     let report = conformance::run_where(&chosen, &subject, &mut on_case)?;
     let exact = match chosen(Op::Ring, "") {

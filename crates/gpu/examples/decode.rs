@@ -1,7 +1,7 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
 //! [eager]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, q4_k_m, q6_k or q4_1. Prints how
-//! long loading took, each kind of operation alone for one token and several, and the whole step, with the bytes that it
-//! moves.
+//! long loading took, each kind of operation alone for one token and several, prompts and steps of many streams, and the whole
+//! step of one, with the bytes that it moves.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
@@ -14,10 +14,15 @@ use fornax_compute::{
 use fornax_format::{DType, View};
 use fornax_gpu::{Buf, Cuda, CudaOptions, Kv, Weight};
 
-/// Tokens of the prompt.
-const PROMPT: usize = 512;
+/// Tokens of the prompts, the last the longest.
+const PROMPTS: [usize; 3] = [128, 512, 2048];
+const PROMPT: usize = 2048;
 /// And of the steps whose operations are measured.
-const MEASURED: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, PROMPT];
+const MEASURED: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, PROMPT];
+/// Streams that decode together, and the tokens that each has behind it.
+const STREAMS: [usize; 5] = [8, 32, 64, 128, 256];
+const STREAMS_MAX: usize = 256;
+const BEHIND: usize = 128;
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -138,8 +143,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let graphs = !folder.iter().any(|word| word == "eager");
     let kernel_folder = folder.first().map(Into::into);
     let started = Instant::now();
-    let cuda =
-        Cuda::new(CudaOptions { tokens_max: PROMPT, kernel_folder, graphs, ..CudaOptions::default() })?;
+    let cuda = Cuda::new(CudaOptions {
+        tokens_max: PROMPT,
+        slots: STREAMS_MAX,
+        kernel_folder,
+        graphs,
+        ..CudaOptions::default()
+    })?;
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
     run(&cuda, shape, (usual, head, more), context)?;
     Ok(())
@@ -211,9 +221,9 @@ fn run(
         attended: tokens(shape.heads.query * shape.heads.dim)?,
         gate_up: tokens(2 * shape.ffn)?,
         gated: tokens(shape.ffn)?,
-        wanted: cuda.alloc(Purpose::Residual, 64, shape.hidden)?,
+        wanted: cuda.alloc(Purpose::Residual, STREAMS_MAX, shape.hidden)?,
         wanted_normed: tokens(shape.hidden)?,
-        logits: cuda.alloc(Purpose::Logits, 64, shape.vocab)?,
+        logits: cuda.alloc(Purpose::Logits, STREAMS_MAX, shape.vocab)?,
         embedding,
         head: head_weight,
         layers,
@@ -226,7 +236,8 @@ fn run(
             head_bytes.len(),
         ],
     };
-    let pages = (context + 1024).div_ceil(PAGE_TOKENS) + 1;
+    let pages =
+        ((context + 1024).div_ceil(PAGE_TOKENS) + 1).max(STREAMS_MAX * (BEHIND / PAGE_TOKENS + 1) + 1);
     let group = KvGroup {
         layers: model.shape.layers,
         heads: model.shape.heads.kv,
@@ -238,7 +249,14 @@ fn run(
     for tokens in MEASURED {
         operations(cuda, &mut model, &mut kv, tokens)?;
     }
-    prompt(cuda, &mut model, &mut kv)?;
+    for tokens in PROMPTS {
+        let ms = whole(cuda, &mut model, &mut kv, &prompt_batch(tokens))?;
+        println!("prompt of {tokens}: {ms:.3} ms on the device: {:.0} tokens/s", tokens as f32 / ms * 1e3);
+    }
+    for streams in STREAMS {
+        let ms = whole(cuda, &mut model, &mut kv, &streams_batch(streams))?;
+        println!("{streams} streams: {ms:.3} ms on the device: {:.0} tokens/s", streams as f32 / ms * 1e3);
+    }
 
     let hot = Sampling { temperature: 0.8, ..Sampling::default() };
     let cut = Sampling { top_k: 50, top_p: 0.95, min_p: 0.02, ..hot.clone() };
@@ -323,21 +341,28 @@ fn prompt_batch(tokens: usize) -> Batch {
     batch
 }
 
-/// A prompt's step, all of it.
-fn prompt(cuda: &Cuda, model: &mut Model, kv: &mut Kv) -> Result<(), Error> {
+/// A token of each of so many sequences.
+fn streams_batch(streams: usize) -> Batch {
+    let mut batch = Batch::default();
+    let pages = BEHIND / PAGE_TOKENS + 1;
+    for slot in 0..streams {
+        let table = (0..pages).map(|page| PageId((1 + slot * pages + page) as u32)).collect();
+        let row = Row { slot: slot as u32, start: BEHIND as u32, len: 1, pages: vec![table], wanted: 1 };
+        batch.push(row, [Token::Known(slot as u32 % 64)]);
+    }
+    batch
+}
+
+/// Milliseconds of a step, all of it.
+fn whole(cuda: &Cuda, model: &mut Model, kv: &mut Kv, batch: &Batch) -> Result<f32, Error> {
     let mut times = Vec::new();
     for _ in 0..8 {
-        let step = cuda.begin(&prompt_batch(PROMPT))?;
+        let step = cuda.begin(batch)?;
         times.push(cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, model, kv, &step)))?);
         cuda.finish(step)?;
     }
     times.sort_by(f32::total_cmp);
-    let median = times[times.len() / 2];
-    println!(
-        "prompt of {PROMPT}: {median:.3} ms on the device: {:.0} tokens/s",
-        PROMPT as f32 / median * 1e3
-    );
-    Ok(())
+    Ok(times[times.len() / 2])
 }
 
 /// Each kind of operation over all layers in turn, so that no cache holds the next one's weight.

@@ -2,7 +2,14 @@
 #pragma once
 #include "prelude.cuh"
 
-DEVICE float silu(float x) { return __fdiv_rn(x, 1.0f + expf(-x)); }
+// By the fast units: a product with many rows ends by it, and nothing else of it is as long. Relative errors are below
+// 2^-20 where |x| < 16; the same bits wherever it is used.
+DEVICE float silu(float x) {
+    float power, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(__fmul_rn(x, -1.44269504f)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(__fadd_rn(1.0f, power)));
+    return __fmul_rn(x, inverse);
+}
 // x times the probability that a standard normal number is less.
 DEVICE float gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
 // Its approximation: x / 2 * (1 + tanh(u)) is x / (1 + e^(-2u)).

@@ -27,6 +27,7 @@ KERNEL add_positions(Part part, int part_first, Step step, float* x, int columns
 
 // Some rows of the part, one after the other: what an upload is checked by.
 KERNEL rows_of(Part part, int first, int stride, float* out, int columns) {
+    wait_for_inputs();
     int row = first + blockIdx.x * stride;
     if (row >= part.rows) return;
     for (int k = threadIdx.x; k < columns; k += blockDim.x) out[(long)blockIdx.x * columns + k] = Quant::value(part, row, k);

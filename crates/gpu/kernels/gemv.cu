@@ -1,31 +1,34 @@
 // out[r][n] = sum over k of x[r][k] * weight[n][k], for weights of one format (QUANT names its header).
 //
-// The columns of a tile of 16 rows are shared out in slices: slice s of S takes steps s, s + S, ... (a step is 128 or 256
-// columns), and the slices' sums are added in their order. How many slices there are depends on the weight alone, so an
-// output's order of summation does not depend on the batch. A warp's weights come through a ring of its own in shared
-// memory, STAGES steps ahead; the first are on their way before the activations are there.
-// One row of activations (`gemv_one`) is brought into the form of split.cuh by the block itself, a norm of it included. A
-// unit is TILES tiles; where rows are gates, also their counterparts. A warp is a slice; where a weight has many units
-// (WIDE is the number of slices, else 0) a block has several of them, otherwise one after the other.
-// Several rows (`gemv_1` to `gemv_8`: up to four times as many) come in that form. A unit is a tile; a warp has one for
-// itself (WIDE), or takes slices of its block's.
+// Weights are the 16 rows of the matrix instruction, one f16 for each value (quant/tile.cuh); rows of activations its eight
+// columns, one f16 for each value (form.cuh). The columns of a tile of 16 rows are cut into slices: slice s of S takes the
+// steps (128 or 256 columns) from s * steps / S on. A slice's sum begins at zero and goes through its columns in their order;
+// slices are added in their order. S depends on the weight alone, so an output's order of summation does not depend on the
+// batch. A warp has a slice of a tile.
+// One row of activations (`gemv_one`) is brought into form by the block itself, a norm of it included; weights come through a
+// ring of each warp's own, STAGES steps ahead, the first of them before the activations are there. Where rows are gates, their
+// counterparts have warps of their own; warps of a tile meet in shared memory.
+// Several rows (`gemv_several`: up to ROWS) come in that form and go through shared memory with the weights, a step at a time:
+// a block's warps read them together.
 // Reads weight planes and activations; writes out (rows, columns) at out.first.
 #include QUANT
+#include "form.cuh"
 #include "result.cuh"
 
 #define SIDES (GATES ? 2 : 1)
-#define PARTS (SIDES * TILES)  // tiles of 16 rows that a unit has
+#define TEAM (SLICES * SIDES)  // warps of a tile
 #define BYTES Quant::Bytes::BYTES
-#define RECORDS (Quant::STEP / BLOCK)  // of a step
 
 struct Inputs {
-    const float* x;     // (rows, columns), for one row; else null
-    const u8* records;  // (rows, records), else
-    const float* norm;  // the weight of the norm that is due, or null
-    int first, limit;   // the first row of the step that it holds, and how many it holds at most
-    float eps;          // of the norm
-    int tiles, slices;  // times 16 rows (where they are gates, without their counterparts); slices of each
-    int pad;
+    const float* x;         // (rows, columns), for one row; else null
+    const u8* values;       // (rows, columns rounded up to 128) else: f16
+    const float* factors;   // (rows) what their sums are multiplied by
+    const float* norm;      // the weight of the norm that is due, or null
+    float* partials;        // room for the sums of slices of several rows: (slices, rows, tiles x 16)
+    int* tickets;           // counts of blocks that have left theirs, zero between kernels
+    int first, limit;       // the first row of the step that it holds, and how many it holds at most
+    float eps;              // of the norm
+    int tiles;              // times 16 rows (where they are gates, without their counterparts)
 };
 
 // Stores one output, and where it is a gate also its counterpart's.
@@ -42,283 +45,288 @@ DEVICE void put(const Result& out, long r, int row, float sum, float other, floa
     out.values[to] = out.adds ? __fadd_rn(before, sum) : sum;
 #endif
 }
+#if ONE_ROW
+// The warps of a tile wait for each other.
+DEVICE void team_wait(int team) {
+    if (TEAM == 1) __syncwarp();
+    else asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(TEAM * WARP) : "memory");
+}
 
-// Weights on their way to a warp: what is fetched next. `Next` moves it on; beyond the last there is nothing.
-template <class Next> struct Ring {
+// Weights on their way to a warp: for each of its tiles, each step of its slice.
+struct Ring {
     u32 first, to;
     const u8* start;
     const u8* staged;
-    Next next;
+    Quant::Bytes::Cursor from;
+    int left, length, turns, leap;  // steps of this tile, of each, tiles, and steps from the end of one to the next
 
-    DEVICE_METHOD Ring(u8* ring, int lane, const Next& next) : start(ring), staged(ring), next(next) {
+    DEVICE_METHOD Ring(u8* ring, int lane, const Quant::Bytes::Cursor& from, int length, int turns, int leap)
+        : start(ring), staged(ring), from(from), left(length), length(length), turns(turns), leap(leap) {
         first = to = (u32)__cvta_generic_to_shared(ring) + lane * 16;
     }
-    DEVICE_METHOD void fetch(const Part& part, int lane) {
-        if (next.has()) {
-            Quant::Bytes::fetch(part, next.place(), to, lane);
+    DEVICE_METHOD void fetch(int lane) {
+        if (turns > 0) {
+            from.fetch(to, lane);
             to = to == first + (STAGES - 1) * BYTES ? first : to + BYTES;
-            next.move();
+            from.move(1);
+            if (--left == 0) {
+                left = length;
+                turns--;
+                from.move(leap);
+            }
         }
         copy_group();
     }
-    // Multiplies with the oldest, and fetches another in its place.
-    template <class X> DEVICE_METHOD void multiply(const Part& part, const X& x, u32 step, int lane, float acc[X::N]) {
+    // Multiplies the oldest step with the same columns of a row in shared memory, and fetches another in its place.
+    DEVICE_METHOD void multiply(const u8* x, int lane, float acc[4]) {
         copy_wait<STAGES - 1>();
         __syncwarp();
-        Quant::template multiply<X>(staged, x, step, lane, acc);
+        uint4 b;
+        Quant::fragments(staged, lane, [&](int k, const u32 a[4]) {
+            if (k % 2 == 0) b = *(const uint4*)(x + k * 32);
+            mma_f16(acc, a, k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
+        });
         __syncwarp();
-        fetch(part, lane);
+        fetch(lane);
         staged = staged == start + (STAGES - 1) * BYTES ? start : staged + BYTES;
     }
 };
 
-#if ONE_ROW
-// Brings 128 columns into the form that products read, and leaves the sum of squares where a norm is due.
-DEVICE void put_record(u8* record, float v[4], const float* norm, const float weight[4], float* squares, int lane) {
-    if (norm) {
-        const float sum = take_norm(v, weight);
-        if (lane == 0) *squares = sum;
-    }
-    if (Quant::FLOATS) put_floats(record, v, lane);
-    else put_digits<Quant::SUMS>(record, v, lane);
-}
-
-// For each unit, each step of the slice, each tile. Beyond the last tile, the last one again.
-struct Order {
-    int unit, units, unit_step, tiles, pairs, at_part;
-    u32 at, slice, slices, steps;
-
-    DEVICE_METHOD bool has() const { return unit < units; }
-    DEVICE_METHOD u32 place() const {
-        return (min(unit * TILES + at_part % TILES, tiles - 1) + (at_part >= TILES ? pairs : 0)) * steps + at;
-    }
-    DEVICE_METHOD void move() {
-        if (PARTS > 1 && ++at_part < PARTS) return;
-        at_part = 0;
-        at += slices;
-        if (at < steps) return;
-        at = slice;
-        unit += unit_step;
-    }
-};
-
-template <bool FLOATS> struct One { typedef OneRow Columns; };
-template <> struct One<true> { typedef Rows<1, true> Columns; };
-
-// Code that runs once is fetched once: what is rolled up here starts sooner.
-KERNEL __launch_bounds__(THREADS, BLOCKS) gemv_one(Part part, Step step, int wanted, Inputs in, Result out) {
-    typedef One<Quant::FLOATS>::Columns X;
-    // Records of the row: all (WIDE), or those of a step for each warp; (warp, stage) tiles; sums, in two places by turns:
-    // (warp, side, tile, 16); squares: (records).
+// EACH: times 128 columns that a warp brings into form, at most. Code that runs once is fetched once: what is rolled up here
+// starts sooner.
+KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, Inputs in, Result out) {
+    // The row; (warp, stage) steps; sums, in two places by turns: (warp, 16); squares of each 128 columns.
     extern __shared__ uint4 room[];
+    __shared__ u32 mosts[WARP];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    const int slices = WIDE ? WIDE : warps, slice = warp % slices, group = warp / slices, groups = warps / slices;
-    const u32 steps = part.groups / RECORDS;
-    const int units = (in.tiles + TILES - 1) / TILES;
-    u8* records = (u8*)room + (WIDE ? 0 : warp * RECORDS * RECORD);
-    u8* rings = (u8*)room + (WIDE ? part.groups : warps * RECORDS) * RECORD;
+    const int team = warp / TEAM, teams = warps / TEAM, slice = warp % TEAM / SIDES, side = warp % SIDES;
+    const u32 steps = part.groups * BLOCK / Quant::STEP;
+    u8* row = (u8*)room;
+    u8* rings = row + part.groups * BLOCK * 2;
     float* sums = (float*)(rings + warps * STAGES * BYTES);
-    float* squares = sums + 2 * warps * PARTS * 16;
-    const int unit_first = blockIdx.x * groups + group, unit_step = gridDim.x * groups;
-    Ring<Order> ring(rings + warp * STAGES * BYTES, lane,
-                     Order{slice < steps ? unit_first : units, units, unit_step, in.tiles, out.pairs, 0, (u32)slice, (u32)slice,
-                           (u32)slices, steps});
+    float* squares = sums + 2 * warps * 16;
+    const int tile_first = blockIdx.x * teams + team, tile_step = gridDim.x * teams;
+    const u32 begin = slice * steps / SLICES, end = (slice + 1) * steps / SLICES;
+    const int turns = (in.tiles - tile_first + tile_step - 1) / tile_step;
+    const Quant::Bytes::Cursor from(part, (tile_first + (side ? out.pairs : 0)) * steps + begin, lane);
+    Ring ring(rings + warp * STAGES * BYTES, lane, from, end - begin, turns, tile_step * steps - (end - begin));
 #pragma unroll 1
-    for (int stage = 0; stage < STAGES; stage++) ring.fetch(part, lane);
+    for (int stage = 0; stage < STAGES; stage++) ring.fetch(lane);
     let_next_start();
 
     // The counts of a step are there before its first kernel, and so is what a model is made of.
     const int count = min(step_rows(step, wanted) - in.first, in.limit), columns = part.columns;
-    float v[4], weight[4];  // of the next record
-    auto load_norm = [&](u32 at) { load_four<!Quant::FLOATS>(in.norm, at * BLOCK + lane * 4, columns, weight); };
-    auto load_x = [&](u32 at) { load_four<!Quant::FLOATS>(in.x, at * BLOCK + lane * 4, columns, v); };
-    const u32 record_first = WIDE ? warp : slice * RECORDS;
-    if (in.norm && record_first < part.groups) load_norm(record_first);
+    const float unscale = Quant::unscale(part);
+    float v[EACH][4], weight[EACH][4];
+    if (in.norm && EACH <= 4) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) load_four<FOURS>(in.norm, (warp + i * warps) * BLOCK + lane * 4, columns, weight[i]);
+    }
     wait_for_inputs();
     if (count <= 0) return;
-
-    if (record_first < part.groups) load_x(record_first);
-    float scale = 1.0f;  // of the norm, for warps that end rows
-    if (WIDE) {
-#pragma unroll 1
-        for (int at = warp; at < part.groups; at += warps) {
-            u8* record = records + at * RECORD;
-            put_record(record, v, in.norm, weight, (float*)(record + RECORD_SQUARES), lane);
-            const int next = at + warps;
-            if (next < part.groups) {
-                load_x(next);
-                if (in.norm) load_norm(next);
-            }
+    const float* x = in.x + (long)in.first * columns;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) load_four<FOURS>(x, (warp + i * warps) * BLOCK + lane * 4, columns, v[i]);
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int at = warp + i * warps;
+        if (in.norm) {
+            if (EACH > 4) load_four<FOURS>(in.norm, at * BLOCK + lane * 4, columns, weight[i]);
+            const float sum = take_norm(v[i], weight[i]);
+            if (lane == 0 && at < part.groups) squares[at] = sum;
         }
-        __syncthreads();
-        if (in.norm) scale = inverse_norm((float*)(records + RECORD_SQUARES), RECORD / 4, part.groups, columns, in.eps);
+        most = max(most, most_of(v[i]));
     }
-    const X x(records, 0, 1, lane);
+    most = warp_most(most);
+    if (lane == 0) mosts[warp] = most;
+    __syncthreads();
+    const float norm = in.norm ? inverse_norm(squares, part.groups, columns, in.eps) : 1.0f;
+    most = most_normed(warp_most(lane < warps ? mosts[lane] : 0), norm);
+    const float scale = row_scale(most);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int at = warp + i * warps;
+        if (at < part.groups) *(uint2*)(row + at * BLOCK * 2 + lane * 8) = formed(v[i], norm, scale);
+    }
+    __syncthreads();
+
+    const u8* mine = row + lane % 4 * 16;
     int turn = 0;
 #pragma unroll 1
-    for (int unit = unit_first; unit < units; unit += unit_step) {
-        // Thread i of a unit's ends row i, tile after tile.
-        const int end_at = threadIdx.x % (slices * WARP), row = unit * TILES * 16 + end_at;
-        const bool ends = end_at < TILES * 16 && row < part.rows && row < in.tiles * 16;
+    for (int tile = tile_first; tile < in.tiles; tile += tile_step) {
+        // Thread i of a tile's ends row i.
+        const int n = tile * 16 + lane;
+        const bool ends = warp % TEAM == 0 && lane < 16 && n < part.rows;
         float bias = 0.0f, before = 0.0f;
         if (ends) {
-            if (out.bias) bias = out.bias[out.first + row];
-            if (!GATES && out.adds) before = load_fresh(out.values + (long)in.first * out.columns + out.first + row);
+            if (out.bias) bias = out.bias[out.first + n];
+            if (!GATES && out.adds) before = load_fresh(out.values + (long)in.first * out.columns + out.first + n);
         }
-        float acc[PARTS][X::N];
-        for (int i = 0; i < PARTS; i++)
-            for (int n = 0; n < X::N; n++) acc[i][n] = 0.0f;
+        float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-        for (u32 at = slice; at < steps; at += slices) {
-            // A warp of one step has it already.
-            if (!WIDE && (unit == unit_first || steps > slices)) {
-#pragma unroll 1
-                for (int i = 0; i < RECORDS; i++) {
-                    const u32 now = at * RECORDS + i;
-                    put_record(records + i * RECORD, v, in.norm, weight, squares + now, lane);
-                    const u32 next = i + 1 < RECORDS ? now + 1 : (at + slices < steps ? at + slices : slice) * RECORDS;
-                    load_x(next);
-                    if (in.norm) load_norm(next);
-                }
-            }
-            // Turned round instead of indexed: the code is there once.
-#pragma unroll 1
-            for (int i = 0; i < PARTS; i++) {
-                ring.multiply(part, x, WIDE ? at : 0, lane, acc[0]);
-#pragma unroll
-                for (int n = 0; n < X::N; n++) {
-                    const float done = acc[0][n];
-#pragma unroll
-                    for (int j = 0; j + 1 < PARTS; j++) acc[j][n] = acc[j + 1][n];
-                    acc[PARTS - 1][n] = done;
-                }
-            }
-        }
+        for (u32 at = begin; at < end; at++) ring.multiply(mine + at * (Quant::STEP * 2), lane, acc);
         // One place is read while the other is written.
-        float* mine = sums + (turn * groups + group) * slices * PARTS * 16;
-        turn ^= 1;
+        float* place = sums + (turn * warps + warp) * 16;
+        if (lane % 4 == 0) {
+            place[lane / 4] = acc[0];
+            place[lane / 4 + 8] = acc[2];
+        }
+        team_wait(team);
+        if (ends) {
+            float sum = place[lane], other = GATES ? place[16 + lane] : 0.0f;
 #pragma unroll
-        for (int i = 0; i < PARTS * 2; i++) {
-            const float sum = x.total(acc[i / 2], 0, i % 2);
-            if (lane % 4 == 0) mine[(slice * PARTS + i / 2) * 16 + lane / 4 + 8 * (i % 2)] = sum;
+            for (int s = 1; s < SLICES; s++) {
+                sum = __fadd_rn(sum, place[s * SIDES * 16 + lane]);
+                if (GATES) other = __fadd_rn(other, place[(s * SIDES + 1) * 16 + lane]);
+            }
+            const float inverse = row_unscale(most);
+            put(out, in.first, n, meant(sum, inverse, unscale), meant(other, inverse, unscale), bias, before);
         }
-        if (WIDE) asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WIDE * WARP) : "memory");
-        else __syncthreads();
-        if (!WIDE && in.norm && warp * WARP < TILES * 16 && unit == unit_first)
-            scale = inverse_norm(squares, 1, part.groups, columns, in.eps);
-        if (!ends) continue;
-        float sum = 0.0f, other = 0.0f;
-#pragma unroll 2
-        for (int w = 0; w < slices; w++) {
-            sum = __fadd_rn(sum, mine[w * PARTS * 16 + end_at]);
-            if (GATES) other = __fadd_rn(other, mine[(w * PARTS + TILES) * 16 + end_at]);
-        }
-        put(out, in.first, row, __fmul_rn(sum, scale), __fmul_rn(other, scale), bias, before);
+        turn ^= 1;
     }
 }
 #else
-// For each unit, each slice, each step.
-struct Order {
-    int unit, units, unit_step;
-    u32 at, slice, slice_first, slice_step, slices, steps;
+// Rows of STEP columns in shared memory lie so far apart that eight lanes read from all banks.
+#define ROW_BYTES (Quant::STEP * 2 + 64)
+#define NT (ROWS / 8)       // times eight rows of activations
+#define AHEAD (STAGES - 1)  // steps on their way while one is multiplied
 
-    DEVICE_METHOD bool has() const { return unit < units; }
-    DEVICE_METHOD u32 place() const { return unit * steps + at; }
-    DEVICE_METHOD void move() {
-        at += slices;
-        if (at < steps) return;
-        slice += slice_step;
-        // Slices beyond the steps are empty.
-        if (slice >= slices || slice >= steps) {
-            slice = slice_first;
-            unit += unit_step;
-        }
-        at = slice;
-    }
-};
-
-template <int NT> DEVICE void gemv(const Part& part, const Step& step, int wanted, const Inputs& in, const Result& out) {
-    typedef Rows<NT, Quant::FLOATS> X;
-    // (warp, stage) tiles; sums: (slice, row of activations, 16)
+// A block has a slice (the third number of the grid) of as many tiles as it has warps; where there is one slice alone, then of
+// the next ones. Slices leave their sums in memory, and the last block to come adds them up.
+KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int wanted, Inputs in, Result out) {
+    const int CHUNKS = Quant::STEP / 8;  // of 16 bytes
+    // (stage): (row) activations, (warp) weights.
     extern __shared__ uint4 room[];
-    __shared__ float inverse[X::ROWS];
+    __shared__ int arrived;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    const u32 steps = part.groups / RECORDS, slices = in.slices;
-    const u32 slice_first = WIDE ? 0 : warp, slice_step = WIDE ? 1 : warps;
-    float* sums = (float*)((u8*)room + warps * STAGES * BYTES);
-    const int unit_first = WIDE ? blockIdx.x * warps + warp : blockIdx.x, unit_step = gridDim.x * (WIDE ? warps : 1);
-    const bool idle = slice_first >= slices || slice_first >= steps;
-    Ring<Order> ring((u8*)room + warp * STAGES * BYTES, lane,
-                     Order{idle ? in.tiles : unit_first, in.tiles, unit_step, slice_first, slice_first, slice_first, slice_step,
-                           slices, steps});
-    for (int stage = 0; stage < STAGES; stage++) ring.fetch(part, lane);
-    const int first = blockIdx.y * X::ROWS;
-    const int count = min(step_rows(step, wanted) - in.first, in.limit) - first;
-    wait_for_inputs();
-    if (count <= 0) return;
-    const long stride = (long)part.groups * RECORD;
-    if (in.norm) {
-        for (int r = warp; r < min(count, X::ROWS); r += warps) {
-            const float* from = (const float*)(in.records + (first + r) * stride + RECORD_SQUARES);
-            const float scale = inverse_norm(from, RECORD / 4, part.groups, part.columns, in.eps);
-            if (lane == 0) inverse[r] = scale;
+    const u32 steps = part.groups * BLOCK / Quant::STEP;
+    const int begin = blockIdx.z * steps / SLICES, length = (int)((blockIdx.z + 1) * steps / SLICES) - begin;
+    const int stage = ROWS * ROW_BYTES + warps * BYTES;
+    u8* base = (u8*)room;
+    const int first = blockIdx.y * ROWS, tile_step = gridDim.x * warps;
+    const int turns = (in.tiles - (int)blockIdx.x * warps + tile_step - 1) / tile_step, total = turns * length;
+
+    // What is fetched next, by all and by this warp.
+    int next_at = 0, next_tile = blockIdx.x * warps + warp, next_stage = 0, fetched = 0;
+    auto fetch_weights = [&] {
+        if (fetched < total && next_tile < in.tiles) {
+            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage + ROWS * ROW_BYTES + warp * BYTES);
+            Quant::Bytes::fetch(part, next_tile * steps + begin + next_at, to + lane * 16, lane);
         }
-        __syncthreads();
-    }
-    const X x(in.records + first * stride, stride, count, lane);
-    auto finish = [&](int r, int row, float sum) {
-        if (row >= part.rows || r >= count) return;
-        const long to = in.first + first + r;
-        const float bias = out.bias ? out.bias[out.first + row] : 0.0f;
-        const float before = out.adds ? out.values[to * out.columns + out.first + row] : 0.0f;
-        put(out, to, row, __fmul_rn(sum, in.norm ? inverse[r] : 1.0f), 0.0f, bias, before);
+    };
+    auto move = [&] {
+        fetched++;
+        next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+        if (++next_at == length) {
+            next_at = 0;
+            next_tile += tile_step;
+        }
+    };
+    const int count = min(step_rows(step, wanted) - in.first, in.limit) - first;
+    auto fetch_x = [&] {
+        if (fetched < total) {
+            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage);
+            const long stride = (long)part.groups * (BLOCK * 2);
+            const u8* from = in.values + first * stride + (begin + next_at) * (Quant::STEP * 2);
+            for (int i = threadIdx.x; i < ROWS * CHUNKS; i += blockDim.x) {
+                const int chunk = i % CHUNKS, r = i / CHUNKS;
+                // Beyond the last row any: its results are unused.
+                copy_begin<0, 0>(to + r * ROW_BYTES + chunk * 16, from + min(r, count - 1) * stride + chunk * 16);
+            }
+        }
+        copy_group();
     };
 #pragma unroll 1
-    for (int unit = unit_first; unit < in.tiles; unit += unit_step) {
-        float totals[NT * 2];
-        for (int i = 0; i < NT * 2; i++) totals[i] = 0.0f;
+    for (int i = 0; i < AHEAD; i++) {
+        fetch_weights();
+        move();
+    }
+    let_next_start();
+    const float unscale = Quant::unscale(part);
+    wait_for_inputs();
+    if (count <= 0) return;
+    next_at = next_stage = fetched = 0;
+    next_tile = blockIdx.x * warps + warp;
 #pragma unroll 1
-        for (u32 slice = slice_first; slice < slices; slice += slice_step) {
-            float acc[X::N];
-            for (int n = 0; n < X::N; n++) acc[n] = 0.0f;
+    for (int i = 0; i < AHEAD; i++) {
+        fetch_x();
+        move();
+    }
+
+    auto finish = [&](int r, int n, float sum) {
+        if (n >= part.rows || r >= count) return;
+        const long to = in.first + first + r;
+        const float bias = out.bias ? out.bias[out.first + n] : 0.0f;
+        const float before = out.adds ? out.values[to * out.columns + out.first + n] : 0.0f;
+        put(out, to, n, meant(sum, in.factors[first + r], unscale), 0.0f, bias, before);
+    };
+    float acc[NT][4];
+    int now = 0;
 #pragma unroll 1
-            for (u32 at = slice; at < steps; at += slices) ring.multiply(part, x, at, lane, acc);
+    for (int turn = 0; turn < turns; turn++) {
+        const int tile = blockIdx.x * warps + warp + turn * tile_step;
 #pragma unroll
-            for (int i = 0; i < NT * 2; i++) {
-                const float sum = x.total(acc, i / 2, i % 2);
-                if (WIDE) totals[i] = __fadd_rn(totals[i], sum);
-                else sums[(slice * X::ROWS + i / 2 * 4 + lane % 4) * 16 + lane / 4 + 8 * (i % 2)] = sum;
+        for (int i = 0; i < NT * 4; i++) acc[i / 4][i % 4] = 0.0f;
+#pragma unroll 1
+        for (int at = 0; at < length; at++) {
+            if (AHEAD > 0) copy_wait<(AHEAD > 0 ? AHEAD - 1 : 0)>();
+            __syncthreads();
+            fetch_weights();
+            fetch_x();
+            move();
+            if (AHEAD == 0) {
+                copy_wait<0>();
+                __syncthreads();
+            }
+            const u8* staged = base + now * stage;
+            now = now + 1 == STAGES ? 0 : now + 1;
+            if (tile >= in.tiles) continue;
+            const u8* x = staged + lane / 4 * ROW_BYTES + lane % 4 * 16;
+            uint4 b[NT];
+            Quant::fragments(staged + ROWS * ROW_BYTES + warp * BYTES, lane, [&](int k, const u32 a[4]) {
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++) {
+                    if (k % 2 == 0) b[nt] = *(const uint4*)(x + nt * 8 * ROW_BYTES + k * 32);
+                    mma_f16(acc[nt], a, k % 2 ? b[nt].z : b[nt].x, k % 2 ? b[nt].w : b[nt].y);
+                }
+            });
+        }
+#if SLICES == 1
+#pragma unroll
+        for (int i = 0; i < NT * 4; i++)
+            finish(i / 4 * 8 + lane % 4 * 2 + i % 2, tile * 16 + lane / 4 + i % 4 / 2 * 8, acc[i / 4][i % 4]);
+#else
+        // (slice, row, output); one turn.
+        const long width = (long)in.tiles * 16, height = (long)gridDim.y * ROWS;
+        if (tile < in.tiles) {
+#pragma unroll
+            for (int i = 0; i < NT * 4; i++) {
+                const int r = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
+                in.partials[(blockIdx.z * height + r) * width + tile * 16 + lane / 4 + i % 4 / 2 * 8] = acc[i / 4][i % 4];
             }
         }
-        if (unit + unit_step >= in.tiles) let_next_start();
-#if WIDE
+        __threadfence();
+        __syncthreads();
+        int* ticket = in.tickets + blockIdx.y * gridDim.x + blockIdx.x;
+        if (threadIdx.x == 0) arrived = atomicAdd(ticket, 1);
+        __syncthreads();
+        if (arrived < SLICES - 1) return;
+        __threadfence();
+        const int n_first = blockIdx.x * warps * 16, n_count = min(warps * 16, in.tiles * 16 - n_first);
+        for (int i = threadIdx.x; i < min(ROWS, count) * n_count; i += blockDim.x) {
+            const int r = i / n_count, n = n_first + i % n_count;
+            const float* from = in.partials + (first + r) * width + n;
+            float parts[SLICES];
 #pragma unroll
-        for (int i = 0; i < NT * 2; i++) finish(i / 2 * 4 + lane % 4, unit * 16 + lane / 4 + 8 * (i % 2), totals[i]);
-#else
-        __syncthreads();
-#pragma unroll 1
-        for (int at = threadIdx.x; at < X::ROWS * 16; at += blockDim.x) {
-            float sum = 0.0f;
-#pragma unroll 4
-            for (u32 s = 0; s < slices; s++) sum = __fadd_rn(sum, sums[s * X::ROWS * 16 + at]);
-            finish(at / 16, unit * 16 + at % 16, sum);
+            for (int s = 0; s < SLICES; s++) parts[s] = load_fresh(from + s * height * width);
+            float sum = parts[0];
+#pragma unroll
+            for (int s = 1; s < SLICES; s++) sum = __fadd_rn(sum, parts[s]);
+            finish(r, n, sum);
         }
-        __syncthreads();
+        if (threadIdx.x == 0) *ticket = 0;
 #endif
     }
-    if (unit_first >= in.tiles) let_next_start();
-}
-
-KERNEL __launch_bounds__(THREADS, 1) gemv_1(Part part, Step step, int wanted, Inputs in, Result out) {
-    gemv<1>(part, step, wanted, in, out);
-}
-KERNEL __launch_bounds__(THREADS, 1) gemv_2(Part part, Step step, int wanted, Inputs in, Result out) {
-    gemv<2>(part, step, wanted, in, out);
-}
-KERNEL __launch_bounds__(THREADS, 1) gemv_4(Part part, Step step, int wanted, Inputs in, Result out) {
-    gemv<4>(part, step, wanted, in, out);
-}
-KERNEL __launch_bounds__(THREADS, 1) gemv_8(Part part, Step step, int wanted, Inputs in, Result out) {
-    gemv<8>(part, step, wanted, in, out);
 }
 #endif

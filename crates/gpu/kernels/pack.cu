@@ -6,7 +6,7 @@
 #include "prelude.cuh"
 
 #define F32 0
-#define HALVES 1  // F16 and BF16
+#define HALVES 1  // F16, and with BITS BF16
 #define Q8_0 2
 #define BLOCKS32 3  // Q4_0, Q4_1, Q5_0 and Q5_1: MINS and BITS say which
 #define SUPERBLOCKS 4  // Q4_K, and with BITS Q5_K
@@ -26,11 +26,18 @@ DEVICE u32 load_4(const u8* at) {
     const u16* from = (const u16*)at;
     return (u32)from[0] | (u32)from[1] << 16;
 }
-// Eight codes, each in the low half of a byte, in one word.
-DEVICE u32 nibbles(u64 bytes) { return ((u32)bytes & 0x0f0f0f0f) | ((u32)(bytes >> 32) & 0x0f0f0f0f) << 4; }
-// Eight bits: four in one bit of each byte, the other four in the next.
-DEVICE u32 spread(u32 bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
-DEVICE u32 upper_bits(u32 bits) { return spread(bits) | spread(bits >> 4) << 1; }
+// Eight codes, WIDTH bits at the bottom of a byte each, in one word: neighbours 16 bits apart, pair behind pair.
+template <int WIDTH> DEVICE u32 octet(u64 bytes) {
+    u32 word = 0;
+    for (int i = 0; i < 8; i++) word |= (u32)(bytes >> 8 * i & ((1 << WIDTH) - 1)) << (i % 2 * 16 + i / 2 * WIDTH);
+    return word;
+}
+// Eight bits in the same way.
+DEVICE u32 upper_bits(u32 bits) {
+    u32 word = 0;
+    for (int i = 0; i < 8; i++) word |= (bits >> i & 1) << (i % 2 * 16 + i / 2);
+    return word;
+}
 
 KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     let_next_start();
@@ -47,16 +54,20 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
         to[at] = here && column + at < rows.columns ? load_4(stored + (column + at) * 4) : 0;
     }
 #elif FORMAT == HALVES
+    u32 most = 0;
     for (int block = 0; block < 4; block++) {
         u16 values[8];
         for (int i = 0; i < 8; i++) {
             const int at = column + block * 32 + t * 8 + i;
             values[i] = here && at < rows.columns ? ((const u16*)stored)[at] : 0;
+            most = max(most, (u32)values[i] & 0x7fff);
         }
         *(uint4*)(part.codes + tile * 4096 + block * 1024 + half * 512 + lane * 16) =
             make_uint4(pair(values[0], values[1]), pair(values[2], values[3]), pair(values[4], values[5]),
                        pair(values[6], values[7]));
     }
+    most = warp_most(most);
+    if (BITS && threadIdx.x % WARP == 0) atomicMax((u32*)part.scales, most);
 #elif FORMAT == Q8_0 || FORMAT == BLOCKS32
     const int block_bytes = FORMAT == Q8_0 ? 34 : 2 + 2 * MINS + 4 * BITS + 16;
     u32 codes[4] = {0, 0, 0, 0}, high = 0;
@@ -73,8 +84,8 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
             octets[block] = load_8(low + t * 8);
         } else {
             // Low halves are the first 16 values, high halves the others.
-            codes[block] = nibbles(load_8(low + t % 2 * 8) >> (t / 2 * 4));
-            if (BITS) high |= upper_bits(load_4(bits) >> 8 * t & 0xff) << 2 * block;
+            codes[block] = octet<4>(load_8(low + t % 2 * 8) >> (t / 2 * 4));
+            if (BITS) high |= upper_bits(load_4(bits) >> 8 * t & 0xff) << 4 * block;
         }
     }
     if (FORMAT == Q8_0) {
@@ -98,11 +109,11 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     for (int i = 0; i < 4; i++) {
         const int block = first + i;
         if (!here || column >= rows.columns) continue;
-        codes[i] = nibbles(load_8(from + 16 + 32 * BITS + block / 2 * 32 + t * 8) >> (block % 2 * 4));
+        codes[i] = octet<4>(load_8(from + 16 + 32 * BITS + block / 2 * 32 + t * 8) >> (block % 2 * 4));
         if (BITS) {
             const u64 bits = load_8(from + 16 + t * 8) >> block & 0x0101010101010101;
             // Byte i's bit becomes bit i of the top byte.
-            high |= upper_bits((u32)(bits * 0x0102040810204080 >> 56)) << 2 * i;
+            high |= upper_bits((u32)(bits * 0x0102040810204080 >> 56)) << 4 * i;
         }
     }
     *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
@@ -117,11 +128,8 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     for (int i = 0; i < 4; i++) {
         const int block = first + i, side = block / 4, within = block % 4 * 32;
         if (!here || column >= rows.columns) continue;
-        const u8* low = from + side * 64 + within % 64 + 4 * t;
-        codes[i] = nibbles(((u64)load_4(low) | (u64)load_4(low + 16) << 32) >> (within / 64 * 4));
-        const u8* upper = from + 128 + side * 32 + 4 * t;
-        const u64 pairs = ((u64)load_4(upper) | (u64)load_4(upper + 16) << 32) >> (within / 32 * 2);
-        high[i / 2] |= (((u32)pairs & 0x03030303) | ((u32)(pairs >> 32) & 0x03030303) << 2) << 4 * (i % 2);
+        codes[i] = octet<4>(load_8(from + side * 64 + within % 64 + 8 * t) >> (within / 64 * 4));
+        high[i / 2] |= octet<2>(load_8(from + 128 + side * 32 + 8 * t) >> (within / 32 * 2)) << 8 * (i % 2);
     }
     *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     *(uint2*)(part.high + tile * 512 + half * 256 + lane * 8) = make_uint2(high[0], high[1]);
@@ -136,9 +144,11 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     for (int run = 0; run < 8; run++) {
         if (!here || column + run * 16 >= rows.columns) continue;
         const u8* from = stored + (long)(column / 16 + run) * run_bytes;
-        // Four codes of this thread, in the halves of two bytes: each into a byte of its own.
-        const u32 four = *(const u16*)(from + 2 * t);
-        codes[run / 2] |= ((four & 15) | (four & 0xf0) << 4 | (four & 0xf00) << 8 | (four & 0xf000) << 12) << run % 2 * 4;
+        // Eight codes in the halves of four bytes: this thread's if its octet lies in this run.
+        if (run % 2 == t / 2) {
+            const u32 eight = load_4(from + t % 2 * 4);
+            for (int i = 0; i < 8; i++) codes[run / 2] |= (eight >> 4 * i & 15) << (i % 2 * 16 + i / 2 * 4);
+        }
         if (run / 2 == t) {
             scales[run % 2] = load_4(from + 8);
             if (MINS) mins[run % 2] = load_4(from + 12);
@@ -149,3 +159,27 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     if (MINS) *(uint2*)(part.mins + tile * 512 + row * 32 + t * 8) = make_uint2(mins[0], mins[1]);
 #endif
 }
+
+#if FORMAT == HALVES && BITS
+// BF16 values of a whole part, packed, become f16: times a power of two that brings the largest to [2^13, 2^14), whose inverse
+// is left behind the largest. Grid and block: any; a thread has eight values at a time.
+KERNEL to_f16(Part part) {
+    let_next_start();
+    wait_for_inputs();
+    const u32* most = (const u32*)part.scales;
+    // The exponent of the largest; a part of zeros stays as it is, and so does one with infinities.
+    const int exponent = (int)(*most >> 7);
+    const int up = exponent == 0 || exponent == 255 ? 0 : min(140 - exponent, 126);
+    const float by = __uint_as_float((u32)(127 + up) << 23);
+    uint4* values = (uint4*)part.codes;
+    const long eights = (long)((part.rows + 15) / 16) * part.groups * 256;
+    for (long at = blockIdx.x * (long)blockDim.x + threadIdx.x; at < eights; at += gridDim.x * (long)blockDim.x) {
+        const uint4 v = values[at];
+        auto two = [&](u32 both) {
+            return pair_f16(__fmul_rn(__uint_as_float(both << 16), by), __fmul_rn(__uint_as_float(both & 0xffff0000), by));
+        };
+        values[at] = make_uint4(two(v.x), two(v.y), two(v.z), two(v.w));
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) ((float*)part.scales)[1] = __uint_as_float((u32)(127 - up) << 23);
+}
+#endif

@@ -44,10 +44,26 @@ DEVICE u16 f32_to_bf16(float value) {
     return bits;
 }
 
-// Two f16 in a register: a + b.
+// Two f16 in a register: a + b, a * b, a * b + c, each rounded once.
 DEVICE u32 add_f16x2(u32 a, u32 b) {
     u32 d;
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+DEVICE u32 mul_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+// Two f32 as f16.
+DEVICE u32 pair_f16(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
 DEVICE u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
@@ -59,32 +75,11 @@ DEVICE void mma_bf16(float d[4], const u32 a[4], u32 b0, u32 b1) {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// The same in f16, and d = a * b.
-DEVICE void mma_f16_first(float d[4], const u32 a[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-}
+// The same in f16.
 DEVICE void mma_f16(float d[4], const u32 a[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// d = a * b over 8 columns in f16: lane 4g + t holds columns 2t and 2t + 1 of rows g and g + 8.
-DEVICE void mma_f16_8(float d[4], u32 a0, u32 a1, u32 b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(a0), "r"(a1), "r"(b), "f"(0.0f));
-}
-// d = a * b + c over 32 (16) columns of signed bytes: lane 4g + t holds in each word of a four columns of row g or
-// g + 8. c0 is added to even columns of d, c1 to odd ones.
-DEVICE void mma_s8(int d[4], const u32 a[4], u32 b0, u32 b1, int c0, int c1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c0), "r"(c1));
-}
-DEVICE void mma_s8_16(int d[4], const u32 a[2], u32 b, int c0, int c1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%7,%8};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b), "r"(c0), "r"(c1));
 }
 // The largest of a warp's numbers.
 DEVICE u32 warp_most(u32 value) {

@@ -17,7 +17,7 @@ use fornax_format::View;
 use crate::arena::{Arena, Piece};
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch, Pinned};
 use crate::layout::Format;
-use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, int, split_bytes};
+use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
 use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
@@ -126,6 +126,8 @@ struct Arriving {
     /// (row, its values) in their order.
     wanted: Vec<(usize, Vec<f32>)>,
     names: String,
+    /// Whether the smallest values of a part are rounded on the device.
+    rounds: bool,
     got: Pinned,
     event: Event,
 }
@@ -149,7 +151,7 @@ impl Cuda {
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
         let arena = Arena::new(device.clone(), limit);
         let programs = Programs::new(&device, options.kernel_folder.clone());
-        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu", "sample.cu", "split.cu"] {
+        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu", "sample.cu", "form.cu"] {
             programs.prepare(Key::plain(unit));
         }
         let steps = Steps::new(&device, &arena, &options)?;
@@ -159,7 +161,7 @@ impl Cuda {
         let bins = workspace((options.slots as u64).saturating_mul(BINS_BYTES as u64))?;
         device.fill("open", bins.pointer(), 0, options.slots * BINS_BYTES)?;
         Ok(Cuda {
-            scratch: Scratch::new(workspace(split_bytes(options.tokens_max))?),
+            scratch: Scratch::new(workspace(formed_bytes(options.tokens_max))?),
             partials: workspace(PARTIALS_BYTES)?,
             tickets,
             fuse: Fuse::default(),
@@ -342,22 +344,34 @@ impl Cuda {
                 wanted.push((row, self.dequantized(&view)?));
             }
             let names: Vec<&str> = parts.iter().map(|part| part.view.name).collect();
-            self.arriving.borrow_mut().push(Arriving { wanted, names: names.join(" + "), got, event });
+            self.arriving.borrow_mut().push(Arriving {
+                wanted,
+                names: names.join(" + "),
+                rounds: part.format == Format::BF16,
+                got,
+                event,
+            });
         }
         Ok(())
     }
 
     /// Compares what was read back of weights with the file, bit by bit.
     fn settle(&self) -> Result<(), Error> {
-        for Arriving { wanted, names, got, event } in std::mem::take(&mut *self.arriving.borrow_mut()) {
+        for Arriving { wanted, names, rounds, got, event } in std::mem::take(&mut *self.arriving.borrow_mut())
+        {
             event.wait("check upload")?;
             let values: &[f32] = bytemuck::cast_slice(got.bytes());
             let mut start = 0;
+            let largest =
+                wanted.iter().flat_map(|(_, values)| values).fold(0.0, |most: f32, v| most.max(v.abs()));
+            let small = if rounds { largest * 2f32.powi(-30) } else { 0.0 };
             for (row, wanted) in wanted {
                 let arrived = &values[start..][..wanted.len()];
                 start += wanted.len();
-                let differs =
-                    |(got, wanted): (&f32, &f32)| got.to_bits() != wanted.to_bits() && !wanted.is_nan();
+                let differs = |(got, wanted): (&f32, &f32)| {
+                    let same = got.to_bits() == wanted.to_bits() || wanted.is_nan();
+                    !same && wanted.abs().max(got.abs()) >= small
+                };
                 if let Some(column) = arrived.iter().zip(&wanted).position(differs) {
                     let reason = format!(
                         "{names}: row {row} column {column} is {:e} on the device and {:e} in the file",
@@ -398,6 +412,7 @@ impl Memory for Cuda {
             for part in &weight.parts {
                 crate::ops::programs(part, self.device.shared_max)
                     .into_iter()
+                    .chain(self.programs_many(part))
                     .for_each(|key| self.programs.prepare(key));
             }
             self.fill(weight, parts)

@@ -2,9 +2,12 @@
 //!
 //! A tile is 16 rows x 128 columns, in the order in which the matrix instruction takes it: a warp's loads are 512
 //! contiguous bytes, 16 for each lane. Lane 4g + t holds rows g and g + 8, and of each 32 columns the octet from 8t on.
-//! (Q6_K and `Coded`, whose scales change every 16 columns: four columns from 4t on of each 16.) Codes, their upper bits, scales and
-//! minima are planes of their own, each tile after tile: columns first, then the next 16 rows. Bytes stay as many as in
-//! the file, but for rows rounded up to 16 and columns to 128 with zeros.
+//! Codes of an octet lie in a word as pairs of neighbours, 16 bits apart, so that one mask makes two f16 of them. Codes, their
+//! upper bits, scales and minima are planes of their own, each tile after tile: columns first, then the next 16 rows. Bytes
+//! stay as many as in the file, but for rows rounded up to 16 and columns to 128 with zeros.
+//!
+//! BF16 becomes f16 when all of a part is there, times a power of two that brings the largest value to [2^13, 2^14): products
+//! multiply f16. What is at least 2^-31 of the largest stays exact.
 //!
 //! The rarer formats (`Coded`) are all brought into one form on their way in, which takes six bits for a value (Q2_K eight):
 //! codes of four bits for integers out of a table, with an f32 scale for each 16 values. Nothing is rounded.
@@ -141,14 +144,15 @@ impl Format {
         }
     }
 
-    /// Whether it holds floats rather than codes: activations are brought into another form for each.
-    pub(crate) fn floats(self) -> bool {
-        matches!(self, Format::F32 | Format::F16 | Format::BF16)
-    }
-
     /// Bytes of one step of its product: what a warp copies at once.
     pub(crate) fn step_bytes(self) -> usize {
         self.tile_bytes().iter().sum::<usize>() * self.step_columns() / TILE_COLUMNS
+    }
+
+    /// Bytes that a whole part has where others have their scales: the largest magnitude of BF16 and the inverse of the power of
+    /// two that it is multiplied by.
+    pub(crate) fn part_bytes(self) -> usize {
+        if self == Format::BF16 { 8 } else { 0 }
     }
 
     /// Bytes of each plane of a tile.
@@ -243,13 +247,9 @@ impl Format {
                         let (half, within) = (block / 4, block % 4 * 32);
                         let index = super_block * 8 + block;
                         for t in 0..4 {
-                            // Four values of each 16: columns 4t.. and 16 + 4t.. of the block.
-                            let four = |bytes: &[u8], at: usize| {
-                                u64::from(word(&bytes[at..])) | u64::from(word(&bytes[at + 16..])) << 32
-                            };
-                            let bytes = four(low, half * 64 + within % 64 + 4 * t) >> (within / 64 * 4);
+                            let bytes = octet(&low[half * 64 + within % 64 + 8 * t..]) >> (within / 64 * 4);
                             place.put_nibbles(index, t, bytes, planes[0]);
-                            let bytes = four(high, half * 32 + 4 * t) >> (within / 32 * 2);
+                            let bytes = octet(&high[half * 32 + 8 * t..]) >> (within / 32 * 2);
                             place.put_pairs(index, t, bytes, planes[1]);
                         }
                     }
@@ -261,11 +261,11 @@ impl Format {
                 let run_bytes = self.run_bytes();
                 for (block, two) in sent.chunks_exact(2 * run_bytes).enumerate() {
                     for t in 0..4 {
-                        let four = |run: usize| {
-                            let [a, b] = [0, 1].map(|i| u64::from(two[run * run_bytes + 2 * t + i]));
-                            a & 15 | (a >> 4) << 8 | (b & 15) << 16 | (b >> 4) << 24
-                        };
-                        place.put_nibbles(block, t, four(0) | four(1) << 32, planes[0]);
+                        let bytes = &two[t / 2 * run_bytes + t % 2 * 4..][..4];
+                        let codes = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]);
+                        let codes =
+                            codes.enumerate().fold(0, |all, (i, code)| all | u64::from(code) << (8 * i));
+                        place.put_nibbles(block, t, codes, planes[0]);
                     }
                     for (run, bytes) in two.chunks_exact(run_bytes).enumerate() {
                         let at = block / 4 * 512 + row * 32 + (block % 4 * 2 + run) * 4;
@@ -296,30 +296,33 @@ impl Row {
         plane[block / 4 * 128 + self.row * 8 + block % 4 * 2..][..2].copy_from_slice(bytes);
     }
 
-    /// Eight codes, each in the low half of a byte: value i below 4 becomes the low half of byte i, value 4 + i the high
-    /// half.
+    /// Eight codes, each in the low half of a byte.
     fn put_nibbles(&self, block: usize, t: usize, bytes: u64, plane: &mut [u8]) {
-        let word = (bytes as u32 & 0x0f0f_0f0f) | ((bytes >> 32) as u32 & 0x0f0f_0f0f) << 4;
         let at = block / 4 * 1024 + self.half * 512 + (self.lane + t) * 16 + block % 4 * 4;
-        plane[at..][..4].copy_from_slice(&word.to_le_bytes());
+        put_field(&mut plane[at..], pairs(bytes, 4), u32::MAX, 0);
     }
 
-    /// Eight upper bits, value i's in bit i: of each four values, one bit in each byte of a word that the four blocks of
-    /// a tile share.
+    /// Eight upper bits, value i's in bit i; the four blocks of a tile share a word.
     fn put_bits(&self, block: usize, t: usize, bits: u8, plane: &mut [u8]) {
-        let spread = |four: u8| u32::from(four & 15).wrapping_mul(0x0020_4081) & 0x0101_0101;
-        let new = spread(bits) | spread(bits >> 4) << 1;
+        let bytes = (0..8).fold(0, |all, i| all | u64::from(bits >> i & 1) << (8 * i));
         let at = block / 4 * 256 + self.half * 128 + (self.lane + t) * 4;
-        put_field(&mut plane[at..], new, 0x0303_0303, 2 * (block % 4));
+        put_field(&mut plane[at..], pairs(bytes, 1), 0x000f_000f, 4 * (block % 4));
     }
 
-    /// Eight pairs of upper bits, each at the bottom of a byte: of each four values, a pair in each byte of a word that
-    /// two blocks share.
+    /// Eight times two upper bits, each at the bottom of a byte; two blocks share a word.
     fn put_pairs(&self, block: usize, t: usize, bytes: u64, plane: &mut [u8]) {
-        let new = (bytes as u32 & 0x0303_0303) | ((bytes >> 32) as u32 & 0x0303_0303) << 2;
         let at = block / 4 * 512 + self.half * 256 + (self.lane + t) * 8 + block % 4 / 2 * 4;
-        put_field(&mut plane[at..], new, 0x0f0f_0f0f, 4 * (block % 2));
+        put_field(&mut plane[at..], pairs(bytes, 2), 0x00ff_00ff, 8 * (block % 2));
     }
+}
+
+/// Eight fields of `width` bits, each at the bottom of a byte: neighbours 16 bits apart, pair behind pair.
+#[cfg(test)]
+fn pairs(bytes: u64, width: usize) -> u32 {
+    (0..8).fold(0, |word, i| {
+        let field = (bytes >> (8 * i)) as u32 & ((1 << width) - 1);
+        word | field << (i % 2 * 16 + i / 2 * width)
+    })
 }
 
 /// Replaces the bits of a word that `mask`, shifted, covers.
@@ -351,19 +354,16 @@ mod tests {
     /// Reads one value out of the planes as the kernels' `value` functions do.
     fn value(format: Format, planes: &[Vec<u8>; PLANES], groups: usize, row: usize, column: usize) -> f32 {
         let (tile, half, block) = (row / 16 * groups + column / 128, row % 16 / 8, column % 128 / 32);
-        let (mut lane, mut i) = (row % 8 * 4 + column % 32 / 8, column % 8);
-        if matches!(format, Format::Q6_K | Format::Coded(_)) {
-            (lane, i) = (row % 8 * 4 + column % 16 / 4, column % 32 / 16 * 4 + column % 4);
-        }
+        let (lane, i) = (row % 8 * 4 + column % 32 / 8, column % 8);
         let [codes, high, scales, mins] = planes;
         let half_at = |plane: &[u8], at: usize| f16::from_le_bytes([plane[at], plane[at + 1]]).to_f32();
         let nibble = || {
             let word = word(&codes[tile * 1024 + half * 512 + lane * 16 + block * 4..]);
-            word >> (8 * (i % 4) + 4 * (i / 4)) & 15
+            word >> (16 * (i % 2) + 4 * (i / 2)) & 15
         };
         let bit = || {
             let word = word(&high[tile * 256 + half * 128 + lane * 4..]);
-            word >> (8 * (i % 4) + 2 * block + i / 4) & 1
+            word >> (16 * (i % 2) + 4 * block + i / 2) & 1
         };
         let scale = |plane: &[u8]| half_at(plane, tile * 128 + row % 16 * 8 + block * 2);
         let two = || tile * 4096 + block * 1024 + half * 512 + lane * 16 + i * 2;
@@ -394,7 +394,7 @@ mod tests {
             }
             Format::Q6_K => {
                 let word = word(&high[tile * 512 + half * 256 + lane * 8 + block / 2 * 4..]);
-                let bits = word >> (8 * (i % 4) + 4 * (block % 2) + 2 * (i / 4)) & 3;
+                let bits = word >> (16 * (i % 2) + 8 * (block % 2) + 2 * (i / 2)) & 3;
                 let code = (nibble() | bits << 4) as f32 - 32.0;
                 let sub = scales[tile / 2 * 256 + row % 16 * 16 + column % 256 / 16].cast_signed();
                 half_at(mins, tile / 2 * 32 + row % 16 * 2) * f32::from(sub) * code

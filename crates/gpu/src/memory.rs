@@ -15,10 +15,10 @@ pub(crate) const COLUMNS_MAX: usize = 1 << 18;
 /// The longest vector: an adapter's matrix is one, of rank 512 beside 32,768 columns.
 const VECTOR_MAX: usize = 1 << 24;
 
-/// Activations in the form that products read: 19,600 columns for each token of the largest step, up to 96 MB; what is
+/// Activations in the form that products read: 20,000 columns for each token of the largest step, up to 96 MB; what is
 /// wider or longer goes in several passes. One row always fits.
-pub(crate) fn split_bytes(tokens_max: usize) -> u64 {
-    (tokens_max as u64).saturating_mul(96 << 10).clamp(2 << 20, 96 << 20)
+pub(crate) fn formed_bytes(tokens_max: usize) -> u64 {
+    (tokens_max as u64).saturating_mul(40 << 10).clamp(2 << 20, 96 << 20)
 }
 
 /// Partial results of attention over long contexts: one stream of 28 heads of 128 with 262,144 keys.
@@ -208,7 +208,7 @@ impl CudaSizes {
             step::slot_bytes(options).iter().fold(0u64, |sum, bytes| sum.saturating_add(rounded(*bytes)));
         let slots = (options.depth as u64).saturating_add(1).saturating_mul(slot);
         let rest =
-            rounded(split_bytes(options.tokens_max)) + rounded(PARTIALS_BYTES) + rounded(TICKETS as u64 * 4);
+            rounded(formed_bytes(options.tokens_max)) + rounded(PARTIALS_BYTES) + rounded(TICKETS as u64 * 4);
         let rows = |bytes: usize| rounded((options.slots as u64).saturating_mul(bytes as u64));
         let sampled = rows(4).saturating_add(rows(step::BINS_BYTES));
         let workspace_bytes = slots.saturating_add(rest).saturating_add(sampled);
@@ -237,9 +237,10 @@ impl CudaSizes {
         let mut bytes = 0u64;
         for part in &mut placed {
             let (tiles, plane_bytes) = (part.row_tiles() as u64, part.row_tile_bytes());
-            for (at, plane) in part.planes.iter_mut().zip(plane_bytes) {
+            for (index, (at, plane)) in part.planes.iter_mut().zip(plane_bytes).enumerate() {
                 *at = bytes;
-                let plane = (plane as u64).saturating_mul(tiles);
+                let whole = if index == 2 { part.format.part_bytes() as u64 } else { 0 };
+                let plane = (plane as u64).saturating_mul(tiles).saturating_add(whole);
                 bytes = bytes.saturating_add(if plane == 0 { 0 } else { rounded(plane) });
             }
         }

@@ -28,9 +28,9 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "attention.cuh",
     "result.cuh",
     "rope.cuh",
-    "split.cuh",
+    "form.cuh",
     "kv.cuh",
-    "quant/columns.cuh",
+    "wgmma.cuh",
     "quant/tile.cuh",
     "quant/blocks32.cuh",
     "quant/superblocks.cuh",
@@ -57,6 +57,8 @@ const UNITS: &[(&str, &str)] = kernels![
     "embed.cu",
     "expert_linear.cu",
     "experts.cu",
+    "form.cu",
+    "gemm.cu",
     "gemv.cu",
     "gemv_f32.cu",
     "glu.cu",
@@ -68,7 +70,6 @@ const UNITS: &[(&str, &str)] = kernels![
     "rope.cu",
     "rows.cu",
     "sample.cu",
-    "split.cu",
 ];
 
 /// A file and its definitions (`NAME=VALUE`).
@@ -214,7 +215,7 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        if name.starts_with("gemv_") || name.starts_with("attention") || name == "draw" {
+        if name.starts_with("gemv_") || name == "gemm" || name.starts_with("attention") || name == "draw" {
             function.allow_shared(&self.device)?;
         }
         if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
@@ -247,7 +248,7 @@ mod tests {
     use crate::driver::NVRTC;
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
-    use crate::ops::{attention_program, programs, storage};
+    use crate::ops::{attention_program, every_gemm, programs, storage};
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
     const FORMATS: [Format; 13] = [
@@ -276,7 +277,7 @@ mod tests {
             "ring.cu",
             "rows.cu",
             "sample.cu",
-            "split.cu",
+            "form.cu",
         ]
         .map(Key::plain)
         .to_vec();
@@ -286,6 +287,15 @@ mod tests {
             let packer = crate::upload::packer(format);
             if !keys.contains(&packer) {
                 keys.push(packer);
+            }
+            if format != Format::F32 {
+                for rows in [3584, 37_888] {
+                    let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };
+                    let every = every_gemm(&part, 219 << 10);
+                    // The widest of each have the most registers.
+                    let some = usize::from(format != Format::Q4_K) * (every.len() - 1);
+                    keys.extend_from_slice(&every[some..]);
+                }
             }
             // A weight of many rows and one of few: their products differ in how far ahead they read.
             for rows in [3584, 151_936] {

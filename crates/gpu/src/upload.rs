@@ -59,7 +59,8 @@ pub(crate) fn packer(format: Format) -> Key {
     // As pack.cu counts them: (format, minima, upper bits).
     let (number, mins, bits) = match format {
         Format::F32 => (0, 0, 0),
-        Format::F16 | Format::BF16 => (1, 0, 0),
+        Format::F16 => (1, 0, 0),
+        Format::BF16 => (1, 0, 1),
         Format::Q8_0 => (2, 0, 0),
         Format::Q4_0 => (3, 0, 0),
         Format::Q4_1 => (3, 1, 0),
@@ -91,6 +92,9 @@ impl Cuda {
         let at_once = at_once.clamp(TILE_ROWS, ROWS_MAX);
         assert!(at_once * rows.sent_bytes <= SLOT_BYTES, "16 rows of {} bytes", rows.sent_bytes);
         let function = self.programs.function(&packer(part.format), "pack")?;
+        if part.format.part_bytes() > 0 {
+            self.device.fill("upload", weight.plane(part, 2), 0, part.format.part_bytes())?;
+        }
         let pack = |slot: usize, source: PinnedSource, start: usize, count: usize| {
             let staged = self.partials.pointer() + (slot * SLOT_BYTES) as u64;
             self.device.write_from("upload", staged, source, 0, count * rows.sent_bytes)?;
@@ -128,8 +132,22 @@ impl Cuda {
                 pack((first_slot + at) % SLOTS, source, start, count)?;
                 event.record()?;
             }
-            Ok(())
-        })
+            Ok::<(), Error>(())
+        })?;
+        if part.format == Format::BF16 { self.to_f16(weight, part) } else { Ok(()) }
+    }
+}
+
+impl Cuda {
+    /// Makes f16 of a part of BF16 that is packed.
+    fn to_f16(&self, weight: &Weight, part: &WeightPart) -> Result<(), Error> {
+        const THREADS: usize = 256;
+        let function = self.programs.function(&packer(part.format), "to_f16")?;
+        let eights = part.row_tile_bytes()[0] * part.row_tiles() / 16;
+        let device_part = weight.device_part(part);
+        let args = [Arg::Struct(bytemuck::bytes_of(&device_part))];
+        let blocks = eights.div_ceil(THREADS).min(16 * self.device.multiprocessors as usize);
+        self.launch("upload", function, [blocks, 1, 1], (THREADS as u32, 0), &args)
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 suite.compare(Matmul::plain(dtype, 33, columns, tokens));
             }
             let case = format!("matmul {dtype} 21x{columns}: 128 rows, and in groups");
-            suite.same_bits(case, |backend| regrouped(backend, dtype, columns));
+            suite.same_bits(case, |backend| regrouped(backend, dtype, (21, columns), 128));
         }
         // Enough output rows for every thread of a large machine, and one row alone.
         for rows in [515, 1] {
@@ -32,6 +32,13 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
         if dtype.block_values() > 1 {
             suite.compare(Extreme { dtype });
+        }
+    }
+    // Sums are shared out differently in larger weights, and prompts have other kernels than batches.
+    for dtype in [DType::BF16, DType::Q8_0, DType::Q4_K, DType::Q6_K] {
+        for (rows, tokens) in [(1100, 300), (2200, 300), (8500, 150), (17_000, 150)] {
+            let case = format!("matmul {dtype} {rows}x512: {tokens} rows, and in groups");
+            suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, 512), tokens));
         }
     }
     let stacked = vec![
@@ -49,7 +56,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         suite.compare(Matmul { parts, columns: 64, tokens, wanted: Some(wanted) });
     }
     for (bias, added) in [(false, false), (true, false), (false, true), (true, true)] {
-        suite.compare(Biased { bias, added });
+        for tokens in [4, 130] {
+            suite.compare(Biased { bias, added, tokens });
+        }
     }
     suite.compare(Vector);
     for (purpose, columns) in [(Purpose::Residual, 33), (Purpose::Logits, 129)] {
@@ -225,21 +234,24 @@ fn product<B: Backend>(
     out.table(backend)
 }
 
-/// A product of 128 rows, and the same rows alone and in smaller groups.
-fn regrouped<B: Backend>(backend: &B, dtype: DType, columns: usize) -> Result<(Table, Table), Failure> {
-    const TOKENS: usize = 128;
-    const OUT: usize = 21;
-    let mut random = Random::of(format_args!("regrouped {dtype} {columns}"));
-    let weight = weight(backend, &mut random, &[Rowset::plain(dtype, OUT)], columns)?;
-    let values = random.values(TOKENS * columns);
-    let together = product(backend, &weight, OUT, columns, &values)?;
-    let (mut apart, mut rest) = (Table::new(OUT), values.as_slice());
+/// A product of many rows, and the same rows alone and in smaller groups.
+fn regrouped<B: Backend>(
+    backend: &B,
+    dtype: DType,
+    (out, columns): (usize, usize),
+    tokens: usize,
+) -> Result<(Table, Table), Failure> {
+    let mut random = Random::of(format_args!("regrouped {dtype} {out} {columns}"));
+    let weight = weight(backend, &mut random, &[Rowset::plain(dtype, out)], columns)?;
+    let values = random.values(tokens * columns);
+    let together = product(backend, &weight, out, columns, &values)?;
+    let (mut apart, mut rest) = (Table::new(out), values.as_slice());
     for group in [1, 1, 2, 1, 3, 7, 1, 33, 5, 64].into_iter().cycle() {
         if rest.is_empty() {
             break;
         }
         let (these, others) = rest.split_at(rest.len().min(group * columns));
-        apart.append(product(backend, &weight, OUT, columns, these)?);
+        apart.append(product(backend, &weight, out, columns, these)?);
         rest = others;
     }
     Ok((together, apart))
@@ -249,12 +261,13 @@ fn regrouped<B: Backend>(backend: &B, dtype: DType, columns: usize) -> Result<(T
 struct Biased {
     bias: bool,
     added: bool,
+    tokens: usize,
 }
 
 impl fmt::Display for Biased {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bias = if self.bias { "bias" } else { "no bias" };
-        write!(f, "Q5_0 19x96, 4 rows, {bias}{}", if self.added { ", added" } else { "" })
+        write!(f, "Q5_0 19x96, {} rows, {bias}{}", self.tokens, if self.added { ", added" } else { "" })
     }
 }
 
@@ -267,10 +280,10 @@ impl Case for Biased {
         let mut random = Random::of(self);
         let weight = weight(backend, &mut random, &[Rowset::plain(DType::Q5_0, 19)], 96)?;
         let bias = backend.upload_values(&random.values(19))?;
-        let x = Bench::filled(backend, Purpose::Activations, 96, &random.values(4 * 96))?;
-        let mut out = Bench::poisoned(backend, Purpose::Activations, 4, 19)?;
-        let mut residual = Bench::filled(backend, Purpose::Residual, 19, &random.values(4 * 19))?;
-        step(backend, &batch(4, 0), |step| {
+        let x = Bench::filled(backend, Purpose::Activations, 96, &random.values(self.tokens * 96))?;
+        let mut out = Bench::poisoned(backend, Purpose::Activations, self.tokens, 19)?;
+        let mut residual = Bench::filled(backend, Purpose::Residual, 19, &random.values(self.tokens * 19))?;
+        step(backend, &batch(self.tokens, 0), |step| {
             let bias = self.bias.then_some(&bias);
             if self.added {
                 let linear = Linear { weight: &weight, bias };

@@ -100,8 +100,14 @@ pub enum Op {
     Ring,
 }
 
+/// The same where roundings to f16 of two computations fall to different sides, and softmax and norms enlarge it.
+const LAYER_BOUND_HALF: f64 = 3e-4;
+
 impl Op {
-    fn bound(self) -> f64 {
+    fn bound(self, activations: Activations) -> f64 {
+        if self == Op::Layer && activations == Activations::Half {
+            return LAYER_BOUND_HALF;
+        }
         let row = BOUNDS.iter().find(|(op, _)| *op == self);
         row.expect("every operation has its bound").1
     }
@@ -306,7 +312,7 @@ impl<B: Backend> Suite<'_, B> {
         }
         let outcome = case.compute(&self.reference).and_then(|wanted| {
             let got = case.compute(self.backend)?;
-            within(case.op().bound(), &got, &wanted)
+            within(case.op().bound(self.reference.options().activations), &got, &wanted)
         });
         self.conclude(case.op(), words, outcome);
     }
@@ -321,7 +327,8 @@ impl<B: Backend> Suite<'_, B> {
     ) {
         let words = case.to_string();
         if (self.chosen)(op, &words) {
-            let outcome = compute(self.backend).and_then(|got| within(op.bound(), &got, wanted));
+            let bound = op.bound(self.reference.options().activations);
+            let outcome = compute(self.backend).and_then(|got| within(bound, &got, wanted));
             self.conclude(op, words, outcome);
         }
     }

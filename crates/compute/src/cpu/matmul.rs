@@ -7,13 +7,15 @@
 
 use std::ops::Range;
 
+use fornax_format::DType;
+
 use super::Activations;
 use super::disjoint::Disjoint;
 use super::memory::{Block, Matrix, WeightPart};
 use super::pool::Pool;
 use super::quant::{
     BLOCK, GROUP, IntBlock, Kernels, PANEL_BLOCK_BYTES, Simd, WIDTHS, dot_f32, f32_kernels, quantize,
-    store_block,
+    round_row, round_weights, store_block,
 };
 
 /// Columns of sixteen weight rows that are dequantised at once: 32 KB.
@@ -67,6 +69,8 @@ impl Multiplier<'_> {
                 quantize(self.simd, x, |index, block| blocks[index] = *block);
             }
         }
+        let mut halves = if self.activations == Activations::Half { x.to_vec() } else { Vec::new() };
+        let factors: Vec<f32> = halves.chunks_mut(columns).map(round_row).collect();
         let values: &mut [f32] = &mut self.scratch.values_mut()[..columns];
         let mut first = 0;
         for part in weight.parts {
@@ -77,6 +81,12 @@ impl Multiplier<'_> {
                     Some(dot) if self.activations == Activations::Integer => {
                         let inputs = blocks.chunks(columns / BLOCK);
                         outs.zip(inputs).for_each(|(out, blocks)| *out = dot(stored, blocks));
+                    }
+                    _ if self.activations == Activations::Half && part.format.dtype != DType::F32 => {
+                        (part.format.dequantize)(stored, values);
+                        round_weights(part.format.dtype, stored, values);
+                        let inputs = halves.chunks(columns).zip(&factors);
+                        outs.zip(inputs).for_each(|(out, (x, factor))| *out = dot_f32(values, x) * factor);
                     }
                     _ => {
                         (part.format.dequantize)(stored, values);

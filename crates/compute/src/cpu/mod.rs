@@ -69,6 +69,9 @@ pub enum Activations {
     /// that share their scales. As good as float (see the specification in `cpu/quant/activations.rs`), and faster.
     #[default]
     Integer,
+    /// Activations and weights are one f16 for each value (see the specification in `cpu/quant/halves.rs`), as matrix units of
+    /// GPUs take them. On the CPU by scalar code alone: it is what such devices are held against.
+    Half,
 }
 
 /// How a CPU backend is made.
@@ -133,6 +136,10 @@ struct Scratch {
 impl Cpu {
     /// Starts the threads and allocates the workspace.
     pub fn new(options: CpuOptions) -> Result<Cpu, Error> {
+        if options.activations == Activations::Half && options.simd != Simd::Scalar {
+            let what = format!("half activations by {}", options.simd.name());
+            return Err(Error::Unsupported { what, backend: NAME });
+        }
         if !Simd::present().any(|simd| simd == options.simd) {
             return Err(Error::Unsupported { what: options.simd.name().to_owned(), backend: NAME });
         }
@@ -590,6 +597,10 @@ impl Backend for Cpu {
         places.fill(&chosen.values()[..tokens * chosen.columns], each, experts.count)?;
         let places = &*places;
         let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
+        if multiplier.activations == Activations::Half {
+            // Each token has experts of its own: no matrix units, and no need to round.
+            multiplier.activations = Activations::Float;
+        }
         let mut multiply = |weight: &Weight, bias: Option<&Buf>, x: &[f32], out: &mut [f32]| {
             for (expert, rows) in places.taken() {
                 let matrix = weight.matrix().stacked(expert, experts.count);

@@ -227,6 +227,7 @@ fn products_are_those_of_weights_dequantised_by_gguf() {
             let bound = match cpu.options().activations {
                 Activations::Float => 1e-12,
                 Activations::Integer => 1e-8,
+                Activations::Half => 1e-6,
             };
             let got = cpu.read(&out, 0, tokens).unwrap();
             check_by(&format!("{dtype} product"), &got, &case.out, &case.usual, bound);

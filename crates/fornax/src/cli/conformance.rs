@@ -43,9 +43,9 @@ pub(crate) fn conformance(device: Device, only: &str, out: &mut impl Write) -> a
             let kernel_folder = super::locate::cache_dir().ok().map(|cache| cache.join("kernels"));
             let folder = kernel_folder.clone();
             let options = CudaOptions { device: ordinal, kernel_folder, ..CudaOptions::default() };
-            writeln!(out, "\nconformance of {device} (float activations)")?;
+            writeln!(out, "\nconformance of {device} (half activations)")?;
             let cuda = Cuda::new(options).map_err(Error::from)?;
-            let activations = Activations::Float;
+            let activations = Activations::Half;
             let subject = Subject { backend: &cuda, sizes: cuda.sizes(), activations, invariant: true };
             failed += suite(out, |on_case| conformance::run_where(&chosen, &subject, on_case))?;
             if exact {

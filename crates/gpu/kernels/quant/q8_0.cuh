@@ -1,29 +1,33 @@
-// Q8_0: 32 values share an f16 scale; value = scale * code.
+// Q8_0: 32 values share an f16 scale; value = scale * code, rounded once.
 #pragma once
 #include "quant/tile.cuh"
 
 struct Quant {
     static const int STEP = 128;
-    static const bool FLOATS = false, SUMS = false;
     typedef Staged<2048, 0, 128, 0> Bytes;
 
-    template <class X> DEVICE_METHOD static void multiply(const u8* staged, const X& x, int step, int lane, float acc[X::N]) {
+    DEVICE_METHOD static float unscale(const Part&) { return 1.0f; }
+
+    // Two signed bytes from the `at`-th on: 1024 + 128 + code in the low bits of 0x6400, less what is too much.
+    DEVICE_METHOD static u32 two(u32 turned, int at, u32 scale) {
+        return mul_f16x2(add_f16x2(__byte_perm(turned, 0x64006400, at ? 0x5352 : 0x5150), 0xe480e480), scale);
+    }
+    template <class Use> DEVICE_METHOD static void fragments(const u8* staged, int lane, Use use) {
         uint2 scales[2];
         for (int h = 0; h < 2; h++) scales[h] = *(const uint2*)(staged + Bytes::SCALES + (h * 8 + lane / 4) * 8);
-        float sum[X::N];
-        for (int n = 0; n < X::N; n++) sum[n] = 0.0f;
 #pragma unroll
-        for (int pair = 0; pair < 2; pair++) {
-            const uint4 w0 = *(const uint4*)(staged + pair * 1024 + lane * 16);
-            const uint4 w1 = *(const uint4*)(staged + pair * 1024 + 512 + lane * 16);
+        for (int half = 0; half < 2; half++) {
+            const uint4 w0 = *(const uint4*)(staged + half * 1024 + lane * 16);
+            const uint4 w1 = *(const uint4*)(staged + half * 1024 + 512 + lane * 16);
+            const u32 s0 = half ? scales[0].y : scales[0].x, s1 = half ? scales[1].y : scales[1].x;
 #pragma unroll
-            for (int second = 0; second < 2; second++) {
-                const int block = pair * 2 + second;
-                const u32 a[4] = {second ? w0.z : w0.x, second ? w1.z : w1.x, second ? w0.w : w0.y, second ? w1.w : w1.y};
-                x.block_32(step, block, a, scale_of(scales[0], block), scale_of(scales[1], block), sum);
+            for (int k = 0; k < 4; k++) {
+                const u32 c0 = word_of(w0, k) ^ 0x80808080, c1 = word_of(w1, k) ^ 0x80808080;
+                const u32 d0 = twice(s0, k / 2), d1 = twice(s1, k / 2);
+                const u32 a[4] = {two(c0, 0, d0), two(c1, 0, d1), two(c0, 1, d0), two(c1, 1, d1)};
+                use(half * 4 + k, a);
             }
         }
-        for (int n = 0; n < X::N; n++) acc[n] = __fmaf_rn(x.scale(n, step), sum[n], acc[n]);
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);

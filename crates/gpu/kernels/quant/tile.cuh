@@ -1,7 +1,13 @@
 // What formats share. A tile is 16 rows x 128 columns; lane 4g + t of a warp holds rows g and g + 8 of it, and of each
-// 32 columns the eight from 8t on ("octet"), unless its format says otherwise.
+// 32 columns the eight from 8t on ("octet").
+//
+// A format says what lies where (`Bytes`), what one value is (`value`, in f32, as stored), and how its values become operands
+// of the matrix instruction (`fragments`): one f16 for each value, by the same roundings wherever they are multiplied.
+// `fragments(staged, lane, use)` goes through a step's sixteens of columns in order and calls use(k, a): a[0] and a[1] are
+// two columns of rows g and g + 8, a[2] and a[3] the next two. Of 32 columns, k even takes 8t to 8t + 3, k odd 8t + 4 to
+// 8t + 7. Sums are to be multiplied by `unscale(part)`, a power of two.
 #pragma once
-#include "quant/columns.cuh"
+#include "prelude.cuh"
 
 // A step of a product takes 128 or 256 columns of 16 rows. Its bytes lie one plane after the other where a warp has
 // copied them; each plane's are contiguous in memory.
@@ -15,34 +21,61 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
         }
     }
     // Begins to copy one step; `to` is this lane's place.
-    DEVICE_METHOD static void fetch(const Part& part, u32 step, u32 to, int lane) {
-        copy<CODES, CODES_, 0>(to, part.codes + (long)step * CODES_ + lane * 16, lane);
-        if (HIGH_) copy<HIGH, HIGH_, 0>(to, part.high + (long)step * HIGH_ + lane * 16, lane);
-        if (SCALES_) copy<SCALES, SCALES_, 0>(to, part.scales + (long)step * SCALES_ + lane * 16, lane);
-        if (MINS_) copy<MINS, MINS_, 0>(to, part.mins + (long)step * MINS_ + lane * 16, lane);
-    }
+    DEVICE_METHOD static void fetch(const Part& part, u32 step, u32 to, int lane) { Cursor(part, step, lane).fetch(to, lane); }
+
+    // Where a lane reads next, step after step.
+    struct Cursor {
+        const u8 *codes, *high, *scales, *mins;
+
+        DEVICE_METHOD Cursor(const Part& part, u32 step, int lane)
+            : codes(part.codes + (long)step * CODES_ + lane * 16), high(part.high + (long)step * HIGH_ + lane * 16),
+              scales(part.scales + (long)step * SCALES_ + lane * 16), mins(part.mins + (long)step * MINS_ + lane * 16) {}
+        DEVICE_METHOD void fetch(u32 to, int lane) const {
+            copy<CODES, CODES_, 0>(to, codes, lane);
+            if (HIGH_) copy<HIGH, HIGH_, 0>(to, high, lane);
+            if (SCALES_) copy<SCALES, SCALES_, 0>(to, scales, lane);
+            if (MINS_) copy<MINS, MINS_, 0>(to, mins, lane);
+        }
+        DEVICE_METHOD void move(int steps) {
+            codes += (long)steps * CODES_;
+            if (HIGH_) high += (long)steps * HIGH_;
+            if (SCALES_) scales += (long)steps * SCALES_;
+            if (MINS_) mins += (long)steps * MINS_;
+        }
+    };
 };
 
-// Eight codes of four bits: value i below 4 is the low half of byte i, value 4 + i the high half.
-DEVICE u32 low_nibbles(u32 word) { return word & 0x0f0f0f0f; }
-DEVICE u32 high_nibbles(u32 word) { return word >> 4 & 0x0f0f0f0f; }
-// A word's bits moved up, or down where negative.
-DEVICE u32 moved(u32 word, int up) { return up >= 0 ? word << up : word >> -up; }
-// Four 4-bit codes of a word's low (`which` 0) or high halves with a fifth bit each above them: bit q of each byte of
-// `upper` for group q of four. At bit `at` of each byte.
-DEVICE u32 five_bits(u32 word, int which, u32 upper, int q, int at) {
-    const u32 low = moved(word, at - 4 * which) & (0x01010101u * (15 << at));
-    return low | (moved(upper, at + 4 - q) & (0x01010101u << (at + 4)));
-}
-
-DEVICE u32 byte_of(u32 word, int index) { return (word >> (8 * index)) & 0xff; }
-// A byte of a word as f32, without the slow conversion.
-DEVICE float byte_as_f32(u32 word, int index) {
-    return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7650 + index)) - 8388608.0f;
-}
+// An f16 of a word in both halves of another.
+DEVICE u32 twice(u32 word, int upper) { return __byte_perm(word, 0, upper ? 0x3232 : 0x1010); }
 DEVICE u32 word_of(const uint4& v, int index) {
     return index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w;
 }
+// A word's bits moved up, or down where negative.
+DEVICE u32 moved(u32 word, int up) { return up >= 0 ? word << up : word >> -up; }
+DEVICE u32 byte_of(u32 word, int index) { return (word >> (8 * index)) & 0xff; }
+
+// (word & mask) | other, in one instruction: with both constants the compiler takes two.
+DEVICE u32 masked_or(u32 word, u32 mask, u32 other) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(word), "r"(mask), "r"(other));
+    return d;
+}
+
+// Codes of an octet: two neighbours, 2p and 2p + 1, have their four low bits at bits 4p and 16 + 4p of a word, so that one
+// mask puts both into the low bits of 1024. `upper` holds at the same places what lies above the four bits, EXTRA of them each:
+// pair p of `block` at bits EXTRA * (4 * block + p) and 16 more. Returns two codes less OFFSET, exact in f16.
+template <int EXTRA, int OFFSET> DEVICE u32 two_codes(u32 word, u32 upper, int block, int p) {
+    // Odd pairs are read four bits further up, which is sixteen times as much.
+    const int at = p % 2 * 4;
+    u32 bits = masked_or(moved(word, -(p / 2 * 8)), 0x000f000fu << at, 0x64006400);
+    if (EXTRA)
+        bits = masked_or(moved(upper, 4 + at - EXTRA * (4 * block + p)), ((1u << EXTRA) - 1) * 0x00010001u << (4 + at), bits);
+    // 1024 + OFFSET and 64 + OFFSET are exact: so are differences.
+    if (at == 0) return add_f16x2(bits, 0xe400e400u + OFFSET * 0x00010001u);
+    return fma_f16x2(bits, 0x2c002c00, 0xd400d400u + OFFSET * 0x00100010u);
+}
+// A byte of a word in the low bits of 1024, twice.
+DEVICE u32 byte_above_1024(u32 word, u32 index) { return __byte_perm(word, 0x64006400, 0x5050 + index * 0x0101); }
 
 // Where a code lies: tile, half of its rows, lane and octet place, for single values.
 struct Place {
@@ -60,18 +93,13 @@ DEVICE Place place_of(const Part& part, int row, int column) {
 }
 DEVICE u32 nibble_at(const Part& part, const Place& p) {
     u32 word = *(const u32*)(part.codes + p.tile * 1024 + p.half * 512 + p.lane * 16 + p.block * 4);
-    return word >> (8 * (p.i % 4) + 4 * (p.i / 4)) & 15;
+    return word >> (16 * (p.i % 2) + 4 * (p.i / 2)) & 15;
 }
 DEVICE u32 upper_bit_at(const Part& part, const Place& p) {
     u32 word = *(const u32*)(part.high + p.tile * 256 + p.half * 128 + p.lane * 4);
-    return word >> (8 * (p.i % 4) + 2 * p.block + p.i / 4) & 1;
+    return word >> (16 * (p.i % 2) + 4 * p.block + p.i / 2) & 1;
 }
 // The f16 of a 32-column block: (tile, row, block).
 DEVICE float block_f16(const u8* plane, long tile, int row, int block) {
     return f16_to_f32(*(const u16*)(plane + tile * 128 + row % 16 * 8 + block * 2));
-}
-// One of the four f16 of a row of a tile.
-DEVICE float scale_of(uint2 four, int block) {
-    u32 both = block < 2 ? four.x : four.y;
-    return f16_to_f32(block % 2 ? both >> 16 : both & 0xffff);
 }

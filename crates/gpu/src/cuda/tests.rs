@@ -13,7 +13,7 @@ const HEADS: Heads = Heads { query: 4, kv: 2, dim: 32 };
 const HIDDEN: usize = 128;
 const FFN: usize = 256;
 const VOCAB: usize = 64;
-const TOKENS_MAX: usize = 8;
+const TOKENS_MAX: usize = 80;
 
 /// One layer of the llama family, of zeros.
 struct Model {
@@ -161,10 +161,29 @@ fn a_step_of_one_token_is_five_kernels_a_layer_and_the_ends() {
         fake::with(|fake| fake.launched.iter().map(|launch| launch.kernel.clone()).collect::<Vec<_>>());
     let count = |name: &str| names.iter().filter(|launched| launched.starts_with(name)).count();
     assert_eq!(
-        (count("split_"), count("gemv_1"), count("gemv_one"), count("glu_silu")),
+        (count("form_"), count("gemv_several"), count("gemv_one"), count("glu_silu")),
         (5, 5, 0, 1),
         "{names:?}"
     );
+}
+
+#[test]
+fn a_prompt_is_multiplied_by_kernels_of_many_rows_which_also_gate() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    let mut batch = Batch::default();
+    let pages = (0..3).map(PageId).collect();
+    let row = Row { slot: 0, start: 0, len: 70, pages: vec![pages], wanted: 1 };
+    batch.push(row, (0..70).map(|token| Token::Known(token % VOCAB as u32)));
+    fake::with(|fake| fake.launched.clear());
+    let step = cuda.begin(&batch).unwrap();
+    cuda.record(&step, &mut || model.forward(&cuda, &step)).unwrap();
+    cuda.finish(step).unwrap();
+    let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+    let count = |name: &str| launched.iter().filter(|launch| launch.kernel.starts_with(name)).count();
+    // The head has one row.
+    assert_eq!((count("form_"), count("gemm"), count("gemv_one"), count("glu")), (4, 4, 1, 0));
 }
 
 #[test]

@@ -172,7 +172,7 @@ impl Cuda {
         }
         let Some(mut pending) = self.pending_for(gate_up, Rows::Tokens)? else { return Ok(false) };
         // Several rows are multiplied and gated apart, with the same bits: both at once take more registers than there are.
-        if !pending.gemv.one_row() {
+        if !self.gates(&pending.gemv) {
             self.multiply(&pending.gemv)?;
             return Ok(false);
         }

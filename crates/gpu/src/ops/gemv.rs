@@ -6,33 +6,39 @@ use fornax_compute::{Error, Rows};
 
 use super::fits;
 use super::fuse::Pending;
+use super::gemm::{Gemm, room_for};
 use crate::arena::Piece;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::layout::{Format, TILE_COLUMNS, TILE_ROWS};
-use crate::memory::{Buf, DevicePart, Weight, WeightPart, int};
+use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, TICKETS, Weight, WeightPart, int};
 use crate::program::Key;
 use crate::step::{DeviceStep, Slot};
 
 /// Multiprocessors that blocks are dealt out to: an H100's. A constant, because the order of summation follows from it.
 const MULTIPROCESSORS: usize = 132;
-/// The most slices that the columns of a tile are shared out in: of codes, which are latency, and of floats, which are
-/// bytes.
-const SLICES_MAX: [usize; 2] = [26, 14];
-/// How many where there are very many tiles, and units that a block then has of one row.
-const SLICES_WIDE: [usize; 2] = [3, 2];
-const UNITS_WIDE_MAX: usize = 9;
-/// Tiles of a unit, of one row.
-const UNIT_MAX: usize = 3;
-/// Warps of a block for several rows.
-const WARPS_SEVERAL: usize = 8;
-/// From so many units on (16 rows of a weight and 32 of activations) each is one warp's: four for every multiprocessor.
-const ALONE_UNITS: usize = 4 * MULTIPROCESSORS;
+/// Tiles of 16 rows from which on columns are cut into so many slices: enough warps for every multiprocessor.
+const SLICES: [(usize, usize); 4] =
+    [(8 * MULTIPROCESSORS, 1), (4 * MULTIPROCESSORS, 2), (MULTIPROCESSORS, 4), (0, 8)];
+/// Warps of a block, for one row of activations and for several, whose sums take registers.
+const WARPS_MAX: usize = 24;
+const WARPS_SEVERAL: usize = 18;
+/// Columns of a slice beyond which there are twice as many.
+const SLICE_COLUMNS: usize = 4096;
+/// Tiles that a block has at once, where several warps share one: as many as there are barriers.
+const TEAMS_MAX: usize = 15;
+/// Times 128 columns that a warp brings into form at most: in registers.
+const EACH_MAX: usize = 20;
 const STAGES_MAX: usize = 6;
+/// Bytes of weights on their way that a multiprocessor is given at most: more delay the next kernel's first ones.
+const AHEAD_BYTES: usize = 96 << 10;
+/// The most rows of activations of a product.
+const PASS_ROWS_MAX: usize = 1024;
+/// And of a block.
+const ROWS_MAX: usize = 64;
 /// Bytes of dynamic shared memory of a block: what every chip since Ampere has.
+#[cfg(test)]
 pub(crate) const SHARED_MIN: usize = 96 << 10;
-/// Bytes of 128 columns of activations: as in split.cuh.
-const RECORD: usize = 640;
 
 /// Activations in the form that products read, of one buffer at a time.
 pub(crate) struct Scratch {
@@ -48,7 +54,8 @@ struct Held {
     /// The weight of the norm that is due, or 0.
     norm: u64,
     rows: Rows,
-    floats: bool,
+    /// Whether they are in the form of products with many rows.
+    many: bool,
     /// Of the arena: an address may have a new owner.
     generation: u64,
 }
@@ -56,16 +63,17 @@ struct Held {
 /// `Inputs` of gemv.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Inputs {
-    x: u64,
-    records: u64,
-    norm: u64,
-    first: i32,
-    limit: i32,
-    eps: f32,
+pub(super) struct Inputs {
+    pub(super) x: u64,
+    pub(super) values: u64,
+    pub(super) factors: u64,
+    pub(super) norm: u64,
+    partials: u64,
+    tickets: u64,
+    pub(super) first: i32,
+    pub(super) limit: i32,
+    pub(super) eps: f32,
     tiles: i32,
-    slices: i32,
-    pad: i32,
 }
 
 /// `Result` of result.cuh.
@@ -89,14 +97,16 @@ pub(crate) struct Gemv {
     device_part: DevicePart,
     step: DeviceStep,
     pub(super) rows: Rows,
+    /// Whether it is one of many rows, which have kernels of their own.
+    many: bool,
     inputs: Inputs,
     pub(super) product: Product,
 }
 
-impl Gemv {
-    /// Whether the activations are one row, which the kernel brings into form itself.
-    pub(super) fn one_row(&self) -> bool {
-        self.inputs.limit <= 1
+impl Cuda {
+    /// Whether the kernel of a product can do the gated activation of what it yields.
+    pub(super) fn gates(&self, gemv: &Gemv) -> bool {
+        gemv.many || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
     }
 }
 
@@ -116,135 +126,132 @@ impl Scratch {
         }
     }
 
-    /// How many rows of so many columns it holds.
+    /// How many rows of so many columns it holds: values, and a factor for each.
     pub(super) fn rows(&self, columns: usize) -> usize {
-        let bytes = (columns.div_ceil(TILE_COLUMNS) * RECORD) as u64;
+        let bytes = (columns.next_multiple_of(TILE_COLUMNS) * 2 + 4) as u64;
         usize::try_from(self.area.bytes() / bytes).expect("fits the device")
     }
+
+    /// Where the factors of its rows are.
+    fn factors(&self, columns: usize) -> u64 {
+        self.area.pointer() + (self.rows(columns) * columns.next_multiple_of(TILE_COLUMNS) * 2) as u64
+    }
+}
+
+/// How many slices the columns of a part are cut into. It follows from the part alone: sums have this order everywhere.
+pub(crate) fn slices(part: &WeightPart) -> usize {
+    let wanted = SLICES.iter().find(|(tiles, _)| part.row_tiles() >= *tiles).map_or(1, |&(_, slices)| slices);
+    let wanted = if part.columns >= SLICE_COLUMNS * wanted { 2 * wanted } else { wanted };
+    wanted.min(8).min(steps(part))
+}
+
+fn steps(part: &WeightPart) -> usize {
+    part.groups() * TILE_COLUMNS / part.format.step_columns()
 }
 
 /// How a product with a part is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
-    /// Whether a block has several units at once, because the weight has very many rows.
-    wide: bool,
-    /// Of several rows of activations: whether a warp has a unit for itself, and takes its slices one after the other.
-    alone: bool,
-    /// How many slices the columns of a tile are shared out in.
     slices: usize,
-    /// Tiles of a unit, and how many units there are.
-    unit: usize,
-    units: usize,
+    /// Rows of activations that a block has: one is brought into form by the block itself.
+    rows: usize,
     warps: usize,
-    /// Blocks that a multiprocessor has at once.
-    together: usize,
+    blocks: usize,
     stages: usize,
+    /// Times 128 columns that a warp brings into form.
+    each: usize,
     /// Dynamic shared memory of a block.
     shared: usize,
 }
 
 impl Shape {
-    /// For `limit` rows of activations; one is brought into form by the block itself. `room` is how much shared memory a
-    /// block may have. How many slices there are follows from the part and the chip alone.
-    fn of(part: &WeightPart, gates: bool, limit: usize, room: usize) -> Shape {
-        let tiles = tiles(limit);
-        let (groups, sides) = (part.groups(), if gates { 2 } else { 1 });
-        let steps = groups * TILE_COLUMNS / part.format.step_columns();
-        let wide = part.row_tiles() >= 12 * MULTIPROCESSORS && groups * RECORD <= 40 << 10;
-        let floats = usize::from(part.format.floats());
-        let records_each = part.format.step_columns() / TILE_COLUMNS;
-        let (step_bytes, sum_bytes) = (part.format.step_bytes(), 2 * TILE_ROWS * 4);
-        // As few slices as take no longer, and no more than a block can hold with one step each.
-        let each = step_bytes + records_each * RECORD + 2 * sum_bytes;
-        let most = SLICES_MAX[floats].min((room - groups * 4) / each);
-        let slices = if wide { SLICES_WIDE[floats] } else { steps.div_ceil(steps.div_ceil(most)) };
-        let row_tiles = part.row_tiles() / sides;
-        if tiles > 0 {
-            // Where there are units for every multiprocessor, warps that wait for nobody are faster.
-            let alone = wide || row_tiles * limit.div_ceil(4 * tiles) >= ALONE_UNITS;
-            // As few as take no longer.
-            let warps = if alone { WARPS_SEVERAL } else { slices.div_ceil(slices.div_ceil(WARPS_SEVERAL)) };
-            let fixed = if alone { 0 } else { slices * tiles * 256 };
-            let stage = warps * step_bytes;
-            let stages = (SHARED_MIN.saturating_sub(fixed) / stage).clamp(1, 2);
-            let shared = fixed + stages * stage;
-            let units = row_tiles;
-            return Shape { wide, alone, slices, unit: 1, units, warps, together: 1, stages, shared };
+    /// For one row of activations; `None` where it does not fit a block. `room` is how much shared memory that has.
+    fn one(part: &WeightPart, gates: bool, room: usize) -> Option<Shape> {
+        let (groups, sides, slices) = (part.groups(), if gates { 2 } else { 1 }, slices(part));
+        let (tiles, team, step_bytes) = (part.row_tiles() / sides, slices * sides, part.format.step_bytes());
+        let fixed = |warps: usize| groups * (TILE_COLUMNS * 2 + 4) + 2 * warps * TILE_ROWS * 4;
+        let fits = |teams: usize| fixed(teams * team) + teams * team * step_bytes <= room;
+        let most = if team == 1 { WARPS_MAX } else { (WARPS_MAX / team).clamp(1, TEAMS_MAX) };
+        let most = (1..=most).rev().find(|&teams| fits(teams))?;
+        // As few as take no longer, and as many as bring a row into form.
+        let tiles_each = tiles.div_ceil(MULTIPROCESSORS).max(1);
+        let rounds = tiles_each.div_ceil(most);
+        let teams = tiles_each.div_ceil(rounds).max(groups.div_ceil(EACH_MAX).div_ceil(team));
+        if teams > most {
+            return None;
         }
-        let tiles_each = row_tiles.div_ceil(MULTIPROCESSORS);
-        // Where it is wide, each block has as many units as the others, as far as that goes and fits.
-        let units_room = room.saturating_sub(groups * (RECORD + 4)) / (slices * 2 * (step_bytes + sum_bytes));
-        let units_most = units_room.clamp(1, UNITS_WIDE_MAX);
-        let warps = if wide { slices * tiles_each.div_ceil(tiles_each.div_ceil(units_most)) } else { slices };
-        let records = if wide { groups } else { warps * records_each };
-        let stage = warps * step_bytes;
-        let fixed = |unit: usize| records * RECORD + warps * sides * unit * sum_bytes + groups * 4;
-        // Where warps have several steps, much is done once for a unit, so it has several tiles.
-        let unit_most = if wide || steps < 14 { 1 } else { tiles_each.clamp(1, UNIT_MAX / sides) };
-        let unit = (1..=unit_most).rev().find(|&unit| fixed(unit) + stage <= room).unwrap_or(1);
-        let (units, parts, fixed) = (row_tiles.div_ceil(unit), sides * unit, fixed(unit));
-        // How many blocks a multiprocessor has.
-        let together = match slices {
-            _ if wide => 1,
-            0..=8 => units.div_ceil(MULTIPROCESSORS).clamp(1, 3),
-            _ => 1,
-        };
-        let fits = |room: usize| room.saturating_sub(fixed) / stage;
-        // Blocks that share a multiprocessor leave a quarter of it to the next kernel's.
-        let roomy = if wide { room } else { room * 3 / 4 / together };
-        let rounds = units.div_ceil(MULTIPROCESSORS * together);
-        let at_once = if wide { STAGES_MAX } else { steps.div_ceil(warps) * parts * rounds };
-        let stages = fits(roomy).max(2).min(fits(room)).min(at_once).clamp(1, STAGES_MAX);
+        let warps = teams * team;
+        let blocks = tiles.div_ceil(teams).min(MULTIPROCESSORS);
+        let each = groups.div_ceil(warps);
         // Few programs: each is compiled.
-        let stages = if stages == 5 { 4 } else { stages };
+        let each = if each > 4 { each.next_multiple_of(5) } else { each };
+        let (stage, fixed) = (warps * step_bytes, fixed(warps));
+        let at_once = steps(part).div_ceil(slices) * rounds;
+        let stages = (room - fixed).min(AHEAD_BYTES.max(2 * stage)) / stage;
+        let stages = stages.min(at_once).clamp(1, STAGES_MAX);
         let shared = fixed + stages * stage;
-        Shape { wide, alone: false, slices, unit, units, warps, together, stages, shared }
+        Some(Shape { slices, rows: 1, warps, blocks, stages, each, shared })
     }
 
-    fn program(&self, part: &WeightPart, gates: bool, limit: usize) -> Key {
+    /// For `limit` rows that are in form. A block has one slice.
+    fn several(part: &WeightPart, limit: usize, room: usize) -> Shape {
+        let (slices, tiles, step_bytes) = (slices(part), part.row_tiles(), part.format.step_bytes());
+        let row_bytes = part.format.step_columns() * 2 + 64;
+        let stage = |rows: usize, warps: usize| rows * row_bytes + warps * step_bytes;
+        // As few tiles as take no longer: all blocks at once where there are slices, else one after the other.
+        let tiles_each = (tiles * slices).div_ceil(MULTIPROCESSORS);
+        let rounds = tiles_each.div_ceil(WARPS_SEVERAL);
+        let wanted = tiles_each.div_ceil(rounds);
+        // The most rows that fit two steps at once, then the most tiles.
+        let rows_wanted = limit.next_power_of_two().clamp(8, ROWS_MAX);
+        let mut rows = [64, 32, 16, 8].into_iter().filter(|&rows| rows <= rows_wanted);
+        let rows = rows.find(|&rows| 2 * stage(rows, wanted.min(8)) <= room).unwrap_or(8);
+        let enough = |stages: usize| (1..=wanted).rev().find(|&warps| stages * stage(rows, warps) <= room);
+        let warps = enough(2).or_else(|| enough(1)).unwrap_or(1);
+        let stage = stage(rows, warps);
+        let stages = (room / stage).clamp(1, 4);
+        let blocks = tiles.div_ceil(warps);
+        let blocks = if slices == 1 { blocks.min(MULTIPROCESSORS) } else { blocks };
+        Shape { slices, rows, warps, blocks, stages, each: 0, shared: stages * stage }
+    }
+
+    fn program(&self, part: &WeightPart, gates: bool) -> Key {
         let mut key = Key::quant("gemv.cu", part.format);
-        // What registers are shared out among: more than there are, so that the next kernel's blocks fit beside these.
-        let one_row = tiles(limit) == 0;
-        let threads = match (self.warps, one_row) {
-            // Sums take more registers than two blocks could share: spilled, a prompt takes twice as long.
-            (_, false) => WARPS_SEVERAL * 32,
-            (0..=8, true) => 256,
-            (9..=16, true) => 768,
-            _ => 864,
+        // What registers are shared out among.
+        let threads = match self.warps {
+            0..=8 => 256,
+            9..=12 => 384,
+            13..=18 => 576,
+            _ => WARPS_MAX * 32,
         };
-        let wide = if one_row { self.wide } else { self.alone };
         key.defines.extend([
-            format!("WIDE={}", if wide { self.slices } else { 0 }),
-            format!("GATES={}", i32::from(gates)),
+            format!("SLICES={}", self.slices),
             format!("STAGES={}", self.stages),
-            format!("ONE_ROW={}", i32::from(one_row)),
-            format!("TILES={}", self.unit),
             format!("THREADS={threads}"),
-            format!("BLOCKS={}", if one_row { self.together } else { 1 }),
+            format!("GATES={}", i32::from(gates)),
+            format!("ONE_ROW={}", i32::from(self.rows == 1)),
         ]);
+        key.defines.extend(match self.rows {
+            1 => [
+                format!("EACH={}", self.each),
+                format!("FOURS={}", i32::from(part.columns.is_multiple_of(4))),
+            ],
+            rows => [format!("ROWS={rows}"), "FOURS=0".to_owned()],
+        });
         key
     }
 }
 
-/// How many times four rows of activations a block has; 0: one row.
-fn tiles(limit: usize) -> usize {
-    match limit {
-        0..=1 => 0,
-        2..=4 => 1,
-        5..=8 => 2,
-        9..=16 => 4,
-        _ => 8,
-    }
-}
-
-/// The programs that products with a part are made of: for one stream, for several, and for a prompt.
+/// The programs that products with a part are made of: for one stream and for several.
 pub(crate) fn programs(part: &WeightPart, room: usize) -> Vec<Key> {
     if part.format == Format::F32 {
         return vec![Key::plain("gemv_f32.cu")];
     }
+    let one = [false, true].map(|gates| Some((Shape::one(part, gates, room)?, gates)));
+    let several = [8, 16, 32, 64].map(|limit| Some((Shape::several(part, limit, room), false)));
     let mut keys = Vec::new();
-    for (gates, limit) in [(false, 1), (true, 1), (false, 2), (false, 512)] {
-        let key = Shape::of(part, gates, limit, room).program(part, gates, limit);
+    for (shape, gates) in one.into_iter().chain(several).flatten() {
+        let key = shape.program(part, gates);
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -286,36 +293,48 @@ impl Cuda {
         };
         let (from, norm, eps) = due.map_or((x.pointer(), 0, 0.0), |due| (due.x, due.weight, due.eps));
         let at_once = self.scratch.rows(weight.columns);
+        // Of rows that are too long for it the scratch holds few.
+        let many = self.takes_many(count.min(at_once));
+        let at_once = if many { at_once / room_for(1) * room_for(1) } else { at_once };
         for part in &weight.parts {
+            // Sums of slices need room as well.
+            let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
+            let partials = PARTIALS_BYTES as usize / partial_bytes / 8 * 8;
+            let at_once = if many { at_once } else { at_once.min(partials.clamp(8, PASS_ROWS_MAX)) };
             let product = Product { first: int(part.first), ..product };
             if part.format == Format::F32 {
                 self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
                 continue;
             }
+            let one = count == 1 && Shape::one(part, false, self.device.shared_max).is_some();
             for first in (0..count).step_by(at_once) {
                 let limit = at_once.min(count - first);
+                let (values, factors) = match one {
+                    true => (0, 0),
+                    false => (self.scratch.area.pointer(), self.scratch.factors(weight.columns)),
+                };
                 let inputs = Inputs {
                     x: from,
-                    records: self.scratch.area.pointer(),
+                    values,
+                    factors,
                     norm,
+                    partials: self.partials.pointer(),
+                    tickets: self.tickets.pointer(),
                     first: int(first),
                     limit: int(limit),
                     eps,
                     tiles: 0,
-                    slices: 0,
-                    pad: 0,
                 };
-                let floats = part.format.floats();
-                let held = Held { pointer: from, norm, rows, floats, generation: self.generation() };
-                if count > 1 && (self.scratch.held.get() != Some(held) || count > at_once) {
-                    self.split(operation, (slot, rows), weight.columns, floats, &inputs)?;
+                let held = Held { pointer: from, norm, rows, many, generation: self.generation() };
+                if !one && (self.scratch.held.get() != Some(held) || count > at_once) {
+                    self.form(operation, (slot, rows), (weight.columns, many), &inputs)?;
                     self.scratch.held.set((count <= at_once).then_some(held));
                 }
                 let device_part = weight.device_part(part);
                 let step = self.device_step(slot);
-                let gemv = Gemv { operation, part: *part, device_part, step, rows, inputs, product };
+                let gemv = Gemv { operation, part: *part, device_part, step, rows, many, inputs, product };
                 // The gated activation may be done by the same kernel.
-                let whole = weight.parts.len() == 1 && at_once >= self.options().tokens_max;
+                let whole = weight.parts.len() == 1 && count <= at_once;
                 if self.fuses() && whole {
                     self.pend(Pending { gemv, out: out.pointer(), columns: weight.rows });
                 } else {
@@ -326,57 +345,51 @@ impl Cuda {
         Ok(())
     }
 
-    /// Brings rows into the form that products read.
-    fn split(
+    /// Brings rows into the form that products read: of several rows, or of many.
+    fn form(
         &self,
         operation: &'static str,
         (slot, rows): (&Slot, Rows),
-        columns: usize,
-        floats: bool,
+        (columns, many): (usize, bool),
         inputs: &Inputs,
     ) -> Result<(), Error> {
-        const WARPS: usize = 4;
-        let name = if floats { "split_floats" } else { "split_codes" };
-        let function = self.programs.function(&Key::plain("split.cu"), name)?;
+        let name = if columns.is_multiple_of(4) { "form_fours" } else { "form_any" };
+        let function = self.programs.function(&Key::plain("form.cu"), name)?;
         let device_step = self.device_step(slot);
+        let limit = inputs.limit.cast_unsigned() as usize;
         let args = [
             Arg::Pointer(inputs.x),
             Arg::Pointer(inputs.norm),
+            Arg::Float(inputs.eps),
             Arg::Int(int(columns)),
             Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Int(i32::from(rows == Rows::Wanted)),
             Arg::Int(inputs.first),
-            Arg::Pointer(inputs.records),
+            Arg::Pointer(inputs.values),
+            Arg::Pointer(inputs.factors),
+            Arg::Int(if many { int(room_for(limit)) } else { 0 }),
         ];
-        let limit = inputs.limit.cast_unsigned() as usize;
-        let grid = [columns.div_ceil(TILE_COLUMNS * WARPS), limit, 1];
-        self.launch(operation, function, grid, (WARPS as u32 * 32, 0), &args)
+        // A warp for each 128 columns; of many rows several share a multiprocessor.
+        let threads = row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(if many { 512 } else { 1024 });
+        self.launch(operation, function, [limit, 1, 1], (threads, 0), &args)
     }
 
     /// Launches a product.
     pub(super) fn multiply(&self, gemv: &Gemv) -> Result<(), Error> {
-        let Gemv { operation, part, device_part, step, rows, mut inputs, product } = *gemv;
+        let Gemv { operation, part, device_part, step, rows, many, mut inputs, product } = *gemv;
+        if many {
+            return self.multiply_many(&Gemm { operation, part, device_part, step, rows, inputs, product });
+        }
         let limit = inputs.limit.cast_unsigned() as usize;
-        let tiles = tiles(limit);
-        let name = match tiles {
-            0 => "gemv_one",
-            1 => "gemv_1",
-            2 => "gemv_2",
-            4 => "gemv_4",
-            _ => "gemv_8",
-        };
         let gates = product.pairs > 0;
-        let shape = Shape::of(&part, gates, limit, self.device.shared_max);
-        let function = self.programs.function(&shape.program(&part, gates, limit), name)?;
-        inputs.tiles = int(part.row_tiles() / if gates { 2 } else { 1 });
-        inputs.slices = int(shape.slices);
-        let multiprocessors = self.device.multiprocessors as usize;
-        let blocks = match tiles {
-            0 if shape.wide => shape.units.div_ceil(shape.warps / shape.slices).min(multiprocessors),
-            0 => shape.units.min(shape.together * multiprocessors),
-            _ if shape.alone => shape.units.div_ceil(shape.warps),
-            _ => shape.units,
+        let room = self.device.shared_max;
+        let shape = match inputs.values {
+            0 => Shape::one(&part, gates, room).expect("asked before"),
+            _ => Shape::several(&part, limit, room),
         };
+        let name = if shape.rows == 1 { "gemv_one" } else { "gemv_several" };
+        let function = self.programs.function(&shape.program(&part, gates), name)?;
+        inputs.tiles = int(part.row_tiles() / if gates { 2 } else { 1 });
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_part)),
             Arg::Struct(bytemuck::bytes_of(&step)),
@@ -386,7 +399,9 @@ impl Cuda {
         ];
         let shared = u32::try_from(shape.shared).expect("at most what a block has");
         let block = u32::try_from(shape.warps * 32).expect("a few warps");
-        let grid = [blocks, limit.div_ceil(4 * tiles.max(1)), 1];
+        let slices = if shape.rows == 1 { 1 } else { shape.slices };
+        let grid = [shape.blocks, limit.div_ceil(shape.rows), slices];
+        assert!(slices == 1 || grid[0] * grid[1] <= TICKETS, "{grid:?} blocks count their slices");
         self.launch(operation, function, grid, (block, shared), &args)
     }
 
@@ -430,20 +445,19 @@ mod tests {
     }
 
     #[test]
-    fn the_shape_of_a_product_follows_from_the_weight_and_leaves_few_steps_over() {
+    fn the_shape_of_a_product_of_one_row_follows_from_the_weight() {
         let check = |format, shape, gates, wanted| {
-            let Shape { wide, unit, warps, stages, .. } =
-                Shape::of(&part(format, shape), gates, 1, 219 << 10);
-            assert_eq!((wide, unit, warps, stages), wanted, "{format:?} {shape:?}, gates {gates}");
+            let Shape { slices, warps, blocks, stages, .. } =
+                Shape::one(&part(format, shape), gates, 219 << 10).unwrap();
+            assert_eq!((slices, warps, blocks, stages), wanted, "{format:?} {shape:?}, gates {gates}");
         };
-        check(Format::BF16, (16, 17), false, (false, 1, 1, 1));
-        check(Format::BF16, (9728, 896), true, (false, 1, 7, 2));
-        check(Format::BF16, (152_064, 3584), false, (true, 1, 18, 2));
-        check(Format::BF16, (3584, 3584), false, (false, 2, 14, 2));
-        check(Format::Q4_K, (37_888, 3584), true, (true, 1, 27, 3));
-        check(Format::Q4_K, (3584, 3584), false, (false, 2, 14, 2));
-        check(Format::Q8_0, (37_888, 4096), false, (true, 1, 27, 3));
-        check(Format::Q6_K, (3584, 18_944), false, (false, 2, 25, 2));
+        check(Format::BF16, (16, 17), false, (1, 1, 1, 1));
+        check(Format::BF16, (9728, 896), true, (2, 12, 102, 2));
+        check(Format::BF16, (152_064, 3584), false, (1, 24, 132, 2));
+        check(Format::BF16, (3584, 3584), false, (4, 8, 112, 3));
+        check(Format::Q4_K, (37_888, 3584), true, (1, 18, 132, 2));
+        check(Format::Q4_K, (3584, 3584), false, (4, 8, 112, 4));
+        check(Format::Q6_K, (3584, 18_944), false, (8, 16, 112, 2));
     }
 
     #[test]
@@ -451,27 +465,30 @@ mod tests {
         for format in [Format::BF16, Format::Q8_0, Format::Q4_K] {
             for rows in [16, 512, 3584, 8192, 25_344, 152_064] {
                 for columns in [256, 1024, 3584, 18_944, 32_768] {
-                    let shapes = [(false, 1), (true, 1), (false, 2), (true, 17), (false, 512)].map(
-                        |(gates, limit)| Shape::of(&part(format, (rows, columns)), gates, limit, SHARED_MIN),
-                    );
-                    let slices = shapes.map(|shape| (shape.wide, shape.slices));
-                    assert!(slices.iter().all(|some| *some == slices[0]), "{format:?} {rows} x {columns}");
+                    let part = part(format, (rows, columns));
+                    let one = [false, true].map(|gates| Shape::one(&part, gates, 219 << 10));
+                    let several = [1, 2, 17, 512].map(|limit| Some(Shape::several(&part, limit, SHARED_MIN)));
+                    for shape in one.into_iter().chain(several).flatten() {
+                        assert_eq!(shape.slices, slices(&part), "{format:?} {rows} x {columns}");
+                    }
                 }
             }
         }
     }
 
     #[test]
-    fn no_block_asks_for_more_shared_memory_than_every_chip_has() {
+    fn no_block_asks_for_more_shared_memory_or_warps_than_every_chip_has() {
         for format in [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1] {
             for rows in [16, 512, 3584, 8192, 152_064] {
                 for columns in [256, 1024, 3584, 18_944, 32_768, 262_144] {
-                    for (gates, limit) in
-                        [(false, 1), (true, 1), (false, 2), (true, 2), (false, 17), (true, 17), (false, 512)]
-                    {
-                        let shape = Shape::of(&part(format, (rows, columns)), gates, limit, SHARED_MIN);
-                        assert!(shape.warps <= 27 && (1..=STAGES_MAX).contains(&shape.stages));
+                    let part = part(format, (rows, columns));
+                    let one = [false, true].map(|gates| Shape::one(&part, gates, SHARED_MIN));
+                    let several =
+                        [1, 2, 8, 17, 33, 512].map(|limit| Some(Shape::several(&part, limit, SHARED_MIN)));
+                    for shape in one.into_iter().chain(several).flatten() {
+                        assert!(shape.warps <= WARPS_MAX && (1..=STAGES_MAX).contains(&shape.stages));
                         assert!(shape.shared <= SHARED_MIN, "{format:?} {rows} x {columns}: {shape:?}");
+                        assert!(shape.rows > 1 || shape.each <= EACH_MAX, "{format:?} {rows} x {columns}");
                     }
                 }
             }

@@ -4,6 +4,7 @@ mod attention;
 mod attention_f32;
 mod experts;
 mod fuse;
+mod gemm;
 mod gemv;
 mod low_rank;
 mod rows;
@@ -12,6 +13,8 @@ mod sample;
 #[cfg(test)]
 pub(crate) use attention::{program as attention_program, storage};
 pub(crate) use fuse::Fuse;
+#[cfg(test)]
+pub(crate) use gemm::every_program as every_gemm;
 pub(crate) use gemv::{Scratch, programs};
 
 use fornax_compute::Error;

@@ -23,6 +23,7 @@ mod check;
 mod coded;
 mod float;
 mod grids;
+mod halves;
 mod iq1_m;
 mod iq1_s;
 mod iq2_s;
@@ -60,6 +61,7 @@ pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
 pub(crate) use float::{dot_f32, f32_kernels};
+pub(crate) use halves::{round_row, round_weights};
 pub(crate) use lanes::Lanes;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;

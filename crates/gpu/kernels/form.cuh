@@ -1,0 +1,54 @@
+// Activations in the form that products read: one f16 for each value. A row is multiplied by a power of two that brings its
+// largest magnitude to [2^13, 2^14), so that rounding costs every value that matters at most 2^-12 of itself and nothing
+// overflows; the inverse, exact, multiplies the sums. Where a norm is due, values are first multiplied by its weight and by
+// 1 / rms. NaN and infinity make the inverse NaN.
+#pragma once
+#include "prelude.cuh"
+
+#define BLOCK 128  // columns of which a warp has four neighbours in each lane
+
+// Four columns of a row that another kernel has written; zeros behind its end. Rows of whole fours lie at whole fours.
+template <bool WHOLE> DEVICE void load_four(const float* row, int column, int columns, float v[4]) {
+    if (WHOLE) {
+        float4 four = column < columns ? load_fresh((const float4*)(row + column)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        v[0] = four.x; v[1] = four.y; v[2] = four.z; v[3] = four.w;
+    } else {
+        for (int i = 0; i < 4; i++) v[i] = column + i < columns ? load_fresh(row + column + i) : 0.0f;
+    }
+}
+// The sum of squares of 128 columns, in every lane; and the values times the norm's weight.
+DEVICE float take_norm(float v[4], const float weight[4]) {
+    float squares = 0.0f;
+    for (int i = 0; i < 4; i++) squares = __fmaf_rn(v[i], v[i], squares);
+    for (int i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], weight[i]);
+    return warp_sum(squares);
+}
+// What a row is multiplied by, from the sums of squares of each 128 columns: a warp.
+DEVICE float inverse_norm(const float* squares, int blocks, int columns, float eps) {
+    float sum = 0.0f;
+    for (int i = threadIdx.x % WARP; i < blocks; i += WARP) sum += squares[i];
+    // The reciprocal waits for nothing.
+    return rsqrtf(__fmaf_rn(warp_sum(sum), 1.0f / (float)columns, eps));
+}
+// The largest magnitude of four values, as bits: NaN is above all.
+DEVICE u32 most_of(const float v[4]) {
+    u32 most = 0;
+    for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffff);
+    return most;
+}
+// The power of two for a row whose largest magnitude has these bits, and its inverse.
+DEVICE int row_exponent(u32 most) { return min(140 - (int)(most >> 23), 126); }
+DEVICE float row_scale(u32 most) { return __uint_as_float((u32)(127 + row_exponent(most)) << 23); }
+DEVICE float row_unscale(u32 most) {
+    return most >= 0x7f800000 ? __uint_as_float(0x7fffffff) : __uint_as_float((u32)(127 - row_exponent(most)) << 23);
+}
+// The largest magnitude after the norm: rounding keeps the order.
+DEVICE u32 most_normed(u32 most, float norm) { return __float_as_uint(__fmul_rn(__uint_as_float(most), norm)); }
+// Four values, times 1 / rms or 1, as f16.
+DEVICE uint2 formed(const float v[4], float norm, float scale) {
+    float y[4];
+    for (int i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(v[i], norm), scale);
+    return make_uint2(pair_f16(y[0], y[1]), pair_f16(y[2], y[3]));
+}
+// A sum of products as it is meant.
+DEVICE float meant(float sum, float row, float part) { return __fmul_rn(__fmul_rn(sum, row), part); }

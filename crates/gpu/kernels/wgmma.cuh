@@ -1,0 +1,50 @@
+// Hopper's matrix instruction for 64 rows x N columns x 16, asynchronous: four warps together. Rows come from registers, each
+// warp's 16 as in `mma_f16`; columns from shared memory, each column's values one after the other. It gives the same bits as
+// `mma_f16` over the same order of values.
+#pragma once
+#include "prelude.cuh"
+
+#if __CUDA_ARCH__ >= 900
+// Columns of 64 values (128 bytes), swizzled in pieces of 16 bytes: piece c of column n lies at piece c ^ n % 8. Eight columns
+// are 1024 bytes. `start` is moved by 32 bytes for the next 16 values.
+DEVICE u64 wgmma_columns(u32 start) { return (u64)((start & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// Registers that it takes were written before.
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most so many groups are under way.
+template <int GROUPS> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory"); }
+
+#define OUT_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define OUT_16(d, i) OUT_4(d, i), OUT_4(d, i + 4), OUT_4(d, i + 8), OUT_4(d, i + 12)
+#define OUT_32(d, i) OUT_16(d, i), OUT_16(d, i + 16)
+#define OUT_64(d, i) OUT_32(d, i), OUT_32(d, i + 32)
+#define REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define REGISTERS_32 REGISTERS_16 "," "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define REGISTERS_48 REGISTERS_32 "," "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define REGISTERS_64 REGISTERS_48 "," "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define REGISTERS_80 REGISTERS_64 "," "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define REGISTERS_96 REGISTERS_80 "," "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define REGISTERS_112 REGISTERS_96 "," "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define REGISTERS_128 REGISTERS_112 "," "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// d = a * columns, with `adds` d += a * columns.
+template <int N> struct Wgmma;
+#define WGMMA(N, REGISTERS, A0, A1, A2, A3, COLUMNS, ADDS, ...)                                                              \
+    template <> struct Wgmma<N> {                                                                                            \
+        DEVICE_METHOD static void multiply(float (&d)[N / 2], const u32 a[4], u64 columns, int adds) {                       \
+            asm volatile("{.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                               \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS "}, {" A0 "," A1 "," A2 "," A3 \
+                         "}, " COLUMNS ", adds, 1, 1, 0;}"                                                                   \
+                         : __VA_ARGS__                                                                                       \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"(adds));                             \
+        }                                                                                                                    \
+    };
+WGMMA(32, REGISTERS_16, "%16", "%17", "%18", "%19", "%20", "%21", OUT_16(d, 0))
+WGMMA(64, REGISTERS_32, "%32", "%33", "%34", "%35", "%36", "%37", OUT_32(d, 0))
+WGMMA(96, REGISTERS_48, "%48", "%49", "%50", "%51", "%52", "%53", OUT_32(d, 0), OUT_16(d, 32))
+WGMMA(128, REGISTERS_64, "%64", "%65", "%66", "%67", "%68", "%69", OUT_64(d, 0))
+WGMMA(160, REGISTERS_80, "%80", "%81", "%82", "%83", "%84", "%85", OUT_64(d, 0), OUT_16(d, 64))
+WGMMA(192, REGISTERS_96, "%96", "%97", "%98", "%99", "%100", "%101", OUT_64(d, 0), OUT_32(d, 64))
+WGMMA(224, REGISTERS_112, "%112", "%113", "%114", "%115", "%116", "%117", OUT_64(d, 0), OUT_32(d, 64), OUT_16(d, 96))
+WGMMA(256, REGISTERS_128, "%128", "%129", "%130", "%131", "%132", "%133", OUT_64(d, 0), OUT_64(d, 64))
+#endif

@@ -1,0 +1,284 @@
+//! Products with many rows of activations: prompts and large batches, by the matrix units of Hopper (`kernels/gemm.cu`).
+//!
+//! Sums have the order that they have for one row, and the same bits. What is chosen here by the number of rows is only who
+//! does what.
+
+use fornax_compute::{Error, Rows};
+
+use super::gemv::{Inputs, Product, slices};
+use crate::cuda::Cuda;
+use crate::driver::Arg;
+use crate::layout::{TILE_COLUMNS, TILE_ROWS};
+use crate::memory::{DevicePart, WeightPart, int};
+use crate::program::Key;
+use crate::step::DeviceStep;
+
+/// The chip that has the instruction.
+const CAPABILITY: i32 = 90;
+/// From so many rows on these products are faster than those of gemv.cu.
+const ROWS_MIN: usize = 65;
+/// Rows of a weight that a block has, and its threads.
+const BLOCK_ROWS: usize = 128;
+const THREADS: u32 = 384;
+/// Rows of activations that a block may have: where there is one slice, and where several are added in registers.
+const WIDTHS: [usize; 4] = [64, 128, 192, 256];
+const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
+/// And where a cluster's blocks have a slice each.
+const WIDTHS_SPLIT: [usize; 2] = [64, 128];
+/// Blocks of a cluster at most, and in how many clusters' blocks multiprocessors are dealt out.
+const CLUSTER_MAX: usize = 8;
+const CLUSTERED: usize = 128;
+const STAGES_MAX: usize = 8;
+/// Sums that a lane of a block with gates passes on at once, of half of its own; and bytes for all lanes'.
+const PASSED: usize = 16;
+const PASSED_BYTES: usize = PASSED * 256 * 4;
+
+/// `Inputs` of gemm.cu.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Many {
+    values: u64,
+    factors: u64,
+    first: i32,
+    limit: i32,
+    rows: i32,
+    tiles: i32,
+    slices: i32,
+    pad: i32,
+}
+
+/// How a product is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    slices: usize,
+    gates: bool,
+    /// Rows of activations of a block.
+    width: usize,
+    /// Whether slices are the blocks of a cluster.
+    split: bool,
+    /// Of weights, and of activations.
+    stages: [usize; 2],
+    /// Dynamic shared memory of a block.
+    shared: usize,
+    /// Blocks below each other, and all.
+    tiles: usize,
+    blocks: usize,
+}
+
+impl Shape {
+    /// The fastest for so many rows of activations.
+    fn of(part: &WeightPart, gates: bool, limit: usize, (multiprocessors, room): (usize, usize)) -> Shape {
+        Shape::every(part, gates, limit, room)
+            .min_by_key(|shape| shape.cost(part, multiprocessors))
+            .expect("there is always one")
+    }
+
+    fn every(part: &WeightPart, gates: bool, limit: usize, room: usize) -> impl Iterator<Item = Shape> {
+        let slices = slices(part);
+        let widths = if slices == 1 { WIDTHS } else { WIDTHS_SLICED };
+        let split = (2..=CLUSTER_MAX).contains(&slices) && !gates;
+        let part = *part;
+        widths
+            .into_iter()
+            .filter(move |width| !gates || (width / 4).is_multiple_of(PASSED))
+            .map(|width| (width, false))
+            .chain(WIDTHS_SPLIT.into_iter().filter(move |_| split).map(|width| (width, true)))
+            .map(move |(width, split)| Shape::new(&part, (gates, slices), (width, split), limit, room))
+    }
+
+    fn new(
+        part: &WeightPart,
+        (gates, slices): (bool, usize),
+        (width, split): (usize, bool),
+        limit: usize,
+        room: usize,
+    ) -> Shape {
+        let rows = if gates { part.rows / 2 } else { part.rows };
+        let tiles = rows.div_ceil(if gates { BLOCK_ROWS / 2 } else { BLOCK_ROWS });
+        let weights = BLOCK_ROWS / TILE_ROWS * part.format.step_bytes();
+        let activations = width * 128;
+        // Where rows of eight begin; what is passed.
+        let fixed = 1024 + if gates { PASSED_BYTES } else { 0 };
+        let room = room - fixed;
+        // Half for activations, a step or more of weights.
+        let wanted = (room / 2 / activations).clamp(4, STAGES_MAX).min((room - 2 * weights) / activations);
+        let stages = [((room - wanted * activations) / weights).min(STAGES_MAX), wanted];
+        let rings = stages[0] * weights + stages[1] * activations;
+        // A split block's sums take the place of its rings.
+        let sums = if split { BLOCK_ROWS * width * 4 } else { 0 };
+        let shared = fixed + rings.max(sums);
+        Shape { slices, gates, width, split, stages, shared, tiles, blocks: tiles * limit.div_ceil(width) }
+    }
+
+    /// About how many cycles it takes, as measured on an H200: the matrix unit's for 16 columns of two warpgroups, some of
+    /// waiting, and the ends of a tile.
+    fn cost(&self, part: &WeightPart, multiprocessors: usize) -> usize {
+        let sixteens = part.groups() * TILE_COLUMNS / 16;
+        let each = 45 + self.width * 9 / 10;
+        if self.split {
+            let rounds = (self.blocks * self.slices)
+                .div_ceil(CLUSTERED.min(multiprocessors) / self.slices * self.slices);
+            rounds * (sixteens.div_ceil(self.slices) * each + 5000)
+        } else {
+            self.blocks.div_ceil(multiprocessors) * (sixteens * each + 1500 + 8 * self.width)
+        }
+    }
+
+    fn program(&self, part: &WeightPart) -> Key {
+        let mut key = Key::quant("gemm.cu", part.format);
+        key.defines.extend([
+            format!("WIDTH={}", self.width),
+            format!("SLICED={}", i32::from(self.slices > 1 && !self.split)),
+            format!("SPLIT={}", i32::from(self.split)),
+            format!("GATES={}", i32::from(self.gates)),
+            format!("STAGES_A={}", self.stages[0]),
+            format!("STAGES_B={}", self.stages[1]),
+        ]);
+        key
+    }
+}
+
+/// The programs that products with a part are made of, for steps of up to so many rows.
+pub(crate) fn programs(
+    part: &WeightPart,
+    rows_max: usize,
+    (multiprocessors, room): (usize, usize),
+) -> Vec<Key> {
+    let mut keys = Vec::new();
+    // Each number of rows has its shape; these are those of whole batches and chunks.
+    let rows = [96, 128, 192, 256, 512, 1024, 2048, 4096, 8192];
+    for limit in rows.into_iter().filter(|&rows| rows <= rows_max) {
+        for gates in
+            [false, true].into_iter().filter(|&gates| !gates || part.rows.is_multiple_of(2 * TILE_ROWS))
+        {
+            let key = Shape::of(part, gates, limit, (multiprocessors, room)).program(part);
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+    }
+    keys
+}
+
+/// Every program of a part, for the compiler's test.
+#[cfg(test)]
+pub(crate) fn every_program(part: &WeightPart, room: usize) -> Vec<Key> {
+    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, 256, room));
+    shapes.map(|shape| shape.program(part)).collect()
+}
+
+/// Rows of activations that there is room for where there are so many: they are swizzled eight at a time.
+pub(super) fn room_for(rows: usize) -> usize {
+    rows.next_multiple_of(8)
+}
+
+/// A product that is to be launched.
+#[derive(Clone, Copy)]
+pub(super) struct Gemm {
+    pub(super) operation: &'static str,
+    pub(super) part: WeightPart,
+    pub(super) device_part: DevicePart,
+    pub(super) step: DeviceStep,
+    pub(super) rows: Rows,
+    pub(super) inputs: Inputs,
+    pub(super) product: Product,
+}
+
+impl Cuda {
+    /// Whether products of so many rows are made here.
+    pub(super) fn takes_many(&self, rows: usize) -> bool {
+        self.device.found.capability == CAPABILITY && rows >= ROWS_MIN
+    }
+
+    /// What is prepared for a part when it is loaded.
+    pub(crate) fn programs_many(&self, part: &WeightPart) -> Vec<Key> {
+        if !self.takes_many(self.options().tokens_max) {
+            return Vec::new();
+        }
+        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+        programs(part, self.options().tokens_max, device)
+    }
+
+    /// Launches a product.
+    pub(super) fn multiply_many(&self, gemm: &Gemm) -> Result<(), Error> {
+        let Gemm { operation, part, device_part, step, rows, inputs, product } = *gemm;
+        let limit = inputs.limit.cast_unsigned() as usize;
+        let multiprocessors = self.device.multiprocessors as usize;
+        let device = (multiprocessors, self.device.shared_max);
+        let shape = Shape::of(&part, product.pairs > 0, limit, device);
+        let function = self.programs.function(&shape.program(&part), "gemm")?;
+        let many = Many {
+            values: inputs.values,
+            factors: inputs.factors,
+            first: inputs.first,
+            limit: inputs.limit,
+            rows: int(room_for(limit)),
+            tiles: int(shape.tiles),
+            slices: int(shape.slices),
+            pad: 0,
+        };
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_part)),
+            Arg::Struct(bytemuck::bytes_of(&step)),
+            Arg::Int(i32::from(rows == Rows::Wanted)),
+            Arg::Struct(bytemuck::bytes_of(&many)),
+            Arg::Struct(bytemuck::bytes_of(&product)),
+        ];
+        let shared = u32::try_from(shape.shared).expect("at most what a block has");
+        let (grid, cluster) = match shape.split {
+            true => ([shape.blocks, 1, shape.slices], shape.slices),
+            false => ([shape.blocks.min(multiprocessors), 1, 1], 1),
+        };
+        self.launch_clusters(operation, function, grid, (THREADS, shared, cluster), &args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Format, PLANES};
+
+    const DEVICE: (usize, usize) = (132, 219 << 10);
+
+    fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+    }
+
+    #[test]
+    fn tiles_fill_whole_rounds_of_multiprocessors() {
+        let check = |shape, gates, limit, wanted| {
+            let part = part(Format::BF16, shape);
+            let Shape { width, split, .. } = Shape::of(&part, gates, limit, DEVICE);
+            assert_eq!((width, split), wanted, "{shape:?}, {limit} rows, gates {gates}");
+        };
+        check((4608, 3584), false, 2048, (192, false));
+        check((3584, 3584), false, 2048, (160, false));
+        check((3584, 18_944), false, 2048, (160, false));
+        check((37_888, 3584), true, 2048, (256, false));
+        check((3584, 18_944), false, 128, (128, true));
+        check((3584, 18_944), false, 96, (128, true));
+        check((37_888, 3584), true, 128, (128, false));
+    }
+
+    #[test]
+    fn every_shape_fits_a_block_and_reads_ahead() {
+        for format in [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1] {
+            for rows in [16, 512, 9728, 37_888, 152_064] {
+                for columns in [128, 896, 3584, 18_944] {
+                    for (gates, limit) in [(false, 65), (true, 65), (false, 300), (true, 8192)] {
+                        let part = part(format, (rows, columns));
+                        for shape in Shape::every(&part, gates, limit, DEVICE.1) {
+                            assert!(shape.shared <= DEVICE.1, "{format:?} {rows} x {columns}: {shape:?}");
+                            let [weights, activations] = shape.stages;
+                            assert!(
+                                weights >= 2 && activations >= 4,
+                                "{format:?} {rows} x {columns}: {shape:?}"
+                            );
+                            assert_eq!(shape.slices, slices(&part));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
