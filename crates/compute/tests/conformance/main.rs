@@ -14,19 +14,23 @@ fn cpu(simd: Simd, activations: Activations, threads: usize) -> Cpu {
     Cpu::new(CpuOptions { simd, activations, threads, ..CpuOptions::default() }).unwrap()
 }
 
-/// Judges a backend made with one kind of activations by the specification of another, or the same.
-fn report(cpu: &Cpu, judged_as: Activations, ops: Option<&[Op]>) -> Report {
-    let subject = Subject { backend: cpu, sizes: cpu.sizes(), activations: judged_as, invariant: true };
-    match ops {
-        None => conformance::run(&subject, &mut |_| ()).unwrap(),
-        Some(ops) => conformance::run_only(ops, &subject, &mut |_| ()).unwrap(),
-    }
+/// Weights with other orders of sums on a device: a CPU has one order, and reading thousands of rows without vectors takes a
+/// minute.
+fn large(op: Op, case: &str) -> bool {
+    op == Op::Invariance && case.contains("x512: ")
+}
+
+/// Judges a backend by the specification of its kind of activations.
+fn report(cpu: &Cpu, simd: Simd, activations: Activations) -> Report {
+    let subject = Subject { backend: cpu, sizes: cpu.sizes(), activations, invariant: true };
+    let chosen = |op: Op, case: &str| simd != Simd::Scalar || !large(op, case);
+    conformance::run_where(&chosen, &subject, &mut |_| ()).unwrap()
 }
 
 fn conforms(activations: Activations) {
     for simd in Simd::present() {
         for threads in [1, 2] {
-            let report = report(&cpu(simd, activations, threads), activations, None);
+            let report = report(&cpu(simd, activations, threads), simd, activations);
             let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
             assert!(report.conforms(), "{simd:?} {activations:?} {threads}:\n{}", failed.join("\n"));
             assert!(report.passed > 400, "only {} cases ran", report.passed);
