@@ -2,7 +2,7 @@
 //! while the next are gathered, and packed into their planes by a kernel (`pack.cu`).
 
 use std::rc::Rc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use fornax_compute::{Error, Part};
 
@@ -12,10 +12,12 @@ use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
 
-/// Pinning takes 0.2 to 0.3 s for each gigabyte: little is pinned, and used again and again. Two would be enough, one for the
-/// threads and one for the copy; with four neither waits for the other.
+/// Pinning takes 0.2 to 0.3 s for each gigabyte: little is pinned, and used again and again. Eight slots took longer to pin
+/// than they saved.
 const SLOTS: usize = 4;
 const SLOT_BYTES: usize = 16 << 20;
+/// Slots that are gathered while those before them are copied.
+const GATHERED: usize = SLOTS - 1;
 // What was copied waits to be packed where attention has its partial results: no step runs while a weight is uploaded.
 const _: () = assert!(SLOTS * SLOT_BYTES <= PARTIALS_BYTES as usize);
 /// Beyond this many threads the copy is the slowest.
@@ -122,14 +124,21 @@ impl Cuda {
         slots.rotate_left(first_slot);
         let (sources, mut rooms): (Vec<_>, Vec<_>) =
             slots.into_iter().map(|(bytes, source, event)| ((source, event), bytes)).unzip();
+        let gathering = Gathering::new(rows, at_once);
         std::thread::scope(|scope| {
-            let mut gatherer = Gatherer::new(scope, rows, threads, at_once, &mut rooms);
+            let _ended = Ended(&gathering);
+            let stretches = gathering.start(scope, threads, &mut rooms);
+            let chunks = part.rows.div_ceil(at_once);
+            let mut opened = 0;
             for (index, start) in (0..part.rows).step_by(at_once).enumerate() {
-                let (at, count) = (index % SLOTS, at_once.min(part.rows - start));
-                let (source, event) = sources[at];
-                event.wait("upload")?;
-                gatherer.gather(at, start, count);
-                pack((first_slot + at) % SLOTS, source, start, count)?;
+                while opened < chunks.min(index + GATHERED) {
+                    sources[opened % SLOTS].1.wait("upload")?;
+                    opened += 1;
+                    gathering.open(opened);
+                }
+                gathering.wait(index, stretches);
+                let ((source, event), count) = (sources[index % SLOTS], at_once.min(part.rows - start));
+                pack((first_slot + index) % SLOTS, source, start, count)?;
                 event.record()?;
             }
             Ok::<(), Error>(())
@@ -151,76 +160,101 @@ impl Cuda {
     }
 }
 
-/// Threads that gather rows into slots, each its own stretch of every slot. Dropped, they end.
-struct Gatherer<'s, 'r> {
+/// Threads that gather rows into slots, each its own stretch of every slot, as far ahead as slots are free: nobody is woken for
+/// each of them, so that the copy to the device never waits.
+struct Gathering<'r> {
     rows: &'r Stored<'r>,
-    /// Rows of a stretch.
-    each: usize,
-    /// (slot, stretch) where nobody writes to it.
-    stretches: Vec<Vec<Option<&'s mut [u8]>>>,
-    jobs: Vec<Sender<Job<'s>>>,
-    done: Receiver<Job<'s>>,
+    /// Rows of a slot.
+    at_once: usize,
+    progress: Mutex<Progress>,
+    opened: Condvar,
+    gathered: Condvar,
 }
 
-/// Rows from `first` on, as many as `to` holds whole ones of and `count` says.
-struct Job<'s> {
-    slot: usize,
-    stretch: usize,
-    first: usize,
-    count: usize,
-    to: &'s mut [u8],
+#[derive(Default)]
+struct Progress {
+    /// Slots, counted over all rounds, that may be written to.
+    opened: usize,
+    /// Stretches that are there, for each of them.
+    gathered: Vec<usize>,
+    /// Nobody waits for anything any more.
+    ended: bool,
 }
 
-impl<'s, 'r> Gatherer<'s, 'r> {
-    fn new<'scope>(
-        scope: &'scope std::thread::Scope<'scope, '_>,
-        rows: &'r Stored<'r>,
-        threads: usize,
-        at_once: usize,
-        rooms: &'s mut [&mut [u8]],
-    ) -> Gatherer<'s, 'r>
-    where
-        's: 'scope,
-        'r: 'scope,
-    {
-        let each = at_once.div_ceil(threads);
-        let bytes = (each * rows.sent_bytes).max(1);
-        let stretches = rooms.iter_mut().map(|room| room.chunks_mut(bytes).map(Some).collect()).collect();
-        let (sender, done) = channel();
-        // The caller's is the first stretch.
-        let jobs = (1..threads).map(|_| {
-            let (job_sender, jobs) = channel::<Job<'s>>();
-            let sender = sender.clone();
-            scope.spawn(move || {
-                for job in jobs {
-                    rows.copy(job.first, job.count, job.to);
-                    // Nobody waits for it any more after an error.
-                    sender.send(job).ok();
-                }
-            });
-            job_sender
-        });
-        Gatherer { rows, each, stretches, jobs: jobs.collect(), done }
+/// Ends a gathering, whatever its caller or its thread ended by.
+struct Ended<'g, 'r>(&'g Gathering<'r>);
+
+impl Drop for Ended<'_, '_> {
+    fn drop(&mut self) {
+        self.0.progress().ended = true;
+        self.0.opened.notify_all();
+        self.0.gathered.notify_all();
+    }
+}
+
+impl<'r> Gathering<'r> {
+    fn new(rows: &'r Stored<'r>, at_once: usize) -> Gathering<'r> {
+        let progress = Progress { gathered: vec![0; rows.rows.div_ceil(at_once)], ..Progress::default() };
+        let progress = Mutex::new(progress);
+        Gathering { rows, at_once, progress, opened: Condvar::new(), gathered: Condvar::new() }
     }
 
-    /// Copies rows one behind the other into a slot.
-    fn gather(&mut self, slot: usize, start: usize, count: usize) {
-        let mut waiting = 0;
-        for stretch in (1..count.div_ceil(self.each)).rev() {
-            let first = stretch * self.each;
-            let to = self.stretches[slot][stretch].take().expect("nobody writes to it");
-            let count = self.each.min(count - first);
-            let job = Job { slot, stretch, first: start + first, count, to };
-            self.jobs[stretch - 1].send(job).expect("threads wait for jobs until the last");
-            waiting += 1;
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        // Whoever holds it does nothing that panics.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts threads that fill `rooms` in turns; says how many stretches a full slot has at most.
+    fn start<'scope>(
+        &'scope self,
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        threads: usize,
+        rooms: &'scope mut [&mut [u8]],
+    ) -> usize {
+        let each = self.at_once.div_ceil(threads);
+        let bytes = (each * self.rows.sent_bytes).max(1);
+        let slots = rooms.len();
+        let mut stretches: Vec<Vec<&mut [u8]>> =
+            (0..self.at_once.div_ceil(each)).map(|_| Vec::new()).collect();
+        for room in rooms {
+            let parts = room.chunks_mut(bytes);
+            stretches.iter_mut().zip(parts).for_each(|(stretch, part)| stretch.push(part));
         }
-        if let Some(Some(to)) = self.stretches[slot].first_mut() {
-            self.rows.copy(start, self.each.min(count), to);
+        let count = stretches.len();
+        for (stretch, mut rooms) in stretches.into_iter().enumerate() {
+            scope.spawn(move || {
+                let panicked = Ended(self);
+                for (index, start) in (0..self.rows.rows).step_by(self.at_once).enumerate() {
+                    let progress = self.progress();
+                    let wait = |progress: &mut Progress| progress.opened <= index && !progress.ended;
+                    let progress = self.opened.wait_while(progress, wait);
+                    if progress.unwrap_or_else(PoisonError::into_inner).ended {
+                        break;
+                    }
+                    let (first, end) = (start + stretch * each, self.rows.rows.min(start + self.at_once));
+                    if first < end {
+                        self.rows.copy(first, each.min(end - first), rooms[index % slots]);
+                    }
+                    self.progress().gathered[index] += 1;
+                    self.gathered.notify_one();
+                }
+                // Came to its end: the others go on.
+                std::mem::forget(panicked);
+            });
         }
-        for _ in 0..waiting {
-            let Job { slot, stretch, to, .. } = self.done.recv().expect("threads answer every job");
-            self.stretches[slot][stretch] = Some(to);
-        }
+        count
+    }
+
+    /// Lets threads write to the first `count` slots, counted over all rounds.
+    fn open(&self, count: usize) {
+        self.progress().opened = count;
+        self.opened.notify_all();
+    }
+
+    /// Waits until a slot is full. Returns early where a thread panicked, whose panic then reaches the end of the scope.
+    fn wait(&self, index: usize, stretches: usize) {
+        let wait = |progress: &mut Progress| progress.gathered[index] < stretches && !progress.ended;
+        drop(self.gathered.wait_while(self.progress(), wait));
     }
 }
 
@@ -322,16 +356,38 @@ mod tests {
             let mut rooms = [vec![0xaa; at_once * bytes_each], vec![0xaa; at_once * bytes_each]];
             let [even, odd] = &mut rooms;
             let mut slots = [&mut even[..], &mut odd[..]];
+            let gathering = Gathering::new(&stored, at_once);
             std::thread::scope(|scope| {
-                let mut gatherer = Gatherer::new(scope, &stored, threads, at_once, &mut slots);
+                let _ended = Ended(&gathering);
+                let stretches = gathering.start(scope, threads, &mut slots);
                 // The last is half full, in the slot of the first.
-                for (index, start) in [0, 32, 64].into_iter().enumerate() {
-                    gatherer.gather(index % 2, start, at_once.min(rows - start));
+                for index in 0..3 {
+                    gathering.open(index + 1);
+                    gathering.wait(index, stretches);
                 }
             });
             assert!(even[..16 * bytes_each] == wanted[64 * bytes_each..], "{threads} threads");
             assert!(even[16 * bytes_each..] == wanted[16 * bytes_each..32 * bytes_each], "{threads} threads");
             assert!(odd == &wanted[32 * bytes_each..64 * bytes_each], "{threads} threads");
         }
+    }
+
+    #[test]
+    fn threads_end_with_whoever_stops_waiting_for_them() {
+        let bytes = vec![7; 64 * 8192];
+        let parts = [Part::from(View::new("a", DType::BF16, vec![64, 4096], &bytes).unwrap())];
+        let part =
+            WeightPart { format: Format::BF16, first: 0, rows: 64, columns: 4096, planes: [0; PLANES] };
+        let stored = Stored::new(&parts, &part);
+        let mut room = vec![0; 16 * 8192];
+        let mut slots = [&mut room[..]];
+        let gathering = Gathering::new(&stored, 16);
+        std::thread::scope(|scope| {
+            let _ended = Ended(&gathering);
+            let stretches = gathering.start(scope, 3, &mut slots);
+            gathering.open(1);
+            gathering.wait(0, stretches);
+        });
+        assert_eq!(gathering.progress().gathered, [3, 0, 0, 0]);
     }
 }
