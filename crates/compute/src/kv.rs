@@ -25,6 +25,8 @@ pub enum KvDType {
     BF16,
     /// Codes of 8 bits; 32 values of a head, or what is left at its end, share an f16 scale.
     Q8_0,
+    /// Floats of 8 bits (e4m3); all values of a head share a power of two, a byte.
+    F8,
 }
 
 /// Values of a head that share a scale in [`KvDType::Q8_0`].
@@ -37,6 +39,7 @@ impl KvDType {
             KvDType::F32 => 4 * dim,
             KvDType::F16 | KvDType::BF16 => 2 * dim,
             KvDType::Q8_0 => dim + 2 * dim.div_ceil(KV_BLOCK),
+            KvDType::F8 => dim + 1,
         }
     }
 }
@@ -48,6 +51,7 @@ impl fmt::Display for KvDType {
             KvDType::F16 => "f16",
             KvDType::BF16 => "bf16",
             KvDType::Q8_0 => "q8_0",
+            KvDType::F8 => "fp8",
         })
     }
 }

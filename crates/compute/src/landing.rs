@@ -12,8 +12,8 @@
 //! | 8-bit floats whose scales are powers of two | BF16 |
 //! | 8-bit floats with other scales | F32 |
 //!
-//! And a float matrix may be asked to land in a smaller type ([`View::lands`]), which rounds as [`quantize_q8_0`] and
-//! [`quantize_q4_k`] say. Sizes are known without reading a matrix, so that a plan is made at once.
+//! And a float matrix may be asked to land in a smaller type ([`View::lands`]), which rounds as [`quantize_q8_0`],
+//! [`quantize_q4_k`] and [`quantize_mxfp8`] say. Sizes are known without reading a matrix, so that a plan is made at once.
 
 mod four_bits;
 mod quantize;
@@ -22,10 +22,10 @@ use fornax_format::{DType, Packing, View};
 use half::{bf16, f16};
 
 use crate::cpu::dequantize;
-use crate::{Error, Part};
+use crate::{Error, Part, float8};
 
 use four_bits::FourBits;
-pub use quantize::{quantize_q4_k, quantize_q8_0};
+pub use quantize::{quantize_mxfp8, quantize_q4_k, quantize_q8_0};
 
 /// Whether landed parts hold values, or only as much room: a plan asks for sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +131,7 @@ fn write_floats(view: &View<'_>, dtype: DType, first: usize, out: &mut [u8]) {
         match dtype {
             DType::Q8_0 => quantize_q8_0(&values, out),
             DType::Q4_K => quantize_q4_k(&values, out),
+            DType::MXFP8 => quantize_mxfp8(&values, out),
             DType::BF16 => {
                 for (out, &value) in out.as_chunks_mut().0.iter_mut().zip(&values) {
                     *out = bf16::from_f32(value).to_le_bytes();
@@ -145,15 +146,9 @@ fn write_floats(view: &View<'_>, dtype: DType, first: usize, out: &mut [u8]) {
     }
 }
 
-/// A float of four bits of exponent (bias 7) and three of mantissa; no infinities, and all ones is NaN.
+/// An 8-bit float of a file, where all ones is NaN.
 fn float8(byte: u8) -> f32 {
-    let (exponent, mantissa) = (byte >> 3 & 15, f32::from(byte & 7));
-    let magnitude = match (exponent, byte & 127) {
-        (_, 127) => f32::NAN,
-        (0, _) => mantissa / 512.0,
-        _ => (8.0 + mantissa) * f32::from_bits((u32::from(exponent) + 117) << 23),
-    };
-    if byte & 128 == 0 { magnitude } else { -magnitude }
+    if byte & 127 == 127 { f32::NAN } else { float8::value(byte) }
 }
 
 /// One value of a tensor of floats.

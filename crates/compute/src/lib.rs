@@ -17,6 +17,7 @@ mod batch;
 pub mod conformance;
 pub mod cpu;
 mod error;
+mod float8;
 mod kv;
 pub mod landing;
 mod memory;

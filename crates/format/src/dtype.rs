@@ -73,6 +73,8 @@ pub enum DType {
     GPTQ_4,
     /// Four bits, as AWQ packs them: see [`Packing`](crate::Packing).
     AWQ_4,
+    /// 32 8-bit floats that share a power of two: what `--quant fp8` makes of float matrices; files have it nowhere.
+    MXFP8,
 }
 
 /// One row per type, in the order of the enum: (type, ggml id where it has one, name, values per block, bytes per
@@ -132,6 +134,7 @@ const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
         (C64, None, "C64", 1, 8),
         (GPTQ_4, None, "GPTQ_4", 8, 4),
         (AWQ_4, None, "AWQ_4", 8, 4),
+        (MXFP8, None, "MXFP8", 32, 33),
     ]
 };
 

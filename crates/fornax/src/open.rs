@@ -187,7 +187,7 @@ impl OpenOptions {
         self
     }
 
-    /// Brings the matrices of a safetensors model into Q8_0 or Q4_K while they are loaded, which loses some precision;
+    /// Brings the matrices of a safetensors model into Q8_0, MXFP8 or Q4_K while they are loaded, which loses some precision;
     /// a GGUF file is refused. Rows that do not fill blocks of Q4_K become Q8_0.
     pub fn quantize(mut self, dtype: DType) -> OpenOptions {
         self.quantize = Some(dtype);

@@ -1,5 +1,6 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
-//! [eager]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, q4_k_m, q6_k or q4_1. Prints how
+//! [eager] [kv_fp8]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1;
+//! keys and values are f16, or 8-bit floats. Prints how
 //! long loading took, each kind of operation alone for one token and several, prompts and steps of many streams, and the whole
 //! step of one, with the bytes that it moves.
 
@@ -91,6 +92,10 @@ impl Pool {
         // The upper byte of a number about 0.01: 0x3c in bf16, 0x20 in f16.
         let exponent = if dtype == DType::BF16 { 0x3c } else { 0x18 };
         for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            if dtype == DType::MXFP8 {
+                block[0] = 112;
+                continue;
+            }
             for &at in scales {
                 block[at] = exponent | block[at] & 0x80;
             }
@@ -134,11 +139,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (usual, head, more) = match format.as_str() {
         "bf16" => (DType::BF16, DType::BF16, DType::BF16),
         "q8_0" => (DType::Q8_0, DType::Q8_0, DType::Q8_0),
+        "fp8" => (DType::MXFP8, DType::MXFP8, DType::MXFP8),
         "q6_k" => (DType::Q6_K, DType::Q6_K, DType::Q6_K),
         "q4_1" => (DType::Q4_1, DType::Q8_0, DType::Q4_1),
         "q4_k_m" if narrow => (DType::Q5_0, DType::Q8_0, DType::Q8_0),
         "q4_k_m" => (DType::Q4_K, DType::Q6_K, DType::Q6_K),
-        _ => return Err("FORMAT is bf16, q8_0, q4_k_m, q6_k or q4_1".into()),
+        _ => return Err("FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1".into()),
     };
     let graphs = !folder.iter().any(|word| word == "eager");
     let kernel_folder = folder.first().map(Into::into);
@@ -151,7 +157,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..CudaOptions::default()
     })?;
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
-    run(&cuda, shape, (usual, head, more), context)?;
+    let kv_dtype = if folder.iter().any(|word| word == "kv_fp8") { KvDType::F8 } else { KvDType::F16 };
+    run(&cuda, shape, (usual, head, more), (context, kv_dtype))?;
     Ok(())
 }
 
@@ -159,7 +166,7 @@ fn run(
     cuda: &Cuda,
     shape: Shape,
     (usual, head, more): (DType, DType, DType),
-    context: usize,
+    (context, kv_dtype): (usize, KvDType),
 ) -> Result<(), Box<dyn std::error::Error>> {
     let largest = head.bytes_for(shape.vocab * shape.hidden).expect("whole blocks");
     let pool = Pool::new(largest.max(usual.bytes_for(2 * shape.ffn * shape.hidden).expect("whole blocks")));
@@ -245,7 +252,7 @@ fn run(
         window: None,
         pages,
     };
-    let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?;
+    let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: kv_dtype })?;
     for tokens in MEASURED {
         operations(cuda, &mut model, &mut kv, tokens)?;
     }

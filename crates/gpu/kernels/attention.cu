@@ -15,12 +15,12 @@
 #define CHUNKS ((STEPS + WARPS - 1) / WARPS)
 #define CLUSTER_TILES 32  // that a cluster merges: one for each lane
 
-// Shared memory: `stages` tiles of keys and values, queries, weights; in a cluster what each tile ends with (the largest score
+// Shared memory: tiles of keys and values, queries, weights; in a cluster what each tile ends with (the largest score
 // and the sum), what it is multiplied by, and what the blocks send of it: (tile, share of outputs).
 KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
     extern __shared__ uint4 room[];
     u8* staged = (u8*)room;
-    u8* queries = staged + a.stages * 2 * TILE_BYTES;
+    u8* queries = staged + TILES_BYTES(a.stages);
     uint4* weights = (uint4*)(queries + PARTS * QUERIES * STRIDE);  // (warp, part, lane)
     float2* tile_ends = (float2*)(weights + WARPS * PARTS * WARP);  // (head, tile)
     float2* tile_shrinks = tile_ends + SHARED * CLUSTER_TILES;
@@ -42,11 +42,11 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
 
     auto stage = [&](int i) {
         if (i < count)
-            stage_tile<THREADS>(a, staged_at + i % a.stages * 2 * TILE_BYTES, pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
+            stage_tile<THREADS>(a, stage_at(staged_at, i % a.stages), pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
         copy_group();
     };
     if (count > 0) {
-        clear_padding<THREADS>(staged_at, a.stages * 2 * TILE);
+        clear_padding<THREADS>(staged_at, TILES * 2 * TILE);
         clear_padding<THREADS>(queries_at, PARTS * QUERIES);
     }
     // Without turning, a kernel of this step has just stored keys.
@@ -89,19 +89,36 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     }
     // The new key and value: among those of their tile, or to their page. That is last of all: nothing waits for it.
     auto put_fresh = [&](bool to_page) {
-        u8* tile = staged + (count - 1) % a.stages * 2 * TILE_BYTES;
-        Stored* page = pages + page_values(table[place / PAGE_TOKENS], 0, kv, a.kv, DIM) + place % PAGE_TOKENS * DIM;
+        u8* tile = staged + (count - 1) % TILES * 2 * TILE_BYTES;
+        Stored* page = pages + page_values(table[place / PAGE_TOKENS], 0, kv, a.kv, DIM);
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int v = i * WARPS + warp - SHARED;
             if (v < 0 || v >= 2) continue;
+            Stored* head = page + (long)v * a.kv * head_values(DIM);
+#if KV_F8
+            u32 largest = 0;
+#pragma unroll
+            for (int n = 0; n < HEAD_PAIRS; n++) {
+                largest = max(largest, __float_as_uint(items[i][n].x) & 0x7fffffff);
+                largest = max(largest, __float_as_uint(items[i][n].y) & 0x7fffffff);
+            }
+            const u32 exponent = float8_exponent(warp_most(largest)), factor = float8_factor(exponent);
+            if (to_page && lane == 0) head[PAGE_TOKENS * DIM + place % PAGE_TOKENS] = (u8)exponent;
+#endif
 #pragma unroll
             for (int n = 0; n < HEAD_PAIRS * 2; n++) {
                 const int j = n / 2 * WARP + lane, d = n % 2 ? pair_second(j, pairs) : pair_first(j, pairs);
                 if (j >= DIM / 2) continue;
-                const Stored value = stored(n % 2 ? items[i][n / 2].y : items[i][n / 2].x);
-                if (to_page) page[(long)v * a.kv * PAGE_TOKENS * DIM + d] = value;
-                else *(Stored*)(tile + v * TILE_BYTES + at_row(place % TILE, d * 2 & ~15) + (d * 2 & 15)) = value;
+                const float fresh = n % 2 ? items[i][n / 2].y : items[i][n / 2].x;
+#if KV_F8
+                const Stored value = float8_code(fresh, exponent);
+                const u16 in_tile = (u16)mul_f16x2(two_floats8(value, 0x4404), factor);
+#else
+                const Stored value = stored(fresh), in_tile = value;
+#endif
+                if (to_page) head[place % PAGE_TOKENS * DIM + d] = value;
+                else *(u16*)(tile + v * TILE_BYTES + at_row(place % TILE, d * 2 & ~15) + (d * 2 & 15)) = in_tile;
             }
         }
     };
@@ -120,12 +137,17 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
         const int tile = mine + i * blocks;
-        const u32 keys = staged_at + i % a.stages * 2 * TILE_BYTES, values = keys + TILE_BYTES;
+        const u32 keys = staged_at + i % TILES * 2 * TILE_BYTES, values = keys + TILE_BYTES;
         // The new one: its place in the tile is nobody else's.
         if (stores && i == count - 1) put_fresh(false);
         if (a.stages > 1) copy_wait<1>();
         else copy_wait<0>();
         __syncthreads();
+#if KV_F8
+        widen_tile<THREADS>(staged, staged + stage_at(0, i % a.stages), tile, from, last, turns_here ? place : -1);
+        __syncthreads();
+        if (i + 1 < count) stage(i + a.stages);
+#endif
         float s[2][4];
         for (int j = 0; j < 8; j++) s[j / 4][j % 4] = 0.0f;
 #pragma unroll
@@ -243,7 +265,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         // The tile after the next takes this one's place.
         if (i + 1 < count) {
             __syncthreads();
-            stage(i + a.stages);
+            if (!KV_F8) stage(i + a.stages);
         }
     }
     if (stores) put_fresh(true);

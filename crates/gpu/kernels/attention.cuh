@@ -1,4 +1,4 @@
-// What the kernels of attention over pages of 16-bit keys and values share: one head size (DIM), number of query heads per
+// What the kernels of attention over pages of 16-bit and 8-bit keys and values share: one head size (DIM), number of query heads per
 // K/V head (SHARED) and storage type; scores with a cap (CAPPED), a logit of each head that adds nothing (SINKS), and
 // queries that see what comes behind them, too (BOTH).
 //
@@ -10,6 +10,8 @@
 //            [2^13, 2^14): one number alone costs 1e-7 to 5e-7 of a row's mean square, as it would of the weights.
 //   weights  2^(score - the row's largest), as two numbers again;
 //   sums     weights x values, and weights x 1, by mma.sync over the keys in steps of 16.
+// 8-bit floats are copied as they are stored and become f16 tile by tile, which is exact where f16 has the value: everything
+// else is as with f16.
 // What a row does not see of a tile has a weight of zero. A value that is not finite thus spoils every row of the same
 // sequence that has its tile in common with it; never another sequence.
 #pragma once
@@ -108,6 +110,74 @@ DEVICE void rounded_pair(float x, float y, u32 parts[2]) {
 }
 #endif
 
+#if KV_F8
+// Keys, or values, of a tile as they are stored: codes, then exponents. One tile is in f16 at a time, and `stages` are not.
+#define CODES_BYTES (TILE * DIM)
+#define STORED_BYTES (CODES_BYTES + TILE)
+#define TILES 1
+#define TILES_BYTES(stages) (2 * TILE_BYTES + (stages) * 2 * STORED_BYTES)
+DEVICE u32 stage_at(u32 staged, int stage) { return staged + 2 * TILE_BYTES + stage * 2 * STORED_BYTES; }
+
+#define PIECE (DIM % 16 == 0 ? 16 : DIM % 8 == 0 ? 8 : 4)
+DEVICE void copy_piece(u32 to, const u8* from) {
+#if DIM % 16 == 0
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(PIECE) : "memory");
+#endif
+}
+// Begins to copy a tile of one K/V head, whatever of it is seen.
+template <int THREADS>
+DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const int* table, int kv, int tile, int, int last, int) {
+    const int pieces = PAGE_TOKENS * DIM / PIECE;
+    const long values = (long)a.kv * head_values(DIM);
+    for (int half = 0; half < 2; half++) {
+        const u8* base = pages + page_values(table[min(tile * 2 + half, last / PAGE_TOKENS)], 0, kv, a.kv, DIM);
+        const u32 codes = to + half * PAGE_TOKENS * DIM, exponents = to + CODES_BYTES + half * PAGE_TOKENS;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < pieces; i += THREADS) {
+            copy_piece(codes + i * PIECE, base + i * PIECE);
+            copy_piece(codes + STORED_BYTES + i * PIECE, base + values + i * PIECE);
+        }
+        // Of keys, then of values.
+        const int v = threadIdx.x / (PAGE_TOKENS / 4), four = threadIdx.x % (PAGE_TOKENS / 4) * 4;
+        if (v < 2)
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(exponents + v * STORED_BYTES + four), "l"(base + v * values + PAGE_TOKENS * DIM + four) : "memory");
+    }
+}
+// A tile that is there as f16. What lies outside of places from..last becomes zero, so that a weight of zero adds nothing; place
+// `fresh` is left to the caller.
+#define WIDENED (DIM % 8 == 0 ? 8 : 4)  // codes that a thread takes at once
+template <int THREADS> DEVICE void widen_tile(u8* tiles, const u8* stage, int tile, int from, int last, int fresh) {
+    const int pieces = DIM / WIDENED;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < 2 * TILE * pieces; i += THREADS) {
+        const int v = i / (TILE * pieces), key = i / pieces % TILE, at = i % pieces * WIDENED, place = tile * TILE + key;
+        if (place == fresh) continue;
+        const u8* stored = stage + v * STORED_BYTES;
+        const u32 factor = float8_factor(stored[CODES_BYTES + key]);
+        const bool there = place >= from && place <= last;
+        u32 wide[WIDENED / 2];
+#pragma unroll
+        for (int w = 0; w < WIDENED / 4; w++) {
+            const u32 codes = *(const u32*)(stored + key * DIM + at + w * 4);
+            for (int last_two = 0; last_two < 2; last_two++)
+                wide[w * 2 + last_two] = there ? mul_f16x2(two_floats8_of(codes, last_two), factor) : 0;
+        }
+        u8* to = tiles + v * TILE_BYTES + at_row(key, at * 2 / 16 * 16) + at * 2 % 16;
+#if DIM % 8 == 0
+        *(uint4*)to = make_uint4(wide[0], wide[1], wide[2], wide[3]);
+#else
+        *(uint2*)to = make_uint2(wide[0], wide[1]);
+#endif
+    }
+}
+#else
+// Tiles of keys and values, `stages` of them.
+#define TILES a.stages
+#define TILES_BYTES(stages) ((stages) * 2 * TILE_BYTES)
+DEVICE u32 stage_at(u32 staged, int stage) { return staged + stage * 2 * TILE_BYTES; }
+
 // Copies of 16 bytes (8 where rows are no whole times that), or zeros in their place.
 #define PIECE (DIM * 2 % 16 == 0 ? 16 : 8)
 DEVICE void copy_piece(u32 to, const u8* from, bool there) {
@@ -144,6 +214,7 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const in
         for (int i = threadIdx.x; i < TILE * pieces; i += THREADS) copy(i / pieces, i % pieces * PIECE);
     }
 }
+#endif
 // Columns that no head has: zeros, once.
 template <int THREADS> DEVICE void clear_padding(u32 to, int rows) {
 #if DIM != DIM_PADDED

@@ -12,11 +12,11 @@
 #define TOGETHER (STEPS % 2 == 0 ? 2 : 1)
 #define GATHERED 4  // query heads whose loads are under way at once
 
-// Shared memory: `stages` tiles of keys and values, then queries.
+// Shared memory: tiles of keys and values, then queries.
 KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
     extern __shared__ uint4 room[];
     u8* staged = (u8*)room;
-    u8* queries = staged + a.stages * 2 * TILE_BYTES;
+    u8* queries = staged + TILES_BYTES(a.stages);
     __shared__ float factors[ROWS];
     const u32 staged_at = shared_address(staged), queries_at = shared_address(queries);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
@@ -24,7 +24,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
     const int begin = (gridDim.y - 1 - blockIdx.y) * TOKENS;
     const int tokens = min(begin + TOKENS, step_rows(step, 0));
     let_next_start();
-    clear_padding<THREADS>(staged_at, a.stages * 2 * TILE);
+    clear_padding<THREADS>(staged_at, TILES * 2 * TILE);
     clear_padding<THREADS>(queries_at, PARTS * ROWS);
     wait_for_inputs();
 
@@ -41,7 +41,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
         const int* table = step.tables + step.tables[a.group * step.stride + first];
         auto stage = [&](int tile) {
             if (tile <= last_tile)
-                stage_tile<THREADS>(a, staged_at + (tile - first_tile) % a.stages * 2 * TILE_BYTES, pages, table, kv, tile, from, last, -1);
+                stage_tile<THREADS>(a, stage_at(staged_at, (tile - first_tile) % a.stages), pages, table, kv, tile, from, last, -1);
             copy_group();
         };
         __syncthreads();
@@ -82,10 +82,15 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
 
 #pragma unroll 1
         for (int tile = first_tile; tile <= last_tile; tile++) {
-            const u32 keys = staged_at + (tile - first_tile) % a.stages * 2 * TILE_BYTES, values = keys + TILE_BYTES;
+            const u32 keys = staged_at + (tile - first_tile) % TILES * 2 * TILE_BYTES, values = keys + TILE_BYTES;
             if (a.stages > 1) copy_wait<1>();
             else copy_wait<0>();
             __syncthreads();
+#if KV_F8
+            widen_tile<THREADS>(staged, staged + stage_at(0, (tile - first_tile) % a.stages), tile, from, last, -1);
+            __syncthreads();
+            stage(tile + a.stages);
+#endif
             if (busy && tile * TILE <= some_to) {
                 float s[TILE / 8][4];
 #pragma unroll
@@ -181,7 +186,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
             }
             // The tile after the next takes this one's place.
             __syncthreads();
-            stage(tile + a.stages);
+            if (!KV_F8) stage(tile + a.stages);
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {

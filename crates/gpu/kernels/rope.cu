@@ -20,7 +20,7 @@ KERNEL rope(Step step, HeadCounts heads, Rotation rope, float* qkv) {
     }
 }
 
-// Grid (kv heads, tokens), a thread per value of the head.
+// Grid (kv heads, tokens), a thread per value of the head; of 8-bit floats a warp for the keys and one for the values.
 KERNEL kv_write(Step step, HeadCounts heads, int group, const float* qkv, Stored* pages) {
     let_next_start();
     wait_for_inputs();
@@ -30,11 +30,16 @@ KERNEL kv_write(Step step, HeadCounts heads, int group, const float* qkv, Stored
     const int page = page_of(step, r, group, place);
     const float* key = qkv + (long)r * (heads.query + 2 * heads.kv) * heads.dim + (heads.query + head) * heads.dim;
     const float* value = key + heads.kv * heads.dim;
+#if KV_F8
+    for (int v = threadIdx.x / WARP; v < 2; v += blockDim.x / WARP)
+        store_head(pages + page_values(page, v, head, heads.kv, heads.dim), place % PAGE_TOKENS, v ? value : key, heads.dim, threadIdx.x % WARP);
+#else
     const long at = place % PAGE_TOKENS * heads.dim;
     for (int i = threadIdx.x; i < heads.dim; i += blockDim.x) {
         pages[page_values(page, 0, head, heads.kv, heads.dim) + at + i] = stored(key[i]);
         pages[page_values(page, 1, head, heads.kv, heads.dim) + at + i] = stored(value[i]);
     }
+#endif
 }
 
 // Both at once, for a step's way through a layer: a block per token, which finds each angle once; a warp per head.
@@ -50,7 +55,7 @@ KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotati
     float* token = qkv + (long)r * (heads.query + 2 * heads.kv) * heads.dim;
     auto stored_at = [&](int head) {
         const int v = head >= heads.query + heads.kv, kv = (head - heads.query) % heads.kv;
-        return pages + page_values(page, v, kv, heads.kv, heads.dim) + place % PAGE_TOKENS * heads.dim;
+        return pages + page_values(page, v, kv, heads.kv, heads.dim) + (KV_F8 ? 0 : place % PAGE_TOKENS * heads.dim);
     };
     for (int start = 0; start == 0 || start < rope.pairs; start += PAIRS_AT_ONCE) {
         const int end = min(rope.pairs, start + PAIRS_AT_ONCE);
@@ -60,22 +65,33 @@ KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotati
         if (start == 0) wait_for_inputs();
         for (int head = warp; head < heads.query + heads.kv; head += warps) {
             float* values = token + head * heads.dim;
+#if !KV_F8
             Stored* to = head < heads.query ? 0 : stored_at(head);
+#endif
             for (int i = start + lane; i < end; i += WARP) {
                 const float2 both = turned(turns[i - start], values[i], values[i + rope.pairs]);
                 values[i] = both.x;
                 values[i + rope.pairs] = both.y;
+#if !KV_F8
                 if (to) {
                     to[i] = stored(both.x);
                     to[i + rope.pairs] = stored(both.y);
                 }
+#endif
             }
         }
     }
+#if KV_F8
+    // A whole head at a time, whichever warps have turned it.
+    __syncthreads();
+    for (int head = heads.query + warp; head < heads.query + 2 * heads.kv; head += warps)
+        store_head(stored_at(head), place % PAGE_TOKENS, token + head * heads.dim, heads.dim, lane);
+#else
     // What is not turned: the rest of keys, and values.
     for (int head = heads.query + warp; head < heads.query + 2 * heads.kv; head += warps) {
         const float* values = token + head * heads.dim;
         Stored* to = stored_at(head);
         for (int i = (head < heads.query + heads.kv ? 2 * rope.pairs : 0) + lane; i < heads.dim; i += WARP) to[i] = stored(values[i]);
     }
+#endif
 }

@@ -39,6 +39,7 @@ pub(crate) enum Format {
     Q4_K,
     Q5_K,
     Q6_K,
+    MXFP8,
     /// One of the rarer formats, which share their kernels.
     Coded(DType),
 }
@@ -58,6 +59,7 @@ impl Format {
             DType::Q4_K => Format::Q4_K,
             DType::Q5_K => Format::Q5_K,
             DType::Q6_K => Format::Q6_K,
+            DType::MXFP8 => Format::MXFP8,
             other => Format::Coded(Runs::of(other).map(|_| other)?),
         })
     }
@@ -87,12 +89,23 @@ impl Format {
             Format::Coded(dtype) => {
                 row_bytes / dtype.block_bytes() * dtype.block_values() / 16 * self.run_bytes()
             }
+            Format::MXFP8 => row_bytes / 33 * 34,
             _ => row_bytes,
         }
     }
 
-    /// Writes stored rows as they are sent: for each 16 values their codes, two to a byte, the scale and the minimum.
+    /// Writes stored rows as they are sent: for each 16 values their codes, two to a byte, the scale and the minimum. MXFP8 is
+    /// sent as Q8_0 lies in files, an f16 before each 32 codes.
     pub(crate) fn send(self, stored: &[u8], to: &mut [u8]) {
+        if self == Format::MXFP8 {
+            for ([exponent, codes @ ..], to) in
+                stored.as_chunks::<33>().0.iter().zip(to.as_chunks_mut::<34>().0)
+            {
+                to[..2].copy_from_slice(&float8_factor(*exponent).to_le_bytes());
+                to[2..].copy_from_slice(codes);
+            }
+            return;
+        }
         let Format::Coded(dtype) = self else { return to.copy_from_slice(stored) };
         let runs = self.runs().expect("a format of codes");
         // A block has at most sixteen runs.
@@ -132,6 +145,7 @@ impl Format {
             Format::Q4_K => "quant/q4_k.cuh",
             Format::Q5_K => "quant/q5_k.cuh",
             Format::Q6_K => "quant/q6_k.cuh",
+            Format::MXFP8 => "quant/mxfp8.cuh",
             Format::Coded(_) => "quant/coded.cuh",
         }
     }
@@ -160,13 +174,30 @@ impl Format {
         match self {
             Format::F32 => [8192, 0, 0, 0],
             Format::F16 | Format::BF16 => [4096, 0, 0, 0],
-            Format::Q8_0 => [2048, 0, 128, 0],
+            Format::Q8_0 | Format::MXFP8 => [2048, 0, 128, 0],
             Format::Q4_0 | Format::Q4_K => [1024, 0, 128, 0],
             Format::Q4_1 => [1024, 0, 128, 128],
             Format::Q5_0 | Format::Q5_K => [1024, 256, 128, 0],
             Format::Q5_1 => [1024, 256, 128, 128],
             Format::Q6_K => [1024, 512, 128, 16],
             Format::Coded(_) => [1024, 0, 512, if self.run_bytes() == 16 { 512 } else { 0 }],
+        }
+    }
+}
+
+/// What an 8-bit float read as an f16, which is 2^8 too small, is multiplied by: 2^8 times the power of two that `exponent` stands
+/// for. Infinite from 2^16 on, of weights that f16 does not hold; zero below what f16 has.
+fn float8_factor(exponent: u8) -> u16 {
+    match i32::from(exponent) - 119 {
+        136 => 0x7e00,
+        power @ -14..=15 => ((power + 15) << 10) as u16,
+        power @ -24..-14 => 1 << (power + 24),
+        power => {
+            if power < 0 {
+                0
+            } else {
+                0x7c00
+            }
         }
     }
 }
@@ -196,6 +227,11 @@ impl Format {
                         planes[0][at + t * 16..][..8].copy_from_slice(octet);
                     }
                 }
+            }
+            Format::MXFP8 => {
+                let mut sent = vec![0; self.sent_bytes(stored.len())];
+                self.send(stored, &mut sent);
+                Format::Q8_0.pack_row(row, &sent, planes);
             }
             Format::Q4_0 | Format::Q4_1 | Format::Q5_0 | Format::Q5_1 => {
                 let mins = 2 * usize::from(matches!(self, Format::Q4_1 | Format::Q5_1));
@@ -375,6 +411,11 @@ mod tests {
                 let at = tile * 2048 + block / 2 * 1024 + half * 512 + lane * 16 + block % 2 * 8 + i;
                 scale(scales) * f32::from(codes[at].cast_signed())
             }
+            Format::MXFP8 => {
+                let at = tile * 2048 + block / 2 * 1024 + half * 512 + lane * 16 + block % 2 * 8 + i;
+                let code = u16::from(codes[at]);
+                scale(scales) * f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
+            }
             Format::Q4_0 => scale(scales) * (nibble() as f32 - 8.0),
             Format::Q4_1 => scale(scales) * nibble() as f32 + scale(mins),
             Format::Q5_0 => scale(scales) * ((nibble() | bit() << 4) as f32 - 16.0),
@@ -449,6 +490,11 @@ mod tests {
                     _ => &[1, 3],
                 };
                 for block in stored.chunks_exact_mut(dtype.block_bytes()) {
+                    if dtype == DType::MXFP8 {
+                        // What an f16 holds times the largest code.
+                        block[0] = [255, 95 + block[0] % 40][usize::from(block[1] > 8)];
+                        continue;
+                    }
                     exponents.iter().for_each(|&at| block[at] &= 0xbf);
                 }
                 let tiles = rows.div_ceil(TILE_ROWS);

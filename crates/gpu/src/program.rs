@@ -29,6 +29,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "result.cuh",
     "rope.cuh",
     "form.cuh",
+    "float8.cuh",
     "kv.cuh",
     "wgmma.cuh",
     "quant/tile.cuh",
@@ -46,6 +47,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "quant/q4_k.cuh",
     "quant/q5_k.cuh",
     "quant/q6_k.cuh",
+    "quant/mxfp8.cuh",
     "quant/coded.cuh",
 ];
 
@@ -251,7 +253,7 @@ mod tests {
     use crate::ops::{attention_program, every_gemm, programs, storage};
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
-    const FORMATS: [Format; 13] = [
+    const FORMATS: [Format; 14] = [
         Format::F32,
         Format::F16,
         Format::BF16,
@@ -263,6 +265,7 @@ mod tests {
         Format::Q4_K,
         Format::Q5_K,
         Format::Q6_K,
+        Format::MXFP8,
         Format::Coded(DType::Q2_K),
         Format::Coded(DType::IQ2_XS),
     ];
@@ -310,7 +313,7 @@ mod tests {
         }
         let heads = Heads { query: 1, kv: 1, dim: 1 };
         let causal = || Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0);
-        for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+        for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8] {
             keys.push(Key { unit: "rope.cu", defines: storage(dtype) });
             for shape in [(64, 3), (128, 7), (20, 2)] {
                 keys.push(attention_program(shape, dtype, &causal()));

@@ -63,7 +63,7 @@ pub(crate) fn packer(format: Format) -> Key {
         Format::F32 => (0, 0, 0),
         Format::F16 => (1, 0, 0),
         Format::BF16 => (1, 0, 1),
-        Format::Q8_0 => (2, 0, 0),
+        Format::Q8_0 | Format::MXFP8 => (2, 0, 0),
         Format::Q4_0 => (3, 0, 0),
         Format::Q4_1 => (3, 1, 0),
         Format::Q5_0 => (3, 0, 1),

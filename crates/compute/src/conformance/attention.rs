@@ -28,7 +28,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
     }
 
-    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0] {
+    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0, KvDType::F8] {
         let group = KvGroup { layers: 1, heads: 1, dim: 64, window: None, pages: 2 };
         let spec = KvSpec { groups: vec![group], dtype };
         // Codes are an option that a backend may refuse by name.
@@ -93,34 +93,26 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     suite.same_bits("a prefix computed, and shared from another sequence's page", shared_prefix);
 
     // Long enough that a backend splits the keys.
-    let heads = Heads { query: 2, kv: 1, dim: 32 };
-    let long = Sequences {
-        heads,
+    let long = [KvDType::F16, KvDType::F8].map(|dtype| Sequences {
+        heads: Heads { query: 2, kv: 1, dim: 32 },
         window: None,
-        dtype: KvDType::F16,
+        dtype,
         lengths: &[1100],
         chunk: 256,
         fused: false,
         extra: None,
-    };
-    suite.compare(long);
+    });
+    long.into_iter().for_each(|long| suite.compare(long));
 
     let extras = [None, Some(Need::SoftCap), Some(Need::Sinks)];
-    for (window, extra) in [None, Some(40)].into_iter().flat_map(|window| extras.map(|extra| (window, extra)))
-    {
+    let halves =
+        [None, Some(40)].into_iter().flat_map(|window| extras.map(|extra| (KvDType::F16, window, extra)));
+    for (dtype, window, extra) in halves.chain([None, Some(40)].map(|window| (KvDType::F8, window, None))) {
         if extra.is_some_and(|need| suite.backend.supports(need).is_err()) {
             continue;
         }
         let heads = Heads { query: 6, kv: 2, dim: 64 };
-        let all = Sequences {
-            heads,
-            window,
-            dtype: KvDType::F16,
-            lengths: &LENGTHS,
-            chunk: 100,
-            fused: false,
-            extra,
-        };
+        let all = Sequences { heads, window, dtype, lengths: &LENGTHS, chunk: 100, fused: false, extra };
         suite.same_bits(format_args!("{all}: sequences among others, and alone"), |backend| {
             let together = all.attend(backend, &[0, 1, 2, 3, 4, 5], 100)?;
             let mut alone = Table::new(together.columns);
@@ -136,9 +128,11 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             });
         }
     }
-    suite.same_bits(format_args!("{long}: chunks of 256, and of 130"), |backend| {
-        Ok((long.attend(backend, &[0], 256)?, long.attend(backend, &[0], 130)?))
-    });
+    for long in long {
+        suite.same_bits(format_args!("{long}: chunks of 256, and of 130"), |backend| {
+            Ok((long.attend(backend, &[0], 256)?, long.attend(backend, &[0], 130)?))
+        });
+    }
 }
 
 struct Rotary {

@@ -48,7 +48,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         suite.mixture(Mixture { tokens, choice: Choice::Crowded, ..usual });
         suite.mixture(Mixture { tokens, bias: true, ..usual });
     }
-    for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q5_1] {
+    for dtype in [DType::F16, DType::BF16, DType::Q8_0, DType::MXFP8, DType::Q4_0, DType::Q5_1] {
         suite.mixture(Mixture { dtypes: [dtype; 3], tokens: 5, ..usual });
     }
     let wide = Mixture { hidden: 256, ffn: 256, ..usual };

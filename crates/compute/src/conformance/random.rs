@@ -62,7 +62,7 @@ impl Random {
 }
 
 /// Every type that a weight may have.
-pub const WEIGHT_TYPES: [DType; 26] = [
+pub const WEIGHT_TYPES: [DType; 27] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -89,6 +89,7 @@ pub const WEIGHT_TYPES: [DType; 26] = [
     DType::TQ2_0,
     DType::MXFP4,
     DType::NVFP4,
+    DType::MXFP8,
 ];
 
 /// The bytes of a stored tensor.
@@ -165,6 +166,8 @@ fn put_scales(random: &mut Random, dtype: DType, block: &mut [u8]) {
     match dtype {
         // Powers of two from 1/4 to 1.
         DType::MXFP4 => return block[0] = 126 + random.below(3) as u8,
+        // The same, times the largest.
+        DType::MXFP8 => return block[0] = 117 + random.below(3) as u8,
         DType::NVFP4 => return block[..4].fill_with(|| 0x28 + random.below(24) as u8),
         _ => {}
     }

@@ -8,7 +8,8 @@
 //! Keys lie in a page as (dim, token), values as (token, dim). So neither product adds lanes of a register: scores have
 //! a lane for each key, outputs a lane for each value of the head. Few queries read a page as it is stored; many have it
 //! widened to f32 once. Both see the same numbers in the same order. Pages of 8-bit codes are always widened: behind the
-//! codes of a head, in the order of its keys or values, lie their scales, by (block of 32 values, token) or (token, block).
+//! codes of a head, in the order of its keys or values, lie their scales, by (block of 32 values, token) or (token, block), or
+//! for 8-bit floats by token alone.
 
 #![expect(
     clippy::needless_range_loop,
@@ -29,7 +30,7 @@ use super::quant::Neon;
 use super::quant::{Avx2, Avx512};
 use super::quant::{Lanes, Simd};
 use super::step::{Slot, StepRow};
-use crate::{Heads, KV_BLOCK, KvDType, PAGE_TOKENS, PageId};
+use crate::{Heads, KV_BLOCK, KvDType, PAGE_TOKENS, PageId, float8};
 
 /// Tokens of a unit: enough to share the unpacking of a page, few enough to keep all threads busy.
 pub(super) const UNIT_TOKENS: usize = 16;
@@ -191,7 +192,7 @@ impl Layer<'_> {
                 first: 0,
                 end: PAGE_TOKENS,
             };
-            if self.dtype == KvDType::Q8_0 {
+            if matches!(self.dtype, KvDType::Q8_0 | KvDType::F8) {
                 page = page.decoded(simd, dim, wide_keys, wide_values);
             } else if count >= WIDEN_QUERIES && self.dtype != KvDType::F32 {
                 page = page.widened(wide_keys, wide_values);
@@ -321,7 +322,7 @@ fn number(dtype: KvDType, stored: &[u8], index: usize) -> f32 {
         KvDType::F32 => bytemuck::cast_slice::<_, f32>(stored)[index],
         KvDType::F16 => bytemuck::cast_slice::<_, f16>(stored)[index].to_f32(),
         KvDType::BF16 => bytemuck::cast_slice::<_, bf16>(stored)[index].to_f32(),
-        KvDType::Q8_0 => unreachable!("{DECODED}"),
+        KvDType::Q8_0 | KvDType::F8 => unreachable!("{DECODED}"),
     }
 }
 
@@ -430,7 +431,7 @@ unsafe fn step_stored<L: Lanes, const N: usize>(page: Page<'_>, queries: &mut Qu
             KvDType::F32 => step_lanes::<L, Single, N>(page, queries),
             KvDType::F16 => step_lanes::<L, Half, N>(page, queries),
             KvDType::BF16 => step_lanes::<L, Brain, N>(page, queries),
-            KvDType::Q8_0 => unreachable!("{DECODED}"),
+            KvDType::Q8_0 | KvDType::F8 => unreachable!("{DECODED}"),
         }
     }
 }
@@ -491,13 +492,47 @@ fn widen(dtype: KvDType, stored: &[u8], room: &mut [f32]) {
         KvDType::F32 => room.copy_from_slice(bytemuck::cast_slice(stored)),
         KvDType::F16 => bytemuck::cast_slice::<_, f16>(stored).convert_to_f32_slice(room),
         KvDType::BF16 => bytemuck::cast_slice::<_, bf16>(stored).convert_to_f32_slice(room),
-        KvDType::Q8_0 => unreachable!("{DECODED}"),
+        KvDType::Q8_0 | KvDType::F8 => unreachable!("{DECODED}"),
     }
 }
 
 /// One head's page of codes as f32: a code times its scale.
 #[inline(always)]
 fn decode(page: Page<'_>, dim: usize, keys: &mut [f32], values: &mut [f32]) {
+    if page.dtype == KvDType::F8 {
+        decode_floats(page, dim, keys, values)
+    } else {
+        decode_integers(page, dim, keys, values)
+    }
+}
+
+/// Of 8-bit floats.
+#[inline(always)]
+fn decode_floats(page: Page<'_>, dim: usize, keys: &mut [f32], values: &mut [f32]) {
+    let (codes, exponents) = page.keys.split_at(PAGE_TOKENS * dim);
+    let mut scales = [0.0; PAGE_TOKENS];
+    for (scale, exponent) in scales.iter_mut().zip(exponents) {
+        *scale = float8::power(*exponent);
+    }
+    let keys = keys.as_chunks_mut::<PAGE_TOKENS>().0;
+    for (keys, codes) in keys.iter_mut().zip(codes.as_chunks::<PAGE_TOKENS>().0) {
+        for token in 0..PAGE_TOKENS {
+            keys[token] = scales[token] * float8::value(codes[token]);
+        }
+    }
+    let (codes, exponents) = page.values.split_at(PAGE_TOKENS * dim);
+    let tokens = values.chunks_exact_mut(dim).zip(codes.chunks_exact(dim)).zip(exponents);
+    for ((values, codes), exponent) in tokens {
+        let scale = float8::power(*exponent);
+        for (value, code) in values.iter_mut().zip(codes) {
+            *value = scale * float8::value(*code);
+        }
+    }
+}
+
+/// Of 8-bit integers.
+#[inline(always)]
+fn decode_integers(page: Page<'_>, dim: usize, keys: &mut [f32], values: &mut [f32]) {
     let blocks = dim.div_ceil(KV_BLOCK);
     let (codes, scales) = codes_and_scales(page.keys, dim);
     for (block, scales) in scales.chunks_exact(PAGE_TOKENS).enumerate() {
@@ -589,6 +624,10 @@ impl Writer<'_> {
                             self.write_codes(&pages, (keys, key), (values, value), at);
                             continue;
                         }
+                        if self.dtype == KvDType::F8 {
+                            self.write_floats(&pages, (keys, key), (values, value), at);
+                            continue;
+                        }
                         let (bytes, token_bytes) = (self.dtype.bytes_of(1), self.geometry.token_bytes);
                         // As f32, so that it is aligned for every type.
                         let mut stored = [0.0_f32; LANES];
@@ -646,13 +685,42 @@ impl Writer<'_> {
     }
 }
 
+impl Writer<'_> {
+    /// The same as 8-bit floats.
+    fn write_floats(
+        &self,
+        pages: &Disjoint<'_, u8>,
+        (keys, key): (usize, &[f32]),
+        (values, value): (usize, &[f32]),
+        at: usize,
+    ) {
+        let (dim, mut codes) = (self.heads.dim, [0; KV_BLOCK]);
+        let write = |to: usize, bytes: &[u8]| {
+            // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
+            unsafe { pages.part(to..to + bytes.len()) }.copy_from_slice(bytes);
+        };
+        let (key_exponent, value_exponent) = (float8::exponent(key), float8::exponent(value));
+        for (block, (key, value)) in key.chunks(KV_BLOCK).zip(value.chunks(KV_BLOCK)).enumerate() {
+            let codes = &mut codes[..key.len()];
+            float8::encode(key, key_exponent, codes);
+            for (i, code) in codes.iter().enumerate() {
+                write(keys + (block * KV_BLOCK + i) * PAGE_TOKENS + at, &[*code]);
+            }
+            float8::encode(value, value_exponent, codes);
+            write(values + at * dim + block * KV_BLOCK, codes);
+        }
+        write(keys + PAGE_TOKENS * dim + at, &[key_exponent]);
+        write(values + PAGE_TOKENS * dim + at, &[value_exponent]);
+    }
+}
+
 /// Stores f32 values, rounded to nearest even.
 fn narrow(dtype: KvDType, values: &[f32], stored: &mut [u8]) {
     match dtype {
         KvDType::F32 => stored.copy_from_slice(bytemuck::cast_slice(values)),
         KvDType::F16 => bytemuck::cast_slice_mut::<_, f16>(stored).convert_from_f32_slice(values),
         KvDType::BF16 => bytemuck::cast_slice_mut::<_, bf16>(stored).convert_from_f32_slice(values),
-        KvDType::Q8_0 => unreachable!("codes are written with their scales"),
+        KvDType::Q8_0 | KvDType::F8 => unreachable!("codes are written with their scales"),
     }
 }
 
@@ -742,6 +810,22 @@ mod tests {
             let scale = head.iter().fold(0.0f32, |max, value| max.max(value.abs())) / 127.0;
             (value * (1.0 / scale)).round() * half::f16::from_f32(scale).to_f32()
         };
+        // The nearest of all that 8-bit floats can say beside the power of two that suits the head's largest.
+        let floats: Vec<f64> = (0..127i32)
+            .map(|code| match (code / 8, code % 8) {
+                (0, mantissa) => f64::from(mantissa) / 512.0,
+                (exponent, mantissa) => f64::from(8 + mantissa) * 2f64.powi(exponent - 10),
+            })
+            .collect();
+        let floating = |token: usize, head: usize, value: f32| {
+            let head = &qkv[token * HEADS.qkv_columns() + head * HEADS.dim..][..HEADS.dim];
+            let largest = f64::from(head.iter().fold(0.0f32, |max, value| max.max(value.abs())));
+            let power =
+                (-40..40).map(|power| 2f64.powi(power)).find(|power| largest <= 448.0 * power).unwrap();
+            let error = |float: &f64| (float * power - f64::from(value).abs()).abs();
+            let nearest = floats.iter().copied().min_by(|a, b| error(a).total_cmp(&error(b))).unwrap();
+            (nearest * power) as f32 * value.signum()
+        };
         let at =
             |token: usize, head: usize, i: usize| qkv[token * HEADS.qkv_columns() + head * HEADS.dim + i];
         let stored = |token: usize, head: usize, i: usize| {
@@ -751,6 +835,7 @@ mod tests {
                 KvDType::F16 => half::f16::from_f32(value).to_f32(),
                 KvDType::BF16 => half::bf16::from_f32(value).to_f32(),
                 KvDType::Q8_0 => coded(token, head, value),
+                KvDType::F8 => floating(token, head, value),
             })
         };
         let mut out = vec![];
@@ -782,7 +867,7 @@ mod tests {
             &[[7, 0], [0, 9], [90, 0], [1, 30], [3, 1]],
         ];
         for simd in Simd::present() {
-            for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0] {
+            for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0, KvDType::F8] {
                 for window in [None, Some(0), Some(33), Some(70)] {
                     let options = |threads| CpuOptions { threads, simd, ..CpuOptions::default() };
                     let first = outputs(options(1), dtype, window, whole);
@@ -838,7 +923,8 @@ mod tests {
 
     #[test]
     fn a_nan_in_a_key_reaches_the_output() {
-        for (simd, dtype) in Simd::present().flat_map(|simd| [(simd, KvDType::F32), (simd, KvDType::Q8_0)]) {
+        let types = [KvDType::F32, KvDType::Q8_0, KvDType::F8];
+        for (simd, dtype) in Simd::present().flat_map(|simd| types.map(|dtype| (simd, dtype))) {
             let cpu = Cpu::new(CpuOptions { simd, ..CpuOptions::default() }).unwrap();
             let mut kv = cpu.alloc_kv(&spec(dtype, None)).unwrap();
             let mut batch = Batch::default();

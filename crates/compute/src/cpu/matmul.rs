@@ -319,6 +319,10 @@ mod tests {
                     _ => &[0, 2],
                 };
                 for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                    if dtype == DType::MXFP8 {
+                        block[0] = 110 + block[0] % 16;
+                        continue;
+                    }
                     for &at in scales {
                         block[at + 1] = 0x20 | block[at + 1] & 0x83;
                     }
@@ -387,12 +391,13 @@ mod tests {
 
     #[test]
     fn rows_alone_among_others_and_on_any_number_of_threads_give_the_same_bits_near_the_true_product() {
-        const MIXES: [&[DType]; 5] = [
+        const MIXES: [&[DType]; 6] = [
             &[DType::F32, DType::F16, DType::BF16],
             &[DType::Q4_0, DType::Q4_1, DType::Q5_0],
             &[DType::Q5_1, DType::Q8_0, DType::F32],
             &[DType::Q4_K, DType::Q5_K, DType::Q6_K],
             &[DType::Q4_K, DType::Q8_0, DType::F16],
+            &[DType::Q8_0, DType::MXFP8, DType::MXFP8],
         ];
         let (columns, rows) = (512, 71);
         for types in MIXES {

@@ -1,6 +1,8 @@
-//! Float rows as Q8_0 and Q4_K.
+//! Float rows as Q8_0, Q4_K and MXFP8.
 
 use half::f16;
+
+use crate::float8;
 
 /// Blocks of 32: the scale is the largest magnitude / 127 as f16, a code is value * (127 / magnitude), rounded to nearest,
 /// halves away from zero: bit by bit what llama.cpp and the `gguf` package write. Panics unless `out` has the blocks' room.
@@ -15,6 +17,17 @@ pub fn quantize_q8_0(values: &[f32], out: &mut [u8]) {
         for (out, value) in out[2..].iter_mut().zip(values) {
             *out = ((value * inverse).round() as i8).cast_unsigned();
         }
+    }
+}
+
+/// Blocks of 32: the smallest power of two whose 448-fold no value exceeds, then 8-bit floats, rounded to nearest even: at most
+/// 1/16 of a value is lost. Panics unless `out` has the blocks' room.
+pub fn quantize_mxfp8(values: &[f32], out: &mut [u8]) {
+    let (blocks, rest) = values.as_chunks::<32>();
+    assert!(rest.is_empty() && out.len() == blocks.len() * 33, "rows of whole blocks");
+    for (values, [exponent, codes @ ..]) in blocks.iter().zip(out.as_chunks_mut::<33>().0) {
+        *exponent = float8::exponent(values);
+        float8::encode(values, *exponent, codes);
     }
 }
 
@@ -178,6 +191,17 @@ mod tests {
     }
 
     #[test]
+    fn mxfp8_is_what_ml_dtypes_rounds_to() {
+        let (values, ..) = fixture();
+        let want = include_bytes!("../../tests/quant/mxfp8_rows.bin");
+        let mut out = vec![0; want.len()];
+        quantize_mxfp8(&values, &mut out);
+        for (block, (got, want)) in out.chunks(33).zip(want.chunks(33)).enumerate() {
+            assert_eq!(got, want, "block {block}");
+        }
+    }
+
+    #[test]
     fn q4_k_errs_no_more_than_llama_cpp() {
         let (values, _, four) = fixture();
         assert_eq!(four.len(), VALUES / 256 * 144);
@@ -203,14 +227,17 @@ mod tests {
     #[test]
     fn what_cannot_be_scaled_stays_finite() {
         for value in [0.0, -0.0, 1e-30, -1e-9, 3.0, -3.0] {
-            let (mut eight, mut four) = ([0; 34 * 8], [0; 144]);
+            let (mut eight, mut four, mut float) = ([0; 34 * 8], [0; 144], [0; 33 * 8]);
             quantize_q8_0(&[value; 256], &mut eight);
             quantize_q4_k(&[value; 256], &mut four);
-            for (dtype, bytes) in [(DType::Q8_0, &eight[..]), (DType::Q4_K, &four[..])] {
+            quantize_mxfp8(&[value; 256], &mut float);
+            let all =
+                [(DType::Q8_0, &eight[..], 1e-2), (DType::Q4_K, &four, 1e-2), (DType::MXFP8, &float, 7e-2)];
+            for (dtype, bytes, bound) in all {
                 let mut out = [f32::NAN; 256];
                 crate::cpu::dequantize(dtype, bytes, &mut out).unwrap();
                 assert!(
-                    out.iter().all(|got| (got - value).abs() <= 1e-2 * value.abs() + 1e-6),
+                    out.iter().all(|got| (got - value).abs() <= bound * value.abs() + 1e-6),
                     "{dtype} {value}"
                 );
             }

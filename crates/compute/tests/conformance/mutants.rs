@@ -32,6 +32,8 @@ enum Fault {
     WindowOffByOne,
     /// Keys and values are stored in f32 where a half was asked for.
     KvInF32,
+    /// 8-bit floats are stored as 8-bit integers.
+    KvFloatsAsIntegers,
     /// Norms divide by the bare root mean square.
     NormWithoutEps,
     /// The last row of a product is not written.
@@ -109,6 +111,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::WindowIgnored, Op::Attention),
     (Fault::WindowOffByOne, Op::Attention),
     (Fault::KvInF32, Op::Kv),
+    (Fault::KvFloatsAsIntegers, Op::Kv),
     (Fault::NormWithoutEps, Op::Norm),
     (Fault::RowUnwritten, Op::Matmul),
     (Fault::RowTooMany, Op::Matmul),
@@ -251,6 +254,9 @@ impl Memory for Mutant {
         }
         if self.has(Fault::KvInF32) {
             spec.dtype = fornax_compute::KvDType::F32;
+        }
+        if self.has(Fault::KvFloatsAsIntegers) && spec.dtype == fornax_compute::KvDType::F8 {
+            spec.dtype = fornax_compute::KvDType::Q8_0;
         }
         self.inner.alloc_kv(&spec)
     }

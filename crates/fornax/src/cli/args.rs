@@ -1025,10 +1025,10 @@ pub(crate) struct DeviceArgs {
     /// CPU threads [default: one per core]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) threads: Option<usize>,
-    /// Bring the matrices of a safetensors model into this type while loading: q8_0 or q4_k [default: as stored]
+    /// Bring the matrices of a safetensors model into this type while loading: q8_0, fp8 or q4_k [default: as stored]
     #[arg(long, value_name = "QUANT")]
     pub(crate) quant: Option<String>,
-    /// How keys and values are stored: f32, f16, bf16 or q8_0 [default: f16; f32 with --activations float]
+    /// How keys and values are stored: f32, f16, bf16, q8_0 or fp8 [default: f16; f32 with --activations float]
     #[arg(long, value_name = "DTYPE")]
     pub(crate) kv_dtype: Option<String>,
     /// How activations enter matrix products with quantised weights [default: int8 on the CPU, float on a GPU]

@@ -109,7 +109,10 @@ fn quant(name: &str) -> Result<DType, Failure> {
     match name {
         "q8_0" => Ok(DType::Q8_0),
         "q4_k" => Ok(DType::Q4_K),
-        _ => Err(Failure::usage(format!("--quant {name:?} is no type to quantise to; use q8_0 or q4_k"))),
+        "fp8" => Ok(DType::MXFP8),
+        _ => {
+            Err(Failure::usage(format!("--quant {name:?} is no type to quantise to; use q8_0, fp8 or q4_k")))
+        }
     }
 }
 
@@ -119,7 +122,10 @@ fn kv_dtype(name: &str) -> Result<KvDType, Failure> {
         "f16" => Ok(KvDType::F16),
         "bf16" => Ok(KvDType::BF16),
         "q8_0" => Ok(KvDType::Q8_0),
-        _ => Err(Failure::usage(format!("--kv-dtype {name} is not available; use f32, f16, bf16 or q8_0"))),
+        "fp8" => Ok(KvDType::F8),
+        _ => Err(Failure::usage(format!(
+            "--kv-dtype {name} is not available; use f32, f16, bf16, q8_0 or fp8"
+        ))),
     }
 }
 
@@ -145,9 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn kv_types_of_other_devices_are_refused_by_name() {
-        assert_eq!(kv_dtype("bf16").unwrap(), KvDType::BF16);
-        assert_eq!(kv_dtype("q8_0").unwrap(), KvDType::Q8_0);
-        assert!(kv_dtype("fp8").unwrap_err().to_string().contains("fp8"));
+    fn types_are_known_by_the_name_that_they_show_and_others_are_refused_by_theirs() {
+        for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0, KvDType::F8] {
+            assert_eq!(kv_dtype(&dtype.to_string()).unwrap(), dtype);
+        }
+        assert!(kv_dtype("fp4").unwrap_err().to_string().contains("--kv-dtype fp4"));
+        assert_eq!(quant("fp8").unwrap(), DType::MXFP8);
+        assert!(quant("fp4").unwrap_err().to_string().contains("\"fp4\""));
     }
 }

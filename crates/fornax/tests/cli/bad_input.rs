@@ -196,7 +196,7 @@ fn wrong_usage_is_one_line_with_the_flag() {
     check(&["generate", "--prompt", "x", "--logprobs"], &["--json"]);
     check(&["generate", "--prompt", "x", "--schema", "no/such.json"], &["no/such.json"]);
     check(&["generate", "--prompt", "x", "--grammar", "no/such.lark"], &["no/such.lark"]);
-    check(&["generate", "--prompt", "x", "--kv-dtype", "fp8"], &["--kv-dtype fp8"]);
+    check(&["generate", "--prompt", "x", "--kv-dtype", "fp4"], &["--kv-dtype fp4", "q8_0 or fp8"]);
     check(&["generate", "--prompt", "x", "--memory-limit", "lots"], &["--memory-limit"]);
     check(&["logits", "--prompt", "x", "--all"], &["--out"]);
     check(&["tokenize"], &["--text"]);

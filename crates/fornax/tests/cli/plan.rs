@@ -62,6 +62,15 @@ fn a_token_of_qwen_takes_12288_bytes_in_f16() {
     assert_eq!(bytes(&f16, "kv"), 12_288 * (3 * 1024 + 32));
     let (_, f32) = plan(&path, &["--memory-limit", "16GiB", "--context", "1024", "--kv-dtype", "f32"]);
     assert_eq!(f32["kv_bytes_per_token"], 2 * 12_288);
+    // 24 layers, keys and values, two heads of 64 values, and what those share.
+    for (dtype, head_bytes) in [("q8_0", 64 + 2 * 2), ("fp8", 64 + 1)] {
+        let (_, small) = plan(&path, &["--memory-limit", "16GiB", "--context", "1024", "--kv-dtype", dtype]);
+        assert_eq!(
+            (&small["kv_bytes_per_token"], &small["kv_dtype"]),
+            (&(24 * 2 * 2 * head_bytes).into(), &dtype.into())
+        );
+        assert_eq!(bytes(&small, "kv"), 24 * 2 * 2 * head_bytes * (1024 + 32));
+    }
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn what_cannot_be_quantised_or_read_is_said() {
     fornax(["logits", llama.to_str().unwrap(), "--tokens", "1", "--quant", "q5_0"]).fails(
         2,
         "INVALID_INPUT",
-        &["\"q5_0\"", "q8_0 or q4_k"],
+        &["\"q5_0\"", "q8_0, fp8 or q4_k"],
     );
     let folder = tempfile::tempdir().unwrap();
     let with = |quantization: serde_json::Value| {

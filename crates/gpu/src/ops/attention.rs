@@ -86,22 +86,36 @@ fn row_bytes(dim: usize) -> usize {
     if bytes.is_multiple_of(128) { bytes } else { bytes + 16 }
 }
 
+/// Tiles of keys and values in shared memory: `TILES_BYTES` of attention.cuh.
+fn tiles_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
+    match dtype {
+        KvDType::F8 => 2 * TILE * (row_bytes(dim) + stages * dtype.bytes_of(dim)),
+        _ => stages * 2 * TILE * row_bytes(dim),
+    }
+}
+
 /// Dynamic shared memory of a block of attention.cu, in a cluster with what `blocks` send of so many tiles.
-fn singles_bytes((dim, shared): (usize, usize), stages: usize, (tiles, blocks): (usize, usize)) -> usize {
+fn singles_bytes(
+    (dim, shared): (usize, usize),
+    dtype: KvDType,
+    stages: usize,
+    (tiles, blocks): (usize, usize),
+) -> usize {
     let (weights, ends) = (4096, shared * CLUSTER_TILES * 16);
     let share = (shared * dim).div_ceil(2 * blocks) * 2;
     let sent = if tiles == 0 { 0 } else { ends + tiles * share * 4 };
-    (stages * 2 * TILE + 2 * 16) * row_bytes(dim) + weights + sent
+    tiles_bytes(dim, dtype, stages) + 2 * 16 * row_bytes(dim) + weights + sent
 }
 
 /// Dynamic shared memory of a block of attention_rows.cu.
-fn rows_bytes(dim: usize, stages: usize) -> usize {
-    (stages * 2 * TILE + 2 * BLOCK_ROWS) * row_bytes(dim)
+fn rows_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
+    tiles_bytes(dim, dtype, stages) + 2 * BLOCK_ROWS * row_bytes(dim)
 }
 
 /// How keys and values are stored, for the compiler.
 pub(crate) fn storage(dtype: KvDType) -> Vec<String> {
-    vec![format!("KV_BYTES={}", dtype.bytes_of(1)), format!("KV_BF16={}", i32::from(dtype == KvDType::BF16))]
+    let bytes = if dtype == KvDType::F8 { 1 } else { dtype.bytes_of(1) };
+    vec![format!("KV_BYTES={bytes}"), format!("KV_BF16={}", i32::from(dtype == KvDType::BF16))]
 }
 
 /// The program for heads of `dim` values of which `shared` have the same keys.
@@ -265,7 +279,7 @@ impl Cuda {
         }
         let whole =
             Run { first: 0, tokens: self.grid_rows(slot, Rows::Tokens), places: self.grid_places(slot) };
-        let rows_bytes = rows_bytes(heads.dim, 1);
+        let rows_bytes = rows_bytes(heads.dim, kv.dtype, 1);
         // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
         let runs = match &slot.singles[..] {
             _ if slot.decode || rows_bytes > self.device.shared_max => &[whole][..],
@@ -289,7 +303,7 @@ impl Cuda {
         let heads = attention.heads;
         let shared = heads.query / heads.kv;
         let window = kv.group(attention.layer).window;
-        let split = self.shared_out(heads, run, window);
+        let split = self.shared_out((heads, kv.dtype), run, window);
         let clusters = split.blocks > 1 && !split.merged;
         let mut shape = self.shape(attention, kv, split.stages);
         shape.first = int(run.first);
@@ -297,7 +311,7 @@ impl Cuda {
         shape.tiles = int(split.blocks);
         shape.rope = rope.unwrap_or(Rotation::NONE);
         let tiles = if clusters { split.tiles.next_multiple_of(split.blocks) } else { 0 };
-        let memory = singles_bytes((heads.dim, shared), split.stages, (tiles, split.blocks));
+        let memory = singles_bytes((heads.dim, shared), kv.dtype, split.stages, (tiles, split.blocks));
         let key = program((heads.dim, shared), kv.dtype, attention);
         let device_step = self.device_step(slot);
         let args = [
@@ -334,7 +348,7 @@ impl Cuda {
     ) -> Result<(), Error> {
         let heads = attention.heads;
         let shared = heads.query / heads.kv;
-        let stages = if rows_bytes(heads.dim, 2) <= self.device.shared_max { 2 } else { 1 };
+        let stages = if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.shared_max { 2 } else { 1 };
         let shape = self.shape(attention, kv, stages);
         let key = Key { unit: "attention_rows.cu", ..program((heads.dim, shared), kv.dtype, attention) };
         let device_step = self.device_step(slot);
@@ -348,7 +362,7 @@ impl Cuda {
         ];
         let function = self.programs.function(&key, "attention_rows")?;
         let tokens = self.grid_rows(slot, Rows::Tokens).div_ceil(BLOCK_ROWS / shared);
-        let memory = int(rows_bytes(heads.dim, stages)).cast_unsigned();
+        let memory = int(rows_bytes(heads.dim, kv.dtype, stages)).cast_unsigned();
         self.launch("attention", function, [heads.kv, tokens, 1], (THREADS, memory), &args)
     }
 
@@ -372,7 +386,7 @@ impl Cuda {
     }
 
     /// How many blocks share a token's tiles. The result has the same bits whatever it says.
-    fn shared_out(&self, heads: Heads, run: Run, window: Option<u32>) -> Split {
+    fn shared_out(&self, (heads, dtype): (Heads, KvDType), run: Run, window: Option<u32>) -> Split {
         // A window that begins inside a tile touches one more.
         let seen = window.map_or(run.places, |window| run.places.min(window as usize + TILE));
         let tiles = seen.div_ceil(TILE);
@@ -380,7 +394,7 @@ impl Cuda {
         let room = 2 * self.device.multiprocessors as usize;
         let fits = |stages, (tiles, blocks): (usize, usize)| {
             let head = (heads.dim, heads.query / heads.kv);
-            singles_bytes(head, stages, (tiles, blocks)) <= self.device.shared_max
+            singles_bytes(head, dtype, stages, (tiles, blocks)) <= self.device.shared_max
         };
         // Two tiles in shared memory leave room for fewer blocks: it pays where those are few, or small.
         let stages = if (alone <= room || heads.dim <= 64) && fits(2, (0, 1)) { 2 } else { 1 };

@@ -69,7 +69,9 @@ fn pack_columns<const BYTES: usize>(stored: &[u8], row: usize, out: &mut [u8]) {
 }
 
 impl PackedFloat for Single {
-    const BYTES: usize = 4;
+    const VALUES: usize = 1;
+    const STORED_BYTES: usize = 4;
+    const PACKED_BYTES: usize = 4 * GROUP;
 
     fn pack(stored: &[u8], row: usize, out: &mut [u8]) {
         pack_columns::<4>(stored, row, out);
@@ -86,7 +88,9 @@ impl PackedFloat for Single {
 }
 
 impl PackedFloat for Half {
-    const BYTES: usize = 2;
+    const VALUES: usize = 1;
+    const STORED_BYTES: usize = 2;
+    const PACKED_BYTES: usize = 2 * GROUP;
 
     fn pack(stored: &[u8], row: usize, out: &mut [u8]) {
         pack_columns::<2>(stored, row, out);
@@ -103,7 +107,9 @@ impl PackedFloat for Half {
 }
 
 impl PackedFloat for Brain {
-    const BYTES: usize = 2;
+    const VALUES: usize = 1;
+    const STORED_BYTES: usize = 2;
+    const PACKED_BYTES: usize = 2 * GROUP;
 
     /// (two columns, row, which of the two): a register holds two columns of every row, which widen without moving.
     fn pack(stored: &[u8], row: usize, out: &mut [u8]) {

@@ -137,13 +137,13 @@ mod tests {
                 DType::Q3_K => &[109],
                 DType::TQ1_0 => &[53],
                 DType::TQ2_0 => &[65],
-                DType::MXFP4 => &[0],
+                DType::MXFP4 | DType::MXFP8 => &[0],
                 DType::NVFP4 => &[0, 1, 2, 3],
                 DType::IQ1_M => &[49, 51, 53, 55],
                 _ => &[1, 3],
             };
             for block in stored.chunks_exact_mut(dtype.block_bytes()) {
-                let ordinary = if dtype == DType::MXFP4 { 120 } else { 0x1c };
+                let ordinary = if matches!(dtype, DType::MXFP4 | DType::MXFP8) { 120 } else { 0x1c };
                 scales.iter().for_each(|&at| {
                     if let Some(byte) = block.get_mut(at) {
                         *byte = ordinary;

@@ -35,6 +35,7 @@ mod iq4_nl;
 mod iq4_xs;
 mod lanes;
 mod mxfp4;
+mod mxfp8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod nibbles;
@@ -153,6 +154,7 @@ pub(crate) fn format(dtype: DType, simd: Simd) -> Option<Format> {
         DType::TQ2_0 => tq2_0::format(simd),
         DType::MXFP4 => mxfp4::format(simd),
         DType::NVFP4 => nvfp4::format(simd),
+        DType::MXFP8 => mxfp8::format(simd),
         _ => return None,
     })
 }

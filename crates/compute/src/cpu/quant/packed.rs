@@ -4,7 +4,7 @@
 //! blocks. Codes are the file's own 32-bit words, each followed by the same word of the other fifteen rows: a vector
 //! register holds one word of every row. Seen as two integers of 16 bits, a word yields *pairs* by shifting and masking,
 //! and the pair of values `(4w + s, 4w + s + 2)` is pair `2w + s` of its block. A group of a float type is, for each
-//! column, that column's value of all sixteen rows (BF16: of two columns).
+//! column, that column's value of all sixteen rows (BF16: of two columns; MXFP8: blocks of 32 with their powers of two).
 //!
 //! **A panel** is a few activation rows (1, 2, 4 or 8: its width). Integers: for each block of 32 the values of every
 //! row in the order of pairs, then every row's scale, then every row's sum. Floats: for each column its value in every
@@ -71,8 +71,12 @@ pub(super) trait Packed: bytemuck::Pod {
 ///
 /// Of its unsafe functions: the caller has the instructions of `L`, and a group that holds these columns.
 pub(super) trait PackedFloat: 'static {
-    /// Bytes of one value.
-    const BYTES: usize;
+    /// Values of a row that are stored together,
+    const VALUES: usize;
+    /// in so many bytes,
+    const STORED_BYTES: usize;
+    /// and sixteen rows of them packed in so many.
+    const PACKED_BYTES: usize;
     /// Writes one row's values: `out` is the group.
     fn pack(stored: &[u8], row: usize, out: &mut [u8]);
     /// Columns `2 * pair` and `2 * pair + 1`.
@@ -283,7 +287,7 @@ fn quantised_bytes<F: Packed>(columns: usize) -> usize {
 }
 
 fn float_bytes<F: PackedFloat>(columns: usize) -> usize {
-    (columns.next_multiple_of(2) * GROUP * F::BYTES).next_multiple_of(64)
+    (columns.next_multiple_of(2) / F::VALUES * F::PACKED_BYTES).next_multiple_of(64)
 }
 
 fn pack_quantised<F: Packed>(rows: &mut dyn Iterator<Item = &[u8]>, columns: usize, out: &mut [u8]) {
@@ -301,7 +305,7 @@ fn pack_quantised<F: Packed>(rows: &mut dyn Iterator<Item = &[u8]>, columns: usi
 
 fn pack_float<F: PackedFloat>(rows: &mut dyn Iterator<Item = &[u8]>, columns: usize, out: &mut [u8]) {
     for (row, stored) in rows.enumerate() {
-        assert_eq!(stored.len(), columns * F::BYTES, "a row of {columns} columns");
+        assert_eq!(stored.len(), columns / F::VALUES * F::STORED_BYTES, "a row of {columns} columns");
         F::pack(stored, row, out);
     }
 }
@@ -475,8 +479,8 @@ pub(super) unsafe fn floats<L: Lanes, F: PackedFloat, const N: usize>(
             sums[n] = L::floats(tile.add(n * GROUP));
         }
         for pair in 0..columns.div_ceil(2) {
-            let bytes = 2 * GROUP * F::BYTES;
-            ask_ahead::<L>(group.add(pair * bytes), bytes / 64);
+            let bytes = 2 * F::PACKED_BYTES / F::VALUES;
+            ask_ahead::<L>(group.add(pair * bytes), bytes.div_ceil(64));
             let [first, second] = F::two::<L>(group, pair);
             for n in 0..N {
                 sums[n] = L::fma(first, L::splat(panel.add(n)), sums[n]);
