@@ -23,7 +23,7 @@ pub(crate) fn code(value: f32) -> u8 {
         let steps = (magnitude * 512.0).round_ties_even() as u8;
         steps
     } else {
-        ((bits + 0x7_ffff + (bits >> 20 & 1) >> 20) - (120 << 3)) as u8
+        (((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)) as u8
     };
     code | (u8::from(value.is_sign_negative()) << 7)
 }

@@ -48,6 +48,7 @@ struct Model {
     shape: Shape,
     /// Bytes of QKV, output, gate and up, down (on the average) and the head.
     bytes: [usize; 5],
+    kv_dtype: KvDType,
     embedding: Weight,
     head: Weight,
     norm: Norm<Buf>,
@@ -235,6 +236,7 @@ fn run(
         head: head_weight,
         layers,
         shape,
+        kv_dtype,
         bytes: [
             qkv_bytes.len(),
             output_bytes.len(),
@@ -325,8 +327,8 @@ fn steps(
     let wall = start.elapsed().as_secs_f64() / f64::from(measured as u32);
     times.sort_by(f32::total_cmp);
     let median = times[times.len() / 2];
-    let moved = bytes as f64
-        + (context * model.shape.layers * model.shape.heads.kv * model.shape.heads.dim * 4) as f64;
+    let head_bytes = model.kv_dtype.bytes_of(model.shape.heads.dim);
+    let moved = bytes as f64 + (context * model.shape.layers * model.shape.heads.kv * 2 * head_bytes) as f64;
     println!(
         "step at context {context}: {median:.3} ms on the device (best {:.3}), {:.3} ms with sampling ({name}) and host: {:.0} \
          tokens/s; {:.2} GB moved, {:.2} TB/s",

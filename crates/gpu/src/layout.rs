@@ -188,17 +188,12 @@ impl Format {
 /// What an 8-bit float read as an f16, which is 2^8 too small, is multiplied by: 2^8 times the power of two that `exponent` stands
 /// for. Infinite from 2^16 on, of weights that f16 does not hold; zero below what f16 has.
 fn float8_factor(exponent: u8) -> u16 {
-    match i32::from(exponent) - 119 {
-        136 => 0x7e00,
-        power @ -14..=15 => ((power + 15) << 10) as u16,
-        power @ -24..-14 => 1 << (power + 24),
-        power => {
-            if power < 0 {
-                0
-            } else {
-                0x7c00
-            }
-        }
+    match exponent {
+        0..95 => 0,
+        95..105 => 1 << (exponent - 95),
+        105..135 => u16::from(exponent - 104) << 10,
+        135..255 => 0x7c00,
+        255 => 0x7e00,
     }
 }
 

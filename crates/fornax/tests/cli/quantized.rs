@@ -91,6 +91,74 @@ fn quantising_on_load_gives_the_logits_of_the_quantised_model_and_is_said() {
     }
 }
 
+/// The nearest of all that 8-bit floats can say beside the power of two that suits the largest of 32 values.
+fn rounded(values: &[f32]) -> Vec<f32> {
+    let floats: Vec<f64> = (0..127)
+        .map(|code| match (code / 8, code % 8) {
+            (0, mantissa) => f64::from(mantissa) / 512.0,
+            (exponent, mantissa) => f64::from(8 + mantissa) * 2f64.powi(exponent - 10),
+        })
+        .collect();
+    let largest = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let power = (-60..60).map(|power| 2f64.powi(power)).find(|power| f64::from(largest) <= 448.0 * power);
+    let power = power.unwrap();
+    let nearest = |value: &f32| {
+        let error = |float: &f64| (float * power - f64::from(value.abs())).abs();
+        let float = floats.iter().min_by(|a, b| error(a).total_cmp(&error(b))).unwrap();
+        (float * power) as f32 * value.signum()
+    };
+    values.iter().map(nearest).collect()
+}
+
+/// Against a checkpoint whose matrices were rounded here.
+#[test]
+fn eight_bit_floats_give_the_logits_of_the_rounded_model_and_take_33_bytes_for_32_values() {
+    let path = fixtures().join("llama");
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(path.join("config.json"), folder.path().join("config.json")).unwrap();
+    let mut file = fs::read(path.join("model.safetensors")).unwrap();
+    let header = usize::try_from(u64::from_le_bytes(file[..8].try_into().unwrap())).unwrap();
+    let tensors: serde_json::Value = serde_json::from_slice(&file[8..8 + header]).unwrap();
+    let mut values = 0;
+    for tensor in tensors.as_object().unwrap().values().filter(|tensor| tensor["shape"][1].is_u64()) {
+        assert_eq!(tensor["dtype"], "F32");
+        let [from, to] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap() as usize + 8 + header);
+        for block in file[from..to].chunks_exact_mut(32 * 4) {
+            let bytes: Vec<u8> =
+                rounded(&floats(block)).iter().flat_map(|value| value.to_le_bytes()).collect();
+            block.copy_from_slice(&bytes);
+        }
+        values += (to - from) / 4;
+    }
+    fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    let golden = logits(folder.path(), &[]);
+    assert!(distance(&logits(&path, &[]), &golden, 128) > 5e-2, "what is lost shows");
+    let got = logits(&path, &["--activations", "float", "--kv-dtype", "f32", "--quant", "fp8"]);
+    let error = distance(&got, &golden, 128);
+    assert!(error <= 1e-5, "{error:e}");
+    let plan = |flags: &[&str]| {
+        let plan = fornax(["plan", path.to_str().unwrap(), "--json"].iter().chain(flags)).json();
+        let landed = plan["weights"].as_array().unwrap().iter().filter(|some| some["computed"] == "MXFP8");
+        let landed: u64 = landed.map(|some| some["values"].as_u64().unwrap()).sum();
+        (landed as usize, plan["devices"][0]["bytes"]["weights"].as_u64().unwrap())
+    };
+    let ((none, before), (all, after)) = (plan(&[]), plan(&["--quant", "fp8"]));
+    assert_eq!((none, all), (0, values));
+    assert!(after * 100 < before * 29, "{before} bytes and then {after}");
+}
+
+/// Keys and values lose more in 8-bit floats than in 8-bit integers, and those more than in f16.
+#[test]
+fn keys_and_values_are_stored_as_they_are_asked_for() {
+    let path = fixtures().join("llama");
+    let exact = logits(&path, &[]);
+    let errors = ["f16", "q8_0", "fp8"]
+        .map(|dtype| distance(&logits(&path, &["--activations", "float", "--kv-dtype", dtype]), &exact, 128));
+    assert!(0.0 < errors[0] && errors[0] < errors[1] && errors[1] < errors[2], "{errors:?}");
+    // Seven bits of mantissa fewer than f16 has: 2^7 times its error, and the same again for how the largest ones fall.
+    assert!(errors[2] < 256.0 * errors[0], "{errors:?}");
+}
+
 #[test]
 fn what_cannot_be_quantised_or_read_is_said() {
     let gguf = fixtures().join("llama.gguf");

@@ -508,6 +508,34 @@ fn bytes_are_counted_by_purpose_as_the_plan_counts_them() {
 }
 
 #[test]
+fn eight_bit_floats_are_kept_by_every_card_and_codes_are_refused_by_name() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: 64 };
+    let spec = |dtype| KvSpec { groups: vec![group.clone()], dtype };
+    let error = cuda.alloc_kv(&spec(KvDType::Q8_0)).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported { what, .. } if what.contains("q8_0")), "{error}");
+    // Keys and values of 32 tokens, each head with its power of two.
+    let sizes = CudaSizes::new(&options());
+    assert_eq!(sizes.page_bytes(&spec(KvDType::F8), &group), (2 * HEADS.kv * 32 * (HEADS.dim + 1)) as u64);
+    let mut model = Model::new(&cuda).unwrap();
+    let shared = |model: &mut Model, dtype: KvDType| {
+        model.kv = cuda.alloc_kv(&spec(dtype)).unwrap();
+        fake::with(|fake| fake.launched.clear());
+        model.step(&cuda, 1, 100).unwrap();
+        fake::with(|fake| {
+            let launched = fake.launched.iter().find(|launched| launched.kernel == "attention");
+            launched.expect("a step attends").shared
+        })
+    };
+    let (halves, floats) = (shared(&mut model, KvDType::F16), shared(&mut model, KvDType::F8));
+    // A tile in f16, of rows of 64 bytes and 16 between, and beside it as it is stored.
+    assert_eq!(floats - halves, 2 * 64 * (HEADS.dim as u32 + 1));
+    drop((model, cuda));
+    assert_clean("8-bit floats");
+}
+
+#[test]
 fn what_is_missing_is_said_before_anything_is_loaded() {
     let refused = |change: &dyn Fn(&mut fake::Fake)| {
         fake::willing();

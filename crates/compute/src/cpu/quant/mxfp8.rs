@@ -64,7 +64,7 @@ impl PackedFloat for Blocks {
             let block = group.add(pair / 16 * Self::PACKED_BYTES);
             let x = L::pairs(block.add(pair % 16 / 2 * 64));
             // As the bits of bf16, too small by the difference of the biases.
-            let x = if pair % 2 == 0 {
+            let x = if pair.is_multiple_of(2) {
                 L::or_masked(L::and(L::shl::<4>(x), 0x07f0), L::shl::<8>(x), 0x8000)
             } else {
                 L::or_masked(L::and(L::shr::<4>(x), 0x07f0), x, 0x8000)
