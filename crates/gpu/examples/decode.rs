@@ -1,8 +1,8 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
-//! [eager] [kv_fp8]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1;
-//! keys and values are f16, or 8-bit floats. Prints how
-//! long loading took, each kind of operation alone for one token and several, prompts and steps of many streams, and the whole
-//! step of one, with the bytes that it moves.
+//! [eager] [kv_fp8] [operations=N] [prompt=N] [streams=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16,
+//! q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading took, each kind of
+//! operation alone for one token and several, prompts and steps of many streams, and the whole step of one, with the bytes that
+//! it moves; where numbers of tokens are named, those alone, as a profiler wants them.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
@@ -159,7 +159,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     })?;
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
     let kv_dtype = if folder.iter().any(|word| word == "kv_fp8") { KvDType::F8 } else { KvDType::F16 };
-    run(&cuda, shape, (usual, head, more), (context, kv_dtype))?;
+    let only = folder.iter().filter_map(|word| word.split_once('=')).collect::<Vec<_>>();
+    run(&cuda, shape, (usual, head, more), (context, kv_dtype, &only))?;
     Ok(())
 }
 
@@ -167,7 +168,7 @@ fn run(
     cuda: &Cuda,
     shape: Shape,
     (usual, head, more): (DType, DType, DType),
-    (context, kv_dtype): (usize, KvDType),
+    (context, kv_dtype, only): (usize, KvDType, &[(&str, &str)]),
 ) -> Result<(), Box<dyn std::error::Error>> {
     let largest = head.bytes_for(shape.vocab * shape.hidden).expect("whole blocks");
     let pool = Pool::new(largest.max(usual.bytes_for(2 * shape.ffn * shape.hidden).expect("whole blocks")));
@@ -255,16 +256,24 @@ fn run(
         pages,
     };
     let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: kv_dtype })?;
-    for tokens in MEASURED {
+    let chosen = |name: &str, all: &[usize]| -> Vec<usize> {
+        let named = only.iter().filter(|(word, _)| *word == name);
+        let named = named.filter_map(|(_, number)| number.parse().ok()).collect();
+        if only.is_empty() { all.to_vec() } else { named }
+    };
+    for tokens in chosen("operations", &MEASURED) {
         operations(cuda, &mut model, &mut kv, tokens)?;
     }
-    for tokens in PROMPTS {
+    for tokens in chosen("prompt", &PROMPTS) {
         let ms = whole(cuda, &mut model, &mut kv, &prompt_batch(tokens))?;
         println!("prompt of {tokens}: {ms:.3} ms on the device: {:.0} tokens/s", tokens as f32 / ms * 1e3);
     }
-    for streams in STREAMS {
+    for streams in chosen("streams", &STREAMS) {
         let ms = whole(cuda, &mut model, &mut kv, &streams_batch(streams))?;
         println!("{streams} streams: {ms:.3} ms on the device: {:.0} tokens/s", streams as f32 / ms * 1e3);
+    }
+    if !only.is_empty() {
+        return Ok(());
     }
 
     let hot = Sampling { temperature: 0.8, ..Sampling::default() };

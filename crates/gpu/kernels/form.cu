@@ -4,9 +4,8 @@
 // gemm.cu: (64 columns, room, 128 bytes), in the order of columns that weights are unpacked in (quant/tile.cuh), swizzled.
 #include "form.cuh"
 
-#define KEPT 2  // times 128 columns that a warp keeps; what is more is read again
-
-template <bool FOURS>
+// KEPT times 128 columns stay with a warp; what is more is read again.
+template <bool FOURS, int KEPT>
 DEVICE void form(const float* x, const float* norm, float eps, int columns, const Step& step, int wanted, int first, u8* values,
                  float* factors, int room) {
     __shared__ float squares[2048];  // as many as the longest row has
@@ -71,11 +70,16 @@ DEVICE void form(const float* x, const float* norm, float eps, int columns, cons
     }
     if (threadIdx.x == 0) factors[row] = row_unscale(most);
 }
-KERNEL __launch_bounds__(1024, 2) form_fours(const float* x, const float* norm, float eps, int columns, Step step, int wanted,
-                                          int first, u8* values, float* factors, int room) {
-    form<true>(x, norm, eps, columns, step, wanted, first, values, factors, room);
+KERNEL __launch_bounds__(512, 4) form_fours(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
+                                            u8* values, float* factors, int room) {
+    form<true, 2>(x, norm, eps, columns, step, wanted, first, values, factors, room);
 }
-KERNEL __launch_bounds__(1024, 2) form_any(const float* x, const float* norm, float eps, int columns, Step step, int wanted,
-                                        int first, u8* values, float* factors, int room) {
-    form<false>(x, norm, eps, columns, step, wanted, first, values, factors, room);
+// Few rows: more threads for each.
+KERNEL __launch_bounds__(1024, 1) form_few(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
+                                           u8* values, float* factors, int room) {
+    form<true, 5>(x, norm, eps, columns, step, wanted, first, values, factors, room);
+}
+KERNEL __launch_bounds__(1024, 2) form_any(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
+                                           u8* values, float* factors, int room) {
+    form<false, 2>(x, norm, eps, columns, step, wanted, first, values, factors, room);
 }

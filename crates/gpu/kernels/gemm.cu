@@ -9,6 +9,7 @@
 // add what they have through each other's shared memory (SPLIT).
 // Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only what they let through.
 #include QUANT
+#include "bulk.cuh"
 #include "form.cuh"
 #include "result.cuh"
 #include "wgmma.cuh"
@@ -31,54 +32,6 @@ struct Inputs {
 #define PASSED 16       // sums of a lane that warpgroups pass to each other at once
 
 #if __CUDA_ARCH__ >= 900
-DEVICE u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEVICE void barrier_init(u64* barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(count) : "memory");
-}
-DEVICE void barrier_wait(u64* barrier, u32 parity) {
-    asm volatile("{.reg .pred done;\nagain: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;}"
-                 ::"r"(shared_at(barrier)), "r"(parity) : "memory");
-}
-DEVICE void barrier_arrive(u64* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
-}
-// Arrives, and expects so many bytes to be copied.
-DEVICE void barrier_expect(u64* barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)), "r"(bytes) : "memory");
-}
-DEVICE void copy_bulk(u32 to, const u8* from, u32 bytes, u64* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(shared_at(barrier)) : "memory");
-}
-#if SPLIT
-DEVICE float4 load_from_block(const float4* at, int rank) {
-    float4 v;
-    asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %4, %5;\nld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [there];}"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(shared_at(at)), "r"(rank) : "memory");
-    return v;
-}
-#endif
-// One step of 16 rows.
-template <class Bytes> DEVICE void copy_step(const Part& part, long step, u32 to, u64* barrier) {
-    const int codes = Bytes::HIGH, high = Bytes::SCALES - Bytes::HIGH, scales = Bytes::MINS - Bytes::SCALES;
-    const int mins = Bytes::BYTES - Bytes::MINS;
-    copy_bulk(to, part.codes + step * codes, codes, barrier);
-    if (high) copy_bulk(to + Bytes::HIGH, part.high + step * high, high, barrier);
-    if (scales) copy_bulk(to + Bytes::SCALES, part.scales + step * scales, scales, barrier);
-    if (mins) copy_bulk(to + Bytes::MINS, part.mins + step * mins, mins, barrier);
-}
-
-// A place in a ring: which stage, and whether it has come round an odd number of times.
-template <int STAGES> struct Turn {
-    u32 stage = 0, parity = 0;
-    DEVICE_METHOD void move() {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 struct Barriers {
     u64 full_a[STAGES_A], empty_a[STAGES_A], full_b[STAGES_B], empty_b[STAGES_B];
 };

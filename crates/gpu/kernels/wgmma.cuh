@@ -18,6 +18,8 @@ template <int GROUPS> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.
 #define OUT_16(d, i) OUT_4(d, i), OUT_4(d, i + 4), OUT_4(d, i + 8), OUT_4(d, i + 12)
 #define OUT_32(d, i) OUT_16(d, i), OUT_16(d, i + 16)
 #define OUT_64(d, i) OUT_32(d, i), OUT_32(d, i + 32)
+#define REGISTERS_4 "%0,%1,%2,%3"
+#define REGISTERS_8 REGISTERS_4 ",%4,%5,%6,%7"
 #define REGISTERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define REGISTERS_32 REGISTERS_16 "," "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define REGISTERS_48 REGISTERS_32 "," "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
@@ -39,6 +41,8 @@ template <int N> struct Wgmma;
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"(adds));                             \
         }                                                                                                                    \
     };
+WGMMA(8, REGISTERS_4, "%4", "%5", "%6", "%7", "%8", "%9", OUT_4(d, 0))
+WGMMA(16, REGISTERS_8, "%8", "%9", "%10", "%11", "%12", "%13", OUT_4(d, 0), OUT_4(d, 4))
 WGMMA(32, REGISTERS_16, "%16", "%17", "%18", "%19", "%20", "%21", OUT_16(d, 0))
 WGMMA(64, REGISTERS_32, "%32", "%33", "%34", "%35", "%36", "%37", OUT_32(d, 0))
 WGMMA(96, REGISTERS_48, "%48", "%49", "%50", "%51", "%52", "%53", OUT_32(d, 0), OUT_16(d, 32))

@@ -410,7 +410,7 @@ impl Memory for Cuda {
         land(parts, Content::Values, |parts| {
             let weight = Weight::new(&self.arena, &self.sizes, parts)?;
             for part in &weight.parts {
-                crate::ops::programs(part, self.device.shared_max)
+                crate::ops::programs(part, self.device.shared_max, !self.takes_many(2))
                     .into_iter()
                     .chain(self.programs_many(part))
                     .for_each(|key| self.programs.prepare(key));

@@ -32,6 +32,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "float8.cuh",
     "kv.cuh",
     "wgmma.cuh",
+    "bulk.cuh",
     "quant/tile.cuh",
     "quant/blocks32.cuh",
     "quant/superblocks.cuh",
@@ -61,6 +62,7 @@ const UNITS: &[(&str, &str)] = kernels![
     "experts.cu",
     "form.cu",
     "gemm.cu",
+    "gemm_few.cu",
     "gemv.cu",
     "gemv_f32.cu",
     "glu.cu",
@@ -217,7 +219,7 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        if name.starts_with("gemv_") || name == "gemm" || name.starts_with("attention") || name == "draw" {
+        if name.starts_with("gem") || name.starts_with("attention") || name == "draw" {
             function.allow_shared(&self.device)?;
         }
         if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
@@ -250,7 +252,7 @@ mod tests {
     use crate::driver::NVRTC;
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
-    use crate::ops::{attention_program, every_gemm, programs, storage};
+    use crate::ops::{attention_program, every_gemm, few_programs, programs, storage};
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
     const FORMATS: [Format; 14] = [
@@ -298,13 +300,15 @@ mod tests {
                     // The widest of each have the most registers.
                     let some = usize::from(format != Format::Q4_K) * (every.len() - 1);
                     keys.extend_from_slice(&every[some..]);
+                    let few = few_programs(&part, 128, (132, 219 << 10));
+                    keys.extend_from_slice(&few[few.len() - 1..]);
                 }
             }
             // A weight of many rows and one of few: their products differ in how far ahead they read.
             for rows in [3584, 151_936] {
                 let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };
                 keys.extend(
-                    programs(&part, 96 << 10)
+                    programs(&part, 96 << 10, true)
                         .into_iter()
                         .filter(|key| !keys.contains(key))
                         .collect::<Vec<_>>(),

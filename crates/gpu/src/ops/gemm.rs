@@ -5,6 +5,7 @@
 
 use fornax_compute::{Error, Rows};
 
+use super::gemm_few;
 use super::gemv::{Inputs, Product, slices};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
@@ -15,8 +16,8 @@ use crate::step::DeviceStep;
 
 /// The chip that has the instruction.
 const CAPABILITY: i32 = 90;
-/// From so many rows on these products are faster than those of gemv.cu.
-const ROWS_MIN: usize = 65;
+/// From so many rows on these products, or those of few rows (`gemm_few.rs`), are faster than those of gemv.cu.
+const ROWS_MIN: usize = 2;
 /// Rows of a weight that a block has, and its threads.
 const BLOCK_ROWS: usize = 128;
 const THREADS: u32 = 384;
@@ -24,10 +25,10 @@ const THREADS: u32 = 384;
 const WIDTHS: [usize; 4] = [64, 128, 192, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
 /// And where a cluster's blocks have a slice each.
-const WIDTHS_SPLIT: [usize; 2] = [64, 128];
-/// Blocks of a cluster at most, and in how many clusters' blocks multiprocessors are dealt out.
+const WIDTHS_SPLIT: [usize; 4] = [64, 128, 192, 256];
+/// Blocks of a cluster at most, and how many an H200 runs at once (15 clusters of 8, 30 of 4): a cluster is not spread.
 const CLUSTER_MAX: usize = 8;
-const CLUSTERED: usize = 128;
+pub(super) const CLUSTERED: usize = 120;
 const STAGES_MAX: usize = 8;
 /// Sums that a lane of a block with gates passes on at once, of half of its own; and bytes for all lanes'.
 const PASSED: usize = 16;
@@ -146,7 +147,7 @@ pub(crate) fn programs(
 ) -> Vec<Key> {
     let mut keys = Vec::new();
     // Each number of rows has its shape; these are those of whole batches and chunks.
-    let rows = [96, 128, 192, 256, 512, 1024, 2048, 4096, 8192];
+    let rows = [192, 256, 512, 1024, 2048, 4096, 8192];
     for limit in rows.into_iter().filter(|&rows| rows <= rows_max) {
         for gates in
             [false, true].into_iter().filter(|&gates| !gates || part.rows.is_multiple_of(2 * TILE_ROWS))
@@ -185,8 +186,8 @@ pub(super) struct Gemm {
 }
 
 impl Cuda {
-    /// Whether products of so many rows are made here.
-    pub(super) fn takes_many(&self, rows: usize) -> bool {
+    /// Whether products of so many rows are made here, or as those of few rows.
+    pub(crate) fn takes_many(&self, rows: usize) -> bool {
         self.device.found.capability == CAPABILITY && rows >= ROWS_MIN
     }
 
@@ -196,13 +197,17 @@ impl Cuda {
             return Vec::new();
         }
         let device = (self.device.multiprocessors as usize, self.device.shared_max);
-        programs(part, self.options().tokens_max, device)
+        let few = gemm_few::programs(part, self.options().tokens_max, device);
+        few.into_iter().chain(programs(part, self.options().tokens_max, device)).collect()
     }
 
     /// Launches a product.
     pub(super) fn multiply_many(&self, gemm: &Gemm) -> Result<(), Error> {
         let Gemm { operation, part, device_part, step, rows, inputs, product } = *gemm;
         let limit = inputs.limit.cast_unsigned() as usize;
+        if self.takes_few(&part, product.pairs > 0, limit) {
+            return self.multiply_few(gemm);
+        }
         let multiprocessors = self.device.multiprocessors as usize;
         let device = (multiprocessors, self.device.shared_max);
         let shape = Shape::of(&part, product.pairs > 0, limit, device);

@@ -7,6 +7,7 @@ use fornax_compute::{Error, Rows};
 use super::fits;
 use super::fuse::Pending;
 use super::gemm::{Gemm, room_for};
+use super::gemm_few::ROWS_MAX as ROWS_FEW;
 use crate::arena::Piece;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
@@ -32,6 +33,8 @@ const EACH_MAX: usize = 20;
 const STAGES_MAX: usize = 6;
 /// Bytes of weights on their way that a multiprocessor is given at most: more delay the next kernel's first ones.
 const AHEAD_BYTES: usize = 96 << 10;
+/// Rows that blocks of 1024 threads bring into form: one for each multiprocessor.
+const FORM_FEW: usize = 128;
 /// The most rows of activations of a product.
 const PASS_ROWS_MAX: usize = 1024;
 /// And of a block.
@@ -106,7 +109,10 @@ pub(crate) struct Gemv {
 impl Cuda {
     /// Whether the kernel of a product can do the gated activation of what it yields.
     pub(super) fn gates(&self, gemv: &Gemv) -> bool {
-        gemv.many || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
+        let limit = gemv.inputs.limit.cast_unsigned() as usize;
+        // Of few rows those of several slices are gated apart.
+        let many = gemv.many && (limit > ROWS_FEW || self.takes_few(&gemv.part, true, limit));
+        many || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
     }
 }
 
@@ -242,13 +248,14 @@ impl Shape {
     }
 }
 
-/// The programs that products with a part are made of: for one stream and for several.
-pub(crate) fn programs(part: &WeightPart, room: usize) -> Vec<Key> {
+/// The programs that products with a part are made of: for one stream, and for several where these kernels do those.
+pub(crate) fn programs(part: &WeightPart, room: usize, does_several: bool) -> Vec<Key> {
     if part.format == Format::F32 {
         return vec![Key::plain("gemv_f32.cu")];
     }
     let one = [false, true].map(|gates| Some((Shape::one(part, gates, room)?, gates)));
-    let several = [8, 16, 32, 64].map(|limit| Some((Shape::several(part, limit, room), false)));
+    let several =
+        [8, 16, 32, 64].map(|limit| does_several.then(|| (Shape::several(part, limit, room), false)));
     let mut keys = Vec::new();
     for (shape, gates) in one.into_iter().chain(several).flatten() {
         let key = shape.program(part, gates);
@@ -353,7 +360,13 @@ impl Cuda {
         (columns, many): (usize, bool),
         inputs: &Inputs,
     ) -> Result<(), Error> {
-        let name = if columns.is_multiple_of(4) { "form_fours" } else { "form_any" };
+        let few = inputs.limit.cast_unsigned() as usize <= FORM_FEW;
+        let (name, threads) = match columns.is_multiple_of(4) {
+            true if few => ("form_few", 1024),
+            // Several rows share a multiprocessor.
+            true => ("form_fours", 512),
+            false => ("form_any", 1024),
+        };
         let function = self.programs.function(&Key::plain("form.cu"), name)?;
         let device_step = self.device_step(slot);
         let limit = inputs.limit.cast_unsigned() as usize;
@@ -369,8 +382,8 @@ impl Cuda {
             Arg::Pointer(inputs.factors),
             Arg::Int(if many { int(room_for(limit)) } else { 0 }),
         ];
-        // A warp for each 128 columns; of many rows several share a multiprocessor.
-        let threads = row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(if many { 512 } else { 1024 });
+        // A warp for each 128 columns.
+        let threads = row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(threads);
         self.launch(operation, function, [limit, 1, 1], (threads, 0), &args)
     }
 

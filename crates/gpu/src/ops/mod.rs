@@ -5,6 +5,7 @@ mod attention_f32;
 mod experts;
 mod fuse;
 mod gemm;
+mod gemm_few;
 mod gemv;
 mod low_rank;
 mod rows;
@@ -15,6 +16,8 @@ pub(crate) use attention::{program as attention_program, storage};
 pub(crate) use fuse::Fuse;
 #[cfg(test)]
 pub(crate) use gemm::every_program as every_gemm;
+#[cfg(test)]
+pub(crate) use gemm_few::programs as few_programs;
 pub(crate) use gemv::{Scratch, programs};
 
 use fornax_compute::Error;

@@ -1,0 +1,256 @@
+// out[r][n] = sum over k of x[r][k] * weight[n][k] for few rows r (up to WIDTH, all at once), by wgmma as in gemm.cu. Hopper only.
+//
+// What takes time is reading the weight, so every block has as many of its rows as every other: a share of all tiles of 16
+// rows (of pairs, where rows are gates), TILES of them at a time at most. A warp has a tile: WARPGROUPS warpgroups multiply, and
+// where tiles are fewer than their warps, the last ones do the last tile again. Of one more warpgroup one warp copies
+// weights, a step of all tiles at once, and another activations, PIECES times 64 columns at once.
+// Sums are those of gemv.cu in the same order, and have the same bits: where there are several slices (SLICES), the blocks of a
+// cluster have one each of the same tiles and add what they have through each other's shared memory.
+// Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only what they let through.
+#include QUANT
+#include "bulk.cuh"
+#include "form.cuh"
+#include "result.cuh"
+#include "wgmma.cuh"
+
+struct Inputs {
+    const u8* values;      // (64 columns, rows, 128 bytes)
+    const float* factors;  // (rows) what a row's sums are multiplied by
+    int first, limit;      // the first row of the step that it holds, and how many it holds at most
+    int rows;              // that it has room for: a multiple of 8
+    int units;             // tiles of 16 rows, or of gates
+    int pad[2];
+};
+
+#define WARPS (WARPGROUPS * 4)  // that multiply
+#define UNIT (GATES ? 2 : 1)
+#define OUTPUTS (WIDTH / 2)  // sums of a lane: 16 rows x WIDTH of a warp
+#define PIECES (WIDTH < 64 ? 2 : 1)
+#define STAGE_A (TILES * Quant::Bytes::BYTES)
+#define STAGE_B (PIECES * WIDTH * 128)
+#define ENDED (OUTPUTS / 2)              // sums of a lane's that it ends, where others are gates'
+#define PASSED (ENDED < 8 ? ENDED : 8)   // and that it passes on at once
+// Registers are dealt out anew: to those that copy, and to those that multiply.
+#define REGISTERS_COPY (WARPGROUPS == 2 || WARPGROUPS == 5 ? 40 : 32)
+#define REGISTERS_MULTIPLY (WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : WARPGROUPS == 4 ? 112 : 88)
+
+#if __CUDA_ARCH__ >= 900
+struct Barriers {
+    u64 full_a[STAGES_A], empty_a[STAGES_A], full_b[STAGES_B], empty_b[STAGES_B];
+};
+
+// The warps that multiply wait for each other.
+DEVICE void multipliers_wait() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory"); }
+
+KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step step, int wanted, Inputs in, Result out) {
+    // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed. Sums of slices take their place.
+    extern __shared__ u8 room[];
+    __shared__ Barriers barriers;
+    __shared__ float factors[WIDTH];
+    const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES_A; i++) {
+            barrier_init(barriers.full_a + i, 1);
+            barrier_init(barriers.empty_a + i, WARPS);
+        }
+        for (int i = 0; i < STAGES_B; i++) {
+            barrier_init(barriers.full_b + i, 1);
+            barrier_init(barriers.empty_b + i, WARPS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    const u32 steps = part.groups * 128 / Quant::STEP, slice = blockIdx.z;
+    const u32 begin = slice * steps / SLICES, end = (slice + 1) * steps / SLICES;
+    // This block's share of all, and of it what is done at a time.
+    const int share_first = (long)blockIdx.x * in.units / gridDim.x, share = (long)(blockIdx.x + 1) * in.units / gridDim.x - share_first;
+    const int turns = (share + TILES / UNIT - 1) / (TILES / UNIT);
+    auto first_of = [&](int turn) { return share_first + turn * share / turns; };
+
+    if (warp >= WARPS) {
+#if WARPGROUPS > 1
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS_COPY));
+#endif
+        if (warp == WARPS) {
+            // A lane for each tile.
+            Turn<STAGES_A> at;
+            for (int turn = 0; turn < turns; turn++) {
+                const int units = first_of(turn + 1) - first_of(turn), other = GATES && lane >= units ? out.pairs - units : 0;
+                const long base = (long)(first_of(turn) + lane + other) * steps;
+                for (u32 s = begin; s < end; s++) {
+                    u64* full = barriers.full_a + at.stage;
+                    barrier_wait(barriers.empty_a + at.stage, at.parity ^ 1);
+                    if (lane == 0) barrier_expect(full, units * UNIT * Quant::Bytes::BYTES);
+                    __syncwarp();
+                    if (lane < units * UNIT)
+                        copy_step<Quant::Bytes>(part, base + s, ring_a + at.stage * STAGE_A + lane * Quant::Bytes::BYTES, full);
+                    at.move();
+                }
+            }
+        } else if (warp == WARPS + 1 && lane == 0) {
+            wait_for_inputs();
+            Turn<STAGES_B> at;
+            const u32 bytes = min(WIDTH, in.rows) * 128;
+            for (int turn = 0; turn < turns; turn++) {
+                for (u32 k = begin * (Quant::STEP / 64); k < end * (Quant::STEP / 64); k += PIECES) {
+                    u64* full = barriers.full_b + at.stage;
+                    barrier_wait(barriers.empty_b + at.stage, at.parity ^ 1);
+                    barrier_expect(full, PIECES * bytes);
+#pragma unroll
+                    for (int i = 0; i < PIECES; i++)
+                        copy_bulk(ring_b + at.stage * STAGE_B + i * (WIDTH * 128), in.values + (long)(k + i) * in.rows * 128, bytes, full);
+                    at.move();
+                }
+            }
+        }
+#if SLICES > 1
+        // All of a cluster's threads meet twice.
+        __syncwarp();
+        cluster_wait();
+        cluster_wait();
+#endif
+        return;
+    }
+
+#if WARPGROUPS > 1
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS_MULTIPLY));
+#endif
+    const u8* weights = room + (ring_a - shared_at(room));
+    const int count = min(step_rows(step, wanted) - in.first, in.limit);
+    Turn<STAGES_A> turn_a;
+    Turn<STAGES_B> turn_b;
+    wait_for_inputs();
+    // Powers of two: one product has the bits of `meant`.
+    for (int i = threadIdx.x; i < min(WIDTH, count); i += WARPS * WARP) factors[i] = __fmul_rn(in.factors[i], Quant::unscale(part));
+#pragma unroll 1
+    for (int turn = 0; turn < turns; turn++) {
+        const int first = first_of(turn), units = first_of(turn + 1) - first;
+        const u8* staged = weights + min(warp, units * UNIT - 1) * Quant::Bytes::BYTES;
+        if (turn + 1 == turns) let_next_start();
+        float acc[OUTPUTS];
+        u32 last = STAGES_B;  // a stage of activations that is free when the next product has begun
+#pragma unroll 1
+        for (u32 s = begin; s < end; s++) {
+            barrier_wait(barriers.full_a + turn_a.stage, turn_a.parity);
+            u64 columns = 0;
+            u32 before[4];
+            Quant::fragments(staged + turn_a.stage * STAGE_A, lane, [&](int k, const u32 a[4]) {
+                // Two at a time.
+                if (k % 2 == 0) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) before[i] = a[i];
+                    return;
+                }
+                const int within = k % (4 * PIECES);
+                if (within == 1) {
+                    barrier_wait(barriers.full_b + turn_b.stage, turn_b.parity);
+                    columns = wgmma_columns(ring_b + turn_b.stage * STAGE_B);
+                }
+                const u64 at = columns + within / 4 * (WIDTH * 8) + 2 * (within % 4 - 1);
+                wgmma_fence();
+                Wgmma<WIDTH>::multiply(acc, before, at, s != begin || k != 1);
+                Wgmma<WIDTH>::multiply(acc, a, at + 2, 1);
+                wgmma_commit();
+                // What comes next is unpacked while these two are under way.
+                wgmma_wait<1>();
+                if (within == 1) {
+                    if (last < STAGES_B && lane == 0) barrier_arrive(barriers.empty_b + last);
+                    last = turn_b.stage;
+                    turn_b.move();
+                }
+            });
+            __syncwarp();
+            if (lane == 0) barrier_arrive(barriers.empty_a + turn_a.stage);
+            turn_a.move();
+        }
+        wgmma_wait<0>();
+        if (last < STAGES_B && lane == 0) barrier_arrive(barriers.empty_b + last);
+        multipliers_wait();
+
+        // Sum i of a lane is of its tile's row g, or of the eighth below, and of this token.
+        auto token_of = [](int i, int t) { return i / 4 * 8 + t * 2 + i % 2; };
+        auto ended = [&](float sum, int token, float bias) { return __fadd_rn(__fmul_rn(sum, factors[token]), bias); };
+#if GATES
+        // A tile's gates and their counterparts are two warps'. Each ends half of the tokens and is passed what it has not.
+        const int side = warp >= units, below = out.pairs * 16;
+        const bool busy = warp < 2 * units;
+        const int row = (first + warp - side * units) * 16 + lane / 4;
+        float* passed = (float*)(room + (ring_a - shared_at(room)) + STAGES_A * STAGE_A) + lane;
+        float* own_place = passed + warp * PASSED * WARP;
+        const float* other_place = passed + (busy ? warp + (side ? -units : units) : warp) * PASSED * WARP;
+        float bias[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+        for (int h = 0; h < 4; h++)
+            if (out.bias && busy && row + h % 2 * 8 < below) bias[h / 2][h % 2] = out.bias[out.first + row + h % 2 * 8 + h / 2 * below];
+#pragma unroll
+        for (int j = 0; j < ENDED; j += PASSED) {
+#pragma unroll
+            for (int i = 0; i < PASSED; i++) own_place[i * WARP] = side ? acc[j + i] : acc[ENDED + j + i];
+            multipliers_wait();
+#pragma unroll
+            for (int i = 0; i < PASSED; i++) {
+                const float own = side ? acc[ENDED + j + i] : acc[j + i], other = other_place[i * WARP];
+                const int token = token_of(side ? ENDED + j + i : j + i, lane % 4), h = (side ? ENDED + j + i : j + i) / 2 % 2;
+                const float gate = ended(side ? other : own, token, h ? bias[0][1] : bias[0][0]);
+                const float value = __fmul_rn(silu(gate), ended(side ? own : other, token, h ? bias[1][1] : bias[1][0]));
+                if (busy && token < count && row + h * 8 < below) out.gated[(long)(in.first + token) * below + row + h * 8] = value;
+            }
+            multipliers_wait();
+        }
+#elif SLICES > 1
+        // A block has one turn: its rings are free. Each of the cluster's ends some of the sums, four at once.
+        float4* fours = (float4*)(room + (ring_b - shared_at(room)));
+#pragma unroll
+        for (int i = 0; i < OUTPUTS / 4; i++)
+            fours[i * (WARPS * WARP) + threadIdx.x] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+        cluster_wait();
+        const int lanes = units * WARP, all = OUTPUTS / 4 * lanes;
+        for (int at = slice * all / SLICES + threadIdx.x; at < (int)(slice + 1) * all / SLICES; at += WARPS * WARP) {
+            const int i = at / lanes, of = at % lanes, row = (first + of / WARP) * 16 + of % WARP / 4;
+            float4 parts[SLICES];
+#pragma unroll
+            for (int s = 0; s < SLICES; s++) parts[s] = load_from_block(fours + i * (WARPS * WARP) + of, s);
+            float4 sum = parts[0];
+#pragma unroll
+            for (int s = 1; s < SLICES; s++)
+                sum = make_float4(__fadd_rn(sum.x, parts[s].x), __fadd_rn(sum.y, parts[s].y), __fadd_rn(sum.z, parts[s].z),
+                                  __fadd_rn(sum.w, parts[s].w));
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int n = row + j / 2 * 8, token = token_of(4 * i + j, of % 4);
+                if (n >= part.rows || token >= count) continue;
+                float* to = out.values + (long)(in.first + token) * out.columns + out.first + n;
+                const float value = ended(j == 0 ? sum.x : j == 1 ? sum.y : j == 2 ? sum.z : sum.w, token, out.bias ? out.bias[out.first + n] : 0.0f);
+                *to = out.adds ? __fadd_rn(load_fresh(to), value) : value;
+            }
+        }
+        cluster_wait();
+#else
+        const int row = (first + warp) * 16 + lane / 4;
+        const bool busy = warp < units;
+        float bias[2] = {0.0f, 0.0f};
+        for (int h = 0; h < 2; h++)
+            if (out.bias && busy && row + h * 8 < part.rows) bias[h] = out.bias[out.first + row + h * 8];
+        const int left = busy ? count - lane % 4 * 2 : 0;
+        float* to = out.values + (long)(in.first + lane % 4 * 2) * out.columns + out.first + row;
+#pragma unroll
+        for (int j = 0; j < OUTPUTS; j += 4) {
+            // Loads before the first store.
+            float before[4];
+            auto near = [&](int i) { return to + i % 2 * (long)out.columns + i / 2 * 8; };
+            auto is = [&](int i) { return j * 2 + i % 2 < left && row + i / 2 * 8 < part.rows; };
+            if (out.adds) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) before[i] = is(i) ? *near(i) : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float value = ended(acc[j + i], token_of(j + i, lane % 4), bias[i / 2]);
+                if (is(i)) *near(i) = out.adds ? __fadd_rn(before[i], value) : value;
+            }
+            to += 8L * out.columns;
+        }
+#endif
+    }
+}
+#endif

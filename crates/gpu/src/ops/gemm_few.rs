@@ -1,0 +1,255 @@
+//! Products with few rows of activations, several streams at once, by the matrix units of Hopper (`kernels/gemm_few.cu`).
+//!
+//! Sums have the order that they have for one row, and the same bits.
+
+use fornax_compute::{Error, Rows};
+
+use super::gemm::{CLUSTERED, Gemm, room_for};
+use super::gemv::slices;
+use crate::cuda::Cuda;
+use crate::driver::Arg;
+use crate::memory::{WeightPart, int};
+use crate::program::Key;
+
+/// Rows of activations that a block may have, all of them.
+const WIDTHS: [usize; 6] = [8, 16, 32, 64, 96, 128];
+pub(super) const ROWS_MAX: usize = WIDTHS[WIDTHS.len() - 1];
+/// Tiles of 16 rows that a warpgroup has at once.
+const GROUP_TILES: usize = 4;
+const STAGES_MAX: usize = 8;
+/// Columns of activations that are copied at once are 64, or where rows are few twice as many.
+const WIDTH_WIDE: usize = 64;
+
+/// `Inputs` of gemm_few.cu.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Few {
+    values: u64,
+    factors: u64,
+    first: i32,
+    limit: i32,
+    rows: i32,
+    units: i32,
+    pad: [i32; 2],
+}
+
+/// How a product is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    slices: usize,
+    gates: bool,
+    /// Rows of activations.
+    width: usize,
+    /// Warpgroups that multiply.
+    groups: usize,
+    /// Tiles that a block has at once, at most.
+    tiles: usize,
+    /// Of weights, and of activations.
+    stages: [usize; 2],
+    /// Dynamic shared memory of a block.
+    shared: usize,
+    /// Tiles of 16 rows, or of gates; and blocks that share them out.
+    units: usize,
+    blocks: usize,
+}
+
+impl Shape {
+    /// For so many rows of activations; `None` where they are too many, or nothing fits.
+    fn of(
+        part: &WeightPart,
+        gates: bool,
+        limit: usize,
+        (multiprocessors, room): (usize, usize),
+    ) -> Option<Shape> {
+        let width = WIDTHS.into_iter().find(|&width| limit <= width)?;
+        let slices = slices(part);
+        // Gates of several slices are multiplied and gated apart.
+        if gates && (slices > 1 || !part.row_tiles().is_multiple_of(2)) {
+            return None;
+        }
+        let sides = if gates { 2 } else { 1 };
+        let units = part.row_tiles() / sides;
+        let at_once = match slices {
+            1 => multiprocessors,
+            _ => CLUSTERED.min(multiprocessors) / slices,
+        };
+        // Sums take registers.
+        let groups_max = match (width, slices) {
+            (0..=WIDTH_WIDE, _) => 5,
+            (_, 1) => 3,
+            _ => 4,
+        };
+        let most = (1..=groups_max * GROUP_TILES / sides)
+            .rev()
+            .find(|&units| Shape::stages(part, gates, (width, units * sides), room).is_some())?;
+        // As few turns as there can be, all of the same length; a block that has a slice has one.
+        let blocks = units.min(at_once.max(1));
+        let share = units.div_ceil(blocks);
+        let each = share.div_ceil(share.div_ceil(most));
+        let blocks = if slices == 1 { blocks } else { units.div_ceil(each) };
+        let tiles = each * sides;
+        let (stages, shared) = Shape::stages(part, gates, (width, tiles), room)?;
+        let groups = tiles.div_ceil(GROUP_TILES);
+        let sums = if slices > 1 { 1024 + groups * GROUP_TILES * 64 * width } else { 0 };
+        let shared = shared.max(sums);
+        (shared <= room).then_some(Shape {
+            slices,
+            gates,
+            width,
+            groups,
+            tiles,
+            stages,
+            shared,
+            units,
+            blocks,
+        })
+    }
+
+    /// Stages of weights and of activations, and the shared memory for them: two and more of so many tiles.
+    fn stages(
+        part: &WeightPart,
+        gates: bool,
+        (width, tiles): (usize, usize),
+        room: usize,
+    ) -> Option<([usize; 2], usize)> {
+        let weights = tiles * part.format.step_bytes();
+        let pieces = if width < WIDTH_WIDE { 2 } else { 1 };
+        let activations = pieces * width * 128;
+        // Where rows of eight begin; what is passed.
+        let passed = tiles.next_multiple_of(GROUP_TILES) * (width / 4).min(8) * 128;
+        let fixed = 1024 + if gates { passed } else { 0 };
+        let room = room.checked_sub(fixed + 2 * weights)?;
+        // Weights have what activations leave.
+        let ahead = (room / activations).min(if pieces == 2 { 3 } else { 4 });
+        if ahead < 2 {
+            return None;
+        }
+        let more = (room - ahead * activations) / weights;
+        let stages = [(2 + more).min(STAGES_MAX), ahead];
+        // And those what weights leave.
+        let rest = room + 2 * weights - stages[0] * weights;
+        let stages = [stages[0], (rest / activations).min(STAGES_MAX)];
+        Some((stages, fixed + stages[0] * weights + stages[1] * activations))
+    }
+
+    fn program(&self, part: &WeightPart) -> Key {
+        let mut key = Key::quant("gemm_few.cu", part.format);
+        key.defines.extend([
+            format!("WIDTH={}", self.width),
+            format!("WARPGROUPS={}", self.groups),
+            format!("TILES={}", self.tiles),
+            format!("SLICES={}", self.slices),
+            format!("GATES={}", i32::from(self.gates)),
+            format!("STAGES_A={}", self.stages[0]),
+            format!("STAGES_B={}", self.stages[1]),
+        ]);
+        key
+    }
+}
+
+/// The programs that products with a part are made of, for steps of up to so many rows.
+pub(crate) fn programs(part: &WeightPart, rows_max: usize, device: (usize, usize)) -> Vec<Key> {
+    let mut keys = Vec::new();
+    for (at, width) in WIDTHS.into_iter().enumerate() {
+        // Widths that steps of so many rows need.
+        if at > 0 && WIDTHS[at - 1] >= rows_max {
+            break;
+        }
+        for gates in [false, true] {
+            let shape = Shape::of(part, gates, width, device);
+            keys.extend(shape.map(|shape| shape.program(part)).filter(|key| !keys.contains(key)));
+        }
+    }
+    keys
+}
+
+impl Cuda {
+    /// Whether a product with so many rows has this kernel.
+    pub(super) fn takes_few(&self, part: &WeightPart, gates: bool, limit: usize) -> bool {
+        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+        Shape::of(part, gates, limit, device).is_some()
+    }
+
+    /// Launches a product, where it has this kernel.
+    pub(super) fn multiply_few(&self, gemm: &Gemm) -> Result<(), Error> {
+        let Gemm { operation, part, device_part, step, rows, inputs, product } = *gemm;
+        let limit = inputs.limit.cast_unsigned() as usize;
+        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+        let shape = Shape::of(&part, product.pairs > 0, limit, device).expect("asked before");
+        let function = self.programs.function(&shape.program(&part), "gemm_few")?;
+        let few = Few {
+            values: inputs.values,
+            factors: inputs.factors,
+            first: inputs.first,
+            limit: inputs.limit,
+            rows: int(room_for(limit)),
+            units: int(shape.units),
+            pad: [0; 2],
+        };
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_part)),
+            Arg::Struct(bytemuck::bytes_of(&step)),
+            Arg::Int(i32::from(rows == Rows::Wanted)),
+            Arg::Struct(bytemuck::bytes_of(&few)),
+            Arg::Struct(bytemuck::bytes_of(&product)),
+        ];
+        let shared = u32::try_from(shape.shared).expect("at most what a block has");
+        let threads = u32::try_from((shape.groups + 1) * 128).expect("at most 768");
+        let grid = [shape.blocks, 1, shape.slices];
+        self.launch_clusters(operation, function, grid, (threads, shared, shape.slices), &args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Format, PLANES};
+
+    const DEVICE: (usize, usize) = (132, 219 << 10);
+
+    fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+    }
+
+    #[test]
+    fn blocks_have_equal_shares_of_a_weight_and_all_run_at_once() {
+        let check = |shape, gates, limit, wanted| {
+            let shape = Shape::of(&part(Format::BF16, shape), gates, limit, DEVICE).unwrap();
+            let Shape { slices, groups, tiles, blocks, .. } = shape;
+            assert_eq!((slices, groups, tiles, blocks), wanted, "{shape:?}, {limit} rows, gates {gates}");
+        };
+        check((4608, 3584), false, 64, (4, 3, 10, 29));
+        check((3584, 3584), false, 64, (4, 2, 8, 28));
+        check((3584, 18_944), false, 64, (8, 4, 15, 15));
+        check((37_888, 3584), true, 64, (1, 5, 18, 132));
+        check((37_888, 3584), true, 128, (1, 3, 10, 132));
+    }
+
+    #[test]
+    fn every_shape_fits_a_block_and_reads_ahead() {
+        for format in [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1] {
+            for rows in [16, 512, 9728, 16_000, 37_888, 152_064] {
+                for columns in [256, 1024, 3584, 8192, 18_944] {
+                    for gates in [false, true] {
+                        for limit in [2, 8, 17, 64, 65, 128] {
+                            let part = part(format, (rows, columns));
+                            let shape = Shape::of(&part, gates, limit, DEVICE);
+                            if gates && (rows == 16 || slices(&part) > 1) {
+                                continue;
+                            }
+                            let shape = shape
+                                .unwrap_or_else(|| panic!("{format:?} {rows} x {columns}, {limit} rows"));
+                            assert!(shape.shared <= DEVICE.1, "{format:?} {rows} x {columns}: {shape:?}");
+                            assert!(shape.stages.into_iter().all(|stages| stages >= 2), "{shape:?}");
+                            assert_eq!(shape.slices, slices(&part));
+                            let unit = if gates { 2 } else { 1 };
+                            let share = shape.units.div_ceil(shape.blocks);
+                            assert!(shape.slices == 1 || share * unit <= shape.tiles, "{shape:?}");
+                            assert!(shape.tiles <= shape.groups * GROUP_TILES && shape.blocks <= shape.units);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
