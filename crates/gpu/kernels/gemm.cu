@@ -31,7 +31,7 @@ struct Inputs {
 #define GROUP (2048 / WIDTH)  // tiles of activations that stay in the cache: 15 MB of 3584 columns
 #define PASSED 16       // sums of a lane that warpgroups pass to each other at once
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ == 900
 struct Barriers {
     u64 full_a[STAGES_A], empty_a[STAGES_A], full_b[STAGES_B], empty_b[STAGES_B];
 };

@@ -34,7 +34,7 @@ struct Inputs {
 #define REGISTERS_COPY (WARPGROUPS == 2 || WARPGROUPS == 5 ? 40 : 32)
 #define REGISTERS_MULTIPLY (WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : WARPGROUPS == 4 ? 112 : 88)
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ == 900
 struct Barriers {
     u64 full_a[STAGES_A], empty_a[STAGES_A], full_b[STAGES_B], empty_b[STAGES_B];
 };

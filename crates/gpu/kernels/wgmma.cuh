@@ -4,7 +4,7 @@
 #pragma once
 #include "prelude.cuh"
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ == 900
 // Columns of 64 values (128 bytes), swizzled in pieces of 16 bytes: piece c of column n lies at piece c ^ n % 8. Eight columns
 // are 1024 bytes. `start` is moved by 32 bytes for the next 16 values.
 DEVICE u64 wgmma_columns(u32 start) { return (u64)((start & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
