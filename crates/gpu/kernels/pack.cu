@@ -39,6 +39,22 @@ DEVICE u32 upper_bits(u32 bits) {
     return word;
 }
 
+// What a part keeps of itself as a whole, behind one of its planes (`Format::part_plane`): the largest magnitude's bits, and the
+// inverse of the power of two that its values are multiplied by. A part that is being packed begins `row_tile` times 16 rows later.
+DEVICE u32* whole_of(const Part& part) {
+#if FORMAT == Q6_K
+    return (u32*)(part.mins + (long)((part.rows + 15) / 16 - part.row_tile) * part.groups * 16);
+#elif FORMAT == SUPERBLOCKS || FORMAT == Q8_0
+    return (u32*)part.mins;
+#else
+    return (u32*)part.scales;
+#endif
+}
+DEVICE void leave_most(const Part& part, u32 most) {
+    most = warp_most(most);
+    if (threadIdx.x % WARP == 0) atomicMax(whole_of(part), most);
+}
+
 KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     let_next_start();
     wait_for_inputs();
@@ -66,12 +82,11 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
             make_uint4(pair(values[0], values[1]), pair(values[2], values[3]), pair(values[4], values[5]),
                        pair(values[6], values[7]));
     }
-    most = warp_most(most);
-    if (BITS && threadIdx.x % WARP == 0) atomicMax((u32*)part.scales, most);
+    if (BITS) leave_most(part, most);
 #elif FORMAT == Q8_0 || FORMAT == BLOCKS32
     const int block_bytes = FORMAT == Q8_0 ? 34 : 2 + 2 * MINS + 4 * BITS + 16;
     u32 codes[4] = {0, 0, 0, 0}, high = 0;
-    u64 octets[4] = {0, 0, 0, 0};
+    u64 octets[4] = {0x8080808080808080, 0x8080808080808080, 0x8080808080808080, 0x8080808080808080};
     u16 scales[4] = {0, 0, 0, 0}, mins[4] = {0, 0, 0, 0};
     for (int block = 0; block < 4; block++) {
         if (!here || column + block * 32 >= rows.columns) continue;
@@ -81,7 +96,7 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
         const u8* bits = from + 2 + 2 * MINS;
         const u8* low = bits + 4 * BITS;
         if (FORMAT == Q8_0) {
-            octets[block] = load_8(low + t * 8);
+            octets[block] = load_8(low + t * 8) ^ 0x8080808080808080;
         } else {
             // Low halves are the first 16 values, high halves the others.
             codes[block] = octet<4>(load_8(low + t % 2 * 8) >> (t / 2 * 4));
@@ -102,6 +117,11 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
         if (MINS)
             *(uint2*)(part.mins + tile * 128 + row * 8) = make_uint2(pair(mins[0], mins[1]), pair(mins[2], mins[3]));
     }
+    if (FORMAT == Q8_0) {
+        u32 most = 0;
+        for (int block = 0; block < 4; block++) most = max(most, (u32)scales[block] & 0x7fff);
+        leave_most(part, most);
+    }
 #elif FORMAT == SUPERBLOCKS
     const int block_bytes = 16 + 32 * BITS + 128, first = blockIdx.x % 2 * 4;
     const u8* from = stored + (long)(blockIdx.x / 2) * block_bytes;
@@ -116,11 +136,17 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
             high |= upper_bits((u32)(bits * 0x0102040810204080 >> 56)) << 4 * i;
         }
     }
+    // Turned by two bits: see superblocks.cuh.
+    for (int i = 0; i < 4; i++) codes[i] = codes[i] << 2 | codes[i] >> 30;
     *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     if (BITS) *(u32*)(part.high + tile * 256 + half * 128 + lane * 4) = high;
     // Two tiles share the headers of their superblocks.
-    if (first == 0)
-        *(u32*)(part.scales + tile / 2 * 256 + row * 16 + t * 4) = here && column < rows.columns ? load_4(from + t * 4) : 0;
+    if (first == 0) {
+        const u32 word = here && column < rows.columns ? load_4(from + t * 4) : 0;
+        *(u32*)(part.scales + tile / 2 * 256 + row * 16 + t * 4) = word;
+        // Minima are eight times as large as scales.
+        leave_most(part, t ? 0 : (u32)max((int)(word & 0x7fff), (int)(word >> 16 & 0x7fff) - 0xc00));
+    }
 #elif FORMAT == Q6_K
     const int first = blockIdx.x % 2 * 4;
     const u8* from = stored + (long)(blockIdx.x / 2) * 210;
@@ -136,7 +162,9 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     if (first == 0) {
         const bool some = here && column < rows.columns;
         *(u32*)(part.scales + tile / 2 * 256 + row * 16 + t * 4) = some ? load_4(from + 192 + t * 4) : 0;
-        if (t == 0) *(u16*)(part.mins + tile / 2 * 32 + row * 2) = some ? *(const u16*)(from + 208) : 0;
+        const u16 scale = some ? *(const u16*)(from + 208) : 0;
+        if (t == 0) *(u16*)(part.mins + tile / 2 * 32 + row * 2) = scale;
+        leave_most(part, scale & 0x7fff);
     }
 #elif FORMAT == CODED
     const int run_bytes = 12 + 4 * MINS;
@@ -166,7 +194,7 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
 KERNEL to_f16(Part part) {
     let_next_start();
     wait_for_inputs();
-    const u32* most = (const u32*)part.scales;
+    const u32* most = whole_of(part);
     // The exponent of the largest; a part of zeros stays as it is, and so does one with infinities.
     const int exponent = (int)(*most >> 7);
     const int up = exponent == 0 || exponent == 255 ? 0 : min(140 - exponent, 126);
@@ -180,6 +208,37 @@ KERNEL to_f16(Part part) {
         };
         values[at] = make_uint4(two(v.x), two(v.y), two(v.z), two(v.w));
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0) ((float*)part.scales)[1] = __uint_as_float((u32)(127 - up) << 23);
+    if (blockIdx.x == 0 && threadIdx.x == 0) ((float*)whole_of(part))[1] = __uint_as_float((u32)(127 - up) << 23);
+}
+#elif FORMAT == SUPERBLOCKS || FORMAT == Q6_K || FORMAT == Q8_0
+// Scales of a whole part, packed, are multiplied by the power of two that superblocks.cuh, q6_k.cuh and q8_0.cuh ask for. Grid and
+// block: any; a thread has a superblock, or four blocks, at a time.
+KERNEL to_f16(Part part) {
+    let_next_start();
+    wait_for_inputs();
+    // Scales are to be below 2^BELOW; values come out 2^DOWN times as small.
+    const int BELOW = FORMAT == Q8_0 ? 15 : FORMAT == Q6_K ? 5 : 6, DOWN = FORMAT == Q8_0 ? 24 : FORMAT == Q6_K ? 20 : 18;
+    const u32* most = whole_of(part);
+    // The largest is below 2^(exponent - 14). Where it needs to be made smaller, products are NaN.
+    const int exponent = (int)(*most >> 10), up = max(BELOW + 14 - exponent, 0);
+    auto power = [](int exponent) { return __uint_as_float((u32)(127 + exponent) << 23); };
+    const float by = power(up);
+    auto scaled = [&](u32 both, float second) {
+        return pair_f16(__fmul_rn(f16_to_f32((u16)both), by), __fmul_rn(f16_to_f32((u16)(both >> 16)), second));
+    };
+    const long count = (long)((part.rows + 15) / 16) * part.groups * (FORMAT == Q8_0 ? 16 : 8);
+    for (long at = blockIdx.x * (long)blockDim.x + threadIdx.x; at < count; at += gridDim.x * (long)blockDim.x) {
+#if FORMAT == Q8_0
+        uint2* four = (uint2*)part.scales + at;
+        *four = make_uint2(scaled(four->x, by), scaled(four->y, by));
+#elif FORMAT == Q6_K
+        u16* scale = (u16*)part.mins + at;
+        *scale = (u16)scaled(*scale, by);
+#else
+        u32* both = (u32*)(part.scales + at * 16);
+        *both = scaled(*both, -64.0f * by);
+#endif
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) ((float*)whole_of(part))[1] = power(DOWN - up);
 }
 #endif

@@ -194,5 +194,6 @@ struct Part {
     const u8* high;
     const u8* scales;
     const u8* mins;
-    int rows, columns, groups, pad;
+    int rows, columns, groups;
+    int row_tile;  // times 16 rows before those that the planes begin with: of a part that is being packed
 };

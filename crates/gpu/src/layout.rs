@@ -7,7 +7,8 @@
 //! stay as many as in the file, but for rows rounded up to 16 and columns to 128 with zeros.
 //!
 //! BF16 becomes f16 when all of a part is there, times a power of two that brings the largest value to [2^13, 2^14): products
-//! multiply f16. What is at least 2^-31 of the largest stays exact.
+//! multiply f16. What is at least 2^-31 of the largest stays exact. So do the scales of Q8_0, Q4_K, Q5_K and Q6_K, times a power of two
+//! that makes good for codes in the low bits of an f16 (`quant/superblocks.cuh`).
 //!
 //! The rarer formats (`Coded`) are all brought into one form on their way in, which takes six bits for a value (Q2_K eight):
 //! codes of four bits for integers out of a table, with an f32 scale for each 16 values. Nothing is rounded.
@@ -23,6 +24,8 @@ pub(crate) const TILE_COLUMNS: usize = 128;
 
 /// Codes, upper bits, scales, minima; what a format does not have is empty.
 pub(crate) const PLANES: usize = 4;
+/// Bytes of what a part keeps as a whole.
+pub(crate) const PART_BYTES: u64 = 8;
 
 /// A stored type that the kernels know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -163,10 +166,14 @@ impl Format {
         self.tile_bytes().iter().sum::<usize>() * self.step_columns() / TILE_COLUMNS
     }
 
-    /// Bytes that a whole part has where others have their scales: the largest magnitude of BF16 and the inverse of the power of
-    /// two that it is multiplied by.
-    pub(crate) fn part_bytes(self) -> usize {
-        if self == Format::BF16 { 8 } else { 0 }
+    /// The plane behind which a part keeps something as a whole, `PART_BYTES`: the largest magnitude of its values or scales, and
+    /// the inverse of the power of two that they are multiplied by.
+    pub(crate) fn part_plane(self) -> Option<usize> {
+        match self {
+            Format::BF16 => Some(2),
+            Format::Q8_0 | Format::Q4_K | Format::Q5_K | Format::Q6_K => Some(3),
+            _ => None,
+        }
     }
 
     /// Bytes of each plane of a tile.
@@ -199,6 +206,11 @@ fn float8_factor(exponent: u8) -> u16 {
 
 #[cfg(test)]
 impl Format {
+    /// How many bits words of codes are turned left by.
+    fn turned(self) -> u32 {
+        if matches!(self, Format::Q4_K | Format::Q5_K) { 2 } else { 0 }
+    }
+
     /// Packs one stored row into its place in the planes of its 16 rows, which are zero before.
     pub(crate) fn pack_row(self, row: usize, stored: &[u8], planes: &mut [&mut [u8]; PLANES]) {
         let place = Row { half: row / 8, lane: row % 8 * 4, row };
@@ -219,7 +231,9 @@ impl Format {
                     place.put_scale(block, &stored[..2], planes[2]);
                     let at = block / 2 * 1024 + place.half * 512 + place.lane * 16 + block % 2 * 8;
                     for (t, octet) in stored[2..].chunks_exact(8).enumerate() {
-                        planes[0][at + t * 16..][..8].copy_from_slice(octet);
+                        for (to, code) in planes[0][at + t * 16..][..8].iter_mut().zip(octet) {
+                            *to = code ^ 0x80;
+                        }
                     }
                 }
             }
@@ -259,6 +273,7 @@ impl Format {
                         for t in 0..4 {
                             let bytes = octet(&low[block / 2 * 32 + t * 8..]) >> (block % 2 * 4);
                             place.put_nibbles(index, t, bytes, planes[0]);
+                            place.turn_nibbles(index, t, self.turned(), planes[0]);
                             if bits > 0 {
                                 let bits = octet(&high[t * 8..]) >> block & 0x0101_0101_0101_0101;
                                 // Byte i's bit becomes bit i of the top byte.
@@ -333,6 +348,13 @@ impl Row {
         put_field(&mut plane[at..], pairs(bytes, 4), u32::MAX, 0);
     }
 
+    /// Turns what `put_nibbles` has put.
+    fn turn_nibbles(&self, block: usize, t: usize, by: u32, plane: &mut [u8]) {
+        let at = block / 4 * 1024 + self.half * 512 + (self.lane + t) * 16 + block % 4 * 4;
+        let turned = word(&plane[at..]).rotate_left(by);
+        plane[at..][..4].copy_from_slice(&turned.to_le_bytes());
+    }
+
     /// Eight upper bits, value i's in bit i; the four blocks of a tile share a word.
     fn put_bits(&self, block: usize, t: usize, bits: u8, plane: &mut [u8]) {
         let bytes = (0..8).fold(0, |all, i| all | u64::from(bits >> i & 1) << (8 * i));
@@ -390,7 +412,7 @@ mod tests {
         let half_at = |plane: &[u8], at: usize| f16::from_le_bytes([plane[at], plane[at + 1]]).to_f32();
         let nibble = || {
             let word = word(&codes[tile * 1024 + half * 512 + lane * 16 + block * 4..]);
-            word >> (16 * (i % 2) + 4 * (i / 2)) & 15
+            word.rotate_right(format.turned()) >> (16 * (i % 2) + 4 * (i / 2)) & 15
         };
         let bit = || {
             let word = word(&high[tile * 256 + half * 128 + lane * 4..]);
@@ -404,7 +426,7 @@ mod tests {
             Format::BF16 => bf16::from_le_bytes([codes[two()], codes[two() + 1]]).to_f32(),
             Format::Q8_0 => {
                 let at = tile * 2048 + block / 2 * 1024 + half * 512 + lane * 16 + block % 2 * 8 + i;
-                scale(scales) * f32::from(codes[at].cast_signed())
+                scale(scales) * (f32::from(codes[at]) - 128.0)
             }
             Format::MXFP8 => {
                 let at = tile * 2048 + block / 2 * 1024 + half * 512 + lane * 16 + block % 2 * 8 + i;

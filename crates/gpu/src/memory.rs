@@ -7,7 +7,7 @@ use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, Part
 
 use crate::CudaOptions;
 use crate::arena::{Arena, Piece, rounded};
-use crate::layout::{Format, PLANES, TILE_COLUMNS, TILE_ROWS};
+use crate::layout::{Format, PART_BYTES, PLANES, TILE_COLUMNS, TILE_ROWS};
 use crate::step;
 
 /// The longest row of a weight: sixteen of them in f32 are one slot of the upload's ring.
@@ -97,7 +97,8 @@ pub(crate) struct DevicePart {
     rows: i32,
     columns: i32,
     groups: i32,
-    pad: i32,
+    /// Times 16 rows before those that the planes begin with.
+    row_tile: i32,
 }
 
 impl WeightPart {
@@ -143,8 +144,14 @@ impl Weight {
             rows: int(part.rows),
             columns: int(part.columns),
             groups: int(part.groups()),
-            pad: 0,
+            row_tile: int(row_tile),
         }
+    }
+
+    /// Where a part keeps what it has as a whole.
+    pub(crate) fn whole(&self, part: &WeightPart) -> Option<u64> {
+        let plane = part.format.part_plane()?;
+        Some(self.plane(part, plane) + (part.row_tile_bytes()[plane] * part.row_tiles()) as u64)
     }
 }
 
@@ -239,7 +246,7 @@ impl CudaSizes {
             let (tiles, plane_bytes) = (part.row_tiles() as u64, part.row_tile_bytes());
             for (index, (at, plane)) in part.planes.iter_mut().zip(plane_bytes).enumerate() {
                 *at = bytes;
-                let whole = if index == 2 { part.format.part_bytes() as u64 } else { 0 };
+                let whole = if part.format.part_plane() == Some(index) { PART_BYTES } else { 0 };
                 let plane = (plane as u64).saturating_mul(tiles).saturating_add(whole);
                 bytes = bytes.saturating_add(if plane == 0 { 0 } else { rounded(plane) });
             }

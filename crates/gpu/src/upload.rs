@@ -8,7 +8,7 @@ use fornax_compute::{Error, Part};
 
 use crate::cuda::Cuda;
 use crate::driver::{Arg, Device, Event, Pinned, PinnedSource};
-use crate::layout::{Format, TILE_ROWS};
+use crate::layout::{Format, PART_BYTES, TILE_ROWS};
 use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
 
@@ -94,8 +94,8 @@ impl Cuda {
         let at_once = at_once.clamp(TILE_ROWS, ROWS_MAX);
         assert!(at_once * rows.sent_bytes <= SLOT_BYTES, "16 rows of {} bytes", rows.sent_bytes);
         let function = self.programs.function(&packer(part.format), "pack")?;
-        if part.format.part_bytes() > 0 {
-            self.device.fill("upload", weight.plane(part, 2), 0, part.format.part_bytes())?;
+        if let Some(whole) = weight.whole(part) {
+            self.device.fill("upload", whole, 0, PART_BYTES as usize)?;
         }
         let pack = |slot: usize, source: PinnedSource, start: usize, count: usize| {
             let staged = self.partials.pointer() + (slot * SLOT_BYTES) as u64;
@@ -143,12 +143,12 @@ impl Cuda {
             }
             Ok::<(), Error>(())
         })?;
-        if part.format == Format::BF16 { self.to_f16(weight, part) } else { Ok(()) }
+        if part.format.part_plane().is_some() { self.to_f16(weight, part) } else { Ok(()) }
     }
 }
 
 impl Cuda {
-    /// Makes f16 of a part of BF16 that is packed.
+    /// Multiplies the values of a part that is packed, or their scales, by its power of two: BF16 becomes f16.
     fn to_f16(&self, weight: &Weight, part: &WeightPart) -> Result<(), Error> {
         const THREADS: usize = 256;
         let function = self.programs.function(&packer(part.format), "to_f16")?;

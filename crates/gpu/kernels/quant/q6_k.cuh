@@ -1,5 +1,9 @@
 // Q6_K: 256 values in sixteen blocks of 16 with 8-bit scales; value = (scale * scales[b]) * (code - 32), the product of the
 // scales rounded to f16, then the whole. An octet lies in one block.
+//
+// Codes are whole numbers times 2^-24 or 2^-20 as those of superblocks.cuh are, and scales are kept times a power of two for the
+// part, 2^P, that brings the largest below 32; a value comes out times 2^(P - 20), the largest below 2^-3. Behind `mins` lie the
+// largest scale's bits and 2^(20 - P).
 #pragma once
 #include "quant/tile.cuh"
 
@@ -7,12 +11,21 @@ struct Quant {
     static const int STEP = 256;
     typedef Staged<2048, 1024, 256, 32> Bytes;
 
-    DEVICE_METHOD static float unscale(const Part&) { return 1.0f; }
+    DEVICE_METHOD static float unscale(const Part& part) {
+        return ((const float*)(part.mins + (long)((part.rows + 15) / 16) * part.groups * 16))[1];
+    }
+    // Pair p of a block's codes: of even pairs times 2^-24, of odd ones times 2^-20.
+    DEVICE_METHOD static u32 two(u32 word, u32 upper, int block, int p) {
+        const int at = p % 2 * 4;
+        const u32 bits = moved(word, -(p / 2 * 8)) & 0x000f000fu << at;
+        return masked_or(moved(upper, 4 + at - 8 * block - 2 * p), 0x00030003u << (4 + at), bits);
+    }
 
     template <class Use> DEVICE_METHOD static void fragments(const u8* staged, int lane, Use use) {
         u32 scale[2];
         for (int h = 0; h < 2; h++) scale[h] = *(const u16*)(staged + Bytes::MINS + (h * 8 + lane / 4) * 2) * 0x00010001u;
-        const u32 second = lane % 4 / 2;  // which of a block's two this octet has
+        // Which of a block's two scales this octet has, of two blocks at a time: each in the low bits of 1024.
+        const u32 chosen = lane % 4 / 2 ? 0x4341 : 0x4240;
         // Rolled up: the code is there once.
 #pragma unroll 1
         for (int group = 0; group < 2; group++) {
@@ -22,26 +35,27 @@ struct Quant {
                 codes[h] = *(const uint4*)(staged + group * 1024 + h * 512 + lane * 16);
                 high[h] = *(const uint2*)(staged + Bytes::HIGH + group * 512 + h * 256 + lane * 8);
                 scales[h] = *(const uint2*)(staged + Bytes::SCALES + (h * 8 + lane / 4) * 16 + group * 8);
-                scales[h].x ^= 0x80808080;
-                scales[h].y ^= 0x80808080;
             }
 #pragma unroll
-            for (int block = 0; block < 4; block++) {
-                u32 by[2];
+            for (int blocks = 0; blocks < 4; blocks += 2) {
+                u32 by[2][2], less[2];
                 for (int h = 0; h < 2; h++) {
-                    const u32 above = byte_above_1024(block < 2 ? scales[h].x : scales[h].y, block % 2 * 2 + second);
-                    by[h] = mul_f16x2(add_f16x2(above, 0xe480e480), scale[h]);
+                    const u32 above = __byte_perm((blocks ? scales[h].y : scales[h].x) ^ 0x80808080, 0x64646464, chosen);
+                    by[1][h] = mul_f16x2(add_f16x2(above, 0xe480e480), scale[h]);
+                    by[0][h] = mul_f16x2(by[1][h], 0x4c004c00);
+                    less[h] = mul_f16x2(by[1][h], 0x82008200);  // times -32 * 2^-20
                 }
 #pragma unroll
-                for (int k = 0; k < 2; k++) {
+                for (int k = 0; k < 4; k++) {
+                    const int block = blocks + k / 2;
                     u32 a[4];
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        const int h = i % 2;
-                        const u32 upper = block < 2 ? high[h].x : high[h].y;
-                        a[i] = mul_f16x2(two_codes<2, 32>(word_of(codes[h], block), upper, block % 2, k * 2 + i / 2), by[h]);
+                        const int h = i % 2, p = k % 2 * 2 + i / 2;
+                        const u32 q = two(word_of(codes[h], block), blocks ? high[h].y : high[h].x, k / 2, p);
+                        a[i] = fma_f16x2(q, twice(by[p % 2][h], k / 2), twice(less[h], k / 2));
                     }
-                    use(group * 8 + block * 2 + k, a);
+                    use(group * 8 + block * 2 + k % 2, a);
                 }
             }
         }
@@ -52,7 +66,8 @@ struct Quant {
         u32 upper = word >> (16 * (p.i % 2) + 8 * (p.block % 2) + 2 * (p.i / 2)) & 3;
         int code = (int)(nibble_at(part, p) | upper << 4) - 32;
         long super = p.tile / 2;
-        float scale = f16_to_f32(*(const u16*)(part.mins + super * 32 + row % 16 * 2));
+        // As it is stored.
+        float scale = f16_to_f32(*(const u16*)(part.mins + super * 32 + row % 16 * 2)) * (unscale(part) * 0x1p-20f);
         int sub = (signed char)part.scales[super * 256 + row % 16 * 16 + column % 256 / 16];
         return __fmul_rn(__fmul_rn(scale, (float)sub), (float)code);
     }

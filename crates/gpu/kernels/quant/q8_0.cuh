@@ -1,4 +1,8 @@
 // Q8_0: 32 values share an f16 scale; value = scale * code, rounded once.
+//
+// Codes are kept 128 higher, and are whole numbers times 2^-24 as those of superblocks.cuh are: the low bits of an f16. Scales are
+// kept times a power of two for the part, 2^P, that brings the largest below 2^15; a value comes out times 2^(P - 24), the largest
+// below 2^-2. `mins` holds the largest scale's bits and 2^(24 - P).
 #pragma once
 #include "quant/tile.cuh"
 
@@ -6,32 +10,38 @@ struct Quant {
     static const int STEP = 128;
     typedef Staged<2048, 0, 128, 0> Bytes;
 
-    DEVICE_METHOD static float unscale(const Part&) { return 1.0f; }
+    DEVICE_METHOD static float unscale(const Part& part) { return ((const float*)part.mins)[1]; }
 
-    // Two signed bytes from the `at`-th on: 1024 + 128 + code in the low bits of 0x6400, less what is too much.
-    DEVICE_METHOD static u32 two(u32 turned, int at, u32 scale) {
-        return mul_f16x2(add_f16x2(__byte_perm(turned, 0x64006400, at ? 0x5352 : 0x5150), 0xe480e480), scale);
-    }
     template <class Use> DEVICE_METHOD static void fragments(const u8* staged, int lane, Use use) {
         uint2 scales[2];
         for (int h = 0; h < 2; h++) scales[h] = *(const uint2*)(staged + Bytes::SCALES + (h * 8 + lane / 4) * 8);
-#pragma unroll
+        // Rolled up: the code is there once.
+#pragma unroll 1
         for (int half = 0; half < 2; half++) {
-            const uint4 w0 = *(const uint4*)(staged + half * 1024 + lane * 16);
-            const uint4 w1 = *(const uint4*)(staged + half * 1024 + 512 + lane * 16);
-            const u32 s0 = half ? scales[0].y : scales[0].x, s1 = half ? scales[1].y : scales[1].x;
+            uint4 codes[2];
+            u32 less[2];
+            for (int h = 0; h < 2; h++) {
+                codes[h] = *(const uint4*)(staged + half * 1024 + h * 512 + lane * 16);
+                less[h] = mul_f16x2(scales[h].x, 0x80808080);  // times -128 * 2^-24
+            }
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const u32 c0 = word_of(w0, k) ^ 0x80808080, c1 = word_of(w1, k) ^ 0x80808080;
-                const u32 d0 = twice(s0, k / 2), d1 = twice(s1, k / 2);
-                const u32 a[4] = {two(c0, 0, d0), two(c1, 0, d1), two(c0, 1, d0), two(c1, 1, d1)};
+                u32 a[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int h = i % 2;
+                    const u32 two = __byte_perm(word_of(codes[h], k), 0, i / 2 ? 0x4342 : 0x4140);
+                    a[i] = fma_f16x2(two, twice(scales[h].x, k / 2), twice(less[h], k / 2));
+                }
                 use(half * 4 + k, a);
             }
+            for (int h = 0; h < 2; h++) scales[h].x = scales[h].y;
         }
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);
         long at = p.tile * 2048 + p.block / 2 * 1024 + p.half * 512 + p.lane * 16 + p.block % 2 * 8 + p.i;
-        return block_f16(part.scales, p.tile, row, p.block) * (float)(signed char)part.codes[at];
+        const float scale = block_f16(part.scales, p.tile, row, p.block) * (unscale(part) * 0x1p-24f);
+        return scale * (float)((int)part.codes[at] - 128);
     }
 };

@@ -1,6 +1,11 @@
 // Q4_K and Q5_K: 256 values in eight blocks of 32 with 6-bit scales and minima;
-// value = (scale * scales[b]) * code - min_scale * mins[b]: both products rounded to f16, then the whole once. Scales of 64
-// and more, of weights that f16 does not hold, become NaN.
+// value = (scale * scales[b]) * code - min_scale * mins[b]: both products rounded to f16, then the whole once.
+//
+// Codes are the low bits of an f16, which is then that whole number times 2^-24, with nothing to take off: below 2^11 an f16's
+// bits count. What that is too small by is made good by the scales, which are kept times a power of two for the part, 2^P, that
+// brings the largest below 64 (minima, with their sign turned, 2^6 more); so a value comes out times 2^(P - 18), the largest below
+// 2^-2. What is less than 2^-12 of the largest that a part could hold has fewer bits, 2^-23 of it. Beside `mins` lie
+// the largest scale's bits and 2^(18 - P). A word of codes is turned left by two bits: codes are read at bits 2 and 6.
 #pragma once
 #include "quant/tile.cuh"
 
@@ -8,7 +13,7 @@ template <int BITS> struct SuperBlocks {
     static const int STEP = 256;
     typedef Staged<2048, BITS == 5 ? 512 : 0, 256, 0> Bytes;
 
-    DEVICE_METHOD static float unscale(const Part&) { return 1.0f; }
+    DEVICE_METHOD static float unscale(const Part& part) { return ((const float*)part.mins)[1]; }
 
     DEVICE_METHOD static void scales_of(const uint4& header, u32 scales[2], u32 mins[2]) {
         scales[0] = header.y & 0x3f3f3f3f;
@@ -16,17 +21,23 @@ template <int BITS> struct SuperBlocks {
         mins[0] = header.z & 0x3f3f3f3f;
         mins[1] = (header.z >> 2 & 0x30303030) | (header.w >> 4 & 0x0f0f0f0f);
     }
+    // Pair p of a block's codes: of even pairs times 2^-22, of odd ones times 2^-18.
+    DEVICE_METHOD static u32 two(u32 word, u32 upper, int block, int p) {
+        const int at = 2 + p % 2 * 4;
+        const u32 turned = p / 2 ? __byte_perm(word, 0, 0x0321) : word;
+        const u32 bits = turned & 0x000f000fu << at;
+        return BITS == 5 ? masked_or(moved(upper, 4 + at - 4 * block - p), 0x00010001u << (4 + at), bits) : bits;
+    }
     template <class Use> DEVICE_METHOD static void fragments(const u8* staged, int lane, Use use) {
         u32 scales[2][2], mins[2][2];
         // Scales, and what the 1024 below six bits are times them, which is exact: a product takes one instruction.
-        u32 scale[2], least[2], scale_less[2], least_less[2];
+        u32 scale[2], least[2], scale_less[2];
         for (int h = 0; h < 2; h++) {
             const uint4 header = *(const uint4*)(staged + Bytes::SCALES + (h * 8 + lane / 4) * 16);
             scales_of(header, scales[h], mins[h]);
             scale[h] = twice(header.x, 0);
-            least[h] = twice(header.x, 1) ^ 0x80008000;
+            least[h] = twice(header.x, 1);
             scale_less[h] = mul_f16x2(scale[h], 0xe400e400);
-            least_less[h] = mul_f16x2(least[h], 0xe400e400);
         }
         // Rolled up: the code is there once.
 #pragma unroll 1
@@ -37,23 +48,27 @@ template <int BITS> struct SuperBlocks {
                 codes[h] = *(const uint4*)(staged + group * 1024 + h * 512 + lane * 16);
                 if (BITS == 5) high[h] = *(const u32*)(staged + Bytes::HIGH + group * 256 + h * 128 + lane * 4);
             }
+            // Two blocks at a time.
 #pragma unroll
-            for (int block = 0; block < 4; block++) {
-                u32 by[2], min[2];
+            for (int blocks = 0; blocks < 4; blocks += 2) {
+                u32 by[2][2], min[2];
                 for (int h = 0; h < 2; h++) {
-                    by[h] = fma_f16x2(byte_above_1024(scales[h][0], block), scale[h], scale_less[h]);
-                    min[h] = fma_f16x2(byte_above_1024(mins[h][0], block), least[h], least_less[h]);
+                    const u32 two_scales = __byte_perm(scales[h][0], 0x64646464, blocks ? 0x4342 : 0x4140);
+                    by[1][h] = fma_f16x2(two_scales, scale[h], scale_less[h]);
+                    by[0][h] = mul_f16x2(by[1][h], 0x4c004c00);
+                    min[h] = mul_f16x2(__byte_perm(mins[h][0], 0, blocks ? 0x4342 : 0x4140), least[h]);
                 }
 #pragma unroll
-                for (int k = 0; k < 2; k++) {
+                for (int k = 0; k < 4; k++) {
+                    const int block = blocks + k / 2;
                     u32 a[4];
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        const int h = i % 2;
-                        const u32 q = two_codes<BITS - 4, 0>(word_of(codes[h], block), high[h], block, k * 2 + i / 2);
-                        a[i] = fma_f16x2(q, by[h], min[h]);
+                        const int h = i % 2, p = k % 2 * 2 + i / 2;
+                        const u32 q = two(word_of(codes[h], block), high[h], block, p);
+                        a[i] = fma_f16x2(q, twice(by[p % 2][h], k / 2), twice(min[h], k / 2));
                     }
-                    use(group * 8 + block * 2 + k, a);
+                    use(group * 8 + block * 2 + k % 2, a);
                 }
             }
             for (int h = 0; h < 2; h++) {
@@ -64,14 +79,18 @@ template <int BITS> struct SuperBlocks {
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);
-        int code = (int)nibble_at(part, p);
+        const u32 word = *(const u32*)(part.codes + p.tile * 1024 + p.half * 512 + p.lane * 16 + p.block * 4);
+        int code = (int)(((word >> 2 | word << 30) >> (16 * (p.i % 2) + 4 * (p.i / 2))) & 15);
         if (BITS == 5) code += 16 * (int)upper_bit_at(part, p);
         uint4 header = *(const uint4*)(part.scales + (p.tile / 2) * 256 + row % 16 * 16);
         u32 scales[2], mins[2];
         scales_of(header, scales, mins);
-        int block = column % 256 / 32;
-        float scale = __fmul_rn(f16_to_f32(header.x & 0xffff), (float)byte_of(scales[block / 4], block % 4));
-        float least = __fmul_rn(f16_to_f32(header.x >> 16), (float)byte_of(mins[block / 4], block % 4));
+        const int block = column % 256 / 32;
+        // Both as they are stored.
+        const float power = unscale(part) * 0x1p-18f, d = f16_to_f32(header.x & 0xffff) * power;
+        const float d_min = f16_to_f32(header.x >> 16) * (power * -0x1p-6f);
+        const float scale = __fmul_rn(d, (float)byte_of(scales[block / 4], block % 4));
+        const float least = __fmul_rn(d_min, (float)byte_of(mins[block / 4], block % 4));
         return __fmul_rn(scale, (float)code) - least;
     }
 };

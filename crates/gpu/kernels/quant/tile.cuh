@@ -13,6 +13,7 @@
 // copied them; each plane's are contiguous in memory.
 template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
     static const int CODES = 0, HIGH = CODES_, SCALES = HIGH + HIGH_, MINS = SCALES + SCALES_, BYTES = MINS + MINS_;
+    static const int PIECES = (CODES_ > 0) + (HIGH_ > 0) + (SCALES_ > 0) + (MINS_ > 0);
 
     template <int TO, int COUNT, int AT> DEVICE_METHOD static void copy(u32 to, const u8* from, int lane) {
         if constexpr (AT < COUNT) {
@@ -23,6 +24,19 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
     // Begins to copy one step; `to` is this lane's place.
     DEVICE_METHOD static void fetch(const Part& part, u32 step, u32 to, int lane) { Cursor(part, step, lane).fetch(to, lane); }
 
+    // The same by the copy engine, for one thread: a barrier sees all bytes come.
+    DEVICE_METHOD static void fetch_bulk(const Part& part, u32 step, u32 to, u32 barrier) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(BYTES) : "memory");
+        bulk<CODES_>(to, part.codes, step, barrier);
+        bulk<HIGH_>(to + HIGH, part.high, step, barrier);
+        bulk<SCALES_>(to + SCALES, part.scales, step, barrier);
+        bulk<MINS_>(to + MINS, part.mins, step, barrier);
+    }
+    template <int COUNT> DEVICE_METHOD static void bulk(u32 to, const u8* plane, u32 step, u32 barrier) {
+        if constexpr (COUNT > 0)
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                         ::"r"(to), "l"(plane + (u64)step * COUNT), "n"(COUNT), "r"(barrier) : "memory");
+    }
     // Where a lane reads next, step after step.
     struct Cursor {
         const u8 *codes, *high, *scales, *mins;
@@ -46,7 +60,13 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
 };
 
 // An f16 of a word in both halves of another.
-DEVICE u32 twice(u32 word, int upper) { return __byte_perm(word, 0, upper ? 0x3232 : 0x1010); }
+DEVICE u32 twice(u32 word, int upper) {
+    u32 d;
+    // In these words the compiler makes it an operand's qualifier.
+    if (upper) asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};}" : "=r"(d) : "r"(word));
+    else asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};}" : "=r"(d) : "r"(word));
+    return d;
+}
 DEVICE u32 word_of(const uint4& v, int index) {
     return index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w;
 }
