@@ -1,8 +1,9 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
-//! [eager] [kv_fp8] [operations=N] [prompt=N] [streams=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16,
-//! q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading took, each kind of
+//! [eager] [kv_fp8] [one] [operations=N] [prompt=N] [streams=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is
+//! bf16, q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading took, each kind of
 //! operation alone for one token and several, prompts and steps of many streams, and the whole step of one, with the bytes that
-//! it moves; where numbers of tokens are named, those alone, as a profiler wants them.
+//! it moves; where numbers of tokens are named, those alone, as a profiler wants them. With `one` only what one stream does, and
+//! what a step takes less without each kind of operation.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
@@ -148,6 +149,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ => return Err("FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1".into()),
     };
     let graphs = !folder.iter().any(|word| word == "eager");
+    let one = folder.iter().any(|word| word == "one");
     let kernel_folder = folder.first().map(Into::into);
     let started = Instant::now();
     let cuda = Cuda::new(CudaOptions {
@@ -160,7 +162,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
     let kv_dtype = if folder.iter().any(|word| word == "kv_fp8") { KvDType::F8 } else { KvDType::F16 };
     let only = folder.iter().filter_map(|word| word.split_once('=')).collect::<Vec<_>>();
-    run(&cuda, shape, (usual, head, more), (context, kv_dtype, &only))?;
+    run(&cuda, shape, (usual, head, more), (context, kv_dtype), (one, &only))?;
     Ok(())
 }
 
@@ -168,7 +170,8 @@ fn run(
     cuda: &Cuda,
     shape: Shape,
     (usual, head, more): (DType, DType, DType),
-    (context, kv_dtype, only): (usize, KvDType, &[(&str, &str)]),
+    (context, kv_dtype): (usize, KvDType),
+    (one, only): (bool, &[(&str, &str)]),
 ) -> Result<(), Box<dyn std::error::Error>> {
     let largest = head.bytes_for(shape.vocab * shape.hidden).expect("whole blocks");
     let pool = Pool::new(largest.max(usual.bytes_for(2 * shape.ffn * shape.hidden).expect("whole blocks")));
@@ -256,6 +259,11 @@ fn run(
         pages,
     };
     let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: kv_dtype })?;
+    if one {
+        operations(cuda, &mut model, &mut kv, 1)?;
+        steps(cuda, &mut model, &mut kv, (context, bytes), ("greedy", &Sampling::greedy()))?;
+        return Ok(without_each(cuda, &mut model, &mut kv, context)?);
+    }
     let chosen = |name: &str, all: &[usize]| -> Vec<usize> {
         let named = only.iter().filter(|(word, _)| *word == name);
         let named = named.filter_map(|(_, number)| number.parse().ok()).collect();
@@ -302,18 +310,18 @@ fn steps(
     let history: Vec<u32> = (0..context as u32).map(|at| at * 7919 % 50_000).collect();
     let mut times = Vec::new();
     let (warm, measured) = (20, 200);
-    let mut start = Instant::now();
-    for turn in 0..warm + measured {
-        if turn == warm {
-            start = Instant::now();
-        }
+    let mut launch = |turn: usize, times: Option<&mut Vec<f32>>| -> Result<_, Error> {
         let position = (context + turn) as u32;
         let mut batch = Batch::default();
         let table = (1..pages as u32).map(PageId).collect();
         let token = if turn == 0 { Token::Known(1) } else { Token::Known(turn as u32 % 64) };
         batch.push(Row { slot: 0, start: position, len: 1, pages: vec![table], wanted: 1 }, [token]);
         let mut step = cuda.begin(&batch)?;
-        let time = cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, model, kv, &step)))?;
+        let mut body = || cuda.record(&step, &mut || forward(cuda, model, kv, &step, None));
+        match times {
+            Some(times) => times.push(cuda.time(&mut body)?),
+            None => body()?,
+        }
         let row = SampleRow {
             wanted: 0,
             slot: 0,
@@ -328,22 +336,43 @@ fn steps(
             mirostat_mu: 0.0,
         };
         cuda.sample(&mut step, &model.logits, &[row])?;
-        cuda.finish(step)?;
-        if turn >= warm {
-            times.push(time);
+        Ok(step)
+    };
+    let mut start = Instant::now();
+    for turn in 0..warm + measured {
+        if turn == warm {
+            start = Instant::now();
+            times.clear();
         }
+        let step = launch(turn, Some(&mut times))?;
+        cuda.finish(step)?;
     }
     let wall = start.elapsed().as_secs_f64() / f64::from(measured as u32);
+    // As the engine does it: the next step is launched before a step's token is read.
+    let mut last = None;
+    for turn in 0..warm + measured {
+        if turn == warm {
+            start = Instant::now();
+        }
+        if let Some(step) = last.replace(launch(turn, None)?) {
+            cuda.finish(step)?;
+        }
+    }
+    if let Some(step) = last {
+        cuda.finish(step)?;
+    }
+    let ahead = start.elapsed().as_secs_f64() / f64::from(measured as u32);
     times.sort_by(f32::total_cmp);
     let median = times[times.len() / 2];
     let head_bytes = model.kv_dtype.bytes_of(model.shape.heads.dim);
     let moved = bytes as f64 + (context * model.shape.layers * model.shape.heads.kv * 2 * head_bytes) as f64;
     println!(
         "step at context {context}: {median:.3} ms on the device (best {:.3}), {:.3} ms with sampling ({name}) and host: {:.0} \
-         tokens/s; {:.2} GB moved, {:.2} TB/s",
+         tokens/s, {:.0} with the next step launched before; {:.2} GB moved, {:.2} TB/s",
         times[0],
         wall * 1e3,
         1.0 / wall,
+        1.0 / ahead,
         moved / 1e9,
         moved / 1e12 / (f64::from(median) / 1e3)
     );
@@ -371,12 +400,63 @@ fn streams_batch(streams: usize) -> Batch {
     batch
 }
 
+/// A kind of operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Qkv,
+    Attend,
+    Output,
+    GateUp,
+    Down,
+    Head,
+}
+
+/// What a step of one stream takes less where a kind of operation is left out: what it adds beside those around it.
+fn without_each(cuda: &Cuda, model: &mut Model, kv: &mut Kv, context: usize) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    let table = (1..=context.div_ceil(PAGE_TOKENS) as u32 + 1).map(PageId).collect();
+    batch.push(
+        Row { slot: 0, start: context as u32, len: 1, pages: vec![table], wanted: 1 },
+        [Token::Known(1)],
+    );
+    let mut all = 0.0;
+    use Kind::{Attend, Down, GateUp, Head, Output, Qkv};
+    for left_out in [None, Some(Qkv), Some(Attend), Some(Output), Some(GateUp), Some(Down), Some(Head)] {
+        // A new allocation makes the last recording worthless.
+        let _new = cuda.alloc(Purpose::Activations, 1, 4)?;
+        let mut times = Vec::new();
+        for turn in 0..60 {
+            let step = cuda.begin(&batch)?;
+            let time =
+                cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, model, kv, &step, left_out)))?;
+            cuda.finish(step)?;
+            if turn >= 20 {
+                times.push(time * 1e3);
+            }
+        }
+        times.sort_by(f32::total_cmp);
+        let median = times[times.len() / 2];
+        match left_out {
+            None => all = median,
+            Some(kind) => {
+                let count = if kind == Head { 1 } else { model.layers.len() };
+                println!(
+                    "without {kind:?}: {median:.1} us, {:.2} us less for each",
+                    (all - median) / count as f32
+                );
+            }
+        }
+    }
+    println!("with all: {all:.1} us");
+    Ok(())
+}
+
 /// Milliseconds of a step, all of it.
 fn whole(cuda: &Cuda, model: &mut Model, kv: &mut Kv, batch: &Batch) -> Result<f32, Error> {
     let mut times = Vec::new();
     for _ in 0..8 {
         let step = cuda.begin(batch)?;
-        times.push(cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, model, kv, &step)))?);
+        times.push(cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, model, kv, &step, None)))?);
         cuda.finish(step)?;
     }
     times.sort_by(f32::total_cmp);
@@ -462,23 +542,43 @@ fn operations(cuda: &Cuda, model: &mut Model, kv: &mut Kv, tokens: usize) -> Res
 }
 
 /// As the llama family does it.
-fn forward(cuda: &Cuda, m: &mut Model, kv: &mut Kv, step: &<Cuda as Backend>::Step) -> Result<(), Error> {
+fn forward(
+    cuda: &Cuda,
+    m: &mut Model,
+    kv: &mut Kv,
+    step: &<Cuda as Backend>::Step,
+    without: Option<Kind>,
+) -> Result<(), Error> {
     let scale = 1.0 / (m.shape.heads.dim as f32).sqrt();
+    let has = |kind: Kind| without != Some(kind);
     cuda.embed(step, &m.embedding, &mut m.residual)?;
     for (index, layer) in m.layers.iter().enumerate() {
         let shape = Attention::causal(m.shape.heads, KvLayer { group: 0, layer: index }, scale);
-        cuda.norm(step, Rows::Tokens, &layer.attention_norm, &m.residual, &mut m.branch)?;
-        cuda.linear(step, Rows::Tokens, &layer.qkv, Some(&layer.qkv_bias), &m.branch, &mut m.qkv)?;
-        cuda.attend(step, &shape, Some(&m.rope), &mut m.qkv, kv, &mut m.attended)?;
-        let output = Linear { weight: &layer.output, bias: None };
-        cuda.linear_add(step, Rows::Tokens, output, &m.attended, &mut m.branch, &mut m.residual)?;
-        cuda.norm(step, Rows::Tokens, &layer.mlp_norm, &m.residual, &mut m.branch)?;
-        cuda.matmul(step, Rows::Tokens, &layer.gate_up, &m.branch, &mut m.gate_up)?;
-        cuda.glu(step, Glu::Silu, &m.gate_up, &mut m.gated)?;
-        let down = Linear { weight: &layer.down, bias: None };
-        cuda.linear_add(step, Rows::Tokens, down, &m.gated, &mut m.branch, &mut m.residual)?;
+        if has(Kind::Qkv) {
+            cuda.norm(step, Rows::Tokens, &layer.attention_norm, &m.residual, &mut m.branch)?;
+            cuda.linear(step, Rows::Tokens, &layer.qkv, Some(&layer.qkv_bias), &m.branch, &mut m.qkv)?;
+        }
+        if has(Kind::Attend) {
+            cuda.attend(step, &shape, Some(&m.rope), &mut m.qkv, kv, &mut m.attended)?;
+        }
+        if has(Kind::Output) {
+            let output = Linear { weight: &layer.output, bias: None };
+            cuda.linear_add(step, Rows::Tokens, output, &m.attended, &mut m.branch, &mut m.residual)?;
+        }
+        if has(Kind::GateUp) {
+            cuda.norm(step, Rows::Tokens, &layer.mlp_norm, &m.residual, &mut m.branch)?;
+            cuda.matmul(step, Rows::Tokens, &layer.gate_up, &m.branch, &mut m.gate_up)?;
+            cuda.glu(step, Glu::Silu, &m.gate_up, &mut m.gated)?;
+        }
+        if has(Kind::Down) {
+            let down = Linear { weight: &layer.down, bias: None };
+            cuda.linear_add(step, Rows::Tokens, down, &m.gated, &mut m.branch, &mut m.residual)?;
+        }
     }
     cuda.gather_wanted(step, &m.residual, &mut m.wanted)?;
     cuda.norm(step, Rows::Wanted, &m.norm, &m.wanted, &mut m.wanted_normed)?;
-    cuda.matmul(step, Rows::Wanted, &m.head, &m.wanted_normed, &mut m.logits)
+    if has(Kind::Head) {
+        cuda.matmul(step, Rows::Wanted, &m.head, &m.wanted_normed, &mut m.logits)?;
+    }
+    Ok(())
 }

@@ -18,6 +18,7 @@
 #define SIDES (GATES ? 2 : 1)
 #define TEAM (SLICES * SIDES)  // warps of a tile
 #define BYTES Quant::Bytes::BYTES
+#define HAS_BULK (__CUDA_ARCH__ >= 900)  // whether there is a copy engine
 
 struct Inputs {
     const float* x;         // (rows, columns), for one row; else null
@@ -52,43 +53,83 @@ DEVICE void team_wait(int team) {
     else asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(TEAM * WARP) : "memory");
 }
 
-// Weights on their way to a warp: for each of its tiles, each step of its slice.
+// Whether this is the one thread of a warp that acts for it.
+DEVICE bool elected() {
+    u32 is;
+    asm volatile("{.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;}" : "=r"(is));
+    return is;
+}
+// Weights on their way to a warp: for each of its tiles, each step of its slice. A step takes the place of the one that was
+// multiplied last. The copy engine brings them, or where they lie in more than two planes, whose pieces would be small, all lanes.
 struct Ring {
-    u32 first, to;
-    const u8* start;
-    const u8* staged;
+    static const bool BULK = HAS_BULK && Quant::Bytes::PIECES <= 2;
+    u8* start;
+    u32 barriers;  // of each place: that its copy has come
+    u32 stage, parity;
+    u32 next;  // the step that is fetched next, by one or by all
     Quant::Bytes::Cursor from;
     int left, length, turns, leap;  // steps of this tile, of each, tiles, and steps from the end of one to the next
 
-    DEVICE_METHOD Ring(u8* ring, int lane, const Quant::Bytes::Cursor& from, int length, int turns, int leap)
-        : start(ring), staged(ring), from(from), left(length), length(length), turns(turns), leap(leap) {
-        first = to = (u32)__cvta_generic_to_shared(ring) + lane * 16;
+    // The warp's places and barriers are its own.
+    DEVICE_METHOD Ring(u8* ring, u64* barriers, const Part& part, int lane, u32 next, int length, int turns, int leap)
+        : start(ring), barriers(shared_address(barriers)), stage(0), parity(0), next(next), from(part, next, lane), left(length),
+          length(length), turns(turns), leap(leap) {
+        if constexpr (BULK) {
+            if (lane == 0) {
+                for (int i = 0; i < STAGES; i++)
+                    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(this->barriers + i * 8) : "memory");
+                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            }
+            __syncwarp();
+        }
     }
-    DEVICE_METHOD void fetch(int lane) {
+    DEVICE_METHOD void skip(int steps) {
+        if constexpr (BULK) next += steps;
+        else from.move(steps);
+    }
+    DEVICE_METHOD void fetch(const Part& part, int lane) {
         if (turns > 0) {
-            from.fetch(to, lane);
-            to = to == first + (STAGES - 1) * BYTES ? first : to + BYTES;
-            from.move(1);
+            const u32 to = shared_address(start + stage * BYTES);
+            if constexpr (BULK) {
+                if (elected()) Quant::Bytes::fetch_bulk(part, next, to, barriers + stage * 8);
+            } else {
+                from.fetch(to + lane * 16, lane);
+            }
+            skip(1);
             if (--left == 0) {
                 left = length;
                 turns--;
-                from.move(leap);
+                skip(leap);
             }
         }
-        copy_group();
+        if constexpr (!BULK) copy_group();
+    }
+    DEVICE_METHOD void move() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    DEVICE_METHOD void await() const {
+        if constexpr (BULK) {
+            asm volatile("{.reg .pred done;\nagain: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;}"
+                         ::"r"(barriers + stage * 8), "r"(parity) : "memory");
+        } else {
+            copy_wait<STAGES - 1>();
+            __syncwarp();
+        }
     }
     // Multiplies the oldest step with the same columns of a row in shared memory, and fetches another in its place.
-    DEVICE_METHOD void multiply(const u8* x, int lane, float acc[4]) {
-        copy_wait<STAGES - 1>();
-        __syncwarp();
+    DEVICE_METHOD void multiply(const Part& part, const u8* x, int lane, float acc[4]) {
+        await();
         uint4 b;
-        Quant::fragments(staged, lane, [&](int k, const u32 a[4]) {
+        Quant::fragments(start + stage * BYTES, lane, [&](int k, const u32 a[4]) {
             if (k % 2 == 0) b = *(const uint4*)(x + k * 32);
             mma_f16(acc, a, k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
         });
         __syncwarp();
-        fetch(lane);
-        staged = staged == start + (STAGES - 1) * BYTES ? start : staged + BYTES;
+        fetch(part, lane);
+        move();
     }
 };
 
@@ -98,20 +139,28 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     // The row; (warp, stage) steps; sums, in two places by turns: (warp, 16); squares of each 128 columns.
     extern __shared__ uint4 room[];
     __shared__ u32 mosts[WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    // The compiler is to see that it is the same for all lanes.
+    const int lane = threadIdx.x % WARP, warp = __shfl_sync(0xffffffff, threadIdx.x / WARP, 0), warps = blockDim.x / WARP;
     const int team = warp / TEAM, teams = warps / TEAM, slice = warp % TEAM / SIDES, side = warp % SIDES;
     const u32 steps = part.groups * BLOCK / Quant::STEP;
     u8* row = (u8*)room;
     u8* rings = row + part.groups * BLOCK * 2;
     float* sums = (float*)(rings + warps * STAGES * BYTES);
     float* squares = sums + 2 * warps * 16;
-    const int tile_first = blockIdx.x * teams + team, tile_step = gridDim.x * teams;
+    u64* barriers = (u64*)(squares + (part.groups + 1) / 2 * 2) + warp * STAGES;
+    // Tiles of a block are neighbours, and blocks have as many as others or one less.
+    const int tile_first = (int)((long)blockIdx.x * in.tiles / gridDim.x) + team;
+    const int tile_end = (int)((long)(blockIdx.x + 1) * in.tiles / gridDim.x);
     const u32 begin = slice * steps / SLICES, end = (slice + 1) * steps / SLICES;
-    const int turns = (in.tiles - tile_first + tile_step - 1) / tile_step;
-    const Quant::Bytes::Cursor from(part, (tile_first + (side ? out.pairs : 0)) * steps + begin, lane);
-    Ring ring(rings + warp * STAGES * BYTES, lane, from, end - begin, turns, tile_step * steps - (end - begin));
+    const int turns = (tile_end - tile_first + teams - 1) / teams;
+    Ring ring(rings + warp * STAGES * BYTES, barriers, part, lane, (tile_first + (side ? out.pairs : 0)) * steps + begin, end - begin,
+              turns, teams * steps - (end - begin));
 #pragma unroll 1
-    for (int stage = 0; stage < STAGES; stage++) ring.fetch(lane);
+    for (int stage = 0; stage < STAGES; stage++) {
+        ring.fetch(part, lane);
+        ring.move();
+    }
+    ring.parity = 0;
     let_next_start();
 
     // The counts of a step are there before its first kernel, and so is what a model is made of.
@@ -123,7 +172,16 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
         for (int i = 0; i < EACH; i++) load_four<FOURS>(in.norm, (warp + i * warps) * BLOCK + lane * 4, columns, weight[i]);
     }
     wait_for_inputs();
-    if (count <= 0) return;
+    if (count <= 0) {
+        // Nothing may be on its way to a block that is gone.
+        if constexpr (Ring::BULK) {
+            for (int stage = 0; stage < min(STAGES, turns * (int)(end - begin)); stage++) {
+                ring.await();
+                ring.move();
+            }
+        }
+        return;
+    }
     const float* x = in.x + (long)in.first * columns;
 #pragma unroll
     for (int i = 0; i < EACH; i++) load_four<FOURS>(x, (warp + i * warps) * BLOCK + lane * 4, columns, v[i]);
@@ -154,7 +212,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     const u8* mine = row + lane % 4 * 16;
     int turn = 0;
 #pragma unroll 1
-    for (int tile = tile_first; tile < in.tiles; tile += tile_step) {
+    for (int tile = tile_first; tile < tile_end; tile += teams) {
         // Thread i of a tile's ends row i.
         const int n = tile * 16 + lane;
         const bool ends = warp % TEAM == 0 && lane < 16 && n < part.rows;
@@ -165,7 +223,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
         }
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-        for (u32 at = begin; at < end; at++) ring.multiply(mine + at * (Quant::STEP * 2), lane, acc);
+        for (u32 at = begin; at < end; at++) ring.multiply(part, mine + at * (Quant::STEP * 2), lane, acc);
         // One place is read while the other is written.
         float* place = sums + (turn * warps + warp) * 16;
         if (lane % 4 == 0) {

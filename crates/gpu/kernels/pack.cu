@@ -7,7 +7,7 @@
 
 #define F32 0
 #define HALVES 1  // F16, and with BITS BF16
-#define Q8_0 2
+#define Q8_0 2  // and with BITS MXFP8, whose codes stay as they are
 #define BLOCKS32 3  // Q4_0, Q4_1, Q5_0 and Q5_1: MINS and BITS say which
 #define SUPERBLOCKS 4  // Q4_K, and with BITS Q5_K
 #define Q6_K 5
@@ -86,7 +86,8 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
 #elif FORMAT == Q8_0 || FORMAT == BLOCKS32
     const int block_bytes = FORMAT == Q8_0 ? 34 : 2 + 2 * MINS + 4 * BITS + 16;
     u32 codes[4] = {0, 0, 0, 0}, high = 0;
-    u64 octets[4] = {0x8080808080808080, 0x8080808080808080, 0x8080808080808080, 0x8080808080808080};
+    const u64 higher = BITS ? 0 : 0x8080808080808080;
+    u64 octets[4] = {higher, higher, higher, higher};
     u16 scales[4] = {0, 0, 0, 0}, mins[4] = {0, 0, 0, 0};
     for (int block = 0; block < 4; block++) {
         if (!here || column + block * 32 >= rows.columns) continue;
@@ -94,9 +95,9 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
         scales[block] = *(const u16*)from;
         if (MINS) mins[block] = *(const u16*)(from + 2);
         const u8* bits = from + 2 + 2 * MINS;
-        const u8* low = bits + 4 * BITS;
+        const u8* low = bits + (FORMAT == Q8_0 ? 0 : 4 * BITS);
         if (FORMAT == Q8_0) {
-            octets[block] = load_8(low + t * 8) ^ 0x8080808080808080;
+            octets[block] = load_8(low + t * 8) ^ higher;
         } else {
             // Low halves are the first 16 values, high halves the others.
             codes[block] = octet<4>(load_8(low + t % 2 * 8) >> (t / 2 * 4));
@@ -117,7 +118,7 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
         if (MINS)
             *(uint2*)(part.mins + tile * 128 + row * 8) = make_uint2(pair(mins[0], mins[1]), pair(mins[2], mins[3]));
     }
-    if (FORMAT == Q8_0) {
+    if (FORMAT == Q8_0 && !BITS) {
         u32 most = 0;
         for (int block = 0; block < 4; block++) most = max(most, (u32)scales[block] & 0x7fff);
         leave_most(part, most);

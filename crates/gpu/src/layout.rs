@@ -226,21 +226,19 @@ impl Format {
                     planes[0][at..][..values.len()].copy_from_slice(values);
                 }
             }
-            Format::Q8_0 => {
-                for (block, stored) in stored.chunks_exact(34).enumerate() {
+            Format::Q8_0 | Format::MXFP8 => {
+                let mut sent = vec![0; self.sent_bytes(stored.len())];
+                self.send(stored, &mut sent);
+                let higher = if self == Format::Q8_0 { 0x80 } else { 0 };
+                for (block, stored) in sent.chunks_exact(34).enumerate() {
                     place.put_scale(block, &stored[..2], planes[2]);
                     let at = block / 2 * 1024 + place.half * 512 + place.lane * 16 + block % 2 * 8;
                     for (t, octet) in stored[2..].chunks_exact(8).enumerate() {
                         for (to, code) in planes[0][at + t * 16..][..8].iter_mut().zip(octet) {
-                            *to = code ^ 0x80;
+                            *to = code ^ higher;
                         }
                     }
                 }
-            }
-            Format::MXFP8 => {
-                let mut sent = vec![0; self.sent_bytes(stored.len())];
-                self.send(stored, &mut sent);
-                Format::Q8_0.pack_row(row, &sent, planes);
             }
             Format::Q4_0 | Format::Q4_1 | Format::Q5_0 | Format::Q5_1 => {
                 let mins = 2 * usize::from(matches!(self, Format::Q4_1 | Format::Q5_1));

@@ -22,7 +22,9 @@ const MULTIPROCESSORS: usize = 132;
 const SLICES: [(usize, usize); 4] =
     [(8 * MULTIPROCESSORS, 1), (4 * MULTIPROCESSORS, 2), (MULTIPROCESSORS, 4), (0, 8)];
 /// Warps of a block, for one row of activations and for several, whose sums take registers.
-const WARPS_MAX: usize = 24;
+const WARPS_MAX: usize = 18;
+/// Fewer do not keep a multiprocessor busy.
+const WARPS_ENOUGH: usize = 8;
 const WARPS_SEVERAL: usize = 18;
 /// Columns of a slice beyond which there are twice as many.
 const SLICE_COLUMNS: usize = 4096;
@@ -30,11 +32,13 @@ const SLICE_COLUMNS: usize = 4096;
 const TEAMS_MAX: usize = 15;
 /// Times 128 columns that a warp brings into form at most: in registers.
 const EACH_MAX: usize = 20;
-const STAGES_MAX: usize = 6;
-/// Bytes of weights on their way that a multiprocessor is given at most: more delay the next kernel's first ones.
-const AHEAD_BYTES: usize = 96 << 10;
 /// Rows that blocks of 1024 threads bring into form: one for each multiprocessor.
 const FORM_FEW: usize = 128;
+const STAGES_MAX: usize = 8;
+/// Half of a multiprocessor's shared memory. Where weights are many, a block has more: two would not fit, and a multiprocessor that
+/// is free before others is not given two of the next kernel's.
+const SHARED_HALF: usize = 113 << 10;
+const ALONE_BYTES: usize = 6 << 20;
 /// The most rows of activations of a product.
 const PASS_ROWS_MAX: usize = 1024;
 /// And of a block.
@@ -175,27 +179,38 @@ impl Shape {
     fn one(part: &WeightPart, gates: bool, room: usize) -> Option<Shape> {
         let (groups, sides, slices) = (part.groups(), if gates { 2 } else { 1 }, slices(part));
         let (tiles, team, step_bytes) = (part.row_tiles() / sides, slices * sides, part.format.step_bytes());
-        let fixed = |warps: usize| groups * (TILE_COLUMNS * 2 + 4) + 2 * warps * TILE_ROWS * 4;
-        let fits = |teams: usize| fixed(teams * team) + teams * team * step_bytes <= room;
-        let most = if team == 1 { WARPS_MAX } else { (WARPS_MAX / team).clamp(1, TEAMS_MAX) };
-        let most = (1..=most).rev().find(|&teams| fits(teams))?;
-        // As few as take no longer, and as many as bring a row into form.
+        // The row and its squares; sums, and a barrier for each stage.
+        let fixed =
+            |warps: usize| groups * (TILE_COLUMNS * 2 + 4) + 8 + warps * (2 * TILE_ROWS * 4 + STAGES_MAX * 8);
+        let fits = |teams: usize| {
+            let warps = teams * team;
+            warps <= WARPS_MAX.max(team)
+                && (team == 1 || teams <= TEAMS_MAX)
+                && fixed(warps) + warps * step_bytes <= room
+        };
+        // Enough to bring a row into form; then as few rounds of a block's tiles as there are warps for, with as little idle.
+        let least = groups.div_ceil(EACH_MAX).div_ceil(team).max(1);
         let tiles_each = tiles.div_ceil(MULTIPROCESSORS).max(1);
-        let rounds = tiles_each.div_ceil(most);
-        let teams = tiles_each.div_ceil(rounds).max(groups.div_ceil(EACH_MAX).div_ceil(team));
-        if teams > most {
-            return None;
-        }
+        let teams =
+            (least..=least.max(WARPS_MAX / team)).filter(|&teams| fits(teams)).min_by_key(|&teams| {
+                let rounds = tiles_each.div_ceil(teams);
+                (rounds * teams + if teams * team < WARPS_ENOUGH { tiles_each } else { 0 }, rounds)
+            })?;
+        let rounds = tiles_each.div_ceil(teams);
         let warps = teams * team;
-        let blocks = tiles.div_ceil(teams).min(MULTIPROCESSORS);
+        let blocks = tiles.min(MULTIPROCESSORS);
         let each = groups.div_ceil(warps);
         // Few programs: each is compiled.
         let each = if each > 4 { each.next_multiple_of(5) } else { each };
         let (stage, fixed) = (warps * step_bytes, fixed(warps));
         let at_once = steps(part).div_ceil(slices) * rounds;
-        let stages = (room - fixed).min(AHEAD_BYTES.max(2 * stage)) / stage;
+        let ahead = SHARED_HALF.saturating_sub(fixed).max(2 * stage);
+        let stages = (room - fixed).min(ahead) / stage;
         let stages = stages.min(at_once).clamp(1, STAGES_MAX);
-        let shared = fixed + stages * stage;
+        // Two blocks of a large product on a multiprocessor would leave another one idle.
+        let bytes = part.row_tile_bytes().iter().sum::<usize>() * part.row_tiles();
+        let alone = if bytes >= ALONE_BYTES { (SHARED_HALF + 2048).min(room) } else { 0 };
+        let shared = (fixed + stages * stage).max(alone);
         Some(Shape { slices, rows: 1, warps, blocks, stages, each, shared })
     }
 
@@ -227,7 +242,7 @@ impl Shape {
         let threads = match self.warps {
             0..=8 => 256,
             9..=12 => 384,
-            13..=18 => 576,
+            13..=16 => 512,
             _ => WARPS_MAX * 32,
         };
         key.defines.extend([
@@ -465,12 +480,12 @@ mod tests {
             assert_eq!((slices, warps, blocks, stages), wanted, "{format:?} {shape:?}, gates {gates}");
         };
         check(Format::BF16, (16, 17), false, (1, 1, 1, 1));
-        check(Format::BF16, (9728, 896), true, (2, 12, 102, 2));
-        check(Format::BF16, (152_064, 3584), false, (1, 24, 132, 2));
-        check(Format::BF16, (3584, 3584), false, (4, 8, 112, 3));
+        check(Format::BF16, (9728, 896), true, (2, 12, 132, 2));
+        check(Format::BF16, (152_064, 3584), false, (1, 18, 132, 2));
+        check(Format::BF16, (3584, 3584), false, (4, 8, 132, 3));
         check(Format::Q4_K, (37_888, 3584), true, (1, 18, 132, 2));
-        check(Format::Q4_K, (3584, 3584), false, (4, 8, 112, 4));
-        check(Format::Q6_K, (3584, 18_944), false, (8, 16, 112, 2));
+        check(Format::Q4_K, (3584, 3584), false, (4, 8, 132, 4));
+        check(Format::Q6_K, (3584, 18_944), false, (8, 16, 132, 2));
     }
 
     #[test]
