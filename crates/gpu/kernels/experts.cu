@@ -1,6 +1,7 @@
-// Experts beside their products: who is chosen, and what becomes of what the chosen say. A row of `chosen` is the numbers of a
-// token's experts, ascending, then their weights; pair (token, choice) has row token * each + choice everywhere.
-#include "prelude.cuh"
+// Experts beside their products: who is chosen, whose rows are whose (experts.cuh), and what becomes of what the chosen say. A
+// row of `chosen` is the numbers of a token's experts, ascending, then their weights; pair (token, choice) is number
+// token * each + choice.
+#include "experts.cuh"
 
 #define EACH_MAX 64
 
@@ -61,17 +62,72 @@ KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts
     }
 }
 
-// residual += the weighted sum of a token's rows, in the order of its experts: grid (columns, tokens), a thread per value.
-KERNEL combine(Step step, const float* chosen, int each, const float* rows, float* residual, int columns) {
+// Gives every pair its place: grid (experts), of whose pairs each thread finds some that follow each other. Reads chosen; writes
+// starts, list and places.
+KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* list, int* places) {
+    __shared__ int lesses[WARP], owns[WARP];
     let_next_start();
     wait_for_inputs();
-    const int k = blockIdx.x * blockDim.x + threadIdx.x;
-    const long r = blockIdx.y;
-    if (k >= columns || r >= step_rows(step, 0)) return;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP, expert = blockIdx.x;
+    const int pairs = stack_tokens(step, stack) * stack.each, share = (pairs + blockDim.x - 1) / blockDim.x;
+    const int begin = min((int)threadIdx.x * share, pairs), end = min(begin + share, pairs);
+    const float* chosen = stack.chosen + (long)stack.token * 2 * stack.each;
+    // Whatever is there, it has a place.
+    auto number = [&](int pair) {
+        const int token = pair / stack.each;
+        return min(max((int)chosen[(long)token * 2 * stack.each + pair - token * stack.each], 0), stack.count - 1);
+    };
+    int less = 0, own = 0;
+    for (int pair = begin; pair < end; pair++) {
+        less += number(pair) < expert;
+        own += number(pair) == expert;
+    }
+    // Those of the threads before.
+    int at = own;
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffff, at, step);
+        if (lane >= step) at += other;
+        less += __shfl_xor_sync(0xffffffff, less, step);
+    }
+    if (lane == WARP - 1) {
+        lesses[warp] = less;
+        owns[warp] = at;
+    }
+    __syncthreads();
+    int start = 0, all = 0;
+    at -= own;
+    for (int w = 0; w < warps; w++) {
+        start += lesses[w];
+        all += owns[w];
+        if (w < warp) at += owns[w];
+    }
+    if (threadIdx.x == 0) {
+        starts[expert] = start;
+        if (expert == stack.count - 1) starts[expert + 1] = start + all;
+    }
+    if (own == 0) return;
+    for (int pair = begin; pair < end; pair++) {
+        if (number(pair) != expert) continue;
+        list[start + at] = pair * 8 + at % 8;
+        places[pair] = start + at;
+        at++;
+    }
+}
+
+// residual += the weighted sum of a token's rows, in the order of its experts: grid (columns, tokens), a thread per value.
+KERNEL combine(Step step, Stack stack, const float* rows, float* residual, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y, each = stack.each;
+    if (k >= columns || r >= stack_tokens(step, stack)) return;
+    const long token = stack.token + r;
     float sum = 0.0f;
-    for (int i = 0; i < each; i++)
-        sum = __fmaf_rn(chosen[r * 2 * each + each + i], rows[(r * each + i) * columns + k], sum);
-    residual[r * columns + k] += sum;
+    for (int i = 0; i < each; i++) {
+        const long place = stack.places ? stack.places[r * each + i] : r * each + i;
+        sum = __fmaf_rn(stack.chosen[token * 2 * each + each + i], rows[place * columns + k], sum);
+    }
+    residual[token * columns + k] += sum;
 }
 
 // x += sigmoid(gate) * y: grid (columns, tokens), a thread per value; a gate for each row.

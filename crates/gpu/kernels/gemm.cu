@@ -7,10 +7,17 @@
 // Sums are those of gemv.cu in the same order, and have the same bits: slices of contiguous steps, each from zero, added in
 // their order. A block takes all slices of a tile (SLICED: more than one), or the blocks of a cluster take a slice each and
 // add what they have through each other's shared memory (SPLIT).
+// With EXPERTS rows of activations are those of one expert after the other (experts.cuh), each times its own weights.
 // Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only what they let through.
 #include QUANT
 #include "bulk.cuh"
+#include "experts.cuh"
 #include "form.cuh"
+#if EXPERTS
+#define STACK , Stack stack
+#else
+#define STACK
+#endif
 #include "result.cuh"
 #include "wgmma.cuh"
 
@@ -39,7 +46,7 @@ struct Barriers {
 // The warps that multiply wait for each other.
 DEVICE void multipliers_wait() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory"); }
 
-KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs in, Result out) {
+KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs in, Result out STACK) {
     // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed.
     extern __shared__ u8 room[];
     __shared__ Barriers barriers;
@@ -57,8 +64,17 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+#if EXPERTS
+    __shared__ int before[EXPERTS_MAX + 1];
+    wait_for_inputs();
+    if (warp == 0) count_groups<WIDTH>(stack, before);
+#endif
     __syncthreads();
     const u32 steps = part.groups * 128 / Quant::STEP, slices = in.slices;
+#if EXPERTS
+    const int tiles = before[stack.count] * in.tiles;
+    auto place_of = [&](int at) { return item_of<WIDTH>(stack, before, at, in.tiles); };
+#else
     const int count = min(step_rows(step, wanted) - in.first, in.limit);
     const int across = max(count + WIDTH - 1, 0) / WIDTH, tiles = across * in.tiles;
     // Tiles that share rows of the weight are neighbours, so that these are read once from memory, and as many rows of
@@ -66,8 +82,9 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
     auto place_of = [&](int at) {
         const int group = at / (GROUP * in.tiles), within = at - group * GROUP * in.tiles;
         const int wide = min(GROUP, across - group * GROUP);
-        return make_int2(within / wide, (group * GROUP + within % wide) * WIDTH);
+        return Item{0, within / wide, (group * GROUP + within % wide) * WIDTH, count};
     };
+#endif
     const u32 slice_first = SPLIT ? blockIdx.z : 0, slice_end = SPLIT ? blockIdx.z + 1 : slices;
     const u32 begin = slice_first * steps / slices, end = slice_end * steps / slices;
     const int row_tiles = GATES ? out.pairs : (part.rows + 15) / 16;
@@ -81,7 +98,9 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
             Turn<STAGES_A> turn;
             for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
                 const int below = GATES && lane >= ROW_TILES / 2 ? out.pairs : 0;
-                const long base = (long)(min(tile_of(place_of(at).x, lane), row_tiles - 1) + below) * steps;
+                const Item item = place_of(at);
+                const int above = item.expert * ((part.rows + 15) / 16);
+                const long base = (long)(above + min(tile_of(item.tile, lane), row_tiles - 1) + below) * steps;
                 for (u32 s = begin; s < end; s++) {
                     u64* full = barriers.full_a + turn.stage;
                     barrier_wait(barriers.empty_a + turn.stage, turn.parity ^ 1);
@@ -96,7 +115,7 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
             wait_for_inputs();
             Turn<STAGES_B> turn;
             for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
-                const int token = place_of(at).y;
+                const int token = place_of(at).place;
                 const u32 bytes = min(WIDTH, in.rows - token) * 128;
                 for (u32 k = begin * (Quant::STEP / 64); k < end * (Quant::STEP / 64); k++) {
                     u64* full = barriers.full_b + turn.stage;
@@ -125,10 +144,12 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
     int half = 0;
     wait_for_inputs();
     for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
-        const int tile = place_of(at).x, token = place_of(at).y;
+        const Item item = place_of(at);
+        const int tile = item.tile, token = item.place, end_row = item.end;
+        const float* biases = out.bias ? out.bias + (long)item.expert * out.columns + out.first : nullptr;
         if (at + gridDim.x >= tiles) let_next_start();
         // Powers of two: one product has the bits of `meant`.
-        for (int i = threadIdx.x; i < min(WIDTH, count - token); i += WARPS * WARP)
+        for (int i = threadIdx.x; i < min(WIDTH, end_row - token); i += WARPS * WARP)
             factors[half][i] = __fmul_rn(in.factors[token + i], unscale);
         float acc[OUTPUTS];
 #if SLICED
@@ -198,8 +219,8 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
         float* passed = (float*)(room + (ring_a - shared_at(room)) + STAGES_A * STAGE_A) + threadIdx.x % (WARPS / 2 * WARP);
         float bias[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
         for (int h = 0; h < 4; h++)
-            if (out.bias && row + h % 2 * 8 < below) bias[h / 2][h % 2] = out.bias[out.first + row + h % 2 * 8 + h / 2 * below];
-        const int mine = side ? OUTPUTS / 2 : 0, left = count - token - token_of(mine);
+            if (biases && row + h % 2 * 8 < below) bias[h / 2][h % 2] = biases[row + h % 2 * 8 + h / 2 * below];
+        const int mine = side ? OUTPUTS / 2 : 0, left = end_row - token - token_of(mine);
         float* to = out.gated + (long)(in.first + token + token_of(mine)) * below + row;
 #pragma unroll
         for (int j = 0; j < OUTPUTS / 2; j += PASSED) {
@@ -222,10 +243,10 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
 #else
         float bias[2] = {0.0f, 0.0f};
         for (int h = 0; h < 2; h++)
-            if (out.bias && row + h * 8 < part.rows) bias[h] = out.bias[out.first + row + h * 8];
+            if (biases && row + h * 8 < part.rows) bias[h] = biases[row + h * 8];
         float* to = out.values + out.first + row + (long)(in.first + token) * out.columns;
 #if SPLIT
-        auto here = [&](int i) { return row + i / 2 % 2 * 8 < part.rows && token + token_of(i) < count; };
+        auto here = [&](int i) { return row + i / 2 % 2 * 8 < part.rows && token + token_of(i) < end_row; };
         auto place = [&](int i) { return to + (long)token_of(i) * out.columns + i / 2 % 2 * 8; };
         // A block has one tile: its rings are free. Each of the cluster's ends some of the tokens.
         float4* fours = (float4*)room + threadIdx.x;
@@ -259,7 +280,7 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
         }
         cluster_wait();
 #else
-        const int left = count - token - 2 * t;
+        const int left = end_row - token - 2 * t;
         to += 2L * t * out.columns;
 #pragma unroll
         for (int j = 0; j < OUTPUTS; j += 16) {

@@ -10,8 +10,16 @@
 // counterparts have warps of their own; warps of a tile meet in shared memory.
 // Several rows (`gemv_several`: up to ROWS) come in that form and go through shared memory with the weights, a step at a time:
 // a block's warps read them together.
+// With EXPERTS blocks that are below each other in the grid have a token and one of its experts each: every such pair is a
+// product of one row.
 // Reads weight planes and activations; writes out (rows, columns) at out.first.
 #include QUANT
+#if EXPERTS
+#include "experts.cuh"
+#define STACK , Stack stack
+#else
+#define STACK
+#endif
 #include "form.cuh"
 #include "result.cuh"
 
@@ -135,7 +143,7 @@ struct Ring {
 
 // EACH: times 128 columns that a warp brings into form, at most. Code that runs once is fetched once: what is rolled up here
 // starts sooner.
-KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, Inputs in, Result out) {
+KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, Inputs in, Result out STACK) {
     // The row; (warp, stage) steps; sums, in two places by turns: (warp, 16); squares of each 128 columns.
     extern __shared__ uint4 room[];
     __shared__ u32 mosts[WARP];
@@ -143,6 +151,19 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     const int lane = threadIdx.x % WARP, warp = __shfl_sync(0xffffffff, threadIdx.x / WARP, 0), warps = blockDim.x / WARP;
     const int team = warp / TEAM, teams = warps / TEAM, slice = warp % TEAM / SIDES, side = warp % SIDES;
     const u32 steps = part.groups * BLOCK / Quant::STEP;
+    u32 above = 0;  // tiles of the experts before
+#if EXPERTS
+    if (!stack.known) wait_for_inputs();
+    const int pair = blockIdx.y, token = pair / stack.each;
+    if (token >= stack_tokens(step, stack)) return wait_for_inputs();
+    const int expert = (int)load_fresh(stack.chosen + (long)token * 2 * stack.each + pair % stack.each) - stack.first;
+    if (expert < 0 || expert >= stack.count) return wait_for_inputs();
+    above = expert * ((part.rows + 15) / 16);
+    in.x += (long)(stack.gathers ? token : pair) * part.columns;
+    out.values += (long)pair * out.columns;
+    out.gated += (long)pair * out.pairs * 16;
+    if (out.bias) out.bias += (long)expert * out.columns;
+#endif
     u8* row = (u8*)room;
     u8* rings = row + part.groups * BLOCK * 2;
     float* sums = (float*)(rings + warps * STAGES * BYTES);
@@ -153,8 +174,8 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     const int tile_end = (int)((long)(blockIdx.x + 1) * in.tiles / gridDim.x);
     const u32 begin = slice * steps / SLICES, end = (slice + 1) * steps / SLICES;
     const int turns = (tile_end - tile_first + teams - 1) / teams;
-    Ring ring(rings + warp * STAGES * BYTES, barriers, part, lane, (tile_first + (side ? out.pairs : 0)) * steps + begin, end - begin,
-              turns, teams * steps - (end - begin));
+    Ring ring(rings + warp * STAGES * BYTES, barriers, part, lane, (above + tile_first + (side ? out.pairs : 0)) * steps + begin,
+              end - begin, turns, teams * steps - (end - begin));
 #pragma unroll 1
     for (int stage = 0; stage < STAGES; stage++) {
         ring.fetch(part, lane);

@@ -419,13 +419,11 @@ impl Memory for Cuda {
         })
     }
 
-    fn upload_experts(&self, parts: &[Part<'_>], _experts: usize) -> Result<Weight, Error> {
+    fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Weight, Error> {
         land(parts, Content::Values, |parts| {
             let weight = Weight::new(&self.arena, &self.sizes, parts)?;
             self.programs.prepare(Key::plain("experts.cu"));
-            for part in &weight.parts {
-                self.programs.prepare(Key::quant("expert_linear.cu", part.format));
-            }
+            self.programs_of_experts(&weight, experts).into_iter().for_each(|key| self.programs.prepare(key));
             self.fill(weight, parts)
         })
     }

@@ -101,6 +101,13 @@ pub(crate) struct DevicePart {
     row_tile: i32,
 }
 
+impl DevicePart {
+    /// The same with so many rows: of one expert, where the part has several.
+    pub(crate) fn with_rows(self, rows: usize) -> DevicePart {
+        DevicePart { rows: int(rows), ..self }
+    }
+}
+
 impl WeightPart {
     /// Tiles side by side.
     pub(crate) fn groups(&self) -> usize {

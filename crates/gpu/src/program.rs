@@ -26,6 +26,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "prelude.cuh",
     "activation.cuh",
     "attention.cuh",
+    "experts.cuh",
     "result.cuh",
     "rope.cuh",
     "form.cuh",
@@ -58,7 +59,8 @@ const UNITS: &[(&str, &str)] = kernels![
     "attention_f32.cu",
     "attention_rows.cu",
     "embed.cu",
-    "expert_linear.cu",
+    "expert_f32.cu",
+    "expert_rows.cu",
     "experts.cu",
     "form.cu",
     "gemm.cu",
@@ -219,7 +221,8 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        if name.starts_with("gem") || name.starts_with("attention") || name == "draw" {
+        if name.starts_with("gem") || name == "expert_rows" || name.starts_with("attention") || name == "draw"
+        {
             function.allow_shared(&self.device)?;
         }
         if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
@@ -252,7 +255,7 @@ mod tests {
     use crate::driver::NVRTC;
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
-    use crate::ops::{attention_program, every_gemm, few_programs, programs, storage};
+    use crate::ops::{attention_program, every_gemm, expert_programs, few_programs, programs, storage};
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
     const FORMATS: [Format; 14] = [
@@ -288,7 +291,17 @@ mod tests {
         .to_vec();
         for format in FORMATS {
             keys.push(Key::quant("embed.cu", format));
-            keys.push(Key::quant("expert_linear.cu", format));
+            // Few columns, and so many that they are cut into slices.
+            for columns in [2048, 14_336] {
+                let part = WeightPart { format, first: 0, rows: 1536, columns, planes: [0; PLANES] };
+                let every = expert_programs(&part, (128, 4096), 90, (132, 96 << 10));
+                // Those with gates and with the most rows have the most registers.
+                let some = |at: usize| format == Format::Q4_K || columns == 2048 && [1, 4, 6].contains(&at);
+                let wanted = |key: &Key, at: usize| !keys.contains(key) && (some(at) || every.len() == 1);
+                let new = every.iter().enumerate().filter(|(at, key)| wanted(key, *at));
+                let new = new.map(|(_, key)| key.clone()).collect::<Vec<_>>();
+                keys.extend(new);
+            }
             let packer = crate::upload::packer(format);
             if !keys.contains(&packer) {
                 keys.push(packer);

@@ -2,16 +2,20 @@
 //! f64.
 
 use std::fmt;
+use std::ops::Range;
 
 use fornax_format::DType;
 
-use crate::cpu::expand_rows;
-use crate::{Backend, ExpertRoom, Experts, Glu, Need, Part, Purpose, Routing, Shares};
+use crate::cpu::{Activations, expand_rows};
+use crate::{Backend, ExpertRoom, Experts, Glu, Need, Part, Purpose, Routing, Shares, WEIGHT_TYPES};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
-use super::{Failure, Op, Suite};
+use super::{Failure, Op, Suite, within};
 
+/// Largest error against the specification of half activations: sums in another order may make one rounding on the way fall to
+/// the other side, of a value that outweighs the others of its row.
+const HALF_BOUND: f64 = 1e-6;
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     if suite.backend.supports(Need::Experts).is_err() {
         return;
@@ -57,6 +61,41 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     {
         suite.mixture(Mixture { dtypes, bias: true, ..wide });
     }
+    // Kernels may differ by how many rows an expert has, from one to a whole prompt.
+    for dtype in WEIGHT_TYPES {
+        let mixture = Mixture { experts: 2, chosen: 1, dtypes: [dtype; 3], tokens: 40, ..wide };
+        suite.mixture(mixture);
+        suite.regrouped(mixture, &[0..1, 1..8, 8..40]);
+    }
+    for dtype in [DType::BF16, DType::Q8_0, DType::Q4_K, DType::Q6_K, DType::MXFP4] {
+        let mixture = Mixture { experts: 3, dtypes: [dtype; 3], bias: true, tokens: 100, ..wide };
+        suite.mixture(Mixture { tokens: 5, ..mixture });
+        suite.mixture(mixture);
+        suite.mixture(Mixture { choice: Choice::Crowded, ..mixture });
+        // What gates and counterparts are stored as differs.
+        for tokens in [1, 40] {
+            suite.mixture(Mixture { dtypes: [dtype, DType::F16, dtype], tokens, ..mixture });
+        }
+        suite.regrouped(mixture, &[0..1, 1..3, 3..20, 20..100]);
+    }
+    // Rows that fill no tile, and columns that fill no block.
+    let plain = Mixture { dtypes: [DType::BF16; 3], bias: true, ..usual };
+    for (hidden, ffn) in [(96, 40), (33, 24), (160, 17), (16, 16), (200, 336)] {
+        for tokens in [1, 5, 64] {
+            suite.mixture(Mixture { experts: 3, hidden, ffn, tokens, ..plain });
+        }
+    }
+    for (experts, chosen) in [(60, 4), (128, 8)] {
+        let mixture = Mixture { experts, chosen, hidden: 64, ffn: 32, tokens: 288, ..plain };
+        suite.mixture(mixture);
+        suite.regrouped(mixture, &[0..1, 1..3, 3..20, 20..84, 84..288]);
+    }
+    // Long rows, whose columns may be shared out.
+    let dtypes = [DType::BF16, DType::BF16, DType::Q4_K];
+    let long = Mixture { experts: 2, chosen: 1, hidden: 16, ffn: 8192, dtypes, tokens: 40, ..usual };
+    suite.mixture(Mixture { tokens: 1, ..long });
+    suite.mixture(long);
+    suite.regrouped(long, &[0..1, 1..6, 6..40]);
     for mixture in [Mixture { tokens: 40, ..usual }, Mixture { tokens: 40, dtypes: [DType::Q4_K; 3], ..wide }]
     {
         suite.same_bits(format_args!("{mixture}: all tokens, and one by one"), |backend| {
@@ -70,9 +109,31 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
 }
 
 impl<B: Backend> Suite<'_, B> {
+    /// All tokens at once, and some after the others.
+    fn regrouped(&mut self, mixture: Mixture, groups: &[Range<usize>]) {
+        self.same_bits(format_args!("{mixture}: all tokens, and in groups"), |backend| {
+            let mut table = Table::new(mixture.hidden);
+            for group in groups {
+                table.append(mixture.compute(backend, group.clone())?);
+            }
+            Ok((mixture.compute(backend, 0..mixture.tokens)?, table))
+        });
+    }
+
     fn mixture(&mut self, mixture: Mixture) {
+        if !(self.chosen)(Op::Experts, &mixture.to_string()) {
+            return;
+        }
         let wanted = mixture.formula();
         self.against(Op::Experts, mixture, &wanted, |backend| mixture.compute(backend, 0..mixture.tokens));
+        if self.reference.options().activations == Activations::Half {
+            // What is rounded on the way is specified: nothing else is.
+            let outcome = mixture.compute(&self.reference, 0..mixture.tokens).and_then(|wanted| {
+                let got = mixture.compute(self.backend, 0..mixture.tokens)?;
+                within(HALF_BOUND, &got, &wanted)
+            });
+            self.conclude(Op::Experts, format!("{mixture}, as specified"), outcome);
+        }
     }
 }
 
@@ -299,7 +360,7 @@ impl Mixture {
     }
 
     /// Some of the tokens.
-    fn compute<B: Backend>(&self, backend: &B, tokens: std::ops::Range<usize>) -> Result<Table, Failure> {
+    fn compute<B: Backend>(&self, backend: &B, tokens: Range<usize>) -> Result<Table, Failure> {
         let Mixture { experts, chosen, hidden, ffn, bias, .. } = *self;
         let inputs = self.inputs();
         let gate_up = backend.upload_experts(&inputs.gate_up()?, experts)?;

@@ -597,10 +597,6 @@ impl Backend for Cpu {
         places.fill(&chosen.values()[..tokens * chosen.columns], each, experts.count)?;
         let places = &*places;
         let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
-        if multiplier.activations == Activations::Half {
-            // Each token has experts of its own: no matrix units, and no need to round.
-            multiplier.activations = Activations::Float;
-        }
         let mut multiply = |weight: &Weight, bias: Option<&Buf>, x: &[f32], out: &mut [f32]| {
             for (expert, rows) in places.taken() {
                 let matrix = weight.matrix().stacked(expert, experts.count);

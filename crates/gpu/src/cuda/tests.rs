@@ -216,6 +216,125 @@ fn prompts_and_single_tokens_of_one_step_have_a_kernel_each() {
     );
 }
 
+/// The first token of so many sequences.
+fn streams_batch(streams: u32) -> Batch {
+    let mut batch = Batch::default();
+    for slot in 0..streams {
+        let row = Row { slot, start: 0, len: 1, pages: vec![vec![PageId(1 + slot)]], wanted: 1 };
+        batch.push(row, [Token::Known(0)]);
+    }
+    batch
+}
+
+/// Experts of zeros: gate, up and down as they are stored.
+struct Mixture {
+    weights: [Weight; 2],
+    room: ExpertRoom<Buf>,
+    chosen: Buf,
+    x: Buf,
+    residual: Buf,
+    experts: usize,
+}
+
+impl Mixture {
+    fn new(cuda: &Cuda, (experts, each): (usize, usize), ffn: usize, dtypes: [DType; 3]) -> Mixture {
+        let zeros = |dtype: DType, values: usize| vec![0; dtype.bytes_for(values).expect("whole blocks")];
+        let stored = dtypes.map(|dtype| zeros(dtype, ffn * HIDDEN));
+        let view = |at: usize, shape: [usize; 2]| {
+            Part::from(View::new("zeros", dtypes[at], shape.to_vec(), &stored[at]).expect("whole blocks"))
+        };
+        let gate_up = (0..2 * experts).map(|at| view(at % 2, [ffn, HIDDEN])).collect::<Vec<_>>();
+        let down = (0..experts).map(|_| view(2, [HIDDEN, ffn])).collect::<Vec<_>>();
+        let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX * each, columns).unwrap();
+        Mixture {
+            weights: [gate_up, down].map(|parts| cuda.upload_experts(&parts, experts).unwrap()),
+            room: ExpertRoom { rows: rows(HIDDEN), gate_up: rows(2 * ffn), gated: rows(ffn) },
+            chosen: cuda.alloc(Purpose::Residual, TOKENS_MAX, 2 * each).unwrap(),
+            x: cuda.alloc(Purpose::Activations, TOKENS_MAX, HIDDEN).unwrap(),
+            residual: cuda.alloc(Purpose::Residual, TOKENS_MAX, HIDDEN).unwrap(),
+            experts,
+        }
+    }
+
+    fn forward(&mut self, cuda: &Cuda, step: &Step, glu: Glu) -> Result<(), Error> {
+        let [gate_up, down] = &self.weights;
+        let experts =
+            Experts { count: self.experts, gate_up, gate_up_bias: None, down, down_bias: None, glu };
+        cuda.experts(step, &experts, &self.chosen, &self.x, &mut self.room, &mut self.residual)
+    }
+
+    /// What a step of so many streams launches: kernels and grids.
+    fn launched(&mut self, cuda: &Cuda, streams: u32, glu: Glu) -> Vec<(String, [u32; 3])> {
+        let step = cuda.begin(&streams_batch(streams)).unwrap();
+        fake::with(|fake| fake.launched.clear());
+        self.forward(cuda, &step, glu).unwrap();
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        cuda.finish(step).unwrap();
+        launched.into_iter().map(|launch| (launch.kernel, launch.grid)).collect()
+    }
+}
+
+#[test]
+fn experts_are_multiplied_pair_by_pair_or_with_few_rows_or_with_many() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let check = |mixture: &mut Mixture, streams, glu, wanted: &[&str]| {
+        let launched = mixture.launched(&cuda, streams, glu);
+        let names: Vec<&str> = launched.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, wanted, "{streams} streams, {glu:?}");
+        launched
+    };
+    let mut eight = Mixture::new(&cuda, (8, 2), FFN, [DType::Q8_0; 3]);
+    let one = check(&mut eight, 1, Glu::Silu, &["gemv_one", "gemv_one", "combine"]);
+    assert_eq!((one[0].1[1], one[1].1[1]), (2, 2), "blocks for each expert of the token");
+    check(&mut eight, 1, Glu::Clamped, &["gemv_one", "glu_clamped", "gemv_one", "combine"]);
+    let few =
+        ["deal", "form_fours", "expert_rows", "glu_silu", "form_experts_fours", "expert_rows", "combine"];
+    let launched = check(&mut eight, 6, Glu::Silu, &few);
+    assert_eq!((launched[0].1, launched[4].1), ([8, 1, 1], [12, 1, 1]), "experts, and a row for each pair");
+    // Of many experts several tokens choose few together.
+    let mut forty = Mixture::new(&cuda, (40, 2), FFN, [DType::Q8_0; 3]);
+    assert_eq!(check(&mut forty, 4, Glu::Silu, &["gemv_one", "gemv_one", "combine"])[0].1[1], 8);
+    check(&mut forty, 6, Glu::Silu, &few);
+    let mut four = Mixture::new(&cuda, (4, 2), FFN, [DType::Q8_0; 3]);
+    let many = ["deal", "form_experts_fours", "gemm", "form_experts_fours", "gemm", "combine"];
+    check(&mut four, 80, Glu::Silu, &many);
+    // F32 is multiplied as it is.
+    let mut floats = Mixture::new(&cuda, (4, 2), FFN, [DType::F32; 3]);
+    check(&mut floats, 1, Glu::Silu, &["expert_f32", "glu_silu", "expert_f32", "combine"]);
+    check(&mut floats, 80, Glu::Silu, &["deal", "expert_f32", "glu_silu", "expert_f32", "combine"]);
+    // Gates and counterparts of different types are weights of their own, expert by expert.
+    let mut mixed = Mixture::new(&cuda, (3, 2), FFN, [DType::Q8_0, DType::F16, DType::Q8_0]);
+    let gate_up = ["gemv_one"; 6];
+    check(&mut mixed, 1, Glu::Silu, &[&gate_up[..], &["glu_silu", "gemv_one", "combine"]].concat());
+}
+
+#[test]
+fn tokens_whose_experts_have_no_room_at_once_go_in_passes() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut mixture = Mixture::new(&cuda, (8, 8), 4096, [DType::Q8_0; 3]);
+    let launched = mixture.launched(&cuda, TOKENS_MAX as u32, Glu::Silu);
+    let tokens: Vec<u32> =
+        launched.iter().filter(|(name, _)| name == "combine").map(|(_, grid)| grid[1]).collect();
+    assert_eq!(tokens.len(), 2, "{launched:?}");
+    assert_eq!(tokens.iter().sum::<u32>(), TOKENS_MAX as u32);
+    assert_eq!(launched.iter().filter(|(name, _)| name == "deal").count(), 2);
+}
+
+#[test]
+fn experts_of_streams_are_recorded_and_replayed() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut mixture = Mixture::new(&cuda, (8, 2), FFN, [DType::Q8_0; 3]);
+    for (streams, replays) in [(6, 0), (7, 1), (8, 2), (5, 3)] {
+        let step = cuda.begin(&streams_batch(streams)).unwrap();
+        cuda.record(&step, &mut || mixture.forward(&cuda, &step, Glu::Silu)).unwrap();
+        cuda.finish(step).unwrap();
+        assert_eq!(fake::with(|fake| fake.replayed.len()), replays, "{streams} streams");
+    }
+}
+
 #[test]
 fn a_bucket_is_run_then_recorded_then_replayed_until_memory_changes() {
     fake::willing();

@@ -1,36 +1,242 @@
-//! Experts: the choice, a product for each token and expert, the weighted sum.
+//! Experts: the choice, the products of each expert with the rows that chose it, the weighted sum.
+//!
+//! Only the device knows who chose whom. It gives each pair of a token and an expert a place (`deal`), those of one expert side
+//! by side, and products go from expert to expert: blocks stay, and find out from the places what there is to do. So a step
+//! can be recorded. Sums have one order, by the shape of an expert's weights, whoever does them: kernels of one token, of
+//! few rows for an expert, or of many.
 
-use fornax_compute::{Error, ExpertRoom, Experts, Routing, Rows, Shares};
+use std::ops::Range;
+
+use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares};
 
 use super::fits;
+use super::gemm::{self, Many, room_for};
+use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_threads, steps};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
-use crate::memory::{Buf, Weight, int};
+use crate::layout::{Format, TILE_ROWS};
+use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
 use crate::step::Slot;
 
-/// Experts that a token can have: as in experts.cu.
+const OPERATION: &str = "experts";
+/// Experts that a token can have, and a model: as in experts.cu and experts.cuh.
 const EACH_MAX: usize = 64;
-/// Warps of a block of expert_linear.cu, each with an output.
-const WARPS: usize = 8;
-/// Pairs of a token and an expert that one launch has: as many as a grid.
+const EXPERTS_MAX: usize = 1024;
+/// Columns from which on experts of so few tiles have them cut into so many slices: one token's have few warps else.
+const SLICES: [(usize, usize, usize); 2] = [(8192, usize::MAX, 4), (2560, 512, 2)];
+/// Warps of a block of expert_f32.cu, each with an output.
+const WARPS_F32: usize = 8;
+/// Pairs of a token and an expert that have places at once: as many as a grid is high.
 const PAIRS_MAX: usize = 65_535;
+/// Tokens whose pairs are always multiplied by themselves; and more where experts are so many times the pairs that few choose
+/// the same.
+const PAIRED: usize = 2;
+const PAIRED_MAX: usize = 4;
+const PAIRED_OF: usize = 4;
+/// Pairs for each thread of `deal` where it has few.
+const DEALT_EACH: usize = 4;
+/// Rows of an expert, on the average, from which on the kernels of many rows are faster.
+const MANY_MIN: usize = 16;
+/// Rows of activations of a block of expert_rows.cu.
+const ROWS: [usize; 3] = [8, 16, 32];
+const STAGES_MAX: usize = 4;
+/// Its blocks that share a multiprocessor at most: formats that are unpacked want many warps. And bytes of shared memory that
+/// each takes beside its stages.
+const SHARERS_MAX: usize = 3;
+const SHARERS_BYTES: usize = 6 << 10;
 
-/// `ExpertRows` of expert_linear.cu.
+/// `Stack` of experts.cuh.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct ExpertRows {
+struct Stack {
     chosen: u64,
-    x: u64,
-    bias: u64,
-    out: u64,
+    starts: u64,
+    list: u64,
+    places: u64,
+    token: i32,
+    limit: i32,
     each: i32,
-    apart: i32,
-    rows: i32,
     first: i32,
+    count: i32,
+    gathers: i32,
+    known: i32,
+    pad: i32,
+}
+
+/// Rows of weights that some experts have alike, in one part of a weight.
+struct Piece {
+    /// Of one expert.
+    part: WeightPart,
+    device_part: DevicePart,
+    experts: Range<usize>,
+}
+
+/// A weight cut into what its experts have alike: usually all of it. `rows`: of an expert.
+fn pieces(weight: &Weight, (experts, rows): (usize, usize)) -> Vec<Piece> {
+    let piece = |part: &WeightPart, (first, own): (usize, usize), experts: Range<usize>| {
+        let begin = experts.start * rows + first - part.first;
+        // Parts grow by whole tiles alone.
+        assert!(begin.is_multiple_of(TILE_ROWS), "expert {} begins within a tile", experts.start);
+        let device_part = weight.device_part_from(part, begin / TILE_ROWS).with_rows(own);
+        Piece { part: WeightPart { first, rows: own, ..*part }, device_part, experts }
+    };
+    let mut pieces = Vec::new();
+    for part in &weight.parts {
+        let end = part.first + part.rows;
+        let mut row = part.first;
+        while row < end {
+            let (expert, first) = (row / rows, row % rows);
+            let whole = (end - row) / rows;
+            let own = rows.min(end - row).min(rows - first);
+            let alike = if first == 0 && whole > 1 { whole } else { 1 };
+            pieces.push(piece(part, (first, own), expert..expert + alike));
+            row += alike * own;
+        }
+    }
+    assert!(pieces.iter().all(|piece| piece.experts.end <= experts), "no more rows than experts have");
+    pieces
+}
+
+/// How many slices the columns of an expert's weights are cut into. It follows from the shape alone: sums have this order
+/// everywhere.
+fn slices(part: &WeightPart) -> usize {
+    let fits =
+        |(columns, tiles, _): &&(usize, usize, usize)| part.columns >= *columns && part.row_tiles() < *tiles;
+    SLICES.iter().find(fits).map_or(1, |&(_, _, slices)| slices).min(steps(part))
+}
+
+/// How the product of few rows an expert is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    slices: usize,
+    /// Of activations.
+    rows: usize,
+    warps: usize,
+    stages: usize,
+    /// Blocks of a multiprocessor.
+    sharers: usize,
+    /// Dynamic shared memory of a block.
+    shared: usize,
+}
+
+impl Shape {
+    /// For experts that have about so many rows of activations.
+    fn new(part: &WeightPart, each: usize, room: usize) -> Shape {
+        let row_bytes = part.format.step_columns() * 2 + 64;
+        // Some have twice as many as the average.
+        let wanted = (2 * each).next_power_of_two();
+        let rows = ROWS.into_iter().find(|&rows| rows >= wanted).unwrap_or(ROWS[ROWS.len() - 1]);
+        // As many that tiles of an expert are dealt out without rest, or nearly.
+        let tiles = part.row_tiles();
+        let rest = |warps: usize| tiles.next_multiple_of(warps) - tiles;
+        let warps = [8, 7, 6].into_iter().min_by_key(|&warps| rest(warps)).unwrap_or(8).min(tiles);
+        let stage = |warps: usize| rows * row_bytes + warps * part.format.step_bytes();
+        // What each of some blocks has; registers are enough for three of few rows.
+        let share = |sharers: usize| (room + SHARERS_BYTES) / sharers - SHARERS_BYTES;
+        let most = if rows > 16 { 2 } else { SHARERS_MAX };
+        let sharers = (1..=most).rev().find(|&sharers| 2 * stage(warps) <= share(sharers)).unwrap_or(1);
+        let room = share(sharers);
+        let warps =
+            (1..=warps).rev().find(|&warps| 2 * stage(warps) <= room).expect("a tile fits every block");
+        let stages = (room / stage(warps)).clamp(2, STAGES_MAX);
+        Shape { slices: slices(part), rows, warps, stages, sharers, shared: stages * stage(warps) }
+    }
+
+    fn program(&self, part: &WeightPart) -> Key {
+        let mut key = Key::quant("expert_rows.cu", part.format);
+        key.defines.extend([
+            format!("SLICES={}", self.slices),
+            format!("ROWS={}", self.rows),
+            format!("STAGES={}", self.stages),
+            format!("SHARERS={}", self.sharers),
+            "THREADS=256".to_owned(),
+        ]);
+        key
+    }
+}
+
+/// For a token and one of its experts, where it has so many.
+fn one(part: &WeightPart, gates: bool, each: usize, room: usize) -> Option<gemv::Shape> {
+    gemv::Shape::one_of(part, gates, (slices(part), (MULTIPROCESSORS / each).max(1)), room)
+}
+
+fn of_experts(mut key: Key) -> Key {
+    key.defines.push("EXPERTS=1".to_owned());
+    key
+}
+
+/// The programs that products with an expert's part are made of, for steps of up to so many tokens.
+pub(crate) fn programs(
+    part: &WeightPart,
+    (experts, tokens_max): (usize, usize),
+    capability: i32,
+    device: (usize, usize),
+) -> Vec<Key> {
+    if part.format == Format::F32 {
+        return vec![Key::plain("expert_f32.cu")];
+    }
+    let room = device.1;
+    let even = part.rows.is_multiple_of(2 * TILE_ROWS);
+    // How many a token has is not known here; what is guessed wrong is compiled at its first use.
+    let each = match experts {
+        0..=16 => 2,
+        17..=60 => 4,
+        _ => 8,
+    };
+    let mean_max = tokens_max * each / experts.max(1);
+    let sides = || [false, true].into_iter().filter(|gates| even || !gates);
+    let mut keys: Vec<Key> = sides()
+        .filter_map(|gates| Some(of_experts(one(part, gates, each, room)?.program(part, gates))))
+        .collect();
+    for rows in ROWS.into_iter().filter(|rows| rows / 4 <= mean_max) {
+        keys.push(Shape::new(part, rows / 2, room).program(part));
+    }
+    if capability == gemm::CAPABILITY && mean_max >= MANY_MIN {
+        for gates in sides() {
+            let shape = gemm::Shape::of_experts(part, (gates, slices(part)), (experts, mean_max), device);
+            keys.push(of_experts(shape.program(part)));
+        }
+    }
+    keys
+}
+
+/// Who multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Few tokens: a token and an expert at a time.
+    Pairs,
+    /// Experts have few rows.
+    Few,
+    Many,
+}
+
+/// What all products of some tokens' experts share.
+#[derive(Clone, Copy)]
+struct Pass<'a> {
+    slot: &'a Slot,
+    way: Way,
+    stack: Stack,
+    /// Pairs of a token and an expert, at most.
+    pairs: usize,
+    /// Rows of an expert on the average.
+    mean: usize,
+    experts: usize,
 }
 
 impl Cuda {
+    /// What is prepared for the weights of experts when they are loaded.
+    pub(crate) fn programs_of_experts(&self, weight: &Weight, experts: usize) -> Vec<Key> {
+        let (capability, room) = (self.device.found.capability, self.device.shared_max);
+        let device = (self.device.multiprocessors as usize, room);
+        let mut keys = Vec::new();
+        for piece in pieces(weight, (experts, weight.rows / experts.max(1))) {
+            let programs = programs(&piece.part, (experts, self.options().tokens_max), capability, device);
+            keys.extend(programs.into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>());
+        }
+        keys
+    }
+
     pub(crate) fn op_add_gated(&self, slot: &Slot, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "add_gated";
         let columns = x.columns;
@@ -90,7 +296,6 @@ impl Cuda {
         room: &mut ExpertRoom<Buf>,
         residual: &mut Buf,
     ) -> Result<(), Error> {
-        const OPERATION: &str = "experts";
         let (tokens, each) = (slot.tokens, chosen.columns / 2);
         let (hidden, ffn) = (x.columns, room.gated.columns);
         fits(OPERATION, "chosen", chosen, (tokens, 2 * each))?;
@@ -114,54 +319,349 @@ impl Cuda {
         if each == 0 || tokens == 0 {
             return Ok(());
         }
+        let refused = |what| Err(Error::Unsupported { what, backend: self.device.name() });
+        if experts.count > EXPERTS_MAX {
+            return refused(format!("{} experts; at most {EXPERTS_MAX} can be", experts.count));
+        }
 
-        let products = |x: &Buf, apart: bool, bias: Option<&Buf>, out: &Buf, rows: usize| ExpertRows {
-            chosen: chosen.pointer(),
-            x: x.pointer(),
-            bias: bias.map_or(0, Buf::pointer),
-            out: out.pointer(),
-            each: int(each),
-            apart: i32::from(apart),
-            rows: int(rows),
-            first: 0,
+        let gate_up = pieces(experts.gate_up, (experts.count, 2 * ffn));
+        let down = pieces(experts.down, (experts.count, hidden));
+        let count = self.grid_rows(slot, Rows::Tokens);
+        let formed = || gate_up.iter().chain(&down).filter(|piece| piece.part.format != Format::F32);
+        let fits_one = |piece: &Piece| one(&piece.part, false, each, self.device.shared_max).is_some();
+        // Rows of an expert, where tokens choose evenly.
+        let mean = (count * each).div_ceil(experts.count);
+        let paired = count <= PAIRED || count <= PAIRED_MAX && count * each * PAIRED_OF <= experts.count;
+        let way = match () {
+            () if paired && formed().all(fits_one) => Way::Pairs,
+            () if self.device.found.capability == gemm::CAPABILITY && mean >= MANY_MIN => Way::Many,
+            () => Way::Few,
         };
-        let gate_up = products(x, false, experts.gate_up_bias, &room.gate_up, 2 * ffn);
-        self.expert_linear(slot, experts.gate_up, gate_up)?;
-        self.gate_rows(OPERATION, (slot, each), experts.glu, &room.gate_up, &room.gated)?;
-        let down = products(&room.gated, true, experts.down_bias, &room.rows, hidden);
-        self.expert_linear(slot, experts.down, down)?;
+        // Tokens whose rows the scratch holds in form, and whose pairs have places.
+        let formed_rows = |columns| self.scratch.rows(columns) / room_for(1) * room_for(1);
+        let pairs_max = match way {
+            Way::Pairs => PAIRS_MAX,
+            Way::Few | Way::Many => PAIRS_MAX.min(formed_rows(ffn)).min(formed_rows(hidden)),
+        };
+        // Passes of equal size.
+        let at_once = count.div_ceil(count.div_ceil((pairs_max / each).max(1)));
+        if pairs_max < each {
+            return refused(format!("{each} experts of {hidden} and {ffn} columns for a token"));
+        }
+        // Starts, list and places.
+        let starts_bytes = ((experts.count + 1) * 4).next_multiple_of(16) as u64;
+        let list_bytes = (at_once * each * 4).next_multiple_of(16) as u64;
+        assert!(starts_bytes + 2 * list_bytes <= PARTIALS_BYTES, "{at_once} tokens have {each} places each");
+        let starts = self.partials.pointer();
+        let [list, places] = [starts + starts_bytes, starts + starts_bytes + list_bytes];
+
+        for token in (0..count).step_by(at_once) {
+            let limit = at_once.min(count - token);
+            let stack = Stack {
+                chosen: chosen.pointer(),
+                starts,
+                list,
+                places: if way == Way::Pairs { 0 } else { places },
+                token: int(token),
+                limit: int(limit),
+                each: int(each),
+                first: 0,
+                count: int(experts.count),
+                gathers: 1,
+                known: 0,
+                pad: 0,
+            };
+            let mean = (limit * each).div_ceil(experts.count);
+            let pass = Pass { slot, way, stack, pairs: limit * each, mean, experts: experts.count };
+            if way != Way::Pairs {
+                self.deal(&pass)?;
+            }
+            let gates = self.gates_experts(&pass, experts.glu, &gate_up, ffn);
+            let product = Product {
+                values: room.gate_up.pointer(),
+                bias: experts.gate_up_bias.map_or(0, Buf::pointer),
+                columns: int(2 * ffn),
+                first: 0,
+                adds: 0,
+                pairs: if gates { int(ffn / TILE_ROWS) } else { 0 },
+                gated: if gates { room.gated.pointer() } else { 0 },
+            };
+            self.multiply_experts(&pass, &gate_up, x, &product)?;
+            if !gates {
+                let tokens = (limit, each);
+                self.gate_rows(OPERATION, slot, tokens, experts.glu, &room.gate_up, &room.gated)?;
+            }
+            let product = Product {
+                values: room.rows.pointer(),
+                bias: experts.down_bias.map_or(0, Buf::pointer),
+                columns: int(hidden),
+                pairs: 0,
+                gated: 0,
+                ..product
+            };
+            // Kernels of pairs let the next one begin when they know the choice; those of F32 before.
+            let waited = gate_up.iter().all(|piece| piece.part.format != Format::F32);
+            let known = i32::from(way == Way::Pairs && waited);
+            let pass = Pass { stack: Stack { gathers: 0, known, ..stack }, ..pass };
+            self.multiply_experts(&pass, &down, &room.gated, &product)?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&stack)),
+                Arg::Pointer(room.rows.pointer()),
+                Arg::Pointer(residual.pointer()),
+                Arg::Int(int(hidden)),
+            ];
+            let function = self.programs.function(&Key::plain("experts.cu"), "combine")?;
+            self.launch(OPERATION, function, [hidden.div_ceil(256), limit, 1], (256, 0), &args)?;
+        }
+        Ok(())
+    }
+
+    /// Gives every pair of a token and an expert its place.
+    fn deal(&self, pass: &Pass<'_>) -> Result<(), Error> {
+        let Pass { slot, stack, pairs, experts, .. } = *pass;
+        let function = self.programs.function(&Key::plain("experts.cu"), "deal")?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Pointer(chosen.pointer()),
-            Arg::Int(int(each)),
-            Arg::Pointer(room.rows.pointer()),
-            Arg::Pointer(residual.pointer()),
-            Arg::Int(int(hidden)),
+            Arg::Struct(bytemuck::bytes_of(&stack)),
+            Arg::Pointer(stack.starts),
+            Arg::Pointer(stack.list),
+            Arg::Pointer(stack.places),
         ];
-        self.launch_values(("combine", "experts.cu"), slot, Rows::Tokens, hidden, &args)
+        let threads = super::gemv::row_threads(pairs.div_ceil(DEALT_EACH));
+        self.launch(OPERATION, function, [experts, 1, 1], (threads, 0), &args)
     }
 
-    fn expert_linear(&self, slot: &Slot, weight: &Weight, rows: ExpertRows) -> Result<(), Error> {
-        let pairs = self.grid_rows(slot, Rows::Tokens) * rows.each.cast_unsigned() as usize;
-        if pairs > PAIRS_MAX {
-            let what =
-                format!("{pairs} pairs of a token and an expert in a step; at most {PAIRS_MAX} can be");
-            return Err(Error::Unsupported { what, backend: self.device.name() });
+    /// Whether the products with gates and their counterparts can do the gated activation.
+    fn gates_experts(&self, pass: &Pass<'_>, glu: Glu, gate_up: &[Piece], ffn: usize) -> bool {
+        let [Piece { part, .. }] = gate_up else { return false };
+        let whole = ffn.is_multiple_of(TILE_ROWS) && part.format != Format::F32;
+        let each = pass.stack.each.cast_unsigned() as usize;
+        glu == Glu::Silu
+            && whole
+            && match pass.way {
+                Way::Pairs => one(part, true, each, self.device.shared_max).is_some(),
+                Way::Few => false,
+                Way::Many => true,
+            }
+    }
+
+    /// The products of experts with the rows that chose them.
+    fn multiply_experts(
+        &self,
+        pass: &Pass<'_>,
+        pieces: &[Piece],
+        x: &Buf,
+        product: &Product,
+    ) -> Result<(), Error> {
+        let columns = x.columns;
+        if pass.way != Way::Pairs && pieces.iter().any(|piece| piece.part.format != Format::F32) {
+            self.form_experts(pass, x)?;
         }
-        for part in &weight.parts {
-            let key = Key::quant("expert_linear.cu", part.format);
-            let function = self.programs.function(&key, "expert_linear")?;
-            let (device_part, device_step) = (weight.device_part(part), self.device_step(slot));
-            let rows = ExpertRows { first: int(part.first), ..rows };
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_part)),
-                Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Struct(bytemuck::bytes_of(&rows)),
-            ];
-            let grid = [(rows.rows.cast_unsigned() as usize).div_ceil(WARPS), pairs, 1];
-            self.launch("experts", function, grid, (WARPS as u32 * 32, 0), &args)?;
+        for piece in pieces {
+            let Piece { part, experts, .. } = piece;
+            let rows = product.columns.cast_unsigned() as usize;
+            let bias = match product.bias {
+                0 => 0,
+                bias => bias + (experts.start * rows * 4) as u64,
+            };
+            let product = Product { first: int(part.first), bias, ..*product };
+            let stack = Stack { first: int(experts.start), count: int(experts.len()), ..pass.stack };
+            let pass = Pass { stack, ..*pass };
+            match pass.way {
+                _ if part.format == Format::F32 => self.experts_f32(&pass, piece, x, &product)?,
+                Way::Pairs => self.experts_of_pairs(&pass, piece, x, &product)?,
+                Way::Few => self.experts_of_few(&pass, piece, columns, &product)?,
+                Way::Many => self.experts_of_many(&pass, piece, columns, &product)?,
+            }
         }
         Ok(())
+    }
+
+    /// Brings rows into form: of tokens for few rows an expert, who are looked up; else of places.
+    fn form_experts(&self, pass: &Pass<'_>, x: &Buf) -> Result<(), Error> {
+        let Pass { slot, way, stack, pairs, .. } = *pass;
+        let (columns, many) = (x.columns, way == Way::Many);
+        let (values, factors) = (self.scratch.values(), self.scratch.factors(columns));
+        if !many && stack.gathers != 0 {
+            let whole = stack.token == 0
+                && stack.limit.cast_unsigned() as usize >= self.grid_rows(slot, Rows::Tokens);
+            let inputs = Inputs {
+                x: x.pointer(),
+                values,
+                factors,
+                first: stack.token,
+                limit: stack.limit,
+                ..bytemuck::Zeroable::zeroed()
+            };
+            return self.hold(OPERATION, (slot, Rows::Tokens), (columns, false, whole), &inputs);
+        }
+        self.scratch.forget();
+        let name = if columns.is_multiple_of(4) { "form_experts_fours" } else { "form_experts_any" };
+        let function = self.programs.function(&Key::plain("form.cu"), name)?;
+        let device_step = self.device_step(slot);
+        let args = [
+            Arg::Pointer(x.pointer()),
+            Arg::Pointer(0),
+            Arg::Float(0.0),
+            Arg::Int(int(columns)),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Struct(bytemuck::bytes_of(&stack)),
+            Arg::Pointer(values),
+            Arg::Pointer(factors),
+            Arg::Int(if many { int(room_for(pairs)) } else { 0 }),
+        ];
+        // Of many rows several share a multiprocessor.
+        let threads = form_threads(columns, if many { 512 } else { 1024 });
+        self.launch(OPERATION, function, [pairs, 1, 1], (threads, 0), &args)
+    }
+
+    fn experts_of_pairs(
+        &self,
+        pass: &Pass<'_>,
+        piece: &Piece,
+        x: &Buf,
+        product: &Product,
+    ) -> Result<(), Error> {
+        let (part, gates) = (&piece.part, product.pairs > 0);
+        let each = pass.stack.each.cast_unsigned() as usize;
+        let shape = one(part, gates, each, self.device.shared_max).expect("asked before");
+        let function = self.programs.function(&of_experts(shape.program(part, gates)), "gemv_one")?;
+        let inputs = Inputs {
+            x: x.pointer(),
+            limit: 1,
+            tiles: int(part.row_tiles() / if gates { 2 } else { 1 }),
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let device_step = self.device_step(pass.slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Int(0),
+            Arg::Struct(bytemuck::bytes_of(&inputs)),
+            Arg::Struct(bytemuck::bytes_of(product)),
+            Arg::Struct(bytemuck::bytes_of(&pass.stack)),
+        ];
+        let shared = u32::try_from(shape.shared).expect("at most what a block has");
+        let block = u32::try_from(shape.warps * 32).expect("a few warps");
+        self.launch(OPERATION, function, [shape.blocks, pass.pairs, 1], (block, shared), &args)
+    }
+
+    fn experts_of_few(
+        &self,
+        pass: &Pass<'_>,
+        piece: &Piece,
+        columns: usize,
+        product: &Product,
+    ) -> Result<(), Error> {
+        let part = &piece.part;
+        let shape = Shape::new(part, pass.mean, self.device.shared_max);
+        let function = self.programs.function(&shape.program(part), "expert_rows")?;
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
+            Arg::Struct(bytemuck::bytes_of(&pass.stack)),
+            Arg::Pointer(self.scratch.values()),
+            Arg::Pointer(self.scratch.factors(columns)),
+            Arg::Struct(bytemuck::bytes_of(product)),
+        ];
+        let shared = u32::try_from(shape.shared).expect("at most what a block has");
+        let block = u32::try_from(shape.warps * 32).expect("a few warps");
+        // Each pair has rows of its own at most.
+        let items = part.row_tiles().div_ceil(shape.warps) * pass.pairs;
+        let blocks = items.min(self.device.multiprocessors as usize * shape.sharers);
+        self.launch(OPERATION, function, [blocks, 1, 1], (block, shared), &args)
+    }
+
+    fn experts_of_many(
+        &self,
+        pass: &Pass<'_>,
+        piece: &Piece,
+        columns: usize,
+        product: &Product,
+    ) -> Result<(), Error> {
+        let part = &piece.part;
+        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+        let cut = (product.pairs > 0, slices(part));
+        let shape = gemm::Shape::of_experts(part, cut, (piece.experts.len(), pass.mean), device);
+        let function = self.programs.function(&of_experts(shape.program(part)), "gemm")?;
+        let many = Many {
+            values: self.scratch.values(),
+            factors: self.scratch.factors(columns),
+            first: 0,
+            limit: int(pass.pairs),
+            rows: int(room_for(pass.pairs)),
+            tiles: int(shape.tiles),
+            slices: int(shape.slices),
+            pad: 0,
+        };
+        let device_step = self.device_step(pass.slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Int(0),
+            Arg::Struct(bytemuck::bytes_of(&many)),
+            Arg::Struct(bytemuck::bytes_of(product)),
+            Arg::Struct(bytemuck::bytes_of(&pass.stack)),
+        ];
+        let shared = u32::try_from(shape.shared).expect("at most what a block has");
+        let blocks = (shape.tiles * pass.pairs).min(device.0);
+        self.launch(OPERATION, function, [blocks, 1, 1], (gemm::THREADS, shared), &args)
+    }
+
+    fn experts_f32(&self, pass: &Pass<'_>, piece: &Piece, x: &Buf, product: &Product) -> Result<(), Error> {
+        let function = self.programs.function(&Key::plain("expert_f32.cu"), "expert_f32")?;
+        let device_step = self.device_step(pass.slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Struct(bytemuck::bytes_of(&pass.stack)),
+            Arg::Pointer(x.pointer()),
+            Arg::Struct(bytemuck::bytes_of(product)),
+        ];
+        let grid = [pass.pairs, piece.part.rows.div_ceil(WARPS_F32), 1];
+        self.launch(OPERATION, function, grid, (WARPS_F32 as u32 * 32, 0), &args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::PLANES;
+    use crate::ops::gemv::SHARED_MIN;
+
+    fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+    }
+
+    #[test]
+    fn blocks_of_few_rows_fit_every_chip_and_read_ahead() {
+        let formats = [Format::F16, Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::Q5_1];
+        for format in formats {
+            for shape in [(16, 256), (40, 2880), (1536, 2048), (2048, 768), (4096, 14_336)] {
+                for (each, room) in [(1, SHARED_MIN), (8, SHARED_MIN), (100, SHARED_MIN), (8, 219 << 10)] {
+                    let part = part(format, shape);
+                    let few = Shape::new(&part, each, room);
+                    assert!(few.stages >= 2 && (1..=8).contains(&few.warps), "{format:?} {shape:?}: {few:?}");
+                    assert!(few.sharers * (few.shared + SHARERS_BYTES) <= room + SHARERS_BYTES, "{few:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn columns_are_cut_by_the_shape_of_an_expert_whoever_multiplies() {
+        let device = (132, 219 << 10);
+        for (shape, wanted) in
+            [((1536, 2048), 1), ((2048, 768), 1), ((5760, 2880), 2), ((28_672, 4096), 1), ((4096, 14_336), 4)]
+        {
+            let part = part(Format::Q4_K, shape);
+            assert_eq!(slices(&part), wanted, "{shape:?}");
+            let many = [8, 64, 300]
+                .map(|each| gemm::Shape::of_experts(&part, (false, slices(&part)), (8, each), device).slices);
+            let few = [1, 20].map(|each| Shape::new(&part, each, device.1).slices);
+            assert_eq!((many, few), ([wanted; 3], [wanted; 2]), "{shape:?}");
+        }
     }
 }

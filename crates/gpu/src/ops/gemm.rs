@@ -15,12 +15,12 @@ use crate::program::Key;
 use crate::step::DeviceStep;
 
 /// The chip that has the instruction.
-const CAPABILITY: i32 = 90;
+pub(super) const CAPABILITY: i32 = 90;
 /// From so many rows on these products, or those of few rows (`gemm_few.rs`), are faster than those of gemv.cu.
 const ROWS_MIN: usize = 2;
 /// Rows of a weight that a block has, and its threads.
 const BLOCK_ROWS: usize = 128;
-const THREADS: u32 = 384;
+pub(super) const THREADS: u32 = 384;
 /// Rows of activations that a block may have: where there is one slice, and where several are added in registers.
 const WIDTHS: [usize; 4] = [64, 128, 192, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
@@ -37,21 +37,21 @@ const PASSED_BYTES: usize = PASSED * 256 * 4;
 /// `Inputs` of gemm.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Many {
-    values: u64,
-    factors: u64,
-    first: i32,
-    limit: i32,
-    rows: i32,
-    tiles: i32,
-    slices: i32,
-    pad: i32,
+pub(super) struct Many {
+    pub(super) values: u64,
+    pub(super) factors: u64,
+    pub(super) first: i32,
+    pub(super) limit: i32,
+    pub(super) rows: i32,
+    pub(super) tiles: i32,
+    pub(super) slices: i32,
+    pub(super) pad: i32,
 }
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
-    slices: usize,
+pub(super) struct Shape {
+    pub(super) slices: usize,
     gates: bool,
     /// Rows of activations of a block.
     width: usize,
@@ -60,9 +60,9 @@ struct Shape {
     /// Of weights, and of activations.
     stages: [usize; 2],
     /// Dynamic shared memory of a block.
-    shared: usize,
+    pub(super) shared: usize,
     /// Blocks below each other, and all.
-    tiles: usize,
+    pub(super) tiles: usize,
     blocks: usize,
 }
 
@@ -85,6 +85,27 @@ impl Shape {
             .map(|width| (width, false))
             .chain(WIDTHS_SPLIT.into_iter().filter(move |_| split).map(|width| (width, true)))
             .map(move |(width, split)| Shape::new(&part, (gates, slices), (width, split), limit, room))
+    }
+
+    /// The fastest for `experts` of a part's shape that have about `each` rows of activations, in so many slices.
+    pub(super) fn of_experts(
+        part: &WeightPart,
+        (gates, slices): (bool, usize),
+        (experts, each): (usize, usize),
+        (multiprocessors, room): (usize, usize),
+    ) -> Shape {
+        let widths = if slices == 1 { WIDTHS } else { WIDTHS_SLICED };
+        widths
+            .into_iter()
+            .filter(move |width| !gates || (width / 4).is_multiple_of(PASSED))
+            .map(|width| {
+                // Some experts have an eighth less, others more.
+                let groups = experts * ((7 * each).div_ceil(8 * width) + (9 * each).div_ceil(8 * width));
+                let groups = groups.div_ceil(2);
+                Shape::new(part, (gates, slices), (width, false), groups * width, room)
+            })
+            .min_by_key(|shape| shape.cost(part, multiprocessors))
+            .expect("there is always one")
     }
 
     fn new(
@@ -125,7 +146,7 @@ impl Shape {
         }
     }
 
-    fn program(&self, part: &WeightPart) -> Key {
+    pub(super) fn program(&self, part: &WeightPart) -> Key {
         let mut key = Key::quant("gemm.cu", part.format);
         key.defines.extend([
             format!("WIDTH={}", self.width),

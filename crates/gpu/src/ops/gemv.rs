@@ -17,7 +17,7 @@ use crate::program::Key;
 use crate::step::{DeviceStep, Slot};
 
 /// Multiprocessors that blocks are dealt out to: an H100's. A constant, because the order of summation follows from it.
-const MULTIPROCESSORS: usize = 132;
+pub(super) const MULTIPROCESSORS: usize = 132;
 /// Tiles of 16 rows from which on columns are cut into so many slices: enough warps for every multiprocessor.
 const SLICES: [(usize, usize); 4] =
     [(8 * MULTIPROCESSORS, 1), (4 * MULTIPROCESSORS, 2), (MULTIPROCESSORS, 4), (0, 8)];
@@ -75,23 +75,23 @@ pub(super) struct Inputs {
     pub(super) values: u64,
     pub(super) factors: u64,
     pub(super) norm: u64,
-    partials: u64,
-    tickets: u64,
+    pub(super) partials: u64,
+    pub(super) tickets: u64,
     pub(super) first: i32,
     pub(super) limit: i32,
     pub(super) eps: f32,
-    tiles: i32,
+    pub(super) tiles: i32,
 }
 
 /// `Result` of result.cuh.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct Product {
-    values: u64,
-    bias: u64,
-    columns: i32,
-    first: i32,
-    adds: i32,
+    pub(super) values: u64,
+    pub(super) bias: u64,
+    pub(super) columns: i32,
+    pub(super) first: i32,
+    pub(super) adds: i32,
     pub(super) pairs: i32,
     pub(super) gated: u64,
 }
@@ -142,8 +142,13 @@ impl Scratch {
         usize::try_from(self.area.bytes() / bytes).expect("fits the device")
     }
 
+    /// Where its rows are.
+    pub(super) fn values(&self) -> u64 {
+        self.area.pointer()
+    }
+
     /// Where the factors of its rows are.
-    fn factors(&self, columns: usize) -> u64 {
+    pub(super) fn factors(&self, columns: usize) -> u64 {
         self.area.pointer() + (self.rows(columns) * columns.next_multiple_of(TILE_COLUMNS) * 2) as u64
     }
 }
@@ -155,29 +160,39 @@ pub(crate) fn slices(part: &WeightPart) -> usize {
     wanted.min(8).min(steps(part))
 }
 
-fn steps(part: &WeightPart) -> usize {
+pub(super) fn steps(part: &WeightPart) -> usize {
     part.groups() * TILE_COLUMNS / part.format.step_columns()
 }
 
 /// How a product with a part is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+pub(super) struct Shape {
     slices: usize,
     /// Rows of activations that a block has: one is brought into form by the block itself.
     rows: usize,
-    warps: usize,
-    blocks: usize,
+    pub(super) warps: usize,
+    pub(super) blocks: usize,
     stages: usize,
     /// Times 128 columns that a warp brings into form.
     each: usize,
     /// Dynamic shared memory of a block.
-    shared: usize,
+    pub(super) shared: usize,
 }
 
 impl Shape {
     /// For one row of activations; `None` where it does not fit a block. `room` is how much shared memory that has.
     fn one(part: &WeightPart, gates: bool, room: usize) -> Option<Shape> {
-        let (groups, sides, slices) = (part.groups(), if gates { 2 } else { 1 }, slices(part));
+        Shape::one_of(part, gates, (slices(part), MULTIPROCESSORS), room)
+    }
+
+    /// The same in so many slices, for so many multiprocessors.
+    pub(super) fn one_of(
+        part: &WeightPart,
+        gates: bool,
+        (slices, multiprocessors): (usize, usize),
+        room: usize,
+    ) -> Option<Shape> {
+        let (groups, sides) = (part.groups(), if gates { 2 } else { 1 });
         let (tiles, team, step_bytes) = (part.row_tiles() / sides, slices * sides, part.format.step_bytes());
         // The row and its squares; sums, and a barrier for each stage.
         let fixed =
@@ -190,7 +205,7 @@ impl Shape {
         };
         // Enough to bring a row into form; then as few rounds of a block's tiles as there are warps for, with as little idle.
         let least = groups.div_ceil(EACH_MAX).div_ceil(team).max(1);
-        let tiles_each = tiles.div_ceil(MULTIPROCESSORS).max(1);
+        let tiles_each = tiles.div_ceil(multiprocessors).max(1);
         let teams =
             (least..=least.max(WARPS_MAX / team)).filter(|&teams| fits(teams)).min_by_key(|&teams| {
                 let rounds = tiles_each.div_ceil(teams);
@@ -198,7 +213,7 @@ impl Shape {
             })?;
         let rounds = tiles_each.div_ceil(teams);
         let warps = teams * team;
-        let blocks = tiles.min(MULTIPROCESSORS);
+        let blocks = tiles.min(multiprocessors);
         let each = groups.div_ceil(warps);
         // Few programs: each is compiled.
         let each = if each > 4 { each.next_multiple_of(5) } else { each };
@@ -236,7 +251,7 @@ impl Shape {
         Shape { slices, rows, warps, blocks, stages, each: 0, shared: stages * stage }
     }
 
-    fn program(&self, part: &WeightPart, gates: bool) -> Key {
+    pub(super) fn program(&self, part: &WeightPart, gates: bool) -> Key {
         let mut key = Key::quant("gemv.cu", part.format);
         // What registers are shared out among.
         let threads = match self.warps {
@@ -347,10 +362,9 @@ impl Cuda {
                     eps,
                     tiles: 0,
                 };
-                let held = Held { pointer: from, norm, rows, many, generation: self.generation() };
-                if !one && (self.scratch.held.get() != Some(held) || count > at_once) {
-                    self.form(operation, (slot, rows), (weight.columns, many), &inputs)?;
-                    self.scratch.held.set((count <= at_once).then_some(held));
+                if !one {
+                    let whole = count <= at_once;
+                    self.hold(operation, (slot, rows), (weight.columns, many, whole), &inputs)?;
                 }
                 let device_part = weight.device_part(part);
                 let step = self.device_step(slot);
@@ -363,6 +377,23 @@ impl Cuda {
                     self.multiply(&gemv)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Brings rows into the form that products read, unless the scratch has them. `whole`: they are all of the step's.
+    pub(super) fn hold(
+        &self,
+        operation: &'static str,
+        (slot, rows): (&Slot, Rows),
+        (columns, many, whole): (usize, bool, bool),
+        inputs: &Inputs,
+    ) -> Result<(), Error> {
+        let Inputs { x: pointer, norm, .. } = *inputs;
+        let held = Held { pointer, norm, rows, many, generation: self.generation() };
+        if self.scratch.held.get() != Some(held) || !whole {
+            self.form(operation, (slot, rows), (columns, many), inputs)?;
+            self.scratch.held.set(whole.then_some(held));
         }
         Ok(())
     }
@@ -397,9 +428,7 @@ impl Cuda {
             Arg::Pointer(inputs.factors),
             Arg::Int(if many { int(room_for(limit)) } else { 0 }),
         ];
-        // A warp for each 128 columns.
-        let threads = row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(threads);
-        self.launch(operation, function, [limit, 1, 1], (threads, 0), &args)
+        self.launch(operation, function, [limit, 1, 1], (form_threads(columns, threads), 0), &args)
     }
 
     /// Launches a product.
@@ -456,6 +485,11 @@ impl Cuda {
         let grid = [part.rows.div_ceil(WARPS), self.grid_rows(slot, rows), 1];
         self.launch(operation, function, grid, (WARPS as u32 * 32, 0), &args)
     }
+}
+
+/// Threads that bring a row into form: a warp for each 128 columns, at most so many.
+pub(super) fn form_threads(columns: usize, most: u32) -> u32 {
+    row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(most)
 }
 
 /// Threads for a row of so many items: whole warps, at most a block.

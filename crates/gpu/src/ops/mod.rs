@@ -13,6 +13,8 @@ mod sample;
 
 #[cfg(test)]
 pub(crate) use attention::{program as attention_program, storage};
+#[cfg(test)]
+pub(crate) use experts::programs as expert_programs;
 pub(crate) use fuse::Fuse;
 #[cfg(test)]
 pub(crate) use gemm::every_program as every_gemm;

@@ -273,14 +273,15 @@ impl Cuda {
         }
         self.touch_read(slot, gate_up)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
-        self.gate_rows("glu", (slot, 1), kind, gate_up, out)
+        self.gate_rows("glu", slot, (self.grid_rows(slot, Rows::Tokens), 1), kind, gate_up, out)
     }
 
-    /// The gated activation of `each` rows for every token.
+    /// The gated activation of `each` rows for each of so many tokens.
     pub(super) fn gate_rows(
         &self,
         operation: &'static str,
-        (slot, each): (&Slot, usize),
+        slot: &Slot,
+        (tokens, each): (usize, usize),
         kind: Glu,
         gate_up: &Buf,
         out: &Buf,
@@ -300,8 +301,8 @@ impl Cuda {
             Arg::Pointer(out.pointer()),
             Arg::Int(int(out.columns)),
         ];
-        let [columns, rows, one] = self.value_grid(slot, Rows::Tokens, out.columns);
-        self.launch(operation, function, [columns, rows * each, one], (THREADS as u32, 0), &args)
+        let grid = [out.columns.div_ceil(THREADS), tokens * each, 1];
+        self.launch(operation, function, grid, (THREADS as u32, 0), &args)
     }
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
