@@ -294,7 +294,7 @@ mod tests {
             // Few columns, and so many that they are cut into slices.
             for columns in [2048, 14_336] {
                 let part = WeightPart { format, first: 0, rows: 1536, columns, planes: [0; PLANES] };
-                let every = expert_programs(&part, (128, 4096), 90, (132, 96 << 10));
+                let every = expert_programs(&part, (128, 4096), 90, (132, 219 << 10));
                 // Those with gates and with the most rows have the most registers.
                 let some = |at: usize| format == Format::Q4_K || columns == 2048 && [1, 4, 6].contains(&at);
                 let wanted = |key: &Key, at: usize| !keys.contains(key) && (some(at) || every.len() == 1);
