@@ -11,6 +11,7 @@ mod golden;
 mod hand_over;
 mod load;
 mod memory;
+mod neon;
 mod private;
 mod simulation;
 mod soak;
@@ -81,6 +82,11 @@ const PROOFS: &[Proof] = &[
         name: "memory",
         shows: "The peak memory of a generation is below 1.5 times the model file plus the KV cache plus 64 MiB.",
         run: memory::run,
+    },
+    Proof {
+        name: "neon",
+        shows: "Under an emulator every vector level for ARM conforms, gives the bits of the scalar code, and is chosen where it is the best.",
+        run: neon::run,
     },
     Proof {
         name: "private",

@@ -281,7 +281,7 @@ impl<'a> Page<'a> {
                 }
             }
             #[cfg(target_arch = "aarch64")]
-            Simd::Neon if dim.is_multiple_of(LANES) => {
+            Simd::Neon | Simd::Dotprod | Simd::I8mm if dim.is_multiple_of(LANES) => {
                 for first in (0..count).step_by(2) {
                     let mut some = queries.part(first..count.min(first + 2));
                     // SAFETY: the backend was made for a processor with NEON; lengths are asserted above.
@@ -375,7 +375,7 @@ unsafe fn step_avx512(page: Page<'_>, queries: &mut Queries<'_>) {
 #[target_feature(enable = "neon")]
 unsafe fn step_neon(page: Page<'_>, queries: &mut Queries<'_>) {
     // SAFETY: as the caller's.
-    unsafe { step_stored::<Neon, 2>(page, queries) }
+    unsafe { step_stored::<Neon<4>, 2>(page, queries) }
 }
 
 /// How sixteen stored numbers are read.

@@ -16,7 +16,7 @@ pub(super) fn glu(pool: &Pool, simd: Simd, kind: Glu, columns: usize, gate_up: &
             // SAFETY: the backend was made for a processor with AVX2.
             Simd::Avx2 | Simd::Avx512 => unsafe { glu_row_avx2(kind, gate, up, out) },
             #[cfg(target_arch = "aarch64")]
-            Simd::Neon => glu_row(kind, gate, up, out),
+            Simd::Neon | Simd::Dotprod | Simd::I8mm => glu_row(kind, gate, up, out),
         }
     });
 }
@@ -29,7 +29,7 @@ pub(super) fn pointwise(pool: &Pool, simd: Simd, function: Pointwise, columns: u
         // SAFETY: the backend was made for a processor with AVX2.
         Simd::Avx2 | Simd::Avx512 => unsafe { pointwise_row_avx2(function, x) },
         #[cfg(target_arch = "aarch64")]
-        Simd::Neon => pointwise_row(function, x),
+        Simd::Neon | Simd::Dotprod | Simd::I8mm => pointwise_row(function, x),
     });
 }
 

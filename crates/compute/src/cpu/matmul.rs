@@ -214,7 +214,7 @@ impl Forms {
     fn lay_out(&self, simd: Simd, x: &[f32], width: usize, integers: &mut [u8], floats: &mut [f32]) {
         for (row, x) in x.chunks(self.columns).enumerate() {
             if self.integers {
-                quantize(simd, x, |index, block| store_block(integers, width, row, index, block));
+                quantize(simd, x, |index, block| store_block(simd, integers, width, row, index, block));
             }
             if self.floats {
                 for (column, value) in floats.chunks_exact_mut(width).zip(x) {

@@ -51,7 +51,7 @@ impl RowNorm<'_> {
             // SAFETY: the backend was made for a processor with AVX2.
             Simd::Avx2 | Simd::Avx512 => unsafe { norm_row_avx2(self, values) },
             #[cfg(target_arch = "aarch64")]
-            Simd::Neon => norm_row(self, values),
+            Simd::Neon | Simd::Dotprod | Simd::I8mm => norm_row(self, values),
         }
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn rotate(pool: &Pool, simd: Simd, heads: Heads, rotation: &Rotation<
                     // SAFETY: the backend was made for a processor with AVX2.
                     Simd::Avx2 | Simd::Avx512 => unsafe { turn_avx2(sines, cosines, first, second) },
                     #[cfg(target_arch = "aarch64")]
-                    Simd::Neon => turn(sines, cosines, first, second),
+                    Simd::Neon | Simd::Dotprod | Simd::I8mm => turn(sines, cosines, first, second),
                 }
             }
         }

@@ -2,6 +2,7 @@
 //! that the suite compares with is itself held against other people's code.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+#![expect(clippy::print_stdout, reason = "says what ran, with --nocapture")]
 
 mod experts;
 mod golden;
@@ -27,13 +28,22 @@ fn report(cpu: &Cpu, simd: Simd, activations: Activations) -> Report {
     conformance::run_where(&chosen, &subject, &mut |_| ()).unwrap()
 }
 
+/// Levels to run, by their names, where not all of them are wanted: an emulator makes everything slow.
+const LEVELS: &str = "FORNAX_TEST_LEVELS";
+
 fn conforms(activations: Activations) {
-    for simd in Simd::present() {
-        for threads in [1, 2] {
+    let named = std::env::var(LEVELS).ok();
+    let wanted =
+        |simd: &Simd| named.as_ref().is_none_or(|names| names.split(',').any(|name| name == simd.name()));
+    // All of them on one thread and on two, some of them on two.
+    let threads: &[usize] = if named.is_some() { &[2] } else { &[1, 2] };
+    for simd in Simd::present().filter(wanted) {
+        for &threads in threads {
             let report = report(&cpu(simd, activations, threads), simd, activations);
             let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
             assert!(report.conforms(), "{simd:?} {activations:?} {threads}:\n{}", failed.join("\n"));
             assert!(report.passed > 400, "only {} cases ran", report.passed);
+            println!("conforms: {} {activations:?} {} cases", simd.name(), report.passed);
         }
     }
 }

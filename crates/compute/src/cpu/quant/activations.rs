@@ -82,7 +82,7 @@ pub(crate) fn quantize(simd: Simd, activations: &[f32], store: impl FnMut(usize,
         // SAFETY: asserted above.
         Simd::Avx2 | Simd::Avx512 => unsafe { quantize_row_avx2(blocks, store) },
         #[cfg(target_arch = "aarch64")]
-        Simd::Neon => quantize_row(blocks, store),
+        Simd::Neon | Simd::Dotprod | Simd::I8mm => quantize_row(blocks, store),
     }
 }
 

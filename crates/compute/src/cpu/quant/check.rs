@@ -126,7 +126,7 @@ fn check_packed(format: &Format, weights: &[&[u8]], rows: &[Vec<IntBlock>], simd
         let panel: &mut [u8] = bytemuck::cast_slice_mut(&mut panel);
         for place in 0..width {
             for (index, block) in rows[place % rows.len()].iter().enumerate() {
-                store_block(panel, width, place, index, block);
+                store_block(simd, panel, width, place, index, block);
             }
         }
         let mut tile = vec![[f32::NAN; GROUP]; width];

@@ -6,6 +6,8 @@
 //! a value where a lattice takes less: the plan counts what it takes.
 
 use super::activations::IntBlock;
+#[cfg(target_arch = "aarch64")]
+use super::bytes;
 use super::lanes::Lanes;
 use super::packed::{GROUP, Kernels, Packed, STRAIGHT_PAIRS, byte_nibbles, looked_up, store_half, word};
 use super::{Format, Run, Runs, block_pairs, blocks_and_runs, blocks_and_values, f16};
@@ -135,6 +137,23 @@ impl<F: Coded> Packed for F {
                 if F::BITS == 2 { low } else { with_third::<L>(low, words.add(16 * 64), block % 8, quarter) }
             };
             looked_up::<L>(codes, &F::TABLE)
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn bytes<const PART: usize, const FOUR: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [bytes::Bytes; 2] {
+        // SAFETY: as the caller's.
+        unsafe {
+            if F::BITS != 4 {
+                return bytes::joined::<F, PART, FOUR>(codes, block, quarter);
+            }
+            let words = codes.add((block / 8 * F::WORDS + block % 8 / 2 * 8 + quarter * 2) * 64);
+            bytes::looked_up(bytes::part_nibbles::<PART, FOUR>(words), &F::TABLE)
         }
     }
 

@@ -19,6 +19,8 @@ pub(crate) trait Lanes: 'static {
     type Floats: Copy;
     /// The most activation rows that a kernel takes at once: as many as its sums fit the registers.
     const WIDTH_MAX: usize;
+    /// The most activation rows whose sums fit the registers, where a kernel takes more of them in turns.
+    const SUMS_MAX: usize = Self::WIDTH_MAX;
 
     /// 64 bytes: for each row in turn two integers.
     unsafe fn pairs(from: *const u8) -> Self::Pairs;

@@ -18,6 +18,8 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod bytes;
 #[cfg(test)]
 mod check;
 mod coded;
@@ -66,7 +68,9 @@ pub(crate) use halves::{round_row, round_weights};
 pub(crate) use lanes::Lanes;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
-pub(crate) use packed::{AHEAD_BYTES, GROUP, Kernels, PANEL_BLOCK_BYTES, WIDTHS, store_block};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use packed::AHEAD_BYTES;
+pub(crate) use packed::{GROUP, Kernels, PANEL_BLOCK_BYTES, WIDTHS, store_block};
 pub use simd::Simd;
 
 use fornax_format::DType;

@@ -1,9 +1,10 @@
-//! Sixteen rows in four registers of NEON. Compiled, and not run by any machine of the project yet.
+//! Sixteen rows in four registers of NEON.
 
 use super::lanes::Lanes;
 use core::arch::aarch64::*;
 
-pub(crate) enum Neon {}
+/// `WIDTH` is how many activation rows its kernels take at once.
+pub(crate) enum Neon<const WIDTH: usize> {}
 
 /// The same operation on each of the four registers.
 macro_rules! each {
@@ -17,12 +18,13 @@ macro_rules! each {
     }};
 }
 
-impl Lanes for Neon {
+impl<const WIDTH: usize> Lanes for Neon<WIDTH> {
     type Pairs = [int16x8_t; 4];
     type Ints = [int32x4_t; 4];
     type Floats = [float32x4_t; 4];
-    /// Sixteen registers of integer sums, half of what there are.
-    const WIDTH_MAX: usize = 4;
+    const WIDTH_MAX: usize = WIDTH;
+    /// Sixteen registers of sums, half of what there are.
+    const SUMS_MAX: usize = 4;
 
     #[inline]
     #[target_feature(enable = "neon")]
@@ -112,11 +114,20 @@ impl Lanes for Neon {
     unsafe fn dot(sum: [int32x4_t; 4], x: [int16x8_t; 4], activations: *const i16) -> [int32x4_t; 4] {
         // SAFETY: the caller has two readable integers.
         let pair = unsafe { activations.cast::<i32>().read_unaligned() };
-        let pair = vreinterpretq_s16_s32(vdupq_n_s32(pair));
-        each!(sum, x => {
-            let (low, high) = (vmull_s16(vget_low_s16(x), vget_low_s16(pair)), vmull_high_s16(x, pair));
-            vaddq_s32(sum, vpaddq_s32(low, high))
-        })
+        let pair = vreinterpret_s16_s32(vdup_n_s32(pair));
+        let eight_rows = |[low, high]: [int32x4_t; 2], x, y| {
+            // Does not depend on the activations, so it is done once for all of their rows.
+            let (first, second) = (vuzp1q_s16(x, y), vuzp2q_s16(x, y));
+            let low = vmlal_lane_s16::<0>(low, vget_low_s16(first), pair);
+            let high = vmlal_high_lane_s16::<0>(high, first, pair);
+            [
+                vmlal_lane_s16::<1>(low, vget_low_s16(second), pair),
+                vmlal_high_lane_s16::<1>(high, second, pair),
+            ]
+        };
+        let [a, b] = eight_rows([sum[0], sum[1]], x[0], x[1]);
+        let [c, d] = eight_rows([sum[2], sum[3]], x[2], x[3]);
+        [a, b, c, d]
     }
 
     #[inline]
@@ -147,9 +158,11 @@ impl Lanes for Neon {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn halves(from: *const u8) -> [float32x4_t; 4] {
+        let from = from.cast::<u16>();
         // SAFETY: the caller has sixteen readable f16.
-        let x = unsafe { wide(from) };
-        each!(x => half_to_single(x))
+        let (low, high) = unsafe { (vld1q_u16(from), vld1q_u16(from.add(8))) };
+        let ([a, b], [c, d]) = (singles(low), singles(high));
+        [a, b, c, d]
     }
 
     #[inline]
@@ -252,16 +265,21 @@ unsafe fn wide(from: *const u8) -> [uint32x4_t; 4] {
     [vmovl_u16(vget_low_u16(low)), vmovl_high_u16(low), vmovl_u16(vget_low_u16(high)), vmovl_high_u16(high)]
 }
 
-/// The value of f16 bits. Not by the conversion instruction, whose intrinsic needs a type that is not stable: the
-/// magnitude moves into place, a product with 2^112 mends its exponent, subnormals included, and what was infinite
-/// or NaN gets the largest exponent back.
+/// The values of eight f16. Not by intrinsics, which need a type that is not stable.
 #[inline]
 #[target_feature(enable = "neon")]
-fn half_to_single(bits: uint32x4_t) -> float32x4_t {
-    let magnitude = vshlq_n_u32::<13>(vandq_u32(bits, vdupq_n_u32(0x7fff)));
-    let mended = vmulq_f32(vreinterpretq_f32_u32(magnitude), vdupq_n_f32(f32::from_bits(239 << 23)));
-    let infinite = vcgeq_u32(magnitude, vdupq_n_u32(0x7c00 << 13));
-    let exponent = vandq_u32(infinite, vdupq_n_u32(0x7f80_0000));
-    let sign = vshlq_n_u32::<16>(vandq_u32(bits, vdupq_n_u32(0x8000)));
-    vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(vreinterpretq_u32_f32(mended), exponent), sign))
+fn singles(halves: uint16x8_t) -> [float32x4_t; 2] {
+    let (low, high);
+    // SAFETY: two instructions of NEON, on registers alone.
+    unsafe {
+        std::arch::asm!(
+            "fcvtl {low:v}.4s, {halves:v}.4h",
+            "fcvtl2 {high:v}.4s, {halves:v}.8h",
+            halves = in(vreg) halves,
+            low = out(vreg) low,
+            high = lateout(vreg) high,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    [low, high]
 }

@@ -1,5 +1,7 @@
 //! What the formats have in common whose blocks are one scale and 32 codes of four bits: value = scale * table\[code\].
 
+#[cfg(target_arch = "aarch64")]
+use super::bytes;
 use super::lanes::Lanes;
 use super::packed::{GROUP, Kernels, NIBBLE_PAIRS, Packed, looked_up, nibbles, store_half, word};
 use super::plain::{self, Plain};
@@ -87,6 +89,20 @@ impl<S: Scale> Packed for Block<S> {
     ) -> [L::Pairs; 4] {
         // SAFETY: as the caller's.
         unsafe { looked_up::<L>(nibbles::<L>(codes.add((block * 4 + quarter) * 64)), &S::TABLE) }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn bytes<const PART: usize, const FOUR: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [bytes::Bytes; 2] {
+        // SAFETY: as the caller's.
+        unsafe {
+            let word = bytes::word::<FOUR>(codes.add((block * 4 + quarter) * 64));
+            bytes::looked_up(bytes::nibbles(word), &S::TABLE)
+        }
     }
 
     #[inline(always)]

@@ -15,7 +15,10 @@
 
 #![expect(clippy::needless_range_loop, reason = "one index goes through registers, panel and tile together")]
 
+use super::Simd;
 use super::activations::{BLOCK, IntBlock};
+#[cfg(target_arch = "aarch64")]
+use super::bytes::{Bytes, Split, joined};
 use super::lanes::Lanes;
 
 /// Weight rows of a group.
@@ -55,6 +58,18 @@ pub(super) trait Packed: bytemuck::Pod {
         block: usize,
         quarter: usize,
     ) -> [L::Pairs; 4];
+    /// The same codes as bytes, of rows `4 * FOUR` to `4 * FOUR + 3`: in each register four values that follow one another
+    /// in their row. A format overrides it where bytes come more directly.
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn bytes<const PART: usize, const FOUR: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [Bytes; 2] {
+        // SAFETY: as the caller's.
+        unsafe { joined::<Self, PART, FOUR>(codes, block, quarter) }
+    }
     /// The scale of a block of 32 values, or of one half of it.
     unsafe fn scale<L: Lanes>(scales: *const u8, block: usize, half: usize) -> L::Floats;
     /// What is added to scale * code, in a block or one half of it.
@@ -93,19 +108,35 @@ fn place(index: usize) -> usize {
 /// Bytes of one block of 32 integer activations for each row of a panel.
 pub(crate) const PANEL_BLOCK_BYTES: usize = BLOCK * size_of::<i16>() + 2 * size_of::<f32>();
 
-/// Writes a row's block into a panel of integers.
-pub(crate) fn store_block(panel: &mut [u8], width: usize, row: usize, index: usize, block: &IntBlock) {
+/// Writes a row's block into a panel of integers, as the kernels of a level read it.
+pub(crate) fn store_block(
+    simd: Simd,
+    panel: &mut [u8],
+    width: usize,
+    row: usize,
+    index: usize,
+    block: &IntBlock,
+) {
     let panel = &mut panel[index * width * PANEL_BLOCK_BYTES..][..width * PANEL_BLOCK_BYTES];
     let (values, floats) = panel.split_at_mut(width * BLOCK * size_of::<i16>());
-    let values: &mut [[i16; BLOCK]] = bytemuck::cast_slice_mut(values);
     let floats: &mut [f32] = bytemuck::cast_slice_mut(floats);
+    (floats[row], floats[width + row]) = (block.scale, block.sum);
+    #[cfg(target_arch = "aarch64")]
+    if let Some(split) = Split::of(simd, width) {
+        return split.store(values, row, &block.values);
+    }
+    // Only ARM has another order than pairs.
+    let _ = simd;
+    store_pairs(&mut bytemuck::cast_slice_mut(values)[row], &block.values);
+}
+
+fn store_pairs(out: &mut [i16; BLOCK], values: &[i16; BLOCK]) {
     for (word, (out, values)) in
-        values[row].as_chunks_mut::<4>().0.iter_mut().zip(block.values.as_chunks::<4>().0).enumerate()
+        out.as_chunks_mut::<4>().0.iter_mut().zip(values.as_chunks::<4>().0).enumerate()
     {
         debug_assert_eq!(place(4 * word + 1), 4 * word + 2);
         *out = [values[0], values[2], values[1], values[3]];
     }
-    (floats[row], floats[width + row]) = (block.scale, block.sum);
 }
 
 /// How one stored type is packed and multiplied at one SIMD level.
@@ -184,12 +215,24 @@ impl Kernels {
 /// The kernels of a type at one level, compiled for its features.
 macro_rules! kernels {
     ($lanes:ty, $features:literal, quantised $format:ty) => {
-        $crate::cpu::quant::packed::kernels!($lanes, $features, quantised, integers, expand, $format)
+        $crate::cpu::quant::packed::kernels!(
+            $lanes, $features, quantised, packed::integers::<$lanes>, expand, $format
+        )
     };
     ($lanes:ty, $features:literal, float $format:ty) => {
-        $crate::cpu::quant::packed::kernels!($lanes, $features, float, floats, widen, $format)
+        $crate::cpu::quant::packed::kernels!(
+            $lanes, $features, float, packed::floats::<$lanes>, widen, $format
+        )
     };
-    ($lanes:ty, $features:literal, $make:ident, $multiply:ident, $expand:ident, $format:ty) => {{
+    ($products:ty, $features:literal, bytes quantised $format:ty) => {
+        $crate::cpu::quant::packed::kernels!(
+            $crate::cpu::quant::Neon<8>, $features, quantised, bytes::integers::<$products>, expand, $format
+        )
+    };
+    ($products:ty, $features:literal, bytes float $format:ty) => {
+        $crate::cpu::quant::packed::kernels!($crate::cpu::quant::Neon<8>, $features, float $format)
+    };
+    ($lanes:ty, $features:literal, $make:ident, $module:ident::$multiply:ident::<$with:ty>, $expand:ident, $format:ty) => {{
         #[target_feature(enable = $features)]
         unsafe fn multiply<const N: usize>(
             group: *const u8,
@@ -199,7 +242,7 @@ macro_rules! kernels {
         ) {
             // SAFETY: as the caller's.
             unsafe {
-                $crate::cpu::quant::packed::$multiply::<$lanes, $format, N>(group, columns, panel, tile)
+                $crate::cpu::quant::$module::$multiply::<$with, $format, N>(group, columns, panel, tile)
             }
         }
         #[target_feature(enable = $features)]
@@ -239,8 +282,20 @@ macro_rules! packed_kernels {
             }
             #[cfg(target_arch = "aarch64")]
             $crate::cpu::quant::Simd::Neon => {
-            static NEON: Kernels = kernels!($crate::cpu::quant::neon::Neon, "neon", $kind $format);
+            static NEON: Kernels = kernels!($crate::cpu::quant::Neon<4>, "neon", $kind $format);
                 Some(&NEON)
+            }
+            #[cfg(target_arch = "aarch64")]
+            $crate::cpu::quant::Simd::Dotprod => {
+                static DOTPROD: Kernels =
+                kernels!($crate::cpu::quant::bytes::Dotprod, "neon,dotprod", bytes $kind $format);
+                Some(&DOTPROD)
+            }
+            #[cfg(target_arch = "aarch64")]
+            $crate::cpu::quant::Simd::I8mm => {
+                static I8MM: Kernels =
+                kernels!($crate::cpu::quant::bytes::I8mm, "neon,dotprod,i8mm", bytes $kind $format);
+                Some(&I8MM)
             }
         }
     }};
@@ -278,7 +333,7 @@ impl Kernels {
 }
 
 /// Bytes of the codes of a group.
-fn code_bytes<F: Packed>(columns: usize) -> usize {
+pub(super) fn code_bytes<F: Packed>(columns: usize) -> usize {
     columns / F::VALUES * F::WORDS * GROUP * size_of::<u32>()
 }
 
@@ -316,7 +371,7 @@ pub(crate) const AHEAD_BYTES: usize = 16 << 10;
 
 /// Asks for `lines` lines of 64 bytes. They may lie beyond the weight: asking never faults.
 #[inline(always)]
-unsafe fn ask_ahead<L: Lanes>(from: *const u8, lines: usize) {
+pub(super) unsafe fn ask_ahead<L: Lanes>(from: *const u8, lines: usize) {
     for line in 0..lines {
         // SAFETY: the caller has L's instructions; the address is not read.
         unsafe { L::prefetch(from.wrapping_add(AHEAD_BYTES + line * 64)) }
@@ -470,27 +525,53 @@ pub(super) unsafe fn floats<L: Lanes, F: PackedFloat, const N: usize>(
     if N > L::WIDTH_MAX {
         return;
     }
-    // SAFETY: the caller has a group and a panel of `columns` columns (even, zeros at the end), a tile of N x 16, and
+    if N > L::SUMS_MAX {
+        const { assert!(L::SUMS_MAX >= 4 || N <= L::SUMS_MAX, "four sums fit") };
+        for first in (0..N).step_by(4) {
+            // SAFETY: as the caller's; the rows of these sums are among the panel's and the tile's.
+            unsafe {
+                float_sums::<L, F, N, 4>(
+                    group,
+                    columns,
+                    panel.cast::<f32>().add(first),
+                    tile.add(first * GROUP),
+                )
+            }
+        }
+    } else {
+        // SAFETY: as the caller's.
+        unsafe { float_sums::<L, F, N, N>(group, columns, panel.cast(), tile) }
+    }
+}
+
+/// The sums of `M` rows of a panel of `N`.
+#[inline(always)]
+unsafe fn float_sums<L: Lanes, F: PackedFloat, const N: usize, const M: usize>(
+    group: *const u8,
+    columns: usize,
+    mut panel: *const f32,
+    tile: *mut f32,
+) {
+    // SAFETY: the caller has a group and a panel of `columns` columns (even, zeros at the end), a tile of M x 16, and
     // L's instructions.
     unsafe {
-        let mut panel = panel.cast::<f32>();
-        let mut sums = [L::splat(&0.0); N];
-        for n in 0..N {
+        let mut sums = [L::splat(&0.0); M];
+        for n in 0..M {
             sums[n] = L::floats(tile.add(n * GROUP));
         }
         for pair in 0..columns.div_ceil(2) {
             let bytes = 2 * F::PACKED_BYTES / F::VALUES;
             ask_ahead::<L>(group.add(pair * bytes), bytes.div_ceil(64));
             let [first, second] = F::two::<L>(group, pair);
-            for n in 0..N {
+            for n in 0..M {
                 sums[n] = L::fma(first, L::splat(panel.add(n)), sums[n]);
             }
-            for n in 0..N {
+            for n in 0..M {
                 sums[n] = L::fma(second, L::splat(panel.add(N + n)), sums[n]);
             }
             panel = panel.add(2 * N);
         }
-        for n in 0..N {
+        for n in 0..M {
             L::store(sums[n], tile.add(n * GROUP));
         }
     }

@@ -1,5 +1,7 @@
 //! Q4_0: 32 values in 18 bytes, value = scale * (code - 8).
 
+#[cfg(target_arch = "aarch64")]
+use super::bytes;
 use super::lanes::Lanes;
 use super::packed::{GROUP, NIBBLE_PAIRS, Packed, packed_kernels, store_half, word};
 use super::plain::{self, Plain};
@@ -62,6 +64,17 @@ impl Packed for Block {
                 L::sar::<12>(x),
             ]
         }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn bytes<const PART: usize, const FOUR: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [bytes::Bytes; 2] {
+        // SAFETY: as the caller's.
+        unsafe { bytes::signed_nibbles(bytes::word::<FOUR>(codes.add((block * 4 + quarter) * 64))) }
     }
 
     #[inline(always)]

@@ -1,5 +1,7 @@
 //! Q4_1: 32 values in 20 bytes, value = scale * code + min.
 
+#[cfg(target_arch = "aarch64")]
+use super::bytes;
 use super::lanes::Lanes;
 use super::packed::{GROUP, NIBBLE_PAIRS, Packed, nibbles, packed_kernels, store_half, word};
 use super::plain::{self, Plain};
@@ -58,6 +60,17 @@ impl Packed for Block {
     ) -> [L::Pairs; 4] {
         // SAFETY: as the caller's.
         unsafe { nibbles::<L>(codes.add((block * 4 + quarter) * 64)) }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn bytes<const PART: usize, const FOUR: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [bytes::Bytes; 2] {
+        // SAFETY: as the caller's.
+        unsafe { bytes::nibbles(bytes::word::<FOUR>(codes.add((block * 4 + quarter) * 64))) }
     }
 
     #[inline(always)]

@@ -2,6 +2,8 @@
 //! value = scale * scales\[sub\] * code - min_scale * mins\[sub\].
 
 use super::activations::IntBlock;
+#[cfg(target_arch = "aarch64")]
+use super::bytes;
 use super::lanes::Lanes;
 use super::packed::{GROUP, Packed, STRAIGHT_PAIRS, byte_nibbles, packed_kernels, store_half, word};
 use super::{Format, Simd, block_pairs, blocks_and_values, f16};
@@ -139,6 +141,17 @@ impl Packed for Block {
     ) -> [L::Pairs; 4] {
         // SAFETY: as the caller's.
         unsafe { byte_nibbles::<L, PART>(codes.add((block / 2 * 8 + quarter * 2) * 64)) }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn bytes<const PART: usize, const FOUR: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [bytes::Bytes; 2] {
+        // SAFETY: as the caller's.
+        unsafe { bytes::part_nibbles::<PART, FOUR>(codes.add((block / 2 * 8 + quarter * 2) * 64)) }
     }
 
     #[inline(always)]

@@ -2,6 +2,8 @@
 //! value = scale * scales\[sub\] * (code - 32).
 
 use super::activations::IntBlock;
+#[cfg(target_arch = "aarch64")]
+use super::bytes;
 use super::lanes::Lanes;
 use super::packed::{GROUP, Packed, STRAIGHT_PAIRS, byte_nibbles, packed_kernels, store_half, word};
 use super::{Format, Simd, block_pairs, blocks_and_values, f16};
@@ -128,6 +130,27 @@ impl Packed for Block {
                 ]
             };
             [L::sub(a, 32), L::sub(b, 32), L::sub(c, 32), L::sub(d, 32)]
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn bytes<const PART: usize, const FOUR: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [bytes::Bytes; 2] {
+        // SAFETY: as the caller's.
+        unsafe {
+            let words = codes.add(block / 4 * 24 * 64);
+            let low = words.add((block % 4 / 2 * 8 + quarter * 2) * 64);
+            let [x, y] = bytes::part_nibbles::<PART, FOUR>(low);
+            let high = words.add((16 + quarter * 2) * 64);
+            let bit = (block % 4 + PART) * 2;
+            [
+                bytes::six_bits(x, bytes::word::<FOUR>(high), bit),
+                bytes::six_bits(y, bytes::word::<FOUR>(high.add(64)), bit),
+            ]
         }
     }
 

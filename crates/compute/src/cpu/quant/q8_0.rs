@@ -1,5 +1,7 @@
 //! Q8_0: 32 values in 34 bytes, value = scale * code.
 
+#[cfg(target_arch = "aarch64")]
+use super::bytes;
 use super::lanes::Lanes;
 use super::packed::{GROUP, Packed, STRAIGHT_PAIRS, packed_kernels, store_half, word};
 use super::plain::{self, Plain};
@@ -52,6 +54,20 @@ impl Packed for Block {
             let words = codes.add((block * 8 + quarter * 2) * 64);
             let (x, y) = (L::pairs(words), L::pairs(words.add(64)));
             [L::sar::<8>(L::shl::<8>(x)), L::sar::<8>(x), L::sar::<8>(L::shl::<8>(y)), L::sar::<8>(y)]
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    unsafe fn bytes<const PART: usize, const FOUR: usize>(
+        codes: *const u8,
+        block: usize,
+        quarter: usize,
+    ) -> [bytes::Bytes; 2] {
+        // SAFETY: as the caller's.
+        unsafe {
+            let words = codes.add((block * 8 + quarter * 2) * 64);
+            [bytes::word::<FOUR>(words), bytes::word::<FOUR>(words.add(64))]
         }
     }
 

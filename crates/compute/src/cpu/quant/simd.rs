@@ -14,6 +14,12 @@ pub enum Simd {
     /// NEON, which every 64-bit ARM processor has.
     #[cfg(target_arch = "aarch64")]
     Neon,
+    /// NEON with products of four bytes (dotprod).
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
+    /// NEON with products of matrices of bytes (i8mm), and dotprod.
+    #[cfg(target_arch = "aarch64")]
+    I8mm,
 }
 
 impl Simd {
@@ -25,6 +31,10 @@ impl Simd {
         Simd::Avx512,
         #[cfg(target_arch = "aarch64")]
         Simd::Neon,
+        #[cfg(target_arch = "aarch64")]
+        Simd::Dotprod,
+        #[cfg(target_arch = "aarch64")]
+        Simd::I8mm,
     ];
 
     /// The best level of this machine.
@@ -47,6 +57,10 @@ impl Simd {
             Simd::Avx512 => "avx512",
             #[cfg(target_arch = "aarch64")]
             Simd::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Simd::Dotprod => "dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Simd::I8mm => "i8mm",
         }
     }
 
@@ -74,6 +88,25 @@ impl Simd {
             }
             #[cfg(target_arch = "aarch64")]
             Simd::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Simd::Dotprod => Simd::Neon.is_present() && std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Simd::I8mm => Simd::Dotprod.is_present() && std::arch::is_aarch64_feature_detected!("i8mm"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::print_stdout, reason = "says what this machine has, with --nocapture")]
+    fn the_best_level_is_the_last_that_is_there() {
+        let present: Vec<_> = Simd::present().collect();
+        assert_eq!(present[0], Simd::Scalar);
+        assert_eq!(present.last(), Some(&Simd::detect()));
+        present.iter().for_each(|simd| simd.assert_present());
+        println!("best level: {}", Simd::detect().name());
     }
 }

@@ -100,6 +100,8 @@ impl CpuRing {
     /// Starts the threads and allocates the workspace.
     pub fn new(options: &CpuRingOptions) -> Result<CpuRing, Error> {
         let CpuRingOptions { threads, simd, tiles, memory_limit } = *options;
+        // Only x86-64 has them.
+        let _ = tiles;
         if !Simd::present().any(|present| present == simd) {
             return Err(Error::Unsupported { what: simd.name().to_owned(), backend: NAME });
         }
@@ -115,7 +117,7 @@ impl CpuRing {
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512 => Some(&avx512::KERNEL),
             #[cfg(target_arch = "aarch64")]
-            Simd::Neon => Some(&neon::KERNEL),
+            Simd::Neon | Simd::Dotprod | Simd::I8mm => Some(&neon::KERNEL),
         };
         let ledger = Ledger::new(memory_limit.unwrap_or_else(memory_bytes));
         let panels = Block::new(&ledger, Purpose::Workspace, PANEL_BYTES as u64)?;

@@ -1,4 +1,4 @@
-//! A register of 16-bit numbers is a quad of two rows; a word is two signed halves. Compiled, not yet run.
+//! A register of 16-bit numbers is a quad of two rows; a word is two signed halves.
 
 use core::arch::aarch64::*;
 
