@@ -357,11 +357,15 @@ mod tests {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
+        let programs = every_program();
+        // Kernels of wgmma are asked for where it is.
+        let on = |key: &Key, arch: &str| !key.unit.starts_with("gemm") || arch == "sm_90a";
+        const CHIPS: [&str; 5] = ["sm_90a", "sm_80", "sm_86", "sm_89", "sm_120"];
         std::thread::scope(|scope| {
-            for arch in ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"] {
-                let folder = folder.path();
+            for arch in CHIPS {
+                let (folder, programs) = (folder.path(), &programs);
                 scope.spawn(move || {
-                    for key in every_program() {
+                    for key in programs.iter().filter(|key| on(key, arch)) {
                         let image = key.image(arch, Some(folder), NVRTC);
                         assert!(image.as_deref().is_ok_and(is_whole), "{key:?} for {arch}: {image:?}");
                     }
@@ -371,8 +375,9 @@ mod tests {
         // What was compiled is found again: nothing new is written.
         let files = || std::fs::read_dir(folder.path()).unwrap().count();
         let before = files();
-        assert_eq!(before, 5 * every_program().len());
-        every_program()[0].image("sm_80", Some(folder.path()), NVRTC).unwrap();
+        let wanted = CHIPS.iter().map(|arch| programs.iter().filter(|key| on(key, arch)).count());
+        assert_eq!(before, wanted.sum::<usize>());
+        programs[0].image("sm_80", Some(folder.path()), NVRTC).unwrap();
         assert_eq!(files(), before);
     }
 

@@ -22,6 +22,8 @@ use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use std::{hint, io};
 
+use super::cores::{self, Processors};
+
 /// How often a waiting thread looks before it lets others go first: some 20 to 50 us, for a pause takes 20 to 45 ns.
 const SPINS: usize = 1000;
 /// How long it goes on looking before it parks. To wake it takes longer than a region, above all on a virtual machine, and
@@ -40,6 +42,13 @@ pub(super) struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// A region is running. The `Cell` also makes the pool `!Sync`, so a region's closure cannot capture its own pool.
     busy: Cell<bool>,
+    /// Where its threads run, if that is not everywhere. The caller's is bound when it starts its first region.
+    node: Option<Processors>,
+}
+
+thread_local! {
+    /// Whether a pool has bound this thread.
+    static BOUND: Cell<bool> = const { Cell::new(false) };
 }
 
 /// All loads and stores of these are sequentially consistent: a thread says that it will park and then looks once
@@ -71,11 +80,18 @@ impl Pool {
             caller: Mutex::new(None),
             panic: Mutex::new(None),
         });
-        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), busy: Cell::new(false) };
+        let node = cores::node_for(threads);
+        let mut pool =
+            Pool { shared, workers: Vec::with_capacity(threads - 1), busy: Cell::new(false), node };
         for index in 1..threads {
-            let shared = Arc::clone(&pool.shared);
+            let (shared, node) = (Arc::clone(&pool.shared), pool.node.clone());
             let builder = thread::Builder::new().name(format!("cpu-{index}"));
-            pool.workers.push(builder.spawn(move || shared.work(index))?);
+            pool.workers.push(builder.spawn(move || {
+                if let Some(node) = node {
+                    cores::bind(&node);
+                }
+                shared.work(index);
+            })?);
         }
         Ok(pool)
     }
@@ -123,6 +139,11 @@ impl Pool {
     /// those. A panic on any thread is raised here, after all are done.
     fn run(&self, task: &Task<'_>) {
         assert!(!self.busy.replace(true), "a region cannot start inside another one");
+        if let Some(node) = &self.node
+            && !BOUND.replace(true)
+        {
+            cores::bind(node);
+        }
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the task between entering an open region and leaving it, and
         // this function does not return or unwind before the region is closed and nobody is inside.
@@ -314,7 +335,12 @@ mod tests {
     fn a_worker_that_does_not_come_is_not_waited_for() {
         let pool = Pool::new(2).unwrap();
         // Its workers have ended, and the pool does not know.
-        let left = Pool { shared: Arc::clone(&pool.shared), workers: Vec::new(), busy: Cell::new(false) };
+        let left = Pool {
+            shared: Arc::clone(&pool.shared),
+            workers: Vec::new(),
+            busy: Cell::new(false),
+            node: None,
+        };
         drop(pool);
         let ran = AtomicUsize::new(0);
         left.run(&|_| count(&ran, 1));
