@@ -101,7 +101,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(clippy::print_stdout, reason = "says what this machine has, with --nocapture")]
     fn the_best_level_is_the_last_that_is_there() {
         let present: Vec<_> = Simd::present().collect();
         assert_eq!(present[0], Simd::Scalar);
