@@ -65,7 +65,7 @@ impl<const WIDTH: usize> Lanes for Neon<WIDTH> {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn shr_by(x: [int16x8_t; 4], bits: usize) -> [int16x8_t; 4] {
-        let bits = vdupq_n_s16(-(bits as i16));
+        let bits = vdupq_n_s16(-(bits.cast_signed() as i16));
         each!(x => vreinterpretq_s16_u16(vshlq_u16(vreinterpretq_u16_s16(x), bits)))
     }
 
