@@ -40,10 +40,10 @@ DEVICE u32 upper_bits(u32 bits) {
 }
 
 // What a part keeps of itself as a whole, behind one of its planes (`Format::part_plane`): the largest magnitude's bits, and the
-// inverse of the power of two that its values are multiplied by. A part that is being packed begins `row_tile` times 16 rows later.
+// inverse of the power of two that its values are multiplied by.
 DEVICE u32* whole_of(const Part& part) {
 #if FORMAT == Q6_K
-    return (u32*)(part.mins + (long)((part.rows + 15) / 16 - part.row_tile) * part.groups * 16);
+    return (u32*)(part.mins + (long)row_tiles_left(part) * part.groups * 16);
 #elif FORMAT == SUPERBLOCKS || FORMAT == Q8_0
     return (u32*)part.mins;
 #else

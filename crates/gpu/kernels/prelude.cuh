@@ -195,5 +195,7 @@ struct Part {
     const u8* scales;
     const u8* mins;
     int rows, columns, groups;
-    int row_tile;  // times 16 rows before those that the planes begin with: of a part that is being packed
+    int row_tile;  // times 16 rows that `rows` are more than there are from the planes' beginnings on
 };
+// Times 16 rows from the planes' beginnings to the ends of the part, which may have several experts.
+DEVICE int row_tiles_left(const Part& part) { return (part.rows + 15) / 16 - part.row_tile; }

@@ -97,14 +97,17 @@ pub(crate) struct DevicePart {
     rows: i32,
     columns: i32,
     groups: i32,
-    /// Times 16 rows before those that the planes begin with.
+    /// Times 16 rows that `rows` are more than there are from the planes' beginnings to the ends of the part: those before the
+    /// beginnings, less those behind one expert's.
     row_tile: i32,
 }
 
 impl DevicePart {
     /// The same with so many rows: of one expert, where the part has several.
     pub(crate) fn with_rows(self, rows: usize) -> DevicePart {
-        DevicePart { rows: int(rows), ..self }
+        let tiles = |rows: i32| rows.cast_unsigned().div_ceil(TILE_ROWS as u32).cast_signed();
+        let rows = int(rows);
+        DevicePart { rows, row_tile: self.row_tile + tiles(rows) - tiles(self.rows), ..self }
     }
 }
 

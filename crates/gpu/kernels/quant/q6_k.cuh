@@ -12,7 +12,7 @@ struct Quant {
     typedef Staged<2048, 1024, 256, 32> Bytes;
 
     DEVICE_METHOD static float unscale(const Part& part) {
-        return ((const float*)(part.mins + (long)((part.rows + 15) / 16) * part.groups * 16))[1];
+        return ((const float*)(part.mins + (long)row_tiles_left(part) * part.groups * 16))[1];
     }
     // Pair p of a block's codes: of even pairs times 2^-24, of odd ones times 2^-20.
     DEVICE_METHOD static u32 two(u32 word, u32 upper, int block, int p) {

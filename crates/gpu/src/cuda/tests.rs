@@ -288,8 +288,7 @@ fn experts_are_multiplied_pair_by_pair_or_with_few_rows_or_with_many() {
     let one = check(&mut eight, 1, Glu::Silu, &["gemv_one", "gemv_one", "combine"]);
     assert_eq!((one[0].1[1], one[1].1[1]), (2, 2), "blocks for each expert of the token");
     check(&mut eight, 1, Glu::Clamped, &["gemv_one", "glu_clamped", "gemv_one", "combine"]);
-    let few =
-        ["deal", "form_few", "expert_rows", "glu_silu", "form_experts_fours", "expert_rows", "combine"];
+    let few = ["deal", "form_few", "expert_rows", "glu_silu", "form_experts_fours", "expert_rows", "combine"];
     let launched = check(&mut eight, 6, Glu::Silu, &few);
     assert_eq!((launched[0].1, launched[4].1), ([8, 1, 1], [12, 1, 1]), "experts, and a row for each pair");
     // Of many experts several tokens choose few together.
