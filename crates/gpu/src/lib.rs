@@ -4,10 +4,9 @@
 //! chip and kept on disk, one stream that orders everything. Nothing of a toolkit is needed to build this crate; the
 //! driver and NVRTC are opened at run time, and what is missing is said in words ([`probe`], [`compiler`]).
 //!
-//! **Precision.** Buffers are f32. Where a product meets the matrix units, an activation is a whole number of 21 bits times
-//! a scale of 128 columns, which multiplies codes exactly, block by block; scales are applied in f32. Beside weights of
-//! floats it is the sum of two bf16. So results are held to the bounds of *float* activations: there is no int8 mode here,
-//! and no rounding of activations to a single half.
+//! **Precision.** Buffers are f32. Where a product meets the matrix units, an activation is one f16, scaled by a power of two for
+//! its row, and a weight's value another; sums are f32. `Activations::Half` of `fornax_compute` specifies it, and the
+//! conformance suite holds this crate against that. There is no int8 mode here.
 //!
 //! **Order.** An output's order of summation depends on its weight's shape and the chip alone, and attention reduces over
 //! fixed tiles of absolute positions: a row's result is the same bits alone, among others or in chunks.
