@@ -252,7 +252,7 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         let mut kv = KvSpec { groups: self.groups(0), dtype: ask.kv_dtype };
         let page_bytes =
             kv.groups.iter().map(|group| sizes.page_bytes(&kv, group)).fold(0, u64::saturating_add);
-        let mut usage = self.usage(Requantized { sizes, quant }, step)?;
+        let mut usage = self.usage(Requantized { sizes: (self.sizes)(step), quant }, step)?;
         let margin_bytes = (ask.limit_bytes / 50).clamp(MARGIN_LEAST, MARGIN_MOST);
         let room = ask
             .limit_bytes
@@ -263,9 +263,12 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         // One page of each group is the trash page.
         let least = pages_for(context).saturating_add(1);
         let wanted = pages_for(context).saturating_mul(ask.parallel).saturating_add(1);
-        let pages = leaves.min(wanted).max(least);
-        kv.groups = self.groups(pages);
-        usage.add(Purpose::Kv, page_bytes.saturating_mul(pages as u64));
+        kv.groups = self.groups(leaves.min(wanted).max(least));
+        // A backend may round up what a group takes.
+        if sizes.kv_bytes(&kv) > room && leaves > least {
+            kv.groups = self.groups(leaves.min(wanted) - 1);
+        }
+        usage.add(Purpose::Kv, sizes.kv_bytes(&kv));
         Ok(Plan {
             context,
             context_trained: trained,
@@ -453,6 +456,10 @@ impl<S: Sizes> Sizes for Requantized<S> {
 
     fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
         self.sizes.page_bytes(spec, group)
+    }
+
+    fn kv_bytes(&self, spec: &KvSpec) -> u64 {
+        self.sizes.kv_bytes(spec)
     }
 
     fn workspace_bytes(&self) -> u64 {
