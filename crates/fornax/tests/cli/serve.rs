@@ -490,9 +490,10 @@ fn models_make_way_for_each_other_and_give_their_memory_back() {
         assert_eq!(health["models"][1]["state"], "unloaded");
         resident.push(serving.memory("VmRSS"));
     }
-    // Twenty loads of a hundred megabytes: what stays is the allocator's own, and does not grow with the rounds.
-    let (early, late) = (resident[1], resident[9]);
-    assert!(late < early + (24 << 20), "{resident:?}");
+    // Ten loads of a hundred megabytes behind ten others: what stays is the allocator's own, which takes some rounds to have
+    // all it wants, and then does not grow.
+    let (early, late) = (resident[4], resident[9]);
+    assert!(late < early + (16 << 20), "{resident:?}");
     let metrics = serving.get("/metrics");
     assert!(metrics.contains("fornax_model_loads_total{model_name=\"smollm2\"} 11"), "{metrics}");
     assert!(metrics.contains("fornax_model_loads_total{model_name=\"second\"} 10"), "{metrics}");
