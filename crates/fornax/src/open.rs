@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fornax_compute::cpu::{Activations, CpuOptions, CpuSizes};
+use fornax_compute::cpu::{Activations, CpuOptions, CpuSizes, Simd};
 use fornax_compute::{Counting, KvDType, PAGE_TOKENS, Purpose, Sizes};
 use fornax_engine::{Ask, Change, Plan, Planner, Remedy, StepLimits};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
@@ -150,7 +150,8 @@ impl OpenOptions {
         self
     }
 
-    /// How activations enter products with quantised weights on the CPU; on a GPU they are float.
+    /// How activations enter products with quantised weights on the CPU; on a GPU they are float. [`Activations::Half`] is
+    /// slow: the specification of what a GPU computes, to compare it with.
     pub fn activations(mut self, activations: Activations) -> OpenOptions {
         self.activations = activations;
         self
@@ -278,6 +279,7 @@ impl OpenOptions {
     fn cpu(&self, step: StepLimits) -> CpuOptions {
         let options = CpuOptions {
             activations: self.activations,
+            simd: if self.activations == Activations::Half { Simd::Scalar } else { Simd::detect() },
             tokens_max: step.tokens_max,
             slots: step.slots,
             depth: 0,
