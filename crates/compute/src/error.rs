@@ -2,7 +2,7 @@
 
 use fornax_format::DType;
 
-use crate::Purpose;
+use crate::{KvDType, Purpose};
 
 /// Why a backend refused or failed. The values are those a person needs to act.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,16 @@ pub enum Error {
         what: String,
         /// The backend's name.
         backend: &'static str,
+    },
+    /// Keys and values in a type that this backend does not keep them in.
+    #[error("keys and values in {dtype} are not available on {backend}; use {}", names(.possible))]
+    KvDType {
+        /// The type that was asked for.
+        dtype: KvDType,
+        /// The backend's name.
+        backend: &'static str,
+        /// Those that it has.
+        possible: &'static [KvDType],
     },
     /// A batch that names more than was allocated: tokens, rows, slots, pages.
     #[error("batch: {what} {got} beyond the limit {limit}")]
@@ -169,4 +179,13 @@ pub enum Error {
         /// What it must be.
         wanted: &'static str,
     },
+}
+
+/// `f32, f16 or fp8`.
+fn names(dtypes: &[KvDType]) -> String {
+    let names: Vec<String> = dtypes.iter().map(KvDType::to_string).collect();
+    match &names[..] {
+        [before @ .., last] if !before.is_empty() => format!("{} or {last}", before.join(", ")),
+        _ => names.concat(),
+    }
 }

@@ -33,6 +33,9 @@ pub enum KvDType {
 pub const KV_BLOCK: usize = 32;
 
 impl KvDType {
+    /// Every one.
+    pub const ALL: [KvDType; 5] = [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0, KvDType::F8];
+
     /// Bytes of one token's keys, or values, of a head of `dim` values.
     pub fn bytes_of(self, dim: usize) -> usize {
         match self {

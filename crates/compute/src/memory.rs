@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt};
 use fornax_format::{DType, View};
 
 use crate::landing::{Content, land};
-use crate::{Error, KvGroup, KvSpec};
+use crate::{Error, KvDType, KvGroup, KvSpec};
 
 /// What bytes are for. Plan, health and allocator all report by these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -233,6 +233,12 @@ pub trait Sizes {
         Ok(())
     }
 
+    /// Refuses keys and values in a type that the backend does not keep them in.
+    fn keeps(&self, dtype: KvDType) -> Result<(), Error> {
+        let _ = dtype;
+        Ok(())
+    }
+
     /// Bytes of one row of f32 made of these vectors, or why it cannot be made.
     fn vector_bytes(&self, parts: &[Part<'_>]) -> Result<u64, Error> {
         let values = |part: &Part<'_>| part.rows.as_ref().map_or(part.view.values(), Vec::len);
@@ -304,6 +310,7 @@ impl<S: Sizes> Memory for Counting<S> {
     }
 
     fn alloc_kv(&self, spec: &KvSpec) -> Result<(), Error> {
+        self.sizes.keeps(spec.dtype)?;
         self.count(Purpose::Kv, self.sizes.kv_bytes(spec));
         Ok(())
     }

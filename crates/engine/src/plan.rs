@@ -249,6 +249,7 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             slots: ask.parallel,
         };
         let sizes = (self.sizes)(step);
+        sizes.keeps(ask.kv_dtype)?;
         let mut kv = KvSpec { groups: self.groups(0), dtype: ask.kv_dtype };
         let page_bytes =
             kv.groups.iter().map(|group| sizes.page_bytes(&kv, group)).fold(0, u64::saturating_add);
@@ -424,6 +425,10 @@ pub fn stored_as(quant: DType, columns: usize) -> DType {
 impl<S: Sizes> Sizes for Requantized<S> {
     fn supports(&self, need: Need) -> Result<(), ComputeError> {
         self.sizes.supports(need)
+    }
+
+    fn keeps(&self, dtype: KvDType) -> Result<(), ComputeError> {
+        self.sizes.keeps(dtype)
     }
 
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {

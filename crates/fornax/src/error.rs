@@ -344,7 +344,9 @@ fn compute_code(error: &fornax_compute::Error) -> Code {
         Fault::DType { .. } | Fault::Inexact { .. } => Code::ModelUnsupported,
         Fault::Integrity { .. } => Code::IntegrityFailure,
         Fault::TensorShape { .. } => Code::ModelCorrupt,
-        Fault::Unsupported { .. } | Fault::SampleParameter { .. } => Code::InvalidInput,
+        Fault::Unsupported { .. } | Fault::KvDType { .. } | Fault::SampleParameter { .. } => {
+            Code::InvalidInput
+        }
         Fault::NumericFault { .. } => Code::NumericFault,
         // Invariants between this crate and the backend, or a system that refuses threads.
         _ => Code::Internal,

@@ -448,6 +448,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::Code;
 
     #[test]
     fn a_plan_for_a_gpu_counts_keys_and_values_as_they_are_allocated() {
@@ -473,6 +474,53 @@ mod tests {
                 assert_eq!(plan.usage.bytes(Purpose::Kv), taken, "{kv_dtype}, {context} tokens");
                 assert_eq!(taken % 256, 0);
             }
+        }
+    }
+
+    #[test]
+    fn a_plan_refuses_keys_and_values_that_a_gpu_does_not_keep_and_says_which_it_does() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/yarn");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let options = OpenOptions::new(path);
+        let ask = |kv_dtype| Ask {
+            context: Some(64),
+            parallel: 1,
+            kv_dtype,
+            step_tokens: 64,
+            logit_rows: 0,
+            runtime_bytes: 0,
+            limit_bytes: 1 << 30,
+        };
+        for kv_dtype in KvDType::ALL {
+            let ask = ask(kv_dtype);
+            let cpu = planned((&checkpoint, &[]), |step| CpuSizes::new(&options.cpu(step)), &ask, "cpu");
+            assert_eq!(cpu.unwrap().plan.kv.dtype, kv_dtype);
+            let cuda =
+                planned((&checkpoint, &[]), |step| CudaSizes::new(&options.cuda(0, step)), &ask, "cuda");
+            if kv_dtype != KvDType::Q8_0 {
+                assert_eq!(cuda.unwrap().plan.kv.dtype, kv_dtype);
+                continue;
+            }
+            let refused = cuda.unwrap_err();
+            let wanted = "keys and values in q8_0 are not available on cuda; use f32, f16, bf16 or fp8";
+            assert_eq!((refused.to_string().as_str(), refused.code()), (wanted, Code::InvalidInput));
+        }
+    }
+
+    #[test]
+    fn what_matrices_can_be_brought_into_is_computed_on_every_device() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/yarn");
+        let options = OpenOptions::new(path.clone());
+        let step = StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 };
+        for quant in [DType::Q8_0, DType::MXFP8, DType::Q4_K] {
+            let mut checkpoint = Checkpoint::open(&path).unwrap();
+            checkpoint.quantize(quant).unwrap();
+            let config = Config::read(&checkpoint).unwrap();
+            let limits = Limits { tokens_max: 1, wanted_max: 1 };
+            let cpu = Counting::new(CpuSizes::new(&options.cpu(step)));
+            fornax_model::measure(&checkpoint, &config, &cpu, limits).unwrap();
+            let cuda = Counting::new(CudaSizes::new(&options.cuda(0, step)));
+            fornax_model::measure(&checkpoint, &config, &cuda, limits).unwrap();
         }
     }
 }

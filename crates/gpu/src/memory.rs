@@ -15,6 +15,9 @@ pub(crate) const COLUMNS_MAX: usize = 1 << 18;
 /// The longest vector: an adapter's matrix is one, of rank 512 beside 32,768 columns.
 const VECTOR_MAX: usize = 1 << 24;
 
+/// What keys and values are kept in: the kernels of attention and those that write pages know these.
+const KV_DTYPES: [KvDType; 4] = [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8];
+
 /// Activations in the form that products read: 20,000 columns for each token of the largest step, up to 96 MB; what is
 /// wider or longer goes in several passes. One row always fits.
 pub(crate) fn formed_bytes(tokens_max: usize) -> u64 {
@@ -180,10 +183,7 @@ impl fmt::Debug for Kv {
 
 impl Kv {
     pub(crate) fn new(arena: &Rc<Arena>, sizes: &CudaSizes, spec: &KvSpec) -> Result<Kv, Error> {
-        if spec.dtype == KvDType::Q8_0 {
-            let what = "keys and values in q8_0".to_owned();
-            return Err(Error::Unsupported { what, backend: sizes.name });
-        }
+        sizes.keeps(spec.dtype)?;
         let groups = spec.groups.iter().map(|group| {
             let bytes = (group.pages as u64).saturating_mul(sizes.page_bytes(spec, group));
             Ok((group.clone(), arena.cut(Purpose::Kv, bytes)?))
@@ -333,6 +333,13 @@ impl Sizes for CudaSizes {
 
     fn buf_bytes(&self, _purpose: Purpose, rows: usize, columns: usize) -> u64 {
         rounded((rows as u64).saturating_mul(columns as u64).saturating_mul(4))
+    }
+
+    fn keeps(&self, dtype: KvDType) -> Result<(), Error> {
+        if KV_DTYPES.contains(&dtype) {
+            return Ok(());
+        }
+        Err(Error::KvDType { dtype, backend: self.name, possible: &KV_DTYPES })
     }
 
     fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {

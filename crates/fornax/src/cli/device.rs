@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn types_are_known_by_the_name_that_they_show_and_others_are_refused_by_theirs() {
-        for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0, KvDType::F8] {
+        for dtype in KvDType::ALL {
             assert_eq!(kv_dtype(&dtype.to_string()).unwrap(), dtype);
         }
         assert!(kv_dtype("fp4").unwrap_err().to_string().contains("--kv-dtype fp4"));
