@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::tiny::{fixtures, tokens};
-use crate::{fornax, model};
+use crate::{command, fornax, model, ran};
 
 /// A copy of a tiny GGUF with the first occurrence of `from` replaced by `to`, of the same length.
 fn changed(folder: &Path, from: &[u8], to: &[u8]) -> PathBuf {
@@ -183,6 +183,12 @@ fn wrong_usage_is_one_line_with_the_flag() {
     let check = |args: &[&str], says: &[&str]| fornax(args).fails(2, "INVALID_INPUT", says);
     check(&[], &["no command given", "fornax --help"]);
     check(&["frobnicate"], &["frobnicate"]);
+    // A model and an empty cache of its own: the default would be fetched first where it is not there, which takes lines.
+    let (path, cache) = (fixtures().join("llama"), tempfile::tempdir().unwrap());
+    let check = |args: &[&str], says: &[&str]| {
+        let args = [&args[..1], &[path.to_str().unwrap()], &args[1..]].concat();
+        ran(command(cache.path()).args(args)).fails(2, "INVALID_INPUT", says);
+    };
     check(&["generate"], &["--prompt", "fornax generate --help"]);
     check(&["generate", "--prompt", "x", "--tokens", "1"], &["--tokens"]);
     check(
@@ -202,8 +208,7 @@ fn wrong_usage_is_one_line_with_the_flag() {
     check(&["tokenize"], &["--text"]);
     check(&["generate", "--prompt-file", "no/such.txt"], &["no/such.txt"]);
     check(&["perplexity", "--file", "no/such.txt"], &["no/such.txt"]);
-    let path = fixtures().join("llama");
-    check(&["generate", path.to_str().unwrap(), "--tokens", "1", "--context", "100000000"], &["--context"]);
+    check(&["generate", "--tokens", "1", "--context", "100000000"], &["--context"]);
 }
 
 #[test]
