@@ -606,6 +606,9 @@ impl Writer<'_> {
     pub(super) fn write(mut self, pool: &Pool, step: &Slot, qkv: &[f32]) {
         let Heads { query, kv, dim } = self.heads;
         let pages = Disjoint::new(std::mem::take(&mut self.pages));
+        // SAFETY: what is asked for lies in one head's stretch of a page: no other thread touches that, and no two parts of it
+        // are held at a time.
+        let room = |to: usize, bytes: usize| unsafe { pages.part(to..to + bytes) };
         let write_heads = |heads: std::ops::Range<usize>| {
             for (index, row) in step.rows().iter().enumerate() {
                 let table = step.table(index, self.group);
@@ -621,11 +624,11 @@ impl Writer<'_> {
                         let keys = self.geometry.keys(table[page], head);
                         let values = self.geometry.values(table[page], head);
                         if self.dtype == KvDType::Q8_0 {
-                            self.write_codes(&pages, (keys, key), (values, value), at);
+                            write_codes(room, (keys, key), (values, value), at);
                             continue;
                         }
                         if self.dtype == KvDType::F8 {
-                            self.write_floats(&pages, (keys, key), (values, value), at);
+                            write_floats(room, (keys, key), (values, value), at);
                             continue;
                         }
                         let (bytes, token_bytes) = (self.dtype.bytes_of(1), self.geometry.token_bytes);
@@ -637,13 +640,10 @@ impl Writer<'_> {
                             narrow(self.dtype, key, stored);
                             for (i, value) in stored.chunks_exact(bytes).enumerate() {
                                 let to = keys + ((chunk * LANES + i) * PAGE_TOKENS + at) * bytes;
-                                // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
-                                unsafe { pages.part(to..to + bytes) }.copy_from_slice(value);
+                                room(to, bytes).copy_from_slice(value);
                             }
                         }
-                        let to = values + at * token_bytes;
-                        // SAFETY: as above.
-                        narrow(self.dtype, value, unsafe { pages.part(to..to + token_bytes) });
+                        narrow(self.dtype, value, room(values + at * token_bytes, token_bytes));
                     }
                 }
             }
@@ -657,61 +657,48 @@ impl Writer<'_> {
     }
 }
 
-impl Writer<'_> {
-    /// Stores token `at`'s keys and values of a head as codes; each with where its stretch of the page begins.
-    fn write_codes(
-        &self,
-        pages: &Disjoint<'_, u8>,
-        (keys, key): (usize, &[f32]),
-        (values, value): (usize, &[f32]),
-        at: usize,
-    ) {
-        let (dim, mut codes) = (self.heads.dim, [0; KV_BLOCK]);
-        let blocks = dim.div_ceil(KV_BLOCK);
-        let write = |to: usize, bytes: &[u8]| {
-            // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
-            unsafe { pages.part(to..to + bytes.len()) }.copy_from_slice(bytes);
-        };
-        for (block, (key, value)) in key.chunks(KV_BLOCK).zip(value.chunks(KV_BLOCK)).enumerate() {
-            let scale = encode(key, &mut codes);
-            for (i, code) in codes[..key.len()].iter().enumerate() {
-                write(keys + (block * KV_BLOCK + i) * PAGE_TOKENS + at, &code.to_le_bytes());
-            }
-            write(keys + PAGE_TOKENS * dim + (block * PAGE_TOKENS + at) * 2, &scale.to_ne_bytes());
-            let scale = encode(value, &mut codes);
-            write(values + at * dim + block * KV_BLOCK, bytemuck::cast_slice(&codes[..value.len()]));
-            write(values + PAGE_TOKENS * dim + (at * blocks + block) * 2, &scale.to_ne_bytes());
+/// Stores token `at`'s keys and values of a head as codes; each with where its stretch of the page begins.
+fn write_codes<'p>(
+    room: impl Fn(usize, usize) -> &'p mut [u8],
+    (keys, key): (usize, &[f32]),
+    (values, value): (usize, &[f32]),
+    at: usize,
+) {
+    let (dim, mut codes) = (key.len(), [0; KV_BLOCK]);
+    let blocks = dim.div_ceil(KV_BLOCK);
+    let write = |to: usize, bytes: &[u8]| room(to, bytes.len()).copy_from_slice(bytes);
+    for (block, (key, value)) in key.chunks(KV_BLOCK).zip(value.chunks(KV_BLOCK)).enumerate() {
+        let scale = encode(key, &mut codes);
+        for (i, code) in codes[..key.len()].iter().enumerate() {
+            write(keys + (block * KV_BLOCK + i) * PAGE_TOKENS + at, &code.to_le_bytes());
         }
+        write(keys + PAGE_TOKENS * dim + (block * PAGE_TOKENS + at) * 2, &scale.to_ne_bytes());
+        let scale = encode(value, &mut codes);
+        write(values + at * dim + block * KV_BLOCK, bytemuck::cast_slice(&codes[..value.len()]));
+        write(values + PAGE_TOKENS * dim + (at * blocks + block) * 2, &scale.to_ne_bytes());
     }
 }
 
-impl Writer<'_> {
-    /// The same as 8-bit floats.
-    fn write_floats(
-        &self,
-        pages: &Disjoint<'_, u8>,
-        (keys, key): (usize, &[f32]),
-        (values, value): (usize, &[f32]),
-        at: usize,
-    ) {
-        let (dim, mut codes) = (self.heads.dim, [0; KV_BLOCK]);
-        let write = |to: usize, bytes: &[u8]| {
-            // SAFETY: it lies in this head's stretch of a page, which no other thread touches.
-            unsafe { pages.part(to..to + bytes.len()) }.copy_from_slice(bytes);
-        };
-        let (key_exponent, value_exponent) = (float8::exponent(key), float8::exponent(value));
-        for (block, (key, value)) in key.chunks(KV_BLOCK).zip(value.chunks(KV_BLOCK)).enumerate() {
-            let codes = &mut codes[..key.len()];
-            float8::encode(key, key_exponent, codes);
-            for (i, code) in codes.iter().enumerate() {
-                write(keys + (block * KV_BLOCK + i) * PAGE_TOKENS + at, &[*code]);
-            }
-            float8::encode(value, value_exponent, codes);
-            write(values + at * dim + block * KV_BLOCK, codes);
+/// The same as 8-bit floats.
+fn write_floats<'p>(
+    room: impl Fn(usize, usize) -> &'p mut [u8],
+    (keys, key): (usize, &[f32]),
+    (values, value): (usize, &[f32]),
+    at: usize,
+) {
+    let (dim, mut codes) = (key.len(), [0; KV_BLOCK]);
+    let (key_exponent, value_exponent) = (float8::exponent(key), float8::exponent(value));
+    for (block, (key, value)) in key.chunks(KV_BLOCK).zip(value.chunks(KV_BLOCK)).enumerate() {
+        let codes = &mut codes[..key.len()];
+        float8::encode(key, key_exponent, codes);
+        for (i, code) in codes.iter().enumerate() {
+            room(keys + (block * KV_BLOCK + i) * PAGE_TOKENS + at, 1)[0] = *code;
         }
-        write(keys + PAGE_TOKENS * dim + at, &[key_exponent]);
-        write(values + PAGE_TOKENS * dim + at, &[value_exponent]);
+        float8::encode(value, value_exponent, codes);
+        room(values + at * dim + block * KV_BLOCK, codes.len()).copy_from_slice(codes);
     }
+    room(keys + PAGE_TOKENS * dim + at, 1)[0] = key_exponent;
+    room(values + PAGE_TOKENS * dim + at, 1)[0] = value_exponent;
 }
 
 /// Stores f32 values, rounded to nearest even.

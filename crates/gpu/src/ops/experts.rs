@@ -13,7 +13,7 @@ use super::fits;
 use super::gemm::{self, Many, room_for};
 use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_threads, steps};
 use crate::cuda::Cuda;
-use crate::driver::Arg;
+use crate::driver::{Arg, Function};
 use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
@@ -535,18 +535,32 @@ impl Cuda {
             tiles: int(part.row_tiles() / if gates { 2 } else { 1 }),
             ..bytemuck::Zeroable::zeroed()
         };
+        let block = u32::try_from(shape.warps * 32).expect("a few warps");
+        let grid = [shape.blocks, pass.pairs, 1];
+        let inputs = bytemuck::bytes_of(&inputs);
+        self.launch_product(function, (pass, piece), (inputs, product), grid, (block, shape.shared))
+    }
+
+    /// Launches one of the kernels that models without experts have, too.
+    fn launch_product(
+        &self,
+        function: Function,
+        (pass, piece): (&Pass<'_>, &Piece),
+        (inputs, product): (&[u8], &Product),
+        grid: [usize; 3],
+        (block, shared): (u32, usize),
+    ) -> Result<(), Error> {
         let device_step = self.device_step(pass.slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
             Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Int(0),
-            Arg::Struct(bytemuck::bytes_of(&inputs)),
+            Arg::Struct(inputs),
             Arg::Struct(bytemuck::bytes_of(product)),
             Arg::Struct(bytemuck::bytes_of(&pass.stack)),
         ];
-        let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let block = u32::try_from(shape.warps * 32).expect("a few warps");
-        self.launch(OPERATION, function, [shape.blocks, pass.pairs, 1], (block, shared), &args)
+        let shared = u32::try_from(shared).expect("at most what a block has");
+        self.launch(OPERATION, function, grid, (block, shared), &args)
     }
 
     fn experts_of_few(
@@ -596,18 +610,9 @@ impl Cuda {
             slices: int(shape.slices),
             pad: 0,
         };
-        let device_step = self.device_step(pass.slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(0),
-            Arg::Struct(bytemuck::bytes_of(&many)),
-            Arg::Struct(bytemuck::bytes_of(product)),
-            Arg::Struct(bytemuck::bytes_of(&pass.stack)),
-        ];
-        let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let blocks = (shape.tiles * pass.pairs).min(device.0);
-        self.launch(OPERATION, function, [blocks, 1, 1], (gemm::THREADS, shared), &args)
+        let grid = [(shape.tiles * pass.pairs).min(device.0), 1, 1];
+        let inputs = bytemuck::bytes_of(&many);
+        self.launch_product(function, (pass, piece), (inputs, product), grid, (gemm::THREADS, shape.shared))
     }
 
     fn experts_f32(&self, pass: &Pass<'_>, piece: &Piece, x: &Buf, product: &Product) -> Result<(), Error> {
