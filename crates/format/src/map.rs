@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "mapping a file and giving its pages back have no safe interface")]
 
 use std::fs::{self, File};
+use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
@@ -52,20 +53,27 @@ impl Map {
     }
 
     /// Brings the pages of `part` into this process at once, where the system can: faults one by one take longer than
-    /// copying what they bring.
-    pub(crate) fn fetch(&self, part: &[u8]) {
-        let Bytes::Mapped(map) = &self.bytes else { return };
+    /// copying what they bring. An error where reading them would stop the process.
+    pub(crate) fn fetch(&self, part: &[u8]) -> io::Result<()> {
+        let Bytes::Mapped(map) = &self.bytes else { return Ok(()) };
         let (map_range, part_range) = (map.as_ptr_range(), part.as_ptr_range());
         if part.is_empty() || part_range.start < map_range.start || part_range.end > map_range.end {
-            return;
+            return Ok(());
         }
         let begin = (part_range.start.addr() - map_range.start.addr()) / PAGE * PAGE;
         let end = part_range.end.addr() - map_range.start.addr();
-        // It is advice: older systems refuse it, and pages come when they are read.
         #[cfg(target_os = "linux")]
-        map.advise_range(Advice::PopulateRead, begin, end - begin).ok();
+        let fetched = map.advise_range(Advice::PopulateRead, begin, end - begin);
         #[cfg(not(target_os = "linux"))]
-        map.advise_range(Advice::WillNeed, begin, end - begin).ok();
+        let fetched = map.advise_range(Advice::WillNeed, begin, end - begin);
+        match fetched {
+            Err(error) if error.raw_os_error() == Some(NOT_THERE) => {
+                let reason = format!("{}: became shorter, or cannot be read", self.path.display());
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason))
+            }
+            // It is advice: older systems refuse it, and pages come when they are read.
+            _ => Ok(()),
+        }
     }
 
     /// Tells the operating system that the pages which lie wholly inside `part` are not needed for now. They leave
@@ -93,6 +101,8 @@ impl Map {
 /// The smallest page of the systems we run on. Where pages are larger, the advice reaches at most into a neighbouring
 /// tensor's page, which then faults in again.
 const PAGE: usize = 4096;
+/// What Linux answers (EFAULT) where a page that is asked for cannot be had.
+const NOT_THERE: i32 = 14;
 
 impl Deref for Map {
     type Target = [u8];
@@ -102,5 +112,23 @@ impl Deref for Map {
             Bytes::Mapped(map) => map,
             Bytes::Owned(bytes) => bytes,
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_became_shorter_is_an_error_before_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w");
+        fs::write(&path, vec![7; 64 * PAGE]).unwrap();
+        let map = Map::open(&path).unwrap();
+        map.fetch(&map[3..60 * PAGE]).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(16 * PAGE as u64).unwrap();
+        map.fetch(&map[..16 * PAGE]).unwrap();
+        let error = map.fetch(&map[3..60 * PAGE]).unwrap_err();
+        assert!(error.to_string().ends_with("w: became shorter, or cannot be read"), "{error}");
     }
 }

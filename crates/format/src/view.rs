@@ -1,7 +1,7 @@
 //! One stored tensor, borrowed from its file.
 
-use std::fmt;
 use std::ops::Range;
+use std::{fmt, io};
 
 use crate::map::Map;
 use crate::{DType, Error, Packing};
@@ -106,11 +106,10 @@ impl<'a> View<'a> {
     }
 
     /// Brings the pages of `part`, some of this tensor's bytes, into memory at once; for a backend that is about to copy
-    /// them, which one by one takes longer.
-    pub fn fetch_part(&self, part: &[u8]) {
-        if let Some(map) = self.map {
-            map.fetch(part);
-        }
+    /// them, which one by one takes longer. An error where the file does not hold them any more: reading them would stop the
+    /// process.
+    pub fn fetch_part(&self, part: &[u8]) -> io::Result<()> {
+        self.map.map_or(Ok(()), |map| map.fetch(part))
     }
 
     /// Tells the operating system that the pages of `part` are not needed for now, as [`View::release`] does of all.

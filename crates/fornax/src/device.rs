@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use fornax_compute::cpu::{Cpu, CpuOptions};
-use fornax_compute::{Backend, Batch, Usage};
+use fornax_compute::{Backend, Batch, Purpose, Usage};
 use fornax_engine::{Local, LocalParts, Runner};
 use fornax_gpu::{Cuda, CudaOptions};
 use fornax_model::Model;
@@ -103,7 +103,7 @@ pub(crate) fn runner(
             local(loaded, options.depth, blueprint, vocab)
         }
         Place::Cuda(options) => {
-            let loaded = Loaded::new(Cuda::new(options.clone())?, blueprint, progress)?;
+            let loaded = Loaded::new(cuda(options, blueprint)?, blueprint, progress)?;
             local(loaded, options.depth, blueprint, vocab)
         }
         Place::Private { cpu, private: Private::Parties(parties), model } => {
@@ -114,6 +114,13 @@ pub(crate) fn runner(
             local(Loaded::reference(cpu, blueprint, progress)?, cpu.depth, blueprint, vocab)
         }
     })
+}
+
+/// The device, with memory for all of the plan's weights.
+fn cuda(options: &CudaOptions, blueprint: &Blueprint) -> Result<Cuda, Error> {
+    let cuda = Cuda::new(options.clone())?;
+    cuda.reserve(Purpose::Weights, blueprint.plan.usage.bytes(Purpose::Weights))?;
+    Ok(cuda)
 }
 
 fn local<B: Backend + 'static>(
@@ -150,7 +157,7 @@ pub(crate) fn forward(
 ) -> Result<Box<dyn Forward>, Error> {
     Ok(match &blueprint.place {
         Place::Cpu(options) => Box::new(Loaded::new(Cpu::new(options.clone())?, blueprint, progress)?),
-        Place::Cuda(options) => Box::new(Loaded::new(Cuda::new(options.clone())?, blueprint, progress)?),
+        Place::Cuda(options) => Box::new(Loaded::new(cuda(options, blueprint)?, blueprint, progress)?),
         Place::Private { cpu, private: Private::Parties(parties), model } => {
             Box::new(Loaded::private(cpu, parties, model, blueprint, progress)?)
         }

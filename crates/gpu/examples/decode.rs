@@ -1,5 +1,5 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
-//! [eager] [kv_fp8] [one] [operations=N] [prompt=N] [streams=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is
+//! [eager] [kv_fp8] [one] [load=N] [operations=N] [prompt=N] [streams=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is
 //! bf16, q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading took, each kind of
 //! operation alone for one token and several, prompts and steps of many streams, and the whole step of one, with the bytes that
 //! it moves; where numbers of tokens are named, those alone, as a profiler wants them. With `one` only what one stream does, and
@@ -7,14 +7,14 @@
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fornax_compute::{
     Attention, Backend, Batch, Error, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Linear, Memory, Norm,
-    PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Token,
+    PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Sizes, Token,
 };
 use fornax_format::{DType, View};
-use fornax_gpu::{Buf, Cuda, CudaOptions, Kv, Weight};
+use fornax_gpu::{Buf, Cuda, CudaOptions, CudaSizes, Kv, Weight};
 
 /// Tokens of the prompts, the last the longest.
 const PROMPTS: [usize; 3] = [128, 512, 2048];
@@ -150,78 +150,155 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let graphs = !folder.iter().any(|word| word == "eager");
     let one = folder.iter().any(|word| word == "one");
-    let kernel_folder = folder.first().map(Into::into);
-    let started = Instant::now();
-    let cuda = Cuda::new(CudaOptions {
+    let options = CudaOptions {
         tokens_max: PROMPT,
         slots: STREAMS_MAX,
-        kernel_folder,
+        kernel_folder: folder.first().map(Into::into),
         graphs,
         ..CudaOptions::default()
-    })?;
+    };
+    let stored = Files::new(&shape, (usual, head, more));
+    let only = folder.iter().filter_map(|word| word.split_once('=')).collect::<Vec<_>>();
+    // Each time as a process does it: the device opened, memory pinned, kernels loaded.
+    let loads = only.iter().find(|(word, _)| *word == "load").map(|(_, count)| count.parse::<usize>());
+    for _ in 0..loads.unwrap_or(Ok(0))? {
+        let cuda = Cuda::new(options.clone())?;
+        Loaded::new(&cuda, &shape, &stored)?;
+    }
+    if let [("load", _)] = only[..] {
+        return Ok(());
+    }
+    let started = Instant::now();
+    let cuda = Cuda::new(options)?;
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
     let kv_dtype = if folder.iter().any(|word| word == "kv_fp8") { KvDType::F8 } else { KvDType::F16 };
-    let only = folder.iter().filter_map(|word| word.split_once('=')).collect::<Vec<_>>();
-    run(&cuda, shape, (usual, head, more), (context, kv_dtype), (one, &only))?;
-    Ok(())
+    run(&cuda, shape, &stored, (context, kv_dtype), (one, &only))
+}
+
+/// What a file would hold: each kind of weight once, for all layers.
+struct Files {
+    qkv: (DType, Vec<u8>),
+    output: (DType, Vec<u8>),
+    gate_up: (DType, Vec<u8>),
+    /// Half of the layers hold a better down projection, as in Q4_K_M.
+    down: [(DType, Vec<u8>); 2],
+    head: (DType, Vec<u8>),
+}
+
+impl Files {
+    fn new(shape: &Shape, (usual, head, more): (DType, DType, DType)) -> Files {
+        let largest = head.bytes_for(shape.vocab * shape.hidden).expect("whole blocks");
+        let pool =
+            Pool::new(largest.max(usual.bytes_for(2 * shape.ffn * shape.hidden).expect("whole blocks")));
+        let stored = |dtype: DType, rows: usize, columns: usize| (dtype, pool.stored(dtype, rows * columns));
+        Files {
+            qkv: stored(usual, shape.heads.qkv_columns(), shape.hidden),
+            output: stored(usual, shape.hidden, shape.heads.query * shape.heads.dim),
+            gate_up: stored(usual, 2 * shape.ffn, shape.hidden),
+            down: [usual, more].map(|dtype| stored(dtype, shape.hidden, shape.ffn)),
+            head: stored(head, shape.vocab, shape.hidden),
+        }
+    }
+}
+
+impl Files {
+    /// What a plan would say of the weights.
+    fn weights_bytes(&self, sizes: &CudaSizes, shape: &Shape) -> Result<u64, Error> {
+        let weight = |rows: usize, columns: usize, (dtype, stored): &(DType, Vec<u8>)| {
+            let stored = &stored[..dtype.bytes_for(rows * columns).expect("whole blocks")];
+            let view = View::new("random", *dtype, vec![rows, columns], stored).expect("whole blocks");
+            sizes.weight_bytes(&[Part::from(view)])
+        };
+        let vector = |values| sizes.buf_bytes(Purpose::Weights, 1, values);
+        let columns = shape.heads.qkv_columns();
+        let mut bytes =
+            weight(64, shape.hidden, &self.head)? + weight(shape.vocab, shape.hidden, &self.head)?;
+        for layer in 0..shape.layers {
+            bytes += weight(columns, shape.hidden, &self.qkv)?
+                + weight(shape.hidden, shape.heads.query * shape.heads.dim, &self.output)?
+                + weight(2 * shape.ffn, shape.hidden, &self.gate_up)?
+                + weight(shape.hidden, shape.ffn, &self.down[layer % 2])?
+                + 2 * vector(shape.hidden)
+                + vector(columns);
+        }
+        Ok(bytes)
+    }
+}
+
+/// A model's weights on the device.
+struct Loaded {
+    embedding: Weight,
+    head: Weight,
+    layers: Vec<Layer>,
+    bytes: usize,
+}
+
+impl Loaded {
+    fn new(cuda: &Cuda, shape: &Shape, files: &Files) -> Result<Loaded, Error> {
+        let columns = shape.heads.qkv_columns();
+        let started = Instant::now();
+        cuda.reserve(Purpose::Weights, files.weights_bytes(cuda.sizes(), shape)?)?;
+        let mut bytes = 0;
+        let mut upload = |rows, columns, (dtype, stored): &(DType, Vec<u8>)| -> Result<Weight, Error> {
+            let stored = &stored[..dtype.bytes_for(rows * columns).expect("whole blocks")];
+            bytes += stored.len();
+            let view = View::new("random", *dtype, vec![rows, columns], stored).expect("whole blocks");
+            cuda.upload(&[Part::from(view)])
+        };
+        let embedding = upload(64, shape.hidden, &files.head)?;
+        let head = upload(shape.vocab, shape.hidden, &files.head)?;
+        let mut layers = Vec::new();
+        for layer in 0..shape.layers {
+            layers.push(Layer {
+                attention_norm: norm(cuda, shape)?,
+                qkv: upload(columns, shape.hidden, &files.qkv)?,
+                qkv_bias: cuda.upload_values(&vec![0.1; columns])?,
+                output: upload(shape.hidden, shape.heads.query * shape.heads.dim, &files.output)?,
+                mlp_norm: norm(cuda, shape)?,
+                gate_up: upload(2 * shape.ffn, shape.hidden, &files.gate_up)?,
+                down: upload(shape.hidden, shape.ffn, &files.down[layer % 2])?,
+            });
+        }
+        cuda.time(&mut || Ok(()))?;
+        let seconds = started.elapsed().as_secs_f64();
+        let times = cuda.upload_times();
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        println!(
+            "loaded {:.2} GB in {seconds:.3} s: {:.1} GB/s; {} parts; ms: memory {:.1}, pinning {:.1}, waiting for rows {:.1}, for \
+             slots {:.1}, launching {:.1}, checking {:.1}",
+            bytes as f64 / 1e9,
+            bytes as f64 / 1e9 / seconds,
+            times.parts,
+            ms(times.memory),
+            ms(times.pinning),
+            ms(times.gathering),
+            ms(times.slots),
+            ms(times.launching),
+            ms(times.checking)
+        );
+        Ok(Loaded { embedding, head, layers, bytes })
+    }
+}
+
+fn norm(cuda: &Cuda, shape: &Shape) -> Result<Norm<Buf>, Error> {
+    Ok(Norm::rms(cuda.upload_values(&vec![1.0; shape.hidden])?, 1e-6))
 }
 
 fn run(
     cuda: &Cuda,
     shape: Shape,
-    (usual, head, more): (DType, DType, DType),
+    files: &Files,
     (context, kv_dtype): (usize, KvDType),
     (one, only): (bool, &[(&str, &str)]),
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let largest = head.bytes_for(shape.vocab * shape.hidden).expect("whole blocks");
-    let pool = Pool::new(largest.max(usual.bytes_for(2 * shape.ffn * shape.hidden).expect("whole blocks")));
     let columns = shape.heads.qkv_columns();
-    let stored = |dtype: DType, rows: usize, columns: usize| pool.stored(dtype, rows * columns);
-    let qkv_bytes = stored(usual, columns, shape.hidden);
-    let output_bytes = stored(usual, shape.hidden, shape.heads.query * shape.heads.dim);
-    let gate_up_bytes = stored(usual, 2 * shape.ffn, shape.hidden);
-    let down_bytes = [usual, more].map(|dtype| stored(dtype, shape.hidden, shape.ffn));
-    let head_bytes = stored(head, shape.vocab, shape.hidden);
-
-    let started = Instant::now();
-    let mut bytes = 0;
-    let mut upload = |dtype, rows, columns, stored: &[u8]| -> Result<Weight, Error> {
-        bytes += stored.len();
-        let view = View::new("random", dtype, vec![rows, columns], stored).expect("whole blocks");
-        cuda.upload(&[Part::from(view)])
-    };
-    let ones = vec![1.0; shape.hidden];
-    let norm = || -> Result<Norm<Buf>, Error> { Ok(Norm::rms(cuda.upload_values(&ones)?, 1e-6)) };
-    let embedding =
-        upload(head, 64, shape.hidden, &head_bytes[..head.bytes_for(64 * shape.hidden).expect("whole")])?;
-    let head_weight = upload(head, shape.vocab, shape.hidden, &head_bytes)?;
-    let mut layers = Vec::new();
-    for layer in 0..shape.layers {
-        // Half of the layers hold a better down projection, as in Q4_K_M.
-        let (dtype, stored) = if layer % 2 == 0 { (usual, &down_bytes[0]) } else { (more, &down_bytes[1]) };
-        layers.push(Layer {
-            attention_norm: norm()?,
-            qkv: upload(usual, columns, shape.hidden, &qkv_bytes)?,
-            qkv_bias: cuda.upload_values(&vec![0.1; columns])?,
-            output: upload(usual, shape.hidden, shape.heads.query * shape.heads.dim, &output_bytes)?,
-            mlp_norm: norm()?,
-            gate_up: upload(usual, 2 * shape.ffn, shape.hidden, &gate_up_bytes)?,
-            down: upload(dtype, shape.hidden, shape.ffn, stored)?,
-        });
-    }
-    cuda.time(&mut || Ok(()))?;
-    let seconds = started.elapsed().as_secs_f64();
-    println!(
-        "loaded {:.2} GB in {seconds:.2} s: {:.1} GB/s",
-        bytes as f64 / 1e9,
-        bytes as f64 / 1e9 / seconds
-    );
+    let Loaded { embedding, head, layers, bytes } = Loaded::new(cuda, &shape, files)?;
 
     let tokens = |columns| cuda.alloc(Purpose::Activations, PROMPT, columns);
     let frequencies: Vec<f32> =
         (0..shape.heads.dim / 2).map(|i| 1e6f32.powf(-2.0 * i as f32 / shape.heads.dim as f32)).collect();
     let mut model = Model {
-        norm: norm()?,
+        norm: norm(cuda, &shape)?,
         rope: Rope {
             frequencies: cuda.upload_values(&frequencies)?,
             pairs: frequencies.len(),
@@ -237,16 +314,16 @@ fn run(
         wanted_normed: tokens(shape.hidden)?,
         logits: cuda.alloc(Purpose::Logits, STREAMS_MAX, shape.vocab)?,
         embedding,
-        head: head_weight,
+        head,
         layers,
         shape,
         kv_dtype,
         bytes: [
-            qkv_bytes.len(),
-            output_bytes.len(),
-            gate_up_bytes.len(),
-            (down_bytes[0].len() + down_bytes[1].len()) / 2,
-            head_bytes.len(),
+            files.qkv.1.len(),
+            files.output.1.len(),
+            files.gate_up.1.len(),
+            (files.down[0].1.len() + files.down[1].1.len()) / 2,
+            files.head.1.len(),
         ],
     };
     let pages =

@@ -50,6 +50,8 @@ pub(crate) struct Arena {
 struct Slab {
     start: u64,
     bytes: u64,
+    /// What alone is cut from it, where it was taken for that.
+    kept_for: Option<Purpose>,
     /// (offset, bytes) of what is free, in order, never touching.
     free: Vec<(u64, u64)>,
 }
@@ -75,6 +77,23 @@ impl Arena {
         self.generation.get()
     }
 
+    /// Takes so much from the driver at once, for pieces of one purpose. Nothing is counted before it is cut, and nothing is
+    /// taken where the limit or the driver is against it.
+    pub(crate) fn reserve(&self, purpose: Purpose, bytes: u64) -> Result<(), Error> {
+        let bytes = rounded(bytes);
+        if bytes > self.limit.saturating_sub(self.usage().total()) {
+            return Ok(());
+        }
+        if let Some(start) = self.source.take(bytes)? {
+            self.add(start, bytes, Some(purpose));
+        }
+        Ok(())
+    }
+
+    fn add(&self, start: u64, bytes: u64, kept_for: Option<Purpose>) {
+        self.slabs.borrow_mut().push(Slab { start, bytes, kept_for, free: vec![(0, bytes)] });
+    }
+
     /// A piece of at least `bytes`, counted until it is dropped.
     pub(crate) fn cut(self: &Rc<Self>, purpose: Purpose, bytes: u64) -> Result<Piece, Error> {
         let used = self.usage().total();
@@ -83,7 +102,7 @@ impl Arena {
         if rounded > self.limit.saturating_sub(used) {
             return Err(refused());
         }
-        let pointer = match self.cut_existing(rounded) {
+        let pointer = match self.cut_existing(purpose, rounded) {
             Some(pointer) => pointer,
             None => {
                 let slab = rounded.max(SLAB_BYTES);
@@ -93,8 +112,8 @@ impl Arena {
                     Some(start) => (start, slab),
                     None => (self.source.take(rounded)?.ok_or_else(refused)?, rounded),
                 };
-                self.slabs.borrow_mut().push(Slab { start, bytes, free: vec![(0, bytes)] });
-                self.cut_existing(rounded).expect("a new slab holds the piece it was taken for")
+                self.add(start, bytes, None);
+                self.cut_existing(purpose, rounded).expect("a new slab holds the piece it was taken for")
             }
         };
         self.usage.borrow_mut().add(purpose, rounded);
@@ -102,19 +121,22 @@ impl Arena {
         Ok(Piece { arena: Rc::clone(self), purpose, pointer, bytes: rounded })
     }
 
-    /// The first stretch that is long enough.
-    fn cut_existing(&self, bytes: u64) -> Option<u64> {
+    /// The first stretch that is long enough, of slabs that are kept for the purpose before others.
+    fn cut_existing(&self, purpose: Purpose, bytes: u64) -> Option<u64> {
         let mut slabs = self.slabs.borrow_mut();
-        slabs.iter_mut().find_map(|slab| {
-            let at = slab.free.iter().position(|(_, free)| *free >= bytes)?;
-            let (offset, free) = slab.free[at];
-            if free == bytes {
-                slab.free.remove(at);
-            } else {
-                slab.free[at] = (offset + bytes, free - bytes);
-            }
-            Some(slab.start + offset)
-        })
+        let mut cut = |kept_for| {
+            slabs.iter_mut().filter(|slab| slab.kept_for == kept_for).find_map(|slab| {
+                let at = slab.free.iter().position(|(_, free)| *free >= bytes)?;
+                let (offset, free) = slab.free[at];
+                if free == bytes {
+                    slab.free.remove(at);
+                } else {
+                    slab.free[at] = (offset + bytes, free - bytes);
+                }
+                Some(slab.start + offset)
+            })
+        };
+        cut(Some(purpose)).or_else(|| cut(None))
     }
 
     fn join(&self, pointer: u64, bytes: u64) {
@@ -136,7 +158,7 @@ impl Arena {
             }
         }
         // What was taken for one large thing goes back with it; small slabs are kept for the next.
-        if slab.free == [(0, slab.bytes)] && slab.bytes > SLAB_BYTES {
+        if slab.free == [(0, slab.bytes)] && (slab.bytes > SLAB_BYTES || slab.kept_for.is_some()) {
             let slab = slabs.swap_remove(index);
             self.source.give(slab.start);
         }
@@ -250,6 +272,31 @@ mod tests {
         assert!(arena.slabs.borrow().iter().all(|slab| slab.free == [(0, SLAB_BYTES)]));
         drop(arena);
         assert!(fake.out.borrow().is_empty());
+    }
+
+    #[test]
+    fn what_is_reserved_is_taken_once_and_cut_for_its_purpose_alone() {
+        let (fake, arena) = arena(1 << 40, u64::MAX);
+        let sizes = [5 << 20, 300, 40 << 20, 1, 70_000];
+        arena.reserve(Purpose::Weights, sizes.iter().map(|bytes| rounded(*bytes)).sum()).unwrap();
+        assert_eq!(arena.usage(), Usage::default(), "nothing is counted before it is cut");
+        let cut = |purpose, bytes| arena.cut(purpose, bytes).unwrap();
+        let mut weights = Vec::new();
+        for bytes in sizes {
+            // As a load does: something of another purpose between two weights, soon gone.
+            let _between = cut(Purpose::Workspace, 1 << 20);
+            weights.push(cut(Purpose::Weights, bytes));
+        }
+        assert_eq!(fake.out.borrow().len(), 2, "the reserved slab, and one for the rest");
+        let beyond = cut(Purpose::Weights, 100);
+        assert_eq!(fake.out.borrow().len(), 2, "what was not foreseen is cut as always");
+        weights.clear();
+        assert_eq!(fake.out.borrow().len(), 1, "what was reserved goes back with the last of it");
+        drop(beyond);
+        let (fake, arena) = super::tests::arena(1 << 20, 1 << 19);
+        arena.reserve(Purpose::Weights, 1 << 20).unwrap();
+        arena.reserve(Purpose::Weights, 1 << 21).unwrap();
+        assert!(fake.out.borrow().is_empty(), "neither above the limit nor above what there is");
     }
 
     #[test]

@@ -4,29 +4,27 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
-use fornax_compute::cpu::{Activations, Cpu};
+use fornax_compute::cpu::dequantize;
 use fornax_compute::landing::{Content, land};
 use fornax_compute::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, LowRank,
-    Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Row, Rows, SampleFault,
-    SampleRow, Sampled, Token, Usage,
+    Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleFault,
+    SampleRow, Sampled, Usage,
 };
-use fornax_format::View;
 
 use crate::arena::{Arena, Piece};
-use crate::driver::{Arg, Device, Event, Function, Graph, Launch, Pinned};
-use crate::layout::Format;
+use crate::check::Checks;
+use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
 use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
-use crate::upload::{Ring, Stored};
+use crate::upload::{Ring, UploadTimes};
 
 /// Steps of at most so many tokens are recorded: beyond that the launches are hidden behind the work.
 const RECORDED_TOKENS_MAX: usize = 256;
-/// Rows of each part of a weight that are read back and compared with the file.
-const CHECKED_ROWS: usize = 3;
 
 /// How a CUDA backend is made.
 #[derive(Clone, Debug)]
@@ -85,11 +83,11 @@ pub struct Cuda {
     pub(crate) sampled: Piece,
     pub(crate) has_sampled: RefCell<Vec<bool>>,
     ring: RefCell<Option<Ring>>,
-    /// What is read back of the last weight, and pinned memory for that.
-    arriving: RefCell<Vec<Arriving>>,
-    checked_rooms: RefCell<Vec<(Pinned, Event)>>,
-    /// The specification of every stored format: vectors are dequantised by it and uploads checked.
-    reference: Cpu,
+    /// What is read back of new weights.
+    checked: RefCell<Option<Checks>>,
+    pub(crate) upload_times: Cell<UploadTimes>,
+    /// Whether something was launched since the last upload that may use the workspace.
+    pub(crate) computed: Cell<bool>,
     graphs: RefCell<HashMap<Bucket, Recorded>>,
     /// The bucket that is being recorded: it sizes grids in place of the step.
     bucket: Cell<Option<Bucket>>,
@@ -119,17 +117,6 @@ enum Recorded {
         generation: u64,
         checks: Vec<Check>,
     },
-}
-
-/// Rows of a weight on their way back, and what they must be.
-struct Arriving {
-    /// (row, its values) in their order.
-    wanted: Vec<(usize, Vec<f32>)>,
-    names: String,
-    /// Whether the smallest values of a part are rounded on the device.
-    rounds: bool,
-    got: Pinned,
-    event: Event,
 }
 
 /// What an operation checked of a step on the host.
@@ -169,9 +156,9 @@ impl Cuda {
             sampled: workspace((options.slots as u64).saturating_mul(4))?,
             has_sampled: RefCell::new(vec![false; options.slots]),
             ring: RefCell::new(None),
-            arriving: RefCell::default(),
-            checked_rooms: RefCell::default(),
-            reference: Cpu::reference(Activations::Float)?,
+            checked: RefCell::new(None),
+            upload_times: Cell::default(),
+            computed: Cell::new(true),
             graphs: RefCell::default(),
             bucket: Cell::new(None),
             checks: RefCell::new(None),
@@ -192,6 +179,17 @@ impl Cuda {
     /// What it takes for each thing.
     pub fn sizes(&self) -> &CudaSizes {
         &self.sizes
+    }
+
+    /// Takes what things of a purpose will need from the driver at once, where it has that much: a load takes its memory once
+    /// and not for each weight. What does not fit is refused where it is asked for.
+    pub fn reserve(&self, purpose: Purpose, bytes: u64) -> Result<(), Error> {
+        self.timed(|times| &mut times.memory, || self.arena.reserve(purpose, bytes))
+    }
+
+    /// Where the time of all uploads went.
+    pub fn upload_times(&self) -> UploadTimes {
+        self.upload_times.get()
     }
 
     /// Milliseconds that the device takes for what `body` launches.
@@ -264,23 +262,6 @@ impl Cuda {
         check.holds(slot)
     }
 
-    /// The stored values of a vector as f32.
-    fn dequantized(&self, view: &View<'_>) -> Result<Vec<f32>, Error> {
-        let values = view.values();
-        let row = View::new(view.name, view.dtype, vec![1, values], view.bytes).map_err(|_| {
-            Error::TensorShape { tensor: view.name.to_owned(), got: view.shape.clone(), wanted: vec![values] }
-        })?;
-        let cpu = &self.reference;
-        let table = cpu.upload(&[row.into()])?;
-        let mut out = cpu.alloc(Purpose::Residual, 1, values)?;
-        let mut batch = Batch::default();
-        batch.push(Row { slot: 0, start: 0, len: 1, pages: vec![], wanted: 0 }, [Token::Known(0)]);
-        let step = cpu.begin(&batch)?;
-        cpu.embed(&step, &table, &mut out)?;
-        cpu.finish(step)?;
-        cpu.read(&out, 0, 1)
-    }
-
     /// Sends the stored rows to where they belong, and compares some of them with the file.
     fn fill(&self, weight: Weight, parts: &[Part<'_>]) -> Result<Weight, Error> {
         for part in &weight.parts {
@@ -293,100 +274,40 @@ impl Cuda {
             None => ring.insert(Ring::new(&self.device)?),
         };
         self.send(ring, &weight, parts)?;
-        // Of the weight before: by now it has arrived.
-        self.settle()?;
-        self.begin_check(&weight, parts)?;
+        let mut checked = self.checked.borrow_mut();
+        let checked = match checked.as_mut() {
+            Some(checked) => checked,
+            None => checked.insert(Checks::new(&self.device)?),
+        };
+        self.timed(|times| &mut times.checking, || self.begin_check(checked, &weight, parts))?;
         parts.iter().for_each(|part| part.view.release());
         Ok(weight)
     }
 
-    /// Begins to read some rows of a new weight back, to be compared with the file: the copy of the next weight need not
-    /// wait for that.
-    fn begin_check(&self, weight: &Weight, parts: &[Part<'_>]) -> Result<(), Error> {
-        for part in &weight.parts {
-            let stored = Stored::new(parts, part);
-            let stride = (part.rows / CHECKED_ROWS).max(1);
-            let rows = CHECKED_ROWS.min(part.rows);
-            let bytes = rows * part.columns * 4;
-            let room = self.arena.cut(Purpose::Workspace, bytes as u64)?;
-            let key = Key::quant("embed.cu", part.format);
-            let device_part = weight.device_part(part);
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_part)),
-                Arg::Int(0),
-                Arg::Int(crate::memory::int(stride)),
-                Arg::Pointer(room.pointer()),
-                Arg::Int(crate::memory::int(part.columns)),
-            ];
-            let function = self.programs.function(&key, "rows_of")?;
-            self.launch("check upload", function, [rows, 1, 1], (256, 0), &args)?;
-            let spare = self.checked_rooms.borrow_mut().pop().filter(|(got, _)| got.bytes().len() >= bytes);
-            let (got, event) = match spare {
-                Some(spare) => spare,
-                None => (Pinned::new(&self.device, bytes)?, Event::new(&self.device)?),
-            };
-            self.device.read_pinned("check upload", room.pointer(), &got, bytes)?;
-            event.record()?;
-            // What must have arrived is made while it is under way.
-            let dtype = parts
-                .iter()
-                .map(|part| part.view.dtype)
-                .find(|dtype| Format::of(*dtype) == Some(part.format))
-                .unwrap_or(parts[0].view.dtype);
-            let mut wanted = Vec::with_capacity(rows);
-            for row in (0..rows).map(|at| at * stride) {
-                let Some(bytes) = stored.row(row) else { continue };
-                let view = View::new("row", dtype, vec![part.columns], bytes).map_err(|_| Error::Device {
-                    backend: self.device.name(),
-                    operation: "check upload",
-                    reason: format!("row {row} has {} bytes", bytes.len()),
-                })?;
-                wanted.push((row, self.dequantized(&view)?));
-            }
-            let names: Vec<&str> = parts.iter().map(|part| part.view.name).collect();
-            self.arriving.borrow_mut().push(Arriving {
-                wanted,
-                names: names.join(" + "),
-                rounds: part.format == Format::BF16,
-                got,
-                event,
-            });
+    /// Compares what was read back of weights with the file: nothing is computed before that.
+    fn settle(&self) -> Result<(), Error> {
+        match &mut *self.checked.borrow_mut() {
+            Some(checks) => self.timed(|times| &mut times.checking, || checks.settle()),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// Compares what was read back of weights with the file, bit by bit.
-    fn settle(&self) -> Result<(), Error> {
-        for Arriving { wanted, names, rounds, got, event } in std::mem::take(&mut *self.arriving.borrow_mut())
-        {
-            event.wait("check upload")?;
-            let values: &[f32] = bytemuck::cast_slice(got.bytes());
-            let mut start = 0;
-            let largest =
-                wanted.iter().flat_map(|(_, values)| values).fold(0.0, |most: f32, v| most.max(v.abs()));
-            let small = if rounds { largest * 2f32.powi(-30) } else { 0.0 };
-            for (row, wanted) in wanted {
-                let arrived = &values[start..][..wanted.len()];
-                start += wanted.len();
-                let differs = |(got, wanted): (&f32, &f32)| {
-                    let same = got.to_bits() == wanted.to_bits() || wanted.is_nan();
-                    !same && wanted.abs().max(got.abs()) >= small
-                };
-                if let Some(column) = arrived.iter().zip(&wanted).position(differs) {
-                    let reason = format!(
-                        "{names}: row {row} column {column} is {:e} on the device and {:e} in the file",
-                        arrived[column], wanted[column]
-                    );
-                    return Err(Error::Device {
-                        backend: self.device.name(),
-                        operation: "check upload",
-                        reason,
-                    });
-                }
-            }
-            self.checked_rooms.borrow_mut().push((got, event));
-        }
-        Ok(())
+    /// Counts the time of `body` to a part of a load's.
+    fn timed<T>(
+        &self,
+        which: impl FnOnce(&mut UploadTimes) -> &mut Duration,
+        body: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let started = Instant::now();
+        let done = body()?;
+        let mut times = self.upload_times.get();
+        *which(&mut times) += started.elapsed();
+        self.upload_times.set(times);
+        Ok(done)
+    }
+
+    pub(crate) fn cut(&self, purpose: Purpose, bytes: u64) -> Result<Piece, Error> {
+        self.arena.cut(purpose, bytes)
     }
 }
 
@@ -408,7 +329,8 @@ impl Memory for Cuda {
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
         land(parts, Content::Values, |parts| {
-            let weight = Weight::new(&self.arena, &self.sizes, parts)?;
+            let weight =
+                self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
             for part in &weight.parts {
                 crate::ops::programs(part, self.device.shared_max, !self.takes_many(2))
                     .into_iter()
@@ -421,7 +343,8 @@ impl Memory for Cuda {
 
     fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Weight, Error> {
         land(parts, Content::Values, |parts| {
-            let weight = Weight::new(&self.arena, &self.sizes, parts)?;
+            let weight =
+                self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
             self.programs.prepare(Key::plain("experts.cu"));
             self.programs_of_experts(&weight, experts).into_iter().for_each(|key| self.programs.prepare(key));
             self.fill(weight, parts)
@@ -432,7 +355,12 @@ impl Memory for Cuda {
         let mut values = Vec::new();
         for part in parts {
             let count = self.sizes.vector_values(part)?;
-            let stored = self.dequantized(&part.view)?;
+            let mut stored = vec![0.0; part.view.values()];
+            dequantize(part.view.dtype, part.view.bytes, &mut stored).ok_or_else(|| Error::DType {
+                tensor: part.view.name.to_owned(),
+                dtype: part.view.dtype,
+                backend: self.device.name(),
+            })?;
             match &part.rows {
                 None => values.extend(&stored),
                 Some(rows) => values.extend(rows.iter().map(|&row| stored[row as usize])),
@@ -487,6 +415,7 @@ impl Backend for Cuda {
 
     fn begin(&self, batch: &Batch) -> Result<Step, Error> {
         self.settle()?;
+        self.computed.set(true);
         self.scratch.forget();
         self.steps.begin(batch)
     }

@@ -22,8 +22,10 @@
 #![expect(unsafe_code, reason = "the driver is C: every call is in `driver`, with what makes it sound")]
 
 mod arena;
+mod check;
 mod cuda;
 mod driver;
+mod gather;
 mod layout;
 mod memory;
 mod ops;
@@ -39,6 +41,7 @@ pub use memory::{Buf, CudaSizes, Kv, Weight};
 pub use rate::{Rates, rates};
 pub use ring::{CudaRing, CudaRingMatrix, CudaRingOptions};
 pub use step::Step;
+pub use upload::UploadTimes;
 
 use fornax_compute::Error;
 

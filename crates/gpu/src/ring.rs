@@ -150,7 +150,7 @@ impl CudaRing {
             let warps = tiles.clamp(1, if busy { 8 } else { 16 });
             self.launch(name, [row_tiles, 1], warps * 32, &args)?;
         }
-        self.device.read_pinned(OPERATION, self.out.pointer(), &staged.out, out.len())?;
+        self.device.read_pinned(OPERATION, self.out.pointer(), staged.out.room().part(0, out.len()))?;
         self.device.synchronize(OPERATION)?;
         out.copy_from_slice(&staged.out.bytes()[..out.len()]);
         Ok(())

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use cudarc::driver::sys::CUresult;
-use fornax_compute::{KvDType, KvGroup, PageId, Sizes};
-use fornax_format::DType;
+use fornax_compute::{KvDType, KvGroup, PageId, Row, Sizes, Token};
+use fornax_format::{DType, View};
 
 use super::*;
 use crate::driver::fake::{self, Live};
@@ -513,7 +513,7 @@ fn a_lost_device_says_so_from_the_call_that_lost_it_on() {
     let opening = {
         fake::willing();
         drop(Cuda::new(options()).unwrap());
-        fake::with(|fake| fake.calls.iter().position(|call| *call == "cuStreamCreate").unwrap())
+        fake::with(|fake| fake.calls.iter().rposition(|call| *call == "cuStreamCreate").unwrap())
     };
     for at in (opening + 1..).step_by(5) {
         fake::failing(at, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, true);
@@ -586,24 +586,157 @@ fn weights_arrive_whole_and_in_order_however_late_copies_are_done() {
 }
 
 #[test]
-fn a_bit_that_changes_on_the_way_is_noticed() {
+fn a_bit_that_changes_on_the_way_is_noticed_before_anything_is_computed() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();
     let bytes = [0u8; 3 * 64 * 4];
-    let view = || View::new("blk.0.w", DType::F32, vec![3, 64], &bytes).unwrap();
+    let upload = |name| {
+        let view = View::new(name, DType::F32, vec![3, 64], &bytes).unwrap();
+        cuda.upload(&[view.into()]).unwrap()
+    };
+    let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: 4 };
+    let spec = KvSpec { groups: vec![group], dtype: KvDType::F16 };
     let begin = || cuda.begin(&Batch::default()).map(|_| ());
-    let noticed: [&dyn Fn() -> Result<(), Error>; 2] =
-        [&|| cuda.upload(&[view().into()]).map(|_| ()), &begin];
+    // The end of a load is where pages are made.
+    let noticed: [&dyn Fn() -> Result<(), Error>; 2] = [&|| cuda.alloc_kv(&spec).map(|_| ()), &begin];
     for next in noticed {
-        fake::with(|fake| fake.flips = true);
-        let _weight = cuda.upload(&[view().into()]).unwrap();
-        // The copy is under way; it is looked at before anything is computed, and before the next but one is sent.
+        let _before = upload("blk.0.v");
+        fake::with(|fake| {
+            // What waits on the stream is done first: the bit belongs to the next.
+            fake.wait_all();
+            fake.flips = true;
+        });
+        let _weight = upload("blk.0.w");
+        let _behind = upload("blk.0.x");
         let refused = next().unwrap_err();
         assert!(matches!(refused, Error::Device { operation: "check upload", .. }), "{refused}");
         assert!(refused.to_string().contains("blk.0.w: row 1 column 32"), "{refused}");
     }
-    let _weight = cuda.upload(&[view().into()]).unwrap();
+    let _weight = upload("blk.0.w");
     begin().unwrap();
+}
+
+#[test]
+fn rows_are_not_copied_over_partial_results_of_a_step() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let bytes = [0u8; 3 * 64 * 4];
+    let waits = || {
+        let count = || fake::with(|fake| fake.calls.iter().filter(|c| **c == "cuStreamWaitEvent").count());
+        let before = count();
+        let view = View::new("w", DType::F32, vec![3, 64], &bytes).unwrap();
+        drop(cuda.upload(&[view.into()]).unwrap());
+        count() - before
+    };
+    // The kernel that packs waits for the copy, and the copy for what was launched before the upload.
+    assert_eq!((waits(), waits()), (2, 1));
+    let step = cuda.begin(&Batch::default()).unwrap();
+    assert_eq!((waits(), waits()), (2, 1));
+    cuda.finish(step).unwrap();
+}
+
+#[test]
+fn many_weights_are_checked_in_the_room_of_a_few() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    // Rows of 64 kB: 3 MB of pinned memory hold what is read back of sixteen such weights.
+    let bytes = vec![0u8; 3 * 16_384 * 4];
+    let upload = |name| {
+        let view = View::new(name, DType::F32, vec![3, 16_384], &bytes).unwrap();
+        cuda.upload(&[view.into()])
+    };
+    fake::with(|fake| fake.flips = true);
+    let _changed = upload("changed").unwrap();
+    let mut weights = Vec::new();
+    let refused = loop {
+        match upload("other") {
+            Ok(weight) => weights.push(weight),
+            Err(refused) => break refused,
+        }
+    };
+    assert!(refused.to_string().contains("changed: row 1 column 8192"), "{refused}");
+    assert_eq!(weights.len(), 15);
+}
+
+#[test]
+fn an_upload_that_fails_says_so_and_the_next_one_arrives() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let (rows, columns) = (18_000, 1024);
+    let bytes: Vec<u8> = (0..rows * columns).flat_map(|at| (at as u32 >> 3).to_le_bytes()).collect();
+    let upload = || cuda.upload(&[View::new("w", DType::F32, vec![rows, columns], &bytes).unwrap().into()]);
+    let begun = fake::with(|fake| fake.calls.len());
+    upload().unwrap();
+    cuda.settle().unwrap();
+    let sent: Vec<usize> = fake::with(|fake| {
+        let packs = (begun..fake.calls.len()).filter(|at| fake.calls[*at] == "cuLaunchKernelEx");
+        packs.map(|at| at - begun).collect()
+    });
+    assert_eq!(sent.len(), 6, "five slots, and the rows that are read back");
+    // The third slot's, while threads fill others. Memory is pinned already: the calls are fewer by now.
+    let again = fake::with(|fake| fake.calls.len());
+    upload().unwrap();
+    let third = fake::with(|fake| {
+        let packs = (again..fake.calls.len()).filter(|at| fake.calls[*at] == "cuLaunchKernelEx");
+        packs.map(|at| at - again).nth(2).expect("six")
+    });
+    cuda.settle().unwrap();
+    let now = fake::with(|fake| fake.calls.len());
+    fake::with(|fake| fake.fail_next(now + third, CUresult::CUDA_ERROR_INVALID_VALUE));
+    let refused = upload().unwrap_err();
+    assert!(matches!(refused, Error::Device { operation: "upload", .. }), "{refused}");
+    fake::with(|fake| fake.arrived.clear());
+    let _weight = upload().unwrap();
+    cuda.settle().unwrap();
+    assert!(fake::with(|fake| std::mem::take(&mut fake.arrived)) == bytes);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_that_ends_early_is_an_error_with_the_tensors_name() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let (rows, columns) = (2048usize, 1024usize);
+    let data = rows * columns * 4;
+    let header = format!(r#"{{"w":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":[0,{data}]}}}}"#);
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.resize(file.len() + data, 0);
+    std::fs::write(&path, &file).unwrap();
+    let stored = fornax_format::Safetensors::open(&path).unwrap();
+    let upload = || cuda.upload(&[stored.tensor("w").unwrap().into()]);
+    upload().unwrap();
+    let shorter = std::fs::File::options().write(true).open(&path).unwrap();
+    shorter.set_len(file.len() as u64 / 2).unwrap();
+    let refused = upload().unwrap_err();
+    assert!(matches!(refused, Error::Device { operation: "upload", .. }), "{refused}");
+    assert!(refused.to_string().contains("w: ") && refused.to_string().contains("shorter"), "{refused}");
+}
+
+#[test]
+fn a_load_takes_its_memory_once() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let bytes = vec![0u8; 4096 * 4096];
+    let upload = || {
+        cuda.upload(&[View::new("w", DType::Q8_0, vec![1024, 4096], &bytes[..1024 * 4096 / 32 * 34])
+            .unwrap()
+            .into()])
+    };
+    let first = upload().unwrap();
+    let each = cuda.usage().bytes(Purpose::Weights);
+    cuda.reserve(Purpose::Weights, 20 * each).unwrap();
+    let slabs = |name| fake::with(|fake| fake.calls.iter().filter(|call| **call == name).count());
+    let before = slabs("cuMemAlloc");
+    let weights: Vec<Weight> = (0..20).map(|_| upload().unwrap()).collect();
+    assert_eq!(slabs("cuMemAlloc"), before);
+    assert_eq!(cuda.usage().bytes(Purpose::Weights), 21 * each);
+    drop((first, weights));
+    assert_eq!(cuda.usage().bytes(Purpose::Weights), 0);
+    drop(cuda);
+    assert_clean("closed");
 }
 
 #[test]

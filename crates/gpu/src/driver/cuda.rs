@@ -1,7 +1,8 @@
-//! The CUDA driver: one device, one context, one stream.
+//! The CUDA driver: one device, one context, one stream and another for copies beside it.
 //!
 //! Everything is ordered by the stream: what is launched, copied or freed later never overtakes what came before, so
-//! memory can be used again as soon as the host lets go of it. Every call's result is checked where it is made and
+//! memory can be used again as soon as the host lets go of it. Only what weights are packed from is copied beside it, and
+//! events order that ([`Device::write_beside`]). Every call's result is checked where it is made and
 //! carries the name of the operation.
 
 use std::cell::Cell;
@@ -52,6 +53,8 @@ pub(crate) struct Device {
     name: &'static str,
     ordinal: sys::CUdevice,
     stream: sys::CUstream,
+    /// Copies to the device that kernels of `stream` need not wait for.
+    beside: sys::CUstream,
     pub(crate) found: Found,
     pub(crate) multiprocessors: u32,
     /// Bytes of dynamic shared memory that a block may have.
@@ -145,6 +148,7 @@ impl Device {
             name: NAMES.get(ordinal).copied().unwrap_or("cuda"),
             ordinal: device,
             stream: std::ptr::null_mut(),
+            beside: std::ptr::null_mut(),
             found: Found { name, memory_total: 0, memory_free: 0, capability, driver },
             multiprocessors: u32::try_from(multiprocessors).unwrap_or(1),
             shared_max: usize::try_from(shared).unwrap_or(0).saturating_sub(SHARED_STATIC),
@@ -159,9 +163,11 @@ impl Device {
         opened.found.memory_free = free as u64;
         opened.found.memory_total = total as u64;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: a context is current; the stream is destroyed in `drop`.
-        opened.stream = unsafe { filled(|to| calls::cuStreamCreate(to, flags)) }
-            .map_err(refuse("no stream can be made"))?;
+        for stream in [&mut opened.stream, &mut opened.beside] {
+            // SAFETY: a context is current; the stream is destroyed in `drop`.
+            *stream = unsafe { filled(|to| calls::cuStreamCreate(to, flags)) }
+                .map_err(refuse("no stream can be made"))?;
+        }
         Ok(Rc::new(opened))
     }
 
@@ -243,26 +249,45 @@ impl Device {
         at: usize,
         bytes: usize,
     ) -> Result<(), Error> {
-        let source = PinnedSource { start: from.start, bytes: from.bytes };
-        self.write_from(operation, to, source, at, bytes)
+        self.write_on(self.stream, operation, to, from.room().part(at, bytes))
     }
 
-    /// The same from memory whose bytes somebody else holds; he leaves these alone.
-    pub(crate) fn write_from(
+    /// The same beside everything else: it overtakes what was launched before. Kernels behind `copied` find what was written;
+    /// who wrote or read there before must be through.
+    pub(crate) fn write_beside(
         &self,
         operation: &'static str,
         to: u64,
-        from: PinnedSource,
-        at: usize,
-        bytes: usize,
+        from: PinnedRoom,
+        copied: &Event,
     ) -> Result<(), Error> {
-        assert!(at + bytes <= from.bytes, "{bytes} bytes at {at} of {} pinned ones", from.bytes);
-        if bytes == 0 {
+        self.write_on(self.beside, operation, to, from)?;
+        // SAFETY: all are open.
+        self.check(operation, unsafe { calls::cuEventRecord(copied.event, self.beside) })?;
+        // SAFETY: as above.
+        self.check(operation, unsafe { calls::cuStreamWaitEvent(self.stream, copied.event, 0) })
+    }
+
+    /// Lets what is copied beside wait for everything launched so far.
+    pub(crate) fn beside_waits(&self, event: &Event) -> Result<(), Error> {
+        event.record()?;
+        // SAFETY: both are open.
+        self.check("wait for event", unsafe { calls::cuStreamWaitEvent(self.beside, event.event, 0) })
+    }
+
+    fn write_on(
+        &self,
+        stream: sys::CUstream,
+        operation: &'static str,
+        to: u64,
+        from: PinnedRoom,
+    ) -> Result<(), Error> {
+        if from.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: inside the pinned memory, as just checked; `to` is memory of the caller's of that size.
+        // SAFETY: pinned memory of that size; `to` is memory of the caller's that holds as much.
         self.check(operation, unsafe {
-            calls::cuMemcpyHtoDAsync_v2(to, from.start.add(at).cast(), bytes, self.stream)
+            calls::cuMemcpyHtoDAsync_v2(to, from.start.cast(), from.bytes, stream)
         })
     }
 
@@ -283,13 +308,11 @@ impl Device {
         &self,
         operation: &'static str,
         from: u64,
-        to: &Pinned,
-        bytes: usize,
+        to: PinnedRoom,
     ) -> Result<(), Error> {
-        assert!(bytes <= to.bytes, "{bytes} bytes into {} pinned ones", to.bytes);
-        // SAFETY: inside the pinned memory, as just checked.
+        // SAFETY: `to` is pinned memory of that size; `from` is memory of the caller's that holds as much.
         self.check(operation, unsafe {
-            calls::cuMemcpyDtoHAsync_v2(to.start.cast(), from, bytes, self.stream)
+            calls::cuMemcpyDtoHAsync_v2(to.start.cast(), from, to.bytes, self.stream)
         })
     }
 
@@ -404,11 +427,13 @@ impl Arg<'_> {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: both were made in `open` and nothing of theirs is left: whoever holds memory holds the device.
+        // SAFETY: all were made in `open` and nothing of theirs is left: whoever holds memory holds the device.
         unsafe {
-            if !self.stream.is_null() {
-                let _ = calls::cuStreamSynchronize(self.stream);
-                let _ = calls::cuStreamDestroy_v2(self.stream);
+            for stream in [self.beside, self.stream] {
+                if !stream.is_null() {
+                    let _ = calls::cuStreamSynchronize(stream);
+                    let _ = calls::cuStreamDestroy_v2(stream);
+                }
             }
             let _ = calls::cuDevicePrimaryCtxRelease_v2(self.ordinal);
         }
@@ -474,11 +499,37 @@ impl Drop for Module {
     }
 }
 
-/// Pinned memory as copies see it, while its bytes are in others' hands. It must not outlive them.
+/// Some of the bytes of pinned memory, for whoever fills or reads them while the device has others. It must not outlive them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PinnedSource {
+pub(crate) struct PinnedRoom {
     start: *mut u8,
     bytes: usize,
+}
+
+// SAFETY: it is an address; whoever makes a slice of it promises that he is alone.
+unsafe impl Send for PinnedRoom {}
+
+impl PinnedRoom {
+    /// A part of it.
+    pub(crate) fn part(self, at: usize, bytes: usize) -> PinnedRoom {
+        assert!(at + bytes <= self.bytes, "{bytes} bytes at {at} of {} pinned ones", self.bytes);
+        // SAFETY: inside, as just checked.
+        PinnedRoom { start: unsafe { self.start.add(at) }, bytes }
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// The memory is alive, and nobody else reads or writes these bytes as long as the slice lives, the device included.
+    pub(crate) unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
+        // SAFETY: initialised by whoever allocated it; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(bytes: &mut [u8]) -> PinnedRoom {
+        PinnedRoom { start: bytes.as_mut_ptr(), bytes: bytes.len() }
+    }
 }
 
 /// Host memory that the device reads and writes by itself.
@@ -501,10 +552,9 @@ impl Pinned {
         Ok(Pinned { start, bytes, _device: Rc::clone(device) })
     }
 
-    /// Its bytes to write, and what the device copies from: nobody writes what a copy in flight reads.
-    pub(crate) fn split(&mut self) -> (&mut [u8], PinnedSource) {
-        let source = PinnedSource { start: self.start, bytes: self.bytes };
-        (self.bytes_mut(), source)
+    /// Where it lies.
+    pub(crate) fn room(&self) -> PinnedRoom {
+        PinnedRoom { start: self.start, bytes: self.bytes }
     }
 
     /// To be read when nothing in flight writes it: behind an event.
@@ -539,6 +589,11 @@ impl Event {
         // SAFETY: a context is current; writes one handle.
         let event = device.filled("make event", |to| unsafe { calls::cuEventCreate(to, 0) })?;
         Ok(Event { device: Rc::clone(device), event })
+    }
+
+    /// The device that it is a point of.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Puts it behind everything launched so far.

@@ -8,7 +8,7 @@ mod nvrtc;
 
 pub use cuda::Found;
 pub(crate) use cuda::{
-    Arg, CLUSTER_USUAL, Device, Event, Function, Graph, Launch, Module, Pinned, PinnedSource, probe,
+    Arg, CLUSTER_USUAL, Device, Event, Function, Graph, Launch, Module, Pinned, PinnedRoom, probe,
     version_words,
 };
 #[cfg(test)]

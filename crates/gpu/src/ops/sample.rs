@@ -184,7 +184,7 @@ impl Cuda {
             launch("restore", [count, 1], (256, 0), &[logits, columns, to, changes])?;
         }
         let bytes = (first + count) * size_of::<Chosen>();
-        self.device.read_pinned("sample", slot.chosen.pointer(), &slot.staged_chosen, bytes)
+        self.device.read_pinned("sample", slot.chosen.pointer(), slot.staged_chosen.room().part(0, bytes))
     }
 }
 

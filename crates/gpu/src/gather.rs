@@ -1,0 +1,362 @@
+//! Threads that gather stored rows into pinned memory, and stay for as long as their ring: to start twelve of them for each
+//! weight takes longer than to copy a small one.
+//!
+//! Whoever sends a weight hands out stretches of slots ([`Gathering::give`]) and waits for slots to be full. Nobody waits for
+//! ever: a thread that panics, or a file that cannot be read, is an error to whoever waits.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use fornax_compute::Part;
+
+use crate::driver::PinnedRoom;
+use crate::layout::Format;
+use crate::memory::WeightPart;
+
+/// Less than this is gathered sooner than another thread wakes.
+const STRETCH_BYTES: usize = 512 << 10;
+/// From this many on, pages of a file are asked for together and given back together.
+const FETCHED_BYTES: usize = 64 << 10;
+
+/// The threads.
+pub(crate) struct Gatherers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something was given, or the threads shall end.
+    given: Condvar,
+    /// A slot may be full, or somebody failed, or went idle.
+    gathered: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// What nobody has begun, the oldest first.
+    queue: VecDeque<Stretch>,
+    /// Stretches of each slot that are not there yet.
+    missing: Vec<usize>,
+    /// Threads inside a stretch.
+    busy: usize,
+    /// Why the first stretch that failed did.
+    fault: Option<String>,
+    stop: bool,
+}
+
+/// Rows for one stretch of a slot. Both lifetimes are erased: [`Gathering`] sees to it that none outlives them.
+struct Stretch {
+    stored: &'static Stored<'static>,
+    first: usize,
+    count: usize,
+    room: PinnedRoom,
+    slot: usize,
+}
+
+impl Gatherers {
+    pub(crate) fn new(threads: usize, slots: usize) -> std::io::Result<Gatherers> {
+        let state = State { missing: vec![0; slots], ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), ..Shared::default() });
+        let mut gatherers = Gatherers { shared, threads: Vec::with_capacity(threads) };
+        for index in 0..threads {
+            let shared = Arc::clone(&gatherers.shared);
+            let builder = std::thread::Builder::new().name(format!("gather-{index}"));
+            gatherers.threads.push(builder.spawn(move || shared.work())?);
+        }
+        Ok(gatherers)
+    }
+
+    /// Begins to gather some rows. There is one gathering at a time.
+    pub(crate) fn begin<'r>(&'r mut self, stored: &'r Stored<'r>) -> Gathering<'r> {
+        Gathering { shared: &self.shared, threads: self.threads.len(), stored }
+    }
+}
+
+impl Drop for Gatherers {
+    fn drop(&mut self) {
+        self.shared.state().stop = true;
+        self.shared.given.notify_all();
+        for thread in self.threads.drain(..) {
+            // Panics of what it gathers are caught: it can only have ended well.
+            thread.join().ok();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever holds it does nothing that panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        while let Some(stretch) = self.next() {
+            let done = catch_unwind(AssertUnwindSafe(|| stretch.gather()));
+            let mut state = self.state();
+            state.busy -= 1;
+            match done {
+                Ok(Ok(())) => state.missing[stretch.slot] -= 1,
+                Ok(Err(reason)) => state.fault = state.fault.take().or(Some(reason)),
+                Err(panic) => state.fault = state.fault.take().or(Some(panic_words(&*panic))),
+            }
+            let wakes = state.missing[stretch.slot] == 0 || state.fault.is_some() || state.busy == 0;
+            drop(state);
+            if wakes {
+                self.gathered.notify_all();
+            }
+        }
+    }
+
+    /// The next stretch; `None` at the end.
+    fn next(&self) -> Option<Stretch> {
+        let idle = |state: &mut State| state.queue.is_empty() && !state.stop;
+        let mut state = self.given.wait_while(self.state(), idle).unwrap_or_else(PoisonError::into_inner);
+        let stretch = if state.stop { None } else { state.queue.pop_front() }?;
+        state.busy += 1;
+        Some(stretch)
+    }
+}
+
+impl Stretch {
+    fn gather(&self) -> Result<(), String> {
+        // SAFETY: whoever gave the stretch leaves its room alone until it is gathered, and stretches do not overlap.
+        let room = unsafe { self.room.bytes_mut() };
+        self.stored.copy(self.first, self.count, room)
+    }
+}
+
+fn panic_words(panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<&str>().copied();
+    let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a thread that gathers rows panicked: {}", words.unwrap_or("without words"))
+}
+
+/// Rows that are being gathered. No thread reads them, or writes to a slot, once this is dropped.
+pub(crate) struct Gathering<'r> {
+    shared: &'r Shared,
+    threads: usize,
+    stored: &'r Stored<'r>,
+}
+
+impl Gathering<'_> {
+    /// Has `count` rows from `first` on gathered into a slot, each thread a stretch of it.
+    ///
+    /// # Safety
+    /// `room` stays allocated as long as the gathering, and nobody else touches it until [`wait`](Gathering::wait) for the
+    /// slot has returned. Nothing else of this slot is on its way.
+    pub(crate) unsafe fn give(&self, slot: usize, (first, count): (usize, usize), room: PinnedRoom) {
+        // SAFETY: only the lifetime changes. The reference is in a stretch, and `drop` does not return before every stretch
+        // is thrown away or done.
+        let stored = unsafe { std::mem::transmute::<&Stored<'_>, &'static Stored<'static>>(self.stored) };
+        let sent = self.stored.sent_bytes;
+        let each = count.div_ceil((count * sent / STRETCH_BYTES).clamp(1, self.threads));
+        let mut state = self.shared.state();
+        for start in (0..count).step_by(each) {
+            let count = each.min(count - start);
+            let room = room.part(start * sent, count * sent);
+            state.queue.push_back(Stretch { stored, first: first + start, count, room, slot });
+            state.missing[slot] += 1;
+        }
+        drop(state);
+        self.shared.given.notify_all();
+    }
+
+    /// Waits until a slot is full, or says why it will never be.
+    pub(crate) fn wait(&self, slot: usize) -> Result<(), String> {
+        let wait = |state: &mut State| state.missing[slot] > 0 && state.fault.is_none();
+        let state = self.shared.gathered.wait_while(self.shared.state(), wait);
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        state.fault.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Gathering<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.queue.clear();
+        let state = self.shared.gathered.wait_while(state, |state| state.busy > 0);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        state.missing.fill(0);
+        state.fault = None;
+    }
+}
+
+/// The stored rows of a weight's part, whichever tensors they come from.
+pub(crate) struct Stored<'a> {
+    /// (first output row, tensor)
+    parts: Vec<(usize, &'a Part<'a>)>,
+    row_bytes: usize,
+    /// Bytes of a row in the form in which it is sent.
+    pub(crate) sent_bytes: usize,
+    format: Format,
+    rows: usize,
+}
+
+impl<'a> Stored<'a> {
+    pub(crate) fn new(parts: &'a [Part<'a>], of: &WeightPart) -> Stored<'a> {
+        let mut first = 0;
+        let mut within = Vec::new();
+        for part in parts {
+            let rows = part.rows.as_ref().map_or(part.view.shape[0], Vec::len);
+            if (of.first..of.first + of.rows).contains(&first) && rows > 0 {
+                within.push((first - of.first, part));
+            }
+            first += rows;
+        }
+        let row_bytes =
+            within.first().map_or(0, |(_, part)| part.view.bytes.len() / part.view.shape[0].max(1));
+        let sent_bytes = of.format.sent_bytes(row_bytes);
+        Stored { parts: within, row_bytes, sent_bytes, format: of.format, rows: of.rows }
+    }
+
+    /// The bytes of an output row; `None` beyond the last.
+    pub(crate) fn row(&self, row: usize) -> Option<&'a [u8]> {
+        self.run(row, 1).map(|(_, bytes)| bytes)
+    }
+
+    /// Copies `count` output rows from `first` on to the beginning of `to`, in the form in which they are sent.
+    /// Fails where their file cannot be read any more.
+    fn copy(&self, mut first: usize, count: usize, to: &mut [u8]) -> Result<(), String> {
+        let mut to = &mut to[..count * self.sent_bytes];
+        while !to.is_empty() {
+            let (part, run) = self.run(first, to.len() / self.sent_bytes).expect("below the part's rows");
+            let (here, rest) = to.split_at_mut(run.len() / self.row_bytes * self.sent_bytes);
+            // By this thread, beside the others: what is mapped one page at a time takes as long as what is copied.
+            let large = run.len() >= FETCHED_BYTES;
+            if large {
+                part.view.fetch_part(run).map_err(|error| format!("{}: {error}", part.view.name))?;
+            }
+            self.format.send(run, here);
+            if large {
+                part.view.release_part(run);
+            }
+            first += run.len() / self.row_bytes;
+            to = rest;
+        }
+        Ok(())
+    }
+
+    /// The bytes of output rows from `row` on that lie behind each other in their tensor: at least one row, at most `most`.
+    fn run(&self, row: usize, most: usize) -> Option<(&'a Part<'a>, &'a [u8])> {
+        if row >= self.rows {
+            return None;
+        }
+        let at = self.parts.partition_point(|(first, _)| *first <= row) - 1;
+        let (first, part) = self.parts[at];
+        let (stored, count) = match &part.rows {
+            Some(order) => (order[row - first] as usize, 1),
+            None => (row - first, most.min(part.view.shape[0] - (row - first))),
+        };
+        Some((part, &part.view.bytes[stored * self.row_bytes..][..count * self.row_bytes]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fornax_format::{DType, View};
+
+    use super::*;
+    use crate::layout::PLANES;
+
+    /// Rows of 8 kB, whole stretches and a rest.
+    const ROW_BYTES: usize = 8 << 10;
+
+    fn part(rows: usize) -> WeightPart {
+        WeightPart { format: Format::BF16, first: 0, rows, columns: 4096, planes: [0; PLANES] }
+    }
+
+    fn random(rows: usize) -> Vec<u8> {
+        (0..rows * ROW_BYTES).map(|i| ((i as u32).wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+    }
+
+    #[test]
+    fn any_number_of_threads_gathers_the_same_bytes_from_stacked_and_reordered_parts() {
+        let rows = 400;
+        let bytes = random(rows);
+        let (one, other) = bytes.split_at(240 * ROW_BYTES);
+        let mut first = Part::from(View::new("a", DType::BF16, vec![240, 4096], one).unwrap());
+        first.rows = Some((0..240).rev().collect());
+        let second = Part::from(View::new("b", DType::BF16, vec![160, 4096], other).unwrap());
+        let parts = [first, second];
+        let stored = Stored::new(&parts, &part(rows));
+        let row = |index: usize| &bytes[index * ROW_BYTES..][..ROW_BYTES];
+        assert_eq!(stored.row(0), Some(row(239)));
+        assert_eq!(stored.row(240), Some(row(240)));
+        assert_eq!(stored.row(399), Some(row(399)));
+        assert_eq!(stored.row(400), None);
+        let wanted: Vec<u8> = (0..240).rev().chain(240..400).flat_map(|index| row(index).to_vec()).collect();
+        for threads in [1, 2, 3, 8] {
+            let mut gatherers = Gatherers::new(threads, 2).unwrap();
+            // The threads are the same for the second weight.
+            for _ in 0..2 {
+                let mut rooms = [vec![0xaa; 160 * ROW_BYTES], vec![0xaa; 160 * ROW_BYTES]];
+                let places = rooms.each_mut().map(|room| PinnedRoom::of(room));
+                let count = |index: usize| 160.min(rows - index * 160);
+                let mut got = Vec::new();
+                let gathering = gatherers.begin(&stored);
+                // SAFETY: the rooms live longer, and each is read between being waited for and given again.
+                let give = |index| unsafe {
+                    gathering.give(index % 2, (index * 160, count(index)), places[index % 2])
+                };
+                give(0);
+                for index in 0..3 {
+                    if index < 2 {
+                        give(index + 1);
+                    }
+                    gathering.wait(index % 2).unwrap();
+                    // SAFETY: as above.
+                    got.extend_from_slice(unsafe {
+                        places[index % 2].part(0, count(index) * ROW_BYTES).bytes_mut()
+                    });
+                }
+                drop(gathering);
+                assert!(got == wanted, "{threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_an_error_and_the_others_go_on() {
+        let bytes = random(256);
+        let mut beyond = Part::from(View::new("a", DType::BF16, vec![256, 4096], &bytes).unwrap());
+        // No such row: `Cuda` refuses it before, here it makes a thread panic.
+        beyond.rows = Some((0..255).chain([1000]).collect());
+        let whole = Part::from(View::new("a", DType::BF16, vec![256, 4096], &bytes).unwrap());
+        let mut room = vec![0; 256 * ROW_BYTES];
+        let mut gatherers = Gatherers::new(3, 1).unwrap();
+        let mut gather = |part_of: Part<'_>| {
+            let parts = [part_of];
+            let stored = Stored::new(&parts, &part(256));
+            let gathering = gatherers.begin(&stored);
+            // SAFETY: the room outlives the gathering and is read behind it.
+            unsafe { gathering.give(0, (0, 256), PinnedRoom::of(&mut room)) };
+            gathering.wait(0)
+        };
+        let refused = gather(beyond).unwrap_err();
+        assert!(refused.starts_with("a thread that gathers rows panicked: range "), "{refused}");
+        gather(whole).unwrap();
+        assert!(room == bytes);
+    }
+
+    #[test]
+    fn nothing_is_written_once_a_gathering_was_dropped() {
+        let bytes = random(512);
+        let parts = [Part::from(View::new("a", DType::BF16, vec![512, 4096], &bytes).unwrap())];
+        let stored = Stored::new(&parts, &part(512));
+        let mut gatherers = Gatherers::new(2, 1).unwrap();
+        for _ in 0..20 {
+            let mut room = vec![0; 512 * ROW_BYTES];
+            let gathering = gatherers.begin(&stored);
+            // SAFETY: the room outlives the gathering.
+            unsafe { gathering.give(0, (0, 512), PinnedRoom::of(&mut room)) };
+            drop(gathering);
+            let state = gatherers.shared.state();
+            assert_eq!((state.queue.len(), state.busy, state.missing[0]), (0, 0, 0));
+        }
+    }
+}
