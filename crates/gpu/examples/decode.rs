@@ -150,15 +150,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let graphs = !folder.iter().any(|word| word == "eager");
     let one = folder.iter().any(|word| word == "one");
+    let only = folder.iter().filter_map(|word| word.split_once('=')).collect::<Vec<_>>();
+    let longest = only.iter().filter_map(|(_, number)| number.parse().ok()).fold(PROMPT, usize::max);
     let options = CudaOptions {
-        tokens_max: PROMPT,
+        tokens_max: longest,
         slots: STREAMS_MAX,
         kernel_folder: folder.first().map(Into::into),
         graphs,
         ..CudaOptions::default()
     };
     let stored = Files::new(&shape, (usual, head, more));
-    let only = folder.iter().filter_map(|word| word.split_once('=')).collect::<Vec<_>>();
     // Each time as a process does it: the device opened, memory pinned, kernels loaded.
     let loads = only.iter().find(|(word, _)| *word == "load").map(|(_, count)| count.parse::<usize>());
     for _ in 0..loads.unwrap_or(Ok(0))? {
@@ -172,7 +173,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cuda = Cuda::new(options)?;
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
     let kv_dtype = if folder.iter().any(|word| word == "kv_fp8") { KvDType::F8 } else { KvDType::F16 };
-    run(&cuda, shape, &stored, (context, kv_dtype), (one, &only))
+    run(&cuda, shape, &stored, (context, longest, kv_dtype), (one, &only))
 }
 
 /// What a file would hold: each kind of weight once, for all layers.
@@ -288,13 +289,13 @@ fn run(
     cuda: &Cuda,
     shape: Shape,
     files: &Files,
-    (context, kv_dtype): (usize, KvDType),
+    (context, longest, kv_dtype): (usize, usize, KvDType),
     (one, only): (bool, &[(&str, &str)]),
 ) -> Result<(), Box<dyn std::error::Error>> {
     let columns = shape.heads.qkv_columns();
     let Loaded { embedding, head, layers, bytes } = Loaded::new(cuda, &shape, files)?;
 
-    let tokens = |columns| cuda.alloc(Purpose::Activations, PROMPT, columns);
+    let tokens = |columns| cuda.alloc(Purpose::Activations, longest, columns);
     let frequencies: Vec<f32> =
         (0..shape.heads.dim / 2).map(|i| 1e6f32.powf(-2.0 * i as f32 / shape.heads.dim as f32)).collect();
     let mut model = Model {
@@ -304,7 +305,7 @@ fn run(
             pairs: frequencies.len(),
             magnitude: 1.0,
         },
-        residual: cuda.alloc(Purpose::Residual, PROMPT, shape.hidden)?,
+        residual: cuda.alloc(Purpose::Residual, longest, shape.hidden)?,
         branch: tokens(shape.hidden)?,
         qkv: tokens(columns)?,
         attended: tokens(shape.heads.query * shape.heads.dim)?,
@@ -326,8 +327,8 @@ fn run(
             files.head.1.len(),
         ],
     };
-    let pages =
-        ((context + 1024).div_ceil(PAGE_TOKENS) + 1).max(STREAMS_MAX * (BEHIND / PAGE_TOKENS + 1) + 1);
+    let pages = ((context + 1024).max(longest).div_ceil(PAGE_TOKENS) + 1)
+        .max(STREAMS_MAX * (BEHIND / PAGE_TOKENS + 1) + 1);
     let group = KvGroup {
         layers: model.shape.layers,
         heads: model.shape.heads.kv,

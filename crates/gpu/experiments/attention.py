@@ -15,6 +15,7 @@ import torch
 
 KERNELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kernels")
 TILE, PAGE, BLOCK_ROWS, CLUSTER_TILES = 64, 32, 64, 32
+RING = {64: 6, 128: 4, 20: 0, 256: 0}  # tiles in the ring of attention_wgmma by the head's size
 SHAPES = {"7B": (128, 7, 4), "0.5B": (64, 7, 2)}  # head size, query heads per K/V head, K/V heads
 cuda = ctypes.CDLL("libcuda.so.1")
 folder = tempfile.mkdtemp()
@@ -42,7 +43,7 @@ def function(unit, name, dim, shared, bf16):
     if key not in functions:
         image = f"{folder}/{unit}_{dim}_{shared}_{bf16}.cubin"
         if not os.path.exists(image):
-            defines = dict(DIM=dim, SHARED=shared, KV_BYTES=2, KV_BF16=int(bf16), CAPPED=0, SINKS=0, BOTH=0)
+            defines = dict(DIM=dim, SHARED=shared, KV_BYTES=2, KV_BF16=int(bf16), CAPPED=0, SINKS=0, BOTH=0, RING=RING[dim])
             flags = ["-std=c++17", "-cubin", "-gencode=arch=compute_90a,code=sm_90a", f"-I{KERNELS}"]
             flags += [f"-D{name}={value}" for name, value in defines.items()]
             subprocess.run(["nvcc", *flags, f"{KERNELS}/{unit}.cu", "-o", image], check=True)
@@ -139,6 +140,12 @@ class Case:
         blocks = -(-self.tokens // (BLOCK_ROWS // self.shared))
         launch(kernel, (self.kv, blocks, 1), 128, (stages * 2 * TILE + 2 * BLOCK_ROWS) * self.row_bytes(), args)
 
+    def wgmma(self, out, layer=0):
+        kernel = function("attention_wgmma", "attention_wgmma", self.dim, self.shared, self.bf16)
+        args = [self.step(), self.attention(0), pointer(self.qkv), pointer(self.pages[layer]), pointer(out), ints(0)]
+        blocks = -(-self.tokens // (2 * TILE // self.shared))
+        launch(kernel, (self.kv, blocks, 1), 384, (RING[self.dim] * 2 * TILE + 4 * TILE) * self.row_bytes() + 1024, args)
+
     def out(self):
         return torch.full((self.tokens, self.query * self.dim), float("nan"), device="cuda")
 
@@ -166,6 +173,11 @@ def check():
             case.many(many)
             ways = {"one block": {}, "cluster of 4": dict(blocks=4), "of 16": dict(blocks=16, stages=1), "merged": dict(blocks=case.tiles, merged=True)}
             same = []
+            if RING[case.dim]:
+                out = case.out()
+                case.wgmma(out)
+                torch.cuda.synchronize()
+                same.append(f"wgmma {torch.equal(out.view(torch.int32), many.view(torch.int32))}")
             for name, how in ways.items():
                 out = case.out()
                 case.alone().singles(out, **how)
@@ -215,12 +227,12 @@ def decode():
 def prompt():
     print("prompts, us and TFLOP/s of what causal attention needs")
     for name, shape in SHAPES.items():
-        for tokens in (512, 2048, 8192):
+        for tokens in (128, 256, 512, 1024, 2048, 8192):
             case = Case(shape, [(0, tokens)])
             out = case.out()
             needed = 2 * case.dim * case.query * tokens * (tokens + 1)
-            times = [microseconds(lambda: case.many(out, stages), 1) for stages in (1, 2)]
-            print(f"{name} {tokens}:", ", ".join(f"{us:.1f} ({needed / us / 1e6:.0f})" for us in times), "with one and two stages")
+            times = [microseconds(body, 1) for body in (lambda: case.many(out), lambda: case.wgmma(out))]
+            print(f"{name} {tokens}:", ", ".join(f"{us:.1f} ({needed / us / 1e6:.0f})" for us in times), "by mma.sync and wgmma")
 
 
 if __name__ == "__main__":

@@ -63,8 +63,14 @@ DEVICE float merged_sum(float sum, float shrink, float later_sum, float later_sh
     return __fmaf_rn(later_sum, later_shrink, __fmul_rn(sum, shrink));
 }
 
-// Where 16 bytes of a row lie in a tile.
-DEVICE u32 at_row(int row, int byte) { return row * STRIDE + (SWIZZLED ? byte ^ (row & 7) << 4 : byte); }
+// Where 16 bytes of a row lie in a tile. For wgmma (HALVES) 64 columns of all rows lie before the next 64.
+#ifndef HALVES
+#define HALVES 0
+#endif
+DEVICE u32 at_row(int row, int byte) {
+    if (HALVES) return byte / 128 * (TILE * 128) + row * 128 + (byte % 128 ^ (row & 7) << 4);
+    return row * STRIDE + (SWIZZLED ? byte ^ (row & 7) << 4 : byte);
+}
 
 DEVICE void load_matrices(u32 m[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -253,6 +259,11 @@ DEVICE void put_query(const Attention& a, u8* queries, int rows, float* factors,
         const int x = pair_first(j, pairs) * 2, y = pair_second(j, pairs) * 2;
         for (int p = 0; p < PARTS; p++) {
             u8* to = queries + p * rows * STRIDE;
+            if (pairs == 0) {
+                // Neighbours.
+                *(u32*)(to + at_row(row, x & ~15) + (x & 15)) = parts[p];
+                continue;
+            }
             *(u16*)(to + at_row(row, x & ~15) + (x & 15)) = (u16)parts[p];
             *(u16*)(to + at_row(row, y & ~15) + (y & 15)) = (u16)(parts[p] >> 16);
         }

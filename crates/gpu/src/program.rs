@@ -58,6 +58,7 @@ const UNITS: &[(&str, &str)] = kernels![
     "attention.cu",
     "attention_f32.cu",
     "attention_rows.cu",
+    "attention_wgmma.cu",
     "embed.cu",
     "expert_f32.cu",
     "expert_rows.cu",
@@ -255,7 +256,9 @@ mod tests {
     use crate::driver::NVRTC;
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
-    use crate::ops::{attention_program, every_gemm, expert_programs, few_programs, programs, storage};
+    use crate::ops::{
+        attention_program, every_gemm, expert_programs, few_programs, programs, storage, wgmma_program,
+    };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
     const FORMATS: [Format; 14] = [
@@ -334,6 +337,7 @@ mod tests {
             keys.push(Key { unit: "rope.cu", defines: storage(dtype) });
             for shape in [(64, 3), (128, 7), (20, 2)] {
                 keys.push(attention_program(shape, dtype, &causal()));
+                keys.extend(wgmma_program(shape, dtype, &causal()).map(|(key, _)| key));
             }
             for other in [
                 Attention { soft_cap: Some(50.0), ..causal() },
@@ -341,6 +345,7 @@ mod tests {
                 Attention { causal: false, ..causal() },
             ] {
                 keys.push(attention_program((64, 2), dtype, &other));
+                keys.extend(wgmma_program((128, 2), dtype, &other).map(|(key, _)| key));
             }
         }
         let singles = keys.iter().filter(|key| key.unit == "attention.cu").cloned();
@@ -359,7 +364,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let programs = every_program();
         // Kernels of wgmma are asked for where it is.
-        let on = |key: &Key, arch: &str| !key.unit.starts_with("gemm") || arch == "sm_90a";
+        let wgmma = |key: &Key| key.unit.starts_with("gemm") || key.unit == "attention_wgmma.cu";
+        let on = |key: &Key, arch: &str| !wgmma(key) || arch == "sm_90a";
         const CHIPS: [&str; 5] = ["sm_90a", "sm_80", "sm_86", "sm_89", "sm_120"];
         std::thread::scope(|scope| {
             for arch in CHIPS {

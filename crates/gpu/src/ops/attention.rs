@@ -3,6 +3,7 @@
 use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
 
 use super::fits;
+use super::gemm::CAPABILITY;
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Kv, int};
@@ -14,6 +15,9 @@ pub(super) const TILE: usize = 64;
 const THREADS: u32 = 128;
 const BLOCK_ROWS: usize = 64;
 const CLUSTER_TILES: usize = 32;
+/// Threads and rows of a block of attention_wgmma.cu.
+const WGMMA_THREADS: u32 = 384;
+const WGMMA_ROWS: usize = 128;
 /// Runs of single tokens among prompts that are launched apart.
 const RUNS_MAX: usize = 4;
 /// Query heads that share a K/V head, and values of a head: what a block's shared memory holds.
@@ -127,6 +131,24 @@ pub(crate) fn program<Buf>((dim, shared): (usize, usize), dtype: KvDType, attent
     defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
     let unit = if dtype == KvDType::F32 { "attention_f32.cu" } else { "attention.cu" };
     Key { unit, defines }
+}
+
+/// The program for many tokens of a sequence by wgmma, and a block's dynamic shared memory, where it takes such heads.
+pub(crate) fn wgmma_program<Buf>(
+    (dim, shared): (usize, usize),
+    dtype: KvDType,
+    attention: &Attention<Buf>,
+) -> Option<(Key, usize)> {
+    // Tiles in the ring: as many as keep copies under way.
+    let ring = match (dim, dtype) {
+        (64, KvDType::F16 | KvDType::BF16) => 6,
+        (128, KvDType::F16 | KvDType::BF16) => 4,
+        _ => return None,
+    };
+    let mut key = Key { unit: "attention_wgmma.cu", ..program((dim, shared), dtype, attention) };
+    key.defines.push(format!("RING={ring}"));
+    // Eight rows begin at 1024 bytes.
+    Some((key, 1024 + tiles_bytes(dim, dtype, ring) + 2 * WGMMA_ROWS * row_bytes(dim)))
 }
 
 impl Cuda {
@@ -350,7 +372,18 @@ impl Cuda {
         let shared = heads.query / heads.kv;
         let stages = if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.shared_max { 2 } else { 1 };
         let shape = self.shape(attention, kv, stages);
-        let key = Key { unit: "attention_rows.cu", ..program((heads.dim, shared), kv.dtype, attention) };
+        let head = (heads.dim, shared);
+        let wgmma = wgmma_program(head, kv.dtype, attention).filter(|(_, memory)| {
+            self.device.found.capability == CAPABILITY && *memory <= self.device.shared_max
+        });
+        let (name, threads, rows) = match wgmma {
+            Some(_) => ("attention_wgmma", WGMMA_THREADS, WGMMA_ROWS),
+            None => ("attention_rows", THREADS, BLOCK_ROWS),
+        };
+        let (key, memory) = wgmma.unwrap_or_else(|| {
+            let key = Key { unit: "attention_rows.cu", ..program(head, kv.dtype, attention) };
+            (key, rows_bytes(heads.dim, kv.dtype, stages))
+        });
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
@@ -360,10 +393,15 @@ impl Cuda {
             Arg::Pointer(out.pointer()),
             Arg::Int(i32::from(alone)),
         ];
-        let function = self.programs.function(&key, "attention_rows")?;
-        let tokens = self.grid_rows(slot, Rows::Tokens).div_ceil(BLOCK_ROWS / shared);
-        let memory = int(rows_bytes(heads.dim, kv.dtype, stages)).cast_unsigned();
-        self.launch("attention", function, [heads.kv, tokens, 1], (THREADS, memory), &args)
+        let function = self.programs.function(&key, name)?;
+        let tokens = self.grid_rows(slot, Rows::Tokens).div_ceil(rows / shared);
+        self.launch(
+            "attention",
+            function,
+            [heads.kv, tokens, 1],
+            (threads, int(memory).cast_unsigned()),
+            &args,
+        )
     }
 
     fn shape(&self, attention: &Attention<Buf>, kv: &Kv, stages: usize) -> Shape {

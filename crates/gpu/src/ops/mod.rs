@@ -12,7 +12,7 @@ mod rows;
 mod sample;
 
 #[cfg(test)]
-pub(crate) use attention::{program as attention_program, storage};
+pub(crate) use attention::{program as attention_program, storage, wgmma_program};
 #[cfg(test)]
 pub(crate) use experts::programs as expert_programs;
 pub(crate) use fuse::Fuse;

@@ -1,0 +1,266 @@
+// Attention of many tokens of a sequence over its pages by wgmma, for heads of 64 and 128 values of 16 bits. Hopper only. What it
+// gives has the bits of attention_rows.cu: the same products of each row in the same order (attention.cuh).
+//
+// A block has one K/V head and the queries of neighbouring tokens, all heads that share it one behind the other: 128 rows. Grid
+// (kv heads, blocks of tokens, the last first: they see the most). The first warpgroup copies tiles of keys and values into a
+// ring; the other two have 64 rows each and go their own ways. Scores of the next tile are under way while a tile is merged.
+// Tokens of several sequences in one block are done one sequence after another.
+#define HALVES 1
+#include "attention.cuh"
+#include "bulk.cuh"
+#include "wgmma.cuh"
+
+#define COPIERS 128
+#define THREADS (3 * COPIERS)
+#define ROWS (2 * TILE)
+#define TOKENS (ROWS / SHARED)
+#define WARPS 8     // that multiply
+#define AHEAD 2     // tiles that are asked for before the first is waited for
+#define WIDE 64     // columns of values whose sums are merged at once
+#define PIECES (DIM / WIDE)
+#define GATHERED 8  // query heads whose loads are under way at once
+#define QUERIES_BYTES (PARTS * TILE * STRIDE)  // of a warpgroup
+
+#if __CUDA_ARCH__ == 900
+template <bool ON> struct Flag {
+    static constexpr bool VALUE = ON;
+};
+
+// Shared memory: the ring, where eight rows begin at 1024 bytes, then queries.
+KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
+    extern __shared__ u8 room[];
+    __shared__ u64 full[RING], empty[RING];
+    __shared__ float factors[ROWS];
+    const u32 ring = (shared_address(room) + 1023) & ~1023u;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int kv = blockIdx.x, begin = (gridDim.y - 1 - blockIdx.y) * TOKENS;
+    const int tokens = min(begin + TOKENS, step_rows(step, 0));
+    let_next_start();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RING; i++) {
+            barrier_init(full + i, COPIERS / WARP);
+            barrier_init(empty + i, WARPS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    wait_for_inputs();
+    Turn<RING> turn;
+
+    if (threadIdx.x < COPIERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        Turn<RING> arrived;
+        int waiting = 0;
+        auto arrive = [&] {
+            // wgmma reads what these threads have copied.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            if (lane == 0) barrier_arrive(full + arrived.stage);
+            arrived.move();
+        };
+#pragma unroll 1
+        for (int first = begin, next; first < tokens; first = next) {
+            const int final = step.lasts[first];
+            next = min(final + 1, tokens);
+            if (alone && step.firsts[first] == final) continue;
+            const int last = last_seen(step, next - 1), from = first_seen(a, step.places[first]);
+            const int* table = step.tables + step.tables[a.group * step.stride + first];
+#pragma unroll 1
+            for (int tile = from / TILE; tile <= last / TILE; tile++) {
+                barrier_wait(empty + turn.stage, turn.parity ^ 1);
+                stage_tile<COPIERS>(a, ring + turn.stage * 2 * TILE_BYTES, pages, table, kv, tile, from, last, -1);
+                copy_group();
+                turn.move();
+                if (waiting < AHEAD) {
+                    waiting++;
+                    continue;
+                }
+                copy_wait<AHEAD>();
+                arrive();
+            }
+        }
+        copy_wait<0>();
+        for (; waiting > 0; waiting--) arrive();
+        return;
+    }
+
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int group = warp / 4 - 1, g = lane / 4, t = lane % 4, own_warp = warp % 4 * 16;
+    const int columns = (a.query + 2 * a.kv) * DIM;
+    const u32 queries_at = ring + RING * 2 * TILE_BYTES + group * QUERIES_BYTES;
+    u8* queries = room + (queries_at - shared_address(room));
+    typedef WgmmaOf<TILE, KV_BF16> Scores;
+    typedef WgmmaOf<WIDE, KV_BF16> Sums;
+
+#pragma unroll 1
+    for (int first = begin, next; first < tokens; first = next) {
+        const int final = step.lasts[first];
+        next = min(final + 1, tokens);
+        // Single tokens of other sequences have a kernel of their own where `alone` says so.
+        if (alone && step.firsts[first] == final) continue;
+        const int count = (next - first) * SHARED, place = step.places[first];
+        const int last = last_seen(step, next - 1), from = first_seen(a, place);
+        const int first_tile = from / TILE, last_tile = last / TILE;
+        // Up to where the rows of this warpgroup see, and of this warp what all see.
+        auto token_of = [&](int row) { return min(group * TILE + row, count - 1) / SHARED; };
+        const int some_to = BOTH ? last : place + token_of(TILE - 1);
+        const int all_to = BOTH ? last : place + token_of(own_warp), all_from = first_seen(a, place + token_of(own_warp + 15));
+        const int end_tile = group * TILE < count ? min(some_to / TILE, last_tile) : first_tile - 1;
+
+        if (end_tile >= first_tile) {
+            // Each warp brings its own queries into form.
+#pragma unroll 1
+            for (int start = 0; start < 16; start += GATHERED) {
+                float2 heads[GATHERED][HEAD_PAIRS];
+#pragma unroll
+                for (int i = 0; i < GATHERED; i++) {
+                    const int row = min(group * TILE + own_warp + start + i, count - 1);
+                    const float* head = qkv + (long)(first + row / SHARED) * columns + (kv * SHARED + row % SHARED) * DIM;
+#pragma unroll
+                    for (int n = 0; n < HEAD_PAIRS; n++) heads[i][n] = *(const float2*)(head + 2 * (n * WARP + lane));
+                }
+#pragma unroll
+                for (int i = 0; i < GATHERED; i++) put_query(a, queries, TILE, factors + group * TILE, own_warp + start + i, heads[i], 0, lane);
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(COPIERS) : "memory");
+        }
+        // Rows of this lane: g and g + 8 of the warp's.
+        float factor[2], most[2], sum[2], s[TILE / 2], total[PIECES][WIDE / 2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = own_warp + i * 8 + g;
+            factor[i] = factors[group * TILE + row];
+            most[i] = first_max(a, kv * SHARED + min(group * TILE + row, count - 1) % SHARED);
+            sum[i] = FIRST_SUM;
+        }
+#pragma unroll
+        for (int n = 0; n < PIECES; n++)
+            for (int i = 0; i < WIDE / 2; i++) total[n][i] = 0.0f;
+        auto begin_scores = [&](const Turn<RING>& at) {
+            barrier_wait(full + at.stage, at.parity);
+            const u64 keys = wgmma_columns(ring + at.stage * 2 * TILE_BYTES), rows = wgmma_columns(queries_at);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < STEPS; k++)
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) {
+                    const int step_at = (k / 4 * (TILE * 128) + k % 4 * 32) / 16;
+                    Scores::multiply_shared(s, rows + p * (TILE * STRIDE / 16) + step_at, keys + step_at, k + p > 0);
+                }
+        };
+        // A tile whose scores are under way; with MORE, those of the next one follow.
+        auto take = [&](int tile, auto more) {
+            constexpr bool MORE = decltype(more)::VALUE;
+            wgmma_wait<0>();
+            wgmma_landed(s);
+            if (CAPPED)
+#pragma unroll
+                for (int n = 0; n < TILE / 2; n++) s[n] = capped(a, s[n], factor[n / 2 % 2]);
+            const bool masked = tile * TILE < all_from || tile * TILE + TILE - 1 > all_to;
+            if (masked)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int own = place + token_of(own_warp + i * 8 + g);
+                    // Counted from this lane's first key of the tile.
+                    const int to = (BOTH ? last : own) - tile * TILE - t * 2, begins = first_seen(a, own) - tile * TILE - t * 2;
+#pragma unroll
+                    for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            if (n * 8 + e < begins || n * 8 + e > to) s[n * 4 + i * 2 + e] = -INFINITY_F;
+                }
+            float here[2] = {-INFINITY_F, -INFINITY_F}, shrink[2], later[2];
+#pragma unroll
+            for (int n = 0; n < TILE / 2; n++) here[n / 2 % 2] = fmaxf(here[n / 2 % 2], s[n]);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 1));
+                here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 2));
+                const float power = largest_power(here[i], factor[i]), all = fmaxf(most[i], power);
+                shrink[i] = shrink_of(most[i], all);
+                later[i] = shrink_of(power, all);
+                most[i] = all;
+            }
+            u32 weights[TILE / 16][PARTS][4];
+#pragma unroll
+            for (int k = 0; k < TILE / 16; k++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int n = (k * 2 + i / 2) * 4 + i % 2 * 2, row = i % 2;
+                    u32 parts[PARTS];
+                    rounded_pair(weight_of(s[n], factor[row], here[row]), weight_of(s[n + 1], factor[row], here[row]), parts);
+                    for (int p = 0; p < PARTS; p++) weights[k][p][i] = parts[p];
+                }
+            const u32 values = ring + turn.stage * 2 * TILE_BYTES + TILE_BYTES;
+            float acc[PIECES][WIDE / 2];
+            wgmma_fence();
+#pragma unroll
+            for (int c = 0; c < PIECES; c++) {
+                const u64 turned = wgmma_turned(values + c * WIDE / 64 * (TILE * 128), TILE * 128);
+#pragma unroll
+                for (int k = 0; k < TILE / 16; k++)
+#pragma unroll
+                    for (int p = 0; p < PARTS; p++) Sums::multiply_turned(acc[c], weights[k][p], turned + k * 128, k + p > 0);
+                wgmma_commit();
+            }
+            Turn<RING> following = turn;
+            following.move();
+            if (MORE) {
+                begin_scores(following);
+                wgmma_commit();
+            }
+
+            float tile_sum[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int k = 0; k < TILE / 16; k++)
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) mma_stored(tile_sum, weights[k][p], ONES, ONES);
+#pragma unroll
+            for (int i = 0; i < 2; i++) sum[i] = merged_sum(sum[i], shrink[i], tile_sum[i * 2], later[i]);
+#pragma unroll
+            for (int c = 0; c < PIECES; c++) {
+                if (c + 1 < PIECES) wgmma_wait<1 + MORE>();
+                else wgmma_wait<MORE>();
+                wgmma_landed(acc[c]);
+                // A row that sees nothing of the tile has nothing of what others see, be it finite or not.
+                if (masked)
+#pragma unroll
+                    for (int n = 0; n < WIDE / 2; n++)
+                        if (here[n / 2 % 2] == -INFINITY_F) acc[c][n] = 0.0f;
+#pragma unroll
+                for (int n = 0; n < WIDE / 2; n++) total[c][n] = merged_sum(total[c][n], shrink[n / 2 % 2], acc[c][n], later[n / 2 % 2]);
+            }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(empty + turn.stage);
+            turn = following;
+        };
+        if (first_tile <= end_tile) {
+            begin_scores(turn);
+            wgmma_commit();
+#pragma unroll 1
+            for (int tile = first_tile; tile < end_tile; tile++) take(tile, Flag<true>{});
+            take(end_tile, Flag<false>{});
+        }
+        // What others of the block see, and this warpgroup does not.
+        for (int tile = max(end_tile + 1, first_tile); tile <= last_tile; tile++) {
+            barrier_wait(full + turn.stage, turn.parity);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(empty + turn.stage);
+            turn.move();
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = group * TILE + own_warp + i * 8 + g;
+            if (row >= count) continue;
+            const float inverse = 1.0f / sum[i];
+            float* to = out + ((long)(first + row / SHARED) * a.query + kv * SHARED + row % SHARED) * DIM;
+#pragma unroll
+            for (int n = 0; n < DIM / 8; n++) {
+                const float* pair = total[n * 8 / WIDE] + n * 8 % WIDE / 2 + i * 2;
+                *(float2*)(to + n * 8 + t * 2) = make_float2(__fmul_rn(pair[0], inverse), __fmul_rn(pair[1], inverse));
+            }
+        }
+    }
+}
+#endif
