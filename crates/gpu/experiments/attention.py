@@ -43,7 +43,7 @@ def function(unit, name, dim, shared, bf16):
     if key not in functions:
         image = f"{folder}/{unit}_{dim}_{shared}_{bf16}.cubin"
         if not os.path.exists(image):
-            defines = dict(DIM=dim, SHARED=shared, KV_BYTES=2, KV_BF16=int(bf16), CAPPED=0, SINKS=0, BOTH=0, RING=RING[dim])
+            defines = dict(DIM=dim, SHARED=shared, KV_BYTES=2, KV_BF16=int(bf16), CAPPED=0, SINKS=0, BOTH=0, RING=RING[dim], TURNS=0)
             flags = ["-std=c++17", "-cubin", "-gencode=arch=compute_90a,code=sm_90a", f"-I{KERNELS}"]
             flags += [f"-D{name}={value}" for name, value in defines.items()]
             subprocess.run(["nvcc", *flags, f"{KERNELS}/{unit}.cu", "-o", image], check=True)
@@ -144,7 +144,7 @@ class Case:
         kernel = function("attention_wgmma", "attention_wgmma", self.dim, self.shared, self.bf16)
         args = [self.step(), self.attention(0), pointer(self.qkv), pointer(self.pages[layer]), pointer(out), ints(0)]
         blocks = -(-self.tokens // (2 * TILE // self.shared))
-        launch(kernel, (self.kv, blocks, 1), 384, (RING[self.dim] * 2 * TILE + 4 * TILE) * self.row_bytes() + 1024, args)
+        launch(kernel, (self.kv, blocks, 1), 384, (RING[self.dim] * 2 * TILE + 4 * TILE) * self.row_bytes() + 3072, args)
 
     def out(self):
         return torch.full((self.tokens, self.query * self.dim), float("nan"), device="cuda")

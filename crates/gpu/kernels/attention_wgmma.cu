@@ -4,7 +4,7 @@
 // A block has one K/V head and the queries of neighbouring tokens, all heads that share it one behind the other: 128 rows. Grid
 // (kv heads, blocks of tokens, the last first: they see the most). The first warpgroup copies tiles of keys and values into a
 // ring; the other two have 64 rows each and go their own ways. Scores of the next tile are under way while a tile is merged.
-// Tokens of several sequences in one block are done one sequence after another.
+// Tokens of several sequences in one block are done one sequence after another. With TURNS queries are turned here.
 #define HALVES 1
 #include "attention.cuh"
 #include "bulk.cuh"
@@ -19,14 +19,17 @@
 #define WIDE 64     // columns of values whose sums are merged at once
 #define PIECES (DIM / WIDE)
 #define GATHERED 8  // query heads whose loads are under way at once
+#define ONES_BYTES 2048
 #define QUERIES_BYTES (PARTS * TILE * STRIDE)  // of a warpgroup
 
 #if __CUDA_ARCH__ == 900
-template <bool ON> struct Flag {
-    static constexpr bool VALUE = ON;
-};
+// The two warpgroups that multiply take turns in asking for products, so that one has softmax to do while the other multiplies.
+DEVICE void await_turn(int group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 4), "n"(2 * COPIERS) : "memory"); }
+DEVICE void give_turn(int group) { asm volatile("bar.arrive %0, %1;" ::"r"(5 - group), "n"(2 * COPIERS) : "memory"); }
+// The same in every lane of a warp, and known to be.
+DEVICE u32 of_warp(u32 value) { return warp_most(value); }
 
-// Shared memory: the ring, where eight rows begin at 1024 bytes, then queries.
+// Shared memory: the ring, where eight rows begin at 1024 bytes, then queries, 16 rows of ones, and how far queries are turned.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
     extern __shared__ u8 room[];
     __shared__ u64 full[RING], empty[RING];
@@ -44,11 +47,11 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    wait_for_inputs();
     Turn<RING> turn;
 
     if (threadIdx.x < COPIERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        wait_for_inputs();
         Turn<RING> arrived;
         int waiting = 0;
         auto arrive = [&] {
@@ -89,8 +92,25 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
     const int columns = (a.query + 2 * a.kv) * DIM;
     const u32 queries_at = ring + RING * 2 * TILE_BYTES + group * QUERIES_BYTES;
     u8* queries = room + (queries_at - shared_address(room));
+    u8* ones = queries + (2 - group) * QUERIES_BYTES;
+    const u32 ones_at = ring + RING * 2 * TILE_BYTES + 2 * QUERIES_BYTES;
+    for (int i = threadIdx.x - COPIERS; i < ONES_BYTES / 4; i += WARPS * WARP) ((u32*)ones)[i] = ONES;
+#if TURNS
+    float2* turns = (float2*)(ones + ONES_BYTES);  // (token, pair)
+#endif
     typedef WgmmaOf<TILE, KV_BF16> Scores;
     typedef WgmmaOf<WIDE, KV_BF16> Sums;
+    const int pairs = TURNS ? a.rope.pairs : 0;
+#if TURNS
+    // Each angle of a token once.
+    for (int i = threadIdx.x - COPIERS; i < (tokens - begin) * pairs; i += WARPS * WARP)
+        turns[i] = turn_of(a.rope, (float)step.positions[begin + i / pairs], i % pairs);
+#endif
+    // wgmma reads the ones.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("bar.sync 3, %0;" ::"n"(WARPS * WARP) : "memory");
+    if (group == 1) give_turn(group);
+    wait_for_inputs();
 
 #pragma unroll 1
     for (int first = begin, next; first < tokens; first = next) {
@@ -117,10 +137,19 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
                     const int row = min(group * TILE + own_warp + start + i, count - 1);
                     const float* head = qkv + (long)(first + row / SHARED) * columns + (kv * SHARED + row % SHARED) * DIM;
 #pragma unroll
-                    for (int n = 0; n < HEAD_PAIRS; n++) heads[i][n] = *(const float2*)(head + 2 * (n * WARP + lane));
+                    for (int n = 0; n < HEAD_PAIRS; n++) {
+                        const int j = n * WARP + lane;
+                        heads[i][n] = TURNS ? make_float2(head[pair_first(j, pairs)], head[pair_second(j, pairs)]) : *(const float2*)(head + 2 * j);
+                    }
                 }
 #pragma unroll
-                for (int i = 0; i < GATHERED; i++) put_query(a, queries, TILE, factors + group * TILE, own_warp + start + i, heads[i], 0, lane);
+                for (int i = 0; i < GATHERED; i++) {
+                    const int row = own_warp + start + i;
+#if TURNS
+                    turn_pairs(heads[i], turns + (first - begin + token_of(row)) * pairs, pairs, lane);
+#endif
+                    put_query(a, queries, TILE, factors + group * TILE, row, heads[i], pairs, lane);
+                }
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(COPIERS) : "memory");
@@ -137,21 +166,22 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
 #pragma unroll
         for (int n = 0; n < PIECES; n++)
             for (int i = 0; i < WIDE / 2; i++) total[n][i] = 0.0f;
+        const u32 rows = of_warp(wgmma_low(queries_at));
         auto begin_scores = [&](const Turn<RING>& at) {
             barrier_wait(full + at.stage, at.parity);
-            const u64 keys = wgmma_columns(ring + at.stage * 2 * TILE_BYTES), rows = wgmma_columns(queries_at);
+            const u32 keys = of_warp(wgmma_low(ring + at.stage * 2 * TILE_BYTES));
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < STEPS; k++)
 #pragma unroll
                 for (int p = 0; p < PARTS; p++) {
                     const int step_at = (k / 4 * (TILE * 128) + k % 4 * 32) / 16;
-                    Scores::multiply_shared(s, rows + p * (TILE * STRIDE / 16) + step_at, keys + step_at, k + p > 0);
+                    Scores::multiply_shared(s, wgmma_of(rows + p * (TILE * STRIDE / 16) + step_at), wgmma_of(keys + step_at), k + p > 0);
                 }
+            wgmma_commit();
         };
-        // A tile whose scores are under way; with MORE, those of the next one follow.
-        auto take = [&](int tile, auto more) {
-            constexpr bool MORE = decltype(more)::VALUE;
+        // A tile whose scores are under way; where there are more, those of the next one follow.
+        auto take = [&](int tile, bool more) __attribute__((always_inline)) {
             wgmma_wait<0>();
             wgmma_landed(s);
             if (CAPPED)
@@ -193,35 +223,37 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
                     for (int p = 0; p < PARTS; p++) weights[k][p][i] = parts[p];
                 }
             const u32 values = ring + turn.stage * 2 * TILE_BYTES + TILE_BYTES;
-            float acc[PIECES][WIDE / 2];
+            float acc[PIECES][WIDE / 2], tile_sum[4];
+            await_turn(group);
             wgmma_fence();
 #pragma unroll
             for (int c = 0; c < PIECES; c++) {
-                const u64 turned = wgmma_turned(values + c * WIDE / 64 * (TILE * 128), TILE * 128);
+                // Behind the last columns ones, whose products are the sum of weights.
+                const u32 at = values + c * (TILE * 128), low = of_warp(wgmma_low(at));
+                const u32 apart = of_warp(ones_at - at);
 #pragma unroll
                 for (int k = 0; k < TILE / 16; k++)
 #pragma unroll
-                    for (int p = 0; p < PARTS; p++) Sums::multiply_turned(acc[c], weights[k][p], turned + k * 128, k + p > 0);
+                    for (int p = 0; p < PARTS; p++) {
+                        if (c + 1 < PIECES) Sums::multiply_turned(acc[c], weights[k][p], wgmma_of(low + k * 128), k + p > 0);
+                        else Sums::multiply_turned_more(acc[c], tile_sum, weights[k][p], wgmma_apart(low + k * 128, apart - k * 2048), k + p > 0);
+                    }
                 wgmma_commit();
             }
             Turn<RING> following = turn;
             following.move();
-            if (MORE) {
-                begin_scores(following);
-                wgmma_commit();
-            }
-
-            float tile_sum[4] = {0, 0, 0, 0};
-#pragma unroll
-            for (int k = 0; k < TILE / 16; k++)
-#pragma unroll
-                for (int p = 0; p < PARTS; p++) mma_stored(tile_sum, weights[k][p], ONES, ONES);
-#pragma unroll
-            for (int i = 0; i < 2; i++) sum[i] = merged_sum(sum[i], shrink[i], tile_sum[i * 2], later[i]);
+            if (more) begin_scores(following);
+            give_turn(group);
 #pragma unroll
             for (int c = 0; c < PIECES; c++) {
-                if (c + 1 < PIECES) wgmma_wait<1 + MORE>();
-                else wgmma_wait<MORE>();
+                if (c + 1 < PIECES) {
+                    if (more) wgmma_wait<2>();
+                    else wgmma_wait<1>();
+                } else {
+                    if (more) wgmma_wait<1>();
+                    else wgmma_wait<0>();
+                    wgmma_landed(tile_sum);
+                }
                 wgmma_landed(acc[c]);
                 // A row that sees nothing of the tile has nothing of what others see, be it finite or not.
                 if (masked)
@@ -231,19 +263,23 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
 #pragma unroll
                 for (int n = 0; n < WIDE / 2; n++) total[c][n] = merged_sum(total[c][n], shrink[n / 2 % 2], acc[c][n], later[n / 2 % 2]);
             }
+#pragma unroll
+            for (int i = 0; i < 2; i++) sum[i] = merged_sum(sum[i], shrink[i], tile_sum[i * 2], later[i]);
             __syncwarp();
             if (lane == 0) barrier_arrive(empty + turn.stage);
             turn = following;
         };
         if (first_tile <= end_tile) {
             begin_scores(turn);
-            wgmma_commit();
 #pragma unroll 1
-            for (int tile = first_tile; tile < end_tile; tile++) take(tile, Flag<true>{});
-            take(end_tile, Flag<false>{});
+            for (int tile = first_tile; tile < end_tile; tile++) take(tile, true);
+            take(end_tile, false);
         }
         // What others of the block see, and this warpgroup does not.
+#pragma unroll 1
         for (int tile = max(end_tile + 1, first_tile); tile <= last_tile; tile++) {
+            await_turn(group);
+            give_turn(group);
             barrier_wait(full + turn.stage, turn.parity);
             __syncwarp();
             if (lane == 0) barrier_arrive(empty + turn.stage);

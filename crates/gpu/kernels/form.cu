@@ -2,35 +2,33 @@
 // columns at a time. Reads x (rows, columns); writes values and for each row the inverse of its power of two. Values are
 // (rows, columns rounded up to 128) for gemv.cu, or with room for so many rows, a multiple of 8, the columns of wgmma for
 // gemm.cu: (64 columns, room, 128 bytes), in the order of columns that weights are unpacked in (quant/tile.cuh), swizzled.
+#include "bulk.cuh"
 #include "experts.cuh"
 #include "form.cuh"
 
-// KEPT times 128 columns stay with a warp; what is more is read again.
-template <bool FOURS, int KEPT>
-DEVICE void form(const float* x, const float* norm, float eps, int columns, const Step& step, int wanted, int first, u8* values,
-                 float* factors, int room, const Stack* stack = nullptr) {
-    __shared__ float squares[2048];  // as many as the longest row has
-    __shared__ u32 mosts[WARP];
-    let_next_start();
-    wait_for_inputs();
+// Where a row goes, and what its block shares.
+struct Formed {
+    u8* values;
+    float* factors;
+    int room, row;
+    int turn;        // which of eight rows that are swizzled together
+    float* squares;  // of each 128 columns
+    u32* mosts;      // of each warp
+};
+
+// One row, whose columns `four` gives by fours. KEPT times 128 columns stay with a warp; what is more is asked for again. Once
+// `loaded` is called, nothing of what is kept is.
+template <bool FOURS, int KEPT, class Four, class Loaded>
+DEVICE void form_row(Four four, const float* norm, float eps, int columns, const Formed& to, Loaded loaded) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    const int row = blockIdx.x, blocks = (columns + BLOCK - 1) / BLOCK;
-    if (stack ? row >= stack_tokens(step, *stack) * stack->each : first + row >= step_rows(step, wanted)) return;
-    int source = first + row, turn = row % 8;
-    if (stack) {
-        // A row for each place; eight of one expert are swizzled together.
-        const int entry = room ? stack->list[row] : row;
-        source = stack->gathers ? first + (entry >> 3) / stack->each : row;
-        turn = entry % 8;
-    }
-    const float* from = x + (long)source * columns;
+    const int blocks = (columns + BLOCK - 1) / BLOCK;
     auto load = [&](int at, float v[4], bool again) {
-        load_four<FOURS>(from, at * BLOCK + lane * 4, columns, v);
+        four(at * BLOCK + lane * 4, v);
         if (!norm) return;
         float weight[4];
         load_four<FOURS>(norm, at * BLOCK + lane * 4, columns, weight);
         const float sum = take_norm(v, weight);
-        if (lane == 0 && !again) squares[at] = sum;
+        if (lane == 0 && !again) to.squares[at] = sum;
     };
     u32 most = 0;
     float kept[KEPT][4];
@@ -47,24 +45,25 @@ DEVICE void form(const float* x, const float* norm, float eps, int columns, cons
         most = max(most, most_of(v));
     }
     most = warp_most(most);
-    if (lane == 0) mosts[warp] = most;
+    if (lane == 0) to.mosts[warp] = most;
     __syncthreads();
-    const float inverse = norm ? inverse_norm(squares, blocks, columns, eps) : 1.0f;
-    most = most_normed(warp_most(lane < warps ? mosts[lane] : 0), inverse);
+    loaded();
+    const float inverse = norm ? inverse_norm(to.squares, blocks, columns, eps) : 1.0f;
+    most = most_normed(warp_most(lane < warps ? to.mosts[lane] : 0), inverse);
     const float scale = row_scale(most);
     // Of 32 columns eight lanes have four each, of which two are of one piece of 16 bytes and two of the next. Four lanes
     // exchange them so that each has eight bytes of a piece.
     const int t = lane % 8 / 2, piece = lane / 8 % 2 * 4 + lane % 2 * 2 + t / 2;
-    u8* place = values + ((long)(lane / 16) * room + row) * 128 + (piece ^ turn) * 16 + t % 2 * 8;
+    u8* place = to.values + ((long)(lane / 16) * to.room + to.row) * 128 + (piece ^ to.turn) * 16 + t % 2 * 8;
     auto store = [&](int at, const float v[4]) {
         const uint2 two = formed(v, inverse, scale);
-        if (room) {
+        if (to.room) {
             const u32 other = __shfl_xor_sync(0xffffffff, t < 2 ? two.y : two.x, 4);
             const u32 low = t < 2 ? two.x : other, high = t < 2 ? other : two.y;
             const u32 next = __shfl_xor_sync(0xffffffff, t % 2 ? low : high, 2);
-            *(uint2*)(place + (long)at * 2 * room * 128) = t % 2 ? make_uint2(next, high) : make_uint2(low, next);
+            *(uint2*)(place + (long)at * 2 * to.room * 128) = t % 2 ? make_uint2(next, high) : make_uint2(low, next);
         } else {
-            *(uint2*)(values + ((long)row * blocks + at) * (BLOCK * 2) + lane * 8) = two;
+            *(uint2*)(to.values + ((long)to.row * blocks + at) * (BLOCK * 2) + lane * 8) = two;
         }
     };
 #pragma unroll
@@ -76,7 +75,28 @@ DEVICE void form(const float* x, const float* norm, float eps, int columns, cons
         load(at, v, true);
         store(at, v);
     }
-    if (threadIdx.x == 0) factors[row] = row_unscale(most);
+    if (threadIdx.x == 0) to.factors[to.row] = row_unscale(most);
+}
+
+template <bool FOURS, int KEPT>
+DEVICE void form(const float* x, const float* norm, float eps, int columns, const Step& step, int wanted, int first, u8* values,
+                 float* factors, int room, const Stack* stack = nullptr) {
+    __shared__ float squares[2048];  // as many as the longest row has
+    __shared__ u32 mosts[WARP];
+    let_next_start();
+    wait_for_inputs();
+    const int row = blockIdx.x;
+    if (stack ? row >= stack_tokens(step, *stack) * stack->each : first + row >= step_rows(step, wanted)) return;
+    int source = first + row, turn = row % 8;
+    if (stack) {
+        // A row for each place; eight of one expert are swizzled together.
+        const int entry = room ? stack->list[row] : row;
+        source = stack->gathers ? first + (entry >> 3) / stack->each : row;
+        turn = entry % 8;
+    }
+    const float* from = x + (long)source * columns;
+    auto four = [&](int column, float v[4]) { load_four<FOURS>(from, column, columns, v); };
+    form_row<FOURS, KEPT>(four, norm, eps, columns, Formed{values, factors, room, row, turn, squares, mosts}, [] {});
 }
 KERNEL __launch_bounds__(512, 4) form_fours(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                             u8* values, float* factors, int room) {
@@ -86,6 +106,57 @@ KERNEL __launch_bounds__(512, 4) form_fours(const float* x, const float* norm, f
 KERNEL __launch_bounds__(1024, 1) form_few(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                            u8* values, float* factors, int room) {
     form<true, 5>(x, norm, eps, columns, step, wanted, first, values, factors, room);
+}
+#define STREAM_MAX 8   // rows on their way
+#define STREAM_KEPT 5  // times 128 columns of a warp
+// Many long rows, on Hopper: a block takes one after another of `rows`, and the next are on their way into shared memory,
+// `stages` in all, so that each is read once. Behind the ring lie squares, twice.
+KERNEL __launch_bounds__(1024, 1) form_stream(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
+                                              u8* values, float* factors, int room, int rows, int stages) {
+#if __CUDA_ARCH__ == 900
+    extern __shared__ float4 ring[];
+    __shared__ u64 full[STREAM_MAX];
+    __shared__ u32 mosts[2][WARP];
+    const int bytes = columns * 4, blocks = (columns + BLOCK - 1) / BLOCK;
+    float* squares = (float*)ring + (long)stages * columns;
+    let_next_start();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < stages; i++) barrier_init(full + i, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    wait_for_inputs();
+    rows = min(rows, step_rows(step, wanted) - first);
+    // The block's rows are gridDim.x apart.
+    auto ask = [&](int row, int stage) {
+        if (threadIdx.x > 0 || row >= rows) return;
+        barrier_expect(full + stage, bytes);
+        copy_bulk(shared_at(ring) + stage * bytes, (const u8*)(x + (long)(first + row) * columns), bytes, full + stage);
+    };
+    for (int i = 0; i < stages; i++) ask(blockIdx.x + i * gridDim.x, i);
+    int stage = 0, parity = 0, half = 0;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x, half ^= 1) {
+        barrier_wait(full + stage, parity);
+        const float* staged = (const float*)ring + (long)stage * columns;
+        auto four = [&](int column, float v[4]) {
+            const float4 all = column < columns ? *(const float4*)(staged + column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            v[0] = all.x; v[1] = all.y; v[2] = all.z; v[3] = all.w;
+        };
+        const Formed to{values, factors, room, row, row % 8, squares + half * blocks, mosts[half]};
+        // All have what they keep: the next row may take its place.
+        const bool kept = blocks <= STREAM_KEPT * (int)(blockDim.x / WARP);
+        auto loaded = [&] { if (kept) ask(row + stages * gridDim.x, stage); };
+        form_row<true, STREAM_KEPT>(four, norm, eps, columns, to, loaded);
+        if (!kept) {
+            __syncthreads();
+            ask(row + stages * gridDim.x, stage);
+        }
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+#endif
 }
 KERNEL __launch_bounds__(1024, 2) form_any(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                            u8* values, float* factors, int room) {

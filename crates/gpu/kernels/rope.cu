@@ -42,9 +42,10 @@ KERNEL kv_write(Step step, HeadCounts heads, int group, const float* qkv, Stored
 #endif
 }
 
-// Both at once, for a step's way through a layer: a block per token, which finds each angle once; a warp per head.
+// Both at once, for a step's way through a layer: a block per token, which finds each angle once; a warp per head. With `keys`
+// queries are left to attention, and so is what lies beside them: only pages are written.
 #define PAIRS_AT_ONCE 256
-KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotation rope, int group, float* qkv, Stored* pages) {
+KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotation rope, int group, float* qkv, Stored* pages, int keys) {
     __shared__ float2 turns[PAIRS_AT_ONCE];
     let_next_start();
     const int r = blockIdx.x;
@@ -63,15 +64,17 @@ KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotati
         for (int i = start + threadIdx.x; i < end; i += blockDim.x) turns[i - start] = turn_of(rope, position, i);
         __syncthreads();
         if (start == 0) wait_for_inputs();
-        for (int head = warp; head < heads.query + heads.kv; head += warps) {
+        for (int head = (keys ? heads.query : 0) + warp; head < heads.query + heads.kv; head += warps) {
             float* values = token + head * heads.dim;
 #if !KV_F8
             Stored* to = head < heads.query ? 0 : stored_at(head);
 #endif
             for (int i = start + lane; i < end; i += WARP) {
                 const float2 both = turned(turns[i - start], values[i], values[i + rope.pairs]);
-                values[i] = both.x;
-                values[i + rope.pairs] = both.y;
+                if (!keys) {
+                    values[i] = both.x;
+                    values[i + rope.pairs] = both.y;
+                }
 #if !KV_F8
                 if (to) {
                     to[i] = stored(both.x);

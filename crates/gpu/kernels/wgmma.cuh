@@ -8,9 +8,12 @@
 // Columns of 64 values (128 bytes), swizzled in pieces of 16 bytes: piece c of column n lies at piece c ^ n % 8. Eight columns
 // are 1024 bytes. `start` is moved by 32 bytes for the next 16 values.
 DEVICE u64 wgmma_columns(u32 start) { return (u64)((start & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-// The same memory where rows of it are steps, and what lies side by side are columns: 64 of them; the next 64 are `apart` bytes
-// behind. `start` is moved by 2048 bytes for the next 16 values.
-DEVICE u64 wgmma_turned(u32 start, u32 apart) { return wgmma_columns(start) & ~(0x3fffull << 16) | (u64)(apart >> 4) << 16; }
+// The same in two steps: the lower half, to which the sixteenths of bytes are added that `start` is moved by; then all. Where
+// rows of that memory are steps and what lies side by side are columns, `start` is moved by 2048 bytes for the next 16
+// values; columns behind the first 64 lie `apart` bytes behind.
+DEVICE u32 wgmma_low(u32 start) { return (start & 0x3ffff) >> 4 | 1 << 16; }
+DEVICE u64 wgmma_of(u32 low) { return low | 64ull << 32 | 1ull << 62; }
+DEVICE u64 wgmma_apart(u32 low, u32 apart) { return wgmma_of((low & 0xffff) | apart >> 4 << 16); }
 // Registers that it takes were written before.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -61,27 +64,33 @@ template <int N> DEVICE void wgmma_landed(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// For f16 and bf16: 64 rows from shared memory, laid out as columns are; and columns whose steps are rows (wgmma_turned).
+// For f16 and bf16: 64 rows from shared memory, laid out as columns are; and columns whose steps are rows, with eight more of
+// them behind the last (wgmma_apart) where they are wanted.
 template <int N, bool BF16> struct WgmmaOf;
-#define WGMMA_OF(N, BF16, TYPE, REGISTERS, A0, A1, A2, A3, COLUMNS, ADDS, ...)                                              \
-    template <> struct WgmmaOf<N, BF16> {                                                                                   \
-        DEVICE_METHOD static void multiply_shared(float (&d)[N / 2], u64 rows, u64 columns, int adds) {                     \
-            asm volatile("{.reg .pred adds;\nsetp.ne.b32 adds, " A2 ", 0;\n"                                                \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, " A0 ", " A1    \
-                         ", adds, 1, 1, 0, 0;}"                                                                             \
-                         : __VA_ARGS__                                                                                      \
-                         : "l"(rows), "l"(columns), "r"(adds));                                                             \
-        }                                                                                                                   \
-        DEVICE_METHOD static void multiply_turned(float (&d)[N / 2], const u32 a[4], u64 columns, int adds) {               \
-            asm volatile("{.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                              \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, {" A0 "," A1    \
-                         "," A2 "," A3 "}, " COLUMNS ", adds, 1, 1, 1;}"                                                    \
-                         : __VA_ARGS__                                                                                      \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"(adds));                            \
-        }                                                                                                                   \
+#define WGMMA_OF(N, MORE, BF16, TYPE)                                                                                        \
+    template <> struct WgmmaOf<N, BF16> {                                                                                    \
+        DEVICE_METHOD static void multiply_shared(float (&d)[N / 2], u64 rows, u64 columns, int adds) {                      \
+            asm volatile("{.reg .pred adds;\nsetp.ne.b32 adds, %34, 0;\n"                                                    \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS_32                   \
+                         "}, %32, %33, adds, 1, 1, 0, 0;}"                                                                   \
+                         : OUT_32(d, 0)                                                                                      \
+                         : "l"(rows), "l"(columns), "r"(adds));                                                              \
+        }                                                                                                                    \
+        DEVICE_METHOD static void multiply_turned(float (&d)[N / 2], const u32 a[4], u64 columns, int adds) {                \
+            asm volatile("{.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"                                                    \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS_32                   \
+                         "}, {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"                                                        \
+                         : OUT_32(d, 0)                                                                                      \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"(adds));                             \
+        }                                                                                                                    \
+        DEVICE_METHOD static void multiply_turned_more(float (&d)[N / 2], float (&more)[4], const u32 a[4], u64 columns, int adds) { \
+            asm volatile("{.reg .pred adds;\nsetp.ne.b32 adds, %41, 0;\n"                                                    \
+                         "wgmma.mma_async.sync.aligned.m64n" #MORE "k16.f32." TYPE "." TYPE " {" REGISTERS_32                \
+                         ",%32,%33,%34,%35}, {%36,%37,%38,%39}, %40, adds, 1, 1, 1;}"                                        \
+                         : OUT_32(d, 0), OUT_4(more, 0)                                                                      \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"(adds));                             \
+        }                                                                                                                    \
     };
-WGMMA_OF(64, false, "f16", REGISTERS_32, "%32", "%33", "%34", "%35", "%36", "%37", OUT_32(d, 0))
-WGMMA_OF(64, true, "bf16", REGISTERS_32, "%32", "%33", "%34", "%35", "%36", "%37", OUT_32(d, 0))
-WGMMA_OF(128, false, "f16", REGISTERS_64, "%64", "%65", "%66", "%67", "%68", "%69", OUT_64(d, 0))
-WGMMA_OF(128, true, "bf16", REGISTERS_64, "%64", "%65", "%66", "%67", "%68", "%69", OUT_64(d, 0))
+WGMMA_OF(64, 72, false, "f16")
+WGMMA_OF(64, 72, true, "bf16")
 #endif

@@ -222,8 +222,8 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        if name.starts_with("gem") || name == "expert_rows" || name.starts_with("attention") || name == "draw"
-        {
+        let large = ["expert_rows", "draw", "form_stream"].contains(&name);
+        if large || name.starts_with("gem") || name.starts_with("attention") {
             function.allow_shared(&self.device)?;
         }
         if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
@@ -337,7 +337,7 @@ mod tests {
             keys.push(Key { unit: "rope.cu", defines: storage(dtype) });
             for shape in [(64, 3), (128, 7), (20, 2)] {
                 keys.push(attention_program(shape, dtype, &causal()));
-                keys.extend(wgmma_program(shape, dtype, &causal()).map(|(key, _)| key));
+                keys.extend(wgmma_program(shape, dtype, &causal(), true).map(|(key, _)| key));
             }
             for other in [
                 Attention { soft_cap: Some(50.0), ..causal() },
@@ -345,7 +345,7 @@ mod tests {
                 Attention { causal: false, ..causal() },
             ] {
                 keys.push(attention_program((64, 2), dtype, &other));
-                keys.extend(wgmma_program((128, 2), dtype, &other).map(|(key, _)| key));
+                keys.extend(wgmma_program((128, 2), dtype, &other, false).map(|(key, _)| key));
             }
         }
         let singles = keys.iter().filter(|key| key.unit == "attention.cu").cloned();

@@ -80,15 +80,13 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 });
             }
         }
-        suite.compare(Sequences {
-            heads,
-            window: None,
-            dtype,
-            lengths: &[40, 3],
-            chunk: 20,
-            fused: true,
-            extra: None,
-        });
+        for (heads, lengths, chunk) in [
+            (heads, &[40, 3][..], 20),
+            (Heads { query: 2, kv: 2, dim: 128 }, &LENGTHS, 100),
+            (Heads { query: 14, kv: 2, dim: 128 }, &LENGTHS, 100),
+        ] {
+            suite.compare(Sequences { heads, window: None, dtype, lengths, chunk, fused: true, extra: None });
+        }
     }
     suite.same_bits("a prefix computed, and shared from another sequence's page", shared_prefix);
 
@@ -125,6 +123,25 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             suite.same_bits(format_args!("{all}: whole, and in chunks of {chunk}"), |backend| {
                 let last = [LENGTHS.len() - 1];
                 Ok((all.attend(backend, &last, 100)?, all.attend(backend, &last, chunk)?))
+            });
+        }
+    }
+    // With queries turned wherever a backend does it: prompts beside single tokens, and token by token.
+    for (dtype, window) in [(KvDType::F16, None), (KvDType::F16, Some(40)), (KvDType::BF16, None)] {
+        let heads = Heads { query: 7, kv: 1, dim: 128 };
+        let lengths = &[1, 31, 1, 64, 190];
+        let all = Sequences { heads, window, dtype, lengths, chunk: 190, fused: true, extra: None };
+        suite.same_bits(format_args!("{all}: sequences among others, and alone"), |backend| {
+            let together = all.attend(backend, &[0, 1, 2, 3, 4], 190)?;
+            let mut alone = Table::new(together.columns);
+            for sequence in 0..lengths.len() {
+                alone.append(all.attend(backend, &[sequence], 190)?);
+            }
+            Ok((together, alone))
+        });
+        for chunk in [1, 7, 65] {
+            suite.same_bits(format_args!("{all}: whole, and in chunks of {chunk}"), |backend| {
+                Ok((all.attend(backend, &[4], 190)?, all.attend(backend, &[4], chunk)?))
             });
         }
     }
@@ -180,7 +197,7 @@ struct Sequences {
     lengths: &'static [usize],
     /// Tokens that each sequence adds in a step.
     chunk: usize,
-    /// Through `attend` instead of `kv_write` and `attention`.
+    /// Through `attend` in a recorded step, as models do it, instead of `kv_write` and `attention`.
     fused: bool,
     /// What not every backend has.
     extra: Option<Need>,
@@ -348,8 +365,9 @@ impl Sequences {
         }
         step(backend, batch, |step| {
             if self.fused {
-                backend.attend(step, &attention, Some(&rope), &mut qkv.buf, kv, &mut out.buf)?;
-                return Ok(());
+                let (qkv, out) = (&mut qkv.buf, &mut out.buf);
+                let mut body = || backend.attend(step, &attention, Some(&rope), qkv, kv, out);
+                return Ok(backend.record(step, &mut body)?);
             }
             backend.kv_write(step, self.heads, LAYER, &qkv.buf, kv)?;
             backend.kv_write(step, self.heads, OTHER_LAYER, &other.buf, kv)?;

@@ -133,11 +133,13 @@ pub(crate) fn program<Buf>((dim, shared): (usize, usize), dtype: KvDType, attent
     Key { unit, defines }
 }
 
-/// The program for many tokens of a sequence by wgmma, and a block's dynamic shared memory, where it takes such heads.
+/// The program for many tokens of a sequence by wgmma, and a block's dynamic shared memory, where it takes such heads. With
+/// `turns` it turns queries itself.
 pub(crate) fn wgmma_program<Buf>(
     (dim, shared): (usize, usize),
     dtype: KvDType,
     attention: &Attention<Buf>,
+    turns: bool,
 ) -> Option<(Key, usize)> {
     // Tiles in the ring: as many as keep copies under way.
     let ring = match (dim, dtype) {
@@ -146,9 +148,10 @@ pub(crate) fn wgmma_program<Buf>(
         _ => return None,
     };
     let mut key = Key { unit: "attention_wgmma.cu", ..program((dim, shared), dtype, attention) };
-    key.defines.push(format!("RING={ring}"));
-    // Eight rows begin at 1024 bytes.
-    Some((key, 1024 + tiles_bytes(dim, dtype, ring) + 2 * WGMMA_ROWS * row_bytes(dim)))
+    key.defines.extend([format!("RING={ring}"), format!("TURNS={}", i32::from(turns))]);
+    let turns = if turns { WGMMA_ROWS / shared * dim / 2 * 8 } else { 0 };
+    // Eight rows begin at 1024 bytes; 2048 are ones.
+    Some((key, 1024 + tiles_bytes(dim, dtype, ring) + 2 * WGMMA_ROWS * row_bytes(dim) + 2048 + turns))
 }
 
 impl Cuda {
@@ -218,18 +221,33 @@ impl Cuda {
             return self.op_attention(slot, attention, qkv, kv, out);
         };
         let turns = rotation(slot, attention.heads, rope, qkv)?;
-        if slot.decode && self.fuses() && attention.causal {
+        let fuses = self.fuses() && attention.causal;
+        if slot.decode && fuses {
             return self.attention(slot, attention, Some(turns), qkv, kv, out);
         }
-        self.op_rope_and_write(slot, attention, rope, qkv, kv)?;
-        self.op_attention(slot, attention, qkv, kv, out)
+        // Where attention turns the queries of prompts as well, only pages are written before.
+        let keys = fuses && self.wgmma(attention, kv.dtype, true).is_some();
+        self.op_rope_and_write(slot, attention, (rope, keys), qkv, kv)?;
+        self.attention(slot, attention, keys.then_some(turns), qkv, kv, out)
+    }
+
+    /// The program of many tokens by wgmma, and its shared memory, where this device has both.
+    fn wgmma(&self, attention: &Attention<Buf>, dtype: KvDType, turns: bool) -> Option<(Key, usize)> {
+        let heads = attention.heads;
+        // `attention` refuses such heads.
+        let shared = heads.query / heads.kv;
+        if self.device.found.capability != CAPABILITY || !(1..=SHARED_MAX).contains(&shared) {
+            return None;
+        }
+        wgmma_program((heads.dim, shared), dtype, attention, turns)
+            .filter(|(_, memory)| *memory <= self.device.shared_max)
     }
 
     fn op_rope_and_write(
         &self,
         slot: &Slot,
         attention: &Attention<Buf>,
-        rope: &Rope<Buf>,
+        (rope, keys): (&Rope<Buf>, bool),
         qkv: &mut Buf,
         kv: &mut Kv,
     ) -> Result<(), Error> {
@@ -249,6 +267,7 @@ impl Cuda {
             Arg::Int(int(layer.group)),
             Arg::Pointer(qkv.pointer()),
             Arg::Pointer(kv.pages(layer)),
+            Arg::Int(i32::from(keys)),
         ];
         let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
         self.launch("attend", function, grid, (256, 0), &args)
@@ -309,7 +328,7 @@ impl Cuda {
             _ => &[],
         };
         if !slot.decode && rows_bytes <= self.device.shared_max {
-            self.attention_rows(slot, attention, !runs.is_empty(), (qkv, kv, out))?;
+            self.attention_rows(slot, attention, (rope, !runs.is_empty()), (qkv, kv, out))?;
         }
         runs.iter().try_for_each(|run| self.attention_singles(slot, attention, (rope, *run), (qkv, kv, out)))
     }
@@ -365,23 +384,21 @@ impl Cuda {
         &self,
         slot: &Slot,
         attention: &Attention<Buf>,
-        alone: bool,
+        (rope, alone): (Option<Rotation>, bool),
         (qkv, kv, out): (&Buf, &Kv, &Buf),
     ) -> Result<(), Error> {
         let heads = attention.heads;
         let shared = heads.query / heads.kv;
         let stages = if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.shared_max { 2 } else { 1 };
-        let shape = self.shape(attention, kv, stages);
-        let head = (heads.dim, shared);
-        let wgmma = wgmma_program(head, kv.dtype, attention).filter(|(_, memory)| {
-            self.device.found.capability == CAPABILITY && *memory <= self.device.shared_max
-        });
+        let mut shape = self.shape(attention, kv, stages);
+        shape.rope = rope.unwrap_or(Rotation::NONE);
+        let wgmma = self.wgmma(attention, kv.dtype, rope.is_some());
         let (name, threads, rows) = match wgmma {
             Some(_) => ("attention_wgmma", WGMMA_THREADS, WGMMA_ROWS),
             None => ("attention_rows", THREADS, BLOCK_ROWS),
         };
         let (key, memory) = wgmma.unwrap_or_else(|| {
-            let key = Key { unit: "attention_rows.cu", ..program(head, kv.dtype, attention) };
+            let key = Key { unit: "attention_rows.cu", ..program((heads.dim, shared), kv.dtype, attention) };
             (key, rows_bytes(heads.dim, kv.dtype, stages))
         });
         let device_step = self.device_step(slot);

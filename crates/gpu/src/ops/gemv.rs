@@ -34,6 +34,9 @@ const TEAMS_MAX: usize = 15;
 const EACH_MAX: usize = 20;
 /// Rows that blocks of 1024 threads bring into form: one for each multiprocessor.
 const FORM_FEW: usize = 128;
+/// Columns that `form_fours` keeps in registers, and rows that are on their way to a block of `form_stream`: as in form.cu.
+const FORM_KEPT: usize = 4096;
+const STREAM_MAX: usize = 8;
 const STAGES_MAX: usize = 8;
 /// Half of a multiprocessor's shared memory. Where weights are many, a block has more: two would not fit, and a multiprocessor that
 /// is free before others is not given two of the next kernel's.
@@ -413,10 +416,15 @@ impl Cuda {
             true => ("form_fours", 512),
             false => ("form_any", 1024),
         };
+        // Long rows come through shared memory, where two of them fit.
+        let limit = inputs.limit.cast_unsigned() as usize;
+        let (row_bytes, squares) = (columns * 4, 2 * columns.div_ceil(TILE_COLUMNS) * 4);
+        let stages = self.device.shared_max.saturating_sub(squares) / row_bytes;
+        let streams = name == "form_fours" && many && columns > FORM_KEPT && stages >= 2;
+        let name = if streams { "form_stream" } else { name };
         let function = self.programs.function(&Key::plain("form.cu"), name)?;
         let device_step = self.device_step(slot);
-        let limit = inputs.limit.cast_unsigned() as usize;
-        let args = [
+        let mut args = vec![
             Arg::Pointer(inputs.x),
             Arg::Pointer(inputs.norm),
             Arg::Float(inputs.eps),
@@ -428,6 +436,13 @@ impl Cuda {
             Arg::Pointer(inputs.factors),
             Arg::Int(if many { int(room_for(limit)) } else { 0 }),
         ];
+        if streams {
+            let stages = stages.min(STREAM_MAX);
+            args.extend([Arg::Int(int(limit)), Arg::Int(int(stages))]);
+            let shared = int(stages * row_bytes + squares).cast_unsigned();
+            let grid = [limit.min(self.device.multiprocessors as usize), 1, 1];
+            return self.launch(operation, function, grid, (1024, shared), &args);
+        }
         self.launch(operation, function, [limit, 1, 1], (form_threads(columns, threads), 0), &args)
     }
 
