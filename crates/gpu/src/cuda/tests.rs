@@ -216,6 +216,39 @@ fn prompts_and_single_tokens_of_one_step_have_a_kernel_each() {
     );
 }
 
+#[test]
+fn prompts_of_heads_that_wgmma_takes_are_attended_to_by_it_on_hopper() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let check = |dim: usize, wanted: &[(&str, [u32; 3])]| {
+        let heads = Heads { query: 8, kv: 2, dim };
+        let group = KvGroup { layers: 1, heads: 2, dim, window: None, pages: 8 };
+        let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).unwrap();
+        let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
+        let (mut qkv, mut out) = (rows(heads.qkv_columns()), rows(8 * dim));
+        let frequencies = cuda.upload_values(&vec![0.5; dim / 2]).unwrap();
+        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0 };
+        let attention = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 0.1);
+        let mut batch = Batch::default();
+        for (slot, (start, len)) in [(0, 40), (9, 1)].into_iter().enumerate() {
+            let pages = vec![vec![PageId(2 * slot as u32), PageId(2 * slot as u32 + 1)]];
+            let row = Row { slot: slot as u32, start, len, pages, wanted: 0 };
+            batch.push(row, (0..len).map(|_| Token::Known(0)));
+        }
+        fake::with(|fake| fake.launched.clear());
+        let step = cuda.begin(&batch).unwrap();
+        let mut body = || cuda.attend(&step, &attention, Some(&rope), &mut qkv, &mut kv, &mut out);
+        cuda.record(&step, &mut body).unwrap();
+        cuda.finish(step).unwrap();
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        let got: Vec<_> = launched.iter().map(|launch| (launch.kernel.as_str(), launch.grid)).collect();
+        assert_eq!(got, wanted, "heads of {dim}");
+    };
+    // 128 and 64 rows of a block, four of each token.
+    check(128, &[("rope_and_write", [41, 1, 1]), ("attention_wgmma", [2, 2, 1]), ("attention", [2, 1, 1])]);
+    check(32, &[("rope_and_write", [41, 1, 1]), ("attention_rows", [2, 3, 1]), ("attention", [2, 1, 1])]);
+}
+
 /// The first token of so many sequences.
 fn streams_batch(streams: u32) -> Batch {
     let mut batch = Batch::default();

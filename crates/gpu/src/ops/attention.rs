@@ -504,3 +504,28 @@ fn rotation(slot: &Slot, heads: Heads, rope: &Rope<Buf>, qkv: &Buf) -> Result<Ro
         magnitude: rope.magnitude,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOPPER: usize = 219 << 10;
+
+    #[test]
+    fn wgmma_takes_heads_of_64_and_128_and_turns_queries_where_their_angles_fit() {
+        let heads = Heads { query: 1, kv: 1, dim: 1 };
+        let causal: Attention<()> = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0);
+        let fits = |head, dtype, turns| {
+            wgmma_program(head, dtype, &causal, turns).is_some_and(|(_, memory)| memory <= HOPPER)
+        };
+        for dtype in [KvDType::F16, KvDType::BF16] {
+            for shared in 1..=SHARED_MAX {
+                assert!(fits((64, shared), dtype, false) && fits((128, shared), dtype, false), "{shared}");
+                // Angles of 128 / shared tokens, 512 bytes each, beside the ring and queries.
+                assert_eq!(fits((128, shared), dtype, true), shared >= 3, "{shared}");
+            }
+            assert!(!fits((32, 4), dtype, false) && !fits((96, 4), dtype, false));
+        }
+        assert!(!fits((128, 7), KvDType::F8, false) && !fits((128, 7), KvDType::F32, false));
+    }
+}
