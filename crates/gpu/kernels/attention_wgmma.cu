@@ -29,7 +29,7 @@ DEVICE u32 of_warp(u32 value) { return warp_most(value); }
 // Shared memory: the ring, where eight rows begin at 1024 bytes, then queries, 16 rows of ones, and how far queries are turned.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
     extern __shared__ u8 room[];
-    __shared__ u64 full[RING], empty[RING], leave_given[2];
+    __shared__ u64 full[RING], empty[RING];
     __shared__ float factors[ROWS];
     const u32 ring = (shared_address(room) + 1023) & ~1023u;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -41,7 +41,6 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             barrier_init(full + i, COPIERS / WARP);
             barrier_init(empty + i, WARPS);
         }
-        for (int i = 0; i < 2; i++) barrier_init(leave_given + i, WARPS / 2);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -108,17 +107,6 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     asm volatile("bar.sync 3, %0;" ::"n"(WARPS * WARP) : "memory");
     wait_for_inputs();
-    // The two warpgroups that multiply ask for products by turns, so that one has softmax to do while those of the other are
-    // under way. The first begins.
-    u32 leave = group ^ 1;
-    auto await_leave = [&] {
-        barrier_wait(leave_given + group, leave);
-        leave ^= 1;
-    };
-    auto give_leave = [&] {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(leave_given + (group ^ 1));
-    };
 
 #pragma unroll 1
     for (int first = begin, next; first < tokens; first = next) {
@@ -232,7 +220,6 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
                 }
             const u32 values = ring + turn.stage * 2 * TILE_BYTES + TILE_BYTES;
             float acc[PIECES][WIDE / 2], tile_sum[4];
-            await_leave();
             wgmma_fence();
 #pragma unroll
             for (int c = 0; c < PIECES; c++) {
@@ -251,7 +238,6 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             Turn<RING> following = turn;
             following.move();
             if (more) begin_scores(following);
-            give_leave();
 #pragma unroll
             for (int c = 0; c < PIECES; c++) {
                 if (c + 1 < PIECES) {
@@ -286,8 +272,6 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
         // What others of the block see, and this warpgroup does not.
 #pragma unroll 1
         for (int tile = max(end_tile + 1, first_tile); tile <= last_tile; tile++) {
-            await_leave();
-            give_leave();
             barrier_wait(full + turn.stage, turn.parity);
             __syncwarp();
             if (lane == 0) barrier_arrive(empty + turn.stage);
