@@ -26,17 +26,33 @@ DEVICE u32 load_4(const u8* at) {
     const u16* from = (const u16*)at;
     return (u32)from[0] | (u32)from[1] << 16;
 }
-// Eight codes, WIDTH bits at the bottom of a byte each, in one word: neighbours 16 bits apart, pair behind pair.
-template <int WIDTH> DEVICE u32 octet(u64 bytes) {
+// Eight codes of four bits, at the bottom of a byte each, in one word: neighbours 16 bits apart, pair behind pair.
+DEVICE u32 octet(u64 bytes) {
     u32 word = 0;
-    for (int i = 0; i < 8; i++) word |= (u32)(bytes >> 8 * i & ((1 << WIDTH) - 1)) << (i % 2 * 16 + i / 2 * WIDTH);
+    for (int i = 0; i < 8; i++) word |= (u32)(bytes >> 8 * i & 15) << (i % 2 * 16 + i / 2 * 4);
     return word;
 }
-// Eight bits in the same way.
-DEVICE u32 upper_bits(u32 bits) {
+// The upper bits of eight codes, where `upper_turn` of tile.cuh says.
+DEVICE u32 upper_bits(u32 bits, int block) {
     u32 word = 0;
-    for (int i = 0; i < 8; i++) word |= (bits >> i & 1) << (i % 2 * 16 + i / 2);
+    for (int i = 0; i < 8; i++) {
+        const int two = block * 2 + i / 4;
+        word |= (bits >> i & 1) << (6 + i / 2 % 2 * 4 + i % 2 * 16 + two % 4 + two / 4 * 8) % 32;
+    }
     return word;
+}
+
+// The same of two bits each, at the bottom of a byte, where `turn` of q6_k.cuh says.
+DEVICE u32 upper_pairs(u64 bytes, int block) {
+    u32 word = 0;
+    for (int i = 0; i < 8; i++)
+        word |= (u32)(bytes >> 8 * i & 3) << (4 + i / 2 % 2 * 4 + i % 2 * 16 + i / 4 * 2 + block % 2 * 8) % 32;
+    return word;
+}
+
+// Words of codes that are turned by two bits: see `two_low_codes`.
+DEVICE void turn_left(u32 codes[4]) {
+    for (int i = 0; i < 4; i++) codes[i] = codes[i] << 2 | codes[i] >> 30;
 }
 
 // What a part keeps of itself as a whole, behind one of its planes (`Format::part_plane`): the largest magnitude's bits, and the
@@ -44,7 +60,7 @@ DEVICE u32 upper_bits(u32 bits) {
 DEVICE u32* whole_of(const Part& part) {
 #if FORMAT == Q6_K
     return (u32*)(part.mins + (long)row_tiles_left(part) * part.groups * 16);
-#elif FORMAT == SUPERBLOCKS || FORMAT == Q8_0
+#elif FORMAT == SUPERBLOCKS || FORMAT == Q8_0 || FORMAT == BLOCKS32
     return (u32*)part.mins;
 #else
     return (u32*)part.scales;
@@ -100,8 +116,8 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
             octets[block] = load_8(low + t * 8) ^ higher;
         } else {
             // Low halves are the first 16 values, high halves the others.
-            codes[block] = octet<4>(load_8(low + t % 2 * 8) >> (t / 2 * 4));
-            if (BITS) high |= upper_bits(load_4(bits) >> 8 * t & 0xff) << 4 * block;
+            codes[block] = octet(load_8(low + t % 2 * 8) >> (t / 2 * 4));
+            if (BITS) high |= upper_bits(load_4(bits) >> 8 * t & 0xff, block);
         }
     }
     if (FORMAT == Q8_0) {
@@ -110,6 +126,7 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
                 make_uint4((u32)octets[2 * two], (u32)(octets[2 * two] >> 32), (u32)octets[2 * two + 1],
                            (u32)(octets[2 * two + 1] >> 32));
     } else {
+        if (!MINS) turn_left(codes);
         *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
         if (BITS) *(u32*)(part.high + tile * 256 + half * 128 + lane * 4) = high;
     }
@@ -118,7 +135,7 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
         if (MINS)
             *(uint2*)(part.mins + tile * 128 + row * 8) = make_uint2(pair(mins[0], mins[1]), pair(mins[2], mins[3]));
     }
-    if (FORMAT == Q8_0 && !BITS) {
+    if (FORMAT == Q8_0 ? !BITS : !MINS) {
         u32 most = 0;
         for (int block = 0; block < 4; block++) most = max(most, (u32)scales[block] & 0x7fff);
         leave_most(part, most);
@@ -130,15 +147,14 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     for (int i = 0; i < 4; i++) {
         const int block = first + i;
         if (!here || column >= rows.columns) continue;
-        codes[i] = octet<4>(load_8(from + 16 + 32 * BITS + block / 2 * 32 + t * 8) >> (block % 2 * 4));
+        codes[i] = octet(load_8(from + 16 + 32 * BITS + block / 2 * 32 + t * 8) >> (block % 2 * 4));
         if (BITS) {
             const u64 bits = load_8(from + 16 + t * 8) >> block & 0x0101010101010101;
             // Byte i's bit becomes bit i of the top byte.
-            high |= upper_bits((u32)(bits * 0x0102040810204080 >> 56)) << 4 * i;
+            high |= upper_bits((u32)(bits * 0x0102040810204080 >> 56), i);
         }
     }
-    // Turned by two bits: see superblocks.cuh.
-    for (int i = 0; i < 4; i++) codes[i] = codes[i] << 2 | codes[i] >> 30;
+    turn_left(codes);
     *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     if (BITS) *(u32*)(part.high + tile * 256 + half * 128 + lane * 4) = high;
     // Two tiles share the headers of their superblocks.
@@ -155,8 +171,8 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
     for (int i = 0; i < 4; i++) {
         const int block = first + i, side = block / 4, within = block % 4 * 32;
         if (!here || column >= rows.columns) continue;
-        codes[i] = octet<4>(load_8(from + side * 64 + within % 64 + 8 * t) >> (within / 64 * 4));
-        high[i / 2] |= octet<2>(load_8(from + 128 + side * 32 + 8 * t) >> (within / 32 * 2)) << 8 * (i % 2);
+        codes[i] = octet(load_8(from + side * 64 + within % 64 + 8 * t) >> (within / 64 * 4));
+        high[i / 2] |= upper_pairs(load_8(from + 128 + side * 32 + 8 * t) >> (within / 32 * 2), i);
     }
     *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     *(uint2*)(part.high + tile * 512 + half * 256 + lane * 8) = make_uint2(high[0], high[1]);
@@ -211,14 +227,16 @@ KERNEL to_f16(Part part) {
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) ((float*)whole_of(part))[1] = __uint_as_float((u32)(127 - up) << 23);
 }
-#elif FORMAT == SUPERBLOCKS || FORMAT == Q6_K || FORMAT == Q8_0
-// Scales of a whole part, packed, are multiplied by the power of two that superblocks.cuh, q6_k.cuh and q8_0.cuh ask for. Grid and
-// block: any; a thread has a superblock, or four blocks, at a time.
+#elif FORMAT == SUPERBLOCKS || FORMAT == Q6_K || FORMAT == Q8_0 || FORMAT == BLOCKS32
+// Scales of a whole part, packed, are multiplied by the power of two that superblocks.cuh, q6_k.cuh, q8_0.cuh and blocks32.cuh ask
+// for. Grid and block: any; a thread has a superblock, or four blocks, at a time.
 KERNEL to_f16(Part part) {
     let_next_start();
     wait_for_inputs();
     // Scales are to be below 2^BELOW; values come out 2^DOWN times as small.
-    const int BELOW = FORMAT == Q8_0 ? 15 : FORMAT == Q6_K ? 5 : 6, DOWN = FORMAT == Q8_0 ? 24 : FORMAT == Q6_K ? 20 : 18;
+    const bool FOURS = FORMAT == Q8_0 || FORMAT == BLOCKS32;
+    const int BELOW = FOURS ? 15 : FORMAT == Q6_K ? 5 : 6;
+    const int DOWN = FORMAT == Q8_0 ? 24 : FORMAT == BLOCKS32 ? 22 : FORMAT == Q6_K ? 20 : 18;
     const u32* most = whole_of(part);
     // The largest is below 2^(exponent - 14). Where it needs to be made smaller, products are NaN.
     const int exponent = (int)(*most >> 10), up = max(BELOW + 14 - exponent, 0);
@@ -227,9 +245,9 @@ KERNEL to_f16(Part part) {
     auto scaled = [&](u32 both, float second) {
         return pair_f16(__fmul_rn(f16_to_f32((u16)both), by), __fmul_rn(f16_to_f32((u16)(both >> 16)), second));
     };
-    const long count = (long)((part.rows + 15) / 16) * part.groups * (FORMAT == Q8_0 ? 16 : 8);
+    const long count = (long)((part.rows + 15) / 16) * part.groups * (FOURS ? 16 : 8);
     for (long at = blockIdx.x * (long)blockDim.x + threadIdx.x; at < count; at += gridDim.x * (long)blockDim.x) {
-#if FORMAT == Q8_0
+#if FORMAT == Q8_0 || FORMAT == BLOCKS32
         uint2* four = (uint2*)part.scales + at;
         *four = make_uint2(scaled(four->x, by), scaled(four->y, by));
 #elif FORMAT == Q6_K

@@ -7,7 +7,7 @@
 //! stay as many as in the file, but for rows rounded up to 16 and columns to 128 with zeros.
 //!
 //! BF16 becomes f16 when all of a part is there, times a power of two that brings the largest value to [2^13, 2^14): products
-//! multiply f16. What is at least 2^-31 of the largest stays exact. So do the scales of Q8_0, Q4_K, Q5_K and Q6_K, times a power of two
+//! multiply f16. What is at least 2^-31 of the largest stays exact. So do the scales of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K and Q6_K, times a power of two
 //! that makes good for codes in the low bits of an f16 (`quant/superblocks.cuh`).
 //!
 //! The rarer formats (`Coded`) are all brought into one form on their way in, which takes six bits for a value (Q2_K eight):
@@ -171,7 +171,9 @@ impl Format {
     pub(crate) fn part_plane(self) -> Option<usize> {
         match self {
             Format::BF16 => Some(2),
-            Format::Q8_0 | Format::Q4_K | Format::Q5_K | Format::Q6_K => Some(3),
+            Format::Q4_0 | Format::Q5_0 | Format::Q8_0 | Format::Q4_K | Format::Q5_K | Format::Q6_K => {
+                Some(3)
+            }
             _ => None,
         }
     }
@@ -208,7 +210,7 @@ fn float8_factor(exponent: u8) -> u16 {
 impl Format {
     /// How many bits words of codes are turned left by.
     fn turned(self) -> u32 {
-        if matches!(self, Format::Q4_K | Format::Q5_K) { 2 } else { 0 }
+        if matches!(self, Format::Q4_0 | Format::Q5_0 | Format::Q4_K | Format::Q5_K) { 2 } else { 0 }
     }
 
     /// Packs one stored row into its place in the planes of its 16 rows, which are zero before.
@@ -254,6 +256,7 @@ impl Format {
                         // Low halves are the first 16 values, high halves the others.
                         let bytes = octet(&low[t % 2 * 8..]) >> (t / 2 * 4);
                         place.put_nibbles(block, t, bytes, planes[0]);
+                        place.turn_nibbles(block, t, self.turned(), planes[0]);
                         if bits > 0 {
                             place.put_bits(block, t, high[t], planes[1]);
                         }
@@ -343,7 +346,7 @@ impl Row {
     /// Eight codes, each in the low half of a byte.
     fn put_nibbles(&self, block: usize, t: usize, bytes: u64, plane: &mut [u8]) {
         let at = block / 4 * 1024 + self.half * 512 + (self.lane + t) * 16 + block % 4 * 4;
-        put_field(&mut plane[at..], pairs(bytes, 4), u32::MAX, 0);
+        put_field(&mut plane[at..], pairs(bytes), u32::MAX, 0);
     }
 
     /// Turns what `put_nibbles` has put.
@@ -355,25 +358,39 @@ impl Row {
 
     /// Eight upper bits, value i's in bit i; the four blocks of a tile share a word.
     fn put_bits(&self, block: usize, t: usize, bits: u8, plane: &mut [u8]) {
-        let bytes = (0..8).fold(0, |all, i| all | u64::from(bits >> i & 1) << (8 * i));
         let at = block / 4 * 256 + self.half * 128 + (self.lane + t) * 4;
-        put_field(&mut plane[at..], pairs(bytes, 1), 0x000f_000f, 4 * (block % 4));
+        for i in 0..8 {
+            put_field(&mut plane[at..], u32::from(bits >> i & 1), 1, upper_bit(block % 4, i));
+        }
     }
 
     /// Eight times two upper bits, each at the bottom of a byte; two blocks share a word.
     fn put_pairs(&self, block: usize, t: usize, bytes: u64, plane: &mut [u8]) {
         let at = block / 4 * 512 + self.half * 256 + (self.lane + t) * 8 + block % 4 / 2 * 4;
-        put_field(&mut plane[at..], pairs(bytes, 2), 0x00ff_00ff, 8 * (block % 2));
+        for i in 0..8 {
+            put_field(&mut plane[at..], (bytes >> (8 * i)) as u32 & 3, 3, upper_pair(block, i));
+        }
     }
 }
 
-/// Eight fields of `width` bits, each at the bottom of a byte: neighbours 16 bits apart, pair behind pair.
+/// Eight fields of four bits, each at the bottom of a byte: neighbours 16 bits apart, pair behind pair.
 #[cfg(test)]
-fn pairs(bytes: u64, width: usize) -> u32 {
-    (0..8).fold(0, |word, i| {
-        let field = (bytes >> (8 * i)) as u32 & ((1 << width) - 1);
-        word | field << (i % 2 * 16 + i / 2 * width)
-    })
+fn pairs(bytes: u64) -> u32 {
+    (0..8).fold(0, |word, i| word | ((bytes >> (8 * i)) as u32 & 15) << (i % 2 * 16 + i / 2 * 4))
+}
+
+/// Where the upper bit of code i of an octet lies in its word: turned right by as much as two pairs have in common, pairs are at bits
+/// 6 and 10, their second codes 16 further up.
+#[cfg(test)]
+fn upper_bit(block: usize, i: usize) -> usize {
+    let two = block * 2 + i / 4;
+    (6 + i / 2 % 2 * 4 + i % 2 * 16 + two % 4 + two / 4 * 8) % 32
+}
+
+/// Where two upper bits lie, of two octets in a word: in the same way, pairs from bits 4 and 8 on.
+#[cfg(test)]
+fn upper_pair(block: usize, i: usize) -> usize {
+    (4 + i / 2 % 2 * 4 + i % 2 * 16 + i / 4 * 2 + block % 2 * 8) % 32
 }
 
 /// Replaces the bits of a word that `mask`, shifted, covers.
@@ -414,7 +431,7 @@ mod tests {
         };
         let bit = || {
             let word = word(&high[tile * 256 + half * 128 + lane * 4..]);
-            word >> (16 * (i % 2) + 4 * block + i / 2) & 1
+            word >> upper_bit(block, i) & 1
         };
         let scale = |plane: &[u8]| half_at(plane, tile * 128 + row % 16 * 8 + block * 2);
         let two = || tile * 4096 + block * 1024 + half * 512 + lane * 16 + i * 2;
@@ -450,7 +467,7 @@ mod tests {
             }
             Format::Q6_K => {
                 let word = word(&high[tile * 512 + half * 256 + lane * 8 + block / 2 * 4..]);
-                let bits = word >> (16 * (i % 2) + 8 * (block % 2) + 2 * (i / 2)) & 3;
+                let bits = word >> upper_pair(block, i) & 3;
                 let code = (nibble() | bits << 4) as f32 - 32.0;
                 let sub = scales[tile / 2 * 256 + row % 16 * 16 + column % 256 / 16].cast_signed();
                 half_at(mins, tile / 2 * 32 + row % 16 * 2) * f32::from(sub) * code

@@ -1,11 +1,10 @@
 // Q4_K and Q5_K: 256 values in eight blocks of 32 with 6-bit scales and minima;
 // value = (scale * scales[b]) * code - min_scale * mins[b]: both products rounded to f16, then the whole once.
 //
-// Codes are the low bits of an f16, which is then that whole number times 2^-24, with nothing to take off: below 2^11 an f16's
-// bits count. What that is too small by is made good by the scales, which are kept times a power of two for the part, 2^P, that
+// Codes are the low bits of an f16 (`two_low_codes`), with nothing to take off. What that is too small by is made good by the scales, which are kept times a power of two for the part, 2^P, that
 // brings the largest below 64 (minima, with their sign turned, 2^6 more); so a value comes out times 2^(P - 18), the largest below
 // 2^-2. What is less than 2^-12 of the largest that a part could hold has fewer bits, 2^-23 of it. Beside `mins` lie
-// the largest scale's bits and 2^(18 - P). A word of codes is turned left by two bits: codes are read at bits 2 and 6.
+// the largest scale's bits and 2^(18 - P).
 #pragma once
 #include "quant/tile.cuh"
 
@@ -20,13 +19,6 @@ template <int BITS> struct SuperBlocks {
         scales[1] = (header.y >> 2 & 0x30303030) | (header.w & 0x0f0f0f0f);
         mins[0] = header.z & 0x3f3f3f3f;
         mins[1] = (header.z >> 2 & 0x30303030) | (header.w >> 4 & 0x0f0f0f0f);
-    }
-    // Pair p of a block's codes: of even pairs times 2^-22, of odd ones times 2^-18.
-    DEVICE_METHOD static u32 two(u32 word, u32 upper, int block, int p) {
-        const int at = 2 + p % 2 * 4;
-        const u32 turned = p / 2 ? __byte_perm(word, 0, 0x0321) : word;
-        const u32 bits = turned & 0x000f000fu << at;
-        return BITS == 5 ? masked_or(moved(upper, 4 + at - 4 * block - p), 0x00010001u << (4 + at), bits) : bits;
     }
     template <class Use> DEVICE_METHOD static void fragments(const u8* staged, int lane, Use use) {
         u32 scales[2][2], mins[2][2];
@@ -65,7 +57,7 @@ template <int BITS> struct SuperBlocks {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         const int h = i % 2, p = k % 2 * 2 + i / 2;
-                        const u32 q = two(word_of(codes[h], block), high[h], block, p);
+                        const u32 q = two_low_codes<BITS == 5>(word_of(codes[h], block), high[h], block, p);
                         a[i] = fma_f16x2(q, twice(by[p % 2][h], k / 2), twice(min[h], k / 2));
                     }
                     use(group * 8 + block * 2 + k % 2, a);
@@ -79,8 +71,7 @@ template <int BITS> struct SuperBlocks {
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);
-        const u32 word = *(const u32*)(part.codes + p.tile * 1024 + p.half * 512 + p.lane * 16 + p.block * 4);
-        int code = (int)(((word >> 2 | word << 30) >> (16 * (p.i % 2) + 4 * (p.i / 2))) & 15);
+        int code = (int)turned_nibble_at(part, p);
         if (BITS == 5) code += 16 * (int)upper_bit_at(part, p);
         uint4 header = *(const uint4*)(part.scales + (p.tile / 2) * 256 + row % 16 * 16);
         u32 scales[2], mins[2];
