@@ -35,10 +35,10 @@ pub use conformance::WEIGHT_TYPES;
 pub use error::Error;
 pub use kv::{KV_BLOCK, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
 pub use memory::{Counting, Memory, Need, Part, Purpose, Sizes, Usage};
-pub use philox::uniform;
+pub use philox::{random_bits, uniform};
 pub use ring::{Ring, check_weights, check_words};
 pub use sample::{
     Change, Given, Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX,
-    sample,
+    halvings, sample,
 };
 pub use splitmix::SplitMix64;

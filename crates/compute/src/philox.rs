@@ -2,13 +2,17 @@
 //! 1, 2, 3", 2011). A counter goes in, 128 random bits come out, so a number has no history: a request that was
 //! preempted, resumed or moved to another device draws what it would have drawn.
 
-/// The number in [0, 1) that a request with `seed` draws for the token at `position`; `draw` tells several draws for
-/// the same position apart (0 chooses the token). 53 bits, so that also a tail of 1e-12 can be reached.
-pub fn uniform(seed: u64, position: u32, draw: u32) -> f64 {
+/// The random bits that a request with `seed` draws for the token at `position`; `draw` tells several draws for the same
+/// position apart (0 chooses the token).
+pub fn random_bits(seed: u64, position: u32, draw: u32) -> u64 {
     let [low, high] = halves(seed);
     let [a, b, _, _] = philox4x32([position, draw, 0, 0], [low, high]);
-    let bits = (u64::from(a) << 32 | u64::from(b)) >> 11;
-    bits as f64 / (1u64 << 53) as f64
+    u64::from(a) << 32 | u64::from(b)
+}
+
+/// The same as a number in [0, 1). 53 bits, so that also a tail of 1e-12 can be reached.
+pub fn uniform(seed: u64, position: u32, draw: u32) -> f64 {
+    (random_bits(seed, position, draw) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// Ten rounds over one counter.

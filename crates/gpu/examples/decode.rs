@@ -1,9 +1,10 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
-//! [eager] [kv_fp8] [one] [load=N] [operations=N] [prompt=N] [streams=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is
-//! bf16, q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading took, each kind of
-//! operation alone for one token and several, prompts and steps of many streams, and the whole step of one, with the bytes that
-//! it moves; where numbers of tokens are named, those alone, as a profiler wants them. With `one` only what one stream does, and
-//! what a step takes less without each kind of operation.
+//! [eager] [kv_fp8] [one] [load=N] [operations=N] [prompt=N] [streams=N] [sample=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m
+//! (SmolLM2) and FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading
+//! took, each kind of operation alone for one token and several, prompts and steps of many streams, and the whole step of one, with
+//! the bytes that it moves; where numbers of tokens are named, those alone, as a profiler wants them. `sample=N` chooses tokens for N
+//! rows of random logits and needs no weights. With `one` only what one stream does, and what a step takes less without each
+//! kind of operation.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fornax_compute::{
     Attention, Backend, Batch, Error, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Linear, Memory, Norm,
-    PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Sizes, Token,
+    PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Sizes, SplitMix64, Token,
 };
 use fornax_format::{DType, View};
 use fornax_gpu::{Buf, Cuda, CudaOptions, CudaSizes, Kv, Weight};
@@ -159,6 +160,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         graphs,
         ..CudaOptions::default()
     };
+    let rows = only.iter().filter(|(word, _)| *word == "sample").map(|(_, rows)| rows.parse());
+    let rows = rows.collect::<Result<Vec<usize>, _>>()?;
+    if !rows.is_empty() {
+        let cuda = Cuda::new(options)?;
+        return Ok(rows.into_iter().try_for_each(|rows| choosing(&cuda, shape.vocab, rows))?);
+    }
     let stored = Files::new(&shape, (usual, head, more));
     // Each time as a process does it: the device opened, memory pinned, kernels loaded.
     let loads = only.iter().find(|(word, _)| *word == "load").map(|(_, count)| count.parse::<usize>());
@@ -372,6 +379,76 @@ fn run(
         ("penalties", penalised),
     ] {
         steps(cuda, &mut model, &mut kv, (context, bytes), (name, &sampling))?;
+    }
+    Ok(())
+}
+
+/// Choosing tokens of so many rows, nearly normal logits, ones that few tokens rule, and ones near each other.
+fn choosing(cuda: &Cuda, vocab: usize, rows: usize) -> Result<(), Error> {
+    let mut logits = cuda.alloc(Purpose::Logits, STREAMS_MAX, vocab)?;
+    let plain = Sampling::default;
+    let ways = [
+        ("greedy", Sampling::greedy()),
+        ("temperature 1", plain()),
+        ("min-p 0.05", Sampling { min_p: 0.05, ..plain() }),
+        ("top-k 40", Sampling { top_k: 40, ..plain() }),
+        ("top-p 0.95", Sampling { top_p: 0.95, ..plain() }),
+        ("top-k 40, top-p 0.95, min-p 0.05", Sampling { top_k: 40, top_p: 0.95, min_p: 0.05, ..plain() }),
+    ];
+    for (spread_name, spread) in [("normal", 1.0), ("peaked", 3.0), ("near", 0.01)] {
+        let mut random = SplitMix64(7);
+        let mut uniform = || random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5;
+        // Other rows are the first one turned: random numbers take the host long.
+        let mut row: Vec<f32> =
+            (0..vocab).map(|_| (0..12).map(|_| uniform()).sum::<f32>() * spread).collect();
+        for at in 0..rows {
+            row.rotate_left(997);
+            cuda.write(&mut logits, at, &row)?;
+        }
+        for (name, sampling) in &ways {
+            let (mut device, mut host, mut all) = (Vec::new(), Vec::new(), Vec::new());
+            let mut sum = 0;
+            for turn in 0..24 {
+                let asked: Vec<SampleRow<'_>> = (0..rows as u32)
+                    .map(|at| SampleRow {
+                        wanted: at,
+                        slot: at,
+                        position: turn,
+                        seed: u64::from(at),
+                        vocab: vocab as u32,
+                        sampling,
+                        history: &[],
+                        generated: 0,
+                        mask: None,
+                        given: None,
+                        mirostat_mu: 0.0,
+                    })
+                    .collect();
+                let mut step = cuda.begin(&streams_batch(rows))?;
+                let began = Instant::now();
+                let time = cuda.time(&mut || {
+                    let began = Instant::now();
+                    cuda.sample(&mut step, &logits, &asked)?;
+                    host.push(began.elapsed().as_secs_f32() * 1e6);
+                    Ok(())
+                })?;
+                let chosen = cuda.finish(step)?;
+                sum = chosen.sampled.iter().fold(sum, |sum, one| sum + u64::from(one.token));
+                all.push(began.elapsed().as_secs_f32() * 1e6);
+                device.push(time * 1e3);
+            }
+            let median = |mut times: Vec<f32>| {
+                times.sort_by(f32::total_cmp);
+                times[times.len() / 2]
+            };
+            println!(
+                "choosing {rows:>3} rows, {spread_name}, {name}: {:.1} us from first to last, host {:.1}, with waiting {:.1} \
+                 (tokens add up to {sum})",
+                median(device),
+                median(host),
+                median(all)
+            );
+        }
     }
     Ok(())
 }

@@ -55,13 +55,13 @@ impl DeviceStep {
         }
     }
 }
-/// Stretches of the vocabulary that `sample.cu` scans at once.
-pub(crate) const SCANS: usize = 32;
 /// The longest grammar mask that stays on the device: a vocabulary of 262,144.
 pub(crate) const MASK_BYTES: usize = 32 << 10;
 
 /// The most tokens that `sample.cu` tells apart.
 pub(crate) const VOCAB_MAX: u32 = 1 << 18;
+/// Bytes of what `sample.cu` knows of the stretches of a row: 64 of them, 32 bytes each.
+pub(crate) const STRETCHES_BYTES: usize = 64 * 32;
 /// Changes to single logits that a step has room for.
 pub(crate) const CHANGES_MAX: usize = 1 << 15;
 
@@ -74,14 +74,16 @@ pub(crate) struct DeviceRow {
     pub(crate) vocab: i32,
     pub(crate) mask_words: i32,
     pub(crate) mask: u64,
-    pub(crate) random: f64,
-    /// 0 is greedy.
-    pub(crate) coldness: f64,
+    pub(crate) random: u64,
     pub(crate) top_p: f64,
     pub(crate) log_min_p: f64,
+    /// 0 is greedy.
+    pub(crate) halvings: f32,
     pub(crate) top_k: i32,
     /// Where its changes begin and end.
     pub(crate) changes: [i32; 2],
+    /// Whether its log-probability is asked for.
+    pub(crate) logprob: i32,
     pub(crate) pad: i32,
 }
 
@@ -96,8 +98,8 @@ pub(crate) struct DeviceChange {
     pub(crate) values: [f64; 2],
 }
 
-/// Bytes of `Bins` of sample.cu: two 64-bit totals and a count for each, and one total.
-pub(crate) const BINS_BYTES: usize = 1024 * 20 + 8;
+/// Bytes of `Bins` of sample.cu: a 64-bit total and a count for each, the total of all, and the cut.
+pub(crate) const BINS_BYTES: usize = 1024 * 12 + 16;
 
 /// What `sample.cu` leaves for the host.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -109,7 +111,7 @@ pub(crate) struct Chosen {
     pad: i32,
 }
 
-/// Bytes of each device piece of one slot: the batch; rows to choose, with their masks and changes; scans; what was chosen.
+/// Bytes of each device piece of one slot: the batch; rows to choose, with their masks and changes; stretches; what was chosen.
 pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 4] {
     let words = (options.tokens_max as u64).saturating_mul(ARRAYS as u64).saturating_add(HEADER_WORDS as u64);
     let words = words.saturating_add(options.pages_max as u64);
@@ -118,7 +120,7 @@ pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 4] {
         words.saturating_mul(4),
         rows(size_of::<DeviceRow>() + MASK_BYTES)
             .saturating_add((CHANGES_MAX * size_of::<DeviceChange>()) as u64),
-        rows(SCANS * 20),
+        rows(STRETCHES_BYTES),
         rows(size_of::<Chosen>()),
     ]
 }
@@ -148,7 +150,7 @@ pub(crate) struct Slot {
     batch: u64,
     arrays: DeviceStep,
     pub(crate) rows: Piece,
-    pub(crate) scans: Piece,
+    pub(crate) stretches: Piece,
     pub(crate) chosen: Piece,
     staged: Pinned,
     pub(crate) staged_rows: Pinned,
@@ -175,8 +177,9 @@ pub(crate) struct Slot {
     /// The largest adapter that a sequence takes, if any takes one.
     pub(crate) adapter_max: Option<u32>,
     pub(crate) results: Vec<Outcome>,
-    /// How many changes to logits it holds.
+    /// How many changes to logits it holds, and words of masks.
     pub(crate) changes: usize,
+    pub(crate) mask_words: usize,
     seen: Vec<u32>,
 }
 
@@ -219,7 +222,7 @@ impl Steps {
                 arrays: DeviceStep::new(batch.pointer(), options.tokens_max),
                 _batch: batch,
                 rows: piece(sizes[1])?,
-                scans: piece(sizes[2])?,
+                stretches: piece(sizes[2])?,
                 chosen: piece(sizes[3])?,
                 staged: pinned(sizes[0])?,
                 staged_rows: pinned(sizes[1])?,
@@ -239,6 +242,7 @@ impl Steps {
                 adapter_max: None,
                 results: Vec::new(),
                 changes: 0,
+                mask_words: 0,
                 seen: Vec::new(),
             });
         }
@@ -292,6 +296,7 @@ impl Slot {
         self.adapter_max = batch.adapters.iter().copied().flatten().max();
         self.results.clear();
         self.changes = 0;
+        self.mask_words = 0;
 
         let [ids, positions, places, wanted_at, firsts, lasts, adapters, tables] =
             [0, 1, 2, 3, 4, 5, 6, ARRAYS].map(|index| HEADER_WORDS + index * tokens_max);

@@ -28,12 +28,21 @@ enum Spread {
     Near,
     /// As many, all the same.
     Same,
+    /// More than any other, the largest of them far from each other.
+    Huge,
+    /// So many that rows do not begin at whole vectors.
+    Odd,
 }
 
 impl Spread {
     /// (tokens that exist, columns)
     fn counts(self) -> (usize, usize) {
-        if self == Spread::Usual { (VOCAB, COLUMNS) } else { (50_003, 50_048) }
+        match self {
+            Spread::Usual => (VOCAB, COLUMNS),
+            Spread::Large | Spread::Near | Spread::Same => (50_003, 50_048),
+            Spread::Huge => (200_003, 200_064),
+            Spread::Odd => (8_201, 8_209),
+        }
     }
 }
 
@@ -119,6 +128,10 @@ fn large() -> Vec<Rows> {
     let rows = |name, spread, sampling| Rows { spread, ..Rows::of(name, sampling) };
     let hot = || Sampling { temperature: 1.5, ..Sampling::default() };
     let penalised = Sampling { repetition_penalty: 1.2, frequency_penalty: 0.5, top_p: 0.9, ..hot() };
+    let each = || {
+        let cut = Sampling { top_k: 5000, top_p: 0.7, min_p: 0.01, ..hot() };
+        vec![GREEDY, hot(), Sampling { min_p: 0.02, ..hot() }, Sampling { top_p: 0.98, ..hot() }, cut]
+    };
     vec![
         rows("many tokens", Spread::Large, Sampling::default()),
         rows("many tokens, top_k 40", Spread::Large, Sampling { top_k: 40, ..hot() }),
@@ -131,6 +144,9 @@ fn large() -> Vec<Rows> {
         rows("near logits, top_k 30000", Spread::Near, Sampling { top_k: 30_000, min_p: 0.1, ..hot() }),
         rows("equal logits", Spread::Same, Sampling::default()),
         Rows { masked: true, ..rows("equal logits, masked", Spread::Same, Sampling { top_p: 0.3, ..hot() }) },
+        Rows { sampling: each(), ..rows("200,003 tokens", Spread::Huge, hot()) },
+        Rows { sampling: each(), masked: true, ..rows("200,003 tokens, masked", Spread::Huge, hot()) },
+        Rows { sampling: each(), masked: true, ..rows("an odd number of columns", Spread::Odd, hot()) },
     ]
 }
 
@@ -195,7 +211,7 @@ fn logits(random: &mut Random, spread: Spread) -> Vec<f32> {
     let mut logits = random.values(SLOTS * columns);
     for row in logits.chunks_exact_mut(columns) {
         let scale = match spread {
-            Spread::Usual | Spread::Large => 3.0,
+            Spread::Usual | Spread::Large | Spread::Huge | Spread::Odd => 3.0,
             Spread::Near => 0.003,
             Spread::Same => 0.0,
         };
@@ -203,6 +219,9 @@ fn logits(random: &mut Random, spread: Spread) -> Vec<f32> {
         if scale > 1.0 {
             row[VOCAB / 2] = 9.0;
             row[VOCAB / 2 + 7] = 9.0;
+        }
+        if spread == Spread::Huge {
+            row.iter_mut().enumerate().for_each(|(id, logit)| *logit += (id / 5000 % 7) as f32 * 0.5);
         }
         row[vocab..].fill(1e9);
     }

@@ -1,6 +1,9 @@
 //! Who may be chosen at all.
 
+use std::iter::repeat;
+
 use super::SampleRow;
+use super::whole::STRETCH;
 
 /// The ids that mask, lists and `min_tokens` leave.
 #[derive(Clone, Copy)]
@@ -48,13 +51,28 @@ impl<'a> Allowed<'a> {
         self.mask
     }
 
-    /// Whether nothing is forbidden.
-    pub(super) fn is_everybody(self) -> bool {
-        self.mask.is_none()
-    }
-
     pub(super) fn contains(self, id: usize) -> bool {
         self.mask.is_none_or(|mask| mask.get(id / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
+    }
+
+    /// The logits of a stretch of ids, `first` the first of them; negative infinity where it is not allowed. `room` is for
+    /// a copy, where one is needed.
+    pub(super) fn stretch<'b>(
+        self,
+        logits: &'b [f32],
+        first: usize,
+        room: &'b mut [f32; STRETCH],
+    ) -> &'b [f32] {
+        let logits = &logits[first..logits.len().min(first + STRETCH)];
+        let Some(mask) = self.mask else { return logits };
+        let words = mask.get(first / 32..).unwrap_or_default().iter().copied().chain(repeat(0));
+        let room = &mut room[..logits.len()];
+        for ((to, from), word) in room.chunks_mut(32).zip(logits.chunks(32)).zip(words) {
+            for (bit, (to, &from)) in to.iter_mut().zip(from).enumerate() {
+                *to = if word >> bit & 1 == 1 { from } else { f32::NEG_INFINITY };
+            }
+        }
+        room
     }
 
     /// The allowed ids with their logits.

@@ -1,5 +1,6 @@
-//! The candidates that are left, in their order, and the draw among them.
+//! The candidates that are left, in their order.
 
+use super::draw;
 use super::weights::Weights;
 
 /// Items that are sorted only as far as somebody looks: most draws end within the first few of 150,000.
@@ -82,8 +83,25 @@ pub(super) fn id(key: u64) -> usize {
     (key & u64::from(u32::MAX)) as usize
 }
 
-/// Of so many a sorted search is as fast as any.
-const FEW: usize = 64;
+/// What has a logit.
+pub(super) trait Logit: Copy {
+    fn logit(self) -> f32;
+}
+
+impl Logit for f32 {
+    #[inline(always)]
+    fn logit(self) -> f32 {
+        self
+    }
+}
+
+/// A key.
+impl Logit for u64 {
+    #[inline(always)]
+    fn logit(self) -> f32 {
+        logit(self)
+    }
+}
 
 impl Ordered<'_, u64> {
     /// The first of all; there is one.
@@ -91,71 +109,10 @@ impl Ordered<'_, u64> {
         let smallest = || self.items.iter().copied().min().expect("the most likely is always kept");
         if self.sorted > 0 { self.items[0] } else { smallest() }
     }
-
-    /// The first whose running sum of weights exceeds `wanted`, as a share of `total`.
-    pub(super) fn draw(mut self, wanted: f64, weights: Weights, total: f64) -> Drawn {
-        let key = self.exceeding(wanted, weights).unwrap_or_else(|| {
-            // Rounding left the running sum a hair below at the end: then the last that can be drawn is it.
-            let possible = self.items.iter().copied().filter(|&key| weights.of(logit(key)) > 0.0);
-            possible.max().unwrap_or_else(|| self.first())
-        });
-        Drawn { token: id(key), probability: weights.of(logit(key)) / total }
-    }
-
-    /// The first whose running sum of weights exceeds `wanted`. Nothing is sorted that need not be: most draws end among
-    /// the few likeliest, and whole parts of the others are passed by their sum.
-    fn exceeding(&mut self, wanted: f64, weights: Weights) -> Option<u64> {
-        let mut sum = 0.0;
-        let (first, mut rest) = self.items.split_at_mut(self.sorted);
-        let found = |keys: &[u64], sum: &mut f64| {
-            keys.iter().copied().find(|&key| {
-                *sum += weights.of(logit(key));
-                *sum > wanted
-            })
-        };
-        if let Some(key) = found(first, &mut sum) {
-            return Some(key);
-        }
-        // Takes the part of `rest` that has it: its first `count`, or the others.
-        let narrow = |rest: &mut &mut [u64], count: usize, sum: &mut f64| {
-            let (likely, others) = std::mem::take(rest).split_at_mut(count);
-            let passed = *sum + weights.total_of_keys(likely);
-            let is_likely = passed > wanted;
-            (*rest, *sum) = if is_likely { (likely, *sum) } else { (others, passed) };
-            is_likely
-        };
-        // Where most of the weight is in few tokens, a bound finds them sooner than a rank.
-        for distance in NEAR {
-            let bound = key(weights.logit_at(distance), usize::MAX);
-            let count = move_to_front(rest, bound);
-            if narrow(&mut rest, count, &mut sum) {
-                break;
-            }
-        }
-        while rest.len() > FEW {
-            let half = rest.len() / 2;
-            rest.select_nth_unstable(half);
-            narrow(&mut rest, half, &mut sum);
-        }
-        rest.sort_unstable();
-        found(rest, &mut sum)
-    }
 }
 
 /// Logarithms of weights at which the likely are told from the others.
 pub(super) const NEAR: [f64; 3] = [-2.0, -5.0, -9.0];
-
-/// Brings the keys up to `bound` to the front; how many there are.
-fn move_to_front(keys: &mut [u64], bound: u64) -> usize {
-    let mut count = 0;
-    for at in 0..keys.len() {
-        // No branch to predict wrongly.
-        let is_near = usize::from(keys[at] <= bound);
-        keys.swap(count, at);
-        count += is_near;
-    }
-    count
-}
 
 /// What may be drawn, and how hot.
 pub(super) struct Kept<'a> {
@@ -165,23 +122,19 @@ pub(super) struct Kept<'a> {
     pub(super) temperature: f64,
 }
 
-/// A token and how likely it was among those kept.
-pub(super) struct Drawn {
-    pub(super) token: usize,
-    pub(super) probability: f64,
-}
-
 impl Kept<'_> {
-    /// The first whose running sum exceeds `random`, which lies in [0, 1).
-    pub(super) fn draw(self, random: f64) -> Drawn {
-        let Kept { logits, order, temperature } = self;
-        let first = id(order.first());
+    /// The token that a random number gives.
+    pub(super) fn draw(&self, random: u64, scratch: &mut draw::Scratch) -> usize {
         // A dynamic temperature may come down to 0.
-        if temperature == 0.0 {
-            return Drawn { token: first, probability: 1.0 };
+        if self.temperature == 0.0 {
+            return id(self.order.first());
         }
-        let weights = Weights::new(logits[first], temperature);
-        let total = weights.total_of_keys(order.items());
-        order.draw(random * total, weights, total)
+        draw::of_keys(self.order.items(), self.temperature, random, scratch)
+    }
+
+    /// How likely a token was that is among them; the temperature is above 0.
+    pub(super) fn probability(&self, token: usize) -> f64 {
+        let weights = Weights::new(logit(self.order.first()), self.temperature);
+        weights.of(self.logits[token]) / weights.total_of_keys(self.order.items())
     }
 }

@@ -1,6 +1,7 @@
 //! Choosing a token: an operation of every backend, and its scalar reference.
 
 mod allowed;
+mod draw;
 mod dry;
 mod kept;
 mod logprobs;
@@ -9,9 +10,11 @@ mod penalties;
 mod sampling;
 mod truncation;
 mod weights;
+mod whole;
 
 pub use penalties::Change;
 pub use sampling::{Mirostat, Sampling, TOP_LOGPROBS_MAX};
+pub use whole::halvings;
 
 use crate::{Error, philox};
 use allowed::Allowed;
@@ -146,6 +149,7 @@ pub struct SampleScratch {
     keys: Vec<u64>,
     distances: Vec<(u64, u64)>,
     top: Vec<u64>,
+    draw: draw::Scratch,
 }
 
 /// The specification of the sampling operation. A backend's own version chooses the same tokens.
@@ -177,7 +181,10 @@ pub struct SampleScratch {
 ///    likely of them are dropped.
 /// 7. **Temperature**: divides what is left; with `dynatemp_range` it lies between `temperature - range` (at least 0)
 ///    and `temperature + range`, by (entropy / largest possible entropy)^`dynatemp_exponent` of what is left.
-/// 8. **The draw**: in the order of step 4, the first whose running sum exceeds the random number.
+/// 8. **The draw**: in the order of their ids, the first whose running sum exceeds the random number. Weights are whole
+///    numbers, 2^40 the largest, which every device computes to the bit; so that a device passes over the logits once,
+///    ids are taken in stretches of 4096, whose weights are relative to the largest of the stretch, and a stretch is
+///    chosen before a token of it.
 ///
 /// **Mirostat** replaces steps 4 to 6 and comes after the temperature: version 2 keeps what surprises by at most `mu`
 /// bits; version 1 keeps as many as a Zipf distribution fitted to the 100 most likely needs to reach `mu`. The
@@ -208,20 +215,21 @@ pub fn sample(logits: &[f32], row: &SampleRow<'_>, scratch: &mut SampleScratch) 
     let token = if sampling.temperature == 0.0 {
         best
     } else {
-        let random = |draw| philox::uniform(row.seed, row.position, draw);
+        let random = philox::random_bits(row.seed, row.position, 0);
         if sampling.mirostat == Mirostat::Off {
             let candidates = truncation::Candidates { logits, allowed, best };
             if sampling.keeps_all() {
-                candidates.draw(f64::from(sampling.temperature), random(0), &mut scratch.keys).token
+                draw::of_all(logits, allowed, f64::from(sampling.temperature), random, &mut scratch.draw)
             } else {
-                let kept = candidates.kept(sampling, || random(1), &mut scratch.keys, &mut scratch.distances);
-                kept.draw(random(0)).token
+                let strikes = || philox::uniform(row.seed, row.position, 1);
+                let kept = candidates.kept(sampling, strikes, &mut scratch.keys, &mut scratch.distances);
+                kept.draw(random, &mut scratch.draw)
             }
         } else {
             let kept = mirostat::kept(logits, allowed, best, row, &mut scratch.keys);
-            let drawn = kept.draw(random(0));
-            mu = mirostat::next_mu(sampling, mu, drawn.probability);
-            drawn.token
+            let token = kept.draw(random, &mut scratch.draw);
+            mu = mirostat::next_mu(sampling, mu, kept.probability(token));
+            token
         }
     };
 

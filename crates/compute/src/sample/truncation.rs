@@ -1,9 +1,12 @@
 //! Which candidates stay: the filters other than mirostat, and the temperature they end in.
 
+use std::ops::AddAssign;
+
 use super::Sampling;
 use super::allowed::Allowed;
-use super::kept::{Drawn, Kept, NEAR, Ordered, key, logit};
+use super::kept::{Kept, NEAR, Ordered, key, logit};
 use super::weights::{Weights, exp};
+use super::whole::{STRETCH, Whole};
 
 /// All tokens that may be chosen.
 #[derive(Clone, Copy)]
@@ -16,30 +19,21 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// A token of all candidates, where no filter and no dynamic temperature looks at them before.
-    pub(super) fn draw(&self, temperature: f64, random: f64, keys: &mut Vec<u64>) -> Drawn {
-        let weights = Weights::new(self.logits[self.best], temperature);
-        let total = self.total(weights);
-        self.likeliest(weights, random * total, keys);
-        Ordered::new(keys).draw(random * total, weights, total)
-    }
-
     /// The weight of all candidates.
-    fn total(&self, weights: Weights) -> f64 {
-        if self.allowed.is_everybody() {
-            return weights.total(self.logits);
-        }
-        self.allowed.each(self.logits).map(|(_, logit)| weights.of(logit)).sum()
+    fn total(&self) -> u64 {
+        let mut room = [0.0; STRETCH];
+        let stretches = (0..self.logits.len()).step_by(STRETCH);
+        stretches.map(|first| self.whole().total(self.allowed.stretch(self.logits, first, &mut room))).sum()
     }
 
-    /// Fills `keys` with the likeliest candidates that together weigh more than `enough`, or with all: whatever is decided
+    /// Fills `keys` with the likeliest candidates that together weigh at least `enough`, or with all: whatever is decided
     /// by the order up to there needs no others.
-    fn likeliest(&self, weights: Weights, enough: f64, keys: &mut Vec<u64>) {
-        for bound in NEAR.map(|distance| weights.logit_at(distance)) {
+    fn likeliest(&self, enough: f64, keys: &mut Vec<u64>) {
+        for bound in NEAR.map(|distance| self.weights().logit_at(distance)) {
             let near = self.allowed.each(self.logits).filter(|(_, logit)| *logit >= bound);
             keys.clear();
             keys.extend(near.map(|(id, logit)| key(logit, id)));
-            if weights.total_of_keys(keys) > enough {
+            if self.whole().total_of_keys(keys) as f64 >= enough {
                 return;
             }
         }
@@ -58,8 +52,8 @@ impl<'a> Candidates<'a> {
         let floor = self.floor(sampling);
         let enough = if sampling.top_p < 1.0 {
             // A share of all candidates, those below the floor included.
-            let enough = f64::from(sampling.top_p) * self.total(self.weights());
-            self.likeliest(self.weights(), enough, keys);
+            let enough = f64::from(sampling.top_p) * self.total() as f64;
+            self.likeliest(enough, keys);
             keys.retain(|&key| f64::from(logit(key)) >= floor);
             Some(enough)
         } else {
@@ -82,6 +76,11 @@ impl<'a> Candidates<'a> {
 
     fn weights(&self) -> Weights {
         Weights::new(self.logits[self.best], 1.0)
+    }
+
+    /// What top-p cuts by.
+    fn whole(&self) -> Whole {
+        Whole::new(self.logits[self.best], 1.0)
     }
 
     fn weight(&self, key: u64) -> f64 {
@@ -115,7 +114,8 @@ impl<'a> Candidates<'a> {
     fn cut(&self, sampling: &Sampling, enough: Option<f64>, order: &mut Ordered<'_, u64>) {
         let at_most = if sampling.top_k == 0 { usize::MAX } else { sampling.top_k as usize };
         if let Some(enough) = enough {
-            let reached = reaching(order, enough, |key| self.weight(key));
+            let whole = self.whole();
+            let reached = reaching(order, |key| whole.of(logit(key)), |sum: u64| sum as f64 >= enough);
             order.truncate(reached.min(at_most));
         } else if at_most < order.items().len() {
             order.truncate(at_most);
@@ -133,7 +133,8 @@ impl<'a> Candidates<'a> {
             (distance.to_bits(), key)
         }));
         let mut by_distance = Ordered::new(distances);
-        let picked = reaching(&mut by_distance, share * spread.total, |(_, key)| self.weight(key));
+        let picked =
+            reaching(&mut by_distance, |(_, key)| self.weight(key), |sum: f64| sum >= share * spread.total);
         by_distance.truncate(picked);
         order.replace(by_distance.items().iter().map(|(_, key)| *key));
     }
@@ -181,9 +182,13 @@ struct Spread {
 }
 
 /// How many it takes, and at least one, until their weights together are enough.
-fn reaching<T: Copy + Ord>(order: &mut Ordered<'_, T>, enough: f64, weight: impl Fn(T) -> f64) -> usize {
-    let (mut count, mut sum) = (0, 0.0);
-    while (count == 0 || sum < enough)
+fn reaching<T: Copy + Ord, W: Copy + Default + AddAssign>(
+    order: &mut Ordered<'_, T>,
+    weight: impl Fn(T) -> W,
+    enough: impl Fn(W) -> bool,
+) -> usize {
+    let (mut count, mut sum) = (0, W::default());
+    while (count == 0 || !enough(sum))
         && let Some(item) = order.get(count)
     {
         sum += weight(item);

@@ -1,12 +1,12 @@
 //! How much a logit weighs beside the largest, and sums of that over a vocabulary.
 //!
-//! A draw at a temperature weighs every token that there is: 150,000 of them in large vocabularies. So the exponential is
-//! plain arithmetic that becomes vector instructions, and sums run in [`LANES`] lanes whatever the machine has: the same
-//! bits everywhere.
+//! In f64, for log-probabilities and the rarer filters; what top-p and the draw go by is in `whole.rs`. A vocabulary may have
+//! 150,000 tokens. So the exponential is plain arithmetic that becomes vector instructions, and sums run in [`LANES`] lanes
+//! whatever the machine has: the same bits everywhere.
 
 use std::f64::consts::{LN_2, LOG2_E};
 
-use super::kept;
+use super::kept::Logit;
 use crate::cpu::widest::{Work, widest};
 
 /// Sums that are added up side by side.
@@ -93,26 +93,6 @@ pub(super) fn exp(x: f64) -> f64 {
     if x < LOWEST { 0.0 } else { mantissa * two_to }
 }
 
-/// What has a logit.
-trait Logit: Copy {
-    fn logit(self) -> f32;
-}
-
-impl Logit for f32 {
-    #[inline(always)]
-    fn logit(self) -> f32 {
-        self
-    }
-}
-
-/// A key.
-impl Logit for u64 {
-    #[inline(always)]
-    fn logit(self) -> f32 {
-        kept::logit(self)
-    }
-}
-
 /// The weight of all items, to be computed on the widest vectors there are.
 struct Sum<'a, T> {
     items: &'a [T],
@@ -150,6 +130,7 @@ fn sum(items: &[impl Logit], weights: Weights) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::kept;
 
     #[test]
     fn the_exponential_is_that_of_the_standard_library() {

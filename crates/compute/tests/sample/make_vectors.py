@@ -2,9 +2,10 @@
 """Writes vectors.json: what sampling must choose, from a second implementation of the documented order.
 
 Needs numpy only. Run it beside this file: `python make_vectors.py`. It is the naive reading of the definition: whole
-sorts, probabilities in float64, repetitions searched for one by one; the Rust code sorts lazily, works on unnormalised
-weights and matches repetitions in linear time, so agreement is not by construction. Cases whose outcome hangs on the
-last bits (a running sum within 1e-9 of a limit) are left out. Where transformers is installed, the filters that it has
+sorts, probabilities in float64, one running sum over all ids, repetitions searched for one by one; the Rust code sorts lazily,
+works on unnormalised weights in whole numbers, draws a stretch of ids before a token of it and matches repetitions in
+linear time, so agreement is not by construction. Cases whose outcome hangs on the last bits (a running sum within 1e-6 of a
+limit, which is what weights are right to) are left out. Where transformers is installed, the filters that it has
 too are compared with it first.
 """
 
@@ -15,10 +16,11 @@ import pathlib
 import numpy as np
 
 MASK32 = 0xFFFFFFFF
+TENTH = float(np.float32(0.1))  # as Rust has it
 NEUTRAL = dict(
     temperature=1.0, dynatemp_range=0.0, dynatemp_exponent=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0,
-    top_n_sigma=0.0, xtc_probability=0.0, xtc_threshold=0.1, dry_multiplier=0.0, dry_base=1.75, dry_allowed_length=2,
-    dry_penalty_last_n=None, dry_sequence_breakers=[], mirostat=0, mirostat_tau=5.0, mirostat_eta=0.1,
+    top_n_sigma=0.0, xtc_probability=0.0, xtc_threshold=TENTH, dry_multiplier=0.0, dry_base=1.75, dry_allowed_length=2,
+    dry_penalty_last_n=None, dry_sequence_breakers=[], mirostat=0, mirostat_tau=5.0, mirostat_eta=TENTH,
     repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, repeat_last_n=None, logit_bias=[],
     bad_words=[], allowed_token_ids=None, min_tokens=0, end_tokens=[], top_logprobs=0,
 )
@@ -129,7 +131,7 @@ def reach(p, limit):
     if limit >= 1:
         return len(p)
     running = np.cumsum(p)
-    if np.min(np.abs(running - limit)) < 1e-9:
+    if np.min(np.abs(running - limit)) < 1e-6:
         raise TooClose
     return int(np.searchsorted(running, limit)) + 1
 
@@ -201,7 +203,7 @@ def surprising(ids, x, case, q):
 
 
 def distribution(logits, case, excluding):
-    """The ids that may be drawn, in order, with their probabilities."""
+    """The ids that may be drawn, the most likely first, with their probabilities."""
     q = {**NEUTRAL, **case["parameters"]}
     ids = candidates(case, q)
     x = adjusted(logits, case, q)[ids].astype(np.float64)
@@ -221,8 +223,10 @@ def choose(logits, case):
     q = {**NEUTRAL, **case["parameters"]}
     strikes = uniform(case["seed"], case["position"], 1) < q["xtc_probability"]
     ids, p = distribution(logits, case, strikes)
+    by_id = np.argsort(ids)
+    ids, p = ids[by_id], p[by_id]
     running, u = np.cumsum(p), uniform(case["seed"], case["position"], 0)
-    if np.min(np.abs(running[:-1] - u), initial=1.0) < 1e-9:
+    if np.min(np.abs(running[:-1] - u), initial=1.0) < 1e-6:
         raise TooClose
     rank = min(int(np.searchsorted(running, u, side="right")), len(ids) - 1)
     real = logits[: case["vocab"]].astype(np.float64)
@@ -352,6 +356,9 @@ def main():
         row[size // 3] = row[size // 2] = row.max()  # ties at the top
         rows.append(row)
     rows.append(np.array([0.0, -0.0, 5.0, -0.0, 0.0, 5.0, -3.5, 1e-3] * 5, np.float32))
+    # Several stretches of ids, whose largest logits are far from each other.
+    size = 9000
+    rows.append(np.round(rng.normal(0, 1.5, size) + np.linspace(-2, 2, size), 1).astype(np.float32))
     # Few different tokens, so that they repeat; the likely ones of some rows among them; one beyond the vocabulary.
     histories = [
         [], [3], [1, 2, 3, 1, 2, 3, 1, 2], [5] * 30, [int(t) for t in rng.integers(0, 5, 60)],

@@ -5,9 +5,7 @@
 //! likelihoods of several tokens, have their logits read back and given to the specification itself, so that there is one
 //! meaning of each parameter.
 
-use std::collections::HashMap;
-
-use fornax_compute::{Change, Error, SampleRow, SampleScratch, sample, uniform};
+use fornax_compute::{Change, Error, SampleRow, SampleScratch, halvings, random_bits, sample};
 
 use super::fits;
 use crate::cuda::Cuda;
@@ -15,12 +13,18 @@ use crate::driver::Arg;
 use crate::memory::{Buf, int};
 use crate::program::Key;
 use crate::step::{
-    BINS_BYTES, CHANGES_MAX, Chosen, DeviceChange, DeviceRow, MASK_BYTES, Outcome, SCANS, Slot, VOCAB_MAX,
+    BINS_BYTES, CHANGES_MAX, Chosen, DeviceChange, DeviceRow, MASK_BYTES, Outcome, STRETCHES_BYTES, Slot,
+    VOCAB_MAX,
 };
 
-/// Threads of a block of `draw`, and its dynamic shared memory: twice the totals of as many bins, and two lists of keys.
-const DRAW_THREADS: u32 = 1024;
-const DRAW_SHARED: u32 = DRAW_THREADS * (2 * 20 + 2 * 8);
+/// Tokens of a stretch, and threads of a block that holds one.
+const STRETCH: u32 = 4096;
+const STRETCH_THREADS: u32 = 256;
+/// Threads of a block of `cut`, and its dynamic shared memory: totals of as many bins twice, and a list of keys.
+const CUT_THREADS: u32 = 1024;
+const CUT_SHARED: u32 = CUT_THREADS * (2 * 12 + 4 * 8);
+/// Blocks that fill the device with adding up bins, each of which costs what it takes to add them to the row's.
+const WEIGHING: usize = 1056;
 
 impl Cuda {
     pub(crate) fn op_sample(
@@ -35,22 +39,24 @@ impl Cuda {
             true => Ok(()),
             false => Err(Error::BatchLimit { what, got, limit: count.saturating_sub(1) }),
         };
-        let mut times = HashMap::new();
+        // How often the logits of each row are asked for.
+        let mut times = vec![0u32; slot.wanted];
         for row in rows {
             row.check()?;
             below("sampled row", row.wanted as usize, slot.wanted)?;
             below("slot", row.slot as usize, slots)?;
-            *times.entry(row.wanted).or_insert(0usize) += 1;
+            times[row.wanted as usize] += 1;
         }
         let earlier = slot.results.iter().filter(|outcome| matches!(outcome, Outcome::Device { .. })).count();
-        let mut chosen = Vec::new();
+        let first_mask = slot.mask_words;
+        let mut chosen = Vec::with_capacity(rows.len());
         let mut scratch = SampleScratch::default();
         for row in rows {
             let index = earlier + chosen.len();
             // Logits are changed where they lie: whoever changes them is alone.
-            let alone = times[&row.wanted] == 1 || !row.sampling.adjusts();
+            let alone = !row.sampling.adjusts() || times[row.wanted as usize] == 1;
             let staged = match on_device(row, logits.columns) && alone && index < slots {
-                true => self.staged(slot, index, row, &mut scratch),
+                true => self.staged(slot, row, &mut scratch),
                 false => None,
             };
             let outcome = if let Some(staged) = staged {
@@ -71,7 +77,7 @@ impl Cuda {
             slot.results.push(outcome);
         }
         if !chosen.is_empty() {
-            self.choose(slot, logits, earlier, &chosen)?;
+            self.choose(slot, logits, (earlier, first_mask), &chosen)?;
         }
         let mut has = self.has_sampled.borrow_mut();
         for row in rows.iter().filter(|row| row.given.is_none()) {
@@ -83,13 +89,7 @@ impl Cuda {
     }
 
     /// A row as the kernels take it; its mask and its changes are staged beside it. `None` where the changes find no room.
-    fn staged(
-        &self,
-        slot: &mut Slot,
-        index: usize,
-        row: &SampleRow<'_>,
-        scratch: &mut SampleScratch,
-    ) -> Option<DeviceRow> {
+    fn staged(&self, slot: &mut Slot, row: &SampleRow<'_>, scratch: &mut SampleScratch) -> Option<DeviceRow> {
         let sampling = row.sampling;
         let mut changes: Vec<DeviceChange> = Vec::new();
         row.changes(scratch, |token, change| changes.push(device_change(token, change)));
@@ -106,10 +106,11 @@ impl Cuda {
 
         let mut words = Vec::new();
         let allowed = row.allowed(&mut words);
-        let at = self.masks_at() + index * MASK_BYTES;
+        let at = self.masks_at() + slot.mask_words * 4;
         if let Some(words) = allowed {
             let bytes: &[u8] = bytemuck::cast_slice(words);
             slot.staged_rows.bytes_mut()[at..][..bytes.len()].copy_from_slice(bytes);
+            slot.mask_words += words.len();
         }
         let greedy = sampling.temperature == 0.0;
         Some(DeviceRow {
@@ -118,12 +119,13 @@ impl Cuda {
             vocab: row.vocab.cast_signed(),
             mask_words: allowed.map_or(0, |words| int(words.len())),
             mask: slot.rows.pointer() + at as u64,
-            random: uniform(row.seed, row.position, 0),
-            coldness: if greedy { 0.0 } else { 1.0 / f64::from(sampling.temperature) },
+            random: random_bits(row.seed, row.position, 0),
             top_p: f64::from(sampling.top_p),
             log_min_p: f64::from(sampling.min_p).ln(),
+            halvings: if greedy { 0.0 } else { halvings(f64::from(sampling.temperature)) },
             top_k: i32::try_from(sampling.top_k).unwrap_or(i32::MAX),
             changes: [int(first), int(slot.changes)],
+            logprob: i32::from(sampling.top_logprobs.is_some()),
             pad: 0,
         })
     }
@@ -137,49 +139,62 @@ impl Cuda {
         self.masks_at() + self.has_sampled.borrow().len() * MASK_BYTES
     }
 
-    fn choose(&self, slot: &mut Slot, logits: &Buf, first: usize, rows: &[DeviceRow]) -> Result<(), Error> {
+    /// Chooses tokens of rows behind those of earlier calls for the step: `first` is how many rows and words of masks those had.
+    fn choose(
+        &self,
+        slot: &mut Slot,
+        logits: &Buf,
+        (first, first_mask): (usize, usize),
+        rows: &[DeviceRow],
+    ) -> Result<(), Error> {
         let row_bytes = size_of::<DeviceRow>();
         let bytes: &[u8] = bytemuck::cast_slice(rows);
         slot.staged_rows.bytes_mut()[first * row_bytes..][..bytes.len()].copy_from_slice(bytes);
         let start = slot.rows.pointer();
-        let send = |at: usize, bytes: usize| {
-            self.device.write_pinned("sample", start + at as u64, &slot.staged_rows, at, bytes)
+        let send = |at: usize, bytes: usize| match bytes {
+            0 => Ok(()),
+            _ => self.device.write_pinned("sample", start + at as u64, &slot.staged_rows, at, bytes),
         };
         send(first * row_bytes, bytes.len())?;
-        for (index, row) in rows.iter().enumerate().filter(|(_, row)| row.mask_words > 0) {
-            send(
-                self.masks_at() + (first + index) * MASK_BYTES,
-                row.mask_words.cast_unsigned() as usize * 4,
-            )?;
-        }
+        send(self.masks_at() + first_mask * 4, (slot.mask_words - first_mask) * 4)?;
         let change_bytes = size_of::<DeviceChange>();
         let changes_at = self.changes_at();
         let changed = rows.first().map_or(0, |row| row.changes[0]).cast_unsigned() as usize..slot.changes;
         send(changes_at + changed.start * change_bytes, changed.len() * change_bytes)?;
 
         let to = start + (first * row_bytes) as u64;
-        let scans = slot.scans.pointer() + (first * SCANS * 20) as u64;
+        let stretches = slot.stretches.pointer() + (first * STRETCHES_BYTES) as u64;
         let chosen = slot.chosen.pointer() + (first * size_of::<Chosen>()) as u64;
         let bins = self.bins.pointer() + (first * BINS_BYTES) as u64;
         let (logits, columns) = (Arg::Pointer(logits.pointer()), Arg::Int(int(logits.columns)));
-        let [to, scans, chosen, bins, sampled, changes] =
-            [to, scans, chosen, bins, self.sampled.pointer(), start + changes_at as u64].map(Arg::Pointer);
+        let [to, stretches, chosen, bins, sampled, changes] =
+            [to, stretches, chosen, bins, self.sampled.pointer(), start + changes_at as u64]
+                .map(Arg::Pointer);
         let launch = |name, grid: [usize; 2], block, args: &[Arg<'_>]| {
             let function = self.programs.function(&Key::plain("sample.cu"), name)?;
             self.launch("sample", function, [grid[0], grid[1], 1], block, args)
         };
         let count = rows.len();
+        let longest = rows.iter().map(|row| row.vocab.cast_unsigned()).max().unwrap_or(0);
+        let every = longest.div_ceil(STRETCH) as usize;
+        let block = (STRETCH_THREADS, 0);
+        let drawn = |row: &&DeviceRow| row.halvings > 0.0;
+        let is_cut = |row: &DeviceRow| row.top_k > 0 || row.top_p < 1.0;
         if !changed.is_empty() {
             launch("adjust", [count, 1], (256, 0), &[logits, columns, to, changes])?;
         }
-        launch("scan", [SCANS, count], (256, 0), &[logits, columns, to, scans])?;
-        if rows.iter().any(|row| row.coldness > 0.0) {
-            launch("weigh", [SCANS, count], (512, 0), &[logits, columns, to, scans, bins])?;
-            let args = [logits, columns, to, scans, bins, sampled, chosen];
-            launch("draw", [count, 1], (DRAW_THREADS, DRAW_SHARED), &args)?;
-        } else {
-            launch("choose", [count, 1], (32, 0), &[logits, columns, to, scans, sampled, chosen])?;
+        launch("scan", [every, count], block, &[logits, columns, to, stretches])?;
+        let args = [logits, columns, to, stretches, bins];
+        if rows.iter().filter(drawn).any(is_cut) {
+            let blocks = (WEIGHING / count).clamp(8.min(every), every);
+            launch("weigh", [blocks, count], block, &args)?;
+            launch("cut", [count, 1], (CUT_THREADS, CUT_SHARED), &args)?;
         }
+        if rows.iter().filter(drawn).any(|row| is_cut(row) || row.log_min_p > f64::NEG_INFINITY) {
+            launch("keep", [every, count], block, &args)?;
+        }
+        let args = [logits, columns, to, stretches, bins, sampled, chosen];
+        launch("draw", [count, 1], block, &args)?;
         if !changed.is_empty() {
             launch("restore", [count, 1], (256, 0), &[logits, columns, to, changes])?;
         }
