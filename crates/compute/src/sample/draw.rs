@@ -117,7 +117,7 @@ fn choose(stretches: &[Stretch], weights: Whole, random: u64) -> (usize, u64) {
         total => weights.scaled(total, stretch.largest),
     };
     let total: u64 = stretches.iter().map(scaled).sum();
-    let mut left = (u128::from(random) * u128::from(total) >> 64) as u64;
+    let mut left = ((u128::from(random) * u128::from(total)) >> 64) as u64;
     for (at, stretch) in stretches.iter().enumerate() {
         let share = scaled(stretch);
         if left < share {

@@ -79,7 +79,13 @@ impl Whole {
         const TO_INTEGER: f32 = 1.5 * (1_u32 << 23) as f32;
         const LOWEST: f32 = -64.0;
         // 2^rest for rests up to 1/2 in size, right to 1e-7 of itself.
-        const POWERS: [f32; 5] = [1.326_472_3e-3, 9.671_513e-3, 5.550_733_6e-2, 2.402_224_2e-1, 6.931_47e-1];
+        const POWERS: [f32; 5] = [
+            f32::from_bits(0x3aad_dd06),
+            f32::from_bits(0x3c1e_7544),
+            f32::from_bits(0x3d63_5ba9),
+            f32::from_bits(0x3e75_fcde),
+            f32::from_bits(0x3f31_7215),
+        ];
         let x = (logit - self.largest) * self.halvings;
         let x = if x > LOWEST { x } else { LOWEST };
         let shifted = x + TO_INTEGER;
