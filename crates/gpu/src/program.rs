@@ -222,7 +222,7 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        let large = ["expert_rows", "draw", "form_stream"].contains(&name);
+        let large = ["expert_rows", "cut", "form_stream"].contains(&name);
         if large || name.starts_with("gem") || name.starts_with("attention") {
             function.allow_shared(&self.device)?;
         }

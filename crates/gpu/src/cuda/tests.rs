@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cudarc::driver::sys::CUresult;
-use fornax_compute::{KvDType, KvGroup, PageId, Row, Sizes, Token};
+use fornax_compute::{KvDType, KvGroup, PageId, Row, Sampling, Sizes, Token};
 use fornax_format::{DType, View};
 
 use super::*;
@@ -87,6 +87,10 @@ impl Model {
 
     /// A step of `streams` sequences at `place`: forward, choice, end.
     fn step(&mut self, cuda: &Cuda, streams: usize, place: u32) -> Result<(), Error> {
+        self.step_by(cuda, streams, place, &Sampling::greedy())
+    }
+
+    fn step_by(&mut self, cuda: &Cuda, streams: usize, place: u32, sampling: &Sampling) -> Result<(), Error> {
         let mut batch = Batch::default();
         for stream in 0..streams as u32 {
             let pages = (0..=place / 32).map(|page| PageId(1 + stream + page)).collect();
@@ -95,7 +99,6 @@ impl Model {
         }
         let mut step = cuda.begin(&batch)?;
         cuda.record(&step, &mut || self.forward(cuda, &step))?;
-        let sampling = fornax_compute::Sampling::greedy();
         let rows: Vec<SampleRow<'_>> = (0..streams as u32)
             .map(|stream| SampleRow {
                 wanted: stream,
@@ -103,7 +106,7 @@ impl Model {
                 position: place,
                 seed: 0,
                 vocab: VOCAB as u32,
-                sampling: &sampling,
+                sampling,
                 history: &[],
                 generated: 0,
                 mask: None,
@@ -150,7 +153,7 @@ fn a_step_of_one_token_is_five_kernels_a_layer_and_the_ends() {
     let names: Vec<&str> = launched.iter().map(|launch| launch.kernel.as_str()).collect();
     let layer = ["gemv_one", "attention", "gemv_one", "gemv_one", "gemv_one"];
     // The head does the last norm itself; its result is written behind it, for whoever reads it.
-    let end = ["gather", "gemv_one", "rms_norm", "scan", "choose"];
+    let end = ["gather", "gemv_one", "rms_norm", "scan", "draw"];
     let wanted = [&["embed"][..], &layer[..], &end[..]].concat();
     assert_eq!(names, wanted);
     // 512 places are made room for: eight tiles of keys, merged through a cluster, for each of two K/V heads.
@@ -165,6 +168,28 @@ fn a_step_of_one_token_is_five_kernels_a_layer_and_the_ends() {
         (5, 5, 0, 0),
         "{names:?}"
     );
+}
+
+#[test]
+fn every_way_to_choose_is_launched_with_what_the_driver_allows() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    let plain = Sampling::default;
+    let ways: [(Sampling, &[&str]); 5] = [
+        (Sampling::greedy(), &["scan", "draw"]),
+        (plain(), &["scan", "draw"]),
+        (Sampling { min_p: 0.05, ..plain() }, &["scan", "keep", "draw"]),
+        (Sampling { top_k: 40, ..plain() }, &["scan", "weigh", "cut", "keep", "draw"]),
+        (Sampling { top_p: 0.9, ..plain() }, &["scan", "weigh", "cut", "keep", "draw"]),
+    ];
+    for (sampling, wanted) in ways {
+        fake::with(|fake| fake.launched.clear());
+        model.step_by(&cuda, 2, 0, &sampling).unwrap();
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        let names: Vec<&str> = launched.iter().map(|launch| launch.kernel.as_str()).collect();
+        assert_eq!(names[names.len() - wanted.len()..], *wanted, "{sampling:?}");
+    }
 }
 
 #[test]
