@@ -68,43 +68,41 @@ struct Model {
 }
 
 /// Random bytes that are valid blocks of every type: exponents of floats and scales stay small.
-struct Pool(Vec<u8>);
-
-impl Pool {
-    fn new(bytes: usize) -> Pool {
-        let mut state = 1u64;
-        let mut pool = Vec::with_capacity(bytes);
-        while pool.len() < bytes {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            pool.extend(state.to_le_bytes());
+fn random_blocks(dtype: DType, values: usize) -> Vec<u8> {
+    let mut bytes = vec![0; dtype.bytes_for(values).expect("whole blocks")];
+    let scales: &[usize] = match dtype {
+        DType::BF16 => &[1],
+        DType::Q8_0 => &[1],
+        DType::Q6_K => &[209],
+        _ => &[1, 3],
+    };
+    // The upper byte of a number about 0.01: 0x3c in bf16, 0x20 in f16.
+    let exponent = if dtype == DType::BF16 { 0x3c } else { 0x18 };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = (bytes.len() / dtype.block_bytes()).div_ceil(threads) * dtype.block_bytes();
+    std::thread::scope(|scope| {
+        for (seed, bytes) in (1u64..).zip(bytes.chunks_mut(each)) {
+            scope.spawn(move || {
+                let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                for eight in bytes.chunks_mut(8) {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    eight.copy_from_slice(&state.to_le_bytes()[..eight.len()]);
+                }
+                for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                    if dtype == DType::MXFP8 {
+                        block[0] = 112;
+                        continue;
+                    }
+                    for &at in scales {
+                        block[at] = exponent | block[at] & 0x80;
+                    }
+                }
+            });
         }
-        Pool(pool)
-    }
-
-    /// Blocks of a type, with their scales made ordinary.
-    fn stored(&self, dtype: DType, values: usize) -> Vec<u8> {
-        let mut bytes = self.0[..dtype.bytes_for(values).expect("whole blocks")].to_vec();
-        let scales: &[usize] = match dtype {
-            DType::BF16 => &[1],
-            DType::Q8_0 => &[1],
-            DType::Q6_K => &[209],
-            _ => &[1, 3],
-        };
-        // The upper byte of a number about 0.01: 0x3c in bf16, 0x20 in f16.
-        let exponent = if dtype == DType::BF16 { 0x3c } else { 0x18 };
-        for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-            if dtype == DType::MXFP8 {
-                block[0] = 112;
-                continue;
-            }
-            for &at in scales {
-                block[at] = exponent | block[at] & 0x80;
-            }
-        }
-        bytes
-    }
+    });
+    bytes
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -195,10 +193,8 @@ struct Files {
 
 impl Files {
     fn new(shape: &Shape, (usual, head, more): (DType, DType, DType)) -> Files {
-        let largest = head.bytes_for(shape.vocab * shape.hidden).expect("whole blocks");
-        let pool =
-            Pool::new(largest.max(usual.bytes_for(2 * shape.ffn * shape.hidden).expect("whole blocks")));
-        let stored = |dtype: DType, rows: usize, columns: usize| (dtype, pool.stored(dtype, rows * columns));
+        let stored =
+            |dtype: DType, rows: usize, columns: usize| (dtype, random_blocks(dtype, rows * columns));
         Files {
             qkv: stored(usual, shape.heads.qkv_columns(), shape.hidden),
             output: stored(usual, shape.hidden, shape.heads.query * shape.heads.dim),

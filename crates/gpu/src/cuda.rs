@@ -86,8 +86,6 @@ pub struct Cuda {
     /// What is read back of new weights.
     checked: RefCell<Option<Checks>>,
     pub(crate) upload_times: Cell<UploadTimes>,
-    /// Whether something was launched since the last upload that may use the workspace.
-    pub(crate) computed: Cell<bool>,
     graphs: RefCell<HashMap<Bucket, Recorded>>,
     /// The bucket that is being recorded: it sizes grids in place of the step.
     bucket: Cell<Option<Bucket>>,
@@ -158,7 +156,6 @@ impl Cuda {
             ring: RefCell::new(None),
             checked: RefCell::new(None),
             upload_times: Cell::default(),
-            computed: Cell::new(true),
             graphs: RefCell::default(),
             bucket: Cell::new(None),
             checks: RefCell::new(None),
@@ -415,7 +412,6 @@ impl Backend for Cuda {
 
     fn begin(&self, batch: &Batch) -> Result<Step, Error> {
         self.settle()?;
-        self.computed.set(true);
         self.scratch.forget();
         self.steps.begin(batch)
     }

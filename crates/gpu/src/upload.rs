@@ -60,24 +60,9 @@ pub struct UploadTimes {
 pub(crate) struct Ring {
     device: Rc<Device>,
     /// Grows to `SLOTS`: the first is filled while the next is pinned.
-    slots: Vec<Slot>,
+    slots: Vec<(Pinned, Event)>,
     next: usize,
     gatherers: Gatherers,
-}
-
-struct Slot {
-    pinned: Pinned,
-    /// What it held is on the device.
-    copied: Event,
-    /// And was packed there.
-    packed: Event,
-}
-
-impl Slot {
-    fn new(device: &Rc<Device>) -> Result<Slot, Error> {
-        let (copied, packed) = (Event::new(device)?, Event::new(device)?);
-        Ok(Slot { pinned: Pinned::new(device, SLOT_BYTES)?, copied, packed })
-    }
 }
 
 impl Ring {
@@ -134,11 +119,9 @@ impl Cuda {
         if let Some(whole) = weight.whole(part) {
             self.device.fill("upload", whole, 0, PART_BYTES as usize)?;
         }
-        let pack = |index: usize, slot: &Slot, start: usize, count: usize| {
-            let staged = self.partials.pointer() + (index * SLOT_BYTES) as u64;
-            // Beside the kernels that pack what came before.
-            let sent = slot.pinned.room().part(0, count * rows.sent_bytes);
-            self.device.write_beside("upload", staged, sent, &slot.copied)?;
+        let pack = |slot: usize, pinned: &Pinned, start: usize, count: usize| {
+            let staged = self.partials.pointer() + (slot * SLOT_BYTES) as u64;
+            self.device.write_pinned("upload", staged, pinned, 0, count * rows.sent_bytes)?;
             let device_part = weight.device_part_from(part, start / TILE_ROWS);
             let stored = StoredRows {
                 stored: staged,
@@ -150,8 +133,7 @@ impl Cuda {
             let args =
                 [Arg::Struct(bytemuck::bytes_of(&device_part)), Arg::Struct(bytemuck::bytes_of(&stored))];
             let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
-            self.launch("upload", function, grid, (64, 0), &args)?;
-            slot.packed.record()
+            self.launch("upload", function, grid, (64, 0), &args)
         };
         let Ring { device, slots, next, gatherers } = ring;
         let gathering = gatherers.begin(rows);
@@ -165,12 +147,12 @@ impl Cuda {
                 let slot = (first_slot + opened) % SLOTS;
                 if slot == slots.len() {
                     times.pinning += timed(|| {
-                        slots.push(Slot::new(device)?);
+                        slots.push((Pinned::new(device, SLOT_BYTES)?, Event::new(device)?));
                         Ok(())
                     })?;
                 }
-                let Slot { pinned, packed, .. } = &slots[slot];
-                times.slots += timed(|| packed.wait("upload"))?;
+                let (pinned, event) = &slots[slot];
+                times.slots += timed(|| event.wait("upload"))?;
                 // SAFETY: the ring outlives the gathering; the device has taken what the slot held, and nobody writes it
                 // before `wait` has returned.
                 unsafe { gathering.give(slot, (opened * at_once, count(opened)), pinned.room()) };
@@ -184,11 +166,11 @@ impl Cuda {
                     reason,
                 })
             })?;
-            if self.computed.replace(false) {
-                // Steps keep partial results where rows wait to be packed.
-                self.device.beside_waits(&slots[slot].packed)?;
-            }
-            times.launching += timed(|| pack(slot, &slots[slot], index * at_once, count(index)))?;
+            let (pinned, event) = &slots[slot];
+            times.launching += timed(|| {
+                pack(slot, pinned, index * at_once, count(index))?;
+                event.record()
+            })?;
             // What comes next begins behind the last that was used, also where this part fails.
             *next = (slot + 1) % SLOTS;
         }

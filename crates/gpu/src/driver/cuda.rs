@@ -1,8 +1,7 @@
-//! The CUDA driver: one device, one context, one stream and another for copies beside it.
+//! The CUDA driver: one device, one context, one stream.
 //!
 //! Everything is ordered by the stream: what is launched, copied or freed later never overtakes what came before, so
-//! memory can be used again as soon as the host lets go of it. Only what weights are packed from is copied beside it, and
-//! events order that ([`Device::write_beside`]). Every call's result is checked where it is made and
+//! memory can be used again as soon as the host lets go of it. Every call's result is checked where it is made and
 //! carries the name of the operation.
 
 use std::cell::Cell;
@@ -53,8 +52,6 @@ pub(crate) struct Device {
     name: &'static str,
     ordinal: sys::CUdevice,
     stream: sys::CUstream,
-    /// Copies to the device that kernels of `stream` need not wait for.
-    beside: sys::CUstream,
     pub(crate) found: Found,
     pub(crate) multiprocessors: u32,
     /// Bytes of dynamic shared memory that a block may have.
@@ -148,7 +145,6 @@ impl Device {
             name: NAMES.get(ordinal).copied().unwrap_or("cuda"),
             ordinal: device,
             stream: std::ptr::null_mut(),
-            beside: std::ptr::null_mut(),
             found: Found { name, memory_total: 0, memory_free: 0, capability, driver },
             multiprocessors: u32::try_from(multiprocessors).unwrap_or(1),
             shared_max: usize::try_from(shared).unwrap_or(0).saturating_sub(SHARED_STATIC),
@@ -163,11 +159,9 @@ impl Device {
         opened.found.memory_free = free as u64;
         opened.found.memory_total = total as u64;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        for stream in [&mut opened.stream, &mut opened.beside] {
-            // SAFETY: a context is current; the stream is destroyed in `drop`.
-            *stream = unsafe { filled(|to| calls::cuStreamCreate(to, flags)) }
-                .map_err(refuse("no stream can be made"))?;
-        }
+        // SAFETY: a context is current; the stream is destroyed in `drop`.
+        opened.stream = unsafe { filled(|to| calls::cuStreamCreate(to, flags)) }
+            .map_err(refuse("no stream can be made"))?;
         Ok(Rc::new(opened))
     }
 
@@ -249,45 +243,13 @@ impl Device {
         at: usize,
         bytes: usize,
     ) -> Result<(), Error> {
-        self.write_on(self.stream, operation, to, from.room().part(at, bytes))
-    }
-
-    /// The same beside everything else: it overtakes what was launched before. Kernels behind `copied` find what was written;
-    /// who wrote or read there before must be through.
-    pub(crate) fn write_beside(
-        &self,
-        operation: &'static str,
-        to: u64,
-        from: PinnedRoom,
-        copied: &Event,
-    ) -> Result<(), Error> {
-        self.write_on(self.beside, operation, to, from)?;
-        // SAFETY: all are open.
-        self.check(operation, unsafe { calls::cuEventRecord(copied.event, self.beside) })?;
-        // SAFETY: as above.
-        self.check(operation, unsafe { calls::cuStreamWaitEvent(self.stream, copied.event, 0) })
-    }
-
-    /// Lets what is copied beside wait for everything launched so far.
-    pub(crate) fn beside_waits(&self, event: &Event) -> Result<(), Error> {
-        event.record()?;
-        // SAFETY: both are open.
-        self.check("wait for event", unsafe { calls::cuStreamWaitEvent(self.beside, event.event, 0) })
-    }
-
-    fn write_on(
-        &self,
-        stream: sys::CUstream,
-        operation: &'static str,
-        to: u64,
-        from: PinnedRoom,
-    ) -> Result<(), Error> {
-        if from.bytes == 0 {
+        assert!(at + bytes <= from.bytes, "{bytes} bytes at {at} of {} pinned ones", from.bytes);
+        if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: pinned memory of that size; `to` is memory of the caller's that holds as much.
+        // SAFETY: inside the pinned memory, as just checked; `to` is memory of the caller's of that size.
         self.check(operation, unsafe {
-            calls::cuMemcpyHtoDAsync_v2(to, from.start.cast(), from.bytes, stream)
+            calls::cuMemcpyHtoDAsync_v2(to, from.start.add(at).cast(), bytes, self.stream)
         })
     }
 
@@ -427,13 +389,11 @@ impl Arg<'_> {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: all were made in `open` and nothing of theirs is left: whoever holds memory holds the device.
+        // SAFETY: both were made in `open` and nothing of theirs is left: whoever holds memory holds the device.
         unsafe {
-            for stream in [self.beside, self.stream] {
-                if !stream.is_null() {
-                    let _ = calls::cuStreamSynchronize(stream);
-                    let _ = calls::cuStreamDestroy_v2(stream);
-                }
+            if !self.stream.is_null() {
+                let _ = calls::cuStreamSynchronize(self.stream);
+                let _ = calls::cuStreamDestroy_v2(self.stream);
             }
             let _ = calls::cuDevicePrimaryCtxRelease_v2(self.ordinal);
         }

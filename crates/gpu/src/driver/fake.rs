@@ -1,7 +1,7 @@
 //! A driver for tests without a GPU. It computes nothing, remembers what it is asked, and fails where it is told to.
 //!
-//! Each thread has one of its own. What is put on a stream is done when somebody waits for it, and only as far as he
-//! waits, the host or another stream: whoever writes what a copy still reads, or reads what a copy still writes, gets wrong bytes here as he would on a
+//! Each thread has one of its own. What is put on the stream is done when somebody waits for it, and only as far as he
+//! waits: whoever writes what a copy still reads, or reads what a copy still writes, gets wrong bytes here as he would on a
 //! device. Device memory is memory of the host, so copies are real; what lies outside of it is an illegal address.
 //! Two kernels do something, `pack` and `rows_of` for rows of f32, so that an upload can be followed to its check.
 
@@ -102,11 +102,6 @@ enum Work {
         event: usize,
         turn: u64,
     },
-    /// What is behind it is done when that was reached.
-    Await {
-        event: usize,
-        turn: u64,
-    },
 }
 
 /// What exists, by kind; zeros where everything was given back.
@@ -143,8 +138,7 @@ pub(crate) struct Fake {
     pub(crate) memory_bytes: Option<usize>,
     slabs: BTreeMap<u64, Vec<u8>>,
     pinned: HashMap<usize, Vec<u8>>,
-    /// What waits, by stream.
-    work: BTreeMap<usize, VecDeque<Work>>,
+    work: VecDeque<Work>,
     /// While a graph is recorded: what it holds so far.
     recording: Option<Vec<Work>>,
     graphs: HashMap<usize, Vec<Work>>,
@@ -186,12 +180,12 @@ impl Fake {
 
     /// Does everything that is on the stream.
     pub(crate) fn wait_all(&mut self) {
-        self.wait().expect("nothing fails by itself");
+        self.wait(None).expect("nothing fails by itself");
     }
 
     /// Kernels on the stream that nobody has waited for.
     pub(crate) fn launches_waiting(&self) -> usize {
-        self.work.values().flatten().filter(|work| matches!(work, Work::Launch(_))).count()
+        self.work.iter().filter(|work| matches!(work, Work::Launch(_))).count()
     }
 
     /// Remembers a call; how it fails, if it does.
@@ -210,12 +204,12 @@ impl Fake {
         self.names
     }
 
-    fn put(&mut self, stream: CUstream, work: Work) -> Done {
+    fn put(&mut self, work: Work) -> Done {
         match (&mut self.recording, work) {
             (Some(recording), work @ Work::Launch(_)) => recording.push(work),
             // A step's recording holds kernels and nothing else.
             (Some(_), _) => return self.unsupported("a copy or an event while a graph is recorded"),
-            (None, work) => self.work.entry(stream.addr()).or_default().push_back(work),
+            (None, work) => self.work.push_back(work),
         }
         Ok(())
     }
@@ -237,33 +231,21 @@ impl Fake {
         slab.get_mut(offset..).and_then(|rest| rest.get_mut(..bytes)).ok_or(illegal)
     }
 
-    /// Does everything that is on the streams.
-    fn wait(&mut self) -> Done {
-        let streams: Vec<usize> = self.work.keys().copied().collect();
-        streams.into_iter().try_for_each(|stream| self.wait_for(stream, None))
-    }
-
-    /// Does what is on a stream until an event is reached, or all of it.
-    fn wait_for(&mut self, stream: usize, until: Option<(usize, u64)>) -> Done {
+    /// Does what is on the stream, until an event is reached, or all of it.
+    fn wait(&mut self, until: Option<(usize, u64)>) -> Done {
         if self.recording.is_some() {
             return self.unsupported("waiting while a graph is recorded");
         }
-        while let Some(work) = self.work.get_mut(&stream).and_then(VecDeque::pop_front) {
-            match work {
-                Work::Reach { event, turn } if until == Some((event, turn)) => return Ok(()),
-                Work::Reach { .. } => {}
-                Work::Await { event, turn } => self.reach(event, turn)?,
-                work => self.work_off(&work)?,
+        while let Some(work) = self.work.pop_front() {
+            if let Work::Reach { event, turn } = work {
+                if until == Some((event, turn)) {
+                    return Ok(());
+                }
+                continue;
             }
+            self.work_off(&work)?;
         }
         Ok(())
-    }
-
-    /// Does what lies before an event, on whichever stream; nothing where it was passed.
-    fn reach(&mut self, event: usize, turn: u64) -> Done {
-        let is = |work: &Work| matches!(*work, Work::Reach { event: e, turn: t } if (e, t) == (event, turn));
-        let stream = self.work.iter().find(|(_, work)| work.iter().any(is)).map(|(stream, _)| *stream);
-        stream.map_or(Ok(()), |stream| self.wait_for(stream, Some((event, turn))))
     }
 
     fn work_off(&mut self, work: &Work) -> Done {
@@ -288,7 +270,7 @@ impl Fake {
                 self.memory(to, bytes)?.copy_from_slice(&copied);
             }
             Work::Fill { to, byte, bytes } => self.memory(to, bytes)?.fill(byte),
-            Work::Launch(Effect::Nothing) | Work::Reach { .. } | Work::Await { .. } => {}
+            Work::Launch(Effect::Nothing) | Work::Reach { .. } => {}
             Work::Launch(Effect::Pack { plane, stored, bytes }) => {
                 let taken = self.memory(stored, bytes)?.to_vec();
                 self.packed.insert(plane, taken);
@@ -416,8 +398,8 @@ pub(crate) unsafe fn cuStreamDestroy_v2(_stream: CUstream) -> CUresult {
     give_back("cuStreamDestroy", |fake| fake.live.streams -= 1)
 }
 
-pub(crate) unsafe fn cuStreamSynchronize(stream: CUstream) -> CUresult {
-    call("cuStreamSynchronize", |fake| fake.wait_for(stream.addr(), None))
+pub(crate) unsafe fn cuStreamSynchronize(_stream: CUstream) -> CUresult {
+    call("cuStreamSynchronize", |fake| fake.wait(None))
 }
 
 pub(crate) unsafe fn cuMemAlloc_v2(to: *mut CUdeviceptr, bytes: usize) -> CUresult {
@@ -441,7 +423,7 @@ pub(crate) unsafe fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     give_back("cuMemFree", |fake| {
         // The real one waits for work that uses it.
         if fake.recording.is_none() {
-            fake.wait().ok();
+            fake.wait(None).ok();
         }
         match fake.slabs.remove(&pointer) {
             Some(_) => fake.live.slabs -= 1,
@@ -463,7 +445,7 @@ pub(crate) unsafe fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: 
 pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     give_back("cuMemFreeHost", |fake| {
         if fake.recording.is_none() {
-            fake.wait().ok();
+            fake.wait(None).ok();
         }
         match fake.pinned.remove(&pointer.expose_provenance()) {
             Some(_) => fake.live.pinned -= 1,
@@ -476,15 +458,15 @@ pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
     to: CUdeviceptr,
     from: *const c_void,
     bytes: usize,
-    stream: CUstream,
+    _stream: CUstream,
 ) -> CUresult {
     call("cuMemcpyHtoD", |fake| {
         if fake.is_pinned(from.addr()) {
-            return fake.put(stream, Work::ToDevice { to, from: from.expose_provenance(), bytes });
+            return fake.put(Work::ToDevice { to, from: from.expose_provenance(), bytes });
         }
         // SAFETY: the caller's memory, during the call.
         let kept = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
-        fake.put(stream, Work::Kept { to, bytes: kept })
+        fake.put(Work::Kept { to, bytes: kept })
     })
 }
 
@@ -492,12 +474,12 @@ pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
     to: *mut c_void,
     from: CUdeviceptr,
     bytes: usize,
-    stream: CUstream,
+    _stream: CUstream,
 ) -> CUresult {
     call("cuMemcpyDtoH", |fake| {
-        fake.put(stream, Work::FromDevice { to: to.expose_provenance(), from, bytes })?;
+        fake.put(Work::FromDevice { to: to.expose_provenance(), from, bytes })?;
         // Into other memory than pinned the driver copies before it returns.
-        if fake.is_pinned(to.addr()) { Ok(()) } else { fake.wait() }
+        if fake.is_pinned(to.addr()) { Ok(()) } else { fake.wait(None) }
     })
 }
 
@@ -505,18 +487,18 @@ pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
     to: CUdeviceptr,
     from: CUdeviceptr,
     bytes: usize,
-    stream: CUstream,
+    _stream: CUstream,
 ) -> CUresult {
-    call("cuMemcpyDtoD", |fake| fake.put(stream, Work::Inside { to, from, bytes }))
+    call("cuMemcpyDtoD", |fake| fake.put(Work::Inside { to, from, bytes }))
 }
 
 pub(crate) unsafe fn cuMemsetD8Async(
     to: CUdeviceptr,
     byte: c_uchar,
     bytes: usize,
-    stream: CUstream,
+    _stream: CUstream,
 ) -> CUresult {
-    call("cuMemsetD8", |fake| fake.put(stream, Work::Fill { to, byte, bytes }))
+    call("cuMemsetD8", |fake| fake.put(Work::Fill { to, byte, bytes }))
 }
 
 pub(crate) unsafe fn cuEventCreate(to: *mut CUevent, _flags: c_uint) -> CUresult {
@@ -530,27 +512,26 @@ pub(crate) unsafe fn cuEventDestroy_v2(_event: CUevent) -> CUresult {
     give_back("cuEventDestroy", |fake| fake.live.events -= 1)
 }
 
-pub(crate) unsafe fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
+pub(crate) unsafe fn cuEventRecord(event: CUevent, _stream: CUstream) -> CUresult {
     call("cuEventRecord", |fake| {
         let turn = fake.turns.entry(event.addr()).or_default();
         *turn += 1;
         let turn = *turn;
-        fake.put(stream, Work::Reach { event: event.addr(), turn })
+        fake.put(Work::Reach { event: event.addr(), turn })
     })
 }
 
 pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
     call("cuEventSynchronize", |fake| {
-        // The last time that it was put on a stream.
-        let turn = fake.turns.get(&event.addr()).copied();
-        turn.map_or(Ok(()), |turn| fake.reach(event.addr(), turn))
-    })
-}
-
-pub(crate) unsafe fn cuStreamWaitEvent(stream: CUstream, event: CUevent, _flags: c_uint) -> CUresult {
-    call("cuStreamWaitEvent", |fake| {
-        let turn = fake.turns.get(&event.addr()).copied();
-        turn.map_or(Ok(()), |turn| fake.put(stream, Work::Await { event: event.addr(), turn }))
+        let reached = |work: &Work| match *work {
+            Work::Reach { event: reached, turn } if reached == event.addr() => Some((reached, turn)),
+            _ => None,
+        };
+        // The last time that it was put on the stream; passed already where it is not there any more.
+        match fake.work.iter().rev().find_map(reached) {
+            Some(until) => fake.wait(Some(until)),
+            None => Ok(()),
+        }
     })
 }
 
@@ -679,7 +660,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(
             }
         };
         fake.launched.push(launched);
-        fake.put(config.hStream, Work::Launch(effect))
+        fake.put(Work::Launch(effect))
     })
 }
 
@@ -728,11 +709,11 @@ pub(crate) unsafe fn cuGraphExecDestroy(graph: CUgraphExec) -> CUresult {
     })
 }
 
-pub(crate) unsafe fn cuGraphLaunch(graph: CUgraphExec, stream: CUstream) -> CUresult {
+pub(crate) unsafe fn cuGraphLaunch(graph: CUgraphExec, _stream: CUstream) -> CUresult {
     call("cuGraphLaunch", |fake| {
         let recorded = fake.graphs.get(&graph.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.clone();
         fake.replayed.push(recorded.len());
-        recorded.into_iter().try_for_each(|work| fake.put(stream, work))
+        recorded.into_iter().try_for_each(|work| fake.put(work))
     })
 }
 
