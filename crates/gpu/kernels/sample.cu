@@ -92,6 +92,7 @@ struct Sum {
         return Sum{__reduce_add_sync(0xffffffff, high), __reduce_add_sync(0xffffffff, low)}.whole();
     }
 };
+// The weight of one logit.
 DEVICE u64 weight(float logit, float largest, float halvings) {
     Sum sum = {0, 0};
     sum.add(unrounded(logit, largest, halvings));
@@ -136,12 +137,13 @@ struct Held {
         }
     }
     // Minus infinity below the vocabulary's end is broken too.
-    template <bool APART> DEVICE_METHOD bool broken(int vocab) const {
+    template <bool APART> DEVICE_METHOD bool broken(int vocab, int stretch) const {
+        const bool whole = (stretch + 1) * STRETCH <= vocab;
         float sum = 0.0f;
 #pragma unroll
         for (int q = 0; q < QUADS; q++)
             for (int i = 0; i < 4; i++)
-                if (id<APART>(q) + i < vocab) sum = fmaf(logits[q][i], 0.0f, sum);
+                if (whole || id<APART>(q) + i < vocab) sum = fmaf(logits[q][i], 0.0f, sum);
         return sum != 0.0f;
     }
     template <bool APART> DEVICE_METHOD void allow(const Row& row) {
@@ -154,7 +156,7 @@ struct Held {
                 if (!(bits >> i & 1)) logits[q][i] = -INFINITY_F;
         }
     }
-    // Of what is above `floor` and not behind the one at `last`, the lowest whose id is kept as well.
+    // Takes away what is below `floor`, and what comes behind the last that is kept: smaller, or as large with a larger id.
     template <bool APART> DEVICE_METHOD void keep(float floor, float last, int last_id) {
 #pragma unroll
         for (int q = 0; q < QUADS; q++)
@@ -187,7 +189,7 @@ DEVICE float floor_of(const Row& row, float largest) {
     return fmaxf(__double2float_ru(__dadd_rn((double)largest, row.log_min_p)), LOWEST);
 }
 
-KERNEL __launch_bounds__(THREADS, 8) scan(const float* logits, int columns, const Row* rows, Stretch* stretches) {
+KERNEL __launch_bounds__(THREADS) scan(const float* logits, int columns, const Row* rows, Stretch* stretches) {
     __shared__ u32 bests[THREADS / WARP], maxima[THREADS / WARP], ids[THREADS / WARP];
     __shared__ u64 totals[THREADS / WARP];
     __shared__ float sums[WARP];
@@ -200,7 +202,7 @@ KERNEL __launch_bounds__(THREADS, 8) scan(const float* logits, int columns, cons
     Held held;
     held.load<true>(from, columns, row.vocab, blockIdx.x);
     Stretch out = {0, 0.0f, 0.0f, 0.0f, 0, 0, 0};
-    out.broken = __syncthreads_or(held.broken<true>(row.vocab));
+    out.broken = __syncthreads_or(held.broken<true>(row.vocab, blockIdx.x));
     if (row.logprob) {
         out.max = from_ascending(block_most(ascending(held.largest()), maxima));
         float sum = 0.0f;
@@ -321,7 +323,7 @@ struct Totals {
 };
 
 // Grid (any number of blocks, rows).
-KERNEL __launch_bounds__(THREADS, 8) weigh(const float* logits, int columns, const Row* rows, const Stretch* stretches, Bins* bins) {
+KERNEL __launch_bounds__(THREADS) weigh(const float* logits, int columns, const Row* rows, const Stretch* stretches, Bins* bins) {
     __shared__ Totals totals;
     __shared__ u64 all_total;
     let_next_start();

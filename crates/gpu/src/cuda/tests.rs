@@ -87,10 +87,6 @@ impl Model {
 
     /// A step of `streams` sequences at `place`: forward, choice, end.
     fn step(&mut self, cuda: &Cuda, streams: usize, place: u32) -> Result<(), Error> {
-        self.step_by(cuda, streams, place, &Sampling::greedy())
-    }
-
-    fn step_by(&mut self, cuda: &Cuda, streams: usize, place: u32, sampling: &Sampling) -> Result<(), Error> {
         let mut batch = Batch::default();
         for stream in 0..streams as u32 {
             let pages = (0..=place / 32).map(|page| PageId(1 + stream + page)).collect();
@@ -99,6 +95,7 @@ impl Model {
         }
         let mut step = cuda.begin(&batch)?;
         cuda.record(&step, &mut || self.forward(cuda, &step))?;
+        let sampling = Sampling::greedy();
         let rows: Vec<SampleRow<'_>> = (0..streams as u32)
             .map(|stream| SampleRow {
                 wanted: stream,
@@ -106,7 +103,7 @@ impl Model {
                 position: place,
                 seed: 0,
                 vocab: VOCAB as u32,
-                sampling,
+                sampling: &sampling,
                 history: &[],
                 generated: 0,
                 mask: None,
@@ -168,28 +165,6 @@ fn a_step_of_one_token_is_five_kernels_a_layer_and_the_ends() {
         (5, 5, 0, 0),
         "{names:?}"
     );
-}
-
-#[test]
-fn every_way_to_choose_is_launched_with_what_the_driver_allows() {
-    fake::willing();
-    let cuda = Cuda::new(options()).unwrap();
-    let mut model = Model::new(&cuda).unwrap();
-    let plain = Sampling::default;
-    let ways: [(Sampling, &[&str]); 5] = [
-        (Sampling::greedy(), &["scan", "draw"]),
-        (plain(), &["scan", "draw"]),
-        (Sampling { min_p: 0.05, ..plain() }, &["scan", "keep", "draw"]),
-        (Sampling { top_k: 40, ..plain() }, &["scan", "weigh", "cut", "keep", "draw"]),
-        (Sampling { top_p: 0.9, ..plain() }, &["scan", "weigh", "cut", "keep", "draw"]),
-    ];
-    for (sampling, wanted) in ways {
-        fake::with(|fake| fake.launched.clear());
-        model.step_by(&cuda, 2, 0, &sampling).unwrap();
-        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
-        let names: Vec<&str> = launched.iter().map(|launch| launch.kernel.as_str()).collect();
-        assert_eq!(names[names.len() - wanted.len()..], *wanted, "{sampling:?}");
-    }
 }
 
 #[test]
@@ -330,6 +305,47 @@ impl Mixture {
         cuda.finish(step).unwrap();
         launched.into_iter().map(|launch| (launch.kernel, launch.grid)).collect()
     }
+}
+
+#[test]
+fn tokens_are_chosen_by_the_kernels_that_their_parameters_need() {
+    // Five stretches of ids, the last of which has one.
+    const IDS: usize = 4 * 4096 + 1;
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let logits = cuda.alloc(Purpose::Logits, 2, IDS).unwrap();
+    let mask = vec![u32::MAX; IDS.div_ceil(32)];
+    let plain = Sampling::default;
+    let check = |sampling: [Sampling; 2], wanted: &[(&str, [u32; 3])]| {
+        let mut step = cuda.begin(&streams_batch(2)).unwrap();
+        fake::with(|fake| fake.launched.clear());
+        let rows = [0, 1].map(|row: u32| SampleRow {
+            wanted: row,
+            slot: row,
+            position: 1,
+            seed: 0,
+            vocab: IDS as u32,
+            sampling: &sampling[row as usize],
+            history: &[],
+            generated: 0,
+            mask: Some(&mask),
+            given: None,
+            mirostat_mu: 0.0,
+        });
+        cuda.sample(&mut step, &logits, &rows).unwrap();
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        cuda.finish(step).unwrap();
+        let launched: Vec<_> = launched.iter().map(|launch| (launch.kernel.as_str(), launch.grid)).collect();
+        assert_eq!(launched, wanted);
+    };
+    let (scan, keep, draw) = (("scan", [5, 2, 1]), ("keep", [5, 2, 1]), ("draw", [2, 1, 1]));
+    check([Sampling::greedy(), plain()], &[scan, draw]);
+    check([Sampling { min_p: 0.1, ..plain() }, plain()], &[scan, keep, draw]);
+    let cut = [scan, ("weigh", [5, 2, 1]), ("cut", [2, 1, 1]), keep, draw];
+    check([Sampling::greedy(), Sampling { top_p: 0.9, ..plain() }], &cut);
+    check([Sampling { top_k: 40, ..plain() }, plain()], &cut);
+    // The most likely needs no cut.
+    check([Sampling { top_k: 40, ..Sampling::greedy() }, Sampling::greedy()], &[scan, draw]);
 }
 
 #[test]
