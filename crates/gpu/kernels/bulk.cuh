@@ -39,6 +39,19 @@ template <class Bytes> DEVICE void copy_step(const Part& part, long step, u32 to
     if (mins) copy_bulk(to + Bytes::MINS, part.mins + step * mins, mins, barrier);
 }
 
+// The barriers of a ring: of each stage, that it is full, and that all who read it are done with it.
+template <int STAGES> struct Barriers {
+    u64 full[STAGES], empty[STAGES];
+    DEVICE_METHOD void init(int readers) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(full + i, 1);
+            barrier_init(empty + i, readers);
+        }
+    }
+};
+// Before others use them, and before the copy engine does.
+DEVICE void barriers_are_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
 // A place in a ring: which stage, and whether it has come round an odd number of times.
 template <int STAGES> struct Turn {
     u32 stage = 0, parity = 0;

@@ -5,8 +5,9 @@
 // Of the third one warp copies weights, a step of all rows at once, and another activations, 64 columns at once, each
 // through a ring of its own. Where rows are gates (GATES), the second 64 rows are the counterparts of the first.
 // Sums are those of gemv.cu in the same order, and have the same bits: slices of contiguous steps, each from zero, added in
-// their order. A block takes all slices of a tile (SLICED: more than one), or the blocks of a cluster take a slice each and
-// add what they have through each other's shared memory (SPLIT).
+// their order. A block takes all slices of a tile (SLICED: more than one), or all steps of all slices are shared out evenly
+// (SHARED: the number of slices): where a share ends within a slice, the next block goes on with its sums, which come through
+// memory, and blocks that have slices of a tile add them there.
 // With EXPERTS rows of activations are those of one expert after the other (experts.cuh), each times its own weights.
 // Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only what they let through.
 #include QUANT
@@ -28,6 +29,8 @@ struct Inputs {
     int rows;              // that it has room for: a multiple of 8
     int tiles;             // of a block's rows, below each other
     int slices, pad;
+    float4* partials;      // of shares: the sums that blocks pass on, or those of each slice
+    u32* tickets;          // who has left some there: zero between kernels
 };
 
 #define WARPS 8         // that multiply
@@ -37,32 +40,50 @@ struct Inputs {
 #define STAGE_B (WIDTH * 128)
 #define GROUP (2048 / WIDTH)  // tiles of activations that stay in the cache: 15 MB of 3584 columns
 #define PASSED 16       // sums of a lane that warpgroups pass to each other at once
+#define ADDED (SHARED > 4 ? 2 : 4)  // fours of sums that a lane adds at once
+#define SUMS_FOURS (ROW_TILES * 16 * WIDTH / 4)  // sums of a block, in fours
 
 #if __CUDA_ARCH__ == 900
-struct Barriers {
-    u64 full_a[STAGES_A], empty_a[STAGES_A], full_b[STAGES_B], empty_b[STAGES_B];
-};
-
 // The warps that multiply wait for each other.
 DEVICE void multipliers_wait() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory"); }
+
+#if SHARED
+// Says that this warp has left something in memory. Every lane's is seen by who waits for it.
+DEVICE void ticket_give(u32* ticket) {
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ticket) : "memory");
+}
+DEVICE void ticket_wait(const u32* ticket, u32 count) {
+    u32 there = 0;
+    if (threadIdx.x % WARP == 0) {
+        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(ticket) : "memory");
+        while (there < count);
+    }
+    __syncwarp();
+}
+#endif
+
+// Of a tile some steps, of one slice or of all.
+struct Piece {
+    Item item;
+    u32 unit, from, to;  // a unit is a slice of a tile
+    bool takes, passes;  // whether another block has begun the slice, or ends it
+};
 
 KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs in, Result out STACK) {
     // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed.
     extern __shared__ u8 room[];
-    __shared__ Barriers barriers;
+    __shared__ Barriers<STAGES_A> barriers_a;
+    __shared__ Barriers<STAGES_B> barriers_b;
+#if SHARED < 2
     __shared__ float factors[2][WIDTH];
+#endif
     const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES_A; i++) {
-            barrier_init(barriers.full_a + i, 1);
-            barrier_init(barriers.empty_a + i, WARPS);
-        }
-        for (int i = 0; i < STAGES_B; i++) {
-            barrier_init(barriers.full_b + i, 1);
-            barrier_init(barriers.empty_b + i, WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_a.init(WARPS);
+        barriers_b.init(WARPS);
+        barriers_are_ready();
     }
 #if EXPERTS
     __shared__ int before[EXPERTS_MAX + 1];
@@ -79,14 +100,32 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
     const int across = max(count + WIDTH - 1, 0) / WIDTH, tiles = across * in.tiles;
     // Tiles that share rows of the weight are neighbours, so that these are read once from memory, and as many rows of
     // activations go through the whole weight as a cache holds: a block's at-th tile.
+    // Shares begin far from each other: there a weight is gone through for each tile of activations, by other blocks at about
+    // the same time.
     auto place_of = [&](int at) {
+        if (SHARED) return Item{0, at % in.tiles, at / in.tiles * WIDTH, count};
         const int group = at / (GROUP * in.tiles), within = at - group * GROUP * in.tiles;
         const int wide = min(GROUP, across - group * GROUP);
         return Item{0, within / wide, (group * GROUP + within % wide) * WIDTH, count};
     };
 #endif
-    const u32 slice_first = SPLIT ? blockIdx.z : 0, slice_end = SPLIT ? blockIdx.z + 1 : slices;
-    const u32 begin = slice_first * steps / slices, end = slice_end * steps / slices;
+    // What this block does, in this order. Some of a share may be nothing.
+#if SHARED
+    // Units count as if all were as long as the longest. The last is begun first: who goes on with it does so at its end.
+    const u32 longest = (steps + SHARED - 1) / SHARED;
+    const u64 all = (u64)tiles * SHARED * longest;
+    const u32 share = blockIdx.x * all / gridDim.x, share_end = (blockIdx.x + 1) * all / gridDim.x;
+    const int unit_first = share / longest, unit_last = share_end / longest, pieces = unit_last - unit_first + 1;
+    auto piece_of = [&](int i) {
+        const int unit = unit_last - i;
+        const u32 slice = unit % SHARED, above = slice * steps / SHARED, whole = (slice + 1) * steps / SHARED - above;
+        const u32 from = unit == unit_first ? min(share - unit * longest, whole) : 0, to = min(share_end - unit * longest, whole);
+        return Piece{place_of(unit / SHARED), (u32)unit, above + from, above + to, from > 0, to < whole};
+    };
+#else
+    const int pieces = ((int)tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    auto piece_of = [&](int i) { return Piece{place_of(blockIdx.x + i * gridDim.x), 0, 0, steps, false, false}; };
+#endif
     const int row_tiles = GATES ? out.pairs : (part.rows + 15) / 16;
     // The first of a block's times 16 rows that is this warp's or lane's.
     auto tile_of = [&](int tile, int i) { return GATES ? tile * (ROW_TILES / 2) + i % (ROW_TILES / 2) : tile * ROW_TILES + i; };
@@ -96,14 +135,14 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
         if (warp == WARPS) {
             // A lane for each 16 rows; beyond the last the last again.
             Turn<STAGES_A> turn;
-            for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
+            for (int i = 0; i < pieces; i++) {
+                const Piece piece = piece_of(i);
                 const int below = GATES && lane >= ROW_TILES / 2 ? out.pairs : 0;
-                const Item item = place_of(at);
-                const int above = item.expert * ((part.rows + 15) / 16);
-                const long base = (long)(above + min(tile_of(item.tile, lane), row_tiles - 1) + below) * steps;
-                for (u32 s = begin; s < end; s++) {
-                    u64* full = barriers.full_a + turn.stage;
-                    barrier_wait(barriers.empty_a + turn.stage, turn.parity ^ 1);
+                const int above = piece.item.expert * ((part.rows + 15) / 16);
+                const long base = (long)(above + min(tile_of(piece.item.tile, lane), row_tiles - 1) + below) * steps;
+                for (u32 s = piece.from; s < piece.to; s++) {
+                    u64* full = barriers_a.full + turn.stage;
+                    barrier_wait(barriers_a.empty + turn.stage, turn.parity ^ 1);
                     if (lane == 0) barrier_expect(full, STAGE_A);
                     __syncwarp();
                     if (lane < ROW_TILES)
@@ -114,24 +153,19 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
         } else if (warp == WARPS + 1 && lane == 0) {
             wait_for_inputs();
             Turn<STAGES_B> turn;
-            for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
-                const int token = place_of(at).place;
+            for (int i = 0; i < pieces; i++) {
+                const Piece piece = piece_of(i);
+                const int token = piece.item.place;
                 const u32 bytes = min(WIDTH, in.rows - token) * 128;
-                for (u32 k = begin * (Quant::STEP / 64); k < end * (Quant::STEP / 64); k++) {
-                    u64* full = barriers.full_b + turn.stage;
-                    barrier_wait(barriers.empty_b + turn.stage, turn.parity ^ 1);
+                for (u32 k = piece.from * (Quant::STEP / 64); k < piece.to * (Quant::STEP / 64); k++) {
+                    u64* full = barriers_b.full + turn.stage;
+                    barrier_wait(barriers_b.empty + turn.stage, turn.parity ^ 1);
                     barrier_expect(full, bytes);
                     copy_bulk(ring_b + turn.stage * STAGE_B, in.values + ((long)k * in.rows + token) * 128, bytes, full);
                     turn.move();
                 }
             }
         }
-#if SPLIT
-        // All of a cluster's threads meet twice.
-        __syncwarp();
-        cluster_wait();
-        cluster_wait();
-#endif
         return;
     }
 
@@ -139,31 +173,30 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
     const int t = lane % 4;
     const u8* staged = room + (ring_a - shared_at(room)) + warp * Quant::Bytes::BYTES;
     const float unscale = Quant::unscale(part);
+    auto token_of = [&](int i) { return i / 4 * 8 + t * 2 + i % 2; };
     Turn<STAGES_A> turn_a;
     Turn<STAGES_B> turn_b;
     int half = 0;
     wait_for_inputs();
-    for (int at = blockIdx.x; at < tiles; at += gridDim.x) {
-        const Item item = place_of(at);
+    for (int at = 0; at < pieces; at++) {
+        const Piece piece = piece_of(at);
+        if (at + 1 == pieces) let_next_start();
+        if (SHARED && piece.from >= piece.to) continue;
+#if SHARED < 2
+        const Item& item = piece.item;
         const int tile = item.tile, token = item.place, end_row = item.end;
         const float* biases = out.bias ? out.bias + (long)item.expert * out.columns + out.first : nullptr;
-        if (at + gridDim.x >= tiles) let_next_start();
         // Powers of two: one product has the bits of `meant`.
         for (int i = threadIdx.x; i < min(WIDTH, end_row - token); i += WARPS * WARP)
             factors[half][i] = __fmul_rn(in.factors[token + i], unscale);
-        float acc[OUTPUTS];
-#if SLICED
-        float sum[OUTPUTS];
-#pragma unroll
-        for (int i = 0; i < OUTPUTS; i++) sum[i] = 0.0f;
 #endif
+        float acc[OUTPUTS];
         u32 last = STAGES_B;  // a stage of activations that is free when the next product has begun
-#pragma unroll 1
-        for (u32 slice = slice_first; slice < slice_end; slice++) {
-            const u32 from = slice * steps / slices, to = (slice + 1) * steps / slices;
+        // Adds steps to sums, or begins anew.
+        auto multiply = [&](u32 from, u32 to, bool anew) {
 #pragma unroll 1
             for (u32 s = from; s < to; s++) {
-                barrier_wait(barriers.full_a + turn_a.stage, turn_a.parity);
+                barrier_wait(barriers_a.full + turn_a.stage, turn_a.parity);
                 u64 columns = 0;
                 u32 first[4];
                 Quant::fragments(staged + turn_a.stage * STAGE_A, lane, [&](int k, const u32 a[4]) {
@@ -174,37 +207,71 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
                         return;
                     }
                     if (k % 4 == 1) {
-                        barrier_wait(barriers.full_b + turn_b.stage, turn_b.parity);
+                        barrier_wait(barriers_b.full + turn_b.stage, turn_b.parity);
                         columns = wgmma_columns(ring_b + turn_b.stage * STAGE_B);
                     }
                     wgmma_fence();
-                    Wgmma<WIDTH>::multiply(acc, first, columns + 2 * (k % 4 - 1), s != from || k != 1);
+                    Wgmma<WIDTH>::multiply(acc, first, columns + 2 * (k % 4 - 1), !anew || s != from || k != 1);
                     Wgmma<WIDTH>::multiply(acc, a, columns + 2 * (k % 4), 1);
                     wgmma_commit();
                     // What comes next is unpacked while these two are under way.
                     wgmma_wait<1>();
                     if (k % 4 == 1) {
-                        if (last < STAGES_B && lane == 0) barrier_arrive(barriers.empty_b + last);
+                        if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
                         last = turn_b.stage;
                         turn_b.move();
                     }
                 });
                 __syncwarp();
-                if (lane == 0) barrier_arrive(barriers.empty_a + turn_a.stage);
+                if (lane == 0) barrier_arrive(barriers_a.empty + turn_a.stage);
                 turn_a.move();
             }
             wgmma_wait<0>();
+        };
 #if SLICED
+        float sum[OUTPUTS];
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++) sum[i] = 0.0f;
+#pragma unroll 1
+        for (u32 slice = 0; slice < slices; slice++) {
+            multiply(slice * steps / slices, (slice + 1) * steps / slices, true);
 #pragma unroll
             for (int i = 0; i < OUTPUTS; i++) sum[i] = __fadd_rn(sum[i], acc[i]);
-#endif
         }
-        if (last < STAGES_B && lane == 0) barrier_arrive(barriers.empty_b + last);
+#else
+#if SHARED
+        // What is passed on lies in the place of the block that passes it; with several slices in that of their sums.
+        auto sums_at = [&](u32 block) { return in.partials + (long)(SHARED > 1 ? piece.unit : block) * SUMS_FOURS + threadIdx.x; };
+        if (piece.takes) {
+            u32* ticket = in.tickets + (blockIdx.x - 1) * WARPS + warp;
+            ticket_wait(ticket, 1);
+            if (lane == 0) *ticket = 0;
+            const float4* from = sums_at(blockIdx.x - 1);
+#pragma unroll
+            for (int i = 0; i < OUTPUTS / 4; i++) {
+                const float4 four = load_fresh(from + i * (WARPS * WARP));
+                acc[4 * i] = four.x; acc[4 * i + 1] = four.y; acc[4 * i + 2] = four.z; acc[4 * i + 3] = four.w;
+            }
+        }
+#endif
+        multiply(piece.from, piece.to, !piece.takes);
+#endif
+        if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
+#if SHARED
+        if (piece.passes || SHARED > 1) {
+            float4* to = sums_at(blockIdx.x);
+#pragma unroll
+            for (int i = 0; i < OUTPUTS / 4; i++)
+                to[i * (WARPS * WARP)] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
+            ticket_give(in.tickets + (piece.passes ? blockIdx.x : gridDim.x + piece.unit / SHARED) * WARPS + warp);
+            continue;
+        }
+#endif
+#if SHARED < 2
         multipliers_wait();
 
         // Sum i of a lane is of its row, or of the eighth below (i / 2 % 2), and of this token of the tile.
         const int row = tile_of(tile, warp) * 16 + lane / 4;
-        auto token_of = [&](int i) { return i / 4 * 8 + t * 2 + i % 2; };
         auto ended = [&](int i, float value, float bias) {
             return __fadd_rn(__fmul_rn(value, factors[half][token_of(i)]), bias);
         };
@@ -245,41 +312,6 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
         for (int h = 0; h < 2; h++)
             if (biases && row + h * 8 < part.rows) bias[h] = biases[row + h * 8];
         float* to = out.values + out.first + row + (long)(in.first + token) * out.columns;
-#if SPLIT
-        auto here = [&](int i) { return row + i / 2 % 2 * 8 < part.rows && token + token_of(i) < end_row; };
-        auto place = [&](int i) { return to + (long)token_of(i) * out.columns + i / 2 % 2 * 8; };
-        // A block has one tile: its rings are free. Each of the cluster's ends some of the tokens.
-        float4* fours = (float4*)room + threadIdx.x;
-#pragma unroll
-        for (int i = 0; i < OUTPUTS / 4; i++)
-            fours[i * (WARPS * WARP)] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
-        cluster_wait();
-        const int end_of_share = (blockIdx.z + 1) * (OUTPUTS / 4) / slices;
-        for (int j = blockIdx.z * (OUTPUTS / 4) / slices; j < end_of_share; j += 4) {
-            // Loads of four at once; beyond the share, the last again.
-            float4 whole[4];
-            for (int s = 0; s < slices; s++) {
-                float4 more[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) more[i] = load_from_block(fours + min(j + i, end_of_share - 1) * (WARPS * WARP), s);
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    whole[i] = s == 0 ? more[i]
-                                      : make_float4(__fadd_rn(whole[i].x, more[i].x), __fadd_rn(whole[i].y, more[i].y),
-                                                    __fadd_rn(whole[i].z, more[i].z), __fadd_rn(whole[i].w, more[i].w));
-            }
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                const int index = 4 * j + i;
-                if (j + i / 4 >= end_of_share || !here(index)) continue;
-                const float4 four = whole[i / 4];
-                const float value = ended(index, i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w,
-                                          bias[i / 2 % 2]);
-                *place(index) = out.adds ? __fadd_rn(load_fresh(place(index)), value) : value;
-            }
-        }
-        cluster_wait();
-#else
         const int left = end_row - token - 2 * t;
         to += 2L * t * out.columns;
 #pragma unroll
@@ -300,13 +332,59 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
             to += 32L * out.columns;
         }
 #endif
-#endif
         half ^= 1;
+#endif
     }
-#if SPLIT
-    if (blockIdx.x >= tiles) {
-        cluster_wait();
-        cluster_wait();
+#if SHARED > 1
+    // Who has ended a slice of a tile adds as many of the tile's sums as others do.
+    for (int at = 0; at < pieces; at++) {
+        const Piece piece = piece_of(at);
+        if (piece.from >= piece.to || piece.passes) continue;
+        const Item& item = piece.item;
+        u32* ticket = in.tickets + (gridDim.x + piece.unit / SHARED) * WARPS + warp;
+        ticket_wait(ticket, SHARED);
+        const int slice = piece.unit % SHARED, row = tile_of(item.tile, warp) * 16 + lane / 4;
+        const float4* fours = in.partials + (long)(piece.unit - slice) * SUMS_FOURS + threadIdx.x;
+        float bias[2] = {0.0f, 0.0f};
+        for (int h = 0; h < 2; h++)
+            if (out.bias && row + h * 8 < part.rows) bias[h] = out.bias[out.first + row + h * 8];
+        const int end = (slice + 1) * (OUTPUTS / 4) / SHARED;
+        for (int j = slice * (OUTPUTS / 4) / SHARED; j < end; j += ADDED) {
+            // All loads before the first store; beyond the share, the last again.
+            float4 parts[ADDED][SHARED];
+#pragma unroll
+            for (int i = 0; i < ADDED; i++) {
+#pragma unroll
+                for (int s = 0; s < SHARED; s++) parts[i][s] = load_fresh(fours + (long)s * SUMS_FOURS + min(j + i, end - 1) * (WARPS * WARP));
+            }
+            auto here = [&](int i) {
+                return j + i / 4 < end && row + i / 2 % 2 * 8 < part.rows && item.place + token_of(4 * j + i) < item.end;
+            };
+            auto place = [&](int i) {
+                return out.values + (long)(in.first + item.place + token_of(4 * j + i)) * out.columns + out.first + row + i / 2 % 2 * 8;
+            };
+            float before[4 * ADDED], by[4 * ADDED];
+#pragma unroll
+            for (int i = 0; i < 4 * ADDED; i++) {
+                before[i] = out.adds && here(i) ? load_fresh(place(i)) : 0.0f;
+                by[i] = here(i) ? in.factors[item.place + token_of(4 * j + i)] : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < 4 * ADDED; i++) {
+                auto part_of = [&](int s) {
+                    const float4& four = parts[i / 4][s];
+                    return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+                };
+                float sum = part_of(0);
+#pragma unroll
+                for (int s = 1; s < SHARED; s++) sum = __fadd_rn(sum, part_of(s));
+                // Powers of two: one product has the bits of `meant`.
+                const float value = __fadd_rn(__fmul_rn(sum, __fmul_rn(by[i], unscale)), bias[i / 2 % 2]);
+                if (here(i)) *place(i) = out.adds ? __fadd_rn(before[i], value) : value;
+            }
+        }
+        // The last to come leaves zero.
+        if (lane == 0 && atomicAdd(ticket, 1) == 2 * SHARED - 1) *ticket = 0;
     }
 #endif
 }

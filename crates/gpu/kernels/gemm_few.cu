@@ -35,30 +35,21 @@ struct Inputs {
 #define REGISTERS_MULTIPLY (WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : WARPGROUPS == 4 ? 112 : 88)
 
 #if __CUDA_ARCH__ == 900
-struct Barriers {
-    u64 full_a[STAGES_A], empty_a[STAGES_A], full_b[STAGES_B], empty_b[STAGES_B];
-};
-
 // The warps that multiply wait for each other.
 DEVICE void multipliers_wait() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory"); }
 
 KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step step, int wanted, Inputs in, Result out) {
     // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed. Sums of slices take their place.
     extern __shared__ u8 room[];
-    __shared__ Barriers barriers;
+    __shared__ Barriers<STAGES_A> barriers_a;
+    __shared__ Barriers<STAGES_B> barriers_b;
     __shared__ float factors[WIDTH];
     const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES_A; i++) {
-            barrier_init(barriers.full_a + i, 1);
-            barrier_init(barriers.empty_a + i, WARPS);
-        }
-        for (int i = 0; i < STAGES_B; i++) {
-            barrier_init(barriers.full_b + i, 1);
-            barrier_init(barriers.empty_b + i, WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_a.init(WARPS);
+        barriers_b.init(WARPS);
+        barriers_are_ready();
     }
     __syncthreads();
     const u32 steps = part.groups * 128 / Quant::STEP, slice = blockIdx.z;
@@ -79,8 +70,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 const int units = first_of(turn + 1) - first_of(turn), other = GATES && lane >= units ? out.pairs - units : 0;
                 const long base = (long)(first_of(turn) + lane + other) * steps;
                 for (u32 s = begin; s < end; s++) {
-                    u64* full = barriers.full_a + at.stage;
-                    barrier_wait(barriers.empty_a + at.stage, at.parity ^ 1);
+                    u64* full = barriers_a.full + at.stage;
+                    barrier_wait(barriers_a.empty + at.stage, at.parity ^ 1);
                     if (lane == 0) barrier_expect(full, units * UNIT * Quant::Bytes::BYTES);
                     __syncwarp();
                     if (lane < units * UNIT)
@@ -94,8 +85,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
             const u32 bytes = min(WIDTH, in.rows) * 128;
             for (int turn = 0; turn < turns; turn++) {
                 for (u32 k = begin * (Quant::STEP / 64); k < end * (Quant::STEP / 64); k += PIECES) {
-                    u64* full = barriers.full_b + at.stage;
-                    barrier_wait(barriers.empty_b + at.stage, at.parity ^ 1);
+                    u64* full = barriers_b.full + at.stage;
+                    barrier_wait(barriers_b.empty + at.stage, at.parity ^ 1);
                     barrier_expect(full, PIECES * bytes);
 #pragma unroll
                     for (int i = 0; i < PIECES; i++)
@@ -132,7 +123,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         u32 last = STAGES_B;  // a stage of activations that is free when the next product has begun
 #pragma unroll 1
         for (u32 s = begin; s < end; s++) {
-            barrier_wait(barriers.full_a + turn_a.stage, turn_a.parity);
+            barrier_wait(barriers_a.full + turn_a.stage, turn_a.parity);
             u64 columns = 0;
             u32 before[4];
             Quant::fragments(staged + turn_a.stage * STAGE_A, lane, [&](int k, const u32 a[4]) {
@@ -144,7 +135,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 }
                 const int within = k % (4 * PIECES);
                 if (within == 1) {
-                    barrier_wait(barriers.full_b + turn_b.stage, turn_b.parity);
+                    barrier_wait(barriers_b.full + turn_b.stage, turn_b.parity);
                     columns = wgmma_columns(ring_b + turn_b.stage * STAGE_B);
                 }
                 const u64 at = columns + within / 4 * (WIDTH * 8) + 2 * (within % 4 - 1);
@@ -155,17 +146,17 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 // What comes next is unpacked while these two are under way.
                 wgmma_wait<1>();
                 if (within == 1) {
-                    if (last < STAGES_B && lane == 0) barrier_arrive(barriers.empty_b + last);
+                    if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
                     last = turn_b.stage;
                     turn_b.move();
                 }
             });
             __syncwarp();
-            if (lane == 0) barrier_arrive(barriers.empty_a + turn_a.stage);
+            if (lane == 0) barrier_arrive(barriers_a.empty + turn_a.stage);
             turn_a.move();
         }
         wgmma_wait<0>();
-        if (last < STAGES_B && lane == 0) barrier_arrive(barriers.empty_b + last);
+        if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
         multipliers_wait();
 
         // Sum i of a lane is of its tile's row g, or of the eighth below, and of this token.

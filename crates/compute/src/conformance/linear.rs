@@ -4,7 +4,7 @@ use std::fmt;
 
 use fornax_format::DType;
 
-use crate::{Backend, Linear, Need, Purpose, Rows, Token, WEIGHT_TYPES};
+use crate::{Backend, Glu, Linear, Need, Purpose, Rows, Token, WEIGHT_TYPES};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
@@ -36,9 +36,15 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     }
     // Sums are shared out differently in larger weights, and prompts have other kernels than batches.
     for dtype in [DType::BF16, DType::Q8_0, DType::MXFP8, DType::Q4_K, DType::Q6_K] {
-        for (rows, tokens) in [(1100, 300), (2200, 300), (8500, 150), (17_000, 150)] {
-            let case = format!("matmul {dtype} {rows}x512: {tokens} rows, and in groups");
-            suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, 512), tokens));
+        for (rows, columns, tokens) in
+            [(1100, 512, 300), (1100, 8192, 200), (2200, 512, 300), (8500, 512, 150), (17_000, 512, 150)]
+        {
+            let case = format!("matmul {dtype} {rows}x{columns}: {tokens} rows, and in groups");
+            suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, columns), tokens));
+        }
+        for tokens in [100, 300] {
+            let case = format!("matmul {dtype} 17024x512, gated: {tokens} rows, and in groups");
+            suite.same_bits(case, |backend| gated_in_groups(backend, dtype, (17_024, 512), tokens));
         }
     }
     let stacked = vec![
@@ -244,14 +250,49 @@ fn regrouped<B: Backend>(
     let mut random = Random::of(format_args!("regrouped {dtype} {out} {columns}"));
     let weight = weight(backend, &mut random, &[Rowset::plain(dtype, out)], columns)?;
     let values = random.values(tokens * columns);
-    let together = product(backend, &weight, out, columns, &values)?;
-    let (mut apart, mut rest) = (Table::new(out), values.as_slice());
+    in_groups((out, columns), &values, |values| product(backend, &weight, out, columns, values))
+}
+
+/// The same where half of the product are gates.
+fn gated_in_groups<B: Backend>(
+    backend: &B,
+    dtype: DType,
+    (out, columns): (usize, usize),
+    tokens: usize,
+) -> Result<(Table, Table), Failure> {
+    let mut random = Random::of(format_args!("gated {dtype} {out} {columns}"));
+    let weight = weight(backend, &mut random, &[Rowset::plain(dtype, out)], columns)?;
+    let values = random.values(tokens * columns);
+    in_groups((out / 2, columns), &values, |values| {
+        let tokens = values.len() / columns;
+        let x = Bench::filled(backend, Purpose::Activations, columns, values)?;
+        let mut gate_up = Bench::poisoned(backend, Purpose::Activations, tokens, out)?;
+        let mut gated = Bench::poisoned(backend, Purpose::Activations, tokens, out / 2)?;
+        step(backend, &batch(tokens, 0), |step| {
+            // Recorded, as models are: a backend may do both at once.
+            Ok(backend.record(step, &mut || {
+                backend.matmul(step, Rows::Tokens, &weight, &x.buf, &mut gate_up.buf)?;
+                backend.glu(step, Glu::Silu, &gate_up.buf, &mut gated.buf)
+            })?)
+        })?;
+        gated.table(backend)
+    })
+}
+
+/// What becomes of all rows together, and of the same rows alone and in smaller groups.
+fn in_groups(
+    (out, columns): (usize, usize),
+    values: &[f32],
+    mut of: impl FnMut(&[f32]) -> Result<Table, Failure>,
+) -> Result<(Table, Table), Failure> {
+    let together = of(values)?;
+    let (mut apart, mut rest) = (Table::new(out), values);
     for group in [1, 1, 2, 1, 3, 7, 1, 33, 5, 64].into_iter().cycle() {
         if rest.is_empty() {
             break;
         }
         let (these, others) = rest.split_at(rest.len().min(group * columns));
-        apart.append(product(backend, &weight, out, columns, these)?);
+        apart.append(of(these)?);
         rest = others;
     }
     Ok((together, apart))

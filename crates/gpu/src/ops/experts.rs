@@ -609,6 +609,8 @@ impl Cuda {
             tiles: int(shape.tiles),
             slices: int(shape.slices),
             pad: 0,
+            partials: 0,
+            tickets: 0,
         };
         let grid = [(shape.tiles * pass.pairs).min(device.0), 1, 1];
         let inputs = bytemuck::bytes_of(&many);

@@ -6,11 +6,11 @@
 use fornax_compute::{Error, Rows};
 
 use super::gemm_few;
-use super::gemv::{Inputs, Product, slices};
+use super::gemv::{Inputs, Product, slices, steps};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
-use crate::layout::{TILE_COLUMNS, TILE_ROWS};
-use crate::memory::{DevicePart, WeightPart, int};
+use crate::layout::TILE_ROWS;
+use crate::memory::{DevicePart, PARTIALS_BYTES, TICKETS, WeightPart, int};
 use crate::program::Key;
 use crate::step::DeviceStep;
 
@@ -24,11 +24,15 @@ pub(super) const THREADS: u32 = 384;
 /// Rows of activations that a block may have: where there is one slice, and where several are added in registers.
 const WIDTHS: [usize; 4] = [64, 128, 192, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
-/// And where a cluster's blocks have a slice each.
-const WIDTHS_SPLIT: [usize; 4] = [64, 128, 192, 256];
-/// Blocks of a cluster at most, and how many an H200 runs at once (15 clusters of 8, 30 of 4): a cluster is not spread.
-const CLUSTER_MAX: usize = 8;
-pub(super) const CLUSTERED: usize = 120;
+/// Tiles of activations beside each other up to which steps may be shared out evenly: each goes through the whole weight.
+const EVEN_ACROSS: usize = 2;
+/// Warps that multiply, each of which has tickets of its own.
+const WARPS: usize = 8;
+/// About how many cycles blocks of equal shares take to go on with each other's sums, and to add those of slices.
+const EVEN_PASSED: usize = 5000;
+const EVEN_ADDED: usize = 15_000;
+/// Slices of a weight whose steps may be shared out.
+const EVEN_SLICES: usize = 8;
 const STAGES_MAX: usize = 8;
 /// Sums that a lane of a block with gates passes on at once, of half of its own; and bytes for all lanes'.
 const PASSED: usize = 16;
@@ -46,6 +50,8 @@ pub(super) struct Many {
     pub(super) tiles: i32,
     pub(super) slices: i32,
     pub(super) pad: i32,
+    pub(super) partials: u64,
+    pub(super) tickets: u64,
 }
 
 /// How a product is launched.
@@ -55,36 +61,47 @@ pub(super) struct Shape {
     gates: bool,
     /// Rows of activations of a block.
     width: usize,
-    /// Whether slices are the blocks of a cluster.
-    split: bool,
+    /// Whether blocks have equal shares of all steps, and not whole tiles.
+    even: bool,
     /// Of weights, and of activations.
     stages: [usize; 2],
     /// Dynamic shared memory of a block.
     pub(super) shared: usize,
-    /// Blocks below each other, and all.
+    /// Tiles below each other, and all.
     pub(super) tiles: usize,
-    blocks: usize,
+    tiles_all: usize,
 }
 
 impl Shape {
     /// The fastest for so many rows of activations.
     fn of(part: &WeightPart, gates: bool, limit: usize, (multiprocessors, room): (usize, usize)) -> Shape {
-        Shape::every(part, gates, limit, room)
+        Shape::every(part, gates, limit, (multiprocessors, room))
             .min_by_key(|shape| shape.cost(part, multiprocessors))
             .expect("there is always one")
     }
 
-    fn every(part: &WeightPart, gates: bool, limit: usize, room: usize) -> impl Iterator<Item = Shape> {
+    fn every(
+        part: &WeightPart,
+        gates: bool,
+        limit: usize,
+        (multiprocessors, room): (usize, usize),
+    ) -> impl Iterator<Item = Shape> {
         let slices = slices(part);
         let widths = if slices == 1 { WIDTHS } else { WIDTHS_SLICED };
-        let split = (2..=CLUSTER_MAX).contains(&slices) && !gates;
         let part = *part;
-        widths
+        let passes = move |width: &usize| !gates || (width / 4).is_multiple_of(PASSED);
+        let whole = widths.into_iter().filter(passes).map(|width| (width, false));
+        // Gates have one slice here.
+        let slices_max = if gates { 1 } else { EVEN_SLICES };
+        let even = WIDTHS
             .into_iter()
-            .filter(move |width| !gates || (width / 4).is_multiple_of(PASSED))
-            .map(|width| (width, false))
-            .chain(WIDTHS_SPLIT.into_iter().filter(move |_| split).map(|width| (width, true)))
-            .map(move |(width, split)| Shape::new(&part, (gates, slices), (width, split), limit, room))
+            .filter(passes)
+            .filter(move |_| slices <= slices_max)
+            .map(|width| (width, true));
+        whole
+            .chain(even)
+            .map(move |(width, even)| Shape::new(&part, (gates, slices), (width, even), limit, room))
+            .filter(move |shape| !shape.even || shape.fits_workspace(multiprocessors))
     }
 
     /// The fastest for `experts` of a part's shape that have about `each` rows of activations, in so many slices.
@@ -111,7 +128,7 @@ impl Shape {
     fn new(
         part: &WeightPart,
         (gates, slices): (bool, usize),
-        (width, split): (usize, bool),
+        (width, even): (usize, bool),
         limit: usize,
         room: usize,
     ) -> Shape {
@@ -125,24 +142,45 @@ impl Shape {
         // Half for activations, a step or more of weights.
         let wanted = (room / 2 / activations).clamp(4, STAGES_MAX).min((room - 2 * weights) / activations);
         let stages = [((room - wanted * activations) / weights).min(STAGES_MAX), wanted];
-        let rings = stages[0] * weights + stages[1] * activations;
-        // A split block's sums take the place of its rings.
-        let sums = if split { BLOCK_ROWS * width * 4 } else { 0 };
-        let shared = fixed + rings.max(sums);
-        Shape { slices, gates, width, split, stages, shared, tiles, blocks: tiles * limit.div_ceil(width) }
+        let shared = fixed + stages[0] * weights + stages[1] * activations;
+        Shape { slices, gates, width, even, stages, shared, tiles, tiles_all: tiles * limit.div_ceil(width) }
+    }
+
+    /// What is shared out: slices of tiles, or whole tiles.
+    fn units(&self) -> usize {
+        self.tiles_all * if self.even { self.slices } else { 1 }
+    }
+
+    fn blocks(&self, multiprocessors: usize) -> usize {
+        self.units().min(multiprocessors)
+    }
+
+    /// Whether there is room for what blocks of equal shares pass on and add up, and it is worth it.
+    fn fits_workspace(&self, multiprocessors: usize) -> bool {
+        let blocks = self.blocks(multiprocessors);
+        let (sums, tickets) = match self.slices {
+            1 => (blocks, blocks),
+            _ => (self.units(), blocks + self.tiles_all),
+        };
+        let sums_bytes = sums * BLOCK_ROWS * self.width * 4;
+        self.tiles_all <= EVEN_ACROSS * self.tiles
+            && sums_bytes as u64 <= PARTIALS_BYTES
+            && tickets * WARPS <= TICKETS
     }
 
     /// About how many cycles it takes, as measured on an H200: the matrix unit's for 16 columns of two warpgroups, some of
     /// waiting, and the ends of a tile.
     fn cost(&self, part: &WeightPart, multiprocessors: usize) -> usize {
-        let sixteens = part.groups() * TILE_COLUMNS / 16;
-        let each = 45 + self.width * 9 / 10;
-        if self.split {
-            let rounds = (self.blocks * self.slices)
-                .div_ceil(CLUSTERED.min(multiprocessors) / self.slices * self.slices);
-            rounds * (sixteens.div_ceil(self.slices) * each + 5000)
+        let sixteens = part.format.step_columns() / 16;
+        let each = sixteens * (45 + self.width * 9 / 10);
+        let end = 1500 + 8 * self.width;
+        let blocks = self.blocks(multiprocessors);
+        let rounds = self.units().div_ceil(blocks);
+        if self.even {
+            let share = (self.units() * steps(part).div_ceil(self.slices)).div_ceil(blocks);
+            share * each + rounds * end + if self.slices > 1 { EVEN_ADDED } else { EVEN_PASSED }
         } else {
-            self.blocks.div_ceil(multiprocessors) * (sixteens * each + 1500 + 8 * self.width)
+            rounds * (steps(part) * each + end)
         }
     }
 
@@ -150,8 +188,8 @@ impl Shape {
         let mut key = Key::quant("gemm.cu", part.format);
         key.defines.extend([
             format!("WIDTH={}", self.width),
-            format!("SLICED={}", i32::from(self.slices > 1 && !self.split)),
-            format!("SPLIT={}", i32::from(self.split)),
+            format!("SLICED={}", i32::from(self.slices > 1 && !self.even)),
+            format!("SHARED={}", if self.even { self.slices } else { 0 }),
             format!("GATES={}", i32::from(self.gates)),
             format!("STAGES_A={}", self.stages[0]),
             format!("STAGES_B={}", self.stages[1]),
@@ -184,8 +222,8 @@ pub(crate) fn programs(
 
 /// Every program of a part, for the compiler's test.
 #[cfg(test)]
-pub(crate) fn every_program(part: &WeightPart, room: usize) -> Vec<Key> {
-    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, 256, room));
+pub(crate) fn every_program(part: &WeightPart, device: (usize, usize)) -> Vec<Key> {
+    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, 256, device));
     shapes.map(|shape| shape.program(part)).collect()
 }
 
@@ -242,6 +280,8 @@ impl Cuda {
             tiles: int(shape.tiles),
             slices: int(shape.slices),
             pad: 0,
+            partials: inputs.partials,
+            tickets: inputs.tickets,
         };
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_part)),
@@ -251,39 +291,38 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(&product)),
         ];
         let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let (grid, cluster) = match shape.split {
-            true => ([shape.blocks, 1, shape.slices], shape.slices),
-            false => ([shape.blocks.min(multiprocessors), 1, 1], 1),
-        };
-        self.launch_clusters(operation, function, grid, (THREADS, shared, cluster), &args)
+        let blocks = shape.blocks(multiprocessors);
+        self.launch(operation, function, [blocks, 1, 1], (THREADS, shared), &args)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Format, PLANES};
-
-    const DEVICE: (usize, usize) = (132, 219 << 10);
-
-    fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
-    }
+    use crate::layout::Format;
+    use crate::ops::shapes::{HOPPER, part};
 
     #[test]
-    fn tiles_fill_whole_rounds_of_multiprocessors() {
+    fn tiles_fill_whole_rounds_of_multiprocessors_or_are_shared_out() {
         let check = |shape, gates, limit, wanted| {
             let part = part(Format::BF16, shape);
-            let Shape { width, split, .. } = Shape::of(&part, gates, limit, DEVICE);
-            assert_eq!((width, split), wanted, "{shape:?}, {limit} rows, gates {gates}");
+            let Shape { width, even, .. } = Shape::of(&part, gates, limit, HOPPER);
+            assert_eq!((width, even), wanted, "{shape:?}, {limit} rows, gates {gates}");
         };
         check((4608, 3584), false, 2048, (192, false));
         check((3584, 3584), false, 2048, (160, false));
         check((3584, 18_944), false, 2048, (160, false));
         check((37_888, 3584), true, 2048, (256, false));
-        check((3584, 18_944), false, 128, (128, true));
-        check((3584, 18_944), false, 96, (128, true));
-        check((37_888, 3584), true, 128, (128, false));
+        check((37_888, 3584), true, 256, (256, true));
+        check((3584, 3584), false, 256, (64, false));
+        check((3584, 18_944), false, 256, (256, true));
+        check((3584, 18_944), false, 150, (192, true));
+        check((4608, 3584), false, 256, (128, false));
+        check((152_064, 3584), false, 256, (256, false));
+        // What the conformance suite has.
+        check((1100, 8192), false, 200, (128, true));
+        check((17_000, 512), false, 150, (192, true));
+        check((17_024, 512), true, 300, (192, true));
     }
 
     #[test]
@@ -293,8 +332,8 @@ mod tests {
                 for columns in [128, 896, 3584, 18_944] {
                     for (gates, limit) in [(false, 65), (true, 65), (false, 300), (true, 8192)] {
                         let part = part(format, (rows, columns));
-                        for shape in Shape::every(&part, gates, limit, DEVICE.1) {
-                            assert!(shape.shared <= DEVICE.1, "{format:?} {rows} x {columns}: {shape:?}");
+                        for shape in Shape::every(&part, gates, limit, HOPPER) {
+                            assert!(shape.shared <= HOPPER.1, "{format:?} {rows} x {columns}: {shape:?}");
                             let [weights, activations] = shape.stages;
                             assert!(
                                 weights >= 2 && activations >= 4,

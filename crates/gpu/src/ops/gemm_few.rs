@@ -4,7 +4,7 @@
 
 use fornax_compute::{Error, Rows};
 
-use super::gemm::{CLUSTERED, Gemm, room_for};
+use super::gemm::{Gemm, room_for};
 use super::gemv::slices;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
@@ -16,6 +16,8 @@ const WIDTHS: [usize; 6] = [8, 16, 32, 64, 96, 128];
 pub(super) const ROWS_MAX: usize = WIDTHS[WIDTHS.len() - 1];
 /// Tiles of 16 rows that a warpgroup has at once.
 const GROUP_TILES: usize = 4;
+/// Blocks of clusters that an H200 runs at once (15 clusters of 8, 30 of 4): a cluster is not spread.
+const CLUSTERED: usize = 120;
 const STAGES_MAX: usize = 8;
 /// Columns of activations that are copied at once are 64, or where rows are few twice as many.
 const WIDTH_WIDE: usize = 64;
@@ -203,18 +205,13 @@ impl Cuda {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Format, PLANES};
-
-    const DEVICE: (usize, usize) = (132, 219 << 10);
-
-    fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
-    }
+    use crate::layout::Format;
+    use crate::ops::shapes::{HOPPER, part};
 
     #[test]
     fn blocks_have_equal_shares_of_a_weight_and_all_run_at_once() {
         let check = |shape, gates, limit, wanted| {
-            let shape = Shape::of(&part(Format::BF16, shape), gates, limit, DEVICE).unwrap();
+            let shape = Shape::of(&part(Format::BF16, shape), gates, limit, HOPPER).unwrap();
             let Shape { slices, groups, tiles, blocks, .. } = shape;
             assert_eq!((slices, groups, tiles, blocks), wanted, "{shape:?}, {limit} rows, gates {gates}");
         };
@@ -233,13 +230,13 @@ mod tests {
                     for gates in [false, true] {
                         for limit in [2, 8, 17, 64, 65, 128] {
                             let part = part(format, (rows, columns));
-                            let shape = Shape::of(&part, gates, limit, DEVICE);
+                            let shape = Shape::of(&part, gates, limit, HOPPER);
                             if gates && (rows == 16 || slices(&part) > 1) {
                                 continue;
                             }
                             let shape = shape
                                 .unwrap_or_else(|| panic!("{format:?} {rows} x {columns}, {limit} rows"));
-                            assert!(shape.shared <= DEVICE.1, "{format:?} {rows} x {columns}: {shape:?}");
+                            assert!(shape.shared <= HOPPER.1, "{format:?} {rows} x {columns}: {shape:?}");
                             assert!(shape.stages.into_iter().all(|stages| stages >= 2), "{shape:?}");
                             assert_eq!(shape.slices, slices(&part));
                             let unit = if gates { 2 } else { 1 };

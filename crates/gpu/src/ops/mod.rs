@@ -38,3 +38,17 @@ pub(crate) fn fits(
     }
     Err(Error::OperandShape { operation, operand, got: (buf.rows, buf.columns), wanted: (rows, columns) })
 }
+
+/// What tests of shapes have in common.
+#[cfg(test)]
+pub(crate) mod shapes {
+    use crate::layout::{Format, PLANES};
+    use crate::memory::WeightPart;
+
+    /// Multiprocessors of an H200, and the shared memory that a block has there.
+    pub(crate) const HOPPER: (usize, usize) = (132, 219 << 10);
+
+    pub(crate) fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+    }
+}
