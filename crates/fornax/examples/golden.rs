@@ -3,7 +3,8 @@
 //! the bounds below.
 //!
 //! `cargo run --release -p fornax --example golden -- DEVICE [KERNEL_FOLDER [MODEL ANSWERS]...]`, from the root of the
-//! repository, with DEVICE as in `cpu` or `cuda:0` and ANSWERS as in `tests/golden/smollm2-q4_1.json`.
+//! repository, with DEVICE as in `cpu` or `cuda:0`, or `half` for the specification of a GPU's arithmetic, slowly computed on the
+//! CPU, and ANSWERS as in `tests/golden/smollm2-q4_1.json`.
 #![expect(clippy::print_stdout, reason = "a proof prints its figures")]
 
 use std::fs;
@@ -67,13 +68,14 @@ enum Answers {
 /// Where to compute.
 struct Place {
     device: Device,
+    activations: Activations,
     kernel_folder: Option<PathBuf>,
     bounds: Bounds,
 }
 
 impl Place {
     fn open(&self, path: &Path) -> OpenOptions {
-        let options = OpenOptions::new(path).device(self.device).activations(Activations::Float);
+        let options = OpenOptions::new(path).device(self.device).activations(self.activations);
         match &self.kernel_folder {
             Some(folder) => options.kernel_folder(folder),
             None => options,
@@ -83,13 +85,16 @@ impl Place {
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let device = match arguments.next().as_deref() {
-        Some("cpu") => Device::Cpu,
-        Some(name) => Device::Cuda(name.strip_prefix("cuda:").context("a device is cpu or cuda:N")?.parse()?),
+    let cuda = |name: &str| -> Result<Device> {
+        Ok(Device::Cuda(name.strip_prefix("cuda:").context("a device is cpu, half or cuda:N")?.parse()?))
+    };
+    let (device, activations, bounds) = match arguments.next().as_deref() {
+        Some("cpu") => (Device::Cpu, Activations::Float, FULL),
+        Some("half") => (Device::Cpu, Activations::Half, HALF),
+        Some(name) => (cuda(name)?, Activations::Float, HALF),
         None => anyhow::bail!("golden DEVICE [KERNEL_FOLDER [MODEL ANSWERS]...]"),
     };
-    let bounds = if device == Device::Cpu { FULL } else { HALF };
-    let place = Place { device, kernel_folder: arguments.next().map(PathBuf::from), bounds };
+    let place = Place { device, activations, kernel_folder: arguments.next().map(PathBuf::from), bounds };
     let mut differing = tiny_checkpoints(&place)?;
     differing.extend(encoder(&place)?);
     while let Some(model) = arguments.next() {

@@ -32,7 +32,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         let group = KvGroup { layers: 1, heads: 1, dim: 64, window: None, pages: 2 };
         let spec = KvSpec { groups: vec![group], dtype };
         // Codes are an option that a backend may refuse by name.
-        if dtype == KvDType::Q8_0 && matches!(suite.backend.alloc_kv(&spec), Err(Error::Unsupported { .. })) {
+        if dtype == KvDType::Q8_0 && matches!(suite.backend.alloc_kv(&spec), Err(Error::KvDType { .. })) {
             continue;
         }
         for (query, kv, dim) in [(2, 2, 64), (9, 3, 32), (14, 2, 64), (3, 1, 128), (2, 1, 20)] {
