@@ -5,6 +5,7 @@
 
 mod clean_clone;
 mod crash;
+mod cuda;
 mod formats;
 mod fuzz_format;
 mod golden;
@@ -52,6 +53,11 @@ const PROOFS: &[Proof] = &[
         name: "crash",
         shows: "Workers killed at random moments lose no accepted job and complete none twice, on both databases.",
         run: crash::run,
+    },
+    Proof {
+        name: "cuda",
+        shows: "A GPU conforms, answers as transformers does, and leaves nothing behind; its bits do not depend on the batch.",
+        run: cuda::run,
     },
     Proof {
         name: "formats",
