@@ -6,7 +6,7 @@
 //! be written costs the time to compile, nothing else.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -176,6 +176,8 @@ pub(crate) struct Programs {
     folder: Option<PathBuf>,
     programs: RefCell<HashMap<Key, Program>>,
     functions: RefCell<HashMap<(Key, &'static str), Function>>,
+    /// Those that may have as much shared memory as a block can.
+    large: RefCell<HashSet<Function>>,
 }
 
 enum Program {
@@ -192,6 +194,7 @@ impl Programs {
             folder,
             programs: RefCell::default(),
             functions: RefCell::default(),
+            large: RefCell::default(),
         }
     }
 
@@ -222,16 +225,21 @@ impl Programs {
             None => return Err(failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
-        let large = ["expert_rows", "cut", "form_stream"].contains(&name);
-        if large || name.starts_with("gem") || name.starts_with("attention") {
-            function.allow_shared(&self.device)?;
-        }
         if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
             function.allow_clusters(&self.device)?;
         }
         programs.insert(key.clone(), Program::Loaded(module));
         self.functions.borrow_mut().insert((key.clone(), name), function);
         Ok(function)
+    }
+
+    /// Lets a kernel have so much dynamic shared memory: the driver wants to be asked once for what is above 48 KB, static included.
+    pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<(), Error> {
+        if bytes > 0 && !self.large.borrow().contains(&function) {
+            function.allow_shared(&self.device)?;
+            self.large.borrow_mut().insert(function);
+        }
+        Ok(())
     }
 }
 

@@ -408,7 +408,7 @@ pub(crate) struct Module {
 }
 
 /// One kernel of a module; modules live as long as the backend.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Function(sys::CUfunction);
 
 impl Module {
