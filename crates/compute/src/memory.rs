@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt};
 use fornax_format::{DType, View};
 
 use crate::landing::{Content, land};
-use crate::{Error, KvDType, KvGroup, KvSpec};
+use crate::{Attention, Error, KvDType, KvGroup, KvSpec};
 
 /// What bytes are for. Plan, health and allocator all report by these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -192,6 +192,16 @@ pub trait Memory {
     fn alloc(&self, purpose: Purpose, rows: usize, columns: usize) -> Result<Self::Buf, Error>;
     /// Room for all pages of all groups.
     fn alloc_kv(&self, spec: &KvSpec) -> Result<Self::Kv, Error>;
+    /// Says what attention will be asked for, before room for keys and values is: a backend may get ready for it meanwhile.
+    fn foresee(&self, attention: &Attention<Self::Buf>) {
+        let _ = attention;
+    }
+    /// Waits for what was begun while loading and every step needs. `progress` is told how many programs are compiled, and how many
+    /// there are.
+    fn ready(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), Error> {
+        let _ = progress;
+        Ok(())
+    }
     /// Bytes in use, from the allocator itself.
     fn usage(&self) -> Usage;
     /// Whether it looks at the values that it is handed; a plan only counts them, and need not have them laid out.

@@ -125,7 +125,7 @@ fn tiny_checkpoints(place: &Place) -> Result<Vec<String>> {
         let wanted = floats(&fs::read(golden.join("golden.bin"))?);
         let columns = wanted.len() / tokens.len();
         let options = place.open(path).kv_dtype(KvDType::F32).context(tokens.len());
-        let mut model = options.evaluator(tokens.len(), &mut |_, _| {})?;
+        let mut model = options.evaluator(tokens.len(), &mut |_| {})?;
         let mut by_position = Vec::new();
         model.logits(&tokens, false, &mut |position, row| {
             let wanted = log_softmax(&wanted[position * columns..][..columns]);

@@ -95,7 +95,7 @@ impl Place {
 pub(crate) fn runner(
     blueprint: &Blueprint,
     vocab: usize,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut dyn FnMut(Loading),
 ) -> Result<(Box<dyn Runner>, Usage), Error> {
     Ok(match &blueprint.place {
         Place::Cpu(options) => {
@@ -150,10 +150,29 @@ pub(crate) trait Forward {
     fn forward(&mut self, batch: &Batch, rows: usize) -> Result<Vec<f32>, Error>;
 }
 
+/// How far a model is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loading {
+    /// Weights are on their way to the device.
+    Weights {
+        /// Bytes of them that have been sent.
+        bytes: u64,
+        /// Bytes that there are.
+        total: u64,
+    },
+    /// They are there, and the programs of a GPU are being compiled.
+    Kernels {
+        /// Programs that are.
+        compiled: usize,
+        /// Programs that there are.
+        total: usize,
+    },
+}
+
 /// Loads the model for [`Forward`].
 pub(crate) fn forward(
     blueprint: &Blueprint,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut dyn FnMut(Loading),
 ) -> Result<Box<dyn Forward>, Error> {
     Ok(match &blueprint.place {
         Place::Cpu(options) => Box::new(Loaded::new(Cpu::new(options.clone())?, blueprint, progress)?),
@@ -175,14 +194,13 @@ struct Loaded<B: Backend> {
 }
 
 impl<B: Backend + 'static> Loaded<B> {
-    fn new(
-        backend: B,
-        blueprint: &Blueprint,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Loaded<B>, Error> {
+    fn new(backend: B, blueprint: &Blueprint, progress: &mut dyn FnMut(Loading)) -> Result<Loaded<B>, Error> {
         let Blueprint { checkpoint, adapters, config, plan, limits, .. } = blueprint;
-        let model = fornax_model::load_with(checkpoint, config, adapters, &backend, *limits, progress)?;
-        Ok(Loaded { model, kv: backend.alloc_kv(&plan.kv)?, backend })
+        let mut weights = |bytes, total| progress(Loading::Weights { bytes, total });
+        let model = fornax_model::load_with(checkpoint, config, adapters, &backend, *limits, &mut weights)?;
+        let kv = backend.alloc_kv(&plan.kv)?;
+        backend.ready(&mut |compiled, total| progress(Loading::Kernels { compiled, total }))?;
+        Ok(Loaded { model, kv, backend })
     }
 }
 
@@ -193,7 +211,7 @@ impl Loaded<Integer<Client>> {
         parties: &ClientOptions,
         model: &Path,
         blueprint: &Blueprint,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(Loading),
     ) -> Result<Loaded<Integer<Client>>, Error> {
         let path = model.to_owned();
         let recompute = move |number| crate::private::matrix(&path, number);
@@ -208,7 +226,7 @@ impl Loaded<Integer<Reference>> {
     fn reference(
         cpu: &CpuOptions,
         blueprint: &Blueprint,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(Loading),
     ) -> Result<Loaded<Integer<Reference>>, Error> {
         let products = Reference::new(cpu.threads);
         Loaded::new(Integer::new(Cpu::new(cpu.clone())?, products), blueprint, progress)

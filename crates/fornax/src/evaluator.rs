@@ -6,7 +6,7 @@ use fornax_compute::{Batch, PAGE_TOKENS, PageId, Row, Token};
 
 use crate::device::{self, Forward};
 use crate::text::Text;
-use crate::{Error, OpenOptions};
+use crate::{Error, Loading, OpenOptions};
 
 /// A loaded model that hands out logits.
 pub struct Evaluator {
@@ -26,8 +26,8 @@ pub struct Evaluator {
 
 impl OpenOptions {
     /// Opens the model for its logits, `rows` of them computed at once; each takes four bytes for every token of the
-    /// vocabulary. `progress` is told the bytes of weights loaded and the bytes there are.
-    pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<Evaluator, Error> {
+    /// vocabulary. `progress` is told how far it is.
+    pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(Loading)) -> Result<Evaluator, Error> {
         let blueprint = self.parallel(1).logit_rows(rows.saturating_sub(1)).blueprint()?;
         let model = device::forward(&blueprint, progress)?;
         let groups = &blueprint.plan.kv.groups;

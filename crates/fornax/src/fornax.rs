@@ -21,7 +21,7 @@ use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
 use crate::text::Text;
 use crate::vocabulary::vocabulary;
-use crate::{Completion, Device, Error, Finish, OpenOptions, Prompt, Request};
+use crate::{Completion, Device, Error, Finish, Loading, OpenOptions, Prompt, Request};
 
 /// A loaded model. Clones share it: many callers may ask at once, from any thread, and the last one to go stops the
 /// engine.
@@ -80,7 +80,7 @@ impl Fornax {
     }
 
     /// Builds the runner on the engine's thread, since device memory never leaves the thread that it belongs to.
-    pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
+    pub(crate) fn load(blueprint: Blueprint, progress: &mut dyn FnMut(Loading)) -> Result<Fornax, Error> {
         let (text, config, plan) = (blueprint.text.clone(), blueprint.config.clone(), blueprint.plan.clone());
         let (threads, vocab) = (blueprint.place.threads(), text.vocab());
         let mut options = EngineOptions::new(plan.context, clock());
@@ -98,9 +98,9 @@ impl Fornax {
         let counted = Arc::new(Mutex::new(Usage::default()));
         let usage = Arc::clone(&counted);
         let build = move || -> Result<Box<dyn Runner>, Error> {
-            let mut progress = |done, total| {
+            let mut progress = |loading| {
                 // Nobody listens any more only when the caller is gone, and then nothing is left to report to.
-                tell.send((done, total)).unwrap_or_default();
+                tell.send(loading).unwrap_or_default();
             };
             let (runner, used) = runner(&blueprint, vocab, &mut progress)?;
             *usage.lock().unwrap_or_else(PoisonError::into_inner) = used;
@@ -109,8 +109,8 @@ impl Fornax {
         let engine = thread::scope(|scope| {
             let spawned = scope.spawn(|| Engine::spawn(build, options));
             // Ends when the builder is done with its end of the channel.
-            for (done, total) in told {
-                progress(done, total);
+            for loading in told {
+                progress(loading);
             }
             spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
@@ -539,7 +539,7 @@ mod tests {
         assert_eq!((scored.tokens.len(), scored.finish), (0, Finish::Length));
         let told: Vec<u32> = scored.prompt_logprobs.iter().map(|(token, _)| *token).collect();
         assert_eq!(told, ids[1..]);
-        let mut evaluator = OpenOptions::new(path()).evaluator(8, &mut |_, _| {}).unwrap();
+        let mut evaluator = OpenOptions::new(path()).evaluator(8, &mut |_| {}).unwrap();
         let mut wanted = Vec::new();
         let visit = &mut |position: usize, row: &[f32]| {
             let Some(&next) = ids.get(position + 1) else { return ControlFlow::Continue(()) };

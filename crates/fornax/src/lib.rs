@@ -45,7 +45,7 @@ mod text;
 mod vocabulary;
 
 pub use answer::{Answer, Part};
-pub use device::Device;
+pub use device::{Device, Loading};
 pub use error::{Code, Error};
 pub use evaluator::Evaluator;
 pub use fornax::{Event, Fornax, Memory};

@@ -13,7 +13,7 @@ use fornax_private::IntegerSizes;
 use crate::device::Place;
 use crate::private::Private;
 use crate::text::Text;
-use crate::{Device, Error, Fornax};
+use crate::{Device, Error, Fornax, Loading};
 
 /// How a model is opened.
 #[derive(Clone, Debug)]
@@ -205,11 +205,11 @@ impl OpenOptions {
 
     /// Reads, plans and loads the model.
     pub fn open(self) -> Result<Fornax, Error> {
-        self.open_with(&mut |_, _| {})
+        self.open_with(&mut |_| {})
     }
 
-    /// The same; `progress` is told the bytes of weights loaded and the bytes there are.
-    pub fn open_with(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Fornax, Error> {
+    /// The same; `progress` is told how far it is.
+    pub fn open_with(self, progress: &mut dyn FnMut(Loading)) -> Result<Fornax, Error> {
         Fornax::load(self.blueprint()?, progress)
     }
 

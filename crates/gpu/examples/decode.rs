@@ -1,9 +1,9 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
-//! [eager] [kv_fp8] [one] [load=N] [operations=N] [prompt=N] [streams=N] [sample=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m
-//! (SmolLM2) and FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading
+//! [eager] [kv_fp8] [one] [load=N] [operations=N] [prompt=N] [streams=N] [lasting=N] [sample=N]]`, where SHAPE is 7b, 0.5b
+//! (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading
 //! took, each kind of operation alone for one token and several, prompts and steps of many streams, and the whole step of one, with
 //! the bytes that it moves; where numbers of tokens are named, those alone, as a profiler wants them. `sample=N` chooses tokens for N
-//! rows of random logits and needs no weights. With `one` only what one stream does, and what a step takes less without each
+//! rows of random logits and needs no weights. `lasting=N` decodes N streams as long as a card takes to become warm. With `one` only what one stream does, and what a step takes less without each
 //! kind of operation.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
@@ -26,6 +26,8 @@ const MEASURED: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, PROMPT];
 const STREAMS: [usize; 5] = [8, 32, 64, 128, 256];
 const STREAMS_MAX: usize = 256;
 const BEHIND: usize = 128;
+/// How long `lasting` takes.
+const LASTING: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -67,21 +69,24 @@ struct Model {
     logits: Buf,
 }
 
-/// Random bytes that are valid blocks of every type: exponents of floats and scales stay small.
+/// Random bytes that are valid blocks of every type: scales stay small. Floats are nearly normal, as trained ones are: the power that
+/// products take, and with it the clock of a card that is at its limit, depends on the bits of their operands.
 fn random_blocks(dtype: DType, values: usize) -> Vec<u8> {
     let mut bytes = vec![0; dtype.bytes_for(values).expect("whole blocks")];
     let scales: &[usize] = match dtype {
-        DType::BF16 => &[1],
+        DType::BF16 => &[],
         DType::Q8_0 => &[1],
         DType::Q6_K => &[209],
         _ => &[1, 3],
     };
-    // The upper byte of a number about 0.01: 0x3c in bf16, 0x20 in f16.
-    let exponent = if dtype == DType::BF16 { 0x3c } else { 0x18 };
+    // The upper byte of an f16 of about 0.002.
+    let exponent = 0x18;
+    let normal: Vec<[u8; 2]> = (0..=u16::MAX).map(|bits| normal_bf16(bits).to_le_bytes()).collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let each = (bytes.len() / dtype.block_bytes()).div_ceil(threads) * dtype.block_bytes();
     std::thread::scope(|scope| {
         for (seed, bytes) in (1u64..).zip(bytes.chunks_mut(each)) {
+            let normal = &normal;
             scope.spawn(move || {
                 let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 for eight in bytes.chunks_mut(8) {
@@ -89,6 +94,11 @@ fn random_blocks(dtype: DType, values: usize) -> Vec<u8> {
                     state ^= state >> 7;
                     state ^= state << 17;
                     eight.copy_from_slice(&state.to_le_bytes()[..eight.len()]);
+                }
+                if dtype == DType::BF16 {
+                    for value in bytes.chunks_exact_mut(2) {
+                        value.copy_from_slice(&normal[usize::from(value[0]) << 8 | usize::from(value[1])]);
+                    }
                 }
                 for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
                     if dtype == DType::MXFP8 {
@@ -103,6 +113,13 @@ fn random_blocks(dtype: DType, values: usize) -> Vec<u8> {
         }
     });
     bytes
+}
+
+/// Of 16 random bits the bits of a BF16: the sum of four of them at a time, nearly normal with a deviation of 0.015.
+fn normal_bf16(bits: u16) -> u16 {
+    let mut random = SplitMix64(u64::from(bits));
+    let sum: f32 = (0..4).map(|_| random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5).sum();
+    (((sum * 0.026).to_bits() + 0x8000) >> 16) as u16
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -361,6 +378,9 @@ fn run(
         let ms = whole(cuda, &mut model, &mut kv, &streams_batch(streams))?;
         println!("{streams} streams: {ms:.3} ms on the device: {:.0} tokens/s", streams as f32 / ms * 1e3);
     }
+    for streams in chosen("lasting", &[]) {
+        lasting(cuda, &mut model, &mut kv, streams)?;
+    }
     if !only.is_empty() {
         return Ok(());
     }
@@ -527,6 +547,56 @@ fn steps(
         moved / 1e9,
         moved / 1e12 / (f64::from(median) / 1e3)
     );
+    Ok(())
+}
+
+/// Steps of so many streams as the engine makes them, for so long that the card's clock is what its power allows: the first ones
+/// and the others, without and with choosing tokens.
+fn lasting(cuda: &Cuda, model: &mut Model, kv: &mut Kv, streams: usize) -> Result<(), Error> {
+    let sampling = Sampling { temperature: 1.0, ..Sampling::greedy() };
+    for chooses in [false, true] {
+        // Until the clock has recovered.
+        std::thread::sleep(Duration::from_secs(1));
+        let (mut last, mut ends) = (None, Vec::new());
+        let started = Instant::now();
+        while started.elapsed() < LASTING {
+            let mut step = cuda.begin(&streams_batch(streams))?;
+            cuda.record(&step, &mut || forward(cuda, model, kv, &step, None))?;
+            if chooses {
+                let row = |at| SampleRow {
+                    wanted: at,
+                    slot: at,
+                    position: ends.len() as u32,
+                    seed: u64::from(at),
+                    vocab: model.shape.vocab as u32,
+                    sampling: &sampling,
+                    history: &[],
+                    generated: 0,
+                    mask: None,
+                    given: None,
+                    mirostat_mu: 0.0,
+                };
+                let rows: Vec<SampleRow<'_>> = (0..streams as u32).map(row).collect();
+                cuda.sample(&mut step, &model.logits, &rows)?;
+            }
+            if let Some(step) = last.replace(step) {
+                cuda.finish(step)?;
+                ends.push(started.elapsed().as_secs_f32() * 1e3);
+            }
+        }
+        if let Some(step) = last {
+            cuda.finish(step)?;
+        }
+        let each = |from: usize, to: usize| (ends[to] - ends[from]) / (to - from) as f32;
+        // The first are compiled and recorded.
+        let (early, late) = (each(3, 13), each(ends.len() / 2, ends.len() - 1));
+        println!(
+            "{streams} streams for {} s{}: {early:.3} ms a step at first, {late:.3} later: {:.0} tokens/s",
+            LASTING.as_secs(),
+            if chooses { ", choosing tokens at temperature 1" } else { "" },
+            streams as f32 / late * 1e3
+        );
+    }
     Ok(())
 }
 

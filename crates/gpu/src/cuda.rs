@@ -85,6 +85,8 @@ pub struct Cuda {
     ring: RefCell<Option<Ring>>,
     /// What is read back of new weights.
     checked: RefCell<Option<Checks>>,
+    /// Attention that will be asked for.
+    foreseen: RefCell<Vec<Attention<()>>>,
     pub(crate) upload_times: Cell<UploadTimes>,
     graphs: RefCell<HashMap<Bucket, Recorded>>,
     /// The bucket that is being recorded: it sizes grids in place of the step.
@@ -155,6 +157,7 @@ impl Cuda {
             has_sampled: RefCell::new(vec![false; options.slots]),
             ring: RefCell::new(None),
             checked: RefCell::new(None),
+            foreseen: RefCell::default(),
             upload_times: Cell::default(),
             graphs: RefCell::default(),
             bucket: Cell::new(None),
@@ -384,10 +387,32 @@ impl Memory for Cuda {
     fn alloc_kv(&self, spec: &KvSpec) -> Result<Kv, Error> {
         self.settle()?;
         let kv = Kv::new(&self.arena, &self.sizes, spec)?;
+        for attention in self.foreseen.borrow().iter() {
+            let keys = self.attention_programs(attention, spec.dtype);
+            keys.into_iter().for_each(|key| self.programs.prepare(key));
+        }
         for (pointer, bytes) in kv.memory() {
             self.poison(pointer, bytes)?;
         }
         Ok(kv)
+    }
+
+    fn foresee(&self, attention: &Attention<Buf>) {
+        let mut foreseen = self.foreseen.borrow_mut();
+        let Attention { heads, layer, scale, soft_cap, causal, .. } = *attention;
+        let sinks = attention.sinks.as_ref().map(|_| ());
+        // Layers differ in what no program depends on.
+        let alike = |other: &Attention<()>| {
+            (other.heads, other.soft_cap.is_some(), other.sinks.is_some(), other.causal)
+                == (heads, soft_cap.is_some(), sinks.is_some(), causal)
+        };
+        if !foreseen.iter().any(alike) {
+            foreseen.push(Attention { heads, layer, scale, soft_cap, sinks, causal });
+        }
+    }
+
+    fn ready(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), Error> {
+        self.programs.ready(progress)
     }
 
     fn usage(&self) -> Usage {

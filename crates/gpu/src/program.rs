@@ -182,6 +182,7 @@ pub(crate) struct Programs {
 
 enum Program {
     Compiling(JoinHandle<Result<Vec<u8>, String>>),
+    Compiled(Vec<u8>),
     /// Kept: its functions are in use.
     Loaded(Module),
 }
@@ -206,6 +207,48 @@ impl Programs {
         });
     }
 
+    /// Waits until everything that was begun is compiled, and says how much of all is. What is not used is not loaded.
+    pub(crate) fn ready(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), Error> {
+        let mut programs = self.programs.borrow_mut();
+        let compiling = |program: &Program| matches!(program, Program::Compiling(_));
+        let (total, mut left) =
+            (programs.len(), programs.values().filter(|program| compiling(program)).count());
+        let keys: Vec<Key> = programs.keys().cloned().collect();
+        for key in keys {
+            let program = match programs.remove(&key) {
+                Some(Program::Compiling(thread)) => {
+                    // Nothing is said of what is there already.
+                    if !thread.is_finished() {
+                        progress(total - left, total);
+                    }
+                    left -= 1;
+                    Program::Compiled(self.compiled(&key, thread)?)
+                }
+                Some(program) => program,
+                None => continue,
+            };
+            programs.insert(key, program);
+        }
+        Ok(())
+    }
+
+    fn compiled(&self, key: &Key, thread: JoinHandle<Result<Vec<u8>, String>>) -> Result<Vec<u8>, Error> {
+        let image = thread.join().map_err(|_| self.failed(format!("the compiler broke on {}", key.unit)))?;
+        image.map_err(|reason| self.failed(reason))
+    }
+
+    /// How many there are, and how many of them are being compiled.
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let programs = self.programs.borrow();
+        let compiling = programs.values().filter(|program| matches!(program, Program::Compiling(_)));
+        (programs.len(), compiling.count())
+    }
+
+    fn failed(&self, reason: String) -> Error {
+        Error::Device { backend: self.device.name(), operation: "compile kernels", reason }
+    }
+
     /// A kernel, compiled and loaded if it was not.
     pub(crate) fn function(&self, key: &Key, name: &'static str) -> Result<Function, Error> {
         if let Some(&function) = self.functions.borrow().get(&(key.clone(), name)) {
@@ -213,16 +256,11 @@ impl Programs {
         }
         self.prepare(key.clone());
         let mut programs = self.programs.borrow_mut();
-        let failed =
-            |reason| Error::Device { backend: self.device.name(), operation: "compile kernels", reason };
         let module = match programs.remove(key) {
             Some(Program::Loaded(module)) => module,
-            Some(Program::Compiling(thread)) => {
-                let image =
-                    thread.join().map_err(|_| failed(format!("the compiler broke on {}", key.unit)))?;
-                Module::load(&self.device, &image.map_err(failed)?)?
-            }
-            None => return Err(failed(format!("{} was not prepared", key.unit))),
+            Some(Program::Compiled(image)) => Module::load(&self.device, &image)?,
+            Some(Program::Compiling(thread)) => Module::load(&self.device, &self.compiled(key, thread)?)?,
+            None => return Err(self.failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
         if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {

@@ -31,6 +31,15 @@ impl<M: Memory> Attention<M> {
                 &[Tensor::QueryBias, Tensor::KeyBias, Tensor::ValueBias],
             )
         };
+        let shape = fornax_compute::Attention {
+            heads: config.heads,
+            layer: config.kv_layer(layer),
+            scale: config.attention_scale,
+            soft_cap: config.attention_cap,
+            sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
+            causal: config.pooling.is_none(),
+        };
+        loader.memory.foresee(&shape);
         let qk_norm =
             (norm(loader, Tensor::QueryNorm, None, layer)?, norm(loader, Tensor::KeyNorm, None, layer)?);
         Ok(Attention {
@@ -45,14 +54,7 @@ impl<M: Memory> Attention<M> {
             output: loader.weight(&[Tensor::AttentionOutput], layer)?,
             output_changes: loader.changes(&[Tensor::AttentionOutput], layer)?,
             output_bias: loader.opt_vector(&[Tensor::AttentionOutputBias], layer)?,
-            shape: fornax_compute::Attention {
-                heads: config.heads,
-                layer: config.kv_layer(layer),
-                scale: config.attention_scale,
-                soft_cap: config.attention_cap,
-                sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
-                causal: config.pooling.is_none(),
-            },
+            shape,
             join: Join::load(loader, Tensor::AttentionPostNorm, layer)?,
         })
     }

@@ -200,7 +200,8 @@ struct Beside {
 impl Beside {
     fn start(model: &Fornax) -> anyhow::Result<Beside> {
         if model.text().tokenizer().is_none() {
-            return Err(Error::NoTokenizer.into());
+            let needed = "--http needs a model with a tokenizer; --shapes makes random ones that have one";
+            return Err(Failure::usage(needed.to_owned()).into());
         }
         let runtime = serve::runtime()?;
         let shared = model.clone();

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use fornax::{Activations, Code, Device, Evaluator, Fornax, KvDType, OpenOptions};
+use fornax::{Activations, Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions};
 
 use fornax_format::DType;
 
@@ -85,13 +85,25 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
 /// Loads the model, showing progress where that takes a while.
 pub(crate) fn open(options: OpenOptions) -> Result<Fornax, fornax::Error> {
     let mut meter = Meter::new(Duration::from_secs(2));
-    options.open_with(&mut |done, total| meter.show("loading:", (done, total), &megabytes(done, total)))
+    options.open_with(&mut |loading| show(&mut meter, loading))
 }
 
 /// Opens it for its logits alone, `rows` of them computed at once.
 pub(crate) fn evaluator(options: OpenOptions, rows: usize) -> Result<Evaluator, fornax::Error> {
     let mut meter = Meter::new(Duration::from_secs(2));
-    options.evaluator(rows, &mut |done, total| meter.show("loading:", (done, total), &megabytes(done, total)))
+    options.evaluator(rows, &mut |loading| show(&mut meter, loading))
+}
+
+fn show(meter: &mut Meter, loading: Loading) {
+    match loading {
+        Loading::Weights { bytes, total } => {
+            meter.show("loading:", (bytes, total), &megabytes(bytes, total));
+        }
+        Loading::Kernels { compiled, total } => {
+            let amount = format!("{compiled} of {total} kernels");
+            meter.show("compiling:", (compiled as u64, total as u64), &amount);
+        }
+    }
 }
 
 /// Says once what `auto` chose and why. Commands call it when nothing stands in the way of computing any more, so that

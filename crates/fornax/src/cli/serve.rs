@@ -331,8 +331,15 @@ fn load(recipe: &Recipe, room: Room, progress: &watch::Sender<Progress>) -> Resu
     let began = Instant::now();
     let open = recipe.options(room);
     let planned = open.plan()?;
-    let model = open.open_with(&mut |bytes, bytes_total| {
-        progress.send_replace(Progress { stage: "weights".to_owned(), bytes, bytes_total });
+    let model = open.open_with(&mut |loading| {
+        progress.send_replace(match loading {
+            fornax::Loading::Weights { bytes, total } => {
+                Progress { stage: "weights".to_owned(), bytes, bytes_total: total }
+            }
+            fornax::Loading::Kernels { .. } => {
+                Progress { stage: "kernels".to_owned(), ..Progress::default() }
+            }
+        });
     })?;
     // What `auto` chose is said once, like everything else here in the log.
     let auto = recipe.auto.then(|| fornax::Device::auto().1);

@@ -46,6 +46,7 @@ impl Model {
     fn new(cuda: &Cuda) -> Result<Model, Error> {
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns);
         let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: 64 };
+        cuda.foresee(&Model::attention());
         Ok(Model {
             embedding: zeros(cuda, DType::F16, VOCAB, HIDDEN)?,
             norm: Norm::rms(cuda.upload_values(&[1.0; HIDDEN])?, 1e-6),
@@ -64,10 +65,14 @@ impl Model {
         })
     }
 
+    fn attention() -> Attention<Buf> {
+        Attention::causal(HEADS, KvLayer { group: 0, layer: 0 }, 0.2)
+    }
+
     fn forward(&mut self, cuda: &Cuda, step: &Step) -> Result<(), Error> {
         let ([qkv, attended], [gate_up, gated], [wanted, normed]) =
             (&mut self.attention, &mut self.mlp, &mut self.wanted);
-        let layer = Attention::causal(HEADS, KvLayer { group: 0, layer: 0 }, 0.2);
+        let layer = Model::attention();
         let tokens = Rows::Tokens;
         cuda.embed(step, &self.embedding, &mut self.residual)?;
         cuda.norm(step, tokens, &self.norm, &self.residual, &mut self.branch)?;
@@ -247,6 +252,31 @@ fn prompts_of_heads_that_wgmma_takes_are_attended_to_by_it_on_hopper() {
     // 128 and 64 rows of a block, four of each token.
     check(128, &[("rope_and_write", [41, 1, 1]), ("attention_wgmma", [2, 2, 1]), ("attention", [2, 1, 1])]);
     check(32, &[("rope_and_write", [41, 1, 1]), ("attention_rows", [2, 3, 1]), ("attention", [2, 1, 1])]);
+}
+
+#[test]
+fn everything_that_a_step_needs_is_compiled_before_the_first() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut model = Model::new(&cuda).unwrap();
+    let mut told = Vec::new();
+    cuda.ready(&mut |compiled, total| told.push((compiled, total))).unwrap();
+    let (total, compiling) = cuda.programs.counts();
+    assert_eq!(compiling, 0);
+    assert!(told.iter().all(|&(compiled, all)| compiled < all && all == total), "{told:?} of {total}");
+    // One stream, several, and a prompt: nothing that was not there.
+    for streams in [1, 2, 40] {
+        model.step(&cuda, streams, 0).unwrap();
+    }
+    let mut batch = Batch::default();
+    let row = Row { slot: 0, start: 0, len: 40, pages: vec![vec![PageId(1), PageId(2)]], wanted: 1 };
+    batch.push(row, (0..40).map(|_| Token::Known(0)));
+    let step = cuda.begin(&batch).unwrap();
+    model.forward(&cuda, &step).unwrap();
+    cuda.finish(step).unwrap();
+    assert_eq!(cuda.programs.counts(), (total, 0));
+    // Ready again at once, with nothing to say.
+    cuda.ready(&mut |_, _| panic!("nothing is compiled")).unwrap();
 }
 
 /// The first token of so many sequences.

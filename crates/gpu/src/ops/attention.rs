@@ -231,8 +231,21 @@ impl Cuda {
         self.attention(slot, attention, keys.then_some(turns), qkv, kv, out)
     }
 
+    /// What is prepared when room for keys and values is taken: for single tokens, for many, and for pages.
+    pub(crate) fn attention_programs<B>(&self, attention: &Attention<B>, dtype: KvDType) -> Vec<Key> {
+        let heads = attention.heads;
+        let key = program((heads.dim, heads.query / heads.kv), dtype, attention);
+        let pages = Key { unit: "rope.cu", defines: storage(dtype) };
+        if dtype == KvDType::F32 {
+            return vec![key, pages];
+        }
+        let many = self.wgmma(attention, dtype, self.fuses() && attention.causal).map(|(key, _)| key);
+        let rows = || Key { unit: "attention_rows.cu", ..key.clone() };
+        vec![many.unwrap_or_else(rows), key, pages]
+    }
+
     /// The program of many tokens by wgmma, and its shared memory, where this device has both.
-    fn wgmma(&self, attention: &Attention<Buf>, dtype: KvDType, turns: bool) -> Option<(Key, usize)> {
+    fn wgmma<B>(&self, attention: &Attention<B>, dtype: KvDType, turns: bool) -> Option<(Key, usize)> {
         let heads = attention.heads;
         // `attention` refuses such heads.
         let shared = heads.query / heads.kv;
