@@ -16,6 +16,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
 use super::args::Bench;
+use super::device::{self, Taken};
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::load::{Clients, Target};
@@ -23,7 +24,7 @@ use super::measured::{Figures, Http, Inside, Measured, Rates, Setup, Traffic};
 use super::meter::{Meter, megabytes};
 use super::output::binary;
 use super::wire::Wire;
-use super::{device, locate, output, serve, shapes};
+use super::{locate, output, serve, shapes};
 
 /// What `--json` prints. Rates are tokens per second.
 #[derive(Debug, Serialize)]
@@ -69,7 +70,10 @@ impl DeviceReport {
 #[derive(Debug, Serialize)]
 pub(super) struct Load {
     pub(super) seconds: f64,
+    /// From the first weight to the last.
+    weights_seconds: f64,
     file_bytes: u64,
+    /// Of files, while weights were loaded.
     bytes_per_second: f64,
     allocated_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,11 +81,13 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub(super) fn of(seconds: f64, inside: &Inside<'_>) -> Load {
-        let bytes_per_second = inside.traffic.file_bytes as f64 / seconds;
+    pub(super) fn of(taken: Taken, inside: &Inside<'_>) -> Load {
+        let weights_seconds = taken.weights.as_secs_f64();
+        let bytes_per_second = inside.traffic.file_bytes as f64 / weights_seconds.max(1e-9);
         let upload = inside.rates.upload_bytes_per_second;
         Load {
-            seconds,
+            seconds: taken.all.as_secs_f64(),
+            weights_seconds,
             file_bytes: inside.traffic.file_bytes,
             bytes_per_second,
             allocated_bytes: inside.model.memory().allocated.total(),
@@ -94,8 +100,9 @@ impl Load {
         let share =
             self.upload_rate_percent.map_or(String::new(), |share| format!(", {share:.1} % of the rate"));
         format!(
-            "loaded in {:.2} s ({:.1} GB/s{share}): {file} of files, {allocated} allocated\n",
+            "loaded in {:.2} s (weights in {:.2} s: {:.1} GB/s{share}): {file} of files, {allocated} allocated\n",
             self.seconds,
+            self.weights_seconds,
             self.bytes_per_second / 1e9
         )
     }
@@ -125,13 +132,11 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     }
     let path = locate::locate(args.model.as_deref())?;
     let options = options(&path, args, &setup)?;
-    let started = Instant::now();
-    let model = device::open(options)?;
-    let load = started.elapsed().as_secs_f64();
+    let (model, taken) = device::open_timed(options)?;
     device::announce(model.device(), &args.device)?;
     let rates = Rates::measure(&model)?;
     let inside = Inside { model: &model, traffic: Traffic::of(&path, &model)?, rates };
-    let load = Load::of(load, &inside);
+    let load = Load::of(taken, &inside);
     let figures = figures(args, &setup, inside, &clients, &interrupt)?;
     let report = Report { model: path, device: DeviceReport::of(&model, args, rates), load, figures };
     if args.json {

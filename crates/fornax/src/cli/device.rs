@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fornax::{Activations, Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions};
 
@@ -84,8 +84,29 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
 
 /// Loads the model, showing progress where that takes a while.
 pub(crate) fn open(options: OpenOptions) -> Result<Fornax, fornax::Error> {
+    open_timed(options).map(|(model, _)| model)
+}
+
+/// How long loading took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) all: Duration,
+    /// From the first weight to the last.
+    pub(crate) weights: Duration,
+}
+
+pub(crate) fn open_timed(options: OpenOptions) -> Result<(Fornax, Taken), fornax::Error> {
     let mut meter = Meter::new(Duration::from_secs(2));
-    options.open_with(&mut |loading| show(&mut meter, loading))
+    let started = Instant::now();
+    let (mut first, mut last) = (None, started);
+    let model = options.open_with(&mut |loading| {
+        if matches!(loading, Loading::Weights { .. }) {
+            last = Instant::now();
+            first.get_or_insert(last);
+        }
+        show(&mut meter, loading);
+    })?;
+    Ok((model, Taken { all: started.elapsed(), weights: last.duration_since(first.unwrap_or(started)) }))
 }
 
 /// Opens it for its logits alone, `rows` of them computed at once.

@@ -117,9 +117,7 @@ fn measure(
     let started = Instant::now();
     drop(device::open(options.clone())?);
     let first_load_seconds = started.elapsed().as_secs_f64();
-    let started = Instant::now();
-    let model = device::open(options)?;
-    let load = started.elapsed().as_secs_f64();
+    let (model, taken) = device::open_timed(options)?;
     let rates = match rates {
         Some(rates) => rates,
         None => {
@@ -128,7 +126,7 @@ fn measure(
         }
     };
     let inside = Inside { model: &model, traffic: Traffic::of(path, &model)?, rates };
-    let load = Load::of(load, &inside);
+    let load = Load::of(taken, &inside);
     let figures = figures(args, setup, inside, clients, interrupt)?;
     let report = DeviceReport::of(&model, args, rates);
     let model = Model { shape: shape.name, quant: quant.to_owned(), first_load_seconds, load, figures };

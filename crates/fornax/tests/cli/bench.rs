@@ -25,7 +25,7 @@ fn the_report_has_every_measurement() {
         }
     };
     positive(&report, &["memory_bytes_per_second", "threads"]);
-    positive(&report["load"], &["seconds", "file_bytes", "allocated_bytes"]);
+    positive(&report["load"], &["seconds", "weights_seconds", "file_bytes", "allocated_bytes"]);
     for (prefill, tokens) in report["prefill"].as_array().unwrap().iter().zip([128, 512]) {
         assert_eq!(prefill["tokens"], tokens);
         positive(prefill, &["tokens_per_second", "first_token_ms", "bytes", "operations_per_second"]);
