@@ -358,6 +358,7 @@ fn run(
     };
     let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: kv_dtype })?;
     if one {
+        remember(cuda, &mut model, &mut kv, &[(0, 1, context)])?;
         operations(cuda, &mut model, &mut kv, 1)?;
         steps(cuda, &mut model, &mut kv, (context, bytes), ("greedy", &Sampling::greedy()))?;
         return Ok(without_each(cuda, &mut model, &mut kv, context)?);
@@ -374,6 +375,9 @@ fn run(
         let ms = whole(cuda, &mut model, &mut kv, &prompt_batch(tokens))?;
         println!("prompt of {tokens}: {ms:.3} ms on the device: {:.0} tokens/s", tokens as f32 / ms * 1e3);
     }
+    let pages = BEHIND / PAGE_TOKENS + 1;
+    let behind: Vec<_> = (0..STREAMS_MAX).map(|slot| (slot, 1 + slot * pages, BEHIND)).collect();
+    remember(cuda, &mut model, &mut kv, &behind)?;
     for streams in chosen("streams", &STREAMS) {
         let ms = whole(cuda, &mut model, &mut kv, &streams_batch(streams))?;
         println!("{streams} streams: {ms:.3} ms on the device: {:.0} tokens/s", streams as f32 / ms * 1e3);
@@ -385,6 +389,7 @@ fn run(
         return Ok(());
     }
 
+    remember(cuda, &mut model, &mut kv, &[(0, 1, context)])?;
     let hot = Sampling { temperature: 0.8, ..Sampling::default() };
     let cut = Sampling { top_k: 50, top_p: 0.95, min_p: 0.02, ..hot.clone() };
     let penalised = Sampling { repetition_penalty: 1.1, presence_penalty: 0.5, ..cut.clone() };
@@ -607,6 +612,43 @@ fn prompt_batch(tokens: usize) -> Batch {
     let row = Row { slot: 0, start: 0, len: tokens as u32, pages: vec![table], wanted: 1 };
     batch.push(row, (0..tokens).map(|at| Token::Known(at as u32 % 64)));
     batch
+}
+
+/// Computes what sequences have behind them: of each its slot, its first page and its tokens. Without it attention would be over what
+/// memory held before, which with debug assertions is NaN, and products of NaN take less power than those of numbers.
+fn remember(
+    cuda: &Cuda,
+    model: &mut Model,
+    kv: &mut Kv,
+    sequences: &[(usize, usize, usize)],
+) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    let mut compute = |batch: &mut Batch| -> Result<(), Error> {
+        let step = cuda.begin(batch)?;
+        forward(cuda, model, kv, &step, None)?;
+        cuda.finish(step)?;
+        *batch = Batch::default();
+        Ok(())
+    };
+    for &(slot, first, tokens) in sequences {
+        for start in (0..tokens).step_by(PROMPT) {
+            let len = (tokens - start).min(PROMPT);
+            if batch.tokens.len() + len > PROMPT {
+                compute(&mut batch)?;
+            }
+            let pages = (start + len).div_ceil(PAGE_TOKENS);
+            let table = (first..first + pages).map(|page| PageId(page as u32)).collect();
+            let row = Row {
+                slot: slot as u32,
+                start: start as u32,
+                len: len as u32,
+                pages: vec![table],
+                wanted: 1,
+            };
+            batch.push(row, (start..start + len).map(|at| Token::Known((at * 31 + slot * 17) as u32 % 64)));
+        }
+    }
+    compute(&mut batch)
 }
 
 /// A token of each of so many sequences.
