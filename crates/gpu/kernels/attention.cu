@@ -16,16 +16,16 @@
 #define CLUSTER_TILES 32  // that a cluster merges: one for each lane
 
 // Shared memory: tiles of keys and values, queries, weights; in a cluster what each tile ends with (the largest score
-// and the sum), what it is multiplied by, and what the blocks send of it: (tile, share of outputs).
+// and the sum), and what the blocks send of it: (tile, share of outputs).
 KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
     extern __shared__ uint4 room[];
     u8* staged = (u8*)room;
     u8* queries = staged + TILES_BYTES(a.stages);
     uint4* weights = (uint4*)(queries + PARTS * QUERIES * STRIDE);  // (warp, part, lane)
     float2* tile_ends = (float2*)(weights + WARPS * PARTS * WARP);  // (head, tile)
-    float2* tile_shrinks = tile_ends + SHARED * CLUSTER_TILES;
-    float* sent = (float*)(tile_shrinks + SHARED * CLUSTER_TILES);
+    float* sent = (float*)(tile_ends + SHARED * CLUSTER_TILES);
     __shared__ float2 turns[DIM / 2 + 1];
+    __shared__ u64 arrived;  // that everything has been sent
     __shared__ float factors[QUERIES], maxima[WARPS][QUERIES];
     let_next_start();
     // Positions and page tables are there before a step's first kernel; so are the keys and values of earlier steps.
@@ -38,7 +38,13 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     const int* table = step.tables + step.tables[a.group * step.stride + r];
     const u32 staged_at = shared_address(staged), queries_at = shared_address(queries);
-    if (a.clusters) cluster_arrive();
+    // Outputs that a block of a cluster merges: pairs stay together.
+    const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2, tiles = last_tile - first_tile + 1;
+    if (a.clusters) {
+        const int merged = min(share, OUTPUTS - (int)blockIdx.z * share);
+        if (threadIdx.x == 0) expect_sent(&arrived, tiles * (max(merged, 0) * 4 + SHARED * 8));
+        cluster_arrive();
+    }
 
     auto stage = [&](int i) {
         if (i < count)
@@ -130,8 +136,6 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
         for (int i = 0; i < 8; i++) total[c][i / 4][i % 4] = 0.0f;
-    // Outputs that a block of a cluster merges: pairs stay together.
-    const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2;
     if (a.clusters) cluster_await();
 
 #pragma unroll 1
@@ -249,13 +253,13 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                         const int d = (c * WARPS + warp) * 16 + j * 8 + t * 2, o = h * DIM + d;
                         if (d >= DIM) continue;
                         const float2 both = make_float2(acc[c][j][row * 2], acc[c][j][row * 2 + 1]);
-                        if (a.clusters) store_to_block((float2*)(sent + (tile - first_tile) * share + o % share), o / share, both);
+                        if (a.clusters) send_to_block((float2*)(sent + (tile - first_tile) * share + o % share), &arrived, o / share, both);
                         else *(float2*)(partial + o) = both;
                     }
                 const float2 ends = make_float2(here[row], tile_sum[row * 2]);
                 if (a.clusters) {
                     if (t == 0)
-                        for (int to = warp; to < blocks; to += WARPS) store_to_block(tile_ends + h * CLUSTER_TILES + tile - first_tile, to, ends);
+                        for (int to = warp; to < blocks; to += WARPS) send_to_block(tile_ends + h * CLUSTER_TILES + tile - first_tile, &arrived, to, ends);
                 } else if (warp == 0 && t == 0) {
                     partial[OUTPUTS + h] = ends.x;
                     partial[OUTPUTS + SHARED + h] = ends.y;
@@ -285,31 +289,18 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         }
     }
     if (!a.clusters) return;
-    cluster_wait();
-    const int tiles = last_tile - first_tile + 1;
-    // What each tile is multiplied by: a warp per head, a lane per tile. The largest up to a tile is exact in any order.
-    for (int h = warp; h < SHARED; h += WARPS) {
-        const float here = lane < tiles ? tile_ends[h * CLUSTER_TILES + lane].x : -INFINITY_F, first = first_max(a, kv * SHARED + h);
-        float now = here;
-        for (int step = 1; step < WARP; step *= 2) {
-            const float before = __shfl_up_sync(0xffffffff, now, step);
-            if (lane >= step) now = fmaxf(now, before);
-        }
-        float earlier = __shfl_up_sync(0xffffffff, now, 1);
-        earlier = lane == 0 ? first : fmaxf(earlier, first);
-        now = fmaxf(now, first);
-        tile_shrinks[h * CLUSTER_TILES + lane] = make_float2(shrink_of(earlier, now), shrink_of(here, now));
-    }
-    __syncthreads();
+    await_sent(&arrived);
     for (int i = threadIdx.x; i < share; i += THREADS) {
         const int o = blockIdx.z * share + i, h = o / DIM;
         if (o >= OUTPUTS) break;
-        float all = 0.0f, sum = FIRST_SUM;
+        float all = 0.0f, sum = FIRST_SUM, most = first_max(a, kv * SHARED + h);
 #pragma unroll 4
         for (int n = 0; n < tiles; n++) {
-            const float2 shrinks = tile_shrinks[h * CLUSTER_TILES + n];
-            sum = merged_sum(sum, shrinks.x, tile_ends[h * CLUSTER_TILES + n].y, shrinks.y);
-            all = merged_sum(all, shrinks.x, sent[n * share + i], shrinks.y);
+            const float2 ends = tile_ends[h * CLUSTER_TILES + n];
+            const float now = fmaxf(most, ends.x), shrink = shrink_of(most, now), later = shrink_of(ends.x, now);
+            sum = merged_sum(sum, shrink, ends.y, later);
+            all = merged_sum(all, shrink, sent[n * share + i], later);
+            most = now;
         }
         out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(all, 1.0f / sum);
     }

@@ -48,7 +48,7 @@ DEVICE void form_row(Four four, const float* norm, float eps, int columns, const
     if (lane == 0) to.mosts[warp] = most;
     __syncthreads();
     loaded();
-    const float inverse = norm ? inverse_norm(to.squares, blocks, columns, eps) : 1.0f;
+    const float inverse = norm ? inverse_norm<false>(to.squares, blocks, columns, eps) : 1.0f;
     most = most_normed(warp_most(lane < warps ? to.mosts[lane] : 0), inverse);
     const float scale = row_scale(most);
     // Of 32 columns eight lanes have four each, of which two are of one piece of 16 bytes and two of the next. Four lanes

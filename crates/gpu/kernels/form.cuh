@@ -23,12 +23,21 @@ DEVICE float take_norm(float v[4], const float weight[4]) {
     for (int i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], weight[i]);
     return warp_sum(squares);
 }
-// What a row is multiplied by, from the sums of squares of each 128 columns: a warp.
-DEVICE float inverse_norm(const float* squares, int blocks, int columns, float eps) {
+// What a row is multiplied by, from the sums of squares of each 128 columns: a warp. FEW: there are at most eight, and every lane adds them
+// up by itself, as a warp does where the other lanes have zeros.
+template <bool FEW> DEVICE float inverse_norm(const float* squares, int blocks, int columns, float eps) {
     float sum = 0.0f;
-    for (int i = threadIdx.x % WARP; i < blocks; i += WARP) sum += squares[i];
+    if (FEW) {
+        float s[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) s[i] = i < blocks ? squares[i] : 0.0f;
+        sum = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    } else {
+        for (int i = threadIdx.x % WARP; i < blocks; i += WARP) sum += squares[i];
+        sum = warp_sum(sum);
+    }
     // The reciprocal waits for nothing.
-    return rsqrtf(__fmaf_rn(warp_sum(sum), 1.0f / (float)columns, eps));
+    return rsqrtf(__fmaf_rn(sum, 1.0f / (float)columns, eps));
 }
 // The largest magnitude of four values, as bits: NaN is above all.
 DEVICE u32 most_of(const float v[4]) {

@@ -68,7 +68,8 @@ DEVICE bool elected() {
     return is;
 }
 // Weights on their way to a warp: for each of its tiles, each step of its slice. A step takes the place of the one that was
-// multiplied last. The copy engine brings them, or where they lie in more than two planes, whose pieces would be small, all lanes.
+// multiplied last, unless there is a place for each (ALL_AHEAD). The copy engine brings them, or where they lie in more than two planes,
+// whose pieces would be small, all lanes.
 struct Ring {
     static const bool BULK = HAS_BULK && Quant::Bytes::PIECES <= 2;
     u8* start;
@@ -113,7 +114,7 @@ struct Ring {
         if constexpr (!BULK) copy_group();
     }
     DEVICE_METHOD void move() {
-        if (++stage == STAGES) {
+        if (++stage == STAGES && !ALL_AHEAD) {
             stage = 0;
             parity ^= 1;
         }
@@ -122,7 +123,7 @@ struct Ring {
         if constexpr (BULK) {
             asm volatile("{.reg .pred done;\nagain: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;}"
                          ::"r"(barriers + stage * 8), "r"(parity) : "memory");
-        } else {
+        } else if (!ALL_AHEAD) {
             copy_wait<STAGES - 1>();
             __syncwarp();
         }
@@ -135,8 +136,10 @@ struct Ring {
             if (k % 2 == 0) b = *(const uint4*)(x + k * 32);
             mma_f16(acc, a, k % 2 ? b.z : b.x, k % 2 ? b.w : b.y);
         });
-        __syncwarp();
-        fetch(part, lane);
+        if (!ALL_AHEAD) {
+            __syncwarp();
+            fetch(part, lane);
+        }
         move();
     }
 };
@@ -150,6 +153,8 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     // The compiler is to see that it is the same for all lanes.
     const int lane = threadIdx.x % WARP, warp = __shfl_sync(0xffffffff, threadIdx.x / WARP, 0), warps = blockDim.x / WARP;
     const int team = warp / TEAM, teams = warps / TEAM, slice = warp % TEAM / SIDES, side = warp % SIDES;
+    // Where kernels are short, blocks of the next one are to be there when this one ends; else they must not come before its weights.
+    if (EARLY) let_next_start();
     const u32 steps = part.groups * BLOCK / Quant::STEP;
     u32 above = 0;  // tiles of the experts before
 #if EXPERTS
@@ -181,8 +186,8 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
         ring.fetch(part, lane);
         ring.move();
     }
-    ring.parity = 0;
-    let_next_start();
+    ring.stage = ring.parity = 0;
+    if (!EARLY) let_next_start();
 
     // The counts of a step are there before its first kernel, and so is what a model is made of.
     const int count = min(step_rows(step, wanted) - in.first, in.limit), columns = part.columns;
@@ -220,7 +225,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     most = warp_most(most);
     if (lane == 0) mosts[warp] = most;
     __syncthreads();
-    const float norm = in.norm ? inverse_norm(squares, part.groups, columns, in.eps) : 1.0f;
+    const float norm = in.norm ? inverse_norm<FEW_GROUPS>(squares, part.groups, columns, in.eps) : 1.0f;
     most = most_normed(warp_most(lane < warps ? mosts[lane] : 0), norm);
     const float scale = row_scale(most);
 #pragma unroll
@@ -228,6 +233,8 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
         const int at = warp + i * warps;
         if (at < part.groups) *(uint2*)(row + at * BLOCK * 2 + lane * 8) = formed(v[i], norm, scale);
     }
+    // What lanes have copied for each other.
+    if (ALL_AHEAD && !Ring::BULK) copy_wait<0>();
     __syncthreads();
 
     const u8* mine = row + lane % 4 * 16;

@@ -131,10 +131,25 @@ DEVICE void cluster_await() {
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-DEVICE void store_to_block(float2* at, int rank, float2 value) {
+// What blocks of a cluster send to one of them, so many bytes, is there when its barrier says so. It is made by one thread, before
+// the others know that the block is there; nobody has to stay until what it has sent arrives.
+DEVICE void expect_sent(u64* barrier, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.v2.f32 [there], {%2, %3};}"
-                 ::"r"(shared_address(at)), "r"(rank), "f"(value.x), "f"(value.y) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;\n"
+                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+#endif
+}
+DEVICE void send_to_block(float2* at, u64* barrier, int rank, float2 value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .u32 there, arrived;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 arrived, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [arrived];}"
+                 ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), "f"(value.x), "f"(value.y) : "memory");
+#endif
+}
+DEVICE void await_sent(u64* barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred done;\nagain: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n@!done bra again;}"
+                 ::"r"(shared_address(barrier)) : "memory");
 #endif
 }
 DEVICE float load_from_block(const float* at, int rank) {
@@ -161,8 +176,8 @@ DEVICE float block_sum(float value, float* room) {
     return warp_sum(sum);
 }
 
-// What varies from step to step, as `step.rs` lays it out. The addresses never change, so a recorded kernel holds them;
-// what lies there is the present step's.
+// What varies from step to step, as `step.rs` lays it out. The addresses are the same in all steps that a recording is for, so its
+// kernels hold them; what lies there is the present step's.
 struct Step {
     const int* counts;     // tokens, tokens that want logits
     const int* ids;        // (tokens) a negative id is a slot: the token last sampled there

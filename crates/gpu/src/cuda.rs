@@ -462,7 +462,7 @@ impl Backend for Cuda {
             slot.done.record()?;
         }
         slot.done.wait("finish")?;
-        let chosen: &[Chosen] = bytemuck::cast_slice(slot.staged_chosen.bytes());
+        let chosen: &[Chosen] = bytemuck::cast_slice(slot.chosen.bytes());
         let sampled = slot.results.drain(..).map(|outcome| match outcome {
             Outcome::Known(sampled) => sampled,
             Outcome::Device { index, logprob, mu } => {

@@ -263,6 +263,10 @@ impl Programs {
             None => return Err(self.failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
+        // Where kernels start before those in front of them have ended.
+        if self.device.found.capability >= 90 {
+            function.share_memory(&self.device)?;
+        }
         if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
             function.allow_clusters(&self.device)?;
         }

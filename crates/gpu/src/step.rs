@@ -1,7 +1,7 @@
 //! A step's slot: what varies from batch to batch, in one piece of device memory that one copy fills.
 //!
 //! Kernels read counts, tokens, positions and page tables from it, so that a recorded graph computes whatever step its
-//! slot holds. Each array has its place, whatever the batch: a kernel needs one load to reach it.
+//! slot holds. Each array has its place, whatever else is in the batches that a recording is for: a kernel needs one load to reach it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,7 +17,7 @@ const HEADER_WORDS: usize = 16;
 /// Arrays of a word for each token, in front of the page tables.
 const ARRAYS: usize = 7;
 
-/// `Step` of prelude.cuh: where a slot's arrays lie. It never changes.
+/// `Step` of prelude.cuh: where a slot's arrays lie. It follows from the slot and `stride`.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct DeviceStep {
@@ -36,9 +36,14 @@ pub(crate) struct DeviceStep {
     pad: i32,
 }
 
+/// Words from one array to the next for so many tokens: few have a short copy. Steps that one recording is for have the same.
+fn stride(tokens: usize, tokens_max: usize) -> usize {
+    tokens.next_power_of_two().min(tokens_max)
+}
+
 impl DeviceStep {
-    fn new(start: u64, tokens_max: usize) -> DeviceStep {
-        let array = |index: usize| start + ((HEADER_WORDS + index * tokens_max) * 4) as u64;
+    fn new(start: u64, stride: usize) -> DeviceStep {
+        let array = |index: usize| start + ((HEADER_WORDS + index * stride) * 4) as u64;
         DeviceStep {
             counts: start,
             ids: array(0),
@@ -49,7 +54,7 @@ impl DeviceStep {
             lasts: array(5),
             adapters: array(6),
             tables: array(ARRAYS),
-            stride: crate::memory::int(tokens_max),
+            stride: crate::memory::int(stride),
             known: [-1; 2],
             pad: 0,
         }
@@ -111,8 +116,8 @@ pub(crate) struct Chosen {
     pad: i32,
 }
 
-/// Bytes of each device piece of one slot: the batch; rows to choose, with their masks and changes; stretches; what was chosen.
-pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 4] {
+/// Bytes of each device piece of one slot: the batch; rows to choose, with their masks and changes; stretches.
+pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 3] {
     let words = (options.tokens_max as u64).saturating_mul(ARRAYS as u64).saturating_add(HEADER_WORDS as u64);
     let words = words.saturating_add(options.pages_max as u64);
     let rows = |bytes: usize| (options.slots as u64).saturating_mul(bytes as u64);
@@ -121,7 +126,6 @@ pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 4] {
         rows(size_of::<DeviceRow>() + MASK_BYTES)
             .saturating_add((CHANGES_MAX * size_of::<DeviceChange>()) as u64),
         rows(STRETCHES_BYTES),
-        rows(size_of::<Chosen>()),
     ]
 }
 
@@ -151,10 +155,10 @@ pub(crate) struct Slot {
     arrays: DeviceStep,
     pub(crate) rows: Piece,
     pub(crate) stretches: Piece,
-    pub(crate) chosen: Piece,
     staged: Pinned,
     pub(crate) staged_rows: Pinned,
-    pub(crate) staged_chosen: Pinned,
+    /// Where the device writes what it has chosen: a copy behind it would keep the next step waiting.
+    pub(crate) chosen: Pinned,
     /// Behind what was launched for this step.
     pub(crate) done: Event,
     /// Whether it is behind all of it: a recorded step, or a choice of tokens. Otherwise operations may have followed.
@@ -223,10 +227,9 @@ impl Steps {
                 _batch: batch,
                 rows: piece(sizes[1])?,
                 stretches: piece(sizes[2])?,
-                chosen: piece(sizes[3])?,
                 staged: pinned(sizes[0])?,
                 staged_rows: pinned(sizes[1])?,
-                staged_chosen: pinned(sizes[3])?,
+                chosen: pinned((options.slots as u64).saturating_mul(size_of::<Chosen>() as u64))?,
                 done: Event::new(device)?,
                 behind: Cell::new(false),
                 tokens: 0,
@@ -298,8 +301,10 @@ impl Slot {
         self.changes = 0;
         self.mask_words = 0;
 
+        let stride = stride(tokens, tokens_max);
+        self.arrays = DeviceStep::new(self.batch, stride);
         let [ids, positions, places, wanted_at, firsts, lasts, adapters, tables] =
-            [0, 1, 2, 3, 4, 5, 6, ARRAYS].map(|index| HEADER_WORDS + index * tokens_max);
+            [0, 1, 2, 3, 4, 5, 6, ARRAYS].map(|index| HEADER_WORDS + index * stride);
         let words: &mut [i32] = bytemuck::cast_slice_mut(self.staged.bytes_mut());
         words[0] = crate::memory::int(tokens);
         words[1] = crate::memory::int(wanted);
@@ -320,12 +325,12 @@ impl Slot {
             *word = position.cast_signed();
         }
         self.position_max = batch.positions.iter().copied().max().unwrap_or(0);
-        let (mut first, mut wanted_next, mut page_next) = (0, wanted_at, tables + groups * tokens_max);
+        let (mut first, mut wanted_next, mut page_next) = (0, wanted_at, tables + groups * stride);
         for (index, row) in batch.rows.iter().enumerate() {
             let len = row.len as usize;
             for (group, table) in row.pages.iter().enumerate() {
                 let start = crate::memory::int(page_next - tables);
-                words[tables + group * tokens_max + first..][..len].fill(start);
+                words[tables + group * stride + first..][..len].fill(start);
                 for page in &table[..needed(row)] {
                     words[page_next] = page.0.cast_signed();
                     page_next += 1;
@@ -434,5 +439,23 @@ impl Step {
 impl Drop for Step {
     fn drop(&mut self) {
         self.steps.free.borrow_mut().extend(self.slot.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_of_few_tokens_lie_close_together_and_where_their_recording_wants_them() {
+        assert_eq!([1, 2, 3, 400, 600].map(|tokens| stride(tokens, 600)), [1, 2, 4, 512, 600]);
+        // A recording is for all steps whose tokens become the same power of two.
+        for tokens in 1..=256usize {
+            let recorded = stride(tokens.next_power_of_two(), 200);
+            assert!(stride(tokens, 200) == recorded && recorded >= tokens.min(200), "{tokens}");
+        }
+        let (one, four) = (DeviceStep::new(4096, 1), DeviceStep::new(4096, 4));
+        assert_eq!((one.ids, one.tables), (4096 + 64, 4096 + 64 + 7 * 4));
+        assert_eq!((four.ids, four.tables, four.stride), (4096 + 64, 4096 + 64 + 7 * 16, 4));
     }
 }

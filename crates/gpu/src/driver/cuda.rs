@@ -444,6 +444,14 @@ impl Function {
         })
     }
 
+    /// Wants as much of a multiprocessor's memory to be shared as there is. Where kernels want different shares, one's blocks wait until
+    /// those of the others have left a multiprocessor.
+    pub(crate) fn share_memory(self, device: &Device) -> Result<(), Error> {
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function belongs to a loaded module; only an attribute of it is set.
+        device.check("find kernel", unsafe { calls::cuFuncSetAttribute(self.0, which, 100) })
+    }
+
     /// Lets launches of it ask for the largest clusters.
     pub(crate) fn allow_clusters(self, device: &Device) -> Result<(), Error> {
         let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
@@ -510,6 +518,11 @@ impl Pinned {
         // SAFETY: `bytes` writable bytes, from now on initialised.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Pinned { start, bytes, _device: Rc::clone(device) })
+    }
+
+    /// Its address for kernels: with unified addresses, which every 64-bit system has, the device sees it where the host does.
+    pub(crate) fn pointer(&self) -> u64 {
+        self.start.addr() as u64
     }
 
     /// Where it lies.

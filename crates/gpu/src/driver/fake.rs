@@ -588,9 +588,11 @@ pub(crate) unsafe fn cuFuncSetAttribute(
     call("cuFuncSetAttribute", |fake| {
         let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let clusters = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        let split = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         match fake.functions.get_mut(&function.addr()) {
             Some((_, room)) if which == shared && value <= SHARED_OPTIN => *room = value.cast_unsigned(),
             Some(_) if which == clusters => {}
+            Some(_) if which == split && (-1..=100).contains(&value) => {}
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
         Ok(())

@@ -105,7 +105,7 @@ fn singles_bytes(
     stages: usize,
     (tiles, blocks): (usize, usize),
 ) -> usize {
-    let (weights, ends) = (4096, shared * CLUSTER_TILES * 16);
+    let (weights, ends) = (4096, shared * CLUSTER_TILES * 8);
     let share = (shared * dim).div_ceil(2 * blocks) * 2;
     let sent = if tiles == 0 { 0 } else { ends + tiles * share * 4 };
     tiles_bytes(dim, dtype, stages) + 2 * 16 * row_bytes(dim) + weights + sent

@@ -41,7 +41,16 @@ const STAGES_MAX: usize = 8;
 /// Half of a multiprocessor's shared memory. Where weights are many, a block has more: two would not fit, and a multiprocessor that
 /// is free before others is not given two of the next kernel's.
 const SHARED_HALF: usize = 113 << 10;
+const SHARED_ALONE: usize = SHARED_HALF + 2048;
 const ALONE_BYTES: usize = 6 << 20;
+/// What fits beside such a block. Products of small models that are no gates have it: they start beside the gates, one to a
+/// multiprocessor, and two of one kernel's are not given to one while others have none.
+const SHARED_BESIDE: usize = 109 << 10;
+const SMALL_ALONE_BYTES: usize = 2 << 20;
+/// From here on a product is no small model's.
+const LARGE_BYTES: usize = 24 << 20;
+/// Times 128 columns whose squares a lane adds up by itself.
+const FEW_GROUPS: usize = 8;
 /// The most rows of activations of a product.
 const PASS_ROWS_MAX: usize = 1024;
 /// And of a block.
@@ -176,6 +185,10 @@ pub(super) struct Shape {
     pub(super) warps: usize,
     pub(super) blocks: usize,
     stages: usize,
+    /// Whether all of a warp's weights are under way before it begins: each step has a stage.
+    all_ahead: bool,
+    /// Whether the next kernel may start before this one has asked for its weights.
+    early: bool,
     /// Times 128 columns that a warp brings into form.
     each: usize,
     /// Dynamic shared memory of a block.
@@ -222,14 +235,21 @@ impl Shape {
         let each = if each > 4 { each.next_multiple_of(5) } else { each };
         let (stage, fixed) = (warps * step_bytes, fixed(warps));
         let at_once = steps(part).div_ceil(slices) * rounds;
-        let ahead = SHARED_HALF.saturating_sub(fixed).max(2 * stage);
+        let bytes = part.row_tile_bytes().iter().sum::<usize>() * part.row_tiles();
+        let small = part.rows.min(part.columns) < TILE_ROWS * multiprocessors && bytes < LARGE_BYTES;
+        let beside = small && !gates;
+        let ahead = if beside { SHARED_BESIDE } else { SHARED_HALF }.saturating_sub(fixed).max(2 * stage);
         let stages = (room - fixed).min(ahead) / stage;
         let stages = stages.min(at_once).clamp(1, STAGES_MAX);
-        // Two blocks of a large product on a multiprocessor would leave another one idle.
-        let bytes = part.row_tile_bytes().iter().sum::<usize>() * part.row_tiles();
-        let alone = if bytes >= ALONE_BYTES { (SHARED_HALF + 2048).min(room) } else { 0 };
-        let shared = (fixed + stages * stage).max(alone);
-        Some(Shape { slices, rows: 1, warps, blocks, stages, each, shared })
+        // Two blocks of a product on a multiprocessor would leave another one idle.
+        let alone = match bytes >= if small { SMALL_ALONE_BYTES } else { ALONE_BYTES } {
+            true if beside => SHARED_BESIDE,
+            true => SHARED_ALONE,
+            false => 0,
+        };
+        let shared = (fixed + stages * stage).max(alone.min(room));
+        let all_ahead = stages == at_once;
+        Some(Shape { slices, rows: 1, warps, blocks, stages, all_ahead, early: small, each, shared })
     }
 
     /// For `limit` rows that are in form. A block has one slice.
@@ -251,7 +271,8 @@ impl Shape {
         let stages = (room / stage).clamp(1, 4);
         let blocks = tiles.div_ceil(warps);
         let blocks = if slices == 1 { blocks.min(MULTIPROCESSORS) } else { blocks };
-        Shape { slices, rows, warps, blocks, stages, each: 0, shared: stages * stage }
+        let (all_ahead, early) = (false, false);
+        Shape { slices, rows, warps, blocks, stages, all_ahead, early, each: 0, shared: stages * stage }
     }
 
     pub(super) fn program(&self, part: &WeightPart, gates: bool) -> Key {
@@ -271,11 +292,14 @@ impl Shape {
             format!("ONE_ROW={}", i32::from(self.rows == 1)),
         ]);
         key.defines.extend(match self.rows {
-            1 => [
+            1 => vec![
                 format!("EACH={}", self.each),
                 format!("FOURS={}", i32::from(part.columns.is_multiple_of(4))),
+                format!("FEW_GROUPS={}", i32::from(part.groups() <= FEW_GROUPS)),
+                format!("ALL_AHEAD={}", i32::from(self.all_ahead)),
+                format!("EARLY={}", i32::from(self.early)),
             ],
-            rows => [format!("ROWS={rows}"), "FOURS=0".to_owned()],
+            rows => vec![format!("ROWS={rows}"), "FOURS=0".to_owned()],
         });
         key
     }
@@ -535,6 +559,28 @@ mod tests {
         check(Format::Q4_K, (37_888, 3584), true, (1, 18, 132, 2));
         check(Format::Q4_K, (3584, 3584), false, (4, 8, 132, 4));
         check(Format::Q6_K, (3584, 18_944), false, (8, 16, 132, 2));
+    }
+
+    #[test]
+    fn products_of_a_small_model_start_beside_its_gates_and_one_to_a_multiprocessor() {
+        // What blocks of a multiprocessor share, and what each takes besides.
+        let (all, each) = (228 << 10, 1 << 10);
+        let shape = |format, shape, gates| Shape::one(&part(format, shape), gates, 227 << 10).unwrap();
+        for format in [Format::BF16, Format::Q8_0, Format::Q5_0] {
+            let (gates, down) = (shape(format, (9728, 896), true), shape(format, (896, 4864), false));
+            assert!(2 * (gates.shared + each) > all, "{format:?}: {gates:?}");
+            assert!(gates.shared + down.shared + 2 * each <= all, "{format:?}: {gates:?}, {down:?}");
+            assert!(gates.shared + 2 * down.shared + 3 * each > all, "{format:?}: {down:?}");
+            assert!(gates.early && down.early);
+        }
+        // Weights of Q8_0 are all under way before their row is there, those of BF16 are too many.
+        assert!(shape(Format::Q8_0, (896, 4864), false).all_ahead);
+        assert!(!shape(Format::BF16, (896, 4864), false).all_ahead);
+        // A larger model's, and a head, have no such neighbours.
+        for wide in [(4608, 3584), (3584, 18_944), (151_936, 896)] {
+            let wide = shape(Format::Q8_0, wide, false);
+            assert!(2 * (wide.shared + each) > all && !wide.early, "{wide:?}");
+        }
     }
 
     #[test]

@@ -198,8 +198,7 @@ impl Cuda {
         if !changed.is_empty() {
             launch("restore", [count, 1], (256, 0), &[logits, columns, to, changes])?;
         }
-        let bytes = (first + count) * size_of::<Chosen>();
-        self.device.read_pinned("sample", slot.chosen.pointer(), slot.staged_chosen.room().part(0, bytes))
+        Ok(())
     }
 }
 
