@@ -43,19 +43,7 @@ fn micros(logits: &[f32], vocab: u32, sampling: &Sampling) -> f64 {
     let mut scratch = SampleScratch::default();
     let mut times: Vec<f64> = (0..101)
         .map(|position| {
-            let row = SampleRow {
-                wanted: 0,
-                slot: 0,
-                position,
-                seed: 5,
-                vocab,
-                sampling,
-                history: &[],
-                generated: 0,
-                mask: None,
-                given: None,
-                mirostat_mu: 0.0,
-            };
+            let row = SampleRow { position, seed: 5, ..SampleRow::plain(vocab, sampling) };
             let began = Instant::now();
             black_box(sample(black_box(logits), &row, &mut scratch));
             began.elapsed().as_secs_f64() * 1e6

@@ -436,13 +436,7 @@ fn choosing(cuda: &Cuda, vocab: usize, rows: usize) -> Result<(), Error> {
                         slot: at,
                         position: turn,
                         seed: u64::from(at),
-                        vocab: vocab as u32,
-                        sampling,
-                        history: &[],
-                        generated: 0,
-                        mask: None,
-                        given: None,
-                        mirostat_mu: 0.0,
+                        ..SampleRow::plain(vocab as u32, sampling)
                     })
                     .collect();
                 let mut step = cuda.begin(&streams_batch(rows))?;
@@ -499,17 +493,10 @@ fn steps(
             None => body()?,
         }
         let row = SampleRow {
-            wanted: 0,
-            slot: 0,
             position,
-            seed: 0,
-            vocab: model.shape.vocab as u32,
-            sampling,
             history: &history,
             generated: context as u32 / 2,
-            mask: None,
-            given: None,
-            mirostat_mu: 0.0,
+            ..SampleRow::plain(model.shape.vocab as u32, sampling)
         };
         cuda.sample(&mut step, &model.logits, &[row])?;
         Ok(step)

@@ -52,19 +52,8 @@ impl Rig {
         let mut step = self.backend.begin(&batch).unwrap();
         self.model.forward(&self.backend, &mut self.kv, &step).unwrap();
         let sampling = Sampling::greedy();
-        let row = |slot| SampleRow {
-            wanted: slot,
-            slot,
-            position: 1,
-            seed: 0,
-            vocab: self.vocab,
-            sampling: &sampling,
-            history: &[],
-            generated: 0,
-            mask: None,
-            given: None,
-            mirostat_mu: 0.0,
-        };
+        let plain = SampleRow::plain(self.vocab, &sampling);
+        let row = |slot| SampleRow { wanted: slot, slot, position: 1, ..plain.clone() };
         if wanted {
             let rows: Vec<_> = (0..tokens.len() as u32).map(row).collect();
             self.backend.sample(&mut step, self.model.logits(), &rows).unwrap();

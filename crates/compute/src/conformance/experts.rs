@@ -121,18 +121,23 @@ impl<B: Backend> Suite<'_, B> {
     }
 
     fn mixture(&mut self, mixture: Mixture) {
-        if !(self.chosen)(Op::Experts, &mixture.to_string()) {
+        let words = mixture.to_string();
+        if !(self.chosen)(Op::Experts, &words) {
             return;
         }
-        let wanted = mixture.formula();
+        let formula = self.reference.wanted(Op::Experts, &words, |_| Ok(mixture.formula()));
+        let wanted = formula.expect("a formula does not fail");
         self.against(Op::Experts, mixture, &wanted, |backend| mixture.compute(backend, 0..mixture.tokens));
-        if self.reference.options().activations == Activations::Half {
+        if self.reference.activations() == Activations::Half {
             // What is rounded on the way is specified: nothing else is.
-            let outcome = mixture.compute(&self.reference, 0..mixture.tokens).and_then(|wanted| {
+            let words = format!("{mixture}, as specified");
+            let wanted =
+                self.reference.wanted(Op::Experts, &words, |cpu| mixture.compute(cpu, 0..mixture.tokens));
+            let outcome = wanted.and_then(|wanted| {
                 let got = mixture.compute(self.backend, 0..mixture.tokens)?;
                 within(HALF_BOUND, &got, &wanted)
             });
-            self.conclude(Op::Experts, format!("{mixture}, as specified"), outcome);
+            self.conclude(Op::Experts, words, outcome);
         }
     }
 }

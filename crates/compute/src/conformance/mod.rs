@@ -24,7 +24,10 @@ mod rows;
 mod sampling;
 mod steps;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
+use std::rc::Rc;
 
 use crate::cpu::{Activations, Cpu};
 use crate::{Backend, Error, Need, Sizes};
@@ -150,16 +153,50 @@ impl fmt::Display for Op {
     }
 }
 
+/// What a backend is held against: the scalar specification of its kind of activations, and what it has computed so far. Who
+/// judges several backends by it pays for that once.
+pub struct Reference {
+    cpu: Cpu,
+    computed: RefCell<HashMap<(Op, String), Rc<Table>>>,
+}
+
+impl Reference {
+    /// Fails only if the scalar CPU cannot be made.
+    pub fn new(activations: Activations) -> Result<Reference, Error> {
+        Ok(Reference { cpu: Cpu::reference(activations)?, computed: RefCell::default() })
+    }
+
+    fn activations(&self) -> Activations {
+        self.cpu.options().activations
+    }
+
+    /// What a case's output has to be. Its words say everything about it: they are its seed.
+    fn wanted(
+        &self,
+        op: Op,
+        words: &str,
+        compute: impl FnOnce(&Cpu) -> Result<Table, Failure>,
+    ) -> Result<Rc<Table>, Failure> {
+        let key = (op, words.to_owned());
+        if let Some(known) = self.computed.borrow().get(&key) {
+            return Ok(Rc::clone(known));
+        }
+        let table = Rc::new(compute(&self.cpu)?);
+        self.computed.borrow_mut().insert(key, Rc::clone(&table));
+        Ok(table)
+    }
+}
+
 /// A backend to be judged, and what it promises. It takes at least [`TOKENS_MAX`] tokens a step and has [`SLOTS`]
 /// sequence slots.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Subject<'a, B, S> {
     /// The backend. No step may be in flight.
     pub backend: &'a B,
     /// Its size functions.
     pub sizes: &'a S,
-    /// How it multiplies: decides which scalar specification it is held against.
-    pub activations: Activations,
+    /// What it is held against, which is made for how it multiplies.
+    pub reference: &'a Reference,
     /// Whether it promises equal bits however work is batched.
     pub invariant: bool,
 }
@@ -215,36 +252,17 @@ impl Report {
     }
 }
 
-/// Runs every case on the subject; `on_case` hears each result as it comes. Fails only if the reference itself cannot
-/// be made.
-pub fn run<B: Backend, S: Sizes + Clone>(
-    subject: &Subject<'_, B, S>,
-    on_case: &mut dyn FnMut(&CaseResult),
-) -> Result<Report, Error> {
-    run_where(&|_, _| true, subject, on_case)
-}
-
-/// Runs the cases of chosen operations, for somebody who works on one.
-pub fn run_only<B: Backend, S: Sizes + Clone>(
-    ops: &[Op],
-    subject: &Subject<'_, B, S>,
-    on_case: &mut dyn FnMut(&CaseResult),
-) -> Result<Report, Error> {
-    run_where(&|op, _| ops.contains(&op), subject, on_case)
-}
-
-/// Runs the cases that `chosen` says yes to, by their operation and their words: for tools that make everything slow.
+/// Runs the cases that `chosen` says yes to, by their operation and their words; `on_case` hears each result as it comes.
 pub fn run_where<B: Backend, S: Sizes + Clone>(
     chosen: &dyn Fn(Op, &str) -> bool,
     subject: &Subject<'_, B, S>,
     on_case: &mut dyn FnMut(&CaseResult),
-) -> Result<Report, Error> {
-    let reference = Cpu::reference(subject.activations)?;
+) -> Report {
     let mut suite = Suite {
         backend: subject.backend,
         invariant: subject.invariant,
         chosen,
-        reference,
+        reference: subject.reference,
         on_case,
         report: Report::default(),
     };
@@ -257,7 +275,7 @@ pub fn run_where<B: Backend, S: Sizes + Clone>(
     faults::cases(&mut suite);
     layer::cases(&mut suite);
     steps::cases(&mut suite, subject.sizes);
-    Ok(suite.report)
+    suite.report
 }
 
 /// Whether a case is among those that `words` name, alternatives with commas between: each is part of its operation and
@@ -302,7 +320,7 @@ struct Suite<'a, B> {
     backend: &'a B,
     invariant: bool,
     chosen: &'a dyn Fn(Op, &str) -> bool,
-    reference: Cpu,
+    reference: &'a Reference,
     on_case: &'a mut dyn FnMut(&CaseResult),
     report: Report,
 }
@@ -315,9 +333,10 @@ impl<B: Backend> Suite<'_, B> {
         if !(self.chosen)(case.op(), &words) || case.needs().iter().any(lacks) {
             return;
         }
-        let outcome = case.compute(&self.reference).and_then(|wanted| {
+        let wanted = self.reference.wanted(case.op(), &words, |cpu| case.compute(cpu));
+        let outcome = wanted.and_then(|wanted| {
             let got = case.compute(self.backend)?;
-            within(case.op().bound(self.reference.options().activations), &got, &wanted)
+            within(case.op().bound(self.reference.activations()), &got, &wanted)
         });
         self.conclude(case.op(), words, outcome);
     }
@@ -332,7 +351,7 @@ impl<B: Backend> Suite<'_, B> {
     ) {
         let words = case.to_string();
         if (self.chosen)(op, &words) {
-            let bound = op.bound(self.reference.options().activations);
+            let bound = op.bound(self.reference.activations());
             let outcome = compute(self.backend).and_then(|got| within(bound, &got, wanted));
             self.conclude(op, words, outcome);
         }

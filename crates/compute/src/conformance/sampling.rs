@@ -180,19 +180,8 @@ const GREEDY: Sampling = {
 
 fn greedy(slot: usize) -> SampleRow<'static> {
     static SAMPLING: Sampling = GREEDY;
-    SampleRow {
-        wanted: count(slot),
-        slot: count(slot),
-        position: 1,
-        seed: 0,
-        vocab: count(VOCAB),
-        sampling: &SAMPLING,
-        history: &[],
-        generated: 0,
-        mask: None,
-        given: None,
-        mirostat_mu: 0.0,
-    }
+    let slot = count(slot);
+    SampleRow { wanted: slot, slot, position: 1, ..SampleRow::plain(count(VOCAB), &SAMPLING) }
 }
 
 /// One sequence per slot, each wanting the logits of its only token.

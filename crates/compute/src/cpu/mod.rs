@@ -776,19 +776,7 @@ mod tests {
     }
 
     fn greedy(sampling: &Sampling, wanted: u32, slot: u32) -> SampleRow<'_> {
-        SampleRow {
-            wanted,
-            slot,
-            position: 1,
-            seed: 0,
-            vocab: 3,
-            sampling,
-            history: &[],
-            generated: 0,
-            mask: None,
-            given: None,
-            mirostat_mu: 0.0,
-        }
+        SampleRow { wanted, slot, position: 1, ..SampleRow::plain(3, sampling) }
     }
 
     #[test]

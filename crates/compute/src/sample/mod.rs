@@ -59,7 +59,24 @@ pub struct Given {
     pub top: u32,
 }
 
-impl SampleRow<'_> {
+impl<'a> SampleRow<'a> {
+    /// The first logits row's first token, for slot 0 and seed 0: nothing came before it, and every token is allowed.
+    pub fn plain(vocab: u32, sampling: &'a Sampling) -> SampleRow<'a> {
+        SampleRow {
+            wanted: 0,
+            slot: 0,
+            position: 0,
+            seed: 0,
+            vocab,
+            sampling,
+            history: &[],
+            generated: 0,
+            mask: None,
+            given: None,
+            mirostat_mu: sampling.mirostat_start(),
+        }
+    }
+
     /// Refuses parameters and state that mean nothing.
     pub fn check(&self) -> Result<(), Error> {
         self.sampling.check(self.vocab)?;

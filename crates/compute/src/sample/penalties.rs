@@ -116,19 +116,8 @@ mod tests {
     /// Probabilities that llama.cpp's own tests (tests/test-sampling.cpp) expect, with the 1e-5 that they allow.
     fn check(before: &[f32], history: &[u32], sampling: &Sampling, after: &[f64]) {
         let raw: Vec<f32> = before.iter().map(|p| p.ln()).collect();
-        let row = SampleRow {
-            wanted: 0,
-            slot: 0,
-            position: 0,
-            seed: 0,
-            vocab: raw.len() as u32,
-            sampling,
-            history,
-            generated: history.len() as u32,
-            mask: None,
-            given: None,
-            mirostat_mu: 0.0,
-        };
+        let plain = SampleRow::plain(raw.len() as u32, sampling);
+        let row = SampleRow { history, generated: history.len() as u32, ..plain };
         let mut scratch = Scratch::default();
         // Twice: nothing may be left over from the first time.
         for _ in 0..2 {

@@ -8,7 +8,7 @@ mod experts;
 mod golden;
 mod mutants;
 
-use fornax_compute::conformance::{self, Op, Report, Subject};
+use fornax_compute::conformance::{self, Op, Reference, Report, Subject};
 use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Simd};
 
 fn cpu(simd: Simd, activations: Activations, threads: usize) -> Cpu {
@@ -22,11 +22,12 @@ fn large(op: Op, case: &str) -> bool {
 }
 
 /// Judges a backend by the specification of its kind of activations.
-fn report(cpu: &Cpu, simd: Simd, activations: Activations) -> Report {
-    let subject = Subject { backend: cpu, sizes: cpu.sizes(), activations, invariant: true };
+fn report(cpu: &Cpu, reference: &Reference) -> Report {
+    let simd = cpu.options().simd;
+    let subject = Subject { backend: cpu, sizes: cpu.sizes(), reference, invariant: true };
     let slow = simd == Simd::Scalar || std::env::var_os(LEVELS).is_some();
     let chosen = |op: Op, case: &str| !slow || !large(op, case);
-    conformance::run_where(&chosen, &subject, &mut |_| ()).unwrap()
+    conformance::run_where(&chosen, &subject, &mut |_| ())
 }
 
 /// Levels to run, by their names, where not all of them are wanted: an emulator makes everything slow.
@@ -38,9 +39,10 @@ fn conforms(activations: Activations) {
         |simd: &Simd| named.as_ref().is_none_or(|names| names.split(',').any(|name| name == simd.name()));
     // All of them on one thread and on two, some of them on two.
     let threads: &[usize] = if named.is_some() { &[2] } else { &[1, 2] };
+    let reference = Reference::new(activations).unwrap();
     for simd in Simd::present().filter(wanted) {
         for &threads in threads {
-            let report = report(&cpu(simd, activations, threads), simd, activations);
+            let report = report(&cpu(simd, activations, threads), &reference);
             let failed: Vec<String> = report.failed.iter().map(ToString::to_string).collect();
             assert!(report.conforms(), "{simd:?} {activations:?} {threads}:\n{}", failed.join("\n"));
             assert!(report.passed > 400, "only {} cases ran", report.passed);

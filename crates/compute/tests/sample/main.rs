@@ -11,19 +11,7 @@ use fornax_compute::{SampleRow, SampleScratch, Sampled, Sampling, sample};
 
 /// A row without history or mask.
 fn row(vocab: usize, sampling: &Sampling) -> SampleRow<'_> {
-    SampleRow {
-        wanted: 0,
-        slot: 0,
-        position: 0,
-        seed: 0,
-        vocab: vocab.try_into().unwrap(),
-        sampling,
-        history: &[],
-        generated: 0,
-        mask: None,
-        given: None,
-        mirostat_mu: sampling.mirostat_start(),
-    }
+    SampleRow::plain(vocab.try_into().unwrap(), sampling)
 }
 
 fn once(logits: &[f32], row: &SampleRow<'_>) -> Sampled {

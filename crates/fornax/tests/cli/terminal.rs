@@ -31,7 +31,7 @@ impl Terminal {
         let terminal = Terminal { folder, sessions: Cell::new(0) };
         let context = if flags.contains("--context") { "" } else { "--context 1024" };
         terminal.run(environment, &format!("{path} --device cpu {context} {flags}"));
-        terminal.until("Ctrl-D ends the chat");
+        terminal.until_ready();
         Some(terminal)
     }
 
@@ -70,10 +70,16 @@ impl Terminal {
         String::from_utf8(ran.stdout).unwrap()
     }
 
-    /// Types a text and Enter.
+    /// Types a text and Enter at an empty prompt.
     fn type_line(&self, text: &str) {
-        self.tmux(&["send-keys", "-l", text]);
+        self.until_ready();
+        self.type_on(text);
         self.press("Enter");
+    }
+
+    /// Types a text where the cursor is.
+    fn type_on(&self, text: &str) {
+        self.tmux(&["send-keys", "-l", text]);
     }
 
     fn press(&self, key: &str) {
@@ -96,13 +102,24 @@ impl Terminal {
 
     /// Looks until `wanted` is there so many times.
     fn until_count(&self, wanted: &str, count: usize) -> String {
+        self.look(&format!("{wanted:?} {count} times"), |shown| shown.matches(wanted).count() >= count)
+    }
+
+    /// Looks until the prompt is there with nothing behind it. Before that no editor reads the keys (Ctrl-C would end the
+    /// process), and what it reads together with the key that ends a line is gone with that line.
+    fn until_ready(&self) {
+        self.look("an empty prompt", |shown| shown.trim_end().lines().next_back() == Some(">"));
+    }
+
+    /// Looks until what is shown is as `wanted`.
+    fn look(&self, wanted: &str, is_there: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let shown = self.shown();
-            if shown.matches(wanted).count() >= count {
+            if is_there(&shown) {
                 return shown;
             }
-            assert!(Instant::now() < deadline, "{wanted:?} never came {count} times: {shown}");
+            assert!(Instant::now() < deadline, "never came: {wanted}: {shown}");
         }
     }
 
@@ -136,7 +153,7 @@ fn a_typed_question_is_answered_and_the_next_one_finds_its_prefix() {
     terminal.until_count(ANSWERED, 1);
     terminal.type_line("And of Italy?");
     let shown = terminal.until_count(ANSWERED, 2);
-    assert!(shown.contains("Paris"), "{shown}");
+    assert!(shown.contains("Paris") && shown.contains("Ctrl-D ends the chat"), "{shown}");
     // Whole pages of what was said are not computed again: all that the first question and its answer fill.
     let lines: Vec<&str> = shown.lines().filter(|line| line.contains(ANSWERED)).collect();
     let ((said, prompt, _), (_, _, cached)) = (figures(lines[0]), figures(lines[1]));
@@ -146,6 +163,7 @@ fn a_typed_question_is_answered_and_the_next_one_finds_its_prefix() {
     let shown = terminal.until("found in the cache and not computed again");
     assert!(shown.contains(&format!(" {cached} of them (")), "{shown}");
     assert!(shown.contains("all 2 answers: ") && shown.contains("as planned"), "{shown}");
+    terminal.until_ready();
     terminal.press("C-d");
     terminal.until("ended with 0");
 }
@@ -156,14 +174,10 @@ fn ctrl_c_stops_the_answer_and_twice_on_an_empty_line_the_chat() {
     let Some(terminal) = Terminal::start(test, "", "--temperature 0 --ignore-eos") else { return };
     terminal.type_line("Count from one to a thousand.");
     // The answer has begun when its line is there.
-    let deadline = Instant::now() + PATIENCE;
-    let begun = |shown: &str| {
+    terminal.look("the beginning of the answer", |shown| {
         let behind = shown.rsplit_once("to a thousand.").map(|(_, behind)| behind.trim());
         behind.is_some_and(|text| !text.is_empty() && !text.contains("reading the prompt"))
-    };
-    while !begun(&terminal.shown()) {
-        assert!(Instant::now() < deadline, "{}", terminal.shown());
-    }
+    });
     terminal.press("C-c");
     let shown = terminal.until("stopped");
     assert!(!shown.contains(ANSWERED), "{shown}");
@@ -171,11 +185,14 @@ fn ctrl_c_stops_the_answer_and_twice_on_an_empty_line_the_chat() {
     terminal.type_line("/stats");
     terminal.until("2 messages");
     // What is typed is only thrown away.
-    terminal.tmux(&["send-keys", "-l", "half a question"]);
+    terminal.until_ready();
+    terminal.type_on("half a question");
     terminal.until("half a question");
     terminal.press("C-c");
+    terminal.until_ready();
     terminal.press("C-c");
     terminal.until("Ctrl-C again, or Ctrl-D");
+    terminal.until_ready();
     terminal.press("C-c");
     terminal.until("ended with 0");
 }
@@ -184,15 +201,18 @@ fn ctrl_c_stops_the_answer_and_twice_on_an_empty_line_the_chat() {
 fn several_lines_are_one_message() {
     let test = "several_lines_are_one_message";
     let Some(terminal) = Terminal::start(test, "", "--temperature 0 --max-tokens 4") else { return };
-    terminal.type_line("\"\"\"first");
-    terminal.type_line("second\"\"\"");
+    let type_lines = |first: &str, between: &str, second: &str| {
+        terminal.until_ready();
+        terminal.type_on(first);
+        terminal.press(between);
+        terminal.type_on(second);
+        terminal.press("Enter");
+    };
+    type_lines("\"\"\"first", "Enter", "second\"\"\"");
     terminal.until_count(ANSWERED, 1);
-    terminal.type_line("third \\");
-    terminal.type_line("fourth");
+    type_lines("third \\", "Enter", "fourth");
     terminal.until_count(ANSWERED, 2);
-    terminal.tmux(&["send-keys", "-l", "fifth"]);
-    terminal.press("M-Enter");
-    terminal.type_line("sixth 漢字 🙂");
+    type_lines("fifth", "M-Enter", "sixth 漢字 🙂");
     terminal.until_count(ANSWERED, 3);
     let saved = terminal.file("lines.json");
     terminal.type_line(&format!("/save {}", saved.display()));
@@ -226,7 +246,7 @@ fn history_outlives_the_chat_and_can_be_refused() {
     // Another chat finds it; this one is told to keep nothing.
     let path = model("smollm2", test).unwrap();
     terminal.run("", &format!("{path} --device cpu --context 256 --temperature 0 --max-tokens 2"));
-    terminal.until("Ctrl-D ends the chat");
+    terminal.until_ready();
     terminal.press("Up");
     terminal.until("> /exit");
     terminal.press("Up");
@@ -236,7 +256,7 @@ fn history_outlives_the_chat_and_can_be_refused() {
     let before = fs::read_to_string(&history).unwrap();
     terminal
         .run("", &format!("{path} --device cpu --context 256 --temperature 0 --max-tokens 2 --no-history"));
-    terminal.until("Ctrl-D ends the chat");
+    terminal.until_ready();
     terminal.type_line("a secret");
     terminal.until(ANSWERED);
     assert_eq!(fs::read_to_string(&history).unwrap(), before);
@@ -291,10 +311,10 @@ fn a_schema_holds_until_it_is_put_back_and_tab_completes() {
     let schema = terminal.file("colour-schema.json");
     fs::write(&schema, r#"{"enum": ["ultramarine", "vermilion"]}"#).unwrap();
     // The command and the file, as far as they are unambiguous.
-    terminal.tmux(&["send-keys", "-l", "/sch"]);
+    terminal.type_on("/sch");
     terminal.press("Tab");
     terminal.until("> /schema ");
-    terminal.tmux(&["send-keys", "-l", &format!("{}/colour-s", terminal.folder.path().display())]);
+    terminal.type_on(&format!("{}/colour-s", terminal.folder.path().display()));
     terminal.press("Tab");
     terminal.until("colour-schema.json");
     terminal.press("Enter");
@@ -397,11 +417,12 @@ fn a_resized_terminal_keeps_a_long_line_whole() {
     let test = "a_resized_terminal_keeps_a_long_line_whole";
     let Some(terminal) = Terminal::start(test, "", "--temperature 0 --max-tokens 2") else { return };
     let long = "漢字 and words, ".repeat(12);
-    terminal.tmux(&["send-keys", "-l", &long]);
+    terminal.type_on(&long);
     terminal.until("and words, 漢字");
     terminal.tmux(&["resize-window", "-x", "40", "-y", "30"]);
     terminal.tmux(&["resize-window", "-x", "120", "-y", "30"]);
-    terminal.type_line("the end");
+    terminal.type_on("the end");
+    terminal.press("Enter");
     terminal.until(ANSWERED);
     let saved = terminal.file("long.json");
     terminal.type_line(&format!("/save {}", saved.display()));
@@ -461,7 +482,7 @@ fn answers_go_to_a_pipe_while_questions_are_typed() {
             Path::new(&out).display()
         ),
     );
-    terminal.until("Ctrl-D ends the chat");
+    terminal.until_ready();
     terminal.type_line("What is the capital of France?");
     terminal.until(ANSWERED);
     let written = fs::read_to_string(&out).unwrap();

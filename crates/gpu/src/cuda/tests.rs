@@ -106,14 +106,7 @@ impl Model {
                 wanted: stream,
                 slot: stream,
                 position: place,
-                seed: 0,
-                vocab: VOCAB as u32,
-                sampling: &sampling,
-                history: &[],
-                generated: 0,
-                mask: None,
-                given: None,
-                mirostat_mu: 0.0,
+                ..SampleRow::plain(VOCAB as u32, &sampling)
             })
             .collect();
         cuda.sample(&mut step, &self.logits, &rows)?;
@@ -353,14 +346,8 @@ fn tokens_are_chosen_by_the_kernels_that_their_parameters_need() {
             wanted: row,
             slot: row,
             position: 1,
-            seed: 0,
-            vocab: IDS as u32,
-            sampling: &sampling[row as usize],
-            history: &[],
-            generated: 0,
             mask: Some(&mask),
-            given: None,
-            mirostat_mu: 0.0,
+            ..SampleRow::plain(IDS as u32, &sampling[row as usize])
         });
         cuda.sample(&mut step, &logits, &rows).unwrap();
         let launched = fake::with(|fake| std::mem::take(&mut fake.launched));

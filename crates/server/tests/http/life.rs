@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     client::{self, get, post, request},
-    world::{Setup, World},
+    world::{Setup, World, in_time},
 };
 
 /// Begins a stream and waits for its first bytes.
@@ -130,7 +130,7 @@ async fn idle_connections_do_not_hold_the_server_back() {
     idle.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let mut first = [0; 12];
     idle.read_exact(&mut first).await.unwrap();
-    tokio::time::timeout(Duration::from_secs(10), world.stopped()).await.unwrap().unwrap();
+    in_time(world.stopped()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -23,7 +23,7 @@ use tokio::{
 use crate::{
     client::{self, Response, get, post, request},
     jobs::keeping,
-    world::{Script, Setup, card, served},
+    world::{Script, Setup, card, in_time, served, until},
 };
 
 /// Bytes that all models together may take.
@@ -139,12 +139,7 @@ impl Many {
     }
 
     async fn until(&self, path: &str, wanted: impl Fn(&Response) -> bool) {
-        let asking = async {
-            while !wanted(&get(self.address, path).await) {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), asking).await.expect("it never was");
+        until(self.address, path, wanted).await;
     }
 
     async fn until_state(&self, model: usize, state: &str) {
@@ -181,7 +176,7 @@ impl Many {
 
     async fn stopped(self) {
         drop(self.stop);
-        tokio::time::timeout(Duration::from_secs(30), self.running).await.unwrap().unwrap().unwrap();
+        in_time(self.running).await.unwrap().unwrap();
         for seen in self.seen {
             assert_eq!(seen.counts().1, 0, "all memory is free when the server has stopped");
         }
@@ -363,7 +358,8 @@ async fn a_load_that_fails_is_told_to_who_waits_and_tried_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_model_is_unloaded_and_comes_back_and_no_counter_goes_back() {
-    let options = ServerOptions { idle_unload: Some(Duration::from_millis(20)), ..Default::default() };
+    // Longer than whoever waited for a model takes to wake up and use it: else it may be loaded twice for one request.
+    let options = ServerOptions { idle_unload: Some(Duration::from_millis(500)), ..Default::default() };
     let many = Many::ready(options, vec![fake("one", 40), fake("two", 40)]).await;
     for round in 1..=3 {
         many.answers("two", "two").await;

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     client::{self, get, post, request},
-    world::{Setup, World},
+    world::{Setup, World, in_time},
 };
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -47,14 +47,14 @@ async fn a_client_that_leaves_cancels_streaming_or_not() {
         world.until_stepping().await;
         drop(client);
         // Steps go on one by one, no faster than health is asked, until the engine has noticed.
-        let left = async {
+        in_time(async {
             while world.engine.stats().ended.cancelled == 0 || !is_idle(&get(world.address, "/health").await)
             {
                 gate.send(()).unwrap();
                 get(world.address, "/health").await;
             }
-        };
-        tokio::time::timeout(Duration::from_secs(20), left).await.unwrap();
+        })
+        .await;
         let ended = world.engine.stats().ended;
         assert_eq!((ended.cancelled, ended.failed), (1, 0), "stream: {stream}");
         let page = get(world.address, "/metrics").await.body;

@@ -4,7 +4,6 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener},
     sync::mpsc::{self, Receiver},
-    time::Duration,
 };
 
 use fornax_server::ServerOptions;
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{get, post, raw, request},
-    world::{Setup, World},
+    world::{PATIENCE, Setup, World},
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -132,7 +131,7 @@ async fn a_failure_in_mid_stream_is_the_spans_failure() {
     let (address, posts) = collector();
     let world = World::ready(traced(Setup { fails_at: Some(3), ..Setup::default() }, address)).await;
     post(world.address, "/v1/completions", &json!({"prompt": "a", "stream": true})).await;
-    let (_, body) = posts.recv_timeout(Duration::from_secs(20)).unwrap();
+    let (_, body) = posts.recv_timeout(PATIENCE).unwrap();
     let span = &body["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
     assert_eq!(attribute(span, "http.response.status_code")["intValue"], "200");
     assert_eq!(span["status"], json!({"code": 2, "message": "NUMERIC_FAULT"}));

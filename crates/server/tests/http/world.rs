@@ -24,6 +24,8 @@ use tokio::{
     task::JoinHandle,
 };
 
+use crate::client::{Response, get};
+
 /// Bytes are tokens of the same number; then the two markers of a chat.
 const IM_START: u32 = 256;
 const IM_END: u32 = 257;
@@ -166,23 +168,18 @@ impl World {
     }
 
     /// Asks until the answer is as wanted.
-    pub(crate) async fn until(&self, path: &str, wanted: impl Fn(&crate::client::Response) -> bool) {
-        let asking = async {
-            while !wanted(&crate::client::get(self.address, path).await) {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), asking).await.expect("it never was");
+    pub(crate) async fn until(&self, path: &str, wanted: impl Fn(&Response) -> bool) {
+        until(self.address, path, wanted).await;
     }
 
     /// Waits until a step is under way.
     pub(crate) async fn until_stepping(&self) {
-        let asking = async {
+        in_time(async {
             while self.engine.stats().step_running_for.is_none() {
                 tokio::task::yield_now().await;
             }
-        };
-        tokio::time::timeout(Duration::from_secs(30), asking).await.expect("it never did");
+        })
+        .await;
     }
 
     /// Tells the server to stop, as SIGTERM does.
@@ -195,6 +192,24 @@ impl World {
         self.stop();
         self.running.await.unwrap()
     }
+}
+
+/// How long anything may take before a test fails: far more than it does on a slow and busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What comes of it, which must not take for ever.
+pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.expect("it never came")
+}
+
+/// Asks a server until its answer is as wanted.
+pub(crate) async fn until(address: SocketAddr, path: &str, wanted: impl Fn(&Response) -> bool) {
+    in_time(async {
+        while !wanted(&get(address, path).await) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 /// Waits for a word, handing progress on meanwhile.
