@@ -556,18 +556,14 @@ fn lasting(cuda: &Cuda, model: &mut Model, kv: &mut Kv, streams: usize) -> Resul
             let mut step = cuda.begin(&streams_batch(streams))?;
             cuda.record(&step, &mut || forward(cuda, model, kv, &step, None))?;
             if chooses {
-                let row = |at| SampleRow {
+                let plain = SampleRow::plain(model.shape.vocab as u32, &sampling);
+                let position = ends.len() as u32;
+                let row = |at: u32| SampleRow {
                     wanted: at,
                     slot: at,
-                    position: ends.len() as u32,
+                    position,
                     seed: u64::from(at),
-                    vocab: model.shape.vocab as u32,
-                    sampling: &sampling,
-                    history: &[],
-                    generated: 0,
-                    mask: None,
-                    given: None,
-                    mirostat_mu: 0.0,
+                    ..plain.clone()
                 };
                 let rows: Vec<SampleRow<'_>> = (0..streams as u32).map(row).collect();
                 cuda.sample(&mut step, &model.logits, &rows)?;
