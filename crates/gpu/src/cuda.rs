@@ -132,12 +132,9 @@ impl Cuda {
     /// Opens the device, allocates the workspace and begins to compile what every model needs.
     pub fn new(options: CudaOptions) -> Result<Cuda, Error> {
         let device = Device::open(options.device)?;
-        if let Err(reason) = (crate::driver::COMPILER.version)() {
-            return Err(Error::DeviceUnavailable { device: device.name().to_owned(), reason });
-        }
+        let programs = Programs::new(&device, options.kernel_folder.clone())?;
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
         let arena = Arena::new(device.clone(), limit);
-        let programs = Programs::new(&device, options.kernel_folder.clone());
         for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu", "sample.cu", "form.cu"] {
             programs.prepare(Key::plain(unit));
         }

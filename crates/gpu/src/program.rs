@@ -188,15 +188,19 @@ enum Program {
 }
 
 impl Programs {
-    pub(crate) fn new(device: &Rc<Device>, folder: Option<PathBuf>) -> Programs {
-        Programs {
+    /// A device without a compiler cannot be used.
+    pub(crate) fn new(device: &Rc<Device>, folder: Option<PathBuf>) -> Result<Programs, Error> {
+        if let Err(reason) = (COMPILER.version)() {
+            return Err(Error::DeviceUnavailable { device: device.name().to_owned(), reason });
+        }
+        Ok(Programs {
             device: Rc::clone(device),
             arch: arch(device.found.capability),
             folder,
             programs: RefCell::default(),
             functions: RefCell::default(),
             large: RefCell::default(),
-        }
+        })
     }
 
     /// Starts to compile what will be needed.

@@ -54,7 +54,7 @@ pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Er
     let pinned = Pinned::new(&device, PINNED_BYTES)?;
     let sent = best(&mut || device.write_pinned("measure rates", to.pointer(), &pinned, 0, PINNED_BYTES))?;
 
-    let programs = Programs::new(&device, kernel_folder);
+    let programs = Programs::new(&device, kernel_folder)?;
     let function = programs.function(&Key::plain("rate.cu"), "matrix_rate")?;
     let blocks = device.multiprocessors;
     let args = [Arg::Pointer(to.pointer()), Arg::Int(MATRIX_ROUNDS)];

@@ -74,12 +74,9 @@ impl CudaRing {
     /// Opens the device, allocates the workspace and begins to compile.
     pub fn new(options: &CudaRingOptions) -> Result<CudaRing, Error> {
         let device = Device::open(options.device)?;
-        if let Err(reason) = (crate::driver::COMPILER.version)() {
-            return Err(Error::DeviceUnavailable { device: device.name().to_owned(), reason });
-        }
+        let programs = Programs::new(&device, options.kernel_folder.clone())?;
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
         let arena = Arena::new(device.clone(), limit);
-        let programs = Programs::new(&device, options.kernel_folder.clone());
         programs.prepare(Key::plain("ring.cu"));
         let workspace = |bytes: usize| arena.cut(Purpose::Workspace, bytes as u64);
         Ok(CudaRing {

@@ -57,10 +57,7 @@ fn pages(live: &Value) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_live_view_has_every_page_and_every_request() {
-    let (setup, gate) = Setup { slots: 1, ..Setup::default() }.gated();
-    // The server's own question.
-    (0..2).for_each(|_| gate.send(()).unwrap());
-    let world = World::ready(setup).await;
+    let (world, gate) = World::gated(Setup { slots: 1, ..Setup::default() }).await;
     let ask = |prompt: String| {
         let address = world.address;
         tokio::spawn(async move {

@@ -263,12 +263,8 @@ async fn what_cannot_be_done_is_refused_with_its_own_code() {
 async fn jobs_that_wait_are_cancelled_purged_refused_and_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let options = ServerOptions { drain_timeout: Duration::from_millis(20), ..ServerOptions::default() };
-    let (setup, gate) = Setup { options, ..Setup::saying("done") }.gated();
-    let mut world = World::listening(keeping(folder.path(), setup)).await;
-    for _ in 0..2 {
-        gate.send(()).unwrap();
-    }
-    world.until("/ready", |response| response.status == 200).await;
+    let setup = keeping(folder.path(), Setup { options, ..Setup::saying("done") });
+    let (mut world, gate) = World::gated(setup).await;
     let body = json!({"input": {"prompt": "a"}});
     let keyed = [("Idempotency-Key", "one")];
     let first = send(&world, "POST", "/v2/default/run", &keyed, &body.to_string()).await.json();
@@ -339,15 +335,11 @@ async fn jobs_that_wait_are_cancelled_purged_refused_and_found_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_refuses_a_job_whole_and_keeps_all_others() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut setup, gate) = keeping(folder.path(), Setup::saying("done")).gated();
+    let mut setup = keeping(folder.path(), Setup::saying("done"));
     let jobs = setup.options.jobs.as_mut().unwrap();
     jobs.store = StoreOptions { queue_max: 1000, bytes_max: Some(400_000), ..jobs.store.clone() };
-    let world = World::listening(setup).await;
-    // The test of the model itself; nothing more is computed.
-    for _ in 0..2 {
-        gate.send(()).unwrap();
-    }
-    world.until("/ready", |response| response.status == 200).await;
+    // Beyond the test of the model itself nothing is computed.
+    let (world, gate) = World::gated(setup).await;
     let body = json!({"input": {"messages": [{"role": "user", "content": "x".repeat(2000)}]}});
     let mut kept = Vec::new();
     let refused = loop {

@@ -69,12 +69,8 @@ async fn a_model_that_fails_its_self_test_is_never_ready() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_answers_and_does_not_lie_while_a_step_never_ends() {
-    let (setup, gate) = Setup { stuck_after: Duration::from_millis(20), ..Setup::default() }.gated();
-    let world = World::listening(setup).await;
-    for _ in 0..2 {
-        gate.send(()).unwrap();
-    }
-    world.until("/ready", |response| response.status == 200).await;
+    let (world, gate) =
+        World::gated(Setup { stuck_after: Duration::from_millis(20), ..Setup::default() }).await;
     let _stuck = begun(&world, "/v1/completions", &json!({"prompt": "a", "stream": true})).await;
     world.until("/health", |health| health.status == 503).await;
     assert_eq!(get(world.address, "/health").await.json()["status"], "stuck");
@@ -85,12 +81,7 @@ async fn health_answers_and_does_not_lie_while_a_step_never_ends() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn draining_refuses_the_new_and_finishes_the_old() {
-    let (setup, gate) = Setup::saying("to the end").gated();
-    let mut world = World::listening(setup).await;
-    for _ in 0..2 {
-        gate.send(()).unwrap();
-    }
-    world.until("/ready", |response| response.status == 200).await;
+    let (mut world, gate) = World::gated(Setup::saying("to the end")).await;
     let mut running = begun(&world, "/v1/completions", &json!({"prompt": "a", "stream": true})).await;
     world.stop();
     world.until("/health", |health| health.json()["status"] == "draining" && health.status == 503).await;
@@ -108,12 +99,7 @@ async fn draining_refuses_the_new_and_finishes_the_old() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_finish_in_time_ends_as_an_error() {
     let options = ServerOptions { drain_timeout: Duration::from_millis(20), ..Default::default() };
-    let (setup, gate) = Setup { options, ..Setup::default() }.gated();
-    let mut world = World::listening(setup).await;
-    for _ in 0..2 {
-        gate.send(()).unwrap();
-    }
-    world.until("/ready", |response| response.status == 200).await;
+    let (mut world, gate) = World::gated(Setup { options, ..Setup::default() }).await;
     let mut running = begun(&world, "/v1/completions", &json!({"prompt": "a", "stream": true})).await;
     world.stop();
     let ended = client::read(&mut running).await;

@@ -122,12 +122,7 @@ async fn seeds_forms_and_salts_are_honoured() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_smaller_priority_is_sooner() {
-    let (setup, gate) = Setup { slots: 1, ..Setup::saying("many words") }.gated();
-    let world = World::listening(setup).await;
-    for _ in 0..2 {
-        gate.send(()).unwrap();
-    }
-    world.until("/ready", |response| response.status == 200).await;
+    let (world, gate) = World::gated(Setup { slots: 1, ..Setup::saying("many words") }).await;
     let waiting = async |count: u64| world.until("/health", |health| health.json()["waiting"] == count).await;
     let (first, late, early) = (json!({}), json!({"priority": 5}), json!({"priority": -5}));
     let ask = |more| Box::pin(complete(&world, more));

@@ -28,21 +28,10 @@ fn is_idle(health: &client::Response) -> bool {
     health["running"] == 0 && health["waiting"] == 0 && health["kv"]["pages_used"] == 0
 }
 
-/// A world whose steps wait, past its self-test.
-async fn gated(setup: Setup) -> (World, std::sync::mpsc::Sender<()>) {
-    let (setup, gate) = setup.gated();
-    let world = World::listening(setup).await;
-    for _ in 0..2 {
-        gate.send(()).unwrap();
-    }
-    world.until("/ready", |response| response.status == 200).await;
-    (world, gate)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_cancels_streaming_or_not() {
     for stream in [true, false] {
-        let (world, gate) = gated(Setup::saying(&"a".repeat(2000))).await;
+        let (world, gate) = World::gated(Setup::saying(&"a".repeat(2000))).await;
         let client = send(&world, &json!({"prompt": "a", "max_tokens": 2000, "stream": stream})).await;
         world.until_stepping().await;
         drop(client);
@@ -93,7 +82,7 @@ async fn a_reader_who_never_reads_is_broken_off() {
 async fn a_full_queue_is_told_at_once() {
     let setup =
         Setup { queue: QueueLimits { requests_max: 1, tokens_max: 1000 }, slots: 1, ..Setup::default() };
-    let (world, gate) = gated(setup).await;
+    let (world, gate) = World::gated(setup).await;
     let mut first = send(&world, &json!({"prompt": "a", "stream": true})).await;
     world.until_stepping().await;
     let mut second = send(&world, &json!({"prompt": "b"})).await;
@@ -110,7 +99,7 @@ async fn a_full_queue_is_told_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_takes_too_long_is_ended_from_when_it_started() {
     let options = ServerOptions { request_timeout: Some(Duration::from_millis(30)), ..Default::default() };
-    let (world, gate) = gated(Setup { options, ..Setup::default() }).await;
+    let (world, gate) = World::gated(Setup { options, ..Setup::default() }).await;
     let whole = post(world.address, COMPLETIONS, &json!({"prompt": "a"})).await;
     assert_eq!((whole.status, whole.json()["error"]["code"].clone()), (504, json!("EXECUTION_TIMEOUT")));
     gate.send(()).unwrap();
@@ -124,7 +113,7 @@ async fn an_answer_that_takes_too_long_is_ended_from_when_it_started() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silence_is_filled_with_comments() {
     let options = ServerOptions { keep_alive: Duration::from_millis(5), ..Default::default() };
-    let (world, gate) = gated(Setup { options, ..Setup::default() }).await;
+    let (world, gate) = World::gated(Setup { options, ..Setup::default() }).await;
     let mut stream = send(&world, &json!({"prompt": "a", "stream": true})).await;
     let mut seen: Vec<u8> = Vec::new();
     while !seen.windows(5).any(|window| window == b"\n:\n\n\r" || window == b"\r\n:\n\n") {

@@ -57,12 +57,7 @@ async fn with_keys_every_route_needs_one_but_the_word_of_health() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_has_only_so_many_requests_at_a_time() {
     let options = ServerOptions { per_key_max: 1, ..Default::default() };
-    let (setup, gate) = with(options).gated();
-    let world = World::listening(setup).await;
-    for _ in 0..2 {
-        gate.send(()).unwrap();
-    }
-    world.until("/ready", |response| response.status == 200).await;
+    let (world, gate) = World::gated(with(options)).await;
     let body = json!({"prompt": "a", "stream": true}).to_string();
     let mut first = TcpStream::connect(world.address).await.unwrap();
     first.write_all(&request("POST", "/v1/completions", &[], body.as_bytes())).await.unwrap();

@@ -94,13 +94,6 @@ impl Setup {
     pub(crate) fn skilled(script: &str) -> Setup {
         Setup { template: TOOL_TEMPLATE, ..Setup::saying(script) }
     }
-
-    /// Steps wait for what is sent here; dropping it lets them run.
-    pub(crate) fn gated(mut self) -> (Setup, mpsc::Sender<()>) {
-        let (sender, receiver) = mpsc::channel();
-        self.gate = Some(receiver);
-        (self, sender)
-    }
 }
 
 /// A running server.
@@ -165,6 +158,14 @@ impl World {
         let world = World::listening(setup).await;
         world.until("/ready", |response| response.status == 200).await;
         world
+    }
+
+    /// The same, and each step waits for a word from now on; with the sender gone, none does.
+    pub(crate) async fn gated(setup: Setup) -> (World, mpsc::Sender<()>) {
+        let (gate, steps) = mpsc::channel();
+        // The server's own question takes two.
+        (0..2).for_each(|_| gate.send(()).unwrap());
+        (World::ready(Setup { gate: Some(steps), ..setup }).await, gate)
     }
 
     /// Asks until the answer is as wanted.
