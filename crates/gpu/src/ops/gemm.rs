@@ -261,8 +261,8 @@ pub(crate) fn programs(
 
 /// Every program of a part, for the compiler's test.
 #[cfg(test)]
-pub(crate) fn every_program(part: &WeightPart, device: (usize, usize)) -> Vec<Key> {
-    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, 256, device));
+pub(crate) fn every_program(part: &WeightPart, limit: usize, device: (usize, usize)) -> Vec<Key> {
+    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, limit, device));
     shapes.map(|shape| shape.program(part)).collect()
 }
 
