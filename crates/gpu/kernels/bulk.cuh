@@ -22,6 +22,13 @@ DEVICE void copy_bulk(u32 to, const u8* from, u32 bytes, u64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(shared_at(barrier)) : "memory");
 }
+// The same for what is read once: it leaves the cache before other things do.
+DEVICE void copy_bulk_once(u32 to, const u8* from, u32 bytes, u64* barrier) {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(shared_at(barrier)), "l"(policy) : "memory");
+}
 // Another block's of the cluster.
 DEVICE float4 load_from_block(const float4* at, int rank) {
     float4 v;
@@ -29,8 +36,12 @@ DEVICE float4 load_from_block(const float4* at, int rank) {
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(shared_at(at)), "r"(rank) : "memory");
     return v;
 }
-// One step of 16 rows.
-template <class Bytes> DEVICE void copy_step(const Part& part, long step, u32 to, u64* barrier) {
+// One step of 16 rows; ONCE says whether nobody else reads it.
+template <class Bytes, bool ONCE = false> DEVICE void copy_step(const Part& part, long step, u32 to, u64* barrier) {
+    auto copy_bulk = [](u32 to, const u8* from, u32 bytes, u64* barrier) {
+        if (ONCE) copy_bulk_once(to, from, bytes, barrier);
+        else ::copy_bulk(to, from, bytes, barrier);
+    };
     const int codes = Bytes::HIGH, high = Bytes::SCALES - Bytes::HIGH, scales = Bytes::MINS - Bytes::SCALES;
     const int mins = Bytes::BYTES - Bytes::MINS;
     copy_bulk(to, part.codes + step * codes, codes, barrier);

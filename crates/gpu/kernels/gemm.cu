@@ -1,14 +1,15 @@
 // out[r][n] = sum over k of x[r][k] * weight[n][k] for many rows r, by wgmma: weights of one format (QUANT names its header) are
 // unpacked into the registers of the matrix instruction's rows, activations (form.cu) are its columns. Hopper only.
 //
-// A block has 128 rows of a weight and WIDTH rows of activations at a time; its first two warpgroups multiply, 64 rows each.
-// Of the third one warp copies weights, a step of all rows at once, and another activations, 64 columns at once, each
-// through a ring of its own. Where rows are gates (GATES), the second 64 rows are the counterparts of the first.
+// A block has 128 or 192 rows of a weight and WIDTH rows of activations at a time; its first WARPGROUPS warpgroups multiply, 64
+// rows each. Of one more a warp copies weights, a step of all rows at once, and another activations, 64 columns at once, each
+// through a ring of its own. Where rows are gates (GATES), the second half of them are the counterparts of the first.
 // Sums are those of gemv.cu in the same order, and have the same bits: slices of contiguous steps, each from zero, added in
 // their order. A block takes all slices of a tile (SLICED: more than one), or all steps of all slices are shared out evenly
 // (SHARED: the number of slices): where a share ends within a slice, the next block goes on with its sums, which come through
 // memory, and blocks that have slices of a tile add them there.
 // With EXPERTS rows of activations are those of one expert after the other (experts.cuh), each times its own weights.
+// Where all rows of activations are one tile, weights are read once (READ_ONCE) and leave the cache first.
 // Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only what they let through.
 #include QUANT
 #include "bulk.cuh"
@@ -33,15 +34,18 @@ struct Inputs {
     u32* tickets;          // who has left some there: zero between kernels
 };
 
-#define WARPS 8         // that multiply
-#define ROW_TILES 8     // of 16 rows
+#define WARPS (WARPGROUPS * 4)  // that multiply
+#define ROW_TILES WARPS         // of 16 rows
 #define OUTPUTS (WIDTH / 2)  // sums of a lane: 16 rows x WIDTH of a warp
 #define STAGE_A (ROW_TILES * Quant::Bytes::BYTES)
 #define STAGE_B (WIDTH * 128)
 #define GROUP (2048 / WIDTH)  // tiles of activations that stay in the cache: 15 MB of 3584 columns
-#define PASSED 16       // sums of a lane that warpgroups pass to each other at once
+#define PASSED (WARPGROUPS == 2 && WIDTH % 64 == 0 ? 16 : 8)  // sums of a lane that warps pass to each other at once
 #define ADDED (SHARED > 4 ? 2 : 4)  // fours of sums that a lane adds at once
 #define SUMS_FOURS (ROW_TILES * 16 * WIDTH / 4)  // sums of a block, in fours
+// Registers are dealt out anew: to those that copy, and to those that multiply.
+#define REGISTERS_COPY (WARPGROUPS == 2 ? 40 : 32)
+#define REGISTERS_MULTIPLY (WARPGROUPS == 2 ? 232 : 160)
 
 #if __CUDA_ARCH__ == 900
 // The warps that multiply wait for each other.
@@ -70,7 +74,7 @@ struct Piece {
     bool takes, passes;  // whether another block has begun the slice, or ends it
 };
 
-KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs in, Result out STACK) {
+KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, int wanted, Inputs in, Result out STACK) {
     // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed.
     extern __shared__ u8 room[];
     __shared__ Barriers<STAGES_A> barriers_a;
@@ -131,7 +135,7 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
     auto tile_of = [&](int tile, int i) { return GATES ? tile * (ROW_TILES / 2) + i % (ROW_TILES / 2) : tile * ROW_TILES + i; };
 
     if (warp >= WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS_COPY));
         if (warp == WARPS) {
             // A lane for each 16 rows; beyond the last the last again.
             Turn<STAGES_A> turn;
@@ -146,7 +150,7 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
                     if (lane == 0) barrier_expect(full, STAGE_A);
                     __syncwarp();
                     if (lane < ROW_TILES)
-                        copy_step<Quant::Bytes>(part, base + s, ring_a + turn.stage * STAGE_A + lane * Quant::Bytes::BYTES, full);
+                        copy_step<Quant::Bytes, READ_ONCE>(part, base + s, ring_a + turn.stage * STAGE_A + lane * Quant::Bytes::BYTES, full);
                     turn.move();
                 }
             }
@@ -169,7 +173,7 @@ KERNEL __launch_bounds__(384, 1) gemm(Part part, Step step, int wanted, Inputs i
         return;
     }
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS_MULTIPLY));
     const int t = lane % 4;
     const u8* staged = room + (ring_a - shared_at(room)) + warp * Quant::Bytes::BYTES;
     const float unscale = Quant::unscale(part);

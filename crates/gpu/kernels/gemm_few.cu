@@ -75,7 +75,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                     if (lane == 0) barrier_expect(full, units * UNIT * Quant::Bytes::BYTES);
                     __syncwarp();
                     if (lane < units * UNIT)
-                        copy_step<Quant::Bytes>(part, base + s, ring_a + at.stage * STAGE_A + lane * Quant::Bytes::BYTES, full);
+                        copy_step<Quant::Bytes, true>(part, base + s, ring_a + at.stage * STAGE_A + lane * Quant::Bytes::BYTES, full);
                     at.move();
                 }
             }

@@ -107,6 +107,16 @@ pub(crate) struct Bucket {
     pub(crate) places: usize,
 }
 
+/// The largest number of rows of the bucket that a step of so many is in. Up to 64 rows a product takes about as long as its
+/// weight takes to be read; beyond, every row costs.
+fn bucket_rows(rows: usize) -> usize {
+    match rows {
+        0 => 0,
+        1..=64 => rows.next_power_of_two(),
+        _ => rows.next_multiple_of(32),
+    }
+}
+
 enum Recorded {
     /// Ran once, so that everything it needs is compiled; the next time it is recorded.
     Seen {
@@ -646,12 +656,11 @@ impl Cuda {
     /// Runs a step's body the first time, records it the second and replays it from then on. Whatever is allocated or
     /// freed makes the recording stale: it holds addresses.
     fn replay(&self, slot: &Slot, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
-        let up = |count: usize| if count == 0 { 0 } else { count.next_power_of_two() };
         let places = (slot.place_max + 1).next_power_of_two().max(512);
         let bucket = Bucket {
             slot: slot.index,
-            tokens: up(slot.tokens),
-            wanted: up(slot.wanted),
+            tokens: bucket_rows(slot.tokens),
+            wanted: bucket_rows(slot.wanted),
             adapted: slot.adapter_max.is_some(),
             places,
         };

@@ -368,10 +368,15 @@ mod tests {
             if format != Format::F32 {
                 for rows in [3584, 37_888] {
                     let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };
-                    let every = every_gemm(&part, (132, 219 << 10));
-                    // The widest of each have the most registers.
-                    let some = usize::from(format != Format::Q4_K) * (every.len() - 1);
-                    keys.extend_from_slice(&every[some..]);
+                    // The widest have the most registers, with two warpgroups and with three.
+                    for limit in [192, 256] {
+                        let every = every_gemm(&part, limit, (132, 219 << 10));
+                        let all = format == Format::Q4_K && limit == 192;
+                        let some = if all { 0 } else { every.len() - 1 };
+                        let new = every[some..].iter().filter(|key| !keys.contains(key)).cloned();
+                        let new = new.collect::<Vec<_>>();
+                        keys.extend(new);
+                    }
                     let few = few_programs(&part, 128, (132, 219 << 10));
                     keys.extend_from_slice(&few[few.len() - 1..]);
                 }

@@ -41,13 +41,15 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, 512), tokens));
         }
     }
-    // Long rows of several hundred tokens, and gates.
+    // Long rows of several hundred tokens, weights of so many rows that blocks have more of them, and gates.
     for dtype in [DType::BF16, DType::Q4_K] {
-        let case = format!("matmul {dtype} 1100x8192: 200 rows, and in groups");
-        suite.same_bits(case, |backend| regrouped(backend, dtype, (1100, 8192), 200));
-        for tokens in [100, 300] {
-            let case = format!("matmul {dtype} 17024x512, gated: {tokens} rows, and in groups");
-            suite.same_bits(case, |backend| gated_in_groups(backend, dtype, (17_024, 512), tokens));
+        for (rows, columns, tokens) in [(1100, 8192, 150), (1100, 8192, 200), (25_300, 256, 70)] {
+            let case = format!("matmul {dtype} {rows}x{columns}: {tokens} rows, and in groups");
+            suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, columns), tokens));
+        }
+        for (rows, columns, tokens) in [(17_024, 512, 300), (17_024, 512, 190), (25_600, 2048, 70)] {
+            let case = format!("matmul {dtype} {rows}x{columns}, gated: {tokens} rows, and in groups");
+            suite.same_bits(case, |backend| gated_in_groups(backend, dtype, (rows, columns), tokens));
         }
     }
     let stacked = vec![

@@ -462,6 +462,16 @@ fn a_bucket_is_run_then_recorded_then_replayed_until_memory_changes() {
 }
 
 #[test]
+fn buckets_are_at_most_a_third_larger_than_steps_that_every_row_makes_longer() {
+    for rows in 1..=RECORDED_TOKENS_MAX {
+        let bucket = bucket_rows(rows);
+        assert!(rows <= bucket && bucket_rows(bucket) == bucket, "{rows} rows: {bucket}");
+        assert!(rows <= 64 || 3 * (bucket - rows) <= bucket, "{rows} rows: {bucket}");
+    }
+    assert_eq!([0, 1, 3, 33, 64, 65, 129, 192, 256].map(bucket_rows), [0, 1, 4, 64, 64, 96, 160, 192, 256]);
+}
+
+#[test]
 fn what_a_recorded_step_was_checked_against_is_checked_at_every_replay() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();

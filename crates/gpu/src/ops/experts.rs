@@ -614,7 +614,7 @@ impl Cuda {
         };
         let grid = [(shape.tiles * pass.pairs).min(device.0), 1, 1];
         let inputs = bytemuck::bytes_of(&many);
-        self.launch_product(function, (pass, piece), (inputs, product), grid, (gemm::THREADS, shape.shared))
+        self.launch_product(function, (pass, piece), (inputs, product), grid, (shape.threads(), shape.shared))
     }
 
     fn experts_f32(&self, pass: &Pass<'_>, piece: &Piece, x: &Buf, product: &Product) -> Result<(), Error> {

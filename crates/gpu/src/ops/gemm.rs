@@ -9,7 +9,7 @@ use super::gemm_few;
 use super::gemv::{Inputs, Product, slices, steps};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
-use crate::layout::TILE_ROWS;
+use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{DevicePart, PARTIALS_BYTES, TICKETS, WeightPart, int};
 use crate::program::Key;
 use crate::step::DeviceStep;
@@ -18,25 +18,30 @@ use crate::step::DeviceStep;
 pub(super) const CAPABILITY: i32 = 90;
 /// From so many rows on these products, or those of few rows (`gemm_few.rs`), are faster than those of gemv.cu.
 const ROWS_MIN: usize = 2;
-/// Rows of a weight that a block has, and its threads.
-const BLOCK_ROWS: usize = 128;
-pub(super) const THREADS: u32 = 384;
+/// Rows of a weight that a warpgroup has; usually two of a block multiply.
+const GROUP_ROWS: usize = 64;
+const GROUPS: usize = 2;
+/// Three, where sums leave them registers: up to so many rows of activations. Faster where many instructions unpack a weight, and as
+/// fast where it is two bytes a value.
+const GROUPS_TALL: usize = 3;
+const TALL_WIDTH: usize = 192;
 /// Rows of activations that a block may have: where there is one slice, and where several are added in registers.
-const WIDTHS: [usize; 4] = [64, 128, 192, 256];
+const WIDTHS: [usize; 7] = [64, 96, 128, 160, 192, 224, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
+/// Those of experts, whose rows are never as many as a tile has.
+const WIDTHS_EXPERTS: [usize; 4] = [64, 128, 192, 256];
 /// Tiles of activations beside each other up to which steps may be shared out evenly: each goes through the whole weight.
 const EVEN_ACROSS: usize = 2;
-/// Warps that multiply, each of which has tickets of its own.
-const WARPS: usize = 8;
+/// Warps of a warpgroup, each of which has tickets of its own.
+const GROUP_WARPS: usize = 4;
 /// About how many cycles blocks of equal shares take to go on with each other's sums, and to add those of slices.
 const EVEN_PASSED: usize = 5000;
 const EVEN_ADDED: usize = 15_000;
 /// Slices of a weight whose steps may be shared out.
 const EVEN_SLICES: usize = 8;
 const STAGES_MAX: usize = 8;
-/// Sums that a lane of a block with gates passes on at once, of half of its own; and bytes for all lanes'.
+/// Sums that a lane of a block with gates passes on at once, at most, of half of its own.
 const PASSED: usize = 16;
-const PASSED_BYTES: usize = PASSED * 256 * 4;
 
 /// `Inputs` of gemm.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -59,6 +64,8 @@ pub(super) struct Many {
 pub(super) struct Shape {
     pub(super) slices: usize,
     gates: bool,
+    /// Warpgroups of a block that multiply.
+    groups: usize,
     /// Rows of activations of a block.
     width: usize,
     /// Whether blocks have equal shares of all steps, and not whole tiles.
@@ -87,20 +94,23 @@ impl Shape {
         (multiprocessors, room): (usize, usize),
     ) -> impl Iterator<Item = Shape> {
         let slices = slices(part);
-        let widths = if slices == 1 { WIDTHS } else { WIDTHS_SLICED };
+        let widths: &[usize] = if slices == 1 { &WIDTHS } else { &WIDTHS_SLICED };
         let part = *part;
-        let passes = move |width: &usize| !gates || (width / 4).is_multiple_of(PASSED);
-        let whole = widths.into_iter().filter(passes).map(|width| (width, false));
+        let whole = widths.iter().filter(move |width| passes(gates, slices, width));
+        let whole = whole.map(|&width| (GROUPS, width, false));
         // Gates have one slice here.
         let slices_max = if gates { 1 } else { EVEN_SLICES };
-        let even = WIDTHS
+        let even =
+            WIDTHS.into_iter().filter(move |_| slices <= slices_max).map(|width| (GROUPS, width, true));
+        let takes_tall = slices == 1 && matches!(part.format, Format::Q4_K | Format::Q6_K | Format::Q8_0);
+        let tall = WIDTHS
             .into_iter()
-            .filter(passes)
-            .filter(move |_| slices <= slices_max)
-            .map(|width| (width, true));
+            .filter(move |&width| takes_tall && (limit..=TALL_WIDTH).contains(&width))
+            .flat_map(|width| [false, true].map(|even| (GROUPS_TALL, width, even)));
         whole
             .chain(even)
-            .map(move |(width, even)| Shape::new(&part, (gates, slices), (width, even), limit, room))
+            .chain(tall)
+            .map(move |block| Shape::new(&part, (gates, slices), block, limit, room))
             .filter(move |shape| !shape.even || shape.fits_workspace(multiprocessors))
     }
 
@@ -111,15 +121,15 @@ impl Shape {
         (experts, each): (usize, usize),
         (multiprocessors, room): (usize, usize),
     ) -> Shape {
-        let widths = if slices == 1 { WIDTHS } else { WIDTHS_SLICED };
+        let widths: &[usize] = if slices == 1 { &WIDTHS_EXPERTS } else { &WIDTHS_SLICED };
         widths
-            .into_iter()
-            .filter(move |width| !gates || (width / 4).is_multiple_of(PASSED))
-            .map(|width| {
+            .iter()
+            .filter(move |width| passes(gates, slices, width))
+            .map(|&width| {
                 // Some experts have an eighth less, others more.
                 let groups = experts * ((7 * each).div_ceil(8 * width) + (9 * each).div_ceil(8 * width));
                 let groups = groups.div_ceil(2);
-                Shape::new(part, (gates, slices), (width, false), groups * width, room)
+                Shape::new(part, (gates, slices), (GROUPS, width, false), groups * width, room)
             })
             .min_by_key(|shape| shape.cost(part, multiprocessors))
             .expect("there is always one")
@@ -128,22 +138,33 @@ impl Shape {
     fn new(
         part: &WeightPart,
         (gates, slices): (bool, usize),
-        (width, even): (usize, bool),
+        (groups, width, even): (usize, usize, bool),
         limit: usize,
         room: usize,
     ) -> Shape {
         let rows = if gates { part.rows / 2 } else { part.rows };
-        let tiles = rows.div_ceil(if gates { BLOCK_ROWS / 2 } else { BLOCK_ROWS });
-        let weights = BLOCK_ROWS / TILE_ROWS * part.format.step_bytes();
+        let block_rows = groups * GROUP_ROWS;
+        let tiles = rows.div_ceil(if gates { block_rows / 2 } else { block_rows });
+        let weights = block_rows / TILE_ROWS * part.format.step_bytes();
         let activations = width * 128;
         // Where rows of eight begin; what is passed.
-        let fixed = 1024 + if gates { PASSED_BYTES } else { 0 };
+        let fixed = 1024 + if gates { passed(groups, width) * groups * 128 * 4 } else { 0 };
         let room = room - fixed;
         // Half for activations, a step or more of weights.
         let wanted = (room / 2 / activations).clamp(4, STAGES_MAX).min((room - 2 * weights) / activations);
         let stages = [((room - wanted * activations) / weights).min(STAGES_MAX), wanted];
         let shared = fixed + stages[0] * weights + stages[1] * activations;
-        Shape { slices, gates, width, even, stages, shared, tiles, tiles_all: tiles * limit.div_ceil(width) }
+        Shape {
+            slices,
+            gates,
+            groups,
+            width,
+            even,
+            stages,
+            shared,
+            tiles,
+            tiles_all: tiles * limit.div_ceil(width),
+        }
     }
 
     /// What is shared out: slices of tiles, or whole tiles.
@@ -162,17 +183,18 @@ impl Shape {
             1 => (blocks, blocks),
             _ => (self.units(), blocks + self.tiles_all),
         };
-        let sums_bytes = sums * BLOCK_ROWS * self.width * 4;
+        let sums_bytes = sums * self.groups * GROUP_ROWS * self.width * 4;
         self.tiles_all <= EVEN_ACROSS * self.tiles
             && sums_bytes as u64 <= PARTIALS_BYTES
-            && tickets * WARPS <= TICKETS
+            && tickets * self.groups * GROUP_WARPS <= TICKETS
     }
 
-    /// About how many cycles it takes, as measured on an H200: the matrix unit's for 16 columns of two warpgroups, some of
-    /// waiting, and the ends of a tile.
+    /// About how many cycles it takes, as measured on an H200: the matrix unit's for 16 columns of two warpgroups or three, some
+    /// of waiting, and the ends of a tile.
     fn cost(&self, part: &WeightPart, multiprocessors: usize) -> usize {
         let sixteens = part.format.step_columns() / 16;
-        let each = sixteens * (45 + self.width * 9 / 10);
+        let of_row = if self.groups == GROUPS { 9 } else { 14 };
+        let each = sixteens * (45 + self.width * of_row / 10);
         let end = 1500 + 8 * self.width;
         let blocks = self.blocks(multiprocessors);
         let rounds = self.units().div_ceil(blocks);
@@ -184,18 +206,34 @@ impl Shape {
         }
     }
 
+    pub(super) fn threads(&self) -> u32 {
+        u32::try_from((self.groups + 1) * 128).expect("at most 512")
+    }
+
     pub(super) fn program(&self, part: &WeightPart) -> Key {
         let mut key = Key::quant("gemm.cu", part.format);
         key.defines.extend([
             format!("WIDTH={}", self.width),
+            format!("WARPGROUPS={}", self.groups),
             format!("SLICED={}", i32::from(self.slices > 1 && !self.even)),
             format!("SHARED={}", if self.even { self.slices } else { 0 }),
             format!("GATES={}", i32::from(self.gates)),
             format!("STAGES_A={}", self.stages[0]),
             format!("STAGES_B={}", self.stages[1]),
+            format!("READ_ONCE={}", i32::from(self.tiles == self.tiles_all)),
         ]);
         key
     }
+}
+
+/// Whether there are registers for what a block passes on where it has gates of several slices.
+fn passes(gates: bool, slices: usize, width: &usize) -> bool {
+    !gates || slices == 1 || width.is_multiple_of(4 * PASSED)
+}
+
+/// Sums that a lane of a block with gates passes on at once.
+fn passed(groups: usize, width: usize) -> usize {
+    if groups == GROUPS && width.is_multiple_of(4 * PASSED) { PASSED } else { PASSED / 2 }
 }
 
 /// The programs that products with a part are made of, for steps of up to so many rows.
@@ -206,8 +244,9 @@ pub(crate) fn programs(
 ) -> Vec<Key> {
     let mut keys = Vec::new();
     // Each number of rows has its shape; these are those of whole batches and chunks.
-    let rows = [192, 256, 512, 1024, 2048, 4096, 8192];
-    for limit in rows.into_iter().filter(|&rows| rows <= rows_max) {
+    let rows = [96, 128, 160, 192, 224, 256, 512, 1024, 2048, 4096, 8192];
+    let few = gemm_few::rows_max(part);
+    for limit in rows.into_iter().filter(|&rows| few < rows && rows <= rows_max) {
         for gates in
             [false, true].into_iter().filter(|&gates| !gates || part.rows.is_multiple_of(2 * TILE_ROWS))
         {
@@ -222,8 +261,8 @@ pub(crate) fn programs(
 
 /// Every program of a part, for the compiler's test.
 #[cfg(test)]
-pub(crate) fn every_program(part: &WeightPart, device: (usize, usize)) -> Vec<Key> {
-    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, 256, device));
+pub(crate) fn every_program(part: &WeightPart, limit: usize, device: (usize, usize)) -> Vec<Key> {
+    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, limit, device));
     shapes.map(|shape| shape.program(part)).collect()
 }
 
@@ -292,7 +331,7 @@ impl Cuda {
         ];
         let shared = u32::try_from(shape.shared).expect("at most what a block has");
         let blocks = shape.blocks(multiprocessors);
-        self.launch(operation, function, [blocks, 1, 1], (THREADS, shared), &args)
+        self.launch(operation, function, [blocks, 1, 1], (shape.threads(), shared), &args)
     }
 }
 
@@ -316,13 +355,34 @@ mod tests {
         check((37_888, 3584), true, 256, (256, true));
         check((3584, 3584), false, 256, (64, false));
         check((3584, 18_944), false, 256, (256, true));
-        check((3584, 18_944), false, 150, (192, true));
+        check((3584, 18_944), false, 150, (160, true));
         check((4608, 3584), false, 256, (128, false));
         check((152_064, 3584), false, 256, (256, false));
         // What the conformance suite has.
         check((1100, 8192), false, 200, (128, true));
-        check((17_000, 512), false, 150, (192, true));
-        check((17_024, 512), true, 300, (192, true));
+        check((1100, 8192), false, 150, (96, true));
+        check((17_000, 512), false, 150, (160, false));
+        check((17_024, 512), true, 300, (160, false));
+        check((25_600, 2048), true, 70, (96, true));
+    }
+
+    #[test]
+    fn blocks_have_more_rows_of_a_weight_where_few_rows_of_activations_are_one_tile() {
+        let check = |format, shape, gates, limit, wanted| {
+            let Shape { groups, width, even, .. } = Shape::of(&part(format, shape), gates, limit, HOPPER);
+            assert_eq!((groups, width, even), wanted, "{format:?} {shape:?}, {limit} rows, gates {gates}");
+        };
+        check(Format::BF16, (37_888, 3584), true, 192, (2, 192, true));
+        check(Format::Q4_K, (37_888, 3584), true, 96, (3, 96, true));
+        check(Format::Q4_K, (37_888, 3584), true, 192, (3, 192, true));
+        check(Format::Q4_K, (37_888, 3584), true, 224, (2, 224, true));
+        check(Format::Q6_K, (152_064, 3584), false, 160, (3, 160, false));
+        check(Format::Q8_0, (3584, 18_944), false, 160, (2, 160, true));
+        // What the conformance suite has.
+        check(Format::Q4_K, (25_300, 256), false, 70, (3, 96, false));
+        check(Format::Q4_K, (17_024, 512), true, 190, (3, 192, false));
+        check(Format::Q4_K, (25_600, 2048), true, 70, (3, 96, true));
+        check(Format::Q8_0, (17_000, 512), false, 150, (3, 160, false));
     }
 
     #[test]

@@ -13,7 +13,9 @@ use crate::program::Key;
 
 /// Rows of activations that a block may have, all of them.
 const WIDTHS: [usize; 6] = [8, 16, 32, 64, 96, 128];
-pub(super) const ROWS_MAX: usize = WIDTHS[WIDTHS.len() - 1];
+const ROWS_MAX: usize = WIDTHS[WIDTHS.len() - 1];
+/// And where there is one slice: beyond, blocks of `gemm.rs` are faster.
+const ROWS_MAX_WHOLE: usize = 64;
 /// Tiles of 16 rows that a warpgroup has at once.
 const GROUP_TILES: usize = 4;
 /// Blocks of clusters that an H200 runs at once (15 clusters of 8, 30 of 4): a cluster is not spread.
@@ -21,6 +23,11 @@ const CLUSTERED: usize = 120;
 const STAGES_MAX: usize = 8;
 /// Columns of activations that are copied at once are 64, or where rows are few twice as many.
 const WIDTH_WIDE: usize = 64;
+
+/// Rows up to which products with a part are made here.
+pub(super) fn rows_max(part: &WeightPart) -> usize {
+    if slices(part) == 1 { ROWS_MAX_WHOLE } else { ROWS_MAX }
+}
 
 /// `Inputs` of gemm_few.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -63,7 +70,7 @@ impl Shape {
         limit: usize,
         (multiprocessors, room): (usize, usize),
     ) -> Option<Shape> {
-        let width = WIDTHS.into_iter().find(|&width| limit <= width)?;
+        let width = WIDTHS.into_iter().find(|&width| limit <= width && width <= rows_max(part))?;
         let slices = slices(part);
         // Gates of several slices are multiplied and gated apart.
         if gates && (slices > 1 || !part.row_tiles().is_multiple_of(2)) {
@@ -154,7 +161,7 @@ pub(crate) fn programs(part: &WeightPart, rows_max: usize, device: (usize, usize
     let mut keys = Vec::new();
     for (at, width) in WIDTHS.into_iter().enumerate() {
         // Widths that steps of so many rows need.
-        if at > 0 && WIDTHS[at - 1] >= rows_max {
+        if at > 0 && WIDTHS[at - 1] >= rows_max.min(self::rows_max(part)) {
             break;
         }
         for gates in [false, true] {
@@ -219,7 +226,7 @@ mod tests {
         check((3584, 3584), false, 64, (4, 2, 8, 28));
         check((3584, 18_944), false, 64, (8, 4, 15, 15));
         check((37_888, 3584), true, 64, (1, 5, 18, 132));
-        check((37_888, 3584), true, 128, (1, 3, 10, 132));
+        assert_eq!(Shape::of(&part(Format::BF16, (37_888, 3584)), true, 65, HOPPER), None);
     }
 
     #[test]
@@ -231,7 +238,7 @@ mod tests {
                         for limit in [2, 8, 17, 64, 65, 128] {
                             let part = part(format, (rows, columns));
                             let shape = Shape::of(&part, gates, limit, HOPPER);
-                            if gates && (rows == 16 || slices(&part) > 1) {
+                            if gates && (rows == 16 || slices(&part) > 1) || limit > rows_max(&part) {
                                 continue;
                             }
                             let shape = shape

@@ -7,7 +7,7 @@ use fornax_compute::{Error, Rows};
 use super::fits;
 use super::fuse::Pending;
 use super::gemm::{Gemm, room_for};
-use super::gemm_few::ROWS_MAX as ROWS_FEW;
+use super::gemm_few::rows_max as rows_few;
 use crate::arena::Piece;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
@@ -127,7 +127,7 @@ impl Cuda {
     pub(super) fn gates(&self, gemv: &Gemv) -> bool {
         let limit = gemv.inputs.limit.cast_unsigned() as usize;
         // Of few rows those of several slices are gated apart.
-        let many = gemv.many && (limit > ROWS_FEW || self.takes_few(&gemv.part, true, limit));
+        let many = gemv.many && (limit > rows_few(&gemv.part) || self.takes_few(&gemv.part, true, limit));
         many || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
     }
 }
