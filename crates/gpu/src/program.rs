@@ -211,6 +211,11 @@ impl Programs {
         });
     }
 
+    /// Whether it was prepared.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        self.programs.borrow().contains_key(key)
+    }
+
     /// Waits until everything that was begun is compiled, and says how much of all is. What is not used is not loaded.
     pub(crate) fn ready(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), Error> {
         let mut programs = self.programs.borrow_mut();

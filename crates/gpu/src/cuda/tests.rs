@@ -268,6 +268,30 @@ fn everything_that_a_step_needs_is_compiled_before_the_first() {
     model.forward(&cuda, &step).unwrap();
     cuda.finish(step).unwrap();
     assert_eq!(cuda.programs.counts(), (total, 0));
+    // Prompts of any length, alone and together.
+    drop((model, cuda));
+    let options = CudaOptions { tokens_max: 700, ..options() };
+    let cuda = Cuda::new(options).unwrap();
+    let weights = [(DType::Q4_K, 4608, 3584), (DType::BF16, 1100, 2048), (DType::F32, 512, 256)]
+        .map(|(dtype, rows, columns)| zeros(&cuda, dtype, rows, columns).unwrap());
+    // These have no products by matrix instructions, whose source would not compile for them.
+    assert_eq!(cuda.programs_many(&weights[2].parts[0]), []);
+    cuda.ready(&mut |_, _| ()).unwrap();
+    let (total, _) = cuda.programs.counts();
+    let room = |columns| cuda.alloc(Purpose::Activations, 700, columns).unwrap();
+    let mut rooms = [(room(3584), room(4608)), (room(2048), room(1100)), (room(256), room(512))];
+    for tokens in (1..=700u32).step_by(11) {
+        let mut batch = Batch::default();
+        let pages = (1..=tokens.div_ceil(32)).map(PageId).collect();
+        let row = Row { slot: 0, start: 0, len: tokens, pages: vec![pages], wanted: 1 };
+        batch.push(row, (0..tokens).map(|_| Token::Known(0)));
+        let step = cuda.begin(&batch).unwrap();
+        for (weight, (x, out)) in weights.iter().zip(&mut rooms) {
+            cuda.matmul(&step, Rows::Tokens, weight, x, out).unwrap();
+        }
+        cuda.finish(step).unwrap();
+        assert_eq!(cuda.programs.counts().0, total, "{tokens} tokens");
+    }
     // Ready again at once, with nothing to say.
     cuda.ready(&mut |_, _| panic!("nothing is compiled")).unwrap();
 }

@@ -243,10 +243,11 @@ pub(crate) fn programs(
     (multiprocessors, room): (usize, usize),
 ) -> Vec<Key> {
     let mut keys = Vec::new();
-    // Each number of rows has its shape; these are those of whole batches and chunks.
+    // Each number of rows has its fastest shape; these are those of whole batches and chunks, and others take one of theirs.
     let rows = [96, 128, 160, 192, 224, 256, 512, 1024, 2048, 4096, 8192];
     let few = gemm_few::rows_max(part);
-    for limit in rows.into_iter().filter(|&rows| few < rows && rows <= rows_max) {
+    let rows = rows.into_iter().filter(|&rows| rows < rows_max).chain([rows_max]);
+    for limit in rows.filter(|&rows| few < rows) {
         for gates in
             [false, true].into_iter().filter(|&gates| !gates || part.rows.is_multiple_of(2 * TILE_ROWS))
         {
@@ -291,12 +292,21 @@ impl Cuda {
 
     /// What is prepared for a part when it is loaded.
     pub(crate) fn programs_many(&self, part: &WeightPart) -> Vec<Key> {
-        if !self.takes_many(self.options().tokens_max) {
+        // F32 has no such products.
+        if part.format == Format::F32 || !self.takes_many(self.options().tokens_max) {
             return Vec::new();
         }
         let device = (self.device.multiprocessors as usize, self.device.shared_max);
         let few = gemm_few::programs(part, self.options().tokens_max, device);
         few.into_iter().chain(programs(part, self.options().tokens_max, device)).collect()
+    }
+
+    /// The fastest shape whose program was prepared: none is worth waiting for the compiler in the midst of requests.
+    fn ready_shape(&self, part: &WeightPart, gates: bool, limit: usize, device: (usize, usize)) -> Shape {
+        let mut shapes: Vec<Shape> = Shape::every(part, gates, limit, device).collect();
+        shapes.sort_by_key(|shape| shape.cost(part, device.0));
+        let ready = shapes.iter().find(|shape| self.programs.has(&shape.program(part)));
+        *ready.unwrap_or(&shapes[0])
     }
 
     /// Launches a product.
@@ -308,7 +318,7 @@ impl Cuda {
         }
         let multiprocessors = self.device.multiprocessors as usize;
         let device = (multiprocessors, self.device.shared_max);
-        let shape = Shape::of(&part, product.pairs > 0, limit, device);
+        let shape = self.ready_shape(&part, product.pairs > 0, limit, device);
         let function = self.programs.function(&shape.program(&part), "gemm")?;
         let many = Many {
             values: inputs.values,
