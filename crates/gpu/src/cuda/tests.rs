@@ -268,6 +268,11 @@ fn everything_that_a_step_needs_is_compiled_before_the_first() {
     model.forward(&cuda, &step).unwrap();
     cuda.finish(step).unwrap();
     assert_eq!(cuda.programs.counts(), (total, 0));
+    // Heads that attention refuses have no programs: it says so itself, when it is asked.
+    for heads in [Heads { query: 5, ..HEADS }, Heads { dim: 30, ..HEADS }, Heads { query: 64, ..HEADS }] {
+        let attention = Attention::<Buf>::causal(heads, KvLayer { group: 0, layer: 0 }, 0.2);
+        assert_eq!(cuda.attention_programs(&attention, KvDType::F16), [], "{heads:?}");
+    }
     // Prompts of any length, alone and together.
     drop((model, cuda));
     let options = CudaOptions { tokens_max: 700, ..options() };

@@ -116,6 +116,15 @@ fn rows_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
     tiles_bytes(dim, dtype, stages) + 2 * BLOCK_ROWS * row_bytes(dim)
 }
 
+/// Whether the kernels take such heads.
+fn takes(heads: Heads) -> bool {
+    let shared = heads.query / heads.kv;
+    heads.query.is_multiple_of(heads.kv)
+        && heads.dim.is_multiple_of(4)
+        && shared <= SHARED_MAX
+        && shared * heads.dim <= OUTPUTS_MAX
+}
+
 /// How keys and values are stored, for the compiler.
 pub(crate) fn storage(dtype: KvDType) -> Vec<String> {
     let bytes = if dtype == KvDType::F8 { 1 } else { dtype.bytes_of(1) };
@@ -234,14 +243,17 @@ impl Cuda {
     /// What is prepared when room for keys and values is taken: for single tokens, for many, and for pages.
     pub(crate) fn attention_programs<B>(&self, attention: &Attention<B>, dtype: KvDType) -> Vec<Key> {
         let heads = attention.heads;
-        let key = program((heads.dim, heads.query / heads.kv), dtype, attention);
-        let pages = Key { unit: "rope.cu", defines: storage(dtype) };
-        if dtype == KvDType::F32 {
-            return vec![key, pages];
+        if !takes(heads) {
+            return Vec::new();
         }
-        let many = self.wgmma(attention, dtype, self.fuses() && attention.causal).map(|(key, _)| key);
-        let rows = || Key { unit: "attention_rows.cu", ..key.clone() };
-        vec![many.unwrap_or_else(rows), key, pages]
+        let key = program((heads.dim, heads.query / heads.kv), dtype, attention);
+        let mut keys = vec![Key { unit: "rope.cu", defines: storage(dtype) }];
+        if dtype != KvDType::F32 && rows_bytes(heads.dim, dtype, 1) <= self.device.shared_max {
+            let many = self.wgmma(attention, dtype, self.fuses() && attention.causal).map(|(key, _)| key);
+            keys.push(many.unwrap_or_else(|| Key { unit: "attention_rows.cu", ..key.clone() }));
+        }
+        keys.push(key);
+        keys
     }
 
     /// The program of many tokens by wgmma, and its shared memory, where this device has both.
@@ -314,9 +326,8 @@ impl Cuda {
             fits("attention", "sinks", sinks, (1, heads.query))?;
         }
         self.pages_fit("attention", slot, heads, layer, kv)?;
-        let (shared, rest) = (heads.query / heads.kv, heads.query % heads.kv);
-        let odd = !heads.dim.is_multiple_of(4);
-        if rest > 0 || odd || shared > SHARED_MAX || shared * heads.dim > OUTPUTS_MAX {
+        if !takes(heads) {
+            let (shared, rest) = (heads.query / heads.kv, heads.query % heads.kv);
             let what =
                 format!("attention of {shared} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: self.device.name() });
