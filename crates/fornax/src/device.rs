@@ -196,9 +196,15 @@ struct Loaded<B: Backend> {
 impl<B: Backend + 'static> Loaded<B> {
     fn new(backend: B, blueprint: &Blueprint, progress: &mut dyn FnMut(Loading)) -> Result<Loaded<B>, Error> {
         let Blueprint { checkpoint, adapters, config, plan, limits, .. } = blueprint;
-        let mut weights = |bytes, total| progress(Loading::Weights { bytes, total });
+        let mut all = 0;
+        let mut weights = |bytes, total| {
+            all = total;
+            progress(Loading::Weights { bytes, total });
+        };
         let model = fornax_model::load_with(checkpoint, config, adapters, &backend, *limits, &mut weights)?;
+        // Room for keys and values is given when all weights are there.
         let kv = backend.alloc_kv(&plan.kv)?;
+        progress(Loading::Weights { bytes: all, total: all });
         backend.ready(&mut |compiled, total| progress(Loading::Kernels { compiled, total }))?;
         Ok(Loaded { model, kv, backend })
     }

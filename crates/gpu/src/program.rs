@@ -414,6 +414,11 @@ mod tests {
                 keys.extend(wgmma_program((128, 2), dtype, &other, false).map(|(key, _)| key));
             }
         }
+        // Wide heads, as many of one as there may be, and one for each; queries that are turned before.
+        for shape in [(256, 2), (128, 16), (128, 1)] {
+            keys.push(attention_program(shape, KvDType::F16, &causal()));
+        }
+        keys.extend(wgmma_program((128, 1), KvDType::F16, &causal(), false).map(|(key, _)| key));
         let singles = keys.iter().filter(|key| key.unit == "attention.cu").cloned();
         let rows: Vec<Key> = singles.map(|key| Key { unit: "attention_rows.cu", ..key }).collect();
         keys.extend(rows);

@@ -268,6 +268,32 @@ fn everything_that_a_step_needs_is_compiled_before_the_first() {
     model.forward(&cuda, &step).unwrap();
     cuda.finish(step).unwrap();
     assert_eq!(cuda.programs.counts(), (total, 0));
+    // Heads of which wgmma turns the queries itself, has them turned, and has none.
+    for (query, dim) in [(8, 128), (2, 128), (4, 64), (4, 32)] {
+        let heads = Heads { query, kv: 2, dim };
+        let attention = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 0.1);
+        let cuda = Cuda::new(options()).unwrap();
+        cuda.foresee(&attention);
+        let group = KvGroup { layers: 1, heads: 2, dim, window: None, pages: 8 };
+        let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).unwrap();
+        cuda.ready(&mut |_, _| ()).unwrap();
+        let (total, _) = cuda.programs.counts();
+        let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
+        let (mut qkv, mut out) = (rows(heads.qkv_columns()), rows(query * dim));
+        let frequencies = cuda.upload_values(&vec![0.5; dim / 2]).unwrap();
+        let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0 };
+        for tokens in [40, 1] {
+            let mut batch = Batch::default();
+            let row =
+                Row { slot: 0, start: 0, len: tokens, pages: vec![vec![PageId(1), PageId(2)]], wanted: 0 };
+            batch.push(row, (0..tokens).map(|_| Token::Known(0)));
+            let step = cuda.begin(&batch).unwrap();
+            let mut body = || cuda.attend(&step, &attention, Some(&rope), &mut qkv, &mut kv, &mut out);
+            cuda.record(&step, &mut body).unwrap();
+            cuda.finish(step).unwrap();
+            assert_eq!(cuda.programs.counts().0, total, "{query} heads of {dim}, {tokens} tokens");
+        }
+    }
     // Heads that attention refuses have no programs: it says so itself, when it is asked.
     for heads in [Heads { query: 5, ..HEADS }, Heads { dim: 30, ..HEADS }, Heads { query: 64, ..HEADS }] {
         let attention = Attention::<Buf>::causal(heads, KvLayer { group: 0, layer: 0 }, 0.2);

@@ -249,7 +249,9 @@ impl Cuda {
         let key = program((heads.dim, heads.query / heads.kv), dtype, attention);
         let mut keys = vec![Key { unit: "rope.cu", defines: storage(dtype) }];
         if dtype != KvDType::F32 && rows_bytes(heads.dim, dtype, 1) <= self.device.shared_max {
-            let many = self.wgmma(attention, dtype, self.fuses() && attention.causal).map(|(key, _)| key);
+            // As `op_attend` asks for them where operations are fused, which a recorded step's are.
+            let turns = if attention.causal { self.wgmma(attention, dtype, true) } else { None };
+            let many = turns.or_else(|| self.wgmma(attention, dtype, false)).map(|(key, _)| key);
             keys.push(many.unwrap_or_else(|| Key { unit: "attention_rows.cu", ..key.clone() }));
         }
         keys.push(key);
