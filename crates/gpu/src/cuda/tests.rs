@@ -170,10 +170,7 @@ fn a_prompt_is_multiplied_by_kernels_of_many_rows_which_also_gate() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();
     let mut model = Model::new(&cuda).unwrap();
-    let mut batch = Batch::default();
-    let pages = (0..3).map(PageId).collect();
-    let row = Row { slot: 0, start: 0, len: 70, pages: vec![pages], wanted: 1 };
-    batch.push(row, (0..70).map(|token| Token::Known(token % VOCAB as u32)));
+    let batch = prompt_batch(70);
     fake::with(|fake| fake.launched.clear());
     let step = cuda.begin(&batch).unwrap();
     cuda.record(&step, &mut || model.forward(&cuda, &step)).unwrap();
@@ -261,13 +258,17 @@ fn everything_that_a_step_needs_is_compiled_before_the_first() {
     for streams in [1, 2, 40] {
         model.step(&cuda, streams, 0).unwrap();
     }
-    let mut batch = Batch::default();
-    let row = Row { slot: 0, start: 0, len: 40, pages: vec![vec![PageId(1), PageId(2)]], wanted: 1 };
-    batch.push(row, (0..40).map(|_| Token::Known(0)));
-    let step = cuda.begin(&batch).unwrap();
-    model.forward(&cuda, &step).unwrap();
+    let step = cuda.begin(&prompt_batch(40)).unwrap();
+    cuda.record(&step, &mut || model.forward(&cuda, &step)).unwrap();
     cuda.finish(step).unwrap();
     assert_eq!(cuda.programs.counts(), (total, 0));
+    // Ready again at once, with nothing to say.
+    cuda.ready(&mut |_, _| panic!("nothing is compiled")).unwrap();
+}
+
+#[test]
+fn attention_is_compiled_in_the_form_that_steps_ask_for() {
+    fake::willing();
     // Heads of which wgmma turns the queries itself, has them turned, and has none.
     for (query, dim) in [(8, 128), (2, 128), (4, 64), (4, 32)] {
         let heads = Heads { query, kv: 2, dim };
@@ -283,11 +284,7 @@ fn everything_that_a_step_needs_is_compiled_before_the_first() {
         let frequencies = cuda.upload_values(&vec![0.5; dim / 2]).unwrap();
         let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0 };
         for tokens in [40, 1] {
-            let mut batch = Batch::default();
-            let row =
-                Row { slot: 0, start: 0, len: tokens, pages: vec![vec![PageId(1), PageId(2)]], wanted: 0 };
-            batch.push(row, (0..tokens).map(|_| Token::Known(0)));
-            let step = cuda.begin(&batch).unwrap();
+            let step = cuda.begin(&prompt_batch(tokens)).unwrap();
             let mut body = || cuda.attend(&step, &attention, Some(&rope), &mut qkv, &mut kv, &mut out);
             cuda.record(&step, &mut body).unwrap();
             cuda.finish(step).unwrap();
@@ -295,12 +292,16 @@ fn everything_that_a_step_needs_is_compiled_before_the_first() {
         }
     }
     // Heads that attention refuses have no programs: it says so itself, when it is asked.
+    let cuda = Cuda::new(options()).unwrap();
     for heads in [Heads { query: 5, ..HEADS }, Heads { dim: 30, ..HEADS }, Heads { query: 64, ..HEADS }] {
         let attention = Attention::<Buf>::causal(heads, KvLayer { group: 0, layer: 0 }, 0.2);
         assert_eq!(cuda.attention_programs(&attention, KvDType::F16), [], "{heads:?}");
     }
-    // Prompts of any length, alone and together.
-    drop((model, cuda));
+}
+
+#[test]
+fn prompts_of_any_length_are_multiplied_by_what_is_compiled() {
+    fake::willing();
     let options = CudaOptions { tokens_max: 700, ..options() };
     let cuda = Cuda::new(options).unwrap();
     let weights = [(DType::Q4_K, 4608, 3584), (DType::BF16, 1100, 2048), (DType::F32, 512, 256)]
@@ -312,19 +313,22 @@ fn everything_that_a_step_needs_is_compiled_before_the_first() {
     let room = |columns| cuda.alloc(Purpose::Activations, 700, columns).unwrap();
     let mut rooms = [(room(3584), room(4608)), (room(2048), room(1100)), (room(256), room(512))];
     for tokens in (1..=700u32).step_by(11) {
-        let mut batch = Batch::default();
-        let pages = (1..=tokens.div_ceil(32)).map(PageId).collect();
-        let row = Row { slot: 0, start: 0, len: tokens, pages: vec![pages], wanted: 1 };
-        batch.push(row, (0..tokens).map(|_| Token::Known(0)));
-        let step = cuda.begin(&batch).unwrap();
+        let step = cuda.begin(&prompt_batch(tokens)).unwrap();
         for (weight, (x, out)) in weights.iter().zip(&mut rooms) {
             cuda.matmul(&step, Rows::Tokens, weight, x, out).unwrap();
         }
         cuda.finish(step).unwrap();
         assert_eq!(cuda.programs.counts().0, total, "{tokens} tokens");
     }
-    // Ready again at once, with nothing to say.
-    cuda.ready(&mut |_, _| panic!("nothing is compiled")).unwrap();
+}
+
+/// The first tokens of one sequence.
+fn prompt_batch(tokens: u32) -> Batch {
+    let mut batch = Batch::default();
+    let pages = (1..=tokens.div_ceil(32)).map(PageId).collect();
+    let row = Row { slot: 0, start: 0, len: tokens, pages: vec![pages], wanted: 1 };
+    batch.push(row, (0..tokens).map(|token| Token::Known(token % VOCAB as u32)));
+    batch
 }
 
 /// The first token of so many sequences.

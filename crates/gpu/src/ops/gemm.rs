@@ -301,12 +301,23 @@ impl Cuda {
         few.into_iter().chain(programs(part, self.options().tokens_max, device)).collect()
     }
 
-    /// The fastest shape whose program was prepared: none is worth waiting for the compiler in the midst of requests.
-    fn ready_shape(&self, part: &WeightPart, gates: bool, limit: usize, device: (usize, usize)) -> Shape {
-        let mut shapes: Vec<Shape> = Shape::every(part, gates, limit, device).collect();
-        shapes.sort_by_key(|shape| shape.cost(part, device.0));
-        let ready = shapes.iter().find(|shape| self.programs.has(&shape.program(part)));
-        *ready.unwrap_or(&shapes[0])
+    /// The fastest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of requests.
+    fn ready_shape(
+        &self,
+        part: &WeightPart,
+        gates: bool,
+        limit: usize,
+        device: (usize, usize),
+    ) -> (Shape, Key) {
+        let with_key = |shape: Shape| (shape, shape.program(part));
+        let ready = |(_, key): &(Shape, Key)| self.programs.has(key);
+        // Nearly always the fastest of all.
+        let fastest = with_key(Shape::of(part, gates, limit, device));
+        if ready(&fastest) {
+            return fastest;
+        }
+        let others = Shape::every(part, gates, limit, device).map(with_key).filter(ready);
+        others.min_by_key(|(shape, _)| shape.cost(part, device.0)).unwrap_or(fastest)
     }
 
     /// Launches a product.
@@ -318,8 +329,8 @@ impl Cuda {
         }
         let multiprocessors = self.device.multiprocessors as usize;
         let device = (multiprocessors, self.device.shared_max);
-        let shape = self.ready_shape(&part, product.pairs > 0, limit, device);
-        let function = self.programs.function(&shape.program(&part), "gemm")?;
+        let (shape, key) = self.ready_shape(&part, product.pairs > 0, limit, device);
+        let function = self.programs.function(&key, "gemm")?;
         let many = Many {
             values: inputs.values,
             factors: inputs.factors,
