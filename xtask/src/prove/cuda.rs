@@ -58,6 +58,12 @@ pub(super) fn run() -> Result<Facts> {
     let mut invariance = example(&release, "invariance");
     invariance.arg(&smollm2).args([DEVICE, PROMPT]);
     facts.push(("invariance", output(&mut invariance)?.lines().collect::<Vec<_>>().join("; ")));
+
+    // Last: it breaks the device for its own process.
+    let mut lost = example(&release, "lost");
+    lost.arg(&smollm2).arg(DEVICE).arg(kernels);
+    let printed = output(&mut lost)?;
+    facts.push(("a lost device", printed.lines().last().unwrap_or_default().to_owned()));
     Ok(facts)
 }
 
