@@ -2,8 +2,8 @@
 // instruction. Grid (kv heads, tokens, blocks that share a token's tiles). One block takes all tiles in turn and merges them in
 // registers; those of a cluster send what they have of each tile to the block that merges it, each a share of the outputs;
 // without clusters, and for long contexts, each tile has a block and `merge_tiles` comes behind.
-// Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. Keys and values are copied apart: those of a
-// later tile as soon as all warps are done with those in their place.
+// Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. With one tile in shared memory keys and values
+// are copied apart: the next tile's as soon as all warps are done with those in their place.
 // Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
 #include "attention.cuh"
 
@@ -51,23 +51,29 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         cluster_arrive();
     }
 
+    const bool apart = !KV_F8 && a.stages == 1;
     auto stage_keys = [&](int i) {
         if (i < count)
-            stage_tile<THREADS, KEYS>(a, stage_at(staged_at, i % a.stages), pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
+            stage_tile<THREADS, KEYS>(a, staged_at, pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
         copy_group();
     };
     auto stage_values = [&](int i) {
         if (i < count)
-            stage_tile<THREADS, VALUES>(a, stage_at(staged_at, i % a.stages), pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
+            stage_tile<THREADS, VALUES>(a, staged_at, pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
         copy_group();
     };
     auto stage = [&](int i) {
-        stage_keys(i);
-        stage_values(i);
+        if (apart) {
+            stage_keys(i);
+            return stage_values(i);
+        }
+        if (i < count)
+            stage_tile<THREADS>(a, stage_at(staged_at, i % a.stages), pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
+        copy_group();
     };
-    // Until the oldest copy is there: of each tile in shared memory two are under way.
+    // Until all but the youngest copies are there.
     auto await_oldest = [&] {
-        if (a.stages > 1) copy_wait<3>();
+        if (KV_F8 && a.stages == 1) copy_wait<0>();
         else copy_wait<1>();
     };
     if (count > 0) {
@@ -171,7 +177,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
 #if KV_F8
         widen_tile<THREADS>(staged, staged + stage_at(0, i % a.stages), tile, from, last, turns_here ? place : -1);
         __syncthreads();
-        stage_keys(i + a.stages);
+        if (i + 1 < count) stage(i + a.stages);
 #endif
         float s[2][4];
         for (int j = 0; j < 8; j++) s[j / 4][j % 4] = 0.0f;
@@ -209,7 +215,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             if (t == 0) maxima[warp][g + row * 8] = here[row];
         }
         __syncthreads();
-        if (!KV_F8) stage_keys(i + a.stages);
+        if (apart) stage_keys(i + 1);
 #pragma unroll
         for (int row = 0; row < OWN; row++) {
             for (int w = 0; w < WARPS; w++) here[row] = fmaxf(here[row], maxima[w][g + row * 8]);
@@ -230,7 +236,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             }
             for (int row = 0; row < OWN; row++) here[row] = largest_power(here[row], factor[row]);
         }
-        await_oldest();
+        if (apart) await_oldest();
         __syncthreads();
         float tile_sum[4] = {0, 0, 0, 0}, acc[CHUNKS][2][4];
 #pragma unroll
@@ -304,9 +310,11 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
                 }
             }
         }
+        // The tile after the next takes this one's place, where the next one's keys have not already.
         if (i + 1 < count) {
             __syncthreads();
-            stage_values(i + a.stages);
+            if (apart) stage_values(i + 1);
+            else if (!KV_F8) stage(i + a.stages);
         }
     }
     if (stores) put_fresh(true);

@@ -142,10 +142,9 @@ DEVICE void copy_piece(u32 to, const u8* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(PIECE) : "memory");
 #endif
 }
-// Begins to copy a tile of one K/V head, whatever of it is seen; values come with keys.
+// Begins to copy a tile of one K/V head, whatever of it is seen: keys and values together.
 template <int THREADS, int OF = KEYS | VALUES>
 DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const int* table, int kv, int tile, int, int last, int) {
-    if (!(OF & KEYS)) return;
     const int pieces = PAGE_TOKENS * DIM / PIECE;
     const long values = (long)a.kv * head_values(DIM);
     for (int half = 0; half < 2; half++) {
