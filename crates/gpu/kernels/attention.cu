@@ -2,27 +2,32 @@
 // instruction. Grid (kv heads, tokens, blocks that share a token's tiles). One block takes all tiles in turn and merges them in
 // registers; those of a cluster send what they have of each tile to the block that merges it, each a share of the outputs;
 // without clusters, and for long contexts, each tile has a block and `merge_tiles` comes behind.
-// Four warps: each has a quarter of a tile's keys, then a quarter of the head's values.
+// Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. With one tile in shared memory keys and values
+// are copied apart: the next tile's as soon as all warps are done with those in their place.
 // Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
 #include "attention.cuh"
 
 #define THREADS 128
 #define WARPS 4
-#define QUERIES 16  // rows of the matrix instruction
+// Rows of the matrix instruction that a lane has: one of the first eight, and one of the others where there are as many heads.
+#define OWN ((SHARED + 7) / 8)
+#define QUERIES (8 * OWN)
 // What warps bring into form: queries, the new key and the new value.
 #define ITEMS ((SHARED + 2 + WARPS - 1) / WARPS)
 // Times 16 values of the head that a warp has.
 #define CHUNKS ((STEPS + WARPS - 1) / WARPS)
 #define CLUSTER_TILES 32  // that a cluster merges: one for each lane
+// On a multiprocessor, as far as registers go.
+#define BLOCKS (DIM <= 64 ? 6 : DIM <= 128 ? 4 : 2)
 
 // Shared memory: tiles of keys and values, queries, weights; in a cluster what each tile ends with (the largest score
 // and the sum), and what the blocks send of it: (tile, share of outputs).
-KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
+KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
     extern __shared__ uint4 room[];
     u8* staged = (u8*)room;
     u8* queries = staged + TILES_BYTES(a.stages);
-    uint4* weights = (uint4*)(queries + PARTS * QUERIES * STRIDE);  // (warp, part, lane)
-    float2* tile_ends = (float2*)(weights + WARPS * PARTS * WARP);  // (head, tile)
+    u32* weights = (u32*)(queries + PARTS * QUERIES * STRIDE);             // (warp, part, lane, 2 x OWN)
+    float2* tile_ends = (float2*)(weights + WARPS * PARTS * WARP * 2 * OWN);  // (head, tile)
     float* sent = (float*)(tile_ends + SHARED * CLUSTER_TILES);
     __shared__ float2 turns[DIM / 2 + 1];
     __shared__ u64 arrived;  // that everything has been sent
@@ -46,10 +51,30 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         cluster_arrive();
     }
 
+    const bool apart = !KV_F8 && a.stages == 1;
+    auto stage_keys = [&](int i) {
+        if (i < count)
+            stage_tile<THREADS, KEYS>(a, staged_at, pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
+        copy_group();
+    };
+    auto stage_values = [&](int i) {
+        if (i < count)
+            stage_tile<THREADS, VALUES>(a, staged_at, pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
+        copy_group();
+    };
     auto stage = [&](int i) {
+        if (apart) {
+            stage_keys(i);
+            return stage_values(i);
+        }
         if (i < count)
             stage_tile<THREADS>(a, stage_at(staged_at, i % a.stages), pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
         copy_group();
+    };
+    // Until all but the youngest copies are there.
+    auto await_oldest = [&] {
+        if (KV_F8 && a.stages == 1) copy_wait<0>();
+        else copy_wait<1>();
     };
     if (count > 0) {
         clear_padding<THREADS>(staged_at, TILES * 2 * TILE);
@@ -130,12 +155,15 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     };
 
     // Of the rows g and g + 8: the largest so far, sums, results.
-    float most[2], sum[2] = {FIRST_SUM, FIRST_SUM}, total[CHUNKS][2][4];
+    float most[OWN], sum[OWN], total[CHUNKS][2][2 * OWN];
 #pragma unroll
-    for (int i = 0; i < 2; i++) most[i] = g + i * 8 < SHARED ? first_max(a, kv * SHARED + g + i * 8) : -INFINITY_F;
+    for (int i = 0; i < OWN; i++) {
+        most[i] = g + i * 8 < SHARED ? first_max(a, kv * SHARED + g + i * 8) : -INFINITY_F;
+        sum[i] = FIRST_SUM;
+    }
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
-        for (int i = 0; i < 8; i++) total[c][i / 4][i % 4] = 0.0f;
+        for (int i = 0; i < 4 * OWN; i++) total[c][i / (2 * OWN)][i % (2 * OWN)] = 0.0f;
     if (a.clusters) cluster_await();
 
 #pragma unroll 1
@@ -144,8 +172,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         const u32 keys = staged_at + i % TILES * 2 * TILE_BYTES, values = keys + TILE_BYTES;
         // The new one: its place in the tile is nobody else's.
         if (stores && i == count - 1) put_fresh(false);
-        if (a.stages > 1) copy_wait<1>();
-        else copy_wait<0>();
+        await_oldest();
         __syncthreads();
 #if KV_F8
         widen_tile<THREADS>(staged, staged + stage_at(0, i % a.stages), tile, from, last, turns_here ? place : -1);
@@ -161,44 +188,55 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
                 u32 q[4];
-                load_queries(q, queries_at + p * QUERIES * STRIDE, 0, k, lane);
+                if (OWN > 1) load_queries(q, queries_at + p * QUERIES * STRIDE, 0, k, lane);
+                else load_eight_queries(q, queries_at + p * QUERIES * STRIDE, k, lane);
                 mma_stored(s[0], q, b[0], b[1]);
                 mma_stored(s[1], q, b[2], b[3]);
             }
         }
-        const float factor[2] = {factors[g], factors[g + 8]};
-        float here[2] = {-INFINITY_F, -INFINITY_F};
+        float factor[OWN], here[OWN];
+#pragma unroll
+        for (int row = 0; row < OWN; row++) {
+            factor[row] = factors[g + row * 8];
+            here[row] = -INFINITY_F;
+        }
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
+            for (int e = 0; e < 2 * OWN; e++) {
                 const int key = tile * TILE + warp * 16 + j * 8 + t * 2 + e % 2;
                 s[j][e] = key >= from && key <= last ? capped(a, s[j][e], factor[e / 2]) : -INFINITY_F;
                 here[e / 2] = fmaxf(here[e / 2], s[j][e]);
             }
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
+        for (int row = 0; row < OWN; row++) {
             here[row] = fmaxf(here[row], __shfl_xor_sync(0xffffffff, here[row], 1));
             here[row] = fmaxf(here[row], __shfl_xor_sync(0xffffffff, here[row], 2));
             if (t == 0) maxima[warp][g + row * 8] = here[row];
         }
         __syncthreads();
+        if (apart) stage_keys(i + 1);
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
+        for (int row = 0; row < OWN; row++) {
             for (int w = 0; w < WARPS; w++) here[row] = fmaxf(here[row], maxima[w][g + row * 8]);
         }
         // Weights of 16 keys are one step of the next product: all warps need those of all.
         {
-            u32 w[4][PARTS];
+            u32 w[2 * OWN][PARTS];
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int j = e / 2, row = e % 2;
+            for (int e = 0; e < 2 * OWN; e++) {
+                const int j = e / OWN, row = e % OWN;
                 rounded_pair(weight_of(s[j][row * 2], factor[row], here[row]), weight_of(s[j][row * 2 + 1], factor[row], here[row]), w[e]);
             }
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) weights[(warp * PARTS + p) * WARP + lane] = make_uint4(w[0][p], w[1][p], w[2][p], w[3][p]);
-            for (int row = 0; row < 2; row++) here[row] = largest_power(here[row], factor[row]);
+            for (int p = 0; p < PARTS; p++) {
+                u32* to = weights + ((warp * PARTS + p) * WARP + lane) * 2 * OWN;
+                if (OWN > 1) *(uint4*)to = make_uint4(w[0][p], w[1][p], w[2 * OWN - 2][p], w[2 * OWN - 1][p]);
+                else *(uint2*)to = make_uint2(w[0][p], w[1][p]);
+            }
+            for (int row = 0; row < OWN; row++) here[row] = largest_power(here[row], factor[row]);
         }
+        if (apart) await_oldest();
         __syncthreads();
         float tile_sum[4] = {0, 0, 0, 0}, acc[CHUNKS][2][4];
 #pragma unroll
@@ -209,8 +247,14 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             u32 w[PARTS][4];
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
-                const uint4 four = weights[(k * PARTS + p) * WARP + lane];
-                w[p][0] = four.x; w[p][1] = four.y; w[p][2] = four.z; w[p][3] = four.w;
+                const u32* from = weights + ((k * PARTS + p) * WARP + lane) * 2 * OWN;
+                if (OWN > 1) {
+                    const uint4 four = *(const uint4*)from;
+                    w[p][0] = four.x; w[p][1] = four.y; w[p][2] = four.z; w[p][3] = four.w;
+                } else {
+                    const uint2 two = *(const uint2*)from;
+                    w[p][0] = two.x; w[p][2] = two.y; w[p][1] = w[p][3] = 0;
+                }
                 mma_stored(tile_sum, w[p], ONES, ONES);
             }
 #pragma unroll
@@ -228,7 +272,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         }
         if (blocks == 1) {
 #pragma unroll
-            for (int row = 0; row < 2; row++) {
+            for (int row = 0; row < OWN; row++) {
                 const float all = fmaxf(most[row], here[row]), shrink = shrink_of(most[row], all), later = shrink_of(here[row], all);
                 most[row] = all;
                 sum[row] = merged_sum(sum[row], shrink, tile_sum[row * 2], later);
@@ -243,7 +287,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         } else {
             float* partial = a.partials + (((long)blockIdx.y * a.kv + kv) * blocks + blockIdx.z) * SHARED * (DIM + 2);
 #pragma unroll
-            for (int row = 0; row < 2; row++) {
+            for (int row = 0; row < OWN; row++) {
                 const int h = g + row * 8;
                 if (h >= SHARED) continue;
 #pragma unroll
@@ -266,16 +310,17 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 }
             }
         }
-        // The tile after the next takes this one's place.
+        // The tile after the next takes this one's place, where the next one's keys have not already.
         if (i + 1 < count) {
             __syncthreads();
-            if (!KV_F8) stage(i + a.stages);
+            if (apart) stage_values(i + 1);
+            else if (!KV_F8) stage(i + a.stages);
         }
     }
     if (stores) put_fresh(true);
     if (blocks == 1) {
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
+        for (int row = 0; row < OWN; row++) {
             if (g + row * 8 >= SHARED) continue;
             const float inverse = 1.0f / sum[row];
             float* to = out + ((long)r * a.kv + kv) * OUTPUTS + (g + row * 8) * DIM;

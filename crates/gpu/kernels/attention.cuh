@@ -84,6 +84,12 @@ DEVICE void load_turned_matrices(u32 m[4], u32 at) {
 DEVICE void load_queries(u32 m[4], u32 queries, int row, int k, int lane) {
     load_matrices(m, queries + at_row(row + lane % 16, k * 32 + lane / 16 * 16));
 }
+// The first eight queries alone: the other rows are zeros.
+DEVICE void load_eight_queries(u32 m[4], u32 queries, int k, int lane) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(m[0]), "=r"(m[2]) : "r"(queries + at_row(lane % 8, k * 32 + lane / 8 % 2 * 16)) : "memory");
+    m[1] = m[3] = 0;
+}
 // 16 keys x 16 of their values as the second operand of two products: m[0], m[1] are the first eight keys'.
 DEVICE void load_keys(u32 m[4], u32 keys, int key, int k, int lane) {
     load_matrices(m, keys + at_row(key + lane / 16 * 8 + lane % 8, k * 32 + lane / 8 % 2 * 16));
@@ -116,6 +122,10 @@ DEVICE void rounded_pair(float x, float y, u32 parts[2]) {
 }
 #endif
 
+// What of a tile is copied.
+#define KEYS 1
+#define VALUES 2
+
 #if KV_F8
 // Keys, or values, of a tile as they are stored: codes, then exponents. One tile is in f16 at a time, and `stages` are not.
 #define CODES_BYTES (TILE * DIM)
@@ -132,8 +142,8 @@ DEVICE void copy_piece(u32 to, const u8* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(PIECE) : "memory");
 #endif
 }
-// Begins to copy a tile of one K/V head, whatever of it is seen.
-template <int THREADS>
+// Begins to copy a tile of one K/V head, whatever of it is seen: keys and values together.
+template <int THREADS, int OF = KEYS | VALUES>
 DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const int* table, int kv, int tile, int, int last, int) {
     const int pieces = PAGE_TOKENS * DIM / PIECE;
     const long values = (long)a.kv * head_values(DIM);
@@ -193,9 +203,9 @@ DEVICE void copy_piece(u32 to, const u8* from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
 #endif
 }
-// Begins to copy a tile of one K/V head. What lies outside of places from..last becomes zero, so that a weight of zero adds
-// nothing; place `fresh` is left to the caller.
-template <int THREADS>
+// Begins to copy a tile of one K/V head, or its keys or values alone. What lies outside of places from..last becomes zero, so that
+// a weight of zero adds nothing; place `fresh` is left to the caller.
+template <int THREADS, int OF = KEYS | VALUES>
 DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const int* table, int kv, int tile, int from, int last, int fresh) {
     const int pieces = DIM * 2 / PIECE;
     const int page[2] = {table[min(tile * 2, last / PAGE_TOKENS)], table[min(tile * 2 + 1, last / PAGE_TOKENS)]};
@@ -208,8 +218,8 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const in
         const bool there = place >= from && place <= last;
         const u8* at = (key < PAGE_TOKENS ? base[0] : base[1]) + key % PAGE_TOKENS * (DIM * 2) + byte;
         const u32 here = to + at_row(key, byte / 16 * 16) + byte % 16;
-        copy_piece(here, at, there);
-        copy_piece(here + TILE_BYTES, at + values, there);
+        if (OF & KEYS) copy_piece(here, at, there);
+        if (OF & VALUES) copy_piece(here + TILE_BYTES, at + values, there);
     };
     if (THREADS % pieces == 0) {
         // A thread has the same piece of every so many keys.

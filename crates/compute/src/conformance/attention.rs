@@ -35,7 +35,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         if dtype == KvDType::Q8_0 && matches!(suite.backend.alloc_kv(&spec), Err(Error::KvDType { .. })) {
             continue;
         }
-        for (query, kv, dim) in [(2, 2, 64), (9, 3, 32), (14, 2, 64), (3, 1, 128), (2, 1, 20)] {
+        for (query, kv, dim) in [(2, 2, 64), (9, 3, 32), (14, 2, 64), (3, 1, 128), (2, 1, 20), (12, 1, 64)] {
             for window in [None, Some(1), Some(48)] {
                 let heads = Heads { query, kv, dim };
                 suite.compare(Sequences {
@@ -84,6 +84,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             (heads, &[40, 3][..], 20),
             (Heads { query: 2, kv: 2, dim: 128 }, &LENGTHS, 100),
             (Heads { query: 14, kv: 2, dim: 128 }, &LENGTHS, 100),
+            (Heads { query: 12, kv: 1, dim: 64 }, &LENGTHS, 1),
         ] {
             suite.compare(Sequences { heads, window: None, dtype, lengths, chunk, fused: true, extra: None });
         }

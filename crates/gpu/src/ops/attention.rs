@@ -105,10 +105,13 @@ fn singles_bytes(
     stages: usize,
     (tiles, blocks): (usize, usize),
 ) -> usize {
-    let (weights, ends) = (4096, shared * CLUSTER_TILES * 8);
+    // Rows of the matrix instruction in eights: `OWN` of attention.cu.
+    let eights = shared.div_ceil(8);
+    let (queries, weights) = (2 * 8 * eights * row_bytes(dim), 2048 * eights);
+    let ends = shared * CLUSTER_TILES * 8;
     let share = (shared * dim).div_ceil(2 * blocks) * 2;
     let sent = if tiles == 0 { 0 } else { ends + tiles * share * 4 };
-    tiles_bytes(dim, dtype, stages) + 2 * 16 * row_bytes(dim) + weights + sent
+    tiles_bytes(dim, dtype, stages) + queries + weights + sent
 }
 
 /// Dynamic shared memory of a block of attention_rows.cu.
