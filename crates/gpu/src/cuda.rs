@@ -18,7 +18,7 @@ use crate::arena::{Arena, Piece};
 use crate::check::Checks;
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
-use crate::ops::{Fuse, Scratch};
+use crate::ops::{Fuse, Scratch, sample_program};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, UploadTimes};
@@ -148,7 +148,8 @@ impl Cuda {
         let programs = Programs::new(&device, options.kernel_folder.clone())?;
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
         let arena = Arena::new(device.clone(), limit);
-        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu", "sample.cu", "form.cu"] {
+        [true, false].map(sample_program).into_iter().for_each(|key| programs.prepare(key));
+        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu"] {
             programs.prepare(Key::plain(unit));
         }
         let steps = Steps::new(&device, &arena, &options)?;

@@ -121,8 +121,8 @@ impl Key {
             define.and_then(|number| number.parse().ok()).unwrap_or(0usize)
         };
         match self.unit {
-            "sample.cu" => 1500,
-            "form.cu" => 1000,
+            "sample.cu" => 500 + 600 * number("CUTS"),
+            "form.cu" => 600,
             "attention_wgmma.cu" => 900,
             "gemm.cu" => (100 + 4 * number("WIDTH")) / (1 + number("GATES")),
             unit if unit.starts_with("attention") => 600,
@@ -349,8 +349,8 @@ mod tests {
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
     use crate::ops::{
-        RowCounts, attention_program, every_gemm, expert_programs, few_programs, program_one,
-        programs_several, storage, wgmma_program,
+        RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_program, program_one,
+        programs_several, sample_program, storage, wgmma_program,
     };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
@@ -372,19 +372,14 @@ mod tests {
     ];
 
     fn every_program() -> Vec<Key> {
-        let mut keys: Vec<Key> = [
-            "experts.cu",
-            "glu.cu",
-            "low_rank.cu",
-            "norm.cu",
-            "rate.cu",
-            "ring.cu",
-            "rows.cu",
-            "sample.cu",
-            "form.cu",
-        ]
-        .map(Key::plain)
-        .to_vec();
+        let mut keys: Vec<Key> =
+            ["experts.cu", "glu.cu", "low_rank.cu", "norm.cu", "rate.cu", "ring.cu", "rows.cu"]
+                .map(Key::plain)
+                .to_vec();
+        keys.extend([false, true].map(sample_program));
+        for columns in [3584, 515] {
+            keys.extend([false, true].map(|experts| form_program(columns, experts)));
+        }
         for format in FORMATS {
             keys.push(Key::quant("embed.cu", format));
             // Few columns, and so many that they are cut into slices.

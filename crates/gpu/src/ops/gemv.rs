@@ -309,6 +309,13 @@ impl Shape {
     }
 }
 
+/// The program that brings rows of so many columns into form, or those of experts.
+pub(crate) fn form_program(columns: usize, experts: bool) -> Key {
+    let flags = [("FOURS", columns.is_multiple_of(4)), ("EXPERTS", experts)];
+    let defines = flags.map(|(name, on)| format!("{name}={}", i32::from(on)));
+    Key { unit: "form.cu", defines: defines.to_vec() }
+}
+
 /// The program of a product with one row, where that fits a block.
 pub(crate) fn program_one(part: &WeightPart, gates: bool, room: usize) -> Option<Key> {
     Shape::one(part, gates, room).map(|shape| shape.program(part, gates))
@@ -449,7 +456,7 @@ impl Cuda {
         let stages = self.device.shared_max.saturating_sub(squares) / row_bytes;
         let streams = name == "form_fours" && many && columns > FORM_KEPT && stages >= 2;
         let name = if streams { "form_stream" } else { name };
-        let function = self.programs.function(&Key::plain("form.cu"), name)?;
+        let function = self.programs.function(&form_program(columns, false), name)?;
         let device_step = self.device_step(slot);
         let mut args = vec![
             Arg::Pointer(inputs.x),

@@ -23,9 +23,11 @@ pub(crate) use gemm::every_program as every_gemm;
 pub(crate) use gemm_few::programs as few_programs;
 pub(crate) use gemv::Scratch;
 #[cfg(test)]
-pub(crate) use gemv::{program_one, programs_several};
+pub(crate) use gemv::{form_program, program_one, programs_several};
 #[cfg(test)]
 pub(crate) use products::RowCounts;
+
+pub(crate) use sample::program as sample_program;
 
 use fornax_compute::Error;
 

@@ -83,6 +83,7 @@ impl Cuda {
         let one = forms(&|gates| gemv::program_one(part, gates, room).into_iter().collect());
         // What does not fit a block alone is one of several.
         let mut keys = if one.is_empty() { gemv::programs_several(part, 1, room) } else { one };
+        keys.push(gemv::form_program(part.columns, false));
         if !self.takes_many(2) {
             keys.extend(gemv::programs_several(part, rows.most, room));
         } else {
