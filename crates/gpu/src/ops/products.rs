@@ -8,8 +8,8 @@ use crate::layout::{Format, TILE_ROWS};
 use crate::memory::WeightPart;
 use crate::program::Key;
 
-/// Rows of a draft that is verified: as many as the narrowest product of several takes.
-const OFTEN_MIN: usize = 8;
+/// Rows of streams and of their drafts that are verified together, which want logits: where few stream, no more.
+const DRAFTED: usize = 16;
 
 /// How many rows of activations steps have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,8 @@ impl Cuda {
 
     fn row_counts(&self, role: Option<Role>) -> RowCounts {
         let options = self.options();
-        let tokens = RowCounts { often: options.slots.max(OFTEN_MIN), most: options.tokens_max };
+        let often = options.slots.max(options.wanted_max.min(DRAFTED));
+        let tokens = RowCounts { often, most: options.tokens_max };
         match role {
             Some(Role::Head) => RowCounts { most: options.wanted_max.min(options.tokens_max), ..tokens },
             _ => tokens,
@@ -228,8 +229,8 @@ mod tests {
             ["gemv.cu", "gemm_few.cu", "gemm.cu"].map(|unit| count(&cuda, unit))
         };
         // 145 in all before weights had roles.
-        assert_eq!(numbers(1), [7, 22, 16]);
-        assert_eq!(numbers(4), [7, 22, 16]);
+        assert_eq!(numbers(1), [7, 28, 16]);
+        assert_eq!(numbers(4), [7, 28, 16]);
         assert_eq!(numbers(256), [7, 44, 34]);
         let cuda = opened(16);
         let has = |role, shape: (Format, usize, usize), gated: bool| {
