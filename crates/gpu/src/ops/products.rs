@@ -107,11 +107,14 @@ mod tests {
     const TOKENS: Role = Role::Tokens;
     const GATES: Role = Role::Gates { glu: Glu::Silu, adapted: false };
 
+    /// Format, rows and columns.
+    type Stored = (Format, usize, usize);
+
     /// Weights by their parts, and what they do; tables have no role.
     struct Model {
         name: &'static str,
         heads: Heads,
-        weights: Vec<(Option<Role>, Vec<(Format, usize, usize)>)>,
+        weights: Vec<(Option<Role>, Vec<Stored>)>,
     }
 
     /// Qwen2.5 as `fornax bench --make-random` writes it.
@@ -148,7 +151,7 @@ mod tests {
         ]
     }
 
-    fn parts(shapes: &[(Format, usize, usize)]) -> Vec<WeightPart> {
+    fn parts(shapes: &[Stored]) -> Vec<WeightPart> {
         shapes.iter().map(|&(format, rows, columns)| part(format, (rows, columns))).collect()
     }
 
@@ -204,6 +207,39 @@ mod tests {
     }
 
     #[test]
+    fn weights_of_any_shape_have_products_for_any_number_of_rows() {
+        for (slots, tokens_max) in
+            [(1, 64), (1, 100), (100, 130), (70, 70), (130, 130), (16, 512), (1, 2048), (300, 8192)]
+        {
+            let options = CudaOptions { slots, tokens_max, wanted_max: slots, ..CudaOptions::default() };
+            for rows in [48, 512, 960, 2304, 4096, 6144, 17_024, 28_672, 128_256] {
+                for (format, columns) in [(Format::BF16, 576), (Format::Q4_K, 2048), (Format::Q8_0, 14_336)] {
+                    fake::willing();
+                    // One for each weight: another's programs would hide what is missing.
+                    let cuda = Cuda::new(options.clone()).unwrap();
+                    let part = part(format, (rows, columns));
+                    for role in [TOKENS, GATES] {
+                        let keys = cuda.products(&[part], Some(role));
+                        keys.into_iter().for_each(|key| cuda.programs.prepare(key));
+                    }
+                    let every = (2..=260).chain((261..=8192).step_by(97));
+                    // Streams are recorded for the next 32.
+                    let most = tokens_max.max(slots.next_multiple_of(32));
+                    for (count, gates) in every
+                        .take_while(|&count| count <= most)
+                        .flat_map(|count| [(count, false), (count, true)])
+                    {
+                        let gated = gates && rows % 32 == 0 && cuda.gates_many(&part, count);
+                        let key = cuda.many_key(&part, gated, count);
+                        let what = format!("{part:?} for {slots} of {tokens_max}");
+                        assert!(cuda.programs.has(&key), "{what}, {count} rows: {key:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn every_batch_of_streams_has_its_fastest_product() {
         let cuda = opened(256);
         let model = &models()[3];
@@ -229,11 +265,11 @@ mod tests {
             ["gemv.cu", "gemm_few.cu", "gemm.cu"].map(|unit| count(&cuda, unit))
         };
         // 145 in all before weights had roles.
-        assert_eq!(numbers(1), [7, 28, 16]);
-        assert_eq!(numbers(4), [7, 28, 16]);
+        assert_eq!(numbers(1), [7, 29, 16]);
+        assert_eq!(numbers(4), [7, 30, 16]);
         assert_eq!(numbers(256), [7, 44, 34]);
         let cuda = opened(16);
-        let has = |role, shape: (Format, usize, usize), gated: bool| {
+        let has = |role, shape: Stored, gated: bool| {
             let keys = cuda.products(&parts(&[shape]), role);
             let define = format!("GATES={}", i32::from(gated));
             keys.iter().any(|key| key.defines.contains(&define))
