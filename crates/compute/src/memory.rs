@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt};
 use fornax_format::{DType, View};
 
 use crate::landing::{Content, land};
-use crate::{Attention, Error, KvDType, KvGroup, KvSpec};
+use crate::{Attention, Error, Glu, KvDType, KvGroup, KvSpec};
 
 /// What bytes are for. Plan, health and allocator all report by these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,6 +160,23 @@ impl fmt::Display for Need {
     }
 }
 
+/// What a weight does in a model, as far as is known when it is loaded: a backend need not get ready for anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Multiplies the rows of tokens.
+    Tokens,
+    /// The same, gates above their counterparts: [`glu`](crate::Backend::glu) of what it yields comes next, or where
+    /// `adapted` in some steps [`low_rank`](crate::Backend::low_rank).
+    Gates {
+        /// Of this kind.
+        glu: Glu,
+        /// Whether adapters change what it yields.
+        adapted: bool,
+    },
+    /// Multiplies the rows that want logits.
+    Head,
+}
+
 /// Owns device memory on one thread. Bytes are counted by purpose where they are allocated.
 pub trait Memory {
     /// A matrix ready to be multiplied by: parts stacked by output rows, in the backend's own layout.
@@ -171,6 +188,11 @@ pub trait Memory {
 
     /// Stacks parts by output rows into one weight. All parts have the same number of columns; each keeps its type.
     fn upload(&self, parts: &[Part<'_>]) -> Result<Self::Weight, Error>;
+    /// The same where it is known what for.
+    fn upload_for(&self, role: Role, parts: &[Part<'_>]) -> Result<Self::Weight, Error> {
+        let _ = role;
+        self.upload(parts)
+    }
     /// Like [`upload`](Memory::upload), for a weight whose rows [`embed`](crate::Backend::embed) looks up; `tied` says
     /// that it is multiplied by as well. A backend that keeps what it multiplies by elsewhere keeps tables here.
     fn upload_table(&self, parts: &[Part<'_>], tied: bool) -> Result<Self::Weight, Error> {
@@ -193,8 +215,9 @@ pub trait Memory {
     /// Room for all pages of all groups.
     fn alloc_kv(&self, spec: &KvSpec) -> Result<Self::Kv, Error>;
     /// Says what attention will be asked for, before room for keys and values is: a backend may get ready for it meanwhile.
-    fn foresee(&self, attention: &Attention<Self::Buf>) {
-        let _ = attention;
+    /// `rotates` tells whether queries and keys are turned before.
+    fn foresee(&self, attention: &Attention<Self::Buf>, rotates: bool) {
+        let _ = (attention, rotates);
     }
     /// Waits for what was begun while loading and every step needs. `progress` is told how many programs are compiled, and how many
     /// there are.

@@ -294,6 +294,7 @@ impl OpenOptions {
         CudaOptions {
             device,
             tokens_max: step.tokens_max,
+            wanted_max: step.wanted_max,
             slots: step.slots,
             pages_max: pages.saturating_add(step.tokens_max).saturating_mul(2),
             kernel_folder: self.kernel_folder.clone(),

@@ -2,6 +2,7 @@
 // columns at a time. Reads x (rows, columns); writes values and for each row the inverse of its power of two. Values are
 // (rows, columns rounded up to 128) for gemv.cu, or with room for so many rows, a multiple of 8, the columns of wgmma for
 // gemm.cu: (64 columns, room, 128 bytes), in the order of columns that weights are unpacked in (quant/tile.cuh), swizzled.
+// FOURS: columns are whole fours. EXPERTS: rows of experts.
 #include "bulk.cuh"
 #include "experts.cuh"
 #include "form.cuh"
@@ -18,7 +19,7 @@ struct Formed {
 
 // One row, whose columns `four` gives by fours. KEPT times 128 columns stay with a warp; what is more is asked for again. Once
 // `loaded` is called, nothing of what is kept is.
-template <bool FOURS, int KEPT, class Four, class Loaded>
+template <int KEPT, class Four, class Loaded>
 DEVICE void form_row(Four four, const float* norm, float eps, int columns, const Formed& to, Loaded loaded) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int blocks = (columns + BLOCK - 1) / BLOCK;
@@ -78,7 +79,7 @@ DEVICE void form_row(Four four, const float* norm, float eps, int columns, const
     if (threadIdx.x == 0) to.factors[to.row] = row_unscale(most);
 }
 
-template <bool FOURS, int KEPT>
+template <int KEPT>
 DEVICE void form(const float* x, const float* norm, float eps, int columns, const Step& step, int wanted, int first, u8* values,
                  float* factors, int room, const Stack* stack = nullptr) {
     __shared__ float squares[2048];  // as many as the longest row has
@@ -96,16 +97,27 @@ DEVICE void form(const float* x, const float* norm, float eps, int columns, cons
     }
     const float* from = x + (long)source * columns;
     auto four = [&](int column, float v[4]) { load_four<FOURS>(from, column, columns, v); };
-    form_row<FOURS, KEPT>(four, norm, eps, columns, Formed{values, factors, room, row, turn, squares, mosts}, [] {});
+    form_row<KEPT>(four, norm, eps, columns, Formed{values, factors, room, row, turn, squares, mosts}, [] {});
 }
+#if EXPERTS && FOURS
+KERNEL __launch_bounds__(1024, 2) form_experts_fours(const float* x, const float* norm, float eps, int columns, Step step,
+                                                     Stack stack, u8* values, float* factors, int room) {
+    form<2>(x, norm, eps, columns, step, 0, stack.token, values, factors, room, &stack);
+}
+#elif EXPERTS
+KERNEL __launch_bounds__(1024, 2) form_experts_any(const float* x, const float* norm, float eps, int columns, Step step,
+                                                   Stack stack, u8* values, float* factors, int room) {
+    form<2>(x, norm, eps, columns, step, 0, stack.token, values, factors, room, &stack);
+}
+#elif FOURS
 KERNEL __launch_bounds__(512, 4) form_fours(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                             u8* values, float* factors, int room) {
-    form<true, 2>(x, norm, eps, columns, step, wanted, first, values, factors, room);
+    form<2>(x, norm, eps, columns, step, wanted, first, values, factors, room);
 }
 // Few rows: more threads for each.
 KERNEL __launch_bounds__(1024, 1) form_few(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                            u8* values, float* factors, int room) {
-    form<true, 5>(x, norm, eps, columns, step, wanted, first, values, factors, room);
+    form<5>(x, norm, eps, columns, step, wanted, first, values, factors, room);
 }
 #define STREAM_MAX 8   // rows on their way
 #define STREAM_KEPT 5  // times 128 columns of a warp
@@ -146,7 +158,7 @@ KERNEL __launch_bounds__(1024, 1) form_stream(const float* x, const float* norm,
         // All have what they keep: the next row may take its place.
         const bool kept = blocks <= STREAM_KEPT * (int)(blockDim.x / WARP);
         auto loaded = [&] { if (kept) ask(row + stages * gridDim.x, stage); };
-        form_row<true, STREAM_KEPT>(four, norm, eps, columns, to, loaded);
+        form_row<STREAM_KEPT>(four, norm, eps, columns, to, loaded);
         if (!kept) {
             __syncthreads();
             ask(row + stages * gridDim.x, stage);
@@ -158,15 +170,9 @@ KERNEL __launch_bounds__(1024, 1) form_stream(const float* x, const float* norm,
     }
 #endif
 }
+#else
 KERNEL __launch_bounds__(1024, 2) form_any(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                            u8* values, float* factors, int room) {
-    form<false, 2>(x, norm, eps, columns, step, wanted, first, values, factors, room);
+    form<2>(x, norm, eps, columns, step, wanted, first, values, factors, room);
 }
-KERNEL __launch_bounds__(1024, 2) form_experts_fours(const float* x, const float* norm, float eps, int columns, Step step,
-                                                     Stack stack, u8* values, float* factors, int room) {
-    form<true, 2>(x, norm, eps, columns, step, 0, stack.token, values, factors, room, &stack);
-}
-KERNEL __launch_bounds__(1024, 2) form_experts_any(const float* x, const float* norm, float eps, int columns, Step step,
-                                                   Stack stack, u8* values, float* factors, int room) {
-    form<false, 2>(x, norm, eps, columns, step, 0, stack.token, values, factors, room, &stack);
-}
+#endif

@@ -8,6 +8,7 @@
 // Rows with top-k or top-p have their cut found in between: `weigh` adds up weights in bins by a logit's distance to the
 // largest, and `cut`, a block per row, looks for the last that is kept in one of them. Where anything was cut, by min-p too,
 // `keep` weighs the stretches anew. Weights are whole numbers (`whole.rs`): their sums are the same in any order.
+// With CUTS the file is `weigh` and `cut`, which take the longest to compile, without it the others.
 #include "prelude.cuh"
 
 #define STRETCH 4096
@@ -189,6 +190,7 @@ DEVICE float floor_of(const Row& row, float largest) {
     return fmaxf(__double2float_ru(__dadd_rn((double)largest, row.log_min_p)), LOWEST);
 }
 
+#if !CUTS
 KERNEL __launch_bounds__(THREADS) scan(const float* logits, int columns, const Row* rows, Stretch* stretches) {
     __shared__ u32 bests[THREADS / WARP], maxima[THREADS / WARP], ids[THREADS / WARP];
     __shared__ u64 totals[THREADS / WARP];
@@ -263,6 +265,7 @@ KERNEL __launch_bounds__(THREADS) keep(const float* logits, int columns, const R
     }
     if (threadIdx.x == 0) own[blockIdx.x].total = total;
 }
+#endif
 
 // What is known of a row once it was scanned; every lane of every warp gets it.
 struct Known {
@@ -322,6 +325,7 @@ struct Totals {
     }
 };
 
+#if CUTS
 // Grid (any number of blocks, rows).
 KERNEL __launch_bounds__(THREADS) weigh(const float* logits, int columns, const Row* rows, const Stretch* stretches, Bins* bins) {
     __shared__ Totals totals;
@@ -594,6 +598,7 @@ KERNEL __launch_bounds__(BINS, 2) cut(const float* logits, int columns, const Ro
     const u64 key = search.last_kept(bin);
     if (t == 0) own->cut = key;
 }
+#else
 
 // Grid (rows), a block that holds a stretch.
 KERNEL __launch_bounds__(THREADS) draw(const float* logits, int columns, const Row* rows, const Stretch* stretches,
@@ -723,3 +728,4 @@ KERNEL restore(float* logits, int columns, const Row* rows, const Change* change
         if (i == row.changes || changes[i - 1].token != changes[i].token)
             logits[(long)row.wanted * columns + changes[i].token] = changes[i].before;
 }
+#endif

@@ -10,7 +10,7 @@ use fornax_compute::cpu::dequantize;
 use fornax_compute::landing::{Content, land};
 use fornax_compute::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, LowRank,
-    Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleFault,
+    Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope, Routing, Rows, SampleFault,
     SampleRow, Sampled, Usage,
 };
 
@@ -18,7 +18,7 @@ use crate::arena::{Arena, Piece};
 use crate::check::Checks;
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
-use crate::ops::{Fuse, Scratch};
+use crate::ops::{Fuse, Scratch, sample_program};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, UploadTimes};
@@ -35,6 +35,8 @@ pub struct CudaOptions {
     pub memory_limit: Option<u64>,
     /// The largest batch, in tokens.
     pub tokens_max: usize,
+    /// The most rows of a batch that want logits.
+    pub wanted_max: usize,
     /// Sequence slots: the largest batch in rows.
     pub slots: usize,
     /// Steps that may be begun while another one is unfinished.
@@ -54,6 +56,7 @@ impl Default for CudaOptions {
             device: 0,
             memory_limit: None,
             tokens_max: 512,
+            wanted_max: 512,
             slots: 16,
             depth: 1,
             pages_max: 1 << 16,
@@ -85,8 +88,8 @@ pub struct Cuda {
     ring: RefCell<Option<Ring>>,
     /// What is read back of new weights.
     checked: RefCell<Option<Checks>>,
-    /// Attention that will be asked for.
-    foreseen: RefCell<Vec<Attention<()>>>,
+    /// Attention that will be asked for, and whether queries and keys are turned before.
+    foreseen: RefCell<Vec<(Attention<()>, bool)>>,
     pub(crate) upload_times: Cell<UploadTimes>,
     graphs: RefCell<HashMap<Bucket, Recorded>>,
     /// The bucket that is being recorded: it sizes grids in place of the step.
@@ -145,7 +148,8 @@ impl Cuda {
         let programs = Programs::new(&device, options.kernel_folder.clone())?;
         let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
         let arena = Arena::new(device.clone(), limit);
-        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu", "sample.cu", "form.cu"] {
+        [true, false].map(sample_program).into_iter().for_each(|key| programs.prepare(key));
+        for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu"] {
             programs.prepare(Key::plain(unit));
         }
         let steps = Steps::new(&device, &arena, &options)?;
@@ -270,6 +274,20 @@ impl Cuda {
         check.holds(slot)
     }
 
+    /// Room for a weight of these parts.
+    fn weight(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))
+    }
+
+    /// A weight that is multiplied by, with the products that its role has; without one, with all.
+    fn multiplied(&self, role: Option<Role>, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        land(parts, Content::Values, |parts| {
+            let weight = self.weight(parts)?;
+            self.products(&weight.parts, role).into_iter().for_each(|key| self.programs.prepare(key));
+            self.fill(weight, parts)
+        })
+    }
+
     /// Sends the stored rows to where they belong, and compares some of them with the file.
     fn fill(&self, weight: Weight, parts: &[Part<'_>]) -> Result<Weight, Error> {
         for part in &weight.parts {
@@ -336,23 +354,23 @@ impl Memory for Cuda {
     type Kv = Kv;
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        land(parts, Content::Values, |parts| {
-            let weight =
-                self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
-            for part in &weight.parts {
-                crate::ops::programs(part, self.device.shared_max, !self.takes_many(2))
-                    .into_iter()
-                    .chain(self.programs_many(part))
-                    .for_each(|key| self.programs.prepare(key));
-            }
-            self.fill(weight, parts)
-        })
+        self.multiplied(None, parts)
+    }
+
+    fn upload_for(&self, role: Role, parts: &[Part<'_>]) -> Result<Weight, Error> {
+        self.multiplied(Some(role), parts)
+    }
+
+    fn upload_table(&self, parts: &[Part<'_>], tied: bool) -> Result<Weight, Error> {
+        if tied {
+            return self.upload_for(Role::Head, parts);
+        }
+        land(parts, Content::Values, |parts| self.fill(self.weight(parts)?, parts))
     }
 
     fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Weight, Error> {
         land(parts, Content::Values, |parts| {
-            let weight =
-                self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
+            let weight = self.weight(parts)?;
             self.programs.prepare(Key::plain("experts.cu"));
             self.programs_of_experts(&weight, experts).into_iter().for_each(|key| self.programs.prepare(key));
             self.fill(weight, parts)
@@ -394,8 +412,8 @@ impl Memory for Cuda {
     fn alloc_kv(&self, spec: &KvSpec) -> Result<Kv, Error> {
         self.settle()?;
         let kv = Kv::new(&self.arena, &self.sizes, spec)?;
-        for attention in self.foreseen.borrow().iter() {
-            let keys = self.attention_programs(attention, spec.dtype);
+        for (attention, rotates) in self.foreseen.borrow().iter() {
+            let keys = self.attention_programs(attention, *rotates, spec.dtype);
             keys.into_iter().for_each(|key| self.programs.prepare(key));
         }
         for (pointer, bytes) in kv.memory() {
@@ -404,17 +422,17 @@ impl Memory for Cuda {
         Ok(kv)
     }
 
-    fn foresee(&self, attention: &Attention<Buf>) {
+    fn foresee(&self, attention: &Attention<Buf>, rotates: bool) {
         let mut foreseen = self.foreseen.borrow_mut();
         let Attention { heads, layer, scale, soft_cap, causal, .. } = *attention;
         let sinks = attention.sinks.as_ref().map(|_| ());
         // Layers differ in what no program depends on.
-        let alike = |other: &Attention<()>| {
-            (other.heads, other.soft_cap.is_some(), other.sinks.is_some(), other.causal)
-                == (heads, soft_cap.is_some(), sinks.is_some(), causal)
+        let alike = |(other, others): &(Attention<()>, bool)| {
+            (other.heads, other.soft_cap.is_some(), other.sinks.is_some(), other.causal, *others)
+                == (heads, soft_cap.is_some(), sinks.is_some(), causal, rotates)
         };
         if !foreseen.iter().any(alike) {
-            foreseen.push(Attention { heads, layer, scale, soft_cap, sinks, causal });
+            foreseen.push((Attention { heads, layer, scale, soft_cap, sinks, causal }, rotates));
         }
     }
 

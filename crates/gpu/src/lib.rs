@@ -29,6 +29,7 @@ mod gather;
 mod layout;
 mod memory;
 mod ops;
+mod pool;
 mod program;
 mod rate;
 mod ring;

@@ -1,21 +1,21 @@
 //! Kernels from source: assembled, compiled for this chip, kept on disk.
 //!
-//! A program is one file of `kernels/` with its `-D` options. It is compiled when something that needs it is loaded, on
-//! a thread of its own, and awaited when it is first launched. The machine code is kept in a folder under a name made
-//! of everything that went into it, so a changed kernel, option, chip or compiler is another file. A folder that cannot
-//! be written costs the time to compile, nothing else.
+//! A program is one file of `kernels/` with its `-D` options. It is compiled when something that needs it is loaded, by
+//! one of as many threads as there are cores, and awaited when it is first launched. The machine code is kept in a folder
+//! under a name made of everything that went into it, so a changed kernel, option, chip or compiler is another file. A
+//! folder that cannot be written costs the time to compile, nothing else.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::thread::JoinHandle;
 
 use fornax_compute::Error;
 use sha2::{Digest, Sha256};
 
 use crate::driver::{CLUSTER_USUAL, COMPILER, Compiler, Device, Function, Module, Source};
 use crate::layout::Format;
+use crate::pool::{Job, Pool};
 
 macro_rules! kernels {
     ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../kernels/", $name)))),*] };
@@ -114,6 +114,24 @@ impl Key {
         options
     }
 
+    /// About how long it takes to compile, as measured for Hopper: the longest are begun first.
+    fn cost_ms(&self) -> usize {
+        let number = |name: &str| {
+            let define = self.defines.iter().find_map(|define| define.strip_prefix(name)?.strip_prefix('='));
+            define.and_then(|number| number.parse().ok()).unwrap_or(0usize)
+        };
+        match self.unit {
+            "sample.cu" => 500 + 600 * number("CUTS"),
+            "form.cu" => 600,
+            "attention_wgmma.cu" => 900,
+            "gemm.cu" => (100 + 4 * number("WIDTH")) / (1 + number("GATES")),
+            unit if unit.starts_with("attention") => 600,
+            "gemm_few.cu" => 220 + number("WIDTH"),
+            "gemv.cu" | "expert_rows.cu" => 200,
+            _ => 100,
+        }
+    }
+
     /// The name of its machine code: everything that decides over it.
     fn digest(&self, arch: &str, (major, minor): (i32, i32)) -> String {
         let mut hash = Sha256::new();
@@ -132,6 +150,18 @@ impl Key {
         }
         let digest = hash.finalize();
         digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Processor seconds that NVRTC takes for it on Hopper.
+    #[cfg(test)]
+    pub(crate) fn cost(&self) -> f64 {
+        let seconds = || {
+            let spent = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+            spent.split(' ').next().unwrap().parse::<f64>().unwrap() * 1e-9
+        };
+        let before = seconds();
+        self.image("sm_90a", None, crate::driver::NVRTC).unwrap();
+        seconds() - before
     }
 
     /// Machine code from the folder, or compiled and put there.
@@ -174,14 +204,19 @@ pub(crate) struct Programs {
     device: Rc<Device>,
     arch: String,
     folder: Option<PathBuf>,
+    /// Ends with this: nobody compiles behind the end of the process, where the compiler's own memory goes first.
+    pool: RefCell<Pool<Image>>,
     programs: RefCell<HashMap<Key, Program>>,
     functions: RefCell<HashMap<(Key, &'static str), Function>>,
     /// Those that may have as much shared memory as a block can.
     large: RefCell<HashSet<Function>>,
 }
 
+/// Machine code, or the compiler's own words.
+type Image = Result<Vec<u8>, String>;
+
 enum Program {
-    Compiling(JoinHandle<Result<Vec<u8>, String>>),
+    Compiling(Job),
     Compiled(Vec<u8>),
     /// Kept: its functions are in use.
     Loaded(Module),
@@ -197,6 +232,7 @@ impl Programs {
             device: Rc::clone(device),
             arch: arch(device.found.capability),
             folder,
+            pool: RefCell::new(Pool::new(std::thread::available_parallelism().map_or(1, usize::from))),
             programs: RefCell::default(),
             functions: RefCell::default(),
             large: RefCell::default(),
@@ -206,8 +242,9 @@ impl Programs {
     /// Starts to compile what will be needed.
     pub(crate) fn prepare(&self, key: Key) {
         self.programs.borrow_mut().entry(key.clone()).or_insert_with(|| {
-            let (arch, folder) = (self.arch.clone(), self.folder.clone());
-            Program::Compiling(std::thread::spawn(move || key.image(&arch, folder.as_deref(), COMPILER)))
+            let (arch, folder, cost) = (self.arch.clone(), self.folder.clone(), key.cost_ms());
+            let image = move || key.image(&arch, folder.as_deref(), COMPILER);
+            Program::Compiling(self.pool.borrow_mut().give(cost, image))
         });
     }
 
@@ -220,29 +257,27 @@ impl Programs {
     pub(crate) fn ready(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), Error> {
         let mut programs = self.programs.borrow_mut();
         let compiling = |program: &Program| matches!(program, Program::Compiling(_));
-        let (total, mut left) =
-            (programs.len(), programs.values().filter(|program| compiling(program)).count());
-        let keys: Vec<Key> = programs.keys().cloned().collect();
-        for key in keys {
-            let program = match programs.remove(&key) {
-                Some(Program::Compiling(thread)) => {
-                    // Nothing is said of what is there already.
-                    if !thread.is_finished() {
-                        progress(total - left, total);
-                    }
-                    left -= 1;
-                    Program::Compiled(self.compiled(&key, thread)?)
-                }
-                Some(program) => program,
-                None => continue,
-            };
-            programs.insert(key, program);
+        let (total, pool) = (programs.len(), self.pool.borrow());
+        let begun = programs.values().filter(|program| compiling(program)).count();
+        let mut done = pool.done();
+        // Nothing is said of what is there already.
+        while done < begun {
+            progress(total - begun + done, total);
+            done = pool.done_beyond(done);
+        }
+        let keys = programs.iter().filter(|(_, program)| compiling(program)).map(|(key, _)| key.clone());
+        for key in keys.collect::<Vec<Key>>() {
+            if let Some(Program::Compiling(job)) = programs.remove(&key) {
+                let image = self.compiled(&key, &pool, job)?;
+                programs.insert(key, Program::Compiled(image));
+            }
         }
         Ok(())
     }
 
-    fn compiled(&self, key: &Key, thread: JoinHandle<Result<Vec<u8>, String>>) -> Result<Vec<u8>, Error> {
-        let image = thread.join().map_err(|_| self.failed(format!("the compiler broke on {}", key.unit)))?;
+    fn compiled(&self, key: &Key, pool: &Pool<Image>, job: Job) -> Result<Vec<u8>, Error> {
+        let image =
+            pool.take(job).ok_or_else(|| self.failed(format!("the compiler broke on {}", key.unit)))?;
         image.map_err(|reason| self.failed(reason))
     }
 
@@ -252,6 +287,12 @@ impl Programs {
         let programs = self.programs.borrow();
         let compiling = programs.values().filter(|program| matches!(program, Program::Compiling(_)));
         (programs.len(), compiling.count())
+    }
+
+    /// All of them.
+    #[cfg(test)]
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        self.programs.borrow().keys().cloned().collect()
     }
 
     fn failed(&self, reason: String) -> Error {
@@ -268,7 +309,9 @@ impl Programs {
         let module = match programs.remove(key) {
             Some(Program::Loaded(module)) => module,
             Some(Program::Compiled(image)) => Module::load(&self.device, &image)?,
-            Some(Program::Compiling(thread)) => Module::load(&self.device, &self.compiled(key, thread)?)?,
+            Some(Program::Compiling(job)) => {
+                Module::load(&self.device, &self.compiled(key, &self.pool.borrow(), job)?)?
+            }
             None => return Err(self.failed(format!("{} was not prepared", key.unit))),
         };
         let function = module.function(name)?;
@@ -294,18 +337,6 @@ impl Programs {
     }
 }
 
-impl Drop for Programs {
-    /// Nobody compiles behind the end of the process: the compiler's own memory goes there first.
-    fn drop(&mut self) {
-        for (_, program) in self.programs.get_mut().drain() {
-            if let Program::Compiling(thread) = program {
-                // What it compiled was not needed, and neither is why it failed.
-                thread.join().ok();
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -318,7 +349,8 @@ mod tests {
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
     use crate::ops::{
-        attention_program, every_gemm, expert_programs, few_programs, programs, storage, wgmma_program,
+        RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_program, program_one,
+        programs_several, sample_program, storage, wgmma_program,
     };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
@@ -340,19 +372,14 @@ mod tests {
     ];
 
     fn every_program() -> Vec<Key> {
-        let mut keys: Vec<Key> = [
-            "experts.cu",
-            "glu.cu",
-            "low_rank.cu",
-            "norm.cu",
-            "rate.cu",
-            "ring.cu",
-            "rows.cu",
-            "sample.cu",
-            "form.cu",
-        ]
-        .map(Key::plain)
-        .to_vec();
+        let mut keys: Vec<Key> =
+            ["experts.cu", "glu.cu", "low_rank.cu", "norm.cu", "rate.cu", "ring.cu", "rows.cu"]
+                .map(Key::plain)
+                .to_vec();
+        keys.extend([false, true].map(sample_program));
+        for columns in [3584, 515] {
+            keys.extend([false, true].map(|experts| form_program(columns, experts)));
+        }
         for format in FORMATS {
             keys.push(Key::quant("embed.cu", format));
             // Few columns, and so many that they are cut into slices.
@@ -382,19 +409,30 @@ mod tests {
                         let new = new.collect::<Vec<_>>();
                         keys.extend(new);
                     }
-                    let few = few_programs(&part, 128, (132, 219 << 10));
-                    keys.extend_from_slice(&few[few.len() - 1..]);
+                    let rows = RowCounts { often: 128, most: 128 };
+                    for gates in [false, true] {
+                        let few = few_programs(&part, gates, rows, (132, 219 << 10));
+                        keys.extend(few.last().cloned());
+                    }
                 }
             }
             // A weight of many rows and one of few: their products differ in how far ahead they read.
             for rows in [3584, 151_936] {
                 let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };
-                keys.extend(
-                    programs(&part, 96 << 10, true)
+                let room = 96 << 10;
+                let every = match format {
+                    Format::F32 => vec![Key::plain("gemv_f32.cu")],
+                    _ => [false, true]
                         .into_iter()
-                        .filter(|key| !keys.contains(key))
-                        .collect::<Vec<_>>(),
-                );
+                        .filter_map(|gates| program_one(&part, gates, room))
+                        .chain(programs_several(&part, 64, room))
+                        .collect(),
+                };
+                for key in every {
+                    if !keys.contains(&key) {
+                        keys.push(key);
+                    }
+                }
             }
         }
         let heads = Heads { query: 1, kv: 1, dim: 1 };

@@ -39,7 +39,7 @@ impl<M: Memory> Attention<M> {
             sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
             causal: config.pooling.is_none(),
         };
-        loader.memory.foresee(&shape);
+        loader.memory.foresee(&shape, config.rope.dims > 0);
         let qk_norm =
             (norm(loader, Tensor::QueryNorm, None, layer)?, norm(loader, Tensor::KeyNorm, None, layer)?);
         Ok(Attention {

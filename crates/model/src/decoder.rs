@@ -1,7 +1,7 @@
 //! The decoder: blocks of attention and feed-forward around a residual stream. What an architecture does not have its
 //! tables of names do not have, and it is left out here.
 
-use fornax_compute::{Backend, Error, Memory, Norm, Pointwise, Purpose, Rope, Rows};
+use fornax_compute::{Backend, Error, Memory, Norm, Pointwise, Purpose, Role, Rope, Rows};
 
 use crate::attention::Attention;
 use crate::experts::{ExpertActivations, Experts};
@@ -121,7 +121,11 @@ impl<M: Memory> Ends<M> {
             rope,
             window_rope,
             norm: norm(loader, Tensor::OutputNorm, Some(Tensor::OutputNormBias), 0)?.ok_or_else(missing)?,
-            head: if config.tied { None } else { Some(loader.weight(&[Tensor::Output], 0)?) },
+            head: if config.tied {
+                None
+            } else {
+                Some(loader.weight_for(Role::Head, &[Tensor::Output], 0)?)
+            },
             logit_scale: config.logit_scale,
             logit_cap: config.logit_cap,
         })

@@ -1,7 +1,7 @@
 //! The feed-forward of experts: a router chooses a few of them for each token. Some models have one more expert that
 //! every token takes, with a share of its own.
 
-use fornax_compute::{Backend, Error, ExpertRoom, Glu, Memory, Norm, Purpose, Routing, Rows};
+use fornax_compute::{Backend, Error, ExpertRoom, Glu, Memory, Norm, Purpose, Role, Routing, Rows};
 
 use crate::config::Mixture;
 use crate::decoder::{Activations, norm};
@@ -48,7 +48,11 @@ impl<M: Memory> Experts<M> {
             shared: match loader.has(Tensor::SharedRouter) {
                 true => Some(Shared {
                     router: loader.weight(&[Tensor::SharedRouter], layer)?,
-                    gate_up: loader.weight(&[Tensor::Gate, Tensor::Up], layer)?,
+                    gate_up: loader.weight_for(
+                        Role::Gates { glu: loader.config.glu, adapted: false },
+                        &[Tensor::Gate, Tensor::Up],
+                        layer,
+                    )?,
                     down: loader.weight(&[Tensor::Down], layer)?,
                 }),
                 false => None,

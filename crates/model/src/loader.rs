@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use fornax_compute::{LowRank, Memory, Need, Part};
+use fornax_compute::{LowRank, Memory, Need, Part, Role};
 use fornax_format::{Checkpoint, DType, View};
 
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
@@ -99,10 +99,20 @@ impl<'a, M: Memory> Loader<'a, M> {
         self.config.facts.row(tensor).is_some_and(|row| row.when.holds(self.config))
     }
 
-    /// One weight of tensors stacked by their rows.
+    /// One weight of tensors stacked by their rows, for every token.
     pub(crate) fn weight(&mut self, tensors: &[Tensor], layer: usize) -> Result<M::Weight, Error> {
+        self.weight_for(Role::Tokens, tensors, layer)
+    }
+
+    /// One weight of tensors stacked by their rows.
+    pub(crate) fn weight_for(
+        &mut self,
+        role: Role,
+        tensors: &[Tensor],
+        layer: usize,
+    ) -> Result<M::Weight, Error> {
         let stored = self.stored(tensors, layer)?;
-        let weight = self.memory.upload(&parts(&stored)?)?;
+        let weight = self.memory.upload_for(role, &parts(&stored)?)?;
         self.report(&stored);
         Ok(weight)
     }

@@ -1,6 +1,6 @@
 //! The feed-forward, gated or not.
 
-use fornax_compute::{Backend, Error, Glu, Linear, Memory, Norm, Pointwise, Rows};
+use fornax_compute::{Backend, Error, Glu, Linear, Memory, Norm, Pointwise, Role, Rows};
 
 use crate::decoder::{Activations, branch_off, norm};
 use crate::join::Join;
@@ -28,11 +28,16 @@ impl<M: Memory> Mlp<M> {
         } else {
             (&[Tensor::Up], &[Tensor::UpBias])
         };
+        let gate_up_changes = loader.changes(weights, layer)?;
+        let role = match weights {
+            [Tensor::Up] => Role::Tokens,
+            _ => Role::Gates { glu: loader.config.glu, adapted: !gate_up_changes.is_empty() },
+        };
         Ok(Mlp {
             norm: norm(loader, Tensor::MlpNorm, Some(Tensor::MlpNormBias), layer)?,
-            gate_up: loader.weight(weights, layer)?,
+            gate_up: loader.weight_for(role, weights, layer)?,
             gate_up_bias: loader.opt_vector(biases, layer)?,
-            gate_up_changes: loader.changes(weights, layer)?,
+            gate_up_changes,
             down_changes: loader.changes(&[Tensor::Down], layer)?,
             down: loader.weight(&[Tensor::Down], layer)?,
             down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,

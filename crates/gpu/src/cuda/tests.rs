@@ -14,6 +14,7 @@ const HIDDEN: usize = 128;
 const FFN: usize = 256;
 const VOCAB: usize = 64;
 const TOKENS_MAX: usize = 80;
+const PAGES: usize = TOKENS_MAX + 2;
 
 /// One layer of the llama family, of zeros.
 struct Model {
@@ -37,23 +38,31 @@ fn options() -> CudaOptions {
     CudaOptions { tokens_max: TOKENS_MAX, slots: TOKENS_MAX, pages_max: 1 << 10, ..CudaOptions::default() }
 }
 
-fn zeros(cuda: &Cuda, dtype: DType, rows: usize, columns: usize) -> Result<Weight, Error> {
+fn with_zeros<T>(dtype: DType, rows: usize, columns: usize, body: impl FnOnce(Part<'_>) -> T) -> T {
     let bytes = vec![0; dtype.bytes_for(rows * columns).expect("whole blocks")];
-    cuda.upload(&[View::new("zeros", dtype, vec![rows, columns], &bytes).expect("whole blocks").into()])
+    body(View::new("zeros", dtype, vec![rows, columns], &bytes).expect("whole blocks").into())
+}
+
+fn zeros(cuda: &Cuda, dtype: DType, rows: usize, columns: usize) -> Result<Weight, Error> {
+    with_zeros(dtype, rows, columns, |part| cuda.upload(&[part]))
 }
 
 impl Model {
     fn new(cuda: &Cuda) -> Result<Model, Error> {
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns);
-        let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: 64 };
-        cuda.foresee(&Model::attention());
+        let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: PAGES };
+        cuda.foresee(&Model::attention(), true);
+        let gates = Role::Gates { glu: Glu::Silu, adapted: false };
+        let zeros_for = |role, dtype, rows, columns| {
+            with_zeros(dtype, rows, columns, |part| cuda.upload_for(role, &[part]))
+        };
         Ok(Model {
-            embedding: zeros(cuda, DType::F16, VOCAB, HIDDEN)?,
+            embedding: with_zeros(DType::F16, VOCAB, HIDDEN, |part| cuda.upload_table(&[part], true))?,
             norm: Norm::rms(cuda.upload_values(&[1.0; HIDDEN])?, 1e-6),
-            qkv: zeros(cuda, DType::Q8_0, HEADS.qkv_columns(), HIDDEN)?,
-            output: zeros(cuda, DType::BF16, HIDDEN, HIDDEN)?,
-            gate_up: zeros(cuda, DType::Q8_0, 2 * FFN, HIDDEN)?,
-            down: zeros(cuda, DType::BF16, HIDDEN, FFN)?,
+            qkv: zeros_for(Role::Tokens, DType::Q8_0, HEADS.qkv_columns(), HIDDEN)?,
+            output: zeros_for(Role::Tokens, DType::BF16, HIDDEN, HIDDEN)?,
+            gate_up: zeros_for(gates, DType::Q8_0, 2 * FFN, HIDDEN)?,
+            down: zeros_for(Role::Tokens, DType::BF16, HIDDEN, FFN)?,
             rope: Rope { frequencies: cuda.upload_values(&[1.0; 16])?, pairs: 16, magnitude: 1.0 },
             kv: cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?,
             residual: cuda.alloc(Purpose::Residual, TOKENS_MAX, HIDDEN)?,
@@ -96,7 +105,7 @@ impl Model {
         for stream in 0..streams as u32 {
             let pages = (0..=place / 32).map(|page| PageId(1 + stream + page)).collect();
             let row = Row { slot: stream, start: place, len: 1, pages: vec![pages], wanted: 1 };
-            batch.push(row, [Token::Known(stream)]);
+            batch.push(row, [Token::Known(stream % VOCAB as u32)]);
         }
         let mut step = cuda.begin(&batch)?;
         cuda.record(&step, &mut || self.forward(cuda, &step))?;
@@ -254,27 +263,58 @@ fn everything_that_a_step_needs_is_compiled_before_the_first() {
     let (total, compiling) = cuda.programs.counts();
     assert_eq!(compiling, 0);
     assert!(told.iter().all(|&(compiled, all)| compiled < all && all == total), "{told:?} of {total}");
-    // One stream, several, and a prompt: nothing that was not there.
-    for streams in [1, 2, 40] {
-        model.step(&cuda, streams, 0).unwrap();
+    // Any number of streams, and prompts of any length: nothing that was not there.
+    for rows in 1..=TOKENS_MAX {
+        model.step(&cuda, rows, 0).unwrap();
+        let step = cuda.begin(&prompt_batch(rows as u32)).unwrap();
+        cuda.record(&step, &mut || model.forward(&cuda, &step)).unwrap();
+        cuda.finish(step).unwrap();
+        assert_eq!(cuda.programs.counts(), (total, 0), "{rows} rows");
     }
-    let step = cuda.begin(&prompt_batch(40)).unwrap();
-    cuda.record(&step, &mut || model.forward(&cuda, &step)).unwrap();
-    cuda.finish(step).unwrap();
-    assert_eq!(cuda.programs.counts(), (total, 0));
     // Ready again at once, with nothing to say.
     cuda.ready(&mut |_, _| panic!("nothing is compiled")).unwrap();
 }
 
 #[test]
+fn tables_that_are_only_looked_up_have_no_products() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let (before, _) = cuda.programs.counts();
+    with_zeros(DType::Q4_K, VOCAB, 256, |part| cuda.upload_table(&[part], false)).unwrap();
+    let mut units: Vec<_> = cuda.programs.keys().into_iter().map(|key| key.unit).collect();
+    assert_eq!(units.len(), before + 2);
+    units.retain(|unit| unit.starts_with("gem"));
+    assert_eq!(units, [""; 0]);
+}
+
+#[test]
+fn what_does_not_compile_is_said_by_who_waits_for_it() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let fault = |number| Key { unit: "glu.cu", defines: vec![format!("FAULT={number}")] };
+    for (number, words) in [(1, "glu.cu: a fault"), (2, "the compiler broke on glu.cu")] {
+        cuda.programs.prepare(fault(number));
+        let said = [
+            cuda.ready(&mut |_, _| ()).unwrap_err(),
+            cuda.programs.function(&fault(number), "glu_silu").unwrap_err(),
+        ];
+        assert!(said.iter().all(|error| error.to_string().contains(words)), "{said:?}");
+    }
+    // The others are there.
+    cuda.ready(&mut |_, _| ()).unwrap();
+    cuda.programs.function(&Key::plain("glu.cu"), "glu_silu").unwrap();
+}
+
+#[test]
 fn attention_is_compiled_in_the_form_that_steps_ask_for() {
     fake::willing();
-    // Heads of which wgmma turns the queries itself, has them turned, and has none.
-    for (query, dim) in [(8, 128), (2, 128), (4, 64), (4, 32)] {
+    // Heads of which wgmma turns the queries itself, has them turned, and has none; heads that nobody turns.
+    let heads = [(8, 128), (2, 128), (4, 64), (4, 32)];
+    for ((query, dim), rotates) in heads.into_iter().flat_map(|heads| [(heads, true), (heads, false)]) {
         let heads = Heads { query, kv: 2, dim };
         let attention = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 0.1);
         let cuda = Cuda::new(options()).unwrap();
-        cuda.foresee(&attention);
+        cuda.foresee(&attention, rotates);
         let group = KvGroup { layers: 1, heads: 2, dim, window: None, pages: 8 };
         let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).unwrap();
         cuda.ready(&mut |_, _| ()).unwrap();
@@ -283,19 +323,21 @@ fn attention_is_compiled_in_the_form_that_steps_ask_for() {
         let (mut qkv, mut out) = (rows(heads.qkv_columns()), rows(query * dim));
         let frequencies = cuda.upload_values(&vec![0.5; dim / 2]).unwrap();
         let rope = Rope { frequencies, pairs: dim / 2, magnitude: 1.0 };
+        let rope = rotates.then_some(&rope);
         for tokens in [40, 1] {
             let step = cuda.begin(&prompt_batch(tokens)).unwrap();
-            let mut body = || cuda.attend(&step, &attention, Some(&rope), &mut qkv, &mut kv, &mut out);
+            let mut body = || cuda.attend(&step, &attention, rope, &mut qkv, &mut kv, &mut out);
             cuda.record(&step, &mut body).unwrap();
             cuda.finish(step).unwrap();
-            assert_eq!(cuda.programs.counts().0, total, "{query} heads of {dim}, {tokens} tokens");
+            let what = format!("{query} heads of {dim}, {tokens} tokens, {rotates}");
+            assert_eq!(cuda.programs.counts().0, total, "{what}");
         }
     }
     // Heads that attention refuses have no programs: it says so itself, when it is asked.
     let cuda = Cuda::new(options()).unwrap();
     for heads in [Heads { query: 5, ..HEADS }, Heads { dim: 30, ..HEADS }, Heads { query: 64, ..HEADS }] {
         let attention = Attention::<Buf>::causal(heads, KvLayer { group: 0, layer: 0 }, 0.2);
-        assert_eq!(cuda.attention_programs(&attention, KvDType::F16), [], "{heads:?}");
+        assert_eq!(cuda.attention_programs(&attention, true, KvDType::F16), [], "{heads:?}");
     }
 }
 
@@ -307,7 +349,7 @@ fn prompts_of_any_length_are_multiplied_by_what_is_compiled() {
     let weights = [(DType::Q4_K, 4608, 3584), (DType::BF16, 1100, 2048), (DType::F32, 512, 256)]
         .map(|(dtype, rows, columns)| zeros(&cuda, dtype, rows, columns).unwrap());
     // These have no products by matrix instructions, whose source would not compile for them.
-    assert_eq!(cuda.programs_many(&weights[2].parts[0]), []);
+    assert_eq!(cuda.products(&weights[2].parts, None), [Key::plain("gemv_f32.cu")]);
     cuda.ready(&mut |_, _| ()).unwrap();
     let (total, _) = cuda.programs.counts();
     let room = |columns| cuda.alloc(Purpose::Activations, 700, columns).unwrap();
@@ -548,7 +590,8 @@ fn what_a_recorded_step_was_checked_against_is_checked_at_every_replay() {
     };
     step(Token::Known(3), 1).unwrap();
     assert!(matches!(step(Token::Known(64), 1), Err(Error::BatchLimit { what: "token", got: 64, .. })));
-    assert!(matches!(step(Token::Known(3), 64), Err(Error::BatchLimit { what: "page", got: 64, .. })));
+    let beyond = PAGES as u32;
+    assert!(matches!(step(Token::Known(3), beyond), Err(Error::BatchLimit { what: "page", .. })));
     step(Token::Sampled(0), 1).unwrap();
     assert!(matches!(step(Token::Sampled(5), 1), Err(Error::NothingSampled { slot: 5 })));
 }
@@ -892,7 +935,7 @@ fn bytes_are_counted_by_purpose_as_the_plan_counts_them() {
     assert_eq!(usage.bytes(Purpose::Workspace), workspace, "loading leaves nothing in the workspace");
     assert_eq!(usage.bytes(Purpose::Logits), buf(Purpose::Logits, VOCAB));
     assert_eq!(usage.bytes(Purpose::Residual), buf(Purpose::Residual, HIDDEN));
-    assert_eq!(usage.bytes(Purpose::Kv), 64 * 2 * 2 * 32 * 32 * 2);
+    assert_eq!(usage.bytes(Purpose::Kv), PAGES as u64 * 2 * 2 * 32 * 32 * 2);
     drop(model);
     assert_eq!(cuda.usage().total(), workspace);
     drop(cuda);
@@ -903,7 +946,7 @@ fn bytes_are_counted_by_purpose_as_the_plan_counts_them() {
 fn eight_bit_floats_are_kept_by_every_card_and_codes_are_refused_by_name() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();
-    let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: 64 };
+    let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: PAGES };
     let spec = |dtype| KvSpec { groups: vec![group.clone()], dtype };
     let error = cuda.alloc_kv(&spec(KvDType::Q8_0)).unwrap_err();
     assert_eq!(

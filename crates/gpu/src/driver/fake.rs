@@ -30,7 +30,13 @@ const SHARED_USUAL: u32 = 48 << 10;
 pub(crate) const COMPILER: Compiler = Compiler { version: || Ok((13, 0)), compile };
 
 /// An ELF file's beginning, the length of the text and the text: names of kernels are looked up in it.
-fn compile(source: &Source<'_>, _options: &[String]) -> Result<Vec<u8>, String> {
+/// What is defined as a fault is one.
+fn compile(source: &Source<'_>, options: &[String]) -> Result<Vec<u8>, String> {
+    match options.last().map(String::as_str) {
+        Some("-DFAULT=1") => return Err(format!("{}: a fault", source.name)),
+        Some("-DFAULT=2") => panic!("a fault of the compiler"),
+        _ => {}
+    }
     let mut image = b"\x7fELF\0\0\0\0".to_vec();
     image.extend((source.text.len() as u64).to_le_bytes());
     image.extend(source.text.as_bytes());

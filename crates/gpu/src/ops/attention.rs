@@ -243,8 +243,14 @@ impl Cuda {
         self.attention(slot, attention, keys.then_some(turns), qkv, kv, out)
     }
 
-    /// What is prepared when room for keys and values is taken: for single tokens, for many, and for pages.
-    pub(crate) fn attention_programs<B>(&self, attention: &Attention<B>, dtype: KvDType) -> Vec<Key> {
+    /// What is prepared when room for keys and values is taken: for single tokens, for many, and for pages. `rotates`: queries and
+    /// keys are turned before.
+    pub(crate) fn attention_programs<B>(
+        &self,
+        attention: &Attention<B>,
+        rotates: bool,
+        dtype: KvDType,
+    ) -> Vec<Key> {
         let heads = attention.heads;
         if !takes(heads) {
             return Vec::new();
@@ -253,7 +259,7 @@ impl Cuda {
         let mut keys = vec![Key { unit: "rope.cu", defines: storage(dtype) }];
         if dtype != KvDType::F32 && rows_bytes(heads.dim, dtype, 1) <= self.device.shared_max {
             // As `op_attend` asks for them where operations are fused, which a recorded step's are.
-            let turns = if attention.causal { self.wgmma(attention, dtype, true) } else { None };
+            let turns = if attention.causal && rotates { self.wgmma(attention, dtype, true) } else { None };
             let many = turns.or_else(|| self.wgmma(attention, dtype, false)).map(|(key, _)| key);
             keys.push(many.unwrap_or_else(|| Key { unit: "attention_rows.cu", ..key.clone() }));
         }

@@ -11,7 +11,7 @@ use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares};
 
 use super::fits;
 use super::gemm::{self, Many, room_for};
-use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_threads, steps};
+use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_program, form_threads, steps};
 use crate::cuda::Cuda;
 use crate::driver::{Arg, Function};
 use crate::layout::{Format, TILE_ROWS};
@@ -229,7 +229,7 @@ impl Cuda {
     pub(crate) fn programs_of_experts(&self, weight: &Weight, experts: usize) -> Vec<Key> {
         let (capability, room) = (self.device.found.capability, self.device.shared_max);
         let device = (self.device.multiprocessors as usize, room);
-        let mut keys = Vec::new();
+        let mut keys = [false, true].map(|experts| form_program(weight.columns, experts)).to_vec();
         for piece in pieces(weight, (experts, weight.rows / experts.max(1))) {
             let programs = programs(&piece.part, (experts, self.options().tokens_max), capability, device);
             keys.extend(programs.into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>());
@@ -500,7 +500,7 @@ impl Cuda {
         }
         self.scratch.forget();
         let name = if columns.is_multiple_of(4) { "form_experts_fours" } else { "form_experts_any" };
-        let function = self.programs.function(&Key::plain("form.cu"), name)?;
+        let function = self.programs.function(&form_program(columns, true), name)?;
         let device_step = self.device_step(slot);
         let args = [
             Arg::Pointer(x.pointer()),

@@ -7,6 +7,7 @@ use fornax_compute::{Error, Rows};
 
 use super::gemm_few;
 use super::gemv::{Inputs, Product, slices, steps};
+use super::products::RowCounts;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::layout::{Format, TILE_ROWS};
@@ -40,6 +41,8 @@ const EVEN_ADDED: usize = 15_000;
 /// Slices of a weight whose steps may be shared out.
 const EVEN_SLICES: usize = 8;
 const STAGES_MAX: usize = 8;
+/// How much slower than the fastest, in percent, a product of a prompt may be before that is compiled as well.
+const CHUNK_SLACK: usize = 5;
 /// Sums that a lane of a block with gates passes on at once, at most, of half of its own.
 const PASSED: usize = 16;
 
@@ -210,6 +213,11 @@ impl Shape {
         u32::try_from((self.groups + 1) * 128).expect("at most 512")
     }
 
+    /// What tells the programs of a part's shapes apart.
+    fn block(&self) -> (bool, usize, usize, bool, bool) {
+        (self.gates, self.groups, self.width, self.even, self.tiles == self.tiles_all)
+    }
+
     pub(super) fn program(&self, part: &WeightPart) -> Key {
         let mut key = Key::quant("gemm.cu", part.format);
         key.defines.extend([
@@ -236,28 +244,34 @@ fn passed(groups: usize, width: usize) -> usize {
     if groups == GROUPS && width.is_multiple_of(4 * PASSED) { PASSED } else { PASSED / 2 }
 }
 
-/// The programs that products with a part are made of, for steps of up to so many rows.
+/// The programs of products with more rows than `gemm_few.rs` takes: of every batch of `often` rows or fewer the fastest, and
+/// of chunks of prompts, which have `most` rows at most, what is nearly as fast.
 pub(crate) fn programs(
     part: &WeightPart,
-    rows_max: usize,
+    gates: bool,
+    RowCounts { often, most }: RowCounts,
     (multiprocessors, room): (usize, usize),
 ) -> Vec<Key> {
-    let mut keys = Vec::new();
-    // Each number of rows has its fastest shape; these are those of whole batches and chunks, and others take one of theirs.
-    let rows = [96, 128, 160, 192, 224, 256, 512, 1024, 2048, 4096, 8192];
     let few = gemm_few::rows_max(part);
-    let rows = rows.into_iter().filter(|&rows| rows < rows_max).chain([rows_max]);
-    for limit in rows.filter(|&rows| few < rows) {
-        for gates in
-            [false, true].into_iter().filter(|&gates| !gates || part.rows.is_multiple_of(2 * TILE_ROWS))
-        {
-            let key = Shape::of(part, gates, limit, (multiprocessors, room)).program(part);
-            if !keys.contains(&key) {
-                keys.push(key);
-            }
+    // Steps that are recorded are made for so many rows.
+    let batches = (64..=256).step_by(32).filter(|&rows| rows < often + 32).map(|rows| (rows, 0));
+    let chunks = [128, 256, 512, 1024, 2048, 4096, 8192].into_iter().filter(|&rows| rows < most);
+    let chunks = chunks.chain([most]).map(|rows| (rows, CHUNK_SLACK));
+    let mut kept: Vec<Shape> = Vec::new();
+    for (limit, slack) in
+        batches.chain(chunks).filter(|&(rows, _)| few < rows && rows <= most.next_multiple_of(32))
+    {
+        let fastest = Shape::of(part, gates, limit, (multiprocessors, room));
+        let near = Shape::every(part, gates, limit, (multiprocessors, room))
+            .filter(|shape| kept.iter().any(|kept| kept.block() == shape.block()))
+            .map(|shape| shape.cost(part, multiprocessors))
+            .min();
+        let enough = fastest.cost(part, multiprocessors) * (100 + slack) / 100;
+        if near.is_none_or(|near| near > enough) {
+            kept.push(fastest);
         }
     }
-    keys
+    kept.iter().map(|shape| shape.program(part)).collect()
 }
 
 /// Every program of a part, for the compiler's test.
@@ -290,17 +304,6 @@ impl Cuda {
         self.device.found.capability == CAPABILITY && rows >= ROWS_MIN
     }
 
-    /// What is prepared for a part when it is loaded.
-    pub(crate) fn programs_many(&self, part: &WeightPart) -> Vec<Key> {
-        // F32 has no such products.
-        if part.format == Format::F32 || !self.takes_many(self.options().tokens_max) {
-            return Vec::new();
-        }
-        let device = (self.device.multiprocessors as usize, self.device.shared_max);
-        let few = gemm_few::programs(part, self.options().tokens_max, device);
-        few.into_iter().chain(programs(part, self.options().tokens_max, device)).collect()
-    }
-
     /// The fastest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of requests.
     fn ready_shape(
         &self,
@@ -318,6 +321,16 @@ impl Cuda {
         }
         let others = Shape::every(part, gates, limit, device).map(with_key).filter(ready);
         others.min_by_key(|(shape, _)| shape.cost(part, device.0)).unwrap_or(fastest)
+    }
+
+    /// The program that such a product is launched with.
+    #[cfg(test)]
+    pub(super) fn many_key(&self, part: &WeightPart, gates: bool, limit: usize) -> Key {
+        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+        match self.takes_few(part, gates, limit) {
+            true => self.few_key(part, gates, limit).expect("it takes them"),
+            false => self.ready_shape(part, gates, limit, device).1,
+        }
     }
 
     /// Launches a product.

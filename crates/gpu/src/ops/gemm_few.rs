@@ -6,6 +6,7 @@ use fornax_compute::{Error, Rows};
 
 use super::gemm::{Gemm, room_for};
 use super::gemv::slices;
+use super::products::RowCounts;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::memory::{WeightPart, int};
@@ -156,20 +157,25 @@ impl Shape {
     }
 }
 
-/// The programs that products with a part are made of, for steps of up to so many rows.
-pub(crate) fn programs(part: &WeightPart, rows_max: usize, device: (usize, usize)) -> Vec<Key> {
-    let mut keys = Vec::new();
-    for (at, width) in WIDTHS.into_iter().enumerate() {
-        // Widths that steps of so many rows need.
-        if at > 0 && WIDTHS[at - 1] >= rows_max.min(self::rows_max(part)) {
-            break;
-        }
-        for gates in [false, true] {
-            let shape = Shape::of(part, gates, width, device);
-            keys.extend(shape.map(|shape| shape.program(part)).filter(|key| !keys.contains(key)));
-        }
-    }
-    keys
+/// The programs of products with `often` rows or fewer, and now and then with as many as `most`. Gates have none where they are
+/// multiplied and gated apart.
+pub(crate) fn programs(
+    part: &WeightPart,
+    gates: bool,
+    RowCounts { often, most }: RowCounts,
+    device: (usize, usize),
+) -> Vec<Key> {
+    let most = most.min(rows_max(part));
+    let mut below = 1;
+    let needed = WIDTHS.into_iter().filter(|width| {
+        // More rows than a width have the next; what is rare does with few widths.
+        let rare = [WIDTHS[0], WIDTH_WIDE, ROWS_MAX].contains(width) || most <= *width;
+        let needed = below < most && (below < often || rare);
+        below = *width;
+        needed
+    });
+    let shapes = needed.filter_map(|width| Shape::of(part, gates, width, device));
+    shapes.map(|shape| shape.program(part)).collect()
 }
 
 impl Cuda {
@@ -179,13 +185,28 @@ impl Cuda {
         Shape::of(part, gates, limit, device).is_some()
     }
 
+    /// The narrowest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of requests.
+    fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(Shape, Key)> {
+        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+        let wider = WIDTHS.into_iter().filter(|&width| limit <= width);
+        let shapes = wider.filter_map(|width| Shape::of(part, gates, width, device));
+        let mut shapes = shapes.map(|shape| (shape, shape.program(part))).peekable();
+        let narrowest = shapes.peek().cloned();
+        shapes.find(|(_, key)| self.programs.has(key)).or(narrowest)
+    }
+
+    /// The program that such a product is launched with.
+    #[cfg(test)]
+    pub(super) fn few_key(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<Key> {
+        self.ready_few(part, gates, limit).map(|(_, key)| key)
+    }
+
     /// Launches a product, where it has this kernel.
     pub(super) fn multiply_few(&self, gemm: &Gemm) -> Result<(), Error> {
         let Gemm { operation, part, device_part, step, rows, inputs, product } = *gemm;
         let limit = inputs.limit.cast_unsigned() as usize;
-        let device = (self.device.multiprocessors as usize, self.device.shared_max);
-        let shape = Shape::of(&part, product.pairs > 0, limit, device).expect("asked before");
-        let function = self.programs.function(&shape.program(&part), "gemm_few")?;
+        let (shape, key) = self.ready_few(&part, product.pairs > 0, limit).expect("asked before");
+        let function = self.programs.function(&key, "gemm_few")?;
         let few = Few {
             values: inputs.values,
             factors: inputs.factors,

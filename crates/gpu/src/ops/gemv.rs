@@ -126,9 +126,13 @@ impl Cuda {
     /// Whether the kernel of a product can do the gated activation of what it yields.
     pub(super) fn gates(&self, gemv: &Gemv) -> bool {
         let limit = gemv.inputs.limit.cast_unsigned() as usize;
-        // Of few rows those of several slices are gated apart.
-        let many = gemv.many && (limit > rows_few(&gemv.part) || self.takes_few(&gemv.part, true, limit));
-        many || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
+        gemv.many && self.gates_many(&gemv.part, limit)
+            || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
+    }
+
+    /// The same of so many rows: of few, those of several slices are gated apart.
+    pub(super) fn gates_many(&self, part: &WeightPart, limit: usize) -> bool {
+        limit > rows_few(part) || self.takes_few(part, true, limit)
     }
 }
 
@@ -305,17 +309,23 @@ impl Shape {
     }
 }
 
-/// The programs that products with a part are made of: for one stream, and for several where these kernels do those.
-pub(crate) fn programs(part: &WeightPart, room: usize, does_several: bool) -> Vec<Key> {
-    if part.format == Format::F32 {
-        return vec![Key::plain("gemv_f32.cu")];
-    }
-    let one = [false, true].map(|gates| Some((Shape::one(part, gates, room)?, gates)));
-    let several =
-        [8, 16, 32, 64].map(|limit| does_several.then(|| (Shape::several(part, limit, room), false)));
+/// The program that brings rows of so many columns into form, or those of experts.
+pub(crate) fn form_program(columns: usize, experts: bool) -> Key {
+    let flags = [("FOURS", columns.is_multiple_of(4)), ("EXPERTS", experts)];
+    let defines = flags.map(|(name, on)| format!("{name}={}", i32::from(on)));
+    Key { unit: "form.cu", defines: defines.to_vec() }
+}
+
+/// The program of a product with one row, where that fits a block.
+pub(crate) fn program_one(part: &WeightPart, gates: bool, room: usize) -> Option<Key> {
+    Shape::one(part, gates, room).map(|shape| shape.program(part, gates))
+}
+
+/// The programs of products with up to so many rows, where these kernels do those.
+pub(crate) fn programs_several(part: &WeightPart, rows_max: usize, room: usize) -> Vec<Key> {
     let mut keys = Vec::new();
-    for (shape, gates) in one.into_iter().chain(several).flatten() {
-        let key = shape.program(part, gates);
+    for limit in [8, 16, 32, 64].into_iter().filter(|rows| *rows < 2 * rows_max.max(8)) {
+        let key = Shape::several(part, limit, room).program(part, false);
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -446,7 +456,7 @@ impl Cuda {
         let stages = self.device.shared_max.saturating_sub(squares) / row_bytes;
         let streams = name == "form_fours" && many && columns > FORM_KEPT && stages >= 2;
         let name = if streams { "form_stream" } else { name };
-        let function = self.programs.function(&Key::plain("form.cu"), name)?;
+        let function = self.programs.function(&form_program(columns, false), name)?;
         let device_step = self.device_step(slot);
         let mut args = vec![
             Arg::Pointer(inputs.x),

@@ -8,6 +8,7 @@ mod gemm;
 mod gemm_few;
 mod gemv;
 mod low_rank;
+mod products;
 mod rows;
 mod sample;
 
@@ -20,7 +21,13 @@ pub(crate) use fuse::Fuse;
 pub(crate) use gemm::every_program as every_gemm;
 #[cfg(test)]
 pub(crate) use gemm_few::programs as few_programs;
-pub(crate) use gemv::{Scratch, programs};
+pub(crate) use gemv::Scratch;
+#[cfg(test)]
+pub(crate) use gemv::{form_program, program_one, programs_several};
+#[cfg(test)]
+pub(crate) use products::RowCounts;
+
+pub(crate) use sample::program as sample_program;
 
 use fornax_compute::Error;
 

@@ -171,7 +171,7 @@ impl Cuda {
             [to, stretches, chosen, bins, self.sampled.pointer(), start + changes_at as u64]
                 .map(Arg::Pointer);
         let launch = |name, grid: [usize; 2], block, args: &[Arg<'_>]| {
-            let function = self.programs.function(&Key::plain("sample.cu"), name)?;
+            let function = self.programs.function(&program(["weigh", "cut"].contains(&name)), name)?;
             self.launch("sample", function, [grid[0], grid[1], 1], block, args)
         };
         let count = rows.len();
@@ -200,6 +200,11 @@ impl Cuda {
         }
         Ok(())
     }
+}
+
+/// The program of the kernels that find where rows are cut, or of the others.
+pub(crate) fn program(cuts: bool) -> Key {
+    Key { unit: "sample.cu", defines: vec![format!("CUTS={}", i32::from(cuts))] }
 }
 
 /// Whether the kernels know everything that a row asks for.
