@@ -41,8 +41,6 @@ const EVEN_ADDED: usize = 15_000;
 /// Slices of a weight whose steps may be shared out.
 const EVEN_SLICES: usize = 8;
 const STAGES_MAX: usize = 8;
-/// How much slower than the fastest, in percent, a product of a prompt may be before that is compiled as well.
-const CHUNK_SLACK: usize = 5;
 /// Sums that a lane of a block with gates passes on at once, at most, of half of its own.
 const PASSED: usize = 16;
 
@@ -213,11 +211,6 @@ impl Shape {
         u32::try_from((self.groups + 1) * 128).expect("at most 512")
     }
 
-    /// What tells the programs of a part's shapes apart.
-    fn block(&self) -> (bool, usize, usize, bool, bool) {
-        (self.gates, self.groups, self.width, self.even, self.tiles == self.tiles_all)
-    }
-
     pub(super) fn program(&self, part: &WeightPart) -> Key {
         let mut key = Key::quant("gemm.cu", part.format);
         key.defines.extend([
@@ -244,34 +237,26 @@ fn passed(groups: usize, width: usize) -> usize {
     if groups == GROUPS && width.is_multiple_of(4 * PASSED) { PASSED } else { PASSED / 2 }
 }
 
-/// The programs of products with more rows than `gemm_few.rs` takes: of every batch of `often` rows or fewer the fastest, and
-/// of chunks of prompts, which have `most` rows at most, what is nearly as fast.
+/// The programs of products with more rows than `gemm_few.rs` takes: the fastest of every batch of `often` rows or fewer, and of
+/// chunks of prompts, which have `most` rows at most; chunks of other lengths take one of those.
 pub(crate) fn programs(
     part: &WeightPart,
     gates: bool,
     RowCounts { often, most }: RowCounts,
-    (multiprocessors, room): (usize, usize),
+    device: (usize, usize),
 ) -> Vec<Key> {
     let few = gemm_few::rows_max(part);
     // Steps that are recorded are made for so many rows.
-    let batches = (64..=256).step_by(32).filter(|&rows| rows < often + 32).map(|rows| (rows, 0));
+    let batches = (64..=256).step_by(32).filter(|&rows| rows < often + 32);
     let chunks = [128, 256, 512, 1024, 2048, 4096, 8192].into_iter().filter(|&rows| rows < most);
-    let chunks = chunks.chain([most]).map(|rows| (rows, CHUNK_SLACK));
-    let mut kept: Vec<Shape> = Vec::new();
-    for (limit, slack) in
-        batches.chain(chunks).filter(|&(rows, _)| few < rows && rows <= most.next_multiple_of(32))
-    {
-        let fastest = Shape::of(part, gates, limit, (multiprocessors, room));
-        let near = Shape::every(part, gates, limit, (multiprocessors, room))
-            .filter(|shape| kept.iter().any(|kept| kept.block() == shape.block()))
-            .map(|shape| shape.cost(part, multiprocessors))
-            .min();
-        let enough = fastest.cost(part, multiprocessors) * (100 + slack) / 100;
-        if near.is_none_or(|near| near > enough) {
-            kept.push(fastest);
+    let mut keys = Vec::new();
+    for limit in batches.chain(chunks).chain([most]).filter(|&rows| few < rows) {
+        let key = Shape::of(part, gates, limit, device).program(part);
+        if !keys.contains(&key) {
+            keys.push(key);
         }
     }
-    kept.iter().map(|shape| shape.program(part)).collect()
+    keys
 }
 
 /// Every program of a part, for the compiler's test.

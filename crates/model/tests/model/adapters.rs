@@ -18,7 +18,7 @@ const CASES: [(&str, &str); 5] = [
     ("olmo2-all", "olmo2"),
 ];
 
-fn adapter(name: &str) -> Adapter {
+pub(crate) fn adapter(name: &str) -> Adapter {
     Adapter::new(name, AdapterFiles::open(&folder().join("adapters").join(name)).unwrap()).unwrap()
 }
 

@@ -12,4 +12,5 @@ mod golden;
 mod real;
 mod refusals;
 mod rig;
+mod roles;
 mod rope;
