@@ -89,7 +89,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
     // This block's place in its cluster.
     const int rank = blockIdx.z;
     if (threadIdx.x == 0) {
-        barriers_a.init(WARPS);
+        barriers_a.init(WARPS * WARP);
         barriers_b.init(WARPS * TALL);
         barriers_are_ready();
     }
@@ -244,8 +244,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                         turn_b.move();
                     }
                 });
-                __syncwarp();
-                if (lane == 0) barrier_arrive(barriers_a.empty + turn_a.stage);
+                // Every lane for itself: the compiler leaves a barrier of the warp out, and who checks for races would see one lane only.
+                barrier_arrive(barriers_a.empty + turn_a.stage);
                 turn_a.move();
             }
             wgmma_wait<0>();

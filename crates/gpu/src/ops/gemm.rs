@@ -30,7 +30,7 @@ const TALL_WIDTH: usize = 192;
 const TALL: usize = 2;
 /// Rows of activations that a block may have: where there is one slice, and where several are added in registers.
 const WIDTHS: [usize; 7] = [64, 96, 128, 160, 192, 224, 256];
-const WIDTHS_SLICED: [usize; 5] = [64, 96, 128, 160, 192];
+const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
 /// Those of experts, whose rows are never as many as a tile has.
 const WIDTHS_EXPERTS: [usize; 4] = [64, 128, 192, 256];
 /// Tiles of activations beside each other up to which steps may be shared out evenly: each goes through the whole weight.
@@ -158,8 +158,8 @@ impl Shape {
         // Where rows of eight begin; what is passed.
         let fixed = 1024 + if gates { passed(groups, width) * groups * 128 * 4 } else { 0 };
         let room = room - fixed;
-        // Half for activations; two steps of weights or more, three where that costs activations one stage.
-        let least = if room < 4 * activations + 3 * weights { 3 } else { 4 };
+        // Half for activations; two steps of weights or more, of blocks that share activations three.
+        let least = if tall > 1 && room < 4 * activations + 3 * weights { 3 } else { 4 };
         let wanted =
             (room / 2 / activations).clamp(least, STAGES_MAX).min((room - 2 * weights) / activations);
         let stages = [((room - wanted * activations) / weights).min(STAGES_MAX), wanted];
@@ -390,7 +390,7 @@ mod tests {
         check((3584, 3584), false, 256, (64, false));
         check((3584, 18_944), false, 256, (256, true));
         check((3584, 18_944), false, 150, (160, true));
-        check((4608, 3584), false, 256, (96, false));
+        check((4608, 3584), false, 256, (128, false));
         check((152_064, 3584), false, 256, (256, false));
         // What the conformance suite has.
         check((1100, 8192), false, 200, (128, true));
@@ -398,6 +398,9 @@ mod tests {
         check((17_000, 512), false, 150, (160, false));
         check((17_024, 512), true, 300, (160, false));
         check((25_600, 2048), true, 70, (96, true));
+        check((1500, 4096), false, 230, (256, true));
+        check((4600, 1024), false, 210, (128, false));
+        check((34_048, 512), true, 256, (256, true));
     }
 
     #[test]
