@@ -29,6 +29,19 @@ DEVICE void copy_bulk_once(u32 to, const u8* from, u32 bytes, u64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(shared_at(barrier)), "l"(policy) : "memory");
 }
+// All BLOCKS of a cluster get it, at the same place, and each one's barrier is told.
+template <int BLOCKS> DEVICE void copy_bulk_to_all(u32 to, const u8* from, u32 bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(shared_at(barrier)), "h"((u16)((1 << BLOCKS) - 1)) : "memory");
+}
+// The same place in another block's shared memory; and that this thread has read what was there, and has nothing to show: with
+// `release.cluster` every arrival would wait for all that the thread has written.
+DEVICE u32 shared_of(const void* p, int rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_at(p)), "r"(rank));
+    return there;
+}
+DEVICE void barrier_arrive_at(u32 barrier) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 // Another block's of the cluster.
 DEVICE float4 load_from_block(const float4* at, int rank) {
     float4 v;

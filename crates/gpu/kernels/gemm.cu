@@ -10,6 +10,8 @@
 // memory, and blocks that have slices of a tile add them there.
 // With EXPERTS rows of activations are those of one expert after the other (experts.cuh), each times its own weights.
 // Where all rows of activations are one tile, weights are read once (READ_ONCE) and leave the cache first.
+// Blocks of a cluster (TALL of them) have tiles below each other, and the same rows of activations: each copies a part of those
+// for all, so that the cache gives them once.
 // Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only what they let through.
 #include QUANT
 #include "bulk.cuh"
@@ -84,9 +86,11 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #endif
     const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    // This block's place in its cluster.
+    const int rank = blockIdx.z;
     if (threadIdx.x == 0) {
-        barriers_a.init(WARPS);
-        barriers_b.init(WARPS);
+        barriers_a.init(WARPS * WARP);
+        barriers_b.init(WARPS * TALL);
         barriers_are_ready();
     }
 #if EXPERTS
@@ -94,23 +98,24 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
     wait_for_inputs();
     if (warp == 0) count_groups<WIDTH>(stack, before);
 #endif
-    __syncthreads();
+    if (TALL > 1) cluster_stay();
+    else __syncthreads();
     const u32 steps = part.groups * 128 / Quant::STEP, slices = in.slices;
 #if EXPERTS
     const int tiles = before[stack.count] * in.tiles;
     auto place_of = [&](int at) { return item_of<WIDTH>(stack, before, at, in.tiles); };
 #else
     const int count = min(step_rows(step, wanted) - in.first, in.limit);
-    const int across = max(count + WIDTH - 1, 0) / WIDTH, tiles = across * in.tiles;
+    const int across = max(count + WIDTH - 1, 0) / WIDTH, deep = in.tiles / TALL, tiles = across * deep;
     // Tiles that share rows of the weight are neighbours, so that these are read once from memory, and as many rows of
     // activations go through the whole weight as a cache holds: a block's at-th tile.
     // Shares begin far from each other: there a weight is gone through for each tile of activations, by other blocks at about
     // the same time.
     auto place_of = [&](int at) {
-        if (SHARED) return Item{0, at % in.tiles, at / in.tiles * WIDTH, count};
-        const int group = at / (GROUP * in.tiles), within = at - group * GROUP * in.tiles;
+        if (SHARED) return Item{0, at % deep * TALL + rank, at / deep * WIDTH, count};
+        const int group = at / (GROUP * deep), within = at - group * GROUP * deep;
         const int wide = min(GROUP, across - group * GROUP);
-        return Item{0, within / wide, (group * GROUP + within % wide) * WIDTH, count};
+        return Item{0, within / wide * TALL + rank, (group * GROUP + within % wide) * WIDTH, count};
     };
 #endif
     // What this block does, in this order. Some of a share may be nothing.
@@ -160,12 +165,18 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
             for (int i = 0; i < pieces; i++) {
                 const Piece piece = piece_of(i);
                 const int token = piece.item.place;
-                const u32 bytes = min(WIDTH, in.rows - token) * 128;
+                const int rows = min(WIDTH, in.rows - token);
+                // Of those of a cluster each block copies some, eight at a time.
+                const int first = TALL > 1 ? rows / 8 * rank / TALL * 8 : 0;
+                const int own = (TALL > 1 ? rows / 8 * (rank + 1) / TALL * 8 : rows) - first;
                 for (u32 k = piece.from * (Quant::STEP / 64); k < piece.to * (Quant::STEP / 64); k++) {
                     u64* full = barriers_b.full + turn.stage;
                     barrier_wait(barriers_b.empty + turn.stage, turn.parity ^ 1);
-                    barrier_expect(full, bytes);
-                    copy_bulk(ring_b + turn.stage * STAGE_B, in.values + ((long)k * in.rows + token) * 128, bytes, full);
+                    barrier_expect(full, rows * 128);
+                    const u32 to = ring_b + turn.stage * STAGE_B + first * 128;
+                    const u8* from = in.values + ((long)k * in.rows + token + first) * 128;
+                    if (TALL == 1) copy_bulk(to, from, own * 128, full);
+                    else if (own > 0) copy_bulk_to_all<TALL>(to, from, own * 128, full);
                     turn.move();
                 }
             }
@@ -177,6 +188,13 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
     const int t = lane % 4;
     const u8* staged = room + (ring_a - shared_at(room)) + warp * Quant::Bytes::BYTES;
     const float unscale = Quant::unscale(part);
+    // Stages of activations are given back to every block that copies into them.
+    const u32 empty_b = TALL > 1 ? shared_of(barriers_b.empty, lane % TALL) : 0;
+    auto activations_done = [&](u32 stage) {
+        if (stage == STAGES_B || lane >= TALL) return;
+        if (TALL > 1) barrier_arrive_at(empty_b + stage * 8);
+        else barrier_arrive(barriers_b.empty + stage);
+    };
     auto token_of = [&](int i) { return i / 4 * 8 + t * 2 + i % 2; };
     Turn<STAGES_A> turn_a;
     Turn<STAGES_B> turn_b;
@@ -221,13 +239,13 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                     // What comes next is unpacked while these two are under way.
                     wgmma_wait<1>();
                     if (k % 4 == 1) {
-                        if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
+                        activations_done(last);
                         last = turn_b.stage;
                         turn_b.move();
                     }
                 });
-                __syncwarp();
-                if (lane == 0) barrier_arrive(barriers_a.empty + turn_a.stage);
+                // Every lane for itself: the compiler leaves a barrier of the warp out, and who checks for races would see one lane only.
+                barrier_arrive(barriers_a.empty + turn_a.stage);
                 turn_a.move();
             }
             wgmma_wait<0>();
@@ -245,9 +263,9 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #else
 #if SHARED
         // What is passed on lies in the place of the block that passes it; with several slices in that of their sums.
-        auto sums_at = [&](u32 block) { return in.partials + (long)(SHARED > 1 ? piece.unit : block) * SUMS_FOURS + threadIdx.x; };
+        auto sums_at = [&](u32 block) { return in.partials + (long)((SHARED > 1 ? piece.unit : block) * TALL + rank) * SUMS_FOURS + threadIdx.x; };
         if (piece.takes) {
-            u32* ticket = in.tickets + (blockIdx.x - 1) * WARPS + warp;
+            u32* ticket = in.tickets + ((blockIdx.x - 1) * TALL + rank) * WARPS + warp;
             ticket_wait(ticket, 1);
             if (lane == 0) *ticket = 0;
             const float4* from = sums_at(blockIdx.x - 1);
@@ -260,14 +278,14 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #endif
         multiply(piece.from, piece.to, !piece.takes);
 #endif
-        if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
+        activations_done(last);
 #if SHARED
         if (piece.passes || SHARED > 1) {
             float4* to = sums_at(blockIdx.x);
 #pragma unroll
             for (int i = 0; i < OUTPUTS / 4; i++)
                 to[i * (WARPS * WARP)] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
-            ticket_give(in.tickets + (piece.passes ? blockIdx.x : gridDim.x + piece.unit / SHARED) * WARPS + warp);
+            ticket_give(in.tickets + ((piece.passes ? blockIdx.x : gridDim.x + piece.unit / SHARED) * TALL + rank) * WARPS + warp);
             continue;
         }
 #endif
@@ -345,10 +363,10 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
         const Piece piece = piece_of(at);
         if (piece.from >= piece.to || piece.passes) continue;
         const Item& item = piece.item;
-        u32* ticket = in.tickets + (gridDim.x + piece.unit / SHARED) * WARPS + warp;
+        u32* ticket = in.tickets + ((gridDim.x + piece.unit / SHARED) * TALL + rank) * WARPS + warp;
         ticket_wait(ticket, SHARED);
         const int slice = piece.unit % SHARED, row = tile_of(item.tile, warp) * 16 + lane / 4;
-        const float4* fours = in.partials + (long)(piece.unit - slice) * SUMS_FOURS + threadIdx.x;
+        const float4* fours = in.partials + (long)((piece.unit - slice) * TALL + rank) * SUMS_FOURS + threadIdx.x;
         float bias[2] = {0.0f, 0.0f};
         for (int h = 0; h < 2; h++)
             if (out.bias && row + h * 8 < part.rows) bias[h] = out.bias[out.first + row + h * 8];
@@ -359,7 +377,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #pragma unroll
             for (int i = 0; i < ADDED; i++) {
 #pragma unroll
-                for (int s = 0; s < SHARED; s++) parts[i][s] = load_fresh(fours + (long)s * SUMS_FOURS + min(j + i, end - 1) * (WARPS * WARP));
+                for (int s = 0; s < SHARED; s++) parts[i][s] = load_fresh(fours + (long)s * TALL * SUMS_FOURS + min(j + i, end - 1) * (WARPS * WARP));
             }
             auto here = [&](int i) {
                 return j + i / 4 < end && row + i / 2 % 2 * 8 < part.rows && item.place + token_of(4 * j + i) < item.end;
@@ -391,5 +409,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
         if (lane == 0 && atomicAdd(ticket, 1) == 2 * SHARED - 1) *ticket = 0;
     }
 #endif
+    // Others still tell this block that they are done.
+    if (TALL > 1) cluster_stay();
 }
 #endif

@@ -47,7 +47,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
     const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
-        barriers_a.init(WARPS);
+        barriers_a.init(WARPS * WARP);
         barriers_b.init(WARPS);
         barriers_are_ready();
     }
@@ -151,8 +151,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                     turn_b.move();
                 }
             });
-            __syncwarp();
-            if (lane == 0) barrier_arrive(barriers_a.empty + turn_a.stage);
+            // Every lane for itself: the compiler leaves a barrier of the warp out, and who checks for races would see one lane only.
+            barrier_arrive(barriers_a.empty + turn_a.stage);
             turn_a.move();
         }
         wgmma_wait<0>();

@@ -43,11 +43,15 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     }
     // Long rows of several hundred tokens, weights of so many rows that blocks have more of them, and gates.
     for dtype in [DType::BF16, DType::Q4_K] {
-        for (rows, columns, tokens) in [(1100, 8192, 150), (1100, 8192, 200), (25_300, 256, 70)] {
+        for (rows, columns, tokens) in
+            [(1100, 8192, 150), (1100, 8192, 200), (1500, 4096, 230), (4600, 1024, 210), (25_300, 256, 70)]
+        {
             let case = format!("matmul {dtype} {rows}x{columns}: {tokens} rows, and in groups");
             suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, columns), tokens));
         }
-        for (rows, columns, tokens) in [(17_024, 512, 300), (17_024, 512, 190), (25_600, 2048, 70)] {
+        for (rows, columns, tokens) in
+            [(17_024, 512, 300), (17_024, 512, 190), (25_600, 2048, 70), (34_048, 512, 230)]
+        {
             let case = format!("matmul {dtype} {rows}x{columns}, gated: {tokens} rows, and in groups");
             suite.same_bits(case, |backend| gated_in_groups(backend, dtype, (rows, columns), tokens));
         }

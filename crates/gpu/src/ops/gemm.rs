@@ -26,6 +26,9 @@ const GROUPS: usize = 2;
 /// fast where it is two bytes a value.
 const GROUPS_TALL: usize = 3;
 const TALL_WIDTH: usize = 192;
+/// Blocks of a cluster, which have tiles below each other and copy the rows of activations that they share once for all: two are
+/// neighbours on every chip, so that as many of them run at once as there are multiprocessors.
+const TALL: usize = 2;
 /// Rows of activations that a block may have: where there is one slice, and where several are added in registers.
 const WIDTHS: [usize; 7] = [64, 96, 128, 160, 192, 224, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
@@ -71,11 +74,13 @@ pub(super) struct Shape {
     width: usize,
     /// Whether blocks have equal shares of all steps, and not whole tiles.
     even: bool,
+    /// Blocks of a cluster.
+    tall: usize,
     /// Of weights, and of activations.
     stages: [usize; 2],
     /// Dynamic shared memory of a block.
     pub(super) shared: usize,
-    /// Tiles below each other, and all.
+    /// Tiles below each other, whole clusters of them, and all.
     pub(super) tiles: usize,
     tiles_all: usize,
 }
@@ -111,7 +116,7 @@ impl Shape {
         whole
             .chain(even)
             .chain(tall)
-            .map(move |block| Shape::new(&part, (gates, slices), block, limit, room))
+            .map(move |block| Shape::new(&part, (gates, slices), block, TALL, limit, room))
             .filter(move |shape| !shape.even || shape.fits_workspace(multiprocessors))
     }
 
@@ -130,7 +135,7 @@ impl Shape {
                 // Some experts have an eighth less, others more.
                 let groups = experts * ((7 * each).div_ceil(8 * width) + (9 * each).div_ceil(8 * width));
                 let groups = groups.div_ceil(2);
-                Shape::new(part, (gates, slices), (GROUPS, width, false), groups * width, room)
+                Shape::new(part, (gates, slices), (GROUPS, width, false), 1, groups * width, room)
             })
             .min_by_key(|shape| shape.cost(part, multiprocessors))
             .expect("there is always one")
@@ -140,19 +145,24 @@ impl Shape {
         part: &WeightPart,
         (gates, slices): (bool, usize),
         (groups, width, even): (usize, usize, bool),
+        tall: usize,
         limit: usize,
         room: usize,
     ) -> Shape {
         let rows = if gates { part.rows / 2 } else { part.rows };
         let block_rows = groups * GROUP_ROWS;
         let tiles = rows.div_ceil(if gates { block_rows / 2 } else { block_rows });
+        let tall = tall.min(tiles);
+        let tiles = tiles.next_multiple_of(tall);
         let weights = block_rows / TILE_ROWS * part.format.step_bytes();
         let activations = width * 128;
         // Where rows of eight begin; what is passed.
         let fixed = 1024 + if gates { passed(groups, width) * groups * 128 * 4 } else { 0 };
         let room = room - fixed;
-        // Half for activations, a step or more of weights.
-        let wanted = (room / 2 / activations).clamp(4, STAGES_MAX).min((room - 2 * weights) / activations);
+        // Half for activations; two steps of weights or more, of blocks that share activations three.
+        let least = if tall > 1 && room < 4 * activations + 3 * weights { 3 } else { 4 };
+        let wanted =
+            (room / 2 / activations).clamp(least, STAGES_MAX).min((room - 2 * weights) / activations);
         let stages = [((room - wanted * activations) / weights).min(STAGES_MAX), wanted];
         let shared = fixed + stages[0] * weights + stages[1] * activations;
         Shape {
@@ -161,6 +171,7 @@ impl Shape {
             groups,
             width,
             even,
+            tall,
             stages,
             shared,
             tiles,
@@ -174,7 +185,7 @@ impl Shape {
     }
 
     fn blocks(&self, multiprocessors: usize) -> usize {
-        self.units().min(multiprocessors)
+        self.units().min((multiprocessors / self.tall).max(1) * self.tall)
     }
 
     /// Whether there is room for what blocks of equal shares pass on and add up, and it is worth it.
@@ -222,6 +233,7 @@ impl Shape {
             format!("STAGES_A={}", self.stages[0]),
             format!("STAGES_B={}", self.stages[1]),
             format!("READ_ONCE={}", i32::from(self.tiles == self.tiles_all)),
+            format!("TALL={}", self.tall),
         ]);
         key
     }
@@ -349,8 +361,9 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(&product)),
         ];
         let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let blocks = shape.blocks(multiprocessors);
-        self.launch(operation, function, [blocks, 1, 1], (shape.threads(), shared), &args)
+        let clusters = shape.blocks(multiprocessors) / shape.tall;
+        let block = (shape.threads(), shared, shape.tall);
+        self.launch_clusters(operation, function, [clusters, 1, shape.tall], block, &args)
     }
 }
 
@@ -379,10 +392,13 @@ mod tests {
         check((152_064, 3584), false, 256, (256, false));
         // What the conformance suite has.
         check((1100, 8192), false, 200, (128, true));
-        check((1100, 8192), false, 150, (96, true));
+        check((1100, 8192), false, 150, (160, true));
         check((17_000, 512), false, 150, (160, false));
         check((17_024, 512), true, 300, (160, false));
         check((25_600, 2048), true, 70, (96, true));
+        check((1500, 4096), false, 230, (256, true));
+        check((4600, 1024), false, 210, (128, false));
+        check((34_048, 512), true, 256, (256, true));
     }
 
     #[test]
@@ -415,7 +431,7 @@ mod tests {
                             assert!(shape.shared <= HOPPER.1, "{format:?} {rows} x {columns}: {shape:?}");
                             let [weights, activations] = shape.stages;
                             assert!(
-                                weights >= 2 && activations >= 4,
+                                weights >= 2 && activations >= 3,
                                 "{format:?} {rows} x {columns}: {shape:?}"
                             );
                             assert_eq!(shape.slices, slices(&part));
