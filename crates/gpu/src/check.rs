@@ -149,9 +149,13 @@ impl Cuda {
         let stored = Stored::new(parts, part);
         let mut wanted = Vec::with_capacity(rows);
         for row in (0..rows).map(|at| at * stride) {
-            let Some(bytes) = stored.row(row) else { continue };
+            let bytes = stored.row(row).map_err(|reason| Error::Device {
+                backend: self.device.name(),
+                operation: OPERATION,
+                reason,
+            })?;
             let mut values = vec![0.0; part.columns];
-            dequantize(dtype, bytes, &mut values).ok_or_else(|| Error::DType {
+            dequantize(dtype, &bytes, &mut values).ok_or_else(|| Error::DType {
                 tensor: parts[0].view.name.to_owned(),
                 dtype,
                 backend: self.device.name(),

@@ -363,8 +363,13 @@ impl Memory for Cuda {
         let mut values = Vec::new();
         for part in parts {
             let count = self.sizes.vector_values(part)?;
+            let bytes = crate::gather::read(&part.view, part.view.bytes).map_err(|reason| Error::Device {
+                backend: self.device.name(),
+                operation: "upload",
+                reason,
+            })?;
             let mut stored = vec![0.0; part.view.values()];
-            dequantize(part.view.dtype, part.view.bytes, &mut stored).ok_or_else(|| Error::DType {
+            dequantize(part.view.dtype, &bytes, &mut stored).ok_or_else(|| Error::DType {
                 tensor: part.view.name.to_owned(),
                 dtype: part.view.dtype,
                 backend: self.device.name(),
