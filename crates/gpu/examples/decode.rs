@@ -391,12 +391,13 @@ impl Loaded {
         let times = cuda.upload_times();
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         println!(
-            "loaded {:.2} GB in {seconds:.3} s: {:.1} GB/s; {} parts; ms: memory {:.1}, pinning {:.1}, waiting for rows {:.1}, for \
+            "loaded {:.2} GB in {seconds:.3} s: {:.1} GB/s; {} parts; ms: memory {:.1}, kernels {:.1}, pinning {:.1}, waiting for rows {:.1}, for \
              slots {:.1}, launching {:.1}, checking {:.1}",
             bytes as f64 / 1e9,
             bytes as f64 / 1e9 / seconds,
             times.parts,
             ms(times.memory),
+            ms(times.kernels),
             ms(times.pinning),
             ms(times.gathering),
             ms(times.slots),

@@ -1,7 +1,7 @@
 //! The device as a backend: memory, steps, recording. Operations are in `ops`.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use fornax_compute::{
 use crate::arena::{Arena, Piece};
 use crate::check::Checks;
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
+use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
 use crate::ops::{Fuse, Scratch};
 use crate::program::{Key, Programs};
@@ -85,6 +86,8 @@ pub struct Cuda {
     ring: RefCell<Option<Ring>>,
     /// What is read back of new weights.
     checked: RefCell<Option<Checks>>,
+    /// Kinds of parts, by format, rows and columns, whose programs were asked for.
+    prepared: RefCell<HashSet<(Format, usize, usize)>>,
     /// Attention that will be asked for.
     foreseen: RefCell<Vec<Attention<()>>>,
     pub(crate) upload_times: Cell<UploadTimes>,
@@ -164,6 +167,7 @@ impl Cuda {
             has_sampled: RefCell::new(vec![false; options.slots]),
             ring: RefCell::new(None),
             checked: RefCell::new(None),
+            prepared: RefCell::default(),
             foreseen: RefCell::default(),
             upload_times: Cell::default(),
             graphs: RefCell::default(),
@@ -272,17 +276,13 @@ impl Cuda {
 
     /// Sends the stored rows to where they belong, and compares some of them with the file.
     fn fill(&self, weight: Weight, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        for part in &weight.parts {
-            self.programs.prepare(Key::quant("embed.cu", part.format));
-            self.programs.prepare(crate::upload::packer(part.format));
-        }
         let mut ring = self.ring.borrow_mut();
         let ring = match ring.as_mut() {
             Some(ring) => ring,
             None => ring.insert(Ring::new(&self.device)?),
         };
-        self.send(ring, &weight, parts)?;
         let mut checked = self.checked.borrow_mut();
+        self.send((ring, &mut *checked), &weight, parts)?;
         let checked = match checked.as_mut() {
             Some(checked) => checked,
             None => checked.insert(Checks::new(&self.device)?),
@@ -290,6 +290,27 @@ impl Cuda {
         self.timed(|times| &mut times.checking, || self.begin_check(checked, &weight, parts))?;
         parts.iter().for_each(|part| part.view.release());
         Ok(weight)
+    }
+
+    /// Begins to compile what a weight's way in needs, and behind that what its products need.
+    fn prepare_products(&self, weight: &Weight) {
+        self.prepare_way_in(weight);
+        for part in &weight.parts {
+            // Layers are alike: to list the programs of each takes longer than to send a small one.
+            if self.prepared.borrow_mut().insert((part.format, part.rows, part.columns)) {
+                crate::ops::programs(part, self.device.shared_max, !self.takes_many(2))
+                    .into_iter()
+                    .chain(self.programs_many(part))
+                    .for_each(|key| self.programs.prepare(key));
+            }
+        }
+    }
+
+    fn prepare_way_in(&self, weight: &Weight) {
+        for part in &weight.parts {
+            self.programs.prepare(crate::upload::packer(part.format));
+            self.programs.prepare(Key::quant("embed.cu", part.format));
+        }
     }
 
     /// Compares what was read back of weights with the file: nothing is computed before that.
@@ -339,12 +360,13 @@ impl Memory for Cuda {
         land(parts, Content::Values, |parts| {
             let weight =
                 self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
-            for part in &weight.parts {
-                crate::ops::programs(part, self.device.shared_max, !self.takes_many(2))
-                    .into_iter()
-                    .chain(self.programs_many(part))
-                    .for_each(|key| self.programs.prepare(key));
-            }
+            self.timed(
+                |times| &mut times.kernels,
+                || {
+                    self.prepare_products(&weight);
+                    Ok(())
+                },
+            )?;
             self.fill(weight, parts)
         })
     }
@@ -353,6 +375,7 @@ impl Memory for Cuda {
         land(parts, Content::Values, |parts| {
             let weight =
                 self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
+            self.prepare_way_in(&weight);
             self.programs.prepare(Key::plain("experts.cu"));
             self.programs_of_experts(&weight, experts).into_iter().for_each(|key| self.programs.prepare(key));
             self.fill(weight, parts)
