@@ -18,7 +18,9 @@ use crate::layout::Format;
 use crate::memory::WeightPart;
 
 /// Less than this is gathered sooner than another thread wakes.
-const STRETCH_BYTES: usize = 512 << 10;
+const STRETCH_BYTES: usize = 256 << 10;
+/// Stretches of a slot for each thread at most: the slowest is waited for.
+const STRETCHES: usize = 2;
 /// Of rows that are sent in another form than they are stored in, so much is read before it is brought into that form: it stays in
 /// the core's cache.
 const READ_BYTES: usize = 256 << 10;
@@ -148,7 +150,7 @@ pub(crate) struct Gathering<'r> {
 }
 
 impl Gathering<'_> {
-    /// Has `count` rows from `first` on gathered into a slot, each thread a stretch of it.
+    /// Has `count` rows from `first` on gathered into a slot, each thread some stretches of it.
     ///
     /// # Safety
     /// `room` stays allocated as long as the gathering, and nobody else touches it until [`wait`](Gathering::wait) for the
@@ -158,7 +160,7 @@ impl Gathering<'_> {
         // is thrown away or done.
         let stored = unsafe { std::mem::transmute::<&Stored<'_>, &'static Stored<'static>>(self.stored) };
         let sent = self.stored.sent_bytes;
-        let each = count.div_ceil((count * sent / STRETCH_BYTES).clamp(1, self.threads));
+        let each = count.div_ceil((count * sent / STRETCH_BYTES).clamp(1, STRETCHES * self.threads));
         let mut state = self.shared.state();
         for start in (0..count).step_by(each) {
             let count = each.min(count - start);

@@ -14,17 +14,14 @@ use crate::layout::{Format, PART_BYTES, TILE_ROWS};
 use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
 
-/// Little is pinned, and used again and again. More slots, or larger ones, were slower: what threads have just read is still in the
-/// processor's cache when it is copied.
+/// Little is pinned, and used again and again: eight slots were slower.
 pub(crate) const SLOTS: usize = 4;
 const SLOT_BYTES: usize = 16 << 20;
 /// Slots that are gathered while those before them are copied.
-const GATHERED: usize = 3;
-/// Slots on the device.
-const STAGED: usize = 4;
+const GATHERED: usize = SLOTS - 1;
 // What was copied waits to be packed where attention has its partial results: no step runs while a weight is uploaded.
-const _: () = assert!(STAGED * SLOT_BYTES <= PARTIALS_BYTES as usize);
-/// Beyond this many threads the copy is the slowest.
+const _: () = assert!(SLOTS * SLOT_BYTES <= PARTIALS_BYTES as usize);
+/// With so many the copy is the slowest.
 const THREADS_MAX: usize = 15;
 /// Rows that a launch packs at most: as many as a grid has, 16 at a time.
 const ROWS_MAX: usize = 1 << 19;
@@ -143,7 +140,7 @@ impl Cuda {
             self.device.fill("upload", whole, 0, PART_BYTES as usize)?;
         }
         let pack = |function: Function, index: usize, slot: &Slot, (start, count): (usize, usize)| {
-            let staged = self.partials.pointer() + (index % STAGED * SLOT_BYTES) as u64;
+            let staged = self.partials.pointer() + (index * SLOT_BYTES) as u64;
             let sent = slot.pinned.room().part(0, count * rows.sent_bytes);
             self.device.write_pinned("upload", staged, sent)?;
             let device_part = weight.device_part_from(part, start / TILE_ROWS);

@@ -749,6 +749,25 @@ fn weights_arrive_whole_and_in_order_however_late_copies_are_done() {
 }
 
 #[test]
+fn weights_arrive_from_memory_that_cannot_be_pinned() {
+    let bytes: Vec<u8> =
+        (0..5000u32 * 1024).flat_map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let arrived = || {
+        let cuda = Cuda::new(options()).unwrap();
+        let view = View::new("w", DType::F32, vec![5000, 1024], &bytes).unwrap();
+        let _weight = cuda.upload(&[view.into()]).unwrap();
+        cuda.settle().unwrap();
+        fake::with(|fake| std::mem::take(&mut fake.arrived))
+    };
+    fake::willing();
+    assert!(arrived() == bytes);
+    let first = fake::with(|fake| fake.calls.iter().position(|call| *call == "cuMemHostRegister"));
+    fake::failing(first.unwrap(), CUresult::CUDA_ERROR_NOT_SUPPORTED, false);
+    assert!(arrived() == bytes);
+    assert_clean("one slot that is not pinned");
+}
+
+#[test]
 fn a_bit_that_changes_on_the_way_is_noticed_before_anything_is_computed() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();

@@ -556,7 +556,8 @@ pub(crate) struct LatePinned {
     _memory: MmapMut,
     start: *mut u8,
     bytes: usize,
-    pinned: bool,
+    /// Whether it is; nothing before somebody wanted it.
+    pinned: Option<bool>,
     device: Rc<Device>,
 }
 
@@ -577,7 +578,7 @@ impl LatePinned {
         memory.advise(memmap2::Advice::HugePage).ok();
         let before = memory.as_ptr().addr().next_multiple_of(Self::PAGE) - memory.as_ptr().addr();
         let start = memory[before..][..bytes].as_mut_ptr();
-        Ok(LatePinned { _memory: memory, start, bytes, pinned: false, device: Rc::clone(device) })
+        Ok(LatePinned { _memory: memory, start, bytes, pinned: None, device: Rc::clone(device) })
     }
 
     /// Where it lies.
@@ -585,23 +586,24 @@ impl LatePinned {
         PinnedRoom { start: self.start, bytes: self.bytes }
     }
 
-    /// Pins it, the first time.
+    /// Pins it, the first time. Where a device cannot have that, copies take longer: the driver takes the bytes before it returns.
     pub(crate) fn pin(&mut self) -> Result<(), Error> {
-        if self.pinned {
-            return Ok(());
+        if self.pinned.is_none() {
+            // SAFETY: memory of this struct, which stays where it is until it was given back in `drop`.
+            let result = unsafe { calls::cuMemHostRegister_v2(self.start.cast(), self.bytes, 0) };
+            let can = result != CUresult::CUDA_ERROR_NOT_SUPPORTED;
+            if can {
+                self.device.check(Self::OPERATION, result)?;
+            }
+            self.pinned = Some(can);
         }
-        // SAFETY: memory of this struct, which stays where it is until it was given back in `drop`.
-        self.device.check(Self::OPERATION, unsafe {
-            calls::cuMemHostRegister_v2(self.start.cast(), self.bytes, 0)
-        })?;
-        self.pinned = true;
         Ok(())
     }
 }
 
 impl Drop for LatePinned {
     fn drop(&mut self) {
-        if self.pinned {
+        if self.pinned == Some(true) {
             // SAFETY: registered once, given back once, when no copy reads it any more.
             unsafe {
                 let _ = calls::cuStreamSynchronize(self.device.stream);
