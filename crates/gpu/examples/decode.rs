@@ -202,6 +202,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cuda = Cuda::new(options)?;
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
     let kv_dtype = if folder.iter().any(|word| word == "kv_fp8") { KvDType::F8 } else { KvDType::F16 };
+    let only: Vec<(&str, &str)> = only.into_iter().filter(|(word, _)| *word != "files").collect();
     run(&cuda, shape, &stored, (context, longest, kv_dtype), (one, &only))
 }
 
