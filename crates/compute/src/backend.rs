@@ -106,7 +106,7 @@ impl<Buf> Attention<Buf> {
 }
 
 /// The activation inside a gated feed-forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Glu {
     /// `silu(gate) * up`.
     Silu,

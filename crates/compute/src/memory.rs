@@ -161,7 +161,7 @@ impl fmt::Display for Need {
 }
 
 /// What a weight does in a model, as far as is known when it is loaded: a backend need not get ready for anything else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Multiplies the rows of tokens.
     Tokens,

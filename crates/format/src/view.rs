@@ -105,17 +105,15 @@ impl<'a> View<'a> {
         Ok(View { shape, bytes, packing, ..self.clone() })
     }
 
-    /// Brings the pages of `part`, some of this tensor's bytes, into memory at once; for a backend that is about to copy
-    /// them, which one by one takes longer. An error where the file does not hold them any more: reading them would stop the
-    /// process.
-    pub fn fetch_part(&self, part: &[u8]) -> io::Result<()> {
-        self.map.map_or(Ok(()), |map| map.fetch(part))
-    }
-
-    /// Tells the operating system that the pages of `part` are not needed for now, as [`View::release`] does of all.
-    pub fn release_part(&self, part: &[u8]) {
-        if let Some(map) = self.map {
-            map.release(part);
+    /// Copies `part`, some of this tensor's bytes, to `to`, which is as long. Of a file it is read and not mapped: nothing
+    /// becomes resident, and a file that does not hold it any more is an error and not the end of the process.
+    pub fn read_part(&self, part: &[u8], to: &mut [u8]) -> io::Result<()> {
+        match self.map {
+            Some(map) => map.read(part, to),
+            None => {
+                to.copy_from_slice(part);
+                Ok(())
+            }
         }
     }
 

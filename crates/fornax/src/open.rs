@@ -1,12 +1,14 @@
 //! How a model is opened: options, and everything that follows from them before a weight is touched.
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::thread;
 
 use fornax_compute::cpu::{Activations, CpuOptions, CpuSizes, Simd};
 use fornax_compute::{Counting, KvDType, PAGE_TOKENS, Purpose, Sizes};
 use fornax_engine::{Ask, Change, Plan, Planner, Remedy, StepLimits};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
-use fornax_gpu::{CudaOptions, CudaSizes};
+use fornax_gpu::{CudaOptions, CudaSizes, Opening};
 use fornax_model::{Adapter, Config, Limits};
 use fornax_private::IntegerSizes;
 
@@ -308,7 +310,19 @@ impl OpenOptions {
         let checkpoint = self.checkpoint()?;
         let mut config = Config::read(&checkpoint)?;
         let adapters = self.read_adapters()?;
-        let planned = self.planned(&checkpoint, &adapters)?;
+        // Held until the model is loaded.
+        let opening = match self.device {
+            Device::Cpu => None,
+            Device::Cuda(ordinal) => Some(Opening::begin(ordinal)),
+        };
+        // The plan waits for the device, and a tokenizer takes as long to read.
+        let (planned, text) = thread::scope(|scope| {
+            let text = || Text::open(&checkpoint, self.chat_template.as_deref(), config.vocab);
+            let text = scope.spawn(text);
+            let planned = self.planned(&checkpoint, &adapters);
+            (planned, text.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        let planned = planned?;
         config.limit_context(u32::try_from(planned.plan.context).unwrap_or(u32::MAX));
         let step = planned.plan.step;
         let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
@@ -328,7 +342,7 @@ impl OpenOptions {
         if !planned.plan.fits() {
             return Err(planned.refusal());
         }
-        let text = Text::open(&checkpoint, self.chat_template.as_deref(), config.vocab)?;
+        let text = text?;
         // What was not planned is not allocated.
         let memory_limit = Some(planned.plan.usage.total());
         let place = match self.device {
@@ -347,6 +361,7 @@ impl OpenOptions {
             plan: planned.plan,
             queue: self.queue,
             place,
+            _opening: opening,
             limits,
             drafts: self.drafts,
             prefix_reuse: self.prefix_reuse,
@@ -381,6 +396,8 @@ pub(crate) struct Blueprint {
     /// Requests that may wait.
     pub(crate) queue: Option<usize>,
     pub(crate) place: Place,
+    /// Holds the device open between those who look at it.
+    _opening: Option<Opening>,
     pub(crate) limits: Limits,
     /// Whether answers are drafted.
     pub(crate) drafts: bool,

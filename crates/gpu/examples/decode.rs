@@ -1,20 +1,24 @@
 //! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
-//! [eager] [kv_fp8] [one] [load=N] [operations=N] [prompt=N] [streams=N] [lasting=N] [sample=N]]`, where SHAPE is 7b, 0.5b
+//! [eager] [kv_fp8] [one] [load=N] [files=FOLDER] [operations=N] [prompt=N] [streams=N] [lasting=N] [sample=N]]`, where SHAPE is 7b, 0.5b
 //! (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading
 //! took, each kind of operation alone for one token and several, prompts and steps of many streams, and the whole step of one, with
-//! the bytes that it moves; where numbers of tokens are named, those alone, as a profiler wants them. `sample=N` chooses tokens for N
+//! the bytes that it moves; where numbers of tokens are named, those alone, as a profiler wants them. Weights come from memory, or with
+//! `files` from a file in that folder, which is written where it is not there: `load=N` loads them N times and ends. `sample=N` chooses tokens for N
 //! rows of random logits and needs no weights. `lasting=N` decodes N streams as long as a card takes to become warm. With `one` only what one stream does, and what a step takes less without each
 //! kind of operation.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
+use std::fs;
+use std::io::{self, Seek as _, Write as _};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use fornax_compute::{
     Attention, Backend, Batch, Error, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Linear, Memory, Norm,
     PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Sizes, SplitMix64, Token,
 };
-use fornax_format::{DType, View};
+use fornax_format::{DType, Gguf, View};
 use fornax_gpu::{Buf, Cuda, CudaOptions, CudaSizes, Kv, Weight};
 
 /// Tokens of the prompts, the last the longest.
@@ -124,10 +128,10 @@ fn normal_bf16(bits: u16) -> u16 {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [shape, format, context, folder @ ..] = &args[..] else {
+    let [shape_name, format, context, folder @ ..] = &args[..] else {
         return Err("decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER]".into());
     };
-    let shape = match shape.as_str() {
+    let shape = match shape_name.as_str() {
         "7b" => Shape {
             layers: 28,
             hidden: 3584,
@@ -181,69 +185,173 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let cuda = Cuda::new(options)?;
         return Ok(rows.into_iter().try_for_each(|rows| choosing(&cuda, shape.vocab, rows))?);
     }
-    let stored = Files::new(&shape, (usual, head, more));
+    let word = |wanted: &str| only.iter().find(|(word, _)| *word == wanted).map(|(_, value)| *value);
+    let path = word("files").map(|folder| Path::new(folder).join(format!("{shape_name}-{format}.gguf")));
+    let stored = Files::new(&shape, (usual, head, more), path.as_deref())?;
     // Each time as a process does it: the device opened, memory pinned, kernels loaded.
-    let loads = only.iter().find(|(word, _)| *word == "load").map(|(_, count)| count.parse::<usize>());
-    for _ in 0..loads.unwrap_or(Ok(0))? {
-        let cuda = Cuda::new(options.clone())?;
-        Loaded::new(&cuda, &shape, &stored)?;
-    }
-    if let [("load", _)] = only[..] {
+    if let Some(loads) = word("load") {
+        for _ in 0..loads.parse()? {
+            let started = Instant::now();
+            let cuda = Cuda::new(options.clone())?;
+            print!("opened in {:.3} s, ", started.elapsed().as_secs_f64());
+            Loaded::new(&cuda, &shape, &stored)?;
+        }
         return Ok(());
     }
     let started = Instant::now();
     let cuda = Cuda::new(options)?;
     println!("{}: opened in {:.2} s", fornax_gpu::probe(0)?.words(), started.elapsed().as_secs_f64());
     let kv_dtype = if folder.iter().any(|word| word == "kv_fp8") { KvDType::F8 } else { KvDType::F16 };
+    let only: Vec<(&str, &str)> = only.into_iter().filter(|(word, _)| *word != "files").collect();
     run(&cuda, shape, &stored, (context, longest, kv_dtype), (one, &only))
 }
 
-/// What a file would hold: each kind of weight once, for all layers.
-struct Files {
-    qkv: (DType, Vec<u8>),
-    output: (DType, Vec<u8>),
-    gate_up: (DType, Vec<u8>),
-    /// Half of the layers hold a better down projection, as in Q4_K_M.
-    down: [(DType, Vec<u8>); 2],
-    head: (DType, Vec<u8>),
+/// A kind of weight.
+struct Stored {
+    name: &'static str,
+    dtype: DType,
+    rows: usize,
+    columns: usize,
+    /// For all layers; empty where each has its own in a file.
+    bytes: Vec<u8>,
 }
 
-impl Files {
-    fn new(shape: &Shape, (usual, head, more): (DType, DType, DType)) -> Files {
-        let stored =
-            |dtype: DType, rows: usize, columns: usize| (dtype, random_blocks(dtype, rows * columns));
-        Files {
-            qkv: stored(usual, shape.heads.qkv_columns(), shape.hidden),
-            output: stored(usual, shape.hidden, shape.heads.query * shape.heads.dim),
-            gate_up: stored(usual, 2 * shape.ffn, shape.hidden),
-            down: [usual, more].map(|dtype| stored(dtype, shape.hidden, shape.ffn)),
-            head: stored(head, shape.vocab, shape.hidden),
-        }
+impl Stored {
+    fn new(name: &'static str, dtype: DType, rows: usize, columns: usize) -> Stored {
+        Stored { name, dtype, rows, columns, bytes: Vec::new() }
+    }
+
+    fn len(&self) -> usize {
+        self.dtype.bytes_for(self.rows * self.columns).expect("whole blocks")
     }
 }
 
+/// The weights of a model.
+struct Files {
+    qkv: Stored,
+    output: Stored,
+    gate_up: Stored,
+    /// Half of the layers hold a better down projection, as in Q4_K_M.
+    down: [Stored; 2],
+    head: Stored,
+    file: Option<Gguf>,
+}
+
 impl Files {
+    fn new(
+        shape: &Shape,
+        (usual, head, more): (DType, DType, DType),
+        path: Option<&Path>,
+    ) -> Result<Files, Box<dyn std::error::Error>> {
+        let mut files = Files {
+            qkv: Stored::new("qkv", usual, shape.heads.qkv_columns(), shape.hidden),
+            output: Stored::new("output", usual, shape.hidden, shape.heads.query * shape.heads.dim),
+            gate_up: Stored::new("gate_up", usual, 2 * shape.ffn, shape.hidden),
+            down: [usual, more].map(|dtype| Stored::new("down", dtype, shape.hidden, shape.ffn)),
+            head: Stored::new("head", head, shape.vocab, shape.hidden),
+            file: None,
+        };
+        let is_there = path.is_some_and(Path::exists);
+        if !is_there {
+            files
+                .each_mut()
+                .into_iter()
+                .for_each(|kind| kind.bytes = random_blocks(kind.dtype, kind.rows * kind.columns));
+        }
+        if let Some(path) = path {
+            if !is_there {
+                files.write(shape, path)?;
+            }
+            files.each_mut().into_iter().for_each(|kind| kind.bytes = Vec::new());
+            files.file = Some(Gguf::open(path)?);
+        }
+        Ok(files)
+    }
+
+    fn each_mut(&mut self) -> [&mut Stored; 6] {
+        let [down, better] = &mut self.down;
+        [&mut self.qkv, &mut self.output, &mut self.gate_up, down, better, &mut self.head]
+    }
+
+    fn of_layer(&self, layer: usize) -> [&Stored; 4] {
+        [&self.qkv, &self.output, &self.gate_up, &self.down[layer % 2]]
+    }
+
+    fn view<'f>(&'f self, kind: &'f Stored, layer: usize) -> View<'f> {
+        match &self.file {
+            Some(file) => file.tensor(&format!("{layer}.{}", kind.name)).expect("written"),
+            None => View::new("random", kind.dtype, vec![kind.rows, kind.columns], &kind.bytes)
+                .expect("whole blocks"),
+        }
+    }
+
+    /// As a GGUF file, every layer by itself.
+    fn write(&self, shape: &Shape, path: &Path) -> io::Result<()> {
+        const ALIGNMENT: usize = 32;
+        let layers = (0..shape.layers).flat_map(|layer| self.of_layer(layer).map(|kind| (layer, kind)));
+        let tensors: Vec<(usize, &Stored)> = [(0, &self.head)].into_iter().chain(layers).collect();
+        let counts = [tensors.len() as u64, 0].map(u64::to_le_bytes).concat();
+        let mut header = [&b"GGUF"[..], &3u32.to_le_bytes(), &counts].concat();
+        let mut places = Vec::new();
+        let mut end = 0;
+        for (layer, kind) in &tensors {
+            let name = format!("{layer}.{}", kind.name);
+            let id = kind.dtype.ggml_id();
+            let id = id.ok_or_else(|| io::Error::other(format!("no file holds {}", kind.dtype)))?;
+            header.extend((name.len() as u64).to_le_bytes());
+            header.extend(name.as_bytes());
+            header.extend(2u32.to_le_bytes());
+            header.extend([kind.columns, kind.rows].map(|count| (count as u64).to_le_bytes()).concat());
+            header.extend(id.to_le_bytes());
+            header.extend(u64::to_le_bytes(end));
+            places.push(end);
+            end += kind.len().next_multiple_of(ALIGNMENT) as u64;
+        }
+        header.resize(header.len().next_multiple_of(ALIGNMENT), 0);
+        // Under its name once it is whole.
+        let begun = path.with_extension("part");
+        let file = fs::File::create(&begun)?;
+        file.set_len(header.len() as u64 + end)?;
+        (&file).write_all(&header)?;
+        // By several threads: it may be gigabytes.
+        let tensors: Vec<(&Stored, u64)> =
+            tensors.iter().zip(places).map(|((_, kind), at)| (*kind, at)).collect();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let write = |tensors: &[(&Stored, u64)]| -> io::Result<()> {
+            let mut file = fs::File::options().write(true).open(&begun)?;
+            for (kind, at) in tensors {
+                file.seek(io::SeekFrom::Start(header.len() as u64 + at))?;
+                file.write_all(&kind.bytes)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads =
+                tensors.chunks(tensors.len().div_ceil(threads)).map(|tensors| scope.spawn(|| write(tensors)));
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+        })?;
+        fs::rename(begun, path)
+    }
+
     /// What a plan would say of the weights.
     fn weights_bytes(&self, sizes: &CudaSizes, shape: &Shape) -> Result<u64, Error> {
-        let weight = |rows: usize, columns: usize, (dtype, stored): &(DType, Vec<u8>)| {
-            let stored = &stored[..dtype.bytes_for(rows * columns).expect("whole blocks")];
-            let view = View::new("random", *dtype, vec![rows, columns], stored).expect("whole blocks");
-            sizes.weight_bytes(&[Part::from(view)])
-        };
+        let weight = |view: View<'_>| sizes.weight_bytes(&[Part::from(view)]);
         let vector = |values| sizes.buf_bytes(Purpose::Weights, 1, values);
-        let columns = shape.heads.qkv_columns();
-        let mut bytes =
-            weight(64, shape.hidden, &self.head)? + weight(shape.vocab, shape.hidden, &self.head)?;
+        let mut bytes = weight(embedded(&self.view(&self.head, 0)))? + weight(self.view(&self.head, 0))?;
         for layer in 0..shape.layers {
-            bytes += weight(columns, shape.hidden, &self.qkv)?
-                + weight(shape.hidden, shape.heads.query * shape.heads.dim, &self.output)?
-                + weight(2 * shape.ffn, shape.hidden, &self.gate_up)?
-                + weight(shape.hidden, shape.ffn, &self.down[layer % 2])?
-                + 2 * vector(shape.hidden)
-                + vector(columns);
+            for kind in self.of_layer(layer) {
+                bytes += weight(self.view(kind, layer))?;
+            }
+            bytes += 2 * vector(shape.hidden) + vector(shape.heads.qkv_columns());
         }
         Ok(bytes)
     }
+}
+
+/// The tokens that are looked up.
+fn embedded<'f>(head: &View<'f>) -> View<'f> {
+    head.rows(0..64).expect("a larger vocabulary")
 }
 
 /// A model's weights on the device.
@@ -260,24 +368,23 @@ impl Loaded {
         let started = Instant::now();
         cuda.reserve(Purpose::Weights, files.weights_bytes(cuda.sizes(), shape)?)?;
         let mut bytes = 0;
-        let mut upload = |rows, columns, (dtype, stored): &(DType, Vec<u8>)| -> Result<Weight, Error> {
-            let stored = &stored[..dtype.bytes_for(rows * columns).expect("whole blocks")];
-            bytes += stored.len();
-            let view = View::new("random", *dtype, vec![rows, columns], stored).expect("whole blocks");
+        let mut upload = |view: View<'_>| -> Result<Weight, Error> {
+            bytes += view.bytes.len();
             cuda.upload(&[Part::from(view)])
         };
-        let embedding = upload(64, shape.hidden, &files.head)?;
-        let head = upload(shape.vocab, shape.hidden, &files.head)?;
+        let head = files.view(&files.head, 0);
+        let (embedding, head) = (upload(embedded(&head))?, upload(head)?);
         let mut layers = Vec::new();
         for layer in 0..shape.layers {
+            let [qkv, output, gate_up, down] = files.of_layer(layer).map(|kind| files.view(kind, layer));
             layers.push(Layer {
                 attention_norm: norm(cuda, shape)?,
-                qkv: upload(columns, shape.hidden, &files.qkv)?,
+                qkv: upload(qkv)?,
                 qkv_bias: cuda.upload_values(&vec![0.1; columns])?,
-                output: upload(shape.hidden, shape.heads.query * shape.heads.dim, &files.output)?,
+                output: upload(output)?,
                 mlp_norm: norm(cuda, shape)?,
-                gate_up: upload(2 * shape.ffn, shape.hidden, &files.gate_up)?,
-                down: upload(shape.hidden, shape.ffn, &files.down[layer % 2])?,
+                gate_up: upload(gate_up)?,
+                down: upload(down)?,
             });
         }
         cuda.time(&mut || Ok(()))?;
@@ -285,12 +392,13 @@ impl Loaded {
         let times = cuda.upload_times();
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         println!(
-            "loaded {:.2} GB in {seconds:.3} s: {:.1} GB/s; {} parts; ms: memory {:.1}, pinning {:.1}, waiting for rows {:.1}, for \
+            "loaded {:.2} GB in {seconds:.3} s: {:.1} GB/s; {} parts; ms: memory {:.1}, kernels {:.1}, pinning {:.1}, waiting for rows {:.1}, for \
              slots {:.1}, launching {:.1}, checking {:.1}",
             bytes as f64 / 1e9,
             bytes as f64 / 1e9 / seconds,
             times.parts,
             ms(times.memory),
+            ms(times.kernels),
             ms(times.pinning),
             ms(times.gathering),
             ms(times.slots),
@@ -340,11 +448,11 @@ fn run(
         shape,
         kv_dtype,
         bytes: [
-            files.qkv.1.len(),
-            files.output.1.len(),
-            files.gate_up.1.len(),
-            (files.down[0].1.len() + files.down[1].1.len()) / 2,
-            files.head.1.len(),
+            files.qkv.len(),
+            files.output.len(),
+            files.gate_up.len(),
+            (files.down[0].len() + files.down[1].len()) / 2,
+            files.head.len(),
         ],
     };
     let pages = ((context + 1024).max(longest).div_ceil(PAGE_TOKENS) + 1)

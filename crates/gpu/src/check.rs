@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use fornax_compute::cpu::dequantize;
 use fornax_compute::{Error, Part, Purpose};
+use fornax_format::DType;
 
 use crate::cuda::Cuda;
 use crate::driver::{Arg, Device, Event, Pinned};
@@ -35,8 +36,10 @@ pub(crate) struct Checks {
 struct Arriving {
     /// Where they arrive.
     at: Range<usize>,
-    /// (row, its values) in their order.
-    wanted: Vec<(usize, Vec<f32>)>,
+    /// (row, as it is stored) in their order.
+    stored: Vec<(usize, Vec<u8>)>,
+    dtype: DType,
+    columns: usize,
     names: String,
     /// Whether the smallest values of the part are rounded on the device.
     rounds: bool,
@@ -61,6 +64,16 @@ impl Checks {
         Ok(())
     }
 
+    /// Compares what has arrived.
+    pub(crate) fn settle_arrived(&mut self) -> Result<(), Error> {
+        while let Some(oldest) = self.arriving.front()
+            && oldest.event.passed()?
+        {
+            self.settle_oldest()?;
+        }
+        Ok(())
+    }
+
     /// Room for some rows, behind those before; what lies there is compared first.
     fn room(&mut self, bytes: usize) -> Result<Range<usize>, Error> {
         let start = if self.next + bytes > ROOM_BYTES { 0 } else { self.next };
@@ -74,25 +87,32 @@ impl Checks {
     }
 
     fn settle_oldest(&mut self) -> Result<(), Error> {
-        let Some(Arriving { at, wanted, names, rounds, event }) = self.arriving.pop_front() else {
+        let Some(Arriving { at, stored, dtype, columns, names, rounds, event }) = self.arriving.pop_front()
+        else {
             return Ok(());
         };
         event.wait(OPERATION)?;
         let device = event.device().name();
         self.spare.push(event);
         let values: &[f32] = bytemuck::cast_slice(&self.room.bytes()[at]);
-        let largest =
-            wanted.iter().flat_map(|(_, values)| values).fold(0.0, |most: f32, v| most.max(v.abs()));
+        let mut wanted = vec![0.0; stored.len() * columns];
+        for ((_, stored), wanted) in stored.iter().zip(wanted.chunks_exact_mut(columns)) {
+            let tensor = || names.clone();
+            dequantize(dtype, stored, wanted).ok_or_else(|| Error::DType {
+                tensor: tensor(),
+                dtype,
+                backend: device,
+            })?;
+        }
+        let largest = wanted.iter().fold(0.0, |most: f32, v| most.max(v.abs()));
         let small = if rounds { largest * 2f32.powi(-30) } else { 0.0 };
-        let mut start = 0;
-        for (row, wanted) in wanted {
-            let arrived = &values[start..][..wanted.len()];
-            start += wanted.len();
+        let rows = values.chunks_exact(columns).zip(wanted.chunks_exact(columns));
+        for ((row, _), (arrived, wanted)) in stored.iter().zip(rows) {
             let differs = |(got, wanted): (&f32, &f32)| {
                 let same = got.to_bits() == wanted.to_bits() || wanted.is_nan();
                 !same && wanted.abs().max(got.abs()) >= small
             };
-            if let Some(column) = arrived.iter().zip(&wanted).position(differs) {
+            if let Some(column) = arrived.iter().zip(wanted).position(differs) {
                 let reason = format!(
                     "{names}: row {row} column {column} is {:e} on the device and {:e} in the file",
                     arrived[column], wanted[column]
@@ -143,25 +163,18 @@ impl Cuda {
         };
         self.device.read_pinned(OPERATION, room.pointer(), checks.room.room().part(at.start, bytes))?;
         event.record()?;
-        // What must have arrived is made while it is under way.
         let of_format = |part_of: &&Part<'_>| Format::of(part_of.view.dtype) == Some(part.format);
         let dtype = parts.iter().find(of_format).unwrap_or(&parts[0]).view.dtype;
-        let stored = Stored::new(parts, part);
-        let mut wanted = Vec::with_capacity(rows);
-        for row in (0..rows).map(|at| at * stride) {
-            let Some(bytes) = stored.row(row) else { continue };
-            let mut values = vec![0.0; part.columns];
-            dequantize(dtype, bytes, &mut values).ok_or_else(|| Error::DType {
-                tensor: parts[0].view.name.to_owned(),
-                dtype,
-                backend: self.device.name(),
-            })?;
-            wanted.push((row, values));
-        }
+        let all = Stored::new(parts, part);
+        let unreadable = |reason| Error::Device { backend: self.device.name(), operation: OPERATION, reason };
+        let stored = (0..rows).map(|at| at * stride).map(|row| Ok((row, all.row(row)?)));
+        let stored = stored.collect::<Result<_, _>>().map_err(unreadable)?;
         let names: Vec<&str> = parts.iter().map(|part| part.view.name).collect();
         checks.arriving.push_back(Arriving {
             at,
-            wanted,
+            stored,
+            dtype,
+            columns: part.columns,
             names: names.join(" + "),
             rounds: part.format == Format::BF16,
             event,

@@ -1,7 +1,7 @@
 //! The device as a backend: memory, steps, recording. Operations are in `ops`.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use fornax_compute::{
 use crate::arena::{Arena, Piece};
 use crate::check::Checks;
 use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
+use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
 use crate::ops::{Fuse, Scratch, sample_program};
 use crate::program::{Key, Programs};
@@ -66,6 +67,9 @@ impl Default for CudaOptions {
     }
 }
 
+/// A part's format, rows and columns.
+type Kind = (Format, usize, usize);
+
 /// An NVIDIA GPU as a device.
 pub struct Cuda {
     pub(crate) device: Rc<Device>,
@@ -88,6 +92,8 @@ pub struct Cuda {
     ring: RefCell<Option<Ring>>,
     /// What is read back of new weights.
     checked: RefCell<Option<Checks>>,
+    /// Kinds of weights, by role and parts, whose products were asked for.
+    prepared: RefCell<HashSet<(Option<Role>, Vec<Kind>)>>,
     /// Attention that will be asked for, and whether queries and keys are turned before.
     foreseen: RefCell<Vec<(Attention<()>, bool)>>,
     pub(crate) upload_times: Cell<UploadTimes>,
@@ -168,6 +174,7 @@ impl Cuda {
             has_sampled: RefCell::new(vec![false; options.slots]),
             ring: RefCell::new(None),
             checked: RefCell::new(None),
+            prepared: RefCell::default(),
             foreseen: RefCell::default(),
             upload_times: Cell::default(),
             graphs: RefCell::default(),
@@ -274,33 +281,41 @@ impl Cuda {
         check.holds(slot)
     }
 
-    /// Room for a weight of these parts.
+    /// Room for a weight of these parts. What its way in needs is compiled from here on, before anything else.
     fn weight(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))
+        let weight =
+            self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
+        for part in &weight.parts {
+            self.programs.prepare(crate::upload::packer(part.format));
+            self.programs.prepare(Key::quant("embed.cu", part.format));
+        }
+        Ok(weight)
     }
 
     /// A weight that is multiplied by, with the products that its role has; without one, with all.
     fn multiplied(&self, role: Option<Role>, parts: &[Part<'_>]) -> Result<Weight, Error> {
         land(parts, Content::Values, |parts| {
             let weight = self.weight(parts)?;
-            self.products(&weight.parts, role).into_iter().for_each(|key| self.programs.prepare(key));
+            self.timed(
+                |times| &mut times.kernels,
+                || {
+                    self.prepare_products(&weight, role);
+                    Ok(())
+                },
+            )?;
             self.fill(weight, parts)
         })
     }
 
     /// Sends the stored rows to where they belong, and compares some of them with the file.
     fn fill(&self, weight: Weight, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        for part in &weight.parts {
-            self.programs.prepare(Key::quant("embed.cu", part.format));
-            self.programs.prepare(crate::upload::packer(part.format));
-        }
         let mut ring = self.ring.borrow_mut();
         let ring = match ring.as_mut() {
             Some(ring) => ring,
             None => ring.insert(Ring::new(&self.device)?),
         };
-        self.send(ring, &weight, parts)?;
         let mut checked = self.checked.borrow_mut();
+        self.send((ring, &mut *checked), &weight, parts)?;
         let checked = match checked.as_mut() {
             Some(checked) => checked,
             None => checked.insert(Checks::new(&self.device)?),
@@ -308,6 +323,15 @@ impl Cuda {
         self.timed(|times| &mut times.checking, || self.begin_check(checked, &weight, parts))?;
         parts.iter().for_each(|part| part.view.release());
         Ok(weight)
+    }
+
+    /// Begins to compile what a weight's products need.
+    fn prepare_products(&self, weight: &Weight, role: Option<Role>) {
+        let kinds = weight.parts.iter().map(|part| (part.format, part.rows, part.columns));
+        // Layers are alike: to list the programs of each takes longer than to send a small one.
+        if self.prepared.borrow_mut().insert((role, kinds.collect())) {
+            self.products(&weight.parts, role).into_iter().for_each(|key| self.programs.prepare(key));
+        }
     }
 
     /// Compares what was read back of weights with the file: nothing is computed before that.
@@ -381,8 +405,13 @@ impl Memory for Cuda {
         let mut values = Vec::new();
         for part in parts {
             let count = self.sizes.vector_values(part)?;
+            let bytes = crate::gather::read(&part.view, part.view.bytes).map_err(|reason| Error::Device {
+                backend: self.device.name(),
+                operation: "upload",
+                reason,
+            })?;
             let mut stored = vec![0.0; part.view.values()];
-            dequantize(part.view.dtype, part.view.bytes, &mut stored).ok_or_else(|| Error::DType {
+            dequantize(part.view.dtype, &bytes, &mut stored).ok_or_else(|| Error::DType {
                 tensor: part.view.name.to_owned(),
                 dtype: part.view.dtype,
                 backend: self.device.name(),

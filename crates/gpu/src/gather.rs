@@ -11,15 +11,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use fornax_compute::Part;
+use fornax_format::View;
 
 use crate::driver::PinnedRoom;
 use crate::layout::Format;
 use crate::memory::WeightPart;
 
 /// Less than this is gathered sooner than another thread wakes.
-const STRETCH_BYTES: usize = 512 << 10;
-/// From this many on, pages of a file are asked for together and given back together.
-const FETCHED_BYTES: usize = 64 << 10;
+const STRETCH_BYTES: usize = 256 << 10;
+/// Stretches of a slot for each thread at most: the slowest is waited for.
+const STRETCHES: usize = 2;
+/// Of rows that are sent in another form than they are stored in, so much is read before it is brought into that form: it stays in
+/// the core's cache.
+const READ_BYTES: usize = 256 << 10;
 
 /// The threads.
 pub(crate) struct Gatherers {
@@ -95,8 +99,10 @@ impl Shared {
     }
 
     fn work(&self) {
+        // Rows as they are stored, on their way to the form in which they are sent.
+        let mut room = Vec::new();
         while let Some(stretch) = self.next() {
-            let done = catch_unwind(AssertUnwindSafe(|| stretch.gather()));
+            let done = catch_unwind(AssertUnwindSafe(|| stretch.gather(&mut room)));
             let mut state = self.state();
             state.busy -= 1;
             match done {
@@ -123,10 +129,10 @@ impl Shared {
 }
 
 impl Stretch {
-    fn gather(&self) -> Result<(), String> {
+    fn gather(&self, room: &mut Vec<u8>) -> Result<(), String> {
         // SAFETY: whoever gave the stretch leaves its room alone until it is gathered, and stretches do not overlap.
-        let room = unsafe { self.room.bytes_mut() };
-        self.stored.copy(self.first, self.count, room)
+        let to = unsafe { self.room.bytes_mut() };
+        self.stored.copy((self.first, self.count), to, room)
     }
 }
 
@@ -144,7 +150,7 @@ pub(crate) struct Gathering<'r> {
 }
 
 impl Gathering<'_> {
-    /// Has `count` rows from `first` on gathered into a slot, each thread a stretch of it.
+    /// Has `count` rows from `first` on gathered into a slot, each thread some stretches of it.
     ///
     /// # Safety
     /// `room` stays allocated as long as the gathering, and nobody else touches it until [`wait`](Gathering::wait) for the
@@ -154,7 +160,7 @@ impl Gathering<'_> {
         // is thrown away or done.
         let stored = unsafe { std::mem::transmute::<&Stored<'_>, &'static Stored<'static>>(self.stored) };
         let sent = self.stored.sent_bytes;
-        let each = count.div_ceil((count * sent / STRETCH_BYTES).clamp(1, self.threads));
+        let each = count.div_ceil((count * sent / STRETCH_BYTES).clamp(1, STRETCHES * self.threads));
         let mut state = self.shared.state();
         for start in (0..count).step_by(each) {
             let count = each.min(count - start);
@@ -214,51 +220,69 @@ impl<'a> Stored<'a> {
         Stored { parts: within, row_bytes, sent_bytes, format: of.format, rows: of.rows }
     }
 
-    /// The bytes of an output row; `None` beyond the last.
-    pub(crate) fn row(&self, row: usize) -> Option<&'a [u8]> {
-        self.run(row, 1).map(|(_, bytes)| bytes)
+    /// An output row as it is stored, or why it cannot be read.
+    pub(crate) fn row(&self, row: usize) -> Result<Vec<u8>, String> {
+        let (part, bytes) = self.run(row, 1);
+        read(&part.view, bytes)
     }
 
-    /// Copies `count` output rows from `first` on to the beginning of `to`, in the form in which they are sent.
-    /// Fails where their file cannot be read any more.
-    fn copy(&self, mut first: usize, count: usize, to: &mut [u8]) -> Result<(), String> {
+    /// Copies `count` output rows from `first` on to the beginning of `to`, in the form in which they are sent; what is to be
+    /// brought into that form is read into `room`. Fails where their file cannot be read any more.
+    fn copy(
+        &self,
+        (mut first, count): (usize, usize),
+        to: &mut [u8],
+        room: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let as_stored = self.format.sends_as_stored();
+        let most = if as_stored { usize::MAX } else { (READ_BYTES / self.row_bytes.max(1)).max(1) };
         let mut to = &mut to[..count * self.sent_bytes];
         while !to.is_empty() {
-            let (part, run) = self.run(first, to.len() / self.sent_bytes).expect("below the part's rows");
-            let (here, rest) = to.split_at_mut(run.len() / self.row_bytes * self.sent_bytes);
-            // By this thread, beside the others: what is mapped one page at a time takes as long as what is copied.
-            let large = run.len() >= FETCHED_BYTES;
-            if large {
-                part.view.fetch_part(run).map_err(|error| format!("{}: {error}", part.view.name))?;
+            let (part, run) = self.run(first, most.min(to.len() / self.sent_bytes));
+            let rows = run.len() / self.row_bytes;
+            let (here, rest) = to.split_at_mut(rows * self.sent_bytes);
+            if as_stored {
+                read_into(&part.view, run, here)?;
+            } else {
+                room.resize(run.len(), 0);
+                read_into(&part.view, run, room)?;
+                self.format.send(room, here);
             }
-            self.format.send(run, here);
-            if large {
-                part.view.release_part(run);
-            }
-            first += run.len() / self.row_bytes;
+            first += rows;
             to = rest;
         }
         Ok(())
     }
 
     /// The bytes of output rows from `row` on that lie behind each other in their tensor: at least one row, at most `most`.
-    fn run(&self, row: usize, most: usize) -> Option<(&'a Part<'a>, &'a [u8])> {
-        if row >= self.rows {
-            return None;
-        }
+    fn run(&self, row: usize, most: usize) -> (&'a Part<'a>, &'a [u8]) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
         let at = self.parts.partition_point(|(first, _)| *first <= row) - 1;
         let (first, part) = self.parts[at];
         let (stored, count) = match &part.rows {
             Some(order) => (order[row - first] as usize, 1),
             None => (row - first, most.min(part.view.shape[0] - (row - first))),
         };
-        Some((part, &part.view.bytes[stored * self.row_bytes..][..count * self.row_bytes]))
+        (part, &part.view.bytes[stored * self.row_bytes..][..count * self.row_bytes])
     }
+}
+
+/// Some bytes of a tensor, or why its file does not give them.
+pub(crate) fn read(view: &View<'_>, bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let mut to = vec![0; bytes.len()];
+    read_into(view, bytes, &mut to)?;
+    Ok(to)
+}
+
+fn read_into(view: &View<'_>, bytes: &[u8], to: &mut [u8]) -> Result<(), String> {
+    view.read_part(bytes, to).map_err(|error| format!("{}: {error}", view.name))
 }
 
 #[cfg(test)]
 mod tests {
-    use fornax_format::{DType, View};
+    use std::path::Path;
+
+    use fornax_format::{DType, Gguf};
 
     use super::*;
     use crate::layout::PLANES;
@@ -285,10 +309,9 @@ mod tests {
         let parts = [first, second];
         let stored = Stored::new(&parts, &part(rows));
         let row = |index: usize| &bytes[index * ROW_BYTES..][..ROW_BYTES];
-        assert_eq!(stored.row(0), Some(row(239)));
-        assert_eq!(stored.row(240), Some(row(240)));
-        assert_eq!(stored.row(399), Some(row(399)));
-        assert_eq!(stored.row(400), None);
+        for (index, stored_at) in [(0, 239), (240, 240), (399, 399)] {
+            assert_eq!(stored.row(index).unwrap(), row(stored_at));
+        }
         let wanted: Vec<u8> = (0..240).rev().chain(240..400).flat_map(|index| row(index).to_vec()).collect();
         for threads in [1, 2, 3, 8] {
             let mut gatherers = Gatherers::new(threads, 2).unwrap();
@@ -357,6 +380,106 @@ mod tests {
             drop(gathering);
             let state = gatherers.shared.state();
             assert_eq!((state.queue.len(), state.busy, state.missing[0]), (0, 0, 0));
+        }
+    }
+
+    /// A GGUF file of matrices: name, type, shape and bytes of each.
+    fn write_file(path: &Path, tensors: &[(&str, DType, [usize; 2], &[u8])]) {
+        let mut file = [&b"GGUF"[..], &3u32.to_le_bytes()].concat();
+        file.extend([tensors.len() as u64, 0].map(u64::to_le_bytes).concat());
+        let mut offset = 0;
+        for (name, dtype, [rows, columns], bytes) in tensors {
+            file.extend([&(name.len() as u64).to_le_bytes(), name.as_bytes(), &2u32.to_le_bytes()].concat());
+            file.extend([*columns as u64, *rows as u64].map(u64::to_le_bytes).concat());
+            file.extend(dtype.ggml_id().unwrap().to_le_bytes());
+            file.extend(u64::to_le_bytes(offset));
+            offset += bytes.len().next_multiple_of(32) as u64;
+        }
+        for (_, _, _, bytes) in tensors {
+            file.resize(file.len().next_multiple_of(32), 0);
+            file.extend(*bytes);
+        }
+        file.resize(file.len().next_multiple_of(32), 0);
+        std::fs::write(path, file).unwrap();
+    }
+
+    /// All rows of a weight, as three threads gather them.
+    fn gathered(parts: &[Part<'_>], of: &WeightPart) -> Result<Vec<u8>, String> {
+        let stored = Stored::new(parts, of);
+        let mut room = vec![0xaa; of.rows * stored.sent_bytes];
+        let mut gatherers = Gatherers::new(3, 1).unwrap();
+        let gathering = gatherers.begin(&stored);
+        // SAFETY: the room outlives the gathering and is read behind it.
+        unsafe { gathering.give(0, (0, of.rows), PinnedRoom::of(&mut room)) };
+        gathering.wait(0)?;
+        drop(gathering);
+        Ok(room)
+    }
+
+    /// A weight of two tensors, the rows of the first in another order.
+    fn two<'v>(first: View<'v>, second: View<'v>) -> [Part<'v>; 2] {
+        let mut first = Part::from(first);
+        first.rows = Some((0..first.view.shape[0] as u32).rev().collect());
+        [first, Part::from(second)]
+    }
+
+    #[test]
+    fn rows_of_a_file_are_gathered_as_those_in_memory_and_stay_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        // One that is sent as it is stored, and one that is not; larger than what is read at once, and no multiple of it.
+        for (dtype, columns) in [(DType::BF16, 4096), (DType::IQ4_NL, 2048)] {
+            let row_bytes = dtype.bytes_for(columns).unwrap();
+            let bytes = random(1200);
+            let (one, other) = (&bytes[..301 * row_bytes], &bytes[301 * row_bytes..][..700 * row_bytes]);
+            write_file(&path, &[("a", dtype, [301, columns], one), ("b", dtype, [700, columns], other)]);
+            let file = Gguf::open(&path).unwrap();
+            let from_file = two(file.tensor("a").unwrap(), file.tensor("b").unwrap());
+            let view = |name, rows, bytes| View::new(name, dtype, vec![rows, columns], bytes).unwrap();
+            let from_memory = two(view("a", 301, one), view("b", 700, other));
+            let of = WeightPart { format: Format::of(dtype).unwrap(), rows: 1001, columns, ..part(0) };
+            let wanted = gathered(&from_memory, &of).unwrap();
+            // The header was read through the map.
+            #[cfg(target_os = "linux")]
+            let before = resident_kib(&path);
+            assert!(gathered(&from_file, &of).unwrap() == wanted, "{dtype}");
+            #[cfg(target_os = "linux")]
+            assert_eq!(resident_kib(&path), before, "{dtype}: KiB of the map");
+            let stored = Stored::new(&from_file, &of);
+            assert_eq!(stored.row(1).unwrap(), &one[299 * row_bytes..][..row_bytes], "{dtype}");
+        }
+    }
+
+    /// KiB of a mapped file that are resident in this process.
+    #[cfg(target_os = "linux")]
+    fn resident_kib(path: &Path) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let of_file = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+        let line = of_file.into_iter().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_file_that_became_shorter_is_an_error_with_the_tensors_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        for dtype in [DType::BF16, DType::IQ4_NL] {
+            let bytes = random(600);
+            let (row_bytes, columns) = (dtype.bytes_for(2048).unwrap(), 2048);
+            let (one, other) = (&bytes[..300 * row_bytes], &bytes[300 * row_bytes..][..300 * row_bytes]);
+            write_file(&path, &[("a", dtype, [300, columns], one), ("b", dtype, [300, columns], other)]);
+            let file = Gguf::open(&path).unwrap();
+            let parts = two(file.tensor("a").unwrap(), file.tensor("b").unwrap());
+            let of = WeightPart { format: Format::of(dtype).unwrap(), rows: 600, columns, ..part(0) };
+            gathered(&parts, &of).unwrap();
+            let shorter = std::fs::File::options().write(true).open(&path).unwrap();
+            shorter.set_len(file.file_bytes() * 3 / 4).unwrap();
+            let wanted = format!("b: {}: became shorter", path.display());
+            assert_eq!(gathered(&parts, &of).unwrap_err(), wanted);
+            let stored = Stored::new(&parts, &of);
+            stored.row(0).unwrap();
+            assert_eq!(stored.row(599).unwrap_err(), wanted);
         }
     }
 }

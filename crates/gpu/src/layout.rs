@@ -97,6 +97,11 @@ impl Format {
         }
     }
 
+    /// Whether rows are sent as they are stored.
+    pub(crate) fn sends_as_stored(self) -> bool {
+        !matches!(self, Format::MXFP8 | Format::Coded(_))
+    }
+
     /// Writes stored rows as they are sent: for each 16 values their codes, two to a byte, the scale and the minimum. MXFP8 is
     /// sent as Q8_0 lies in files, an f16 before each 32 codes.
     pub(crate) fn send(self, stored: &[u8], to: &mut [u8]) {

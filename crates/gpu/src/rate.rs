@@ -52,7 +52,7 @@ pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Er
     device.fill("measure rates", from.pointer(), 0x5a, COPY_BYTES)?;
     let copied = best(&mut || device.copy("measure rates", to.pointer(), from.pointer(), COPY_BYTES))?;
     let pinned = Pinned::new(&device, PINNED_BYTES)?;
-    let sent = best(&mut || device.write_pinned("measure rates", to.pointer(), &pinned, 0, PINNED_BYTES))?;
+    let sent = best(&mut || device.write_pinned("measure rates", to.pointer(), pinned.room()))?;
 
     let programs = Programs::new(&device, kernel_folder)?;
     let function = programs.function(&Key::plain("rate.cu"), "matrix_rate")?;

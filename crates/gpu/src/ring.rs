@@ -114,7 +114,7 @@ impl CudaRing {
         let mut staged = self.staged.borrow_mut();
         let (x, out): (&[u8], &mut [u8]) = (bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out));
         staged.words.bytes_mut()[..x.len()].copy_from_slice(x);
-        self.device.write_pinned(OPERATION, self.words.pointer(), &staged.words, 0, x.len())?;
+        self.device.write_pinned(OPERATION, self.words.pointer(), staged.words.room().part(0, x.len()))?;
         let args = [
             Arg::Pointer(self.words.pointer()),
             Arg::Int(int(columns)),
@@ -178,7 +178,7 @@ impl Ring for CudaRing {
             for rows in weights.chunks(at_once * TILE_ROWS * columns) {
                 let bytes = rows.len().div_ceil(TILE_ROWS * columns) * row_tile;
                 pack(rows, columns, &mut staged.out.bytes_mut()[..bytes]);
-                self.device.write_pinned("upload", to, &staged.out, 0, bytes)?;
+                self.device.write_pinned("upload", to, staged.out.room().part(0, bytes))?;
                 self.device.synchronize("upload")?;
                 to += bytes as u64;
             }

@@ -268,7 +268,7 @@ impl Steps {
         // A step that was dropped without being finished may still be reading what was staged for it.
         slot.done.wait("begin")?;
         let words = slot.fill(batch, self.tokens_max, self.pages_max)?;
-        self.device.write_pinned("begin", slot.batch, &slot.staged, 0, words * 4)?;
+        self.device.write_pinned("begin", slot.batch, slot.staged.room().part(0, words * 4))?;
         slot.done.record()?;
         slot.behind.set(false);
         Ok(step)

@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 
 use fornax_compute::{Error, Part};
 
+use crate::check::Checks;
 use crate::cuda::Cuda;
-use crate::driver::{Arg, Device, Event, Pinned};
+use crate::driver::{Arg, Device, Event, Function, LatePinned};
 use crate::gather::{Gatherers, Stored};
 use crate::layout::{Format, PART_BYTES, TILE_ROWS};
 use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
 
-/// Pinning takes 0.2 to 0.3 s for each gigabyte: little is pinned, and used again and again. Eight slots took longer to pin
-/// than they saved.
-const SLOTS: usize = 4;
+/// Little is pinned, and used again and again: eight slots were slower.
+pub(crate) const SLOTS: usize = 4;
 const SLOT_BYTES: usize = 16 << 20;
 /// Slots that are gathered while those before them are copied.
 const GATHERED: usize = SLOTS - 1;
 // What was copied waits to be packed where attention has its partial results: no step runs while a weight is uploaded.
 const _: () = assert!(SLOTS * SLOT_BYTES <= PARTIALS_BYTES as usize);
-/// Beyond this many threads the copy is the slowest.
-const THREADS_MAX: usize = 12;
+/// With so many the copy is the slowest.
+const THREADS_MAX: usize = 15;
 /// Rows that a launch packs at most: as many as a grid has, 16 at a time.
 const ROWS_MAX: usize = 1 << 19;
 
@@ -44,7 +44,9 @@ pub struct UploadTimes {
     pub parts: usize,
     /// Taking memory from the driver.
     pub memory: Duration,
-    /// Pinning memory, once.
+    /// Beginning to compile kernels and waiting for those that pack.
+    pub kernels: Duration,
+    /// Pinning memory, once, behind the first rows that it holds.
     pub pinning: Duration,
     /// Waiting until threads have gathered rows.
     pub gathering: Duration,
@@ -58,22 +60,35 @@ pub struct UploadTimes {
 
 /// Pinned memory in turns, and the threads that fill it.
 pub(crate) struct Ring {
-    device: Rc<Device>,
-    /// Grows to `SLOTS`: the first is filled while the next is pinned.
-    slots: Vec<(Pinned, Event)>,
+    slots: Vec<Slot>,
     next: usize,
     gatherers: Gatherers,
+}
+
+struct Slot {
+    pinned: LatePinned,
+    /// What it held is on the device.
+    sent: Event,
+}
+
+impl Slot {
+    fn new(device: &Rc<Device>) -> Result<Slot, Error> {
+        Ok(Slot { pinned: LatePinned::new(device, SLOT_BYTES)?, sent: Event::new(device)? })
+    }
 }
 
 impl Ring {
     pub(crate) fn new(device: &Rc<Device>) -> Result<Ring, Error> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let gatherers = Gatherers::new(cores.min(THREADS_MAX), SLOTS).map_err(|error| Error::Device {
+        // One is for the thread that sends.
+        let threads = cores.saturating_sub(1).clamp(1, THREADS_MAX);
+        let gatherers = Gatherers::new(threads, SLOTS).map_err(|error| Error::Device {
             backend: device.name(),
             operation: "upload",
             reason: format!("no thread can be started: {error}"),
         })?;
-        Ok(Ring { device: Rc::clone(device), slots: Vec::with_capacity(SLOTS), next: 0, gatherers })
+        let slots = (0..SLOTS).map(|_| Slot::new(device)).collect::<Result<_, _>>()?;
+        Ok(Ring { slots, next: 0, gatherers })
     }
 }
 
@@ -101,13 +116,19 @@ pub(crate) fn packer(format: Format) -> Key {
 
 impl Cuda {
     /// Sends the stored rows of a weight's parts to their planes.
-    pub(crate) fn send(&self, ring: &mut Ring, weight: &Weight, parts: &[Part<'_>]) -> Result<(), Error> {
-        weight.parts.iter().try_for_each(|part| self.send_part(ring, weight, part, &Stored::new(parts, part)))
+    pub(crate) fn send(
+        &self,
+        (ring, checks): (&mut Ring, &mut Option<Checks>),
+        weight: &Weight,
+        parts: &[Part<'_>],
+    ) -> Result<(), Error> {
+        let mut parts = weight.parts.iter().map(|part| (part, Stored::new(parts, part)));
+        parts.try_for_each(|(part, rows)| self.send_part((ring, checks), weight, part, &rows))
     }
 
     fn send_part(
         &self,
-        ring: &mut Ring,
+        (ring, checks): (&mut Ring, &mut Option<Checks>),
         weight: &Weight,
         part: &WeightPart,
         rows: &Stored<'_>,
@@ -115,13 +136,13 @@ impl Cuda {
         let at_once = SLOT_BYTES / rows.sent_bytes.max(1) / TILE_ROWS * TILE_ROWS;
         let at_once = at_once.clamp(TILE_ROWS, ROWS_MAX);
         assert!(at_once * rows.sent_bytes <= SLOT_BYTES, "16 rows of {} bytes", rows.sent_bytes);
-        let function = self.programs.function(&packer(part.format), "pack")?;
         if let Some(whole) = weight.whole(part) {
             self.device.fill("upload", whole, 0, PART_BYTES as usize)?;
         }
-        let pack = |slot: usize, pinned: &Pinned, start: usize, count: usize| {
-            let staged = self.partials.pointer() + (slot * SLOT_BYTES) as u64;
-            self.device.write_pinned("upload", staged, pinned, 0, count * rows.sent_bytes)?;
+        let pack = |function: Function, index: usize, slot: &Slot, (start, count): (usize, usize)| {
+            let staged = self.partials.pointer() + (index * SLOT_BYTES) as u64;
+            let sent = slot.pinned.room().part(0, count * rows.sent_bytes);
+            self.device.write_pinned("upload", staged, sent)?;
             let device_part = weight.device_part_from(part, start / TILE_ROWS);
             let stored = StoredRows {
                 stored: staged,
@@ -133,44 +154,51 @@ impl Cuda {
             let args =
                 [Arg::Struct(bytemuck::bytes_of(&device_part)), Arg::Struct(bytemuck::bytes_of(&stored))];
             let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
-            self.launch("upload", function, grid, (64, 0), &args)
+            self.launch("upload", function, grid, (64, 0), &args)?;
+            slot.sent.record()
         };
-        let Ring { device, slots, next, gatherers } = ring;
+        let Ring { slots, next, gatherers } = ring;
         let gathering = gatherers.begin(rows);
         let mut times = self.upload_times.get();
         times.parts += 1;
         let (chunks, first_slot) = (part.rows.div_ceil(at_once), *next);
-        let count = |index: usize| at_once.min(part.rows - index * at_once);
+        let chunk = |index: usize| (index * at_once, at_once.min(part.rows - index * at_once));
+        let mut function = None;
         let mut opened = 0;
         for index in 0..chunks {
             while opened < chunks.min(index + GATHERED) {
                 let slot = (first_slot + opened) % SLOTS;
-                if slot == slots.len() {
-                    times.pinning += timed(|| {
-                        slots.push((Pinned::new(device, SLOT_BYTES)?, Event::new(device)?));
-                        Ok(())
-                    })?;
-                }
-                let (pinned, event) = &slots[slot];
-                times.slots += timed(|| event.wait("upload"))?;
+                let Slot { pinned, sent } = &slots[slot];
+                times.slots += timed(|| sent.wait("upload"))?;
                 // SAFETY: the ring outlives the gathering; the device has taken what the slot held, and nobody writes it
                 // before `wait` has returned.
-                unsafe { gathering.give(slot, (opened * at_once, count(opened)), pinned.room()) };
+                unsafe { gathering.give(slot, chunk(opened), pinned.room()) };
                 opened += 1;
             }
             let slot = (first_slot + index) % SLOTS;
+            if let (0, Some(checks)) = (index, &mut *checks) {
+                // Rows of the weights before are compared while the first of this one are gathered.
+                times.checking += timed(|| checks.settle_arrived())?;
+            }
             times.gathering += timed(|| {
                 gathering.wait(slot).map_err(|reason| Error::Device {
-                    backend: device.name(),
+                    backend: self.device.name(),
                     operation: "upload",
                     reason,
                 })
             })?;
-            let (pinned, event) = &slots[slot];
-            times.launching += timed(|| {
-                pack(slot, pinned, index * at_once, count(index))?;
-                event.record()
-            })?;
+            times.pinning += timed(|| slots[slot].pinned.pin())?;
+            let function = match function {
+                Some(function) => function,
+                // Once threads have something to do: it may have to be read and loaded.
+                None => {
+                    let started = Instant::now();
+                    let found = self.programs.function(&packer(part.format), "pack")?;
+                    times.kernels += started.elapsed();
+                    *function.insert(found)
+                }
+            };
+            times.launching += timed(|| pack(function, slot, &slots[slot], chunk(index)))?;
             // What comes next begins behind the last that was used, also where this part fails.
             *next = (slot + 1) % SLOTS;
         }

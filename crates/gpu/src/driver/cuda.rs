@@ -13,6 +13,7 @@ use std::rc::Rc;
 use cudarc::driver::sys as calls;
 use cudarc::driver::sys::{self, CUresult};
 use fornax_compute::Error;
+use memmap2::MmapMut;
 
 #[cfg(test)]
 use super::fake as calls;
@@ -239,17 +240,14 @@ impl Device {
         &self,
         operation: &'static str,
         to: u64,
-        from: &Pinned,
-        at: usize,
-        bytes: usize,
+        from: PinnedRoom,
     ) -> Result<(), Error> {
-        assert!(at + bytes <= from.bytes, "{bytes} bytes at {at} of {} pinned ones", from.bytes);
-        if bytes == 0 {
+        if from.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: inside the pinned memory, as just checked; `to` is memory of the caller's of that size.
+        // SAFETY: pinned memory of that size; `to` is memory of the caller's that holds as much.
         self.check(operation, unsafe {
-            calls::cuMemcpyHtoDAsync_v2(to, from.start.add(at).cast(), bytes, self.stream)
+            calls::cuMemcpyHtoDAsync_v2(to, from.start.cast(), from.bytes, self.stream)
         })
     }
 
@@ -550,6 +548,71 @@ impl Drop for Pinned {
     }
 }
 
+/// Memory of the host that is pinned once somebody has filled it: his threads bring its pages, many at a time, where the driver
+/// would bring, clear and pin one after the other.
+#[derive(Debug)]
+pub(crate) struct LatePinned {
+    /// Somewhat longer, so that it holds whole large pages.
+    _memory: MmapMut,
+    start: *mut u8,
+    bytes: usize,
+    /// Whether it is; nothing before somebody wanted it.
+    pinned: Option<bool>,
+    device: Rc<Device>,
+}
+
+impl LatePinned {
+    const OPERATION: &str = "pin memory";
+    /// A large page.
+    const PAGE: usize = 2 << 20;
+
+    pub(crate) fn new(device: &Rc<Device>, bytes: usize) -> Result<LatePinned, Error> {
+        let failed = |error: std::io::Error| Error::Device {
+            backend: device.name,
+            operation: Self::OPERATION,
+            reason: error.to_string(),
+        };
+        let mut memory = MmapMut::map_anon(bytes + Self::PAGE).map_err(failed)?;
+        // It is advice: small pages only take longer.
+        #[cfg(target_os = "linux")]
+        memory.advise(memmap2::Advice::HugePage).ok();
+        let before = memory.as_ptr().addr().next_multiple_of(Self::PAGE) - memory.as_ptr().addr();
+        let start = memory[before..][..bytes].as_mut_ptr();
+        Ok(LatePinned { _memory: memory, start, bytes, pinned: None, device: Rc::clone(device) })
+    }
+
+    /// Where it lies.
+    pub(crate) fn room(&self) -> PinnedRoom {
+        PinnedRoom { start: self.start, bytes: self.bytes }
+    }
+
+    /// Pins it, the first time. Where a device cannot have that, copies take longer: the driver takes the bytes before it returns.
+    pub(crate) fn pin(&mut self) -> Result<(), Error> {
+        if self.pinned.is_none() {
+            // SAFETY: memory of this struct, which stays where it is until it was given back in `drop`.
+            let result = unsafe { calls::cuMemHostRegister_v2(self.start.cast(), self.bytes, 0) };
+            let can = result != CUresult::CUDA_ERROR_NOT_SUPPORTED;
+            if can {
+                self.device.check(Self::OPERATION, result)?;
+            }
+            self.pinned = Some(can);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for LatePinned {
+    fn drop(&mut self) {
+        if self.pinned == Some(true) {
+            // SAFETY: registered once, given back once, when no copy reads it any more.
+            unsafe {
+                let _ = calls::cuStreamSynchronize(self.device.stream);
+                let _ = calls::cuMemHostUnregister(self.start.cast());
+            }
+        }
+    }
+}
+
 /// A point in the stream.
 #[derive(Debug)]
 pub(crate) struct Event {
@@ -567,6 +630,15 @@ impl Event {
     /// The device that it is a point of.
     pub(crate) fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether the device has come to it, or it was never put anywhere.
+    pub(crate) fn passed(&self) -> Result<bool, Error> {
+        // SAFETY: the event is open.
+        match unsafe { calls::cuEventQuery(self.event) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => self.device.check("ask for event", result).map(|()| true),
+        }
     }
 
     /// Puts it behind everything launched so far.

@@ -144,6 +144,8 @@ pub(crate) struct Fake {
     pub(crate) memory_bytes: Option<usize>,
     slabs: BTreeMap<u64, Vec<u8>>,
     pinned: HashMap<usize, Vec<u8>>,
+    /// Memory of the program's that was pinned later: its bytes by its start.
+    registered: HashMap<usize, usize>,
     work: VecDeque<Work>,
     /// While a graph is recorded: what it holds so far.
     recording: Option<Vec<Work>>,
@@ -226,7 +228,9 @@ impl Fake {
     }
 
     fn is_pinned(&self, at: usize) -> bool {
-        self.pinned.iter().any(|(start, pinned)| (*start..start + pinned.len()).contains(&at))
+        let registered = self.registered.iter().map(|(start, bytes)| (*start, *bytes));
+        let mut pinned = self.pinned.iter().map(|(start, pinned)| (*start, pinned.len())).chain(registered);
+        pinned.any(|(start, bytes)| (start..start + bytes).contains(&at))
     }
 
     /// Bytes of device memory, if they are inside one slab.
@@ -460,6 +464,31 @@ pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     })
 }
 
+pub(crate) unsafe fn cuMemHostRegister_v2(start: *mut c_void, bytes: usize, _flags: c_uint) -> CUresult {
+    call("cuMemHostRegister", |fake| {
+        if fake.registered.insert(start.expose_provenance(), bytes).is_some() {
+            return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        fake.live.pinned += 1;
+        Ok(())
+    })
+}
+
+pub(crate) unsafe fn cuMemHostUnregister(start: *mut c_void) -> CUresult {
+    give_back("cuMemHostUnregister", |fake| {
+        let Some(bytes) = fake.registered.remove(&start.addr()) else {
+            fake.faults.push(format!("{start:?} was given back and not registered"));
+            return;
+        };
+        fake.live.pinned -= 1;
+        // A copy that is still to be done would read memory that is gone.
+        let within = start.addr()..start.addr() + bytes;
+        if fake.work.iter().any(|work| matches!(work, Work::ToDevice { from, .. } if within.contains(from))) {
+            fake.faults.push("memory was given back that a copy still reads".to_owned());
+        }
+    })
+}
+
 pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
     to: CUdeviceptr,
     from: *const c_void,
@@ -538,6 +567,14 @@ pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
             Some(until) => fake.wait(Some(until)),
             None => Ok(()),
         }
+    })
+}
+
+pub(crate) unsafe fn cuEventQuery(event: CUevent) -> CUresult {
+    call("cuEventQuery", |fake| {
+        let waits =
+            |work: &Work| matches!(work, Work::Reach { event: reached, .. } if *reached == event.addr());
+        if fake.work.iter().any(waits) { Err(CUresult::CUDA_ERROR_NOT_READY) } else { Ok(()) }
     })
 }
 

@@ -8,8 +8,8 @@ mod nvrtc;
 
 pub use cuda::Found;
 pub(crate) use cuda::{
-    Arg, CLUSTER_USUAL, Device, Event, Function, Graph, Launch, Module, Pinned, PinnedRoom, probe,
-    version_words,
+    Arg, CLUSTER_USUAL, Device, Event, Function, Graph, LatePinned, Launch, Module, Pinned, PinnedRoom,
+    probe, version_words,
 };
 #[cfg(test)]
 pub(crate) use fake::COMPILER;

@@ -153,7 +153,9 @@ impl Cuda {
         let start = slot.rows.pointer();
         let send = |at: usize, bytes: usize| match bytes {
             0 => Ok(()),
-            _ => self.device.write_pinned("sample", start + at as u64, &slot.staged_rows, at, bytes),
+            _ => {
+                self.device.write_pinned("sample", start + at as u64, slot.staged_rows.room().part(at, bytes))
+            }
         };
         send(first * row_bytes, bytes.len())?;
         send(self.masks_at() + first_mask * 4, (slot.mask_words - first_mask) * 4)?;
