@@ -152,18 +152,6 @@ impl Key {
         digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Processor seconds that NVRTC takes for it on Hopper.
-    #[cfg(test)]
-    pub(crate) fn cost(&self) -> f64 {
-        let seconds = || {
-            let spent = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-            spent.split(' ').next().unwrap().parse::<f64>().unwrap() * 1e-9
-        };
-        let before = seconds();
-        self.image("sm_90a", None, crate::driver::NVRTC).unwrap();
-        seconds() - before
-    }
-
     /// Machine code from the folder, or compiled and put there.
     fn image(&self, arch: &str, folder: Option<&Path>, compiler: Compiler) -> Result<Vec<u8>, String> {
         let version = (compiler.version)()?;
@@ -483,12 +471,20 @@ mod tests {
         // Whoever is free takes the next: the chips have not equally many.
         let next = Mutex::new(wanted.iter());
         let taken = || next.lock().unwrap().next();
+        // Of this thread, for who looks where a cold start's time goes (`--nocapture`).
+        let processor_seconds = || {
+            let spent = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+            spent.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0) * 1e-9
+        };
         std::thread::scope(|scope| {
             for _ in 0..std::thread::available_parallelism().unwrap().get() {
                 scope.spawn(|| {
                     while let Some((key, arch)) = taken() {
+                        let before = processor_seconds();
                         let image = key.image(arch, Some(folder.path()), NVRTC);
                         assert!(image.as_deref().is_ok_and(is_whole), "{key:?} for {arch}: {image:?}");
+                        let seconds: f64 = processor_seconds() - before;
+                        println!("{seconds:.3} s {arch} {} {}", key.unit, key.defines.join(" "));
                     }
                 });
             }

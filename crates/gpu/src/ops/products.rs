@@ -295,28 +295,4 @@ mod tests {
         // A head has as few rows as want logits.
         assert!(cuda.products(&parts(&[shape]), Some(Role::Head)).iter().all(|key| key.unit != "gemm.cu"));
     }
-
-    /// `cargo test --release -p fornax-gpu --lib what_models_compile -- --ignored --nocapture`: processor seconds of each program.
-    #[test]
-    #[ignore = "minutes: measures, and asserts nothing"]
-    fn what_models_compile() {
-        let mut known = std::collections::HashMap::new();
-        for model in models() {
-            for slots in [1, 4, 256] {
-                let cuda = opened(slots);
-                prepare(&cuda, &model);
-                let mut costs = Vec::new();
-                for key in cuda.programs.keys() {
-                    let cost = *known.entry(key.clone()).or_insert_with(|| key.cost());
-                    costs.push((cost, key));
-                }
-                costs.sort_by(|one, other| other.0.total_cmp(&one.0));
-                let seconds: f64 = costs.iter().map(|(cost, _)| cost).sum();
-                println!("{}, {slots} streams: {} programs, {seconds:.1} s", model.name, costs.len());
-                for (cost, key) in costs {
-                    println!("  {cost:.3} s {} {}", key.unit, key.defines.join(" "));
-                }
-            }
-        }
-    }
 }
