@@ -426,7 +426,8 @@ mod tests {
     #[test]
     fn rows_of_a_file_are_gathered_as_those_in_memory_and_stay_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("m.gguf");
+        // As the system lists its maps.
+        let path = folder.path().canonicalize().unwrap().join("m.gguf");
         // One that is sent as it is stored, and one that is not; larger than what is read at once, and no multiple of it.
         for (dtype, columns) in [(DType::BF16, 4096), (DType::IQ4_NL, 2048)] {
             let row_bytes = dtype.bytes_for(columns).unwrap();
@@ -444,7 +445,7 @@ mod tests {
             let before = resident_kib(&path);
             assert!(gathered(&from_file, &of).unwrap() == wanted, "{dtype}");
             #[cfg(target_os = "linux")]
-            assert_eq!(resident_kib(&path), before, "{dtype}: KiB of the map");
+            assert!(resident_kib(&path) <= before, "{dtype}: more than {before} KiB of the map");
             let stored = Stored::new(&from_file, &of);
             assert_eq!(stored.row(1).unwrap(), &one[299 * row_bytes..][..row_bytes], "{dtype}");
         }

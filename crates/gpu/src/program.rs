@@ -7,8 +7,12 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use fornax_compute::Error;
 use sha2::{Digest, Sha256};
@@ -163,10 +167,14 @@ impl Key {
         }
         let image = (compiler.compile)(&self.source(), &self.options(arch))?;
         if let Some(path) = path {
-            // Whoever loses a race writes the same bytes; a reader never sees half a file.
-            let own = path.with_extension(format!("{}", std::process::id()));
+            // Whoever loses a race writes the same bytes; a reader never sees half a file. Nobody else has this name, be it in
+            // this process or in another container that shares the folder.
+            static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+            let (process, number) = (std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+            let own = path.with_extension(format!("{process}-{number}-{now}"));
             let kept = std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))
-                .and_then(|()| std::fs::write(&own, &image))
+                .and_then(|()| File::create_new(&own)?.write_all(&image))
                 .and_then(|()| std::fs::rename(&own, &path));
             if kept.is_err() {
                 // It works without; `doctor` tells about the folder.
@@ -177,9 +185,20 @@ impl Key {
     }
 }
 
-/// An ELF file, as a cubin is: what a full disk left behind is not.
+/// An ELF file to its end, as a cubin is: what a full disk left behind is not. The driver is told no length.
 fn is_whole(image: &[u8]) -> bool {
-    image.len() > 64 && image.starts_with(b"\x7fELF")
+    const HEADER: usize = 64;
+    if image.len() <= HEADER || !image.starts_with(b"\x7fELF") {
+        return false;
+    }
+    let number = |at: usize, bytes: usize| {
+        image[at..at + bytes].iter().rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte))
+    };
+    // Of segments and of sections: where the table is, and how many there are of what size.
+    [(0x20, 0x36), (0x28, 0x3a)].into_iter().all(|(table, sizes)| {
+        let end = number(table, 8).saturating_add(number(sizes, 2) * number(sizes + 2, 2));
+        end <= image.len() as u64
+    })
 }
 
 /// The name NVRTC has for a chip. Hopper has instructions of its own that only the `a` target knows.
@@ -302,6 +321,9 @@ impl Programs {
             }
             None => return Err(self.failed(format!("{} was not prepared", key.unit))),
         };
+        // Kept whatever comes: other functions of it may be in use.
+        programs.insert(key.clone(), Program::Loaded(module));
+        let Some(Program::Loaded(module)) = programs.get(key) else { unreachable!("just put there") };
         let function = module.function(name)?;
         // Where kernels start before those in front of them have ended.
         if self.device.found.capability >= 90 {
@@ -310,7 +332,6 @@ impl Programs {
         if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
             function.allow_clusters(&self.device)?;
         }
-        programs.insert(key.clone(), Program::Loaded(module));
         self.functions.borrow_mut().insert((key.clone(), name), function);
         Ok(function)
     }
@@ -530,5 +551,37 @@ mod tests {
         assert!(!is_whole(b""));
         assert!(!is_whole(&[0; 4096]));
         assert!(!is_whole(b"\x7fELF"));
+        // Its table of three sections, 64 bytes each, ends at 4096.
+        let mut image = b"\x7fELF".to_vec();
+        image.resize(4096, 7);
+        image[0x20..0x28].fill(0);
+        image[0x28..0x30].copy_from_slice(&(4096u64 - 3 * 64).to_le_bytes());
+        image[0x36..0x40].copy_from_slice(&[56u16, 0, 64, 3, 1].map(u16::to_le_bytes).concat());
+        assert!(is_whole(&image));
+        assert!(!is_whole(&image[..4095]));
+    }
+
+    #[test]
+    fn two_who_write_a_kernel_at_once_leave_nothing_half_done_to_a_reader() {
+        fn large(_: &Source<'_>, _: &[String]) -> Result<Vec<u8>, String> {
+            let mut image = b"\x7fELF".to_vec();
+            image.resize(8 << 20, 0);
+            Ok(image)
+        }
+        let compiler = Compiler { version: || Ok((13, 0)), compile: large };
+        for _ in 0..10 {
+            let folder = tempfile::tempdir().unwrap();
+            let write = || Key::plain("glu.cu").image("sm_90a", Some(folder.path()), compiler).unwrap();
+            std::thread::scope(|scope| {
+                let writers = [scope.spawn(write), scope.spawn(write)];
+                while writers.iter().any(|writer| !writer.is_finished()) {
+                    let kernels = std::fs::read_dir(folder.path()).unwrap().flatten();
+                    for kernel in kernels.filter(|file| file.path().extension() == Some("cubin".as_ref())) {
+                        assert_eq!(std::fs::read(kernel.path()).unwrap().len(), 8 << 20);
+                    }
+                }
+            });
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        }
     }
 }

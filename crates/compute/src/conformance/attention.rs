@@ -89,6 +89,18 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             suite.compare(Sequences { heads, window: None, dtype, lengths, chunk, fused: true, extra: None });
         }
     }
+    // Eight streams with so many K/V heads, and heads so large, that a backend's blocks are many and have one tile in fast memory.
+    for (dtype, window, fused) in [
+        (KvDType::F16, None, false),
+        (KvDType::F16, None, true),
+        (KvDType::F16, Some(100), true),
+        (KvDType::BF16, None, true),
+        (KvDType::F8, None, true),
+    ] {
+        let heads = Heads { query: 34, kv: 34, dim: 72 };
+        let lengths = &[129; 8];
+        suite.compare(Sequences { heads, window, dtype, lengths, chunk: 32, fused, extra: None });
+    }
     suite.same_bits("a prefix computed, and shared from another sequence's page", shared_prefix);
 
     // Long enough that a backend splits the keys.

@@ -586,13 +586,13 @@ impl LatePinned {
         PinnedRoom { start: self.start, bytes: self.bytes }
     }
 
-    /// Pins it, the first time. Where a device cannot have that, copies take longer: the driver takes the bytes before it returns.
+    /// Pins it, the first time. Where that is refused, copies take longer: the driver takes the bytes before it returns.
     pub(crate) fn pin(&mut self) -> Result<(), Error> {
         if self.pinned.is_none() {
             // SAFETY: memory of this struct, which stays where it is until it was given back in `drop`.
             let result = unsafe { calls::cuMemHostRegister_v2(self.start.cast(), self.bytes, 0) };
-            let can = result != CUresult::CUDA_ERROR_NOT_SUPPORTED;
-            if can {
+            let can = result == CUresult::CUDA_SUCCESS;
+            if can || breaks(result) {
                 self.device.check(Self::OPERATION, result)?;
             }
             self.pinned = Some(can);
