@@ -1,24 +1,40 @@
-// Attention of single tokens over their sequences' pages: all query heads of a K/V head are the rows of one matrix
-// instruction. Grid (kv heads, tokens, blocks that share a token's tiles). One block takes all tiles in turn and merges them in
-// registers; those of a cluster send what they have of each tile to the block that merges it, each a share of the outputs;
-// without clusters, and for long contexts, each tile has a block and `merge_tiles` comes behind.
-// Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. With one tile in shared memory keys and values
-// are copied apart: the next tile's as soon as all warps are done with those in their place.
+// Attention of single tokens over their sequences' pages. The query heads of a K/V head are columns of the matrix instruction,
+// eight at a time; its 16 rows are keys, then values of the head. Grid (kv heads, tokens, blocks that share a token's tiles).
+// One block takes all tiles in turn and merges them in registers; those of a cluster send what they have of each tile to the block
+// that merges it, each a share of the outputs; without clusters, and for long contexts, each tile has a block and `merge_tiles`
+// comes behind. Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. With one tile in shared memory
+// keys and values are copied apart: the next tile's as soon as all warps are done with those in their place.
 // Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
 #include "attention.cuh"
 
 #define THREADS 128
 #define WARPS 4
-// Rows of the matrix instruction that a lane has: one of the first eight, and one of the others where there are as many heads.
-#define OWN ((SHARED + 7) / 8)
-#define QUERIES (8 * OWN)
+// Query heads in eights; a lane has two of each eight.
+#define EIGHTS ((SHARED + 7) / 8)
+#define QUERIES (8 * EIGHTS)
 // What warps bring into form: queries, the new key and the new value.
 #define ITEMS ((SHARED + 2 + WARPS - 1) / WARPS)
 // Times 16 values of the head that a warp has.
 #define CHUNKS ((STEPS + WARPS - 1) / WARPS)
 #define CLUSTER_TILES 32  // that a cluster merges: one for each lane
 // On a multiprocessor, as far as registers go.
-#define BLOCKS (DIM <= 64 ? 6 : DIM <= 128 ? 4 : 2)
+#define BLOCKS (DIM <= 64 ? (EIGHTS > 1 ? 4 : KV_F8 ? 5 : 6) : DIM <= 128 ? 4 : 2)
+
+// Of two heads a lane has one value each: two lanes exchange one, and each has two of one head. What is done with them: (head, its
+// first value, both).
+template <class Use> DEVICE void for_pairs(const float results[CHUNKS][EIGHTS][4], Use use) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4, odd = g % 2;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float x = results[c][n][j * 2], y = results[c][n][j * 2 + 1], other = __shfl_xor_sync(0xffffffff, odd ? x : y, 4);
+                const int h = n * 8 + t * 2 + odd, d = (c * WARPS + warp) * 16 + j * 8 + g - odd;
+                if (h < SHARED && d < DIM) use(h, d, odd ? make_float2(other, y) : make_float2(x, other));
+            }
+}
 
 // Shared memory: tiles of keys and values, queries, weights; in a cluster what each tile ends with (the largest score
 // and the sum), and what the blocks send of it: (tile, share of outputs).
@@ -26,22 +42,28 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     extern __shared__ uint4 room[];
     u8* staged = (u8*)room;
     u8* queries = staged + TILES_BYTES(a.stages);
-    u32* weights = (u32*)(queries + PARTS * QUERIES * STRIDE);             // (warp, part, lane, 2 x OWN)
-    float2* tile_ends = (float2*)(weights + WARPS * PARTS * WARP * 2 * OWN);  // (head, tile)
+    u32* weights = (u32*)(queries + PARTS * QUERIES * STRIDE);           // (part, eight heads, key, two heads)
+    float2* tile_ends = (float2*)(weights + PARTS * EIGHTS * TILE * 4);  // (head, tile)
     float* sent = (float*)(tile_ends + SHARED * CLUSTER_TILES);
-    __shared__ float2 turns[DIM / 2 + 1];
     __shared__ u64 arrived;  // that everything has been sent
-    __shared__ float factors[QUERIES], maxima[WARPS][QUERIES];
+    __shared__ float2 factors[QUERIES / 2], maxima[WARPS][QUERIES / 2];  // of two heads
     let_next_start();
     // Positions and page tables are there before a step's first kernel; so are the keys and values of earlier steps.
     const int r = a.first + blockIdx.y, kv = blockIdx.x, blocks = gridDim.z;
     if (r >= step_rows(step, 0)) return wait_for_inputs();
-    const int place = step.places[r], last = last_seen(step, r), from = first_seen(a, place);
+    const bool turns_here = a.rope.frequencies;
+    const int pairs = turns_here ? a.rope.pairs : 0, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    // Asked for together: what copies wait for, and what angles do.
+    float2 frequencies[HEAD_FOURS];
+#pragma unroll
+    for (int n = 0; n < HEAD_FOURS; n++)
+        if ((n * WARP + lane) * 2 < pairs) frequencies[n] = *(const float2*)(a.rope.frequencies + (n * WARP + lane) * 2);
+    const int place = step.places[r], position = step.positions[r], begins = step.tables[a.group * step.stride + r];
+    const int last = last_seen(step, r), from = first_seen(a, place);
     const int first_tile = from / TILE, last_tile = last / TILE;
     const int mine = first_tile + blockIdx.z, count = mine > last_tile ? 0 : (last_tile - mine) / blocks + 1;
-    const bool turns_here = a.rope.frequencies, stores = turns_here && count > 0 && mine + (count - 1) * blocks == last_tile;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
-    const int* table = step.tables + step.tables[a.group * step.stride + r];
+    const bool stores = turns_here && count > 0 && mine + (count - 1) * blocks == last_tile;
+    const int* table = step.tables + begins;
     const u32 staged_at = shared_address(staged), queries_at = shared_address(queries);
     // Outputs that a block of a cluster merges: pairs stay together.
     const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2, tiles = last_tile - first_tile + 1;
@@ -52,23 +74,19 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     }
 
     const bool apart = !KV_F8 && a.stages == 1;
-    auto stage_keys = [&](int i) {
-        if (i < count)
-            stage_tile<THREADS, KEYS>(a, staged_at, pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
+    const int fresh = turns_here ? place : -1;
+    // Of a tile that there is not, those of the last.
+    auto pages_at = [&](int i) { return pages_of(table, min(mine + i * blocks, last_tile), last); };
+#if !KV_F8
+    auto stage_one = [&](int i, const TilePages& two, int v) {
+        if (i < count) stage_half<THREADS>(a, staged_at, pages, two, kv, v, mine + i * blocks, from, last, fresh);
         copy_group();
     };
-    auto stage_values = [&](int i) {
-        if (i < count)
-            stage_tile<THREADS, VALUES>(a, staged_at, pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
-        copy_group();
-    };
-    auto stage = [&](int i) {
-        if (apart) {
-            stage_keys(i);
-            return stage_values(i);
-        }
-        if (i < count)
-            stage_tile<THREADS>(a, stage_at(staged_at, i % a.stages), pages, table, kv, mine + i * blocks, from, last, turns_here ? place : -1);
+    auto stage_keys = [&](int i, const TilePages& two) { stage_one(i, two, 0); };
+    auto stage_values = [&](int i, const TilePages& two) { stage_one(i, two, 1); };
+#endif
+    auto stage = [&](int i, const TilePages& two) {
+        if (i < count) stage_tile<THREADS>(a, stage_at(staged_at, i & (a.stages - 1)), pages, two, kv, mine + i * blocks, from, last, fresh);
         copy_group();
     };
     // Until all but the youngest copies are there.
@@ -81,19 +99,31 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         clear_padding<THREADS>(queries_at, PARTS * QUERIES);
     }
     // Without turning, a kernel of this step has just stored keys.
-    if (turns_here) {
-        for (int i = 0; i < a.stages; i++) stage(i);
-        if (count > 0)
-            for (int i = threadIdx.x; i < a.rope.pairs; i += THREADS) turns[i] = turn_of(a.rope, (float)step.positions[r], i);
+    if (!turns_here) wait_for_inputs();
+    TilePages two = pages_at(0);
+    const TilePages next_two = pages_at(1);
+#if !KV_F8
+    if (apart) {
+        stage_keys(0, two);
+        stage_values(0, two);
+    } else
+#endif
+#pragma unroll 1
+        for (int i = 0; i < a.stages; i++) {
+            stage(i, two);
+            two = next_two;
+        }
+    float4 turns[HEAD_FOURS];
+#pragma unroll
+    for (int n = 0; n < HEAD_FOURS; n++) {
+        if (count == 0 || (n * WARP + lane) * 2 >= pairs) continue;
+        const float2 x = turn_by(a.rope, (float)position, frequencies[n].x), y = turn_by(a.rope, (float)position, frequencies[n].y);
+        turns[n] = make_float4(x.x, x.y, y.x, y.y);
     }
-    __syncthreads();
-    wait_for_inputs();
-    if (!turns_here)
-        for (int i = 0; i < a.stages; i++) stage(i);
+    if (turns_here) wait_for_inputs();
     if (count == 0 && !a.clusters) return;
 
-    const int pairs = turns_here ? a.rope.pairs : 0;
-    float2 items[ITEMS][HEAD_PAIRS];
+    float4 items[ITEMS][HEAD_FOURS];
     if (count > 0) {
         // A warp has a head; all its loads are under way at once.
         const float* q = qkv + (long)r * (a.query + 2 * a.kv) * DIM;
@@ -101,26 +131,21 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         for (int i = 0; i < ITEMS; i++) {
             const int item = i * WARPS + warp;
             if (item >= (stores ? SHARED + 2 : SHARED)) break;
-            const float* head = q + (item < SHARED ? kv * SHARED + item : a.query + (item - SHARED) * a.kv + kv) * DIM;
-#pragma unroll
-            for (int n = 0; n < HEAD_PAIRS; n++) {
-                const int j = n * WARP + lane;
-                const bool there = DIM / 2 % WARP == 0 || j < DIM / 2;
-                items[i][n].x = there ? load_fresh(head + pair_first(j, pairs)) : 0.0f;
-                items[i][n].y = there ? load_fresh(head + pair_second(j, pairs)) : 0.0f;
-            }
+            load_head(items[i], q + (item < SHARED ? kv * SHARED + item : a.query + (item - SHARED) * a.kv + kv) * DIM, pairs, lane);
         }
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int item = i * WARPS + warp;
             if (item >= (stores ? SHARED + 2 : SHARED)) break;
-            if (turns_here && item <= SHARED) turn_pairs(items[i], turns, pairs, lane);
-            if (item < SHARED) put_query(a, queries, QUERIES, factors, item, items[i], pairs, lane);
+#pragma unroll
+            for (int n = 0; n < HEAD_FOURS; n++)
+                if (item <= SHARED && (n * WARP + lane) * 2 < pairs) items[i][n] = turned_four(turns[n], items[i][n]);
+            if (item < SHARED) put_query(a, queries, QUERIES, (float*)factors, item, items[i], pairs, lane);
         }
     }
     // The new key and value: among those of their tile, or to their page. That is last of all: nothing waits for it.
     auto put_fresh = [&](bool to_page) {
-        u8* tile = staged + (count - 1) % TILES * 2 * TILE_BYTES;
+        u8* tile = staged + ((count - 1) & (TILES - 1)) * 2 * TILE_BYTES;
         Stored* page = pages + page_values(table[place / PAGE_TOKENS], 0, kv, a.kv, DIM);
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
@@ -128,183 +153,174 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             if (v < 0 || v >= 2) continue;
             Stored* head = page + (long)v * a.kv * head_values(DIM);
 #if KV_F8
-            u32 largest = 0;
-#pragma unroll
-            for (int n = 0; n < HEAD_PAIRS; n++) {
-                largest = max(largest, __float_as_uint(items[i][n].x) & 0x7fffffff);
-                largest = max(largest, __float_as_uint(items[i][n].y) & 0x7fffffff);
-            }
-            const u32 exponent = float8_exponent(warp_most(largest)), factor = float8_factor(exponent);
+            const u32 exponent = float8_exponent(largest_of(items[i])), factor = float8_factor(exponent);
             if (to_page && lane == 0) head[PAGE_TOKENS * DIM + place % PAGE_TOKENS] = (u8)exponent;
 #endif
 #pragma unroll
-            for (int n = 0; n < HEAD_PAIRS * 2; n++) {
-                const int j = n / 2 * WARP + lane, d = n % 2 ? pair_second(j, pairs) : pair_first(j, pairs);
-                if (j >= DIM / 2) continue;
-                const float fresh = n % 2 ? items[i][n / 2].y : items[i][n / 2].x;
+            for (int n = 0; n < 2 * HEAD_FOURS; n++) {
+                const int j = (n / 2 * WARP + lane) * 2, d = n % 2 ? four_second(j, pairs) : four_first(j, pairs);
+                if (DIM / 4 % WARP && j >= DIM / 2) continue;
+                const float4& four = items[i][n / 2];
+                const float2 two = n % 2 ? make_float2(four.z, four.w) : make_float2(four.x, four.y);
 #if KV_F8
-                const Stored value = float8_code(fresh, exponent);
-                const u16 in_tile = (u16)mul_f16x2(two_floats8(value, 0x4404), factor);
+                const u16 codes = float8_code(two.x, exponent) | float8_code(two.y, exponent) << 8;
+                const u32 in_tile = mul_f16x2(two_floats8_of(codes, 0), factor);
+                typedef u16 Two;
 #else
-                const Stored value = stored(fresh), in_tile = value;
+                const u32 codes = pair(stored(two.x), stored(two.y)), in_tile = codes;
+                typedef u32 Two;
 #endif
-                if (to_page) head[place % PAGE_TOKENS * DIM + d] = value;
-                else *(u16*)(tile + v * TILE_BYTES + at_row(place % TILE, d * 2 & ~15) + (d * 2 & 15)) = in_tile;
+                if (to_page) *(Two*)(head + place % PAGE_TOKENS * DIM + d) = codes;
+                else *(u32*)(tile + v * TILE_BYTES + at_row(place % TILE, d * 2 & ~15) + (d * 2 & 15)) = in_tile;
             }
         }
     };
 
-    // Of the rows g and g + 8: the largest so far, sums, results.
-    float most[OWN], sum[OWN], total[CHUNKS][2][2 * OWN];
+    // Of the heads t * 2 and t * 2 + 1 of each eight: the largest so far, sums, and of the values g and g + 8 of 16 results.
+    float most[EIGHTS][2], sum[EIGHTS][2], total[CHUNKS][EIGHTS][4];
 #pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        most[i] = g + i * 8 < SHARED ? first_max(a, kv * SHARED + g + i * 8) : -INFINITY_F;
-        sum[i] = FIRST_SUM;
-    }
+    for (int n = 0; n < EIGHTS; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int h = n * 8 + t * 2 + e;
+            most[n][e] = h < SHARED ? first_max(a, kv * SHARED + h) : -INFINITY_F;
+            sum[n][e] = FIRST_SUM;
+        }
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
-        for (int i = 0; i < 4 * OWN; i++) total[c][i / (2 * OWN)][i % (2 * OWN)] = 0.0f;
+        for (int i = 0; i < 4 * EIGHTS; i++) total[c][i / 4][i % 4] = 0.0f;
     if (a.clusters) cluster_await();
 
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
         const int tile = mine + i * blocks;
-        const u32 keys = staged_at + i % TILES * 2 * TILE_BYTES, values = keys + TILE_BYTES;
+        const u32 keys = staged_at + (i & (TILES - 1)) * 2 * TILE_BYTES, values = keys + TILE_BYTES;
+#if !KV_F8
+        // Where the next one to be copied lies is known before it may be copied.
+        const TilePages following = pages_at(i + a.stages);
+#endif
         // The new one: its place in the tile is nobody else's.
         if (stores && i == count - 1) put_fresh(false);
         await_oldest();
         __syncthreads();
 #if KV_F8
-        widen_tile<THREADS>(staged, staged + stage_at(0, i % a.stages), tile, from, last, turns_here ? place : -1);
+        widen_tile<THREADS>(staged, staged + stage_at(0, i & (a.stages - 1)), tile, from, last, fresh);
         __syncthreads();
-        if (i + 1 < count) stage(i + a.stages);
+        if (i + 1 < count) stage(i + a.stages, pages_at(i + a.stages));
 #endif
-        float s[2][4];
-        for (int j = 0; j < 8; j++) s[j / 4][j % 4] = 0.0f;
+        float s[EIGHTS][4];
+#pragma unroll
+        for (int j = 0; j < 4 * EIGHTS; j++) s[j / 4][j % 4] = 0.0f;
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
-            u32 b[4];
-            load_keys(b, keys, warp * 16, k, lane);
+            u32 rows[4];
+            load_rows(rows, keys, warp * 16, k, lane);
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) {
-                u32 q[4];
-                if (OWN > 1) load_queries(q, queries_at + p * QUERIES * STRIDE, 0, k, lane);
-                else load_eight_queries(q, queries_at + p * QUERIES * STRIDE, k, lane);
-                mma_stored(s[0], q, b[0], b[1]);
-                mma_stored(s[1], q, b[2], b[3]);
+            for (int n = 0; n < EIGHTS; n++) {
+                u32 q[2 * PARTS];
+                load_matrices(q, queries_at + lane / 16 * (QUERIES * STRIDE) + at_row(n * 8 + lane % 8, k * 32 + lane / 8 % 2 * 16));
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) mma_stored(s[n], rows, q[p * 2], q[p * 2 + 1]);
             }
         }
-        float factor[OWN], here[OWN];
+        float factor[EIGHTS][2], here[EIGHTS][2];
+        const int key = tile * TILE + warp * 16 + g;
 #pragma unroll
-        for (int row = 0; row < OWN; row++) {
-            factor[row] = factors[g + row * 8];
-            here[row] = -INFINITY_F;
-        }
+        for (int n = 0; n < EIGHTS; n++) {
+            factor[n][0] = factors[n * 4 + t].x;
+            factor[n][1] = factors[n * 4 + t].y;
 #pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int e = 0; e < 2 * OWN; e++) {
-                const int key = tile * TILE + warp * 16 + j * 8 + t * 2 + e % 2;
-                s[j][e] = key >= from && key <= last ? capped(a, s[j][e], factor[e / 2]) : -INFINITY_F;
-                here[e / 2] = fmaxf(here[e / 2], s[j][e]);
+            for (int e = 0; e < 4; e++) {
+                const int at = key + e / 2 * 8;
+                s[n][e] = at >= from && at <= last ? capped(a, s[n][e], factor[n][e % 2]) : -INFINITY_F;
             }
 #pragma unroll
-        for (int row = 0; row < OWN; row++) {
-            here[row] = fmaxf(here[row], __shfl_xor_sync(0xffffffff, here[row], 1));
-            here[row] = fmaxf(here[row], __shfl_xor_sync(0xffffffff, here[row], 2));
-            if (t == 0) maxima[warp][g + row * 8] = here[row];
+            for (int e = 0; e < 2; e++) {
+                here[n][e] = fmaxf(s[n][e], s[n][e + 2]);
+                for (int step = 4; step < WARP; step *= 2) here[n][e] = fmaxf(here[n][e], __shfl_xor_sync(0xffffffff, here[n][e], step));
+            }
+            if (g == 0) maxima[warp][n * 4 + t] = make_float2(here[n][0], here[n][1]);
         }
         __syncthreads();
-        if (apart) stage_keys(i + 1);
-#pragma unroll
-        for (int row = 0; row < OWN; row++) {
-            for (int w = 0; w < WARPS; w++) here[row] = fmaxf(here[row], maxima[w][g + row * 8]);
-        }
+#if !KV_F8
+        if (apart) stage_keys(i + 1, following);
+#endif
         // Weights of 16 keys are one step of the next product: all warps need those of all.
-        {
-            u32 w[2 * OWN][PARTS];
 #pragma unroll
-            for (int e = 0; e < 2 * OWN; e++) {
-                const int j = e / OWN, row = e % OWN;
-                rounded_pair(weight_of(s[j][row * 2], factor[row], here[row]), weight_of(s[j][row * 2 + 1], factor[row], here[row]), w[e]);
+        for (int n = 0; n < EIGHTS; n++) {
+            for (int w = 0; w < WARPS; w++) {
+                const float2 theirs = maxima[w][n * 4 + t];
+                here[n][0] = fmaxf(here[n][0], theirs.x);
+                here[n][1] = fmaxf(here[n][1], theirs.y);
             }
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) {
-                u32* to = weights + ((warp * PARTS + p) * WARP + lane) * 2 * OWN;
-                if (OWN > 1) *(uint4*)to = make_uint4(w[0][p], w[1][p], w[2 * OWN - 2][p], w[2 * OWN - 1][p]);
-                else *(uint2*)to = make_uint2(w[0][p], w[1][p]);
+            for (int j = 0; j < 2; j++) {
+                u32 w[PARTS];
+                rounded_pair(weight_of(s[n][j * 2], factor[n][0], here[n][0]), weight_of(s[n][j * 2 + 1], factor[n][1], here[n][1]), w);
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) weights[((p * EIGHTS + n) * TILE + warp * 16 + j * 8 + g) * 4 + t] = w[p];
             }
-            for (int row = 0; row < OWN; row++) here[row] = largest_power(here[row], factor[row]);
+            for (int e = 0; e < 2; e++) here[n][e] = largest_power(here[n][e], factor[n][e]);
         }
         if (apart) await_oldest();
         __syncthreads();
-        float tile_sum[4] = {0, 0, 0, 0}, acc[CHUNKS][2][4];
+        const u32 ones[4] = {ONES, ONES, ONES, ONES};
+        float tile_sum[EIGHTS][4], acc[CHUNKS][EIGHTS][4];
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
-            for (int e = 0; e < 8; e++) acc[c][e / 4][e % 4] = 0.0f;
+        for (int j = 0; j < 4 * EIGHTS; j++) {
+            tile_sum[j / 4][j % 4] = 0.0f;
+            for (int c = 0; c < CHUNKS; c++) acc[c][j / 4][j % 4] = 0.0f;
+        }
 #pragma unroll
         for (int k = 0; k < TILE / 16; k++) {
-            u32 w[PARTS][4];
+            u32 w[EIGHTS][2 * PARTS];
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) {
-                const u32* from = weights + ((k * PARTS + p) * WARP + lane) * 2 * OWN;
-                if (OWN > 1) {
-                    const uint4 four = *(const uint4*)from;
-                    w[p][0] = four.x; w[p][1] = four.y; w[p][2] = four.z; w[p][3] = four.w;
-                } else {
-                    const uint2 two = *(const uint2*)from;
-                    w[p][0] = two.x; w[p][2] = two.y; w[p][1] = w[p][3] = 0;
-                }
-                mma_stored(tile_sum, w[p], ONES, ONES);
+            for (int n = 0; n < EIGHTS; n++) {
+                load_turned_matrices(w[n], shared_address(weights) + ((lane / 16 * EIGHTS + n) * TILE + k * 16 + lane % 16) * 16);
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) mma_stored(tile_sum[n], ones, w[n][p * 2], w[n][p * 2 + 1]);
             }
 #pragma unroll
             for (int c = 0; c < CHUNKS; c++) {
                 const int chunk = c * WARPS + warp;
                 if (STEPS % WARPS && chunk >= STEPS) break;
-                u32 b[4];
-                load_values(b, values, k * 16, chunk, lane);
+                // 16 of the head's values, of 16 keys.
+                u32 rows[4];
+                load_turned_matrices(rows, values + at_row(k * 16 + lane / 16 * 8 + lane % 8, chunk * 32 + lane / 8 % 2 * 16));
 #pragma unroll
-                for (int p = 0; p < PARTS; p++) {
-                    mma_stored(acc[c][0], w[p], b[0], b[1]);
-                    mma_stored(acc[c][1], w[p], b[2], b[3]);
-                }
+                for (int n = 0; n < EIGHTS; n++)
+#pragma unroll
+                    for (int p = 0; p < PARTS; p++) mma_stored(acc[c][n], rows, w[n][p * 2], w[n][p * 2 + 1]);
             }
         }
         if (blocks == 1) {
 #pragma unroll
-            for (int row = 0; row < OWN; row++) {
-                const float all = fmaxf(most[row], here[row]), shrink = shrink_of(most[row], all), later = shrink_of(here[row], all);
-                most[row] = all;
-                sum[row] = merged_sum(sum[row], shrink, tile_sum[row * 2], later);
+            for (int n = 0; n < EIGHTS; n++)
 #pragma unroll
-                for (int c = 0; c < CHUNKS; c++)
+                for (int e = 0; e < 2; e++) {
+                    const float all = fmaxf(most[n][e], here[n][e]), shrink = shrink_of(most[n][e], all), later = shrink_of(here[n][e], all);
+                    most[n][e] = all;
+                    sum[n][e] = merged_sum(sum[n][e], shrink, tile_sum[n][e], later);
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        float& value = total[c][j / 2][row * 2 + j % 2];
-                        value = merged_sum(value, shrink, acc[c][j / 2][row * 2 + j % 2], later);
-                    }
-            }
+                    for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                        for (int j = e; j < 4; j += 2) total[c][n][j] = merged_sum(total[c][n][j], shrink, acc[c][n][j], later);
+                }
         } else {
             float* partial = a.partials + (((long)blockIdx.y * a.kv + kv) * blocks + blockIdx.z) * SHARED * (DIM + 2);
+            for_pairs(acc, [&](int h, int d, float2 both) {
+                const int o = h * DIM + d;
+                if (a.clusters) send_to_block((float2*)(sent + (tile - first_tile) * share + o % share), &arrived, o / share, both);
+                else *(float2*)(partial + o) = both;
+            });
 #pragma unroll
-            for (int row = 0; row < OWN; row++) {
-                const int h = g + row * 8;
-                if (h >= SHARED) continue;
-#pragma unroll
-                for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {
-                        const int d = (c * WARPS + warp) * 16 + j * 8 + t * 2, o = h * DIM + d;
-                        if (d >= DIM) continue;
-                        const float2 both = make_float2(acc[c][j][row * 2], acc[c][j][row * 2 + 1]);
-                        if (a.clusters) send_to_block((float2*)(sent + (tile - first_tile) * share + o % share), &arrived, o / share, both);
-                        else *(float2*)(partial + o) = both;
-                    }
-                const float2 ends = make_float2(here[row], tile_sum[row * 2]);
+            for (int n = 0; n < EIGHTS; n++) {
+                const int odd = g % 2, h = n * 8 + t * 2 + odd;
+                if (g >= 2 || h >= SHARED) continue;
+                const float2 ends = odd ? make_float2(here[n][1], tile_sum[n][1]) : make_float2(here[n][0], tile_sum[n][0]);
                 if (a.clusters) {
-                    if (t == 0)
-                        for (int to = warp; to < blocks; to += WARPS) send_to_block(tile_ends + h * CLUSTER_TILES + tile - first_tile, &arrived, to, ends);
-                } else if (warp == 0 && t == 0) {
+                    for (int to = warp; to < blocks; to += WARPS) send_to_block(tile_ends + h * CLUSTER_TILES + tile - first_tile, &arrived, to, ends);
+                } else if (warp == 0) {
                     partial[OUTPUTS + h] = ends.x;
                     partial[OUTPUTS + SHARED + h] = ends.y;
                 }
@@ -313,25 +329,23 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         // The tile after the next takes this one's place, where the next one's keys have not already.
         if (i + 1 < count) {
             __syncthreads();
-            if (apart) stage_values(i + 1);
-            else if (!KV_F8) stage(i + a.stages);
+#if !KV_F8
+            if (apart) stage_values(i + 1, following);
+            else stage(i + a.stages, following);
+#endif
         }
     }
     if (stores) put_fresh(true);
     if (blocks == 1) {
 #pragma unroll
-        for (int row = 0; row < OWN; row++) {
-            if (g + row * 8 >= SHARED) continue;
-            const float inverse = 1.0f / sum[row];
-            float* to = out + ((long)r * a.kv + kv) * OUTPUTS + (g + row * 8) * DIM;
+        for (int n = 0; n < EIGHTS; n++)
 #pragma unroll
-            for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    const int d = (c * WARPS + warp) * 16 + j * 8 + t * 2;
-                    if (d < DIM) *(float2*)(to + d) = make_float2(__fmul_rn(total[c][j][row * 2], inverse), __fmul_rn(total[c][j][row * 2 + 1], inverse));
-                }
-        }
+            for (int e = 0; e < 2; e++) {
+                const float inverse = 1.0f / sum[n][e];
+                for (int c = 0; c < CHUNKS; c++)
+                    for (int j = e; j < 4; j += 2) total[c][n][j] = __fmul_rn(total[c][n][j], inverse);
+            }
+        for_pairs(total, [&](int h, int d, float2 both) { *(float2*)(out + ((long)r * a.kv + kv) * OUTPUTS + h * DIM + d) = both; });
     }
     if (!a.clusters) return;
     await_sent(&arrived);

@@ -35,7 +35,7 @@ struct Attention {
     int query, kv, group, window;  // a window of 0 sees all
     float scale;
     int first;        // the first token of the launch
-    int stages;       // tiles in shared memory at once: 1 or 2
+    int stages;       // tiles in shared memory at once: 1 or 2, so that tile i is at `i & (stages - 1)`
     int clusters;     // whether the blocks of a token are a cluster
     float* partials;  // (token, kv head, tile, SHARED x (DIM + 2)) where each tile has a block and another kernel merges
     Rotation rope;    // no frequencies: queries are turned and keys are stored already
@@ -80,15 +80,9 @@ DEVICE void load_turned_matrices(u32 m[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(at) : "memory");
 }
-// 16 queries x 16 of their values as the first operand: step k of the rows from `row` on.
-DEVICE void load_queries(u32 m[4], u32 queries, int row, int k, int lane) {
-    load_matrices(m, queries + at_row(row + lane % 16, k * 32 + lane / 16 * 16));
-}
-// The first eight queries alone: the other rows are zeros.
-DEVICE void load_eight_queries(u32 m[4], u32 queries, int k, int lane) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(m[0]), "=r"(m[2]) : "r"(queries + at_row(lane % 8, k * 32 + lane / 8 % 2 * 16)) : "memory");
-    m[1] = m[3] = 0;
+// 16 rows of queries, or of keys, x 16 of their values as the first operand: step k of the rows from `row` on.
+DEVICE void load_rows(u32 m[4], u32 rows, int row, int k, int lane) {
+    load_matrices(m, rows + at_row(row + lane % 16, k * 32 + lane / 16 * 16));
 }
 // 16 keys x 16 of their values as the second operand of two products: m[0], m[1] are the first eight keys'.
 DEVICE void load_keys(u32 m[4], u32 keys, int key, int k, int lane) {
@@ -122,9 +116,13 @@ DEVICE void rounded_pair(float x, float y, u32 parts[2]) {
 }
 #endif
 
-// What of a tile is copied.
-#define KEYS 1
-#define VALUES 2
+// The two pages of a tile. Where they lie is computed by who copies: a load that nobody waits for.
+struct TilePages {
+    int page[2];
+};
+DEVICE TilePages pages_of(const int* table, int tile, int last) {
+    return {{table[min(tile * 2, last / PAGE_TOKENS)], table[min(tile * 2 + 1, last / PAGE_TOKENS)]}};
+}
 
 #if KV_F8
 // Keys, or values, of a tile as they are stored: codes, then exponents. One tile is in f16 at a time, and `stages` are not.
@@ -142,13 +140,13 @@ DEVICE void copy_piece(u32 to, const u8* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(PIECE) : "memory");
 #endif
 }
-// Begins to copy a tile of one K/V head, whatever of it is seen: keys and values together.
-template <int THREADS, int OF = KEYS | VALUES>
-DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const int* table, int kv, int tile, int, int last, int) {
+// Begins to copy a tile, whatever of it is seen: keys and values together.
+template <int THREADS>
+DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const TilePages& two, int kv, int, int, int, int) {
     const int pieces = PAGE_TOKENS * DIM / PIECE;
     const long values = (long)a.kv * head_values(DIM);
     for (int half = 0; half < 2; half++) {
-        const u8* base = pages + page_values(table[min(tile * 2 + half, last / PAGE_TOKENS)], 0, kv, a.kv, DIM);
+        const u8* base = pages + page_values(two.page[half], 0, kv, a.kv, DIM);
         const u32 codes = to + half * PAGE_TOKENS * DIM, exponents = to + CODES_BYTES + half * PAGE_TOKENS;
 #pragma unroll 4
         for (int i = threadIdx.x; i < pieces; i += THREADS) {
@@ -203,32 +201,47 @@ DEVICE void copy_piece(u32 to, const u8* from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
 #endif
 }
-// Begins to copy a tile of one K/V head, or its keys or values alone. What lies outside of places from..last becomes zero, so that
-// a weight of zero adds nothing; place `fresh` is left to the caller.
-template <int THREADS, int OF = KEYS | VALUES>
-DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const int* table, int kv, int tile, int from, int last, int fresh) {
-    const int pieces = DIM * 2 / PIECE;
-    const int page[2] = {table[min(tile * 2, last / PAGE_TOKENS)], table[min(tile * 2 + 1, last / PAGE_TOKENS)]};
+// Begins to copy the keys of a tile of one K/V head, or its values (`v` is 1). What lies outside of places from..last becomes zero,
+// so that a weight of zero adds nothing; place `fresh` is left to the caller.
+template <int THREADS>
+DEVICE void stage_half(const Attention& a, u32 to, const Stored* pages, const TilePages& two, int kv, int v, int tile, int from, int last, int fresh) {
+    constexpr int pieces = DIM * 2 / PIECE, apart = THREADS / pieces;
+    const int begins = tile * TILE;
     const u8* base[2];
-    for (int i = 0; i < 2; i++) base[i] = (const u8*)(pages + page_values(page[i], 0, kv, a.kv, DIM));
-    const long values = (long)a.kv * PAGE_TOKENS * DIM * 2;
-    auto copy = [&](int key, int byte) {
-        const int place = tile * TILE + key;
-        if (place == fresh) return;
-        const bool there = place >= from && place <= last;
-        const u8* at = (key < PAGE_TOKENS ? base[0] : base[1]) + key % PAGE_TOKENS * (DIM * 2) + byte;
-        const u32 here = to + at_row(key, byte / 16 * 16) + byte % 16;
-        if (OF & KEYS) copy_piece(here, at, there);
-        if (OF & VALUES) copy_piece(here + TILE_BYTES, at + values, there);
-    };
-    if (THREADS % pieces == 0) {
-        // A thread has the same piece of every so many keys.
-#pragma unroll 4
-        for (int key = threadIdx.x / pieces; key < TILE; key += THREADS / pieces) copy(key, threadIdx.x % pieces * PIECE);
+    for (int i = 0; i < 2; i++) base[i] = (const u8*)(pages + page_values(two.page[i], v, kv, a.kv, DIM));
+    to += v * TILE_BYTES;
+    auto there = [&](int place) { return place >= from && place <= last; };
+    if constexpr (THREADS % pieces == 0 && PAGE_TOKENS % apart == 0) {
+        // A thread has the same piece of every so many keys: all is known but where the first is.
+        const int key = threadIdx.x / pieces, byte = threadIdx.x % pieces * PIECE;
+        const u8* at[2] = {base[0] + key * (DIM * 2) + byte, base[1] + key * (DIM * 2) + byte};
+        auto copy = [&](int i, bool is_there) {
+            // Rows eight apart lie alike.
+            const u32 here = apart % 8 ? at_row(key + i, byte / 16 * 16) : at_row(key, byte / 16 * 16) + at_row(i, 0);
+            copy_piece(to + here + byte % 16, at[i / PAGE_TOKENS] + i % PAGE_TOKENS * (DIM * 2), is_there);
+        };
+        if (begins >= from && begins + TILE - 1 <= last && (fresh < begins || fresh >= begins + TILE)) {
+#pragma unroll
+            for (int i = 0; i < TILE; i += apart) copy(i, true);
+        } else {
+#pragma unroll
+            for (int i = 0; i < TILE; i += apart)
+                if (begins + key + i != fresh) copy(i, there(begins + key + i));
+        }
     } else {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < TILE * pieces; i += THREADS) copy(i / pieces, i % pieces * PIECE);
+        for (int i = threadIdx.x; i < TILE * pieces; i += THREADS) {
+            const int key = i / pieces, byte = i % pieces * PIECE;
+            if (begins + key == fresh) continue;
+            const u8* at = (key < PAGE_TOKENS ? base[0] : base[1]) + key % PAGE_TOKENS * (DIM * 2) + byte;
+            copy_piece(to + at_row(key, byte / 16 * 16) + byte % 16, at, there(begins + key));
+        }
     }
+}
+template <int THREADS>
+DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const TilePages& two, int kv, int tile, int from, int last, int fresh) {
+#pragma unroll
+    for (int v = 0; v < 2; v++) stage_half<THREADS>(a, to, pages, two, kv, v, tile, from, last, fresh);
 }
 #endif
 // Columns that no head has: zeros, once.
@@ -241,41 +254,53 @@ template <int THREADS> DEVICE void clear_padding(u32 to, int rows) {
 #endif
 }
 
-// One query head, a warp: from f32, turned where `turns` is there, to its row among the queries (PARTS x rows apart). What
-// scores are multiplied by is left in `factors`. A lane has the values j, j + pairs for j = lane, lane + 32, ...; behind
-// those that are turned, neighbours.
-#define HEAD_PAIRS ((DIM / 2 + WARP - 1) / WARP)
-DEVICE int pair_first(int j, int pairs) { return j < pairs ? j : 2 * j; }
-DEVICE int pair_second(int j, int pairs) { return j < pairs ? j + pairs : 2 * j + 1; }
-DEVICE void turn_pairs(float2 values[HEAD_PAIRS], const float2* turns, int pairs, int lane) {
-    for (int n = 0; n < HEAD_PAIRS; n++)
-        if (n * WARP + lane < pairs) values[n] = turned(turns[n * WARP + lane], values[n].x, values[n].y);
-}
-DEVICE void put_query(const Attention& a, u8* queries, int rows, float* factors, int row, const float2 values[HEAD_PAIRS], int pairs, int lane) {
-    u32 largest = 0;
-    for (int n = 0; n < HEAD_PAIRS; n++) {
-        largest = max(largest, __float_as_uint(values[n].x) & 0x7fffffff);
-        largest = max(largest, __float_as_uint(values[n].y) & 0x7fffffff);
+// A head of a row, by a warp. Of two pairs j and j + 1 that are turned (j = 2 x lane, 2 x lane + 64, ...) a lane has the first
+// values and then the second, `pairs` behind them; behind those that are turned, four neighbours. `pairs` is even.
+#define HEAD_FOURS ((DIM / 4 + WARP - 1) / WARP)
+DEVICE int four_first(int j, int pairs) { return j < pairs ? j : 2 * j; }
+DEVICE int four_second(int j, int pairs) { return j < pairs ? j + pairs : 2 * j + 2; }
+DEVICE void load_head(float4 values[HEAD_FOURS], const float* head, int pairs, int lane) {
+#pragma unroll
+    for (int n = 0; n < HEAD_FOURS; n++) {
+        const int j = (n * WARP + lane) * 2;
+        values[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (DIM / 4 % WARP && j >= DIM / 2) continue;
+        const float2 x = load_fresh((const float2*)(head + four_first(j, pairs))), y = load_fresh((const float2*)(head + four_second(j, pairs)));
+        values[n] = make_float4(x.x, x.y, y.x, y.y);
     }
+}
+// Two pairs, turned by (sine, cosine) of each.
+DEVICE float4 turned_four(float4 turns, float4 values) {
+    const float2 x = turned(make_float2(turns.x, turns.y), values.x, values.z), y = turned(make_float2(turns.z, turns.w), values.y, values.w);
+    return make_float4(x.x, y.x, x.y, y.y);
+}
+DEVICE u32 largest_of(const float4 values[HEAD_FOURS]) {
+    u32 largest = 0;
+#pragma unroll
+    for (int n = 0; n < HEAD_FOURS; n++) {
+        largest = max(largest, max(__float_as_uint(values[n].x) & 0x7fffffff, __float_as_uint(values[n].y) & 0x7fffffff));
+        largest = max(largest, max(__float_as_uint(values[n].z) & 0x7fffffff, __float_as_uint(values[n].w) & 0x7fffffff));
+    }
+    return warp_most(largest);
+}
+// A query to its row among the queries (PARTS x rows apart). What scores are multiplied by is left in `factors`.
+DEVICE void put_query(const Attention& a, u8* queries, int rows, float* factors, int row, const float4 values[HEAD_FOURS], int pairs, int lane) {
     // Zeros, infinity and NaN keep their size; what is tiny is brought as far as a power of two goes.
-    const int exponent = warp_most(largest) >> 23;
+    const int exponent = largest_of(values) >> 23;
     const int up = exponent == 0 || exponent == 255 ? 127 : min(267 - exponent, 253);
     const float scale = __uint_as_float((u32)up << 23), inverse = __uint_as_float((u32)(254 - up) << 23);
-    for (int n = 0; n < HEAD_PAIRS; n++) {
-        const int j = n * WARP + lane;
-        if (j >= DIM / 2) break;
-        u32 parts[PARTS];
-        rounded_pair(__fmul_rn(values[n].x, scale), __fmul_rn(values[n].y, scale), parts);
-        const int x = pair_first(j, pairs) * 2, y = pair_second(j, pairs) * 2;
+#pragma unroll
+    for (int n = 0; n < HEAD_FOURS; n++) {
+        const int j = (n * WARP + lane) * 2;
+        if (DIM / 4 % WARP && j >= DIM / 2) break;
+        u32 first[PARTS], second[PARTS];
+        rounded_pair(__fmul_rn(values[n].x, scale), __fmul_rn(values[n].y, scale), first);
+        rounded_pair(__fmul_rn(values[n].z, scale), __fmul_rn(values[n].w, scale), second);
+        const int x = four_first(j, pairs) * 2, y = four_second(j, pairs) * 2;
         for (int p = 0; p < PARTS; p++) {
             u8* to = queries + p * rows * STRIDE;
-            if (pairs == 0) {
-                // Neighbours.
-                *(u32*)(to + at_row(row, x & ~15) + (x & 15)) = parts[p];
-                continue;
-            }
-            *(u16*)(to + at_row(row, x & ~15) + (x & 15)) = (u16)parts[p];
-            *(u16*)(to + at_row(row, y & ~15) + (y & 15)) = (u16)(parts[p] >> 16);
+            *(u32*)(to + at_row(row, x & ~15) + (x & 15)) = first[p];
+            *(u32*)(to + at_row(row, y & ~15) + (y & 15)) = second[p];
         }
     }
     if (lane == 0) factors[row] = CAPPED ? __fmul_rn(a.scale, inverse) : __fmul_rn(__fmul_rn(a.scale, LOG2_E), inverse);

@@ -41,7 +41,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
         const int* table = step.tables + step.tables[a.group * step.stride + first];
         auto stage = [&](int tile) {
             if (tile <= last_tile)
-                stage_tile<THREADS>(a, stage_at(staged_at, (tile - first_tile) % a.stages), pages, table, kv, tile, from, last, -1);
+                stage_tile<THREADS>(a, stage_at(staged_at, (tile - first_tile) & (a.stages - 1)), pages, pages_of(table, tile, last), kv, tile, from, last, -1);
             copy_group();
         };
         __syncthreads();
@@ -49,16 +49,12 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
         // Each warp brings its own queries into form.
 #pragma unroll 1
         for (int start = 0; start < 16; start += GATHERED) {
-            float2 heads[GATHERED][HEAD_PAIRS];
+            float4 heads[GATHERED][HEAD_FOURS];
 #pragma unroll
             for (int i = 0; i < GATHERED; i++) {
                 const int row = min(warp * 16 + start + i, count - 1);
                 const float* head = qkv + (long)(first + row / SHARED) * columns + (kv * SHARED + row % SHARED) * DIM;
-#pragma unroll
-                for (int n = 0; n < HEAD_PAIRS; n++) {
-                    const int j = n * WARP + lane;
-                    heads[i][n] = j < DIM / 2 ? *(const float2*)(head + 2 * j) : make_float2(0.0f, 0.0f);
-                }
+                load_head(heads[i], head, 0, lane);
             }
 #pragma unroll
             for (int i = 0; i < GATHERED; i++) put_query(a, queries, ROWS, factors, warp * 16 + start + i, heads[i], 0, lane);
@@ -82,12 +78,12 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
 
 #pragma unroll 1
         for (int tile = first_tile; tile <= last_tile; tile++) {
-            const u32 keys = staged_at + (tile - first_tile) % TILES * 2 * TILE_BYTES, values = keys + TILE_BYTES;
+            const u32 keys = staged_at + ((tile - first_tile) & (TILES - 1)) * 2 * TILE_BYTES, values = keys + TILE_BYTES;
             if (a.stages > 1) copy_wait<1>();
             else copy_wait<0>();
             __syncthreads();
 #if KV_F8
-            widen_tile<THREADS>(staged, staged + stage_at(0, (tile - first_tile) % a.stages), tile, from, last, -1);
+            widen_tile<THREADS>(staged, staged + stage_at(0, (tile - first_tile) & (a.stages - 1)), tile, from, last, -1);
             __syncthreads();
             stage(tile + a.stages);
 #endif
@@ -100,7 +96,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
                 for (int k = 0; k < STEPS; k++) {
                     u32 q[PARTS][4];
 #pragma unroll
-                    for (int p = 0; p < PARTS; p++) load_queries(q[p], queries_at + p * ROWS * STRIDE, warp * 16, k, lane);
+                    for (int p = 0; p < PARTS; p++) load_rows(q[p], queries_at + p * ROWS * STRIDE, warp * 16, k, lane);
 #pragma unroll
                     for (int n = 0; n < TILE / 16; n++) {
                         u32 b[4];

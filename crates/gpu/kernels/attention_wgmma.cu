@@ -29,7 +29,7 @@ DEVICE u32 of_warp(u32 value) { return warp_most(value); }
 // Shared memory: the ring, where eight rows begin at 1024 bytes, then queries, 16 rows of ones, and how far queries are turned.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
     extern __shared__ u8 room[];
-    __shared__ u64 full[RING], empty[RING];
+    __shared__ u64 full[RING], empty[RING], order[2];
     __shared__ float factors[ROWS];
     const u32 ring = (shared_address(room) + 1023) & ~1023u;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -41,6 +41,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             barrier_init(full + i, COPIERS / WARP);
             barrier_init(empty + i, WARPS);
         }
+        for (int i = 0; i < 2; i++) barrier_init(order + i, WARPS / 2);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -67,8 +68,9 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             const int* table = step.tables + step.tables[a.group * step.stride + first];
 #pragma unroll 1
             for (int tile = from / TILE; tile <= last / TILE; tile++) {
+                const TilePages two = pages_of(table, tile, last);
                 barrier_wait(empty + turn.stage, turn.parity ^ 1);
-                stage_tile<COPIERS>(a, ring + turn.stage * 2 * TILE_BYTES, pages, table, kv, tile, from, last, -1);
+                stage_tile<COPIERS>(a, ring + turn.stage * 2 * TILE_BYTES, pages, two, kv, tile, from, last, -1);
                 copy_group();
                 turn.move();
                 if (waiting < AHEAD) {
@@ -108,6 +110,14 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
     asm volatile("bar.sync 3, %0;" ::"n"(WARPS * WARP) : "memory");
     wait_for_inputs();
 
+    int turns_had = 0;
+    // Products are asked for by turns, so that one warpgroup multiplies while the other weighs.
+    auto await_turn = [&] { barrier_wait(order + group, (turns_had + group + 1) % 2); };
+    auto give_turn = [&] {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(order + 1 - group);
+        turns_had++;
+    };
 #pragma unroll 1
     for (int first = begin, next; first < tokens; first = next) {
         const int final = step.lasts[first];
@@ -127,22 +137,21 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             // Each warp brings its own queries into form.
 #pragma unroll 1
             for (int start = 0; start < 16; start += GATHERED) {
-                float2 heads[GATHERED][HEAD_PAIRS];
+                float4 heads[GATHERED][HEAD_FOURS];
 #pragma unroll
                 for (int i = 0; i < GATHERED; i++) {
                     const int row = min(group * TILE + own_warp + start + i, count - 1);
                     const float* head = qkv + (long)(first + row / SHARED) * columns + (kv * SHARED + row % SHARED) * DIM;
-#pragma unroll
-                    for (int n = 0; n < HEAD_PAIRS; n++) {
-                        const int j = n * WARP + lane;
-                        heads[i][n] = TURNS ? make_float2(head[pair_first(j, pairs)], head[pair_second(j, pairs)]) : *(const float2*)(head + 2 * j);
-                    }
+                    load_head(heads[i], head, pairs, lane);
                 }
 #pragma unroll
                 for (int i = 0; i < GATHERED; i++) {
                     const int row = own_warp + start + i;
 #if TURNS
-                    turn_pairs(heads[i], turns + (first - begin + token_of(row)) * pairs, pairs, lane);
+                    const float4* angles = (const float4*)(turns + (first - begin + token_of(row)) * pairs);
+#pragma unroll
+                    for (int n = 0; n < HEAD_FOURS; n++)
+                        if ((n * WARP + lane) * 2 < pairs) heads[i][n] = turned_four(angles[n * WARP + lane], heads[i][n]);
 #endif
                     put_query(a, queries, TILE, factors + group * TILE, row, heads[i], pairs, lane);
                 }
@@ -219,6 +228,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
                     for (int p = 0; p < PARTS; p++) weights[k][p][i] = parts[p];
                 }
             const u32 values = ring + turn.stage * 2 * TILE_BYTES + TILE_BYTES;
+            await_turn();
             float acc[PIECES][WIDE / 2], tile_sum[4];
             wgmma_fence();
 #pragma unroll
@@ -238,6 +248,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             Turn<RING> following = turn;
             following.move();
             if (more) begin_scores(following);
+            give_turn();
 #pragma unroll
             for (int c = 0; c < PIECES; c++) {
                 if (c + 1 < PIECES) {
@@ -264,7 +275,9 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             turn = following;
         };
         if (first_tile <= end_tile) {
+            await_turn();
             begin_scores(turn);
+            give_turn();
 #pragma unroll 1
             for (int tile = first_tile; tile < end_tile; tile++) take(tile, true);
             take(end_tile, false);
@@ -276,6 +289,12 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             __syncwarp();
             if (lane == 0) barrier_arrive(empty + turn.stage);
             turn.move();
+            await_turn();
+            give_turn();
+        }
+        if (first_tile > end_tile) {
+            await_turn();
+            give_turn();
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {

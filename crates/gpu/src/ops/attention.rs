@@ -105,7 +105,7 @@ fn singles_bytes(
     stages: usize,
     (tiles, blocks): (usize, usize),
 ) -> usize {
-    // Rows of the matrix instruction in eights: `OWN` of attention.cu.
+    // Query heads in eights: `EIGHTS` of attention.cu.
     let eights = shared.div_ceil(8);
     let (queries, weights) = (2 * 8 * eights * row_bytes(dim), 2048 * eights);
     let ends = shared * CLUSTER_TILES * 8;
@@ -233,7 +233,8 @@ impl Cuda {
             return self.op_attention(slot, attention, qkv, kv, out);
         };
         let turns = rotation(slot, attention.heads, rope, qkv)?;
-        let fuses = self.fuses() && attention.causal;
+        // Kernels of attention turn two neighbours at a time.
+        let fuses = self.fuses() && attention.causal && rope.pairs.is_multiple_of(2);
         if slot.decode && fuses {
             return self.attention(slot, attention, Some(turns), qkv, kv, out);
         }

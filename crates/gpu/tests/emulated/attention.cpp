@@ -19,10 +19,11 @@ static float value() { return ((int)emulated::chance(20001) - 10000) / 6000.0f; 
 static std::vector<double> turned_head(int token, int head, bool turns) {
     const float* from = &qkv[token * COLUMNS + head * DIM];
     std::vector<double> to(from, from + DIM);
-    for (int i = 0; turns && i < DIM / 2; i++) {
-        const double angle = PLACES[token] * (double)frequencies[i], a = from[i], b = from[i + DIM / 2];
+    const int pairs = turns ? shape.rope.pairs : 0;
+    for (int i = 0; i < pairs; i++) {
+        const double angle = PLACES[token] * (double)frequencies[i], a = from[i], b = from[i + pairs];
         to[i] = a * cos(angle) - b * sin(angle);
-        to[i + DIM / 2] = b * cos(angle) + a * sin(angle);
+        to[i + pairs] = b * cos(angle) + a * sin(angle);
     }
     return to;
 }
@@ -75,8 +76,8 @@ int main() {
     step = {nullptr, nullptr, PLACES, PLACES, nullptr, own.data(), own.data(), nullptr, tables.data(), TOKENS, TOKENS, TOKENS, 0};
     gridDim = {KV_HEADS, TOKENS, 1};
     blockDim = emulated::BLOCK;
-    const struct { bool turns; int window; } cases[] = {{false, 0}, {true, 0}, {true, 100}};
-    for (auto [turns, window] : cases) {
+    const struct { bool turns; int pairs, window; } cases[] = {{false, 0, 0}, {true, DIM / 2, 0}, {true, DIM / 4, 100}};
+    for (auto [turns, pairs, window] : cases) {
         std::vector<float> first;
         std::vector<u16> first_pages;
         for (int stages : {1, 2})
@@ -84,7 +85,7 @@ int main() {
                 emulated::copies = copies;
                 pages = stored;
                 out.assign(TOKENS * QUERY_HEADS * DIM, NAN);
-                const Rotation rope = {turns ? frequencies.data() : nullptr, DIM / 2, 1.0f};
+                const Rotation rope = {turns ? frequencies.data() : nullptr, pairs, 1.0f};
                 shape = {QUERY_HEADS, KV_HEADS, 0, window, 1.0f / sqrtf(DIM), 0, stages, 0, nullptr, rope, nullptr, 0.0f, 1};
                 for (int token = 0; token < TOKENS; token++)
                     for (int kv = 0; kv < KV_HEADS; kv++)

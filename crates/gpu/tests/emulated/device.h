@@ -20,10 +20,11 @@
 #define __shared__ static
 
 struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
 struct uint2 { uint32_t x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 struct Place { int x, y, z; };
@@ -143,12 +144,6 @@ static void load(uint32_t* m, int matrices, bool turned, uint32_t at) {
 }
 static void load_matrices(uint32_t m[4], uint32_t at) { load(m, 4, false, at); }
 static void load_turned_matrices(uint32_t m[4], uint32_t at) { load(m, 4, true, at); }
-static void load_two_matrices(uint32_t m[4], uint32_t at) {
-    uint32_t two[2];
-    load(two, 2, false, at);
-    m[0] = two[0];
-    m[2] = two[1];
-}
 // `mma.sync` m16n8k16; sums of 16 products are rounded once.
 static void mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     uint32_t all[LANES][6];
