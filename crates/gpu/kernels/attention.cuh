@@ -140,6 +140,9 @@ DEVICE void copy_piece(u32 to, const u8* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(PIECE) : "memory");
 #endif
 }
+DEVICE void copy_exponents(u32 to, const u8* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 // Begins to copy a tile, whatever of it is seen: keys and values together.
 template <int THREADS>
 DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const TilePages& two, int kv, int, int, int, int) {
@@ -155,8 +158,7 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const Ti
         }
         // Of keys, then of values.
         const int v = threadIdx.x / (PAGE_TOKENS / 4), four = threadIdx.x % (PAGE_TOKENS / 4) * 4;
-        if (v < 2)
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(exponents + v * STORED_BYTES + four), "l"(base + v * values + PAGE_TOKENS * DIM + four) : "memory");
+        if (v < 2) copy_exponents(exponents + v * STORED_BYTES + four, base + v * values + PAGE_TOKENS * DIM + four);
     }
 }
 // A tile that is there as f16. What lies outside of places from..last becomes zero, so that a weight of zero adds nothing; place
@@ -244,12 +246,13 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const Ti
     for (int v = 0; v < 2; v++) stage_half<THREADS>(a, to, pages, two, kv, v, tile, from, last, fresh);
 }
 #endif
+DEVICE void store_zeros(u32 to) { asm volatile("st.shared.v2.u32 [%0], {%1, %1};" ::"r"(to), "r"(0) : "memory"); }
 // Columns that no head has: zeros, once.
 template <int THREADS> DEVICE void clear_padding(u32 to, int rows) {
 #if DIM != DIM_PADDED
     for (int i = threadIdx.x; i < rows * (DIM_PADDED - DIM) / 4; i += THREADS) {
         const int row = i / ((DIM_PADDED - DIM) / 4), byte = DIM * 2 + i % ((DIM_PADDED - DIM) / 4) * 8;
-        asm volatile("st.shared.v2.u32 [%0], {%1, %1};" ::"r"(to + at_row(row, byte / 16 * 16) + byte % 16), "r"(0) : "memory");
+        store_zeros(to + at_row(row, byte / 16 * 16) + byte % 16);
     }
 #endif
 }
