@@ -16,7 +16,7 @@ use fornax::{Activations, Device, KvDType, OpenOptions, Opinion, Request, Sampli
 use serde::Deserialize;
 
 /// Most that values may differ. A GPU rounds activations to the 11 bits of an f16 for its products; transformers' own results in
-/// f16 are two to four times as far from those in f32 (docs/gpu-notes.md, "every fixture, with products of f16").
+/// f16 are two to four times as far from those in f32 (docs/log/2026-11.md, "every fixture, with products of f16").
 struct Bounds {
     /// A log-probability of a tiny checkpoint, keys and values in f32.
     tiny: f64,
