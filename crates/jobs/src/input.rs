@@ -44,8 +44,29 @@ pub enum Input {
 pub struct Item {
     /// What its result is called by.
     pub id: String,
+    text: String,
+    shared: Arc<Shared>,
+}
+
+/// What all items of a batch have in common. A question is made of it only when it is asked: thousands of items times
+/// a long prefix would take gigabytes at once.
+#[derive(Debug)]
+struct Shared {
+    fields: Map<String, Value>,
+    prefix: Option<String>,
+    schema: Option<Arc<Schema>>,
+}
+
+impl Item {
     /// What is asked about it.
-    pub question: Question,
+    pub fn question(&self) -> Question {
+        let Shared { fields, prefix, schema } = &*self.shared;
+        let system = prefix.iter().map(|prefix| json!({"role": "system", "content": prefix}));
+        let messages: Vec<Value> = system.chain([json!({"role": "user", "content": self.text})]).collect();
+        let mut body = fields.clone();
+        body.insert("messages".to_owned(), Value::Array(messages));
+        Question { body: Body::Chat(Value::Object(body)), schema: schema.clone() }
+    }
 }
 
 /// The name of a registered schema that an input refers to.
@@ -125,10 +146,12 @@ impl Input {
         let schema = schema(&mut fields, at)?;
         let asked: Vec<&str> =
             ["messages", "prompt", "items"].into_iter().filter(|field| fields.contains_key(*field)).collect();
-        let question = |body| Question { body, schema: schema.clone() };
+        let one = |body: fn(Value) -> Body, fields, schema| {
+            Ok(Input::One(Question { body: body(Value::Object(fields)), schema }))
+        };
         match asked[..] {
-            ["messages"] => Ok(Input::One(question(Body::Chat(Value::Object(fields))))),
-            ["prompt"] => Ok(Input::One(question(Body::Completion(Value::Object(fields))))),
+            ["messages"] => one(Body::Chat, fields, schema),
+            ["prompt"] => one(Body::Completion, fields, schema),
             ["items"] => {
                 let (items, prefix) = (fields.remove("items"), fields.remove("shared_prefix"));
                 let prefix = match prefix {
@@ -137,27 +160,23 @@ impl Input {
                     Some(_) => return Err(wrong("shared_prefix", "must be a string")),
                 };
                 let items = items_of(items, at)?;
-                let items = items.into_iter().map(|(id, text)| {
-                    let mut body = fields.clone();
-                    let system = prefix.iter().map(|prefix| json!({"role": "system", "content": prefix}));
-                    let messages: Vec<Value> =
-                        system.chain([json!({"role": "user", "content": text})]).collect();
-                    body.insert("messages".to_owned(), json!(messages));
-                    Item { id, question: question(Body::Chat(Value::Object(body))) }
-                });
+                let shared = Arc::new(Shared { fields, prefix, schema });
+                let items =
+                    items.into_iter().map(|(id, text)| Item { id, text, shared: Arc::clone(&shared) });
                 Ok(Input::Batch(items.collect()))
             }
             _ => Err(Failure::input(at, "must have one of messages, prompt and items")),
         }
     }
 
-    /// Every question that it asks.
-    pub fn questions(&self) -> Vec<&Question> {
-        match self {
-            Input::One(question) => vec![question],
-            Input::Batch(items) => items.iter().map(|item| &item.question).collect(),
-            Input::Health => Vec::new(),
-        }
+    /// Every question that it asks, each made when it is taken.
+    pub fn questions(&self) -> impl Iterator<Item = Question> {
+        let (one, items) = match self {
+            Input::One(question) => (Some(question.clone()), &[][..]),
+            Input::Batch(items) => (None, &items[..]),
+            Input::Health => (None, &[][..]),
+        };
+        one.into_iter().chain(items.iter().map(Item::question))
     }
 }
 
@@ -220,8 +239,8 @@ mod tests {
     fn every_form_becomes_questions() {
         let check = |input: Value, wanted: &[Body]| {
             let parsed = Input::parse(&input).unwrap();
-            let bodies: Vec<&Body> = parsed.questions().into_iter().map(|question| &question.body).collect();
-            assert_eq!(bodies, wanted.iter().collect::<Vec<_>>(), "{input}");
+            let bodies: Vec<Body> = parsed.questions().map(|question| question.body).collect();
+            assert_eq!(bodies, wanted, "{input}");
         };
         let user = |text: &str| json!({"role": "user", "content": text});
         let system = |text: &str| json!({"role": "system", "content": text});
@@ -243,6 +262,18 @@ mod tests {
             &[chat(&[system("{\"k\":1}"), user("a")])],
         );
         check(json!({"endpoint": "/health"}), &[]);
+    }
+
+    /// Copies of the prefix would take 32 GiB.
+    #[test]
+    fn items_share_their_prefix() {
+        let prefix = "p".repeat(8 << 20);
+        let items: Vec<Value> = (0..ITEMS_MAX).map(|id| json!({"id": id, "text": "x"})).collect();
+        let parsed = Input::parse(&json!({"shared_prefix": prefix, "items": items})).unwrap();
+        let Input::Batch(items) = &parsed else { panic!("a batch") };
+        assert_eq!((items.len(), items[ITEMS_MAX - 1].id.as_str()), (ITEMS_MAX, "4095"));
+        let Body::Chat(body) = parsed.questions().next().unwrap().body else { panic!("a chat") };
+        assert_eq!(body["messages"][0]["content"].as_str().map(str::len), Some(8 << 20));
     }
 
     #[test]
@@ -284,7 +315,8 @@ mod tests {
             set_schema(&mut input, "s", json!({"type": "object"}));
             assert_eq!(input.pointer(&format!("{place}/schema")), Some(&json!({"type": "object"})));
             let parsed = Input::parse(&input).unwrap();
-            assert_eq!(parsed.questions()[0].schema.as_ref().unwrap().name(), Some("s"));
+            let question = parsed.questions().next().unwrap();
+            assert_eq!(question.schema.as_ref().unwrap().name(), Some("s"));
         }
     }
 }

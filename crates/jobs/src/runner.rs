@@ -436,11 +436,11 @@ async fn answered<M: Model>(
     item: Item,
     heard: Arc<watch::Sender<bool>>,
 ) -> (usize, String, Result<Value, Failure>) {
-    let question = item.question.clone();
+    let question = item.question();
     let hears = |_: &str| {
         heard.send_replace(true);
     };
-    let answered = model.answer(item.question, hears).await;
+    let answered = model.answer(question.clone(), hears).await;
     heard.send_replace(true);
     (index, item.id, answered.and_then(|answer| settle(&question, &answer)))
 }

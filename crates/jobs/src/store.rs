@@ -165,11 +165,9 @@ impl Store {
     pub async fn open(options: StoreOptions) -> Result<Store, Error> {
         sqlx::any::install_default_drivers();
         let fail = |error: sqlx::Error| Error::Open(error.to_string());
-        let is_postgres =
-            ["postgres://", "postgresql://"].iter().any(|scheme| options.database.starts_with(scheme));
-        let (kind, url, lock) = match is_postgres {
-            true => (Kind::Postgres, options.database.clone(), None),
-            false => {
+        let (kind, url, lock) = match postgres(&options.database)? {
+            Some(rest) => (Kind::Postgres, format!("postgres://{rest}"), None),
+            None => {
                 let path = Path::new(&options.database);
                 let lock = lock(path)?;
                 (Kind::Sqlite, format!("sqlite://{}?mode=rwc", url_path(&options.database)), Some(lock))
@@ -860,11 +858,35 @@ fn lock(database: &Path) -> Result<File, Error> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(fail)?;
     }
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(fail)?;
+    let file = private().open(&path).map_err(fail)?;
+    // Prompts and answers are in it: SQLite gives its own files the rights of this one, which it finds.
+    private().open(database).map_err(|error| Error::Open(format!("{}: {error}", database.display())))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(Error::InUse { path }),
         Err(fs::TryLockError::Error(error)) => Err(fail(error)),
+    }
+}
+
+/// Makes a file that its owner alone can read, or opens the one that is there.
+fn private() -> fs::OpenOptions {
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+/// What follows `postgres://` in a database's address; `None` of a path. Anything else that looks like an address is
+/// refused: as a path it would become a file whose name holds a password.
+fn postgres(database: &str) -> Result<Option<&str>, Error> {
+    let Some((scheme, rest)) = database.split_once("://") else { return Ok(None) };
+    match scheme.to_ascii_lowercase().as_str() {
+        "postgres" | "postgresql" => Ok(Some(rest)),
+        _ => {
+            let scheme: String = scheme.chars().take(32).collect();
+            Err(Error::Open(format!("{scheme}:// is not supported: give a path or postgres://...")))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -139,12 +139,17 @@ impl Webhooks {
     fn send(&self, delivery: &Delivery) -> Result<(), String> {
         // Hosts may have been taken off the list since.
         self.check(&delivery.url).map_err(|failure| failure.message)?;
+        let sent_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let response = self
             .agent
             .post(&delivery.url)
             .header("content-type", "application/json")
             .header("x-fornax-delivery", &delivery.id)
-            .header("x-fornax-signature", signature(&self.options.secret, &delivery.body))
+            .header("x-fornax-timestamp", sent_s.to_string())
+            .header(
+                "x-fornax-signature",
+                signature(&self.options.secret, sent_s, &delivery.id, &delivery.body),
+            )
             .send(&delivery.body)
             .map_err(|error| error.to_string())?;
         match response.status().is_success() {
@@ -178,12 +183,16 @@ pub async fn deliver(sender: &Arc<Webhooks>, store: &Store, delivery: Delivery) 
     arrived
 }
 
-/// `sha256=` and the HMAC-SHA256 of the body under the shared secret, in hexadecimal.
-pub fn signature(secret: &[u8], body: &str) -> String {
+/// `sha256=` and, in hexadecimal, the HMAC-SHA256 of `TIMESTAMP.DELIVERY.BODY` under the shared secret. The time and the
+/// delivery's id are signed with the body, so that a request that somebody recorded is no good later, nor a second time.
+pub fn signature(secret: &[u8], sent_s: u64, delivery: &str, body: &str) -> String {
+    format!("sha256={}", hmac(secret, &format!("{sent_s}.{delivery}.{body}")))
+}
+
+fn hmac(secret: &[u8], text: &str) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
-    mac.update(body.as_bytes());
-    let digest: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256={digest}")
+    mac.update(text.as_bytes());
+    mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Finds addresses as usual and refuses those that a stranger must not have us call. A name is looked up once, and what
@@ -323,7 +332,7 @@ mod tests {
     /// The vector of RFC 4231, case 2.
     #[test]
     fn signatures_are_the_published_ones() {
-        let wanted = "sha256=5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843";
-        assert_eq!(signature(b"Jefe", "what do ya want for nothing?"), wanted);
+        let wanted = "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843";
+        assert_eq!(hmac(b"Jefe", "what do ya want for nothing?"), wanted);
     }
 }

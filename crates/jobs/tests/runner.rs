@@ -11,7 +11,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use common::databases;
@@ -361,8 +361,16 @@ fn webhooks_are_signed_and_tried_until_they_arrive() {
             let sender = Arc::new(Webhooks::new(options.clone()));
             let arrived = fornax_jobs::deliver(&sender, &world.store, delivery).await;
             let (head, body) = heard.recv().unwrap();
-            let signed = format!("x-fornax-signature: {}", signature(b"secret", &body));
-            assert!(head.to_ascii_lowercase().contains(&signed), "{head}");
+            let head = head.to_ascii_lowercase();
+            let header = |name: &str| {
+                let line = head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+                line.unwrap_or_else(|| panic!("{name} in {head}")).trim().to_owned()
+            };
+            let sent_s: u64 = header("x-fornax-timestamp").parse().unwrap();
+            let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+            assert!((now_s - 600..=now_s).contains(&sent_s), "{sent_s} is not the present, {now_s}");
+            assert_eq!(header("x-fornax-delivery"), lost.id);
+            assert_eq!(header("x-fornax-signature"), signature(b"secret", sent_s, &lost.id, &body));
             let told: Value = serde_json::from_str(&body).unwrap();
             assert_eq!((&told["id"], &told["output"]["output"]), (&json!(id), &json!("hi")));
             assert_eq!(arrived, attempt == 3);

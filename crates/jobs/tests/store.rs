@@ -367,8 +367,33 @@ fn a_file_belongs_to_one_process_and_running_jobs_wait_again_after_a_crash() {
     });
     let open = |path: &str| runtime.block_on(Store::open(StoreOptions::new(path)));
     assert!(matches!(open("/dev/null/jobs.db"), Err(Error::Open(_))));
-    let refused = open("postgres://somebody:secret@%2Fnowhere/x").err().unwrap().to_string();
-    assert!(!refused.contains("secret"), "{refused}");
+    for address in ["postgres://somebody:secret@%2Fnowhere/x", "Postgres://somebody:secret@%2Fnowhere/x"] {
+        let refused = open(address).err().unwrap().to_string();
+        assert!(!refused.contains("secret"), "{refused}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let unknown = format!("mysql://somebody:secret@{}", folder.path().display());
+    let refused = open(&unknown).err().unwrap().to_string();
+    assert!(refused.contains("mysql://") && !refused.contains("secret"), "{refused}");
+}
+
+#[cfg(unix)]
+#[test]
+fn nobody_else_can_read_the_database() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jobs.db");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let store = Store::open(StoreOptions::new(path.to_str().unwrap())).await.unwrap();
+        submit(&store, new(json!("a prompt"))).await;
+        let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap()).collect();
+        assert!(files.iter().any(|file| file.file_name() == "jobs.db-wal"), "{files:?}");
+        for file in files {
+            let mode = file.metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{:?} has mode {mode:o}", file.file_name());
+        }
+    });
 }
 
 #[test]

@@ -38,7 +38,15 @@ impl Recorder {
     /// Begins a file.
     pub fn create(path: &Path, party: Party) -> Result<Recorder, Error> {
         let failed = |reason| Error::System { what: "cannot write the transcript", reason };
-        let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+        let mut options = File::options();
+        options.create(true).write(true).truncate(true);
+        // Both parties' files together are the conversation in clear.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(path).map_err(failed)?;
+        #[cfg(unix)]
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600)).map_err(failed)?;
+        let mut file = BufWriter::new(file);
         writeln!(file, "{MAGIC}{party}").map_err(failed)?;
         Ok(Recorder { shared: Arc::new(Mutex::new(Writer { file, connections: 0 })) })
     }

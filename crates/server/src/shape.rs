@@ -83,13 +83,20 @@ pub(crate) fn understand<T: Body>(value: Value, other_fields: Unknown) -> Result
         faults.truncate(FAULTS_MAX);
         return Err(ApiError::faults(faults));
     }
-    // The schema says all that the type demands; if it ever does not, the client learns which field it was.
+    // The schema says all that the type demands; if it ever does not, the client learns which field it was. Fields that
+    // the type does not have are left out first: a body may have thousands of them, a type has some dozens.
     T::deserialize(&value).map_err(|_| {
-        let wrong = fields.iter().find(|(name, _)| {
-            let mut others = fields.clone();
-            others.shift_remove(*name);
+        let known: Map<String, Value> = fields
+            .iter()
+            .filter(|(name, _)| shape.root["properties"].get(name.as_str()).is_some())
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        let wrong = known.keys().find(|name| {
+            let others = known.iter().filter(|(other, _)| other != name);
+            let others = others.map(|(name, value)| (name.clone(), value.clone())).collect();
             T::deserialize(&Value::Object(others)).is_ok()
         });
+        let wrong = wrong.and_then(|name| fields.get_key_value(name));
         let (field, value) = wrong.map_or(("body", &value), |(name, value)| (name.as_str(), value));
         ApiError::fault(Fault::value(field, shape.described(field), value))
     })

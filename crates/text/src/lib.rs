@@ -25,6 +25,7 @@ mod spm;
 mod stop;
 mod template;
 mod tokenizer;
+mod tokenizer_json;
 mod vocab;
 
 pub use answer::{Delta, Dialect, Reader, Tool};

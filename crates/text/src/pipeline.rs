@@ -4,6 +4,7 @@
 //! of the pipeline runs on what lies between, with offsets intact: a step that treats the start of the input
 //! differently still sees where that start is.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -13,9 +14,9 @@ use tokenizers::{
     Token, Tokenizer,
 };
 
-use crate::Error;
 use crate::special::{Trust, Whole, WholeTokens};
 use crate::vocab::{Kind, Spelling, looks_reserved};
+use crate::{Error, tokenizer_json};
 
 /// A tokenizer of the `tokenizers` crate with trust-aware search for whole tokens.
 #[derive(Debug)]
@@ -44,15 +45,22 @@ impl Pipeline {
     /// Reads a `tokenizer.json`.
     pub(crate) fn open(path: &Path) -> Result<(Pipeline, Description), Error> {
         let wrong = |reason: String| Error::TokenizerJson { path: path.to_owned(), reason };
-        let mut tokenizer = Tokenizer::from_file(path).map_err(|e| wrong(e.to_string()))?;
+        let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
+        tokenizer_json::check(&bytes).map_err(wrong)?;
+        unpanicked(|| Pipeline::read(&bytes)).unwrap_or_else(Err).map_err(wrong)
+    }
+
+    fn read(bytes: &[u8]) -> Result<(Pipeline, Description), String> {
+        let wrong = |e: tokenizers::Error| e.to_string();
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(wrong)?;
         // Lengths are the caller's business; a prompt is never cut or filled here.
-        tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        tokenizer.with_truncation(None).map_err(wrong)?;
         tokenizer.with_padding(None);
-        let decoder = serde_json::to_value(tokenizer.get_decoder()).map_err(|e| wrong(e.to_string()))?;
-        let spelling = Decoding::of(&decoder).map_err(wrong)?;
+        let decoder = serde_json::to_value(tokenizer.get_decoder()).map_err(|e| e.to_string())?;
+        let spelling = Decoding::of(&decoder)?;
         let ends = |text: &str, special| {
-            let encoding = tokenizer.encode_fast(text, special).map_err(|e| wrong(e.to_string()))?;
-            Ok::<_, Error>(encoding.get_ids().to_vec())
+            let encoding = tokenizer.encode_fast(text, special).map_err(wrong)?;
+            Ok::<_, String>(encoding.get_ids().to_vec())
         };
         let (bare, dressed) = (ends("a", false)?, ends("a", true)?);
         let start = dressed.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
@@ -148,7 +156,9 @@ impl Pipeline {
 
     /// Appends the tokens of `text`.
     pub(crate) fn encode(&self, text: &str, trust: Trust<'_>, out: &mut Vec<u32>) -> Result<(), Error> {
-        self.run(text, trust, out).map_err(|e| Error::Encode { reason: e.to_string() })
+        unpanicked(|| self.run(text, trust, out).map_err(|e| e.to_string()))
+            .unwrap_or_else(Err)
+            .map_err(|reason| Error::Encode { reason })
     }
 
     fn run(&self, text: &str, trust: Trust<'_>, out: &mut Vec<u32>) -> tokenizers::Result<()> {
@@ -170,6 +180,13 @@ impl Pipeline {
         }
         Ok(())
     }
+}
+
+/// Calls into the crate, which panics where a file contradicts itself in ways that nobody looked for.
+fn unpanicked<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+    // What the call had begun is dropped with it: a caller gets the whole result or none of it.
+    catch_unwind(AssertUnwindSafe(call))
+        .map_err(|_| "the tokenizer contradicts itself (it panicked)".to_owned())
 }
 
 /// Cuts `piece` at the whole tokens in it.

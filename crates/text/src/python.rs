@@ -5,31 +5,67 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+/// How deep lists and maps may lie in each other where they are written. Conversations are bounded by the JSON reader's
+/// 128; a namespace that holds itself has no end.
+const DEPTH_MAX: usize = 512;
+
+/// Bytes that one value may be written as.
+const BYTES_MAX: usize = 64 << 20;
+
 /// `str(value)`.
-pub(crate) fn display(value: &Value) -> String {
+pub(crate) fn display(value: &Value) -> Result<String, Error> {
     match value.kind() {
-        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
-        ValueKind::Undefined => String::new(),
-        _ => repr(value),
+        ValueKind::String => Ok(value.as_str().unwrap_or_default().to_owned()),
+        ValueKind::Undefined => Ok(String::new()),
+        _ => {
+            let mut out = String::new();
+            repr(value, 0, &mut out)?;
+            Ok(out)
+        }
     }
 }
 
 /// `repr(value)`.
-fn repr(value: &Value) -> String {
+fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    check_size(depth, out.len())?;
     match value.kind() {
-        ValueKind::String => repr_str(value.as_str().unwrap_or_default()),
-        ValueKind::Undefined | ValueKind::None => "None".to_owned(),
-        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
-        ValueKind::Number => number(value),
-        ValueKind::Map => join("{", items(value).map(|(key, item)| repr(&key) + ": " + &repr(&item)), "}"),
-        ValueKind::Seq if value.is_tuple() => join("(", members(value).map(|item| repr(&item)), ")"),
-        ValueKind::Seq | ValueKind::Iterable => join("[", members(value).map(|item| repr(&item)), "]"),
-        _ => value.to_string(),
+        ValueKind::String => out.push_str(&repr_str(value.as_str().unwrap_or_default())),
+        ValueKind::Undefined | ValueKind::None => out.push_str("None"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::Number => out.push_str(&number(value)),
+        ValueKind::Map => {
+            out.push('{');
+            for (at, (key, item)) in items(value).enumerate() {
+                out.push_str(if at > 0 { ", " } else { "" });
+                repr(&key, depth + 1, out)?;
+                out.push_str(": ");
+                repr(&item, depth + 1, out)?;
+            }
+            out.push('}');
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            let is_tuple = value.is_tuple();
+            out.push(if is_tuple { '(' } else { '[' });
+            for (at, item) in members(value).enumerate() {
+                out.push_str(if at > 0 { ", " } else { "" });
+                repr(&item, depth + 1, out)?;
+            }
+            out.push(if is_tuple { ')' } else { ']' });
+        }
+        _ => out.push_str(&value.to_string()),
     }
+    Ok(())
 }
 
-fn join(open: &str, parts: impl Iterator<Item = String>, close: &str) -> String {
-    [open, &parts.collect::<Vec<_>>().join(", "), close].concat()
+fn check_size(depth: usize, bytes: usize) -> Result<(), Error> {
+    let wrong = |reason: String| Err(Error::new(ErrorKind::InvalidOperation, reason));
+    if depth > DEPTH_MAX {
+        return wrong(format!("lists and maps lie more than {DEPTH_MAX} deep in each other"));
+    }
+    if bytes > BYTES_MAX {
+        return wrong(format!("a value takes more than {BYTES_MAX} bytes"));
+    }
+    Ok(())
 }
 
 fn members(value: &Value) -> impl Iterator<Item = Value> {
@@ -98,7 +134,7 @@ pub(crate) fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> 
     };
     let separators = options.get::<Option<Value>>("separators")?.filter(|pair| !pair.is_none());
     let separator = |at: usize, default: &str| match &separators {
-        Some(pair) => pair.get_item_by_index(at).map(|part| display(&part)),
+        Some(pair) => pair.get_item_by_index(at).and_then(|part| display(&part)),
         None => Ok(default.to_owned()),
     };
     let mut json = Json {
@@ -126,6 +162,7 @@ struct Json {
 
 impl Json {
     fn write(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        check_size(depth, self.out.len())?;
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -137,7 +174,7 @@ impl Json {
             }),
             ValueKind::String => self.write_str(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
-                let members: Vec<Value> = members(value).collect();
+                let members = members(value);
                 self.write_all("[", members, "]", depth, |json, item| json.write(&item, depth + 1))?;
             }
             ValueKind::Map => {
@@ -146,7 +183,7 @@ impl Json {
                     items.sort_by(|a, b| a.0.cmp(&b.0));
                 }
                 self.write_all("{", items, "}", depth, |json, (key, item)| {
-                    json.write_str(&display(&key));
+                    json.write_str(&display(&key)?);
                     json.out.push_str(&json.colon.clone());
                     json.write(&item, depth + 1)
                 })?;
@@ -162,14 +199,15 @@ impl Json {
     fn write_all<T>(
         &mut self,
         open: &str,
-        parts: Vec<T>,
+        parts: impl IntoIterator<Item = T>,
         close: &str,
         depth: usize,
         mut write: impl FnMut(&mut Json, T) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.out.push_str(open);
-        let is_empty = parts.is_empty();
+        let mut is_empty = true;
         for (at, part) in parts.into_iter().enumerate() {
+            is_empty = false;
             if at > 0 {
                 self.out.push_str(&self.comma.clone());
             }
@@ -235,7 +273,7 @@ mod tests {
 
     #[test]
     fn values_are_written_as_python_writes_them() {
-        let check = |value: Value, want: &str| assert_eq!(display(&value), want);
+        let check = |value: Value, want: &str| assert_eq!(display(&value).unwrap(), want);
         check(Value::from(true), "True");
         check(Value::from(()), "None");
         check(Value::from("it's"), "it's");

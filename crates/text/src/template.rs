@@ -6,12 +6,12 @@
 //! and remembered. A conversation without control tokens carries no marks and renders byte for byte as in Python.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::{fmt, io};
 
 use fornax_format::Checkpoint;
 use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind};
+use minijinja::value::{Kwargs, StringInput, Value, ValueKind};
 use minijinja::{Environment, ErrorKind};
 use serde_json::Value as Json;
 
@@ -22,8 +22,21 @@ use crate::{Dialect, Error, Tokenizer, python};
 /// never holds it; where it does all the same, it is doubled.
 const MARK: char = '\u{fdd0}';
 
-/// Instructions that one rendering may take: thousands of messages use far fewer, an endless loop does not end.
-const FUEL: u64 = 100_000_000;
+/// Instructions that one rendering may take. A message takes a few hundred, so this is room for ten thousand of them;
+/// an endless loop does not end. It also bounds how deep values can be nested, and with that the stack that dropping or
+/// comparing them takes.
+const FUEL: u64 = 5_000_000;
+
+/// Lexical tokens between `{{` and `}}`, or `{%` and `%}`. The parser goes one call deeper for each operator of a chain.
+/// The longest expression in a template that we know has some 150.
+const EXPRESSION_TOKENS_MAX: usize = 4096;
+
+/// Stack of the thread that parses and renders. Only what is touched takes memory: a template of the usual kind uses a
+/// few pages. Half a million nested lists, the most that [`FUEL`] can build, were seen to need about half of it.
+const STACK_BYTES: usize = 512 << 20;
+
+/// Bytes of a rendered prompt: more than any context holds.
+const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
 /// A model's chat template, parsed.
 #[derive(Debug)]
@@ -167,13 +180,94 @@ impl ChatTemplate {
         variables
             .extend(chat.variables.iter().map(|(name, value)| (name.clone(), marked_value(value, wholes))));
         let name = if self.tool_dialect.is_some() && !chat.tools.is_empty() { "tool_use" } else { "chat" };
-        let rendered = self
-            .environment
-            .get_template(name)
-            .and_then(|template| template.render(Value::from_pairs(variables)))
-            .map_err(|e| failure(&e))?;
-        Ok(ChatPrompt::unmark(&rendered))
+        on_large_stack(move || {
+            let mut rendered = Bounded(Vec::new());
+            self.environment
+                .get_template(name)
+                .and_then(|template| {
+                    template.render_captured_to(Value::from_pairs(variables), &mut rendered).map(drop)
+                })
+                .map_err(|e| failure(&e))?;
+            let text =
+                String::from_utf8(rendered.0).map_err(|e| Error::TemplateFailed { reason: e.to_string() })?;
+            Ok(ChatPrompt::unmark(&text))
+        })
     }
+}
+
+/// Runs `work` where no template can reach the end of the stack, which would end the process.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+    let failed = |reason: String| Error::TemplateFailed { reason };
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("template".to_owned()).stack_size(STACK_BYTES);
+        let thread = builder.spawn_scoped(scope, work).map_err(|e| failed(e.to_string()))?;
+        thread.join().unwrap_or_else(|_| Err(failed("rendering panicked".to_owned())))
+    })
+}
+
+/// Output that ends in an error before it takes all memory.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > OUTPUT_BYTES_MAX {
+            return Err(io::Error::other(format!("the prompt has more than {OUTPUT_BYTES_MAX} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Refuses expressions so long that parsing them would reach the end of any stack.
+fn check_expressions(source: &str) -> Result<(), Error> {
+    let mut rest = source;
+    while let Some(open) = rest.find("{{").into_iter().chain(rest.find("{%")).min() {
+        let inside = &rest[open + 2..];
+        let close = if rest[open..].starts_with("{{") { "}}" } else { "%}" };
+        let (tokens, len) = expression(inside, close);
+        if tokens > EXPRESSION_TOKENS_MAX {
+            let reason =
+                format!("an expression of {tokens} tokens; at most {EXPRESSION_TOKENS_MAX} are read");
+            return Err(Error::TemplateSyntax { reason });
+        }
+        rest = &inside[len..];
+    }
+    Ok(())
+}
+
+/// Counts lexical tokens up to `close`: words, strings and single signs. With them, the bytes that were read.
+fn expression(text: &str, close: &str) -> (usize, usize) {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut tokens = 0;
+    let mut at = 0;
+    while let Some(c) = text[at..].chars().next() {
+        if text[at..].starts_with(close) {
+            return (tokens, at + close.len());
+        }
+        if is_word(c) {
+            at += text[at..].find(|c| !is_word(c)).unwrap_or(text.len() - at);
+        } else if matches!(c, '"' | '\'') {
+            at += 1;
+            let mut is_escaped = false;
+            let end = text[at..].find(|d| {
+                let ends = d == c && !is_escaped;
+                is_escaped = d == '\\' && !is_escaped;
+                ends
+            });
+            at = end.map_or(text.len(), |end| at + end + 1);
+        } else {
+            at += c.len_utf8();
+            if c.is_whitespace() {
+                continue;
+            }
+        }
+        tokens += 1;
+    }
+    (tokens, at)
 }
 
 /// What Jinja2 has as transformers sets it up.
@@ -185,10 +279,11 @@ fn environment() -> Result<Environment<'static>, Error> {
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(|out, _, value| {
-        out.write_str(&python::display(value)).map_err(minijinja::Error::from)
+        out.write_str(&python::display(value)?).map_err(minijinja::Error::from)
     });
     environment.add_filter("tojson", python::to_json);
     environment.add_filter("string", |value: &Value| python::display(value));
+    environment.add_filter("indent", indent);
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
     });
@@ -202,10 +297,30 @@ fn environment() -> Result<Environment<'static>, Error> {
     Ok(environment)
 }
 
+/// The filter `indent`, with a bound on how far.
+fn indent(
+    value: StringInput<'_>,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    options: Kwargs,
+) -> Result<Value, minijinja::Error> {
+    let asked = width.or(options.get::<Option<usize>>("width")?).unwrap_or(4);
+    let lines = 1 + value.as_str().matches('\n').count();
+    if asked.saturating_mul(lines) > OUTPUT_BYTES_MAX {
+        let reason = format!("indent by {asked}");
+        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    minijinja::filters::indent(value, Some(asked), first, blank, options)
+}
+
 fn add(environment: &mut Environment<'static>, name: &'static str, source: &str) -> Result<(), Error> {
-    environment
-        .add_template_owned(name, without_generation_tags(source).into_owned())
-        .map_err(|e| Error::TemplateSyntax { reason: e.to_string() })
+    check_expressions(source)?;
+    on_large_stack(|| {
+        environment
+            .add_template_owned(name, without_generation_tags(source).into_owned())
+            .map_err(|e| Error::TemplateSyntax { reason: e.to_string() })
+    })
 }
 
 /// `{% generation %}` only tells trainers which tokens are the assistant's; rendering is that of a block that is

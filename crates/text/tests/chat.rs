@@ -163,3 +163,31 @@ fn a_model_without_a_template_says_how_to_give_one() {
     let error = ChatTemplate::open(&Checkpoint::Gguf(gguf)).unwrap_err();
     assert!(error.to_string().contains("--chat-template-file"), "{error}");
 }
+
+#[test]
+fn no_template_ends_the_process_by_depth_or_size() {
+    let tokenizer = Tokenizer::open(&smollm2()).unwrap();
+    let check = |what: &str, source: &str| {
+        let chat = Chat::new(vec![json!({"role": "user", "content": "Hi"})]);
+        let refused = ChatTemplate::new(source).and_then(|template| template.render(&chat, &tokenizer));
+        let expected = matches!(refused, Err(Error::TemplateFailed { .. } | Error::TemplateSyntax { .. }));
+        assert!(expected, "{what}: {refused:?}");
+    };
+    let nested = "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% for j in range(10) %}\
+                  {% set ns.x = [ns.x] %}{% endfor %}{% endfor %}";
+    check("a namespace that holds itself", "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}");
+    check("the same as JSON", "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns | tojson }}");
+    check("deep lists", &format!("{nested}{{{{ ns.x }}}}"));
+    check("deep lists as JSON", &format!("{nested}{{{{ ns.x | tojson }}}}"));
+    check("not", &format!("{{{{ {}true }}}}", "not ".repeat(250_000)));
+    check("minus", &format!("{{{{ {}1 }}}}", "-".repeat(900_000)));
+    check("attributes", &format!("{{{{ messages{} }}}}", ".a".repeat(400_000)));
+    check("joined strings", &format!("{{{{ 'a'{} }}}}", "~'a'".repeat(200_000)));
+    check("an indent of a gigabyte", "{{ 'a\nb' | indent(1000000000) }}");
+    check(
+        "a list that doubles",
+        &format!("{{% set x = [1] %}}{}{{{{ x }}}}", "{% set x = x + x %}".repeat(40)),
+    );
+    let loops = "{% for i in range(9000) %}{{ x }}{% endfor %}";
+    check("a prompt of gigabytes", &format!("{{% set x = 'a' * 100000 %}}{loops}"));
+}

@@ -176,3 +176,31 @@ fn a_directory_without_a_usable_tokenizer_says_so() {
     ];
     assert!(matches!(error(&unknown_id), Error::TokenId { id: 99, .. }));
 }
+
+#[test]
+fn a_hostile_tokenizer_json_is_an_error() {
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true});
+    let file = |vocab: Value, merges: Value, normalizer: Value| {
+        json!({"version": "1.0", "normalizer": normalizer, "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": vocab, "merges": merges}})
+    };
+    let refused = |what: &str, file: Value| {
+        let (_folder, checkpoint) = open(&[("tokenizer.json", file)]);
+        let opened = Tokenizer::open(&checkpoint);
+        assert!(matches!(opened, Err(Error::TokenizerJson { .. })), "{what}: {opened:?}");
+    };
+    let vocab = json!({"a": 0, "b": 1, "ab": 2});
+    refused("an id of 32 bits", file(json!({"a": 0, "b": u32::MAX}), json!([]), Value::Null));
+    refused("a merge without its token", file(vocab.clone(), json!(["b a"]), Value::Null));
+    let many = vec![json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(100)}); 8];
+    let many = json!({"type": "Sequence", "normalizers": many});
+    refused("normalisers that multiply", file(vocab.clone(), json!([]), many));
+    let charsmap = |map: &str| json!({"type": "Precompiled", "precompiled_charsmap": map});
+    refused("a map that lies", file(vocab.clone(), json!([]), charsmap("AAAAgAAA")));
+    // Its length is right and what it says is not: the crate reads behind the end of its table.
+    let wild = charsmap("BAAAAP////9hAA==");
+    let (_folder, checkpoint) = open(&[("tokenizer.json", file(vocab, json!([]), wild))]);
+    if let Ok(tokenizer) = Tokenizer::open(&checkpoint) {
+        assert!(matches!(tokenizer.encode_prompt("ab", Special::Parse), Err(Error::Encode { .. })));
+    }
+}

@@ -170,8 +170,8 @@ async fn submit(
     let models = Arc::clone(&app.models);
     let input = on_a_thread(app, lease.served(), move |served| {
         for question in Input::parse(&input)?.questions() {
-            models.check_model(question, model).map_err(under_input)?;
-            let asked = ask(question, served).map_err(under_input)?;
+            models.check_model(&question, model).map_err(under_input)?;
+            let asked = ask(&question, served).map_err(under_input)?;
             asked.request().check(&served.engine.capacity())?;
         }
         Ok(input)

@@ -7,6 +7,18 @@ use crate::{
     world::{Setup, World},
 };
 
+/// A body with so many fields was answered after an hour of computing when each was tried in turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_is_found_among_any_number_of_other_fields() {
+    let world = World::ready(Setup::default()).await;
+    let mut body = json!({"messages": [{"role": "user", "content": "a"}], "seed": u64::MAX});
+    for field in 0..200_000 {
+        body[format!("k{field}")] = json!(0);
+    }
+    let response = post(world.address, "/v1/chat/completions", &body).await;
+    assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!("seed")));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_wrong_field_gives_400_with_the_field_and_its_rule() {
     let world = World::ready(Setup::default()).await;

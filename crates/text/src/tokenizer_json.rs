@@ -1,0 +1,176 @@
+//! What a `tokenizer.json` must not ask for, looked at before the `tokenizers` crate believes it.
+//!
+//! The crate trusts the file: an id becomes the length of a list, a merge whose token is missing panics, a normaliser
+//! may multiply every text. A file from a stranger must end in an error instead.
+
+use serde_json::Value;
+
+/// Bytes of a file. The largest in use (Gemma's 262,144 tokens with their merges) has about 34 MB.
+const BYTES_MAX: usize = 256 << 20;
+
+/// The largest id. Everything up to it gets a place in a list, whether a token has it or not; no vocabulary in use
+/// reaches a tenth of this.
+const ID_MAX: u64 = (1 << 22) - 1;
+
+/// How many bytes the normalisers may make of one. A space that becomes `▁` makes three.
+const GROWTH_MAX: usize = 16;
+
+/// The file as JSON, if nothing in it asks for too much.
+pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
+    if bytes.len() > BYTES_MAX {
+        return Err(format!("{} bytes, and at most {BYTES_MAX} are read", bytes.len()));
+    }
+    let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    ids(&file)?;
+    merges(&file["model"])?;
+    let growth = growth(&file["normalizer"])?;
+    if growth > GROWTH_MAX {
+        return Err(format!(
+            "the normalizer makes up to {growth} bytes of one, and at most {GROWTH_MAX} are allowed"
+        ));
+    }
+    Ok(())
+}
+
+fn ids(file: &Value) -> Result<(), String> {
+    let vocab = file["model"]["vocab"].as_object().into_iter().flatten();
+    let added = file["added_tokens"].as_array().into_iter().flatten();
+    let named = vocab.map(|(token, id)| (token.as_str(), id));
+    let added = added.map(|token| (token["content"].as_str().unwrap_or_default(), &token["id"]));
+    for (token, id) in named.chain(added) {
+        if id.as_u64().is_some_and(|id| id > ID_MAX) {
+            return Err(format!("token {token:?} has the id {id}, and ids go up to {ID_MAX}"));
+        }
+    }
+    Ok(())
+}
+
+/// A merge is two tokens whose join is a token.
+fn merges(model: &Value) -> Result<(), String> {
+    let (Some(merges), Some(vocab)) = (model["merges"].as_array(), model["vocab"].as_object()) else {
+        return Ok(());
+    };
+    let prefix = model["continuing_subword_prefix"].as_str().unwrap_or_default();
+    for (index, merge) in merges.iter().enumerate() {
+        let parts = match (merge.as_str(), merge.as_array().map(Vec::as_slice)) {
+            (Some(line), _) => line.split_once(' '),
+            (_, Some([left, right])) => left.as_str().zip(right.as_str()),
+            _ => None,
+        };
+        // Lines of another form are the crate's to refuse: it says so, and does not panic.
+        let Some((left, right)) = parts else { continue };
+        let joined = [left, right.strip_prefix(prefix).unwrap_or(right)].concat();
+        if let Some(missing) = [left, right, &joined].into_iter().find(|token| !vocab.contains_key(*token)) {
+            return Err(format!("merge {index} needs the token {missing:?}, which is not in the vocabulary"));
+        }
+    }
+    Ok(())
+}
+
+/// The most bytes that a normaliser makes of one byte, as far as that follows from what it says.
+fn growth(normalizer: &Value) -> Result<usize, String> {
+    match normalizer["type"].as_str() {
+        Some("Sequence") => {
+            let parts = normalizer["normalizers"].as_array().into_iter().flatten();
+            parts.map(growth).try_fold(1, |all: usize, part| Ok(all.saturating_mul(part?)))
+        }
+        Some("Replace") => {
+            let content = normalizer["content"].as_str().map_or(0, str::len);
+            let replaced = match normalizer["pattern"]["String"].as_str() {
+                Some(pattern) => content.div_ceil(pattern.len().max(1)),
+                // A pattern may match the empty text between any two bytes.
+                None => content + 1,
+            };
+            Ok(replaced.max(1))
+        }
+        Some("Precompiled") => {
+            charsmap(normalizer["precompiled_charsmap"].as_str().unwrap_or_default())?;
+            Ok(1)
+        }
+        _ => Ok(1),
+    }
+}
+
+/// A map of characters begins with the length of its first part, for which memory is taken before it is read.
+fn charsmap(base64: &str) -> Result<(), String> {
+    let wrong = |what: &str| Err(format!("the normalizer's precompiled_charsmap {what}"));
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => Some(u32::from(byte - b'A')),
+        b'a'..=b'z' => Some(u32::from(byte - b'a') + 26),
+        b'0'..=b'9' => Some(u32::from(byte - b'0') + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let digits: Option<Vec<u32>> = base64.bytes().take(6).map(digit).collect();
+    let Some([a, b, c, d, e, f]) = digits.as_deref() else {
+        return wrong("is too short to hold its length, or is not base64");
+    };
+    // Six digits are 36 bits; the first 32 are four bytes, the lowest first.
+    let bits = [a, b, c, d, e, f].into_iter().fold(0u64, |bits, digit| (bits << 6) | u64::from(*digit));
+    let trie_bytes = u64::from(u32::try_from(bits >> 4).unwrap_or(u32::MAX).swap_bytes());
+    let bytes = (base64.trim_end_matches('=').len() * 3 / 4) as u64;
+    if trie_bytes == 0 || trie_bytes % 4 != 0 || trie_bytes + 4 > bytes {
+        return wrong(&format!("says that its first part has {trie_bytes} bytes, of {bytes} in all"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(file: &Value, wanted: &str) {
+        let said = check(file.to_string().as_bytes()).expect_err(wanted);
+        assert!(said.contains(wanted), "{said}");
+    }
+
+    fn taken(file: &Value) {
+        check(file.to_string().as_bytes()).expect("nothing in it asks for too much");
+    }
+
+    #[test]
+    fn an_id_that_would_take_all_memory_is_refused() {
+        refused(&json!({"model": {"vocab": {"a": 0, "b": 4_294_967_295_u64}}}), "the id 4294967295");
+        refused(
+            &json!({"added_tokens": [{"id": 1 << 30, "content": "<x>"}]}),
+            "\"<x>\" has the id 1073741824",
+        );
+        taken(&json!({"model": {"vocab": {"a": 0, "b": 262_143}}}));
+    }
+
+    #[test]
+    fn a_merge_without_its_tokens_is_refused() {
+        let model = |merges: Value| json!({"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": merges}});
+        taken(&model(json!(["a b"])));
+        taken(&model(json!([["a", "b"]])));
+        refused(&model(json!(["b a"])), "\"ba\"");
+        refused(&model(json!([["a", "b"], ["x", "b"]])), "merge 1 needs the token \"x\"");
+    }
+
+    #[test]
+    fn normalizers_that_multiply_are_refused() {
+        let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+        let all = |parts: Vec<Value>| json!({"normalizer": {"type": "Sequence", "normalizers": parts}});
+        taken(&all(vec![json!({"type": "Prepend", "prepend": "▁"}), replace(json!({"String": " "}), "▁")]));
+        taken(&all(vec![replace(json!({"Regex": " {2,}"}), "▁"), replace(json!({"String": "``"}), "\"")]));
+        refused(&all(vec![replace(json!({"String": "a"}), &"a".repeat(100))]), "100 bytes of one");
+        refused(&all(vec![replace(json!({"String": "a"}), "aaa"); 3]), "27 bytes of one");
+        refused(&all(vec![replace(json!({"Regex": ""}), &"a".repeat(20))]), "21 bytes of one");
+    }
+
+    #[test]
+    fn a_map_of_characters_that_lies_about_its_length_is_refused() {
+        let file =
+            |charsmap: &str| json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}});
+        // 00 00 00 80 and two more bytes: two gigabytes announced.
+        refused(&file("AAAAgAAA"), "2147483648 bytes, of 6");
+        refused(&file("////////"), "4294967295 bytes");
+        refused(&file("AA"), "too short");
+        refused(&file("!!!!!!!!"), "not base64");
+        // 04 00 00 00, a trie of four bytes, and one character.
+        taken(&file("BAAAAAAAAABh"));
+    }
+}
