@@ -19,13 +19,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fornax-model", &["fornax-compute", "fornax-format"]),
     // `compute` and `format` are what model's interface and the tests on real backends speak of.
     ("fornax-engine", &["fornax-model", "fornax-compute", "fornax-format"]),
+    // It compiles forms for the engine; the others are for its tests, which run one.
+    ("fornax-form", &["fornax-engine", "fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
     // It knows matrices by number; `model` is for its tests, which compute one.
     ("fornax-private", &["fornax-compute", "fornax-format", "fornax-model"]),
-    // It is handed a model that answers questions, and knows nothing of how.
-    ("fornax-jobs", &[]),
+    // It is handed a model that answers questions, and knows nothing of how; answers are judged by their form.
+    ("fornax-jobs", &["fornax-form"]),
     // `compute` for the sampling parameters that engine's requests carry, `format` for the tokenizers of its tests.
-    ("fornax-server", &["fornax-engine", "fornax-text", "fornax-jobs", "fornax-compute", "fornax-format"]),
+    (
+        "fornax-server",
+        &["fornax-engine", "fornax-form", "fornax-text", "fornax-jobs", "fornax-compute", "fornax-format"],
+    ),
     (
         "fornax",
         &[
@@ -35,6 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "fornax-jobs",
             "fornax-model",
             "fornax-engine",
+            "fornax-form",
             "fornax-private",
             "fornax-text",
             "fornax-server",

@@ -10,7 +10,6 @@ use std::{
 };
 
 use fornax_compute::{Error, Given, KvGroup, PAGE_TOKENS, SampleFault, SampleRow, Sampled};
-use toktrie::SimpleVob;
 
 use crate::{
     Clock,
@@ -95,7 +94,7 @@ struct StepInFlight {
 }
 
 /// The index of a row, and which tokens its form allows next.
-type Mask = (usize, Result<SimpleVob, String>);
+type Mask = (usize, Result<Vec<u32>, String>);
 
 /// What the model made of a whole prompt.
 struct Embedded {
@@ -428,7 +427,7 @@ impl Engine {
                 row.samples = 0;
             }
             for position in row.end - row.samples..row.end {
-                let mask = ready.take().or_else(|| sequence.grammar.as_mut().map(Grammar::mask));
+                let mask = ready.take().or_else(|| sequence.grammar.as_mut().map(|form| form.mask()));
                 match mask {
                     None => {}
                     Some(Ok(mask)) => masks.push((step.asked.len(), mask)),
@@ -790,13 +789,13 @@ fn small(value: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, rc::Rc, sync::mpsc};
+    use std::{cell::RefCell, ops::RangeInclusive, rc::Rc, sync::mpsc};
 
     use fornax_compute::{Batch, Output, Sampling};
 
     use super::*;
     use crate::{
-        Form, Grammars, Vocabulary,
+        automaton::Automaton,
         fake::{Fake, FakeOptions},
     };
 
@@ -890,17 +889,18 @@ mod tests {
         Engine::new(Box::new(runner), engine)
     }
 
+    /// That many letters but the last of the alphabet.
     fn lettered(tokens: usize) -> Request {
-        formed(&format!("[a-y]{{{tokens}}}"), tokens)
+        formed(&vec![0..=24; tokens])
     }
 
-    fn formed(regex: &str, tokens: usize) -> Request {
-        let mut bytes: Vec<Vec<u8>> = (b'a'..=b'z').map(|letter| vec![letter]).collect();
-        bytes.push(Vec::new());
-        let encode = Arc::new(|bytes: &[u8]| bytes.iter().map(|byte| u32::from(byte - b'a')).collect());
-        let grammars = Grammars::new(Vocabulary { bytes, end_tokens: vec![26], encode }).unwrap();
-        let form = grammars.compile(&Form::Regex(regex.to_owned())).unwrap();
-        Request { grammar: Some(form), ..Request::new(vec![1, 2, 3], tokens, Sampling::greedy()) }
+    /// One letter out of each of these.
+    fn formed(letters: &[RangeInclusive<u32>]) -> Request {
+        let form = Automaton::of_sets(letters, 26, 27);
+        Request {
+            grammar: Some(Box::new(form)),
+            ..Request::new(vec![1, 2, 3], letters.len(), Sampling::greedy())
+        }
     }
 
     #[test]
@@ -947,12 +947,14 @@ mod tests {
 
     #[test]
     fn forced_tokens_are_computed_together_only_where_that_may_be_seen() {
+        // A choice, five letters without one, a choice, two letters.
+        let letters = [0..=1, 2..=2, 3..=3, 4..=4, 5..=5, 6..=6, 0..=1, 7..=7, 8..=8];
         let answer = |fast_forward: bool| {
             let (notes, sizes) = (Rc::default(), Rc::default());
             let options =
                 EngineOptions { fast_forward, ..EngineOptions::new(128, Arc::new(|| Duration::ZERO)) };
             let (mut engine, handle) = noted(0, None, options, &notes, &sizes);
-            let mut reply = handle.submit(formed("[ab]cdefg[ab]hi", 9)).unwrap();
+            let mut reply = handle.submit(formed(&letters)).unwrap();
             while engine.turn() == Turn::Worked {}
             let tokens = std::iter::from_fn(|| reply[0].try_recv()).filter_map(|event| match event {
                 Event::Token { token, .. } => Some(token),

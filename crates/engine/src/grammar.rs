@@ -1,559 +1,60 @@
-//! Output that is right by construction: only tokens that keep the form alive can be chosen.
+//! Which tokens may come next, by somebody who knows what the answer must look like.
 //!
-//! Forms are compiled off the engine's thread, once each; a sequence gets a copy of the compiled state. The engine
-//! knows tokens as bytes here, never as text of a tokenizer.
+//! The engine knows no form: it asks for masks of tokens and says which of them was chosen.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread,
-};
+use std::fmt;
 
-use llguidance::{
-    Matcher, ParserFactory, TokenParser,
-    api::{StopReason, TopLevelGrammar},
-    earley::{CGrammar, CSymIdx},
-};
-use serde_json::{Value, json};
-use toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+/// Follows one answer, token by token.
+pub trait Constraint: Send + Sync {
+    /// How many tokens its masks speak about.
+    fn vocab(&self) -> u32;
 
-use crate::schema;
+    /// One bit per token that may come next, 32 to a word.
+    fn mask(&mut self) -> Result<Vec<u32>, String>;
 
-/// What an answer must look like.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Form {
-    /// JSON that is valid against this schema, written compactly.
-    JsonSchema(Value),
-    /// Any JSON object, written compactly.
-    JsonObject,
-    /// A match of this regular expression, from its first character to its last.
-    Regex(String),
-    /// A sentence of this grammar, in Lark syntax.
-    Grammar(String),
-    /// Exactly one of these.
-    Choice(Vec<String>),
-}
+    /// Moves on by a chosen token.
+    fn accept(&mut self, token: u32) -> Result<(), String>;
 
-/// Why a form cannot be had.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FormError {
-    /// A schema keyword that would be ignored, and so is refused.
-    #[error("SCHEMA_UNSUPPORTED: keyword {keyword:?} at {path:?} is not supported")]
-    Keyword {
-        /// The keyword.
-        keyword: String,
-        /// The schema it is in, as a JSON pointer; empty for the whole schema.
-        path: String,
-    },
-    /// A schema keyword that is known, used in a way that cannot be honoured.
-    #[error("SCHEMA_UNSUPPORTED: keyword {keyword:?} at {path:?}: {why}")]
-    Misused {
-        /// The keyword.
-        keyword: String,
-        /// The schema it is in, as a JSON pointer; empty for the whole schema.
-        path: String,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// Larger than what is compiled here.
-    #[error("SCHEMA_UNSUPPORTED: the {what} is more than {max}")]
-    TooLarge {
-        /// What was measured.
-        what: &'static str,
-        /// The bound.
-        max: usize,
-    },
-    /// No answer has this form, so none could ever be whole.
-    #[error("SCHEMA_UNSUPPORTED: no answer can satisfy this form")]
-    Unsatisfiable,
-    /// It cannot be compiled: not well-formed, or too complex.
-    #[error("SCHEMA_UNSUPPORTED: {0}")]
-    Compile(String),
-}
+    /// Tokens that must follow because there is only one way on. They are not accepted yet.
+    fn forced(&mut self) -> Vec<u32>;
 
-/// Bytes to tokens.
-pub type Encode = Arc<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>;
+    /// Whether the answer is whole if it ends here.
+    fn may_end(&mut self) -> bool;
 
-/// The tokens of a model as bytes.
-pub struct Vocabulary {
-    /// By id. Control tokens are empty: no form contains them.
-    pub bytes: Vec<Vec<u8>>,
-    /// The tokens that end an answer.
-    pub end_tokens: Vec<u32>,
-    /// How the model's tokenizer would write these bytes: forced text takes the tokens that the model knows it by.
-    pub encode: Encode,
-}
+    /// Whether the answer is whole and nothing can follow.
+    fn is_over(&self) -> bool;
 
-/// Compiled forms kept for the next request that asks for the same.
-const KEPT: usize = 64;
+    /// A copy that goes its own way from here, maybe on another thread.
+    fn copied(&self) -> Grammar;
 
-/// Bytes of the forms that are kept, as they were asked for: a compiled form is many times as large.
-const KEPT_BYTES: usize = 4 << 20;
-
-/// Bytes of one form.
-const FORM_BYTES_MAX: usize = 1 << 20;
-
-/// The compiler recurses over references and nesting, both bounded by the check before it: this is enough for the
-/// longest chain it lets through (a test says so). Only what is used of it costs memory.
-const STACK: usize = 256 << 20;
-
-/// Compiles forms for one vocabulary. Shared by all callers; the engine never waits for it.
-pub struct Grammars {
-    factory: ParserFactory,
-    end_tokens: Arc<[u32]>,
-    shelf: Mutex<Shelf>,
-    /// Somebody has finished compiling.
-    finished: Condvar,
-}
-
-/// What was compiled, and what is being compiled.
-#[derive(Default)]
-struct Shelf {
-    /// Refusals too: asking again must not cost again.
-    kept: HashMap<Arc<str>, Result<Grammar, FormError>>,
-    /// Their keys, most recently used last.
-    order: VecDeque<Arc<str>>,
-    bytes: usize,
-    /// Whoever wants one of these waits for whoever compiles it.
-    compiling: Vec<Arc<str>>,
-    /// How often the compiler ran.
-    compiled: u64,
-}
-
-impl Grammars {
-    /// Builds the trie of all tokens.
-    pub fn new(vocabulary: Vocabulary) -> Result<Grammars, FormError> {
-        let end_tokens: Arc<[u32]> = vocabulary.end_tokens.clone().into();
-        let environment: TokEnv = Arc::new(Environment::new(vocabulary)?);
-        let mut factory = ParserFactory::new_simple(&environment)
-            .map_err(|error| FormError::Compile(first_line(&error.to_string())))?;
-        factory.quiet();
-        let limits = factory.limits_mut();
-        // Errors go to the caller: they must not carry what was generated.
-        limits.verbose_errors = false;
-        // One or two kilobytes each, for every sequence.
-        limits.max_lexer_states = 50_000;
-        Ok(Grammars { factory, end_tokens, shelf: Mutex::default(), finished: Condvar::new() })
-    }
-
-    /// The compiled form, from the kept ones if it is there. The same form is compiled once, however many ask at once.
-    pub fn compile(&self, form: &Form) -> Result<Grammar, FormError> {
-        let key = form.key()?;
-        let mut shelf = self.shelf();
-        loop {
-            if let Some(known) = shelf.recall(&key) {
-                return known;
-            }
-            if !shelf.compiling.contains(&key) {
-                break;
-            }
-            shelf = self.finished.wait(shelf).unwrap_or_else(PoisonError::into_inner);
-        }
-        shelf.compiling.push(Arc::clone(&key));
-        drop(shelf);
-        // Outside the lock: a large schema takes its time and must not hold up others.
-        let compiled = self.compile_new(form);
-        let mut shelf = self.shelf();
-        shelf.compiling.retain(|other| *other != key);
-        shelf.compiled += 1;
-        shelf.keep(key, compiled.clone());
-        drop(shelf);
-        self.finished.notify_all();
-        compiled
-    }
-
-    /// How many forms were compiled since the start; those that were kept cost nothing.
-    pub fn compiled(&self) -> u64 {
-        self.shelf().compiled
-    }
-
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Compiles on a thread with room for the compiler's recursion. A panic of the compiler refuses the form.
-    fn compile_new(&self, form: &Form) -> Result<Grammar, FormError> {
-        let top = form.written()?;
-        thread::scope(|scope| {
-            let compiler = thread::Builder::new().name("form".into()).stack_size(STACK);
-            let compiler = compiler.spawn_scoped(scope, || self.compile_top(top));
-            let compiler =
-                compiler.map_err(|error| FormError::Compile(format!("no thread to compile it: {error}")))?;
-            compiler.join().unwrap_or_else(|_| Err(FormError::Compile("the compiler panicked".to_owned())))
-        })
-    }
-
-    fn compile_top(&self, top: TopLevelGrammar) -> Result<Grammar, FormError> {
-        let mut parser = self.factory.create_parser(top).map_err(|error| {
-            let reason = first_line(&error.to_string());
-            if reason.starts_with("Unsatisfiable schema") {
-                FormError::Unsatisfiable
-            } else {
-                FormError::Compile(reason)
-            }
-        })?;
-        check_rules(&parser)?;
-        // What accepts nothing at all is refused here, not after a prompt was computed.
-        parser.start_without_prompt();
-        match parser.compute_mask() {
-            Ok(_) => {}
-            Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => {
-                return Err(FormError::Unsatisfiable);
-            }
-            Err(error) => return Err(FormError::Compile(first_line(&error.to_string()))),
-        }
-        let vocab =
-            u32::try_from(self.factory.tok_env().tok_trie().vocab_size()).expect("token ids fit 32 bits");
-        Ok(Grammar { matcher: Matcher::new(Ok(parser)), end_tokens: Arc::clone(&self.end_tokens), vocab })
-    }
-}
-
-impl Shelf {
-    fn recall(&mut self, key: &Arc<str>) -> Option<Result<Grammar, FormError>> {
-        let known = self.kept.get(key)?.clone();
-        self.order.retain(|other| other != key);
-        self.order.push_back(Arc::clone(key));
-        Some(known)
-    }
-
-    fn keep(&mut self, key: Arc<str>, compiled: Result<Grammar, FormError>) {
-        self.bytes += key.len();
-        self.order.push_back(Arc::clone(&key));
-        self.kept.insert(key, compiled);
-        while self.order.len() > KEPT || self.bytes > KEPT_BYTES {
-            let Some(oldest) = self.order.pop_front() else { return };
-            self.bytes -= oldest.len();
-            self.kept.remove(&oldest);
-        }
-    }
-}
-
-impl Form {
-    /// A text that only equal forms share. The order of a schema's properties is part of it: answers follow it.
-    fn key(&self) -> Result<Arc<str>, FormError> {
-        let key = match self {
-            Form::JsonSchema(schema) => {
-                schema::check_size(schema)?;
-                format!("schema {schema}")
-            }
-            Form::JsonObject => "object".to_owned(),
-            Form::Regex(regex) => format!("regex {regex}"),
-            Form::Grammar(lark) => format!("grammar {lark}"),
-            Form::Choice(choices) => format!("choice {}", json!(choices)),
-        };
-        if key.len() > FORM_BYTES_MAX {
-            return Err(FormError::TooLarge { what: "size of the form in bytes", max: FORM_BYTES_MAX });
-        }
-        Ok(key.into())
-    }
-
-    /// The form in the compiler's own languages.
-    fn written(&self) -> Result<TopLevelGrammar, FormError> {
-        Ok(match self {
-            Form::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema::prepared(schema)?),
-            Form::JsonObject => {
-                TopLevelGrammar::from_json_schema(schema::prepared(&json!({"type": "object"}))?)
-            }
-            Form::Regex(regex) => {
-                // The compiler drops a backslash that escapes nothing.
-                if regex.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1 {
-                    return Err(FormError::Compile("the regular expression ends in a backslash".to_owned()));
-                }
-                // In parentheses, because two slashes with nothing between them begin a comment.
-                TopLevelGrammar::from_regex(&format!("(?:{regex})"))
-            }
-            Form::Grammar(lark) => TopLevelGrammar::from_lark(lark.clone()),
-            Form::Choice(choices) if choices.is_empty() => {
-                return Err(FormError::Compile("a choice of nothing".to_owned()));
-            }
-            Form::Choice(choices) => {
-                // One expression: as rules of their own, twenty thousand choices took seconds.
-                let literals: Vec<String> = choices.iter().map(|choice| literal(choice)).collect();
-                TopLevelGrammar::from_regex(&format!("(?:{})", literals.join("|")))
-            }
-        })
-    }
-}
-
-/// A regular expression that matches only this.
-fn literal(text: &str) -> String {
-    let mut expression = String::new();
-    for character in text.chars() {
-        if character.is_alphanumeric() {
-            expression.push(character);
-        } else {
-            expression.push_str(&format!("\\x{{{:X}}}", u32::from(character)));
-        }
-    }
-    expression
-}
-
-/// Refuses rules that ask for what the engine does not do, and rules from which no end can be reached: an answer that
-/// takes one would never be whole.
-fn check_rules(parser: &TokenParser) -> Result<(), FormError> {
-    let grammar: &CGrammar = parser.parser.grammar();
-    let mut known: Vec<CSymIdx> = vec![grammar.start()];
-    let mut seen: HashMap<usize, bool> = HashMap::from([(grammar.start().as_index(), false)]);
-    let mut next = 0;
-    while let Some(&symbol) = known.get(next) {
-        next += 1;
-        let data = grammar.sym_data(symbol);
-        if data.props.temperature != 0.0 {
-            return Err(FormError::Compile("a grammar cannot set the temperature".to_owned()));
-        }
-        for &rule in grammar.rules_of(symbol) {
-            for &part in grammar.rule_rhs(rule).0 {
-                if seen.insert(part.as_index(), false).is_none() {
-                    known.push(part);
-                }
-            }
-        }
-    }
-    // A symbol has an end when it is text, may be empty, or has a rule whose parts all have one.
-    loop {
-        let mut changed = false;
-        // Backwards, because parts were found after what they are part of: few rounds are enough.
-        for &symbol in known.iter().rev() {
-            let data = grammar.sym_data(symbol);
-            let ends = |part: &CSymIdx| seen.get(&part.as_index()).copied().unwrap_or(false);
-            let has_end = data.is_terminal
-                || data.is_nullable
-                || !data.cond_nullable.is_empty()
-                || data.gen_grammar.is_some()
-                || grammar.rules_of(symbol).iter().any(|&rule| grammar.rule_rhs(rule).0.iter().all(ends));
-            if has_end && !ends(&symbol) {
-                seen.insert(symbol.as_index(), true);
-                changed = true;
-            }
-        }
-        if !changed {
-            break;
-        }
-    }
-    if seen.get(&grammar.start().as_index()) == Some(&false) {
-        return Err(FormError::Unsatisfiable);
-    }
-    if seen.values().any(|has_end| !has_end) {
-        return Err(FormError::Compile("a part of this form refers to itself without an end".to_owned()));
-    }
-    Ok(())
-}
-
-/// A form and how far an answer has got in it.
-pub struct Grammar {
-    matcher: Matcher,
-    end_tokens: Arc<[u32]>,
-    /// Tokens that its masks speak about.
-    vocab: u32,
-}
-
-impl Clone for Grammar {
-    fn clone(&self) -> Self {
-        // Deep: copies work on different threads and must not share lexer caches.
-        Grammar {
-            matcher: self.matcher.deep_clone(),
-            end_tokens: Arc::clone(&self.end_tokens),
-            vocab: self.vocab,
-        }
-    }
-}
-
-impl fmt::Debug for Grammar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammar").finish_non_exhaustive()
-    }
-}
-
-impl Grammar {
     /// Whether these tokens from here on are a whole answer.
-    pub fn admits(&self, tokens: &[u32]) -> bool {
-        let mut copy = self.clone();
+    fn admits(&self, tokens: &[u32]) -> bool {
+        let mut copy = self.copied();
         tokens.iter().all(|&token| {
             !copy.is_over()
-                && copy.mask().is_ok_and(|mask| mask.is_allowed(token))
+                && copy.mask().is_ok_and(|mask| allows(&mask, token))
                 && copy.accept(token).is_ok()
         }) && copy.may_end()
     }
+}
 
-    /// How many tokens its masks speak about.
-    pub(crate) fn vocab(&self) -> u32 {
-        self.vocab
-    }
+/// What a request carries and each of its answers gets a copy of.
+pub type Grammar = Box<dyn Constraint>;
 
-    /// One bit per token that may come next.
-    pub(crate) fn mask(&mut self) -> Result<SimpleVob, String> {
-        let mut mask = self.matcher.compute_mask_or_eos().map_err(|error| first_line(&error.to_string()))?;
-        let may_end = self.may_end();
-        for &token in self.end_tokens.iter() {
-            if may_end { mask.allow_token(token) } else { mask.disallow_token(token) }
-        }
-        Ok(mask)
-    }
-
-    /// Moves on by a chosen token. All end tokens are one to the form.
-    pub(crate) fn accept(&mut self, token: u32) -> Result<(), String> {
-        let token = if self.end_tokens.contains(&token) { self.end_tokens[0] } else { token };
-        self.matcher.consume_token(token).map_err(|error| first_line(&error.to_string()))
-    }
-
-    /// Tokens that must follow because there is only one way on. They are not accepted yet.
-    pub(crate) fn forced(&mut self) -> Vec<u32> {
-        self.matcher.compute_ff_tokens()
-    }
-
-    /// Whether the answer is whole if it ends here.
-    pub(crate) fn may_end(&mut self) -> bool {
-        self.is_over() || self.matcher.is_accepting().unwrap_or(false)
-    }
-
-    /// Whether the answer is whole and nothing can follow. A form that failed is not over: what there is of the answer
-    /// does not have it.
-    pub(crate) fn is_over(&self) -> bool {
-        matches!(self.matcher.stop_reason(), StopReason::NoExtension | StopReason::EndOfSentence)
+impl Clone for Grammar {
+    fn clone(&self) -> Self {
+        self.copied()
     }
 }
 
-/// The trie and the encoding that forms are compiled against.
-struct Environment {
-    trie: TokTrie,
-    encode: Encode,
-}
-
-impl Environment {
-    fn new(vocabulary: Vocabulary) -> Result<Environment, FormError> {
-        let Some(&end) = vocabulary.end_tokens.first() else {
-            return Err(FormError::Compile("the model has no end token".to_owned()));
-        };
-        let count = u32::try_from(vocabulary.bytes.len()).expect("token ids fit 32 bits");
-        let trie = TokTrie::from(&TokRxInfo::new(count, end), &vocabulary.bytes);
-        Ok(Environment { trie, encode: vocabulary.encode })
+impl fmt::Debug for dyn Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").field("vocab", &self.vocab()).finish_non_exhaustive()
     }
 }
 
-impl TokenizerEnv for Environment {
-    fn tok_trie(&self) -> &TokTrie {
-        &self.trie
-    }
-
-    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
-        (self.encode)(bytes)
-    }
-}
-
-/// Reasons repeat what they are about, which may be long.
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().chars().take(200).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A vocabulary of single bytes, and one end token.
-    fn grammars() -> Grammars {
-        let mut bytes: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
-        bytes.push(Vec::new());
-        let encode = Arc::new(|bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).collect());
-        Grammars::new(Vocabulary { bytes, end_tokens: vec![256], encode }).unwrap()
-    }
-
-    /// Whether `text` can be written from beginning to end, and the answer may end there.
-    fn accepts(form: &Form, text: &str) -> bool {
-        let mut grammar = grammars().compile(form).unwrap();
-        for byte in text.bytes() {
-            let mask = grammar.mask().unwrap();
-            if !mask.is_allowed(u32::from(byte)) {
-                return false;
-            }
-            grammar.accept(u32::from(byte)).unwrap();
-        }
-        let may_end = grammar.may_end();
-        assert_eq!(
-            grammar.mask().unwrap().is_allowed(256),
-            may_end,
-            "the end token is allowed exactly there"
-        );
-        may_end
-    }
-
-    #[test]
-    fn each_form_accepts_what_it_says_and_nothing_else() {
-        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
-            "additionalProperties": false});
-        let check = |form: &Form, yes: &[&str], no: &[&str]| {
-            for text in yes {
-                assert!(accepts(form, text), "{form:?} refuses {text:?}");
-            }
-            for text in no {
-                assert!(!accepts(form, text), "{form:?} accepts {text:?}");
-            }
-        };
-        check(
-            &Form::JsonSchema(schema),
-            &[r#"{"a":1}"#, r#"{"a":-12}"#],
-            &["{}", r#"{"a": 1}"#, r#"{"a":1.5}"#, r#"{"a":1"#],
-        );
-        check(&Form::JsonObject, &["{}", r#"{"x":[1,{"y":null}]}"#], &["[]", "1", "{", "{ }"]);
-        check(&Form::Regex("[ab]+c".into()), &["abc", "bc"], &["c", "ab", "abcd"]);
-        check(
-            &Form::Choice(vec!["yes".into(), "no \"way\"".into()]),
-            &["yes", "no \"way\""],
-            &["ye", "maybe"],
-        );
-        check(&Form::Grammar("start: \"x\" \"y\"+".into()), &["xy", "xyyy"], &["x", "y"]);
-    }
-
-    #[test]
-    fn forced_tokens_are_found() {
-        let form = Form::JsonSchema(json!({"type": "object", "properties": {"name": {"type": "boolean"}},
-            "required": ["name"], "additionalProperties": false}));
-        let mut grammar = grammars().compile(&form).unwrap();
-        let forced: Vec<u8> = grammar.forced().iter().map(|&token| u8::try_from(token).unwrap()).collect();
-        assert_eq!(forced, br#"{"name":"#);
-        for &byte in forced.iter().chain(b"t") {
-            assert!(!grammar.may_end());
-            grammar.accept(u32::from(byte)).unwrap();
-        }
-        assert_eq!(grammar.forced(), b"rue}".map(u32::from));
-        for byte in *b"rue}" {
-            grammar.accept(u32::from(byte)).unwrap();
-        }
-        assert!(grammar.is_over());
-    }
-
-    #[test]
-    fn what_would_be_ignored_is_refused_with_its_path() {
-        let check = |schema: Value, keyword: &str, path: &str| {
-            let refused = grammars().compile(&Form::JsonSchema(schema)).unwrap_err();
-            assert_eq!(refused, FormError::Keyword { keyword: keyword.into(), path: path.into() });
-        };
-        check(json!({"not": {}}), "not", "");
-        check(json!({"properties": {"a/b": {"uniqueItems": true}}}), "uniqueItems", "/properties/a~1b");
-        check(json!({"items": [{}, {"if": true}]}), "if", "/items/1");
-        check(json!({"$defs": {"x": {"anyOf": [{"contains": {}}]}}}), "contains", "/$defs/x/anyOf/0");
-        // A property may have any name.
-        assert!(accepts(
-            &Form::JsonSchema(
-                json!({"type": "object", "properties": {"not": {"const": 1}}, "required": ["not"],
-                "additionalProperties": false})
-            ),
-            r#"{"not":1}"#
-        ));
-    }
-
-    #[test]
-    fn what_cannot_be_compiled_is_refused_in_one_line() {
-        for form in [
-            Form::Regex("(".into()),
-            Form::Grammar("start: undefined_rule".into()),
-            Form::Choice(Vec::new()),
-            Form::JsonSchema(json!({"type": "nonsense"})),
-        ] {
-            let Err(FormError::Compile(reason)) = grammars().compile(&form) else {
-                panic!("{form:?} compiled")
-            };
-            assert!(!reason.is_empty() && !reason.contains('\n'), "{reason:?}");
-        }
-    }
+/// Whether a mask lets this token through.
+pub fn allows(mask: &[u32], token: u32) -> bool {
+    let (word, bit) = (token as usize / 32, token % 32);
+    mask.get(word).is_some_and(|word| word >> bit & 1 == 1)
 }

@@ -4,6 +4,7 @@
 //! thread; the only shared state is the hand-over ([`Handle`] in, [`Reply`] out). It knows tokens as numbers. It must
 //! never know text, files, sockets or the time of day: the clock is handed in.
 
+mod automaton;
 mod budget;
 mod engine;
 mod event;
@@ -20,7 +21,6 @@ mod reply;
 mod request;
 mod runner;
 mod scheduler;
-mod schema;
 mod sequence;
 pub mod simulation;
 mod speculation;
@@ -31,7 +31,7 @@ use std::{sync::Arc, time::Duration};
 
 pub use engine::{Engine, EngineOptions, Turn};
 pub use event::{EndReason, Event, Failure, Usage, of_length_one};
-pub use grammar::{Encode, Form, FormError, Grammar, Grammars, Vocabulary};
+pub use grammar::{Constraint, Grammar, allows};
 pub use handle::{Handle, QueueLimits};
 pub use local::{Local, LocalParts};
 pub use pages::PageCounts;

@@ -22,7 +22,7 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// Fixes all random numbers of the request.
     pub seed: u64,
-    /// What the answer must look like; compiled beforehand by [`Grammars`](crate::Grammars).
+    /// What the answer must look like; compiled beforehand by whoever knows forms.
     pub grammar: Option<Grammar>,
     /// How many answers, each with its own random numbers.
     pub choices: u32,

@@ -12,8 +12,9 @@ use std::{
 use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling, SplitMix64};
 
 use crate::{
-    EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, QueueLimits, Refusal, Reply,
-    Request, Speculation, StepLimits, Turn, Vocabulary,
+    EndReason, Engine, EngineOptions, Event, Grammar, Handle, QueueLimits, Refusal, Reply, Request,
+    Speculation, StepLimits, Turn,
+    automaton::{Automaton, State},
     fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token},
 };
 
@@ -93,15 +94,30 @@ const END_TOKEN: u32 = 3;
 /// Tokens of a life: each is one character, but for the end token.
 const VOCAB: u32 = 40;
 
-/// A form with choices, forced stretches and more than one place to end.
+/// A form with choices, forced stretches and more than one place to end: `([E-J]{1,12}XYZ)+(KLM[NO]?)?`, where A is
+/// token 0.
 static FORM: LazyLock<Grammar> = LazyLock::new(|| {
-    let character = |token: u32| u8::try_from(u32::from(b'A') + token).expect("ASCII");
-    let mut bytes: Vec<Vec<u8>> = (0..VOCAB).map(|token| vec![character(token)]).collect();
-    bytes[END_TOKEN as usize].clear();
-    let encode = Arc::new(|bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte - b'A')).collect());
-    let grammars =
-        Grammars::new(Vocabulary { bytes, end_tokens: vec![END_TOKEN], encode }).expect("a vocabulary");
-    grammars.compile(&Form::Regex("([E-J]{1,12}XYZ)+(KLM[NO]?)?".to_owned())).expect("a form")
+    const LETTERS: usize = 12;
+    let token = |letter: u8| u32::from(letter - b'A');
+    let edge = |from: u8, to: u8, next: usize| (token(from)..=token(to), next);
+    let state = |edges: Vec<_>, may_end| State { edges, may_end };
+    // As many states as letters were written; from the first on, X may follow.
+    let (x, after_x, k) = (LETTERS + 1, LETTERS + 3, LETTERS + 4);
+    let mut states = vec![state(vec![edge(b'E', b'J', 1)], false)];
+    for written in 1..LETTERS {
+        states.push(state(vec![edge(b'E', b'J', written + 1), edge(b'X', b'X', x)], false));
+    }
+    states.extend([
+        state(vec![edge(b'X', b'X', x)], false),
+        state(vec![edge(b'Y', b'Y', x + 1)], false),
+        state(vec![edge(b'Z', b'Z', after_x)], false),
+        state(vec![edge(b'E', b'J', 1), edge(b'K', b'K', k)], true),
+        state(vec![edge(b'L', b'L', k + 1)], false),
+        state(vec![edge(b'M', b'M', k + 2)], false),
+        state(vec![edge(b'N', b'O', k + 3)], true),
+        state(Vec::new(), true),
+    ]);
+    Box::new(Automaton::new(states, END_TOKEN, VOCAB))
 });
 
 /// Lives through `arrivals` requests. Panics, naming what is wrong, if anything is.
@@ -314,7 +330,7 @@ impl Watched {
                 Event::Started { seed, cached_tokens } => {
                     assert!(self.seed.replace(seed).is_none(), "started twice");
                     life.cached += cached_tokens as u64;
-                    self.forced = self.form.as_mut().map(Grammar::forced).unwrap_or_default().into();
+                    self.forced = self.form.as_mut().map(|form| form.forced()).unwrap_or_default().into();
                 }
                 Event::Scored { token, logprob, .. } => self.check_score(token, logprob, world, life),
                 Event::Token { token, .. } => self.check(token, world, life),
@@ -382,7 +398,7 @@ impl Watched {
     fn check_end(&mut self, reason: EndReason, generated: usize) {
         let full = generated == self.request.max_tokens;
         let ended = self.tokens.last() == Some(&END_TOKEN) && generated > 0;
-        let whole = self.form.as_mut().map(Grammar::may_end);
+        let whole = self.form.as_mut().map(|form| form.may_end());
         let right = match reason {
             EndReason::EndToken => ended && whole != Some(false),
             EndReason::Length => full && whole.is_none(),

@@ -101,8 +101,8 @@ pub enum Error {
     #[error("{}", without_code(.0))]
     Engine(fornax_engine::Failure),
     /// The form cannot be followed.
-    #[error("{}", without_code(.0))]
-    Form(fornax_engine::FormError),
+    #[error("{0}")]
+    Form(fornax_form::FormError),
     /// The answer was cut before its form was complete.
     #[error(
         "the answer was cut after {tokens} tokens, before its form was complete; allow more --max-tokens, or ask for less"

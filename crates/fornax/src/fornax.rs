@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use fornax_compute::{KvDType, Sampling, Usage};
 use fornax_engine::{
-    Clock, Engine, EngineOptions, Form, Grammar, Grammars, Handle, Plan, QueueLimits, Refusal, Runner,
-    Speculation, Stats,
+    Clock, Engine, EngineOptions, Grammar, Handle, Plan, QueueLimits, Refusal, Runner, Speculation, Stats,
 };
+use fornax_form::{Form, Grammars};
 use fornax_model::Config;
 use fornax_text::{Detokenizer, StopStrings, Tokenizer};
 
@@ -40,7 +40,7 @@ struct Shared {
     /// What the allocator counted when everything was loaded; nothing is allocated afterwards.
     usage: Usage,
     /// Made when the first form is asked for: the trie of a large vocabulary takes a moment and megabytes.
-    grammars: OnceLock<Result<Arc<Grammars>, fornax_engine::FormError>>,
+    grammars: OnceLock<Result<Arc<Grammars>, fornax_form::FormError>>,
     /// `None` only while it is dropped.
     engine: Option<(Handle, JoinHandle<()>)>,
 }

@@ -51,7 +51,8 @@ pub use evaluator::Evaluator;
 pub use fornax::{Event, Fornax, Memory};
 pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
-pub use fornax_engine::{Change, Form, Plan, Remedy};
+pub use fornax_engine::{Change, Plan, Remedy};
+pub use fornax_form::Form;
 pub use open::{OpenOptions, Planned};
 pub use private::{Private, RingOptions, serve as serve_private};
 pub use request::{

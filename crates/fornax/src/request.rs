@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 use fornax_compute::Sampling;
-use fornax_engine::Form;
+use fornax_form::Form;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fornax_engine::Vocabulary;
+use fornax_form::Vocabulary;
 use fornax_text::{Special, Tokenizer};
 
 /// The vocabulary of a model that can choose `tokens` tokens.

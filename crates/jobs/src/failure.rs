@@ -1,5 +1,6 @@
 //! Why a job, or an item of a batch, has no result.
 
+use fornax_form::FormError;
 use serde_json::{Value, json};
 
 /// A failure as users see it. Never holds what was asked or answered.
@@ -17,6 +18,13 @@ pub struct Failure {
     pub stage: &'static str,
     /// Numbers and places that help.
     pub diagnostics: Box<Value>,
+}
+
+impl From<FormError> for Failure {
+    /// A schema that is none.
+    fn from(error: FormError) -> Failure {
+        Failure::new("SCHEMA_UNSUPPORTED", "submit", error.to_string())
+    }
 }
 
 impl Failure {

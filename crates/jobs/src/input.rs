@@ -2,12 +2,12 @@
 
 use std::{collections::HashSet, sync::Arc};
 
+use fornax_form::Schema;
 use serde_json::{Map, Value, json};
 
 use crate::{
     Failure,
     model::{Body, Question},
-    schema::Schema,
 };
 
 /// Items of one batch.

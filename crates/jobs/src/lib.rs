@@ -8,13 +8,13 @@
 //! serves hands it a model that answers questions. It never writes what was asked or answered into a log.
 
 mod clock;
+mod confidence;
 mod error;
 mod failure;
 mod input;
 mod job;
 mod model;
 mod runner;
-mod schema;
 mod store;
 mod submit;
 mod webhooks;
@@ -25,7 +25,6 @@ pub use input::{ITEMS_MAX, Input, Item, schema_name, set_schema};
 pub use job::{Counts, Job, NewJob, Policy, State, TimelineEvent};
 pub use model::{Answer, Body, Call, Finish, Model, Question, Timings, Token, Usage};
 pub use runner::{Runner, RunnerOptions};
-pub use schema::Schema;
 pub use store::{Chunk, Claim, Delivery, Outcome, Store, StoreOptions};
 pub use submit::Submitted;
 pub use webhooks::{WebhookOptions, Webhooks, deliver, signature};

@@ -2,9 +2,10 @@
 
 use std::{future::Future, sync::Arc};
 
+use fornax_form::Schema;
 use serde_json::{Value, json};
 
-use crate::{Failure, schema::Schema};
+use crate::Failure;
 
 /// A question: the body of a chat or of a text to continue, as the server's own routes take them.
 #[derive(Clone, Debug)]

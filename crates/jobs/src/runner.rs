@@ -16,6 +16,7 @@ use tokio::{
 
 use crate::{
     Failure, Store,
+    confidence::confidence,
     input::{Input, Item},
     model::{Answer, Call, Finish, Model, Question, Usage},
     store::{Chunk, Claim, Outcome, random_word},
@@ -486,7 +487,13 @@ fn settle(question: &Question, answer: &Answer) -> Result<Value, Failure> {
         None if answer.finish == Finish::Truncated => {
             return Err(Failure::truncated(answer.usage.completion));
         }
-        Some(schema) => (schema.judge(&answer.text)?, schema.confidence(&answer.text, &answer.tokens)),
+        Some(schema) => {
+            let output = schema.judge(&answer.text).map_err(|place| {
+                let message = format!("the answer is not valid against its schema, at {place:?}");
+                Failure::new("INTERNAL", "validate", message)
+            })?;
+            (output, confidence(schema, &answer.text, &answer.tokens))
+        }
         None => (json!(answer.text), serde_json::Map::new()),
     };
     let timings = answer.timings;

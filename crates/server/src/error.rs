@@ -5,7 +5,8 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use fornax_engine::{Failure, FormError, Refusal};
+use fornax_engine::{Failure, Refusal};
+use fornax_form::FormError;
 use serde_json::{Value, json};
 
 use crate::app::Failed;
@@ -346,8 +347,7 @@ impl ApiError {
     /// A form that cannot be had, asked for in `field`.
     pub(crate) fn form(field: &str, error: &FormError) -> ApiError {
         let message = error.to_string();
-        let message = message.strip_prefix("SCHEMA_UNSUPPORTED: ").unwrap_or(&message);
-        let faults = vec![Fault::rule(field, message)];
+        let faults = vec![Fault::rule(field, message.as_str())];
         ApiError { faults, ..ApiError::new(Code::SchemaUnsupported, format!("{field}: {message}")) }
     }
 }

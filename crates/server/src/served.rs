@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, thread};
 
-use fornax_engine::{Grammars, Handle};
+use fornax_engine::Handle;
+use fornax_form::Grammars;
 use fornax_text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
 use serde_json::Value;

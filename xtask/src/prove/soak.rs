@@ -15,7 +15,7 @@ pub(super) fn run() -> Result<Facts> {
     fixtures::run(false)?;
     let entry = catalog::find(catalog::DEFAULT).context("the default model is not in the catalog")?;
     let args =
-        ["test", "--profile", "checked", "--package", "fornax-engine", "--test", "soak", "--", "--nocapture"];
+        ["test", "--profile", "checked", "--package", "fornax-form", "--test", "soak", "--", "--nocapture"];
     let mut soak = command("cargo", &args);
     soak.env("FORNAX_SOAK_MODEL", entry.path(&fixtures::cache_dir()?)).env("FORNAX_SOAK_REQUESTS", REQUESTS);
     let printed = output(&mut soak)?;

@@ -6,8 +6,8 @@ use axum::{
     Json,
     extract::{Path, State},
 };
-use fornax_engine::Form;
-use fornax_jobs::Schema;
+use fornax_form::{Form, Schema};
+use fornax_jobs::Failure;
 use serde_json::{Value, json};
 
 use crate::{
@@ -47,7 +47,7 @@ pub(crate) async fn put(
     let schema = on_a_thread(&app, lease.served(), move |served| {
         let schema: Value = serde_json::from_slice(&body.bytes)
             .map_err(|error| ApiError::fault(Fault::rule("body", format!("must be JSON: {error}"))))?;
-        Schema::new(&schema, None)?;
+        Schema::new(&schema, None).map_err(Failure::from)?;
         let compiled = served.grammars.compile(&Form::JsonSchema(schema.clone()));
         compiled.map_err(|error| ApiError::form("body", &error))?;
         Ok(schema)

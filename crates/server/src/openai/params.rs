@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fornax_compute::{Mirostat, Sampling};
-use fornax_engine::Form;
+use fornax_form::Form;
 use fornax_text::{Special, StopStrings, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fornax_engine::Form;
+use fornax_form::Form;
 use fornax_text::{Dialect, Tool};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

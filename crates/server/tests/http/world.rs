@@ -11,9 +11,8 @@ use std::{
 };
 
 use fornax_compute::{Batch, Error, KvGroup, Output, SampleFault, SampleRow, Sampled, Sampling};
-use fornax_engine::{
-    Engine, EngineOptions, Form, Grammars, Handle, QueueLimits, Runner, StepLimits, Vocabulary,
-};
+use fornax_engine::{Engine, EngineOptions, Handle, QueueLimits, Runner, StepLimits};
+use fornax_form::{Form, Grammars, Vocabulary};
 use fornax_format::Gguf;
 use fornax_server::{Device, Failed, Keeper, ModelCard, Offer, Progress, Served, Server, ServerOptions};
 use fornax_text::{ChatTemplate, Special, Tokenizer};

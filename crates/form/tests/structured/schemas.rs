@@ -1,7 +1,7 @@
 //! Schemas made from a seed: every answer that ends as one validates, by an independent validator.
 
-use fornax_engine::Form;
 use fornax_engine::simulation::Dice;
+use fornax_form::Form;
 use serde_json::{Map, Value, json};
 
 use crate::world::{Tokens, answers};

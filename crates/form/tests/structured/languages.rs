@@ -7,7 +7,8 @@ use std::sync::{
 
 use fornax_compute::Sampling;
 use fornax_engine::simulation::Dice;
-use fornax_engine::{EndReason, Event, Failure, Form, Grammars, Refusal, Reply, Request, Turn, Vocabulary};
+use fornax_engine::{EndReason, Event, Failure, Refusal, Reply, Request, Turn};
+use fornax_form::{Form, Grammars, Vocabulary};
 use regex::Regex;
 use serde_json::{Value, json};
 

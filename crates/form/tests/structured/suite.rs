@@ -3,7 +3,8 @@
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
-use fornax_engine::{Form, FormError, Grammar, Grammars, Vocabulary};
+use fornax_engine::Grammar;
+use fornax_form::{Form, FormError, Grammars, Vocabulary};
 use serde_json::{Map, Value};
 
 use crate::schemas::FORMATS;

@@ -24,9 +24,10 @@ use fornax_compute::{
 };
 use fornax_engine::simulation::Dice;
 use fornax_engine::{
-    EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, Local, LocalParts, QueueLimits,
-    Refusal, Reply, Request, Runner, StepLimits, Vocabulary,
+    EndReason, Engine, EngineOptions, Event, Grammar, Handle, Local, LocalParts, QueueLimits, Refusal, Reply,
+    Request, Runner, StepLimits,
 };
+use fornax_form::{Form, Grammars, Vocabulary};
 use fornax_format::{Checkpoint, Metadata};
 use fornax_model::{Config, Limits};
 use serde_json::json;

@@ -1,91 +1,28 @@
-//! The second opinion: whether an answer is what its schema says, and how sure the model was of what it chose.
-//!
-//! Answers are made to fit by the engine's grammar. Here they are judged by another implementation, and by one that
-//! never repairs anything.
+//! How sure the model was of the values that it chose from a list of its schema.
 
-use std::{fmt, ops::Range};
+use std::ops::Range;
 
+use fornax_form::Schema;
 use serde_json::{Map, Value};
 
-use crate::{Failure, model::Token};
+use crate::model::Token;
 
-/// A schema, compiled for judging.
-pub struct Schema {
-    value: Value,
-    name: Option<String>,
-    validator: jsonschema::Validator,
-    has_choices: bool,
-}
-
-impl fmt::Debug for Schema {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Schema").field("name", &self.name).finish_non_exhaustive()
+/// How likely each value that was chosen from a list is, among those that could have been chosen: by its place, as a
+/// JSON pointer. Never too high: what is not among the most likely tokens is counted as if it just missed them.
+pub(crate) fn confidence(schema: &Schema, text: &str, tokens: &[Token]) -> Map<String, Value> {
+    let written: Vec<u8> = tokens.iter().flat_map(|token| token.bytes.iter().copied()).collect();
+    let mut confidence = Map::new();
+    if !schema.has_choices() || written != text.as_bytes() {
+        return confidence;
     }
-}
-
-impl Schema {
-    /// Compiles it, or says why it is none.
-    pub fn new(value: &Value, name: Option<&str>) -> Result<Schema, Failure> {
-        let unsupported = |reason: String| Failure::new("SCHEMA_UNSUPPORTED", "submit", reason);
-        if !value.is_object() {
-            return Err(unsupported("a schema is a JSON object".to_owned()));
-        }
-        let validator = jsonschema::validator_for(value).map_err(|error| {
-            unsupported(format!("not a schema, at {:?}", error.instance_path().to_string()))
-        })?;
-        Ok(Schema {
-            has_choices: has_choices(value),
-            name: name.map(str::to_owned),
-            value: value.clone(),
-            validator,
-        })
+    let mut leaves = Vec::new();
+    Scanner { text: text.as_bytes(), at: 0 }.value(String::new(), &mut leaves);
+    for (pointer, span) in leaves {
+        let Some(choices) = schema.choices(&pointer) else { continue };
+        let choices: Vec<Vec<u8>> = choices.iter().map(|choice| choice.to_string().into_bytes()).collect();
+        confidence.insert(pointer, Value::from(sureness(text.as_bytes(), &span, tokens, &choices)));
     }
-
-    /// As it was given.
-    pub fn value(&self) -> &Value {
-        &self.value
-    }
-
-    /// The name that it was registered under.
-    pub fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
-    /// Whether some values are chosen from a list, so that it can be said how surely.
-    pub fn has_choices(&self) -> bool {
-        self.has_choices
-    }
-
-    /// The answer as a value, if it is one and is valid.
-    pub(crate) fn judge(&self, text: &str) -> Result<Value, Failure> {
-        let invalid = |place: String| {
-            let message = format!("the answer is not valid against its schema, at {place:?}");
-            Failure::new("INTERNAL", "validate", message)
-        };
-        let value: Value =
-            serde_json::from_str(text).map_err(|error| invalid(format!("column {}", error.column())))?;
-        let place = self.validator.iter_errors(&value).next().map(|error| error.instance_path().to_string());
-        place.map_or(Ok(value), |place| Err(invalid(place)))
-    }
-
-    /// How likely each value that was chosen from a list is, among those that could have been chosen: by its place, as a
-    /// JSON pointer. Never too high: what is not among the most likely tokens is counted as if it just missed them.
-    pub(crate) fn confidence(&self, text: &str, tokens: &[Token]) -> Map<String, Value> {
-        let written: Vec<u8> = tokens.iter().flat_map(|token| token.bytes.iter().copied()).collect();
-        let mut confidence = Map::new();
-        if !self.has_choices || written != text.as_bytes() {
-            return confidence;
-        }
-        let mut leaves = Vec::new();
-        Scanner { text: text.as_bytes(), at: 0 }.value(String::new(), &mut leaves);
-        for (pointer, span) in leaves {
-            let Some(choices) = choices_at(&self.value, &self.value, &pointer) else { continue };
-            let choices: Vec<Vec<u8>> =
-                choices.iter().map(|choice| choice.to_string().into_bytes()).collect();
-            confidence.insert(pointer, Value::from(sureness(text.as_bytes(), &span, tokens, &choices)));
-        }
-        confidence
-    }
+    confidence
 }
 
 /// The product, over the tokens of a value, of their share among all tokens that lead to one of the choices.
@@ -202,43 +139,6 @@ impl Scanner<'_> {
     }
 }
 
-/// References followed for one step: a schema may refer to itself.
-const REFERENCES_MAX: usize = 64;
-
-fn resolved<'a>(root: &'a Value, mut schema: &'a Value) -> Option<&'a Value> {
-    for _ in 0..REFERENCES_MAX {
-        match schema["$ref"].as_str() {
-            Some(reference) => schema = root.pointer(reference.strip_prefix('#')?)?,
-            None => return Some(schema),
-        }
-    }
-    None
-}
-
-/// The list that the value at a place is chosen from, if it is.
-fn choices_at<'a>(root: &'a Value, schema: &'a Value, pointer: &str) -> Option<&'a Vec<Value>> {
-    let schema = resolved(root, schema)?;
-    let Some(rest) = pointer.strip_prefix('/') else { return schema["enum"].as_array() };
-    let (step, rest) = rest.find('/').map_or((rest, ""), |end| rest.split_at(end));
-    let name = step.replace("~1", "/").replace("~0", "~");
-    let index: Option<usize> = name.parse().ok();
-    let next = schema["properties"].get(&name).or_else(|| {
-        let prefix = schema["prefixItems"].as_array();
-        index.and_then(|index| prefix.and_then(|items| items.get(index)).or(schema.get("items")))
-    });
-    choices_at(root, next?, rest)
-}
-
-fn has_choices(schema: &Value) -> bool {
-    match schema {
-        Value::Object(fields) => {
-            fields.get("enum").is_some_and(Value::is_array) || fields.values().any(has_choices)
-        }
-        Value::Array(items) => items.iter().any(has_choices),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -253,29 +153,6 @@ mod tests {
         Schema::new(&schema, None).unwrap()
     }
 
-    #[test]
-    fn an_answer_that_is_cut_anywhere_is_never_a_result() {
-        let actions = json!({"type": "object", "properties": {"actions": {"type": "array", "items": {
-            "type": "object", "properties": {"book": {"type": "string"}, "cents": {"type": "integer"}},
-            "required": ["book", "cents"]}, "minItems": 2}}, "required": ["actions"]});
-        let schema = Schema::new(&actions, None).unwrap();
-        let text = r#"{"actions":[{"book":"rent","cents":70000},{"book":"tax","cents":1900}]}"#;
-        assert!(schema.judge(text).is_ok());
-        for end in 0..text.len() {
-            assert_eq!(schema.judge(&text[..end]).unwrap_err().stage, "validate", "{}", &text[..end]);
-        }
-        assert!(schema.judge(r#"{"actions":[{"book":"rent","cents":70000}]}"#).is_err(), "half of it");
-    }
-
-    #[test]
-    fn what_is_no_schema_is_refused() {
-        for schema in
-            [json!(5), json!("text"), json!({"type": "nonsense"}), json!({"properties": 3}), json!([])]
-        {
-            assert_eq!(Schema::new(&schema, None).unwrap_err().code, "SCHEMA_UNSUPPORTED", "{schema}");
-        }
-    }
-
     /// Tokens with log-probabilities of probabilities, and the alternatives of each.
     fn token(text: &str, probability: Option<f64>, top: &[(&str, f64)]) -> Token {
         let top = top.iter().map(|(text, p)| (text.as_bytes().to_vec(), p.ln() as f32)).collect();
@@ -287,7 +164,7 @@ mod tests {
         let schema = kinds();
         let check = |tokens: &[Token], wanted: &[(&str, f64)]| {
             let text: Vec<u8> = tokens.iter().flat_map(|token| token.bytes.clone()).collect();
-            let got = schema.confidence(std::str::from_utf8(&text).unwrap(), tokens);
+            let got = confidence(&schema, std::str::from_utf8(&text).unwrap(), tokens);
             assert_eq!(got.len(), wanted.len(), "{got:?}");
             for (place, wanted) in wanted {
                 let got = got[*place].as_f64().unwrap();
@@ -330,6 +207,6 @@ mod tests {
 
     #[test]
     fn tokens_that_are_not_the_text_say_nothing() {
-        assert!(kinds().confidence("{\"kind\":\"other\"}", &[token("{", Some(0.5), &[])]).is_empty());
+        assert!(confidence(&kinds(), "{\"kind\":\"other\"}", &[token("{", Some(0.5), &[])]).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Which JSON schemas are honoured to the letter, and how they are written for the grammar compiler.
+//! Which JSON schemas are honoured to the letter, and how they are written for the compiler.
 //!
 //! The compiler skips over some of what it does not know and approximates some of what it does. Here every place in a
 //! schema is looked at first: what would be ignored or bent is refused with its path, patterns are translated from
@@ -8,13 +8,13 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use crate::grammar::FormError;
+use crate::{FormError, formats::format, pattern::ecma_262};
 
 /// Nesting of a schema, values inside it included. The compiler recurses, so there must be an end.
 const DEPTH_MAX: usize = 64;
 
 /// Objects, lists and values of a schema. A chain of references nests the compiler as deep as it is long, so this also
-/// bounds its stack; see `STACK` in `grammar.rs`.
+/// bounds its stack; see `STACK` in `compiler.rs`.
 const NODES_MAX: usize = 20_000;
 
 /// Lengths and counts. More tokens than any context has cannot be asked for; the compiler's work grows with them.
@@ -369,177 +369,6 @@ fn least_common(a: (u64, u32), b: (u64, u32)) -> Option<(u64, u32)> {
     Some((product / x, decimals))
 }
 
-/// A string format as a pattern, at least as strict as its specification.
-struct Format {
-    pattern: &'static str,
-    length_max: Option<u32>,
-}
-
-/// Formats that are enforced. Each pattern is anchored by its user.
-fn format(name: &str) -> Option<Format> {
-    /// Years that are leap years, then the months with their days.
-    macro_rules! date {
-        () => {
-            concat!(
-                "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
-                "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))",
-                "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
-            )
-        };
-    }
-    /// Without leap seconds: whether a minute has one depends on the day and the offset.
-    macro_rules! time {
-        () => {
-            "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-        };
-    }
-    macro_rules! byte {
-        () => {
-            "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-        };
-    }
-    macro_rules! ipv4 {
-        () => {
-            concat!("(?:", byte!(), "\\.){3}", byte!())
-        };
-    }
-    /// Letters, digits and single hyphens: two of them in the third and fourth place would be an encoded label, whose
-    /// validity no pattern tells.
-    macro_rules! label {
-        () => {
-            "[a-zA-Z0-9](?:[a-zA-Z0-9]|-[a-zA-Z0-9]){0,30}"
-        };
-    }
-    macro_rules! hostname {
-        () => {
-            concat!(label!(), "(?:\\.", label!(), "){0,6}")
-        };
-    }
-    let (pattern, length_max) = match name {
-        "date" => (date!(), None),
-        "time" => (time!(), None),
-        "date-time" => (concat!(date!(), "[tT]", time!()), None),
-        "duration" => (
-            concat!(
-                "P(?:[0-9]+W|(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)",
-                "(?:T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S))?",
-                "|T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S))"
-            ),
-            None,
-        ),
-        "email" => (concat!("[a-zA-Z0-9_+-]+(?:\\.[a-zA-Z0-9_+-]+){0,3}@", hostname!()), Some(64)),
-        "hostname" => (hostname!(), Some(253)),
-        "ipv4" => (ipv4!(), None),
-        "ipv6" => (
-            concat!(
-                "(?:(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}",
-                "|(?:[0-9a-fA-F]{1,4}:){1,6}:[0-9a-fA-F]{1,4}",
-                "|(?:[0-9a-fA-F]{1,4}:){1,5}(?::[0-9a-fA-F]{1,4}){2}",
-                "|(?:[0-9a-fA-F]{1,4}:){1,4}(?::[0-9a-fA-F]{1,4}){3}",
-                "|(?:[0-9a-fA-F]{1,4}:){1,3}(?::[0-9a-fA-F]{1,4}){4}",
-                "|(?:[0-9a-fA-F]{1,4}:){1,2}(?::[0-9a-fA-F]{1,4}){5}",
-                "|[0-9a-fA-F]{1,4}:(?::[0-9a-fA-F]{1,4}){6}",
-                "|:(?::[0-9a-fA-F]{1,4}){1,7}|(?:[0-9a-fA-F]{1,4}:){1,7}:|::)"
-            ),
-            None,
-        ),
-        "uuid" => ("[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", None),
-        "uri" => (
-            concat!(
-                "[a-zA-Z][a-zA-Z0-9+.-]*:(?://",
-                hostname!(),
-                "(?::[0-9]{1,5})?(?:/(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})*)*",
-                "|(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})+",
-                "(?:/(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})*)*)",
-                "(?:\\?(?:[a-zA-Z0-9._~!$&'()*+,;=:@/?-]|%[0-9a-fA-F]{2})*)?",
-                "(?:#(?:[a-zA-Z0-9._~!$&'()*+,;=:@/?-]|%[0-9a-fA-F]{2})*)?"
-            ),
-            None,
-        ),
-        _ => return None,
-    };
-    Some(Format { pattern, length_max })
-}
-
-/// White space in ECMA 262, as the inside of a character class.
-const SPACE: &str =
-    r"\t\n\x0B\x0C\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}";
-
-/// A pattern of ECMA 262 (in its unicode mode) in the syntax of the compiler, or what of it is not supported.
-fn ecma_262(pattern: &str) -> Result<String, &'static str> {
-    let mut out = String::new();
-    let mut rest = pattern.chars().peekable();
-    let mut in_class = false;
-    while let Some(character) = rest.next() {
-        match character {
-            '\\' => escape(&mut rest, in_class, &mut out)?,
-            ']' if in_class => {
-                in_class = false;
-                out.push(']');
-            }
-            '-' if in_class && rest.peek() == Some(&'-') => {
-                return Err("a double hyphen in a class is not supported");
-            }
-            '[' | '&' | '~' if in_class => out.extend(['\\', character]),
-            _ if in_class => out.push(character),
-            '[' => {
-                in_class = true;
-                out.push('[');
-                if rest.next_if_eq(&'^').is_some() {
-                    out.push('^');
-                }
-                if rest.peek() == Some(&']') {
-                    return Err("an empty class is not supported");
-                }
-            }
-            '.' => out.push_str(r"[^\n\r\u{2028}\u{2029}]"),
-            '(' if rest.peek() == Some(&'?') => {
-                let ahead: String = rest.clone().take(3).collect();
-                let named =
-                    (ahead.starts_with("?<") && !ahead.starts_with("?<=") && !ahead.starts_with("?<!"))
-                        || ahead == "?P<";
-                if !named && !ahead.starts_with("?:") {
-                    return Err("look-around and flags are not supported");
-                }
-                out.push('(');
-            }
-            _ => out.push(character),
-        }
-    }
-    if in_class { Err("a class without its end") } else { Ok(out) }
-}
-
-/// What follows a backslash.
-fn escape(
-    rest: &mut std::iter::Peekable<std::str::Chars<'_>>,
-    in_class: bool,
-    out: &mut String,
-) -> Result<(), &'static str> {
-    match rest.next() {
-        None => return Err("a backslash at its end"),
-        Some('s') if in_class => out.push_str(SPACE),
-        Some('s') => out.extend(["[", SPACE, "]"]),
-        Some('S') => out.extend(["[^", SPACE, "]"]),
-        Some('b') if in_class => out.push_str(r"\x08"),
-        Some('v') => out.push_str(r"\x0B"),
-        Some('0') if !rest.peek().is_some_and(char::is_ascii_digit) => out.push_str(r"\x00"),
-        Some('c') => match rest.next() {
-            Some(letter) if letter.is_ascii_alphabetic() => {
-                out.push_str(&format!(r"\x{:02X}", letter as u32 % 32))
-            }
-            _ => return Err("a control character without its letter"),
-        },
-        Some(class @ ('d' | 'D' | 'w' | 'W' | 'n' | 'r' | 't' | 'f' | 'p' | 'P' | 'x' | 'u')) => {
-            out.extend(['\\', class]);
-        }
-        Some(other) if other.is_ascii_alphanumeric() => {
-            return Err("a back reference, a word boundary or an unknown escape is not supported");
-        }
-        Some(other) => out.extend(['\\', other]),
-    }
-    Ok(())
-}
-
 /// The schema with the request to write no white space.
 fn compact(schema: Value) -> Value {
     let mut schema = match schema {
@@ -556,35 +385,6 @@ fn compact(schema: Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns_keep_their_meaning_in_the_other_syntax() {
-        let check = |pattern: &str, wanted: Result<&str, ()>| {
-            assert_eq!(ecma_262(pattern).as_deref().map_err(|_| ()), wanted, "{pattern}");
-        };
-        check(r"^a.\d\/$", Ok(r"^a[^\n\r\u{2028}\u{2029}]\d\/$"));
-        check(r"[[a&&b~.]]", Ok(r"[\[a\&\&b\~.]]"));
-        check(r"[\s\b\cJ]\0\v", Ok(&format!(r"[{SPACE}\x08\x0A]\x00\x0B")));
-        check(r"(?:a)(?<n>b)(?P<m>c)", Ok(r"(?:a)(?<n>b)(?P<m>c)"));
-        for refused in [
-            r"\bword\b",
-            r"(a)\1",
-            r"(?=a)",
-            r"(?!a)",
-            r"(?<=a)",
-            r"(?<!a)",
-            r"(?i)a",
-            r"\A",
-            r"\Z",
-            r"[]",
-            r"[^]",
-            "[a",
-            "a\\",
-            "[a--b]",
-        ] {
-            check(refused, Err(()));
-        }
-    }
 
     #[test]
     fn what_cannot_be_honoured_is_refused_where_it_stands() {

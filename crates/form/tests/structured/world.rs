@@ -5,10 +5,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling};
 use fornax_engine::simulation::Dice;
 use fornax_engine::{
-    EndReason, Engine, EngineOptions, Event, Form, Grammars, Handle, QueueLimits, Request, StepLimits, Turn,
-    Vocabulary,
+    EndReason, Engine, EngineOptions, Event, Handle, QueueLimits, Request, StepLimits, Turn,
     fake::{Fake, FakeOptions},
 };
+use fornax_form::{Form, Grammars, Vocabulary};
 
 /// Tokens that end an answer; none of them has bytes.
 const END_TOKENS: [u32; 2] = [1, 7];

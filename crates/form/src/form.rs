@@ -1,0 +1,123 @@
+//! What an answer must look like, and the text of it that the compiler gets.
+
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Value, json};
+
+use crate::schema;
+
+/// Bytes of one form.
+const FORM_BYTES_MAX: usize = 1 << 20;
+
+/// What an answer must look like.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Form {
+    /// JSON that is valid against this schema, written compactly.
+    JsonSchema(Value),
+    /// Any JSON object, written compactly.
+    JsonObject,
+    /// A match of this regular expression, from its first character to its last.
+    Regex(String),
+    /// A sentence of this grammar, in Lark syntax.
+    Grammar(String),
+    /// Exactly one of these.
+    Choice(Vec<String>),
+}
+
+/// Why a form cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormError {
+    /// A schema keyword that would be ignored, and so is refused.
+    #[error("keyword {keyword:?} at {path:?} is not supported")]
+    Keyword {
+        /// The keyword.
+        keyword: String,
+        /// The schema it is in, as a JSON pointer; empty for the whole schema.
+        path: String,
+    },
+    /// A schema keyword that is known, used in a way that cannot be honoured.
+    #[error("keyword {keyword:?} at {path:?}: {why}")]
+    Misused {
+        /// The keyword.
+        keyword: String,
+        /// The schema it is in, as a JSON pointer; empty for the whole schema.
+        path: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// Larger than what is compiled here.
+    #[error("the {what} is more than {max}")]
+    TooLarge {
+        /// What was measured.
+        what: &'static str,
+        /// The bound.
+        max: usize,
+    },
+    /// No answer has this form, so none could ever be whole.
+    #[error("no answer can satisfy this form")]
+    Unsatisfiable,
+    /// It cannot be compiled: not well-formed, or too complex.
+    #[error("{0}")]
+    Compile(String),
+}
+
+impl Form {
+    /// A text that only equal forms share. The order of a schema's properties is part of it: answers follow it.
+    pub(crate) fn key(&self) -> Result<Arc<str>, FormError> {
+        let key = match self {
+            Form::JsonSchema(schema) => {
+                schema::check_size(schema)?;
+                format!("schema {schema}")
+            }
+            Form::JsonObject => "object".to_owned(),
+            Form::Regex(regex) => format!("regex {regex}"),
+            Form::Grammar(lark) => format!("grammar {lark}"),
+            Form::Choice(choices) => format!("choice {}", json!(choices)),
+        };
+        if key.len() > FORM_BYTES_MAX {
+            return Err(FormError::TooLarge { what: "size of the form in bytes", max: FORM_BYTES_MAX });
+        }
+        Ok(key.into())
+    }
+
+    /// The form in the compiler's own languages.
+    pub(crate) fn written(&self) -> Result<TopLevelGrammar, FormError> {
+        Ok(match self {
+            Form::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema::prepared(schema)?),
+            Form::JsonObject => {
+                TopLevelGrammar::from_json_schema(schema::prepared(&json!({"type": "object"}))?)
+            }
+            Form::Regex(regex) => {
+                // The compiler drops a backslash that escapes nothing.
+                if regex.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1 {
+                    return Err(FormError::Compile("the regular expression ends in a backslash".to_owned()));
+                }
+                // In parentheses, because two slashes with nothing between them begin a comment.
+                TopLevelGrammar::from_regex(&format!("(?:{regex})"))
+            }
+            Form::Grammar(lark) => TopLevelGrammar::from_lark(lark.clone()),
+            Form::Choice(choices) if choices.is_empty() => {
+                return Err(FormError::Compile("a choice of nothing".to_owned()));
+            }
+            Form::Choice(choices) => {
+                // One expression: as rules of their own, twenty thousand choices took seconds.
+                let literals: Vec<String> = choices.iter().map(|choice| literal(choice)).collect();
+                TopLevelGrammar::from_regex(&format!("(?:{})", literals.join("|")))
+            }
+        })
+    }
+}
+
+/// A regular expression that matches only this.
+fn literal(text: &str) -> String {
+    let mut expression = String::new();
+    for character in text.chars() {
+        if character.is_alphanumeric() {
+            expression.push(character);
+        } else {
+            expression.push_str(&format!("\\x{{{:X}}}", u32::from(character)));
+        }
+    }
+    expression
+}
