@@ -1,15 +1,14 @@
 //! The decoder: blocks of attention and feed-forward around a residual stream. What an architecture does not have its
 //! tables of names do not have, and it is left out here.
 
-use fornax_compute::{Backend, Error, Memory, Norm, Pointwise, Purpose, Role, Rope, Rows};
+use fornax_compute::{Backend, Error, Heads, Memory, Norm, Pointwise, Purpose, Role, Rope, Rows};
 
 use crate::attention::Attention;
 use crate::experts::{ExpertActivations, Experts};
-use crate::join::Meeting;
 use crate::loader::Loader;
 use crate::mlp::Mlp;
 use crate::names::Tensor;
-use crate::{Config, Limits, Model};
+use crate::{Config, Limits, Model, Rotary};
 
 /// Weights and activations.
 pub(crate) struct Decoder<M: Memory> {
@@ -21,8 +20,7 @@ pub(crate) struct Decoder<M: Memory> {
 
 struct Layer<M: Memory> {
     attention: Attention<M>,
-    /// Whether it rotates as layers with a window do.
-    windowed: bool,
+    rotary: Rotary,
     feed_forward: FeedForward<M>,
 }
 
@@ -34,8 +32,9 @@ enum FeedForward<M: Memory> {
 impl<M: Memory> Decoder<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, limits: Limits) -> Result<Decoder<M>, crate::Error> {
         let ends = Ends::load(loader)?;
-        let layers =
-            (0..loader.config.layers).map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?;
+        let layers = (0..loader.config.layers.len())
+            .map(|layer| Layer::load(loader, layer))
+            .collect::<Result<_, _>>()?;
         let adapters = loader.adapters();
         let activations = Activations::alloc(loader.memory, loader.config, limits)?;
         Ok(Decoder { ends, layers, adapters, activations })
@@ -46,10 +45,10 @@ impl<M: Memory> Layer<M> {
     fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Layer<M>, crate::Error> {
         Ok(Layer {
             attention: Attention::load(loader, layer)?,
-            windowed: loader.config.windows[layer].is_some(),
-            feed_forward: match &loader.config.mixture {
+            rotary: loader.config.layers[layer].attention().rotary,
+            feed_forward: match loader.config.layers[layer].feed_forward.mixture() {
                 None => FeedForward::Dense(Mlp::load(loader, layer)?),
-                Some(mixture) => FeedForward::Experts(Experts::load(loader, mixture, layer)?),
+                Some(mixture) => FeedForward::Experts(Experts::load(loader, &mixture, layer)?),
             },
         })
     }
@@ -60,8 +59,11 @@ impl<B: Backend> Model<B> for Decoder<B> {
         let Decoder { ends, layers, activations: a, .. } = self;
         ends.embed(backend, step, a)?;
         for layer in layers {
-            let rope = if layer.windowed { ends.window_rope.as_ref() } else { None };
-            layer.attention.forward(backend, step, rope.or(ends.rope.as_ref()), kv, a)?;
+            let rope = match layer.rotary {
+                Rotary::Model => ends.rope.as_ref(),
+                Rotary::Window => ends.window_rope.as_ref(),
+            };
+            layer.attention.forward(backend, step, rope, kv, a)?;
             match &layer.feed_forward {
                 FeedForward::Dense(mlp) => mlp.forward(backend, step, a)?,
                 FeedForward::Experts(experts) => experts.forward(backend, step, a)?,
@@ -90,7 +92,7 @@ struct Ends<M: Memory> {
     embedding_scale: f32,
     positions: Option<M::Weight>,      // (context, hidden)
     rope: Option<Rope<M::Buf>>,        // (rotating pairs of a head)
-    window_rope: Option<Rope<M::Buf>>, // (rotating pairs of a head): layers with a window
+    window_rope: Option<Rope<M::Buf>>, // (rotating pairs of a head): layers with `Rotary::Window`
     norm: Norm<M::Buf>,                // (hidden)
     head: Option<M::Weight>,           // (vocab, hidden); tied models multiply by the embedding
     logit_scale: f32,
@@ -114,7 +116,7 @@ impl<M: Memory> Ends<M> {
         Ok(Ends {
             embedding: loader.table(Tensor::Embedding)?,
             embedding_scale: config.embedding_scale,
-            positions: match loader.has(Tensor::Positions) {
+            positions: match loader.has(Tensor::Positions, 0) {
                 true => Some(loader.table(Tensor::Positions)?),
                 false => None,
             },
@@ -170,17 +172,33 @@ impl<B: Backend> Ends<B> {
 
 /// Buffers of one step, allocated once and written anew in every step.
 pub(crate) struct Activations<M: Memory> {
-    pub(crate) residual: M::Buf,      // (tokens, hidden)
-    pub(crate) branch: M::Buf,        // (tokens, hidden): what a branch reads, then what it adds
-    pub(crate) room: Option<M::Buf>,  // (tokens, hidden): what it adds, where that is normalised
-    pub(crate) qkv: M::Buf,           // (tokens, (query + 2 kv heads) x head size)
-    pub(crate) attended: M::Buf,      // (tokens, query heads x head size)
-    pub(crate) gate_up: M::Buf,       // (tokens, 2 ffn), or (tokens, ffn) without gates
-    pub(crate) gated: Option<M::Buf>, // (tokens, ffn)
+    pub(crate) residual: M::Buf,                 // (tokens, hidden)
+    pub(crate) branch: M::Buf,                   // (tokens, hidden): what a branch reads, then what it adds
+    pub(crate) room: Option<M::Buf>,             // (tokens, hidden): what it adds, where that is normalised
+    pub(crate) attention: Vec<AttentionRoom<M>>, // by `Config::heads`
+    pub(crate) inner: Vec<InnerRoom<M>>,         // by `Config::ffns`
     pub(crate) experts: Option<ExpertActivations<M>>,
     pub(crate) wanted: M::Buf,        // (wanted, hidden)
     pub(crate) wanted_normed: M::Buf, // (wanted, hidden)
     pub(crate) logits: M::Buf,        // (wanted, vocab); nothing of an encoder
+}
+
+/// What attention with some heads is computed in.
+pub(crate) struct AttentionRoom<M: Memory> {
+    pub(crate) qkv: M::Buf,      // (tokens, (query + 2 kv heads) x head size)
+    pub(crate) attended: M::Buf, // (tokens, query heads x head size)
+}
+
+/// What a feed-forward of some inner width is computed in.
+pub(crate) struct InnerRoom<M: Memory> {
+    pub(crate) gate_up: M::Buf,       // (tokens, 2 ffn), or (tokens, ffn) without gates
+    pub(crate) gated: Option<M::Buf>, // (tokens, ffn)
+}
+
+/// Which of [`Activations::inner`] a layer computes in.
+pub(crate) fn inner_room(config: &Config, layer: usize) -> usize {
+    let ffn = config.layers[layer].feed_forward.ffn();
+    config.ffns().iter().position(|other| *other == ffn).expect("the layer's own is there")
 }
 
 impl<M: Memory> Activations<M> {
@@ -188,15 +206,22 @@ impl<M: Memory> Activations<M> {
         let Limits { tokens_max, wanted_max } = limits;
         let tokens = |columns| memory.alloc(Purpose::Activations, tokens_max, columns);
         let post_norms = config.facts.has(Tensor::AttentionPostNorm) || config.facts.has(Tensor::MlpPostNorm);
-        let gated = config.gated();
+        let attention = |heads: &Heads| -> Result<_, Error> {
+            let attended = heads.query * heads.dim;
+            Ok(AttentionRoom { qkv: tokens(heads.qkv_columns())?, attended: tokens(attended)? })
+        };
+        let inner = |ffn| -> Result<_, Error> {
+            Ok(match config.gated() {
+                true => InnerRoom { gate_up: tokens(2 * ffn)?, gated: Some(tokens(ffn)?) },
+                false => InnerRoom { gate_up: tokens(ffn)?, gated: None },
+            })
+        };
         Ok(Activations {
             residual: memory.alloc(Purpose::Residual, tokens_max, config.hidden)?,
             branch: tokens(config.hidden)?,
             room: if post_norms { Some(tokens(config.hidden)?) } else { None },
-            qkv: tokens(config.heads.qkv_columns())?,
-            attended: tokens(config.heads.query * config.heads.dim)?,
-            gate_up: tokens(if gated { 2 * config.ffn } else { config.ffn })?,
-            gated: if gated { Some(tokens(config.ffn)?) } else { None },
+            attention: config.heads().iter().map(attention).collect::<Result<_, _>>()?,
+            inner: config.ffns().into_iter().map(inner).collect::<Result<_, _>>()?,
             experts: ExpertActivations::alloc(memory, config, limits)?,
             wanted: memory.alloc(Purpose::Residual, wanted_max, config.hidden)?,
             wanted_normed: memory.alloc(Purpose::Activations, wanted_max, config.hidden)?,
@@ -206,18 +231,6 @@ impl<M: Memory> Activations<M> {
                 if config.pooling.is_some() { 1 } else { config.vocab },
             )?,
         })
-    }
-
-    /// What attention read, and where its result goes.
-    pub(crate) fn attended_meeting(&mut self) -> (&M::Buf, Meeting<'_, M>) {
-        let Activations { residual, branch, room, attended, .. } = self;
-        (attended, Meeting { branch, room, residual })
-    }
-
-    /// The inner values of the feed-forward, and where its result goes.
-    pub(crate) fn inner_meeting(&mut self) -> (&M::Buf, Meeting<'_, M>) {
-        let Activations { residual, branch, room, gate_up, gated, .. } = self;
-        (gated.as_ref().unwrap_or(gate_up), Meeting { branch, room, residual })
     }
 }
 

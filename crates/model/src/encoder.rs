@@ -65,7 +65,9 @@ impl<M: Memory> Encoder<M> {
             positions: if ranks { loader.typed_positions()? } else { loader.table(Tensor::Positions)? },
             token_type: if ranks { None } else { Some(loader.first_row(Tensor::TokenTypes)?) },
             embedding_norm: required(loader, Tensor::EmbeddingNorm, Tensor::EmbeddingNormBias, 0)?,
-            layers: (0..config.layers).map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?,
+            layers: (0..config.layers.len())
+                .map(|layer| Layer::load(loader, layer))
+                .collect::<Result<_, _>>()?,
             pooling,
             head: if ranks { Some(Head::load(loader)?) } else { None },
             pairs: ranks.then_some(config.context),

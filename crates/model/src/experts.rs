@@ -3,11 +3,10 @@
 
 use fornax_compute::{Backend, Error, ExpertRoom, Glu, Memory, Norm, Purpose, Role, Routing, Rows};
 
-use crate::config::Mixture;
-use crate::decoder::{Activations, norm};
+use crate::decoder::{Activations, InnerRoom, inner_room, norm};
 use crate::loader::Loader;
 use crate::names::Tensor;
-use crate::{Config, Limits};
+use crate::{Config, Limits, Mixture};
 
 pub(crate) struct Experts<M: Memory> {
     norm: Norm<M::Buf>,           // (hidden)
@@ -27,6 +26,8 @@ struct Shared<M: Memory> {
     router: M::Weight,  // (1, hidden)
     gate_up: M::Weight, // (2 ffn, hidden)
     down: M::Weight,    // (hidden, ffn)
+    /// Which of the step's buffers are as wide.
+    room: usize,
 }
 
 impl<M: Memory> Experts<M> {
@@ -45,15 +46,16 @@ impl<M: Memory> Experts<M> {
                 .opt_experts_vector(&[Tensor::ExpertGateBias, Tensor::ExpertUpBias], layer)?,
             down: loader.experts(&[Tensor::ExpertDown], layer)?,
             down_bias: loader.opt_experts_vector(&[Tensor::ExpertDownBias], layer)?,
-            shared: match loader.has(Tensor::SharedRouter) {
+            shared: match loader.has(Tensor::SharedRouter, layer) {
                 true => Some(Shared {
                     router: loader.weight(&[Tensor::SharedRouter], layer)?,
                     gate_up: loader.weight_for(
                         Role::Gates { glu: loader.config.glu, adapted: false },
-                        &[Tensor::Gate, Tensor::Up],
+                        &[Tensor::SharedGate, Tensor::SharedUp],
                         layer,
                     )?,
-                    down: loader.weight(&[Tensor::Down], layer)?,
+                    down: loader.weight(&[Tensor::SharedDown], layer)?,
+                    room: inner_room(loader.config, layer),
                 }),
                 false => None,
             },
@@ -80,10 +82,11 @@ impl<B: Backend> Experts<B> {
             glu: self.glu,
         };
         backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, &mut a.residual)?;
-        let (Some(shared), Some(gated)) = (&self.shared, &mut a.gated) else { return Ok(()) };
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };
         backend.matmul(step, tokens, &shared.router, &a.branch, &mut room.share)?;
-        backend.matmul(step, tokens, &shared.gate_up, &a.branch, &mut a.gate_up)?;
-        backend.glu(step, self.glu, &a.gate_up, gated)?;
+        backend.matmul(step, tokens, &shared.gate_up, &a.branch, gate_up)?;
+        backend.glu(step, self.glu, gate_up, gated)?;
         backend.matmul(step, tokens, &shared.down, gated, &mut a.branch)?;
         backend.add_gated(step, &room.share, &a.branch, &mut a.residual)
     }
@@ -100,7 +103,7 @@ pub(crate) struct ExpertActivations<M: Memory> {
 impl<M: Memory> ExpertActivations<M> {
     /// `None` where a model has no experts.
     pub(crate) fn alloc(memory: &M, config: &Config, limits: Limits) -> Result<Option<Self>, Error> {
-        let Some(Mixture { routing, ffn }) = config.mixture else { return Ok(None) };
+        let Some(Mixture { routing, ffn, shared_ffn }) = config.mixture() else { return Ok(None) };
         // Numbers of experts and shares want every bit.
         let exact = |columns| memory.alloc(Purpose::Residual, limits.tokens_max, columns);
         let rows = limits.tokens_max.saturating_mul(routing.chosen);
@@ -108,7 +111,7 @@ impl<M: Memory> ExpertActivations<M> {
         Ok(Some(ExpertActivations {
             logits: exact(routing.experts)?,
             chosen: exact(2 * routing.chosen)?,
-            share: exact(usize::from(config.facts.has(Tensor::SharedRouter)))?,
+            share: exact(usize::from(shared_ffn.is_some()))?,
             inner: ExpertRoom { rows: room(config.hidden)?, gate_up: room(2 * ffn)?, gated: room(ffn)? },
         }))
     }

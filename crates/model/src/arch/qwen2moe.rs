@@ -25,11 +25,11 @@ const SHARED: &[Name] = {
     use Owner::Layer;
     use Tensor as T;
     use Transform::Keep;
-    use When::Always;
+    use When::Mixture;
     &[
-        name(T::SharedRouter, Layer, "ffn_gate_inp_shexp.weight", Some("mlp.shared_expert_gate.weight"), (&[One, Hidden], Always, Keep)),
-        name(T::Gate, Layer, "ffn_gate_shexp.weight", Some("mlp.shared_expert.gate_proj.weight"), (&[Ffn, Hidden], Always, Keep)),
-        name(T::Up, Layer, "ffn_up_shexp.weight", Some("mlp.shared_expert.up_proj.weight"), (&[Ffn, Hidden], Always, Keep)),
-        name(T::Down, Layer, "ffn_down_shexp.weight", Some("mlp.shared_expert.down_proj.weight"), (&[Hidden, Ffn], Always, Keep)),
+        name(T::SharedRouter, Layer, "ffn_gate_inp_shexp.weight", Some("mlp.shared_expert_gate.weight"), (&[One, Hidden], Mixture, Keep)),
+        name(T::SharedGate, Layer, "ffn_gate_shexp.weight", Some("mlp.shared_expert.gate_proj.weight"), (&[Ffn, Hidden], Mixture, Keep)),
+        name(T::SharedUp, Layer, "ffn_up_shexp.weight", Some("mlp.shared_expert.up_proj.weight"), (&[Ffn, Hidden], Mixture, Keep)),
+        name(T::SharedDown, Layer, "ffn_down_shexp.weight", Some("mlp.shared_expert.down_proj.weight"), (&[Hidden, Ffn], Mixture, Keep)),
     ]
 };

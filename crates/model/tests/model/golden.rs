@@ -81,7 +81,7 @@ fn half_precision_keys_and_values_cost_their_missing_bits() {
     for (kv, bound) in [(KvDType::F16, 5e-2), (KvDType::BF16, 4e-1)] {
         for (case, container) in ALL {
             // A router jumps: where two experts are almost as good, a key's last bits choose another one.
-            if Config::read(&open(case, *container)).unwrap().mixture.is_some() {
+            if Config::read(&open(case, *container)).unwrap().mixture().is_some() {
                 continue;
             }
             let (mut rig, golden) = rig(case, *container, Mode { kv, ..Mode::float() }, 1);
