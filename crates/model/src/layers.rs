@@ -123,6 +123,8 @@ mod key {
     pub(super) const EXPERT_FFN: Key = key("expert_feed_forward_length", "moe_intermediate_size");
     pub(super) const SHARED_FFN: Key =
         key("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    /// Layers before the first that has experts.
+    pub(super) const FIRST_DENSE: Key = key("leading_dense_block_count", "first_k_dense_replace");
     pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
     pub(super) const HEADS_KV: Key = key("attention.head_count_kv", "num_key_value_heads");
     pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
@@ -191,8 +193,41 @@ fn feed_forwards(
     let Some(mixture) = mixture(source, facts)? else {
         return Ok(vec![FeedForward::Dense { ffn: ffn(source, facts, hidden)? }; layers]);
     };
-    Ok(vec![FeedForward::Mixture(mixture); layers])
+    let mut all = vec![FeedForward::Mixture(mixture); layers];
+    let dense = dense_layers(source, layers)?;
+    if dense.contains(&true) {
+        if !facts.has(Tensor::Down) {
+            return Err(Error::Unsupported {
+                what: format!("a layer without experts in the {} architecture", facts.name),
+                supported: "experts in every layer".to_owned(),
+            });
+        }
+        let ffn = ffn(source, facts, hidden)?;
+        for (layer, _) in all.iter_mut().zip(dense).filter(|(_, dense)| *dense) {
+            *layer = FeedForward::Dense { ffn };
+        }
+    }
+    Ok(all)
 }
+
+/// Which layers of a mixture have no experts. The keys are listened to whatever the architecture: a file that has one which
+/// does not hold for it lacks the tensors that follow from the key, and is refused.
+fn dense_layers(source: &Source<'_>, layers: usize) -> Result<Vec<bool>, Error> {
+    let first = source.opt_whole(key::FIRST_DENSE)?.unwrap_or(0);
+    let (mut every, mut listed) = (1, Vec::new());
+    if let Source::HuggingFace { json, .. } = source {
+        every = json.opt_u64(SPARSE_STEP)?.unwrap_or(1);
+        if every == 0 {
+            return Err(bad(&json.spelling(SPARSE_STEP), every, "at least 1"));
+        }
+        listed = json.opt_u64s("mlp_only_layers")?.unwrap_or_default();
+    }
+    let dense = |layer: u64| layer < first || listed.contains(&layer) || !(layer + 1).is_multiple_of(every);
+    Ok((0..layers as u64).map(dense).collect())
+}
+
+/// Experts in every so manyth layer.
+const SPARSE_STEP: &str = "decoder_sparse_step";
 
 /// The inner width. Where the configuration does not have it, some architectures' is four times the hidden size.
 fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error> {

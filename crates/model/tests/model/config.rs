@@ -1,7 +1,7 @@
 //! What is read from checkpoints whose numbers `make.py` chose.
 
 use fornax_compute::{Heads, KvLayer};
-use fornax_model::{Config, FeedForward, Scaling};
+use fornax_model::{Config, FeedForward, LayerConfig, Scaling};
 
 use crate::fixture::{ALL, Container, Number, add_key, open, open_gguf, open_hugging_face};
 
@@ -122,6 +122,21 @@ fn windows_alternate_by_period_by_pattern_or_as_they_are_listed() {
         |bytes: &mut Vec<u8>| add_key(bytes, "gemma3.attention.sliding_window_pattern", Number::U32(3));
     let config = Config::read(&open_gguf("gemma3", array)).unwrap();
     assert_eq!(windows(&config), [some, some, none, some, some, none, some]);
+}
+
+#[test]
+fn layers_without_experts_are_those_that_the_file_names() {
+    let dense = |case| {
+        let config = Config::read(&open(case, Container::HuggingFace)).unwrap();
+        let ffn = |layer: &LayerConfig| match layer.feed_forward {
+            FeedForward::Dense { ffn } => Some(ffn),
+            FeedForward::Mixture(_) => None,
+        };
+        config.layers.iter().map(ffn).collect::<Vec<_>>()
+    };
+    assert_eq!(dense("qwen2moe"), [None; 2]);
+    assert_eq!(dense("qwen2moe-dense"), [Some(48), None, None]);
+    assert_eq!(dense("qwen3moe-sparse"), [Some(48), Some(48), Some(48), None]);
 }
 
 #[test]

@@ -284,6 +284,10 @@ fn every_fact_of_a_layer_matters() {
             ("feed_forward", "llama", Gguf, Refusal, |config| {
                 config.layers[1].feed_forward = FeedForward::Dense { ffn: 32 }
             }),
+            ("feed_forward", "qwen2moe-dense", HuggingFace, Refusal, |config| {
+                config.layers[0].feed_forward = config.layers[1].feed_forward
+            }),
+            ("feed_forward", "qwen3moe-sparse", HuggingFace, Refusal, |config| config.layers.reverse()),
             ("feed_forward", "mixtral", Gguf, Refusal, |config| {
                 config.layers[1].feed_forward = FeedForward::Dense { ffn: 48 }
             }),
@@ -504,6 +508,7 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("gpt2", HuggingFace),
         ("mixtral", HuggingFace),
         ("qwen2moe", Gguf),
+        ("qwen2moe-dense", HuggingFace),
         ("gpt-oss", Gguf),
     ] {
         let checkpoint = open(case, container);
@@ -557,6 +562,7 @@ fn every_name_and_every_shape_matters() {
         ("gpt-oss", Gguf),
         ("gpt-oss", HuggingFace),
         ("qwen2moe", Gguf),
+        ("qwen2moe-dense", HuggingFace),
     ];
     for (case, container) in cases {
         let checkpoint = open(case, container);
@@ -580,23 +586,29 @@ fn every_name_and_every_shape_matters() {
     }
 }
 
-/// Whether a checkpoint has the weight.
+/// Whether a checkpoint has the weight, in some of its first layers.
 fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
-    match (checkpoint, name.owner) {
-        (Checkpoint::Gguf(gguf), Owner::Model) => gguf.tensor(name.gguf).is_some(),
-        (Checkpoint::Gguf(gguf), Owner::Layer) => gguf.tensor(&format!("blk.0.{}", name.gguf)).is_some(),
-        (Checkpoint::HuggingFace(model), owner) => name.hugging_face.is_some_and(|name| match owner {
-            Owner::Model => ["", "transformer."]
-                .iter()
-                .any(|beginning| model.weights().tensor(&format!("{beginning}{name}")).is_some()),
-            Owner::Layer => ["model.layers", "transformer.h"].iter().any(|layers| {
-                let name = name.replace("{}", "0");
-                ["", "_blocks"]
-                    .iter()
-                    .any(|end| model.weights().tensor(&format!("{layers}.0.{name}{end}")).is_some())
-            }),
+    let layers = match name.owner {
+        Owner::Model => vec![String::new()],
+        Owner::Layer => (0..3).map(|layer| format!("{layer}.")).collect(),
+    };
+    layers.iter().any(|layer| match checkpoint {
+        Checkpoint::Gguf(gguf) => {
+            let before = if name.owner == Owner::Layer { "blk." } else { "" };
+            gguf.tensor(&format!("{before}{layer}{}", name.gguf)).is_some()
+        }
+        Checkpoint::HuggingFace(model) => name.hugging_face.is_some_and(|stored| {
+            let befores = match name.owner {
+                Owner::Model => ["", "transformer."],
+                Owner::Layer => ["model.layers.", "transformer.h."],
+            };
+            let stored = stored.replace("{}", "0");
+            let there = |before: &str, end: &str| {
+                model.weights().tensor(&format!("{before}{layer}{stored}{end}")).is_some()
+            };
+            befores.iter().any(|before| there(before, "") || there(before, "_blocks"))
         }),
-    }
+    })
 }
 
 #[test]
