@@ -36,7 +36,7 @@ impl<M: Memory> Attention<M> {
         };
         let shape = fornax_compute::Attention {
             heads,
-            layer: config.kv_layer(layer),
+            layer: config.stage_kv_layer(loader.stage, layer),
             scale: config.attention_scale,
             soft_cap: config.attention_cap,
             sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
@@ -58,7 +58,11 @@ impl<M: Memory> Attention<M> {
             output_changes: loader.changes(&[Tensor::AttentionOutput], layer)?,
             output_bias: loader.opt_vector(&[Tensor::AttentionOutputBias], layer)?,
             shape,
-            room: config.heads().iter().position(|other| *other == heads).expect("the layer's own are there"),
+            room: config
+                .heads(loader.stage)
+                .iter()
+                .position(|other| *other == heads)
+                .expect("the layer's own are there"),
             join: Join::load(loader, Tensor::AttentionPostNorm, layer)?,
         })
     }

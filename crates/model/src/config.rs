@@ -8,7 +8,7 @@ use crate::layers::{self, KvShape, LayerConfig, Mixture};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::source::{Json, Key, Source, bad, within};
-use crate::{Error, Facts, Rope};
+use crate::{Error, Facts, Rope, Stage};
 
 /// Everything about a model that its code does not already say.
 #[derive(Clone, Debug, PartialEq)]
@@ -145,7 +145,7 @@ impl Config {
         self.rope.context = context.min(self.context);
     }
 
-    /// The experts of the first layer that has some: all that do have the same.
+    /// The experts of the first layer that has some.
     pub fn mixture(&self) -> Option<Mixture> {
         self.layers.iter().find_map(|layer| layer.feed_forward.mixture())
     }
@@ -176,8 +176,14 @@ impl Config {
     /// The groups of layers that share pages, each with `pages` pages: the layers of one have the same heads of keys and
     /// values and the same window.
     pub fn kv_groups(&self, pages: usize) -> Vec<KvGroup> {
+        self.stage_kv_groups(&Stage::whole(self), pages)
+    }
+
+    /// The same groups with the layers of a stage alone, perhaps none: a batch has the same page tables for every stage.
+    pub fn stage_kv_groups(&self, stage: &Stage, pages: usize) -> Vec<KvGroup> {
+        let own = &self.layers[stage.layers.clone()];
         let group = |shape: &KvShape| KvGroup {
-            layers: self.layers.iter().filter(|layer| layer.kv_shape() == *shape).count(),
+            layers: own.iter().filter(|layer| layer.kv_shape() == *shape).count(),
             heads: shape.heads,
             dim: shape.dim,
             window: shape.window,
@@ -188,22 +194,38 @@ impl Config {
 
     /// Where a layer's keys and values are within [`kv_groups`](Config::kv_groups).
     pub fn kv_layer(&self, layer: usize) -> KvLayer {
+        self.stage_kv_layer(&Stage::whole(self), layer)
+    }
+
+    /// The same within [`stage_kv_groups`](Config::stage_kv_groups).
+    pub(crate) fn stage_kv_layer(&self, stage: &Stage, layer: usize) -> KvLayer {
         let shape = self.layers[layer].kv_shape();
         let group = self.kv_shapes().iter().position(|other| *other == shape);
+        let before = &self.layers[stage.layers.start..layer];
         KvLayer {
             group: group.expect("every layer's shape has its group"),
-            layer: self.layers[..layer].iter().filter(|other| other.kv_shape() == shape).count(),
+            layer: before.iter().filter(|other| other.kv_shape() == shape).count(),
         }
     }
 
-    /// The heads that layers have, each once: attention of each has buffers of its own widths.
-    pub(crate) fn heads(&self) -> Vec<Heads> {
-        distinct(self.layers.iter().map(|layer| layer.attention().heads))
+    /// The heads that a stage's layers have, each once: attention of each has buffers of its own widths.
+    pub(crate) fn heads(&self, stage: &Stage) -> Vec<Heads> {
+        distinct(self.layers[stage.layers.clone()].iter().map(|layer| layer.attention().heads))
     }
 
-    /// Inner widths of what every token takes, each once.
-    pub(crate) fn ffns(&self) -> Vec<usize> {
-        distinct(self.layers.iter().map(|layer| layer.feed_forward.ffn()).filter(|ffn| *ffn > 0))
+    /// Inner widths of what every token takes in a stage's layers, each once.
+    pub(crate) fn ffns(&self, stage: &Stage) -> Vec<usize> {
+        distinct(
+            self.layers[stage.layers.clone()]
+                .iter()
+                .map(|layer| layer.feed_forward.ffn())
+                .filter(|ffn| *ffn > 0),
+        )
+    }
+
+    /// The experts that a stage's layers have, each kind once.
+    pub(crate) fn mixtures(&self, stage: &Stage) -> Vec<Mixture> {
+        distinct(self.layers[stage.layers.clone()].iter().filter_map(|layer| layer.feed_forward.mixture()))
     }
 
     /// What groups are told apart by, in the order of their first layers.

@@ -8,7 +8,7 @@ use fornax_format::{Checkpoint, DType, View};
 
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
 use crate::turn::{BLOCK, BLOCK_BYTES, Turn, Turned};
-use crate::{Adapter, Config, Error, Facts};
+use crate::{Adapter, Config, Error, Facts, Stage};
 
 /// By adapter: what it adds to a product.
 pub(crate) type Changes<M> = Vec<Vec<LowRank<<M as Memory>::Buf>>>;
@@ -16,6 +16,7 @@ pub(crate) type Changes<M> = Vec<Vec<LowRank<<M as Memory>::Buf>>>;
 /// Hands a model its weights by their canonical names.
 pub(crate) struct Loader<'a, M> {
     pub(crate) config: &'a Config,
+    pub(crate) stage: &'a Stage,
     pub(crate) memory: &'a M,
     checkpoint: &'a Checkpoint,
     adapters: &'a [Adapter],
@@ -25,10 +26,11 @@ pub(crate) struct Loader<'a, M> {
 }
 
 impl<'a, M: Memory> Loader<'a, M> {
-    /// Checks that the checkpoint has every tensor of the model, in its shape, and none beside, before any is loaded.
+    /// Checks that the checkpoint has every tensor of the stage, in its shape, and none that the model has no place for, before
+    /// any is loaded.
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
-        config: &'a Config,
+        (config, stage): (&'a Config, &'a Stage),
         adapters: &'a [Adapter],
         memory: &'a M,
         progress: &'a mut dyn FnMut(u64, u64),
@@ -46,13 +48,18 @@ impl<'a, M: Memory> Loader<'a, M> {
         for adapter in adapters {
             adapter.check(config, served)?;
         }
-        let mut wanted = HashSet::new();
+        let mut known = HashSet::new();
         let mut bytes_total = 0;
         for row in config.facts.rows() {
             let layers = if row.owner == Owner::Layer { config.layers.len() } else { 1 };
             for layer in (0..layers).filter(|layer| row.when.holds(config, *layer)) {
                 let Some(name) = stored_name(checkpoint, &config.facts, row, layer) else { continue };
+                let needed = stage.needs(config, row, layer);
                 for Expected { name, shape, of } in expected(checkpoint, config, (row, layer), name) {
+                    if !needed {
+                        known.insert(name);
+                        continue;
+                    }
                     let view =
                         tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
                     let left_out = row.shape.first() == Some(&Dim::One) && view.shape[..] == shape[1..];
@@ -63,19 +70,19 @@ impl<'a, M: Memory> Loader<'a, M> {
                     if !matches!(row.tensor, Tensor::RopeFactors | Tensor::RopeFactorsLong) {
                         bytes_total += (view.bytes.len() / of) as u64;
                     }
-                    wanted.insert(name);
+                    known.insert(name);
                 }
             }
         }
         for name in tensor_names(checkpoint) {
-            if !wanted.contains(name) && !is_redundant(checkpoint, config, name) {
+            if !known.contains(name) && !is_redundant(checkpoint, config, name) {
                 let architecture = config.facts.name;
                 return Err(Error::UnknownTensor { tensor: name.to_owned(), architecture });
             }
         }
         bytes_total += adapters.iter().map(Adapter::bytes).sum::<u64>();
         progress(0, bytes_total);
-        Ok(Loader { config, memory, checkpoint, adapters, progress, bytes_done: 0, bytes_total })
+        Ok(Loader { config, stage, memory, checkpoint, adapters, progress, bytes_done: 0, bytes_total })
     }
 
     /// By adapter what it adds to the product with the weight of these tensors; empty where none adds anything.

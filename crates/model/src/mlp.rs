@@ -44,7 +44,7 @@ impl<M: Memory> Mlp<M> {
             down: loader.weight(&[Tensor::Down], layer)?,
             down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,
             glu: loader.config.glu,
-            room: inner_room(loader.config, layer),
+            room: inner_room(loader, layer),
             join: Join::load(loader, Tensor::MlpPostNorm, layer)?,
         })
     }
