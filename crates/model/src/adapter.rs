@@ -6,6 +6,7 @@ use fornax_compute::{LowRank, Memory, Part, RANK_MAX};
 use fornax_format::{AdapterFiles, View};
 use serde_json::Value;
 
+use crate::config::distinct;
 use crate::names::{Name, Owner, Tensor, Transform};
 use crate::{Config, Error};
 
@@ -93,9 +94,6 @@ const CHANGEABLE: [Tensor; 9] = [
     Tensor::Down,
 ];
 
-/// Those in the feed-forward, which is another thing where there are experts.
-const FEED_FORWARD: [Tensor; 4] = [Tensor::Gate, Tensor::Up, Tensor::GateUp, Tensor::Down];
-
 /// What stands before a model's own names.
 const PREFIX: &str = "base_model.model.";
 
@@ -162,8 +160,8 @@ impl Adapter {
             return refuse(AdapterFault::Base { trained: trained.clone(), served: served.to_owned() });
         }
         let mut known = HashSet::new();
-        for row in changeable(config) {
-            for layer in 0..config.layers {
+        for layer in 0..config.layers.len() {
+            for row in changeable(config, layer) {
                 let Some(pair) = self.pair(config, row, layer)? else { continue };
                 known.extend([pair.down.name.to_owned(), pair.up.name.to_owned()]);
             }
@@ -171,7 +169,8 @@ impl Adapter {
         let other = self.files.weights().tensors().find(|view| !known.contains(view.name));
         match other {
             Some(view) => {
-                let names = changeable(config).filter_map(|row| row.hugging_face?.strip_suffix(".weight"));
+                let rows = distinct((0..config.layers.len()).flat_map(|layer| changeable(config, layer)));
+                let names = rows.iter().filter_map(|row| row.hugging_face?.strip_suffix(".weight"));
                 refuse(AdapterFault::Tensor {
                     tensor: view.name.to_owned(),
                     architecture: config.facts.name,
@@ -197,7 +196,7 @@ impl Adapter {
             (None, Some(_)) => return Err(fault(AdapterFault::Half { tensor: name("A") })),
             (Some(_), None) => return Err(fault(AdapterFault::Half { tensor: name("B") })),
         };
-        let [outputs, inputs] = [row.shape[0].size(config), row.shape[1].size(config)];
+        let [outputs, inputs] = [row.shape[0].size(config, layer), row.shape[1].size(config, layer)];
         for (view, wanted) in [(&down, [self.rank, inputs]), (&up, [outputs, self.rank])] {
             if view.shape[..] != wanted {
                 let (tensor, got) = (view.name.to_owned(), view.shape.clone());
@@ -218,8 +217,8 @@ impl Adapter {
         let mut changes = Vec::new();
         let mut column = 0;
         for tensor in tensors {
-            let Some(row) = changeable(config).find(|row| row.tensor == *tensor) else { continue };
-            let columns = row.shape[0].size(config);
+            let Some(row) = changeable(config, layer).find(|row| row.tensor == *tensor) else { continue };
+            let columns = row.shape[0].size(config, layer);
             if let Some(pair) = self.pair(config, row, layer)? {
                 changes.push(LowRank {
                     down: memory.upload_vector(&[flat(&pair.down)?])?,
@@ -243,13 +242,12 @@ struct Pair<'a> {
     outputs: usize,
 }
 
-/// The rows of the model's tables that an adapter may change.
-fn changeable(config: &Config) -> impl Iterator<Item = &'static Name> + use<> {
-    let experts = config.mixture.is_some();
+/// The rows of the model's tables that an adapter may change in a layer.
+fn changeable(config: &Config, layer: usize) -> impl Iterator<Item = &'static Name> {
     config.facts.rows().filter(move |row| {
         row.owner == Owner::Layer
             && CHANGEABLE.contains(&row.tensor)
-            && !(experts && FEED_FORWARD.contains(&row.tensor))
+            && row.when.holds(config, layer)
             && matches!(row.transform, Transform::Keep | Transform::QkRows)
     })
 }

@@ -2,8 +2,8 @@
 
 use fornax_compute::{Backend, Error, Linear, Memory, Norm, QkNorm, Rope, Rows};
 
-use crate::decoder::{Activations, branch_off, norm};
-use crate::join::Join;
+use crate::decoder::{Activations, AttentionRoom, branch_off, norm};
+use crate::join::{Join, Meeting};
 use crate::loader::{Changes, Loader};
 use crate::names::Tensor;
 
@@ -17,13 +17,16 @@ pub(crate) struct Attention<M: Memory> {
     output_changes: Changes<M>,
     output_bias: Option<M::Buf>, // (hidden)
     shape: fornax_compute::Attention<M::Buf>,
+    /// Which of the step's buffers are as wide as these heads.
+    room: usize,
     join: Join<M>,
 }
 
 impl<M: Memory> Attention<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Attention<M>, crate::Error> {
         let config = loader.config;
-        let (weights, biases): (&[Tensor], &[Tensor]) = if loader.has(Tensor::Qkv) {
+        let heads = config.layers[layer].attention().heads;
+        let (weights, biases): (&[Tensor], &[Tensor]) = if loader.has(Tensor::Qkv, layer) {
             (&[Tensor::Qkv], &[Tensor::QkvBias])
         } else {
             (
@@ -32,8 +35,8 @@ impl<M: Memory> Attention<M> {
             )
         };
         let shape = fornax_compute::Attention {
-            heads: config.heads,
-            layer: config.kv_layer(layer),
+            heads,
+            layer: config.stage_kv_layer(loader.stage, layer),
             scale: config.attention_scale,
             soft_cap: config.attention_cap,
             sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
@@ -55,6 +58,11 @@ impl<M: Memory> Attention<M> {
             output_changes: loader.changes(&[Tensor::AttentionOutput], layer)?,
             output_bias: loader.opt_vector(&[Tensor::AttentionOutputBias], layer)?,
             shape,
+            room: config
+                .heads(loader.stage)
+                .iter()
+                .position(|other| *other == heads)
+                .expect("the layer's own are there"),
             join: Join::load(loader, Tensor::AttentionPostNorm, layer)?,
         })
     }
@@ -71,16 +79,17 @@ impl<B: Backend> Attention<B> {
         a: &mut Activations<B>,
     ) -> Result<(), Error> {
         let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
-        backend.linear(step, Rows::Tokens, &self.qkv, self.qkv_bias.as_ref(), x, &mut a.qkv)?;
+        let AttentionRoom { qkv, attended } = &mut a.attention[self.room];
+        backend.linear(step, Rows::Tokens, &self.qkv, self.qkv_bias.as_ref(), x, qkv)?;
         if !self.qkv_changes.is_empty() {
-            backend.low_rank(step, &self.qkv_changes, x, &mut a.qkv)?;
+            backend.low_rank(step, &self.qkv_changes, x, qkv)?;
         }
         if let Some(norm) = &self.qk_norm {
-            backend.qk_norm(step, self.shape.heads, norm, &mut a.qkv)?;
+            backend.qk_norm(step, self.shape.heads, norm, qkv)?;
         }
-        backend.attend(step, &self.shape, rope, &mut a.qkv, kv, &mut a.attended)?;
+        backend.attend(step, &self.shape, rope, qkv, kv, attended)?;
         let output = Linear { weight: &self.output, bias: self.output_bias.as_ref() };
-        let (attended, meeting) = a.attended_meeting();
+        let meeting = Meeting { branch: &mut a.branch, room: &mut a.room, residual: &mut a.residual };
         self.join.linear(backend, step, output, &self.output_changes, attended, meeting)
     }
 }

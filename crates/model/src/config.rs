@@ -1,29 +1,24 @@
 //! The numbers of one model, read from its checkpoint and checked.
 
-use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind, Pooling, Routing, Shares};
-use fornax_format::{Array, Checkpoint, Value};
+use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind, Pooling};
+use fornax_format::Checkpoint;
 
-use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, ShareRule, WindowRule};
+use crate::facts::{AttentionScale, BiasRule, EmbeddingScale};
+use crate::layers::{self, KvShape, LayerConfig, Mixture};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::source::{Json, Key, Source, bad, within};
-use crate::{Error, Facts, Rope};
+use crate::{Error, Facts, Rope, Stage};
 
 /// Everything about a model that its code does not already say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The architecture's row.
     pub facts: Facts,
-    /// Blocks.
-    pub layers: usize,
+    /// Blocks, first to last.
+    pub layers: Vec<LayerConfig>,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Attention heads of every layer. The head size need not be `hidden / heads`.
-    pub heads: Heads,
-    /// Inner width of the feed-forward that every token takes; 0 where there are none but experts.
-    pub ffn: usize,
-    /// The experts, where the feed-forward is made of them.
-    pub mixture: Option<Mixture>,
     /// Rows of the embedding: a tokenizer may know fewer.
     pub vocab: usize,
     /// Positions the model was made for.
@@ -32,7 +27,7 @@ pub struct Config {
     pub norm_eps: f32,
     /// Rotary positions.
     pub rope: Rope,
-    /// Rotary positions of layers with a window, where they have their own.
+    /// Rotary positions of layers with [`Rotary::Window`].
     pub window_rope: Option<Rope>,
     /// Whether logits are taken with the embedding.
     pub tied: bool,
@@ -42,8 +37,6 @@ pub struct Config {
     pub output_bias: bool,
     /// Whether the feed-forward has biases.
     pub mlp_bias: bool,
-    /// Each layer's attention window: how many positions a query sees, its own included.
-    pub windows: Vec<Option<u32>>,
     /// Multiplies query-key products.
     pub attention_scale: f32,
     /// Scaled query-key products bend towards this.
@@ -66,15 +59,6 @@ pub struct Config {
     pub ranks: bool,
 }
 
-/// The experts of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mixture {
-    /// How many there are, and how they are chosen.
-    pub routing: Routing,
-    /// Inner width of one.
-    pub ffn: usize,
-}
-
 /// Values under one key in each container.
 mod key {
     use crate::source::Key;
@@ -83,24 +67,10 @@ mod key {
         Key { gguf, hugging_face }
     }
 
-    pub(super) const LAYERS: Key = key("block_count", "num_hidden_layers");
     pub(super) const HIDDEN: Key = key("embedding_length", "hidden_size");
-    pub(super) const FFN: Key = key("feed_forward_length", "intermediate_size");
-    pub(super) const EXPERTS: Key = key("expert_count", "num_local_experts");
-    /// What older files call it.
-    pub(super) const NUM_EXPERTS: Key = key("expert_count", "num_experts");
-    pub(super) const EXPERTS_CHOSEN: Key = key("expert_used_count", "num_experts_per_tok");
-    pub(super) const EXPERT_FFN: Key = key("expert_feed_forward_length", "moe_intermediate_size");
-    pub(super) const SHARED_FFN: Key =
-        key("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
-    pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
-    pub(super) const HEADS_KV: Key = key("attention.head_count_kv", "num_key_value_heads");
-    pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
     pub(super) const CONTEXT: Key = key("context_length", "max_position_embeddings");
     pub(super) const RMS_NORM_EPS: Key = key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
     pub(super) const LAYER_NORM_EPS: Key = key("attention.layer_norm_epsilon", "layer_norm_eps");
-    pub(super) const WINDOW: Key = key("attention.sliding_window", "sliding_window");
-    pub(super) const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", "sliding_window_pattern");
     pub(super) const ATTENTION_SCALE: Key = key("attention.scale", "attention_multiplier");
     pub(super) const EMBEDDING_SCALE: Key = key("embedding_scale", "embedding_multiplier");
     pub(super) const RESIDUAL_SCALE: Key = key("residual_scale", "residual_multiplier");
@@ -131,21 +101,17 @@ impl Config {
     pub fn with_facts(checkpoint: &Checkpoint, facts: &Facts) -> Result<Config, Error> {
         let source = Source::new(checkpoint, facts)?;
         refuse_what_is_not_computed(&source, facts)?;
-        let layers = source.size(key::LAYERS)?;
         let hidden = source.size(key::HIDDEN)?;
-        let heads = heads(&source, hidden)?;
+        let heads = layers::heads(&source, hidden)?;
         let context = source.positions(key::CONTEXT)?;
         let biases = biases(&source, checkpoint, facts)?;
         let (rope, window_rope) = Rope::read(&source, checkpoint, facts, heads.dim, context)?;
+        let layers = layers::read(&source, facts, (hidden, heads), window_rope.is_some())?;
         let multipliers = multipliers(&source, facts, hidden)?;
         let caps = facts.soft_caps;
         Ok(Config {
             facts: *facts,
-            layers,
             hidden,
-            heads,
-            ffn: ffn(&source, facts, hidden)?,
-            mixture: mixture(&source, facts)?,
             vocab: vocab(&source, checkpoint, facts)?,
             context,
             norm_eps: norm_eps(&source, facts)?,
@@ -155,8 +121,8 @@ impl Config {
             qkv_bias: biases.qkv,
             output_bias: biases.output,
             mlp_bias: biases.mlp,
-            windows: windows(&source, facts, layers)?,
-            attention_scale: attention_scale(&source, facts, heads, layers, hidden)?,
+            attention_scale: attention_scale(&source, facts, heads, layers.len(), hidden)?,
+            layers,
             attention_cap: cap(
                 &source,
                 key::ATTENTION_CAP,
@@ -179,6 +145,11 @@ impl Config {
         self.rope.context = context.min(self.context);
     }
 
+    /// The experts of the first layer that has some.
+    pub fn mixture(&self) -> Option<Mixture> {
+        self.layers.iter().find_map(|layer| layer.feed_forward.mixture())
+    }
+
     /// Whether the feed-forward has gates.
     pub fn gated(&self) -> bool {
         self.facts.gated()
@@ -195,75 +166,83 @@ impl Config {
             (Need::Gelu, self.gated() && matches!(self.glu, Glu::Gelu | Glu::GeluTanh)),
             (Need::SoftCap, self.attention_cap.is_some()),
             (Need::Sinks, self.facts.has(Tensor::Sinks)),
-            (Need::Experts, self.mixture.is_some()),
+            (Need::Experts, self.mixture().is_some()),
             (Need::BothDirections, self.pooling.is_some()),
             (Need::Pooling, self.pooling.is_some()),
         ];
         needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need).collect()
     }
 
-    /// The groups of layers that share pages, each with `pages` pages: one for the layers that see everything, one for
-    /// each window.
+    /// The groups of layers that share pages, each with `pages` pages: the layers of one have the same heads of keys and
+    /// values and the same window.
     pub fn kv_groups(&self, pages: usize) -> Vec<KvGroup> {
-        let group = |window: &Option<u32>| KvGroup {
-            layers: self.windows.iter().filter(|other| *other == window).count(),
-            heads: self.heads.kv,
-            dim: self.heads.dim,
-            window: *window,
+        self.stage_kv_groups(&Stage::whole(self), pages)
+    }
+
+    /// The same groups with the layers of a stage alone, perhaps none: a batch has the same page tables for every stage.
+    pub fn stage_kv_groups(&self, stage: &Stage, pages: usize) -> Vec<KvGroup> {
+        let own = &self.layers[stage.layers.clone()];
+        let group = |shape: &KvShape| KvGroup {
+            layers: own.iter().filter(|layer| layer.kv_shape() == *shape).count(),
+            heads: shape.heads,
+            dim: shape.dim,
+            window: shape.window,
             pages,
         };
-        self.group_windows().iter().map(group).collect()
+        self.kv_shapes().iter().map(group).collect()
     }
 
     /// Where a layer's keys and values are within [`kv_groups`](Config::kv_groups).
     pub fn kv_layer(&self, layer: usize) -> KvLayer {
-        let window = self.windows[layer];
-        let group = self.group_windows().iter().position(|other| *other == window);
+        self.stage_kv_layer(&Stage::whole(self), layer)
+    }
+
+    /// The same within [`stage_kv_groups`](Config::stage_kv_groups).
+    pub(crate) fn stage_kv_layer(&self, stage: &Stage, layer: usize) -> KvLayer {
+        let shape = self.layers[layer].kv_shape();
+        let group = self.kv_shapes().iter().position(|other| *other == shape);
+        let before = &self.layers[stage.layers.start..layer];
         KvLayer {
-            group: group.expect("every layer's window has its group"),
-            layer: self.windows[..layer].iter().filter(|other| **other == window).count(),
+            group: group.expect("every layer's shape has its group"),
+            layer: before.iter().filter(|other| other.kv_shape() == shape).count(),
         }
     }
 
-    /// The windows that occur, in the order of their first layers.
-    fn group_windows(&self) -> Vec<Option<u32>> {
-        let mut windows = Vec::new();
-        for window in &self.windows {
-            if !windows.contains(window) {
-                windows.push(*window);
-            }
-        }
-        windows
+    /// The heads that a stage's layers have, each once: attention of each has buffers of its own widths.
+    pub(crate) fn heads(&self, stage: &Stage) -> Vec<Heads> {
+        distinct(self.layers[stage.layers.clone()].iter().map(|layer| layer.attention().heads))
+    }
+
+    /// Inner widths of what every token takes in a stage's layers, each once.
+    pub(crate) fn ffns(&self, stage: &Stage) -> Vec<usize> {
+        distinct(
+            self.layers[stage.layers.clone()]
+                .iter()
+                .map(|layer| layer.feed_forward.ffn())
+                .filter(|ffn| *ffn > 0),
+        )
+    }
+
+    /// The experts that a stage's layers have, each kind once.
+    pub(crate) fn mixtures(&self, stage: &Stage) -> Vec<Mixture> {
+        distinct(self.layers[stage.layers.clone()].iter().filter_map(|layer| layer.feed_forward.mixture()))
+    }
+
+    /// What groups are told apart by, in the order of their first layers.
+    fn kv_shapes(&self) -> Vec<KvShape> {
+        distinct(self.layers.iter().map(LayerConfig::kv_shape))
     }
 }
 
-fn heads(source: &Source<'_>, hidden: usize) -> Result<Heads, Error> {
-    let query = source.size(key::HEADS)?;
-    let kv = source.opt_size(key::HEADS_KV)?.unwrap_or(query);
-    if !query.is_multiple_of(kv) {
-        let wanted = format!("a divisor of the {query} query heads");
-        return Err(bad(&source.spelling(key::HEADS_KV), kv, &wanted));
-    }
-    let dim = match source.opt_size(key::HEAD_DIM)? {
-        Some(dim) => dim,
-        None if hidden.is_multiple_of(query) => hidden / query,
-        None => {
-            let wanted =
-                format!("a divisor of the hidden size {hidden}, or {}", source.spelling(key::HEAD_DIM));
-            return Err(bad(&source.spelling(key::HEADS), query, &wanted));
-        }
-    };
-    if let Source::Gguf { .. } = source {
-        let value_length = Key { gguf: "attention.value_length", hugging_face: "" };
-        match source.opt_size(value_length)? {
-            Some(other) if other != dim => {
-                let wanted = format!("the key length {dim}");
-                return Err(bad(&source.spelling(value_length), other, &wanted));
-            }
-            _ => {}
+/// Each of them once, in the order in which they come.
+pub(crate) fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut once = Vec::new();
+    for one in all {
+        if !once.contains(&one) {
+            once.push(one);
         }
     }
-    Ok(Heads { query, kv, dim })
+    once
 }
 
 /// Rows of the embedding. Where the file also counts its vocabulary, the two must not contradict each other.
@@ -299,44 +278,6 @@ fn vocab(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<
 /// The name under which a weight of the model, or of its first layer, is stored; empty where it cannot be.
 fn stored(checkpoint: &Checkpoint, facts: &Facts, tensor: Tensor) -> String {
     facts.row(tensor).and_then(|row| stored_name(checkpoint, facts, row, 0)).unwrap_or_default()
-}
-
-/// The inner width. Where the configuration does not have it, some architectures' is four times the hidden size.
-fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error> {
-    if facts.experts.is_some() {
-        if !facts.has(Tensor::SharedRouter) {
-            return Ok(0);
-        }
-        // Files older than the key have the shared expert's width here.
-        return source.opt_size(key::SHARED_FFN)?.map_or_else(|| source.size(key::FFN), Ok);
-    }
-    match (source.opt_size(key::FFN)?, facts.ffn_of_hidden) {
-        (Some(ffn), _) => Ok(ffn),
-        (None, Some(times)) => Ok(times * hidden),
-        (None, None) => Err(Error::MissingKey { key: source.spelling(key::FFN) }),
-    }
-}
-
-fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error> {
-    let Some(rule) = facts.experts else { return Ok(None) };
-    let experts = source.opt_size(key::EXPERTS)?.map_or_else(|| source.size(key::NUM_EXPERTS), Ok)?;
-    let chosen = source.size(key::EXPERTS_CHOSEN)?;
-    if chosen > experts {
-        let wanted = format!("at most the {experts} experts");
-        return Err(bad(&source.spelling(key::EXPERTS_CHOSEN), chosen, &wanted));
-    }
-    let shares = match (rule, source) {
-        (ShareRule::OfChosen, _) => Shares::OfChosen,
-        (ShareRule::Configured { gguf }, Source::Gguf { .. }) => gguf,
-        (ShareRule::Configured { .. }, Source::HuggingFace { json, .. }) => {
-            match json.opt_bool("norm_topk_prob")?.unwrap_or(false) {
-                true => Shares::OfChosen,
-                false => Shares::OfAll,
-            }
-        }
-    };
-    let ffn = source.opt_size(key::EXPERT_FFN)?.map_or_else(|| source.size(key::FFN), Ok)?;
-    Ok(Some(Mixture { routing: Routing { experts, chosen, shares }, ffn }))
 }
 
 fn norm_eps(source: &Source<'_>, facts: &Facts) -> Result<f32, Error> {
@@ -385,92 +326,6 @@ fn biases(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result
             mlp: has(Tensor::DownBias),
         },
     })
-}
-
-fn windows(source: &Source<'_>, facts: &Facts, layers: usize) -> Result<Vec<Option<u32>>, Error> {
-    let every = |window: Option<u32>| Ok(vec![window; layers]);
-    let some = |window: u32, windowed: Vec<bool>| {
-        Ok(windowed.into_iter().map(|windowed| windowed.then_some(window)).collect())
-    };
-    let all_but_every = |n: u32| (1..).take(layers).map(|layer: u32| !layer.is_multiple_of(n)).collect();
-    let json = match source {
-        Source::Gguf { metadata, .. } => {
-            // Zero is none.
-            let window = metadata.opt_u32(&source.spelling(key::WINDOW))?.filter(|window| *window > 0);
-            return match (window, facts.window) {
-                (Some(window), WindowRule::AllButEvery(n)) => {
-                    some(window, gguf_pattern(source, layers)?.unwrap_or_else(|| all_but_every(n)))
-                }
-                // Converters write the key for others where it holds for every layer.
-                (window, _) => every(window),
-            };
-        }
-        Source::HuggingFace { json, .. } => json,
-    };
-    let (given, null) = (json.has(source.own(key::WINDOW)), json.get(source.own(key::WINDOW)).is_none());
-    match facts.window {
-        WindowRule::Never => every(None),
-        WindowRule::EveryLayer(default) if !given => every(default),
-        WindowRule::EveryLayer(_) | WindowRule::AllButEvery(_) if given && null => every(None),
-        WindowRule::EveryLayer(_) => every(Some(source.positions(key::WINDOW)?)),
-        WindowRule::AllButEvery(n) => {
-            let window = source.positions(key::WINDOW)?;
-            let n = json
-                .opt_u64(key::WINDOW_PATTERN.hugging_face)?
-                .and_then(|n| u32::try_from(n).ok())
-                .unwrap_or(n);
-            some(window, layer_types(json, layers)?.unwrap_or_else(|| all_but_every(n.max(1))))
-        }
-        WindowRule::SomeLayers => {
-            if !json.opt_bool("use_sliding_window")?.unwrap_or(false) || null {
-                return every(None);
-            }
-            let window = source.positions(key::WINDOW)?;
-            if let Some(windowed) = layer_types(json, layers)? {
-                return some(window, windowed);
-            }
-            let Some(full) = json.opt_u64("max_window_layers")? else {
-                return Err(Error::MissingKey { key: "max_window_layers".to_owned() });
-            };
-            some(window, (0..layers as u64).map(|layer| layer >= full).collect())
-        }
-    }
-}
-
-/// Which layers have the window, where a GGUF file says it: layer by layer, or every how many one has none.
-fn gguf_pattern(source: &Source<'_>, layers: usize) -> Result<Option<Vec<bool>>, Error> {
-    let Source::Gguf { metadata, .. } = source else { return Ok(None) };
-    let key = source.spelling(key::WINDOW_PATTERN);
-    match metadata.get(&key) {
-        None => Ok(None),
-        Some(Value::Array(Array::Bool(pattern))) if pattern.len() == layers => Ok(Some(pattern.clone())),
-        Some(Value::Array(Array::Bool(pattern))) => {
-            let wanted = format!("one for each of the {layers} layers");
-            Err(bad(&key, format!("{} values", pattern.len()), &wanted))
-        }
-        Some(_) => {
-            let n = metadata.opt_u32(&key)?.unwrap_or(0).max(1);
-            Ok(Some((1..).take(layers).map(|layer: u32| !layer.is_multiple_of(n)).collect()))
-        }
-    }
-}
-
-/// Which layers have the window, where config.json says it layer by layer.
-fn layer_types(json: &Json<'_>, layers: usize) -> Result<Option<Vec<bool>>, Error> {
-    let Some(types) = json.opt_strs("layer_types")? else { return Ok(None) };
-    if types.len() != layers {
-        let wanted = format!("one for each of the {layers} layers");
-        return Err(bad("layer_types", format!("{} types", types.len()), &wanted));
-    }
-    let windowed = |kind: &str| match kind {
-        "full_attention" => Ok(false),
-        "sliding_attention" => Ok(true),
-        other => Err(Error::Unsupported {
-            what: format!("layer type {other:?}"),
-            supported: "full_attention, sliding_attention".to_owned(),
-        }),
-    };
-    types.into_iter().map(windowed).collect::<Result<_, _>>().map(Some)
 }
 
 fn attention_scale(
@@ -661,14 +516,6 @@ fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(),
             }
         }
         Source::HuggingFace { json, .. } => {
-            let sparse = json.opt_u64("decoder_sparse_step")?.unwrap_or(1);
-            let dense = json
-                .get("mlp_only_layers")
-                .filter(|layers| layers.as_array().is_none_or(|all| !all.is_empty()));
-            if facts.experts.is_some() && (sparse != 1 || dense.is_some()) {
-                let what = "layers without experts (decoder_sparse_step, mlp_only_layers)".to_owned();
-                return refuse(what, "experts in every layer");
-            }
             if let Some(kind) = json.opt_str("position_embedding_type")?.filter(|kind| *kind != "absolute") {
                 return refuse(format!("position_embedding_type {kind:?}"), "absolute");
             }

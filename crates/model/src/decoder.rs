@@ -1,28 +1,28 @@
-//! The decoder: blocks of attention and feed-forward around a residual stream. What an architecture does not have its
-//! tables of names do not have, and it is left out here.
+//! The decoder: blocks of attention and feed-forward around a residual stream, or a stage of it. What an architecture does not
+//! have its tables of names do not have, and it is left out here.
 
-use fornax_compute::{Backend, Error, Memory, Norm, Pointwise, Purpose, Role, Rope, Rows};
+use fornax_compute::{Backend, Error, Heads, Memory, Norm, Pointwise, Purpose, Role, Rope, Rows};
 
 use crate::attention::Attention;
 use crate::experts::{ExpertActivations, Experts};
-use crate::join::Meeting;
 use crate::loader::Loader;
 use crate::mlp::Mlp;
 use crate::names::Tensor;
-use crate::{Config, Limits, Model};
+use crate::{Limits, Model, Rotary};
 
 /// Weights and activations.
 pub(crate) struct Decoder<M: Memory> {
-    ends: Ends<M>,
+    rotation: Rotation<M>,
+    entry: Option<Entry<M>>,
     layers: Vec<Layer<M>>,
+    exit: Option<Exit<M>>,
     adapters: u32,
     activations: Activations<M>,
 }
 
 struct Layer<M: Memory> {
     attention: Attention<M>,
-    /// Whether it rotates as layers with a window do.
-    windowed: bool,
+    rotary: Rotary,
     feed_forward: FeedForward<M>,
 }
 
@@ -33,12 +33,15 @@ enum FeedForward<M: Memory> {
 
 impl<M: Memory> Decoder<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, limits: Limits) -> Result<Decoder<M>, crate::Error> {
-        let ends = Ends::load(loader)?;
+        let stage = loader.stage;
+        let rotation = Rotation::load(loader)?;
+        let entry = if stage.embeds { Some(Entry::load(loader)?) } else { None };
+        let exit = if stage.heads { Some(Exit::load(loader)?) } else { None };
         let layers =
-            (0..loader.config.layers).map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?;
+            stage.layers.clone().map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?;
         let adapters = loader.adapters();
-        let activations = Activations::alloc(loader.memory, loader.config, limits)?;
-        Ok(Decoder { ends, layers, adapters, activations })
+        let activations = Activations::alloc(loader, limits)?;
+        Ok(Decoder { rotation, entry, layers, exit, adapters, activations })
     }
 }
 
@@ -46,10 +49,10 @@ impl<M: Memory> Layer<M> {
     fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Layer<M>, crate::Error> {
         Ok(Layer {
             attention: Attention::load(loader, layer)?,
-            windowed: loader.config.windows[layer].is_some(),
-            feed_forward: match &loader.config.mixture {
+            rotary: loader.config.layers[layer].attention().rotary,
+            feed_forward: match loader.config.layers[layer].feed_forward.mixture() {
                 None => FeedForward::Dense(Mlp::load(loader, layer)?),
-                Some(mixture) => FeedForward::Experts(Experts::load(loader, mixture, layer)?),
+                Some(mixture) => FeedForward::Experts(Experts::load(loader, &mixture, layer)?),
             },
         })
     }
@@ -57,22 +60,35 @@ impl<M: Memory> Layer<M> {
 
 impl<B: Backend> Model<B> for Decoder<B> {
     fn forward(&mut self, backend: &B, kv: &mut B::Kv, step: &B::Step) -> Result<(), Error> {
-        let Decoder { ends, layers, activations: a, .. } = self;
-        ends.embed(backend, step, a)?;
+        let Decoder { rotation, entry, layers, exit, activations: a, .. } = self;
+        if let Some(entry) = entry {
+            entry.embed(backend, step, a)?;
+        }
         for layer in layers {
-            let rope = if layer.windowed { ends.window_rope.as_ref() } else { None };
-            layer.attention.forward(backend, step, rope.or(ends.rope.as_ref()), kv, a)?;
+            let rope = match layer.rotary {
+                Rotary::Model => rotation.rope.as_ref(),
+                Rotary::Window => rotation.window_rope.as_ref(),
+            };
+            layer.attention.forward(backend, step, rope, kv, a)?;
             match &layer.feed_forward {
                 FeedForward::Dense(mlp) => mlp.forward(backend, step, a)?,
                 FeedForward::Experts(experts) => experts.forward(backend, step, a)?,
             }
         }
-        ends.logits(backend, step, a)
+        match exit {
+            Some(exit) => exit.logits(backend, step, entry.as_ref(), a),
+            None => Ok(()),
+        }
     }
 
     fn hidden(&mut self, backend: &B, step: &B::Step) -> Result<&B::Buf, Error> {
-        self.ends.hidden(backend, step, &mut self.activations)?;
+        let exit = self.exit.as_ref().expect("only a stage with the head is asked what it reads");
+        exit.hidden(backend, step, &mut self.activations)?;
         Ok(&self.activations.wanted_normed)
+    }
+
+    fn residual(&mut self) -> &mut B::Buf {
+        &mut self.activations.residual
     }
 
     fn logits(&self) -> &B::Buf {
@@ -84,21 +100,14 @@ impl<B: Backend> Model<B> for Decoder<B> {
     }
 }
 
-/// Where tokens come in and logits go out.
-struct Ends<M: Memory> {
-    embedding: M::Weight, // (vocab, hidden)
-    embedding_scale: f32,
-    positions: Option<M::Weight>,      // (context, hidden)
+/// The frequencies that layers rotate by.
+struct Rotation<M: Memory> {
     rope: Option<Rope<M::Buf>>,        // (rotating pairs of a head)
-    window_rope: Option<Rope<M::Buf>>, // (rotating pairs of a head): layers with a window
-    norm: Norm<M::Buf>,                // (hidden)
-    head: Option<M::Weight>,           // (vocab, hidden); tied models multiply by the embedding
-    logit_scale: f32,
-    logit_cap: Option<f32>,
+    window_rope: Option<Rope<M::Buf>>, // (rotating pairs of a head): layers with `Rotary::Window`
 }
 
-impl<M: Memory> Ends<M> {
-    fn load(loader: &mut Loader<'_, M>) -> Result<Ends<M>, crate::Error> {
+impl<M: Memory> Rotation<M> {
+    fn load(loader: &Loader<'_, M>) -> Result<Rotation<M>, crate::Error> {
         let config = loader.config;
         let rope = |rope: &crate::Rope| -> Result<_, Error> {
             Ok(Rope {
@@ -110,34 +119,36 @@ impl<M: Memory> Ends<M> {
         let rotates = |rope: &&crate::Rope| rope.dims > 0;
         let window_rope = config.window_rope.as_ref().filter(rotates).map(rope).transpose()?;
         let rope = Some(&config.rope).filter(rotates).map(rope).transpose()?;
-        let missing = || crate::Error::MissingTensor { tensor: format!("{:?}", Tensor::OutputNorm) };
-        Ok(Ends {
+        Ok(Rotation { rope, window_rope })
+    }
+}
+
+/// Where tokens come in.
+struct Entry<M: Memory> {
+    embedding: M::Weight, // (vocab, hidden)
+    scale: f32,
+    positions: Option<M::Weight>, // (context, hidden)
+}
+
+impl<M: Memory> Entry<M> {
+    fn load(loader: &mut Loader<'_, M>) -> Result<Entry<M>, crate::Error> {
+        Ok(Entry {
             embedding: loader.table(Tensor::Embedding)?,
-            embedding_scale: config.embedding_scale,
-            positions: match loader.has(Tensor::Positions) {
+            scale: loader.config.embedding_scale,
+            positions: match loader.has(Tensor::Positions, 0) {
                 true => Some(loader.table(Tensor::Positions)?),
                 false => None,
             },
-            rope,
-            window_rope,
-            norm: norm(loader, Tensor::OutputNorm, Some(Tensor::OutputNormBias), 0)?.ok_or_else(missing)?,
-            head: if config.tied {
-                None
-            } else {
-                Some(loader.weight_for(Role::Head, &[Tensor::Output], 0)?)
-            },
-            logit_scale: config.logit_scale,
-            logit_cap: config.logit_cap,
         })
     }
 }
 
-impl<B: Backend> Ends<B> {
+impl<B: Backend> Entry<B> {
     /// `residual` = the embedding.
     fn embed(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
         backend.embed(step, &self.embedding, &mut a.residual)?;
-        if self.embedding_scale != 1.0 {
-            let scale = Pointwise::Scale(self.embedding_scale);
+        if self.scale != 1.0 {
+            let scale = Pointwise::Scale(self.scale);
             backend.pointwise(step, Rows::Tokens, scale, &mut a.residual)?;
         }
         match &self.positions {
@@ -145,7 +156,34 @@ impl<B: Backend> Ends<B> {
             None => Ok(()),
         }
     }
+}
 
+/// Where logits go out.
+struct Exit<M: Memory> {
+    norm: Norm<M::Buf>,      // (hidden)
+    head: Option<M::Weight>, // (vocab, hidden); tied models multiply by the embedding where the stage has it
+    logit_scale: f32,
+    logit_cap: Option<f32>,
+}
+
+impl<M: Memory> Exit<M> {
+    fn load(loader: &mut Loader<'_, M>) -> Result<Exit<M>, crate::Error> {
+        let (config, stage) = (loader.config, loader.stage);
+        let missing = || crate::Error::MissingTensor { tensor: format!("{:?}", Tensor::OutputNorm) };
+        Ok(Exit {
+            norm: norm(loader, Tensor::OutputNorm, Some(Tensor::OutputNormBias), 0)?.ok_or_else(missing)?,
+            head: match (config.tied, stage.embeds) {
+                (true, true) => None,
+                (true, false) => Some(loader.weight_for(Role::Head, &[Tensor::Embedding], 0)?),
+                (false, _) => Some(loader.weight_for(Role::Head, &[Tensor::Output], 0)?),
+            },
+            logit_scale: config.logit_scale,
+            logit_cap: config.logit_cap,
+        })
+    }
+}
+
+impl<B: Backend> Exit<B> {
     /// `wanted_normed` = the last norm of the rows that want logits. Of a recorded step too, whose operations may have
     /// been done at once without leaving it.
     fn hidden(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
@@ -154,9 +192,16 @@ impl<B: Backend> Ends<B> {
     }
 
     /// `logits` = head of the last norm of the rows that want logits: only they are worth a vocabulary.
-    fn logits(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
+    fn logits(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        entry: Option<&Entry<B>>,
+        a: &mut Activations<B>,
+    ) -> Result<(), Error> {
         self.hidden(backend, step, a)?;
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        let head = self.head.as_ref().or(entry.map(|entry| &entry.embedding));
+        let head = head.expect("a stage with the head has its own, or the embedding");
         backend.matmul(step, Rows::Wanted, head, &a.wanted_normed, &mut a.logits)?;
         if self.logit_scale != 1.0 {
             backend.pointwise(step, Rows::Wanted, Pointwise::Scale(self.logit_scale), &mut a.logits)?;
@@ -170,34 +215,60 @@ impl<B: Backend> Ends<B> {
 
 /// Buffers of one step, allocated once and written anew in every step.
 pub(crate) struct Activations<M: Memory> {
-    pub(crate) residual: M::Buf,      // (tokens, hidden)
-    pub(crate) branch: M::Buf,        // (tokens, hidden): what a branch reads, then what it adds
-    pub(crate) room: Option<M::Buf>,  // (tokens, hidden): what it adds, where that is normalised
-    pub(crate) qkv: M::Buf,           // (tokens, (query + 2 kv heads) x head size)
-    pub(crate) attended: M::Buf,      // (tokens, query heads x head size)
+    pub(crate) residual: M::Buf,                   // (tokens, hidden)
+    pub(crate) branch: M::Buf,                     // (tokens, hidden): what a branch reads, then what it adds
+    pub(crate) room: Option<M::Buf>,               // (tokens, hidden): what it adds, where that is normalised
+    pub(crate) attention: Vec<AttentionRoom<M>>,   // by `Config::heads`
+    pub(crate) inner: Vec<InnerRoom<M>>,           // by `Config::ffns`
+    pub(crate) experts: Vec<ExpertActivations<M>>, // by `Config::mixtures`
+    pub(crate) wanted: M::Buf,                     // (wanted, hidden)
+    pub(crate) wanted_normed: M::Buf,              // (wanted, hidden)
+    pub(crate) logits: M::Buf,                     // (wanted, vocab); nothing of an encoder
+}
+
+/// What attention with some heads is computed in.
+pub(crate) struct AttentionRoom<M: Memory> {
+    pub(crate) qkv: M::Buf,      // (tokens, (query + 2 kv heads) x head size)
+    pub(crate) attended: M::Buf, // (tokens, query heads x head size)
+}
+
+/// What a feed-forward of some inner width is computed in.
+pub(crate) struct InnerRoom<M: Memory> {
     pub(crate) gate_up: M::Buf,       // (tokens, 2 ffn), or (tokens, ffn) without gates
     pub(crate) gated: Option<M::Buf>, // (tokens, ffn)
-    pub(crate) experts: Option<ExpertActivations<M>>,
-    pub(crate) wanted: M::Buf,        // (wanted, hidden)
-    pub(crate) wanted_normed: M::Buf, // (wanted, hidden)
-    pub(crate) logits: M::Buf,        // (wanted, vocab); nothing of an encoder
+}
+
+/// Which of [`Activations::inner`] a layer computes in.
+pub(crate) fn inner_room<M>(loader: &Loader<'_, M>, layer: usize) -> usize {
+    let ffn = loader.config.layers[layer].feed_forward.ffn();
+    loader.config.ffns(loader.stage).iter().position(|other| *other == ffn).expect("the layer's own is there")
 }
 
 impl<M: Memory> Activations<M> {
-    pub(crate) fn alloc(memory: &M, config: &Config, limits: Limits) -> Result<Activations<M>, Error> {
+    pub(crate) fn alloc(loader: &Loader<'_, M>, limits: Limits) -> Result<Activations<M>, Error> {
+        let (memory, config, stage) = (loader.memory, loader.config, loader.stage);
         let Limits { tokens_max, wanted_max } = limits;
+        let wanted_max = if stage.heads { wanted_max } else { 0 };
         let tokens = |columns| memory.alloc(Purpose::Activations, tokens_max, columns);
         let post_norms = config.facts.has(Tensor::AttentionPostNorm) || config.facts.has(Tensor::MlpPostNorm);
-        let gated = config.gated();
+        let attention = |heads: &Heads| -> Result<_, Error> {
+            let attended = heads.query * heads.dim;
+            Ok(AttentionRoom { qkv: tokens(heads.qkv_columns())?, attended: tokens(attended)? })
+        };
+        let inner = |ffn| -> Result<_, Error> {
+            Ok(match config.gated() {
+                true => InnerRoom { gate_up: tokens(2 * ffn)?, gated: Some(tokens(ffn)?) },
+                false => InnerRoom { gate_up: tokens(ffn)?, gated: None },
+            })
+        };
+        let experts = |mixture| ExpertActivations::alloc(memory, config.hidden, mixture, limits);
         Ok(Activations {
             residual: memory.alloc(Purpose::Residual, tokens_max, config.hidden)?,
             branch: tokens(config.hidden)?,
             room: if post_norms { Some(tokens(config.hidden)?) } else { None },
-            qkv: tokens(config.heads.qkv_columns())?,
-            attended: tokens(config.heads.query * config.heads.dim)?,
-            gate_up: tokens(if gated { 2 * config.ffn } else { config.ffn })?,
-            gated: if gated { Some(tokens(config.ffn)?) } else { None },
-            experts: ExpertActivations::alloc(memory, config, limits)?,
+            attention: config.heads(stage).iter().map(attention).collect::<Result<_, _>>()?,
+            inner: config.ffns(stage).into_iter().map(inner).collect::<Result<_, _>>()?,
+            experts: config.mixtures(stage).iter().map(experts).collect::<Result<_, _>>()?,
             wanted: memory.alloc(Purpose::Residual, wanted_max, config.hidden)?,
             wanted_normed: memory.alloc(Purpose::Activations, wanted_max, config.hidden)?,
             logits: memory.alloc(
@@ -206,18 +277,6 @@ impl<M: Memory> Activations<M> {
                 if config.pooling.is_some() { 1 } else { config.vocab },
             )?,
         })
-    }
-
-    /// What attention read, and where its result goes.
-    pub(crate) fn attended_meeting(&mut self) -> (&M::Buf, Meeting<'_, M>) {
-        let Activations { residual, branch, room, attended, .. } = self;
-        (attended, Meeting { branch, room, residual })
-    }
-
-    /// The inner values of the feed-forward, and where its result goes.
-    pub(crate) fn inner_meeting(&mut self) -> (&M::Buf, Meeting<'_, M>) {
-        let Activations { residual, branch, room, gate_up, gated, .. } = self;
-        (gated.as_ref().unwrap_or(gate_up), Meeting { branch, room, residual })
     }
 }
 

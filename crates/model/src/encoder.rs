@@ -8,7 +8,7 @@ use crate::decoder::{Activations, norm};
 use crate::loader::Loader;
 use crate::mlp::Mlp;
 use crate::names::Tensor;
-use crate::{Limits, Model};
+use crate::{Limits, Model, Stage};
 
 /// Weights and activations.
 pub(crate) struct Encoder<M: Memory> {
@@ -59,17 +59,23 @@ impl<M: Memory> Encoder<M> {
         limits: Limits,
     ) -> Result<Encoder<M>, crate::Error> {
         let config = loader.config;
+        if *loader.stage != Stage::whole(config) {
+            let what = format!("a part of an encoder, {:?}", loader.stage);
+            return Err(crate::Error::Unsupported { what, supported: "the whole".to_owned() });
+        }
         let ranks = config.ranks;
         Ok(Encoder {
             embedding: loader.table(Tensor::Embedding)?,
             positions: if ranks { loader.typed_positions()? } else { loader.table(Tensor::Positions)? },
             token_type: if ranks { None } else { Some(loader.first_row(Tensor::TokenTypes)?) },
             embedding_norm: required(loader, Tensor::EmbeddingNorm, Tensor::EmbeddingNormBias, 0)?,
-            layers: (0..config.layers).map(|layer| Layer::load(loader, layer)).collect::<Result<_, _>>()?,
+            layers: (0..config.layers.len())
+                .map(|layer| Layer::load(loader, layer))
+                .collect::<Result<_, _>>()?,
             pooling,
             head: if ranks { Some(Head::load(loader)?) } else { None },
             pairs: ranks.then_some(config.context),
-            activations: Activations::alloc(loader.memory, config, limits)?,
+            activations: Activations::alloc(loader, limits)?,
             other: loader.memory.alloc(Purpose::Residual, limits.tokens_max, config.hidden)?,
         })
     }
@@ -124,6 +130,10 @@ impl<B: Backend> Model<B> for Encoder<B> {
 
     fn logits(&self) -> &B::Buf {
         &self.activations.logits
+    }
+
+    fn residual(&mut self) -> &mut B::Buf {
+        &mut self.activations.residual
     }
 
     fn encodes(&self) -> bool {

@@ -3,11 +3,10 @@
 
 use fornax_compute::{Backend, Error, ExpertRoom, Glu, Memory, Norm, Purpose, Role, Routing, Rows};
 
-use crate::config::Mixture;
-use crate::decoder::{Activations, norm};
+use crate::decoder::{Activations, InnerRoom, inner_room, norm};
 use crate::loader::Loader;
 use crate::names::Tensor;
-use crate::{Config, Limits};
+use crate::{Limits, Mixture};
 
 pub(crate) struct Experts<M: Memory> {
     norm: Norm<M::Buf>,           // (hidden)
@@ -18,6 +17,8 @@ pub(crate) struct Experts<M: Memory> {
     down: M::Weight,              // (experts, hidden, ffn)
     down_bias: Option<M::Buf>,    // (experts, hidden)
     shared: Option<Shared<M>>,
+    /// Which of the step's buffers are for such experts.
+    room: usize,
     routing: Routing,
     glu: Glu,
 }
@@ -27,6 +28,8 @@ struct Shared<M: Memory> {
     router: M::Weight,  // (1, hidden)
     gate_up: M::Weight, // (2 ffn, hidden)
     down: M::Weight,    // (hidden, ffn)
+    /// Which of the step's buffers are as wide.
+    room: usize,
 }
 
 impl<M: Memory> Experts<M> {
@@ -35,6 +38,7 @@ impl<M: Memory> Experts<M> {
         mixture: &Mixture,
         layer: usize,
     ) -> Result<Experts<M>, crate::Error> {
+        let mixtures = loader.config.mixtures(loader.stage);
         let missing = || crate::Error::MissingTensor { tensor: format!("{:?}", Tensor::MlpNorm) };
         Ok(Experts {
             norm: norm(loader, Tensor::MlpNorm, None, layer)?.ok_or_else(missing)?,
@@ -45,18 +49,20 @@ impl<M: Memory> Experts<M> {
                 .opt_experts_vector(&[Tensor::ExpertGateBias, Tensor::ExpertUpBias], layer)?,
             down: loader.experts(&[Tensor::ExpertDown], layer)?,
             down_bias: loader.opt_experts_vector(&[Tensor::ExpertDownBias], layer)?,
-            shared: match loader.has(Tensor::SharedRouter) {
+            shared: match loader.has(Tensor::SharedRouter, layer) {
                 true => Some(Shared {
                     router: loader.weight(&[Tensor::SharedRouter], layer)?,
                     gate_up: loader.weight_for(
                         Role::Gates { glu: loader.config.glu, adapted: false },
-                        &[Tensor::Gate, Tensor::Up],
+                        &[Tensor::SharedGate, Tensor::SharedUp],
                         layer,
                     )?,
-                    down: loader.weight(&[Tensor::Down], layer)?,
+                    down: loader.weight(&[Tensor::SharedDown], layer)?,
+                    room: inner_room(loader, layer),
                 }),
                 false => None,
             },
+            room: mixtures.iter().position(|other| other == mixture).expect("the layer's own are there"),
             routing: mixture.routing,
             glu: loader.config.glu,
         })
@@ -67,7 +73,7 @@ impl<B: Backend> Experts<B> {
     /// `residual` += feed-forward of it.
     pub(crate) fn forward(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
         let (tokens, bias) = (Rows::Tokens, self.router_bias.as_ref());
-        let room = a.experts.as_mut().expect("a model of experts has room for them");
+        let room = &mut a.experts[self.room];
         backend.norm(step, tokens, &self.norm, &a.residual, &mut a.branch)?;
         backend.linear(step, tokens, &self.router, bias, &a.branch, &mut room.logits)?;
         backend.route(step, &self.routing, &room.logits, &mut room.chosen)?;
@@ -80,10 +86,11 @@ impl<B: Backend> Experts<B> {
             glu: self.glu,
         };
         backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, &mut a.residual)?;
-        let (Some(shared), Some(gated)) = (&self.shared, &mut a.gated) else { return Ok(()) };
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };
         backend.matmul(step, tokens, &shared.router, &a.branch, &mut room.share)?;
-        backend.matmul(step, tokens, &shared.gate_up, &a.branch, &mut a.gate_up)?;
-        backend.glu(step, self.glu, &a.gate_up, gated)?;
+        backend.matmul(step, tokens, &shared.gate_up, &a.branch, gate_up)?;
+        backend.glu(step, self.glu, gate_up, gated)?;
         backend.matmul(step, tokens, &shared.down, gated, &mut a.branch)?;
         backend.add_gated(step, &room.share, &a.branch, &mut a.residual)
     }
@@ -98,18 +105,17 @@ pub(crate) struct ExpertActivations<M: Memory> {
 }
 
 impl<M: Memory> ExpertActivations<M> {
-    /// `None` where a model has no experts.
-    pub(crate) fn alloc(memory: &M, config: &Config, limits: Limits) -> Result<Option<Self>, Error> {
-        let Some(Mixture { routing, ffn }) = config.mixture else { return Ok(None) };
+    pub(crate) fn alloc(memory: &M, hidden: usize, mixture: &Mixture, limits: Limits) -> Result<Self, Error> {
+        let Mixture { routing, ffn, shared_ffn } = *mixture;
         // Numbers of experts and shares want every bit.
         let exact = |columns| memory.alloc(Purpose::Residual, limits.tokens_max, columns);
         let rows = limits.tokens_max.saturating_mul(routing.chosen);
         let room = |columns| memory.alloc(Purpose::Activations, rows, columns);
-        Ok(Some(ExpertActivations {
+        Ok(ExpertActivations {
             logits: exact(routing.experts)?,
             chosen: exact(2 * routing.chosen)?,
-            share: exact(usize::from(config.facts.has(Tensor::SharedRouter)))?,
-            inner: ExpertRoom { rows: room(config.hidden)?, gate_up: room(2 * ffn)?, gated: room(ffn)? },
-        }))
+            share: exact(usize::from(shared_ffn.is_some()))?,
+            inner: ExpertRoom { rows: room(hidden)?, gate_up: room(2 * ffn)?, gated: room(ffn)? },
+        })
     }
 }

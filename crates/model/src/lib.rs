@@ -17,11 +17,13 @@ mod error;
 mod experts;
 mod facts;
 mod join;
+mod layers;
 mod loader;
 mod mlp;
 mod names;
 mod rope;
 mod source;
+mod stage;
 mod turn;
 
 use fornax_compute::{Backend, Memory};
@@ -32,11 +34,13 @@ use crate::encoder::Encoder;
 use crate::loader::Loader;
 
 pub use adapter::{Adapter, AdapterFault};
-pub use config::{Config, Mixture};
+pub use config::Config;
 pub use error::Error;
 pub use facts::{AttentionScale, BiasRule, EmbeddingScale, Facts, QkRows, ShareRule, SoftCaps, WindowRule};
+pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
 pub use names::{Dim, Name, Owner, Tensor, Transform, When};
 pub use rope::{LongFactors, Rope, Scaling};
+pub use stage::Stage;
 pub use turn::Turn;
 
 /// A loaded model.
@@ -45,11 +49,16 @@ pub trait Model<B: Backend> {
     /// [`logits`](Model::logits).
     fn forward(&mut self, backend: &B, kv: &mut B::Kv, step: &B::Step) -> Result<(), fornax_compute::Error>;
 
-    /// What the head reads: the last norm of the wanted rows of the step computed last. (wanted rows, hidden)
+    /// What the head reads: the last norm of the wanted rows of the step computed last. (wanted rows, hidden) Only a stage with
+    /// the head has it.
     fn hidden(&mut self, backend: &B, step: &B::Step) -> Result<&B::Buf, fornax_compute::Error>;
 
-    /// (wanted rows of the last step, vocab). An encoder has none.
+    /// (wanted rows of the last step, vocab). An encoder has none, nor has a stage without the head.
     fn logits(&self) -> &B::Buf;
+
+    /// The residual stream. A stage without the embedding reads it, one without the head leaves it to the next: write rows here
+    /// before [`forward`](Model::forward), or read them after it. (tokens, hidden)
+    fn residual(&mut self) -> &mut B::Buf;
 
     /// Whether it encodes: a sequence is computed whole, in one step and without what others have computed, and
     /// [`hidden`](Model::hidden) is its pooled vector.
@@ -98,7 +107,21 @@ pub fn load_with<B: Backend + 'static>(
     limits: Limits,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Box<dyn Model<B>>, Error> {
-    let mut loader = Loader::new(checkpoint, config, adapters, backend, progress)?;
+    load_stage(checkpoint, config, &Stage::whole(config), adapters, backend, limits, progress)
+}
+
+/// Loads a part of a model. Tensors of other parts need not be there, and are not read. Its keys and values are those of
+/// [`Config::stage_kv_groups`].
+pub fn load_stage<B: Backend + 'static>(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    stage: &Stage,
+    adapters: &[Adapter],
+    backend: &B,
+    limits: Limits,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Box<dyn Model<B>>, Error> {
+    let mut loader = Loader::new(checkpoint, (config, stage), adapters, backend, progress)?;
     match config.pooling {
         Some(pooling) => Ok(Box::new(Encoder::load(&mut loader, pooling, limits)?)),
         None => Ok(Box::new(Decoder::load(&mut loader, limits)?)),
@@ -124,8 +147,20 @@ pub fn measure_with<M: Memory>(
     memory: &M,
     limits: Limits,
 ) -> Result<(), Error> {
+    measure_stage(checkpoint, config, &Stage::whole(config), adapters, memory, limits)
+}
+
+/// The same of a part of a model.
+pub fn measure_stage<M: Memory>(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    stage: &Stage,
+    adapters: &[Adapter],
+    memory: &M,
+    limits: Limits,
+) -> Result<(), Error> {
     let mut silent = |_, _| {};
-    let mut loader = Loader::new(checkpoint, config, adapters, memory, &mut silent)?;
+    let mut loader = Loader::new(checkpoint, (config, stage), adapters, memory, &mut silent)?;
     match config.pooling {
         Some(pooling) => Encoder::load(&mut loader, pooling, limits).map(drop),
         None => Decoder::load(&mut loader, limits).map(drop),

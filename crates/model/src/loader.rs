@@ -8,7 +8,7 @@ use fornax_format::{Checkpoint, DType, View};
 
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
 use crate::turn::{BLOCK, BLOCK_BYTES, Turn, Turned};
-use crate::{Adapter, Config, Error, Facts};
+use crate::{Adapter, Config, Error, Facts, Stage};
 
 /// By adapter: what it adds to a product.
 pub(crate) type Changes<M> = Vec<Vec<LowRank<<M as Memory>::Buf>>>;
@@ -16,6 +16,7 @@ pub(crate) type Changes<M> = Vec<Vec<LowRank<<M as Memory>::Buf>>>;
 /// Hands a model its weights by their canonical names.
 pub(crate) struct Loader<'a, M> {
     pub(crate) config: &'a Config,
+    pub(crate) stage: &'a Stage,
     pub(crate) memory: &'a M,
     checkpoint: &'a Checkpoint,
     adapters: &'a [Adapter],
@@ -25,10 +26,11 @@ pub(crate) struct Loader<'a, M> {
 }
 
 impl<'a, M: Memory> Loader<'a, M> {
-    /// Checks that the checkpoint has every tensor of the model, in its shape, and none beside, before any is loaded.
+    /// Checks that the checkpoint has every tensor of the stage, in its shape, and none that the model has no place for, before
+    /// any is loaded.
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
-        config: &'a Config,
+        (config, stage): (&'a Config, &'a Stage),
         adapters: &'a [Adapter],
         memory: &'a M,
         progress: &'a mut dyn FnMut(u64, u64),
@@ -46,13 +48,18 @@ impl<'a, M: Memory> Loader<'a, M> {
         for adapter in adapters {
             adapter.check(config, served)?;
         }
-        let mut wanted = HashSet::new();
+        let mut known = HashSet::new();
         let mut bytes_total = 0;
-        for row in config.facts.rows().filter(|row| row.when.holds(config)) {
-            let layers = if row.owner == Owner::Layer { config.layers } else { 1 };
-            for layer in 0..layers {
+        for row in config.facts.rows() {
+            let layers = if row.owner == Owner::Layer { config.layers.len() } else { 1 };
+            for layer in (0..layers).filter(|layer| row.when.holds(config, *layer)) {
                 let Some(name) = stored_name(checkpoint, &config.facts, row, layer) else { continue };
-                for Expected { name, shape, of } in expected(checkpoint, config, row, name) {
+                let needed = stage.needs(config, row, layer);
+                for Expected { name, shape, of } in expected(checkpoint, config, (row, layer), name) {
+                    if !needed {
+                        known.insert(name);
+                        continue;
+                    }
                     let view =
                         tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
                     let left_out = row.shape.first() == Some(&Dim::One) && view.shape[..] == shape[1..];
@@ -63,19 +70,19 @@ impl<'a, M: Memory> Loader<'a, M> {
                     if !matches!(row.tensor, Tensor::RopeFactors | Tensor::RopeFactorsLong) {
                         bytes_total += (view.bytes.len() / of) as u64;
                     }
-                    wanted.insert(name);
+                    known.insert(name);
                 }
             }
         }
         for name in tensor_names(checkpoint) {
-            if !wanted.contains(name) && !is_redundant(checkpoint, config, name) {
+            if !known.contains(name) && !is_redundant(checkpoint, config, name) {
                 let architecture = config.facts.name;
                 return Err(Error::UnknownTensor { tensor: name.to_owned(), architecture });
             }
         }
         bytes_total += adapters.iter().map(Adapter::bytes).sum::<u64>();
         progress(0, bytes_total);
-        Ok(Loader { config, memory, checkpoint, adapters, progress, bytes_done: 0, bytes_total })
+        Ok(Loader { config, stage, memory, checkpoint, adapters, progress, bytes_done: 0, bytes_total })
     }
 
     /// By adapter what it adds to the product with the weight of these tensors; empty where none adds anything.
@@ -94,9 +101,9 @@ impl<'a, M: Memory> Loader<'a, M> {
         u32::try_from(self.adapters.len()).expect("a command line is shorter")
     }
 
-    /// Whether this model has such a weight.
-    pub(crate) fn has(&self, tensor: Tensor) -> bool {
-        self.config.facts.row(tensor).is_some_and(|row| row.when.holds(self.config))
+    /// Whether this layer has such a weight; of the model's own weights, whether the model has it.
+    pub(crate) fn has(&self, tensor: Tensor, layer: usize) -> bool {
+        self.config.facts.row(tensor).is_some_and(|row| row.when.holds(self.config, layer))
     }
 
     /// One weight of tensors stacked by their rows, for every token.
@@ -176,14 +183,14 @@ impl<'a, M: Memory> Loader<'a, M> {
 
     /// Like [`vector`](Loader::vector), `None` when the model does not have all of them.
     pub(crate) fn opt_vector(&mut self, tensors: &[Tensor], layer: usize) -> Result<Option<M::Buf>, Error> {
-        let all = tensors.iter().all(|tensor| self.has(*tensor));
+        let all = tensors.iter().all(|tensor| self.has(*tensor, layer));
         if all { self.vector(tensors, layer).map(Some) } else { Ok(None) }
     }
 
     /// The matrices of all experts: of each one tensors stacked by their rows.
     pub(crate) fn experts(&mut self, tensors: &[Tensor], layer: usize) -> Result<M::Weight, Error> {
         let stored = self.experts_stored(tensors, layer)?;
-        let weight = self.memory.upload_experts(&parts(&stored)?, self.experts_count())?;
+        let weight = self.memory.upload_experts(&parts(&stored)?, self.experts_count(layer))?;
         self.report(&stored);
         Ok(weight)
     }
@@ -194,7 +201,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         tensors: &[Tensor],
         layer: usize,
     ) -> Result<Option<M::Buf>, Error> {
-        if !tensors.iter().all(|tensor| self.has(*tensor)) {
+        if !tensors.iter().all(|tensor| self.has(*tensor, layer)) {
             return Ok(None);
         }
         let stored = self.experts_stored(tensors, layer)?;
@@ -205,12 +212,12 @@ impl<'a, M: Memory> Loader<'a, M> {
 
     fn experts_stored(&self, tensors: &[Tensor], layer: usize) -> Result<Vec<Stored<'a>>, Error> {
         let pairs =
-            (0..self.experts_count()).flat_map(|expert| tensors.iter().map(move |one| (expert, *one)));
+            (0..self.experts_count(layer)).flat_map(|expert| tensors.iter().map(move |one| (expert, *one)));
         pairs.map(|(expert, tensor)| self.one(tensor, layer, Some(expert))).collect()
     }
 
-    fn experts_count(&self) -> usize {
-        self.config.mixture.map_or(0, |mixture| mixture.routing.experts)
+    fn experts_count(&self, layer: usize) -> usize {
+        Dim::Experts.size(self.config, layer)
     }
 
     fn stored(&self, tensors: &[Tensor], layer: usize) -> Result<Vec<Stored<'a>>, Error> {
@@ -245,7 +252,7 @@ impl<'a, M: Memory> Loader<'a, M> {
                 view
             }
         };
-        let (heads, rope) = (self.config.heads, &self.config.rope);
+        let (heads, rope) = (self.config.layers[layer].attention().heads, &self.config.rope);
         let stored_bytes = view.bytes.len() as u64;
         let mut part = Part::from(view);
         let (mut turned, mut of) = (None, 1);
@@ -361,8 +368,13 @@ struct Expected {
 }
 
 /// The tensors of a weight: one, or one for each expert, or blocks and scales.
-fn expected(checkpoint: &Checkpoint, config: &Config, row: &Name, name: String) -> Vec<Expected> {
-    let shape: Vec<usize> = row.shape.iter().map(|dim| dim.size(config)).collect();
+fn expected(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    (row, layer): (&Name, usize),
+    name: String,
+) -> Vec<Expected> {
+    let shape: Vec<usize> = row.shape.iter().map(|dim| dim.size(config, layer)).collect();
     let one = |shape, of| vec![Expected { name: name.clone(), shape, of }];
     if let Checkpoint::Gguf(_) = checkpoint {
         return one(shape, 1);

@@ -2,8 +2,8 @@
 
 use fornax_compute::{Backend, Error, Glu, Linear, Memory, Norm, Pointwise, Role, Rows};
 
-use crate::decoder::{Activations, branch_off, norm};
-use crate::join::Join;
+use crate::decoder::{Activations, InnerRoom, branch_off, inner_room, norm};
+use crate::join::{Join, Meeting};
 use crate::loader::{Changes, Loader};
 use crate::names::Tensor;
 
@@ -16,14 +16,16 @@ pub(crate) struct Mlp<M: Memory> {
     down_changes: Changes<M>,
     down_bias: Option<M::Buf>, // (hidden)
     glu: Glu,
+    /// Which of the step's buffers are as wide.
+    room: usize,
     join: Join<M>,
 }
 
 impl<M: Memory> Mlp<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Mlp<M>, crate::Error> {
-        let (weights, biases): (&[Tensor], &[Tensor]) = if loader.has(Tensor::GateUp) {
+        let (weights, biases): (&[Tensor], &[Tensor]) = if loader.has(Tensor::GateUp, layer) {
             (&[Tensor::GateUp], &[Tensor::GateBias, Tensor::UpBias])
-        } else if loader.has(Tensor::Gate) {
+        } else if loader.has(Tensor::Gate, layer) {
             (&[Tensor::Gate, Tensor::Up], &[Tensor::GateBias, Tensor::UpBias])
         } else {
             (&[Tensor::Up], &[Tensor::UpBias])
@@ -42,6 +44,7 @@ impl<M: Memory> Mlp<M> {
             down: loader.weight(&[Tensor::Down], layer)?,
             down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,
             glu: loader.config.glu,
+            room: inner_room(loader, layer),
             join: Join::load(loader, Tensor::MlpPostNorm, layer)?,
         })
     }
@@ -52,19 +55,19 @@ impl<B: Backend> Mlp<B> {
     pub(crate) fn forward(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
         let bias = self.gate_up_bias.as_ref();
         let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
-        backend.linear(step, Rows::Tokens, &self.gate_up, bias, x, &mut a.gate_up)?;
+        let InnerRoom { gate_up, gated } = &mut a.inner[self.room];
+        backend.linear(step, Rows::Tokens, &self.gate_up, bias, x, gate_up)?;
         if !self.gate_up_changes.is_empty() {
-            backend.low_rank(step, &self.gate_up_changes, x, &mut a.gate_up)?;
+            backend.low_rank(step, &self.gate_up_changes, x, gate_up)?;
         }
-        match (&mut a.gated, self.glu) {
-            (Some(gated), glu) => backend.glu(step, glu, &a.gate_up, gated)?,
-            (None, Glu::GeluTanh) => {
-                backend.pointwise(step, Rows::Tokens, Pointwise::GeluTanh, &mut a.gate_up)?;
-            }
-            (None, _) => backend.pointwise(step, Rows::Tokens, Pointwise::Gelu, &mut a.gate_up)?,
+        match (&mut *gated, self.glu) {
+            (Some(gated), glu) => backend.glu(step, glu, gate_up, gated)?,
+            (None, Glu::GeluTanh) => backend.pointwise(step, Rows::Tokens, Pointwise::GeluTanh, gate_up)?,
+            (None, _) => backend.pointwise(step, Rows::Tokens, Pointwise::Gelu, gate_up)?,
         }
         let down = Linear { weight: &self.down, bias: self.down_bias.as_ref() };
-        let (inner, meeting) = a.inner_meeting();
+        let inner = gated.as_ref().unwrap_or(gate_up);
+        let meeting = Meeting { branch: &mut a.branch, room: &mut a.room, residual: &mut a.residual };
         self.join.linear(backend, step, down, &self.down_changes, inner, meeting)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::facts::QkRows;
 use crate::turn::Turn;
-use crate::{Config, Facts};
+use crate::{Config, Facts, LayerConfig};
 
 /// A weight by its place in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +59,9 @@ pub enum Tensor {
     ExpertUpBias,
     ExpertDownBias,
     SharedRouter,
+    SharedGate,
+    SharedUp,
+    SharedDown,
     MlpSumNorm,
     MlpSumNormBias,
 }
@@ -91,7 +94,7 @@ pub enum Dim {
     Heads,
     /// The head size.
     Head,
-    /// The feed-forward's inner size.
+    /// The inner size of what every token takes: the dense feed-forward, or the shared expert.
     Ffn,
     /// Gate and up.
     TwoFfn,
@@ -109,15 +112,17 @@ pub enum Dim {
     TokenTypes,
 }
 
-/// Whether a model has the weight.
+/// Whether a model, or one of its layers, has the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is a field of the configuration")]
+#[expect(missing_docs, reason = "each is a field of the configuration, or of a layer's")]
 pub enum When {
     Always,
     Untied,
     QkvBias,
     OutputBias,
     MlpBias,
+    Dense,
+    Mixture,
     RopeFactors,
     LongRopeFactors,
     Ranks,
@@ -238,11 +243,11 @@ pub(crate) const MLP: &[Name] = {
     use Owner::Layer;
     use Tensor as T;
     use Transform::Keep;
-    use When::{Always, MlpBias};
+    use When::{Dense, MlpBias};
     &[
-        name(T::Gate, Layer, "ffn_gate.weight", Some("mlp.gate_proj.weight"), (&[Ffn, Hidden], Always, Keep)),
-        name(T::Up, Layer, "ffn_up.weight", Some("mlp.up_proj.weight"), (&[Ffn, Hidden], Always, Keep)),
-        name(T::Down, Layer, "ffn_down.weight", Some("mlp.down_proj.weight"), (&[Hidden, Ffn], Always, Keep)),
+        name(T::Gate, Layer, "ffn_gate.weight", Some("mlp.gate_proj.weight"), (&[Ffn, Hidden], Dense, Keep)),
+        name(T::Up, Layer, "ffn_up.weight", Some("mlp.up_proj.weight"), (&[Ffn, Hidden], Dense, Keep)),
+        name(T::Down, Layer, "ffn_down.weight", Some("mlp.down_proj.weight"), (&[Hidden, Ffn], Dense, Keep)),
         name(T::GateBias, Layer, "ffn_gate.bias", Some("mlp.gate_proj.bias"), (&[Ffn], MlpBias, Keep)),
         name(T::UpBias, Layer, "ffn_up.bias", Some("mlp.up_proj.bias"), (&[Ffn], MlpBias, Keep)),
         name(T::DownBias, Layer, "ffn_down.bias", Some("mlp.down_proj.bias"), (&[Hidden], MlpBias, Keep)),
@@ -256,12 +261,12 @@ pub(crate) const QWEN_EXPERTS: &[Name] = {
     use Owner::Layer;
     use Tensor as T;
     use Transform::Keep;
-    use When::Always;
+    use When::Mixture;
     &[
-        name(T::Router, Layer, "ffn_gate_inp.weight", Some("mlp.gate.weight"), (&[Experts, Hidden], Always, Keep)),
-        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("mlp.experts.{}.gate_proj.weight"), (&[Experts, ExpertFfn, Hidden], Always, Keep)),
-        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("mlp.experts.{}.up_proj.weight"), (&[Experts, ExpertFfn, Hidden], Always, Keep)),
-        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("mlp.experts.{}.down_proj.weight"), (&[Experts, Hidden, ExpertFfn], Always, Keep)),
+        name(T::Router, Layer, "ffn_gate_inp.weight", Some("mlp.gate.weight"), (&[Experts, Hidden], Mixture, Keep)),
+        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("mlp.experts.{}.gate_proj.weight"), (&[Experts, ExpertFfn, Hidden], Mixture, Keep)),
+        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("mlp.experts.{}.up_proj.weight"), (&[Experts, ExpertFfn, Hidden], Mixture, Keep)),
+        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("mlp.experts.{}.down_proj.weight"), (&[Experts, Hidden, ExpertFfn], Mixture, Keep)),
     ]
 };
 
@@ -307,13 +312,17 @@ impl Facts {
 }
 
 impl When {
-    pub(crate) fn holds(self, config: &Config) -> bool {
+    /// Whether this layer has the weight; of the model's own weights, whether the model has it.
+    pub(crate) fn holds(self, config: &Config, layer: usize) -> bool {
+        let dense = || config.layers[layer].feed_forward.mixture().is_none();
         match self {
             When::Always => true,
             When::Untied => !config.tied,
             When::QkvBias => config.qkv_bias,
             When::OutputBias => config.output_bias,
-            When::MlpBias => config.mlp_bias,
+            When::MlpBias => config.mlp_bias && dense(),
+            When::Dense => dense(),
+            When::Mixture => !dense(),
             When::RopeFactors => !config.rope.factors.is_empty(),
             When::LongRopeFactors => config.rope.long.is_some(),
             When::Ranks => config.ranks,
@@ -322,21 +331,25 @@ impl When {
 }
 
 impl Dim {
-    pub(crate) fn size(self, config: &Config) -> usize {
+    /// The size in this layer.
+    pub(crate) fn size(self, config: &Config, layer: usize) -> usize {
+        let LayerConfig { feed_forward, .. } = &config.layers[layer];
+        let heads = config.layers[layer].attention().heads;
+        let mixture = feed_forward.mixture();
         match self {
             Dim::Vocab => config.vocab,
             Dim::Hidden => config.hidden,
-            Dim::Query => config.heads.query * config.heads.dim,
-            Dim::Kv => config.heads.kv * config.heads.dim,
-            Dim::Qkv => config.heads.qkv_columns(),
-            Dim::Heads => config.heads.query,
-            Dim::Head => config.heads.dim,
-            Dim::Ffn => config.ffn,
-            Dim::TwoFfn => 2 * config.ffn,
+            Dim::Query => heads.query * heads.dim,
+            Dim::Kv => heads.kv * heads.dim,
+            Dim::Qkv => heads.qkv_columns(),
+            Dim::Heads => heads.query,
+            Dim::Head => heads.dim,
+            Dim::Ffn => feed_forward.ffn(),
+            Dim::TwoFfn => 2 * feed_forward.ffn(),
             Dim::Pairs => config.rope.dims / 2,
             Dim::Context => config.context as usize,
-            Dim::Experts => config.mixture.map_or(0, |mixture| mixture.routing.experts),
-            Dim::ExpertFfn => config.mixture.map_or(0, |mixture| mixture.ffn),
+            Dim::Experts => mixture.map_or(0, |mixture| mixture.routing.experts),
+            Dim::ExpertFfn => mixture.map_or(0, |mixture| mixture.ffn),
             Dim::One => 1,
             Dim::TokenTypes => config.token_types,
         }

@@ -64,7 +64,7 @@ impl<'a> Source<'a> {
     }
 
     /// A whole number.
-    fn opt_whole(&self, key: Key) -> Result<Option<u64>, Error> {
+    pub(crate) fn opt_whole(&self, key: Key) -> Result<Option<u64>, Error> {
         Ok(match self {
             Source::Gguf { metadata, .. } => metadata.opt_u64(&self.spelling(key))?,
             Source::HuggingFace { json, .. } => {
@@ -171,6 +171,12 @@ impl<'a> Json<'a> {
 
     pub(crate) fn opt_u64(&self, key: &str) -> Result<Option<u64>, Error> {
         self.read(key, "a whole number", Value::as_u64)
+    }
+
+    pub(crate) fn opt_u64s(&self, key: &str) -> Result<Option<Vec<u64>>, Error> {
+        self.read(key, "a list of whole numbers", |value| {
+            value.as_array()?.iter().map(Value::as_u64).collect()
+        })
     }
 
     pub(crate) fn opt_f64(&self, key: &str) -> Result<Option<f64>, Error> {

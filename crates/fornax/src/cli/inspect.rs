@@ -135,15 +135,17 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         Ok(config) => config,
         Err(error) => return json!({"unsupported": error.to_string()}),
     };
-    let windows: BTreeSet<u32> = config.windows.iter().copied().flatten().collect();
+    let windows: BTreeSet<u32> = config.layers.iter().filter_map(|layer| layer.attention().window).collect();
+    // Layers may differ: what is shown is the first one's, and the widest feed-forward.
+    let heads = config.layers[0].attention().heads;
     let mut facts = json!({
         "architecture": config.facts.name,
-        "layers": config.layers,
+        "layers": config.layers.len(),
         "hidden": config.hidden,
-        "heads": config.heads.query,
-        "kv_heads": config.heads.kv,
-        "head_dim": config.heads.dim,
-        "ffn": config.ffn,
+        "heads": heads.query,
+        "kv_heads": heads.kv,
+        "head_dim": heads.dim,
+        "ffn": config.layers.iter().map(|layer| layer.feed_forward.ffn()).max(),
         "vocab": config.vocab,
         "context": config.context,
         "norm_eps": config.norm_eps,
@@ -160,7 +162,7 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         // Chosen once for all requests: keys turned by one set do not meet queries turned by the other.
         facts["rope_long_factors"] = json!(format!("where --context is above {}", long.original_context));
     }
-    if let Some(Mixture { routing, ffn }) = config.mixture {
+    if let Some(Mixture { routing, ffn, .. }) = config.mixture() {
         facts["experts"] = json!({"count": routing.experts, "chosen": routing.chosen, "ffn": ffn});
     }
     facts

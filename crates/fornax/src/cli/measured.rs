@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use fornax::{Device, Error, Fornax};
 use fornax_compute::SplitMix64;
 use fornax_format::{Checkpoint, View};
+use fornax_model::AttentionConfig;
 use serde::Serialize;
 
 use super::args::{Bench, Part};
@@ -173,9 +174,8 @@ pub(super) struct Traffic {
     /// Multiplications and additions of a token with all matrices but the head, and with the head.
     body_operations: f64,
     head_operations: f64,
-    /// Multiplications and additions of a token for each place that it sees, in each layer, and how many it sees there.
-    place_operations: f64,
-    windows: Vec<Option<u32>>,
+    /// By layer: multiplications and additions of a token for each place that it sees, and how many it sees at most.
+    layers: Vec<(f64, Option<u32>)>,
 }
 
 impl Traffic {
@@ -196,8 +196,7 @@ impl Traffic {
             weight_bytes: 0,
             body_operations: 0.0,
             head_operations: 0.0,
-            place_operations: (4 * config.heads.query * config.heads.dim) as f64,
-            windows: config.windows.clone(),
+            layers: config.layers.iter().map(|layer| attention_of(layer.attention())).collect(),
         };
         for view in &tensors {
             let embeds = is(view, ["token_embd.weight", "model.embed_tokens.weight"]);
@@ -220,13 +219,18 @@ impl Traffic {
 
     /// Operations of the tokens at these places, `heads` of which are asked for what follows them.
     fn operations(&self, places: std::ops::Range<usize>, heads: usize) -> f64 {
-        let seen = |window: &Option<u32>| {
+        let seen = |(operations, window): &(f64, Option<u32>)| {
             let most = window.map_or(usize::MAX, |window| window as usize);
-            places.clone().map(|place| (place + 1).min(most) as f64).sum::<f64>()
+            operations * places.clone().map(|place| (place + 1).min(most) as f64).sum::<f64>()
         };
-        let attention = self.place_operations * self.windows.iter().map(seen).sum::<f64>();
+        let attention = self.layers.iter().map(seen).sum::<f64>();
         places.len() as f64 * self.body_operations + heads as f64 * self.head_operations + attention
     }
+}
+
+/// Multiplications and additions of one layer's attention for each place seen, and its window.
+fn attention_of(attention: &AttentionConfig) -> (f64, Option<u32>) {
+    ((4 * attention.heads.query * attention.heads.dim) as f64, attention.window)
 }
 
 /// Everything that was measured. Rates are tokens per second.

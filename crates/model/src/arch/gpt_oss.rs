@@ -30,7 +30,7 @@ const LAYER: &[Name] = {
     use Owner::Layer;
     use Tensor as T;
     use Transform::{Alternate, Keep, Turned};
-    use When::Always;
+    use When::{Always, Mixture};
     const GATE: Turn = Turn { of: 2, at: 0 };
     const UP: Turn = Turn { of: 2, at: 1 };
     const ALONE: Turn = Turn { of: 1, at: 0 };
@@ -38,13 +38,13 @@ const LAYER: &[Name] = {
         name(T::AttentionNorm, Layer, "attn_norm.weight", Some("input_layernorm.weight"), (&[Hidden], Always, Keep)),
         name(T::Sinks, Layer, "attn_sinks.weight", Some("self_attn.sinks"), (&[Heads], Always, Keep)),
         name(T::MlpNorm, Layer, "post_attention_norm.weight", Some("post_attention_layernorm.weight"), (&[Hidden], Always, Keep)),
-        name(T::Router, Layer, "ffn_gate_inp.weight", Some("mlp.router.weight"), (&[Experts, Hidden], Always, Keep)),
-        name(T::RouterBias, Layer, "ffn_gate_inp.bias", Some("mlp.router.bias"), (&[Experts], Always, Keep)),
-        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Always, Turned(GATE))),
-        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Always, Turned(UP))),
-        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("mlp.experts.down_proj"), (&[Experts, Hidden, ExpertFfn], Always, Turned(ALONE))),
-        name(T::ExpertGateBias, Layer, "ffn_gate_exps.bias", Some("mlp.experts.gate_up_proj_bias"), (&[Experts, ExpertFfn], Always, Alternate(GATE))),
-        name(T::ExpertUpBias, Layer, "ffn_up_exps.bias", Some("mlp.experts.gate_up_proj_bias"), (&[Experts, ExpertFfn], Always, Alternate(UP))),
-        name(T::ExpertDownBias, Layer, "ffn_down_exps.bias", Some("mlp.experts.down_proj_bias"), (&[Experts, Hidden], Always, Keep)),
+        name(T::Router, Layer, "ffn_gate_inp.weight", Some("mlp.router.weight"), (&[Experts, Hidden], Mixture, Keep)),
+        name(T::RouterBias, Layer, "ffn_gate_inp.bias", Some("mlp.router.bias"), (&[Experts], Mixture, Keep)),
+        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Mixture, Turned(GATE))),
+        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Mixture, Turned(UP))),
+        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("mlp.experts.down_proj"), (&[Experts, Hidden, ExpertFfn], Mixture, Turned(ALONE))),
+        name(T::ExpertGateBias, Layer, "ffn_gate_exps.bias", Some("mlp.experts.gate_up_proj_bias"), (&[Experts, ExpertFfn], Mixture, Alternate(GATE))),
+        name(T::ExpertUpBias, Layer, "ffn_up_exps.bias", Some("mlp.experts.gate_up_proj_bias"), (&[Experts, ExpertFfn], Mixture, Alternate(UP))),
+        name(T::ExpertDownBias, Layer, "ffn_down_exps.bias", Some("mlp.experts.down_proj_bias"), (&[Experts, Hidden], Mixture, Keep)),
     ]
 };

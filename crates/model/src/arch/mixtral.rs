@@ -22,11 +22,11 @@ const EXPERTS: &[Name] = {
     use Owner::Layer;
     use Tensor as T;
     use Transform::Keep;
-    use When::Always;
+    use When::Mixture;
     &[
-        name(T::Router, Layer, "ffn_gate_inp.weight", Some("block_sparse_moe.gate.weight"), (&[Experts, Hidden], Always, Keep)),
-        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("block_sparse_moe.experts.{}.w1.weight"), (&[Experts, ExpertFfn, Hidden], Always, Keep)),
-        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("block_sparse_moe.experts.{}.w3.weight"), (&[Experts, ExpertFfn, Hidden], Always, Keep)),
-        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("block_sparse_moe.experts.{}.w2.weight"), (&[Experts, Hidden, ExpertFfn], Always, Keep)),
+        name(T::Router, Layer, "ffn_gate_inp.weight", Some("block_sparse_moe.gate.weight"), (&[Experts, Hidden], Mixture, Keep)),
+        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("block_sparse_moe.experts.{}.w1.weight"), (&[Experts, ExpertFfn, Hidden], Mixture, Keep)),
+        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("block_sparse_moe.experts.{}.w3.weight"), (&[Experts, ExpertFfn, Hidden], Mixture, Keep)),
+        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("block_sparse_moe.experts.{}.w2.weight"), (&[Experts, Hidden, ExpertFfn], Mixture, Keep)),
     ]
 };

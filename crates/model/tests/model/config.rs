@@ -1,7 +1,7 @@
 //! What is read from checkpoints whose numbers `make.py` chose.
 
 use fornax_compute::{Heads, KvLayer};
-use fornax_model::{Config, Scaling};
+use fornax_model::{Config, FeedForward, LayerConfig, Scaling};
 
 use crate::fixture::{ALL, Container, Number, add_key, open, open_gguf, open_hugging_face};
 
@@ -51,8 +51,11 @@ fn rope_factors_of_gguf_divide_as_llama3_scaling_does() {
 fn numbers_are_those_of_the_file() {
     let config = Config::read(&open("llama-bias", Container::Gguf)).unwrap();
     assert_eq!(config.facts.name, "llama");
-    assert_eq!((config.layers, config.hidden, config.ffn, config.vocab), (2, 64, 64, 128));
-    assert_eq!(config.heads, Heads { query: 4, kv: 2, dim: 24 });
+    assert_eq!((config.layers.len(), config.hidden, config.vocab), (2, 64, 128));
+    for layer in &config.layers {
+        assert_eq!(layer.attention().heads, Heads { query: 4, kv: 2, dim: 24 });
+        assert_eq!(layer.feed_forward, FeedForward::Dense { ffn: 64 });
+    }
     assert_eq!((config.context, config.norm_eps, config.rope.base), (256, 0.03, 500000.0));
     assert!(config.tied && config.qkv_bias && config.output_bias && config.mlp_bias);
 
@@ -68,7 +71,7 @@ fn numbers_are_those_of_the_file() {
 #[test]
 fn layers_with_a_window_form_their_own_group() {
     let config = Config::read(&open("qwen2-window", Container::HuggingFace)).unwrap();
-    assert_eq!(config.windows, [None, Some(24), Some(24)]);
+    assert_eq!(windows(&config), [None, Some(24), Some(24)]);
     let groups = config.kv_groups(9);
     let summary: Vec<_> = groups.iter().map(|group| (group.layers, group.window, group.pages)).collect();
     assert_eq!(summary, [(1, None, 9), (2, Some(24), 9)]);
@@ -76,8 +79,14 @@ fn layers_with_a_window_form_their_own_group() {
     let at = |group, layer| KvLayer { group, layer };
     assert_eq!(layers, [at(0, 0), at(1, 0), at(1, 1)]);
 
-    assert_eq!(Config::read(&open("mistral", Container::HuggingFace)).unwrap().windows, [Some(20); 2]);
-    assert_eq!(Config::read(&open("qwen2", Container::HuggingFace)).unwrap().windows, [None; 2]);
+    let of = |case| windows(&Config::read(&open(case, Container::HuggingFace)).unwrap());
+    assert_eq!(of("mistral"), [Some(20); 2]);
+    assert_eq!(of("qwen2"), [None; 2]);
+}
+
+/// Each layer's window.
+fn windows(config: &Config) -> Vec<Option<u32>> {
+    config.layers.iter().map(|layer| layer.attention().window).collect()
 }
 
 #[test]
@@ -102,17 +111,32 @@ fn caps_that_a_file_does_not_have_are_the_architectures_and_null_is_none() {
 
 #[test]
 fn windows_alternate_by_period_by_pattern_or_as_they_are_listed() {
-    let windows = |case, container| Config::read(&open(case, container)).unwrap().windows;
+    let of = |case, container| windows(&Config::read(&open(case, container)).unwrap());
     let (some, none) = (Some(20), None);
     for container in [Container::Gguf, Container::HuggingFace] {
-        assert_eq!(windows("gemma2", container), [some, none, some]);
-        assert_eq!(windows("gemma3", container), [some, some, some, some, some, none, some]);
+        assert_eq!(of("gemma2", container), [some, none, some]);
+        assert_eq!(of("gemma3", container), [some, some, some, some, some, none, some]);
     }
-    assert_eq!(windows("gemma3-images", Container::HuggingFace), [some, none, some]);
+    assert_eq!(of("gemma3-images", Container::HuggingFace), [some, none, some]);
     let array =
         |bytes: &mut Vec<u8>| add_key(bytes, "gemma3.attention.sliding_window_pattern", Number::U32(3));
     let config = Config::read(&open_gguf("gemma3", array)).unwrap();
-    assert_eq!(config.windows, [some, some, none, some, some, none, some]);
+    assert_eq!(windows(&config), [some, some, none, some, some, none, some]);
+}
+
+#[test]
+fn layers_without_experts_are_those_that_the_file_names() {
+    let dense = |case| {
+        let config = Config::read(&open(case, Container::HuggingFace)).unwrap();
+        let ffn = |layer: &LayerConfig| match layer.feed_forward {
+            FeedForward::Dense { ffn } => Some(ffn),
+            FeedForward::Mixture(_) => None,
+        };
+        config.layers.iter().map(ffn).collect::<Vec<_>>()
+    };
+    assert_eq!(dense("qwen2moe"), [None; 2]);
+    assert_eq!(dense("qwen2moe-dense"), [Some(48), None, None]);
+    assert_eq!(dense("qwen3moe-sparse"), [Some(48), Some(48), Some(48), None]);
 }
 
 #[test]

@@ -35,6 +35,8 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("qwen2moe", Container::HuggingFace),
     ("qwen3moe", Container::Gguf),
     ("qwen3moe", Container::HuggingFace),
+    ("qwen2moe-dense", Container::HuggingFace),
+    ("qwen3moe-sparse", Container::HuggingFace),
     ("gpt-oss", Container::Gguf),
     ("gpt-oss", Container::HuggingFace),
     ("gpt-oss-float", Container::Gguf),

@@ -4,8 +4,8 @@
 use fornax_compute::{Glu, Heads, NormKind, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
-    AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, Mixture, Name, Owner, QkRows, Rope,
-    Scaling, ShareRule, Transform, Turn, WindowRule,
+    AttentionConfig, AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, FeedForward, LayerConfig,
+    Mixer, Mixture, Name, Owner, QkRows, Rope, Rotary, Scaling, ShareRule, Transform, Turn, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -208,9 +208,6 @@ fn every_number_of_a_configuration_matters() {
         facts,
         layers,
         hidden,
-        heads,
-        ffn,
-        mixture,
         vocab,
         context,
         norm_eps,
@@ -220,7 +217,6 @@ fn every_number_of_a_configuration_matters() {
         qkv_bias,
         output_bias,
         mlp_bias,
-        windows,
         attention_scale,
         attention_cap,
         embedding_scale,
@@ -238,26 +234,8 @@ fn every_number_of_a_configuration_matters() {
         &fields,
         &untested,
         &[
-            ("layers", "llama", Gguf, Refusal, |config| config.layers = 1),
+            ("layers", "llama", Gguf, Refusal, |config| config.layers.truncate(1)),
             ("hidden", "llama", Gguf, Refusal, |config| config.hidden = 32),
-            ("heads", "llama", Gguf, Refusal, |config| config.heads.kv = 4),
-            ("heads", "qwen2", HuggingFace, Numbers, |config| {
-                // The same weights cut into fewer and larger heads.
-                config.heads = Heads { query: 2, kv: 1, dim: 32 };
-                config.rope.dims = 32;
-            }),
-            ("ffn", "llama", Gguf, Refusal, |config| config.ffn = 32),
-            ("ffn", "qwen2moe", Gguf, Refusal, |config| config.ffn = 40),
-            ("mixture", "mixtral", Gguf, Refusal, |config| config.mixture = None),
-            ("mixture", "mixtral", Gguf, Refusal, |config| mixture(config).routing.experts = 4),
-            ("mixture", "qwen3moe", HuggingFace, Refusal, |config| mixture(config).routing.experts = 7),
-            ("mixture", "mixtral", Gguf, Numbers, |config| mixture(config).routing.chosen = 1),
-            ("mixture", "qwen2moe", Gguf, Numbers, |config| mixture(config).routing.chosen = 4),
-            ("mixture", "qwen3moe", Gguf, Numbers, |config| mixture(config).routing.shares = Shares::OfAll),
-            ("mixture", "qwen2moe", HuggingFace, Numbers, |config| {
-                mixture(config).routing.shares = Shares::OfChosen
-            }),
-            ("mixture", "qwen2moe", Gguf, Refusal, |config| mixture(config).ffn = 56),
             ("vocab", "llama", Gguf, Refusal, |config| config.vocab = 127),
             ("norm_eps", "llama", Gguf, Numbers, |config| config.norm_eps = 1e-5),
             ("norm_eps", "qwen2", Gguf, Numbers, |config| config.norm_eps = 1e-5),
@@ -269,16 +247,12 @@ fn every_number_of_a_configuration_matters() {
             ("output_bias", "llama-bias", Gguf, Refusal, |config| config.output_bias = false),
             ("output_bias", "qwen2", HuggingFace, Refusal, |config| config.output_bias = true),
             ("mlp_bias", "llama-bias", HuggingFace, Refusal, |config| config.mlp_bias = false),
-            ("windows", "mistral", HuggingFace, Numbers, |config| config.windows = vec![Some(19); 2]),
-            ("windows", "mistral", HuggingFace, Numbers, |config| config.windows = vec![Some(21); 2]),
-            ("windows", "llama", Gguf, Numbers, |config| config.windows = vec![Some(40); 2]),
-            ("windows", "qwen2-window", HuggingFace, Numbers, |config| config.windows.reverse()),
-            ("windows", "qwen2-window", HuggingFace, Numbers, |config| config.windows[1] = None),
             ("attention_scale", "llama-bias", Gguf, Numbers, |config| config.attention_scale = 0.25),
             ("attention_scale", "qwen2", Gguf, Numbers, |config| config.attention_scale *= 1.05),
             ("attention_cap", "qwen2", Gguf, Numbers, |config| config.attention_cap = Some(2.0)),
             ("window_rope", "mistral", HuggingFace, Numbers, |config| {
-                config.window_rope = Some(Rope { base: 100.0, ..config.rope.clone() })
+                config.window_rope = Some(Rope { base: 100.0, ..config.rope.clone() });
+                each(config, |attention| attention.rotary = Rotary::Window);
             }),
             ("embedding_scale", "llama", Gguf, Numbers, |config| config.embedding_scale = 1.1),
             ("residual_scale", "llama", Gguf, Numbers, |config| config.residual_scale = 0.9),
@@ -293,7 +267,6 @@ fn every_number_of_a_configuration_matters() {
             ("attention_scale", "granite", Gguf, Numbers, |config| config.attention_scale = 0.25),
             ("logit_scale", "granite", HuggingFace, Numbers, |config| config.logit_scale = 1.0),
             ("norm_eps", "gpt2", HuggingFace, Numbers, |config| config.norm_eps = 1e-5),
-            ("windows", "gemma2", Gguf, Numbers, |config| config.windows = vec![Some(20), Some(20), None]),
             ("glu", "llama", Gguf, Numbers, |config| config.glu = Glu::Gelu),
             ("glu", "llama", Gguf, Numbers, |config| config.glu = Glu::GeluTanh),
         ],
@@ -301,8 +274,92 @@ fn every_number_of_a_configuration_matters() {
     );
 }
 
+#[test]
+fn every_fact_of_a_layer_matters() {
+    check_all::<Config>(
+        &fields!(LayerConfig { mixer, feed_forward }),
+        // Its only kind has its own list below.
+        &["mixer"],
+        &[
+            ("feed_forward", "llama", Gguf, Refusal, |config| {
+                config.layers[1].feed_forward = FeedForward::Dense { ffn: 32 }
+            }),
+            ("feed_forward", "qwen2moe-dense", HuggingFace, Refusal, |config| {
+                config.layers[0].feed_forward = config.layers[1].feed_forward
+            }),
+            ("feed_forward", "qwen3moe-sparse", HuggingFace, Refusal, |config| config.layers.reverse()),
+            ("feed_forward", "mixtral", Gguf, Refusal, |config| {
+                config.layers[1].feed_forward = FeedForward::Dense { ffn: 48 }
+            }),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(AttentionConfig { heads, window, rotary }),
+        &[],
+        &[
+            ("heads", "llama", Gguf, Refusal, |config| attention(config, 1).heads.kv = 4),
+            ("heads", "qwen2", HuggingFace, Numbers, |config| {
+                // The same weights cut into fewer and larger heads.
+                each(config, |attention| attention.heads = Heads { query: 2, kv: 1, dim: 32 });
+                config.rope.dims = 32;
+            }),
+            ("window", "mistral", HuggingFace, Numbers, |config| {
+                each(config, |attention| attention.window = Some(19))
+            }),
+            ("window", "mistral", HuggingFace, Numbers, |config| {
+                each(config, |attention| attention.window = Some(21))
+            }),
+            ("window", "llama", Gguf, Numbers, |config| {
+                each(config, |attention| attention.window = Some(40))
+            }),
+            ("window", "qwen2-window", HuggingFace, Numbers, |config| config.layers.reverse()),
+            ("window", "qwen2-window", HuggingFace, Numbers, |config| attention(config, 1).window = None),
+            ("window", "gemma2", Gguf, Numbers, |config| {
+                let last = config.layers.len() - 1;
+                attention(config, 1).window = Some(20);
+                attention(config, last).window = None;
+            }),
+            ("rotary", "gemma3", Gguf, Numbers, |config| attention(config, 0).rotary = Rotary::Model),
+            ("rotary", "gemma3", HuggingFace, Numbers, |config| attention(config, 5).rotary = Rotary::Window),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(Mixture { routing, ffn, shared_ffn }),
+        &[],
+        &[
+            ("shared_ffn", "qwen2moe", Gguf, Refusal, |config| mixture(config).shared_ffn = Some(40)),
+            ("routing", "mixtral", Gguf, Refusal, |config| mixture(config).routing.experts = 4),
+            ("routing", "qwen3moe", HuggingFace, Refusal, |config| mixture(config).routing.experts = 7),
+            ("routing", "mixtral", Gguf, Numbers, |config| mixture(config).routing.chosen = 1),
+            ("routing", "qwen2moe", Gguf, Numbers, |config| mixture(config).routing.chosen = 4),
+            ("routing", "qwen3moe", Gguf, Numbers, |config| mixture(config).routing.shares = Shares::OfAll),
+            ("routing", "qwen2moe", HuggingFace, Numbers, |config| {
+                mixture(config).routing.shares = Shares::OfChosen
+            }),
+            ("ffn", "qwen2moe", Gguf, Refusal, |config| mixture(config).ffn = 56),
+        ],
+        flip_config,
+    );
+}
+
+fn attention(config: &mut Config, layer: usize) -> &mut AttentionConfig {
+    let Mixer::Attention(attention) = &mut config.layers[layer].mixer;
+    attention
+}
+
+/// Changes the attention of every layer.
+fn each(config: &mut Config, change: fn(&mut AttentionConfig)) {
+    (0..config.layers.len()).for_each(|layer| change(attention(config, layer)));
+}
+
+/// The experts of the last layer.
 fn mixture(config: &mut Config) -> &mut Mixture {
-    config.mixture.as_mut().unwrap()
+    match &mut config.layers.last_mut().unwrap().feed_forward {
+        FeedForward::Mixture(mixture) => mixture,
+        FeedForward::Dense { .. } => panic!("no experts"),
+    }
 }
 
 fn flip_config(checkpoint: &Checkpoint, change: fn(&mut Config)) -> Result<Config, fornax_model::Error> {
@@ -451,6 +508,7 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("gpt2", HuggingFace),
         ("mixtral", HuggingFace),
         ("qwen2moe", Gguf),
+        ("qwen2moe-dense", HuggingFace),
         ("gpt-oss", Gguf),
     ] {
         let checkpoint = open(case, container);
@@ -459,6 +517,10 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         let there = |name: &Name| has(&checkpoint, name);
         for (a, b) in (0..names.len()).flat_map(|b| (0..b).map(move |a| (a, b))) {
             let same = (names[a].shape, names[a].owner) == (names[b].shape, names[b].owner);
+            // No layer has both.
+            if let (When::Dense, When::Mixture) = (names[a].when, names[b].when) {
+                continue;
+            }
             if !same || !there(&names[a]) || !there(&names[b]) {
                 continue;
             }
@@ -504,6 +566,7 @@ fn every_name_and_every_shape_matters() {
         ("gpt-oss", Gguf),
         ("gpt-oss", HuggingFace),
         ("qwen2moe", Gguf),
+        ("qwen2moe-dense", HuggingFace),
     ];
     for (case, container) in cases {
         let checkpoint = open(case, container);
@@ -527,23 +590,29 @@ fn every_name_and_every_shape_matters() {
     }
 }
 
-/// Whether a checkpoint has the weight.
+/// Whether a checkpoint has the weight, in some of its first layers.
 fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
-    match (checkpoint, name.owner) {
-        (Checkpoint::Gguf(gguf), Owner::Model) => gguf.tensor(name.gguf).is_some(),
-        (Checkpoint::Gguf(gguf), Owner::Layer) => gguf.tensor(&format!("blk.0.{}", name.gguf)).is_some(),
-        (Checkpoint::HuggingFace(model), owner) => name.hugging_face.is_some_and(|name| match owner {
-            Owner::Model => ["", "transformer."]
-                .iter()
-                .any(|beginning| model.weights().tensor(&format!("{beginning}{name}")).is_some()),
-            Owner::Layer => ["model.layers", "transformer.h"].iter().any(|layers| {
-                let name = name.replace("{}", "0");
-                ["", "_blocks"]
-                    .iter()
-                    .any(|end| model.weights().tensor(&format!("{layers}.0.{name}{end}")).is_some())
-            }),
+    let layers = match name.owner {
+        Owner::Model => vec![String::new()],
+        Owner::Layer => (0..3).map(|layer| format!("{layer}.")).collect(),
+    };
+    layers.iter().any(|layer| match checkpoint {
+        Checkpoint::Gguf(gguf) => {
+            let before = if name.owner == Owner::Layer { "blk." } else { "" };
+            gguf.tensor(&format!("{before}{layer}{}", name.gguf)).is_some()
+        }
+        Checkpoint::HuggingFace(model) => name.hugging_face.is_some_and(|stored| {
+            let befores = match name.owner {
+                Owner::Model => ["", "transformer."],
+                Owner::Layer => ["model.layers.", "transformer.h."],
+            };
+            let stored = stored.replace("{}", "0");
+            let there = |before: &str, end: &str| {
+                model.weights().tensor(&format!("{before}{layer}{stored}{end}")).is_some()
+            };
+            befores.iter().any(|before| there(before, "") || there(before, "_blocks"))
         }),
-    }
+    })
 }
 
 #[test]

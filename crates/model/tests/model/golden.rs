@@ -4,7 +4,7 @@ use fornax_compute::cpu::{Activations, CpuSizes, Simd};
 use fornax_compute::{Counting, KvDType, KvSpec, Memory, PAGE_TOKENS};
 use fornax_model::{Config, Limits, load, measure};
 
-use crate::fixture::{ALL, Container, Golden, open, open_gguf, position};
+use crate::fixture::{ALL, Container, Golden, open, open_gguf, open_hugging_face, position};
 use crate::rig::{Mode, Rig, Room, Share, distance, logits};
 
 /// The most that a log-probability may differ at any position, with float activations and f32 keys and values.
@@ -54,7 +54,7 @@ fn chunks_change_no_bit() {
 
 #[test]
 fn a_sequence_among_others_is_what_it_is_alone() {
-    for case in ["llama", "llama-bias", "qwen2-window", "mixtral", "qwen2moe", "gpt-oss"] {
+    for case in ["llama", "llama-bias", "qwen2-window", "mixtral", "qwen2moe", "qwen2moe-dense", "gpt-oss"] {
         let (mut rig, golden) = rig(case, Container::HuggingFace, Mode::float(), 2);
         let alone = logits(&mut rig, &golden.tokens, 16);
         // The second sequence has the tokens in reverse and runs ahead, so positions and lengths differ.
@@ -81,7 +81,7 @@ fn half_precision_keys_and_values_cost_their_missing_bits() {
     for (kv, bound) in [(KvDType::F16, 5e-2), (KvDType::BF16, 4e-1)] {
         for (case, container) in ALL {
             // A router jumps: where two experts are almost as good, a key's last bits choose another one.
-            if Config::read(&open(case, *container)).unwrap().mixture.is_some() {
+            if Config::read(&open(case, *container)).unwrap().mixture().is_some() {
                 continue;
             }
             let (mut rig, golden) = rig(case, *container, Mode { kv, ..Mode::float() }, 1);
@@ -137,6 +137,20 @@ fn progress_counts_every_byte_of_weights_once() {
         assert_eq!(reports[0], (0, total));
         assert!(reports.is_sorted());
     }
+}
+
+#[test]
+fn dense_first_layers_may_be_counted_instead_of_listed() {
+    let counted = |json: &mut serde_json::Value| {
+        json["mlp_only_layers"] = serde_json::json!([]);
+        json["first_k_dense_replace"] = serde_json::json!(1);
+    };
+    let checkpoint = open_hugging_face("qwen2moe-dense", counted, |_| {});
+    let golden = Golden::read("qwen2moe-dense");
+    let config = Config::read(&checkpoint).unwrap();
+    let mut rig = Rig::new(&checkpoint, &config, Mode::float(), room(&golden, 1)).unwrap();
+    let error = distance(&logits(&mut rig, &golden.tokens, golden.tokens.len()), &golden.logits);
+    assert!(error <= BOUND, "{error:e}");
 }
 
 #[test]

@@ -14,3 +14,4 @@ mod refusals;
 mod rig;
 mod roles;
 mod rope;
+mod stages;

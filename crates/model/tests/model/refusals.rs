@@ -238,8 +238,34 @@ fn what_is_not_computed_is_refused_and_not_ignored() {
         json!({"num_local_experts": 6}),
         "tensor \"model.layers.0.block_sparse_moe.gate.weight\" has shape [5, 64]",
     );
-    with("qwen3moe", json!({"mlp_only_layers": [1]}), "layers without experts");
-    with("qwen2moe", json!({"decoder_sparse_step": 2}), "layers without experts");
+    with(
+        "qwen3moe",
+        json!({"mlp_only_layers": [1]}),
+        "tensor \"model.layers.1.mlp.gate_proj.weight\" is missing",
+    );
+    with(
+        "qwen2moe",
+        json!({"decoder_sparse_step": 2}),
+        "tensor \"model.layers.0.mlp.gate_proj.weight\" is missing",
+    );
+    with(
+        "qwen2moe",
+        json!({"decoder_sparse_step": 0}),
+        "key \"decoder_sparse_step\" is 0, wanted at least 1",
+    );
+    with("qwen3moe", json!({"mlp_only_layers": 1}), "key \"mlp_only_layers\" is 1, wanted a list of whole");
+    with(
+        "qwen2moe-dense",
+        json!({"mlp_only_layers": []}),
+        "tensor \"model.layers.0.mlp.gate.weight\" is missing",
+    );
+    with(
+        "mixtral",
+        json!({"first_k_dense_replace": 1}),
+        "a layer without experts in the mixtral architecture is not supported",
+    );
+    let dense = add("qwen2moe.leading_dense_block_count", Number::U32(1));
+    gguf("qwen2moe", dense, "tensor \"blk.0.ffn_gate.weight\" is missing");
     with("gpt-oss", json!({"swiglu_limit": 6.0}), "swiglu_limit 6 is not supported; supported: 7");
     with(
         "gpt-oss",

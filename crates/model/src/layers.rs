@@ -1,0 +1,371 @@
+//! What each layer of a model is made of, read from its checkpoint: layers of one model may differ.
+
+use fornax_compute::{Heads, Routing, Shares};
+use fornax_format::{Array, Value};
+
+use crate::facts::{ShareRule, WindowRule};
+use crate::names::Tensor;
+use crate::source::{Json, Key, Source, bad};
+use crate::{Error, Facts};
+
+/// One layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerConfig {
+    /// What mixes positions.
+    pub mixer: Mixer,
+    /// What each position takes for itself.
+    pub feed_forward: FeedForward,
+}
+
+/// What mixes the positions of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    /// Softmax attention over keys and values of earlier positions.
+    Attention(AttentionConfig),
+}
+
+/// A layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionConfig {
+    /// Its heads. The head size need not be `hidden / heads`.
+    pub heads: Heads,
+    /// How many positions a query sees, its own included; all where there is none.
+    pub window: Option<u32>,
+    /// Which rotary positions it has.
+    pub rotary: Rotary,
+}
+
+/// Which of a model's rotary positions a layer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotary {
+    /// [`Config::rope`](crate::Config::rope).
+    Model,
+    /// [`Config::window_rope`](crate::Config::window_rope).
+    Window,
+}
+
+/// A layer's feed-forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedForward {
+    /// Every token takes all of it.
+    Dense {
+        /// Its inner width.
+        ffn: usize,
+    },
+    /// A router chooses experts for each token.
+    Mixture(Mixture),
+}
+
+/// The experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    /// How many there are, and how they are chosen.
+    pub routing: Routing,
+    /// Inner width of one.
+    pub ffn: usize,
+    /// Inner width of the expert that every token takes, where there is one.
+    pub shared_ffn: Option<usize>,
+}
+
+/// What layers of one group of keys and values have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KvShape {
+    pub(crate) heads: usize,
+    pub(crate) dim: usize,
+    pub(crate) window: Option<u32>,
+}
+
+impl LayerConfig {
+    /// Its attention.
+    pub fn attention(&self) -> &AttentionConfig {
+        let Mixer::Attention(attention) = &self.mixer;
+        attention
+    }
+
+    pub(crate) fn kv_shape(&self) -> KvShape {
+        let AttentionConfig { heads, window, .. } = *self.attention();
+        KvShape { heads: heads.kv, dim: heads.dim, window }
+    }
+}
+
+impl FeedForward {
+    /// Its experts, where it has some.
+    pub fn mixture(&self) -> Option<Mixture> {
+        match self {
+            FeedForward::Dense { .. } => None,
+            FeedForward::Mixture(mixture) => Some(*mixture),
+        }
+    }
+
+    /// Inner width of what every token takes; 0 where there are none but experts.
+    pub fn ffn(&self) -> usize {
+        match self {
+            FeedForward::Dense { ffn } => *ffn,
+            FeedForward::Mixture(mixture) => mixture.shared_ffn.unwrap_or(0),
+        }
+    }
+}
+
+/// Values under one key in each container.
+mod key {
+    use crate::source::Key;
+
+    const fn key(gguf: &'static str, hugging_face: &'static str) -> Key {
+        Key { gguf, hugging_face }
+    }
+
+    pub(super) const LAYERS: Key = key("block_count", "num_hidden_layers");
+    pub(super) const FFN: Key = key("feed_forward_length", "intermediate_size");
+    pub(super) const EXPERTS: Key = key("expert_count", "num_local_experts");
+    /// What older files call it.
+    pub(super) const NUM_EXPERTS: Key = key("expert_count", "num_experts");
+    pub(super) const EXPERTS_CHOSEN: Key = key("expert_used_count", "num_experts_per_tok");
+    pub(super) const EXPERT_FFN: Key = key("expert_feed_forward_length", "moe_intermediate_size");
+    pub(super) const SHARED_FFN: Key =
+        key("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    /// Layers before the first that has experts.
+    pub(super) const FIRST_DENSE: Key = key("leading_dense_block_count", "first_k_dense_replace");
+    pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
+    pub(super) const HEADS_KV: Key = key("attention.head_count_kv", "num_key_value_heads");
+    pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
+    pub(super) const WINDOW: Key = key("attention.sliding_window", "sliding_window");
+    pub(super) const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", "sliding_window_pattern");
+}
+
+/// All layers. `heads` are those of every layer; `windows_rotate` tells whether layers with a window have rotary positions of
+/// their own.
+pub(crate) fn read(
+    source: &Source<'_>,
+    facts: &Facts,
+    (hidden, heads): (usize, Heads),
+    windows_rotate: bool,
+) -> Result<Vec<LayerConfig>, Error> {
+    let count = source.size(key::LAYERS)?;
+    let windows = windows(source, facts, count)?;
+    let feed_forwards = feed_forwards(source, facts, hidden, count)?;
+    let layer = |(window, feed_forward): (Option<u32>, FeedForward)| LayerConfig {
+        mixer: Mixer::Attention(AttentionConfig {
+            heads,
+            window,
+            rotary: if window.is_some() && windows_rotate { Rotary::Window } else { Rotary::Model },
+        }),
+        feed_forward,
+    };
+    Ok(windows.into_iter().zip(feed_forwards).map(layer).collect())
+}
+
+/// The heads of every layer.
+pub(crate) fn heads(source: &Source<'_>, hidden: usize) -> Result<Heads, Error> {
+    let query = source.size(key::HEADS)?;
+    let kv = source.opt_size(key::HEADS_KV)?.unwrap_or(query);
+    if !query.is_multiple_of(kv) {
+        let wanted = format!("a divisor of the {query} query heads");
+        return Err(bad(&source.spelling(key::HEADS_KV), kv, &wanted));
+    }
+    let dim = match source.opt_size(key::HEAD_DIM)? {
+        Some(dim) => dim,
+        None if hidden.is_multiple_of(query) => hidden / query,
+        None => {
+            let wanted =
+                format!("a divisor of the hidden size {hidden}, or {}", source.spelling(key::HEAD_DIM));
+            return Err(bad(&source.spelling(key::HEADS), query, &wanted));
+        }
+    };
+    if let Source::Gguf { .. } = source {
+        let value_length = Key { gguf: "attention.value_length", hugging_face: "" };
+        match source.opt_size(value_length)? {
+            Some(other) if other != dim => {
+                let wanted = format!("the key length {dim}");
+                return Err(bad(&source.spelling(value_length), other, &wanted));
+            }
+            _ => {}
+        }
+    }
+    Ok(Heads { query, kv, dim })
+}
+
+fn feed_forwards(
+    source: &Source<'_>,
+    facts: &Facts,
+    hidden: usize,
+    layers: usize,
+) -> Result<Vec<FeedForward>, Error> {
+    let Some(mixture) = mixture(source, facts)? else {
+        return Ok(vec![FeedForward::Dense { ffn: ffn(source, facts, hidden)? }; layers]);
+    };
+    let mut all = vec![FeedForward::Mixture(mixture); layers];
+    let dense = dense_layers(source, layers)?;
+    if dense.contains(&true) {
+        if !facts.has(Tensor::Down) {
+            return Err(Error::Unsupported {
+                what: format!("a layer without experts in the {} architecture", facts.name),
+                supported: "experts in every layer".to_owned(),
+            });
+        }
+        let ffn = ffn(source, facts, hidden)?;
+        for (layer, _) in all.iter_mut().zip(dense).filter(|(_, dense)| *dense) {
+            *layer = FeedForward::Dense { ffn };
+        }
+    }
+    Ok(all)
+}
+
+/// Which layers of a mixture have no experts. The keys are listened to whatever the architecture: a file that has one which
+/// does not hold for it lacks the tensors that follow from the key, and is refused.
+fn dense_layers(source: &Source<'_>, layers: usize) -> Result<Vec<bool>, Error> {
+    let first = source.opt_whole(key::FIRST_DENSE)?.unwrap_or(0);
+    let (mut every, mut listed) = (1, Vec::new());
+    if let Source::HuggingFace { json, .. } = source {
+        every = json.opt_u64(SPARSE_STEP)?.unwrap_or(1);
+        if every == 0 {
+            return Err(bad(&json.spelling(SPARSE_STEP), every, "at least 1"));
+        }
+        listed = json.opt_u64s("mlp_only_layers")?.unwrap_or_default();
+    }
+    let dense = |layer: u64| layer < first || listed.contains(&layer) || !(layer + 1).is_multiple_of(every);
+    Ok((0..layers as u64).map(dense).collect())
+}
+
+/// Experts in every so manyth layer.
+const SPARSE_STEP: &str = "decoder_sparse_step";
+
+/// The inner width. Where the configuration does not have it, some architectures' is four times the hidden size.
+fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error> {
+    match (source.opt_size(key::FFN)?, facts.ffn_of_hidden) {
+        (Some(ffn), _) => Ok(ffn),
+        (None, Some(times)) => Ok(times * hidden),
+        (None, None) => Err(Error::MissingKey { key: source.spelling(key::FFN) }),
+    }
+}
+
+fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error> {
+    let Some(rule) = facts.experts else { return Ok(None) };
+    let experts = source.opt_size(key::EXPERTS)?.map_or_else(|| source.size(key::NUM_EXPERTS), Ok)?;
+    let chosen = source.size(key::EXPERTS_CHOSEN)?;
+    if chosen > experts {
+        let wanted = format!("at most the {experts} experts");
+        return Err(bad(&source.spelling(key::EXPERTS_CHOSEN), chosen, &wanted));
+    }
+    let shares = match (rule, source) {
+        (ShareRule::OfChosen, _) => Shares::OfChosen,
+        (ShareRule::Configured { gguf }, Source::Gguf { .. }) => gguf,
+        (ShareRule::Configured { .. }, Source::HuggingFace { json, .. }) => {
+            match json.opt_bool("norm_topk_prob")?.unwrap_or(false) {
+                true => Shares::OfChosen,
+                false => Shares::OfAll,
+            }
+        }
+    };
+    // Files older than their own keys have these widths under the dense one's.
+    let width = |key| source.opt_size(key)?.map_or_else(|| source.size(key::FFN), Ok);
+    let shared_ffn = facts.has(Tensor::SharedRouter).then(|| width(key::SHARED_FFN)).transpose()?;
+    let ffn = width(key::EXPERT_FFN)?;
+    Ok(Some(Mixture { routing: Routing { experts, chosen, shares }, ffn, shared_ffn }))
+}
+
+/// What config.json calls the kind of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LayerType {
+    Full,
+    Sliding,
+}
+
+impl LayerType {
+    /// Every `n`-th layer sees everything, the others have the window.
+    fn all_but_every(n: u32, layers: usize) -> Vec<LayerType> {
+        let kind = |layer: u32| if layer.is_multiple_of(n) { LayerType::Full } else { LayerType::Sliding };
+        (1..).take(layers).map(kind).collect()
+    }
+}
+
+/// Each layer's window.
+fn windows(source: &Source<'_>, facts: &Facts, layers: usize) -> Result<Vec<Option<u32>>, Error> {
+    let every = |window: Option<u32>| Ok(vec![window; layers]);
+    let some = |window: u32, types: Vec<LayerType>| {
+        Ok(types.into_iter().map(|kind| (kind == LayerType::Sliding).then_some(window)).collect())
+    };
+    let json = match source {
+        Source::Gguf { metadata, .. } => {
+            // Zero is none.
+            let window = metadata.opt_u32(&source.spelling(key::WINDOW))?.filter(|window| *window > 0);
+            return match (window, facts.window) {
+                (Some(window), WindowRule::AllButEvery(n)) => {
+                    let types = gguf_pattern(source, layers)?;
+                    some(window, types.unwrap_or_else(|| LayerType::all_but_every(n, layers)))
+                }
+                // Converters write the key for others where it holds for every layer.
+                (window, _) => every(window),
+            };
+        }
+        Source::HuggingFace { json, .. } => json,
+    };
+    let (given, null) = (json.has(source.own(key::WINDOW)), json.get(source.own(key::WINDOW)).is_none());
+    match facts.window {
+        WindowRule::Never => every(None),
+        WindowRule::EveryLayer(default) if !given => every(default),
+        WindowRule::EveryLayer(_) | WindowRule::AllButEvery(_) if given && null => every(None),
+        WindowRule::EveryLayer(_) => every(Some(source.positions(key::WINDOW)?)),
+        WindowRule::AllButEvery(n) => {
+            let window = source.positions(key::WINDOW)?;
+            let n = json
+                .opt_u64(key::WINDOW_PATTERN.hugging_face)?
+                .and_then(|n| u32::try_from(n).ok())
+                .unwrap_or(n);
+            let types = layer_types(json, layers)?;
+            some(window, types.unwrap_or_else(|| LayerType::all_but_every(n.max(1), layers)))
+        }
+        WindowRule::SomeLayers => {
+            if !json.opt_bool("use_sliding_window")?.unwrap_or(false) || null {
+                return every(None);
+            }
+            let window = source.positions(key::WINDOW)?;
+            if let Some(types) = layer_types(json, layers)? {
+                return some(window, types);
+            }
+            let Some(full) = json.opt_u64("max_window_layers")? else {
+                return Err(Error::MissingKey { key: "max_window_layers".to_owned() });
+            };
+            let kind = |layer| if layer < full { LayerType::Full } else { LayerType::Sliding };
+            some(window, (0..layers as u64).map(kind).collect())
+        }
+    }
+}
+
+/// The layers' types where a GGUF file says them: layer by layer, or every how many one has no window.
+fn gguf_pattern(source: &Source<'_>, layers: usize) -> Result<Option<Vec<LayerType>>, Error> {
+    let Source::Gguf { metadata, .. } = source else { return Ok(None) };
+    let key = source.spelling(key::WINDOW_PATTERN);
+    match metadata.get(&key) {
+        None => Ok(None),
+        Some(Value::Array(Array::Bool(pattern))) if pattern.len() == layers => {
+            let kind = |&windowed: &bool| if windowed { LayerType::Sliding } else { LayerType::Full };
+            Ok(Some(pattern.iter().map(kind).collect()))
+        }
+        Some(Value::Array(Array::Bool(pattern))) => {
+            let wanted = format!("one for each of the {layers} layers");
+            Err(bad(&key, format!("{} values", pattern.len()), &wanted))
+        }
+        Some(_) => {
+            let n = metadata.opt_u32(&key)?.unwrap_or(0).max(1);
+            Ok(Some(LayerType::all_but_every(n, layers)))
+        }
+    }
+}
+
+/// The layers' types where config.json says them layer by layer.
+fn layer_types(json: &Json<'_>, layers: usize) -> Result<Option<Vec<LayerType>>, Error> {
+    let Some(types) = json.opt_strs("layer_types")? else { return Ok(None) };
+    if types.len() != layers {
+        let wanted = format!("one for each of the {layers} layers");
+        return Err(bad("layer_types", format!("{} types", types.len()), &wanted));
+    }
+    let kind = |kind: &str| match kind {
+        "full_attention" => Ok(LayerType::Full),
+        "sliding_attention" => Ok(LayerType::Sliding),
+        other => Err(Error::Unsupported {
+            what: format!("layer type {other:?}"),
+            supported: "full_attention, sliding_attention".to_owned(),
+        }),
+    };
+    types.into_iter().map(kind).collect::<Result<_, _>>().map(Some)
+}
