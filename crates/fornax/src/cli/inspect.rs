@@ -101,30 +101,32 @@ impl Inspection {
 
     fn text(&self, path: &Path) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
-        writeln!(out, "{}", path.display())?;
+        writeln!(out, "{}", output::line(&path.display().to_string()))?;
         let container =
             format!("{} in {} file(s), {}", self.container, self.files.len(), output::bytes(self.file_bytes));
         writeln!(out, "container     {container}")?;
-        writeln!(out, "architecture  {}", self.architecture.as_deref().unwrap_or("not named"))?;
-        writeln!(out, "name          {}", self.name.as_deref().unwrap_or("-"))?;
+        writeln!(out, "architecture  {}", output::line(self.architecture.as_deref().unwrap_or("not named")))?;
+        writeln!(out, "name          {}", output::line(self.name.as_deref().unwrap_or("-")))?;
         writeln!(out, "parameters    {} in {} tensors", self.parameters, self.tensors.len())?;
         for (title, facts) in [("model", &self.facts), ("tokenizer", &self.tokenizer)] {
             writeln!(out, "\n{title}")?;
             for (key, value) in facts.as_object().into_iter().flatten() {
-                writeln!(out, "  {key:<44} {}", shortened(value))?;
+                writeln!(out, "  {:<44} {}", output::line(key), output::line(&shortened(value)))?;
             }
         }
         writeln!(out, "\nmetadata")?;
         for (key, value) in &self.metadata {
-            writeln!(out, "  {key:<44} {}", shortened(value))?;
+            writeln!(out, "  {:<44} {}", output::line(key), output::line(&shortened(value)))?;
         }
         writeln!(out, "\ntensors")?;
         for tensor in &self.tensors {
             let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
-            writeln!(out, "  {:<44} {:<8} {}", tensor.name, tensor.dtype, shape.join(" x "))?;
+            let name = output::line(&tensor.name);
+            writeln!(out, "  {name:<44} {:<8} {}", tensor.dtype, shape.join(" x "))?;
         }
         if let Some(template) = &self.chat_template {
-            writeln!(out, "\nchat template\n{template}")?;
+            let lines: Vec<String> = template.lines().map(output::line).collect();
+            writeln!(out, "\nchat template\n{}", lines.join("\n"))?;
         }
         Ok(out)
     }
