@@ -1047,7 +1047,7 @@ impl DeviceArgs {
     pub(crate) fn activations_on(&self, device: fornax::Device) -> Activations {
         match device {
             fornax::Device::Cpu => self.activations.unwrap_or(Activations::Int8),
-            fornax::Device::Cuda(_) => Activations::Float,
+            _ => Activations::Float,
         }
     }
 }

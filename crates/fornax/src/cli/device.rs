@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use fornax::{Activations, Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions};
@@ -16,19 +17,27 @@ use super::meter::{Meter, megabytes};
 /// The device that a name stands for; `auto` takes the first that can be used. Nothing falls back to another device
 /// than the one asked for.
 pub(crate) fn named(name: &str) -> Result<Device, Failure> {
-    let index = |text: &str| text.parse::<u16>().ok().map(usize::from);
-    match name.split_once(':').unwrap_or((name, "0")) {
-        _ if name == "auto" => Ok(Device::auto().0),
-        _ if name == "cpu" => Ok(Device::Cpu),
-        ("cuda", ordinal) if index(ordinal).is_some() => Ok(Device::Cuda(index(ordinal).unwrap_or(0))),
-        _ if !name.is_empty() && name.split(',').all(is_device) => Err(Failure::new(
-            Code::DeviceUnavailable,
-            format!(
-                "device {name} is not available: this build computes on one device, cpu or cuda:N; use --device cpu"
-            ),
-        )),
-        _ => Err(Failure::usage(format!("--device {name:?} is no device; use auto, cpu or cuda:0"))),
+    if name == "auto" {
+        return Ok(auto().0);
     }
+    Device::named(name).ok_or_else(|| {
+        if !name.is_empty() && name.split(',').all(is_device) {
+            Failure::new(
+                Code::DeviceUnavailable,
+                format!(
+                    "device {name} is not available: this build computes on one device, cpu or cuda:N; use --device cpu"
+                ),
+            )
+        } else {
+            Failure::usage(format!("--device {name:?} is no device; use auto, cpu or cuda:0"))
+        }
+    })
+}
+
+/// What `auto` chooses, and why. Found out once: it opens a device and tries its compiler.
+pub(crate) fn auto() -> &'static (Device, String) {
+    static AUTO: OnceLock<(Device, String)> = OnceLock::new();
+    AUTO.get_or_init(Device::auto)
 }
 
 fn is_device(name: &str) -> bool {
@@ -133,7 +142,7 @@ pub(crate) fn announce(device: &str, args: &DeviceArgs) -> io::Result<()> {
     if args.device != "auto" {
         return Ok(());
     }
-    let (_, why) = Device::auto();
+    let (_, why) = auto();
     writeln!(io::stderr(), "device: {device} (auto: {why})")
 }
 

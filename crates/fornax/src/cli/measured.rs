@@ -128,21 +128,18 @@ pub(super) struct Rates {
 
 impl Rates {
     pub(super) fn measure(model: &Fornax) -> Result<Rates, Error> {
-        Ok(match model.kind() {
-            Device::Cpu => Rates {
+        let folder = locate::cache_dir().ok().map(|cache| cache.join("kernels"));
+        Ok(match model.kind().rates(folder)? {
+            None => Rates {
                 memory_bytes_per_second: memory_rate(model.threads()),
                 upload_bytes_per_second: None,
                 matrix_operations_per_second: None,
             },
-            Device::Cuda(ordinal) => {
-                let folder = locate::cache_dir().ok().map(|cache| cache.join("kernels"));
-                let rates = fornax_gpu::rates(ordinal, folder)?;
-                Rates {
-                    memory_bytes_per_second: rates.copy,
-                    upload_bytes_per_second: Some(rates.host_to_device),
-                    matrix_operations_per_second: Some(rates.matrix),
-                }
-            }
+            Some(rates) => Rates {
+                memory_bytes_per_second: rates.copy,
+                upload_bytes_per_second: Some(rates.host_to_device),
+                matrix_operations_per_second: Some(rates.matrix),
+            },
         })
     }
 
