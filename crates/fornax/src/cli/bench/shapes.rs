@@ -11,14 +11,14 @@ use fornax::Error;
 use fornax::random_model::{Shape, Types, write_repeating};
 use serde::Serialize;
 
-use super::args::Bench;
-use super::bench::{DeviceReport, Load, figures, named_shape, named_types, options};
-use super::failure::Failure;
-use super::interrupt::Interrupt;
 use super::load::Clients;
 use super::measured::{Figures, Inside, Rates, Setup, Traffic};
-use super::meter::{Meter, megabytes};
-use super::{device, output};
+use super::{DeviceReport, Load, figures, named_shape, named_types, options};
+use crate::cli::args::Bench;
+use crate::cli::failure::Failure;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::meter::{Meter, megabytes};
+use crate::cli::{device, output};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]

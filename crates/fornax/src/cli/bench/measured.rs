@@ -9,11 +9,11 @@ use fornax_compute::SplitMix64;
 use fornax_format::{Checkpoint, View};
 use serde::Serialize;
 
-use super::args::{Bench, Part};
-use super::failure::Failure;
-use super::interrupt::Interrupt;
 use super::load::{Ask, Clients, Percentiles, Target, Timeline, arrivals, between, steady_rate};
-use super::locate;
+use crate::cli::args::{Bench, Part};
+use crate::cli::failure::Failure;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::locate;
 
 /// What stands before the answer of a long conversation, which is timed where the context has room: always on a GPU.
 pub(super) const LONG_PROMPT: usize = 8000;
