@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use fornax::Error;
 use fornax_format::{Checkpoint, HuggingFace, View};
 use fornax_model::{Config, Mixture};
@@ -12,8 +13,24 @@ use fornax_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, json};
 
-use super::args::Inspect;
+use super::args::ModelArg;
 use super::{locate, output};
+
+/// Show what is in a model: metadata, architecture facts, tensors, tokenizer, chat template
+///
+/// Nothing is loaded: vocabulary-only files and architectures that cannot be computed yet are shown too.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax inspect
+  fornax inspect ./model.gguf --json
+  fornax inspect ./Qwen2.5-0.5B-Instruct")]
+pub(crate) struct Inspect {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// Print JSON, with every array in full
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Everything that `--json` prints.
 #[derive(Debug, Serialize)]
@@ -45,7 +62,7 @@ struct Tensor {
 }
 
 pub(crate) fn inspect(args: &Inspect) -> anyhow::Result<()> {
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let inspection = Inspection::of(&Checkpoint::open(&path).map_err(Error::from)?)?;
     if args.json {
         return output::json(&inspection);

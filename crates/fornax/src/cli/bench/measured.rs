@@ -9,8 +9,8 @@ use fornax_compute::SplitMix64;
 use fornax_format::{Checkpoint, View};
 use serde::Serialize;
 
+use super::args::{Bench, Part};
 use super::load::{Ask, Clients, Percentiles, Target, Timeline, arrivals, between, steady_rate};
-use crate::cli::args::{Bench, Part};
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::locate;

@@ -1,5 +1,6 @@
 //! How fast a model runs here, measured through the engine and through a server, beside what this machine can do.
 
+mod args;
 mod load;
 mod measured;
 mod shapes;
@@ -20,13 +21,13 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
-use super::args::Bench;
 use super::device::{self, Taken};
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::{Meter, megabytes};
 use super::output::binary;
 use super::{locate, output, serve};
+pub(crate) use args::Bench;
 use load::{Clients, Target};
 use measured::{Figures, Http, Inside, Measured, Rates, Setup, Traffic};
 use wire::Wire;
@@ -144,7 +145,7 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     let load = Load::of(taken, &inside);
     let figures = figures(args, &setup, inside, &clients, &interrupt)?;
     let report = Report { model: path, device: DeviceReport::of(&model, args, rates), load, figures };
-    if args.json {
+    if args.output.json {
         return output::json(&report);
     }
     let mut out = String::new();
@@ -296,7 +297,7 @@ fn elsewhere(args: &Bench, url: &str, clients: &Clients, interrupt: &Interrupt) 
     let http = interrupt.during(|| measured.http(&Target::Server(wire)))?;
     let model = health["model"].as_str().unwrap_or_default().to_owned();
     let report = HttpReport { url: url.to_owned(), model, http };
-    if args.json {
+    if args.output.json {
         return output::json(&report);
     }
     writeln!(io::stdout().lock(), "{}, {}\n{}", report.url, report.model, report.http.table()?)?;

@@ -1,5 +1,7 @@
 //! The server: flags to its options, a model for it, and the signals that steer it.
 
+mod args;
+
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -18,9 +20,10 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use super::args::{LogFormat, Serve};
-use super::failure::Failure;
-use super::{device, locate, machine, output, plan};
+use crate::cli::failure::Failure;
+use crate::cli::{device, locate, machine, output, plan};
+use args::LogFormat;
+pub(crate) use args::Serve;
 
 /// Threads for sockets and streams: they hand tokens on, the engine's threads make them.
 const SOCKET_THREADS: usize = 2;
