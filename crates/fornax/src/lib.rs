@@ -45,7 +45,7 @@ mod text;
 mod vocabulary;
 
 pub use answer::{Answer, Part};
-pub use device::{Device, Loading};
+pub use device::{Cases, Device, DeviceRates, Loading, Suite, serve_private};
 pub use error::{Code, Error};
 pub use evaluator::Evaluator;
 pub use fornax::{Event, Fornax, Memory};
@@ -53,8 +53,8 @@ pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
 pub use fornax_engine::{Change, Plan, Remedy};
 pub use fornax_form::Form;
-pub use open::{OpenOptions, Planned};
-pub use private::{Private, RingOptions, serve as serve_private};
+pub use open::{OpenOptions, Planned, Unloaded};
+pub use private::{Private, RingOptions};
 pub use request::{
     Completion, Finish, Message, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings,
 };

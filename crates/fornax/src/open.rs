@@ -4,15 +4,13 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::thread;
 
-use fornax_compute::cpu::{Activations, CpuOptions, CpuSizes, Simd};
-use fornax_compute::{Counting, KvDType, PAGE_TOKENS, Purpose, Sizes};
-use fornax_engine::{Ask, Change, Plan, Planner, Remedy, StepLimits};
+use fornax_compute::cpu::Activations;
+use fornax_compute::{KvDType, Purpose};
+use fornax_engine::{Change, Plan, Remedy};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
-use fornax_gpu::{CudaOptions, CudaSizes, Opening};
 use fornax_model::{Adapter, Config, Limits};
-use fornax_private::IntegerSizes;
 
-use crate::device::Place;
+use crate::device::{Held, Place, Setup, Wish};
 use crate::private::Private;
 use crate::text::Text;
 use crate::{Device, Error, Fornax, Loading};
@@ -20,19 +18,14 @@ use crate::{Device, Error, Fornax, Loading};
 /// How a model is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    path: PathBuf,
     device: Device,
-    kernel_folder: Option<PathBuf>,
-    context: Option<usize>,
+    setup: Setup,
     parallel: usize,
     logit_rows: usize,
     drafts: bool,
     prefix_reuse: bool,
     fast_forward: bool,
-    private: Option<Private>,
     kv_dtype: Option<KvDType>,
-    activations: Activations,
-    threads: Option<usize>,
     memory_limit: Option<u64>,
     returning: u64,
     chat_template: Option<String>,
@@ -42,25 +35,9 @@ pub struct OpenOptions {
     adapters: Vec<(String, PathBuf)>,
 }
 
-/// Tokens of one step: long enough that each weight is read once for many tokens, short enough that activations stay
-/// small beside the weights of a small model.
-const STEP_TOKENS: usize = 256;
-/// A GPU's matrix units are busy from a thousand tokens on, and activations are little beside its memory. Where streams wait
-/// for a step, the engine makes it shorter.
-const GPU_STEP_TOKENS: usize = 2048;
-
-/// The longest context that page tables on a GPU have room for where none is asked for.
-const CONTEXT_MAX: usize = 1 << 18;
-
 /// Rows of logits beyond one for each request: for drafts that are verified and prompts that are scored. They take 10 MB
 /// for a vocabulary of 150,000.
 const LOGIT_ROWS: usize = 15;
-
-/// What the process takes beside the model: code, stacks, page tables, buffers of the command line. Measured as the
-/// peak less what the allocator counted: 21 MiB with a vocabulary of 49,152 tokens, 41 MiB with 151,936.
-const RUNTIME_BYTES: u64 = 16 << 20;
-/// And for each token of the vocabulary: 200 bytes in the tokenizer, 300 more once a form is asked for.
-const RUNTIME_BYTES_PER_TOKEN: u64 = 600;
 
 impl OpenOptions {
     /// The model at `path` (a GGUF file, the first shard of a split one, or a Hugging Face directory) with everything
@@ -68,19 +45,21 @@ impl OpenOptions {
     /// every core.
     pub fn new(path: impl Into<PathBuf>) -> OpenOptions {
         OpenOptions {
-            path: path.into(),
             device: Device::Cpu,
-            kernel_folder: None,
-            context: None,
+            setup: Setup {
+                model: path.into(),
+                kernel_folder: None,
+                context: None,
+                private: None,
+                activations: Activations::Integer,
+                threads: None,
+            },
             parallel: 1,
             logit_rows: LOGIT_ROWS,
             drafts: true,
             prefix_reuse: true,
             fast_forward: true,
-            private: None,
             kv_dtype: None,
-            activations: Activations::Integer,
-            threads: None,
             memory_limit: None,
             returning: 0,
             chat_template: None,
@@ -98,13 +77,13 @@ impl OpenOptions {
 
     /// Where a GPU's compiled kernels are kept; without it they are compiled anew each time.
     pub fn kernel_folder(mut self, folder: impl Into<PathBuf>) -> OpenOptions {
-        self.kernel_folder = Some(folder.into());
+        self.setup.kernel_folder = Some(folder.into());
         self
     }
 
     /// Most tokens of a request, prompt and answer together.
     pub fn context(mut self, tokens: usize) -> OpenOptions {
-        self.context = Some(tokens);
+        self.setup.context = Some(tokens);
         self
     }
 
@@ -141,7 +120,7 @@ impl OpenOptions {
     /// Products with weights are done as private inference does them, everything else on the CPU. What would make the
     /// rows of a round depend on what is said (drafts, reuse of prefixes, forced tokens together) is off from here on.
     pub fn private(mut self, private: Private) -> OpenOptions {
-        self.private = Some(private);
+        self.setup.private = Some(private);
         self.drafts(false).prefix_reuse(false).fast_forward(false)
     }
 
@@ -155,13 +134,13 @@ impl OpenOptions {
     /// How activations enter products with quantised weights on the CPU; on a GPU they are float. [`Activations::Half`] is
     /// slow: the specification of what a GPU computes, to compare it with.
     pub fn activations(mut self, activations: Activations) -> OpenOptions {
-        self.activations = activations;
+        self.setup.activations = activations;
         self
     }
 
     /// CPU threads.
     pub fn threads(mut self, threads: usize) -> OpenOptions {
-        self.threads = Some(threads);
+        self.setup.threads = Some(threads);
         self
     }
 
@@ -198,8 +177,7 @@ impl OpenOptions {
     }
 
     /// Loads a low-rank adapter beside the model, from a folder as PEFT writes it. Requests of the engine's own kind
-    /// ([`Fornax::handle`]) take it by its place among all that were named; each may take another one, in one batch. On
-    /// the CPU only.
+    /// ([`Fornax::handle`]) take it by its place among all that were named; each may take another one, in one batch.
     pub fn adapter(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> OpenOptions {
         self.adapters.push((name.into(), folder.into()));
         self
@@ -217,7 +195,25 @@ impl OpenOptions {
 
     /// What the model will take, from headers and options alone, and what would fit if that does not.
     pub fn plan(&self) -> Result<Planned, Error> {
-        self.planned(&self.checkpoint()?, &self.read_adapters()?)
+        self.clone().read()?.plan()
+    }
+
+    /// Opens the files and reads their headers, once for every plan and for loading.
+    pub fn read(self) -> Result<Unloaded, Error> {
+        let place = self.device.place(&self.setup);
+        self.read_for(place)
+    }
+
+    fn read_for(self, place: Box<dyn Place>) -> Result<Unloaded, Error> {
+        let (checkpoint, adapters) = (self.checkpoint()?, self.read_adapters()?);
+        Ok(Unloaded { options: self, checkpoint, adapters, place, held: None })
+    }
+
+    /// What follows from the options and the files' headers.
+    pub(crate) fn blueprint(self) -> Result<Blueprint, Error> {
+        let mut unloaded = self.read()?;
+        unloaded.hold();
+        unloaded.blueprint(None)
     }
 
     /// The adapters' files.
@@ -228,162 +224,95 @@ impl OpenOptions {
 
     /// The files, as the options say to read them.
     fn checkpoint(&self) -> Result<Checkpoint, Error> {
-        let mut checkpoint = Checkpoint::open(&self.path)?;
+        let mut checkpoint = Checkpoint::open(&self.setup.model)?;
         if let Some(dtype) = self.quantize {
             checkpoint.quantize(dtype)?;
         }
         Ok(checkpoint)
     }
+}
 
-    fn planned(&self, checkpoint: &Checkpoint, adapters: &[Adapter]) -> Result<Planned, Error> {
-        let ask = Ask {
-            context: self.context,
-            parallel: self.parallel,
-            kv_dtype: self.kv_dtype.unwrap_or(match (self.device, self.activations) {
-                (Device::Cpu, Activations::Float) => KvDType::F32,
-                _ => KvDType::F16,
-            }),
-            step_tokens: if self.device == Device::Cpu { STEP_TOKENS } else { GPU_STEP_TOKENS },
-            logit_rows: self.logit_rows,
-            runtime_bytes: match self.device {
-                Device::Cpu => RUNTIME_BYTES + RUNTIME_BYTES_PER_TOKEN * vocabulary_tokens(checkpoint),
-                // The process lies in the machine's memory, not in the card's.
-                Device::Cuda(_) => 0,
-            },
-            limit_bytes: self.memory_limit.unwrap_or(u64::MAX),
-        };
-        match self.device {
-            Device::Cpu if self.private.is_some() => planned(
-                (checkpoint, adapters),
-                |step| IntegerSizes(CpuSizes::new(&self.cpu(step))),
-                &ask,
-                "cpu",
-            ),
-            Device::Cpu => {
-                planned((checkpoint, adapters), |step| CpuSizes::new(&self.cpu(step)), &ask, "cpu")
-            }
-            Device::Cuda(ordinal) => {
-                // What is free on the card is a limit too.
-                let free = fornax_gpu::probe(ordinal)?.memory_free.saturating_add(self.returning);
-                let limit_bytes = ask.limit_bytes.min(free);
-                let ask = Ask { limit_bytes, ..ask };
-                planned(
-                    (checkpoint, adapters),
-                    |step| CudaSizes::new(&self.cuda(ordinal, step)),
-                    &ask,
-                    "cuda",
-                )
-            }
+/// A model whose files are open and whose headers are read; nothing of it is loaded.
+pub struct Unloaded {
+    options: OpenOptions,
+    checkpoint: Checkpoint,
+    adapters: Vec<Adapter>,
+    place: Box<dyn Place>,
+    held: Option<Held>,
+}
+
+impl Unloaded {
+    /// Begins to open the device and holds it, so that those who look at it from here on need not open it each: for a
+    /// model that is about to be loaded.
+    pub fn hold(&mut self) {
+        if self.held.is_none() {
+            self.held = self.place.hold();
         }
     }
 
-    /// The backend for steps of these bounds.
-    fn cpu(&self, step: StepLimits) -> CpuOptions {
-        let options = CpuOptions {
-            activations: self.activations,
-            simd: if self.activations == Activations::Half { Simd::Scalar } else { Simd::detect() },
-            tokens_max: step.tokens_max,
-            slots: step.slots,
-            depth: 0,
-            ..CpuOptions::default()
-        };
-        CpuOptions { threads: self.threads.unwrap_or(options.threads), ..options }
+    /// What the model will take, and what would fit if that does not.
+    pub fn plan(&self) -> Result<Planned, Error> {
+        self.plan_within(self.options.memory_limit, self.options.returning)
     }
 
-    /// The same on a GPU. Page tables have room for every page of the context of each request, in two groups.
-    fn cuda(&self, device: usize, step: StepLimits) -> CudaOptions {
-        let pages = self.context.unwrap_or(CONTEXT_MAX).div_ceil(PAGE_TOKENS).saturating_mul(step.slots);
-        CudaOptions {
-            device,
-            tokens_max: step.tokens_max,
-            wanted_max: step.wanted_max,
-            slots: step.slots,
-            pages_max: pages.saturating_add(step.tokens_max).saturating_mul(2),
-            kernel_folder: self.kernel_folder.clone(),
-            ..CudaOptions::default()
-        }
+    /// The same with other bounds than the options': see [`OpenOptions::memory_limit`] and [`OpenOptions::returning`].
+    pub fn plan_within(&self, memory_limit: Option<u64>, returning: u64) -> Result<Planned, Error> {
+        let options = &self.options;
+        let wish = Wish {
+            context: options.setup.context,
+            parallel: options.parallel,
+            kv_dtype: options.kv_dtype,
+            logit_rows: options.logit_rows,
+            vocabulary: vocabulary_tokens(&self.checkpoint),
+            limit_bytes: memory_limit.unwrap_or(u64::MAX),
+            returning,
+        };
+        self.place.plan((&self.checkpoint, &self.adapters), &wish)
     }
 
-    /// What follows from the options and the files' headers. What does not fit is refused here, before anything is
-    /// loaded.
-    pub(crate) fn blueprint(self) -> Result<Blueprint, Error> {
-        let checkpoint = self.checkpoint()?;
-        let mut config = Config::read(&checkpoint)?;
-        let adapters = self.read_adapters()?;
-        // Held until the model is loaded.
-        let opening = match self.device {
-            Device::Cpu => None,
-            Device::Cuda(ordinal) => Some(Opening::begin(ordinal)),
-        };
-        // The plan waits for the device, and a tokenizer takes as long to read.
+    /// Loads the model as it was planned; `progress` is told how far it is.
+    pub fn load(self, planned: Planned, progress: &mut dyn FnMut(Loading)) -> Result<Fornax, Error> {
+        Fornax::load(self.blueprint(Some(planned))?, progress)
+    }
+
+    /// All that loading needs, by the plan given or one that is made here. What does not fit is refused here, before
+    /// anything is loaded.
+    fn blueprint(self, planned: Option<Planned>) -> Result<Blueprint, Error> {
+        let mut config = Config::read(&self.checkpoint)?;
+        // A plan waits for the device, and a tokenizer takes as long to read.
         let (planned, text) = thread::scope(|scope| {
-            let text = || Text::open(&checkpoint, self.chat_template.as_deref(), config.vocab);
-            let text = scope.spawn(text);
-            let planned = self.planned(&checkpoint, &adapters);
+            let (checkpoint, template) = (&self.checkpoint, self.options.chat_template.as_deref());
+            let vocab = config.vocab;
+            let text = scope.spawn(move || Text::open(checkpoint, template, vocab));
+            let planned = planned.map_or_else(|| self.plan(), Ok);
             (planned, text.join().unwrap_or_else(|panic| resume_unwind(panic)))
         });
         let planned = planned?;
         config.limit_context(u32::try_from(planned.plan.context).unwrap_or(u32::MAX));
         let step = planned.plan.step;
-        let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
         if planned.plan.unsupported.is_some() {
             // The plan was made from the table of tensors; this says by name what cannot be computed.
-            match self.device {
-                Device::Cpu => {
-                    let memory = Counting::new(CpuSizes::new(&self.cpu(step)));
-                    fornax_model::measure(&checkpoint, &config, &memory, limits)?;
-                }
-                Device::Cuda(ordinal) => {
-                    let memory = Counting::new(CudaSizes::new(&self.cuda(ordinal, step)));
-                    fornax_model::measure(&checkpoint, &config, &memory, limits)?;
-                }
-            }
+            self.place.refuse(&self.checkpoint, &config, step)?;
         }
         if !planned.plan.fits() {
             return Err(planned.refusal());
         }
-        let text = text?;
-        // What was not planned is not allocated.
-        let memory_limit = Some(planned.plan.usage.total());
-        let place = match self.device {
-            Device::Cpu if let Some(private) = self.private.clone() => {
-                let cpu = CpuOptions { memory_limit, ..self.cpu(step) };
-                Place::Private { cpu, private, model: self.path.clone() }
-            }
-            Device::Cpu => Place::Cpu(CpuOptions { memory_limit, ..self.cpu(step) }),
-            Device::Cuda(ordinal) => Place::Cuda(CudaOptions { memory_limit, ..self.cuda(ordinal, step) }),
-        };
+        let Unloaded { options, checkpoint, adapters, place, held } = self;
         Ok(Blueprint {
             checkpoint,
             adapters,
             config,
-            text,
+            text: text?,
             plan: planned.plan,
-            queue: self.queue,
+            queue: options.queue,
             place,
-            _opening: opening,
-            limits,
-            drafts: self.drafts,
-            prefix_reuse: self.prefix_reuse,
-            fast_forward: self.fast_forward,
+            _held: held,
+            limits: Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max },
+            drafts: options.drafts,
+            prefix_reuse: options.prefix_reuse,
+            fast_forward: options.fast_forward,
         })
     }
-}
-
-/// A plan of what is asked for on a kind of device, and what would fit if it does not.
-fn planned<S: Sizes>(
-    (checkpoint, adapters): (&Checkpoint, &[Adapter]),
-    sizes: impl Fn(StepLimits) -> S,
-    ask: &Ask,
-    device: &'static str,
-) -> Result<Planned, Error> {
-    let planner = Planner::new(checkpoint, sizes)?.with_adapters(adapters)?;
-    let plan = planner.plan(ask)?;
-    if plan.context > plan.context_trained {
-        return Err(Error::ContextTooLong { asked: plan.context, trained: plan.context_trained });
-    }
-    let remedies = if plan.fits() { Vec::new() } else { planner.remedies(ask)? };
-    Ok(Planned { plan, remedies, device })
 }
 
 /// A model that is about to be loaded.
@@ -395,9 +324,9 @@ pub(crate) struct Blueprint {
     pub(crate) plan: Plan,
     /// Requests that may wait.
     pub(crate) queue: Option<usize>,
-    pub(crate) place: Place,
-    /// Holds the device open between those who look at it.
-    _opening: Option<Opening>,
+    pub(crate) place: Box<dyn Place>,
+    /// Holds the device open between those who look at it, until the model is loaded.
+    _held: Option<Held>,
     pub(crate) limits: Limits,
     /// Whether answers are drafted.
     pub(crate) drafts: bool,
@@ -464,9 +393,16 @@ fn vocabulary_tokens(checkpoint: &Checkpoint) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use fornax_compute::cpu::{Cpu, CpuSizes};
+    use fornax_compute::{Counting, Sizes};
+    use fornax_engine::{Ask, StepLimits};
 
     use super::*;
     use crate::Code;
+    use crate::device::{Arm, CpuArm, CudaArm, planned};
 
     #[test]
     fn a_plan_for_a_gpu_counts_keys_and_values_as_they_are_allocated() {
@@ -475,7 +411,7 @@ mod tests {
         let path = fixtures.join("yarn");
         let checkpoint = Checkpoint::open(&path).unwrap();
         let options = OpenOptions::new(path);
-        let sizes = |step| CudaSizes::new(&options.cuda(0, step));
+        let cuda = CudaArm::new(0, &options.setup);
         for kv_dtype in [KvDType::F32, KvDType::F16, KvDType::F8] {
             for (context, limit_bytes) in [(33, 1 << 30), (100, 1 << 30), (128, 600 << 20)] {
                 let ask = Ask {
@@ -487,8 +423,8 @@ mod tests {
                     runtime_bytes: 0,
                     limit_bytes,
                 };
-                let plan = planned((&checkpoint, &[]), sizes, &ask, "cuda").unwrap().plan;
-                let taken = sizes(plan.step).kv_bytes(&plan.kv);
+                let plan = planned(&cuda, (&checkpoint, &[]), &ask).unwrap().plan;
+                let taken = cuda.sizes(plan.step).kv_bytes(&plan.kv);
                 assert_eq!(plan.usage.bytes(Purpose::Kv), taken, "{kv_dtype}, {context} tokens");
                 assert_eq!(taken % 256, 0);
             }
@@ -511,10 +447,9 @@ mod tests {
         };
         for kv_dtype in KvDType::ALL {
             let ask = ask(kv_dtype);
-            let cpu = planned((&checkpoint, &[]), |step| CpuSizes::new(&options.cpu(step)), &ask, "cpu");
+            let cpu = planned(&CpuArm::new(&options.setup), (&checkpoint, &[]), &ask);
             assert_eq!(cpu.unwrap().plan.kv.dtype, kv_dtype);
-            let cuda =
-                planned((&checkpoint, &[]), |step| CudaSizes::new(&options.cuda(0, step)), &ask, "cuda");
+            let cuda = planned(&CudaArm::new(0, &options.setup), (&checkpoint, &[]), &ask);
             if kv_dtype != KvDType::Q8_0 {
                 assert_eq!(cuda.unwrap().plan.kv.dtype, kv_dtype);
                 continue;
@@ -535,10 +470,85 @@ mod tests {
             checkpoint.quantize(quant).unwrap();
             let config = Config::read(&checkpoint).unwrap();
             let limits = Limits { tokens_max: 1, wanted_max: 1 };
-            let cpu = Counting::new(CpuSizes::new(&options.cpu(step)));
+            let cpu = Counting::new(CpuArm::new(&options.setup).sizes(step));
             fornax_model::measure(&checkpoint, &config, &cpu, limits).unwrap();
-            let cuda = Counting::new(CudaSizes::new(&options.cuda(0, step)));
+            let cuda = Counting::new(CudaArm::new(0, &options.setup).sizes(step));
             fornax_model::measure(&checkpoint, &config, &cuda, limits).unwrap();
         }
+    }
+
+    /// The CPU as a card that counts how often it is looked at, held and opened.
+    struct Counted {
+        cpu: CpuArm,
+        looks: Arc<AtomicUsize>,
+        holds: Arc<AtomicUsize>,
+        opens: Arc<AtomicUsize>,
+    }
+
+    impl Arm for Counted {
+        type Backend = Cpu;
+        type Sizes = CpuSizes;
+
+        fn device(&self) -> Device {
+            Device::Cpu
+        }
+
+        fn step_tokens(&self) -> usize {
+            self.cpu.step_tokens()
+        }
+
+        fn runtime_bytes(&self, _: u64) -> u64 {
+            0
+        }
+
+        fn free_bytes(&self) -> Result<Option<u64>, Error> {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            Ok(Some(1 << 30))
+        }
+
+        fn sizes(&self, step: StepLimits) -> CpuSizes {
+            self.cpu.sizes(step)
+        }
+
+        fn hold(&self) -> Option<Held> {
+            self.holds.fetch_add(1, Ordering::Relaxed);
+            Some(Box::new(()))
+        }
+
+        fn depth(&self) -> usize {
+            self.cpu.depth()
+        }
+
+        fn open(&self, plan: &Plan) -> Result<Cpu, Error> {
+            self.opens.fetch_add(1, Ordering::Relaxed);
+            self.cpu.open(plan)
+        }
+    }
+
+    #[test]
+    fn a_model_is_read_planned_and_opened_once() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama.gguf");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::copy(fixture, &path).unwrap();
+        let options = OpenOptions::new(&path);
+        let (looks, holds, opens) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let counts = || [&looks, &holds, &opens].map(|count| count.load(Ordering::Relaxed));
+        let cpu = CpuArm::new(&options.setup);
+        let counted =
+            Counted { cpu, looks: Arc::clone(&looks), holds: Arc::clone(&holds), opens: Arc::clone(&opens) };
+        let mut unloaded = options.read_for(Box::new(counted)).unwrap();
+        // Whoever opened it once more would not find it.
+        std::fs::remove_file(&path).unwrap();
+        unloaded.hold();
+        let planned = unloaded.plan().unwrap();
+        assert_eq!(counts(), [1, 1, 0]);
+        let less = unloaded.plan_within(Some(1), 0).unwrap();
+        assert!(planned.plan.fits() && !less.plan.fits());
+        assert_eq!(counts(), [2, 1, 0], "another plan looks again at what is free");
+        let plan = planned.plan.clone();
+        let model = unloaded.load(planned, &mut |_| {}).unwrap();
+        assert_eq!(counts(), [2, 1, 1], "loading makes no plan");
+        assert_eq!(*model.plan(), plan);
     }
 }

@@ -2,17 +2,14 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use fornax_compute::Ring;
-use fornax_compute::cpu::{CpuRing, CpuRingOptions};
 use fornax_format::Checkpoint;
-use fornax_gpu::{CudaRing, CudaRingOptions};
 use fornax_model::{Config, Limits};
-use fornax_private::{ClientOptions, Collector, Fingerprint, Loaded, Matrix, Server, ServerOptions};
+use fornax_private::{ClientOptions, Collector, Fingerprint, Loaded, Matrix};
 
-use crate::{Device, Error};
+use crate::Error;
 
 /// Who multiplies for a model that is opened for private inference.
 #[derive(Clone, Debug)]
@@ -44,33 +41,8 @@ pub struct RingOptions {
     pub kernel_folder: Option<PathBuf>,
 }
 
-/// Loads the matrices of the model at `path` on a device and serves one party's share of its products.
-pub fn serve(
-    path: &Path,
-    device: Device,
-    RingOptions { threads, kernel_folder }: RingOptions,
-    listener: TcpListener,
-    options: ServerOptions,
-) -> Result<Server, Error> {
-    let path = path.to_owned();
-    match device {
-        Device::Cpu => Server::start_lending(listener, options, move || {
-            let defaults = CpuRingOptions::default();
-            let ring =
-                CpuRing::new(&CpuRingOptions { threads: threads.unwrap_or(defaults.threads), ..defaults })?;
-            loaded(&path, ring)
-        }),
-        Device::Cuda(device) => Server::start(listener, options, move || {
-            loaded(
-                &path,
-                CudaRing::new(&CudaRingOptions { device, kernel_folder, ..CudaRingOptions::default() })?,
-            )
-        }),
-    }
-}
-
 /// Every matrix of a model file on a ring, through the model's own loader.
-fn loaded<R: Ring>(path: &Path, ring: R) -> Result<Loaded<R>, Error> {
+pub(crate) fn loaded<R: Ring>(path: &Path, ring: R) -> Result<Loaded<R>, Error> {
     let (mut fingerprint, mut matrices) = (Fingerprint::default(), Vec::new());
     collect(path, |_, matrix| {
         fingerprint.add(&matrix);

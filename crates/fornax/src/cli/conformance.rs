@@ -2,10 +2,8 @@
 
 use std::io::{self, Write};
 
-use fornax::{Code, Device, Error};
-use fornax_compute::conformance::{self, CaseResult, Op, Reference, Report, Subject};
-use fornax_compute::cpu::{Activations, Cpu, CpuOptions, CpuRing, CpuRingOptions};
-use fornax_gpu::{Cuda, CudaOptions, CudaRing, CudaRingOptions};
+use fornax::{Cases, Code, Device};
+use fornax_compute::conformance::{CaseResult, Op};
 
 use super::failure::Failure;
 
@@ -18,45 +16,17 @@ struct Count {
     worst: f64,
 }
 
-/// Runs the suite, or the cases that `only` names, on a device, on the CPU in both activation modes, and prints a table of
-/// each; fails if any case did.
+/// Runs the suite, or the cases that `only` names, on a device, and prints a table of each part; fails if any case did.
 pub(crate) fn conformance(device: Device, only: &str, out: &mut impl Write) -> anyhow::Result<()> {
+    let kernel_folder = super::locate::cache_dir().ok().map(|cache| cache.join("kernels"));
     let mut failed = 0;
-    let chosen = |op: Op, case: &str| conformance::named(only, op, case);
-    let exact = chosen(Op::Ring, "");
-    match device {
-        Device::Cpu => {
-            for (name, activations) in [("float", Activations::Float), ("int8", Activations::Integer)] {
-                let options = CpuOptions { activations, ..CpuOptions::default() };
-                writeln!(out, "\nconformance of cpu ({}, {name} activations)", options.simd.name())?;
-                let cpu = Cpu::new(options).map_err(Error::from)?;
-                let reference = &Reference::new(activations).map_err(Error::from)?;
-                let subject = Subject { backend: &cpu, sizes: cpu.sizes(), reference, invariant: true };
-                failed += suite(out, |on_case| conformance::run_where(&chosen, &subject, on_case))?;
-            }
-            if exact {
-                writeln!(out, "\nexact products mod 2^32 of {device}")?;
-                let ring = CpuRing::new(&CpuRingOptions::default()).map_err(Error::from)?;
-                failed += suite(out, |on_case| conformance::run_ring(&ring, on_case))?;
-            }
+    let mut printed = Ok(());
+    device.conformance(kernel_folder, only, &mut |title, cases| {
+        if printed.is_ok() {
+            printed = suite(out, title, cases).map(|count| failed += count);
         }
-        Device::Cuda(ordinal) => {
-            let kernel_folder = super::locate::cache_dir().ok().map(|cache| cache.join("kernels"));
-            let folder = kernel_folder.clone();
-            let options = CudaOptions { device: ordinal, kernel_folder, ..CudaOptions::default() };
-            writeln!(out, "\nconformance of {device} (half activations)")?;
-            let cuda = Cuda::new(options).map_err(Error::from)?;
-            let reference = &Reference::new(Activations::Half).map_err(Error::from)?;
-            let subject = Subject { backend: &cuda, sizes: cuda.sizes(), reference, invariant: true };
-            failed += suite(out, |on_case| conformance::run_where(&chosen, &subject, on_case))?;
-            if exact {
-                writeln!(out, "\nexact products mod 2^32 of {device}")?;
-                let options = CudaRingOptions { device: ordinal, memory_limit: None, kernel_folder: folder };
-                let ring = CudaRing::new(&options).map_err(Error::from)?;
-                failed += suite(out, |on_case| conformance::run_ring(&ring, on_case))?;
-            }
-        }
-    }
+    })?;
+    printed?;
     if failed > 0 {
         let message =
             format!("{device} fails {failed} cases; its results cannot be trusted: report this output");
@@ -66,10 +36,8 @@ pub(crate) fn conformance(device: Device, only: &str, out: &mut impl Write) -> a
 }
 
 /// Runs cases and prints a table; failures are printed as they come. How many there were.
-fn suite(
-    out: &mut impl Write,
-    run: impl FnOnce(&mut dyn FnMut(&CaseResult)) -> Report,
-) -> anyhow::Result<usize> {
+fn suite(out: &mut impl Write, title: &str, cases: &mut Cases<'_>) -> io::Result<usize> {
+    writeln!(out, "\n{title}")?;
     writeln!(out, "  operation   passed  failed  worst error")?;
     let mut counts: Vec<Count> = Vec::new();
     let mut printed: io::Result<()> = Ok(());
@@ -91,7 +59,7 @@ fn suite(
             }
         }
     };
-    run(&mut on_case);
+    cases(&mut on_case);
     printed?;
     let mut total = 0;
     for Count { op, passed, failed, worst } in counts {

@@ -2,33 +2,111 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use fornax::{Activations, Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions};
+use clap::{Args, ValueEnum};
+use fornax::{Code, Device, Evaluator, Fornax, KvDType, Loading, OpenOptions};
 
 use fornax_format::DType;
 
-use super::args::{self, DeviceArgs};
+use super::args::{byte_size, positive};
 use super::failure::Failure;
 use super::machine;
 use super::meter::{Meter, megabytes};
 
+/// Where a model is computed, and how many requests at once.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CapacityArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Requests computed at once; the cache holds a whole context for each
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = positive, help_heading = "Model")]
+    pub(crate) parallel: usize,
+}
+
+/// Where and how the model is computed.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct DeviceArgs {
+    /// Where to compute: auto (the first GPU that can be used, else the CPU), cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: String,
+    /// Most tokens of one request, prompt and answer together [default: what the model was trained for]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    pub(crate) context: Option<usize>,
+    /// CPU threads [default: one per core]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    pub(crate) threads: Option<usize>,
+    /// Bring the matrices of a safetensors model into this type while loading: q8_0, fp8 or q4_k [default: as stored]
+    #[arg(long, value_name = "QUANT")]
+    pub(crate) quant: Option<String>,
+    /// How keys and values are stored: f32, f16, bf16, q8_0 or fp8 [default: f16; f32 with --activations float]
+    #[arg(long, value_name = "DTYPE")]
+    pub(crate) kv_dtype: Option<String>,
+    /// How activations enter matrix products with quantised weights [default: int8 on the CPU, float on a GPU]
+    #[arg(long, value_enum)]
+    pub(crate) activations: Option<Activations>,
+    /// Refuse to use more memory than this: bytes, or with KiB, MiB, GiB [default: what the machine has]
+    #[arg(long, value_name = "BYTES", value_parser = byte_size)]
+    pub(crate) memory_limit: Option<u64>,
+    /// Same tokens whatever else runs; always so, on the CPU and on GPUs
+    #[arg(long)]
+    pub(crate) deterministic: bool,
+}
+
+impl DeviceArgs {
+    /// How activations are computed on a device: as asked for, or its default.
+    pub(crate) fn activations_on(&self, device: Device) -> Activations {
+        match device {
+            Device::Cpu => self.activations.unwrap_or(Activations::Int8),
+            _ => Activations::Float,
+        }
+    }
+}
+
+/// How activations meet quantised weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Activations {
+    /// Full precision
+    Float,
+    /// Rounded to integers, 32 to a scale; faster
+    Int8,
+}
+
+impl Activations {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Activations::Float => "float",
+            Activations::Int8 => "int8",
+        }
+    }
+}
+
 /// The device that a name stands for; `auto` takes the first that can be used. Nothing falls back to another device
 /// than the one asked for.
 pub(crate) fn named(name: &str) -> Result<Device, Failure> {
-    let index = |text: &str| text.parse::<u16>().ok().map(usize::from);
-    match name.split_once(':').unwrap_or((name, "0")) {
-        _ if name == "auto" => Ok(Device::auto().0),
-        _ if name == "cpu" => Ok(Device::Cpu),
-        ("cuda", ordinal) if index(ordinal).is_some() => Ok(Device::Cuda(index(ordinal).unwrap_or(0))),
-        _ if !name.is_empty() && name.split(',').all(is_device) => Err(Failure::new(
-            Code::DeviceUnavailable,
-            format!(
-                "device {name} is not available: this build computes on one device, cpu or cuda:N; use --device cpu"
-            ),
-        )),
-        _ => Err(Failure::usage(format!("--device {name:?} is no device; use auto, cpu or cuda:0"))),
+    if name == "auto" {
+        return Ok(auto().0);
     }
+    Device::named(name).ok_or_else(|| {
+        if !name.is_empty() && name.split(',').all(is_device) {
+            Failure::new(
+                Code::DeviceUnavailable,
+                format!(
+                    "device {name} is not available: this build computes on one device, cpu or cuda:N; use --device cpu"
+                ),
+            )
+        } else {
+            Failure::usage(format!("--device {name:?} is no device; use auto, cpu or cuda:0"))
+        }
+    })
+}
+
+/// What `auto` chooses, and why. Found out once: it opens a device and tries its compiler.
+pub(crate) fn auto() -> &'static (Device, String) {
+    static AUTO: OnceLock<(Device, String)> = OnceLock::new();
+    AUTO.get_or_init(Device::auto)
 }
 
 fn is_device(name: &str) -> bool {
@@ -43,7 +121,7 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
     if device != Device::Cpu {
         // What a device does not know is refused, not ignored; a device that was not asked for by name takes all.
         let asked = args.device != "auto";
-        if asked && args.activations == Some(args::Activations::Int8) {
+        if asked && args.activations == Some(Activations::Int8) {
             return Err(Failure::usage(format!(
                 "--activations int8 is for the cpu; on {device} they are float"
             ))
@@ -58,8 +136,8 @@ pub(crate) fn options(path: &Path, args: &DeviceArgs) -> anyhow::Result<OpenOpti
     }
     if let Some(activations) = args.activations {
         options = options.activations(match activations {
-            args::Activations::Float => Activations::Float,
-            args::Activations::Int8 => Activations::Integer,
+            Activations::Float => fornax::Activations::Float,
+            Activations::Int8 => fornax::Activations::Integer,
         });
     }
     if let Some(name) = &args.kv_dtype {
@@ -133,7 +211,7 @@ pub(crate) fn announce(device: &str, args: &DeviceArgs) -> io::Result<()> {
     if args.device != "auto" {
         return Ok(());
     }
-    let (_, why) = Device::auto();
+    let (_, why) = auto();
     writeln!(io::stderr(), "device: {device} (auto: {why})")
 }
 

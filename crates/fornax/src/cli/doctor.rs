@@ -4,10 +4,34 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use clap::Args;
 use fornax_compute::cpu::Simd;
 
-use super::args::Doctor;
 use super::{conformance, device, locate, machine, models, output};
+
+/// Say what this machine has and what is missing
+///
+/// Nothing is downloaded and the network is not tried.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax doctor
+  fornax doctor --report         a block to paste into a bug report
+  fornax doctor --conformance    check every operation of the device against the reference
+  fornax doctor --conformance --only \"matmul Q4_K,sample,!many tokens\"")]
+pub(crate) struct Doctor {
+    /// Run the conformance suite on the device and print the counts of each operation
+    #[arg(long)]
+    pub(crate) conformance: bool,
+    /// Only cases whose operation and words hold one of these, with commas between; ! in front leaves cases out
+    #[arg(long, value_name = "WORDS", requires = "conformance")]
+    pub(crate) only: Option<String>,
+    /// Print a block to paste into a report
+    #[arg(long)]
+    pub(crate) report: bool,
+    /// Which device to look at: auto, cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: String,
+}
 
 /// One thing looked at.
 struct Finding {

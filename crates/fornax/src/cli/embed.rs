@@ -2,18 +2,62 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use fornax::{Error, Fornax};
 use fornax_engine::of_length_one;
 use fornax_text::Special;
 use serde::Serialize;
 
-use super::args::{Embed, EmbedSource};
+use super::args::ModelArg;
+use super::device::CapacityArgs;
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::Meter;
 use super::{device, locate, output};
+
+/// Turn texts into vectors that tell how alike they are
+///
+/// A vector for each text, in their order, at length one unless --raw: encoders pool as their files say; of a decoder it
+/// is what its head would read after the last token. Without --json or --out each vector is a line, a JSON array.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax embed --text \"A cat sleeps.\" --text \"A kitten naps.\" --json
+  fornax embed ./model.gguf --lines questions.txt --parallel 8 > vectors.ndjson
+  fornax embed ./model.gguf --file a.txt --file b.txt --out vectors.f32")]
+pub(crate) struct Embed {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) source: EmbedSource,
+    /// Leave the vectors as long as the model makes them
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Write rows of little-endian f32 to a file
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print JSON: {dimensions, embeddings, usage: {prompt_tokens}}
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) capacity: CapacityArgs,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub(crate) struct EmbedSource {
+    /// A text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) text: Vec<String>,
+    /// A file that is one text; - is standard input; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Vec<PathBuf>,
+    /// A file of which every line is a text; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) lines: Option<PathBuf>,
+}
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -30,7 +74,7 @@ struct Usage {
 
 pub(crate) fn embed(args: &Embed) -> anyhow::Result<()> {
     let texts = texts(&args.source)?;
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let interrupt = Interrupt::install()?;
     let model =
         device::open(device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel))?;

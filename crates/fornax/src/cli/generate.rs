@@ -4,14 +4,64 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use fornax::{Completion, Event, Fornax, OpenOptions, Opinion, Prompt, Request, Sampling, Text};
 use serde::Serialize;
 
-use super::args::{DeviceArgs, Generate, PromptArgs};
+use super::args::{ModelArg, PromptArgs};
+use super::device::{CapacityArgs, DeviceArgs};
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::Meter;
+use super::sampling::SamplingArgs;
 use super::{device, locate, machine, output, plan};
+
+/// Continue a text, without a chat template
+///
+/// Greedy unless --temperature says otherwise. Text is printed as it is made; --json prints one object at the end:
+/// {text, tokens, finish_reason, usage, timings, seed}, with logprobs where they are asked for, and with choices in
+/// place of text, tokens, finish_reason and seed where --n asks for several. `tokens` are the generated ids, an end
+/// token that stopped the generation included; `text` holds neither control tokens nor a stop string. finish_reason is
+/// "stop" (an end token, a stop string, or a form that is complete) or "length" (--max-tokens or the context is used
+/// up). An answer that is cut before its form is complete is the error OUTPUT_TRUNCATED.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  fornax generate --prompt \"The sky is blue because\" --max-tokens 32
+  fornax generate ./model.gguf --prompt-file story.txt --temperature 0.8 --seed 7
+  fornax generate --tokens 504,6376,314 --max-tokens 8 --json
+  fornax generate --prompt \"1, 2, 3,\" --stop 10 --json
+  fornax generate --prompt \"A person as JSON: \" --schema person.json --max-tokens 200
+  fornax generate --prompt \"Once\" --temperature 1 --n 4 --parallel 4 --max-tokens 20 --json
+
+The tokenizer's BOS token is added once in front of a text where the model wants one, and never to --tokens.")]
+pub(crate) struct Generate {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Print one JSON object at the end instead of streaming text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How many answers, each with its own random numbers; more than one needs --json
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true)]
+    pub(crate) n: u32,
+    /// Print the log-probability of each generated token; needs --json
+    #[arg(long, requires = "json")]
+    pub(crate) logprobs: bool,
+    /// Print those of the N most likely tokens too
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "json")]
+    pub(crate) top_logprobs: Option<u32>,
+    /// Print the log-probability of every prompt token after the first, each with the N most likely tokens
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", allow_negative_numbers = true, requires = "json")]
+    pub(crate) prompt_logprobs: Option<u32>,
+    #[command(flatten)]
+    pub(crate) capacity: CapacityArgs,
+    /// Print the memory that was planned and allocated
+    #[arg(long, help_heading = "Model")]
+    pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -102,7 +152,7 @@ pub(crate) fn generate_with(
     if args.n > 1 && !args.json {
         return Err(Failure::usage("--n above 1 needs --json: several texts cannot be told apart").into());
     }
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let interrupt = Interrupt::install()?;
     let started = Instant::now();
     let options = device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel);

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use fornax::Error;
 use fornax_format::{Checkpoint, HuggingFace, View};
 use fornax_model::{Config, Mixture};
@@ -12,8 +13,24 @@ use fornax_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, json};
 
-use super::args::Inspect;
+use super::args::ModelArg;
 use super::{locate, output};
+
+/// Show what is in a model: metadata, architecture facts, tensors, tokenizer, chat template
+///
+/// Nothing is loaded: vocabulary-only files and architectures that cannot be computed yet are shown too.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax inspect
+  fornax inspect ./model.gguf --json
+  fornax inspect ./Qwen2.5-0.5B-Instruct")]
+pub(crate) struct Inspect {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// Print JSON, with every array in full
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Everything that `--json` prints.
 #[derive(Debug, Serialize)]
@@ -45,7 +62,7 @@ struct Tensor {
 }
 
 pub(crate) fn inspect(args: &Inspect) -> anyhow::Result<()> {
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let inspection = Inspection::of(&Checkpoint::open(&path).map_err(Error::from)?)?;
     if args.json {
         return output::json(&inspection);
@@ -101,30 +118,32 @@ impl Inspection {
 
     fn text(&self, path: &Path) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
-        writeln!(out, "{}", path.display())?;
+        writeln!(out, "{}", output::line(&path.display().to_string()))?;
         let container =
             format!("{} in {} file(s), {}", self.container, self.files.len(), output::bytes(self.file_bytes));
         writeln!(out, "container     {container}")?;
-        writeln!(out, "architecture  {}", self.architecture.as_deref().unwrap_or("not named"))?;
-        writeln!(out, "name          {}", self.name.as_deref().unwrap_or("-"))?;
+        writeln!(out, "architecture  {}", output::line(self.architecture.as_deref().unwrap_or("not named")))?;
+        writeln!(out, "name          {}", output::line(self.name.as_deref().unwrap_or("-")))?;
         writeln!(out, "parameters    {} in {} tensors", self.parameters, self.tensors.len())?;
         for (title, facts) in [("model", &self.facts), ("tokenizer", &self.tokenizer)] {
             writeln!(out, "\n{title}")?;
             for (key, value) in facts.as_object().into_iter().flatten() {
-                writeln!(out, "  {key:<44} {}", shortened(value))?;
+                writeln!(out, "  {:<44} {}", output::line(key), output::line(&shortened(value)))?;
             }
         }
         writeln!(out, "\nmetadata")?;
         for (key, value) in &self.metadata {
-            writeln!(out, "  {key:<44} {}", shortened(value))?;
+            writeln!(out, "  {:<44} {}", output::line(key), output::line(&shortened(value)))?;
         }
         writeln!(out, "\ntensors")?;
         for tensor in &self.tensors {
             let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
-            writeln!(out, "  {:<44} {:<8} {}", tensor.name, tensor.dtype, shape.join(" x "))?;
+            let name = output::line(&tensor.name);
+            writeln!(out, "  {name:<44} {:<8} {}", tensor.dtype, shape.join(" x "))?;
         }
         if let Some(template) = &self.chat_template {
-            writeln!(out, "\nchat template\n{template}")?;
+            let lines: Vec<String> = template.lines().map(output::line).collect();
+            writeln!(out, "\nchat template\n{}", lines.join("\n"))?;
         }
         Ok(out)
     }

@@ -1,18 +1,121 @@
 //! `fornax jobs`: a client of a server's durable jobs.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::{Args, Subcommand};
 use fornax::Code;
 use serde_json::{Map, Value, json};
 use ureq::{Agent, Body, http::Response};
 
-use super::args::{Jobs, JobsServer, JobsSubmit};
 use super::failure::Failure;
 use super::meter::Meter;
 use super::output;
+
+/// Submit durable jobs to a server, and see what became of them
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  fornax jobs submit --input job.json --wait            one job, and its result
+  fornax jobs submit --schema kinds.json --prefix-file task.txt invoices/*.txt --wait
+  fornax jobs schema kinds kinds.json                   register a schema; jobs say --schema kinds
+  fornax jobs list --status FAILED
+  fornax jobs export > results.ndjson
+
+The server is at http://127.0.0.1:8080 unless --server says otherwise.")]
+pub(crate) enum Jobs {
+    /// Submit a job: an input as JSON, or a batch of documents; prints its id, or with --wait its result
+    Submit(JobsSubmit),
+    /// Print how jobs stand, as JSON
+    Status(JobsIds),
+    /// Wait for jobs, showing progress, and print their results; fails if one of them did
+    Wait(JobsIds),
+    /// Cancel jobs
+    Cancel(JobsIds),
+    /// List the newest jobs
+    List(JobsList),
+    /// Print the newest jobs with their results, a line of JSON each
+    Export(JobsList),
+    /// Register a schema under a name
+    Schema(JobsSchema),
+}
+
+/// Which server.
+#[derive(Debug, Args)]
+pub(crate) struct JobsServer {
+    /// Where the server listens
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub(crate) server: String,
+    /// The server's keys; the first one is used
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Whose queue: `default` or the model's name
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub(crate) endpoint: String,
+}
+
+/// What to submit.
+#[derive(Debug, Args)]
+pub(crate) struct JobsSubmit {
+    /// Documents: each is an item of one batch, called by its file's name
+    #[arg(value_name = "FILE", required_unless_present = "input", conflicts_with = "input")]
+    pub(crate) documents: Vec<PathBuf>,
+    /// A job's input, or the whole body {input, webhook, policy}, as JSON; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) input: Option<PathBuf>,
+    /// What all documents share: the task
+    #[arg(long, value_name = "FILE", conflicts_with = "input")]
+    pub(crate) prefix_file: Option<PathBuf>,
+    /// A schema: a file, or the name of a registered one
+    #[arg(long, value_name = "SCHEMA", conflicts_with = "input")]
+    pub(crate) schema: Option<String>,
+    /// Further parameters as JSON, as in '{\"temperature\": 0, \"max_tokens\": 200}'
+    #[arg(long, value_name = "JSON", conflicts_with = "input")]
+    pub(crate) params: Option<String>,
+    /// Submitting again under the same key is the same job
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+    /// Wait for the result
+    #[arg(long)]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) server: JobsServer,
+}
+
+/// Some jobs.
+#[derive(Debug, Args)]
+pub(crate) struct JobsIds {
+    /// Their ids
+    #[arg(value_name = "ID", required = true)]
+    pub(crate) ids: Vec<String>,
+    #[command(flatten)]
+    pub(crate) server: JobsServer,
+}
+
+/// The newest jobs.
+#[derive(Debug, Args)]
+pub(crate) struct JobsList {
+    /// Only those in this state, as COMPLETED
+    #[arg(long, value_name = "STATE")]
+    pub(crate) status: Option<String>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) limit: u32,
+    #[command(flatten)]
+    pub(crate) server: JobsServer,
+}
+
+/// A schema and its name.
+#[derive(Debug, Args)]
+pub(crate) struct JobsSchema {
+    /// What jobs call it by
+    pub(crate) name: String,
+    /// The schema
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) server: JobsServer,
+}
 
 /// How often a job is looked at that is waited for.
 const POLL: Duration = Duration::from_millis(250);

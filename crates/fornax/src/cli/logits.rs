@@ -4,16 +4,47 @@ use std::fs::Permissions;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use fornax::{Evaluator, Text};
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
-use super::args::Logits;
+use super::args::{JsonArg, ModelArg, PromptArgs};
+use super::device::DeviceArgs;
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::{device, generate, locate, output};
+
+/// Show the logits after a prompt
+///
+/// --json prints {top: [{token, piece, logit, logprob}]}, most likely first. With --all --out the logits after every
+/// token are written as rows of little-endian f32, one row per token, as wide as the vocabulary.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax logits --prompt \"The sky is\" --top 5
+  fornax logits --tokens 504,6376,314 --json
+  fornax logits --prompt \"The sky is\" --all --out logits.f32")]
+pub(crate) struct Logits {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// How many of the most likely tokens to show
+    #[arg(long, value_name = "K", default_value = "10", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) top: u32,
+    /// Write the logits after every token to --out
+    #[arg(long, requires = "out")]
+    pub(crate) all: bool,
+    /// Where --all writes; the file appears only when it is complete
+    #[arg(long, value_name = "FILE", requires = "all")]
+    pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: JsonArg,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
 
 /// Rows of logits computed at once with `--all`: enough to read each weight for many tokens, and megabytes for the
 /// largest vocabularies.
@@ -43,7 +74,7 @@ struct Written<'a> {
 
 pub(crate) fn logits(args: &Logits) -> anyhow::Result<()> {
     let prompt = generate::prompt(&args.prompt)?;
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let interrupt = Interrupt::install()?;
     let options = device::options(&path, &args.device)?;
     let mut model = device::evaluator(options, if args.all { ROWS } else { 1 })?;
@@ -55,7 +86,7 @@ pub(crate) fn logits(args: &Logits) -> anyhow::Result<()> {
         let rows = args.out.as_deref().map(Rows::create).transpose()?;
         device::announce(model.device(), &args.device)?;
         match rows {
-            Some(rows) => write_all(&mut model, &tokens, rows, args.json, &interrupt),
+            Some(rows) => write_all(&mut model, &tokens, rows, args.output.json, &interrupt),
             None => show_top(&mut model, &tokens, args, &interrupt),
         }
     })
@@ -73,7 +104,7 @@ fn show_top(
         interrupt.flow()
     })?;
     let opinion = Opinion { top: top(model.text(), &row, args.top as usize) };
-    if args.json {
+    if args.output.json {
         return output::json(&opinion);
     }
     let mut out = io::stdout().lock();

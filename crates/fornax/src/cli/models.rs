@@ -5,15 +5,55 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use clap::Args;
 use fornax::Code;
 use fornax::catalog;
 use fornax::hub;
 use serde::Serialize;
 
-use super::args::{List, Pull, Rm};
 use super::failure::Failure;
 use super::locate::{self, Reference};
 use super::output;
+
+/// Fetch a model of the catalog or of the Hugging Face hub
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax pull smollm2
+  fornax pull Qwen/Qwen2.5-0.5B-Instruct-GGUF           its Q4_K_M file, or what comes nearest
+  fornax pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0      a quantisation
+  fornax pull hf:owner/name@v1.0:folder/file.gguf       a file of a revision
+  fornax pull https://huggingface.co/owner/name         an address
+
+The path of the model is printed. A fetch that was stopped goes on where it was; files are checked against the hub's
+checksums. Models of the catalog lie in $FORNAX_CACHE, else $XDG_CACHE_HOME/fornax, else ~/.cache/fornax; those of the
+hub where its Python library keeps them ($HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub). HF_ENDPOINT,
+HF_TOKEN (or the token that `hf auth login` kept) and HF_HUB_OFFLINE are honoured.")]
+pub(crate) struct Pull {
+    /// A name that `fornax list` shows, or a hub reference
+    #[arg(value_name = "REF")]
+    pub(crate) reference: String,
+}
+
+/// List the models that can be named and those on disk
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax list
+  fornax list --json")]
+pub(crate) struct List {
+    /// Print JSON: {cache, models: [{name, file, path, bytes, on_disk, description, licence}]}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Remove a model from disk
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax rm smollm2
+  fornax rm owner/name      all of a hub repository that is on disk")]
+pub(crate) struct Rm {
+    /// A name, a file or a repository that `fornax list` shows
+    pub(crate) name: String,
+}
 
 pub(crate) fn pull(args: &Pull) -> anyhow::Result<()> {
     let path = match Reference::parse(&args.reference) {

@@ -16,6 +16,24 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Text out of a model's files as one line for a terminal. What a terminal would obey (escape sequences, a name that runs
+/// backwards) is written out instead: whoever made the file must not move the reader's cursor.
+pub(crate) fn line(text: &str) -> String {
+    let obeyed = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\t' => line.push('\t'),
+            _ if obeyed(c) => line.extend(c.escape_unicode()),
+            _ => line.push(c),
+        }
+    }
+    line
+}
+
 /// A size for people.
 pub(crate) fn bytes(count: u64) -> String {
     let count = count as f64;
@@ -69,6 +87,17 @@ mod tests {
         check(12_288, "12.0 KiB");
         check(180 << 20, "180.0 MiB");
         check(46_702_792_704, "43.5 GiB");
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_written_out() {
+        let check = |text: &str, wanted: &str| assert_eq!(line(text), wanted);
+        check("blk.0.attn_q.weight", "blk.0.attn_q.weight");
+        check("größe\t模型", "größe\t模型");
+        check("a\u{1b}[2Jb", "a\\u{1b}[2Jb");
+        check("a\nb\rc\u{7f}", "a\\u{a}b\\u{d}c\\u{7f}");
+        check("\u{9b}31m", "\\u{9b}31m");
+        check("\u{202e}fugg", "\\u{202e}fugg");
     }
 
     #[test]

@@ -1,17 +1,46 @@
 //! How well a model predicts a text. The definition is in the command's help.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use fornax::{Device, Error, Private, Request};
 use fornax_text::Special;
 use serde::Serialize;
 
-use super::args::Perplexity;
+use super::args::ModelArg;
+use super::device::DeviceArgs;
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::Meter;
 use super::{device, locate, output};
+
+/// Measure how well a model predicts a text
+///
+/// The text is tokenized as a whole and cut into consecutive windows of --context tokens (with a BOS token in front
+/// of each, inside that length, where the tokenizer adds one). Within a window every token is predicted from those
+/// before it; a window's first token is predicted only from a BOS token and is not counted where there is none. The
+/// perplexity is exp of the mean negative log-likelihood of the counted tokens.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax perplexity --file wiki.test.raw --context 512
+  fornax perplexity ./model.gguf --file book.txt --kv-dtype f32 --activations float --json")]
+pub(crate) struct Perplexity {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The text; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Compute it as private inference does: weights of 8 bits, exact products of whole numbers, all on this machine
+    #[arg(long, conflicts_with = "activations")]
+    pub(crate) w8: bool,
+    /// Print JSON: {perplexity, nll, tokens, windows, context}
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
 
 /// Rows of logits computed at once.
 const ROWS: usize = 32;
@@ -30,7 +59,7 @@ struct Measure {
 
 pub(crate) fn perplexity(args: &Perplexity) -> anyhow::Result<()> {
     let text = output::text_of(&args.file)?;
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let interrupt = Interrupt::install()?;
     let mut options = device::options(&path, &args.device)?.logit_rows(ROWS);
     if args.w8 {

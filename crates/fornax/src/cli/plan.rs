@@ -4,15 +4,36 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use clap::Args;
 use fornax::{Change, Code, Memory, Planned};
 use fornax_compute::{Purpose, Usage};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::args::Plan;
+use super::args::{JsonArg, ModelArg};
+use super::device::CapacityArgs;
 use super::failure::Failure;
 use super::output::binary;
 use super::{device, locate, output};
+
+/// Say what a model will take in memory, and whether it fits
+///
+/// From headers and flags alone: nothing is loaded. `run` and `generate` make the same plan first and refuse what does
+/// not fit. Where it does not fit, the plan says what would: a shorter context, fewer requests, or other types of the
+/// same matrices. Exit code 0 fits, 3 does not fit, 4 cannot be computed by this build.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  fornax plan ./model.gguf
+  fornax plan ./model.gguf --context 8192 --parallel 4
+  fornax plan ./Mixtral-8x7B --memory-limit 24GiB --json")]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) output: JsonArg,
+    #[command(flatten)]
+    pub(crate) capacity: CapacityArgs,
+}
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -45,9 +66,9 @@ struct Device {
 }
 
 pub(crate) fn plan(args: &Plan) -> anyhow::Result<()> {
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let planned = device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel).plan()?;
-    if args.json {
+    if args.output.json {
         output::json(&report(&path, &planned))?;
     } else {
         io::stdout().lock().write_all(table(&path, &planned)?.as_bytes())?;

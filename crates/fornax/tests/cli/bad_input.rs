@@ -79,6 +79,15 @@ fn an_unknown_architecture_is_named_with_what_is_supported_and_can_be_inspected(
 }
 
 #[test]
+fn inspect_writes_escape_sequences_of_a_file_out_instead_of_sending_them_to_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = changed(folder.path(), b"blk.1.ffn_down.weight", b"blk.1.\x1b[2J\x1b[31mweight");
+    let shown = fornax(["inspect", path.to_str().unwrap()]).stdout;
+    assert!(shown.contains(r"blk.1.\u{1b}[2J\u{1b}[31mweight"), "{shown:?}");
+    assert!(!shown.contains('\u{1b}'), "{shown:?}");
+}
+
+#[test]
 fn a_missing_tensor_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = changed(folder.path(), b"blk.1.ffn_down.weight", b"blk.1.ffn_gone.weight");

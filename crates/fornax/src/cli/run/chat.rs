@@ -7,11 +7,11 @@ use std::time::Duration;
 use fornax::{Completion, Error, Finish, Form, Fornax, Message, Prompt, Request, Sampling};
 use fornax_text::Reader;
 
-use super::super::args::Run;
 use super::super::failure::Failure;
 use super::super::generate::{complete, show};
 use super::super::interrupt::Interrupt;
 use super::super::{output, plan};
+use super::Run;
 use super::command::{self, Command};
 use super::is_cancelled;
 use super::saved::Saved;

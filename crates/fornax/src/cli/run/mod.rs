@@ -1,5 +1,6 @@
 //! Chat in the terminal, or one answer.
 
+mod args;
 mod chat;
 mod command;
 mod editor;
@@ -16,11 +17,11 @@ use self::chat::{Answered, Chat};
 use self::command::Command;
 use self::editor::{Editor, Typed, is_open, unfolded};
 use self::screen::{Style, printable};
-use super::args::Run;
 use super::failure;
 use super::interrupt::Interrupt;
 use super::locate::{self, Reference};
 use super::{device, output, plan};
+pub(crate) use args::Run;
 
 /// Most bytes that are read from a pipe as one message: more is no question.
 const INPUT_BYTES_MAX: u64 = 16 << 20;

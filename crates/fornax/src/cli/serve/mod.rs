@@ -1,5 +1,7 @@
 //! The server: flags to its options, a model for it, and the signals that steer it.
 
+mod args;
+
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use fornax::{Code, Error, Fornax, OpenOptions, Plan, Planned};
+use fornax::{Code, Error, Fornax, OpenOptions, Plan, Planned, Unloaded};
 use fornax_compute::Purpose;
 use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
 use fornax_server::{
@@ -18,9 +20,10 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use super::args::{LogFormat, Serve};
-use super::failure::Failure;
-use super::{device, locate, machine, output, plan};
+use crate::cli::failure::Failure;
+use crate::cli::{device, locate, machine, output, plan};
+use args::LogFormat;
+pub(crate) use args::Serve;
 
 /// Threads for sockets and streams: they hand tokens on, the engine's threads make them.
 const SOCKET_THREADS: usize = 2;
@@ -80,6 +83,15 @@ struct Recipe {
     budget: Budget,
     /// Whether the device was left to us.
     auto: bool,
+    /// From the plan until the load that follows it.
+    drawn: Mutex<Option<Drawn>>,
+}
+
+/// A model as it was read and planned for some room, so that neither is done again to load it.
+struct Drawn {
+    files: Unloaded,
+    room: Room,
+    planned: Planned,
 }
 
 /// What all models together may take.
@@ -112,18 +124,44 @@ impl Budget {
 }
 
 impl Recipe {
-    /// The options for a model that finds this room.
-    fn options(&self, room: Room) -> OpenOptions {
-        let open = self.open.clone().returning(room.returning);
-        match self.budget.left(room) {
-            Some(bytes) => open.memory_limit(bytes),
-            None => open,
+    /// The plan of a model that finds this room, kept for [`drawn`](Recipe::drawn). The files of one that does not fit
+    /// are closed again.
+    fn planned(&self, room: Room) -> Result<Planned, Error> {
+        let mut kept = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let drawn = match kept.take() {
+            Some(drawn) if drawn.room == room => drawn,
+            Some(drawn) => self.draw(drawn.files, room)?,
+            None => self.draw(self.read()?, room)?,
+        };
+        let planned = drawn.planned.clone();
+        if planned.plan.fits() {
+            *kept = Some(drawn);
+            Ok(planned)
+        } else {
+            Err(planned.refusal())
         }
     }
 
-    fn planned(&self, room: Room) -> Result<Planned, Error> {
-        let planned = self.options(room).plan()?;
-        if planned.plan.fits() { Ok(planned) } else { Err(planned.refusal()) }
+    /// The model's files, and the device held until it is loaded there.
+    fn read(&self) -> Result<Unloaded, Error> {
+        let mut files = self.open.clone().read()?;
+        files.hold();
+        Ok(files)
+    }
+
+    fn draw(&self, files: Unloaded, room: Room) -> Result<Drawn, Error> {
+        let planned = files.plan_within(self.budget.left(room), room.returning)?;
+        Ok(Drawn { files, room, planned })
+    }
+
+    /// What was planned for this room, or is now. Whether it fits is said when it is loaded.
+    fn drawn(&self, room: Room) -> Result<Drawn, Error> {
+        let kept = self.drawn.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match kept {
+            Some(drawn) if drawn.room == room => Ok(drawn),
+            Some(drawn) => self.draw(drawn.files, room),
+            None => self.draw(self.read()?, room),
+        }
     }
 }
 
@@ -167,7 +205,8 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
             return Err(Failure::usage(message).into());
         }
         let auto = args.device.device == "auto";
-        let mut recipe = Recipe { path, open: adapt(open), card, context: 0, budget, auto };
+        let drawn = Mutex::new(None);
+        let mut recipe = Recipe { path, open: adapt(open), card, context: 0, budget, auto, drawn };
         let plan = recipe.planned(Room::default())?.plan;
         if args.preload && taken_bytes > 0 {
             let beside = recipe.planned(Room { taken: taken_bytes, returning: 0 });
@@ -180,6 +219,10 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
                 }
                 other => anyhow::Error::from(other),
             })?;
+        }
+        if !(is_first || args.preload) {
+            // Nobody knows when it will be loaded, and from which files by then.
+            recipe.drawn = Mutex::new(None);
         }
         taken_bytes += planned_bytes(&plan);
         recipe.context = plan.context;
@@ -329,9 +372,8 @@ async fn run(args: &Serve, offers: Vec<Offer>) -> anyhow::Result<()> {
 /// Loads a model and makes of it what the server asks for.
 fn load(recipe: &Recipe, room: Room, progress: &watch::Sender<Progress>) -> Result<Served, Error> {
     let began = Instant::now();
-    let open = recipe.options(room);
-    let planned = open.plan()?;
-    let model = open.open_with(&mut |loading| {
+    let Drawn { files, planned, .. } = recipe.drawn(room)?;
+    let model = files.load(planned.clone(), &mut |loading| {
         progress.send_replace(match loading {
             fornax::Loading::Weights { bytes, total } => {
                 Progress { stage: "weights".to_owned(), bytes, bytes_total: total }
@@ -342,7 +384,7 @@ fn load(recipe: &Recipe, room: Room, progress: &watch::Sender<Progress>) -> Resu
         });
     })?;
     // What `auto` chose is said once, like everything else here in the log.
-    let auto = recipe.auto.then(|| fornax::Device::auto().1);
+    let auto = recipe.auto.then(|| device::auto().1.as_str());
     tracing::info!(model = recipe.card.name, device = model.device(), auto, "loaded");
     let report = serde_json::to_value(plan::report(&recipe.path, &planned)).unwrap_or_default();
     served(model, recipe.card.clone(), (report, planned_bytes(&planned.plan)), began)
@@ -469,5 +511,50 @@ fn log(format: LogFormat) {
     match format {
         LogFormat::Text => lines.init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::{Cli, Command};
+    use clap::Parser as _;
+
+    /// The arguments of `serve` as they are typed.
+    fn args(words: &[&str]) -> Serve {
+        match Cli::try_parse_from(["fornax", "serve"].iter().chain(words)).unwrap().command {
+            Command::Serve(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_model_that_is_loaded_at_the_start_is_read_once_and_one_that_is_not_is_read_when_it_is_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama.gguf");
+        let (first, other) = (folder.path().join("first.gguf"), folder.path().join("other.gguf"));
+        for path in [&first, &other] {
+            std::fs::copy(&fixture, path).unwrap();
+        }
+        let args = args(&["--device", "cpu", first.to_str().unwrap(), other.to_str().unwrap()]);
+        let recipes = recipes(&args, &|options| options).unwrap();
+        // Whoever opened them once more would not find them.
+        for path in [&first, &other] {
+            std::fs::remove_file(path).unwrap();
+        }
+        let progress = watch::Sender::new(Progress::default());
+        let load = |recipe: &Recipe| {
+            recipe.planned(Room::default())?;
+            load(recipe, Room::default(), &progress).map(drop)
+        };
+        // It was loaded, and only then was a tokenizer missed, which the server asks for.
+        assert!(matches!(load(&recipes[0]), Err(Error::NoTokenizer)));
+        assert!(progress.borrow().bytes > 0, "weights were loaded");
+        assert_eq!(load(&recipes[1]).unwrap_err().code(), Code::ModelNotFound);
+        assert_eq!(
+            load(&recipes[0]).unwrap_err().code(),
+            Code::ModelNotFound,
+            "the second time it is read anew"
+        );
     }
 }

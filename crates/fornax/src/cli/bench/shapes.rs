@@ -12,13 +12,13 @@ use fornax::random_model::{Shape, Types, write_repeating};
 use serde::Serialize;
 
 use super::args::Bench;
-use super::bench::{DeviceReport, Load, figures, named_shape, named_types, options};
-use super::failure::Failure;
-use super::interrupt::Interrupt;
 use super::load::Clients;
 use super::measured::{Figures, Inside, Rates, Setup, Traffic};
-use super::meter::{Meter, megabytes};
-use super::{device, output};
+use super::{DeviceReport, Load, figures, named_shape, named_types, options};
+use crate::cli::failure::Failure;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::meter::{Meter, megabytes};
+use crate::cli::{device, output};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -64,7 +64,7 @@ pub(crate) fn shapes(
             std::fs::remove_file(&path).map_err(|error| Failure::unwritable(&path, &error))?;
             let is_first = report.is_none();
             let report = report.get_or_insert(Report { device, models: Vec::new() });
-            if !args.json {
+            if !args.output.json {
                 let mut out = io::stdout().lock();
                 if is_first {
                     out.write_all(report.device.words().as_bytes())?;
@@ -76,7 +76,7 @@ pub(crate) fn shapes(
         }
     }
     match report {
-        Some(report) if args.json => output::json(&report),
+        Some(report) if args.output.json => output::json(&report),
         _ => Ok(()),
     }
 }

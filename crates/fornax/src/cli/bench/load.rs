@@ -10,8 +10,8 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
-use super::interrupt::Interrupt;
 use super::wire::Wire;
+use crate::cli::interrupt::Interrupt;
 
 /// Threads that clients share: they only note times.
 const CLIENT_THREADS: usize = 2;

@@ -11,10 +11,10 @@ use fornax_model::AttentionConfig;
 use serde::Serialize;
 
 use super::args::{Bench, Part};
-use super::failure::Failure;
-use super::interrupt::Interrupt;
 use super::load::{Ask, Clients, Percentiles, Target, Timeline, arrivals, between, steady_rate};
-use super::locate;
+use crate::cli::failure::Failure;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::locate;
 
 /// What stands before the answer of a long conversation, which is timed where the context has room: always on a GPU.
 pub(super) const LONG_PROMPT: usize = 8000;
@@ -129,21 +129,18 @@ pub(super) struct Rates {
 
 impl Rates {
     pub(super) fn measure(model: &Fornax) -> Result<Rates, Error> {
-        Ok(match model.kind() {
-            Device::Cpu => Rates {
+        let folder = locate::cache_dir().ok().map(|cache| cache.join("kernels"));
+        Ok(match model.kind().rates(folder)? {
+            None => Rates {
                 memory_bytes_per_second: memory_rate(model.threads()),
                 upload_bytes_per_second: None,
                 matrix_operations_per_second: None,
             },
-            Device::Cuda(ordinal) => {
-                let folder = locate::cache_dir().ok().map(|cache| cache.join("kernels"));
-                let rates = fornax_gpu::rates(ordinal, folder)?;
-                Rates {
-                    memory_bytes_per_second: rates.copy,
-                    upload_bytes_per_second: Some(rates.host_to_device),
-                    matrix_operations_per_second: Some(rates.matrix),
-                }
-            }
+            Some(rates) => Rates {
+                memory_bytes_per_second: rates.copy,
+                upload_bytes_per_second: Some(rates.host_to_device),
+                matrix_operations_per_second: Some(rates.matrix),
+            },
         })
     }
 

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::failure::Failure;
 use super::load::{Ask, Timeline};
+use crate::cli::failure::Failure;
 
 /// The longest head of a response that is one.
 const HEAD_BYTES_MAX: usize = 64 << 10;

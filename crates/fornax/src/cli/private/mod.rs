@@ -1,5 +1,7 @@
 //! Private inference: both servers, and everything that a client does with them.
 
+mod args;
+
 use std::io::{self, Write};
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
@@ -13,13 +15,16 @@ use fornax_private::{ClientOptions, Parties, ServerOptions, Snapshot, Stats, Tra
 use serde::Serialize;
 use serde_json::json;
 
-use super::args::{
-    Cli, Command, DeviceArgs, PartyArgs, PartyHow, Private, PrivateAudit, PrivateBench, PrivateChat,
-    PrivateGenerate, PrivateInfo, PrivateProxy, PrivateServe,
+use crate::cli::args::{Cli, Command};
+use crate::cli::device::DeviceArgs;
+use crate::cli::failure::Failure;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::{device, generate, locate, machine, output, run, serve};
+pub(crate) use args::Private;
+use args::{
+    PartyArgs, PartyHow, PrivateAudit, PrivateBench, PrivateChat, PrivateGenerate, PrivateInfo, PrivateProxy,
+    PrivateServe,
 };
-use super::failure::Failure;
-use super::interrupt::Interrupt;
-use super::{device, generate, locate, machine, output, run, serve};
 
 pub(crate) fn private(args: &Private) -> anyhow::Result<()> {
     match args {
@@ -34,7 +39,7 @@ pub(crate) fn private(args: &Private) -> anyhow::Result<()> {
 }
 
 fn serve_party(args: &PrivateServe) -> anyhow::Result<()> {
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let listener = TcpListener::bind((args.host.as_str(), args.port)).map_err(|error| {
         Failure::usage(format!(
             "cannot listen on {}:{}: {error}; use another --host or --port",
@@ -104,7 +109,7 @@ fn proxy(args: &PrivateProxy) -> anyhow::Result<()> {
     line.extend([format!("--host={}", args.host), format!("--port={}", args.port)]);
     line.push(format!("--parallel={}", args.parallel));
     line.extend(args.served_model_name.iter().map(|name| format!("--served-model-name={name}")));
-    line.extend(args.model.clone());
+    line.extend(args.model.name().map(str::to_owned));
     let Command::Serve(mut flags) = Cli::try_parse_from(line)?.command else {
         unreachable!("the line says serve")
     };
@@ -227,7 +232,7 @@ struct Wire {
 
 fn bench(args: &PrivateBench) -> anyhow::Result<()> {
     let cpu = on_cpu(&args.device)?;
-    let path = locate::locate(args.model.as_deref())?;
+    let path = locate::locate(args.model.name())?;
     let client = client(&args.parties)?;
     let interrupt = Interrupt::install()?;
     let context = args.prompt_tokens + args.tokens + 1;
@@ -241,7 +246,7 @@ fn bench(args: &PrivateBench) -> anyhow::Result<()> {
     let private = device::open(adapted(options()?, &args.parties, &client))?;
     let (speed, wire) = interrupt.during(|| measure(&private, args, &client.stats))?;
     let share = speed.decode_tokens_per_second / plaintext.decode_tokens_per_second;
-    if args.json {
+    if args.output.json {
         return output::json(&json!({
             "model": path.display().to_string(),
             "prompt_tokens": args.prompt_tokens,

@@ -1,5 +1,11 @@
 //! How fast a model runs here, measured through the engine and through a server, beside what this machine can do.
 
+mod args;
+mod load;
+mod measured;
+mod shapes;
+mod wire;
+
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,16 +21,16 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
-use super::args::Bench;
 use super::device::{self, Taken};
 use super::failure::Failure;
 use super::interrupt::Interrupt;
-use super::load::{Clients, Target};
-use super::measured::{Figures, Http, Inside, Measured, Rates, Setup, Traffic};
 use super::meter::{Meter, megabytes};
 use super::output::binary;
-use super::wire::Wire;
-use super::{locate, output, serve, shapes};
+use super::{locate, output, serve};
+pub(crate) use args::Bench;
+use load::{Clients, Target};
+use measured::{Figures, Http, Inside, Measured, Rates, Setup, Traffic};
+use wire::Wire;
 
 /// What `--json` prints. Rates are tokens per second.
 #[derive(Debug, Serialize)]
@@ -39,17 +45,17 @@ struct Report {
 
 /// Where it was measured, and what is possible there.
 #[derive(Debug, Serialize)]
-pub(super) struct DeviceReport {
-    pub(super) device: String,
+struct DeviceReport {
+    device: String,
     threads: usize,
     activations: &'static str,
     kv_dtype: String,
     #[serde(flatten)]
-    pub(super) rates: Rates,
+    rates: Rates,
 }
 
 impl DeviceReport {
-    pub(super) fn of(model: &Fornax, args: &Bench, rates: Rates) -> DeviceReport {
+    fn of(model: &Fornax, args: &Bench, rates: Rates) -> DeviceReport {
         DeviceReport {
             device: model.kind().to_string(),
             threads: model.threads(),
@@ -59,7 +65,7 @@ impl DeviceReport {
         }
     }
 
-    pub(super) fn words(&self) -> String {
+    fn words(&self) -> String {
         let DeviceReport { device, threads, activations, kv_dtype, rates } = self;
         let what =
             format!("{device}, {threads} threads, {activations} activations, keys and values in {kv_dtype}");
@@ -68,8 +74,8 @@ impl DeviceReport {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Load {
-    pub(super) seconds: f64,
+struct Load {
+    seconds: f64,
     /// From the first weight to the last.
     weights_seconds: f64,
     file_bytes: u64,
@@ -81,7 +87,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub(super) fn of(taken: Taken, inside: &Inside<'_>) -> Load {
+    fn of(taken: Taken, inside: &Inside<'_>) -> Load {
         let weights_seconds = taken.weights.as_secs_f64();
         let bytes_per_second = inside.traffic.file_bytes as f64 / weights_seconds.max(1e-9);
         let upload = inside.rates.upload_bytes_per_second;
@@ -95,7 +101,7 @@ impl Load {
         }
     }
 
-    pub(super) fn words(&self) -> String {
+    fn words(&self) -> String {
         let (file, allocated) = (binary(self.file_bytes), binary(self.allocated_bytes));
         let share =
             self.upload_rate_percent.map_or(String::new(), |share| format!(", {share:.1} % of the rate"));
@@ -139,7 +145,7 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     let load = Load::of(taken, &inside);
     let figures = figures(args, &setup, inside, &clients, &interrupt)?;
     let report = Report { model: path, device: DeviceReport::of(&model, args, rates), load, figures };
-    if args.json {
+    if args.output.json {
         return output::json(&report);
     }
     let mut out = String::new();
@@ -151,7 +157,7 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
 
 /// How the model is opened: with room for the longest conversation where there is that much, else for the others. What does
 /// not fit is refused with its numbers.
-pub(super) fn options(path: &Path, args: &Bench, setup: &Setup) -> anyhow::Result<OpenOptions> {
+fn options(path: &Path, args: &Bench, setup: &Setup) -> anyhow::Result<OpenOptions> {
     let open = |context: usize| -> anyhow::Result<OpenOptions> {
         let options = device::options(path, &args.device)?.context(context).drafts(false);
         Ok(options.parallel(setup.parallel()).queue(setup.queue()))
@@ -171,7 +177,7 @@ fn fitting(options: OpenOptions) -> anyhow::Result<OpenOptions> {
 }
 
 /// Measures a model that is open, with a server in front of it where that is asked for.
-pub(super) fn figures(
+fn figures(
     args: &Bench,
     setup: &Setup,
     inside: Inside<'_>,
@@ -291,7 +297,7 @@ fn elsewhere(args: &Bench, url: &str, clients: &Clients, interrupt: &Interrupt) 
     let http = interrupt.during(|| measured.http(&Target::Server(wire)))?;
     let model = health["model"].as_str().unwrap_or_default().to_owned();
     let report = HttpReport { url: url.to_owned(), model, http };
-    if args.json {
+    if args.output.json {
         return output::json(&report);
     }
     writeln!(io::stdout().lock(), "{}, {}\n{}", report.url, report.model, report.http.table()?)?;
@@ -299,7 +305,7 @@ fn elsewhere(args: &Bench, url: &str, clients: &Clients, interrupt: &Interrupt) 
 }
 
 /// A shape that random models are made in.
-pub(super) fn named_shape(flag: &str, name: &str) -> Result<&'static Shape, Failure> {
+fn named_shape(flag: &str, name: &str) -> Result<&'static Shape, Failure> {
     SHAPES.iter().find(|known| known.name == name).ok_or_else(|| {
         let names = SHAPES.map(|shape| shape.name).join(", ");
         Failure::usage(format!("{flag} {name:?} is no shape; use one of {names}"))
@@ -307,7 +313,7 @@ pub(super) fn named_shape(flag: &str, name: &str) -> Result<&'static Shape, Fail
 }
 
 /// A type that they are made in.
-pub(super) fn named_types(flag: &str, name: &str) -> Result<Types, Failure> {
+fn named_types(flag: &str, name: &str) -> Result<Types, Failure> {
     Types::named(name).ok_or_else(|| {
         let names = Types::names().join(", ");
         Failure::usage(format!("{flag} {name:?} cannot be made; use one of {names}"))

@@ -1,0 +1,47 @@
+//! The flags of `fornax run`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::device::CapacityArgs;
+use crate::cli::sampling::SamplingArgs;
+
+/// Chat in the terminal, or answer one PROMPT
+///
+/// With PROMPT the answer is printed as it is made and the command ends. Without it every line read from standard
+/// input is a message; an empty line is skipped and the end of input ends the chat. The model's own chat template is
+/// used. Text typed by a user never becomes a control token.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  fornax run                                   chat with the default model
+  fornax run \"Why is the sky blue?\"            answer once
+  fornax run ./model.gguf \"Translate: chat\"    answer once with a model of your own
+  echo \"Name a colour\" | fornax run smollm2    a chat read from a pipe, a message a line
+  fornax run \"Summarise this:\" < report.txt    what a pipe carries is added to the prompt
+
+In the chat /help lists commands; \"\"\" begins and ends several lines, Alt-Enter begins another.
+One positional is a MODEL if it is an existing path, a catalog name, hf:... or word/word; otherwise it is the PROMPT.
+Sampling defaults to temperature 0.7 and top-p 0.95.")]
+pub(crate) struct Run {
+    /// Path, catalog name or hub reference of the model [default: smollm2]
+    pub(crate) model: Option<String>,
+    /// What to answer; without it, chat
+    pub(crate) prompt: Option<String>,
+    /// Use this Jinja file as the chat template instead of the model's own
+    #[arg(long, value_name = "FILE", help_heading = "Model")]
+    pub(crate) chat_template_file: Option<PathBuf>,
+    /// What the model is told beforehand
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) system: Option<String>,
+    /// Keep nothing of what is typed; otherwise it is in the file `history` of the cache folder
+    #[arg(long)]
+    pub(crate) no_history: bool,
+    #[command(flatten)]
+    pub(crate) capacity: CapacityArgs,
+    /// Print the memory that was planned and allocated
+    #[arg(long, help_heading = "Model")]
+    pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
