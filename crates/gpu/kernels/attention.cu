@@ -10,10 +10,10 @@
 #define THREADS 128
 #define WARPS 4
 // Query heads in eights; a lane has two of each eight.
-#define EIGHTS ((SHARED + 7) / 8)
+#define EIGHTS ((GROUP + 7) / 8)
 #define QUERIES (8 * EIGHTS)
 // What warps bring into form: queries, the new key and the new value.
-#define ITEMS ((SHARED + 2 + WARPS - 1) / WARPS)
+#define ITEMS ((GROUP + 2 + WARPS - 1) / WARPS)
 // Times 16 values of the head that a warp has.
 #define CHUNKS ((STEPS + WARPS - 1) / WARPS)
 #define CLUSTER_TILES 32  // that a cluster merges: one for each lane
@@ -32,7 +32,7 @@ template <class Use> DEVICE void for_pairs(const float results[CHUNKS][EIGHTS][4
             for (int j = 0; j < 2; j++) {
                 const float x = results[c][n][j * 2], y = results[c][n][j * 2 + 1], other = __shfl_xor_sync(0xffffffff, odd ? x : y, 4);
                 const int h = n * 8 + t * 2 + odd, d = (c * WARPS + warp) * 16 + j * 8 + g - odd;
-                if (h < SHARED && d < DIM) use(h, d, odd ? make_float2(other, y) : make_float2(x, other));
+                if (h < GROUP && d < DIM) use(h, d, odd ? make_float2(other, y) : make_float2(x, other));
             }
 }
 
@@ -44,7 +44,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     u8* queries = staged + TILES_BYTES(a.stages);
     u32* weights = (u32*)(queries + PARTS * QUERIES * STRIDE);           // (part, eight heads, key, two heads)
     float2* tile_ends = (float2*)(weights + PARTS * EIGHTS * TILE * 4);  // (head, tile)
-    float* sent = (float*)(tile_ends + SHARED * CLUSTER_TILES);
+    float* sent = (float*)(tile_ends + GROUP * CLUSTER_TILES);
     __shared__ u64 arrived;  // that everything has been sent
     __shared__ float2 factors[QUERIES / 2], maxima[WARPS][QUERIES / 2];  // of two heads
     let_next_start();
@@ -69,7 +69,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2, tiles = last_tile - first_tile + 1;
     if (a.clusters) {
         const int merged = min(share, OUTPUTS - (int)blockIdx.z * share);
-        if (threadIdx.x == 0) expect_sent(&arrived, tiles * (max(merged, 0) * 4 + SHARED * 8));
+        if (threadIdx.x == 0) expect_sent(&arrived, tiles * (max(merged, 0) * 4 + GROUP * 8));
         cluster_arrive();
     }
 
@@ -130,17 +130,17 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int item = i * WARPS + warp;
-            if (item >= (stores ? SHARED + 2 : SHARED)) break;
-            load_head(items[i], q + (item < SHARED ? kv * SHARED + item : a.query + (item - SHARED) * a.kv + kv) * DIM, pairs, lane);
+            if (item >= (stores ? GROUP + 2 : GROUP)) break;
+            load_head(items[i], q + (item < GROUP ? kv * GROUP + item : a.query + (item - GROUP) * a.kv + kv) * DIM, pairs, lane);
         }
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int item = i * WARPS + warp;
-            if (item >= (stores ? SHARED + 2 : SHARED)) break;
+            if (item >= (stores ? GROUP + 2 : GROUP)) break;
 #pragma unroll
             for (int n = 0; n < HEAD_FOURS; n++)
-                if (item <= SHARED && (n * WARP + lane) * 2 < pairs) items[i][n] = turned_four(turns[n], items[i][n]);
-            if (item < SHARED) put_query(a, queries, QUERIES, (float*)factors, item, items[i], pairs, lane);
+                if (item <= GROUP && (n * WARP + lane) * 2 < pairs) items[i][n] = turned_four(turns[n], items[i][n]);
+            if (item < GROUP) put_query(a, queries, QUERIES, (float*)factors, item, items[i], pairs, lane);
         }
     }
     // The new key and value: among those of their tile, or to their page. That is last of all: nothing waits for it.
@@ -149,7 +149,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         Stored* page = pages + page_values(table[place / PAGE_TOKENS], 0, kv, a.kv, DIM);
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
-            const int v = i * WARPS + warp - SHARED;
+            const int v = i * WARPS + warp - GROUP;
             if (v < 0 || v >= 2) continue;
             Stored* head = page + (long)v * a.kv * head_values(DIM);
 #if KV_F8
@@ -183,7 +183,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int h = n * 8 + t * 2 + e;
-            most[n][e] = h < SHARED ? first_max(a, kv * SHARED + h) : -INFINITY_F;
+            most[n][e] = h < GROUP ? first_max(a, kv * GROUP + h) : -INFINITY_F;
             sum[n][e] = FIRST_SUM;
         }
 #pragma unroll
@@ -307,7 +307,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
                         for (int j = e; j < 4; j += 2) total[c][n][j] = merged_sum(total[c][n][j], shrink, acc[c][n][j], later);
                 }
         } else {
-            float* partial = a.partials + (((long)blockIdx.y * a.kv + kv) * blocks + blockIdx.z) * SHARED * (DIM + 2);
+            float* partial = a.partials + (((long)blockIdx.y * a.kv + kv) * blocks + blockIdx.z) * GROUP * (DIM + 2);
             for_pairs(acc, [&](int h, int d, float2 both) {
                 const int o = h * DIM + d;
                 if (a.clusters) send_to_block((float2*)(sent + (tile - first_tile) * share + o % share), &arrived, o / share, both);
@@ -316,13 +316,13 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
 #pragma unroll
             for (int n = 0; n < EIGHTS; n++) {
                 const int odd = g % 2, h = n * 8 + t * 2 + odd;
-                if (g >= 2 || h >= SHARED) continue;
+                if (g >= 2 || h >= GROUP) continue;
                 const float2 ends = odd ? make_float2(here[n][1], tile_sum[n][1]) : make_float2(here[n][0], tile_sum[n][0]);
                 if (a.clusters) {
                     for (int to = warp; to < blocks; to += WARPS) send_to_block(tile_ends + h * CLUSTER_TILES + tile - first_tile, &arrived, to, ends);
                 } else if (warp == 0) {
                     partial[OUTPUTS + h] = ends.x;
-                    partial[OUTPUTS + SHARED + h] = ends.y;
+                    partial[OUTPUTS + GROUP + h] = ends.y;
                 }
             }
         }
@@ -352,7 +352,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     for (int i = threadIdx.x; i < share; i += THREADS) {
         const int o = blockIdx.z * share + i, h = o / DIM;
         if (o >= OUTPUTS) break;
-        float all = 0.0f, sum = FIRST_SUM, most = first_max(a, kv * SHARED + h);
+        float all = 0.0f, sum = FIRST_SUM, most = first_max(a, kv * GROUP + h);
 #pragma unroll 4
         for (int n = 0; n < tiles; n++) {
             const float2 ends = tile_ends[h * CLUSTER_TILES + n];
@@ -374,19 +374,19 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
     __shared__ float maxima[MERGED], sums[MERGED], shrinks[MERGED], later_shrinks[MERGED];
     let_next_start();
     wait_for_inputs();
-    const int r = a.first + blockIdx.y, kv = blockIdx.x / SHARED, h = blockIdx.x % SHARED;
+    const int r = a.first + blockIdx.y, kv = blockIdx.x / GROUP, h = blockIdx.x % GROUP;
     if (r >= step_rows(step, 0)) return;
     const int tiles = last_seen(step, r) / TILE - first_seen(a, step.places[r]) / TILE + 1;
-    const float* partials = a.partials + ((long)blockIdx.y * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
+    const float* partials = a.partials + ((long)blockIdx.y * a.kv + kv) * a.tiles * GROUP * (DIM + 2);
     const int d = threadIdx.x;
     float total = 0.0f, sum = FIRST_SUM, before = first_max(a, blockIdx.x);
     for (int start = 0; start < tiles; start += MERGED) {
         const int count = min(tiles - start, MERGED);
-        const float* from = partials + (long)start * SHARED * (DIM + 2);
+        const float* from = partials + (long)start * GROUP * (DIM + 2);
         __syncthreads();
         for (int i = d; i < count; i += MERGE_THREADS) {
-            maxima[i] = from[(long)i * SHARED * (DIM + 2) + OUTPUTS + h];
-            sums[i] = from[(long)i * SHARED * (DIM + 2) + OUTPUTS + SHARED + h];
+            maxima[i] = from[(long)i * GROUP * (DIM + 2) + OUTPUTS + h];
+            sums[i] = from[(long)i * GROUP * (DIM + 2) + OUTPUTS + GROUP + h];
         }
         __syncthreads();
         // The largest up to each tile: doubling steps, exact in any order.
@@ -400,7 +400,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
         for (int i = d; i < count; i += MERGE_THREADS) {
             float earlier = i > 0 ? fmaxf(maxima[i - 1], before) : before, now = fmaxf(maxima[i], before);
             shrinks[i] = shrink_of(earlier, now);
-            later_shrinks[i] = shrink_of(from[(long)i * SHARED * (DIM + 2) + OUTPUTS + h], now);
+            later_shrinks[i] = shrink_of(from[(long)i * GROUP * (DIM + 2) + OUTPUTS + h], now);
         }
         __syncthreads();
         // Many loads are under way at once.
@@ -408,7 +408,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
             float values[AHEAD];
 #pragma unroll
             for (int i = 0; i < AHEAD; i++)
-                values[i] = some + i < count && d < DIM ? from[(long)(some + i) * SHARED * (DIM + 2) + h * DIM + d] : 0.0f;
+                values[i] = some + i < count && d < DIM ? from[(long)(some + i) * GROUP * (DIM + 2) + h * DIM + d] : 0.0f;
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 if (some + i >= count) break;

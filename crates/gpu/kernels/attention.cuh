@@ -1,5 +1,5 @@
 // What the kernels of attention over pages of 16-bit and 8-bit keys and values share: one head size (DIM), number of query heads per
-// K/V head (SHARED) and storage type; scores with a cap (CAPPED), a logit of each head that adds nothing (SINKS), and
+// K/V head (GROUP) and storage type; scores with a cap (CAPPED), a logit of each head that adds nothing (SINKS), and
 // queries that see what comes behind them, too (BOTH).
 //
 // Keys are taken in tiles of 64, aligned to absolute positions. Each tile has its own softmax, and tiles are merged in
@@ -20,7 +20,7 @@
 #include "rope.cuh"
 
 #define TILE 64
-#define OUTPUTS (SHARED * DIM)
+#define OUTPUTS (GROUP * DIM)
 #define LOG2_E 1.4426950408889634f
 // Rows of keys, values and queries in shared memory: eight of them at one column are in different banks.
 #define DIM_PADDED ((DIM + 15) / 16 * 16)
@@ -37,7 +37,7 @@ struct Attention {
     int first;        // the first token of the launch
     int stages;       // tiles in shared memory at once: 1 or 2, so that tile i is at `i & (stages - 1)`
     int clusters;     // whether the blocks of a token are a cluster
-    float* partials;  // (token, kv head, tile, SHARED x (DIM + 2)) where each tile has a block and another kernel merges
+    float* partials;  // (token, kv head, tile, GROUP x (DIM + 2)) where each tile has a block and another kernel merges
     Rotation rope;    // no frequencies: queries are turned and keys are stored already
     const float* sinks;  // (query heads)
     float cap;

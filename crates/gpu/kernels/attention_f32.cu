@@ -1,5 +1,5 @@
 // Attention of each token's queries over its sequence's pages of f32, without matrix instructions. Compiled for one head size
-// (DIM) and number of query heads per K/V head (SHARED); for scores with a cap (CAPPED), a logit of each head that adds
+// (DIM) and number of query heads per K/V head (GROUP); for scores with a cap (CAPPED), a logit of each head that adds
 // nothing (SINKS), and queries that see what comes behind them, too (BOTH).
 //
 // Keys are taken in tiles of 64, aligned to absolute positions: each tile has its own softmax, and tiles are merged in
@@ -15,7 +15,7 @@
 #include "rope.cuh"
 
 #define TILE 64
-#define OUTPUTS (SHARED * DIM)
+#define OUTPUTS (GROUP * DIM)
 #define THREADS 256
 #define PER_THREAD ((OUTPUTS + THREADS - 1) / THREADS)
 #define LOADS ((OUTPUTS + 2 * DIM + THREADS - 1) / THREADS)
@@ -30,7 +30,7 @@
 #define KEY_BYTES (VALUE_BYTES + 32)
 #define STAGED_BYTES (TILE * (KEY_BYTES + VALUE_BYTES))
 #define PARTS_BYTES (GROUPS * OUTPUTS * 4)
-#define HEADS ((SHARED + 3) / 4 * 4)  // weights of a key lie together
+#define HEADS ((GROUP + 3) / 4 * 4)  // weights of a key lie together
 
 #define CLUSTER_MAX 8
 #define MERGED_HERE 32  // tiles that the last block merges: one for each lane
@@ -39,7 +39,7 @@ struct Attention {
     int query, kv, group, window;  // a window of 0 sees all
     float scale;
     int tiles;        // how many blocks share a token's tiles: 1, or as many as there may be
-    float* partials;  // (token, kv head, tile, SHARED x (DIM + 2)) where tiles have their own blocks
+    float* partials;  // (token, kv head, tile, GROUP x (DIM + 2)) where tiles have their own blocks
     u32* tickets;     // (token, kv head) blocks that have arrived, 0 between launches; null: another kernel merges
     int clusters, pad;  // whether the tiles of a token are a cluster
     Rotation rope;    // no frequencies: queries are turned and keys are stored already
@@ -73,10 +73,10 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     __shared__ float2 turns[DIM / 2 + 1];
     __shared__ float fresh[2 * DIM];  // the new key and value
     __shared__ float4 scores4[TILE * HEADS / 4];
-    __shared__ float maxima[SHARED], sums[SHARED], shrinks[SHARED], later_shrinks[SHARED];
-    __shared__ float total_max[SHARED], total_sum[SHARED];
+    __shared__ float maxima[GROUP], sums[GROUP], shrinks[GROUP], later_shrinks[GROUP];
+    __shared__ float total_max[GROUP], total_sum[GROUP];
     __shared__ int table[TILE / PAGE_TOKENS];
-    __shared__ float tile_shrinks[SHARED][MERGED_HERE], tile_later[SHARED][MERGED_HERE], tile_sums[SHARED][CLUSTER_MAX];
+    __shared__ float tile_shrinks[GROUP][MERGED_HERE], tile_later[GROUP][MERGED_HERE], tile_sums[GROUP][CLUSTER_MAX];
     __shared__ int is_last;
     float* scores = (float*)scores4;  // (key, head)
     let_next_start();
@@ -156,10 +156,10 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         __syncthreads();
         // A thread per pair of every query head, and of the key.
 #pragma unroll 1
-        for (int i = threadIdx.x; i < (SHARED + 1) * (DIM / 2); i += THREADS) {
+        for (int i = threadIdx.x; i < (GROUP + 1) * (DIM / 2); i += THREADS) {
             const int h = i / (DIM / 2), d = i % (DIM / 2);
             if (d >= a.rope.pairs) continue;
-            float* head = h < SHARED ? query + h * DIM : fresh;
+            float* head = h < GROUP ? query + h * DIM : fresh;
             const float2 both = turned(turns[d], head[d], head[d + a.rope.pairs]);
             head[d] = both.x;
             head[d + a.rope.pairs] = both.y;
@@ -169,8 +169,8 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     }
     float total[PER_THREAD];
     for (int i = 0; i < PER_THREAD; i++) total[i] = 0.0f;
-    if (threadIdx.x < SHARED) {
-        total_max[threadIdx.x] = first_max(a, kv * SHARED + threadIdx.x);
+    if (threadIdx.x < GROUP) {
+        total_max[threadIdx.x] = first_max(a, kv * GROUP + threadIdx.x);
         total_sum[threadIdx.x] = FIRST_SUM;
     }
 
@@ -192,13 +192,13 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         // Scores: 8 warps x 8 keys, four lanes for each. Keys that are not seen may hold anything.
         {
             const int key = warp * 8 + lane / 4, sub = lane % 4;
-            float dots[SHARED];
-            for (int h = 0; h < SHARED; h++) dots[h] = 0.0f;
+            float dots[GROUP];
+            for (int h = 0; h < GROUP; h++) dots[h] = 0.0f;
 #pragma unroll 1
             for (int d = sub * 4; d < DIM; d += 16) {
                 const float4 values = *(const float4*)(staged + key * KEY_BYTES + d * 4);
 #pragma unroll
-                for (int h = 0; h < SHARED; h++) {
+                for (int h = 0; h < GROUP; h++) {
                     const float4 four = *(const float4*)(query + h * DIM + d);
                     dots[h] = __fmaf_rn(four.x, values.x, dots[h]);
                     dots[h] = __fmaf_rn(four.y, values.y, dots[h]);
@@ -208,7 +208,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             }
             const bool seen = key >= from && key < to;
 #pragma unroll
-            for (int h = 0; h < SHARED; h++) {
+            for (int h = 0; h < GROUP; h++) {
                 dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 1);
                 dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 2);
                 float score = dots[h] * a.scale;
@@ -219,7 +219,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         __syncthreads();
         // Softmax of the tile: a warp per head.
 #pragma unroll 1
-        for (int h = warp; h < SHARED; h += THREADS / WARP) {
+        for (int h = warp; h < GROUP; h += THREADS / WARP) {
             float s0 = scores[lane * HEADS + h], s1 = scores[(lane + 32) * HEADS + h];
             float most = fmaxf(s0, s1);
             for (int s = 16; s > 0; s /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, s));
@@ -265,10 +265,10 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         __syncthreads();
         if (group < GROUPS)
 #pragma unroll
-            for (int h = 0; h < SHARED; h++)
-                parts[(group * SHARED + h) * LANES + four] = make_float4(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
+            for (int h = 0; h < GROUP; h++)
+                parts[(group * GROUP + h) * LANES + four] = make_float4(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
         __syncthreads();
-        float* partial = a.clusters ? own : a.partials + (((long)r * a.kv + kv) * a.tiles + blockIdx.z) * SHARED * (DIM + 2);
+        float* partial = a.clusters ? own : a.partials + (((long)r * a.kv + kv) * a.tiles + blockIdx.z) * GROUP * (DIM + 2);
         auto sum_of = [&](int o) {
             float value = 0.0f;
 #pragma unroll
@@ -285,9 +285,9 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 if (o < OUTPUTS) total[i] = merged_sum(total[i], shrinks[o / DIM], sum_of(o), later_shrinks[o / DIM]);
             }
         }
-        if (a.tiles > 1 && threadIdx.x < SHARED) {
+        if (a.tiles > 1 && threadIdx.x < GROUP) {
             partial[OUTPUTS + threadIdx.x] = maxima[threadIdx.x];
-            partial[OUTPUTS + SHARED + threadIdx.x] = sums[threadIdx.x];
+            partial[OUTPUTS + GROUP + threadIdx.x] = sums[threadIdx.x];
         }
     }
     if (a.clusters) {
@@ -300,9 +300,9 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
 #pragma unroll
         for (int t = 0; t < CLUSTER_MAX; t++) value[t] = merges && t < tiles ? load_from_block(own + o, t) : 0.0f;
         // What each tile is multiplied by: a thread per head and tile. The largest up to a tile is exact in any order.
-        if (threadIdx.x < SHARED * CLUSTER_MAX) {
+        if (threadIdx.x < GROUP * CLUSTER_MAX) {
             const int h = threadIdx.x / CLUSTER_MAX, t = threadIdx.x % CLUSTER_MAX;
-            float most[CLUSTER_MAX], mine_max = -INFINITY_F, earlier = first_max(a, kv * SHARED + h);
+            float most[CLUSTER_MAX], mine_max = -INFINITY_F, earlier = first_max(a, kv * GROUP + h);
 #pragma unroll
             for (int i = 0; i < CLUSTER_MAX; i++) most[i] = i < tiles ? load_from_block(own + OUTPUTS + h, i) : -INFINITY_F;
 #pragma unroll
@@ -313,7 +313,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             const float now = fmaxf(earlier, mine_max);
             tile_shrinks[h][t] = expf(earlier - now);
             tile_later[h][t] = expf(mine_max - now);
-            tile_sums[h][t] = t < tiles ? load_from_block(own + OUTPUTS + SHARED + h, t) : 0.0f;
+            tile_sums[h][t] = t < tiles ? load_from_block(own + OUTPUTS + GROUP + h, t) : 0.0f;
         }
         __syncthreads();
         if (merges) {
@@ -345,20 +345,20 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         if (!is_last) return;
         __threadfence();
         const int tiles = last_tile - first_tile + 1;
-        const float* from = a.partials + ((long)r * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
+        const float* from = a.partials + ((long)r * a.kv + kv) * a.tiles * GROUP * (DIM + 2);
         // A warp per head, a lane per tile. The largest up to each tile is exact in any order.
-        for (int h = warp; h < SHARED; h += THREADS / WARP) {
-            const float* tile = from + (long)lane * SHARED * (DIM + 2) + OUTPUTS + h;
+        for (int h = warp; h < GROUP; h += THREADS / WARP) {
+            const float* tile = from + (long)lane * GROUP * (DIM + 2) + OUTPUTS + h;
             const float own = lane < tiles ? load_fresh(tile) : -INFINITY_F;
-            const float own_sum = lane < tiles ? load_fresh(tile + SHARED) : 0.0f;
+            const float own_sum = lane < tiles ? load_fresh(tile + GROUP) : 0.0f;
             float now = own;
             for (int s = 1; s < WARP; s *= 2) {
                 const float before = __shfl_up_sync(0xffffffff, now, s);
                 if (lane >= s) now = fmaxf(now, before);
             }
-            now = fmaxf(now, first_max(a, kv * SHARED + h));
+            now = fmaxf(now, first_max(a, kv * GROUP + h));
             float earlier = __shfl_up_sync(0xffffffff, now, 1);
-            if (lane == 0) earlier = first_max(a, kv * SHARED + h);
+            if (lane == 0) earlier = first_max(a, kv * GROUP + h);
             const float shrink = expf(earlier - now), later = expf(own - now);
             tile_shrinks[h][lane] = shrink;
             tile_later[h][lane] = later;
@@ -378,7 +378,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 for (int i = 0; i < PER_THREAD; i++) {
                     const int o = i * THREADS + threadIdx.x;
                     if (start + t < tiles && o < OUTPUTS)
-                        some[t][i] = load_fresh(from + (long)(start + t) * SHARED * (DIM + 2) + o);
+                        some[t][i] = load_fresh(from + (long)(start + t) * GROUP * (DIM + 2) + o);
                 }
 #pragma unroll
             for (int t = 0; t < 4; t++)
@@ -404,21 +404,21 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
     __shared__ float maxima[MERGED], sums[MERGED], shrinks[MERGED], later_shrinks[MERGED];
     let_next_start();
     wait_for_inputs();
-    const int r = blockIdx.y, kv = blockIdx.x / SHARED, h = blockIdx.x % SHARED;
+    const int r = blockIdx.y, kv = blockIdx.x / GROUP, h = blockIdx.x % GROUP;
     if (r >= step_rows(step, 0)) return;
     const int position = step.places[r];
     const int first_seen = a.window ? max(position + 1 - a.window, 0) : 0;
     const int tiles = last_seen(step, r) / TILE - first_seen / TILE + 1;
-    const float* partials = a.partials + ((long)r * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
+    const float* partials = a.partials + ((long)r * a.kv + kv) * a.tiles * GROUP * (DIM + 2);
     const int d = threadIdx.x;
     float total = 0.0f, sum = FIRST_SUM, before = first_max(a, blockIdx.x);
     for (int start = 0; start < tiles; start += MERGED) {
         const int count = min(tiles - start, MERGED);
-        const float* from = partials + (long)start * SHARED * (DIM + 2);
+        const float* from = partials + (long)start * GROUP * (DIM + 2);
         __syncthreads();
         for (int i = d; i < count; i += MERGE_THREADS) {
-            maxima[i] = from[(long)i * SHARED * (DIM + 2) + OUTPUTS + h];
-            sums[i] = from[(long)i * SHARED * (DIM + 2) + OUTPUTS + SHARED + h];
+            maxima[i] = from[(long)i * GROUP * (DIM + 2) + OUTPUTS + h];
+            sums[i] = from[(long)i * GROUP * (DIM + 2) + OUTPUTS + GROUP + h];
         }
         __syncthreads();
         // The largest up to each tile: doubling steps, exact in any order.
@@ -432,13 +432,13 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
         for (int i = d; i < count; i += MERGE_THREADS) {
             float earlier = i > 0 ? fmaxf(maxima[i - 1], before) : before, now = fmaxf(maxima[i], before);
             shrinks[i] = expf(earlier - now);
-            later_shrinks[i] = expf(from[(long)i * SHARED * (DIM + 2) + OUTPUTS + h] - now);
+            later_shrinks[i] = expf(from[(long)i * GROUP * (DIM + 2) + OUTPUTS + h] - now);
         }
         __syncthreads();
 #pragma unroll 8
         for (int i = 0; i < count; i++) {
             sum = merged_sum(sum, shrinks[i], sums[i], later_shrinks[i]);
-            float value = d < DIM ? from[(long)i * SHARED * (DIM + 2) + h * DIM + d] : 0.0f;
+            float value = d < DIM ? from[(long)i * GROUP * (DIM + 2) + h * DIM + d] : 0.0f;
             total = merged_sum(total, shrinks[i], value, later_shrinks[i]);
         }
         before = fmaxf(maxima[count - 1], before);

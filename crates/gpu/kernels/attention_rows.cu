@@ -1,5 +1,5 @@
 // Attention of many tokens of a sequence over its pages: a block has one K/V head and the queries of neighbouring tokens, all
-// heads that share it one behind the other (row i is head i % SHARED of token i / SHARED), so that a tile of keys and values
+// heads that share it one behind the other (row i is head i % GROUP of token i / GROUP), so that a tile of keys and values
 // is read once for them. Grid (kv heads, blocks of tokens, the last first: they see the most). A warp has 16 of the rows and
 // all keys of a tile. Tokens of several sequences in one block are done one sequence after another.
 #include "attention.cuh"
@@ -7,7 +7,7 @@
 #define WARPS 4
 #define THREADS (WARPS * WARP)
 #define ROWS (WARPS * 16)
-#define TOKENS (ROWS / SHARED)
+#define TOKENS (ROWS / GROUP)
 // Times 16 of a head's values that are under way at once: enough products that do not wait for each other.
 #define TOGETHER (STEPS % 2 == 0 ? 2 : 1)
 #define GATHERED 4  // query heads whose loads are under way at once
@@ -35,7 +35,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
         next = min(final + 1, tokens);
         // Single tokens of other sequences have a kernel of their own where `alone` says so.
         if (alone && step.firsts[first] == final) continue;
-        const int count = (next - first) * SHARED, place = step.places[first];
+        const int count = (next - first) * GROUP, place = step.places[first];
         const int last = last_seen(step, next - 1), from = first_seen(a, place);
         const int first_tile = from / TILE, last_tile = last / TILE;
         const int* table = step.tables + step.tables[a.group * step.stride + first];
@@ -53,7 +53,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
 #pragma unroll
             for (int i = 0; i < GATHERED; i++) {
                 const int row = min(warp * 16 + start + i, count - 1);
-                const float* head = qkv + (long)(first + row / SHARED) * columns + (kv * SHARED + row % SHARED) * DIM;
+                const float* head = qkv + (long)(first + row / GROUP) * columns + (kv * GROUP + row % GROUP) * DIM;
                 load_head(heads[i], head, 0, lane);
             }
 #pragma unroll
@@ -65,14 +65,14 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             factor[i] = factors[warp * 16 + i * 8 + g];
-            most[i] = first_max(a, kv * SHARED + min(warp * 16 + i * 8 + g, count - 1) % SHARED);
+            most[i] = first_max(a, kv * GROUP + min(warp * 16 + i * 8 + g, count - 1) % GROUP);
             sum[i] = FIRST_SUM;
         }
 #pragma unroll
         for (int n = 0; n < STEPS * 2; n++)
             for (int i = 0; i < 4; i++) total[n][i] = 0.0f;
         // Up to where the rows of this warp see, and what all of them see.
-        const int warp_first = place + min(warp * 16, count - 1) / SHARED, warp_last = place + min(warp * 16 + 15, count - 1) / SHARED;
+        const int warp_first = place + min(warp * 16, count - 1) / GROUP, warp_last = place + min(warp * 16 + 15, count - 1) / GROUP;
         const int some_to = BOTH ? last : warp_last, all_to = BOTH ? last : warp_first, all_from = first_seen(a, warp_last);
         const bool busy = warp * 16 < count;
 
@@ -115,7 +115,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
                 if (tile * TILE < all_from || tile * TILE + TILE - 1 > all_to)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        const int own = place + min(warp * 16 + i * 8 + g, count - 1) / SHARED;
+                        const int own = place + min(warp * 16 + i * 8 + g, count - 1) / GROUP;
                         // Counted from this lane's first key of the tile.
                         const int to = (BOTH ? last : own) - tile * TILE - t * 2, begins = first_seen(a, own) - tile * TILE - t * 2;
 #pragma unroll
@@ -189,7 +189,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
             const int row = warp * 16 + i * 8 + g;
             if (row >= count) continue;
             const float inverse = 1.0f / sum[i];
-            float* to = out + ((long)(first + row / SHARED) * a.query + kv * SHARED + row % SHARED) * DIM;
+            float* to = out + ((long)(first + row / GROUP) * a.query + kv * GROUP + row % GROUP) * DIM;
 #pragma unroll
             for (int n = 0; n < STEPS * 2; n++)
                 if (n * 8 + t * 2 < DIM)

@@ -4,7 +4,7 @@
 // A block has one K/V head and the queries of neighbouring tokens, all heads that share it one behind the other: 128 rows. Grid
 // (kv heads, blocks of tokens, the last first: they see the most). The first warpgroup copies tiles of keys and values into a
 // ring; the other two have 64 rows each and go their own ways. Scores of the next tile are under way while a tile is merged.
-// Tokens of several sequences in one block are done one sequence after another. With TURNS queries are turned here.
+// Tokens of several sequences in one block are done one sequence after another. With ROTATES queries are rotated here.
 #define HALVES 1
 #include "attention.cuh"
 #include "bulk.cuh"
@@ -13,7 +13,7 @@
 #define COPIERS 128
 #define THREADS (3 * COPIERS)
 #define ROWS (2 * TILE)
-#define TOKENS (ROWS / SHARED)
+#define TOKENS (ROWS / GROUP)
 #define WARPS 8     // that multiply
 #define AHEAD 2     // tiles that are asked for before the first is waited for
 #define WIDE 64     // columns of values whose sums are merged at once
@@ -94,13 +94,13 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
     u8* ones = queries + (2 - group) * QUERIES_BYTES;
     const u32 ones_at = ring + RING * 2 * TILE_BYTES + 2 * QUERIES_BYTES;
     for (int i = threadIdx.x - COPIERS; i < ONES_BYTES / 4; i += WARPS * WARP) ((u32*)ones)[i] = ONES;
-#if TURNS
+#if ROTATES
     float2* turns = (float2*)(ones + ONES_BYTES);  // (token, pair)
 #endif
     typedef WgmmaOf<TILE, KV_BF16> Scores;
     typedef WgmmaOf<WIDE, KV_BF16> Sums;
-    const int pairs = TURNS ? a.rope.pairs : 0;
-#if TURNS
+    const int pairs = ROTATES ? a.rope.pairs : 0;
+#if ROTATES
     // Each angle of a token once.
     for (int i = threadIdx.x - COPIERS; i < (tokens - begin) * pairs; i += WARPS * WARP)
         turns[i] = turn_of(a.rope, (float)step.positions[begin + i / pairs], i % pairs);
@@ -124,11 +124,11 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
         next = min(final + 1, tokens);
         // Single tokens of other sequences have a kernel of their own where `alone` says so.
         if (alone && step.firsts[first] == final) continue;
-        const int count = (next - first) * SHARED, place = step.places[first];
+        const int count = (next - first) * GROUP, place = step.places[first];
         const int last = last_seen(step, next - 1), from = first_seen(a, place);
         const int first_tile = from / TILE, last_tile = last / TILE;
         // Up to where the rows of this warpgroup see, and of this warp what all see.
-        auto token_of = [&](int row) { return min(group * TILE + row, count - 1) / SHARED; };
+        auto token_of = [&](int row) { return min(group * TILE + row, count - 1) / GROUP; };
         const int some_to = BOTH ? last : place + token_of(TILE - 1);
         const int all_to = BOTH ? last : place + token_of(own_warp), all_from = first_seen(a, place + token_of(own_warp + 15));
         const int end_tile = group * TILE < count ? min(some_to / TILE, last_tile) : first_tile - 1;
@@ -141,13 +141,13 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
 #pragma unroll
                 for (int i = 0; i < GATHERED; i++) {
                     const int row = min(group * TILE + own_warp + start + i, count - 1);
-                    const float* head = qkv + (long)(first + row / SHARED) * columns + (kv * SHARED + row % SHARED) * DIM;
+                    const float* head = qkv + (long)(first + row / GROUP) * columns + (kv * GROUP + row % GROUP) * DIM;
                     load_head(heads[i], head, pairs, lane);
                 }
 #pragma unroll
                 for (int i = 0; i < GATHERED; i++) {
                     const int row = own_warp + start + i;
-#if TURNS
+#if ROTATES
                     const float4* angles = (const float4*)(turns + (first - begin + token_of(row)) * pairs);
 #pragma unroll
                     for (int n = 0; n < HEAD_FOURS; n++)
@@ -165,7 +165,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
         for (int i = 0; i < 2; i++) {
             const int row = own_warp + i * 8 + g;
             factor[i] = factors[group * TILE + row];
-            most[i] = first_max(a, kv * SHARED + min(group * TILE + row, count - 1) % SHARED);
+            most[i] = first_max(a, kv * GROUP + min(group * TILE + row, count - 1) % GROUP);
             sum[i] = FIRST_SUM;
         }
 #pragma unroll
@@ -301,7 +301,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             const int row = group * TILE + own_warp + i * 8 + g;
             if (row >= count) continue;
             const float inverse = 1.0f / sum[i];
-            float* to = out + ((long)(first + row / SHARED) * a.query + kv * SHARED + row % SHARED) * DIM;
+            float* to = out + ((long)(first + row / GROUP) * a.query + kv * GROUP + row % GROUP) * DIM;
 #pragma unroll
             for (int n = 0; n < DIM / 8; n++) {
                 const float* pair = total[n * 8 / WIDE] + n * 8 % WIDE / 2 + i * 2;

@@ -6,7 +6,7 @@
 // through a ring of its own. Where rows are gates (GATES), the second half of them are the counterparts of the first.
 // Sums are those of gemv.cu in the same order, and have the same bits: slices of contiguous steps, each from zero, added in
 // their order. A block takes all slices of a tile (SLICED: more than one), or all steps of all slices are shared out evenly
-// (SHARED: the number of slices): where a share ends within a slice, the next block goes on with its sums, which come through
+// (STREAM_K: the number of slices): where a share ends within a slice, the next block goes on with its sums, which come through
 // memory, and blocks that have slices of a tile add them there.
 // With EXPERTS rows of activations are those of one expert after the other (experts.cuh), each times its own weights.
 // Where all rows of activations are one tile, weights are read once (READ_ONCE) and leave the cache first.
@@ -41,9 +41,9 @@ struct Inputs {
 #define OUTPUTS (WIDTH / 2)  // sums of a lane: 16 rows x WIDTH of a warp
 #define STAGE_A (ROW_TILES * Quant::Bytes::BYTES)
 #define STAGE_B (WIDTH * 128)
-#define GROUP (2048 / WIDTH)  // tiles of activations that stay in the cache: 15 MB of 3584 columns
+#define RASTER (2048 / WIDTH)  // tiles of activations that stay in the cache: 15 MB of 3584 columns
 #define PASSED (WARPGROUPS == 2 && WIDTH % 64 == 0 ? 16 : 8)  // sums of a lane that warps pass to each other at once
-#define ADDED (SHARED > 4 ? 2 : 4)  // fours of sums that a lane adds at once
+#define ADDED (STREAM_K > 4 ? 2 : 4)  // fours of sums that a lane adds at once
 #define SUMS_FOURS (ROW_TILES * 16 * WIDTH / 4)  // sums of a block, in fours
 // Registers are dealt out anew: to those that copy, and to those that multiply.
 #define REGISTERS_COPY (WARPGROUPS == 2 ? 40 : 32)
@@ -53,7 +53,7 @@ struct Inputs {
 // The warps that multiply wait for each other.
 DEVICE void multipliers_wait() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory"); }
 
-#if SHARED
+#if STREAM_K
 // Says that this warp has left something in memory. Every lane's is seen by who waits for it.
 DEVICE void ticket_give(u32* ticket) {
     __syncwarp();
@@ -81,7 +81,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
     extern __shared__ u8 room[];
     __shared__ Barriers<STAGES_A> barriers_a;
     __shared__ Barriers<STAGES_B> barriers_b;
-#if SHARED < 2
+#if STREAM_K < 2
     __shared__ float factors[2][WIDTH];
 #endif
     const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
@@ -112,24 +112,24 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
     // Shares begin far from each other: there a weight is gone through for each tile of activations, by other blocks at about
     // the same time.
     auto place_of = [&](int at) {
-        if (SHARED) return Item{0, at % deep * TALL + rank, at / deep * WIDTH, count};
-        const int group = at / (GROUP * deep), within = at - group * GROUP * deep;
-        const int wide = min(GROUP, across - group * GROUP);
-        return Item{0, within / wide * TALL + rank, (group * GROUP + within % wide) * WIDTH, count};
+        if (STREAM_K) return Item{0, at % deep * TALL + rank, at / deep * WIDTH, count};
+        const int group = at / (RASTER * deep), within = at - group * RASTER * deep;
+        const int wide = min(RASTER, across - group * RASTER);
+        return Item{0, within / wide * TALL + rank, (group * RASTER + within % wide) * WIDTH, count};
     };
 #endif
     // What this block does, in this order. Some of a share may be nothing.
-#if SHARED
+#if STREAM_K
     // Units count as if all were as long as the longest. The last is begun first: who goes on with it does so at its end.
-    const u32 longest = (steps + SHARED - 1) / SHARED;
-    const u64 all = (u64)tiles * SHARED * longest;
+    const u32 longest = (steps + STREAM_K - 1) / STREAM_K;
+    const u64 all = (u64)tiles * STREAM_K * longest;
     const u32 share = blockIdx.x * all / gridDim.x, share_end = (blockIdx.x + 1) * all / gridDim.x;
     const int unit_first = share / longest, unit_last = share_end / longest, pieces = unit_last - unit_first + 1;
     auto piece_of = [&](int i) {
         const int unit = unit_last - i;
-        const u32 slice = unit % SHARED, above = slice * steps / SHARED, whole = (slice + 1) * steps / SHARED - above;
+        const u32 slice = unit % STREAM_K, above = slice * steps / STREAM_K, whole = (slice + 1) * steps / STREAM_K - above;
         const u32 from = unit == unit_first ? min(share - unit * longest, whole) : 0, to = min(share_end - unit * longest, whole);
-        return Piece{place_of(unit / SHARED), (u32)unit, above + from, above + to, from > 0, to < whole};
+        return Piece{place_of(unit / STREAM_K), (u32)unit, above + from, above + to, from > 0, to < whole};
     };
 #else
     const int pieces = ((int)tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
@@ -203,8 +203,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
     for (int at = 0; at < pieces; at++) {
         const Piece piece = piece_of(at);
         if (at + 1 == pieces) let_next_start();
-        if (SHARED && piece.from >= piece.to) continue;
-#if SHARED < 2
+        if (STREAM_K && piece.from >= piece.to) continue;
+#if STREAM_K < 2
         const Item& item = piece.item;
         const int tile = item.tile, token = item.place, end_row = item.end;
         const float* biases = out.bias ? out.bias + (long)item.expert * out.columns + out.first : nullptr;
@@ -261,9 +261,9 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
             for (int i = 0; i < OUTPUTS; i++) sum[i] = __fadd_rn(sum[i], acc[i]);
         }
 #else
-#if SHARED
+#if STREAM_K
         // What is passed on lies in the place of the block that passes it; with several slices in that of their sums.
-        auto sums_at = [&](u32 block) { return in.partials + (long)((SHARED > 1 ? piece.unit : block) * TALL + rank) * SUMS_FOURS + threadIdx.x; };
+        auto sums_at = [&](u32 block) { return in.partials + (long)((STREAM_K > 1 ? piece.unit : block) * TALL + rank) * SUMS_FOURS + threadIdx.x; };
         if (piece.takes) {
             u32* ticket = in.tickets + ((blockIdx.x - 1) * TALL + rank) * WARPS + warp;
             ticket_wait(ticket, 1);
@@ -279,17 +279,17 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
         multiply(piece.from, piece.to, !piece.takes);
 #endif
         activations_done(last);
-#if SHARED
-        if (piece.passes || SHARED > 1) {
+#if STREAM_K
+        if (piece.passes || STREAM_K > 1) {
             float4* to = sums_at(blockIdx.x);
 #pragma unroll
             for (int i = 0; i < OUTPUTS / 4; i++)
                 to[i * (WARPS * WARP)] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
-            ticket_give(in.tickets + ((piece.passes ? blockIdx.x : gridDim.x + piece.unit / SHARED) * TALL + rank) * WARPS + warp);
+            ticket_give(in.tickets + ((piece.passes ? blockIdx.x : gridDim.x + piece.unit / STREAM_K) * TALL + rank) * WARPS + warp);
             continue;
         }
 #endif
-#if SHARED < 2
+#if STREAM_K < 2
         multipliers_wait();
 
         // Sum i of a lane is of its row, or of the eighth below (i / 2 % 2), and of this token of the tile.
@@ -357,27 +357,27 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
         half ^= 1;
 #endif
     }
-#if SHARED > 1
+#if STREAM_K > 1
     // Who has ended a slice of a tile adds as many of the tile's sums as others do.
     for (int at = 0; at < pieces; at++) {
         const Piece piece = piece_of(at);
         if (piece.from >= piece.to || piece.passes) continue;
         const Item& item = piece.item;
-        u32* ticket = in.tickets + ((gridDim.x + piece.unit / SHARED) * TALL + rank) * WARPS + warp;
-        ticket_wait(ticket, SHARED);
-        const int slice = piece.unit % SHARED, row = tile_of(item.tile, warp) * 16 + lane / 4;
+        u32* ticket = in.tickets + ((gridDim.x + piece.unit / STREAM_K) * TALL + rank) * WARPS + warp;
+        ticket_wait(ticket, STREAM_K);
+        const int slice = piece.unit % STREAM_K, row = tile_of(item.tile, warp) * 16 + lane / 4;
         const float4* fours = in.partials + (long)((piece.unit - slice) * TALL + rank) * SUMS_FOURS + threadIdx.x;
         float bias[2] = {0.0f, 0.0f};
         for (int h = 0; h < 2; h++)
             if (out.bias && row + h * 8 < part.rows) bias[h] = out.bias[out.first + row + h * 8];
-        const int end = (slice + 1) * (OUTPUTS / 4) / SHARED;
-        for (int j = slice * (OUTPUTS / 4) / SHARED; j < end; j += ADDED) {
+        const int end = (slice + 1) * (OUTPUTS / 4) / STREAM_K;
+        for (int j = slice * (OUTPUTS / 4) / STREAM_K; j < end; j += ADDED) {
             // All loads before the first store; beyond the share, the last again.
-            float4 parts[ADDED][SHARED];
+            float4 parts[ADDED][STREAM_K];
 #pragma unroll
             for (int i = 0; i < ADDED; i++) {
 #pragma unroll
-                for (int s = 0; s < SHARED; s++) parts[i][s] = load_fresh(fours + (long)s * TALL * SUMS_FOURS + min(j + i, end - 1) * (WARPS * WARP));
+                for (int s = 0; s < STREAM_K; s++) parts[i][s] = load_fresh(fours + (long)s * TALL * SUMS_FOURS + min(j + i, end - 1) * (WARPS * WARP));
             }
             auto here = [&](int i) {
                 return j + i / 4 < end && row + i / 2 % 2 * 8 < part.rows && item.place + token_of(4 * j + i) < item.end;
@@ -399,14 +399,14 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                 };
                 float sum = part_of(0);
 #pragma unroll
-                for (int s = 1; s < SHARED; s++) sum = __fadd_rn(sum, part_of(s));
+                for (int s = 1; s < STREAM_K; s++) sum = __fadd_rn(sum, part_of(s));
                 // Powers of two: one product has the bits of `meant`.
                 const float value = __fadd_rn(__fmul_rn(sum, __fmul_rn(by[i], unscale)), bias[i / 2 % 2]);
                 if (here(i)) *place(i) = out.adds ? __fadd_rn(before[i], value) : value;
             }
         }
         // The last to come leaves zero.
-        if (lane == 0 && atomicAdd(ticket, 1) == 2 * SHARED - 1) *ticket = 0;
+        if (lane == 0 && atomicAdd(ticket, 1) == 2 * STREAM_K - 1) *ticket = 0;
     }
 #endif
     // Others still tell this block that they are done.

@@ -138,7 +138,7 @@ pub(crate) fn storage(dtype: KvDType) -> Vec<String> {
 pub(crate) fn program<Buf>((dim, shared): (usize, usize), dtype: KvDType, attention: &Attention<Buf>) -> Key {
     let mut defines = storage(dtype);
     let (capped, sinks) = (attention.soft_cap.is_some(), attention.sinks.is_some());
-    defines.extend([format!("DIM={dim}"), format!("SHARED={shared}")]);
+    defines.extend([format!("DIM={dim}"), format!("GROUP={shared}")]);
     let flags = [("CAPPED", capped), ("SINKS", sinks), ("BOTH", !attention.causal)];
     defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
     let unit = if dtype == KvDType::F32 { "attention_f32.cu" } else { "attention.cu" };
@@ -160,7 +160,7 @@ pub(crate) fn wgmma_program<Buf>(
         _ => return None,
     };
     let mut key = Key { unit: "attention_wgmma.cu", ..program((dim, shared), dtype, attention) };
-    key.defines.extend([format!("RING={ring}"), format!("TURNS={}", i32::from(turns))]);
+    key.defines.extend([format!("RING={ring}"), format!("ROTATES={}", i32::from(turns))]);
     let turns = if turns { WGMMA_ROWS / shared * dim / 2 * 8 } else { 0 };
     // Eight rows begin at 1024 bytes; 2048 are ones.
     Some((key, 1024 + tiles_bytes(dim, dtype, ring) + 2 * WGMMA_ROWS * row_bytes(dim) + 2048 + turns))

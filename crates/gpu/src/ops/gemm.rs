@@ -228,7 +228,7 @@ impl Shape {
             format!("WIDTH={}", self.width),
             format!("WARPGROUPS={}", self.groups),
             format!("SLICED={}", i32::from(self.slices > 1 && !self.even)),
-            format!("SHARED={}", if self.even { self.slices } else { 0 }),
+            format!("STREAM_K={}", if self.even { self.slices } else { 0 }),
             format!("GATES={}", i32::from(self.gates)),
             format!("STAGES_A={}", self.stages[0]),
             format!("STAGES_B={}", self.stages[1]),

@@ -6,7 +6,7 @@
 #include "attention.cu"
 
 // Tokens of one key, of whole tiles and of one key more, and of several tiles; blocks of a cluster are left without a tile.
-static const int KV_HEADS = 2, TOKENS = 4, QUERY_HEADS = KV_HEADS * SHARED, COLUMNS = (QUERY_HEADS + 2 * KV_HEADS) * DIM;
+static const int KV_HEADS = 2, TOKENS = 4, QUERY_HEADS = KV_HEADS * GROUP, COLUMNS = (QUERY_HEADS + 2 * KV_HEADS) * DIM;
 static const int PLACES[TOKENS] = {0, 63, 128, 330}, POSITIONS[TOKENS] = {3, 60, 128, 331};
 // Mean square errors, relative to mean squares: of results, and of new keys and values, which are rounded to what is stored.
 static const double RESULT_ERROR = 1e-9, STORED_ERROR = KV_F8 ? 2e-3 : KV_BF16 ? 5e-6 : 1e-7;
@@ -77,7 +77,7 @@ static double stored_error(int pairs) {
 static double result_error(int pairs) {
     double worst = 0;
     for (int i = 0; i < TOKENS * QUERY_HEADS; i++) {
-        const int token = i / QUERY_HEADS, head = i % QUERY_HEADS, kv = head / SHARED;
+        const int token = i / QUERY_HEADS, head = i % QUERY_HEADS, kv = head / GROUP;
         const std::vector<double> query = turned_head(token, head, pairs);
         std::vector<double> scores, wanted(DIM);
         for (int at = first_place(token); at <= PLACES[token]; at++) {
@@ -102,12 +102,12 @@ static double result_error(int pairs) {
 
 // The kernels, so many blocks for a token.
 static void run(int blocks, bool clusters, int tiles) {
-    partials.assign(TOKENS * KV_HEADS * blocks * SHARED * (DIM + 2), NAN);
+    partials.assign(TOKENS * KV_HEADS * blocks * GROUP * (DIM + 2), NAN);
     shape.partials = partials.data();
     shape.clusters = clusters;
     shape.tiles = blocks;
     const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2, tiles_sent = (tiles + blocks - 1) / blocks * blocks;
-    const int sent = SHARED * CLUSTER_TILES * (int)sizeof(float2) + tiles_sent * share * 4;
+    const int sent = GROUP * CLUSTER_TILES * (int)sizeof(float2) + tiles_sent * share * 4;
     emulated::shared_bytes = TILES_BYTES(shape.stages) + PARTS * QUERIES * (STRIDE + TILE * 2) + (clusters ? sent : 0);
     gridDim = {KV_HEADS, TOKENS, blocks};
     auto body = [] { attention(step, shape, qkv.data(), pages.data(), out.data()); };

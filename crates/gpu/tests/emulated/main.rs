@@ -16,9 +16,9 @@ const OTHERWISE: [(&str, &str); 3] = [
 /// What `attention.cu` is compiled for, as defines; the last of a name counts.
 type Shape = &'static [&'static str];
 const PLAIN: Shape = &["KV_BYTES=2", "KV_BF16=0", "CAPPED=0", "SINKS=0", "BOTH=0"];
-const MAIN: Shape = &["DIM=128", "SHARED=7"];
+const MAIN: Shape = &["DIM=128", "GROUP=7"];
 /// Rows are copied in pieces of 8 bytes and filled up to whole steps of the matrix instruction.
-const PADDED: Shape = &["DIM=20", "SHARED=3"];
+const PADDED: Shape = &["DIM=20", "GROUP=3"];
 
 #[test]
 fn attention_of_single_tokens_is_right_whenever_its_copies_are_done() {
@@ -32,11 +32,11 @@ fn attention_of_single_tokens_is_right_whenever_its_copies_are_done() {
     for shape in [
         MAIN,
         PADDED,
-        &["DIM=64", "SHARED=3"],
-        &["DIM=128", "SHARED=12"],
-        &["DIM=96", "SHARED=8", "KV_BF16=1", "CAPPED=1"],
-        &["DIM=128", "SHARED=4", "KV_BYTES=1"],
-        &["DIM=76", "SHARED=2", "KV_BYTES=1", "SINKS=1"],
+        &["DIM=64", "GROUP=3"],
+        &["DIM=128", "GROUP=12"],
+        &["DIM=96", "GROUP=8", "KV_BF16=1", "CAPPED=1"],
+        &["DIM=128", "GROUP=4", "KV_BYTES=1"],
+        &["DIM=76", "GROUP=2", "KV_BYTES=1", "SINKS=1"],
     ] {
         let (right, said) = emulate(shape, |source| source);
         assert!(right, "{shape:?}:\n{said}");
@@ -56,7 +56,7 @@ fn attention_of_single_tokens_is_right_whenever_its_copies_are_done() {
         ),
         (PADDED, "clear_padding<THREADS>(queries_at, PARTS * QUERIES);", ""),
         (PADDED, "if (a.clusters) cluster_await();", ""),
-        (PADDED, "max(merged, 0) * 4 + SHARED * 8", "max(merged, 0) * 4"),
+        (PADDED, "max(merged, 0) * 4 + GROUP * 8", "max(merged, 0) * 4"),
         (PADDED, "await_sent(&arrived);", ""),
     ] {
         let (right, _) = emulate(shape, |source| {
