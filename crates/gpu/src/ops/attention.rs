@@ -4,6 +4,7 @@ use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
 
 use super::fits;
 use super::gemm::CAPABILITY;
+use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Kv, int};
@@ -60,6 +61,23 @@ struct Shape {
     cap: f32,
     tiles: i32,
 }
+
+pub(super) const LAYOUTS: &[Layout] = &[
+    layout!(HeadCounts, "HeadCounts" in "rope.cu", { query, kv, dim }),
+    layout!(Rotation, "Rotation" in "rope.cuh", { frequencies, pairs, magnitude }),
+    layout!(Shape, "Attention" in "attention.cuh", {
+        query, kv, group, window, scale, first, stages, clusters, partials, rope, sinks, cap, tiles,
+    }),
+];
+pub(super) const CONSTANTS: &[Constant] = &[
+    Constant::new("attention.cuh", "TILE", TILE),
+    Constant::new("attention.cu", "THREADS", THREADS as usize),
+    Constant::new("attention.cu", "CLUSTER_TILES", CLUSTER_TILES),
+    Constant::new("attention_rows.cu", "THREADS", THREADS as usize),
+    Constant::new("attention_rows.cu", "ROWS", BLOCK_ROWS),
+    Constant::new("attention_wgmma.cu", "THREADS", WGMMA_THREADS as usize),
+    Constant::new("attention_wgmma.cu", "ROWS", WGMMA_ROWS),
+];
 
 /// How the tiles of single tokens are shared out.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,6 +8,7 @@ use fornax_compute::{Error, Rows};
 use super::gemm_few;
 use super::gemv::{Inputs, Product, slices, steps};
 use super::products::RowCounts;
+use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::layout::{Format, TILE_ROWS};
@@ -62,6 +63,10 @@ pub(super) struct Many {
     pub(super) partials: u64,
     pub(super) tickets: u64,
 }
+
+pub(super) const LAYOUTS: &[Layout] = &[layout!(Many, "Inputs" in "gemm.cu", {
+    values, factors, first, limit, rows, tiles, slices, pad, partials, tickets,
+})];
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
