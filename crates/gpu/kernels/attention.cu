@@ -30,7 +30,7 @@ template <class Use> DEVICE void for_pairs(const float results[CHUNKS][EIGHTS][4
         for (int n = 0; n < EIGHTS; n++)
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const float x = results[c][n][j * 2], y = results[c][n][j * 2 + 1], other = __shfl_xor_sync(0xffffffff, odd ? x : y, 4);
+                const float x = results[c][n][j * 2], y = results[c][n][j * 2 + 1], other = __shfl_xor_sync(ALL_LANES, odd ? x : y, 4);
                 const int h = n * 8 + t * 2 + odd, d = (c * WARPS + warp) * 16 + j * 8 + g - odd;
                 if (h < GROUP && d < DIM) use(h, d, odd ? make_float2(other, y) : make_float2(x, other));
             }
@@ -39,7 +39,7 @@ template <class Use> DEVICE void for_pairs(const float results[CHUNKS][EIGHTS][4
 // Shared memory: tiles of keys and values, queries, weights; in a cluster what each tile ends with (the largest score
 // and the sum), and what the blocks send of it: (tile, share of outputs).
 KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, room);
     u8* staged = (u8*)room;
     u8* queries = staged + TILES_BYTES(a.stages);
     u32* weights = (u32*)(queries + PARTS * QUERIES * STRIDE);           // (part, eight heads, key, two heads)
@@ -69,8 +69,8 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2, tiles = last_tile - first_tile + 1;
     if (a.clusters) {
         const int merged = min(share, OUTPUTS - (int)blockIdx.z * share);
-        if (threadIdx.x == 0) expect_sent(&arrived, tiles * (max(merged, 0) * 4 + GROUP * 8));
-        cluster_arrive();
+        if (threadIdx.x == 0) cluster_expect(&arrived, tiles * (max(merged, 0) * 4 + GROUP * 8));
+        cluster_arrive_relaxed();
     }
 
     const bool apart = !KV_F8 && a.stages == 1;
@@ -80,14 +80,14 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
 #if !KV_F8
     auto stage_one = [&](int i, const TilePages& two, int v) {
         if (i < count) stage_half<THREADS>(a, staged_at, pages, two, kv, v, mine + i * blocks, from, last, fresh);
-        copy_group();
+        copy_commit();
     };
     auto stage_keys = [&](int i, const TilePages& two) { stage_one(i, two, 0); };
     auto stage_values = [&](int i, const TilePages& two) { stage_one(i, two, 1); };
 #endif
     auto stage = [&](int i, const TilePages& two) {
         if (i < count) stage_tile<THREADS>(a, stage_at(staged_at, i & (a.stages - 1)), pages, two, kv, mine + i * blocks, from, last, fresh);
-        copy_group();
+        copy_commit();
     };
     // Until all but the youngest copies are there.
     auto await_oldest = [&] {
@@ -189,7 +189,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
         for (int i = 0; i < 4 * EIGHTS; i++) total[c][i / 4][i % 4] = 0.0f;
-    if (a.clusters) cluster_await();
+    if (a.clusters) cluster_wait_relaxed();
 
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
@@ -237,7 +237,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 here[n][e] = fmaxf(s[n][e], s[n][e + 2]);
-                for (int step = 4; step < WARP; step *= 2) here[n][e] = fmaxf(here[n][e], __shfl_xor_sync(0xffffffff, here[n][e], step));
+                for (int step = 4; step < WARP; step *= 2) here[n][e] = fmaxf(here[n][e], __shfl_xor_sync(ALL_LANES, here[n][e], step));
             }
             if (g == 0) maxima[warp][n * 4 + t] = make_float2(here[n][0], here[n][1]);
         }
@@ -276,7 +276,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             u32 w[EIGHTS][2 * PARTS];
 #pragma unroll
             for (int n = 0; n < EIGHTS; n++) {
-                load_turned_matrices(w[n], shared_address(weights) + ((lane / 16 * EIGHTS + n) * TILE + k * 16 + lane % 16) * 16);
+                load_matrices_transposed(w[n], shared_address(weights) + ((lane / 16 * EIGHTS + n) * TILE + k * 16 + lane % 16) * 16);
 #pragma unroll
                 for (int p = 0; p < PARTS; p++) mma_stored(tile_sum[n], ones, w[n][p * 2], w[n][p * 2 + 1]);
             }
@@ -286,7 +286,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
                 if (STEPS % WARPS && chunk >= STEPS) break;
                 // 16 of the head's values, of 16 keys.
                 u32 rows[4];
-                load_turned_matrices(rows, values + at_row(k * 16 + lane / 16 * 8 + lane % 8, chunk * 32 + lane / 8 % 2 * 16));
+                load_matrices_transposed(rows, values + at_row(k * 16 + lane / 16 * 8 + lane % 8, chunk * 32 + lane / 8 % 2 * 16));
 #pragma unroll
                 for (int n = 0; n < EIGHTS; n++)
 #pragma unroll
@@ -310,7 +310,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             float* partial = a.partials + (((long)blockIdx.y * a.kv + kv) * blocks + blockIdx.z) * GROUP * (DIM + 2);
             for_pairs(acc, [&](int h, int d, float2 both) {
                 const int o = h * DIM + d;
-                if (a.clusters) send_to_block((float2*)(sent + (tile - first_tile) * share + o % share), &arrived, o / share, both);
+                if (a.clusters) cluster_send((float2*)(sent + (tile - first_tile) * share + o % share), &arrived, o / share, both);
                 else *(float2*)(partial + o) = both;
             });
 #pragma unroll
@@ -319,7 +319,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
                 if (g >= 2 || h >= GROUP) continue;
                 const float2 ends = odd ? make_float2(here[n][1], tile_sum[n][1]) : make_float2(here[n][0], tile_sum[n][0]);
                 if (a.clusters) {
-                    for (int to = warp; to < blocks; to += WARPS) send_to_block(tile_ends + h * CLUSTER_TILES + tile - first_tile, &arrived, to, ends);
+                    for (int to = warp; to < blocks; to += WARPS) cluster_send(tile_ends + h * CLUSTER_TILES + tile - first_tile, &arrived, to, ends);
                 } else if (warp == 0) {
                     partial[OUTPUTS + h] = ends.x;
                     partial[OUTPUTS + GROUP + h] = ends.y;
@@ -348,7 +348,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         for_pairs(total, [&](int h, int d, float2 both) { *(float2*)(out + ((long)r * a.kv + kv) * OUTPUTS + h * DIM + d) = both; });
     }
     if (!a.clusters) return;
-    await_sent(&arrived);
+    cluster_receive(&arrived);
     for (int i = threadIdx.x; i < share; i += THREADS) {
         const int o = blockIdx.z * share + i, h = o / DIM;
         if (o >= OUTPUTS) break;

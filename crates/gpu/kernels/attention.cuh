@@ -51,13 +51,8 @@ DEVICE int first_seen(const Attention& a, int place) { return a.window ? max(pla
 DEVICE float first_max(const Attention& a, int head) { return SINKS ? __fmul_rn(a.sinks[head], LOG2_E) : -INFINITY_F; }
 #define FIRST_SUM (SINKS ? 1.0f : 0.0f)
 
-DEVICE float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 // What a tile (or all before it) with the largest score `own` is multiplied by where the largest of all is `all`.
-DEVICE float shrink_of(float own, float all) { return own == -INFINITY_F ? 0.0f : power_of_two(own - all); }
+DEVICE float shrink_of(float own, float all) { return own == -INFINITY_F ? 0.0f : exp2_approx(own - all); }
 // Takes a later tile into those before it. Written out, so that every caller rounds alike.
 DEVICE float merged_sum(float sum, float shrink, float later_sum, float later_shrink) {
     return __fmaf_rn(later_sum, later_shrink, __fmul_rn(sum, shrink));
@@ -72,14 +67,6 @@ DEVICE u32 at_row(int row, int byte) {
     return row * STRIDE + (SWIZZLED ? byte ^ (row & 7) << 4 : byte);
 }
 
-DEVICE void load_matrices(u32 m[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(at) : "memory");
-}
-DEVICE void load_turned_matrices(u32 m[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(at) : "memory");
-}
 // 16 rows of queries, or of keys, x 16 of their values as the first operand: step k of the rows from `row` on.
 DEVICE void load_rows(u32 m[4], u32 rows, int row, int k, int lane) {
     load_matrices(m, rows + at_row(row + lane % 16, k * 32 + lane / 16 * 16));
@@ -90,7 +77,7 @@ DEVICE void load_keys(u32 m[4], u32 keys, int key, int k, int lane) {
 }
 // 16 values of 16 keys as the second operand of two products: m[0], m[1] are the first eight values'.
 DEVICE void load_values(u32 m[4], u32 values, int key, int chunk, int lane) {
-    load_turned_matrices(m, values + at_row(key + lane / 8 % 2 * 8 + lane % 8, chunk * 32 + lane / 16 * 16));
+    load_matrices_transposed(m, values + at_row(key + lane / 8 % 2 * 8 + lane % 8, chunk * 32 + lane / 16 * 16));
 }
 
 #if KV_BF16
@@ -105,14 +92,9 @@ DEVICE void rounded_pair(float x, float y, u32 parts[2]) {
 #else
 #define ONES 0x3c003c00
 DEVICE void mma_stored(float d[4], const u32 a[4], u32 b0, u32 b1) { mma_f16(d, a, b0, b1); }
-DEVICE u32 f16_pair(float x, float y) {
-    u32 both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
-    return both;
-}
 DEVICE void rounded_pair(float x, float y, u32 parts[2]) {
-    parts[0] = f16_pair(x, y);
-    parts[1] = f16_pair(x - f16_to_f32((u16)parts[0]), y - f16_to_f32((u16)(parts[0] >> 16)));
+    parts[0] = pack_f16x2(x, y);
+    parts[1] = pack_f16x2(x - f16_to_f32((u16)parts[0]), y - f16_to_f32((u16)(parts[0] >> 16)));
 }
 #endif
 
@@ -133,16 +115,6 @@ DEVICE TilePages pages_of(const int* table, int tile, int last) {
 DEVICE u32 stage_at(u32 staged, int stage) { return staged + 2 * TILE_BYTES + stage * 2 * STORED_BYTES; }
 
 #define PIECE (DIM % 16 == 0 ? 16 : DIM % 8 == 0 ? 8 : 4)
-DEVICE void copy_piece(u32 to, const u8* from) {
-#if DIM % 16 == 0
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(PIECE) : "memory");
-#endif
-}
-DEVICE void copy_exponents(u32 to, const u8* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
 // Begins to copy a tile, whatever of it is seen: keys and values together.
 template <int THREADS>
 DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const TilePages& two, int kv, int, int, int, int) {
@@ -153,12 +125,12 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const Ti
         const u32 codes = to + half * PAGE_TOKENS * DIM, exponents = to + CODES_BYTES + half * PAGE_TOKENS;
 #pragma unroll 4
         for (int i = threadIdx.x; i < pieces; i += THREADS) {
-            copy_piece(codes + i * PIECE, base + i * PIECE);
-            copy_piece(codes + STORED_BYTES + i * PIECE, base + values + i * PIECE);
+            copy_async<PIECE>(codes + i * PIECE, base + i * PIECE);
+            copy_async<PIECE>(codes + STORED_BYTES + i * PIECE, base + values + i * PIECE);
         }
         // Of keys, then of values.
         const int v = threadIdx.x / (PAGE_TOKENS / 4), four = threadIdx.x % (PAGE_TOKENS / 4) * 4;
-        if (v < 2) copy_exponents(exponents + v * STORED_BYTES + four, base + v * values + PAGE_TOKENS * DIM + four);
+        if (v < 2) copy_async<4>(exponents + v * STORED_BYTES + four, base + v * values + PAGE_TOKENS * DIM + four);
     }
 }
 // A tile that is there as f16. What lies outside of places from..last becomes zero, so that a weight of zero adds nothing; place
@@ -196,13 +168,6 @@ DEVICE u32 stage_at(u32 staged, int stage) { return staged + stage * 2 * TILE_BY
 
 // Copies of 16 bytes (8 where rows are no whole times that), or zeros in their place.
 #define PIECE (DIM * 2 % 16 == 0 ? 16 : 8)
-DEVICE void copy_piece(u32 to, const u8* from, bool there) {
-#if DIM * 2 % 16 == 0
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
-#endif
-}
 // Begins to copy the keys of a tile of one K/V head, or its values (`v` is 1). What lies outside of places from..last becomes zero,
 // so that a weight of zero adds nothing; place `fresh` is left to the caller.
 template <int THREADS>
@@ -220,7 +185,7 @@ DEVICE void stage_half(const Attention& a, u32 to, const Stored* pages, const Ti
         auto copy = [&](int i, bool is_there) {
             // Rows eight apart lie alike.
             const u32 here = apart % 8 ? at_row(key + i, byte / 16 * 16) : at_row(key, byte / 16 * 16) + at_row(i, 0);
-            copy_piece(to + here + byte % 16, at[i / PAGE_TOKENS] + i % PAGE_TOKENS * (DIM * 2), is_there);
+            copy_async_or_zeros<PIECE>(to + here + byte % 16, at[i / PAGE_TOKENS] + i % PAGE_TOKENS * (DIM * 2), is_there);
         };
         if (begins >= from && begins + TILE - 1 <= last && (fresh < begins || fresh >= begins + TILE)) {
 #pragma unroll
@@ -236,7 +201,7 @@ DEVICE void stage_half(const Attention& a, u32 to, const Stored* pages, const Ti
             const int key = i / pieces, byte = i % pieces * PIECE;
             if (begins + key == fresh) continue;
             const u8* at = (key < PAGE_TOKENS ? base[0] : base[1]) + key % PAGE_TOKENS * (DIM * 2) + byte;
-            copy_piece(to + at_row(key, byte / 16 * 16) + byte % 16, at, there(begins + key));
+            copy_async_or_zeros<PIECE>(to + at_row(key, byte / 16 * 16) + byte % 16, at, there(begins + key));
         }
     }
 }
@@ -246,13 +211,12 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const Ti
     for (int v = 0; v < 2; v++) stage_half<THREADS>(a, to, pages, two, kv, v, tile, from, last, fresh);
 }
 #endif
-DEVICE void store_zeros(u32 to) { asm volatile("st.shared.v2.u32 [%0], {%1, %1};" ::"r"(to), "r"(0) : "memory"); }
 // Columns that no head has: zeros, once.
 template <int THREADS> DEVICE void clear_padding(u32 to, int rows) {
 #if DIM != DIM_PADDED
     for (int i = threadIdx.x; i < rows * (DIM_PADDED - DIM) / 4; i += THREADS) {
         const int row = i / ((DIM_PADDED - DIM) / 4), byte = DIM * 2 + i % ((DIM_PADDED - DIM) / 4) * 8;
-        store_zeros(to + at_row(row, byte / 16 * 16) + byte % 16);
+        store_shared_zeros(to + at_row(row, byte / 16 * 16) + byte % 16);
     }
 #endif
 }
@@ -268,7 +232,7 @@ DEVICE void load_head(float4 values[HEAD_FOURS], const float* head, int pairs, i
         const int j = (n * WARP + lane) * 2;
         values[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (DIM / 4 % WARP && j >= DIM / 2) continue;
-        const float2 x = load_fresh((const float2*)(head + four_first(j, pairs))), y = load_fresh((const float2*)(head + four_second(j, pairs)));
+        const float2 x = load_l2((const float2*)(head + four_first(j, pairs))), y = load_l2((const float2*)(head + four_second(j, pairs)));
         values[n] = make_float4(x.x, x.y, y.x, y.y);
     }
 }
@@ -284,7 +248,7 @@ DEVICE u32 largest_of(const float4 values[HEAD_FOURS]) {
         largest = max(largest, max(__float_as_uint(values[n].x) & 0x7fffffff, __float_as_uint(values[n].y) & 0x7fffffff));
         largest = max(largest, max(__float_as_uint(values[n].z) & 0x7fffffff, __float_as_uint(values[n].w) & 0x7fffffff));
     }
-    return warp_most(largest);
+    return warp_max(largest);
 }
 // A query to its row among the queries (PARTS x rows apart). What scores are multiplied by is left in `factors`.
 DEVICE void put_query(const Attention& a, u8* queries, int rows, float* factors, int row, const float4 values[HEAD_FOURS], int pairs, int lane) {
@@ -318,5 +282,5 @@ DEVICE float capped(const Attention& a, float score, float factor) {
 DEVICE float largest_power(float most, float factor) { return __fmul_rn(most, POWER_FACTOR(factor)); }
 // The weight of a score where `most` is the largest: that one's is 1 exactly, so a query that sees one key gives back its value.
 DEVICE float weight_of(float score, float factor, float most) {
-    return power_of_two(__fmul_rn(score - (most == -INFINITY_F ? 0.0f : most), POWER_FACTOR(factor)));
+    return exp2_approx(__fmul_rn(score - (most == -INFINITY_F ? 0.0f : most), POWER_FACTOR(factor)));
 }

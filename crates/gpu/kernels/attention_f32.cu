@@ -65,7 +65,7 @@ DEVICE float merged_sum(float sum, float shrink, float later_sum, float later_sh
 // Loops are rolled up: a step runs this code once, so what is fetched counts more than what is executed.
 KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
     // Keys and values of a tile, later what the groups have; then queries; then a cluster's block's partial result.
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, room);
     u8* staged = (u8*)room;
     float4* parts = (float4*)room;
     float* query = (float*)(staged + (STAGED_BYTES > PARTS_BYTES ? STAGED_BYTES : PARTS_BYTES));
@@ -103,11 +103,11 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         for (int i = threadIdx.x; i < 2 * TILE * pieces; i += THREADS) {
             const int v = i / (TILE * pieces), key = i / pieces % TILE, piece = i % pieces * PIECE;
             if (key >= from && key < to)
-                copy_begin<0, 0>(shared_address(staged + (v ? TILE * KEY_BYTES + key * VALUE_BYTES : key * KEY_BYTES) + piece),
+                copy_async<16>(shared_address(staged + (v ? TILE * KEY_BYTES + key * VALUE_BYTES : key * KEY_BYTES) + piece),
                                  (const u8*)(pages + page_values(table[key / PAGE_TOKENS], v, kv, a.kv, DIM) +
                                              key % PAGE_TOKENS * DIM) + piece);
         }
-        copy_group();
+        copy_commit();
     };
     // The new key and value among those of the last tile; and to their page, last of all: nothing waits for that.
     auto put_fresh = [&]() {
@@ -143,7 +143,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         for (int n = 0; n < LOADS; n++) {
             const int i = n * THREADS + threadIdx.x, o = i - OUTPUTS;
             const int from = o < 0 ? kv * OUTPUTS + i : (a.query + kv) * DIM + (o < DIM ? o : o + (a.kv - 1) * DIM);
-            loaded[n] = i < wanted ? load_fresh(q + from) : 0.0f;
+            loaded[n] = i < wanted ? load_l2(q + from) : 0.0f;
         }
 #pragma unroll
         for (int n = 0; n < LOADS; n++) {
@@ -209,8 +209,8 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             const bool seen = key >= from && key < to;
 #pragma unroll
             for (int h = 0; h < GROUP; h++) {
-                dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 1);
-                dots[h] += __shfl_xor_sync(0xffffffff, dots[h], 2);
+                dots[h] += __shfl_xor_sync(ALL_LANES, dots[h], 1);
+                dots[h] += __shfl_xor_sync(ALL_LANES, dots[h], 2);
                 float score = dots[h] * a.scale;
                 if (CAPPED) score = soft_cap(score, a.cap);
                 if (sub == h % 4) scores[key * HEADS + h] = seen ? score : -INFINITY_F;
@@ -222,7 +222,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         for (int h = warp; h < GROUP; h += THREADS / WARP) {
             float s0 = scores[lane * HEADS + h], s1 = scores[(lane + 32) * HEADS + h];
             float most = fmaxf(s0, s1);
-            for (int s = 16; s > 0; s /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, s));
+            for (int s = 16; s > 0; s /= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, s));
             float w0 = expf(s0 - most), w1 = expf(s1 - most);
             scores[lane * HEADS + h] = w0;
             scores[(lane + 32) * HEADS + h] = w1;
@@ -295,7 +295,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         const int tiles = last_tile - first_tile + 1, share = (OUTPUTS + a.tiles - 1) / a.tiles;
         const int o = blockIdx.z * share + threadIdx.x;
         const bool merges = threadIdx.x < share && o < OUTPUTS;
-        cluster_wait();
+        cluster_sync();
         float value[CLUSTER_MAX];
 #pragma unroll
         for (int t = 0; t < CLUSTER_MAX; t++) value[t] = merges && t < tiles ? load_from_block(own + o, t) : 0.0f;
@@ -328,7 +328,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(all, 1.0f / sum);
         }
         if (stores) store_fresh();
-        cluster_stay();
+        cluster_sync_relaxed();
         return;
     }
     if (stores) store_fresh();
@@ -349,23 +349,23 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
         // A warp per head, a lane per tile. The largest up to each tile is exact in any order.
         for (int h = warp; h < GROUP; h += THREADS / WARP) {
             const float* tile = from + (long)lane * GROUP * (DIM + 2) + OUTPUTS + h;
-            const float own = lane < tiles ? load_fresh(tile) : -INFINITY_F;
-            const float own_sum = lane < tiles ? load_fresh(tile + GROUP) : 0.0f;
+            const float own = lane < tiles ? load_l2(tile) : -INFINITY_F;
+            const float own_sum = lane < tiles ? load_l2(tile + GROUP) : 0.0f;
             float now = own;
             for (int s = 1; s < WARP; s *= 2) {
-                const float before = __shfl_up_sync(0xffffffff, now, s);
+                const float before = __shfl_up_sync(ALL_LANES, now, s);
                 if (lane >= s) now = fmaxf(now, before);
             }
             now = fmaxf(now, first_max(a, kv * GROUP + h));
-            float earlier = __shfl_up_sync(0xffffffff, now, 1);
+            float earlier = __shfl_up_sync(ALL_LANES, now, 1);
             if (lane == 0) earlier = first_max(a, kv * GROUP + h);
             const float shrink = expf(earlier - now), later = expf(own - now);
             tile_shrinks[h][lane] = shrink;
             tile_later[h][lane] = later;
             float sum = FIRST_SUM;
             for (int i = 0; i < tiles; i++)
-                sum = merged_sum(sum, __shfl_sync(0xffffffff, shrink, i), __shfl_sync(0xffffffff, own_sum, i),
-                                 __shfl_sync(0xffffffff, later, i));
+                sum = merged_sum(sum, __shfl_sync(ALL_LANES, shrink, i), __shfl_sync(ALL_LANES, own_sum, i),
+                                 __shfl_sync(ALL_LANES, later, i));
             if (lane == 0) total_sum[h] = sum;
         }
         __syncthreads();
@@ -378,7 +378,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 for (int i = 0; i < PER_THREAD; i++) {
                     const int o = i * THREADS + threadIdx.x;
                     if (start + t < tiles && o < OUTPUTS)
-                        some[t][i] = load_fresh(from + (long)(start + t) * GROUP * (DIM + 2) + o);
+                        some[t][i] = load_l2(from + (long)(start + t) * GROUP * (DIM + 2) + o);
                 }
 #pragma unroll
             for (int t = 0; t < 4; t++)

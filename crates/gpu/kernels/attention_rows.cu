@@ -14,7 +14,7 @@
 
 // Shared memory: tiles of keys and values, then queries.
 KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, room);
     u8* staged = (u8*)room;
     u8* queries = staged + TILES_BYTES(a.stages);
     __shared__ float factors[ROWS];
@@ -42,7 +42,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
         auto stage = [&](int tile) {
             if (tile <= last_tile)
                 stage_tile<THREADS>(a, stage_at(staged_at, (tile - first_tile) & (a.stages - 1)), pages, pages_of(table, tile, last), kv, tile, from, last, -1);
-            copy_group();
+            copy_commit();
         };
         __syncthreads();
         for (int i = 0; i < a.stages; i++) stage(first_tile + i);
@@ -131,8 +131,8 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
                     for (int i = 0; i < 4; i++) here[i / 2] = fmaxf(here[i / 2], s[n][i]);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 1));
-                    here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 2));
+                    here[i] = fmaxf(here[i], __shfl_xor_sync(ALL_LANES, here[i], 1));
+                    here[i] = fmaxf(here[i], __shfl_xor_sync(ALL_LANES, here[i], 2));
                     const float power = largest_power(here[i], factor[i]), all = fmaxf(most[i], power);
                     shrink[i] = shrink_of(most[i], all);
                     later[i] = shrink_of(power, all);

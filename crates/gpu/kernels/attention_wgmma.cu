@@ -8,7 +8,7 @@
 #define HALVES 1
 #include "attention.cuh"
 #include "bulk.cuh"
-#include "wgmma.cuh"
+#include "chip/nvidia_wgmma.cuh"
 
 #define COPIERS 128
 #define THREADS (3 * COPIERS)
@@ -22,13 +22,13 @@
 #define ONES_BYTES 2048
 #define QUERIES_BYTES (PARTS * TILE * STRIDE)  // of a warpgroup
 
-#if __CUDA_ARCH__ == 900
+#if HAS_WGMMA
 // The same in every lane of a warp, and known to be.
-DEVICE u32 of_warp(u32 value) { return warp_most(value); }
+DEVICE u32 of_warp(u32 value) { return warp_max(value); }
 
 // Shared memory: the ring, where eight rows begin at 1024 bytes, then queries, 16 rows of ones, and how far queries are turned.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
-    extern __shared__ u8 room[];
+    DYNAMIC_SHARED(u8, room);
     __shared__ u64 full[RING], empty[RING], order[2];
     __shared__ float factors[ROWS];
     const u32 ring = (shared_address(room) + 1023) & ~1023u;
@@ -38,25 +38,25 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
     let_next_start();
     if (threadIdx.x == 0) {
         for (int i = 0; i < RING; i++) {
-            barrier_init(full + i, COPIERS / WARP);
-            barrier_init(empty + i, WARPS);
+            mbarrier_init(full + i, COPIERS / WARP);
+            mbarrier_init(empty + i, WARPS);
         }
-        for (int i = 0; i < 2; i++) barrier_init(order + i, WARPS / 2);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        for (int i = 0; i < 2; i++) mbarrier_init(order + i, WARPS / 2);
+        mbarrier_init_fence();
     }
     __syncthreads();
     Turn<RING> turn;
 
     if (threadIdx.x < COPIERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        registers_give_up<40>();
         wait_for_inputs();
         Turn<RING> arrived;
         int waiting = 0;
         auto arrive = [&] {
             // wgmma reads what these threads have copied.
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            fence_async_proxy();
             __syncwarp();
-            if (lane == 0) barrier_arrive(full + arrived.stage);
+            if (lane == 0) mbarrier_arrive(full + arrived.stage);
             arrived.move();
         };
 #pragma unroll 1
@@ -69,9 +69,9 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
 #pragma unroll 1
             for (int tile = from / TILE; tile <= last / TILE; tile++) {
                 const TilePages two = pages_of(table, tile, last);
-                barrier_wait(empty + turn.stage, turn.parity ^ 1);
+                mbarrier_wait(empty + turn.stage, turn.parity ^ 1);
                 stage_tile<COPIERS>(a, ring + turn.stage * 2 * TILE_BYTES, pages, two, kv, tile, from, last, -1);
-                copy_group();
+                copy_commit();
                 turn.move();
                 if (waiting < AHEAD) {
                     waiting++;
@@ -86,7 +86,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
         return;
     }
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    registers_take<232>();
     const int group = warp / 4 - 1, g = lane / 4, t = lane % 4, own_warp = warp % 4 * 16;
     const int columns = (a.query + 2 * a.kv) * DIM;
     const u32 queries_at = ring + RING * 2 * TILE_BYTES + group * QUERIES_BYTES;
@@ -106,16 +106,16 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
         turns[i] = turn_of(a.rope, (float)step.positions[begin + i / pairs], i % pairs);
 #endif
     // wgmma reads the ones.
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    asm volatile("bar.sync 3, %0;" ::"n"(WARPS * WARP) : "memory");
+    fence_async_proxy();
+    named_barrier_sync<3, WARPS * WARP>();
     wait_for_inputs();
 
     int turns_had = 0;
     // Products are asked for by turns, so that one warpgroup multiplies while the other weighs.
-    auto await_turn = [&] { barrier_wait(order + group, (turns_had + group + 1) % 2); };
+    auto await_turn = [&] { mbarrier_wait(order + group, (turns_had + group + 1) % 2); };
     auto give_turn = [&] {
         __syncwarp();
-        if (lane == 0) barrier_arrive(order + 1 - group);
+        if (lane == 0) mbarrier_arrive(order + 1 - group);
         turns_had++;
     };
 #pragma unroll 1
@@ -156,8 +156,8 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
                     put_query(a, queries, TILE, factors + group * TILE, row, heads[i], pairs, lane);
                 }
             }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(COPIERS) : "memory");
+            fence_async_proxy();
+            named_barrier_sync<COPIERS>(group + 1);
         }
         // Rows of this lane: g and g + 8 of the warp's.
         float factor[2], most[2], sum[2], s[TILE / 2], total[PIECES][WIDE / 2];
@@ -171,24 +171,24 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
 #pragma unroll
         for (int n = 0; n < PIECES; n++)
             for (int i = 0; i < WIDE / 2; i++) total[n][i] = 0.0f;
-        const u32 rows = of_warp(wgmma_low(queries_at));
+        const u32 rows = of_warp(wgmma_descriptor_low(queries_at));
         auto begin_scores = [&](const Turn<RING>& at) {
-            barrier_wait(full + at.stage, at.parity);
-            const u32 keys = of_warp(wgmma_low(ring + at.stage * 2 * TILE_BYTES));
+            mbarrier_wait(full + at.stage, at.parity);
+            const u32 keys = of_warp(wgmma_descriptor_low(ring + at.stage * 2 * TILE_BYTES));
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < STEPS; k++)
 #pragma unroll
                 for (int p = 0; p < PARTS; p++) {
                     const int step_at = (k / 4 * (TILE * 128) + k % 4 * 32) / 16;
-                    Scores::multiply_shared(s, wgmma_of(rows + p * (TILE * STRIDE / 16) + step_at), wgmma_of(keys + step_at), k + p > 0);
+                    Scores::multiply_shared(s, wgmma_descriptor_of(rows + p * (TILE * STRIDE / 16) + step_at), wgmma_descriptor_of(keys + step_at), k + p > 0);
                 }
             wgmma_commit();
         };
         // A tile whose scores are under way; where there are more, those of the next one follow.
         auto take = [&](int tile, bool more) __attribute__((always_inline)) {
             wgmma_wait<0>();
-            wgmma_landed(s);
+            wgmma_fence_operands(s);
             if (CAPPED)
 #pragma unroll
                 for (int n = 0; n < TILE / 2; n++) s[n] = capped(a, s[n], factor[n / 2 % 2]);
@@ -210,8 +210,8 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
             for (int n = 0; n < TILE / 2; n++) here[n / 2 % 2] = fmaxf(here[n / 2 % 2], s[n]);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 1));
-                here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 2));
+                here[i] = fmaxf(here[i], __shfl_xor_sync(ALL_LANES, here[i], 1));
+                here[i] = fmaxf(here[i], __shfl_xor_sync(ALL_LANES, here[i], 2));
                 const float power = largest_power(here[i], factor[i]), all = fmaxf(most[i], power);
                 shrink[i] = shrink_of(most[i], all);
                 later[i] = shrink_of(power, all);
@@ -234,14 +234,14 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
 #pragma unroll
             for (int c = 0; c < PIECES; c++) {
                 // Behind the last columns ones, whose products are the sum of weights.
-                const u32 at = values + c * (TILE * 128), low = of_warp(wgmma_low(at));
+                const u32 at = values + c * (TILE * 128), low = of_warp(wgmma_descriptor_low(at));
                 const u32 apart = of_warp(ones_at - at);
 #pragma unroll
                 for (int k = 0; k < TILE / 16; k++)
 #pragma unroll
                     for (int p = 0; p < PARTS; p++) {
-                        if (c + 1 < PIECES) Sums::multiply_turned(acc[c], weights[k][p], wgmma_of(low + k * 128), k + p > 0);
-                        else Sums::multiply_turned_more(acc[c], tile_sum, weights[k][p], wgmma_apart(low + k * 128, apart - k * 2048), k + p > 0);
+                        if (c + 1 < PIECES) Sums::multiply_transposed(acc[c], weights[k][p], wgmma_descriptor_of(low + k * 128), k + p > 0);
+                        else Sums::multiply_transposed_more(acc[c], tile_sum, weights[k][p], wgmma_descriptor_strided(low + k * 128, apart - k * 2048), k + p > 0);
                     }
                 wgmma_commit();
             }
@@ -257,9 +257,9 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
                 } else {
                     if (more) wgmma_wait<1>();
                     else wgmma_wait<0>();
-                    wgmma_landed(tile_sum);
+                    wgmma_fence_operands(tile_sum);
                 }
-                wgmma_landed(acc[c]);
+                wgmma_fence_operands(acc[c]);
                 // A row that sees nothing of the tile has nothing of what others see, be it finite or not.
                 if (masked)
 #pragma unroll
@@ -271,7 +271,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
 #pragma unroll
             for (int i = 0; i < 2; i++) sum[i] = merged_sum(sum[i], shrink[i], tile_sum[i * 2], later[i]);
             __syncwarp();
-            if (lane == 0) barrier_arrive(empty + turn.stage);
+            if (lane == 0) mbarrier_arrive(empty + turn.stage);
             turn = following;
         };
         if (first_tile <= end_tile) {
@@ -285,9 +285,9 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
         // What others of the block see, and this warpgroup does not.
 #pragma unroll 1
         for (int tile = max(end_tile + 1, first_tile); tile <= last_tile; tile++) {
-            barrier_wait(full + turn.stage, turn.parity);
+            mbarrier_wait(full + turn.stage, turn.parity);
             __syncwarp();
-            if (lane == 0) barrier_arrive(empty + turn.stage);
+            if (lane == 0) mbarrier_arrive(empty + turn.stage);
             turn.move();
             await_turn();
             give_turn();

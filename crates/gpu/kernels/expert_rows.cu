@@ -18,7 +18,7 @@
 KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, const u8* values, const float* factors, Result out) {
     const int CHUNKS = Quant::STEP / 8;  // of 16 bytes
     // (stage): (row) activations, (warp) weights.
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, room);
     __shared__ int before[EXPERTS_MAX + 1];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int steps = part.groups * BLOCK / Quant::STEP, tiles = (part.rows + 15) / 16, across = (tiles + warps - 1) / warps;
@@ -38,7 +38,7 @@ KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, c
     if (next_at < total) next = item_of<ROWS>(stack, before, next_at, across);
     auto fetch = [&] {
         if (next_at < total) {
-            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage);
+            const u32 to = shared_address(base + next_stage * stage);
             const int tile = next.tile * warps + warp;
             if (tile < tiles) {
                 const u32 from = (u32)(next.expert * tiles + tile) * steps + next_step;
@@ -49,7 +49,7 @@ KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, c
             for (int i = threadIdx.x; i < min(ROWS, next.end - next.place) * CHUNKS; i += blockDim.x) {
                 const int chunk = i % CHUNKS, r = i / CHUNKS;
                 const u8* from = values + source(next.place + r) * stride + next_step * (Quant::STEP * 2) + chunk * 16;
-                copy_begin<0, 0>(to + r * ROW_BYTES + chunk * 16, from);
+                copy_async<16>(to + r * ROW_BYTES + chunk * 16, from);
             }
             next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
             if (++next_step == steps) {
@@ -58,7 +58,7 @@ KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, c
                 if (next_at < total) next = item_of<ROWS>(stack, before, next_at, across);
             }
         }
-        copy_group();
+        copy_commit();
     };
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) fetch();

@@ -10,9 +10,9 @@ DEVICE u64 rank(float logit, int expert) {
     const u32 bits = __float_as_uint(logit + 0.0f);
     return (u64)(bits & 0x80000000 ? ~bits : bits | 0x80000000) << 32 | (0xffffffffu - expert);
 }
-DEVICE u64 warp_most_64(u64 value) {
+DEVICE u64 warp_max_64(u64 value) {
     for (int step = WARP / 2; step > 0; step /= 2) {
-        const u64 other = __shfl_xor_sync(0xffffffff, value, step);
+        const u64 other = __shfl_xor_sync(ALL_LANES, value, step);
         value = other > value ? other : value;
     }
     return value;
@@ -34,7 +34,7 @@ KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts
             const u64 own = rank(from[expert], expert);
             if (own < last && own > best) best = own;
         }
-        last = warp_most_64(best);
+        last = warp_max_64(best);
         if (lane == 0) {
             // Among those before it, in their order.
             const int number = (int)(0xffffffffu - (u32)last);
@@ -86,9 +86,9 @@ KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* li
     int at = own;
 #pragma unroll
     for (int step = 1; step < WARP; step *= 2) {
-        const int other = __shfl_up_sync(0xffffffff, at, step);
+        const int other = __shfl_up_sync(ALL_LANES, at, step);
         if (lane >= step) at += other;
-        less += __shfl_xor_sync(0xffffffff, less, step);
+        less += __shfl_xor_sync(ALL_LANES, less, step);
     }
     if (lane == WARP - 1) {
         lesses[warp] = less;

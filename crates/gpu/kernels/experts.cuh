@@ -32,11 +32,11 @@ template <int GROUP_ROWS> DEVICE void count_groups(const Stack& stack, int* befo
         int groups = e < stack.count ? (starts[e + 1] - starts[e] + GROUP_ROWS - 1) / GROUP_ROWS : 0;
 #pragma unroll
         for (int step = 1; step < WARP; step *= 2) {
-            const int other = __shfl_up_sync(0xffffffff, groups, step);
+            const int other = __shfl_up_sync(ALL_LANES, groups, step);
             if (lane >= step) groups += other;
         }
         if (e < stack.count) before[e + 1] = sum + groups;
-        sum += __shfl_sync(0xffffffff, groups, WARP - 1);
+        sum += __shfl_sync(ALL_LANES, groups, WARP - 1);
     }
 }
 

@@ -45,12 +45,12 @@ DEVICE void form_row(Four four, const float* norm, float eps, int columns, const
         load(at, v, false);
         most = max(most, most_of(v));
     }
-    most = warp_most(most);
+    most = warp_max(most);
     if (lane == 0) to.mosts[warp] = most;
     __syncthreads();
     loaded();
     const float inverse = norm ? inverse_norm<false>(to.squares, blocks, columns, eps) : 1.0f;
-    most = most_normed(warp_most(lane < warps ? to.mosts[lane] : 0), inverse);
+    most = most_normed(warp_max(lane < warps ? to.mosts[lane] : 0), inverse);
     const float scale = row_scale(most);
     // Of 32 columns eight lanes have four each, of which two are of one piece of 16 bytes and two of the next. Four lanes
     // exchange them so that each has eight bytes of a piece.
@@ -59,9 +59,9 @@ DEVICE void form_row(Four four, const float* norm, float eps, int columns, const
     auto store = [&](int at, const float v[4]) {
         const uint2 two = formed(v, inverse, scale);
         if (to.room) {
-            const u32 other = __shfl_xor_sync(0xffffffff, t < 2 ? two.y : two.x, 4);
+            const u32 other = __shfl_xor_sync(ALL_LANES, t < 2 ? two.y : two.x, 4);
             const u32 low = t < 2 ? two.x : other, high = t < 2 ? other : two.y;
-            const u32 next = __shfl_xor_sync(0xffffffff, t % 2 ? low : high, 2);
+            const u32 next = __shfl_xor_sync(ALL_LANES, t % 2 ? low : high, 2);
             *(uint2*)(place + (long)at * 2 * to.room * 128) = t % 2 ? make_uint2(next, high) : make_uint2(low, next);
         } else {
             *(uint2*)(to.values + ((long)to.row * blocks + at) * (BLOCK * 2) + lane * 8) = two;
@@ -122,19 +122,19 @@ KERNEL __launch_bounds__(1024, 1) form_few(const float* x, const float* norm, fl
 #define STREAM_MAX 8   // rows on their way
 #define STREAM_KEPT 5  // times 128 columns of a warp
 // Many long rows, on Hopper: a block takes one after another of `rows`, and the next are on their way into shared memory,
-// `stages` in all, so that each is read once. Behind the ring lie squares, twice.
+// `stages` in all, so that each is read once. Behind the ring lie squares, broadcast_f16.
 KERNEL __launch_bounds__(1024, 1) form_stream(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                               u8* values, float* factors, int room, int rows, int stages) {
-#if __CUDA_ARCH__ == 900
-    extern __shared__ float4 ring[];
+#if HAS_WGMMA
+    DYNAMIC_SHARED(float4, ring);
     __shared__ u64 full[STREAM_MAX];
     __shared__ u32 mosts[2][WARP];
     const int bytes = columns * 4, blocks = (columns + BLOCK - 1) / BLOCK;
     float* squares = (float*)ring + (long)stages * columns;
     let_next_start();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < stages; i++) barrier_init(full + i, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        for (int i = 0; i < stages; i++) mbarrier_init(full + i, 1);
+        mbarrier_init_fence();
     }
     __syncthreads();
     wait_for_inputs();
@@ -142,13 +142,13 @@ KERNEL __launch_bounds__(1024, 1) form_stream(const float* x, const float* norm,
     // The block's rows are gridDim.x apart.
     auto ask = [&](int row, int stage) {
         if (threadIdx.x > 0 || row >= rows) return;
-        barrier_expect(full + stage, bytes);
-        copy_bulk(shared_at(ring) + stage * bytes, (const u8*)(x + (long)(first + row) * columns), bytes, full + stage);
+        mbarrier_expect(full + stage, bytes);
+        copy_bulk(shared_address(ring) + stage * bytes, (const u8*)(x + (long)(first + row) * columns), bytes, shared_address(full + stage));
     };
     for (int i = 0; i < stages; i++) ask(blockIdx.x + i * gridDim.x, i);
     int stage = 0, parity = 0, half = 0;
     for (int row = blockIdx.x; row < rows; row += gridDim.x, half ^= 1) {
-        barrier_wait(full + stage, parity);
+        mbarrier_wait(full + stage, parity);
         const float* staged = (const float*)ring + (long)stage * columns;
         auto four = [&](int column, float v[4]) {
             const float4 all = column < columns ? *(const float4*)(staged + column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);

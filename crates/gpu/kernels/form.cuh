@@ -10,10 +10,10 @@
 // Four columns of a row that another kernel has written; zeros behind its end. Rows of whole fours lie at whole fours.
 template <bool WHOLE> DEVICE void load_four(const float* row, int column, int columns, float v[4]) {
     if (WHOLE) {
-        float4 four = column < columns ? load_fresh((const float4*)(row + column)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float4 four = column < columns ? load_l2((const float4*)(row + column)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         v[0] = four.x; v[1] = four.y; v[2] = four.z; v[3] = four.w;
     } else {
-        for (int i = 0; i < 4; i++) v[i] = column + i < columns ? load_fresh(row + column + i) : 0.0f;
+        for (int i = 0; i < 4; i++) v[i] = column + i < columns ? load_l2(row + column + i) : 0.0f;
     }
 }
 // The sum of squares of 128 columns, in every lane; and the values times the norm's weight.
@@ -57,7 +57,7 @@ DEVICE u32 most_normed(u32 most, float norm) { return __float_as_uint(__fmul_rn(
 DEVICE uint2 formed(const float v[4], float norm, float scale) {
     float y[4];
     for (int i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(v[i], norm), scale);
-    return make_uint2(pair_f16(y[0], y[1]), pair_f16(y[2], y[3]));
+    return make_uint2(pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3]));
 }
 // A sum of products as it is meant.
 DEVICE float meant(float sum, float row, float part) { return __fmul_rn(__fmul_rn(sum, row), part); }

@@ -23,7 +23,7 @@
 #define STACK
 #endif
 #include "result.cuh"
-#include "wgmma.cuh"
+#include "chip/nvidia_wgmma.cuh"
 
 struct Inputs {
     const u8* values;      // (64 columns, rows, 128 bytes)
@@ -49,20 +49,20 @@ struct Inputs {
 #define REGISTERS_COPY (WARPGROUPS == 2 ? 40 : 32)
 #define REGISTERS_MULTIPLY (WARPGROUPS == 2 ? 232 : 160)
 
-#if __CUDA_ARCH__ == 900
+#if HAS_WGMMA
 // The warps that multiply wait for each other.
-DEVICE void multipliers_wait() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory"); }
+DEVICE void multipliers_wait() { named_barrier_sync<1, WARPS * WARP>(); }
 
 #if STREAM_K
 // Says that this warp has left something in memory. Every lane's is seen by who waits for it.
 DEVICE void ticket_give(u32* ticket) {
     __syncwarp();
-    if (threadIdx.x % WARP == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ticket) : "memory");
+    if (threadIdx.x % WARP == 0) add_release(ticket);
 }
 DEVICE void ticket_wait(const u32* ticket, u32 count) {
     u32 there = 0;
     if (threadIdx.x % WARP == 0) {
-        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(ticket) : "memory");
+        do there = load_acquire(ticket);
         while (there < count);
     }
     __syncwarp();
@@ -78,27 +78,27 @@ struct Piece {
 
 KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, int wanted, Inputs in, Result out STACK) {
     // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed.
-    extern __shared__ u8 room[];
+    DYNAMIC_SHARED(u8, room);
     __shared__ Barriers<STAGES_A> barriers_a;
     __shared__ Barriers<STAGES_B> barriers_b;
 #if STREAM_K < 2
     __shared__ float factors[2][WIDTH];
 #endif
-    const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
+    const u32 ring_b = (shared_address(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     // This block's place in its cluster.
     const int rank = blockIdx.z;
     if (threadIdx.x == 0) {
         barriers_a.init(WARPS * WARP);
         barriers_b.init(WARPS * TALL);
-        barriers_are_ready();
+        mbarrier_init_fence();
     }
 #if EXPERTS
     __shared__ int before[EXPERTS_MAX + 1];
     wait_for_inputs();
     if (warp == 0) count_groups<WIDTH>(stack, before);
 #endif
-    if (TALL > 1) cluster_stay();
+    if (TALL > 1) cluster_sync_relaxed();
     else __syncthreads();
     const u32 steps = part.groups * 128 / Quant::STEP, slices = in.slices;
 #if EXPERTS
@@ -140,7 +140,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
     auto tile_of = [&](int tile, int i) { return GATES ? tile * (ROW_TILES / 2) + i % (ROW_TILES / 2) : tile * ROW_TILES + i; };
 
     if (warp >= WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS_COPY));
+        registers_give_up<REGISTERS_COPY>();
         if (warp == WARPS) {
             // A lane for each 16 rows; beyond the last the last again.
             Turn<STAGES_A> turn;
@@ -151,8 +151,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                 const long base = (long)(above + min(tile_of(piece.item.tile, lane), row_tiles - 1) + below) * steps;
                 for (u32 s = piece.from; s < piece.to; s++) {
                     u64* full = barriers_a.full + turn.stage;
-                    barrier_wait(barriers_a.empty + turn.stage, turn.parity ^ 1);
-                    if (lane == 0) barrier_expect(full, STAGE_A);
+                    mbarrier_wait(barriers_a.empty + turn.stage, turn.parity ^ 1);
+                    if (lane == 0) mbarrier_expect(full, STAGE_A);
                     __syncwarp();
                     if (lane < ROW_TILES)
                         copy_step<Quant::Bytes, READ_ONCE>(part, base + s, ring_a + turn.stage * STAGE_A + lane * Quant::Bytes::BYTES, full);
@@ -171,12 +171,12 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                 const int own = (TALL > 1 ? rows / 8 * (rank + 1) / TALL * 8 : rows) - first;
                 for (u32 k = piece.from * (Quant::STEP / 64); k < piece.to * (Quant::STEP / 64); k++) {
                     u64* full = barriers_b.full + turn.stage;
-                    barrier_wait(barriers_b.empty + turn.stage, turn.parity ^ 1);
-                    barrier_expect(full, rows * 128);
+                    mbarrier_wait(barriers_b.empty + turn.stage, turn.parity ^ 1);
+                    mbarrier_expect(full, rows * 128);
                     const u32 to = ring_b + turn.stage * STAGE_B + first * 128;
                     const u8* from = in.values + ((long)k * in.rows + token + first) * 128;
-                    if (TALL == 1) copy_bulk(to, from, own * 128, full);
-                    else if (own > 0) copy_bulk_to_all<TALL>(to, from, own * 128, full);
+                    if (TALL == 1) copy_bulk(to, from, own * 128, shared_address(full));
+                    else if (own > 0) copy_bulk_multicast<TALL>(to, from, own * 128, shared_address(full));
                     turn.move();
                 }
             }
@@ -184,16 +184,16 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
         return;
     }
 
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS_MULTIPLY));
+    registers_take<REGISTERS_MULTIPLY>();
     const int t = lane % 4;
-    const u8* staged = room + (ring_a - shared_at(room)) + warp * Quant::Bytes::BYTES;
+    const u8* staged = room + (ring_a - shared_address(room)) + warp * Quant::Bytes::BYTES;
     const float unscale = Quant::unscale(part);
     // Stages of activations are given back to every block that copies into them.
-    const u32 empty_b = TALL > 1 ? shared_of(barriers_b.empty, lane % TALL) : 0;
+    const u32 empty_b = TALL > 1 ? shared_address_of(barriers_b.empty, lane % TALL) : 0;
     auto activations_done = [&](u32 stage) {
         if (stage == STAGES_B || lane >= TALL) return;
-        if (TALL > 1) barrier_arrive_at(empty_b + stage * 8);
-        else barrier_arrive(barriers_b.empty + stage);
+        if (TALL > 1) mbarrier_arrive_remote(empty_b + stage * 8);
+        else mbarrier_arrive(barriers_b.empty + stage);
     };
     auto token_of = [&](int i) { return i / 4 * 8 + t * 2 + i % 2; };
     Turn<STAGES_A> turn_a;
@@ -218,7 +218,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
         auto multiply = [&](u32 from, u32 to, bool anew) {
 #pragma unroll 1
             for (u32 s = from; s < to; s++) {
-                barrier_wait(barriers_a.full + turn_a.stage, turn_a.parity);
+                mbarrier_wait(barriers_a.full + turn_a.stage, turn_a.parity);
                 u64 columns = 0;
                 u32 first[4];
                 Quant::fragments(staged + turn_a.stage * STAGE_A, lane, [&](int k, const u32 a[4]) {
@@ -229,8 +229,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                         return;
                     }
                     if (k % 4 == 1) {
-                        barrier_wait(barriers_b.full + turn_b.stage, turn_b.parity);
-                        columns = wgmma_columns(ring_b + turn_b.stage * STAGE_B);
+                        mbarrier_wait(barriers_b.full + turn_b.stage, turn_b.parity);
+                        columns = wgmma_descriptor(ring_b + turn_b.stage * STAGE_B);
                     }
                     wgmma_fence();
                     Wgmma<WIDTH>::multiply(acc, first, columns + 2 * (k % 4 - 1), !anew || s != from || k != 1);
@@ -245,7 +245,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                     }
                 });
                 // Every lane for itself: the compiler leaves a barrier of the warp out, and who checks for races would see one lane only.
-                barrier_arrive(barriers_a.empty + turn_a.stage);
+                mbarrier_arrive(barriers_a.empty + turn_a.stage);
                 turn_a.move();
             }
             wgmma_wait<0>();
@@ -271,7 +271,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
             const float4* from = sums_at(blockIdx.x - 1);
 #pragma unroll
             for (int i = 0; i < OUTPUTS / 4; i++) {
-                const float4 four = load_fresh(from + i * (WARPS * WARP));
+                const float4 four = load_l2(from + i * (WARPS * WARP));
                 acc[4 * i] = four.x; acc[4 * i + 1] = four.y; acc[4 * i + 2] = four.z; acc[4 * i + 3] = four.w;
             }
         }
@@ -305,7 +305,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #if GATES
         // Each warpgroup ends half of the tokens: it has gates or counterparts of them, and is passed the others.
         const int below = out.pairs * 16, side = warp / (WARPS / 2);
-        float* passed = (float*)(room + (ring_a - shared_at(room)) + STAGES_A * STAGE_A) + threadIdx.x % (WARPS / 2 * WARP);
+        float* passed = (float*)(room + (ring_a - shared_address(room)) + STAGES_A * STAGE_A) + threadIdx.x % (WARPS / 2 * WARP);
         float bias[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
         for (int h = 0; h < 4; h++)
             if (biases && row + h % 2 * 8 < below) bias[h / 2][h % 2] = biases[row + h % 2 * 8 + h / 2 * below];
@@ -377,7 +377,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #pragma unroll
             for (int i = 0; i < ADDED; i++) {
 #pragma unroll
-                for (int s = 0; s < STREAM_K; s++) parts[i][s] = load_fresh(fours + (long)s * TALL * SUMS_FOURS + min(j + i, end - 1) * (WARPS * WARP));
+                for (int s = 0; s < STREAM_K; s++) parts[i][s] = load_l2(fours + (long)s * TALL * SUMS_FOURS + min(j + i, end - 1) * (WARPS * WARP));
             }
             auto here = [&](int i) {
                 return j + i / 4 < end && row + i / 2 % 2 * 8 < part.rows && item.place + token_of(4 * j + i) < item.end;
@@ -388,7 +388,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
             float before[4 * ADDED], by[4 * ADDED];
 #pragma unroll
             for (int i = 0; i < 4 * ADDED; i++) {
-                before[i] = out.adds && here(i) ? load_fresh(place(i)) : 0.0f;
+                before[i] = out.adds && here(i) ? load_l2(place(i)) : 0.0f;
                 by[i] = here(i) ? in.factors[item.place + token_of(4 * j + i)] : 0.0f;
             }
 #pragma unroll
@@ -410,6 +410,6 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
     }
 #endif
     // Others still tell this block that they are done.
-    if (TALL > 1) cluster_stay();
+    if (TALL > 1) cluster_sync_relaxed();
 }
 #endif

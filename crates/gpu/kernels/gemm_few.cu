@@ -11,7 +11,7 @@
 #include "bulk.cuh"
 #include "form.cuh"
 #include "result.cuh"
-#include "wgmma.cuh"
+#include "chip/nvidia_wgmma.cuh"
 
 struct Inputs {
     const u8* values;      // (64 columns, rows, 128 bytes)
@@ -34,22 +34,22 @@ struct Inputs {
 #define REGISTERS_COPY (WARPGROUPS == 2 || WARPGROUPS == 5 ? 40 : 32)
 #define REGISTERS_MULTIPLY (WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : WARPGROUPS == 4 ? 112 : 88)
 
-#if __CUDA_ARCH__ == 900
+#if HAS_WGMMA
 // The warps that multiply wait for each other.
-DEVICE void multipliers_wait() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory"); }
+DEVICE void multipliers_wait() { named_barrier_sync<1, WARPS * WARP>(); }
 
 KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step step, int wanted, Inputs in, Result out) {
     // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed. Sums of slices take their place.
-    extern __shared__ u8 room[];
+    DYNAMIC_SHARED(u8, room);
     __shared__ Barriers<STAGES_A> barriers_a;
     __shared__ Barriers<STAGES_B> barriers_b;
     __shared__ float factors[WIDTH];
-    const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
+    const u32 ring_b = (shared_address(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
         barriers_a.init(WARPS * WARP);
         barriers_b.init(WARPS);
-        barriers_are_ready();
+        mbarrier_init_fence();
     }
     __syncthreads();
     const u32 steps = part.groups * 128 / Quant::STEP, slice = blockIdx.z;
@@ -61,7 +61,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
 
     if (warp >= WARPS) {
 #if WARPGROUPS > 1
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS_COPY));
+        registers_give_up<REGISTERS_COPY>();
 #endif
         if (warp == WARPS) {
             // A lane for each tile.
@@ -71,8 +71,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 const long base = (long)(first_of(turn) + lane + other) * steps;
                 for (u32 s = begin; s < end; s++) {
                     u64* full = barriers_a.full + at.stage;
-                    barrier_wait(barriers_a.empty + at.stage, at.parity ^ 1);
-                    if (lane == 0) barrier_expect(full, units * UNIT * Quant::Bytes::BYTES);
+                    mbarrier_wait(barriers_a.empty + at.stage, at.parity ^ 1);
+                    if (lane == 0) mbarrier_expect(full, units * UNIT * Quant::Bytes::BYTES);
                     __syncwarp();
                     if (lane < units * UNIT)
                         copy_step<Quant::Bytes, true>(part, base + s, ring_a + at.stage * STAGE_A + lane * Quant::Bytes::BYTES, full);
@@ -86,28 +86,28 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
             for (int turn = 0; turn < turns; turn++) {
                 for (u32 k = begin * (Quant::STEP / 64); k < end * (Quant::STEP / 64); k += PIECES) {
                     u64* full = barriers_b.full + at.stage;
-                    barrier_wait(barriers_b.empty + at.stage, at.parity ^ 1);
-                    barrier_expect(full, PIECES * bytes);
+                    mbarrier_wait(barriers_b.empty + at.stage, at.parity ^ 1);
+                    mbarrier_expect(full, PIECES * bytes);
 #pragma unroll
                     for (int i = 0; i < PIECES; i++)
-                        copy_bulk(ring_b + at.stage * STAGE_B + i * (WIDTH * 128), in.values + (long)(k + i) * in.rows * 128, bytes, full);
+                        copy_bulk(ring_b + at.stage * STAGE_B + i * (WIDTH * 128), in.values + (long)(k + i) * in.rows * 128, bytes, shared_address(full));
                     at.move();
                 }
             }
         }
 #if SLICES > 1
-        // All of a cluster's threads meet twice.
+        // All of a cluster's threads meet broadcast_f16.
         __syncwarp();
-        cluster_wait();
-        cluster_wait();
+        cluster_sync();
+        cluster_sync();
 #endif
         return;
     }
 
 #if WARPGROUPS > 1
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS_MULTIPLY));
+    registers_take<REGISTERS_MULTIPLY>();
 #endif
-    const u8* weights = room + (ring_a - shared_at(room));
+    const u8* weights = room + (ring_a - shared_address(room));
     const int count = min(step_rows(step, wanted) - in.first, in.limit);
     Turn<STAGES_A> turn_a;
     Turn<STAGES_B> turn_b;
@@ -123,7 +123,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         u32 last = STAGES_B;  // a stage of activations that is free when the next product has begun
 #pragma unroll 1
         for (u32 s = begin; s < end; s++) {
-            barrier_wait(barriers_a.full + turn_a.stage, turn_a.parity);
+            mbarrier_wait(barriers_a.full + turn_a.stage, turn_a.parity);
             u64 columns = 0;
             u32 before[4];
             Quant::fragments(staged + turn_a.stage * STAGE_A, lane, [&](int k, const u32 a[4]) {
@@ -135,8 +135,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 }
                 const int within = k % (4 * PIECES);
                 if (within == 1) {
-                    barrier_wait(barriers_b.full + turn_b.stage, turn_b.parity);
-                    columns = wgmma_columns(ring_b + turn_b.stage * STAGE_B);
+                    mbarrier_wait(barriers_b.full + turn_b.stage, turn_b.parity);
+                    columns = wgmma_descriptor(ring_b + turn_b.stage * STAGE_B);
                 }
                 const u64 at = columns + within / 4 * (WIDTH * 8) + 2 * (within % 4 - 1);
                 wgmma_fence();
@@ -146,17 +146,17 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 // What comes next is unpacked while these two are under way.
                 wgmma_wait<1>();
                 if (within == 1) {
-                    if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
+                    if (last < STAGES_B && lane == 0) mbarrier_arrive(barriers_b.empty + last);
                     last = turn_b.stage;
                     turn_b.move();
                 }
             });
             // Every lane for itself: the compiler leaves a barrier of the warp out, and who checks for races would see one lane only.
-            barrier_arrive(barriers_a.empty + turn_a.stage);
+            mbarrier_arrive(barriers_a.empty + turn_a.stage);
             turn_a.move();
         }
         wgmma_wait<0>();
-        if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
+        if (last < STAGES_B && lane == 0) mbarrier_arrive(barriers_b.empty + last);
         multipliers_wait();
 
         // Sum i of a lane is of its tile's row g, or of the eighth below, and of this token.
@@ -167,7 +167,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         const int side = warp >= units, below = out.pairs * 16;
         const bool busy = warp < 2 * units;
         const int row = (first + warp - side * units) * 16 + lane / 4;
-        float* passed = (float*)(room + (ring_a - shared_at(room)) + STAGES_A * STAGE_A) + lane;
+        float* passed = (float*)(room + (ring_a - shared_address(room)) + STAGES_A * STAGE_A) + lane;
         float* own_place = passed + warp * PASSED * WARP;
         const float* other_place = passed + (busy ? warp + (side ? -units : units) : warp) * PASSED * WARP;
         float bias[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
@@ -190,11 +190,11 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         }
 #elif SLICES > 1
         // A block has one turn: its rings are free. Each of the cluster's ends some of the sums, four at once.
-        float4* fours = (float4*)(room + (ring_b - shared_at(room)));
+        float4* fours = (float4*)(room + (ring_b - shared_address(room)));
 #pragma unroll
         for (int i = 0; i < OUTPUTS / 4; i++)
             fours[i * (WARPS * WARP) + threadIdx.x] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
-        cluster_wait();
+        cluster_sync();
         const int lanes = units * WARP, all = OUTPUTS / 4 * lanes;
         for (int at = slice * all / SLICES + threadIdx.x; at < (int)(slice + 1) * all / SLICES; at += WARPS * WARP) {
             const int i = at / lanes, of = at % lanes, row = (first + of / WARP) * 16 + of % WARP / 4;
@@ -212,10 +212,10 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 if (n >= part.rows || token >= count) continue;
                 float* to = out.values + (long)(in.first + token) * out.columns + out.first + n;
                 const float value = ended(j == 0 ? sum.x : j == 1 ? sum.y : j == 2 ? sum.z : sum.w, token, out.bias ? out.bias[out.first + n] : 0.0f);
-                *to = out.adds ? __fadd_rn(load_fresh(to), value) : value;
+                *to = out.adds ? __fadd_rn(load_l2(to), value) : value;
             }
         }
-        cluster_wait();
+        cluster_sync();
 #else
         const int row = (first + warp) * 16 + lane / 4;
         const bool busy = warp < units;

@@ -26,7 +26,6 @@
 #define SIDES (GATES ? 2 : 1)
 #define TEAM (SLICES * SIDES)  // warps of a tile
 #define BYTES Quant::Bytes::BYTES
-#define HAS_BULK (__CUDA_ARCH__ >= 900)  // whether there is a copy engine
 
 struct Inputs {
     const float* x;         // (rows, columns), for one row; else null
@@ -58,15 +57,9 @@ DEVICE void put(const Result& out, long r, int row, float sum, float other, floa
 // The warps of a tile wait for each other.
 DEVICE void team_wait(int team) {
     if (TEAM == 1) __syncwarp();
-    else asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(TEAM * WARP) : "memory");
+    else named_barrier_sync<TEAM * WARP>(1 + team);
 }
 
-// Whether this is the one thread of a warp that acts for it.
-DEVICE bool elected() {
-    u32 is;
-    asm volatile("{.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;}" : "=r"(is));
-    return is;
-}
 // Weights on their way to a warp: for each of its tiles, each step of its slice. A step takes the place of the one that was
 // multiplied last, unless there is a place for each (ALL_AHEAD). The copy engine brings them, or where they lie in more than two planes,
 // whose pieces would be small, all lanes.
@@ -85,9 +78,8 @@ struct Ring {
           length(length), turns(turns), leap(leap) {
         if constexpr (BULK) {
             if (lane == 0) {
-                for (int i = 0; i < STAGES; i++)
-                    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(this->barriers + i * 8) : "memory");
-                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+                for (int i = 0; i < STAGES; i++) mbarrier_init(this->barriers + i * 8, 1);
+                mbarrier_init_fence();
             }
             __syncwarp();
         }
@@ -100,7 +92,7 @@ struct Ring {
         if (turns > 0) {
             const u32 to = shared_address(start + stage * BYTES);
             if constexpr (BULK) {
-                if (elected()) Quant::Bytes::fetch_bulk(part, next, to, barriers + stage * 8);
+                if (elect_one()) Quant::Bytes::fetch_bulk(part, next, to, barriers + stage * 8);
             } else {
                 from.fetch(to + lane * 16, lane);
             }
@@ -111,7 +103,7 @@ struct Ring {
                 skip(leap);
             }
         }
-        if constexpr (!BULK) copy_group();
+        if constexpr (!BULK) copy_commit();
     }
     DEVICE_METHOD void move() {
         if (++stage == STAGES && !ALL_AHEAD) {
@@ -121,8 +113,7 @@ struct Ring {
     }
     DEVICE_METHOD void await() const {
         if constexpr (BULK) {
-            asm volatile("{.reg .pred done;\nagain: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;}"
-                         ::"r"(barriers + stage * 8), "r"(parity) : "memory");
+            mbarrier_wait(barriers + stage * 8, parity);
         } else if (!ALL_AHEAD) {
             copy_wait<STAGES - 1>();
             __syncwarp();
@@ -148,10 +139,10 @@ struct Ring {
 // starts sooner.
 KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, Inputs in, Result out STACK) {
     // The row; (warp, stage) steps; sums, in two places by turns: (warp, 16); squares of each 128 columns.
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, room);
     __shared__ u32 mosts[WARP];
     // The compiler is to see that it is the same for all lanes.
-    const int lane = threadIdx.x % WARP, warp = __shfl_sync(0xffffffff, threadIdx.x / WARP, 0), warps = blockDim.x / WARP;
+    const int lane = threadIdx.x % WARP, warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0), warps = blockDim.x / WARP;
     const int team = warp / TEAM, teams = warps / TEAM, slice = warp % TEAM / SIDES, side = warp % SIDES;
     // Where kernels are short, blocks of the next one are to be there when this one ends; else they must not come before its weights.
     if (EARLY) let_next_start();
@@ -161,7 +152,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     if (!stack.known) wait_for_inputs();
     const int pair = blockIdx.y, token = pair / stack.each;
     if (token >= stack_tokens(step, stack)) return wait_for_inputs();
-    const int expert = (int)load_fresh(stack.chosen + (long)token * 2 * stack.each + pair % stack.each) - stack.first;
+    const int expert = (int)load_l2(stack.chosen + (long)token * 2 * stack.each + pair % stack.each) - stack.first;
     if (expert < 0 || expert >= stack.count) return wait_for_inputs();
     above = expert * ((part.rows + 15) / 16);
     in.x += (long)(stack.gathers ? token : pair) * part.columns;
@@ -222,11 +213,11 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
         }
         most = max(most, most_of(v[i]));
     }
-    most = warp_most(most);
+    most = warp_max(most);
     if (lane == 0) mosts[warp] = most;
     __syncthreads();
     const float norm = in.norm ? inverse_norm<FEW_GROUPS>(squares, part.groups, columns, in.eps) : 1.0f;
-    most = most_normed(warp_most(lane < warps ? mosts[lane] : 0), norm);
+    most = most_normed(warp_max(lane < warps ? mosts[lane] : 0), norm);
     const float scale = row_scale(most);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -247,7 +238,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
         float bias = 0.0f, before = 0.0f;
         if (ends) {
             if (out.bias) bias = out.bias[out.first + n];
-            if (!GATES && out.adds) before = load_fresh(out.values + (long)in.first * out.columns + out.first + n);
+            if (!GATES && out.adds) before = load_l2(out.values + (long)in.first * out.columns + out.first + n);
         }
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
@@ -283,7 +274,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
 KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int wanted, Inputs in, Result out) {
     const int CHUNKS = Quant::STEP / 8;  // of 16 bytes
     // (stage): (row) activations, (warp) weights.
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, room);
     __shared__ int arrived;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const u32 steps = part.groups * BLOCK / Quant::STEP;
@@ -297,7 +288,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
     int next_at = 0, next_tile = blockIdx.x * warps + warp, next_stage = 0, fetched = 0;
     auto fetch_weights = [&] {
         if (fetched < total && next_tile < in.tiles) {
-            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage + ROWS * ROW_BYTES + warp * BYTES);
+            const u32 to = shared_address(base + next_stage * stage + ROWS * ROW_BYTES + warp * BYTES);
             Quant::Bytes::fetch(part, next_tile * steps + begin + next_at, to + lane * 16, lane);
         }
     };
@@ -312,16 +303,16 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
     const int count = min(step_rows(step, wanted) - in.first, in.limit) - first;
     auto fetch_x = [&] {
         if (fetched < total) {
-            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage);
+            const u32 to = shared_address(base + next_stage * stage);
             const long stride = (long)part.groups * (BLOCK * 2);
             const u8* from = in.values + first * stride + (begin + next_at) * (Quant::STEP * 2);
             for (int i = threadIdx.x; i < ROWS * CHUNKS; i += blockDim.x) {
                 const int chunk = i % CHUNKS, r = i / CHUNKS;
                 // Beyond the last row any: its results are unused.
-                copy_begin<0, 0>(to + r * ROW_BYTES + chunk * 16, from + min(r, count - 1) * stride + chunk * 16);
+                copy_async<16>(to + r * ROW_BYTES + chunk * 16, from + min(r, count - 1) * stride + chunk * 16);
             }
         }
-        copy_group();
+        copy_commit();
     };
 #pragma unroll 1
     for (int i = 0; i < AHEAD; i++) {
@@ -405,7 +396,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
             const float* from = in.partials + (first + r) * width + n;
             float parts[SLICES];
 #pragma unroll
-            for (int s = 0; s < SLICES; s++) parts[s] = load_fresh(from + s * height * width);
+            for (int s = 0; s < SLICES; s++) parts[s] = load_l2(from + s * height * width);
             float sum = parts[0];
 #pragma unroll
             for (int s = 1; s < SLICES; s++) sum = __fadd_rn(sum, parts[s]);

@@ -67,7 +67,7 @@ DEVICE u32* whole_of(const Part& part) {
 #endif
 }
 DEVICE void leave_most(const Part& part, u32 most) {
-    most = warp_most(most);
+    most = warp_max(most);
     if (threadIdx.x % WARP == 0) atomicMax(whole_of(part), most);
 }
 
@@ -221,7 +221,7 @@ KERNEL to_f16(Part part) {
     for (long at = blockIdx.x * (long)blockDim.x + threadIdx.x; at < eights; at += gridDim.x * (long)blockDim.x) {
         const uint4 v = values[at];
         auto two = [&](u32 both) {
-            return pair_f16(__fmul_rn(__uint_as_float(both << 16), by), __fmul_rn(__uint_as_float(both & 0xffff0000), by));
+            return pack_f16x2(__fmul_rn(__uint_as_float(both << 16), by), __fmul_rn(__uint_as_float(both & 0xffff0000), by));
         };
         values[at] = make_uint4(two(v.x), two(v.y), two(v.z), two(v.w));
     }
@@ -243,7 +243,7 @@ KERNEL to_f16(Part part) {
     auto power = [](int exponent) { return __uint_as_float((u32)(127 + exponent) << 23); };
     const float by = power(up);
     auto scaled = [&](u32 both, float second) {
-        return pair_f16(__fmul_rn(f16_to_f32((u16)both), by), __fmul_rn(f16_to_f32((u16)(both >> 16)), second));
+        return pack_f16x2(__fmul_rn(f16_to_f32((u16)both), by), __fmul_rn(f16_to_f32((u16)(both >> 16)), second));
     };
     const long count = (long)((part.rows + 15) / 16) * part.groups * (FOURS ? 16 : 8);
     for (long at = blockIdx.x * (long)blockDim.x + threadIdx.x; at < count; at += gridDim.x * (long)blockDim.x) {

@@ -30,6 +30,8 @@ macro_rules! kernels {
 /// Every file that may be included.
 pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "prelude.cuh",
+    "chip/nvidia.cuh",
+    "chip/nvidia_wgmma.cuh",
     "activation.cuh",
     "attention.cuh",
     "experts.cuh",
@@ -38,7 +40,6 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "form.cuh",
     "float8.cuh",
     "kv.cuh",
-    "wgmma.cuh",
     "bulk.cuh",
     "quant/tile.cuh",
     "quant/blocks32.cuh",

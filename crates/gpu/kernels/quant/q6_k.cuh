@@ -21,7 +21,7 @@ struct Quant {
     DEVICE_METHOD static u32 two(u32 word, u32 upper, int block, int p) {
         const int at = p % 2 * 4;
         const u32 bits = moved(word, -(p / 2 * 8)) & 0x000f000fu << at;
-        return masked_or(turned_right(upper, turn(block, p)), 0x00030003u << (4 + at), bits);
+        return and_or(turned_right(upper, turn(block, p)), 0x00030003u << (4 + at), bits);
     }
 
     template <class Use> DEVICE_METHOD static void fragments(const u8* staged, int lane, Use use) {
@@ -56,7 +56,7 @@ struct Quant {
                     for (int i = 0; i < 4; i++) {
                         const int h = i % 2, p = k % 2 * 2 + i / 2;
                         const u32 q = two(word_of(codes[h], block), blocks ? high[h].y : high[h].x, k / 2, p);
-                        a[i] = fma_f16x2(q, twice(by[p % 2][h], k / 2), twice(less[h], k / 2));
+                        a[i] = fma_f16x2(q, broadcast_f16(by[p % 2][h], k / 2), broadcast_f16(less[h], k / 2));
                     }
                     use(group * 8 + block * 2 + k % 2, a);
                 }

@@ -27,8 +27,8 @@ template <int BITS> struct SuperBlocks {
         for (int h = 0; h < 2; h++) {
             const uint4 header = *(const uint4*)(staged + Bytes::SCALES + (h * 8 + lane / 4) * 16);
             scales_of(header, scales[h], mins[h]);
-            scale[h] = twice(header.x, 0);
-            least[h] = twice(header.x, 1);
+            scale[h] = broadcast_f16(header.x, 0);
+            least[h] = broadcast_f16(header.x, 1);
             scale_less[h] = mul_f16x2(scale[h], 0xe400e400);
         }
         // Rolled up: the code is there once.
@@ -58,7 +58,7 @@ template <int BITS> struct SuperBlocks {
                     for (int i = 0; i < 4; i++) {
                         const int h = i % 2, p = k % 2 * 2 + i / 2;
                         const u32 q = two_low_codes<BITS == 5>(word_of(codes[h], block), high[h], block, p);
-                        a[i] = fma_f16x2(q, twice(by[p % 2][h], k / 2), twice(min[h], k / 2));
+                        a[i] = fma_f16x2(q, broadcast_f16(by[p % 2][h], k / 2), broadcast_f16(min[h], k / 2));
                     }
                     use(group * 8 + block * 2 + k % 2, a);
                 }

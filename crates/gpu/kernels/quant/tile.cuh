@@ -17,7 +17,7 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
 
     template <int TO, int COUNT, int AT> DEVICE_METHOD static void copy(u32 to, const u8* from, int lane) {
         if constexpr (AT < COUNT) {
-            if (COUNT - AT >= 512 || lane * 16 < COUNT - AT) copy_begin<TO + AT, AT>(to, from);
+            if (COUNT - AT >= 512 || lane * 16 < COUNT - AT) copy_async_at<TO + AT, AT>(to, from);
             copy<TO, COUNT, AT + 512>(to, from, lane);
         }
     }
@@ -26,16 +26,14 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
 
     // The same by the copy engine, for one thread: a barrier sees all bytes come.
     DEVICE_METHOD static void fetch_bulk(const Part& part, u32 step, u32 to, u32 barrier) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(BYTES) : "memory");
+        mbarrier_expect(barrier, BYTES);
         bulk<CODES_>(to, part.codes, step, barrier);
         bulk<HIGH_>(to + HIGH, part.high, step, barrier);
         bulk<SCALES_>(to + SCALES, part.scales, step, barrier);
         bulk<MINS_>(to + MINS, part.mins, step, barrier);
     }
     template <int COUNT> DEVICE_METHOD static void bulk(u32 to, const u8* plane, u32 step, u32 barrier) {
-        if constexpr (COUNT > 0)
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                         ::"r"(to), "l"(plane + (u64)step * COUNT), "n"(COUNT), "r"(barrier) : "memory");
+        if constexpr (COUNT > 0) copy_bulk(to, plane + (u64)step * COUNT, COUNT, barrier);
     }
     // Where a lane reads next, step after step.
     struct Cursor {
@@ -59,27 +57,12 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
     };
 };
 
-// An f16 of a word in both halves of another.
-DEVICE u32 twice(u32 word, int upper) {
-    u32 d;
-    // In these words the compiler makes it an operand's qualifier.
-    if (upper) asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};}" : "=r"(d) : "r"(word));
-    else asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};}" : "=r"(d) : "r"(word));
-    return d;
-}
 DEVICE u32 word_of(const uint4& v, int index) {
     return index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w;
 }
 // A word's bits moved up, or down where negative.
 DEVICE u32 moved(u32 word, int up) { return up >= 0 ? word << up : word >> -up; }
 DEVICE u32 byte_of(u32 word, int index) { return (word >> (8 * index)) & 0xff; }
-
-// (word & mask) | other, in one instruction: with both constants the compiler takes two.
-DEVICE u32 masked_or(u32 word, u32 mask, u32 other) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(word), "r"(mask), "r"(other));
-    return d;
-}
 
 // Upper bits of 32 codes of a lane, four octets, in a word: turned right by `turn`, those of pairs p and p + 1 (p even) of an octet are
 // where the codes want them, at bits 6 and 10 and 16 further up.
@@ -94,8 +77,8 @@ DEVICE u32 turned_right(u32 word, int by) { return by ? __funnelshift_r(word, wo
 template <bool FIVE> DEVICE u32 two_codes(u32 word, u32 upper, int block, int p) {
     // Odd pairs are read four bits further up, which is sixteen times as much.
     const int at = p % 2 * 4;
-    u32 bits = masked_or(moved(word, -(p / 2 * 8)), 0x000f000fu << at, 0x64006400);
-    if (FIVE) bits = masked_or(turned_right(upper, upper_turn(block, p) + 2), 0x00010001u << (4 + at), bits);
+    u32 bits = and_or(moved(word, -(p / 2 * 8)), 0x000f000fu << at, 0x64006400);
+    if (FIVE) bits = and_or(turned_right(upper, upper_turn(block, p) + 2), 0x00010001u << (4 + at), bits);
     // 1024 and 64 are exact: so are differences.
     if (at == 0) return add_f16x2(bits, 0xe400e400u);
     return fma_f16x2(bits, 0x2c002c00, 0xd400d400u);
@@ -106,7 +89,7 @@ template <bool FIVE> DEVICE u32 two_low_codes(u32 word, u32 upper, int block, in
     const int at = 2 + p % 2 * 4;
     const u32 turned = p / 2 ? __byte_perm(word, 0, 0x0321) : word;
     const u32 bits = turned & 0x000f000fu << at;
-    return FIVE ? masked_or(turned_right(upper, upper_turn(block, p)), 0x00010001u << (4 + at), bits) : bits;
+    return FIVE ? and_or(turned_right(upper, upper_turn(block, p)), 0x00010001u << (4 + at), bits) : bits;
 }
 // A byte of a word in the low bits of 1024, twice.
 DEVICE u32 byte_above_1024(u32 word, u32 index) { return __byte_perm(word, 0x64006400, 0x5050 + index * 0x0101); }
