@@ -1,4 +1,4 @@
-// Functions of a value alone.
+// Activation functions, value by value.
 #pragma once
 #include "prelude.cuh"
 

@@ -7,7 +7,7 @@
 // tokens are computed beside it, and whether one block does all tiles (grid (kv heads, tokens)) or each tile has its own
 // (grid (kv heads, tokens, tiles)): then the blocks merge them as a cluster, or the last one to arrive does, or where they
 // are many `merge_tiles`.
-// Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
+// Where every row of the step is one token, the kernel angles queries and keys itself and stores the new keys and values.
 // In a tile, four lanes share a key for all query heads; then DIM / 4 threads share a key's values, and what the groups
 // of threads have is added in their order.
 #include "activation.cuh"
@@ -42,7 +42,7 @@ struct Attention {
     float* partials;  // (token, kv head, tile, GROUP x (DIM + 2)) where tiles have their own blocks
     u32* tickets;     // (token, kv head) blocks that have arrived, 0 between launches; null: another kernel merges
     int clusters, pad;  // whether the tiles of a token are a cluster
-    Rotation rope;    // no frequencies: queries are turned and keys are stored already
+    Rotation rope;    // no frequencies: queries are rotated and keys are stored already
     const float* sinks;  // (query heads)
     float cap;
     int pad2;
@@ -56,8 +56,8 @@ DEVICE float first_max(const Attention& a, int head) { return SINKS ? a.sinks[he
 
 // Takes a later tile (max, sum) into those before it: what both are multiplied by. Written out, so that every caller
 // rounds alike.
-DEVICE float merged_sum(float sum, float shrink, float later_sum, float later_shrink) {
-    return __fadd_rn(__fmul_rn(sum, shrink), __fmul_rn(later_sum, later_shrink));
+DEVICE float merged_sum(float sum, float rescale, float later_sum, float later_rescale) {
+    return __fadd_rn(__fmul_rn(sum, rescale), __fmul_rn(later_sum, later_rescale));
 }
 
 #define PIECE 16  // bytes that are copied at once: four values
@@ -65,18 +65,18 @@ DEVICE float merged_sum(float sum, float shrink, float later_sum, float later_sh
 // Loops are rolled up: a step runs this code once, so what is fetched counts more than what is executed.
 KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
     // Keys and values of a tile, later what the groups have; then queries; then a cluster's block's partial result.
-    DYNAMIC_SHARED(uint4, room);
-    u8* staged = (u8*)room;
-    float4* parts = (float4*)room;
+    DYNAMIC_SHARED(uint4, smem);
+    u8* staged = (u8*)smem;
+    float4* parts = (float4*)smem;
     float* query = (float*)(staged + (STAGED_BYTES > PARTS_BYTES ? STAGED_BYTES : PARTS_BYTES));
     float* own = query + OUTPUTS;
-    __shared__ float2 turns[DIM / 2 + 1];
+    __shared__ float2 angles[DIM / 2 + 1];
     __shared__ float fresh[2 * DIM];  // the new key and value
     __shared__ float4 scores4[TILE * HEADS / 4];
-    __shared__ float maxima[GROUP], sums[GROUP], shrinks[GROUP], later_shrinks[GROUP];
+    __shared__ float maxima[GROUP], sums[GROUP], rescales[GROUP], later_rescales[GROUP];
     __shared__ float total_max[GROUP], total_sum[GROUP];
     __shared__ int table[TILE / PAGE_TOKENS];
-    __shared__ float tile_shrinks[GROUP][MERGED_HERE], tile_later[GROUP][MERGED_HERE], tile_sums[GROUP][CLUSTER_MAX];
+    __shared__ float tile_rescales[GROUP][MERGED_HERE], tile_later[GROUP][MERGED_HERE], tile_sums[GROUP][CLUSTER_MAX];
     __shared__ int is_last;
     float* scores = (float*)scores4;  // (key, head)
     let_next_start();
@@ -88,7 +88,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     const int first_tile = first_seen / TILE, last_tile = last / TILE;
     const int mine = a.tiles == 1 ? first_tile : first_tile + blockIdx.z;
     const int end = a.tiles == 1 ? last_tile : mine;
-    const bool works = in_step && mine <= last_tile, turns_here = a.rope.frequencies;
+    const bool works = in_step && mine <= last_tile, rotates = a.rope.frequencies;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 
     auto find_pages = [&](int tile) {
@@ -97,7 +97,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     };
     // All keys and values of a tile that are seen but for one that is not stored yet.
     auto stage = [&](int tile) {
-        const int from = max(first_seen - tile * TILE, 0), to = min(last + (turns_here ? 0 : 1) - tile * TILE, TILE);
+        const int from = max(first_seen - tile * TILE, 0), to = min(last + (rotates ? 0 : 1) - tile * TILE, TILE);
         const int pieces = VALUE_BYTES / PIECE;
 #pragma unroll 1
         for (int i = threadIdx.x; i < 2 * TILE * pieces; i += THREADS) {
@@ -124,17 +124,17 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     };
     if (works) find_pages(mine);
     __syncthreads();
-    if (works && turns_here) {
+    if (works && rotates) {
         stage(mine);
 #pragma unroll 1
-        for (int i = threadIdx.x; i < a.rope.pairs; i += THREADS) turns[i] = turn_of(a.rope, (float)step.positions[r], i);
+        for (int i = threadIdx.x; i < a.rope.pairs; i += THREADS) angles[i] = rotation_of(a.rope, (float)step.positions[r], i);
     }
     wait_for_inputs();
     if (!in_step || (!works && !a.clusters)) return;
 
-    // Queries, and the new key and value: all loads at once, then turned where they lie.
+    // Queries, and the new key and value: all loads at once, then rotated where they lie.
     const int columns = (a.query + 2 * a.kv) * DIM;
-    const bool stores = turns_here && works && end == last_tile;
+    const bool stores = rotates && works && end == last_tile;
     if (works) {
         const float* q = qkv + (long)r * columns;
         const int wanted = OUTPUTS + (stores ? 2 * DIM : 0);
@@ -152,7 +152,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             else if (i < wanted) fresh[i - OUTPUTS] = loaded[n];
         }
     }
-    if (works && turns_here) {
+    if (works && rotates) {
         __syncthreads();
         // A thread per pair of every query head, and of the key.
 #pragma unroll 1
@@ -160,7 +160,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             const int h = i / (DIM / 2), d = i % (DIM / 2);
             if (d >= a.rope.pairs) continue;
             float* head = h < GROUP ? query + h * DIM : fresh;
-            const float2 both = turned(turns[d], head[d], head[d + a.rope.pairs]);
+            const float2 both = rotated(angles[d], head[d], head[d + a.rope.pairs]);
             head[d] = both.x;
             head[d + a.rope.pairs] = both.y;
         }
@@ -182,10 +182,10 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             find_pages(tile);
             __syncthreads();
         }
-        if (tile > mine || !turns_here) {
+        if (tile > mine || !rotates) {
             stage(tile);
             // The new one, where it was not in the first tile.
-            if (turns_here && tile == last_tile) put_fresh();
+            if (rotates && tile == last_tile) put_fresh();
         }
         copy_wait<0>();
         __syncthreads();
@@ -232,9 +232,9 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 sums[h] = sum;
                 if (a.tiles == 1) {
                     float all = fmaxf(total_max[h], most);
-                    shrinks[h] = expf(total_max[h] - all);
-                    later_shrinks[h] = expf(most - all);
-                    total_sum[h] = merged_sum(total_sum[h], shrinks[h], sum, later_shrinks[h]);
+                    rescales[h] = expf(total_max[h] - all);
+                    later_rescales[h] = expf(most - all);
+                    total_sum[h] = merged_sum(total_sum[h], rescales[h], sum, later_rescales[h]);
                     total_max[h] = all;
                 }
             }
@@ -282,7 +282,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
 #pragma unroll
             for (int i = 0; i < PER_THREAD; i++) {
                 const int o = i * THREADS + threadIdx.x;
-                if (o < OUTPUTS) total[i] = merged_sum(total[i], shrinks[o / DIM], sum_of(o), later_shrinks[o / DIM]);
+                if (o < OUTPUTS) total[i] = merged_sum(total[i], rescales[o / DIM], sum_of(o), later_rescales[o / DIM]);
             }
         }
         if (a.tiles > 1 && threadIdx.x < GROUP) {
@@ -311,7 +311,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 if (i == t) mine_max = most[i];
             }
             const float now = fmaxf(earlier, mine_max);
-            tile_shrinks[h][t] = expf(earlier - now);
+            tile_rescales[h][t] = expf(earlier - now);
             tile_later[h][t] = expf(mine_max - now);
             tile_sums[h][t] = t < tiles ? load_from_block(own + OUTPUTS + GROUP + h, t) : 0.0f;
         }
@@ -322,8 +322,8 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
 #pragma unroll
             for (int t = 0; t < CLUSTER_MAX; t++)
                 if (t < tiles) {
-                    sum = merged_sum(sum, tile_shrinks[h][t], tile_sums[h][t], tile_later[h][t]);
-                    all = merged_sum(all, tile_shrinks[h][t], value[t], tile_later[h][t]);
+                    sum = merged_sum(sum, tile_rescales[h][t], tile_sums[h][t], tile_later[h][t]);
+                    all = merged_sum(all, tile_rescales[h][t], value[t], tile_later[h][t]);
                 }
             out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(all, 1.0f / sum);
         }
@@ -359,12 +359,12 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             now = fmaxf(now, first_max(a, kv * GROUP + h));
             float earlier = __shfl_up_sync(ALL_LANES, now, 1);
             if (lane == 0) earlier = first_max(a, kv * GROUP + h);
-            const float shrink = expf(earlier - now), later = expf(own - now);
-            tile_shrinks[h][lane] = shrink;
+            const float rescale = expf(earlier - now), later = expf(own - now);
+            tile_rescales[h][lane] = rescale;
             tile_later[h][lane] = later;
             float sum = FIRST_SUM;
             for (int i = 0; i < tiles; i++)
-                sum = merged_sum(sum, __shfl_sync(ALL_LANES, shrink, i), __shfl_sync(ALL_LANES, own_sum, i),
+                sum = merged_sum(sum, __shfl_sync(ALL_LANES, rescale, i), __shfl_sync(ALL_LANES, own_sum, i),
                                  __shfl_sync(ALL_LANES, later, i));
             if (lane == 0) total_sum[h] = sum;
         }
@@ -386,7 +386,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
                 for (int i = 0; i < PER_THREAD; i++) {
                     const int o = i * THREADS + threadIdx.x;
                     if (start + t < tiles && o < OUTPUTS)
-                        total[i] = merged_sum(total[i], tile_shrinks[o / DIM][start + t], some[t][i], tile_later[o / DIM][start + t]);
+                        total[i] = merged_sum(total[i], tile_rescales[o / DIM][start + t], some[t][i], tile_later[o / DIM][start + t]);
                 }
         }
     }
@@ -401,7 +401,7 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
 
 // Merges the tiles of each token in order: grid (query heads, tokens), a thread per value of the head.
 KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, float* out) {
-    __shared__ float maxima[MERGED], sums[MERGED], shrinks[MERGED], later_shrinks[MERGED];
+    __shared__ float maxima[MERGED], sums[MERGED], rescales[MERGED], later_rescales[MERGED];
     let_next_start();
     wait_for_inputs();
     const int r = blockIdx.y, kv = blockIdx.x / GROUP, h = blockIdx.x % GROUP;
@@ -431,15 +431,15 @@ KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, floa
         }
         for (int i = d; i < count; i += MERGE_THREADS) {
             float earlier = i > 0 ? fmaxf(maxima[i - 1], before) : before, now = fmaxf(maxima[i], before);
-            shrinks[i] = expf(earlier - now);
-            later_shrinks[i] = expf(from[(long)i * GROUP * (DIM + 2) + OUTPUTS + h] - now);
+            rescales[i] = expf(earlier - now);
+            later_rescales[i] = expf(from[(long)i * GROUP * (DIM + 2) + OUTPUTS + h] - now);
         }
         __syncthreads();
 #pragma unroll 8
         for (int i = 0; i < count; i++) {
-            sum = merged_sum(sum, shrinks[i], sums[i], later_shrinks[i]);
+            sum = merged_sum(sum, rescales[i], sums[i], later_rescales[i]);
             float value = d < DIM ? from[(long)i * GROUP * (DIM + 2) + h * DIM + d] : 0.0f;
-            total = merged_sum(total, shrinks[i], value, later_shrinks[i]);
+            total = merged_sum(total, rescales[i], value, later_rescales[i]);
         }
         before = fmaxf(maxima[count - 1], before);
     }

@@ -1,4 +1,5 @@
-// Copies by Hopper's copy engine into rings of shared memory: who copies and who reads tell each other by barriers there.
+// Rings in shared memory that the copy engine (TMA) fills: producers and consumers synchronise through mbarriers, one pair for each
+// stage. Hopper and later.
 #pragma once
 #include "prelude.cuh"
 
@@ -7,7 +8,7 @@ DEVICE void mbarrier_wait(u64* barrier, u32 parity) { mbarrier_wait(shared_addre
 DEVICE void mbarrier_arrive(u64* barrier) { mbarrier_arrive(shared_address(barrier)); }
 DEVICE void mbarrier_expect(u64* barrier, u32 bytes) { mbarrier_expect(shared_address(barrier), bytes); }
 
-// One step of 16 rows; ONCE says whether nobody else reads it.
+// Copies one step of 16 rows of a weight; ONCE: no other block reads it.
 template <class Bytes, bool ONCE = false> DEVICE void copy_step(const Part& part, long step, u32 to, u64* barrier) {
     auto copy_bulk = [](u32 to, const u8* from, u32 bytes, u64* barrier) {
         if (ONCE) copy_bulk_streaming(to, from, bytes, shared_address(barrier));
@@ -21,7 +22,7 @@ template <class Bytes, bool ONCE = false> DEVICE void copy_step(const Part& part
     if (mins) copy_bulk(to + Bytes::MINS, part.mins + step * mins, mins, barrier);
 }
 
-// The barriers of a ring: of each stage, that it is full, and that all who read it are done with it.
+// For each stage of a ring: that it is full, and that all consumers have released it.
 template <int STAGES> struct Barriers {
     u64 full[STAGES], empty[STAGES];
     DEVICE_METHOD void init(int readers) {
@@ -32,8 +33,8 @@ template <int STAGES> struct Barriers {
     }
 };
 
-// A place in a ring: which stage, and whether it has come round an odd number of times.
-template <int STAGES> struct Turn {
+// The next stage of a ring to fill or to read, and the parity of the phase to wait for.
+template <int STAGES> struct RingPosition {
     u32 stage = 0, parity = 0;
     DEVICE_METHOD void move() {
         if (++stage == STAGES) {

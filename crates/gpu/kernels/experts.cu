@@ -1,6 +1,6 @@
-// Experts beside their products: who is chosen, whose rows are whose (experts.cuh), and what becomes of what the chosen say. A
-// row of `chosen` is the numbers of a token's experts, ascending, then their weights; pair (token, choice) is number
-// token * each + choice.
+// MoE beside the products: routing, the assignment of rows to places (experts.cuh), and the weighted sum of what the chosen experts
+// return. A row of `chosen` is a token's expert numbers, ascending, then their weights; pair (token, choice) has the
+// number token * each + choice. See docs/kernels.md#experts.
 #include "experts.cuh"
 
 #define EACH_MAX 64
@@ -62,8 +62,8 @@ KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts
     }
 }
 
-// Gives every pair its place: grid (experts), of whose pairs each thread finds some that follow each other. Reads chosen; writes
-// starts, list and places.
+// A counting sort: gives every pair its place. Grid (experts); each thread of an expert's block looks through a contiguous run of
+// pairs. Reads chosen; writes starts, list and places.
 KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* list, int* places) {
     __shared__ int lesses[WARP], owns[WARP];
     let_next_start();
@@ -72,7 +72,7 @@ KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* li
     const int pairs = stack_tokens(step, stack) * stack.each, share = (pairs + blockDim.x - 1) / blockDim.x;
     const int begin = min((int)threadIdx.x * share, pairs), end = min(begin + share, pairs);
     const float* chosen = stack.chosen + (long)stack.token * 2 * stack.each;
-    // Whatever is there, it has a place.
+    // Even a broken expert number gets a place within bounds.
     auto number = [&](int pair) {
         const int token = pair / stack.each;
         return min(max((int)chosen[(long)token * 2 * stack.each + pair - token * stack.each], 0), stack.count - 1);

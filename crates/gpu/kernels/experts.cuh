@@ -1,6 +1,6 @@
-// Whose rows are whose. A pair is a token and one of its experts; pairs have places in which those of one expert lie side by
-// side, in the order of tokens, and so have the rows of activations that experts make. A product goes through an expert's
-// weights once for each group of so many of its rows.
+// MoE: which rows belong to which expert. A pair is a token and one of its experts. Pairs have places in which those of one
+// expert are contiguous, in the order of tokens; the rows of activations that experts make lie in the same order. A product
+// goes through an expert's weights once for each group of GROUP_ROWS of its rows.
 #pragma once
 #include "prelude.cuh"
 
@@ -15,7 +15,7 @@ struct Stack {
     int each;             // experts of a token
     int first, count;     // experts that the weight has
     int gathers;          // whether rows of activations are tokens', not places'
-    int known;            // whether `chosen` was there before the kernel in front began
+    int known;            // whether `chosen` was written before the previous kernel began
     int pad;
 };
 
@@ -46,7 +46,7 @@ struct Item {
     int tile;        // of weights
     int place, end;  // its first row of activations, and behind the last of its expert's
 };
-// Those that share rows of weights are neighbours. `tiles`: of an expert.
+// Items that share rows of weights are consecutive. `tiles`: of an expert.
 template <int GROUP_ROWS> DEVICE Item item_of(const Stack& stack, const int* before, int at, int tiles) {
     int low = 0, high = stack.count;
     while (high - low > 1) {

@@ -1,6 +1,6 @@
-// Choosing a token of each row, as `compute::sample` specifies it.
+// Sampling a token for each row, as `compute::sample` specifies it. See docs/kernels.md#sample.
 //
-// `adjust` (a block per row) changes single logits where they lie, and `restore` changes them back. `scan`: grid (stretches of
+// `adjust` (a block per row) changes single logits in place (penalties, biases), and `restore` undoes it. `scan`: grid (stretches of
 // the vocabulary, rows); a block holds its stretch in registers: the largest logit that the mask allows, the weight of the
 // allowed relative to it, and what a log-probability needs where one is asked for. `draw`, a block per row, has the token of a
 // greedy row from that, and of another the stretch, which it goes through; it leaves the token in its slot for the next step
@@ -108,7 +108,7 @@ DEVICE u32 ascending(float value) {
 }
 DEVICE float from_ascending(u32 bits) { return __uint_as_float(bits >> 31 ? bits & 0x7fffffff : ~bits); }
 // Over a block of `THREADS`; every thread gets the result.
-DEVICE u32 block_most(u32 value, u32* room) {
+DEVICE u32 block_max(u32 value, u32* room) {
     value = warp_max(value);
     if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = value;
     __syncthreads();
@@ -206,7 +206,7 @@ KERNEL __launch_bounds__(THREADS) scan(const float* logits, int columns, const R
     Stretch out = {0, 0.0f, 0.0f, 0.0f, 0, 0, 0};
     out.broken = __syncthreads_or(held.broken<true>(row.vocab, blockIdx.x));
     if (row.logprob) {
-        out.max = from_ascending(block_most(ascending(held.largest()), maxima));
+        out.max = from_ascending(block_max(ascending(held.largest()), maxima));
         float sum = 0.0f;
 #pragma unroll
         for (int q = 0; q < QUADS; q++)
@@ -214,7 +214,7 @@ KERNEL __launch_bounds__(THREADS) scan(const float* logits, int columns, const R
         out.sum = block_sum(sum, sums);
     }
     held.allow<true>(row);
-    out.best = from_ascending(block_most(ascending(held.largest()), bests));
+    out.best = from_ascending(block_max(ascending(held.largest()), bests));
     if (row.halvings == 0.0f) {
         u32 lowest = 0x7fffffff;
 #pragma unroll
@@ -246,7 +246,7 @@ KERNEL __launch_bounds__(THREADS) keep(const float* logits, int columns, const R
     Stretch* own = stretches + blockIdx.y * STRETCHES;
     const int count = (row.vocab + STRETCH - 1) / STRETCH;
     const float mine = threadIdx.x < count ? own[threadIdx.x].best : -INFINITY_F;
-    const float largest = from_ascending(block_most(ascending(mine), maxima));
+    const float largest = from_ascending(block_max(ascending(mine), maxima));
     const float best = own[blockIdx.x].best, floor = floor_of(row, largest);
     const u64 key = is_cut(row) ? bins[blockIdx.y].cut : ~0ull;
     const u32 bits = (u32)(key >> ID_BITS);

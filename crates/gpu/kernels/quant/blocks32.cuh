@@ -56,7 +56,7 @@ template <int BITS, int OFFSET, bool MINS> struct Blocks32 {
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);
-        int code = (int)(MINS ? nibble_at(part, p) : turned_nibble_at(part, p)) - OFFSET;
+        int code = (int)(MINS ? nibble_at(part, p) : rotated_nibble_at(part, p)) - OFFSET;
         if (FIVE) code += 16 * (int)upper_bit_at(part, p);
         const float scale = block_f16(part.scales, p.tile, row, p.block);
         if (MINS) return __fmul_rn(scale, (float)code) + block_f16(part.mins, p.tile, row, p.block);

@@ -48,8 +48,8 @@ static void store_nan(std::vector<Stored>& pages, int token, int at) {
     }
 }
 
-// Head `head` of a token's row with its first pairs turned, as the kernel turns them.
-static std::vector<double> turned_head(int token, int head, int pairs) {
+// Head `head` of a token's row with its first pairs rotated, as the kernel rotates them.
+static std::vector<double> rotated_head(int token, int head, int pairs) {
     const float* from = &qkv[token * COLUMNS + head * DIM];
     std::vector<double> to(from, from + DIM);
     for (int i = 0; i < pairs; i++) {
@@ -66,7 +66,7 @@ static double stored_error(int pairs) {
         const int token = i / KV_HEADS, kv = i % KV_HEADS;
         Error error;
         for (int v = 0; v < 2; v++) {
-            const std::vector<double> right = turned_head(token, QUERY_HEADS + v * KV_HEADS + kv, v ? 0 : pairs);
+            const std::vector<double> right = rotated_head(token, QUERY_HEADS + v * KV_HEADS + kv, v ? 0 : pairs);
             for (int d = 0; d < DIM; d++) error.add(stored_value(token, PLACES[token], v, kv, d), right[d]);
         }
         worst = std::max(worst, error.relative());
@@ -78,7 +78,7 @@ static double result_error(int pairs) {
     double worst = 0;
     for (int i = 0; i < TOKENS * QUERY_HEADS; i++) {
         const int token = i / QUERY_HEADS, head = i % QUERY_HEADS, kv = head / GROUP;
-        const std::vector<double> query = turned_head(token, head, pairs);
+        const std::vector<double> query = rotated_head(token, head, pairs);
         std::vector<double> scores, wanted(DIM);
         for (int at = first_place(token); at <= PLACES[token]; at++) {
             double score = 0;
@@ -147,11 +147,11 @@ int main() {
     }
     const int own[TOKENS] = {0, 1, 2, 3};
     step = {nullptr, nullptr, POSITIONS, PLACES, nullptr, own, own, nullptr, tables.data(), TOKENS, TOKENS, TOKENS, 0};
-    // How many pairs are turned (none: queries are turned and keys are stored already), and windows.
+    // How many pairs are rotated (none: queries are rotated and keys are stored already), and windows.
     const struct { int pairs, window; } cases[] = {{0, 0}, {DIM / 2, 0}, {DIM / 8 * 2, 100}, {2, 1}, {0, 33}};
     for (auto [pairs, window] : cases) {
-        const bool turns = pairs > 0;
-        const Rotation rope = {turns ? frequencies.data() : nullptr, pairs, 1.0f};
+        const bool rotates = pairs > 0;
+        const Rotation rope = {rotates ? frequencies.data() : nullptr, pairs, 1.0f};
         shape = {QUERY_HEADS, KV_HEADS, 0, window, 1.0f / sqrtf(DIM), 0, 1, 0, nullptr, rope, sinks.data(), 1.5f, 1};
         std::vector<Stored> before = stored_before, first_pages;
         std::vector<float> first;
@@ -161,7 +161,7 @@ int main() {
             const int place = PLACES[token], from = first_place(token);
             tiles = max(tiles, place / TILE - from / TILE + 1);
             for (int at = 0; at < (place / PAGE_TOKENS + 1) * PAGE_TOKENS; at++)
-                if (at < from || at > place || (turns && at == place)) store_nan(before, token, at);
+                if (at < from || at > place || (rotates && at == place)) store_nan(before, token, at);
         }
         const struct { int blocks; bool clusters; } ways[] = {{1, false}, {tiles, false}, {2, true}, {8, true}};
         for (auto [blocks, clusters] : ways)
@@ -176,13 +176,13 @@ int main() {
                     run(blocks, clusters, tiles);
                     if (first.empty()) {
                         first = out, first_pages = pages;
-                        error = result_error(pairs), new_error = turns ? stored_error(pairs) : 0;
+                        error = result_error(pairs), new_error = rotates ? stored_error(pairs) : 0;
                     }
                     const bool same = !memcmp(first.data(), out.data(), out.size() * 4) && first_pages == pages;
                     // Nothing but what is new is stored.
-                    for (int token = 0; turns && token < TOKENS; token++) store_nan(pages, token, PLACES[token]);
+                    for (int token = 0; rotates && token < TOKENS; token++) store_nan(pages, token, PLACES[token]);
                     if (error < RESULT_ERROR && new_error < STORED_ERROR && same && pages == before) continue;
-                    printf("%d pairs turned, window %d, %d blocks (clusters: %d), %d tiles", pairs, window, blocks, clusters, stages);
+                    printf("%d pairs rotated, window %d, %d blocks (clusters: %d), %d tiles", pairs, window, blocks, clusters, stages);
                     printf(", copies %d: error %.1e, of what is new %.1e, %s bits\n", copies, error, new_error, same ? "same" : "other");
                     return 1;
                 }
