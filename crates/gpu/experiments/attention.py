@@ -43,7 +43,7 @@ def function(unit, name, dim, shared, bf16):
     if key not in functions:
         image = f"{folder}/{unit}_{dim}_{shared}_{bf16}.cubin"
         if not os.path.exists(image):
-            defines = dict(DIM=dim, SHARED=shared, KV_BYTES=2, KV_BF16=int(bf16), CAPPED=0, SINKS=0, BOTH=0, RING=RING[dim], TURNS=0)
+            defines = dict(DIM=dim, GROUP=shared, KV_BYTES=2, KV_BF16=int(bf16), CAPPED=0, SINKS=0, BOTH=0, RING=RING[dim], ROTATES=0)
             flags = ["-std=c++17", "-cubin", "-gencode=arch=compute_90a,code=sm_90a", f"-I{KERNELS}"]
             flags += [f"-D{name}={value}" for name, value in defines.items()]
             subprocess.run(["nvcc", *flags, f"{KERNELS}/{unit}.cu", "-o", image], check=True)

@@ -1,14 +1,12 @@
-// Functions of a value alone.
+// Activation functions, value by value.
 #pragma once
 #include "prelude.cuh"
 
 // By the fast units: a product with many rows ends by it, and nothing else of it is as long. Relative errors are below
 // 2^-20 where |x| < 16; the same bits wherever it is used.
 DEVICE float silu(float x) {
-    float power, inverse;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(__fmul_rn(x, -1.44269504f)));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(__fadd_rn(1.0f, power)));
-    return __fmul_rn(x, inverse);
+    const float power = exp2_approx(__fmul_rn(x, -1.44269504f));
+    return __fmul_rn(x, reciprocal_approx(__fadd_rn(1.0f, power)));
 }
 // x times the probability that a standard normal number is less.
 DEVICE float gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }

@@ -1,27 +1,29 @@
-// Attention of single tokens over their sequences' pages. The query heads of a K/V head are columns of the matrix instruction,
-// eight at a time; its 16 rows are keys, then values of the head. Grid (kv heads, tokens, blocks that share a token's tiles).
-// One block takes all tiles in turn and merges them in registers; those of a cluster send what they have of each tile to the block
-// that merges it, each a share of the outputs; without clusters, and for long contexts, each tile has a block and `merge_tiles`
-// comes behind. Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. With one tile in shared memory
-// keys and values are copied apart: the next tile's as soon as all warps are done with those in their place.
-// Where every row of the step is one token, the kernel turns queries and keys itself and stores the new keys and values.
+// Attention of single tokens (decode) over their sequences' pages. The query heads of a K/V head are columns of the tensor-core
+// instruction, eight at a time; its 16 rows are keys, then values of the head. See docs/kernels.md#attention.
+//
+// Grid (kv heads, tokens, blocks that share a token's tiles). A single block takes all tiles in turn and merges them in registers.
+// Blocks of a cluster send their partial of each tile to the block that merges it (distributed shared memory), each a share
+// of the outputs. Without clusters, and for long contexts, each tile has a block and `merge_tiles` follows.
+// Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. With one stage, keys and values are
+// copied separately: the next tile's as soon as all warps are done with the current ones.
+// Where every row of the step is one token, the kernel rotates queries and keys itself and stores the new keys and values.
 #include "attention.cuh"
 
 #define THREADS 128
 #define WARPS 4
 // Query heads in eights; a lane has two of each eight.
-#define EIGHTS ((SHARED + 7) / 8)
+#define EIGHTS ((GROUP + 7) / 8)
 #define QUERIES (8 * EIGHTS)
-// What warps bring into form: queries, the new key and the new value.
-#define ITEMS ((SHARED + 2 + WARPS - 1) / WARPS)
+// What warps load and convert: queries, the new key and the new value.
+#define ITEMS ((GROUP + 2 + WARPS - 1) / WARPS)
 // Times 16 values of the head that a warp has.
 #define CHUNKS ((STEPS + WARPS - 1) / WARPS)
-#define CLUSTER_TILES 32  // that a cluster merges: one for each lane
-// On a multiprocessor, as far as registers go.
+#define CLUSTER_TILES 32  // the most that a cluster merges
+// Blocks on a multiprocessor, as registers allow.
 #define BLOCKS (DIM <= 64 ? (EIGHTS > 1 ? 4 : KV_F8 ? 5 : 6) : DIM <= 128 ? 4 : 2)
 
-// Of two heads a lane has one value each: two lanes exchange one, and each has two of one head. What is done with them: (head, its
-// first value, both).
+// A lane has one value of each of two heads: two lanes exchange one, so that each has two neighbours of one head. Calls use(head,
+// index of the first value, both).
 template <class Use> DEVICE void for_pairs(const float results[CHUNKS][EIGHTS][4], Use use) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4, odd = g % 2;
 #pragma unroll
@@ -30,30 +32,30 @@ template <class Use> DEVICE void for_pairs(const float results[CHUNKS][EIGHTS][4
         for (int n = 0; n < EIGHTS; n++)
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const float x = results[c][n][j * 2], y = results[c][n][j * 2 + 1], other = __shfl_xor_sync(0xffffffff, odd ? x : y, 4);
+                const float x = results[c][n][j * 2], y = results[c][n][j * 2 + 1], other = __shfl_xor_sync(ALL_LANES, odd ? x : y, 4);
                 const int h = n * 8 + t * 2 + odd, d = (c * WARPS + warp) * 16 + j * 8 + g - odd;
-                if (h < SHARED && d < DIM) use(h, d, odd ? make_float2(other, y) : make_float2(x, other));
+                if (h < GROUP && d < DIM) use(h, d, odd ? make_float2(other, y) : make_float2(x, other));
             }
 }
 
 // Shared memory: tiles of keys and values, queries, weights; in a cluster what each tile ends with (the largest score
 // and the sum), and what the blocks send of it: (tile, share of outputs).
 KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
-    extern __shared__ uint4 room[];
-    u8* staged = (u8*)room;
+    DYNAMIC_SHARED(uint4, smem);
+    u8* staged = (u8*)smem;
     u8* queries = staged + TILES_BYTES(a.stages);
     u32* weights = (u32*)(queries + PARTS * QUERIES * STRIDE);           // (part, eight heads, key, two heads)
     float2* tile_ends = (float2*)(weights + PARTS * EIGHTS * TILE * 4);  // (head, tile)
-    float* sent = (float*)(tile_ends + SHARED * CLUSTER_TILES);
+    float* sent = (float*)(tile_ends + GROUP * CLUSTER_TILES);
     __shared__ u64 arrived;  // that everything has been sent
     __shared__ float2 factors[QUERIES / 2], maxima[WARPS][QUERIES / 2];  // of two heads
     let_next_start();
-    // Positions and page tables are there before a step's first kernel; so are the keys and values of earlier steps.
+    // Positions, page tables and the keys and values of earlier steps are written before a step's first kernel.
     const int r = a.first + blockIdx.y, kv = blockIdx.x, blocks = gridDim.z;
     if (r >= step_rows(step, 0)) return wait_for_inputs();
-    const bool turns_here = a.rope.frequencies;
-    const int pairs = turns_here ? a.rope.pairs : 0, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
-    // Asked for together: what copies wait for, and what angles do.
+    const bool rotates = a.rope.frequencies;
+    const int pairs = rotates ? a.rope.pairs : 0, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    // Asked for together: what copies wait for, and what the rotation waits for.
     float2 frequencies[HEAD_FOURS];
 #pragma unroll
     for (int n = 0; n < HEAD_FOURS; n++)
@@ -62,32 +64,32 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     const int last = last_seen(step, r), from = first_seen(a, place);
     const int first_tile = from / TILE, last_tile = last / TILE;
     const int mine = first_tile + blockIdx.z, count = mine > last_tile ? 0 : (last_tile - mine) / blocks + 1;
-    const bool stores = turns_here && count > 0 && mine + (count - 1) * blocks == last_tile;
+    const bool stores = rotates && count > 0 && mine + (count - 1) * blocks == last_tile;
     const int* table = step.tables + begins;
     const u32 staged_at = shared_address(staged), queries_at = shared_address(queries);
     // Outputs that a block of a cluster merges: pairs stay together.
     const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2, tiles = last_tile - first_tile + 1;
     if (a.clusters) {
         const int merged = min(share, OUTPUTS - (int)blockIdx.z * share);
-        if (threadIdx.x == 0) expect_sent(&arrived, tiles * (max(merged, 0) * 4 + SHARED * 8));
-        cluster_arrive();
+        if (threadIdx.x == 0) cluster_expect(&arrived, tiles * (max(merged, 0) * 4 + GROUP * 8));
+        cluster_arrive_relaxed();
     }
 
     const bool apart = !KV_F8 && a.stages == 1;
-    const int fresh = turns_here ? place : -1;
+    const int fresh = rotates ? place : -1;
     // Of a tile that there is not, those of the last.
     auto pages_at = [&](int i) { return pages_of(table, min(mine + i * blocks, last_tile), last); };
 #if !KV_F8
     auto stage_one = [&](int i, const TilePages& two, int v) {
         if (i < count) stage_half<THREADS>(a, staged_at, pages, two, kv, v, mine + i * blocks, from, last, fresh);
-        copy_group();
+        copy_commit();
     };
     auto stage_keys = [&](int i, const TilePages& two) { stage_one(i, two, 0); };
     auto stage_values = [&](int i, const TilePages& two) { stage_one(i, two, 1); };
 #endif
     auto stage = [&](int i, const TilePages& two) {
         if (i < count) stage_tile<THREADS>(a, stage_at(staged_at, i & (a.stages - 1)), pages, two, kv, mine + i * blocks, from, last, fresh);
-        copy_group();
+        copy_commit();
     };
     // Until all but the youngest copies are there.
     auto await_oldest = [&] {
@@ -98,8 +100,8 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         clear_padding<THREADS>(staged_at, TILES * 2 * TILE);
         clear_padding<THREADS>(queries_at, PARTS * QUERIES);
     }
-    // Without turning, a kernel of this step has just stored keys.
-    if (!turns_here) wait_for_inputs();
+    // Without rotation here, a kernel of this step has just stored keys.
+    if (!rotates) wait_for_inputs();
     TilePages two = pages_at(0);
     const TilePages next_two = pages_at(1);
 #if !KV_F8
@@ -113,43 +115,43 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             stage(i, two);
             two = next_two;
         }
-    float4 turns[HEAD_FOURS];
+    float4 angles[HEAD_FOURS];
 #pragma unroll
     for (int n = 0; n < HEAD_FOURS; n++) {
         if (count == 0 || (n * WARP + lane) * 2 >= pairs) continue;
-        const float2 x = turn_by(a.rope, (float)position, frequencies[n].x), y = turn_by(a.rope, (float)position, frequencies[n].y);
-        turns[n] = make_float4(x.x, x.y, y.x, y.y);
+        const float2 x = rotation_by(a.rope, (float)position, frequencies[n].x), y = rotation_by(a.rope, (float)position, frequencies[n].y);
+        angles[n] = make_float4(x.x, x.y, y.x, y.y);
     }
-    if (turns_here) wait_for_inputs();
+    if (rotates) wait_for_inputs();
     if (count == 0 && !a.clusters) return;
 
     float4 items[ITEMS][HEAD_FOURS];
     if (count > 0) {
-        // A warp has a head; all its loads are under way at once.
+        // A warp has a head; all its loads are in flight at once.
         const float* q = qkv + (long)r * (a.query + 2 * a.kv) * DIM;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int item = i * WARPS + warp;
-            if (item >= (stores ? SHARED + 2 : SHARED)) break;
-            load_head(items[i], q + (item < SHARED ? kv * SHARED + item : a.query + (item - SHARED) * a.kv + kv) * DIM, pairs, lane);
+            if (item >= (stores ? GROUP + 2 : GROUP)) break;
+            load_head(items[i], q + (item < GROUP ? kv * GROUP + item : a.query + (item - GROUP) * a.kv + kv) * DIM, pairs, lane);
         }
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int item = i * WARPS + warp;
-            if (item >= (stores ? SHARED + 2 : SHARED)) break;
+            if (item >= (stores ? GROUP + 2 : GROUP)) break;
 #pragma unroll
             for (int n = 0; n < HEAD_FOURS; n++)
-                if (item <= SHARED && (n * WARP + lane) * 2 < pairs) items[i][n] = turned_four(turns[n], items[i][n]);
-            if (item < SHARED) put_query(a, queries, QUERIES, (float*)factors, item, items[i], pairs, lane);
+                if (item <= GROUP && (n * WARP + lane) * 2 < pairs) items[i][n] = rotated_four(angles[n], items[i][n]);
+            if (item < GROUP) put_query(a, queries, QUERIES, (float*)factors, item, items[i], pairs, lane);
         }
     }
-    // The new key and value: among those of their tile, or to their page. That is last of all: nothing waits for it.
+    // The new key and value: into their tile, or into their page. The page is written last: nothing waits for it.
     auto put_fresh = [&](bool to_page) {
         u8* tile = staged + ((count - 1) & (TILES - 1)) * 2 * TILE_BYTES;
         Stored* page = pages + page_values(table[place / PAGE_TOKENS], 0, kv, a.kv, DIM);
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
-            const int v = i * WARPS + warp - SHARED;
+            const int v = i * WARPS + warp - GROUP;
             if (v < 0 || v >= 2) continue;
             Stored* head = page + (long)v * a.kv * head_values(DIM);
 #if KV_F8
@@ -177,29 +179,29 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     };
 
     // Of the heads t * 2 and t * 2 + 1 of each eight: the largest so far, sums, and of the values g and g + 8 of 16 results.
-    float most[EIGHTS][2], sum[EIGHTS][2], total[CHUNKS][EIGHTS][4];
+    float row_max[EIGHTS][2], sum[EIGHTS][2], total[CHUNKS][EIGHTS][4];
 #pragma unroll
     for (int n = 0; n < EIGHTS; n++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int h = n * 8 + t * 2 + e;
-            most[n][e] = h < SHARED ? first_max(a, kv * SHARED + h) : -INFINITY_F;
+            row_max[n][e] = h < GROUP ? first_max(a, kv * GROUP + h) : -INFINITY_F;
             sum[n][e] = FIRST_SUM;
         }
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
         for (int i = 0; i < 4 * EIGHTS; i++) total[c][i / 4][i % 4] = 0.0f;
-    if (a.clusters) cluster_await();
+    if (a.clusters) cluster_wait_relaxed();
 
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
         const int tile = mine + i * blocks;
         const u32 keys = staged_at + (i & (TILES - 1)) * 2 * TILE_BYTES, values = keys + TILE_BYTES;
 #if !KV_F8
-        // Where the next one to be copied lies is known before it may be copied.
+        // The page numbers are loaded before the copy may start.
         const TilePages following = pages_at(i + a.stages);
 #endif
-        // The new one: its place in the tile is nobody else's.
+        // The new key and value: no copy writes to their place in the tile.
         if (stores && i == count - 1) put_fresh(false);
         await_oldest();
         __syncthreads();
@@ -223,7 +225,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
                 for (int p = 0; p < PARTS; p++) mma_stored(s[n], rows, q[p * 2], q[p * 2 + 1]);
             }
         }
-        float factor[EIGHTS][2], here[EIGHTS][2];
+        float factor[EIGHTS][2], tile_max[EIGHTS][2];
         const int key = tile * TILE + warp * 16 + g;
 #pragma unroll
         for (int n = 0; n < EIGHTS; n++) {
@@ -236,31 +238,31 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             }
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                here[n][e] = fmaxf(s[n][e], s[n][e + 2]);
-                for (int step = 4; step < WARP; step *= 2) here[n][e] = fmaxf(here[n][e], __shfl_xor_sync(0xffffffff, here[n][e], step));
+                tile_max[n][e] = fmaxf(s[n][e], s[n][e + 2]);
+                for (int step = 4; step < WARP; step *= 2) tile_max[n][e] = fmaxf(tile_max[n][e], __shfl_xor_sync(ALL_LANES, tile_max[n][e], step));
             }
-            if (g == 0) maxima[warp][n * 4 + t] = make_float2(here[n][0], here[n][1]);
+            if (g == 0) maxima[warp][n * 4 + t] = make_float2(tile_max[n][0], tile_max[n][1]);
         }
         __syncthreads();
 #if !KV_F8
         if (apart) stage_keys(i + 1, following);
 #endif
-        // Weights of 16 keys are one step of the next product: all warps need those of all.
+        // Weights of 16 keys are one k-step of the next product: every warp needs all of them.
 #pragma unroll
         for (int n = 0; n < EIGHTS; n++) {
             for (int w = 0; w < WARPS; w++) {
                 const float2 theirs = maxima[w][n * 4 + t];
-                here[n][0] = fmaxf(here[n][0], theirs.x);
-                here[n][1] = fmaxf(here[n][1], theirs.y);
+                tile_max[n][0] = fmaxf(tile_max[n][0], theirs.x);
+                tile_max[n][1] = fmaxf(tile_max[n][1], theirs.y);
             }
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 u32 w[PARTS];
-                rounded_pair(weight_of(s[n][j * 2], factor[n][0], here[n][0]), weight_of(s[n][j * 2 + 1], factor[n][1], here[n][1]), w);
+                rounded_pair(weight_of(s[n][j * 2], factor[n][0], tile_max[n][0]), weight_of(s[n][j * 2 + 1], factor[n][1], tile_max[n][1]), w);
 #pragma unroll
                 for (int p = 0; p < PARTS; p++) weights[((p * EIGHTS + n) * TILE + warp * 16 + j * 8 + g) * 4 + t] = w[p];
             }
-            for (int e = 0; e < 2; e++) here[n][e] = largest_power(here[n][e], factor[n][e]);
+            for (int e = 0; e < 2; e++) tile_max[n][e] = largest_power(tile_max[n][e], factor[n][e]);
         }
         if (apart) await_oldest();
         __syncthreads();
@@ -276,7 +278,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             u32 w[EIGHTS][2 * PARTS];
 #pragma unroll
             for (int n = 0; n < EIGHTS; n++) {
-                load_turned_matrices(w[n], shared_address(weights) + ((lane / 16 * EIGHTS + n) * TILE + k * 16 + lane % 16) * 16);
+                load_matrices_transposed(w[n], shared_address(weights) + ((lane / 16 * EIGHTS + n) * TILE + k * 16 + lane % 16) * 16);
 #pragma unroll
                 for (int p = 0; p < PARTS; p++) mma_stored(tile_sum[n], ones, w[n][p * 2], w[n][p * 2 + 1]);
             }
@@ -286,7 +288,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
                 if (STEPS % WARPS && chunk >= STEPS) break;
                 // 16 of the head's values, of 16 keys.
                 u32 rows[4];
-                load_turned_matrices(rows, values + at_row(k * 16 + lane / 16 * 8 + lane % 8, chunk * 32 + lane / 8 % 2 * 16));
+                load_matrices_transposed(rows, values + at_row(k * 16 + lane / 16 * 8 + lane % 8, chunk * 32 + lane / 8 % 2 * 16));
 #pragma unroll
                 for (int n = 0; n < EIGHTS; n++)
 #pragma unroll
@@ -298,35 +300,35 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
             for (int n = 0; n < EIGHTS; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const float all = fmaxf(most[n][e], here[n][e]), shrink = shrink_of(most[n][e], all), later = shrink_of(here[n][e], all);
-                    most[n][e] = all;
-                    sum[n][e] = merged_sum(sum[n][e], shrink, tile_sum[n][e], later);
+                    const float all = fmaxf(row_max[n][e], tile_max[n][e]), rescale = rescale_of(row_max[n][e], all), tile_rescale = rescale_of(tile_max[n][e], all);
+                    row_max[n][e] = all;
+                    sum[n][e] = merged_sum(sum[n][e], rescale, tile_sum[n][e], tile_rescale);
 #pragma unroll
                     for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
-                        for (int j = e; j < 4; j += 2) total[c][n][j] = merged_sum(total[c][n][j], shrink, acc[c][n][j], later);
+                        for (int j = e; j < 4; j += 2) total[c][n][j] = merged_sum(total[c][n][j], rescale, acc[c][n][j], tile_rescale);
                 }
         } else {
-            float* partial = a.partials + (((long)blockIdx.y * a.kv + kv) * blocks + blockIdx.z) * SHARED * (DIM + 2);
+            float* partial = a.partials + (((long)blockIdx.y * a.kv + kv) * blocks + blockIdx.z) * GROUP * (DIM + 2);
             for_pairs(acc, [&](int h, int d, float2 both) {
                 const int o = h * DIM + d;
-                if (a.clusters) send_to_block((float2*)(sent + (tile - first_tile) * share + o % share), &arrived, o / share, both);
+                if (a.clusters) cluster_send((float2*)(sent + (tile - first_tile) * share + o % share), &arrived, o / share, both);
                 else *(float2*)(partial + o) = both;
             });
 #pragma unroll
             for (int n = 0; n < EIGHTS; n++) {
                 const int odd = g % 2, h = n * 8 + t * 2 + odd;
-                if (g >= 2 || h >= SHARED) continue;
-                const float2 ends = odd ? make_float2(here[n][1], tile_sum[n][1]) : make_float2(here[n][0], tile_sum[n][0]);
+                if (g >= 2 || h >= GROUP) continue;
+                const float2 ends = odd ? make_float2(tile_max[n][1], tile_sum[n][1]) : make_float2(tile_max[n][0], tile_sum[n][0]);
                 if (a.clusters) {
-                    for (int to = warp; to < blocks; to += WARPS) send_to_block(tile_ends + h * CLUSTER_TILES + tile - first_tile, &arrived, to, ends);
+                    for (int to = warp; to < blocks; to += WARPS) cluster_send(tile_ends + h * CLUSTER_TILES + tile - first_tile, &arrived, to, ends);
                 } else if (warp == 0) {
                     partial[OUTPUTS + h] = ends.x;
-                    partial[OUTPUTS + SHARED + h] = ends.y;
+                    partial[OUTPUTS + GROUP + h] = ends.y;
                 }
             }
         }
-        // The tile after the next takes this one's place, where the next one's keys have not already.
+        // The tile after the next goes to this one's stage, unless the next one's keys already have.
         if (i + 1 < count) {
             __syncthreads();
 #if !KV_F8
@@ -348,72 +350,72 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         for_pairs(total, [&](int h, int d, float2 both) { *(float2*)(out + ((long)r * a.kv + kv) * OUTPUTS + h * DIM + d) = both; });
     }
     if (!a.clusters) return;
-    await_sent(&arrived);
+    cluster_receive(&arrived);
     for (int i = threadIdx.x; i < share; i += THREADS) {
         const int o = blockIdx.z * share + i, h = o / DIM;
         if (o >= OUTPUTS) break;
-        float all = 0.0f, sum = FIRST_SUM, most = first_max(a, kv * SHARED + h);
+        float all = 0.0f, sum = FIRST_SUM, row_max = first_max(a, kv * GROUP + h);
 #pragma unroll 4
         for (int n = 0; n < tiles; n++) {
             const float2 ends = tile_ends[h * CLUSTER_TILES + n];
-            const float now = fmaxf(most, ends.x), shrink = shrink_of(most, now), later = shrink_of(ends.x, now);
-            sum = merged_sum(sum, shrink, ends.y, later);
-            all = merged_sum(all, shrink, sent[n * share + i], later);
-            most = now;
+            const float now = fmaxf(row_max, ends.x), rescale = rescale_of(row_max, now), tile_rescale = rescale_of(ends.x, now);
+            sum = merged_sum(sum, rescale, ends.y, tile_rescale);
+            all = merged_sum(all, rescale, sent[n * share + i], tile_rescale);
+            row_max = now;
         }
         out[((long)r * a.kv + kv) * OUTPUTS + o] = __fmul_rn(all, 1.0f / sum);
     }
 }
 
-#define MERGED 256  // tiles that are looked at together
+#define MERGED 256  // tiles merged at once
 #define AHEAD 32
 #define MERGE_THREADS ((DIM + 31) / 32 * 32)
 
 // Merges the tiles of each token in order: grid (query heads, tokens), a thread per value of the head.
 KERNEL __launch_bounds__(MERGE_THREADS) merge_tiles(Step step, Attention a, float* out) {
-    __shared__ float maxima[MERGED], sums[MERGED], shrinks[MERGED], later_shrinks[MERGED];
+    __shared__ float maxima[MERGED], sums[MERGED], rescales[MERGED], later_rescales[MERGED];
     let_next_start();
     wait_for_inputs();
-    const int r = a.first + blockIdx.y, kv = blockIdx.x / SHARED, h = blockIdx.x % SHARED;
+    const int r = a.first + blockIdx.y, kv = blockIdx.x / GROUP, h = blockIdx.x % GROUP;
     if (r >= step_rows(step, 0)) return;
     const int tiles = last_seen(step, r) / TILE - first_seen(a, step.places[r]) / TILE + 1;
-    const float* partials = a.partials + ((long)blockIdx.y * a.kv + kv) * a.tiles * SHARED * (DIM + 2);
+    const float* partials = a.partials + ((long)blockIdx.y * a.kv + kv) * a.tiles * GROUP * (DIM + 2);
     const int d = threadIdx.x;
     float total = 0.0f, sum = FIRST_SUM, before = first_max(a, blockIdx.x);
     for (int start = 0; start < tiles; start += MERGED) {
         const int count = min(tiles - start, MERGED);
-        const float* from = partials + (long)start * SHARED * (DIM + 2);
+        const float* from = partials + (long)start * GROUP * (DIM + 2);
         __syncthreads();
         for (int i = d; i < count; i += MERGE_THREADS) {
-            maxima[i] = from[(long)i * SHARED * (DIM + 2) + OUTPUTS + h];
-            sums[i] = from[(long)i * SHARED * (DIM + 2) + OUTPUTS + SHARED + h];
+            maxima[i] = from[(long)i * GROUP * (DIM + 2) + OUTPUTS + h];
+            sums[i] = from[(long)i * GROUP * (DIM + 2) + OUTPUTS + GROUP + h];
         }
         __syncthreads();
-        // The largest up to each tile: doubling steps, exact in any order.
+        // A prefix maximum over tiles by doubling steps: exact in any order.
         for (int step = 1; step < count; step *= 2) {
-            float most[(MERGED + MERGE_THREADS - 1) / MERGE_THREADS];
-            for (int i = d, n = 0; i < count; i += MERGE_THREADS, n++) most[n] = i >= step ? fmaxf(maxima[i], maxima[i - step]) : maxima[i];
+            float row_max[(MERGED + MERGE_THREADS - 1) / MERGE_THREADS];
+            for (int i = d, n = 0; i < count; i += MERGE_THREADS, n++) row_max[n] = i >= step ? fmaxf(maxima[i], maxima[i - step]) : maxima[i];
             __syncthreads();
-            for (int i = d, n = 0; i < count; i += MERGE_THREADS, n++) maxima[i] = most[n];
+            for (int i = d, n = 0; i < count; i += MERGE_THREADS, n++) maxima[i] = row_max[n];
             __syncthreads();
         }
         for (int i = d; i < count; i += MERGE_THREADS) {
             float earlier = i > 0 ? fmaxf(maxima[i - 1], before) : before, now = fmaxf(maxima[i], before);
-            shrinks[i] = shrink_of(earlier, now);
-            later_shrinks[i] = shrink_of(from[(long)i * SHARED * (DIM + 2) + OUTPUTS + h], now);
+            rescales[i] = rescale_of(earlier, now);
+            later_rescales[i] = rescale_of(from[(long)i * GROUP * (DIM + 2) + OUTPUTS + h], now);
         }
         __syncthreads();
-        // Many loads are under way at once.
+        // Many loads in flight at once.
         for (int some = 0; some < count; some += AHEAD) {
             float values[AHEAD];
 #pragma unroll
             for (int i = 0; i < AHEAD; i++)
-                values[i] = some + i < count && d < DIM ? from[(long)(some + i) * SHARED * (DIM + 2) + h * DIM + d] : 0.0f;
+                values[i] = some + i < count && d < DIM ? from[(long)(some + i) * GROUP * (DIM + 2) + h * DIM + d] : 0.0f;
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 if (some + i >= count) break;
-                sum = merged_sum(sum, shrinks[some + i], sums[some + i], later_shrinks[some + i]);
-                total = merged_sum(total, shrinks[some + i], values[i], later_shrinks[some + i]);
+                sum = merged_sum(sum, rescales[some + i], sums[some + i], later_rescales[some + i]);
+                total = merged_sum(total, rescales[some + i], values[i], later_rescales[some + i]);
             }
         }
         before = fmaxf(maxima[count - 1], before);

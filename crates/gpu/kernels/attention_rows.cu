@@ -1,21 +1,23 @@
-// Attention of many tokens of a sequence over its pages: a block has one K/V head and the queries of neighbouring tokens, all
-// heads that share it one behind the other (row i is head i % SHARED of token i / SHARED), so that a tile of keys and values
-// is read once for them. Grid (kv heads, blocks of tokens, the last first: they see the most). A warp has 16 of the rows and
-// all keys of a tile. Tokens of several sequences in one block are done one sequence after another.
+// Attention of many tokens of a sequence (prefill) over its pages, by mma.sync. See docs/kernels.md#attention_rows.
+//
+// A block has one K/V head and the queries of neighbouring tokens, all query heads of the group one after another (row i is head
+// i % GROUP of token i / GROUP), so that a tile of keys and values is read once for them. Grid (kv heads, blocks of tokens, the last
+// first: they see the most keys). A warp has 16 of the rows and all keys of a tile. Tokens of several sequences in one block are
+// done one sequence after another.
 #include "attention.cuh"
 
 #define WARPS 4
 #define THREADS (WARPS * WARP)
 #define ROWS (WARPS * 16)
-#define TOKENS (ROWS / SHARED)
-// Times 16 of a head's values that are under way at once: enough products that do not wait for each other.
+#define TOKENS (ROWS / GROUP)
+// Runs of 16 of a head's values in flight at once: enough independent products.
 #define TOGETHER (STEPS % 2 == 0 ? 2 : 1)
-#define GATHERED 4  // query heads whose loads are under way at once
+#define GATHERED 4  // query heads whose loads are in flight at once
 
 // Shared memory: tiles of keys and values, then queries.
 KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, const float* qkv, const Stored* pages, float* out, int alone) {
-    extern __shared__ uint4 room[];
-    u8* staged = (u8*)room;
+    DYNAMIC_SHARED(uint4, smem);
+    u8* staged = (u8*)smem;
     u8* queries = staged + TILES_BYTES(a.stages);
     __shared__ float factors[ROWS];
     const u32 staged_at = shared_address(staged), queries_at = shared_address(queries);
@@ -33,27 +35,27 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
     for (int first = begin; first < tokens; first = next) {
         const int final = step.lasts[first];
         next = min(final + 1, tokens);
-        // Single tokens of other sequences have a kernel of their own where `alone` says so.
+        // With `alone`, single tokens of other sequences are left to attention.cu.
         if (alone && step.firsts[first] == final) continue;
-        const int count = (next - first) * SHARED, place = step.places[first];
+        const int count = (next - first) * GROUP, place = step.places[first];
         const int last = last_seen(step, next - 1), from = first_seen(a, place);
         const int first_tile = from / TILE, last_tile = last / TILE;
         const int* table = step.tables + step.tables[a.group * step.stride + first];
         auto stage = [&](int tile) {
             if (tile <= last_tile)
                 stage_tile<THREADS>(a, stage_at(staged_at, (tile - first_tile) & (a.stages - 1)), pages, pages_of(table, tile, last), kv, tile, from, last, -1);
-            copy_group();
+            copy_commit();
         };
         __syncthreads();
         for (int i = 0; i < a.stages; i++) stage(first_tile + i);
-        // Each warp brings its own queries into form.
+        // Each warp converts its own queries.
 #pragma unroll 1
         for (int start = 0; start < 16; start += GATHERED) {
             float4 heads[GATHERED][HEAD_FOURS];
 #pragma unroll
             for (int i = 0; i < GATHERED; i++) {
                 const int row = min(warp * 16 + start + i, count - 1);
-                const float* head = qkv + (long)(first + row / SHARED) * columns + (kv * SHARED + row % SHARED) * DIM;
+                const float* head = qkv + (long)(first + row / GROUP) * columns + (kv * GROUP + row % GROUP) * DIM;
                 load_head(heads[i], head, 0, lane);
             }
 #pragma unroll
@@ -61,18 +63,18 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
         }
         __syncwarp();
         // Rows of this lane: g and g + 8 of the warp's.
-        float factor[2], most[2], sum[2], total[STEPS * 2][4];
+        float factor[2], row_max[2], sum[2], total[STEPS * 2][4];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             factor[i] = factors[warp * 16 + i * 8 + g];
-            most[i] = first_max(a, kv * SHARED + min(warp * 16 + i * 8 + g, count - 1) % SHARED);
+            row_max[i] = first_max(a, kv * GROUP + min(warp * 16 + i * 8 + g, count - 1) % GROUP);
             sum[i] = FIRST_SUM;
         }
 #pragma unroll
         for (int n = 0; n < STEPS * 2; n++)
             for (int i = 0; i < 4; i++) total[n][i] = 0.0f;
-        // Up to where the rows of this warp see, and what all of them see.
-        const int warp_first = place + min(warp * 16, count - 1) / SHARED, warp_last = place + min(warp * 16 + 15, count - 1) / SHARED;
+        // Places that some row of this warp sees, and that all of its rows see.
+        const int warp_first = place + min(warp * 16, count - 1) / GROUP, warp_last = place + min(warp * 16 + 15, count - 1) / GROUP;
         const int some_to = BOTH ? last : warp_last, all_to = BOTH ? last : warp_first, all_from = first_seen(a, warp_last);
         const bool busy = warp * 16 < count;
 
@@ -115,7 +117,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
                 if (tile * TILE < all_from || tile * TILE + TILE - 1 > all_to)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        const int own = place + min(warp * 16 + i * 8 + g, count - 1) / SHARED;
+                        const int own = place + min(warp * 16 + i * 8 + g, count - 1) / GROUP;
                         // Counted from this lane's first key of the tile.
                         const int to = (BOTH ? last : own) - tile * TILE - t * 2, begins = first_seen(a, own) - tile * TILE - t * 2;
 #pragma unroll
@@ -124,19 +126,19 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
                             for (int e = 0; e < 2; e++)
                                 if (n * 8 + e < begins || n * 8 + e > to) s[n][i * 2 + e] = -INFINITY_F;
                     }
-                float here[2] = {-INFINITY_F, -INFINITY_F}, shrink[2], later[2];
+                float tile_max[2] = {-INFINITY_F, -INFINITY_F}, rescale[2], tile_rescale[2];
 #pragma unroll
                 for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) here[i / 2] = fmaxf(here[i / 2], s[n][i]);
+                    for (int i = 0; i < 4; i++) tile_max[i / 2] = fmaxf(tile_max[i / 2], s[n][i]);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 1));
-                    here[i] = fmaxf(here[i], __shfl_xor_sync(0xffffffff, here[i], 2));
-                    const float power = largest_power(here[i], factor[i]), all = fmaxf(most[i], power);
-                    shrink[i] = shrink_of(most[i], all);
-                    later[i] = shrink_of(power, all);
-                    most[i] = all;
+                    tile_max[i] = fmaxf(tile_max[i], __shfl_xor_sync(ALL_LANES, tile_max[i], 1));
+                    tile_max[i] = fmaxf(tile_max[i], __shfl_xor_sync(ALL_LANES, tile_max[i], 2));
+                    const float power = largest_power(tile_max[i], factor[i]), all = fmaxf(row_max[i], power);
+                    rescale[i] = rescale_of(row_max[i], all);
+                    tile_rescale[i] = rescale_of(power, all);
+                    row_max[i] = all;
                 }
                 float tile_sum[4] = {0, 0, 0, 0};
                 u32 weights[TILE / 16][PARTS][4];
@@ -146,14 +148,14 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
                     for (int i = 0; i < 4; i++) {
                         const int n = k * 2 + i / 2, row = i % 2;
                         u32 parts[PARTS];
-                        rounded_pair(weight_of(s[n][row * 2], factor[row], here[row]), weight_of(s[n][row * 2 + 1], factor[row], here[row]), parts);
+                        rounded_pair(weight_of(s[n][row * 2], factor[row], tile_max[row]), weight_of(s[n][row * 2 + 1], factor[row], tile_max[row]), parts);
                         for (int p = 0; p < PARTS; p++) weights[k][p][i] = parts[p];
                     }
 #pragma unroll
                     for (int p = 0; p < PARTS; p++) mma_stored(tile_sum, weights[k][p], ONES, ONES);
                 }
 #pragma unroll
-                for (int i = 0; i < 2; i++) sum[i] = merged_sum(sum[i], shrink[i], tile_sum[i * 2], later[i]);
+                for (int i = 0; i < 2; i++) sum[i] = merged_sum(sum[i], rescale[i], tile_sum[i * 2], tile_rescale[i]);
 #pragma unroll
                 for (int c = 0; c < STEPS; c += TOGETHER) {
                     float acc[TOGETHER * 2][4];
@@ -177,10 +179,10 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
                     for (int n = 0; n < TOGETHER * 2; n++)
 #pragma unroll
                         for (int i = 0; i < 4; i++)
-                            total[c * 2 + n][i] = merged_sum(total[c * 2 + n][i], shrink[i / 2], acc[n][i], later[i / 2]);
+                            total[c * 2 + n][i] = merged_sum(total[c * 2 + n][i], rescale[i / 2], acc[n][i], tile_rescale[i / 2]);
                 }
             }
-            // The tile after the next takes this one's place.
+            // The tile after the next goes to this one's stage.
             __syncthreads();
             if (!KV_F8) stage(tile + a.stages);
         }
@@ -189,7 +191,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
             const int row = warp * 16 + i * 8 + g;
             if (row >= count) continue;
             const float inverse = 1.0f / sum[i];
-            float* to = out + ((long)(first + row / SHARED) * a.query + kv * SHARED + row % SHARED) * DIM;
+            float* to = out + ((long)(first + row / GROUP) * a.query + kv * GROUP + row % GROUP) * DIM;
 #pragma unroll
             for (int n = 0; n < STEPS * 2; n++)
                 if (n * 8 + t * 2 < DIM)

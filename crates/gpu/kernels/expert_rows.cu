@@ -1,10 +1,11 @@
-// What experts make of the rows that chose them, for few rows each and weights of one format (QUANT names its header): the
-// product of gemv.cu's `gemv_several`, with the same bits, for one expert after the other.
+// The experts of each token for few rows per expert and weights of one format (QUANT names its header): the product of gemv.cu's
+// `gemv_several`, with the same bits, for one expert after another.
 //
-// Blocks stay and take items in turn: as many tiles of 16 rows of an expert's weights as a block has warps, and up to ROWS of
-// its rows of activations. Both go through shared memory a step at a time, STAGES - 1 steps ahead, beyond the end of an item.
-// A warp has a tile and adds its slices one after the other. SHARERS blocks have a multiprocessor together.
-// Reads weight planes and rows in form (form.cu, a row after the other); writes out (places, columns) at out.first.
+// A persistent kernel: blocks take items in turn, as many tiles of 16 rows of an expert's weights as a block has warps, and up to
+// ROWS of its rows of activations. Both go through shared memory a step at a time, STAGES - 1 steps ahead, across the ends of items.
+// A warp has a tile and adds its split-K slices in order. SHARERS blocks are resident on a multiprocessor.
+// Reads weight planes and converted rows (form.cu, row after row); writes out (places, columns) at out.first.
+// See docs/kernels.md#expert_rows.
 #include QUANT
 #include "experts.cuh"
 #include "form.cuh"
@@ -18,12 +19,12 @@
 KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, const u8* values, const float* factors, Result out) {
     const int CHUNKS = Quant::STEP / 8;  // of 16 bytes
     // (stage): (row) activations, (warp) weights.
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, smem);
     __shared__ int before[EXPERTS_MAX + 1];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int steps = part.groups * BLOCK / Quant::STEP, tiles = (part.rows + 15) / 16, across = (tiles + warps - 1) / warps;
     const int stage = ROWS * ROW_BYTES + warps * BYTES;
-    u8* base = (u8*)room;
+    u8* base = (u8*)smem;
     const float unscale = Quant::unscale(part);
     let_next_start();
     wait_for_inputs();
@@ -38,7 +39,7 @@ KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, c
     if (next_at < total) next = item_of<ROWS>(stack, before, next_at, across);
     auto fetch = [&] {
         if (next_at < total) {
-            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage);
+            const u32 to = shared_address(base + next_stage * stage);
             const int tile = next.tile * warps + warp;
             if (tile < tiles) {
                 const u32 from = (u32)(next.expert * tiles + tile) * steps + next_step;
@@ -49,7 +50,7 @@ KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, c
             for (int i = threadIdx.x; i < min(ROWS, next.end - next.place) * CHUNKS; i += blockDim.x) {
                 const int chunk = i % CHUNKS, r = i / CHUNKS;
                 const u8* from = values + source(next.place + r) * stride + next_step * (Quant::STEP * 2) + chunk * 16;
-                copy_begin<0, 0>(to + r * ROW_BYTES + chunk * 16, from);
+                copy_async<16>(to + r * ROW_BYTES + chunk * 16, from);
             }
             next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
             if (++next_step == steps) {
@@ -58,7 +59,7 @@ KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, c
                 if (next_at < total) next = item_of<ROWS>(stack, before, next_at, across);
             }
         }
-        copy_group();
+        copy_commit();
     };
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) fetch();
@@ -103,7 +104,7 @@ KERNEL __launch_bounds__(THREADS, SHARERS) expert_rows(Part part, Stack stack, c
             if (place >= item.end || n >= part.rows) continue;
             const int to = out.first + n;
             const float bias = out.bias ? out.bias[(long)item.expert * out.columns + to] : 0.0f;
-            const float value = meant(sum[i / 4][i % 4], factors[source(place)], unscale);
+            const float value = unscaled(sum[i / 4][i % 4], factors[source(place)], unscale);
             out.values[(long)place * out.columns + to] = __fadd_rn(value, bias);
         }
     }

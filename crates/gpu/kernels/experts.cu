@@ -1,6 +1,6 @@
-// Experts beside their products: who is chosen, whose rows are whose (experts.cuh), and what becomes of what the chosen say. A
-// row of `chosen` is the numbers of a token's experts, ascending, then their weights; pair (token, choice) is number
-// token * each + choice.
+// MoE beside the products: routing, the assignment of rows to places (experts.cuh), and the weighted sum of what the chosen experts
+// return. A row of `chosen` is a token's expert numbers, ascending, then their weights; pair (token, choice) has the
+// number token * each + choice. See docs/kernels.md#experts.
 #include "experts.cuh"
 
 #define EACH_MAX 64
@@ -10,9 +10,9 @@ DEVICE u64 rank(float logit, int expert) {
     const u32 bits = __float_as_uint(logit + 0.0f);
     return (u64)(bits & 0x80000000 ? ~bits : bits | 0x80000000) << 32 | (0xffffffffu - expert);
 }
-DEVICE u64 warp_most_64(u64 value) {
+DEVICE u64 warp_max_64(u64 value) {
     for (int step = WARP / 2; step > 0; step /= 2) {
-        const u64 other = __shfl_xor_sync(0xffffffff, value, step);
+        const u64 other = __shfl_xor_sync(ALL_LANES, value, step);
         value = other > value ? other : value;
     }
     return value;
@@ -34,7 +34,7 @@ KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts
             const u64 own = rank(from[expert], expert);
             if (own < last && own > best) best = own;
         }
-        last = warp_most_64(best);
+        last = warp_max_64(best);
         if (lane == 0) {
             // Among those before it, in their order.
             const int number = (int)(0xffffffffu - (u32)last);
@@ -62,8 +62,8 @@ KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts
     }
 }
 
-// Gives every pair its place: grid (experts), of whose pairs each thread finds some that follow each other. Reads chosen; writes
-// starts, list and places.
+// A counting sort: gives every pair its place. Grid (experts); each thread of an expert's block looks through a contiguous run of
+// pairs. Reads chosen; writes starts, list and places.
 KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* list, int* places) {
     __shared__ int lesses[WARP], owns[WARP];
     let_next_start();
@@ -72,7 +72,7 @@ KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* li
     const int pairs = stack_tokens(step, stack) * stack.each, share = (pairs + blockDim.x - 1) / blockDim.x;
     const int begin = min((int)threadIdx.x * share, pairs), end = min(begin + share, pairs);
     const float* chosen = stack.chosen + (long)stack.token * 2 * stack.each;
-    // Whatever is there, it has a place.
+    // Even a broken expert number gets a place within bounds.
     auto number = [&](int pair) {
         const int token = pair / stack.each;
         return min(max((int)chosen[(long)token * 2 * stack.each + pair - token * stack.each], 0), stack.count - 1);
@@ -86,9 +86,9 @@ KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* li
     int at = own;
 #pragma unroll
     for (int step = 1; step < WARP; step *= 2) {
-        const int other = __shfl_up_sync(0xffffffff, at, step);
+        const int other = __shfl_up_sync(ALL_LANES, at, step);
         if (lane >= step) at += other;
-        less += __shfl_xor_sync(0xffffffff, less, step);
+        less += __shfl_xor_sync(ALL_LANES, less, step);
     }
     if (lane == WARP - 1) {
         lesses[warp] = less;

@@ -1,6 +1,6 @@
-// Whose rows are whose. A pair is a token and one of its experts; pairs have places in which those of one expert lie side by
-// side, in the order of tokens, and so have the rows of activations that experts make. A product goes through an expert's
-// weights once for each group of so many of its rows.
+// MoE: which rows belong to which expert. A pair is a token and one of its experts. Pairs have places in which those of one
+// expert are contiguous, in the order of tokens; the rows of activations that experts make lie in the same order. A product
+// goes through an expert's weights once for each group of GROUP_ROWS of its rows.
 #pragma once
 #include "prelude.cuh"
 
@@ -15,7 +15,7 @@ struct Stack {
     int each;             // experts of a token
     int first, count;     // experts that the weight has
     int gathers;          // whether rows of activations are tokens', not places'
-    int known;            // whether `chosen` was there before the kernel in front began
+    int known;            // whether `chosen` was written before the previous kernel began
     int pad;
 };
 
@@ -32,11 +32,11 @@ template <int GROUP_ROWS> DEVICE void count_groups(const Stack& stack, int* befo
         int groups = e < stack.count ? (starts[e + 1] - starts[e] + GROUP_ROWS - 1) / GROUP_ROWS : 0;
 #pragma unroll
         for (int step = 1; step < WARP; step *= 2) {
-            const int other = __shfl_up_sync(0xffffffff, groups, step);
+            const int other = __shfl_up_sync(ALL_LANES, groups, step);
             if (lane >= step) groups += other;
         }
         if (e < stack.count) before[e + 1] = sum + groups;
-        sum += __shfl_sync(0xffffffff, groups, WARP - 1);
+        sum += __shfl_sync(ALL_LANES, groups, WARP - 1);
     }
 }
 
@@ -46,7 +46,7 @@ struct Item {
     int tile;        // of weights
     int place, end;  // its first row of activations, and behind the last of its expert's
 };
-// Those that share rows of weights are neighbours. `tiles`: of an expert.
+// Items that share rows of weights are consecutive. `tiles`: of an expert.
 template <int GROUP_ROWS> DEVICE Item item_of(const Stack& stack, const int* before, int at, int tiles) {
     int low = 0, high = stack.count;
     while (high - low > 1) {

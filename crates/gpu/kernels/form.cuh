@@ -1,19 +1,19 @@
-// Activations in the form that products read: one f16 for each value. A row is multiplied by a power of two that brings its
-// largest magnitude to [2^13, 2^14), so that rounding costs every value that matters at most 2^-12 of itself and nothing
-// overflows; the inverse, exact, multiplies the sums. Where a norm is due, values are first multiplied by its weight and by
-// 1 / rms. NaN and infinity make the inverse NaN.
+// Activations as the tensor cores multiply them: one f16 for each value. A row is scaled by a power of two that brings its largest
+// magnitude into [2^13, 2^14): rounding then costs every value that matters at most 2^-12 of itself, and nothing overflows. The
+// inverse, which is exact, multiplies the sums. Where an RMS norm is fused, values are first multiplied by its weight and by
+// 1 / rms. A NaN or an infinity in a row makes its inverse NaN.
 #pragma once
 #include "prelude.cuh"
 
-#define BLOCK 128  // columns of which a warp has four neighbours in each lane
+#define BLOCK 128  // columns that a warp handles at once: four neighbours in each lane
 
-// Four columns of a row that another kernel has written; zeros behind its end. Rows of whole fours lie at whole fours.
+// Four columns of a row that another kernel has written; zeros after its end. WHOLE: columns are a multiple of four, so rows are aligned.
 template <bool WHOLE> DEVICE void load_four(const float* row, int column, int columns, float v[4]) {
     if (WHOLE) {
-        float4 four = column < columns ? load_fresh((const float4*)(row + column)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float4 four = column < columns ? load_l2((const float4*)(row + column)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         v[0] = four.x; v[1] = four.y; v[2] = four.z; v[3] = four.w;
     } else {
-        for (int i = 0; i < 4; i++) v[i] = column + i < columns ? load_fresh(row + column + i) : 0.0f;
+        for (int i = 0; i < 4; i++) v[i] = column + i < columns ? load_l2(row + column + i) : 0.0f;
     }
 }
 // The sum of squares of 128 columns, in every lane; and the values times the norm's weight.
@@ -36,11 +36,11 @@ template <bool FEW> DEVICE float inverse_norm(const float* squares, int blocks, 
         for (int i = threadIdx.x % WARP; i < blocks; i += WARP) sum += squares[i];
         sum = warp_sum(sum);
     }
-    // The reciprocal waits for nothing.
+    // The reciprocal of `columns` does not depend on the sum.
     return rsqrtf(__fmaf_rn(sum, 1.0f / (float)columns, eps));
 }
 // The largest magnitude of four values, as bits: NaN is above all.
-DEVICE u32 most_of(const float v[4]) {
+DEVICE u32 max_magnitude(const float v[4]) {
     u32 most = 0;
     for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffff);
     return most;
@@ -52,12 +52,12 @@ DEVICE float row_unscale(u32 most) {
     return most >= 0x7f800000 ? __uint_as_float(0x7fffffff) : __uint_as_float((u32)(127 - row_exponent(most)) << 23);
 }
 // The largest magnitude after the norm: rounding keeps the order.
-DEVICE u32 most_normed(u32 most, float norm) { return __float_as_uint(__fmul_rn(__uint_as_float(most), norm)); }
+DEVICE u32 max_magnitude_normed(u32 most, float norm) { return __float_as_uint(__fmul_rn(__uint_as_float(most), norm)); }
 // Four values, times 1 / rms or 1, as f16.
-DEVICE uint2 formed(const float v[4], float norm, float scale) {
+DEVICE uint2 scaled_f16x4(const float v[4], float norm, float scale) {
     float y[4];
     for (int i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(v[i], norm), scale);
-    return make_uint2(pair_f16(y[0], y[1]), pair_f16(y[2], y[3]));
+    return make_uint2(pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3]));
 }
-// A sum of products as it is meant.
-DEVICE float meant(float sum, float row, float part) { return __fmul_rn(__fmul_rn(sum, row), part); }
+// A sum of scaled products with both scales undone.
+DEVICE float unscaled(float sum, float row, float part) { return __fmul_rn(__fmul_rn(sum, row), part); }

@@ -1,28 +1,29 @@
 // out[r][n] = sum over k of x[r][k] * weight[n][k] for few rows r (up to WIDTH, all at once), by wgmma as in gemm.cu. Hopper only.
+// See docs/kernels.md#gemm_few.
 //
-// What takes time is reading the weight, so every block has as many of its rows as every other: a share of all tiles of 16
-// rows (of pairs, where rows are gates), TILES of them at a time at most. A warp has a tile: WARPGROUPS warpgroups multiply, and
-// where tiles are fewer than their warps, the last ones do the last tile again. Of one more warpgroup one warp copies
-// weights, a step of all tiles at once, and another activations, PIECES times 64 columns at once.
-// Sums are those of gemv.cu in the same order, and have the same bits: where there are several slices (SLICES), the blocks of a
-// cluster have one each of the same tiles and add what they have through each other's shared memory.
-// Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only what they let through.
+// Reading the weight takes the time, so every block gets the same number of its rows: a share of all tiles of 16
+// rows (of pairs, where rows are gates), at most TILES of them at a time. A warp has a tile: WARPGROUPS warpgroups are consumers, and
+// where there are fewer tiles than warps, the last ones repeat the last tile. In one producer warpgroup a warp copies
+// weights, a step of all tiles at once, and another activations, PIECES x 64 columns at once.
+// Sums are those of gemv.cu in the same order, and have the same bits: with several split-K slices (SLICES), the blocks of a
+// cluster have one each of the same tiles and add them up through distributed shared memory.
+// Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
 #include QUANT
 #include "bulk.cuh"
 #include "form.cuh"
 #include "result.cuh"
-#include "wgmma.cuh"
+#include "chip/nvidia_wgmma.cuh"
 
 struct Inputs {
     const u8* values;      // (64 columns, rows, 128 bytes)
     const float* factors;  // (rows) what a row's sums are multiplied by
     int first, limit;      // the first row of the step that it holds, and how many it holds at most
-    int rows;              // that it has room for: a multiple of 8
+    int rows;              // its capacity: a multiple of 8
     int units;             // tiles of 16 rows, or of gates
     int pad[2];
 };
 
-#define WARPS (WARPGROUPS * 4)  // that multiply
+#define WARPS (WARPGROUPS * 4)  // consumers
 #define UNIT (GATES ? 2 : 1)
 #define OUTPUTS (WIDTH / 2)  // sums of a lane: 16 rows x WIDTH of a warp
 #define PIECES (WIDTH < 64 ? 2 : 1)
@@ -30,49 +31,49 @@ struct Inputs {
 #define STAGE_B (PIECES * WIDTH * 128)
 #define ENDED (OUTPUTS / 2)              // sums of a lane's that it ends, where others are gates'
 #define PASSED (ENDED < 8 ? ENDED : 8)   // and that it passes on at once
-// Registers are dealt out anew: to those that copy, and to those that multiply.
-#define REGISTERS_COPY (WARPGROUPS == 2 || WARPGROUPS == 5 ? 40 : 32)
-#define REGISTERS_MULTIPLY (WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : WARPGROUPS == 4 ? 112 : 88)
+// Registers of a thread after they are redistributed.
+#define REGISTERS_PRODUCER (WARPGROUPS == 2 || WARPGROUPS == 5 ? 40 : 32)
+#define REGISTERS_CONSUMER (WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : WARPGROUPS == 4 ? 112 : 88)
 
-#if __CUDA_ARCH__ == 900
-// The warps that multiply wait for each other.
-DEVICE void multipliers_wait() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * WARP) : "memory"); }
+#if HAS_WGMMA
+// A barrier of the consumers.
+DEVICE void consumers_sync() { named_barrier_sync<1, WARPS * WARP>(); }
 
 KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step step, int wanted, Inputs in, Result out) {
     // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed. Sums of slices take their place.
-    extern __shared__ u8 room[];
+    DYNAMIC_SHARED(u8, smem);
     __shared__ Barriers<STAGES_A> barriers_a;
     __shared__ Barriers<STAGES_B> barriers_b;
     __shared__ float factors[WIDTH];
-    const u32 ring_b = (shared_at(room) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
+    const u32 ring_b = (shared_address(smem) + 1023) & ~1023u, ring_a = ring_b + STAGES_B * STAGE_B;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
         barriers_a.init(WARPS * WARP);
         barriers_b.init(WARPS);
-        barriers_are_ready();
+        mbarrier_init_fence();
     }
     __syncthreads();
     const u32 steps = part.groups * 128 / Quant::STEP, slice = blockIdx.z;
     const u32 begin = slice * steps / SLICES, end = (slice + 1) * steps / SLICES;
-    // This block's share of all, and of it what is done at a time.
+    // This block's share of all units, and the rounds it is done in.
     const int share_first = (long)blockIdx.x * in.units / gridDim.x, share = (long)(blockIdx.x + 1) * in.units / gridDim.x - share_first;
-    const int turns = (share + TILES / UNIT - 1) / (TILES / UNIT);
-    auto first_of = [&](int turn) { return share_first + turn * share / turns; };
+    const int rounds = (share + TILES / UNIT - 1) / (TILES / UNIT);
+    auto first_of = [&](int round) { return share_first + round * share / rounds; };
 
     if (warp >= WARPS) {
 #if WARPGROUPS > 1
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS_COPY));
+        registers_give_up<REGISTERS_PRODUCER>();
 #endif
         if (warp == WARPS) {
             // A lane for each tile.
-            Turn<STAGES_A> at;
-            for (int turn = 0; turn < turns; turn++) {
-                const int units = first_of(turn + 1) - first_of(turn), other = GATES && lane >= units ? out.pairs - units : 0;
-                const long base = (long)(first_of(turn) + lane + other) * steps;
+            RingPosition<STAGES_A> at;
+            for (int round = 0; round < rounds; round++) {
+                const int units = first_of(round + 1) - first_of(round), other = GATES && lane >= units ? out.pairs - units : 0;
+                const long base = (long)(first_of(round) + lane + other) * steps;
                 for (u32 s = begin; s < end; s++) {
                     u64* full = barriers_a.full + at.stage;
-                    barrier_wait(barriers_a.empty + at.stage, at.parity ^ 1);
-                    if (lane == 0) barrier_expect(full, units * UNIT * Quant::Bytes::BYTES);
+                    mbarrier_wait(barriers_a.empty + at.stage, at.parity ^ 1);
+                    if (lane == 0) mbarrier_expect(full, units * UNIT * Quant::Bytes::BYTES);
                     __syncwarp();
                     if (lane < units * UNIT)
                         copy_step<Quant::Bytes, true>(part, base + s, ring_a + at.stage * STAGE_A + lane * Quant::Bytes::BYTES, full);
@@ -81,52 +82,52 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
             }
         } else if (warp == WARPS + 1 && lane == 0) {
             wait_for_inputs();
-            Turn<STAGES_B> at;
+            RingPosition<STAGES_B> at;
             const u32 bytes = min(WIDTH, in.rows) * 128;
-            for (int turn = 0; turn < turns; turn++) {
+            for (int round = 0; round < rounds; round++) {
                 for (u32 k = begin * (Quant::STEP / 64); k < end * (Quant::STEP / 64); k += PIECES) {
                     u64* full = barriers_b.full + at.stage;
-                    barrier_wait(barriers_b.empty + at.stage, at.parity ^ 1);
-                    barrier_expect(full, PIECES * bytes);
+                    mbarrier_wait(barriers_b.empty + at.stage, at.parity ^ 1);
+                    mbarrier_expect(full, PIECES * bytes);
 #pragma unroll
                     for (int i = 0; i < PIECES; i++)
-                        copy_bulk(ring_b + at.stage * STAGE_B + i * (WIDTH * 128), in.values + (long)(k + i) * in.rows * 128, bytes, full);
+                        copy_bulk(ring_b + at.stage * STAGE_B + i * (WIDTH * 128), in.values + (long)(k + i) * in.rows * 128, bytes, shared_address(full));
                     at.move();
                 }
             }
         }
 #if SLICES > 1
-        // All of a cluster's threads meet twice.
+        // All of a cluster's threads meet broadcast_f16.
         __syncwarp();
-        cluster_wait();
-        cluster_wait();
+        cluster_sync();
+        cluster_sync();
 #endif
         return;
     }
 
 #if WARPGROUPS > 1
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS_MULTIPLY));
+    registers_take<REGISTERS_CONSUMER>();
 #endif
-    const u8* weights = room + (ring_a - shared_at(room));
+    const u8* weights = smem + (ring_a - shared_address(smem));
     const int count = min(step_rows(step, wanted) - in.first, in.limit);
-    Turn<STAGES_A> turn_a;
-    Turn<STAGES_B> turn_b;
+    RingPosition<STAGES_A> slot_a;
+    RingPosition<STAGES_B> slot_b;
     wait_for_inputs();
-    // Powers of two: one product has the bits of `meant`.
+    // Powers of two: one product has the bits of `unscaled`.
     for (int i = threadIdx.x; i < min(WIDTH, count); i += WARPS * WARP) factors[i] = __fmul_rn(in.factors[i], Quant::unscale(part));
 #pragma unroll 1
-    for (int turn = 0; turn < turns; turn++) {
-        const int first = first_of(turn), units = first_of(turn + 1) - first;
+    for (int round = 0; round < rounds; round++) {
+        const int first = first_of(round), units = first_of(round + 1) - first;
         const u8* staged = weights + min(warp, units * UNIT - 1) * Quant::Bytes::BYTES;
-        if (turn + 1 == turns) let_next_start();
+        if (round + 1 == rounds) let_next_start();
         float acc[OUTPUTS];
         u32 last = STAGES_B;  // a stage of activations that is free when the next product has begun
 #pragma unroll 1
         for (u32 s = begin; s < end; s++) {
-            barrier_wait(barriers_a.full + turn_a.stage, turn_a.parity);
+            mbarrier_wait(barriers_a.full + slot_a.stage, slot_a.parity);
             u64 columns = 0;
             u32 before[4];
-            Quant::fragments(staged + turn_a.stage * STAGE_A, lane, [&](int k, const u32 a[4]) {
+            Quant::fragments(staged + slot_a.stage * STAGE_A, lane, [&](int k, const u32 a[4]) {
                 // Two at a time.
                 if (k % 2 == 0) {
 #pragma unroll
@@ -135,39 +136,39 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 }
                 const int within = k % (4 * PIECES);
                 if (within == 1) {
-                    barrier_wait(barriers_b.full + turn_b.stage, turn_b.parity);
-                    columns = wgmma_columns(ring_b + turn_b.stage * STAGE_B);
+                    mbarrier_wait(barriers_b.full + slot_b.stage, slot_b.parity);
+                    columns = wgmma_descriptor(ring_b + slot_b.stage * STAGE_B);
                 }
                 const u64 at = columns + within / 4 * (WIDTH * 8) + 2 * (within % 4 - 1);
                 wgmma_fence();
                 Wgmma<WIDTH>::multiply(acc, before, at, s != begin || k != 1);
                 Wgmma<WIDTH>::multiply(acc, a, at + 2, 1);
                 wgmma_commit();
-                // What comes next is unpacked while these two are under way.
+                // The next fragments are dequantised while these two are in flight.
                 wgmma_wait<1>();
                 if (within == 1) {
-                    if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
-                    last = turn_b.stage;
-                    turn_b.move();
+                    if (last < STAGES_B && lane == 0) mbarrier_arrive(barriers_b.empty + last);
+                    last = slot_b.stage;
+                    slot_b.move();
                 }
             });
-            // Every lane for itself: the compiler leaves a barrier of the warp out, and who checks for races would see one lane only.
-            barrier_arrive(barriers_a.empty + turn_a.stage);
-            turn_a.move();
+            // Every lane arrives for itself: the compiler drops a __syncwarp here, and racecheck would see one lane only.
+            mbarrier_arrive(barriers_a.empty + slot_a.stage);
+            slot_a.move();
         }
         wgmma_wait<0>();
-        if (last < STAGES_B && lane == 0) barrier_arrive(barriers_b.empty + last);
-        multipliers_wait();
+        if (last < STAGES_B && lane == 0) mbarrier_arrive(barriers_b.empty + last);
+        consumers_sync();
 
         // Sum i of a lane is of its tile's row g, or of the eighth below, and of this token.
         auto token_of = [](int i, int t) { return i / 4 * 8 + t * 2 + i % 2; };
         auto ended = [&](float sum, int token, float bias) { return __fadd_rn(__fmul_rn(sum, factors[token]), bias); };
 #if GATES
-        // A tile's gates and their counterparts are two warps'. Each ends half of the tokens and is passed what it has not.
+        // A tile's gates and their counterparts belong to two warps. Each finishes half of the tokens and is passed the other's sums.
         const int side = warp >= units, below = out.pairs * 16;
         const bool busy = warp < 2 * units;
         const int row = (first + warp - side * units) * 16 + lane / 4;
-        float* passed = (float*)(room + (ring_a - shared_at(room)) + STAGES_A * STAGE_A) + lane;
+        float* passed = (float*)(smem + (ring_a - shared_address(smem)) + STAGES_A * STAGE_A) + lane;
         float* own_place = passed + warp * PASSED * WARP;
         const float* other_place = passed + (busy ? warp + (side ? -units : units) : warp) * PASSED * WARP;
         float bias[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
@@ -177,7 +178,7 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         for (int j = 0; j < ENDED; j += PASSED) {
 #pragma unroll
             for (int i = 0; i < PASSED; i++) own_place[i * WARP] = side ? acc[j + i] : acc[ENDED + j + i];
-            multipliers_wait();
+            consumers_sync();
 #pragma unroll
             for (int i = 0; i < PASSED; i++) {
                 const float own = side ? acc[ENDED + j + i] : acc[j + i], other = other_place[i * WARP];
@@ -186,15 +187,15 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 const float value = __fmul_rn(silu(gate), ended(side ? own : other, token, h ? bias[1][1] : bias[1][0]));
                 if (busy && token < count && row + h * 8 < below) out.gated[(long)(in.first + token) * below + row + h * 8] = value;
             }
-            multipliers_wait();
+            consumers_sync();
         }
 #elif SLICES > 1
-        // A block has one turn: its rings are free. Each of the cluster's ends some of the sums, four at once.
-        float4* fours = (float4*)(room + (ring_b - shared_at(room)));
+        // A block has one round: its rings are free. Each of the cluster's ends some of the sums, four at once.
+        float4* fours = (float4*)(smem + (ring_b - shared_address(smem)));
 #pragma unroll
         for (int i = 0; i < OUTPUTS / 4; i++)
             fours[i * (WARPS * WARP) + threadIdx.x] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
-        cluster_wait();
+        cluster_sync();
         const int lanes = units * WARP, all = OUTPUTS / 4 * lanes;
         for (int at = slice * all / SLICES + threadIdx.x; at < (int)(slice + 1) * all / SLICES; at += WARPS * WARP) {
             const int i = at / lanes, of = at % lanes, row = (first + of / WARP) * 16 + of % WARP / 4;
@@ -212,10 +213,10 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                 if (n >= part.rows || token >= count) continue;
                 float* to = out.values + (long)(in.first + token) * out.columns + out.first + n;
                 const float value = ended(j == 0 ? sum.x : j == 1 ? sum.y : j == 2 ? sum.z : sum.w, token, out.bias ? out.bias[out.first + n] : 0.0f);
-                *to = out.adds ? __fadd_rn(load_fresh(to), value) : value;
+                *to = out.adds ? __fadd_rn(load_l2(to), value) : value;
             }
         }
-        cluster_wait();
+        cluster_sync();
 #else
         const int row = (first + warp) * 16 + lane / 4;
         const bool busy = warp < units;

@@ -1,17 +1,17 @@
-// out[r][n] = sum over k of x[r][k] * weight[n][k], for weights of one format (QUANT names its header).
+// out[r][n] = sum over k of x[r][k] * weight[n][k] for one row or few, for weights of one format (QUANT names its header).
+// See docs/kernels.md#gemv.
 //
-// Weights are the 16 rows of the matrix instruction, one f16 for each value (quant/tile.cuh); rows of activations its eight
-// columns, one f16 for each value (form.cuh). The columns of a tile of 16 rows are cut into slices: slice s of S takes the
-// steps (128 or 256 columns) from s * steps / S on. A slice's sum begins at zero and goes through its columns in their order;
-// slices are added in their order. S depends on the weight alone, so an output's order of summation does not depend on the
-// batch. A warp has a slice of a tile.
-// One row of activations (`gemv_one`) is brought into form by the block itself, a norm of it included; weights come through a
-// ring of each warp's own, STAGES steps ahead, the first of them before the activations are there. Where rows are gates, their
-// counterparts have warps of their own; warps of a tile meet in shared memory.
-// Several rows (`gemv_several`: up to ROWS) come in that form and go through shared memory with the weights, a step at a time:
-// a block's warps read them together.
-// With EXPERTS blocks that are below each other in the grid have a token and one of its experts each: every such pair is a
-// product of one row.
+// Weights are the 16 rows of the tensor-core instruction, dequantised to one f16 for each value (quant/tile.cuh); rows of
+// activations are its eight columns, one f16 for each value (form.cuh). The columns of a weight are split into slices (split-K):
+// slice s of S takes the steps (128 or 256 columns) from s * steps / S on. A slice's sum starts at zero and goes through its
+// columns in order; slices are added in order. S depends on the weight alone, so an output's order of summation does not depend
+// on the batch. A warp has a slice of a tile.
+// One row (`gemv_one`) is converted by the block itself, a fused norm included. Weights come through a ring of each warp's own,
+// STAGES steps ahead; the first stages are requested before the activations are ready. Where rows are gates, their counterparts have warps
+// of their own; the warps of a tile (a team) combine their sums in shared memory.
+// Several rows (`gemv_several`: up to ROWS) are converted before (form.cu) and go through shared memory with the weights, a
+// step at a time: all warps of a block read them.
+// With EXPERTS the grid's y is a token and one of its experts: every such pair is a product of one row.
 // Reads weight planes and activations; writes out (rows, columns) at out.first.
 #include QUANT
 #if EXPERTS
@@ -26,14 +26,13 @@
 #define SIDES (GATES ? 2 : 1)
 #define TEAM (SLICES * SIDES)  // warps of a tile
 #define BYTES Quant::Bytes::BYTES
-#define HAS_BULK (__CUDA_ARCH__ >= 900)  // whether there is a copy engine
 
 struct Inputs {
     const float* x;         // (rows, columns), for one row; else null
     const u8* values;       // (rows, columns rounded up to 128) else: f16
     const float* factors;   // (rows) what their sums are multiplied by
     const float* norm;      // the weight of the norm that is due, or null
-    float* partials;        // room for the sums of slices of several rows: (slices, rows, tiles x 16)
+    float* partials;        // of several rows: the sums of slices: (slices, rows, tiles x 16)
     int* tickets;           // counts of blocks that have left theirs, zero between kernels
     int first, limit;       // the first row of the step that it holds, and how many it holds at most
     float eps;              // of the norm
@@ -55,39 +54,32 @@ DEVICE void put(const Result& out, long r, int row, float sum, float other, floa
 #endif
 }
 #if ONE_ROW
-// The warps of a tile wait for each other.
-DEVICE void team_wait(int team) {
+// A barrier of the warps of a tile.
+DEVICE void team_sync(int team) {
     if (TEAM == 1) __syncwarp();
-    else asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(TEAM * WARP) : "memory");
+    else named_barrier_sync<TEAM * WARP>(1 + team);
 }
 
-// Whether this is the one thread of a warp that acts for it.
-DEVICE bool elected() {
-    u32 is;
-    asm volatile("{.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;}" : "=r"(is));
-    return is;
-}
-// Weights on their way to a warp: for each of its tiles, each step of its slice. A step takes the place of the one that was
-// multiplied last, unless there is a place for each (ALL_AHEAD). The copy engine brings them, or where they lie in more than two planes,
-// whose pieces would be small, all lanes.
+// A warp's ring of weights: for each of its tiles, each step of its slice. A new step is fetched into the stage that was multiplied
+// last, unless there is a stage for every step (ALL_AHEAD). The copy engine fetches, or where a format has more than two planes and
+// the copies would be small, all lanes do (cp.async).
 struct Ring {
     static const bool BULK = HAS_BULK && Quant::Bytes::PIECES <= 2;
     u8* start;
-    u32 barriers;  // of each place: that its copy has come
+    u32 barriers;  // of each stage: that its copy has arrived
     u32 stage, parity;
-    u32 next;  // the step that is fetched next, by one or by all
+    u32 next;  // the step that is fetched next
     Quant::Bytes::Cursor from;
-    int left, length, turns, leap;  // steps of this tile, of each, tiles, and steps from the end of one to the next
+    int left, length, rounds, leap;  // steps left of this tile, steps of each, tiles left, steps between two tiles
 
-    // The warp's places and barriers are its own.
-    DEVICE_METHOD Ring(u8* ring, u64* barriers, const Part& part, int lane, u32 next, int length, int turns, int leap)
+    // Stages and barriers belong to one warp.
+    DEVICE_METHOD Ring(u8* ring, u64* barriers, const Part& part, int lane, u32 next, int length, int rounds, int leap)
         : start(ring), barriers(shared_address(barriers)), stage(0), parity(0), next(next), from(part, next, lane), left(length),
-          length(length), turns(turns), leap(leap) {
+          length(length), rounds(rounds), leap(leap) {
         if constexpr (BULK) {
             if (lane == 0) {
-                for (int i = 0; i < STAGES; i++)
-                    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(this->barriers + i * 8) : "memory");
-                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+                for (int i = 0; i < STAGES; i++) mbarrier_init(this->barriers + i * 8, 1);
+                mbarrier_init_fence();
             }
             __syncwarp();
         }
@@ -97,21 +89,21 @@ struct Ring {
         else from.move(steps);
     }
     DEVICE_METHOD void fetch(const Part& part, int lane) {
-        if (turns > 0) {
+        if (rounds > 0) {
             const u32 to = shared_address(start + stage * BYTES);
             if constexpr (BULK) {
-                if (elected()) Quant::Bytes::fetch_bulk(part, next, to, barriers + stage * 8);
+                if (elect_one()) Quant::Bytes::fetch_bulk(part, next, to, barriers + stage * 8);
             } else {
                 from.fetch(to + lane * 16, lane);
             }
             skip(1);
             if (--left == 0) {
                 left = length;
-                turns--;
+                rounds--;
                 skip(leap);
             }
         }
-        if constexpr (!BULK) copy_group();
+        if constexpr (!BULK) copy_commit();
     }
     DEVICE_METHOD void move() {
         if (++stage == STAGES && !ALL_AHEAD) {
@@ -121,8 +113,7 @@ struct Ring {
     }
     DEVICE_METHOD void await() const {
         if constexpr (BULK) {
-            asm volatile("{.reg .pred done;\nagain: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;}"
-                         ::"r"(barriers + stage * 8), "r"(parity) : "memory");
+            mbarrier_wait(barriers + stage * 8, parity);
         } else if (!ALL_AHEAD) {
             copy_wait<STAGES - 1>();
             __syncwarp();
@@ -144,16 +135,17 @@ struct Ring {
     }
 };
 
-// EACH: times 128 columns that a warp brings into form, at most. Code that runs once is fetched once: what is rolled up here
-// starts sooner.
+// EACH: how many runs of 128 columns a warp converts at most. Loops are not unrolled where that saves instruction fetches: most of
+// this code runs once.
 KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, Inputs in, Result out STACK) {
-    // The row; (warp, stage) steps; sums, in two places by turns: (warp, 16); squares of each 128 columns.
-    extern __shared__ uint4 room[];
-    __shared__ u32 mosts[WARP];
-    // The compiler is to see that it is the same for all lanes.
-    const int lane = threadIdx.x % WARP, warp = __shfl_sync(0xffffffff, threadIdx.x / WARP, 0), warps = blockDim.x / WARP;
+    // The row; (warp, stage) steps; sums, double-buffered: (2, warp, 16); squares of each 128 columns.
+    DYNAMIC_SHARED(uint4, smem);
+    __shared__ u32 maxima[WARP];
+    // Through a shuffle, so that the compiler knows that it is uniform.
+    const int lane = threadIdx.x % WARP, warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0), warps = blockDim.x / WARP;
     const int team = warp / TEAM, teams = warps / TEAM, slice = warp % TEAM / SIDES, side = warp % SIDES;
-    // Where kernels are short, blocks of the next one are to be there when this one ends; else they must not come before its weights.
+    // EARLY: for short kernels, the next one's blocks should be resident when this one ends. Otherwise they must not start before all
+    // weights of this one are requested.
     if (EARLY) let_next_start();
     const u32 steps = part.groups * BLOCK / Quant::STEP;
     u32 above = 0;  // tiles of the experts before
@@ -161,7 +153,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     if (!stack.known) wait_for_inputs();
     const int pair = blockIdx.y, token = pair / stack.each;
     if (token >= stack_tokens(step, stack)) return wait_for_inputs();
-    const int expert = (int)load_fresh(stack.chosen + (long)token * 2 * stack.each + pair % stack.each) - stack.first;
+    const int expert = (int)load_l2(stack.chosen + (long)token * 2 * stack.each + pair % stack.each) - stack.first;
     if (expert < 0 || expert >= stack.count) return wait_for_inputs();
     above = expert * ((part.rows + 15) / 16);
     in.x += (long)(stack.gathers ? token : pair) * part.columns;
@@ -169,18 +161,18 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     out.gated += (long)pair * out.pairs * 16;
     if (out.bias) out.bias += (long)expert * out.columns;
 #endif
-    u8* row = (u8*)room;
+    u8* row = (u8*)smem;
     u8* rings = row + part.groups * BLOCK * 2;
     float* sums = (float*)(rings + warps * STAGES * BYTES);
     float* squares = sums + 2 * warps * 16;
     u64* barriers = (u64*)(squares + (part.groups + 1) / 2 * 2) + warp * STAGES;
-    // Tiles of a block are neighbours, and blocks have as many as others or one less.
+    // A block's tiles are contiguous; blocks differ by at most one tile.
     const int tile_first = (int)((long)blockIdx.x * in.tiles / gridDim.x) + team;
     const int tile_end = (int)((long)(blockIdx.x + 1) * in.tiles / gridDim.x);
     const u32 begin = slice * steps / SLICES, end = (slice + 1) * steps / SLICES;
-    const int turns = (tile_end - tile_first + teams - 1) / teams;
+    const int rounds = (tile_end - tile_first + teams - 1) / teams;
     Ring ring(rings + warp * STAGES * BYTES, barriers, part, lane, (above + tile_first + (side ? out.pairs : 0)) * steps + begin,
-              end - begin, turns, teams * steps - (end - begin));
+              end - begin, rounds, teams * steps - (end - begin));
 #pragma unroll 1
     for (int stage = 0; stage < STAGES; stage++) {
         ring.fetch(part, lane);
@@ -189,7 +181,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     ring.stage = ring.parity = 0;
     if (!EARLY) let_next_start();
 
-    // The counts of a step are there before its first kernel, and so is what a model is made of.
+    // The counts of a step, and weights, are written before its first kernel: they may be read before `wait_for_inputs`.
     const int count = min(step_rows(step, wanted) - in.first, in.limit), columns = part.columns;
     const float unscale = Quant::unscale(part);
     float v[EACH][4], weight[EACH][4];
@@ -199,9 +191,9 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     }
     wait_for_inputs();
     if (count <= 0) {
-        // Nothing may be on its way to a block that is gone.
+        // No copy may be in flight to a block that has exited.
         if constexpr (Ring::BULK) {
-            for (int stage = 0; stage < min(STAGES, turns * (int)(end - begin)); stage++) {
+            for (int stage = 0; stage < min(STAGES, rounds * (int)(end - begin)); stage++) {
                 ring.await();
                 ring.move();
             }
@@ -220,45 +212,45 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
             const float sum = take_norm(v[i], weight[i]);
             if (lane == 0 && at < part.groups) squares[at] = sum;
         }
-        most = max(most, most_of(v[i]));
+        most = max(most, max_magnitude(v[i]));
     }
-    most = warp_most(most);
-    if (lane == 0) mosts[warp] = most;
+    most = warp_max(most);
+    if (lane == 0) maxima[warp] = most;
     __syncthreads();
     const float norm = in.norm ? inverse_norm<FEW_GROUPS>(squares, part.groups, columns, in.eps) : 1.0f;
-    most = most_normed(warp_most(lane < warps ? mosts[lane] : 0), norm);
+    most = max_magnitude_normed(warp_max(lane < warps ? maxima[lane] : 0), norm);
     const float scale = row_scale(most);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int at = warp + i * warps;
-        if (at < part.groups) *(uint2*)(row + at * BLOCK * 2 + lane * 8) = formed(v[i], norm, scale);
+        if (at < part.groups) *(uint2*)(row + at * BLOCK * 2 + lane * 8) = scaled_f16x4(v[i], norm, scale);
     }
     // What lanes have copied for each other.
     if (ALL_AHEAD && !Ring::BULK) copy_wait<0>();
     __syncthreads();
 
     const u8* mine = row + lane % 4 * 16;
-    int turn = 0;
+    int round = 0;
 #pragma unroll 1
     for (int tile = tile_first; tile < tile_end; tile += teams) {
-        // Thread i of a tile's ends row i.
+        // Lane i of a tile's first warp stores row i.
         const int n = tile * 16 + lane;
         const bool ends = warp % TEAM == 0 && lane < 16 && n < part.rows;
         float bias = 0.0f, before = 0.0f;
         if (ends) {
             if (out.bias) bias = out.bias[out.first + n];
-            if (!GATES && out.adds) before = load_fresh(out.values + (long)in.first * out.columns + out.first + n);
+            if (!GATES && out.adds) before = load_l2(out.values + (long)in.first * out.columns + out.first + n);
         }
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
         for (u32 at = begin; at < end; at++) ring.multiply(part, mine + at * (Quant::STEP * 2), lane, acc);
-        // One place is read while the other is written.
-        float* place = sums + (turn * warps + warp) * 16;
+        // Double-buffered: one half is read while the other is written.
+        float* place = sums + (round * warps + warp) * 16;
         if (lane % 4 == 0) {
             place[lane / 4] = acc[0];
             place[lane / 4 + 8] = acc[2];
         }
-        team_wait(team);
+        team_sync(team);
         if (ends) {
             float sum = place[lane], other = GATES ? place[16 + lane] : 0.0f;
 #pragma unroll
@@ -267,9 +259,9 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
                 if (GATES) other = __fadd_rn(other, place[(s * SIDES + 1) * 16 + lane]);
             }
             const float inverse = row_unscale(most);
-            put(out, in.first, n, meant(sum, inverse, unscale), meant(other, inverse, unscale), bias, before);
+            put(out, in.first, n, unscaled(sum, inverse, unscale), unscaled(other, inverse, unscale), bias, before);
         }
-        turn ^= 1;
+        round ^= 1;
     }
 }
 #else
@@ -278,26 +270,26 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
 #define NT (ROWS / 8)       // times eight rows of activations
 #define AHEAD (STAGES - 1)  // steps on their way while one is multiplied
 
-// A block has a slice (the third number of the grid) of as many tiles as it has warps; where there is one slice alone, then of
-// the next ones. Slices leave their sums in memory, and the last block to come adds them up.
+// A block has one slice (the grid's z) of as many tiles as it has warps; with a single slice, then of the next ones.
+// Slices leave their sums in memory, and the last block to finish adds them up.
 KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int wanted, Inputs in, Result out) {
     const int CHUNKS = Quant::STEP / 8;  // of 16 bytes
     // (stage): (row) activations, (warp) weights.
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, smem);
     __shared__ int arrived;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const u32 steps = part.groups * BLOCK / Quant::STEP;
     const int begin = blockIdx.z * steps / SLICES, length = (int)((blockIdx.z + 1) * steps / SLICES) - begin;
     const int stage = ROWS * ROW_BYTES + warps * BYTES;
-    u8* base = (u8*)room;
+    u8* base = (u8*)smem;
     const int first = blockIdx.y * ROWS, tile_step = gridDim.x * warps;
-    const int turns = (in.tiles - (int)blockIdx.x * warps + tile_step - 1) / tile_step, total = turns * length;
+    const int rounds = (in.tiles - (int)blockIdx.x * warps + tile_step - 1) / tile_step, total = rounds * length;
 
     // What is fetched next, by all and by this warp.
     int next_at = 0, next_tile = blockIdx.x * warps + warp, next_stage = 0, fetched = 0;
     auto fetch_weights = [&] {
         if (fetched < total && next_tile < in.tiles) {
-            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage + ROWS * ROW_BYTES + warp * BYTES);
+            const u32 to = shared_address(base + next_stage * stage + ROWS * ROW_BYTES + warp * BYTES);
             Quant::Bytes::fetch(part, next_tile * steps + begin + next_at, to + lane * 16, lane);
         }
     };
@@ -312,16 +304,16 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
     const int count = min(step_rows(step, wanted) - in.first, in.limit) - first;
     auto fetch_x = [&] {
         if (fetched < total) {
-            const u32 to = (u32)__cvta_generic_to_shared(base + next_stage * stage);
+            const u32 to = shared_address(base + next_stage * stage);
             const long stride = (long)part.groups * (BLOCK * 2);
             const u8* from = in.values + first * stride + (begin + next_at) * (Quant::STEP * 2);
             for (int i = threadIdx.x; i < ROWS * CHUNKS; i += blockDim.x) {
                 const int chunk = i % CHUNKS, r = i / CHUNKS;
                 // Beyond the last row any: its results are unused.
-                copy_begin<0, 0>(to + r * ROW_BYTES + chunk * 16, from + min(r, count - 1) * stride + chunk * 16);
+                copy_async<16>(to + r * ROW_BYTES + chunk * 16, from + min(r, count - 1) * stride + chunk * 16);
             }
         }
-        copy_group();
+        copy_commit();
     };
 #pragma unroll 1
     for (int i = 0; i < AHEAD; i++) {
@@ -345,13 +337,13 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
         const long to = in.first + first + r;
         const float bias = out.bias ? out.bias[out.first + n] : 0.0f;
         const float before = out.adds ? out.values[to * out.columns + out.first + n] : 0.0f;
-        put(out, to, n, meant(sum, in.factors[first + r], unscale), 0.0f, bias, before);
+        put(out, to, n, unscaled(sum, in.factors[first + r], unscale), 0.0f, bias, before);
     };
     float acc[NT][4];
     int now = 0;
 #pragma unroll 1
-    for (int turn = 0; turn < turns; turn++) {
-        const int tile = blockIdx.x * warps + warp + turn * tile_step;
+    for (int round = 0; round < rounds; round++) {
+        const int tile = blockIdx.x * warps + warp + round * tile_step;
 #pragma unroll
         for (int i = 0; i < NT * 4; i++) acc[i / 4][i % 4] = 0.0f;
 #pragma unroll 1
@@ -383,7 +375,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
         for (int i = 0; i < NT * 4; i++)
             finish(i / 4 * 8 + lane % 4 * 2 + i % 2, tile * 16 + lane / 4 + i % 4 / 2 * 8, acc[i / 4][i % 4]);
 #else
-        // (slice, row, output); one turn.
+        // (slice, row, output); one round.
         const long width = (long)in.tiles * 16, height = (long)gridDim.y * ROWS;
         if (tile < in.tiles) {
 #pragma unroll
@@ -405,7 +397,7 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_several(Part part, Step step, int want
             const float* from = in.partials + (first + r) * width + n;
             float parts[SLICES];
 #pragma unroll
-            for (int s = 0; s < SLICES; s++) parts[s] = load_fresh(from + s * height * width);
+            for (int s = 0; s < SLICES; s++) parts[s] = load_l2(from + s * height * width);
             float sum = parts[0];
 #pragma unroll
             for (int s = 1; s < SLICES; s++) sum = __fadd_rn(sum, parts[s]);

@@ -1,5 +1,5 @@
-// The pages of one layer, for one way of storing (KV_BYTES, KV_BF16): (page, K then V, head, token, dim). 8-bit floats of a head
-// share a power of two: behind the codes of a page's tokens lie their exponents.
+// Pages of the K/V cache of one layer, compiled for one storage type (KV_BYTES, KV_BF16): (page, K then V, head, token, dim).
+// 8-bit floats of a head share a power of two: behind the codes of a page's tokens lie their exponents.
 #pragma once
 #include "float8.cuh"
 
@@ -33,7 +33,7 @@ DEVICE long page_values(int page, int v, int head, int heads, int dim) {
 DEVICE void store_head(Stored* to, int token, const float* values, int dim, int lane) {
     u32 most = 0;
     for (int i = lane; i < dim; i += WARP) most = max(most, __float_as_uint(values[i]) & 0x7fffffff);
-    const u32 exponent = float8_exponent(warp_most(most));
+    const u32 exponent = float8_exponent(warp_max(most));
     for (int i = lane; i < dim; i += WARP) to[token * dim + i] = float8_code(values[i], exponent);
     if (lane == 0) to[PAGE_TOKENS * dim + token] = (u8)exponent;
 }

@@ -1,5 +1,5 @@
-// What low-rank adapters add to a product: out[r] += scale * up (down x[r]) for each change of the adapter that row r's
-// sequence takes. Rows without one are left alone. Every sum has one order, whatever else is in the step.
+// LoRA: out[r] += scale * up (down x[r]) for each change (pair of matrices) of the adapter that row r's sequence uses. Rows without
+// an adapter are left alone. Every sum has one order, whatever else is in the step. See docs/kernels.md#low_rank.
 #include "prelude.cuh"
 
 // One pair of matrices. As in low_rank.rs, and so is how many a launch takes.

@@ -1,4 +1,4 @@
-// Norms of rows, and of heads inside them: one block for what is normalised at once.
+// RMS and layer norms of rows, and of heads inside them: a block for each vector that is normalised. See docs/kernels.md#norm.
 #include "prelude.cuh"
 
 #define AT_ONCE 8
@@ -6,7 +6,7 @@
 // out = x / sqrt(mean(x^2) + eps) * weight, up to 8 values a thread at once.
 KERNEL __launch_bounds__(1024) rms_norm(Step step, int wanted, const float* weight, float eps, const float* x, float* out,
                                         int columns) {
-    __shared__ float room[WARP];
+    __shared__ float scratch[WARP];
     let_next_start();
     const long r = blockIdx.x;
     float weights[AT_ONCE], values[AT_ONCE];
@@ -26,7 +26,7 @@ KERNEL __launch_bounds__(1024) rms_norm(Step step, int wanted, const float* weig
         squares = __fmaf_rn(values[i], values[i], squares);
     }
     for (int k = AT_ONCE * blockDim.x + threadIdx.x; k < columns; k += blockDim.x) squares = __fmaf_rn(from[k], from[k], squares);
-    const float inverse = 1.0f / sqrtf(block_sum(squares, room) / (float)columns + eps);
+    const float inverse = 1.0f / sqrtf(block_sum(squares, scratch) / (float)columns + eps);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
         int k = i * blockDim.x + threadIdx.x;
@@ -46,14 +46,14 @@ struct Norm {
     int columns, pad;
 };
 // In place or not: every thread writes only what it has read.
-DEVICE void normalize(const Norm& norm, const float* x, float* out, float* room) {
+DEVICE void normalize(const Norm& norm, const float* x, float* out, float* scratch) {
     float mean = 0.0f, squares = 0.0f;
     if (norm.centred) {
         for (int k = threadIdx.x; k < norm.columns; k += blockDim.x) mean += x[k];
-        mean = block_sum(mean, room) / (float)norm.columns;
+        mean = block_sum(mean, scratch) / (float)norm.columns;
     }
     for (int k = threadIdx.x; k < norm.columns; k += blockDim.x) squares = __fmaf_rn(x[k] - mean, x[k] - mean, squares);
-    const float inverse = 1.0f / sqrtf(block_sum(squares, room) / (float)norm.columns + norm.eps);
+    const float inverse = 1.0f / sqrtf(block_sum(squares, scratch) / (float)norm.columns + norm.eps);
     for (int k = threadIdx.x; k < norm.columns; k += blockDim.x) {
         const float value = (x[k] - mean) * inverse * norm.weight[k];
         out[k] = norm.bias ? __fadd_rn(value, norm.bias[k]) : value;
@@ -62,18 +62,18 @@ DEVICE void normalize(const Norm& norm, const float* x, float* out, float* room)
 
 // Norms that are centred, or have a bias: grid (rows).
 KERNEL __launch_bounds__(1024) any_norm(Step step, int wanted, Norm norm, const float* x, float* out) {
-    __shared__ float room[WARP];
+    __shared__ float scratch[WARP];
     let_next_start();
     wait_for_inputs();
     const long r = blockIdx.x;
     if (r >= step_rows(step, wanted)) return;
-    normalize(norm, x + r * norm.columns, out + r * norm.columns, room);
+    normalize(norm, x + r * norm.columns, out + r * norm.columns, scratch);
 }
 
 // Queries and keys of fused rows, in place: as many values at once as there are weights. Grid (stretches of queries, then
 // of keys; tokens).
 KERNEL __launch_bounds__(1024) qk_norm(Step step, Norm query, Norm key, int queries, int columns, float* qkv) {
-    __shared__ float room[WARP];
+    __shared__ float scratch[WARP];
     let_next_start();
     wait_for_inputs();
     const long r = blockIdx.y;
@@ -81,5 +81,5 @@ KERNEL __launch_bounds__(1024) qk_norm(Step step, Norm query, Norm key, int quer
     const int stretch = blockIdx.x, own = queries / query.columns;
     const bool is_query = stretch < own;
     float* at = qkv + r * columns + (is_query ? stretch * query.columns : queries + (stretch - own) * key.columns);
-    normalize(is_query ? query : key, at, at, room);
+    normalize(is_query ? query : key, at, at, scratch);
 }

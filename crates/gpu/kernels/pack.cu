@@ -1,8 +1,9 @@
-// Stored rows into the planes of `layout.rs`, which says what lies where; `Format::pack_row` there is the specification.
+// Packs stored rows into the planes of `layout.rs`, which says what lies where; `Format::pack_row` there is the specification.
+// See docs/kernels.md#pack.
 //
-// Grid (tiles of 128 columns, times 16 rows), 64 threads: thread 4 row + t has the octets of index t of its row, one of each
-// 32 columns. Rows lie one after the other as they are in a file; blocks are whole numbers of two bytes long. Writes every
-// byte of its tile: zeros where rows or columns are missing.
+// Grid (tiles of 128 columns, groups of 16 rows), 64 threads: thread 4 row + t has octet t of each 32 columns of its row. Source rows
+// are contiguous, as in a file; blocks are a multiple of two bytes. Every byte of a tile is written: zeros where rows or
+// columns are missing.
 #include "prelude.cuh"
 
 #define F32 0
@@ -32,7 +33,7 @@ DEVICE u32 octet(u64 bytes) {
     for (int i = 0; i < 8; i++) word |= (u32)(bytes >> 8 * i & 15) << (i % 2 * 16 + i / 2 * 4);
     return word;
 }
-// The upper bits of eight codes, where `upper_turn` of tile.cuh says.
+// The upper bits of eight codes, where `upper_rotation` of tile.cuh says.
 DEVICE u32 upper_bits(u32 bits, int block) {
     u32 word = 0;
     for (int i = 0; i < 8; i++) {
@@ -42,7 +43,7 @@ DEVICE u32 upper_bits(u32 bits, int block) {
     return word;
 }
 
-// The same of two bits each, at the bottom of a byte, where `turn` of q6_k.cuh says.
+// The same of two bits each, at the bottom of a byte, where `rotation` of q6_k.cuh says.
 DEVICE u32 upper_pairs(u64 bytes, int block) {
     u32 word = 0;
     for (int i = 0; i < 8; i++)
@@ -50,8 +51,8 @@ DEVICE u32 upper_pairs(u64 bytes, int block) {
     return word;
 }
 
-// Words of codes that are turned by two bits: see `two_low_codes`.
-DEVICE void turn_left(u32 codes[4]) {
+// Words of codes that are rotated left by two bits: see `two_low_codes`.
+DEVICE void rotate_left(u32 codes[4]) {
     for (int i = 0; i < 4; i++) codes[i] = codes[i] << 2 | codes[i] >> 30;
 }
 
@@ -67,7 +68,7 @@ DEVICE u32* whole_of(const Part& part) {
 #endif
 }
 DEVICE void leave_most(const Part& part, u32 most) {
-    most = warp_most(most);
+    most = warp_max(most);
     if (threadIdx.x % WARP == 0) atomicMax(whole_of(part), most);
 }
 
@@ -126,7 +127,7 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
                 make_uint4((u32)octets[2 * two], (u32)(octets[2 * two] >> 32), (u32)octets[2 * two + 1],
                            (u32)(octets[2 * two + 1] >> 32));
     } else {
-        if (!MINS) turn_left(codes);
+        if (!MINS) rotate_left(codes);
         *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
         if (BITS) *(u32*)(part.high + tile * 256 + half * 128 + lane * 4) = high;
     }
@@ -154,7 +155,7 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
             high |= upper_bits((u32)(bits * 0x0102040810204080 >> 56), i);
         }
     }
-    turn_left(codes);
+    rotate_left(codes);
     *(uint4*)(part.codes + tile * 1024 + half * 512 + lane * 16) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
     if (BITS) *(u32*)(part.high + tile * 256 + half * 128 + lane * 4) = high;
     // Two tiles share the headers of their superblocks.
@@ -221,7 +222,7 @@ KERNEL to_f16(Part part) {
     for (long at = blockIdx.x * (long)blockDim.x + threadIdx.x; at < eights; at += gridDim.x * (long)blockDim.x) {
         const uint4 v = values[at];
         auto two = [&](u32 both) {
-            return pair_f16(__fmul_rn(__uint_as_float(both << 16), by), __fmul_rn(__uint_as_float(both & 0xffff0000), by));
+            return pack_f16x2(__fmul_rn(__uint_as_float(both << 16), by), __fmul_rn(__uint_as_float(both & 0xffff0000), by));
         };
         values[at] = make_uint4(two(v.x), two(v.y), two(v.z), two(v.w));
     }
@@ -243,7 +244,7 @@ KERNEL to_f16(Part part) {
     auto power = [](int exponent) { return __uint_as_float((u32)(127 + exponent) << 23); };
     const float by = power(up);
     auto scaled = [&](u32 both, float second) {
-        return pair_f16(__fmul_rn(f16_to_f32((u16)both), by), __fmul_rn(f16_to_f32((u16)(both >> 16)), second));
+        return pack_f16x2(__fmul_rn(f16_to_f32((u16)both), by), __fmul_rn(f16_to_f32((u16)(both >> 16)), second));
     };
     const long count = (long)((part.rows + 15) / 16) * part.groups * (FOURS ? 16 : 8);
     for (long at = blockIdx.x * (long)blockDim.x + threadIdx.x; at < count; at += gridDim.x * (long)blockDim.x) {

@@ -1,5 +1,48 @@
-// What every kernel starts from: types, conversions, reductions, the matrix instruction, and every difference between
-// vendors. No toolkit header is included: a machine with a driver and NVRTC alone can compile everything here.
+// What every kernel starts from: types, the chip's instructions (chip/), reductions, and the structures of a step and of a weight.
+// No toolkit header is included: a machine with a driver and NVRTC alone can compile everything here.
+//
+// Glossary. The field's words mean here what they mean elsewhere; these are the ones with a meaning of their own.
+//   step               one forward pass over a batch of tokens; its operands are in `Step`
+//   row                one token's activations, or one output row of a weight; r counts the first, n the second
+//   place, position    a token's index in its sequence; the position that RoPE rotates by (they differ in few models)
+//   wanted             the tokens whose logits are asked for
+//   page               32 tokens of the K/V cache of one layer (kv.cuh); a page table maps places to pages
+//   part               a run of rows of a weight in one format; Q, K and V are parts of one weight
+//   plane              the codes, upper bits, scales or mins of a part: each is contiguous, in the order products read it
+//   tile (weights)     16 rows x 128 columns, in the fragment order of mma.m16n8k16
+//   tile (attention)   64 keys, aligned to absolute places
+//   step (products)    128 or 256 columns of a tile: what is copied and multiplied at once
+//   fragment           a lane's registers of a tensor-core operand (`Quant::fragments` dequantises into them)
+//   lane 4g + t        how m16n8k16 numbers lanes: row g (and g + 8), columns 2t, 2t + 1 (and + 8)
+//   octet              eight neighbouring columns of a row, a lane's share of 32
+//   activation tile    rows of activations as f16, scaled by a power of two (form.cuh), in the layout that a product reads
+//   unscale, factors   the powers of two that undo the scaling of weights and of rows of activations
+//   slice, split-K     a contiguous range of a weight's columns; SLICES depends on the weight's shape alone, never on the batch
+//   stream-K           all slices' steps dealt out evenly to persistent blocks (STREAM_K: the number of slices)
+//   persistent kernel  as many blocks as fit; each takes several tiles or items in turn
+//   raster             the order in which persistent blocks visit output tiles (RASTER: activation tiles kept in L2)
+//   TALL               blocks of a cluster, one below the other, that share one copy of the activations (multicast)
+//   ring, stage        a circular buffer in shared memory, and one of its entries; `RingPosition` is stage and parity
+//   producer, consumer the warps that copy into a ring, and those that multiply from it
+//   swizzle            16-byte pieces of a row permuted by the row's number, so that eight rows are in different banks
+//   padding            columns or rows added so that sizes are whole tiles: zeros, or results that nobody stores
+//   gate, pair         rows of gate_up: a gate and its up counterpart lie `pairs` tiles apart; out = silu(gate) * up (GLU)
+//   GQA group          the query heads of one K/V head (GROUP)
+//   hi and lo          a value as two 16-bit numbers, the second the rounding error of the first (PARTS)
+//   online softmax     running maximum and sum; `rescale` is exp(old maximum - new maximum)
+//   soft cap, sink     cap * tanh(score / cap); a logit per head that takes a share of the softmax and has no value
+//   partial            a tile's unnormalised result with its maximum and sum, for another block to merge
+//   rotate             apply RoPE to pairs (i, i + pairs) of a head; of bits: rotate a word
+//   transpose          swap rows and columns of a matrix fragment
+//   expert, place      of MoE: each (token, chosen expert) has a row, at a place where rows of one expert are contiguous
+//   deal               the counting sort that assigns those places
+//   gather             read rows through an index (`wanted`, or an expert's list)
+//   LoRA               low-rank adapters: out += scale * up (down x)
+//   ticket             a counter in global memory by which the last of several blocks knows that it is last
+//   PDL                programmatic dependent launch: `let_next_start`, `wait_for_inputs`
+//   L2 load            `load_l2` reads what another block or a kernel before has written, past a stale L1
+//   sharer             blocks that are resident on one multiprocessor together
+//   rounded once       an operation written as an intrinsic (__fmul_rn, __fmaf_rn), so that no caller fuses it differently
 #pragma once
 
 typedef unsigned char u8;
@@ -10,174 +53,29 @@ typedef unsigned long long u64;
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_METHOD __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
-#define WARP 32
 #define INFINITY_F __int_as_float(0x7f800000)
 
-// Programmatic dependent launch. Every kernel waits on every path before it touches what another kernel writes;
-// before that it may read weights, which nobody writes.
-DEVICE void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+// The chip's instructions: a file of chip/, or what the emulation names.
+#ifndef CHIP
+#define CHIP "chip/nvidia.cuh"
 #endif
-}
-DEVICE void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
+#include CHIP
 
-// f16 and bf16 as bits.
-DEVICE float f16_to_f32(u16 bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-DEVICE u16 f32_to_f16(float value) {
-    u16 bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return bits;
-}
 DEVICE float bf16_to_f32(u16 bits) { return __uint_as_float((u32)bits << 16); }
-DEVICE u16 f32_to_bf16(float value) {
-    u16 bits;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return bits;
-}
-
-// Two f16 in a register: a + b, a * b, a * b + c, each rounded once.
-DEVICE u32 add_f16x2(u32 a, u32 b) {
-    u32 d;
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-DEVICE u32 mul_f16x2(u32 a, u32 b) {
-    u32 d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-// Two f32 as f16.
-DEVICE u32 pair_f16(float low, float high) {
-    u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
 DEVICE u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
-
-// d += a * b: a is 16 rows x 16 columns in bf16 (lane 4g + t holds rows g and g + 8), b is 16 x 8, d is 16 x 8 in f32.
-// Which of the 16 columns is which does not matter as long as a and b agree.
-DEVICE void mma_bf16(float d[4], const u32 a[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// The same in f16.
-DEVICE void mma_f16(float d[4], const u32 a[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// The largest of a warp's numbers.
-DEVICE u32 warp_most(u32 value) {
-    u32 most;
-    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(value));
-    return most;
-}
-
-DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-// Copies of 16 bytes into shared memory that go on while the thread does, from and to what lies behind two addresses.
-// Groups end in the order they were begun.
-template <int TO, int FROM> DEVICE void copy_begin(u32 to, const u8* from) {
-    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from), "n"(TO), "n"(FROM) : "memory");
-}
-DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most so many groups are under way.
-template <int GROUPS> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory"); }
-// What another block has written in this launch: not from a cache of this multiprocessor.
-DEVICE float load_fresh(const float* at) {
-    float value;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(at) : "memory");
-    return value;
-}
-DEVICE float2 load_fresh(const float2* at) {
-    float2 v;
-    asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(at) : "memory");
-    return v;
-}
-DEVICE float4 load_fresh(const float4* at) {
-    float4 v;
-    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at) : "memory");
-    return v;
-}
-// Blocks of a cluster: waits for all of them, and reads another's shared memory.
-DEVICE void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// The same where nothing has to be seen: only that nobody goes.
-DEVICE void cluster_stay() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-// In two steps, before anything is sent: that all blocks are there.
-DEVICE void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-DEVICE void cluster_await() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-// What blocks of a cluster send to one of them, so many bytes, is there when its barrier says so. It is made by one thread, before
-// the others know that the block is there; nobody has to stay until what it has sent arrives.
-DEVICE void expect_sent(u64* barrier, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;\n"
-                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-#endif
-}
-DEVICE void send_to_block(float2* at, u64* barrier, int rank, float2 value) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .u32 there, arrived;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 arrived, %1, %2;\n"
-                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [arrived];}"
-                 ::"r"(shared_address(at)), "r"(shared_address(barrier)), "r"(rank), "f"(value.x), "f"(value.y) : "memory");
-#endif
-}
-DEVICE void await_sent(u64* barrier) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .pred done;\nagain: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n@!done bra again;}"
-                 ::"r"(shared_address(barrier)) : "memory");
-#endif
-}
-DEVICE float load_from_block(const float* at, int rank) {
-    float value = 0.0f;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, [there];}"
-                 : "=f"(value) : "r"((u32)__cvta_generic_to_shared(at)), "r"(rank) : "memory");
-#endif
-    return value;
-}
 
 // Reductions whose order depends on the block's shape only.
 DEVICE float warp_sum(float value) {
-    for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffff, value, step);
+    for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
     return value;
 }
-// Over the whole block (at most 1024 threads); every thread gets the result. `room` is 32 words of shared memory.
-DEVICE float block_sum(float value, float* room) {
+// Over the whole block (at most 1024 threads); every thread gets the result. `scratch` is 32 words of shared memory.
+DEVICE float block_sum(float value, float* scratch) {
     value = warp_sum(value);
     __syncthreads();
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = value;
+    if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
     __syncthreads();
-    float sum = threadIdx.x % WARP < blockDim.x / WARP ? room[threadIdx.x % WARP] : 0.0f;
+    float sum = threadIdx.x % WARP < blockDim.x / WARP ? scratch[threadIdx.x % WARP] : 0.0f;
     return warp_sum(sum);
 }
 

@@ -1,4 +1,4 @@
-// Where a product goes.
+// Where a product stores its outputs.
 #pragma once
 #include "activation.cuh"
 

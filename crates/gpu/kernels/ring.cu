@@ -1,24 +1,10 @@
-// Exact products of bytes and words mod 2^32.
+// Exact products of bytes and words mod 2^32, for private inference. See docs/kernels.md#ring.
 //
-// A word is four bytes without sign; the matrix instruction multiplies them with the signed bytes of the weights, and its
-// sums wrap mod 2^32, as they may. A tile of weights is 16 rows x 32 columns, 16 bytes for each lane: word w of lane 4g + t
-// is row g + 8 (w % 2), columns 16 (w / 2) + 4t and the three behind. Eight columns of the instruction are the four limbs
-// of two tokens. Nothing depends on an order of summation, so warps share columns and add up as they come.
+// A word is four unsigned bytes (limbs); the tensor cores multiply them with the signed bytes of the weights, and their sums may wrap
+// mod 2^32. A tile of weights is 16 rows x 32 columns, 16 bytes for each lane: word w of lane 4g + t
+// is row g + 8 (w % 2), columns 16 (w / 2) + 4t to 4t + 3. The eight columns of the instruction are the four limbs
+// of two tokens. Nothing depends on the order of summation, so warps split the columns and add up as they finish.
 #include "prelude.cuh"
-
-// d += a * b: a is signed, b is not.
-DEVICE void mma_s8_u8(int d[4], const uint4& a, uint2 b) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
-}
-// Weights are read once: they need no place in the first cache, where the limbs are.
-DEVICE uint4 load_once(const uint4* at) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-    return v;
-}
 
 // Words into limbs: 32 columns of a token are 128 bytes, in which lane 4g + t finds both of its words, those of limb g % 4
 // of columns 4t and 16 + 4t, side by side. Grid (32 columns, tokens), a thread for each word of the result.
@@ -41,8 +27,8 @@ DEVICE u32 words(const int d[4], int t) {
         upper <<= 16;
         lower <<= 16;
     }
-    upper += __shfl_xor_sync(0xffffffff, upper, 1);
-    lower += __shfl_xor_sync(0xffffffff, lower, 1);
+    upper += __shfl_xor_sync(ALL_LANES, upper, 1);
+    lower += __shfl_xor_sync(ALL_LANES, lower, 1);
     return t % 2 ? lower : upper;
 }
 
@@ -62,7 +48,8 @@ template <int N> DEVICE void few(const uint4* weights, const u32* limbs, int row
         uint4 a[AHEAD];
         for (int i = 0; i < AHEAD; i++) {
             int at = first + i * warps;
-            a[i] = at < tiles ? load_once(tile + (long)at * WARP) : make_uint4(0, 0, 0, 0);
+            // L1 is for the limbs.
+            a[i] = at < tiles ? load_streaming(tile + (long)at * WARP) : make_uint4(0, 0, 0, 0);
         }
         if (!waited) wait_for_inputs();
         waited = true;

@@ -1,4 +1,4 @@
-// Rotation of query and key heads, and the writing of keys and values into their pages.
+// RoPE of query and key heads, and the writing of keys and values into their pages. See docs/kernels.md#rope.
 #include "kv.cuh"
 #include "rope.cuh"
 
@@ -14,7 +14,7 @@ KERNEL rope(Step step, HeadCounts heads, Rotation rope, float* qkv) {
     float* head = qkv + r * (heads.query + 2 * heads.kv) * heads.dim + blockIdx.x * heads.dim;
     float position = (float)step.positions[r];
     for (int i = threadIdx.x; i < rope.pairs; i += blockDim.x) {
-        const float2 both = turned(turn_of(rope, position, i), head[i], head[i + rope.pairs]);
+        const float2 both = rotated(rotation_of(rope, position, i), head[i], head[i + rope.pairs]);
         head[i] = both.x;
         head[i + rope.pairs] = both.y;
     }
@@ -42,11 +42,11 @@ KERNEL kv_write(Step step, HeadCounts heads, int group, const float* qkv, Stored
 #endif
 }
 
-// Both at once, for a step's way through a layer: a block per token, which finds each angle once; a warp per head. With `keys`
-// queries are left to attention, and so is what lies beside them: only pages are written.
+// Both fused, as a layer needs it: a block per token, which computes each angle once; a warp per head. With `keys`
+// attention rotates the queries: qkv is not written, only pages are.
 #define PAIRS_AT_ONCE 256
 KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotation rope, int group, float* qkv, Stored* pages, int keys) {
-    __shared__ float2 turns[PAIRS_AT_ONCE];
+    __shared__ float2 angles[PAIRS_AT_ONCE];
     let_next_start();
     const int r = blockIdx.x;
     if (r >= step_rows(step, 0)) return wait_for_inputs();
@@ -61,7 +61,7 @@ KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotati
     for (int start = 0; start == 0 || start < rope.pairs; start += PAIRS_AT_ONCE) {
         const int end = min(rope.pairs, start + PAIRS_AT_ONCE);
         __syncthreads();
-        for (int i = start + threadIdx.x; i < end; i += blockDim.x) turns[i - start] = turn_of(rope, position, i);
+        for (int i = start + threadIdx.x; i < end; i += blockDim.x) angles[i - start] = rotation_of(rope, position, i);
         __syncthreads();
         if (start == 0) wait_for_inputs();
         for (int head = (keys ? heads.query : 0) + warp; head < heads.query + heads.kv; head += warps) {
@@ -70,7 +70,7 @@ KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotati
             Stored* to = head < heads.query ? 0 : stored_at(head);
 #endif
             for (int i = start + lane; i < end; i += WARP) {
-                const float2 both = turned(turns[i - start], values[i], values[i + rope.pairs]);
+                const float2 both = rotated(angles[i - start], values[i], values[i + rope.pairs]);
                 if (!keys) {
                     values[i] = both.x;
                     values[i + rope.pairs] = both.y;
@@ -85,12 +85,12 @@ KERNEL __launch_bounds__(256) rope_and_write(Step step, HeadCounts heads, Rotati
         }
     }
 #if KV_F8
-    // A whole head at a time, whichever warps have turned it.
+    // A whole head at a time, whichever warps have rotated it.
     __syncthreads();
     for (int head = heads.query + warp; head < heads.query + 2 * heads.kv; head += warps)
         store_head(stored_at(head), place % PAGE_TOKENS, token + head * heads.dim, heads.dim, lane);
 #else
-    // What is not turned: the rest of keys, and values.
+    // What is not rotated: the rest of keys, and values.
     for (int head = heads.query + warp; head < heads.query + 2 * heads.kv; head += warps) {
         const float* values = token + head * heads.dim;
         Stored* to = stored_at(head);

@@ -1,4 +1,4 @@
-// Operations value by value: grid (columns, rows), a thread per value.
+// Elementwise operations: grid (columns, rows), a thread per value. See docs/kernels.md#rows.
 #include "activation.cuh"
 
 // x += y; a vector is the same for every row.

@@ -1,6 +1,6 @@
-// Choosing a token of each row, as `compute::sample` specifies it.
+// Sampling a token for each row, as `compute::sample` specifies it. See docs/kernels.md#sample.
 //
-// `adjust` (a block per row) changes single logits where they lie, and `restore` changes them back. `scan`: grid (stretches of
+// `adjust` (a block per row) changes single logits in place (penalties, biases), and `restore` undoes it. `scan`: grid (stretches of
 // the vocabulary, rows); a block holds its stretch in registers: the largest logit that the mask allows, the weight of the
 // allowed relative to it, and what a log-probability needs where one is asked for. `draw`, a block per row, has the token of a
 // greedy row from that, and of another the stretch, which it goes through; it leaves the token in its slot for the next step
@@ -90,7 +90,7 @@ struct Sum {
     DEVICE_METHOD u64 whole() const { return ((u64)high << 20) + (u64)(long long)low; }
     // Of a warp, for each lane.
     DEVICE_METHOD u64 of_warp() const {
-        return Sum{__reduce_add_sync(0xffffffff, high), __reduce_add_sync(0xffffffff, low)}.whole();
+        return Sum{__reduce_add_sync(ALL_LANES, high), __reduce_add_sync(ALL_LANES, low)}.whole();
     }
 };
 // The weight of one logit.
@@ -108,8 +108,8 @@ DEVICE u32 ascending(float value) {
 }
 DEVICE float from_ascending(u32 bits) { return __uint_as_float(bits >> 31 ? bits & 0x7fffffff : ~bits); }
 // Over a block of `THREADS`; every thread gets the result.
-DEVICE u32 block_most(u32 value, u32* room) {
-    value = warp_most(value);
+DEVICE u32 block_max(u32 value, u32* room) {
+    value = warp_max(value);
     if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = value;
     __syncthreads();
     for (int w = 0; w < THREADS / WARP; w++) value = max(value, room[w]);
@@ -206,7 +206,7 @@ KERNEL __launch_bounds__(THREADS) scan(const float* logits, int columns, const R
     Stretch out = {0, 0.0f, 0.0f, 0.0f, 0, 0, 0};
     out.broken = __syncthreads_or(held.broken<true>(row.vocab, blockIdx.x));
     if (row.logprob) {
-        out.max = from_ascending(block_most(ascending(held.largest()), maxima));
+        out.max = from_ascending(block_max(ascending(held.largest()), maxima));
         float sum = 0.0f;
 #pragma unroll
         for (int q = 0; q < QUADS; q++)
@@ -214,14 +214,14 @@ KERNEL __launch_bounds__(THREADS) scan(const float* logits, int columns, const R
         out.sum = block_sum(sum, sums);
     }
     held.allow<true>(row);
-    out.best = from_ascending(block_most(ascending(held.largest()), bests));
+    out.best = from_ascending(block_max(ascending(held.largest()), bests));
     if (row.halvings == 0.0f) {
         u32 lowest = 0x7fffffff;
 #pragma unroll
         for (int q = QUADS - 1; q >= 0; q--)
             for (int i = 3; i >= 0; i--)
                 if (held.logits[q][i] == out.best) lowest = held.id<true>(q) + i;
-        lowest = __reduce_min_sync(0xffffffff, lowest);
+        lowest = __reduce_min_sync(ALL_LANES, lowest);
         if (lane == 0) ids[warp] = lowest;
         __syncthreads();
         for (int w = 0; w < THREADS / WARP; w++) lowest = min(lowest, ids[w]);
@@ -246,7 +246,7 @@ KERNEL __launch_bounds__(THREADS) keep(const float* logits, int columns, const R
     Stretch* own = stretches + blockIdx.y * STRETCHES;
     const int count = (row.vocab + STRETCH - 1) / STRETCH;
     const float mine = threadIdx.x < count ? own[threadIdx.x].best : -INFINITY_F;
-    const float largest = from_ascending(block_most(ascending(mine), maxima));
+    const float largest = from_ascending(block_max(ascending(mine), maxima));
     const float best = own[blockIdx.x].best, floor = floor_of(row, largest);
     const u64 key = is_cut(row) ? bins[blockIdx.y].cut : ~0ull;
     const u32 bits = (u32)(key >> ID_BITS);
@@ -279,11 +279,11 @@ DEVICE Known known(const Row& row, const Stretch* own) {
     const float best[2] = {has[0] ? own[lane].best : -INFINITY_F, has[1] ? own[lane + WARP].best : -INFINITY_F};
     const bool broken = (has[0] && own[lane].broken) || (has[1] && own[lane + WARP].broken);
     Known all;
-    all.largest = from_ascending(warp_most(ascending(fmaxf(best[0], best[1]))));
-    all.broken = __any_sync(0xffffffff, broken);
+    all.largest = from_ascending(warp_max(ascending(fmaxf(best[0], best[1]))));
+    all.broken = __any_sync(ALL_LANES, broken);
     all.nothing = !(all.largest > -INFINITY_F);
-    const u32 first = __ballot_sync(0xffffffff, best[0] == all.largest);
-    const u32 second = __ballot_sync(0xffffffff, best[1] == all.largest);
+    const u32 first = __ballot_sync(ALL_LANES, best[0] == all.largest);
+    const u32 second = __ballot_sync(ALL_LANES, best[1] == all.largest);
     all.chosen = first ? __ffs(first) - 1 : WARP + __ffs(second) - 1;
     return all;
 }
@@ -355,7 +355,7 @@ KERNEL __launch_bounds__(THREADS) weigh(const float* logits, int columns, const 
                 if (logit >= of.floor) totals.add(row.top_k > 0, of.bin(logit), weight);
             }
     }
-    for (int step = WARP / 2; step > 0; step /= 2) mine += __shfl_xor_sync(0xffffffff, mine, step);
+    for (int step = WARP / 2; step > 0; step /= 2) mine += __shfl_xor_sync(ALL_LANES, mine, step);
     if (threadIdx.x % WARP == 0 && mine) atomicAdd(&all_total, mine);
     __syncthreads();
     Bins* to = bins + blockIdx.y;
@@ -376,8 +376,8 @@ struct Running {
     DEVICE_METHOD void run(u64 plain_own, u32 count_own, u64 (*warps)[2]) {
         const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         for (int step = 1; step < WARP; step *= 2) {
-            const u64 before = __shfl_up_sync(0xffffffff, plain_own, step);
-            const u32 count_before = __shfl_up_sync(0xffffffff, count_own, step);
+            const u64 before = __shfl_up_sync(ALL_LANES, plain_own, step);
+            const u32 count_before = __shfl_up_sync(ALL_LANES, count_own, step);
             if (lane >= step) {
                 plain_own += before;
                 count_own += count_before;
@@ -424,7 +424,7 @@ struct Search {
         __syncthreads();
         if (threadIdx.x == 0) *found = BINS;
         __syncthreads();
-        const u32 lanes = __ballot_sync(0xffffffff, holds);
+        const u32 lanes = __ballot_sync(ALL_LANES, holds);
         if (lanes && threadIdx.x % WARP == 0) atomicMin(found, (int)threadIdx.x + __ffs(lanes) - 1);
         __syncthreads();
         return *found;
@@ -497,8 +497,8 @@ struct Search {
             most = max(most, key);
         });
         for (int step = WARP / 2; step > 0; step /= 2) {
-            least = min(least, __shfl_xor_sync(0xffffffff, least, step));
-            most = max(most, __shfl_xor_sync(0xffffffff, most, step));
+            least = min(least, __shfl_xor_sync(ALL_LANES, least, step));
+            most = max(most, __shfl_xor_sync(ALL_LANES, most, step));
         }
         if (threadIdx.x % WARP == 0) {
             warps[threadIdx.x / WARP][0] = least;
@@ -542,14 +542,14 @@ struct Search {
                 }
             if (holds(count + up_to, plain + sum)) last = mine;
         }
-        for (int step = WARP / 2; step > 0; step /= 2) last = min(last, __shfl_xor_sync(0xffffffff, last, step));
+        for (int step = WARP / 2; step > 0; step /= 2) last = min(last, __shfl_xor_sync(ALL_LANES, last, step));
         return last;  // of the first warp
     }
 };
 
 // Grid (rows), a thread for each bin.
 KERNEL __launch_bounds__(BINS, 2) cut(const float* logits, int columns, const Row* rows, const Stretch* stretches, Bins* bins) {
-    extern __shared__ uint4 room[];
+    DYNAMIC_SHARED(uint4, room);
     __shared__ u64 warps[WARP][2];
     __shared__ int found, listed, looked_at[STRETCHES];
     __shared__ u32 looked_lanes[STRETCHES / WARP];
@@ -588,7 +588,7 @@ KERNEL __launch_bounds__(BINS, 2) cut(const float* logits, int columns, const Ro
     const int lane = t % WARP;
     const float best = t < STRETCHES && t * STRETCH < row.vocab ? scanned[t].best : -INFINITY_F;
     const bool looked = best > -INFINITY_F && search.of.bin(best) <= bin;
-    const u32 lanes = __ballot_sync(0xffffffff, looked);
+    const u32 lanes = __ballot_sync(ALL_LANES, looked);
     if (t < STRETCHES && lane == 0) looked_lanes[t / WARP] = lanes;
     __syncthreads();
     const int before = t < WARP ? 0 : __popc(looked_lanes[0]);
@@ -631,10 +631,10 @@ KERNEL __launch_bounds__(THREADS) draw(const float* logits, int columns, const R
             }
             u64 running = share[0] + share[1];
             for (int step = 1; step < WARP; step *= 2) {
-                const u64 before = __shfl_up_sync(0xffffffff, running, step);
+                const u64 before = __shfl_up_sync(ALL_LANES, running, step);
                 if (lane >= step) running += before;
             }
-            const u64 wanted = __umul64hi(row.random, __shfl_sync(0xffffffff, running, WARP - 1));
+            const u64 wanted = __umul64hi(row.random, __shfl_sync(ALL_LANES, running, WARP - 1));
             const u64 starts[2] = {running - share[0] - share[1], running - share[1]};
             for (int i = 0; i < 2; i++) {
                 if (wanted < starts[i] || wanted - starts[i] >= share[i]) continue;
@@ -659,7 +659,7 @@ KERNEL __launch_bounds__(THREADS) draw(const float* logits, int columns, const R
         const u64 mine = held.weight(best, row.halvings).whole();
         u64 running = mine;
         for (int step = 1; step < WARP; step *= 2) {
-            const u64 before = __shfl_up_sync(0xffffffff, running, step);
+            const u64 before = __shfl_up_sync(ALL_LANES, running, step);
             if (lane >= step) running += before;
         }
         if (lane == WARP - 1) totals[warp] = running;
@@ -685,7 +685,7 @@ KERNEL __launch_bounds__(THREADS) draw(const float* logits, int columns, const R
     if (row.logprob && !fault) {
         const int count = (row.vocab + STRETCH - 1) / STRETCH;
         const float max[2] = {lane < count ? own[lane].max : -INFINITY_F, lane + WARP < count ? own[lane + WARP].max : -INFINITY_F};
-        const float most = from_ascending(warp_most(ascending(fmaxf(max[0], max[1]))));
+        const float most = from_ascending(warp_max(ascending(fmaxf(max[0], max[1]))));
         float sum = lane < count ? own[lane].sum * expf(max[0] - most) : 0.0f;
         if (lane + WARP < count) sum += own[lane + WARP].sum * expf(max[1] - most);
         result.logprob = from[token] - most - logf(warp_sum(sum));

@@ -21,6 +21,7 @@
 
 #![expect(unsafe_code, reason = "the driver is C: every call is in `driver`, with what makes it sound")]
 
+mod abi;
 mod arena;
 mod check;
 mod cuda;

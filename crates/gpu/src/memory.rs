@@ -6,6 +6,7 @@ use std::rc::Rc;
 use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, Part, Purpose, Sizes};
 
 use crate::CudaOptions;
+use crate::abi::{Constant, Layout, layout};
 use crate::arena::{Arena, Piece, rounded};
 use crate::layout::{Format, PART_BYTES, PLANES, TILE_COLUMNS, TILE_ROWS};
 use crate::step;
@@ -104,6 +105,11 @@ pub(crate) struct DevicePart {
     /// beginnings, less those behind one expert's.
     row_tile: i32,
 }
+
+pub(crate) const LAYOUTS: &[Layout] = &[
+    layout!(DevicePart, "Part" in "prelude.cuh", { planes: codes high scales mins, rows, columns, groups, row_tile }),
+];
+pub(crate) const CONSTANTS: &[Constant] = &[Constant::new("kv.cuh", "PAGE_TOKENS", PAGE_TOKENS)];
 
 impl DevicePart {
     /// The same with so many rows: of one expert, where the part has several.

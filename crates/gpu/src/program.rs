@@ -11,12 +11,14 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fornax_compute::Error;
 use sha2::{Digest, Sha256};
 
+use crate::abi;
 use crate::driver::{CLUSTER_USUAL, COMPILER, Compiler, Device, Function, Module, Source};
 use crate::layout::Format;
 use crate::pool::{Job, Pool};
@@ -28,6 +30,8 @@ macro_rules! kernels {
 /// Every file that may be included.
 pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "prelude.cuh",
+    "chip/nvidia.cuh",
+    "chip/nvidia_wgmma.cuh",
     "activation.cuh",
     "attention.cuh",
     "experts.cuh",
@@ -36,7 +40,6 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "form.cuh",
     "float8.cuh",
     "kv.cuh",
-    "wgmma.cuh",
     "bulk.cuh",
     "quant/tile.cuh",
     "quant/blocks32.cuh",
@@ -58,7 +61,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
 ];
 
 /// Every file that is compiled.
-const UNITS: &[(&str, &str)] = kernels![
+pub(crate) const UNITS: &[(&str, &str)] = kernels![
     "attention.cu",
     "attention_f32.cu",
     "attention_rows.cu",
@@ -83,6 +86,19 @@ const UNITS: &[(&str, &str)] = kernels![
     "sample.cu",
 ];
 
+/// The files as they are compiled: with what they share with Rust asserted.
+struct Checked {
+    headers: Vec<(&'static str, String)>,
+    units: Vec<(&'static str, String)>,
+}
+
+static CHECKED: LazyLock<Checked> = LazyLock::new(|| {
+    let checked = |files: &[(&'static str, &str)]| {
+        files.iter().map(|&(name, text)| (name, abi::checked(name, text))).collect()
+    };
+    Checked { headers: checked(HEADERS), units: checked(UNITS) }
+});
+
 /// A file and its definitions (`NAME=VALUE`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
@@ -103,8 +119,9 @@ impl Key {
     }
 
     fn source(&self) -> Source<'static> {
-        let (name, text) = *UNITS.iter().find(|(name, _)| *name == self.unit).expect("a file of kernels/");
-        Source { name, text, headers: HEADERS }
+        let (name, text) =
+            CHECKED.units.iter().find(|(name, _)| *name == self.unit).expect("a file of kernels/");
+        Source { name, text, headers: &CHECKED.headers }
     }
 
     /// What NVRTC is told. Nothing here changes the rounding of a kernel.
@@ -516,6 +533,37 @@ mod tests {
         assert_eq!(before, wanted.len());
         programs[0].image("sm_80", Some(folder.path()), NVRTC).unwrap();
         assert_eq!(files(), before);
+    }
+
+    #[test]
+    fn a_structure_that_differs_from_rusts_does_not_compile() {
+        if let Err(reason) = (NVRTC.version)() {
+            println!("SKIP program::tests::a_structure_that_differs_from_rusts_does_not_compile: {reason}");
+            return;
+        }
+        let key = Key::plain("low_rank.cu");
+        // What stands in a file, and what a change of it alone makes of it; and the complaint.
+        let compile = |file: &str, from: &str, to: &str| {
+            let changed = |&(name, ref text): &(&'static str, String)| {
+                assert!(name != file || text.contains(from), "{file} has no {from}");
+                (name, if name == file { text.replacen(from, to, 1) } else { text.clone() })
+            };
+            let headers: Vec<_> = CHECKED.headers.iter().map(changed).collect();
+            let (name, text) = CHECKED.units.iter().map(changed).find(|(name, _)| *name == key.unit).unwrap();
+            (NVRTC.compile)(&Source { name, text: &text, headers: &headers }, &key.options("sm_80"))
+        };
+        compile("low_rank.cu", "int place;", "int place;").unwrap();
+        for (file, from, to, what) in [
+            ("prelude.cuh", "const int* wanted;", "const int* wanted; int more;", "Step::firsts"),
+            ("prelude.cuh", "int rows, columns, groups;", "int columns, rows, groups;", "Part::rows"),
+            ("prelude.cuh", "int stride;", "long stride;", "Step::stride"),
+            ("low_rank.cu", "int first, pad;", "int first, pad; float* more;", "Changes"),
+            ("low_rank.cu", "#define CHANGES_MAX 32", "#define CHANGES_MAX 16", "CHANGES_MAX"),
+        ] {
+            let refused = compile(file, from, to).expect_err(what);
+            let complaint = format!("{what} of {file} is not what Rust takes it for");
+            assert!(refused.contains(&complaint), "{complaint}: {refused}");
+        }
     }
 
     #[test]

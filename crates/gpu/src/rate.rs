@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use fornax_compute::{Error, Purpose};
 
+use crate::abi::Constant;
 use crate::arena::Arena;
 use crate::driver::{Arg, Device, Event, Launch, Pinned};
 use crate::program::{Key, Programs};
@@ -18,6 +19,8 @@ const ROUNDS: usize = 6;
 /// Threads of a block of `rate.cu`, one block for each multiprocessor, and rounds of its loop: some milliseconds.
 const THREADS: u32 = 256;
 const MATRIX_ROUNDS: i32 = 4096;
+
+pub(crate) const CONSTANTS: &[Constant] = &[Constant::new("rate.cu", "THREADS", THREADS as usize)];
 
 /// Bytes or operations a second.
 #[derive(Clone, Copy, Debug, PartialEq)]

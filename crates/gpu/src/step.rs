@@ -9,6 +9,7 @@ use std::rc::Rc;
 use fornax_compute::{Batch, Error, PAGE_TOKENS, Purpose, Rows, Sampled, Token};
 
 use crate::CudaOptions;
+use crate::abi::{Constant, Layout, layout};
 use crate::arena::{Arena, Piece};
 use crate::driver::{Device, Event, Pinned};
 
@@ -115,6 +116,22 @@ pub(crate) struct Chosen {
     pub(crate) logprob: f32,
     pad: i32,
 }
+
+pub(crate) const LAYOUTS: &[Layout] = &[
+    layout!(DeviceStep, "Step" in "prelude.cuh", {
+        counts, ids, positions, places, wanted, firsts, lasts, adapters, tables, stride, known: known_tokens known_wanted, pad,
+    }),
+    layout!(DeviceRow, "Row" in "sample.cu", {
+        wanted, slot, vocab, mask_words, mask, random, top_p, log_min_p, halvings, top_k, changes: changes changes_end, logprob, pad,
+    }),
+    layout!(DeviceChange, "Change" in "sample.cu", { token, kind, before: before pad, values: a b }),
+    layout!(Chosen, "Chosen" in "sample.cu", { token, fault, logprob, pad }),
+];
+pub(crate) const CONSTANTS: &[Constant] = &[
+    Constant::new("sample.cu", "1 << ID_BITS", VOCAB_MAX as usize),
+    Constant::new("sample.cu", "STRETCHES * sizeof(Stretch)", STRETCHES_BYTES),
+    Constant::new("sample.cu", "sizeof(Bins)", BINS_BYTES),
+];
 
 /// Bytes of each device piece of one slot: the batch; rows to choose, with their masks and changes; stretches.
 pub(crate) fn slot_bytes(options: &CudaOptions) -> [u64; 3] {

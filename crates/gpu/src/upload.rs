@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fornax_compute::{Error, Part};
 
+use crate::abi::{Layout, layout};
 use crate::check::Checks;
 use crate::cuda::Cuda;
 use crate::driver::{Arg, Device, Event, Function, LatePinned};
@@ -36,6 +37,9 @@ struct StoredRows {
     columns: i32,
     pad: i32,
 }
+
+pub(crate) const LAYOUTS: &[Layout] =
+    &[layout!(StoredRows, "Rows" in "pack.cu", { stored, bytes, rows, columns, pad })];
 
 /// Where the time of a load went, on the thread that sends.
 #[derive(Clone, Copy, Debug, Default)]

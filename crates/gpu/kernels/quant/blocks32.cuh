@@ -48,7 +48,7 @@ template <int BITS, int OFFSET, bool MINS> struct Blocks32 {
                     const int h = i % 2, p = k % 2 * 2 + i / 2;
                     const u32 word = word_of(codes[h], block);
                     const u32 q = MINS ? two_codes<FIVE>(word, high[h], block, p) : two_low_codes<FIVE>(word, high[h], block, p);
-                    a[i] = fma_f16x2(q, twice(by[p % 2][h], k / 2), twice(more[h], k / 2));
+                    a[i] = fma_f16x2(q, broadcast_f16(by[p % 2][h], k / 2), broadcast_f16(more[h], k / 2));
                 }
                 use(block * 2 + k % 2, a);
             }
@@ -56,7 +56,7 @@ template <int BITS, int OFFSET, bool MINS> struct Blocks32 {
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);
-        int code = (int)(MINS ? nibble_at(part, p) : turned_nibble_at(part, p)) - OFFSET;
+        int code = (int)(MINS ? nibble_at(part, p) : rotated_nibble_at(part, p)) - OFFSET;
         if (FIVE) code += 16 * (int)upper_bit_at(part, p);
         const float scale = block_f16(part.scales, p.tile, row, p.block);
         if (MINS) return __fmul_rn(scale, (float)code) + block_f16(part.mins, p.tile, row, p.block);

@@ -44,7 +44,7 @@ struct Quant {
                 for (int i = 0; i < 4; i++) {
                     const int h = i % 2;
                     const u32 four = integers[h][i / 2];
-                    a[i] = pair_f16(scaled(four, k, scale[h], min[h]), scaled(four, k + 2, scale[h], min[h]));
+                    a[i] = pack_f16x2(scaled(four, k, scale[h], min[h]), scaled(four, k + 2, scale[h], min[h]));
                 }
                 use(block * 2 + k, a);
             }

@@ -21,7 +21,7 @@ struct Quant {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const u32 c0 = word_of(w0, k), c1 = word_of(w1, k);
-                const u32 d0 = twice(s0, k / 2), d1 = twice(s1, k / 2);
+                const u32 d0 = broadcast_f16(s0, k / 2), d1 = broadcast_f16(s1, k / 2);
                 const u32 a[4] = {mul_f16x2(two_floats8_of(c0, 0), d0), mul_f16x2(two_floats8_of(c1, 0), d1),
                                   mul_f16x2(two_floats8_of(c0, 1), d0), mul_f16x2(two_floats8_of(c1, 1), d1)};
                 use(half * 4 + k, a);

@@ -14,14 +14,14 @@ struct Quant {
     DEVICE_METHOD static float unscale(const Part& part) {
         return ((const float*)(part.mins + (long)row_tiles_left(part) * part.groups * 16))[1];
     }
-    // A word has the upper bits of two octets: turned right by so much, those of pairs p and p + 1 (p even) of an octet are where the
+    // A word has the upper bits of two octets: rotated right by so much, those of pairs p and p + 1 (p even) of an octet are where the
     // codes want them, from bits 4 and 8 on and 16 further up.
-    DEVICE_METHOD static int turn(int block, int p) { return p / 2 * 2 + block % 2 * 8; }
+    DEVICE_METHOD static int rotation(int block, int p) { return p / 2 * 2 + block % 2 * 8; }
     // Pair p of a block's codes: of even pairs times 2^-24, of odd ones times 2^-20.
     DEVICE_METHOD static u32 two(u32 word, u32 upper, int block, int p) {
         const int at = p % 2 * 4;
         const u32 bits = moved(word, -(p / 2 * 8)) & 0x000f000fu << at;
-        return masked_or(turned_right(upper, turn(block, p)), 0x00030003u << (4 + at), bits);
+        return and_or(rotate_right(upper, rotation(block, p)), 0x00030003u << (4 + at), bits);
     }
 
     template <class Use> DEVICE_METHOD static void fragments(const u8* staged, int lane, Use use) {
@@ -56,7 +56,7 @@ struct Quant {
                     for (int i = 0; i < 4; i++) {
                         const int h = i % 2, p = k % 2 * 2 + i / 2;
                         const u32 q = two(word_of(codes[h], block), blocks ? high[h].y : high[h].x, k / 2, p);
-                        a[i] = fma_f16x2(q, twice(by[p % 2][h], k / 2), twice(less[h], k / 2));
+                        a[i] = fma_f16x2(q, broadcast_f16(by[p % 2][h], k / 2), broadcast_f16(less[h], k / 2));
                     }
                     use(group * 8 + block * 2 + k % 2, a);
                 }
@@ -66,7 +66,7 @@ struct Quant {
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);
         u32 word = *(const u32*)(part.high + p.tile * 512 + p.half * 256 + p.lane * 8 + p.block / 2 * 4);
-        u32 upper = turned_right(word, turn(p.block, p.i / 2)) >> (4 + p.i / 2 % 2 * 4 + p.i % 2 * 16) & 3;
+        u32 upper = rotate_right(word, rotation(p.block, p.i / 2)) >> (4 + p.i / 2 % 2 * 4 + p.i % 2 * 16) & 3;
         int code = (int)(nibble_at(part, p) | upper << 4) - 32;
         long super = p.tile / 2;
         // As it is stored.

@@ -31,7 +31,7 @@ struct Quant {
                 for (int i = 0; i < 4; i++) {
                     const int h = i % 2;
                     const u32 two = __byte_perm(word_of(codes[h], k), 0, i / 2 ? 0x4342 : 0x4140);
-                    a[i] = fma_f16x2(two, twice(scales[h].x, k / 2), twice(less[h], k / 2));
+                    a[i] = fma_f16x2(two, broadcast_f16(scales[h].x, k / 2), broadcast_f16(less[h], k / 2));
                 }
                 use(half * 4 + k, a);
             }

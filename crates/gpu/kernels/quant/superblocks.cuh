@@ -2,7 +2,7 @@
 // value = (scale * scales[b]) * code - min_scale * mins[b]: both products rounded to f16, then the whole once.
 //
 // Codes are the low bits of an f16 (`two_low_codes`), with nothing to take off. What that is too small by is made good by the scales, which are kept times a power of two for the part, 2^P, that
-// brings the largest below 64 (minima, with their sign turned, 2^6 more); so a value comes out times 2^(P - 18), the largest below
+// brings the largest below 64 (minima, negated, 2^6 more); so a value comes out times 2^(P - 18), the largest below
 // 2^-2. What is less than 2^-12 of the largest that a part could hold has fewer bits, 2^-23 of it. Beside `mins` lie
 // the largest scale's bits and 2^(18 - P).
 #pragma once
@@ -27,8 +27,8 @@ template <int BITS> struct SuperBlocks {
         for (int h = 0; h < 2; h++) {
             const uint4 header = *(const uint4*)(staged + Bytes::SCALES + (h * 8 + lane / 4) * 16);
             scales_of(header, scales[h], mins[h]);
-            scale[h] = twice(header.x, 0);
-            least[h] = twice(header.x, 1);
+            scale[h] = broadcast_f16(header.x, 0);
+            least[h] = broadcast_f16(header.x, 1);
             scale_less[h] = mul_f16x2(scale[h], 0xe400e400);
         }
         // Rolled up: the code is there once.
@@ -58,7 +58,7 @@ template <int BITS> struct SuperBlocks {
                     for (int i = 0; i < 4; i++) {
                         const int h = i % 2, p = k % 2 * 2 + i / 2;
                         const u32 q = two_low_codes<BITS == 5>(word_of(codes[h], block), high[h], block, p);
-                        a[i] = fma_f16x2(q, twice(by[p % 2][h], k / 2), twice(min[h], k / 2));
+                        a[i] = fma_f16x2(q, broadcast_f16(by[p % 2][h], k / 2), broadcast_f16(min[h], k / 2));
                     }
                     use(group * 8 + block * 2 + k % 2, a);
                 }
@@ -71,7 +71,7 @@ template <int BITS> struct SuperBlocks {
     }
     DEVICE_METHOD static float value(const Part& part, int row, int column) {
         Place p = place_of(part, row, column);
-        int code = (int)turned_nibble_at(part, p);
+        int code = (int)rotated_nibble_at(part, p);
         if (BITS == 5) code += 16 * (int)upper_bit_at(part, p);
         uint4 header = *(const uint4*)(part.scales + (p.tile / 2) * 256 + row % 16 * 16);
         u32 scales[2], mins[2];

@@ -1,8 +1,8 @@
 // What formats share. A tile is 16 rows x 128 columns; lane 4g + t of a warp holds rows g and g + 8 of it, and of each
 // 32 columns the eight from 8t on ("octet").
 //
-// A format says what lies where (`Bytes`), what one value is (`value`, in f32, as stored), and how its values become operands
-// of the matrix instruction (`fragments`): one f16 for each value, by the same roundings wherever they are multiplied.
+// A format says what lies where (`Bytes`), what one value is (`value`, in f32, as stored), and how values become operands
+// of the tensor cores (`fragments`): one f16 for each value, by the same roundings wherever they are multiplied.
 // `fragments(staged, lane, use)` goes through a step's sixteens of columns in order and calls use(k, a): a[0] and a[1] are
 // two columns of rows g and g + 8, a[2] and a[3] the next two. Of 32 columns, k even takes 8t to 8t + 3, k odd 8t + 4 to
 // 8t + 7. Sums are to be multiplied by `unscale(part)`, a power of two.
@@ -17,7 +17,7 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
 
     template <int TO, int COUNT, int AT> DEVICE_METHOD static void copy(u32 to, const u8* from, int lane) {
         if constexpr (AT < COUNT) {
-            if (COUNT - AT >= 512 || lane * 16 < COUNT - AT) copy_begin<TO + AT, AT>(to, from);
+            if (COUNT - AT >= 512 || lane * 16 < COUNT - AT) copy_async_at<TO + AT, AT>(to, from);
             copy<TO, COUNT, AT + 512>(to, from, lane);
         }
     }
@@ -26,16 +26,14 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
 
     // The same by the copy engine, for one thread: a barrier sees all bytes come.
     DEVICE_METHOD static void fetch_bulk(const Part& part, u32 step, u32 to, u32 barrier) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(BYTES) : "memory");
+        mbarrier_expect(barrier, BYTES);
         bulk<CODES_>(to, part.codes, step, barrier);
         bulk<HIGH_>(to + HIGH, part.high, step, barrier);
         bulk<SCALES_>(to + SCALES, part.scales, step, barrier);
         bulk<MINS_>(to + MINS, part.mins, step, barrier);
     }
     template <int COUNT> DEVICE_METHOD static void bulk(u32 to, const u8* plane, u32 step, u32 barrier) {
-        if constexpr (COUNT > 0)
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                         ::"r"(to), "l"(plane + (u64)step * COUNT), "n"(COUNT), "r"(barrier) : "memory");
+        if constexpr (COUNT > 0) copy_bulk(to, plane + (u64)step * COUNT, COUNT, barrier);
     }
     // Where a lane reads next, step after step.
     struct Cursor {
@@ -59,14 +57,6 @@ template <int CODES_, int HIGH_, int SCALES_, int MINS_> struct Staged {
     };
 };
 
-// An f16 of a word in both halves of another.
-DEVICE u32 twice(u32 word, int upper) {
-    u32 d;
-    // In these words the compiler makes it an operand's qualifier.
-    if (upper) asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};}" : "=r"(d) : "r"(word));
-    else asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};}" : "=r"(d) : "r"(word));
-    return d;
-}
 DEVICE u32 word_of(const uint4& v, int index) {
     return index == 0 ? v.x : index == 1 ? v.y : index == 2 ? v.z : v.w;
 }
@@ -74,39 +64,32 @@ DEVICE u32 word_of(const uint4& v, int index) {
 DEVICE u32 moved(u32 word, int up) { return up >= 0 ? word << up : word >> -up; }
 DEVICE u32 byte_of(u32 word, int index) { return (word >> (8 * index)) & 0xff; }
 
-// (word & mask) | other, in one instruction: with both constants the compiler takes two.
-DEVICE u32 masked_or(u32 word, u32 mask, u32 other) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(word), "r"(mask), "r"(other));
-    return d;
-}
-
-// Upper bits of 32 codes of a lane, four octets, in a word: turned right by `turn`, those of pairs p and p + 1 (p even) of an octet are
+// Upper bits of 32 codes of a lane, four octets, in a word: rotated right by `rotation`, those of pairs p and p + 1 (p even) of an octet are
 // where the codes want them, at bits 6 and 10 and 16 further up.
-DEVICE int upper_turn(int block, int p) {
+DEVICE int upper_rotation(int block, int p) {
     const int two = block * 2 + p / 2;
     return two % 4 + two / 4 * 8;
 }
-DEVICE u32 turned_right(u32 word, int by) { return by ? __funnelshift_r(word, word, by) : word; }
+DEVICE u32 rotate_right(u32 word, int by) { return by ? __funnelshift_r(word, word, by) : word; }
 
 // Codes of an octet: two neighbours, 2p and 2p + 1, have their four low bits at bits 4p and 16 + 4p of a word, so that one
 // mask puts both into the low bits of 1024. Returns two codes, exact in f16.
 template <bool FIVE> DEVICE u32 two_codes(u32 word, u32 upper, int block, int p) {
     // Odd pairs are read four bits further up, which is sixteen times as much.
     const int at = p % 2 * 4;
-    u32 bits = masked_or(moved(word, -(p / 2 * 8)), 0x000f000fu << at, 0x64006400);
-    if (FIVE) bits = masked_or(turned_right(upper, upper_turn(block, p) + 2), 0x00010001u << (4 + at), bits);
+    u32 bits = and_or(moved(word, -(p / 2 * 8)), 0x000f000fu << at, 0x64006400);
+    if (FIVE) bits = and_or(rotate_right(upper, upper_rotation(block, p) + 2), 0x00010001u << (4 + at), bits);
     // 1024 and 64 are exact: so are differences.
     if (at == 0) return add_f16x2(bits, 0xe400e400u);
     return fma_f16x2(bits, 0x2c002c00, 0xd400d400u);
 }
-// The same in words that are turned left by two bits: codes are read at bits 2 and 6, and are the low bits of an f16, which is then a
+// The same in words that are rotated left by two bits: codes are read at bits 2 and 6, and are the low bits of an f16, which is then a
 // whole number times 2^-24; below 2^11 an f16's bits count. Returns two codes times 2^-22 (of even pairs), or times 2^-18.
 template <bool FIVE> DEVICE u32 two_low_codes(u32 word, u32 upper, int block, int p) {
     const int at = 2 + p % 2 * 4;
-    const u32 turned = p / 2 ? __byte_perm(word, 0, 0x0321) : word;
-    const u32 bits = turned & 0x000f000fu << at;
-    return FIVE ? masked_or(turned_right(upper, upper_turn(block, p)), 0x00010001u << (4 + at), bits) : bits;
+    const u32 rotated = p / 2 ? __byte_perm(word, 0, 0x0321) : word;
+    const u32 bits = rotated & 0x000f000fu << at;
+    return FIVE ? and_or(rotate_right(upper, upper_rotation(block, p)), 0x00010001u << (4 + at), bits) : bits;
 }
 // A byte of a word in the low bits of 1024, twice.
 DEVICE u32 byte_above_1024(u32 word, u32 index) { return __byte_perm(word, 0x64006400, 0x5050 + index * 0x0101); }
@@ -129,14 +112,14 @@ DEVICE u32 nibble_at(const Part& part, const Place& p) {
     u32 word = *(const u32*)(part.codes + p.tile * 1024 + p.half * 512 + p.lane * 16 + p.block * 4);
     return word >> (16 * (p.i % 2) + 4 * (p.i / 2)) & 15;
 }
-// The same where words are turned left by two bits.
-DEVICE u32 turned_nibble_at(const Part& part, const Place& p) {
+// The same where words are rotated left by two bits.
+DEVICE u32 rotated_nibble_at(const Part& part, const Place& p) {
     const u32 word = *(const u32*)(part.codes + p.tile * 1024 + p.half * 512 + p.lane * 16 + p.block * 4);
-    return turned_right(word, 2) >> (16 * (p.i % 2) + 4 * (p.i / 2)) & 15;
+    return rotate_right(word, 2) >> (16 * (p.i % 2) + 4 * (p.i / 2)) & 15;
 }
 DEVICE u32 upper_bit_at(const Part& part, const Place& p) {
     u32 word = *(const u32*)(part.high + p.tile * 256 + p.half * 128 + p.lane * 4);
-    return turned_right(word, upper_turn(p.block, p.i / 2)) >> (6 + p.i / 2 % 2 * 4 + p.i % 2 * 16) & 1;
+    return rotate_right(word, upper_rotation(p.block, p.i / 2)) >> (6 + p.i / 2 % 2 * 4 + p.i % 2 * 16) & 1;
 }
 // The f16 of a 32-column block: (tile, row, block).
 DEVICE float block_f16(const u8* plane, long tile, int row, int block) {

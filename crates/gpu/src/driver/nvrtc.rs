@@ -11,7 +11,7 @@ pub(crate) struct Source<'a> {
     pub(crate) name: &'a str,
     pub(crate) text: &'a str,
     /// (the name that `#include` uses, text)
-    pub(crate) headers: &'a [(&'a str, &'a str)],
+    pub(crate) headers: &'a [(&'a str, String)],
 }
 
 /// What compiles kernels.

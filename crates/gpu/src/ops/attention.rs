@@ -4,6 +4,7 @@ use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
 
 use super::fits;
 use super::gemm::CAPABILITY;
+use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Kv, int};
@@ -60,6 +61,23 @@ struct Shape {
     cap: f32,
     tiles: i32,
 }
+
+pub(super) const LAYOUTS: &[Layout] = &[
+    layout!(HeadCounts, "HeadCounts" in "rope.cu", { query, kv, dim }),
+    layout!(Rotation, "Rotation" in "rope.cuh", { frequencies, pairs, magnitude }),
+    layout!(Shape, "Attention" in "attention.cuh", {
+        query, kv, group, window, scale, first, stages, clusters, partials, rope, sinks, cap, tiles,
+    }),
+];
+pub(super) const CONSTANTS: &[Constant] = &[
+    Constant::new("attention.cuh", "TILE", TILE),
+    Constant::new("attention.cu", "THREADS", THREADS as usize),
+    Constant::new("attention.cu", "CLUSTER_TILES", CLUSTER_TILES),
+    Constant::new("attention_rows.cu", "THREADS", THREADS as usize),
+    Constant::new("attention_rows.cu", "ROWS", BLOCK_ROWS),
+    Constant::new("attention_wgmma.cu", "THREADS", WGMMA_THREADS as usize),
+    Constant::new("attention_wgmma.cu", "ROWS", WGMMA_ROWS),
+];
 
 /// How the tiles of single tokens are shared out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -138,7 +156,7 @@ pub(crate) fn storage(dtype: KvDType) -> Vec<String> {
 pub(crate) fn program<Buf>((dim, shared): (usize, usize), dtype: KvDType, attention: &Attention<Buf>) -> Key {
     let mut defines = storage(dtype);
     let (capped, sinks) = (attention.soft_cap.is_some(), attention.sinks.is_some());
-    defines.extend([format!("DIM={dim}"), format!("SHARED={shared}")]);
+    defines.extend([format!("DIM={dim}"), format!("GROUP={shared}")]);
     let flags = [("CAPPED", capped), ("SINKS", sinks), ("BOTH", !attention.causal)];
     defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
     let unit = if dtype == KvDType::F32 { "attention_f32.cu" } else { "attention.cu" };
@@ -160,7 +178,7 @@ pub(crate) fn wgmma_program<Buf>(
         _ => return None,
     };
     let mut key = Key { unit: "attention_wgmma.cu", ..program((dim, shared), dtype, attention) };
-    key.defines.extend([format!("RING={ring}"), format!("TURNS={}", i32::from(turns))]);
+    key.defines.extend([format!("RING={ring}"), format!("ROTATES={}", i32::from(turns))]);
     let turns = if turns { WGMMA_ROWS / shared * dim / 2 * 8 } else { 0 };
     // Eight rows begin at 1024 bytes; 2048 are ones.
     Some((key, 1024 + tiles_bytes(dim, dtype, ring) + 2 * WGMMA_ROWS * row_bytes(dim) + 2048 + turns))

@@ -3,6 +3,7 @@
 use fornax_compute::{Attention, Error, Heads, Rows};
 
 use super::attention::{Rotation, TILE, program};
+use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::memory::{Buf, Kv, TICKETS, int};
@@ -33,6 +34,10 @@ struct Shape {
     cap: f32,
     pad2: i32,
 }
+
+pub(super) const LAYOUTS: &[Layout] = &[layout!(Shape, "Attention" in "attention_f32.cu", {
+    query, kv, group, window, scale, tiles, partials, tickets, clusters, pad, rope, sinks, cap, pad2,
+})];
 
 /// Dynamic shared memory of a block: a tile of keys and values, later the results of groups of threads; queries; a partial
 /// result. `stored` are the bytes of a head's keys.

@@ -12,6 +12,7 @@ use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares};
 use super::fits;
 use super::gemm::{self, Many, room_for};
 use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_program, form_threads, steps};
+use crate::abi::{Constant, Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::{Arg, Function};
 use crate::layout::{Format, TILE_ROWS};
@@ -63,6 +64,14 @@ struct Stack {
     known: i32,
     pad: i32,
 }
+
+pub(super) const LAYOUTS: &[Layout] = &[layout!(Stack, "Stack" in "experts.cuh", {
+    chosen, starts, list, places, token, limit, each, first, count, gathers, known, pad,
+})];
+pub(super) const CONSTANTS: &[Constant] = &[
+    Constant::new("experts.cu", "EACH_MAX", EACH_MAX),
+    Constant::new("experts.cuh", "EXPERTS_MAX", EXPERTS_MAX),
+];
 
 /// Rows of weights that some experts have alike, in one part of a weight.
 struct Piece {

@@ -8,6 +8,7 @@ use fornax_compute::{Error, Rows};
 use super::gemm_few;
 use super::gemv::{Inputs, Product, slices, steps};
 use super::products::RowCounts;
+use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::layout::{Format, TILE_ROWS};
@@ -62,6 +63,10 @@ pub(super) struct Many {
     pub(super) partials: u64,
     pub(super) tickets: u64,
 }
+
+pub(super) const LAYOUTS: &[Layout] = &[layout!(Many, "Inputs" in "gemm.cu", {
+    values, factors, first, limit, rows, tiles, slices, pad, partials, tickets,
+})];
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,7 +233,7 @@ impl Shape {
             format!("WIDTH={}", self.width),
             format!("WARPGROUPS={}", self.groups),
             format!("SLICED={}", i32::from(self.slices > 1 && !self.even)),
-            format!("SHARED={}", if self.even { self.slices } else { 0 }),
+            format!("STREAM_K={}", if self.even { self.slices } else { 0 }),
             format!("GATES={}", i32::from(self.gates)),
             format!("STAGES_A={}", self.stages[0]),
             format!("STAGES_B={}", self.stages[1]),

@@ -7,6 +7,7 @@ use fornax_compute::{Error, Rows};
 use super::gemm::{Gemm, room_for};
 use super::gemv::slices;
 use super::products::RowCounts;
+use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::memory::{WeightPart, int};
@@ -42,6 +43,9 @@ struct Few {
     units: i32,
     pad: [i32; 2],
 }
+
+pub(super) const LAYOUTS: &[Layout] =
+    &[layout!(Few, "Inputs" in "gemm_few.cu", { values, factors, first, limit, rows, units, pad })];
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use super::fits;
 use super::fuse::Pending;
 use super::gemm::{Gemm, room_for};
 use super::gemm_few::rows_max as rows_few;
+use crate::abi::{Constant, Layout, layout};
 use crate::arena::Piece;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
@@ -107,6 +108,15 @@ pub(super) struct Product {
     pub(super) pairs: i32,
     pub(super) gated: u64,
 }
+
+pub(super) const LAYOUTS: &[Layout] = &[
+    layout!(Inputs, "Inputs" in "gemv.cu", {
+        x, values, factors, norm, partials, tickets, first, limit, eps, tiles,
+    }),
+    layout!(Product, "Result" in "result.cuh", { values, bias, columns, first, adds, pairs, gated }),
+];
+pub(super) const CONSTANTS: &[Constant] =
+    &[Constant::new("form.cu", "STREAM_MAX", STREAM_MAX), Constant::new("form.cuh", "BLOCK", TILE_COLUMNS)];
 
 /// A product with one part of a weight, ready to be launched.
 #[derive(Clone, Copy)]

@@ -3,6 +3,7 @@
 use fornax_compute::{Error, LowRank, RANK_MAX, Rows};
 
 use super::fits;
+use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, int};
@@ -47,6 +48,14 @@ struct DeviceChanges {
     first: i32,
     pad: i32,
 }
+
+pub(super) const LAYOUTS: &[Layout] = &[
+    layout!(DeviceChange, "Change" in "low_rank.cu", { down, up, adapter, rank, column, columns, place, scale }),
+    layout!(DeviceChanges, "Changes" in "low_rank.cu", {
+        each, x, inner, out, count, in_columns: in, stride, columns, first, pad,
+    }),
+];
+pub(super) const CONSTANTS: &[Constant] = &[Constant::new("low_rank.cu", "CHANGES_MAX", CHANGES_MAX)];
 
 impl Cuda {
     pub(crate) fn op_low_rank(

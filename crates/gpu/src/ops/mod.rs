@@ -31,7 +31,22 @@ pub(crate) use sample::program as sample_program;
 
 use fornax_compute::Error;
 
+use crate::abi::{Constant, Layout};
 use crate::memory::Buf;
+
+/// What the files here share with theirs in `kernels/`.
+pub(crate) const LAYOUTS: [&[Layout]; 8] = [
+    attention::LAYOUTS,
+    attention_f32::LAYOUTS,
+    experts::LAYOUTS,
+    gemm::LAYOUTS,
+    gemm_few::LAYOUTS,
+    gemv::LAYOUTS,
+    low_rank::LAYOUTS,
+    rows::LAYOUTS,
+];
+pub(crate) const CONSTANTS: [&[Constant]; 5] =
+    [attention::CONSTANTS, experts::CONSTANTS, gemv::CONSTANTS, low_rank::CONSTANTS, sample::CONSTANTS];
 
 /// Refuses a buffer with too few rows or other columns than the operation has.
 pub(crate) fn fits(

@@ -5,6 +5,7 @@ use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNo
 use super::fits;
 use super::fuse::Due;
 use super::gemv::row_threads;
+use crate::abi::{Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::memory::{Buf, Weight, int};
@@ -25,6 +26,9 @@ struct DeviceNorm {
     columns: i32,
     pad: i32,
 }
+
+pub(super) const LAYOUTS: &[Layout] =
+    &[layout!(DeviceNorm, "Norm" in "norm.cu", { weight, bias, eps, centred, columns, pad })];
 
 impl DeviceNorm {
     fn new(operation: &'static str, norm: &Norm<Buf>) -> Result<DeviceNorm, Error> {

@@ -8,6 +8,7 @@
 use fornax_compute::{Change, Error, SampleRow, SampleScratch, halvings, random_bits, sample};
 
 use super::fits;
+use crate::abi::Constant;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
 use crate::memory::{Buf, int};
@@ -25,6 +26,13 @@ const CUT_THREADS: u32 = 1024;
 const CUT_SHARED: u32 = CUT_THREADS * (2 * 12 + 4 * 8);
 /// Blocks that fill the device with adding up bins, each of which costs what it takes to add them to the row's.
 const WEIGHING: usize = 1056;
+
+pub(super) const CONSTANTS: &[Constant] = &[
+    Constant::new("sample.cu", "STRETCH", STRETCH as usize),
+    Constant::new("sample.cu", "THREADS", STRETCH_THREADS as usize),
+    Constant::new("sample.cu", "BINS", CUT_THREADS as usize),
+    Constant::new("sample.cu", "LISTED", 4 * CUT_THREADS as usize),
+];
 
 impl Cuda {
     pub(crate) fn op_sample(

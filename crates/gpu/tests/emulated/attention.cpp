@@ -6,7 +6,7 @@
 #include "attention.cu"
 
 // Tokens of one key, of whole tiles and of one key more, and of several tiles; blocks of a cluster are left without a tile.
-static const int KV_HEADS = 2, TOKENS = 4, QUERY_HEADS = KV_HEADS * SHARED, COLUMNS = (QUERY_HEADS + 2 * KV_HEADS) * DIM;
+static const int KV_HEADS = 2, TOKENS = 4, QUERY_HEADS = KV_HEADS * GROUP, COLUMNS = (QUERY_HEADS + 2 * KV_HEADS) * DIM;
 static const int PLACES[TOKENS] = {0, 63, 128, 330}, POSITIONS[TOKENS] = {3, 60, 128, 331};
 // Mean square errors, relative to mean squares: of results, and of new keys and values, which are rounded to what is stored.
 static const double RESULT_ERROR = 1e-9, STORED_ERROR = KV_F8 ? 2e-3 : KV_BF16 ? 5e-6 : 1e-7;
@@ -48,8 +48,8 @@ static void store_nan(std::vector<Stored>& pages, int token, int at) {
     }
 }
 
-// Head `head` of a token's row with its first pairs turned, as the kernel turns them.
-static std::vector<double> turned_head(int token, int head, int pairs) {
+// Head `head` of a token's row with its first pairs rotated, as the kernel rotates them.
+static std::vector<double> rotated_head(int token, int head, int pairs) {
     const float* from = &qkv[token * COLUMNS + head * DIM];
     std::vector<double> to(from, from + DIM);
     for (int i = 0; i < pairs; i++) {
@@ -66,7 +66,7 @@ static double stored_error(int pairs) {
         const int token = i / KV_HEADS, kv = i % KV_HEADS;
         Error error;
         for (int v = 0; v < 2; v++) {
-            const std::vector<double> right = turned_head(token, QUERY_HEADS + v * KV_HEADS + kv, v ? 0 : pairs);
+            const std::vector<double> right = rotated_head(token, QUERY_HEADS + v * KV_HEADS + kv, v ? 0 : pairs);
             for (int d = 0; d < DIM; d++) error.add(stored_value(token, PLACES[token], v, kv, d), right[d]);
         }
         worst = std::max(worst, error.relative());
@@ -77,8 +77,8 @@ static double stored_error(int pairs) {
 static double result_error(int pairs) {
     double worst = 0;
     for (int i = 0; i < TOKENS * QUERY_HEADS; i++) {
-        const int token = i / QUERY_HEADS, head = i % QUERY_HEADS, kv = head / SHARED;
-        const std::vector<double> query = turned_head(token, head, pairs);
+        const int token = i / QUERY_HEADS, head = i % QUERY_HEADS, kv = head / GROUP;
+        const std::vector<double> query = rotated_head(token, head, pairs);
         std::vector<double> scores, wanted(DIM);
         for (int at = first_place(token); at <= PLACES[token]; at++) {
             double score = 0;
@@ -102,12 +102,12 @@ static double result_error(int pairs) {
 
 // The kernels, so many blocks for a token.
 static void run(int blocks, bool clusters, int tiles) {
-    partials.assign(TOKENS * KV_HEADS * blocks * SHARED * (DIM + 2), NAN);
+    partials.assign(TOKENS * KV_HEADS * blocks * GROUP * (DIM + 2), NAN);
     shape.partials = partials.data();
     shape.clusters = clusters;
     shape.tiles = blocks;
     const int share = (OUTPUTS + 2 * blocks - 1) / (2 * blocks) * 2, tiles_sent = (tiles + blocks - 1) / blocks * blocks;
-    const int sent = SHARED * CLUSTER_TILES * (int)sizeof(float2) + tiles_sent * share * 4;
+    const int sent = GROUP * CLUSTER_TILES * (int)sizeof(float2) + tiles_sent * share * 4;
     emulated::shared_bytes = TILES_BYTES(shape.stages) + PARTS * QUERIES * (STRIDE + TILE * 2) + (clusters ? sent : 0);
     gridDim = {KV_HEADS, TOKENS, blocks};
     auto body = [] { attention(step, shape, qkv.data(), pages.data(), out.data()); };
@@ -147,11 +147,11 @@ int main() {
     }
     const int own[TOKENS] = {0, 1, 2, 3};
     step = {nullptr, nullptr, POSITIONS, PLACES, nullptr, own, own, nullptr, tables.data(), TOKENS, TOKENS, TOKENS, 0};
-    // How many pairs are turned (none: queries are turned and keys are stored already), and windows.
+    // How many pairs are rotated (none: queries are rotated and keys are stored already), and windows.
     const struct { int pairs, window; } cases[] = {{0, 0}, {DIM / 2, 0}, {DIM / 8 * 2, 100}, {2, 1}, {0, 33}};
     for (auto [pairs, window] : cases) {
-        const bool turns = pairs > 0;
-        const Rotation rope = {turns ? frequencies.data() : nullptr, pairs, 1.0f};
+        const bool rotates = pairs > 0;
+        const Rotation rope = {rotates ? frequencies.data() : nullptr, pairs, 1.0f};
         shape = {QUERY_HEADS, KV_HEADS, 0, window, 1.0f / sqrtf(DIM), 0, 1, 0, nullptr, rope, sinks.data(), 1.5f, 1};
         std::vector<Stored> before = stored_before, first_pages;
         std::vector<float> first;
@@ -161,7 +161,7 @@ int main() {
             const int place = PLACES[token], from = first_place(token);
             tiles = max(tiles, place / TILE - from / TILE + 1);
             for (int at = 0; at < (place / PAGE_TOKENS + 1) * PAGE_TOKENS; at++)
-                if (at < from || at > place || (turns && at == place)) store_nan(before, token, at);
+                if (at < from || at > place || (rotates && at == place)) store_nan(before, token, at);
         }
         const struct { int blocks; bool clusters; } ways[] = {{1, false}, {tiles, false}, {2, true}, {8, true}};
         for (auto [blocks, clusters] : ways)
@@ -176,13 +176,13 @@ int main() {
                     run(blocks, clusters, tiles);
                     if (first.empty()) {
                         first = out, first_pages = pages;
-                        error = result_error(pairs), new_error = turns ? stored_error(pairs) : 0;
+                        error = result_error(pairs), new_error = rotates ? stored_error(pairs) : 0;
                     }
                     const bool same = !memcmp(first.data(), out.data(), out.size() * 4) && first_pages == pages;
                     // Nothing but what is new is stored.
-                    for (int token = 0; turns && token < TOKENS; token++) store_nan(pages, token, PLACES[token]);
+                    for (int token = 0; rotates && token < TOKENS; token++) store_nan(pages, token, PLACES[token]);
                     if (error < RESULT_ERROR && new_error < STORED_ERROR && same && pages == before) continue;
-                    printf("%d pairs turned, window %d, %d blocks (clusters: %d), %d tiles", pairs, window, blocks, clusters, stages);
+                    printf("%d pairs rotated, window %d, %d blocks (clusters: %d), %d tiles", pairs, window, blocks, clusters, stages);
                     printf(", copies %d: error %.1e, of what is new %.1e, %s bits\n", copies, error, new_error, same ? "same" : "other");
                     return 1;
                 }

@@ -1,7 +1,7 @@
-// Blocks of a CUDA kernel on a CPU: a fiber for each thread, barriers and operations of a warp as switches between them. Which
-// warps stand still, and when copies into shared memory are done, is left to chance, so that a barrier or a wait that is
-// missing is seen. Functions that kernels write in the chip's own instructions have stand-ins here, by their names; they
-// end the program where the chip would fail: at an address that is not aligned, or not within what it should be.
+// CUDA C++ on a CPU: what the language and the runtime give a kernel. Every thread of a block is a fiber; barriers and warp
+// operations switch between fibers. Which warps stall, and when asynchronous copies complete, is random, so that a missing
+// barrier or wait shows. The chip's own instructions are in chip.h. Both end the program where a chip would fail: at an address
+// that is misaligned or out of bounds.
 #pragma once
 #include <immintrin.h>
 
@@ -18,6 +18,7 @@
 #define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(...)
+#define __grid_constant__
 // A section of their own, so that each block of a cluster can have its own in turn.
 #define __shared__ static __attribute__((section("block_variables")))
 extern "C" char __start_block_variables[], __stop_block_variables[];
@@ -41,6 +42,30 @@ static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
 static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static float __fsub_rn(float a, float b) { return a - b; }
+static double __dadd_rn(double a, double b) { return a + b; }
+static double __dsub_rn(double a, double b) { return a - b; }
+static double __dmul_rn(double a, double b) { return a * b; }
+static double __ddiv_rn(double a, double b) { return a / b; }
+static float __double2float_rn(double value) { return (float)value; }
+static float __double2float_ru(double value) {
+    const float near = (float)value;
+    return near < value ? nextafterf(near, INFINITY) : near;
+}
+static unsigned long long __double2ull_rn(double value) { return (unsigned long long)llrint(value); }
+static unsigned long long __double2ull_rz(double value) { return (unsigned long long)value; }
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return (unsigned __int128)a * b >> 64; }
+static int __float_as_int(float value) { return (int)__float_as_uint(value); }
+static int __ffs(uint32_t bits) { return __builtin_ffs((int)bits); }
+static int __popc(uint32_t bits) { return __builtin_popcount(bits); }
+static float rsqrtf(float value) { return (float)(1.0 / sqrt((double)value)); }
+static uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by) {
+    return (uint32_t)((low | (uint64_t)high << 32) >> (by & 31));
+}
+static long max(long a, long b) { return a > b ? a : b; }
+static long min(long a, long b) { return a < b ? a : b; }
+static uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static unsigned long long min(unsigned long long a, unsigned long long b) { return a < b ? a : b; }
 static int max(int a, int b) { return a > b ? a : b; }
 static uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static int min(int a, int b) { return a < b ? a : b; }
@@ -63,10 +88,10 @@ change_stack:
 )");
 
 namespace emulated {
-enum { LANES = 32, THREADS_MAX = 128, WARPS_MAX = THREADS_MAX / LANES, BLOCKS_MAX = 8, STACK = 64 << 10 };
+enum { LANES = 32, THREADS_MAX = 1024, WARPS_MAX = THREADS_MAX / LANES, BLOCKS_MAX = 8, STACK = 64 << 10 };
 // Shared memory of a block, and what is looked at behind it: nobody may write there.
 enum { SHARED_MAX = 227 << 10, BEHIND = 4 << 10 };
-// When copies are done: once they are waited for, at once, or now this, now that.
+// When asynchronous copies complete: when they are waited for, at once, or at random one or the other.
 enum Copies { LATE, EARLY, ANY };
 static Copies copies;
 // What copies may read, and how much shared memory a block has.
@@ -81,11 +106,13 @@ struct Warp {
 struct Block {
     Place place;
     Barrier come, sent;  // the second: once all that others send is there
+    Barrier named[16];
     uint32_t bytes_sent, bytes_expected;
-    int still;  // warps that stand still, a bit for each
+    uint64_t stalled;  // warps that do not run, a bit for each
     Warp warps[WARPS_MAX];
     uint8_t* shared;
     std::vector<char> variables;
+    int any[2];  // of __syncthreads_or
 };
 struct Copy { uint32_t to; const uint8_t* from; int bytes; bool there; };
 struct Fiber {
@@ -116,6 +143,8 @@ static uint32_t chance(uint32_t below) {
     state ^= state << 13; state ^= state >> 7; state ^= state << 17;
     return (uint32_t)(state >> 16) % below;
 }
+// Any set of warps.
+static uint64_t random_warps() { return (uint64_t)chance(1 << 16) | (uint64_t)chance(1 << 16) << 16; }
 static void wait_for_turn(const Barrier& barrier, uint64_t turn) {
     current->waits_for = &barrier;
     current->turn = turn;
@@ -138,104 +167,11 @@ template <class T> static const T* exchange(const T& own) {
     static_assert(sizeof(T) * LANES <= sizeof warp.exchanged[0]);
     T* all = (T*)warp.exchanged[warp.come.turn % 2];
     all[lane()] = own;
-    wait(warp.come, LANES);
+    wait(warp.come, min(LANES, blockDim.x - current->thread.x / LANES * LANES));
     return all;
 }
 
-// Kernels run one after the other.
-static void let_next_start() {}
-static void wait_for_inputs() {}
-static float f16_to_f32(uint16_t bits) { return _cvtsh_ss(bits); }
-static uint16_t f32_to_f16(float value) { return _cvtss_sh(value, 0); }
-static uint32_t f16_pair(float x, float y) { return f32_to_f16(x) | (uint32_t)f32_to_f16(y) << 16; }
-static uint32_t mul_f16x2(uint32_t a, uint32_t b) {
-    return f16_pair(f16_to_f32((uint16_t)a) * f16_to_f32((uint16_t)b), f16_to_f32(a >> 16) * f16_to_f32(b >> 16));
-}
-static float bf16_to_f32(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
-static uint16_t f32_to_bf16(float value) {
-    const uint32_t bits = __float_as_uint(value);
-    return std::isnan(value) ? 0x7fff : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-static float power_of_two(float x) { return exp2f(x); }
-template <class T> static T load_fresh(const T* at) { return *at; }
-static uint32_t warp_most(uint32_t value) {
-    const uint32_t* all = exchange(value);
-    return *std::max_element(all, all + LANES);
-}
-
 static uint8_t* shared() { return current->block->shared; }
-// So many bytes of shared memory, which have to begin at a whole times their number.
-static uint32_t within_shared(const char* what, uint32_t at, uint32_t bytes) {
-    if (at % bytes || at + bytes > shared_bytes) fail("%s of %u bytes at %u of %u in shared memory\n", what, bytes, at, shared_bytes);
-    return at;
-}
-static uint32_t shared_address(const void* at) { return within_shared("an address", (uint32_t)((const uint8_t*)at - shared()), 1); }
-static void store_zeros(uint32_t to) { memset(shared() + within_shared("zeros", to, 8), 0, 8); }
-static void finish(const Copy& copy) {
-    if (copy.there) memcpy(shared() + copy.to, copy.from, copy.bytes);
-    else memset(shared() + copy.to, 0, copy.bytes);
-}
-template <int BYTES> static void copy_piece(uint32_t to, const uint8_t* from, bool there = true) {
-    if ((uintptr_t)from % BYTES || (there && (from < copied_begin || from + BYTES > copied_end)))
-        fail("a copy of %d bytes from %td\n", BYTES, from - copied_begin);
-    const Copy copy = {within_shared("a copy", to, BYTES), from, BYTES, there};
-    if (copies == EARLY || (copies == ANY && chance(2))) finish(copy);
-    else current->open.push_back(copy);
-}
-static void copy_group() { current->groups.push_back(std::move(current->open)); current->open.clear(); }
-template <int GROUPS> static void copy_wait() {
-    while (current->groups.size() > GROUPS) {
-        for (auto& copy : current->groups.front()) finish(copy);
-        current->groups.erase(current->groups.begin());
-    }
-}
-
-// `ldmatrix`: lanes 8j to 8j + 7 say where the rows of matrix j are.
-static void load(uint32_t m[4], bool turned, uint32_t at) {
-    std::array<uint16_t, 8> own;
-    memcpy(own.data(), shared() + within_shared("a row", at, 16), 16);
-    const auto* rows = exchange(own);
-    const int g = lane() / 4, t = lane() % 4 * 2;
-    for (int j = 0; j < 4; j++, rows += 8)
-        m[j] = turned ? rows[t][g] | (uint32_t)rows[t + 1][g] << 16 : rows[g][t] | (uint32_t)rows[g][t + 1] << 16;
-}
-static void load_matrices(uint32_t m[4], uint32_t at) { load(m, false, at); }
-static void load_turned_matrices(uint32_t m[4], uint32_t at) { load(m, true, at); }
-// `mma.sync` m16n8k16; sums of 16 products are rounded once.
-template <float (*WIDENED)(uint16_t)> static void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    struct Pair { double first, second; };
-    std::array<Pair, 6> own;
-    for (int i = 0; i < 6; i++) own[i] = {WIDENED((uint16_t)words[i]), WIDENED(words[i] >> 16)};
-    const auto* all = exchange(own);
-    const int g = lane() / 4, t = lane() % 4;
-    for (int e = 0; e < 4; e++) {
-        const auto *left = all + g * 4, *right = all + (t * 2 + e % 2) * 4;
-        double sum = 0;
-        for (int k = 0; k < 8; k++) {
-            const Pair &x = left[k % 4][k / 4 * 2 + e / 2], &y = right[k % 4][4 + k / 4];
-            sum += x.first * y.first + x.second * y.second;
-        }
-        d[e] = (float)(d[e] + sum);
-    }
-}
-static void mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma<f16_to_f32>(d, a, b0, b1); }
-static void mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) { mma<bf16_to_f32>(d, a, b0, b1); }
-
-static void cluster_arrive() { arrive(of_cluster, cluster_blocks * blockDim.x); }
-static void cluster_await() { wait_for_turn(of_cluster, 0); }
-static void expect_sent(const void*, uint32_t bytes) { current->block->bytes_expected = bytes; }
-static void send_to_block(const void* at, const void*, int rank, float2 value) {
-    const uint32_t to = within_shared("what is sent", shared_address(at), 8);
-    if (of_cluster.turn == 0) fail("sent before all blocks are there\n");
-    if (rank < 0 || rank >= cluster_blocks) fail("sent to block %d of %d\n", rank, cluster_blocks);
-    Block& block = blocks[rank];
-    memcpy(block.shared + to, &value, 8);
-    block.bytes_sent += 8;
-    if (block.bytes_sent > block.bytes_expected) fail("more is sent than %u bytes\n", block.bytes_expected);
-    if (block.bytes_sent == block.bytes_expected) block.sent.turn++;
-}
-static void await_sent(const void*) { wait_for_turn(current->block->sent, 0); }
 
 static void start(Fiber& fiber, Block& block, int thread) {
     if (!fiber.stack) fiber.stack = (char*)aligned_alloc(16, STACK);
@@ -254,7 +190,7 @@ static void start(Fiber& fiber, Block& block, int thread) {
     fiber.groups.clear();
     fiber.open.clear();
 }
-// Lets every thread of a block that can go on do so, in any order, but for warps that stand still.
+// Lets every thread of a block that can run do so, in random order, except those of stalled warps.
 struct Round { int left, could, did; };
 static void run_round(Block& block, Fiber* threads, Round& round) {
     const size_t bytes = block.variables.size();
@@ -269,7 +205,7 @@ static void run_round(Block& block, Fiber* threads, Round& round) {
         Fiber& fiber = threads[order[i]];
         if (fiber.done || (fiber.waits_for && fiber.waits_for->turn == fiber.turn)) continue;
         round.could++;
-        if (block.still >> order[i] / LANES & 1) continue;
+        if (block.stalled >> order[i] / LANES & 1) continue;
         round.did++;
         current = &fiber;
         change_stack(&scheduler, fiber.stopped);
@@ -277,8 +213,8 @@ static void run_round(Block& block, Fiber* threads, Round& round) {
     }
     memcpy(block.variables.data(), __start_block_variables, bytes);
 }
-// Runs `body` for every thread of so many blocks from `first` on, all at once: a cluster where they are several. Warps that stand
-// still do so until the others can do no more.
+// Runs `body` for every thread of `count` blocks from `first` on, concurrently: a cluster where they are several. Stalled warps
+// stay so until no other can run.
 static void run(Place first, int count, int threads, void (*body)()) {
     kernel = body;
     of_cluster = Barrier();
@@ -289,8 +225,9 @@ static void run(Place first, int count, int threads, void (*body)()) {
         Block& block = blocks[b];
         block.place = {first.x, first.y, first.z + b};
         block.come = block.sent = Barrier();
-        block.bytes_sent = block.bytes_expected = 0;
-        block.still = chance(1 << threads / LANES);
+        std::fill_n(block.named, 16, Barrier());
+        block.bytes_sent = block.bytes_expected = block.any[0] = block.any[1] = 0;
+        block.stalled = random_warps();
         for (auto& warp : block.warps) warp.come = Barrier();
         if (!block.shared) block.shared = (uint8_t*)aligned_alloc(1024, SHARED_MAX + BEHIND);
         // NaN in every type.
@@ -303,7 +240,7 @@ static void run(Place first, int count, int threads, void (*body)()) {
         for (int i = 0, b = chance(count); i < count; i++, b = (b + 1) % count) run_round(blocks[b], fibers[b], round);
         if (round.could == 0) fail("threads wait for each other for ever\n");
         if (round.did > 0) continue;
-        for (int b = 0; b < count; b++) blocks[b].still = chance(1 << threads / LANES);
+        for (int b = 0; b < count; b++) blocks[b].stalled = random_warps();
     }
     for (int b = 0; b < count; b++) {
         const Block& block = blocks[b];
@@ -317,5 +254,44 @@ static void run(Place first, int count, int threads, void (*body)()) {
 #define threadIdx (emulated::current->thread)
 #define blockIdx (emulated::current->block->place)
 static void __syncthreads() { emulated::wait(emulated::current->block->come, blockDim.x); }
-static float __shfl_xor_sync(uint32_t, float value, int step) { return emulated::exchange(value)[emulated::lane() ^ step]; }
-static unsigned long __cvta_generic_to_shared(const void* at) { return emulated::shared_address(at); }
+static int __syncthreads_or(int value) {
+    emulated::Block& block = *emulated::current->block;
+    const int at = block.come.turn % 2;
+    block.any[at] |= value != 0;
+    __syncthreads();
+    const int any = block.any[at];
+    __syncthreads();
+    block.any[at] = 0;
+    return any;
+}
+static void __syncwarp() { emulated::exchange(0); }
+static void __threadfence() {}
+template <class T> static T __shfl_sync(uint32_t, T value, int lane) { return emulated::exchange(value)[lane % emulated::LANES]; }
+template <class T> static T __shfl_xor_sync(uint32_t, T value, int step) { return emulated::exchange(value)[emulated::lane() ^ step]; }
+template <class T> static T __shfl_up_sync(uint32_t, T value, int step) {
+    const T* all = emulated::exchange(value);
+    return emulated::lane() >= step ? all[emulated::lane() - step] : value;
+}
+static uint32_t __ballot_sync(uint32_t, bool value) {
+    const bool* all = emulated::exchange(value);
+    uint32_t bits = 0;
+    for (int i = 0; i < emulated::LANES; i++) bits |= (uint32_t)all[i] << i;
+    return bits;
+}
+static bool __any_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) != 0; }
+template <class T> static T __reduce_add_sync(uint32_t, T value) {
+    const T* all = emulated::exchange(value);
+    T sum = 0;
+    for (int i = 0; i < emulated::LANES; i++) sum += all[i];
+    return sum;
+}
+template <class T> static T __reduce_min_sync(uint32_t, T value) {
+    const T* all = emulated::exchange(value);
+    return *std::min_element(all, all + emulated::LANES);
+}
+// Fibers are switched at barriers only, so nothing comes between.
+template <class T, class V> static T atomicAdd(T* at, V value) {
+    const T before = *at;
+    *at += value;
+    return before;
+}

@@ -1,24 +1,24 @@
-// Hopper's matrix instruction for 64 rows x N columns x 16, asynchronous: four warps together. Rows come from registers, each
-// warp's 16 as in `mma_f16`; columns from shared memory, each column's values one after the other. It gives the same bits as
-// `mma_f16` over the same order of values.
+// Hopper's wgmma: 64 rows x N columns x 16, asynchronous, by a warpgroup (four warps). Rows come from registers, each
+// warp's 16 as in `mma_f16`, columns from shared memory, each column's values contiguous. It gives the same bits as
+// `mma_f16` over the same order of values. Kernels that include this are compiled where HAS_WGMMA is.
 #pragma once
 #include "prelude.cuh"
 
-#if __CUDA_ARCH__ == 900
-// Columns of 64 values (128 bytes), swizzled in pieces of 16 bytes: piece c of column n lies at piece c ^ n % 8. Eight columns
-// are 1024 bytes. `start` is moved by 32 bytes for the next 16 values.
-DEVICE u64 wgmma_columns(u32 start) { return (u64)((start & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-// The same in two steps: the lower half, to which the sixteenths of bytes are added that `start` is moved by; then all. Where
-// rows of that memory are steps and what lies side by side are columns, `start` is moved by 2048 bytes for the next 16
-// values; columns behind the first 64 lie `apart` bytes behind.
-DEVICE u32 wgmma_low(u32 start) { return (start & 0x3ffff) >> 4 | 1 << 16; }
-DEVICE u64 wgmma_of(u32 low) { return low | 64ull << 32 | 1ull << 62; }
-DEVICE u64 wgmma_apart(u32 low, u32 apart) { return wgmma_of((low & 0xffff) | apart >> 4 << 16); }
-// Registers that it takes were written before.
+#if HAS_WGMMA
+// The descriptor of columns of 64 values (128 bytes) in the 128-byte swizzle: piece c (16 bytes) of column n lies at piece
+// c ^ n % 8. Eight columns are 1024 bytes. `start` advances by 32 bytes for the next 16 values.
+DEVICE u64 wgmma_descriptor(u32 start) { return (u64)((start & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// The same in two steps: the lower half, to which an advance in units of 16 bytes is added; then the whole. For a transposed
+// operand (rows of memory are k) `start` advances by 2048 bytes for the next 16 values, and columns after the first 64
+// lie `apart` bytes behind.
+DEVICE u32 wgmma_descriptor_low(u32 start) { return (start & 0x3ffff) >> 4 | 1 << 16; }
+DEVICE u64 wgmma_descriptor_of(u32 low) { return low | 64ull << 32 | 1ull << 62; }
+DEVICE u64 wgmma_descriptor_strided(u32 low, u32 apart) { return wgmma_descriptor_of((low & 0xffff) | apart >> 4 << 16); }
+// Before the first wgmma that reads or adds to registers written by other instructions.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most so many groups are under way.
-template <int GROUPS> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory"); }
+// Waits until at most PENDING groups are in flight.
+template <int PENDING> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
 #define OUT_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUT_16(d, i) OUT_4(d, i), OUT_4(d, i + 4), OUT_4(d, i + 8), OUT_4(d, i + 12)
@@ -58,14 +58,21 @@ WGMMA(192, REGISTERS_96, "%96", "%97", "%98", "%99", "%100", "%101", OUT_64(d, 0
 WGMMA(224, REGISTERS_112, "%112", "%113", "%114", "%115", "%116", "%117", OUT_64(d, 0), OUT_32(d, 64), OUT_16(d, 96))
 WGMMA(256, REGISTERS_128, "%128", "%129", "%130", "%131", "%132", "%133", OUT_64(d, 0), OUT_64(d, 64))
 
-// What products leave in registers is there: it is not read before.
-template <int N> DEVICE void wgmma_landed(float (&d)[N]) {
+// Keeps the compiler from reading accumulators before `wgmma_wait`.
+template <int N> DEVICE void wgmma_fence_operands(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// For f16 and bf16: 64 rows from shared memory, laid out as columns are; and columns whose steps are rows, with eight more of
-// them behind the last (wgmma_apart) where they are wanted.
+// d += a * b, 64 rows and 128 columns, both from shared memory.
+DEVICE void wgmma_m64n128_shared(float (&d)[64], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" REGISTERS_64 "}, %64, %65, 1, 1, 1, 0, 0;\n"
+                 : OUT_64(d, 0)
+                 : "l"(a), "l"(b));
+}
+
+// For f16 and bf16: 64 rows from shared memory, laid out as columns are; and transposed columns, optionally with eight more
+// behind the last (wgmma_descriptor_strided).
 template <int N, bool BF16> struct WgmmaOf;
 #define WGMMA_OF(N, MORE, BF16, TYPE)                                                                                        \
     template <> struct WgmmaOf<N, BF16> {                                                                                    \
@@ -76,14 +83,14 @@ template <int N, bool BF16> struct WgmmaOf;
                          : OUT_32(d, 0)                                                                                      \
                          : "l"(rows), "l"(columns), "r"(adds));                                                              \
         }                                                                                                                    \
-        DEVICE_METHOD static void multiply_turned(float (&d)[N / 2], const u32 a[4], u64 columns, int adds) {                \
+        DEVICE_METHOD static void multiply_transposed(float (&d)[N / 2], const u32 a[4], u64 columns, int adds) {                \
             asm volatile("{.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"                                                    \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS_32                   \
                          "}, {%32,%33,%34,%35}, %36, adds, 1, 1, 1;}"                                                        \
                          : OUT_32(d, 0)                                                                                      \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"(adds));                             \
         }                                                                                                                    \
-        DEVICE_METHOD static void multiply_turned_more(float (&d)[N / 2], float (&more)[4], const u32 a[4], u64 columns, int adds) { \
+        DEVICE_METHOD static void multiply_transposed_more(float (&d)[N / 2], float (&more)[4], const u32 a[4], u64 columns, int adds) { \
             asm volatile("{.reg .pred adds;\nsetp.ne.b32 adds, %41, 0;\n"                                                    \
                          "wgmma.mma_async.sync.aligned.m64n" #MORE "k16.f32." TYPE "." TYPE " {" REGISTERS_32                \
                          ",%32,%33,%34,%35}, {%36,%37,%38,%39}, %40, adds, 1, 1, 1;}"                                        \
