@@ -738,8 +738,7 @@ mod tests {
             weight_bytes: 0,
             body_operations: 100.0,
             head_operations: 10.0,
-            place_operations: 2.0,
-            windows: vec![None, Some(2)],
+            layers: vec![(2.0, None), (2.0, Some(2))],
         };
         let check = |places, heads, wanted| assert_eq!(traffic.operations(places, heads), wanted);
         // The first token sees itself in both layers.
