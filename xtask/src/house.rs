@@ -20,15 +20,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // `compute` and `format` are what model's interface and the tests on real backends speak of.
     ("fornax-engine", &["fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
+    // What engine and text together mean to whoever chats.
+    ("fornax-chat", &["fornax-engine", "fornax-text"]),
     // It knows matrices by number; `model` is for its tests, which compute one.
     ("fornax-private", &["fornax-compute", "fornax-format", "fornax-model"]),
     // It is handed a model that answers questions, and knows nothing of how.
     ("fornax-jobs", &[]),
     // `compute` for the sampling parameters that engine's requests carry, `format` for the tokenizers of its tests.
-    ("fornax-server", &["fornax-engine", "fornax-text", "fornax-jobs", "fornax-compute", "fornax-format"]),
+    (
+        "fornax-server",
+        &["fornax-chat", "fornax-engine", "fornax-text", "fornax-jobs", "fornax-compute", "fornax-format"],
+    ),
     (
         "fornax",
         &[
+            "fornax-chat",
             "fornax-format",
             "fornax-compute",
             "fornax-gpu",
