@@ -22,6 +22,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // It compiles forms for the engine; the others are for its tests, which run one.
     ("fornax-form", &["fornax-engine", "fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
+    // What engine and text together mean to whoever chats.
+    ("fornax-chat", &["fornax-engine", "fornax-form", "fornax-text"]),
     // It knows matrices by number; `model` is for its tests, which compute one.
     ("fornax-private", &["fornax-compute", "fornax-format", "fornax-model"]),
     // It is handed a model that answers questions, and knows nothing of how; answers are judged by their form.
@@ -29,11 +31,20 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // `compute` for the sampling parameters that engine's requests carry, `format` for the tokenizers of its tests.
     (
         "fornax-server",
-        &["fornax-engine", "fornax-form", "fornax-text", "fornax-jobs", "fornax-compute", "fornax-format"],
+        &[
+            "fornax-chat",
+            "fornax-engine",
+            "fornax-form",
+            "fornax-text",
+            "fornax-jobs",
+            "fornax-compute",
+            "fornax-format",
+        ],
     ),
     (
         "fornax",
         &[
+            "fornax-chat",
             "fornax-format",
             "fornax-compute",
             "fornax-gpu",

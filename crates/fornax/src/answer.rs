@@ -1,28 +1,26 @@
-//! One choice of a request on its way out: tokens become text on the caller's side.
+//! One choice of a request on its way out, with all that it came to.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fornax_engine::{EndReason, Event, Failure, Reply, TimedOut};
-use fornax_text::{Detokenizer, StopStrings, Tokenizer};
+use fornax_chat::{Call, Failed, Finish as Ended, Piece, TokenScore, call_id};
+use fornax_engine::{Failure, TimedOut};
+use fornax_text::Delta;
 
 use crate::{Completion, Error, Finish, Fornax, Opinion, Timings};
 
 /// One choice as it is made: an iterator over its parts, the last of which is [`Part::End`] or an error. Dropping it
 /// cancels the choice.
 pub struct Answer {
-    /// Gone once nothing more is wanted of the engine.
-    reply: Option<Reply>,
+    /// Tokens become text and parts there.
+    inner: fornax_chat::Answer,
     /// Parts that are known and not yet taken.
     ready: VecDeque<Result<Part, Error>>,
-    detokenizer: Option<Detokenizer<Arc<Tokenizer>>>,
-    stops: StopStrings,
-    /// What ends the answer without being part of its text.
-    end_tokens: Vec<u32>,
     wants_logprobs: bool,
     started: Instant,
     completion: Completion,
+    /// The text of each call's arguments: JSON once it is whole.
+    arguments: Vec<String>,
     /// Keeps the engine: it stops when nobody holds the model.
     _model: Fornax,
 }
@@ -41,46 +39,41 @@ pub enum Part {
     Token(u32),
     /// More text. Concatenated, these are [`Completion::text`].
     Text(String),
+    /// More of what is thought, where parts are told apart. Concatenated, these are [`Completion::thought`].
+    Thought(String),
+    /// A tool is called; more of [`Part::Arguments`] follows.
+    Call {
+        /// The tool, as the model wrote it: it may be none of those it was given.
+        name: String,
+    },
+    /// More of the arguments of the last call, which together are JSON unless the answer is cut.
+    Arguments(String),
     /// Everything together.
     End(Completion),
 }
 
-/// What an answer is made with.
-pub(crate) struct AnswerParts {
-    pub(crate) model: Fornax,
-    pub(crate) reply: Reply,
-    pub(crate) detokenizer: Option<Detokenizer<Arc<Tokenizer>>>,
-    pub(crate) stops: StopStrings,
-    pub(crate) end_tokens: Vec<u32>,
-    pub(crate) wants_logprobs: bool,
-    pub(crate) prompt_tokens: usize,
-    pub(crate) seed: u64,
-    pub(crate) started: Instant,
-}
-
 impl Answer {
-    pub(crate) fn new(parts: AnswerParts) -> Answer {
-        Answer {
-            reply: Some(parts.reply),
-            ready: VecDeque::new(),
-            detokenizer: parts.detokenizer,
-            stops: parts.stops,
-            end_tokens: parts.end_tokens,
-            wants_logprobs: parts.wants_logprobs,
-            started: parts.started,
-            completion: Completion {
-                text: String::new(),
-                tokens: Vec::new(),
-                logprobs: Vec::new(),
-                prompt_logprobs: Vec::new(),
-                finish: Finish::Stop,
-                prompt_tokens: parts.prompt_tokens,
-                cached_tokens: 0,
-                seed: parts.seed,
-                timings: Timings::default(),
-            },
-            _model: parts.model,
-        }
+    pub(crate) fn new(
+        model: Fornax,
+        inner: fornax_chat::Answer,
+        wants_logprobs: bool,
+        started: Instant,
+    ) -> Answer {
+        let completion = Completion {
+            text: String::new(),
+            thought: String::new(),
+            calls: Vec::new(),
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            finish: Finish::Stop,
+            prompt_tokens: inner.prompt_tokens(),
+            cached_tokens: 0,
+            seed: 0,
+            timings: Timings::default(),
+        };
+        let (ready, arguments) = (VecDeque::new(), Vec::new());
+        Answer { inner, ready, wants_logprobs, started, completion, arguments, _model: model }
     }
 
     /// Tokens of the prompt.
@@ -95,84 +88,90 @@ impl Answer {
             if let Some(part) = self.ready.pop_front() {
                 return Ok(Some(part));
             }
-            let Some(reply) = &mut self.reply else { return Ok(None) };
-            match reply.recv_timeout(until.saturating_duration_since(Instant::now()))? {
-                Some(event) => self.take(event),
-                None => self.reply = None,
+            match self.inner.next_within(until.saturating_duration_since(Instant::now()))? {
+                None => return Ok(None),
+                Some(Ok(piece)) => self.take(piece),
+                Some(Err(Failed::Engine(failure))) => self.ready.push_back(Err(failed(failure))),
+                Some(Err(Failed::Refused(refusal))) => self.ready.push_back(Err(refusal.into())),
             }
         }
     }
 
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Started { cached_tokens, seed } => {
+    fn take(&mut self, piece: Piece) {
+        match piece {
+            Piece::Started { cached_tokens, seed } => {
                 (self.completion.cached_tokens, self.completion.seed) = (cached_tokens, seed);
-                self.ready.push_back(Ok(Part::Started { cached_tokens, seed }));
+                self.say(Part::Started { cached_tokens, seed });
             }
-            Event::Scored { token, logprob, top } => {
-                let opinion = Opinion { logprob: Some(logprob), top };
-                self.completion.prompt_logprobs.push((token, opinion));
+            Piece::Scored(TokenScore { token, logprob, top }) => {
+                self.completion.prompt_logprobs.push((token, Opinion { logprob, top }));
             }
-            Event::Token { token, logprob, top } => {
-                if self.wants_logprobs {
-                    self.completion.logprobs.push(Opinion { logprob, top });
-                }
-                self.token(token);
-            }
-            Event::Embedding(_) => unreachable!("answers are made of tokens"),
-            Event::End { reason: EndReason::Cancelled, .. } => self.fail(Error::Cancelled),
-            Event::End { reason, .. } => self.end(match reason {
-                EndReason::Length => Finish::Length,
-                EndReason::FormTruncated => Finish::Truncated,
-                _ => Finish::Stop,
-            }),
-            Event::Failed(failure) => self.fail(failed(failure)),
+            Piece::Token(score) => self.token(score),
+            Piece::Text { text, .. } => self.text(text),
+            Piece::Said { deltas, .. } => deltas.into_iter().for_each(|delta| self.delta(delta)),
+            Piece::Embedding(_) => unreachable!("answers are made of tokens"),
+            Piece::End { finish, .. } => self.end(finish),
         }
     }
 
-    fn token(&mut self, token: u32) {
-        let Completion { tokens, timings, .. } = &mut self.completion;
+    fn say(&mut self, part: Part) {
+        self.ready.push_back(Ok(part));
+    }
+
+    fn token(&mut self, TokenScore { token, logprob, top }: TokenScore) {
+        let Completion { tokens, timings, logprobs, .. } = &mut self.completion;
+        if self.wants_logprobs {
+            logprobs.push(Opinion { logprob, top });
+        }
         tokens.push(token);
         let elapsed = self.started.elapsed();
         if tokens.len() == 1 {
             timings.first_token = elapsed;
         }
         timings.decode = elapsed.saturating_sub(timings.first_token);
-        self.ready.push_back(Ok(Part::Token(token)));
-        if self.end_tokens.contains(&token) {
-            return;
-        }
-        let piece = self.detokenizer.as_mut().map(|detokenizer| detokenizer.push(token)).unwrap_or_default();
-        let released = self.stops.push(&piece);
-        self.text(released.text);
-        if released.stop.is_some() {
-            // What was held of an unfinished character lies behind the stop.
-            self.detokenizer = None;
-            self.end(Finish::Stop);
-        }
+        self.say(Part::Token(token));
     }
 
     fn text(&mut self, text: String) {
         if !text.is_empty() {
             self.completion.text.push_str(&text);
-            self.ready.push_back(Ok(Part::Text(text)));
+            self.say(Part::Text(text));
         }
     }
 
-    /// Releases what was held back; the engine need not go on.
-    fn end(&mut self, finish: Finish) {
-        self.reply = None;
-        let held = self.detokenizer.take().map(Detokenizer::finish).unwrap_or_default();
-        let mut rest = self.stops.push(&held).text;
-        rest.push_str(&std::mem::replace(&mut self.stops, no_stops()).finish());
-        self.text(rest);
-        self.completion.finish = finish;
-        self.ready.push_back(Ok(Part::End(self.completion.clone())));
+    fn delta(&mut self, delta: Delta) {
+        match delta {
+            Delta::Content(text) => self.text(text),
+            Delta::Reasoning(text) => {
+                self.completion.thought.push_str(&text);
+                self.say(Part::Thought(text));
+            }
+            Delta::Call { name, .. } => {
+                let call =
+                    Call { id: Some(call_id()), name: name.clone(), arguments: serde_json::Map::new() };
+                self.completion.calls.push(call);
+                self.arguments.push(String::new());
+                self.say(Part::Call { name });
+            }
+            Delta::Arguments { index, text } => {
+                self.arguments[index].push_str(&text);
+                self.say(Part::Arguments(text));
+            }
+        }
     }
 
-    fn fail(&mut self, error: Error) {
-        self.reply = None;
-        self.ready.push_back(Err(error));
+    fn end(&mut self, finish: Ended) {
+        self.completion.finish = match finish {
+            Ended::End | Ended::Stop(_) => Finish::Stop,
+            Ended::Length => Finish::Length,
+            Ended::Truncated => Finish::Truncated,
+            Ended::Cancelled => return self.ready.push_back(Err(Error::Cancelled)),
+        };
+        let calls = std::mem::take(&mut self.completion.calls).into_iter().zip(&self.arguments);
+        self.completion.calls = calls
+            .filter_map(|(call, text)| Some(Call { arguments: Call::arguments_of(text)?, ..call }))
+            .collect();
+        self.say(Part::End(self.completion.clone()));
     }
 }
 
@@ -187,10 +186,6 @@ impl Iterator for Answer {
             }
         }
     }
-}
-
-fn no_stops() -> StopStrings {
-    StopStrings::new(std::iter::empty::<String>()).expect("no stop string is empty where there is none")
 }
 
 /// A failure of the engine in the facade's words.

@@ -94,6 +94,18 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// Parts of a chat are wrong or cannot be had together.
+    #[error("{reason}")]
+    Chat {
+        /// Which, and why.
+        reason: String,
+    },
+    /// The model cannot be told of tools, or its calls cannot be read.
+    #[error("the chat template {reason}")]
+    ToolsUnsupported {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The engine does not take the request.
     #[error("{}", without_code(.0))]
     Refused(#[from] fornax_engine::Refusal),
@@ -223,13 +235,28 @@ impl Error {
             | Error::TooManyStops { .. }
             | Error::StopTooLong { .. }
             | Error::StopInForm
+            | Error::Chat { .. }
             | Error::ChatTemplate { .. } => Code::InvalidInput,
+            Error::ToolsUnsupported { .. } => Code::ModelUnsupported,
             Error::Refused(refusal) => refusal_code(refusal),
             Error::Engine(failure) => failure_code(failure),
             Error::Form(_) => Code::SchemaUnsupported,
             Error::OutputTruncated { .. } => Code::OutputTruncated,
             Error::NumericFault { .. } => Code::NumericFault,
             Error::Cancelled => Code::Cancelled,
+        }
+    }
+}
+
+impl From<fornax_chat::Error> for Error {
+    fn from(error: fornax_chat::Error) -> Error {
+        use fornax_chat::Error as Fault;
+        match error {
+            Fault::Asked(_) => Error::Chat { reason: error.to_string() },
+            Fault::NoTemplate(reason) => Error::ChatTemplate { reason },
+            Fault::ToolsUnsupported(reason) => Error::ToolsUnsupported { reason },
+            Fault::Form(error) => Error::Form(error),
+            Fault::Text(error) => Error::Text(error),
         }
     }
 }

@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use fornax_chat::Ask;
 use fornax_compute::{KvDType, Sampling, Usage};
 use fornax_engine::{
     Clock, Engine, EngineOptions, Grammar, Handle, Plan, QueueLimits, Refusal, Runner, Speculation, Stats,
 };
 use fornax_form::{Form, Grammars};
 use fornax_model::Config;
-use fornax_text::{Detokenizer, StopStrings, Tokenizer};
+use fornax_text::{StopStrings, Tokenizer};
 
-use crate::answer::{Answer, AnswerParts, Part, failed};
+use crate::answer::{Answer, Part, failed};
 use crate::open::Blueprint;
 use crate::request::{STOP_BYTES_MAX, STOPS_MAX, random_seed};
 use crate::text::Text;
@@ -70,6 +71,17 @@ pub enum Event<'a> {
     Waiting,
     /// More text. Concatenated, these are [`Completion::text`].
     Text(&'a str),
+    /// More of what is thought, where parts are told apart.
+    Thought(&'a str),
+    /// A tool of that name is called.
+    Call(&'a str),
+    /// More of the last call's arguments, which together are JSON unless the answer is cut.
+    Arguments(&'a str),
+}
+
+/// Whether to go on.
+fn heard(flow: ControlFlow<()>) -> Result<(), Error> {
+    if flow.is_break() { Err(Error::Cancelled) } else { Ok(()) }
 }
 
 impl Fornax {
@@ -218,7 +230,7 @@ impl Fornax {
     ) -> Result<Completion, Error> {
         self.complete(request, &mut |event| match event {
             Event::Text(piece) => text(piece),
-            Event::Prompt { .. } | Event::Waiting => ControlFlow::Continue(()),
+            _ => ControlFlow::Continue(()),
         })
     }
 
@@ -244,10 +256,20 @@ impl Fornax {
                 Ok(None) => return Err(Error::Cancelled),
                 Ok(Some(part)) => match part? {
                     Part::End(completion) => return whole(completion),
-                    Part::Text(ref text) => {
-                        if report(Event::Text(text)).is_break() {
-                            return Err(Error::Cancelled);
-                        }
+                    Part::Text(text) => {
+                        heard(report(Event::Text(&text)))?;
+                        continue;
+                    }
+                    Part::Thought(text) => {
+                        heard(report(Event::Thought(&text)))?;
+                        continue;
+                    }
+                    Part::Call { name } => {
+                        heard(report(Event::Call(&name)))?;
+                        continue;
+                    }
+                    Part::Arguments(text) => {
+                        heard(report(Event::Arguments(&text)))?;
                         continue;
                     }
                     Part::Token(_) => {
@@ -261,9 +283,7 @@ impl Fornax {
                     }
                 },
             };
-            if report(event).is_break() {
-                return Err(Error::Cancelled);
-            }
+            heard(report(event))?;
         }
     }
 
@@ -335,47 +355,38 @@ impl Fornax {
 
     /// Refuses what [`submit`](Fornax::submit) would refuse of the request itself, without computing anything.
     pub fn check(&self, request: &Request) -> Result<(), Error> {
-        Ok(self.prepare(request)?.check(&self.handle().capacity())?)
+        Ok(self.prepare(request)?.request.check(&self.handle().capacity())?)
     }
 
     /// Hands a request to the engine, or says at once why not: one answer for each choice, in the order of their
     /// numbers.
     pub fn submit(&self, request: &Request) -> Result<Vec<Answer>, Error> {
         let started = Instant::now();
-        let stops = StopStrings::new(request.stop.iter().map(String::as_str))?;
-        let prepared = self.prepare(request)?;
-        let (prompt_tokens, seed) = (prepared.prompt.len(), prepared.seed);
-        let end_tokens = prepared.sampling.end_tokens.clone();
-        let wants_logprobs = prepared.sampling.top_logprobs.is_some();
-        let replies = self.handle().submit(prepared)?;
-        let answer = |reply| {
-            let detokenizer = self.shared.text.tokenizer().map(|tokenizer| match request.prompt {
-                Prompt::Chat(_) => Detokenizer::new(Arc::clone(tokenizer)),
-                // The prompt is the text's beginning, so a space at the start is its own.
-                Prompt::Text { .. } | Prompt::Tokens(_) => Detokenizer::continuing(Arc::clone(tokenizer)),
-            });
-            let detokenizer =
-                detokenizer.map(|detokenizer| detokenizer.showing(request.shown.as_slice().into()));
-            Answer::new(AnswerParts {
-                model: self.clone(),
-                reply,
-                detokenizer,
-                stops: stops.clone(),
-                end_tokens: end_tokens.clone(),
-                wants_logprobs,
-                prompt_tokens,
-                seed,
-                started,
-            })
-        };
-        Ok(replies.into_iter().map(answer).collect())
+        let ask = self.prepare(request)?;
+        let wants_logprobs = ask.request.sampling.top_logprobs.is_some();
+        let answers = fornax_chat::Answer::submit(self.handle(), self.shared.text.tokenizer(), ask)?;
+        let answer = |inner| Answer::new(self.clone(), inner, wants_logprobs, started);
+        Ok(answers.into_iter().map(answer).collect())
     }
 
-    /// The request in tokens, as the engine takes it.
-    fn prepare(&self, request: &Request) -> Result<fornax_engine::Request, Error> {
+    /// The request in tokens, as the engine takes it, and how its answers are read.
+    fn prepare(&self, request: &Request) -> Result<Ask, Error> {
         check_stops(request)?;
         let text = &self.shared.text;
-        let prompt = text.prompt_tokens(&request.prompt)?;
+        let (prompt, form, reading) = match request.question() {
+            None => (text.request_tokens(request)?, request.form.clone(), None),
+            Some(question) => {
+                let grammars = if request.tools.is_some() { Some(self.grammars()?) } else { None };
+                let compile = |form: &_| grammars.expect("only tools are held to forms").compile(form);
+                let prepared = question.prepare(text.model()?, &compile)?;
+                text.check_tokens(&prepared.prompt)?;
+                let reading = request.has_parts().then_some(prepared.reading);
+                (prepared.prompt, prepared.form.map(|(_, form)| form), reading)
+            }
+        };
+        if form.is_some() && !request.stop.is_empty() {
+            return Err(Error::StopInForm);
+        }
         let max_tokens = self.room(prompt.len(), request.max_tokens)?;
         let mut sampling = request.sampling.clone();
         if sampling.min_tokens as usize > max_tokens {
@@ -385,12 +396,20 @@ impl Fornax {
         if let Some(tokenizer) = text.tokenizer().filter(|_| !request.ignore_eos) {
             sampling.end_tokens.extend_from_slice(tokenizer.end_tokens());
         }
-        Ok(fornax_engine::Request {
+        let engine = fornax_engine::Request {
             seed: request.seed.unwrap_or_else(random_seed),
-            grammar: request.form.as_ref().map(|form| self.grammar(form)).transpose()?,
+            grammar: form.as_ref().map(|form| self.grammar(form)).transpose()?,
             choices: request.choices,
             prompt_logprobs: request.prompt_logprobs,
             ..fornax_engine::Request::new(prompt, max_tokens, sampling)
+        };
+        Ok(Ask {
+            stops: StopStrings::new(request.stop.iter().map(String::as_str))?,
+            // Otherwise the prompt is the text's beginning, so a space at the start is its own.
+            starts_text: matches!(request.prompt, Prompt::Chat(_)),
+            reading,
+            tells_tokens: true,
+            ..Ask::new(engine)
         })
     }
 
@@ -446,9 +465,6 @@ fn check_stops(request: &Request) -> Result<(), Error> {
     {
         return Err(Error::StopTooLong { index, bytes: stop.len(), most: STOP_BYTES_MAX });
     }
-    if !request.stop.is_empty() && request.form.is_some() {
-        return Err(Error::StopInForm);
-    }
     Ok(())
 }
 
@@ -458,6 +474,7 @@ mod tests {
     use fornax_compute::cpu::Activations;
 
     use super::*;
+    use crate::{Choice, Definition, Message, Thinking, Tools, random_model};
 
     fn path() -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama")
@@ -598,6 +615,83 @@ mod tests {
             model.complete_all(&Request { choices: 1000, ..eight() }, &mut || ControlFlow::Continue(()));
         assert!(all.unwrap_err().to_string().contains("n is 1000"));
         check(Request { form: Some(Form::JsonObject), ..eight() }, "no tokenizer");
+    }
+
+    /// A model of random weights whose tokenizer spells every text, with a chat template.
+    fn chatting(folder: &tempfile::TempDir, template: &str) -> Fornax {
+        let path = folder.path().join("random.gguf");
+        let go_on = &mut |_: u64, _: u64| ControlFlow::Continue(());
+        random_model::write_repeating(&path, &random_model::SHAPES[0], random_model::Types::Q4_K_M, go_on)
+            .unwrap();
+        OpenOptions::new(path).chat_template(template).open().unwrap()
+    }
+
+    #[test]
+    fn a_call_comes_out_typed_and_its_result_goes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let template = "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}\
+            [{{ message.role }}]{{ message.name }} {{ message.content }}\
+            {% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}{% endfor %}[assistant]";
+        let model = chatting(&folder, template);
+        let zone = serde_json::json!({"enum": ["UTC", "CET"]});
+        let parameters = serde_json::json!({"type": "object", "properties": {"zone": zone}, "required": ["zone"], "additionalProperties": false});
+        let definition =
+            Definition { name: "get_time".to_owned(), parameters: Some(parameters), ..Definition::default() };
+        let tools = |choice| Tools::new(std::slice::from_ref(&definition), &choice).unwrap();
+        let mut messages = vec![Message::user("What time is it?")];
+        let request = Request {
+            tools: tools(Choice::Required),
+            max_tokens: Some(64),
+            ..Request::chat(messages.clone())
+        };
+        let mut said = Vec::new();
+        let called = model.complete(&request, &mut |event| {
+            if let Event::Call(name) | Event::Arguments(name) = event {
+                said.push(name.to_owned());
+            }
+            ControlFlow::Continue(())
+        });
+        let called = called.unwrap();
+        let [call] = &called.calls[..] else { panic!("one call: {called:?}") };
+        assert_eq!((call.name.as_str(), called.text.as_str()), ("get_time", ""));
+        assert!(["UTC", "CET"].contains(&call.arguments["zone"].as_str().unwrap()), "{call:?}");
+        assert_eq!(said.concat(), format!("get_time{}", serde_json::json!(call.arguments)));
+        messages.push(called.message());
+        messages.push(Message::result(call.id.clone().unwrap(), "12:00"));
+        let next = Request { tools: tools(Choice::Auto), max_tokens: Some(4), ..Request::chat(messages) };
+        let prompt = model.text().tokenizer().unwrap().decode(&model.text().request_tokens(&next).unwrap());
+        assert!(prompt.contains("[tool]get_time 12:00[assistant]"), "{prompt}");
+        assert!(model.generate(&next).is_ok());
+        // Without tools in the template nothing is guessed.
+        let folder = tempfile::tempdir().unwrap();
+        let refused = chatting(&folder, "{{ messages[0].content }}").generate(&request).unwrap_err();
+        assert!(refused.to_string().contains("does not tell the model of tools"), "{refused}");
+    }
+
+    #[test]
+    fn thinking_ends_at_its_budget() {
+        let folder = tempfile::tempdir().unwrap();
+        let template =
+            "{% for message in messages %}{{ message.content }}</think>{% endfor %}[assistant]<think>\n";
+        let model = chatting(&folder, template);
+        let answer = |budget| {
+            let request = Request {
+                max_tokens: Some(48),
+                ignore_eos: true,
+                parts: true,
+                thinking: Thinking { budget, effort: None },
+                ..Request::chat(vec![Message::user("Why?")])
+            };
+            model.generate(&request).unwrap()
+        };
+        let free = answer(None);
+        assert!(!free.thought.is_empty() && free.text.is_empty(), "{free:?}");
+        let short = answer(Some(8));
+        assert!(!short.thought.is_empty() && !short.text.is_empty(), "{short:?}");
+        assert!(free.thought.starts_with(&short.thought), "{short:?}");
+        assert_eq!((short.tokens.len(), short.finish), (48, Finish::Length));
+        let none = answer(Some(0));
+        assert!(none.thought.is_empty() && !none.text.is_empty(), "{none:?}");
     }
 
     #[test]

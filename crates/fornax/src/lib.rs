@@ -49,13 +49,12 @@ pub use device::{Cases, Device, DeviceRates, Loading, Suite, serve_private};
 pub use error::{Code, Error};
 pub use evaluator::Evaluator;
 pub use fornax::{Event, Fornax, Memory};
+pub use fornax_chat::{Call, Choice, Content, Definition, Effort, Message, Outcome, Role, Thinking, Tools};
 pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
 pub use fornax_engine::{Change, Plan, Remedy};
 pub use fornax_form::Form;
 pub use open::{OpenOptions, Planned, Unloaded};
 pub use private::{Private, RingOptions};
-pub use request::{
-    Completion, Finish, Message, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings,
-};
+pub use request::{Completion, Finish, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings};
 pub use text::Text;

@@ -3,39 +3,9 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
+use fornax_chat::{Call, Content, Message, Question, Role, Thinking, Tools};
 use fornax_compute::Sampling;
 use fornax_form::Form;
-
-/// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Who speaks, in the template's words: `system`, `user`, `assistant`.
-    pub role: String,
-    /// What is said.
-    pub content: String,
-}
-
-impl Message {
-    /// A turn of anyone.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
-    }
-
-    /// A turn of the user.
-    pub fn user(content: impl Into<String>) -> Message {
-        Message::new("user", content)
-    }
-
-    /// A turn of the model.
-    pub fn assistant(content: impl Into<String>) -> Message {
-        Message::new("assistant", content)
-    }
-
-    /// What the model is told beforehand.
-    pub fn system(content: impl Into<String>) -> Message {
-        Message::new("system", content)
-    }
-}
 
 /// What to continue.
 #[derive(Clone, Debug)]
@@ -75,8 +45,13 @@ pub struct Request {
     /// Tell how likely every prompt token after the first was, each with so many of the most likely tokens. The prompt
     /// is then computed whole, and `max_tokens` may be 0.
     pub prompt_logprobs: Option<u32>,
-    /// Control tokens that are written out in the answer's text, ascending: for whoever reads marks in it.
-    pub shown: Vec<u32>,
+    /// What the model may call in a chat. Calls are then told apart from what it says.
+    pub tools: Option<Tools>,
+    /// How much to think in a chat. With a budget thoughts are told apart from what it says.
+    pub thinking: Thinking,
+    /// Tell thoughts apart from what is said in a chat also where nothing else asks for it. Otherwise the text is all that
+    /// the model wrote.
+    pub parts: bool,
 }
 
 /// Stop strings of one request.
@@ -97,7 +72,9 @@ impl Request {
             form: None,
             choices: 1,
             prompt_logprobs: None,
-            shown: Vec::new(),
+            tools: None,
+            thinking: Thinking::default(),
+            parts: false,
         }
     }
 
@@ -109,6 +86,24 @@ impl Request {
     /// To answer a conversation.
     pub fn chat(messages: Vec<Message>) -> Request {
         Request::new(Prompt::Chat(messages))
+    }
+
+    /// What a chat asks; `None` where there is no conversation.
+    pub(crate) fn question(&self) -> Option<Question> {
+        let Prompt::Chat(messages) = &self.prompt else { return None };
+        Some(Question {
+            conversation: messages.clone().into(),
+            tools: self.tools.clone(),
+            thinking: self.thinking,
+            form: self.form.clone().map(|form| ("a form", form)),
+            has_stops: !self.stop.is_empty(),
+            ..Question::default()
+        })
+    }
+
+    /// Whether the parts of a chat's answer are told apart.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.parts || self.tools.is_some() || self.thinking.budget.is_some()
     }
 
     /// To continue token ids.
@@ -125,8 +120,13 @@ pub(crate) fn random_seed() -> u64 {
 /// What a request yields.
 #[derive(Clone, Debug)]
 pub struct Completion {
-    /// The generated text, without control tokens and without the stop string that ended it.
+    /// The generated text, without control tokens and without the stop string that ended it. Where parts are told apart, what
+    /// was said.
     pub text: String,
+    /// What was thought before, where parts are told apart.
+    pub thought: String,
+    /// The tools that are called, in order. A call that was cut in its middle is none.
+    pub calls: Vec<Call>,
     /// The generated ids, an end token that stopped the generation included.
     pub tokens: Vec<u32>,
     /// What the model thought of each of them, if [`Sampling::top_logprobs`] asks for it.
@@ -147,6 +147,17 @@ pub struct Completion {
 }
 
 impl Completion {
+    /// The answer as a message to go on with: results of its calls follow it ([`Message::result`]).
+    pub fn message(&self) -> Message {
+        let mut content = Vec::new();
+        if !self.thought.is_empty() {
+            content.push(Content::Thought(self.thought.clone()));
+        }
+        content.push(Content::Text(self.text.clone()));
+        content.extend(self.calls.iter().cloned().map(Content::Call));
+        Message::of(Role::Assistant, content)
+    }
+
     /// Tokens of the prompt that were computed per second, up to the first token of the answer.
     pub fn prompt_tokens_per_second(&self) -> f64 {
         let computed = self.prompt_tokens - self.cached_tokens;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use fornax_chat::Model;
 use fornax_format::Checkpoint;
-use fornax_text::{Chat, ChatPrompt, ChatTemplate, Special, Tokenizer};
-use serde_json::json;
+use fornax_text::{ChatTemplate, Special, Tokenizer};
 
-use crate::{Error, Message, Prompt};
+use crate::{Error, Prompt, Request};
 
 /// Tokenizer and chat template of a model.
 #[derive(Clone)]
@@ -53,39 +53,30 @@ impl Text {
 
     /// The tokens of a prompt, checked against the vocabulary.
     pub fn prompt_tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, Error> {
-        let tokens = match prompt {
-            Prompt::Text { text, special } => self.text_tokens(text, *special)?,
-            Prompt::Tokens(tokens) => tokens.clone(),
-            Prompt::Chat(messages) => {
+        self.request_tokens(&Request::new(prompt.clone()))
+    }
+
+    /// The tokens of a request's prompt, with all that its tools and its form add to it.
+    pub fn request_tokens(&self, request: &Request) -> Result<Vec<u32>, Error> {
+        let tokens = match &request.prompt {
+            Prompt::Text { text, special } => {
                 let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
-                tokenizer.encode_chat(&self.chat_prompt(messages)?)?
+                tokenizer.encode_prompt(text, if *special { Special::Parse } else { Special::AsText })?
+            }
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Chat(_) => {
+                let question = request.question().unwrap_or_default();
+                question.prompt(self.model()?)?
             }
         };
         self.check_tokens(&tokens)?;
         Ok(tokens)
     }
 
-    /// A conversation as the chat template writes it.
-    pub fn chat_prompt(&self, messages: &[Message]) -> Result<ChatPrompt, Error> {
-        let unusable = |error: &fornax_text::Error| Error::ChatTemplate { reason: error.to_string() };
-        let template = self.template().map_err(unusable)?;
-        let messages =
-            messages.iter().map(|Message { role, content }| json!({"role": role, "content": content}));
+    /// As conversations know it.
+    pub(crate) fn model(&self) -> Result<Model<'_>, Error> {
         let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
-        Ok(template.render(&Chat::new(messages.collect()), tokenizer)?)
-    }
-
-    /// A text's tokens with BOS in front, exactly once, where the model wants it.
-    fn text_tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
-        let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
-        let special = if special { Special::Parse } else { Special::AsText };
-        let mut tokens = tokenizer.encode(text, special)?;
-        if let Some(bos) = tokenizer.bos().filter(|_| tokenizer.add_bos())
-            && tokens.first() != Some(&bos)
-        {
-            tokens.insert(0, bos);
-        }
-        Ok(tokens)
+        Ok(Model { tokenizer, template: self.template() })
     }
 
     /// Refuses an empty prompt and ids that the model does not have.

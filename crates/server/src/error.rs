@@ -324,6 +324,16 @@ impl From<Refusal> for ApiError {
     }
 }
 
+impl From<fornax_chat::Failed> for ApiError {
+    /// An answer broke off.
+    fn from(failed: fornax_chat::Failed) -> ApiError {
+        match failed {
+            fornax_chat::Failed::Engine(failure) => failure.into(),
+            fornax_chat::Failed::Refused(refusal) => refusal.into(),
+        }
+    }
+}
+
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> ApiError {
         let code = match failure {

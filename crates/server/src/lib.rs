@@ -2,7 +2,8 @@
 //!
 //! A request comes in through the front door (identity, origin, key), is read and checked against the very schema that
 //! the API document publishes (`shape`), becomes questions for the engine on a thread that may block
-//! (`openai::prepare`), is let in (`app`), and is answered piece by piece (`answer`, `work`), whole or as
+//! (`ask`, and `fornax_chat` for what every chat means), is let in (`app`), and is answered piece by piece (`work`),
+//! whole or as
 //! events (`sse`). Every error passes one mapping (`error`).
 //!
 //! This is the only crate that knows HTTP, JSON bodies or anyone's API. It must never know a backend, a model file or
@@ -10,9 +11,9 @@
 //! ([`Offer`], [`Served`]), a listener, and what tells it to stop. It
 //! never writes what was asked or answered into a log.
 
-mod answer;
 mod anthropic;
 mod app;
+mod ask;
 mod error;
 mod front;
 mod jobs;

@@ -10,12 +10,12 @@ use std::{
     time::Duration,
 };
 
+use fornax_chat::Finish;
 use fornax_compute::PAGE_TOKENS;
 use fornax_engine::Stats;
 use fornax_jobs::{Counts, State as JobState};
 
 use crate::{
-    answer::Finish,
     error::Code,
     models::{Slot, Standing, State},
     trace::Traces,

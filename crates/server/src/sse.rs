@@ -10,18 +10,19 @@ use axum::{
         sse::{Event, KeepAlive},
     },
 };
+use fornax_chat::Piece;
 use futures_util::{Stream, StreamExt, stream};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use crate::{answer::Piece, error::ApiError, options::ServerOptions, work::Work};
+use crate::{error::ApiError, options::ServerOptions, work::Work};
 
 /// Events between the work and the socket: enough to fill a packet, too few to matter in memory.
 const EVENTS_AHEAD: usize = 16;
 
 /// Turns pieces into the events of one protocol, or its lines.
 pub(crate) trait Transcript<Word = Event>: Send + 'static {
-    /// Events that say a piece, which is no failure.
+    /// Events that say a piece.
     fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Word>;
     /// Events after the last piece of answers of which none failed.
     fn close(&mut self) -> Vec<Word>;
@@ -93,13 +94,13 @@ async fn pump<Word: Send>(
             piece = work.next() => piece,
             () = said.closed() => return,
         };
-        let is_last = matches!(piece, None | Some((_, Piece::Failed(_))));
+        let is_last = matches!(piece, None | Some((_, Err(_))));
         let events = match piece {
-            Some((_, Piece::Failed(error))) => {
+            Some((_, Err(error))) => {
                 work.failed_midway(&error);
                 vec![transcript.fail(&error)]
             }
-            Some((index, piece)) => transcript.say(&work, index, piece),
+            Some((index, Ok(piece))) => transcript.say(&work, index, piece),
             None => transcript.close(),
         };
         let last = is_last.then_some(Said::Over);

@@ -12,14 +12,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use fornax_chat::{Counts, Finish};
 use serde_json::{Value, json};
 
-use crate::{
-    answer::{Counts, Finish},
-    app::random_id,
-    error::Code,
-    openai::reply::finish_reason,
-};
+use crate::{app::random_id, error::Code, openai::reply::finish_reason};
 
 /// Spans that wait for a collector; further ones are dropped and counted.
 const SPANS_WAITING_MAX: usize = 4096;

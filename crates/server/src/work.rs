@@ -6,13 +6,13 @@ use std::{
     time::Instant,
 };
 
+use fornax_chat::{Answers, Ask, Counts, Finish, Piece};
 use tokio::{
     sync::watch,
     time::{Sleep, sleep},
 };
 
 use crate::{
-    answer::{Answers, Ask, Counts, Finish, Piece},
     app::Admission,
     error::{ApiError, Code},
     served::Served,
@@ -77,8 +77,8 @@ impl Stops {
 impl Work {
     /// Hands the questions to the engine.
     pub(crate) fn submit(admission: Admission, asks: Vec<Ask>) -> Result<Work, ApiError> {
-        let open = asks.iter().map(|ask| ask.choices as usize).sum();
-        let answers = Answers::submit(&admission.served, admission.served.adapter(), asks)?;
+        let open = asks.iter().map(|ask| ask.request.choices as usize).sum();
+        let answers = submit(&admission, asks)?;
         let stops = Stops { deadline: None, killed: admission.app.watch_killed(), cancelled: None };
         Ok(Work { answers, open, submitted: Instant::now(), last_text: vec![None; open], stops, admission })
     }
@@ -86,8 +86,8 @@ impl Work {
     /// Hands more questions to the engine, once the ones before are all answered. Numbers begin anew.
     pub(crate) fn submit_more(&mut self, asks: Vec<Ask>) -> Result<(), ApiError> {
         assert_eq!(self.open, 0, "the answers before have ended");
-        let open = asks.iter().map(|ask| ask.choices as usize).sum();
-        self.answers = Answers::submit(&self.admission.served, self.admission.served.adapter(), asks)?;
+        let open = asks.iter().map(|ask| ask.request.choices as usize).sum();
+        self.answers = submit(&self.admission, asks)?;
         (self.open, self.submitted, self.last_text) = (open, Instant::now(), vec![None; open]);
         Ok(())
     }
@@ -115,7 +115,7 @@ impl Work {
     }
 
     /// The next piece and whose it is; `None` when every answer has ended. A failure is the last piece there is.
-    pub(crate) async fn next(&mut self) -> Option<(usize, Piece)> {
+    pub(crate) async fn next(&mut self) -> Option<(usize, Result<Piece, ApiError>)> {
         if self.open == 0 {
             return None;
         }
@@ -123,14 +123,19 @@ impl Work {
         let piece = tokio::select! {
             // What is there already is said first.
             biased;
-            piece = poll_fn(|context| answers.poll_next(context)) => piece,
+            piece = poll_fn(|context| answers.poll_next(context)) => {
+                piece.map(|(index, piece)| (index, piece.map_err(ApiError::from)))
+            }
             stopped = self.stops.wait() => Some((0, self.stop(stopped))),
         };
         let Some((index, piece)) = piece else {
             self.open = 0;
             return None;
         };
-        self.observe(index, &piece);
+        match &piece {
+            Ok(piece) => self.observe(index, piece),
+            Err(_) => self.open = 0,
+        }
         Some((index, piece))
     }
 
@@ -140,18 +145,18 @@ impl Work {
     }
 
     /// Lets go of the answers, and says so.
-    fn stop(&mut self, stopped: Stopped) -> Piece {
+    fn stop(&mut self, stopped: Stopped) -> Result<Piece, ApiError> {
         self.answers.cancel();
         match stopped {
             Stopped::Cancelled => {
                 self.open = 1;
-                Piece::End { finish: Finish::Cancelled, usage: Counts::default() }
+                Ok(Piece::End { finish: Finish::Cancelled, usage: Counts::default() })
             }
-            Stopped::Killed => Piece::Failed(ApiError::new(Code::Cancelled, "the server is shutting down")),
+            Stopped::Killed => Err(ApiError::new(Code::Cancelled, "the server is shutting down")),
             Stopped::Deadline => {
                 let limit = self.admission.app.options.request_timeout.unwrap_or_default();
                 let message = format!("the answer took longer than {} seconds", limit.as_secs_f64());
-                Piece::Failed(ApiError::new(Code::ExecutionTimeout, message))
+                Err(ApiError::new(Code::ExecutionTimeout, message))
             }
         }
     }
@@ -188,10 +193,17 @@ impl Work {
                 metrics.ended(*finish);
                 metrics.request_latency.observe(now - self.submitted);
             }
-            Piece::Scored(_) | Piece::Embedding(_) => {}
-            Piece::Failed(_) => self.open = 0,
+            Piece::Scored(_) | Piece::Token(_) | Piece::Embedding(_) => {}
         }
     }
+}
+
+/// Hands questions to the engine, each computed by the adapter that the client named.
+fn submit(admission: &Admission, mut asks: Vec<Ask>) -> Result<Answers, ApiError> {
+    for ask in &mut asks {
+        ask.request.adapter = admission.served.adapter();
+    }
+    Ok(Answers::submit(&admission.served.engine, &admission.served.tokenizer, asks)?)
 }
 
 impl Drop for Work {

@@ -177,7 +177,10 @@ pub(crate) fn generate_with(
             return output::json(&answer(&completions, &model, &args.capacity.device, load));
         }
         let mut out = io::stdout().lock();
-        complete(&model, &request, &interrupt, &mut |text| show(&mut out, text))?;
+        complete(&model, &request, &interrupt, &mut |event| match event {
+            Event::Text(text) => show(&mut out, text),
+            _ => Ok(()),
+        })?;
         writeln!(out)?;
         Ok(())
     })
@@ -196,12 +199,12 @@ pub(crate) fn prompt(args: &PromptArgs) -> anyhow::Result<Prompt> {
     Ok(Prompt::Text { text, special: args.special })
 }
 
-/// Runs a request, handing its text to `show`, until it ends, the user interrupts it or nobody reads on.
+/// Runs a request, handing what it says to `show`, until it ends, the user interrupts it or nobody reads on.
 pub(crate) fn complete(
     model: &Fornax,
     request: &Request,
     interrupt: &Interrupt,
-    show: &mut dyn FnMut(&str) -> io::Result<()>,
+    show: &mut dyn FnMut(Event<'_>) -> io::Result<()>,
 ) -> anyhow::Result<Completion> {
     let mut shown = Ok(());
     let mut meter = Some(Meter::new(Duration::from_secs(2)));
@@ -214,10 +217,10 @@ pub(crate) fn complete(
                 }
             }
             Event::Waiting => {}
-            Event::Text(text) => {
+            Event::Text(_) | Event::Thought(_) | Event::Call(_) | Event::Arguments(_) => {
                 // The bar goes before the answer comes.
                 meter = None;
-                shown = show(text);
+                shown = show(event);
             }
         }
         if shown.is_err() || interrupt.asked() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -95,7 +95,15 @@ impl Test {
         let program = folder.path().join("program");
         let mut compiler = Command::new("c++");
         // Products are rounded where the kernel says so, memory has no types there, and a misaligned load fails.
-        compiler.args(["-std=c++17", "-O1", "-mf16c", "-mfma", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]);
+        compiler.args([
+            "-std=c++17",
+            "-O1",
+            "-mf16c",
+            "-mfma",
+            "-ffp-contract=off",
+            "-fno-strict-aliasing",
+            "-w",
+        ]);
         compiler.args(["-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
         compiler.args(PLAIN.iter().chain(defines).map(|define| format!("-D{define}")));
         // A mutant's file is found before the one that it replaces.

@@ -1,14 +1,11 @@
 //! An answer as blocks, whole and streamed.
 
 use axum::response::sse::Event;
+use fornax_chat::{Counts, Finish, call_id};
 use fornax_text::Delta;
 use serde_json::{Value, json};
 
-use crate::{
-    answer::{Counts, Finish},
-    openai::tools::call_id,
-    sse::named_event,
-};
+use crate::sse::named_event;
 
 /// What is known of a message before its answer.
 #[derive(Clone, Debug)]

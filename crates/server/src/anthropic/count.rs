@@ -7,7 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::request::CountBody;
-use crate::{app::App, error::ApiError, front::body::RawBody, openai::prepare::prepare};
+use crate::{app::App, ask::prepare::prepare, error::ApiError, front::body::RawBody};
 
 /// How long a prompt is.
 #[derive(Debug, Serialize, ToSchema)]
@@ -25,8 +25,8 @@ pub(crate) struct TokenCount {
 ))]
 pub(crate) async fn count(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<TokenCount>, ApiError> {
     let counted = prepare(&app, body, |body: &CountBody, served| {
-        let (ask, _) = body.chat()?.ask(served)?;
-        Ok(TokenCount { input_tokens: ask.prompt.len() })
+        let ask = body.ask(served)?;
+        Ok(TokenCount { input_tokens: ask.request.prompt.len() })
     });
     Ok(Json(counted.await?))
 }

@@ -7,6 +7,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response, sse::Event},
 };
+use fornax_chat::{Counts, Piece};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -16,11 +17,10 @@ use super::{
     request::MessagesBody,
 };
 use crate::{
-    answer::{Counts, Piece},
     app::{App, random_id},
+    ask::prepare::admit,
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::prepare::admit,
     sse::{self, Transcript, named_event},
     work::Work,
 };
@@ -57,11 +57,10 @@ pub(crate) async fn messages(
     body: RawBody,
 ) -> Result<Response, ApiError> {
     let prepared = admit(&app, &caller, body, |body: &MessagesBody, served| {
-        let (ask, _) = body.chat()?.ask(served)?;
-        Ok((ask, body.is_streamed(), body.stop_sequences()))
+        Ok((body.ask(served)?, body.is_streamed(), body.stop_sequences()))
     });
     let (admission, (ask, is_streamed, stop_sequences)) = prepared.await?;
-    let prompt = ask.prompt.len();
+    let prompt = ask.request.prompt.len();
     let work = Work::submit(admission, vec![ask])?;
     let head = Head { id: format!("msg_{}", random_id()), model: work.model().to_owned(), stop_sequences };
     if is_streamed {
@@ -76,15 +75,18 @@ async fn whole(mut work: Work, head: &Head) -> Result<Value, ApiError> {
     let mut blocks = Blocks::default();
     let mut ended = None;
     while let Some((_, piece)) = work.next().await {
-        match piece {
+        match piece? {
             Piece::Said { deltas, .. } => {
                 for delta in deltas {
                     drop(blocks.take(delta));
                 }
             }
             Piece::End { finish, usage } => ended = Some((finish, usage)),
-            Piece::Failed(error) => return Err(error),
-            Piece::Started { .. } | Piece::Text { .. } | Piece::Scored(_) | Piece::Embedding(_) => {}
+            Piece::Started { .. }
+            | Piece::Text { .. }
+            | Piece::Scored(_)
+            | Piece::Token(_)
+            | Piece::Embedding(_) => {}
         }
     }
     let called = blocks.have_calls();
@@ -126,8 +128,7 @@ impl Transcript for MessageTranscript {
                 ];
                 self.blocks.stop().into_iter().collect()
             }
-            Piece::Text { .. } | Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
-            Piece::Failed(error) => vec![self.fail(&error)],
+            Piece::Text { .. } | Piece::Scored(_) | Piece::Token(_) | Piece::Embedding(_) => Vec::new(),
         }
     }
 

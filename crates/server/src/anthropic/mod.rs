@@ -1,6 +1,6 @@
 //! What Anthropic's clients speak: messages made of blocks.
 //!
-//! A request becomes the body of a chat completion, which is checked and asked like any other; an answer's parts become
+//! A request becomes a conversation with its tools, which is checked and asked like any other; an answer's parts become
 //! blocks.
 
 pub(crate) mod blocks;

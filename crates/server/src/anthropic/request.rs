@@ -1,13 +1,33 @@
-//! A request for a message, and the chat that it means.
+//! A request for a message, and the question that it asks.
 
+use fornax_chat::{
+    Ask, Call, Choice as Demand, Content, Definition, Effort, Message, Outcome, Question, Role, Thinking,
+    Tools,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::{
+    ask::{
+        chat::{ChatAsk, Names},
+        params::{Params, Stop},
+    },
     error::{ApiError, Fault},
-    openai::chat::ChatBody,
-    shape::{self, Unknown, Unsupported, body},
+    served::Served,
+    shape::{Unknown, Unsupported, body},
+};
+
+/// What Anthropic calls the parts of a question.
+const NAMES: Names = Names {
+    tool: "",
+    parameters: "input_schema",
+    choice: "tool_choice",
+    choice_name: "tool_choice.name",
+    effort: "thinking",
+    budget: "thinking.budget_tokens",
+    stop: "stop_sequences",
+    messages: "messages",
 };
 
 /// Fields of Anthropic's API that would change the answer and are not honoured.
@@ -24,6 +44,7 @@ const UNSUPPORTED: &[Unsupported] = &[
 pub(crate) struct MessagesBody {
     /// The served model's name; without it, that model.
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     #[schema(required = true, min_items = 1, max_items = 16384)]
     messages: Vec<AnthropicMessage>,
@@ -40,6 +61,7 @@ body!(MessagesBody, Unknown::IgnoreBut(UNSUPPORTED));
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CountBody {
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     #[schema(required = true, min_items = 1, max_items = 16384)]
     messages: Vec<AnthropicMessage>,
@@ -58,9 +80,9 @@ struct AnthropicMore {
     stop_sequences: Option<Vec<String>>,
     stream: Option<bool>,
     #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f64>,
+    temperature: Option<f32>,
     #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f64>,
+    top_p: Option<f32>,
     #[schema(minimum = 0, maximum = 1_000_000)]
     top_k: Option<u32>,
     #[schema(max_items = 1024)]
@@ -174,9 +196,9 @@ enum Switch {
 }
 
 impl MessagesBody {
-    /// The chat that it means.
-    pub(crate) fn chat(&self) -> Result<ChatBody, ApiError> {
-        chat(self.model.as_deref(), &self.messages, &self.more, Some(self.max_tokens))
+    /// The question that it asks.
+    pub(crate) fn ask(&self, served: &Served) -> Result<Ask, ApiError> {
+        self.more.ask(&self.messages, Some(self.max_tokens), served)
     }
 
     pub(crate) fn is_streamed(&self) -> bool {
@@ -189,82 +211,95 @@ impl MessagesBody {
 }
 
 impl CountBody {
-    /// The chat that it means.
-    pub(crate) fn chat(&self) -> Result<ChatBody, ApiError> {
-        chat(self.model.as_deref(), &self.messages, &self.more, None)
+    /// The question that it asks.
+    pub(crate) fn ask(&self, served: &Served) -> Result<Ask, ApiError> {
+        self.more.ask(&self.messages, None, served)
     }
 }
 
-fn chat(
-    model: Option<&str>,
-    turns: &[AnthropicMessage],
-    more: &AnthropicMore,
-    max_tokens: Option<u32>,
-) -> Result<ChatBody, ApiError> {
-    let mut faults = Vec::new();
-    let mut messages = Vec::new();
-    if let Some(system) = &more.system {
-        let text = system.text("system", &mut faults);
-        messages.push(json!({"role": "system", "content": text}));
-    }
-    for (index, turn) in turns.iter().enumerate() {
-        turn.messages(&format!("messages[{index}].content"), &mut messages, &mut faults);
-    }
-    if turns.last().is_some_and(|turn| turn.role == Speaker::Assistant) {
-        faults
-            .push(Fault::rule("messages", "must end with the user: an answer cannot be begun for the model"));
-    }
-    let mut body = Map::new();
-    let mut set = |name: &str, value: Value| {
-        if !value.is_null() {
-            body.insert(name.to_owned(), value);
+impl AnthropicMore {
+    fn ask(
+        &self,
+        turns: &[AnthropicMessage],
+        max_tokens: Option<u32>,
+        served: &Served,
+    ) -> Result<Ask, ApiError> {
+        let mut faults = Vec::new();
+        let mut messages = Vec::new();
+        if let Some(system) = &self.system {
+            messages.push(Message::system(system.text("system", &mut faults)));
         }
-    };
-    set("model", json!(model));
-    set("messages", Value::Array(messages));
-    set("max_tokens", json!(max_tokens));
-    set("temperature", json!(more.temperature));
-    set("top_p", json!(more.top_p));
-    set("top_k", json!(more.top_k));
-    set("stop", json!(more.stop_sequences.as_ref().filter(|stops| !stops.is_empty())));
-    let tools = more.tools.iter().flatten().map(|tool| {
-        let AnthropicTool { name, description, input_schema, .. } = tool;
-        json!({"type": "function", "function": {"name": name, "description": description, "parameters": input_schema}})
-    });
-    set("tools", Value::Array(tools.collect()));
-    if let Some(choice) = &more.tool_choice {
-        set(
-            "tool_choice",
-            match (choice.r#type, &choice.name) {
-                (Choice::Auto, _) => json!("auto"),
-                (Choice::Any, _) => json!("required"),
-                (Choice::None, _) => json!("none"),
-                (Choice::Tool, Some(name)) => json!({"type": "function", "function": {"name": name}}),
-                (Choice::Tool, None) => {
-                    faults.push(Fault::rule("tool_choice.name", "is required"));
-                    Value::Null
-                }
-            },
-        );
-        if choice.disable_parallel_tool_use == Some(true) {
-            set("parallel_tool_calls", json!(false));
+        for (index, turn) in turns.iter().enumerate() {
+            messages.extend(turn.message(&format!("messages[{index}].content"), &mut faults));
         }
-    }
-    match &more.thinking {
-        Some(AnthropicThinking { r#type: Switch::Enabled, budget_tokens: None }) => {
-            faults.push(Fault::rule("thinking.budget_tokens", "is required"));
+        if turns.last().is_some_and(|turn| turn.role == Speaker::Assistant) {
+            let rule = "must end with the user: an answer cannot be begun for the model";
+            faults.push(Fault::rule("messages", rule));
         }
-        Some(AnthropicThinking { r#type: Switch::Enabled, budget_tokens }) => {
-            set("thinking_budget", json!(budget_tokens));
-            set("chat_template_kwargs", json!({"enable_thinking": true, "thinking": true}));
+        let tools = self.tools(&mut faults);
+        let (thinking, variables) = self.thinking(&mut faults);
+        let params = Params {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k.map(u32::cast_signed),
+            stop: Stop::of("stop_sequences", self.stop_sequences.as_deref(), &mut faults),
+            ..Params::default()
+        };
+        if !faults.is_empty() {
+            return Err(ApiError::faults(faults));
         }
-        Some(AnthropicThinking { r#type: Switch::Disabled, .. }) => set("reasoning_effort", json!("none")),
-        Some(AnthropicThinking { r#type: Switch::Adaptive, .. }) | None => {}
+        let question =
+            Question { conversation: messages.into(), tools, thinking, variables, ..Question::default() };
+        let chat = ChatAsk {
+            question,
+            params: &params,
+            max_tokens: max_tokens.map(|count| count as usize),
+            top_logprobs: None,
+            names: &NAMES,
+        };
+        chat.ask(served)
     }
-    if !faults.is_empty() {
-        return Err(ApiError::faults(faults));
+
+    fn tools(&self, faults: &mut Vec<Fault>) -> Option<Tools> {
+        let definitions = self.tools.iter().flatten().map(|tool| Definition {
+            name: tool.name.clone(),
+            description: tool.description.clone(),
+            parameters: Some(tool.input_schema.clone()),
+            strict: false,
+        });
+        let choice = match self.tool_choice.as_ref().map(|choice| (choice.r#type, &choice.name)) {
+            None | Some((Choice::Auto, _)) => Demand::Auto,
+            Some((Choice::Any, _)) => Demand::Required,
+            Some((Choice::None, _)) => Demand::Never,
+            Some((Choice::Tool, Some(name))) => Demand::Named(name.clone()),
+            Some((Choice::Tool, None)) => {
+                faults.push(Fault::rule("tool_choice.name", "is required"));
+                Demand::Auto
+            }
+        };
+        let alone =
+            self.tool_choice.as_ref().is_some_and(|choice| choice.disable_parallel_tool_use == Some(true));
+        let definitions: Vec<Definition> = definitions.collect();
+        NAMES.tools(&definitions, &choice, alone.then_some(false), faults)
     }
-    shape::understand(Value::Object(body), Unknown::Refuse)
+
+    /// How much to think, and what the template is told of it.
+    fn thinking(&self, faults: &mut Vec<Fault>) -> (Thinking, Map<String, Value>) {
+        let (mut thinking, mut variables) = (Thinking::default(), Map::new());
+        match self.thinking.as_ref().map(|thinking| (thinking.r#type, thinking.budget_tokens)) {
+            Some((Switch::Enabled, None)) => {
+                faults.push(Fault::rule("thinking.budget_tokens", "is required"));
+            }
+            Some((Switch::Enabled, Some(budget))) => {
+                thinking.budget = Some(budget as usize);
+                // Templates have one or the other name; what a template does not know it does not read.
+                variables.extend(["enable_thinking", "thinking"].map(|name| (name.to_owned(), json!(true))));
+            }
+            Some((Switch::Disabled, _)) => thinking.effort = Some(Effort::None),
+            Some((Switch::Adaptive, _)) | None => {}
+        }
+        (thinking, variables)
+    }
 }
 
 impl Blocks {
@@ -286,61 +321,55 @@ impl Blocks {
 }
 
 impl AnthropicMessage {
-    /// The messages of a chat that it is: results of tools stand before what the user says to them.
-    fn messages(&self, path: &str, messages: &mut Vec<Value>, faults: &mut Vec<Fault>) {
-        let role = if self.role == Speaker::User { "user" } else { "assistant" };
+    /// What it says; nothing where a user sends no blocks.
+    fn message(&self, path: &str, faults: &mut Vec<Fault>) -> Option<Message> {
+        let role = if self.role == Speaker::User { Role::User } else { Role::Assistant };
         let blocks = match &self.content {
-            Blocks::Text(text) => return messages.push(json!({"role": role, "content": text})),
+            Blocks::Text(text) => return Some(Message::new(role, text)),
             Blocks::List(blocks) => blocks,
         };
-        let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, block) in blocks.iter().enumerate() {
-            let path = format!("{path}[{index}]");
-            let mut needed = |name: &str| {
-                faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
-                String::new()
-            };
-            match (block.r#type, self.role) {
-                (BlockType::Text, _) => texts.push(block.text.clone().unwrap_or_else(|| needed("text"))),
-                (BlockType::Thinking, Speaker::Assistant) => {
-                    thoughts.push(block.thinking.clone().unwrap_or_else(|| needed("thinking")));
-                }
-                // Nobody here can read it.
-                (BlockType::RedactedThinking, Speaker::Assistant) => {}
-                (BlockType::ToolUse, Speaker::Assistant) => {
-                    let id = block.id.clone().unwrap_or_else(|| needed("id"));
-                    let name = block.name.clone().unwrap_or_else(|| needed("name"));
-                    let input = block.input.clone().unwrap_or_else(|| json!({}));
-                    calls.push(json!({"id": id, "function": {"name": name, "arguments": input}}));
-                }
-                (BlockType::ToolResult, Speaker::User) => {
-                    let id = block.tool_use_id.clone().unwrap_or_else(|| needed("tool_use_id"));
-                    let mut text = result_text(block.content.as_ref(), &path, faults);
-                    if block.is_error == Some(true) {
-                        text.insert_str(0, "Error: ");
-                    }
-                    messages.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
-                }
-                (_, _) => {
-                    faults.push(Fault::rule(format!("{path}.type"), format!("cannot stand with {role}")))
-                }
+        let blocks = blocks.iter().enumerate();
+        let content: Vec<Content> = blocks
+            .filter_map(|(index, block)| block.content(role, &format!("{path}[{index}]"), faults))
+            .collect();
+        let is_silent = role == Role::User && content.is_empty();
+        (!is_silent).then(|| Message::of(role, content))
+    }
+}
+
+impl Block {
+    /// What it says, unless something is wrong with it.
+    fn content(&self, role: Role, path: &str, faults: &mut Vec<Fault>) -> Option<Content> {
+        let mut needed = |name: &str| {
+            faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
+            String::new()
+        };
+        Some(match (self.r#type, role) {
+            (BlockType::Text, _) => Content::Text(self.text.clone().unwrap_or_else(|| needed("text"))),
+            (BlockType::Thinking, Role::Assistant) => {
+                Content::Thought(self.thinking.clone().unwrap_or_else(|| needed("thinking")))
             }
-        }
-        if self.role == Speaker::User && texts.is_empty() {
-            return;
-        }
-        let text = texts.join("\n");
-        let mut message = json!({"role": role, "content": text});
-        if !thoughts.is_empty() {
-            message["reasoning_content"] = json!(thoughts.join("\n"));
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = json!(calls);
-            if text.is_empty() {
-                message["content"] = Value::Null;
+            // Nobody here can read it.
+            (BlockType::RedactedThinking, Role::Assistant) => return None,
+            (BlockType::ToolUse, Role::Assistant) => Content::Call(Call {
+                id: Some(self.id.clone().unwrap_or_else(|| needed("id"))),
+                name: self.name.clone().unwrap_or_else(|| needed("name")),
+                arguments: self.input.as_ref().and_then(Value::as_object).cloned().unwrap_or_default(),
+            }),
+            (BlockType::ToolResult, Role::User) => {
+                let call = Some(self.tool_use_id.clone().unwrap_or_else(|| needed("tool_use_id")));
+                let mut text = result_text(self.content.as_ref(), path, faults);
+                if self.is_error == Some(true) {
+                    text.insert_str(0, "Error: ");
+                }
+                Content::Result(Outcome { call, name: None, text })
             }
-        }
-        messages.push(message);
+            (_, _) => {
+                let rule = format!("cannot stand with {}", role.name());
+                faults.push(Fault::rule(format!("{path}.type"), rule));
+                return None;
+            }
+        })
     }
 }
 

@@ -2,16 +2,17 @@
 
 use std::{sync::Arc, time::Instant};
 
+use fornax_chat::{Ask, Finish, Piece, TokenScore, call_id};
+use fornax_form::Form;
 use fornax_jobs::{Answer, Body, Call, Failure, Finish as Ended, Model, Question, Timings, Token, Usage};
 use fornax_text::Delta;
-use serde_json::{Value, json};
 
 use crate::{
-    answer::{Ask, Finish, Piece, TokenScore},
     app::App,
+    ask::prepare::on_a_thread,
     error::{ApiError, Code},
     models::{Chosen, Models},
-    openai::{chat::ChatBody, completions::CompletionBody, prepare::on_a_thread, tools::call_id},
+    openai::{chat::ChatBody, completions::CompletionBody},
     served::Served,
     shape::{self, Unknown},
     work::Work,
@@ -35,31 +36,18 @@ impl Engine {
 
 /// The question for the engine, by the rules of the route that its body belongs to. May block.
 pub(crate) fn ask(question: &Question, served: &Served) -> Result<Ask, ApiError> {
-    let scored = question.schema.as_ref().is_some_and(|schema| schema.has_choices());
-    let with_schema = |body: &Value| {
-        let mut body = body.clone();
-        if let Some(schema) = &question.schema {
-            body["response_format"] =
-                json!({"type": "json_schema", "json_schema": {"schema": schema.value()}});
-        }
-        body
-    };
+    let schema = question.schema.as_deref();
+    let form = schema.map(|schema| {
+        (Form::JsonSchema(schema.value().clone()), schema.has_choices().then_some(ALTERNATIVES))
+    });
     match &question.body {
         Body::Chat(body) => {
-            let mut body = with_schema(body);
-            if scored {
-                body["logprobs"] = json!(true);
-                body["top_logprobs"] = json!(ALTERNATIVES);
-            }
-            let (ask, _) = shape::understand::<ChatBody>(body, Unknown::Refuse)?.ask(served)?;
-            Ok(ask)
+            let body = shape::understand::<ChatBody>(body.clone(), Unknown::Refuse)?;
+            Ok(body.ask_with(served, form)?.0)
         }
         Body::Completion(body) => {
-            let mut body = with_schema(body);
-            if scored {
-                body["logprobs"] = json!(ALTERNATIVES);
-            }
-            let (mut asks, _) = shape::understand::<CompletionBody>(body, Unknown::Refuse)?.ask(served)?;
+            let body = shape::understand::<CompletionBody>(body.clone(), Unknown::Refuse)?;
+            let (mut asks, _) = body.ask_with(served, form)?;
             let only = asks.pop().filter(|_| asks.is_empty());
             only.ok_or_else(|| Failure::input("input.prompt", "must be one prompt").into())
         }
@@ -105,15 +93,19 @@ impl Model for Engine {
         asked.map_err(|error| error.failure("prepare"))?;
         let prepared = on_a_thread(&self.app, &served, move |served| ask(&question, served)).await;
         let ask = prepared.map_err(|error| error.failure("prepare"))?;
-        let seed = ask.seed;
+        let seed = ask.request.seed;
         let began = Instant::now();
         let mut work = Work::submit(admission, vec![ask]).map_err(|error| error.failure("generate"))?;
         let mut answer = Answer { seed, ..Answer::default() };
         let (mut started, mut first) = (None, None);
         while let Some((_, piece)) = work.next().await {
+            let piece = piece.map_err(|error| {
+                work.failed_midway(&error);
+                error.failure("generate")
+            })?;
             match piece {
                 Piece::Started { .. } => started = Some(Instant::now()),
-                Piece::Scored(_) | Piece::Embedding(_) => {}
+                Piece::Scored(_) | Piece::Token(_) | Piece::Embedding(_) => {}
                 Piece::Said { deltas, tokens } => {
                     first.get_or_insert_with(Instant::now);
                     deltas.into_iter().for_each(|delta| take(&mut answer, delta, &hears));
@@ -136,10 +128,6 @@ impl Model for Engine {
                     };
                     answer.usage =
                         Usage { prompt: usage.prompt, cached: usage.cached, completion: usage.generated };
-                }
-                Piece::Failed(error) => {
-                    work.failed_midway(&error);
-                    return Err(error.failure("generate"));
                 }
             }
         }

@@ -15,9 +15,9 @@ use utoipa::{IntoParams, ToSchema};
 use super::model::ask;
 use crate::{
     app::App,
+    ask::prepare::{on_a_thread, read},
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
-    openai::prepare::{on_a_thread, read},
     shape::{Unknown, body},
 };
 
@@ -172,7 +172,7 @@ async fn submit(
         for question in Input::parse(&input)?.questions() {
             models.check_model(&question, model).map_err(under_input)?;
             let asked = ask(&question, served).map_err(under_input)?;
-            asked.request().check(&served.engine.capacity())?;
+            asked.request.check(&served.engine.capacity())?;
         }
         Ok(input)
     })

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::{
     app::App,
+    ask::prepare::on_a_thread,
     error::{ApiError, Code, Fault},
     front::body::RawBody,
-    openai::prepare::on_a_thread,
 };
 
 /// Register a schema

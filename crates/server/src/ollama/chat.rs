@@ -3,22 +3,23 @@
 use std::sync::Arc;
 
 use axum::{Extension, extract::State, response::Response};
+use fornax_chat::{Ask, Call, Choice, Content, Definition, Message, Outcome, Question, Role};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{
     lines::{Kind, LineEnd, respond},
-    request::{OllamaOptions, Think, response_format, untagged},
+    request::{NAMES, OllamaOptions, Think, form},
 };
 use crate::{
-    answer::Ask,
     app::App,
-    error::ApiError,
+    ask::{chat::ChatAsk, prepare::admit},
+    error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    openai::{chat::ChatBody, prepare::admit},
+    openai::{chat::Arguments, tools::ToolBody},
     served::Served,
-    shape::{self, Unknown, Unsupported, body},
+    shape::{Unknown, Unsupported, body},
 };
 
 /// A conversation to go on with.
@@ -26,13 +27,14 @@ use crate::{
 pub(crate) struct OllamaChatBody {
     /// The served model's name, with or without `:latest`.
     #[schema(required = true, min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: String,
     /// Without messages, nothing is answered.
     #[schema(max_items = 16384)]
     messages: Option<Vec<OllamaMessage>>,
     /// As OpenAI writes them.
-    #[schema(value_type = Option<Vec<Object>>, max_items = 1024)]
-    tools: Option<Vec<Value>>,
+    #[schema(max_items = 1024)]
+    tools: Option<Vec<ToolBody>>,
     /// `json`, or a JSON Schema.
     format: Option<Value>,
     options: Option<OllamaOptions>,
@@ -54,10 +56,26 @@ struct OllamaMessage {
     #[schema(value_type = Option<Vec<String>>, max_items = 0)]
     #[expect(dead_code, reason = "there are none")]
     images: Option<Vec<String>>,
-    #[schema(value_type = Option<Vec<Object>>, max_items = 1024)]
-    tool_calls: Option<Vec<Value>>,
+    #[schema(max_items = 1024)]
+    tool_calls: Option<Vec<OllamaCall>>,
     #[schema(max_length = 256)]
     tool_name: Option<String>,
+}
+
+/// A call that was made.
+#[derive(Debug, Deserialize, ToSchema)]
+struct OllamaCall {
+    #[schema(max_length = 256)]
+    id: Option<String>,
+    function: OllamaCalled,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+struct OllamaCalled {
+    #[schema(min_length = 1, max_length = 256)]
+    name: String,
+    /// A JSON object, or the text of one.
+    arguments: Option<Arguments>,
 }
 
 /// A line of an answer; the last one also has its timings.
@@ -94,38 +112,55 @@ pub(crate) async fn chat(
 
 impl OllamaChatBody {
     fn ask(&self, served: &Served) -> Result<Option<Ask>, ApiError> {
-        let mut body = Map::new();
-        body.insert("model".to_owned(), json!(untagged(&self.model)));
         let Some(messages) = self.messages.as_ref().filter(|messages| !messages.is_empty()) else {
             return Ok(None);
         };
-        let messages: Vec<Value> = messages.iter().map(OllamaMessage::to_json).collect();
-        body.insert("messages".to_owned(), json!(messages));
-        if let Some(tools) = self.tools.as_ref().filter(|tools| !tools.is_empty()) {
-            body.insert("tools".to_owned(), json!(tools));
+        let mut faults = Vec::new();
+        let messages = messages.iter().enumerate();
+        let messages: Vec<Message> =
+            messages.filter_map(|(index, message)| message.message(index, &mut faults)).collect();
+        let tools = self.tools.iter().flatten();
+        let definitions: Vec<Definition> = tools.map(|tool| tool.function.definition()).collect();
+        let tools = NAMES.tools(&definitions, &Choice::Auto, None, &mut faults);
+        if !faults.is_empty() {
+            return Err(ApiError::faults(faults));
         }
-        if let Some(format) = response_format(self.format.as_ref())? {
-            body.insert("response_format".to_owned(), format);
-        }
-        Think::write(self.think.as_ref(), &mut body);
-        self.options.clone().unwrap_or_default().write(served, &mut body)?;
-        let (ask, _) = shape::understand::<ChatBody>(Value::Object(body), Unknown::Refuse)?.ask(served)?;
-        Ok(Some(ask))
+        let (thinking, variables) = Think::apply(self.think.as_ref());
+        let form = form(self.format.as_ref())?;
+        let (params, max_tokens) = self.options.clone().unwrap_or_default().params(served)?;
+        let question =
+            Question { conversation: messages.into(), tools, thinking, variables, form, has_stops: false };
+        let chat = ChatAsk { question, params: &params, max_tokens, top_logprobs: None, names: &NAMES };
+        chat.ask(served).map(Some)
     }
 }
 
 impl OllamaMessage {
-    fn to_json(&self) -> Value {
-        let mut message = json!({"role": self.role, "content": self.content.clone().unwrap_or_default()});
-        let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty());
-        let more = [
-            ("reasoning_content", json!(self.thinking)),
-            ("tool_calls", json!(calls)),
-            ("name", json!(self.tool_name)),
-        ];
-        for (name, value) in more.into_iter().filter(|(_, value)| !value.is_null()) {
-            message[name] = value;
+    /// What it says, unless something is wrong with it.
+    fn message(&self, index: usize, faults: &mut Vec<Fault>) -> Option<Message> {
+        let text = self.content.clone().unwrap_or_default();
+        let role = match self.role.as_str() {
+            "system" => Role::System,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            "tool" => {
+                let outcome = Outcome { call: None, name: self.tool_name.clone(), text };
+                return Some(Message::of(Role::User, vec![Content::Result(outcome)]));
+            }
+            other => {
+                let rule = "one of system, user, assistant and tool";
+                faults.push(Fault::value(format!("messages[{index}].role"), rule, &json!(other)));
+                return None;
+            }
+        };
+        let mut content: Vec<Content> = self.thinking.iter().cloned().map(Content::Thought).collect();
+        content.push(Content::Text(text));
+        for (at, call) in self.tool_calls.iter().flatten().enumerate() {
+            let field = format!("messages[{index}].tool_calls[{at}].function.arguments");
+            let arguments = Arguments::checked(call.function.arguments.as_ref(), field, faults);
+            let (id, name) = (call.id.clone(), call.function.name.clone());
+            content.push(Content::Call(Call { id, name, arguments }));
         }
-        message
+        Some(Message { role, name: self.tool_name.clone(), content })
     }
 }

@@ -10,12 +10,10 @@ use utoipa::ToSchema;
 use super::request::untagged;
 use crate::{
     app::App,
+    ask::prepare::admit,
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::{
-        embeddings::{EmbeddingBody, vectors},
-        prepare::admit,
-    },
+    openai::embeddings::{EmbeddingBody, vectors},
     shape::{self, Unknown, Unsupported, body},
 };
 

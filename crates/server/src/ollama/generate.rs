@@ -3,22 +3,27 @@
 use std::sync::Arc;
 
 use axum::{Extension, extract::State, response::Response};
+use fornax_chat::{Ask, Message, Question};
+use fornax_text::Special;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::{
     lines::{Kind, LineEnd, respond},
-    request::{OllamaOptions, Think, response_format, untagged},
+    request::{NAMES, OllamaOptions, Think, form},
 };
 use crate::{
-    answer::Ask,
     app::App,
+    ask::{
+        chat::ChatAsk,
+        params::Wanted,
+        prepare::{admit, check_length},
+    },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    openai::{chat::ChatBody, completions::CompletionBody, prepare::admit},
     served::Served,
-    shape::{self, Unknown, Unsupported, body},
+    shape::{Unknown, Unsupported, body},
 };
 
 /// Fields of Ollama's API that would change the answer and are not honoured.
@@ -35,6 +40,7 @@ const UNSUPPORTED: &[Unsupported] = &[
 pub(crate) struct GenerateBody {
     /// The served model's name, with or without `:latest`.
     #[schema(required = true, min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: String,
     /// What the user says, or with `raw` the text to go on with; without it, nothing is answered.
     prompt: Option<String>,
@@ -85,37 +91,29 @@ pub(crate) async fn generate(
 
 impl GenerateBody {
     fn ask(&self, served: &Served) -> Result<Option<Ask>, ApiError> {
-        let model = untagged(&self.model);
         let Some(prompt) = self.prompt.as_ref().filter(|prompt| !prompt.is_empty()) else {
             return Ok(None);
         };
-        let mut body = Map::new();
-        body.insert("model".to_owned(), json!(model));
-        if let Some(format) = response_format(self.format.as_ref())? {
-            body.insert("response_format".to_owned(), format);
-        }
-        self.options.clone().unwrap_or_default().write(served, &mut body)?;
+        let form = form(self.format.as_ref())?;
+        let (params, max_tokens) = self.options.clone().unwrap_or_default().params(served)?;
         if self.raw == Some(true) {
             for (field, given) in [("system", self.system.is_some()), ("think", self.think.is_some())] {
                 if given {
                     return Err(ApiError::fault(Fault::rule(field, "cannot be had with raw")));
                 }
             }
-            body.insert("prompt".to_owned(), json!(prompt));
-            // Ollama goes on until the model ends; completions stop at 16 tokens.
-            let left = served.engine.capacity().context;
-            let encoded = served.tokenizer.encode_prompt(prompt, fornax_text::Special::AsText)?;
-            let left = left.saturating_sub(encoded.len()).max(1);
-            body.entry("max_tokens").or_insert(json!(left));
-            let completion = shape::understand::<CompletionBody>(Value::Object(body), Unknown::Refuse)?;
-            return Ok(completion.ask(served)?.0.pop());
+            check_length(served, prompt.len())?;
+            let prompt = served.tokenizer.encode_prompt(prompt, Special::AsText)?;
+            let wanted =
+                Wanted { prompt, max_tokens, form, top_logprobs: None, starts_text: false, reading: None };
+            return params.ask(served, wanted).map(Some);
         }
-        let system = self.system.as_ref().map(|text| json!({"role": "system", "content": text}));
-        let user = json!({"role": "user", "content": prompt});
-        let messages: Vec<Value> = system.into_iter().chain([user]).collect();
-        body.insert("messages".to_owned(), json!(messages));
-        Think::write(self.think.as_ref(), &mut body);
-        let (ask, _) = shape::understand::<ChatBody>(Value::Object(body), Unknown::Refuse)?.ask(served)?;
-        Ok(Some(ask))
+        let messages: Vec<Message> =
+            self.system.iter().map(Message::system).chain([Message::user(prompt)]).collect();
+        let (thinking, variables) = Think::apply(self.think.as_ref());
+        let question =
+            Question { conversation: messages.into(), thinking, variables, form, ..Question::default() };
+        let chat = ChatAsk { question, params: &params, max_tokens, top_logprobs: None, names: &NAMES };
+        chat.ask(served).map(Some)
     }
 }

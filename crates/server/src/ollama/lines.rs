@@ -9,6 +9,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
+use fornax_chat::{Ask, Counts, Finish, Piece};
 use fornax_text::Delta;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -16,7 +17,6 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::{
-    answer::{Ask, Counts, Finish, Piece},
     app::Admission,
     error::ApiError,
     sse::{self, Transcript},
@@ -137,7 +137,7 @@ impl Lines {
                 part.calls.extend(self.whole_call());
                 return (part, Some((finish, usage)));
             }
-            Piece::Scored(_) | Piece::Embedding(_) | Piece::Failed(_) => {}
+            Piece::Scored(_) | Piece::Token(_) | Piece::Embedding(_) => {}
         }
         (part, None)
     }
@@ -200,10 +200,7 @@ impl Lines {
         let mut whole = Part::default();
         let mut ended = (Finish::End, Counts::default());
         while let Some((_, piece)) = work.next().await {
-            if let Piece::Failed(error) = piece {
-                return Err(error);
-            }
-            let (part, end) = self.take(piece);
+            let (part, end) = self.take(piece?);
             whole.join(part);
             ended = end.unwrap_or(ended);
         }

@@ -1,6 +1,6 @@
 //! What Ollama's clients speak: answers as lines of JSON, with their timings.
 //!
-//! A request becomes the body of a chat completion (or, raw, of a completion), which is checked and asked like any other.
+//! A request becomes a conversation (or, raw, a text to continue), which is checked and asked like any other.
 
 pub(crate) mod chat;
 pub(crate) mod embed;

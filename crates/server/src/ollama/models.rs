@@ -11,10 +11,10 @@ use utoipa::ToSchema;
 use super::request::untagged;
 use crate::{
     app::App,
+    ask::prepare::{on_a_thread, read},
     error::{ApiError, Fault},
     front::body::RawBody,
     models::Slot,
-    openai::prepare::{on_a_thread, read},
     served::ModelCard,
     shape::{Unknown, body},
 };

@@ -7,22 +7,28 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response, sse::Event},
 };
-use fornax_text::{Chat, ChatPrompt, ChatTemplate, Delta, Reader, Special, Tokenizer};
+use fornax_chat::{
+    Ask, Call, Choice, Content as Said, Definition, Message as Spoken, Outcome, Piece, Question,
+    Role as Speaker, Thinking, TokenScore, Tools, call_id,
+};
+use fornax_form::Form;
+use fornax_text::{Delta, Tokenizer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::{
-    params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-    prepare::{admit, check_length},
     reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob, spelled},
-    thinking::{self, Effort, Reasoning},
-    tools::{ToolBody, ToolChoiceBody, Tools, call_id},
+    tools::{ToolBody, ToolChoiceBody},
 };
 use crate::{
-    answer::{Ask, Piece, Reading, TokenScore},
     app::App,
-    error::{ApiError, Code, Fault},
+    ask::{
+        chat::{ChatAsk, Names},
+        params::{Params, ResponseFormat, UNSUPPORTED},
+        prepare::admit,
+    },
+    error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
     served::Served,
     shape::{Unknown, body},
@@ -81,6 +87,50 @@ pub(crate) struct ChatBody {
 
 body!(ChatBody, Unknown::IgnoreBut(UNSUPPORTED));
 
+/// What OpenAI calls the parts of a question.
+pub(crate) const NAMES: Names = Names {
+    tool: ".function",
+    parameters: "parameters",
+    choice: "tool_choice",
+    choice_name: "tool_choice.function.name",
+    effort: "reasoning_effort",
+    budget: "thinking_budget",
+    stop: "stop",
+    messages: "messages",
+};
+
+/// How hard to think.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+}
+
+impl From<Effort> for fornax_chat::Effort {
+    fn from(effort: Effort) -> fornax_chat::Effort {
+        match effort {
+            Effort::None => fornax_chat::Effort::None,
+            Effort::Minimal => fornax_chat::Effort::Minimal,
+            Effort::Low => fornax_chat::Effort::Low,
+            Effort::Medium => fornax_chat::Effort::Medium,
+            Effort::High => fornax_chat::Effort::High,
+        }
+    }
+}
+
+/// How much to think.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+pub(crate) struct Reasoning {
+    effort: Option<Effort>,
+    /// As thinking_budget.
+    #[schema(minimum = 0, maximum = 1_000_000_000)]
+    max_tokens: Option<u32>,
+}
+
 /// What a stream tells besides the answer.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 pub(crate) struct StreamOptions {
@@ -132,30 +182,41 @@ struct CalledFunction {
 /// A JSON object, or the text of one.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
-enum Arguments {
+pub(crate) enum Arguments {
     Text(String),
     #[schema(value_type = Object)]
     Object(Map<String, Value>),
 }
 
-impl ToolCall {
-    /// As templates know it: they write the arguments as JSON themselves.
-    fn to_json(&self, path: &str, faults: &mut Vec<Fault>) -> Value {
-        let arguments = match &self.function.arguments {
-            None => Map::new(),
-            Some(Arguments::Object(fields)) => fields.clone(),
-            Some(Arguments::Text(text)) if text.is_empty() => Map::new(),
-            Some(Arguments::Text(text)) => serde_json::from_str(text).unwrap_or_else(|_| {
-                let field = format!("{path}.function.arguments");
-                faults.push(Fault::value(field, "the text of a JSON object", &json!(text)));
-                Map::new()
-            }),
-        };
-        let function = json!({"name": self.function.name, "arguments": arguments});
-        match &self.id {
-            Some(id) => json!({"id": id, "type": "function", "function": function}),
-            None => json!({"type": "function", "function": function}),
+impl Arguments {
+    /// By name; `None` where the text is no JSON object.
+    pub(crate) fn fields(&self) -> Option<Map<String, Value>> {
+        match self {
+            Arguments::Object(fields) => Some(fields.clone()),
+            Arguments::Text(text) => Call::arguments_of(text),
         }
+    }
+
+    /// The same, or what is wrong with `field`.
+    pub(crate) fn checked(
+        arguments: Option<&Arguments>,
+        field: String,
+        faults: &mut Vec<Fault>,
+    ) -> Map<String, Value> {
+        let Some(arguments) = arguments else { return Map::new() };
+        arguments.fields().unwrap_or_else(|| {
+            let Arguments::Text(text) = arguments else { return Map::new() };
+            faults.push(Fault::value(field, "the text of a JSON object", &json!(text)));
+            Map::new()
+        })
+    }
+}
+
+impl ToolCall {
+    fn call(&self, path: &str, faults: &mut Vec<Fault>) -> Call {
+        let field = format!("{path}.function.arguments");
+        let arguments = Arguments::checked(self.function.arguments.as_ref(), field, faults);
+        Call { id: self.id.clone(), name: self.function.name.clone(), arguments }
     }
 }
 
@@ -190,53 +251,43 @@ enum PartType {
     Text,
 }
 
-impl Message {
-    /// Bytes of its text.
-    fn len(&self) -> usize {
-        match &self.content {
-            Some(Content::Text(text)) => text.len(),
-            Some(Content::Parts(parts)) => parts.iter().map(|part| part.text.len()).sum(),
-            None => 0,
+impl Content {
+    fn texts(&self) -> Vec<String> {
+        match self {
+            Content::Text(text) => vec![text.clone()],
+            Content::Parts(parts) => parts.iter().map(|part| part.text.clone()).collect(),
         }
     }
+}
 
-    /// As templates know it, unless something is wrong with it.
-    fn to_json(&self, index: usize, faults: &mut Vec<Fault>) -> Option<Value> {
-        let role = match self.role {
-            // Templates know only the older name.
-            Role::System | Role::Developer => "system",
-            Role::User => "user",
-            Role::Assistant => "assistant",
-            Role::Tool => "tool",
-        };
-        let content = match &self.content {
-            Some(Content::Text(text)) => json!(text),
-            Some(Content::Parts(parts)) => {
-                let texts: Vec<&str> = parts.iter().map(|part| part.text.as_str()).collect();
-                json!(texts.join("\n"))
-            }
-            None if self.role == Role::Assistant && self.tool_calls.is_some() => Value::Null,
+impl Message {
+    /// What it says, unless something is wrong with it.
+    fn spoken(&self, index: usize, faults: &mut Vec<Fault>) -> Option<Spoken> {
+        let texts = match &self.content {
+            Some(content) => content.texts(),
+            None if self.role == Role::Assistant && self.tool_calls.is_some() => Vec::new(),
             None => {
                 faults.push(Fault::rule(format!("messages[{index}].content"), "is required"));
                 return None;
             }
         };
-        let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty()).map(|calls| {
-            let calls = calls.iter().enumerate();
-            let path = |at: usize| format!("messages[{index}].tool_calls[{at}]");
-            calls.map(|(at, call)| call.to_json(&path(at), faults)).collect::<Vec<Value>>()
-        });
-        let mut message = json!({"role": role, "content": content});
-        let more = [
-            ("name", json!(self.name)),
-            ("tool_calls", json!(calls)),
-            ("tool_call_id", json!(self.tool_call_id)),
-            ("reasoning_content", json!(self.reasoning_content)),
-        ];
-        for (name, value) in more.into_iter().filter(|(_, value)| !value.is_null()) {
-            message[name] = value;
+        let role = match self.role {
+            // Templates know only the older name.
+            Role::System | Role::Developer => Speaker::System,
+            Role::Assistant => Speaker::Assistant,
+            Role::User => Speaker::User,
+            Role::Tool => {
+                let (call, name) = (self.tool_call_id.clone(), self.name.clone());
+                let outcome = Outcome { call, name, text: texts.join("\n") };
+                return Some(Spoken::of(Speaker::User, vec![Said::Result(outcome)]));
+            }
+        };
+        let mut content: Vec<Said> = self.reasoning_content.iter().cloned().map(Said::Thought).collect();
+        content.extend(texts.into_iter().map(Said::Text));
+        for (at, call) in self.tool_calls.iter().flatten().enumerate() {
+            content.push(Said::Call(call.call(&format!("messages[{index}].tool_calls[{at}]"), faults)));
         }
-        Some(message)
+        Some(Spoken { role, name: self.name.clone(), content })
     }
 }
 
@@ -255,7 +306,7 @@ pub(crate) async fn chat(
     body: RawBody,
 ) -> Result<Response, ApiError> {
     let (admission, (ask, stream)) = admit(&app, &caller, body, ChatBody::ask).await?;
-    let (scored, choices) = (ask.sampling.top_logprobs.is_some(), ask.choices as usize);
+    let (scored, choices) = (ask.request.sampling.top_logprobs.is_some(), ask.request.choices as usize);
     let work = Work::submit(admission, vec![ask])?;
     let head = Head::new("chatcmpl", work.model());
     match stream {
@@ -274,187 +325,69 @@ pub(crate) async fn chat(
 impl ChatBody {
     /// The question, and what to stream if it is to be streamed.
     pub(crate) fn ask(&self, served: &Served) -> Result<(Ask, Option<StreamOptions>), ApiError> {
+        self.ask_with(served, None)
+    }
+
+    /// The same; a form of the caller's takes the place of `response_format`, and with it as many alternatives of each token
+    /// are told as it says.
+    pub(crate) fn ask_with(
+        &self,
+        served: &Served,
+        form: Option<(Form, Option<u32>)>,
+    ) -> Result<(Ask, Option<StreamOptions>), ApiError> {
         let mut faults = Vec::new();
+        let max_tokens = self.limit(&mut faults);
+        if self.top_logprobs.is_some() && self.logprobs != Some(true) {
+            faults.push(Fault::rule("top_logprobs", "needs logprobs"));
+        }
+        let messages = self.messages.iter().enumerate();
+        let messages: Vec<Spoken> =
+            messages.filter_map(|(index, message)| message.spoken(index, &mut faults)).collect();
+        let tools = self.tools(&mut faults);
+        let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
+        if !faults.is_empty() {
+            return Err(ApiError::faults(faults));
+        }
+        let reasoning = self.reasoning.as_ref();
+        let effort = self.reasoning_effort.or(reasoning.and_then(|reasoning| reasoning.effort));
+        let budget = self.thinking_budget.or(reasoning.and_then(|reasoning| reasoning.max_tokens));
+        let asked = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
+        let (form, alternatives) = match form {
+            Some((form, alternatives)) => (Some(form), alternatives),
+            None => (None, None),
+        };
+        let question = Question {
+            conversation: messages.into(),
+            tools,
+            thinking: Thinking { effort: effort.map(Into::into), budget: budget.map(|most| most as usize) },
+            variables: self.chat_template_kwargs.clone().unwrap_or_default(),
+            form: self.params.form(self.response_format.as_ref(), form)?,
+            has_stops: false,
+        };
+        let chat = ChatAsk {
+            question,
+            params: &self.params,
+            max_tokens,
+            top_logprobs: alternatives.or(asked),
+            names: &NAMES,
+        };
+        Ok((chat.ask(served)?, stream))
+    }
+
+    fn limit(&self, faults: &mut Vec<Fault>) -> Option<usize> {
         if let (Some(older), Some(newer)) = (self.max_tokens, self.max_completion_tokens)
             && older != newer
         {
             faults.push(Fault::rule("max_tokens", "differs from max_completion_tokens"));
         }
-        if self.top_logprobs.is_some() && self.logprobs != Some(true) {
-            faults.push(Fault::rule("top_logprobs", "needs logprobs"));
-        }
-        let messages = self.messages.iter().enumerate();
-        let mut messages: Vec<Value> =
-            messages.filter_map(|(index, message)| message.to_json(index, &mut faults)).collect();
-        let tools = Tools::new(self.tools.as_deref(), self.tool_choice.as_ref(), &mut faults);
-        let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
-        if !faults.is_empty() {
-            return Err(ApiError::faults(faults));
-        }
-        let unusable = |error: &fornax_text::Error| ApiError::new(Code::ModelUnsupported, error.to_string());
-        let template = served.template.as_ref().as_ref().map_err(unusable)?;
-        let dialect = template.dialect(tools.is_some());
-        name_results(&mut messages);
-        name_thoughts(&mut messages, template.source());
-        let mut chat = Chat::new(messages);
-        chat.variables = self.chat_template_kwargs.clone().unwrap_or_default();
-        let effort = self.reasoning_effort.or(self.reasoning.and_then(|reasoning| reasoning.effort));
-        thinking::apply(effort, template, dialect, &mut chat.variables, &mut faults);
-        let budget = self.thinking_budget.or(self.reasoning.and_then(|reasoning| reasoning.max_tokens));
-        if budget.is_some() && !dialect.thinks() {
-            faults.push(Fault::rule("thinking_budget", "this model does not think apart from its answer"));
-        }
-        let mut form = self.params.form(self.response_format.as_ref())?;
-        if let (Some((field, _)), Some(_)) = (&form, &tools) {
-            faults.push(Fault::rule("tools", format!("cannot be had with {field}")));
-        }
-        if !faults.is_empty() {
-            return Err(ApiError::faults(faults));
-        }
-        check_length(served, self.messages.iter().map(Message::len).sum())?;
-        let mut prompt = match &tools {
-            Some(tools) => with_tools(template, &mut chat, tools, served)?,
-            None => render(template, &mut chat, served)?,
-        };
-        let demanded = tools.as_ref().and_then(|tools| tools.form(dialect));
-        // An answer of a form has no room for thoughts.
-        let at_once = form.is_some() || demanded.is_some() || budget == Some(0);
-        if at_once
-            && dialect.is_thinking_after(prompt.text())
-            && let Some(stop) = dialect.stop_thinking()
-        {
-            prompt.push(&stop);
-        } else if form.is_some()
-            && let Some(opening) = dialect.answer_opening()
-        {
-            prompt.push(opening);
-        }
-        let several = self.parallel_tool_calls == Some(true)
-            && dialect.call_rest().is_some()
-            && self.params.stop.is_none();
-        let is_demanded = demanded.is_some();
-        let reader = match (&tools, &demanded) {
-            (Some(tools), Some(_)) => {
-                let tool = tools.demanded();
-                prompt.push(&dialect.call_opening(tool).unwrap_or_default());
-                let list = if several { Arc::clone(&tools.list) } else { Arc::default() };
-                match tool {
-                    Some(tool) => Reader::arguments_of(dialect, list, &tool.name),
-                    None => Reader::call_of_any(dialect, list),
-                }
-            }
-            _ if form.is_some() => Reader::plain(),
-            (tools, _) => {
-                let list = tools.as_ref().map_or_else(Arc::default, |tools| Arc::clone(&tools.list));
-                Reader::new(dialect, list, prompt.text())
-            }
-        };
-        if let Some(demanded) = demanded {
-            form = Some(("tools", demanded));
-        }
-        let mut strict = Vec::new();
-        for (tool, form) in tools.iter().flat_map(|tools| tools.held_forms(several)) {
-            if self.params.stop.is_some() {
-                return Err(ApiError::fault(Fault::rule("stop", "cannot be had with strict tools")));
-            }
-            let grammar = served.grammars.compile(&form).map_err(|error| ApiError::form("tools", &error))?;
-            strict.push((tool.name.clone(), grammar));
-        }
-        let stop = dialect.stop_thinking().filter(|_| budget.is_some());
-        let stop = stop.map(|stop| served.tokenizer.encode(&stop, Special::Parse)).transpose()?;
-        let reading = Reading {
-            reader,
-            shown: served.tokenizer.controls_in(&dialect.marks()).into(),
-            one_call: self.parallel_tool_calls == Some(false),
-            budget: budget.map(|most| most as usize).zip(stop),
-            strict: strict.into(),
-            held: is_demanded,
-            several,
-            only_calls: is_demanded && several,
-        };
-        let prompt = served.tokenizer.encode_chat(&prompt)?;
-        let max_tokens = self.max_completion_tokens.or(self.max_tokens).map(|count| count as usize);
-        let top_logprobs = (self.logprobs == Some(true)).then(|| self.top_logprobs.unwrap_or(0));
-        let wanted =
-            Wanted { prompt, max_tokens, form, top_logprobs, starts_text: true, reading: Some(reading) };
-        Ok((self.params.ask(served, wanted)?, stream))
+        self.max_completion_tokens.or(self.max_tokens).map(|count| count as usize)
     }
-}
 
-/// The prompt. Some templates want the arguments of earlier calls as text.
-fn render(template: &ChatTemplate, chat: &mut Chat, served: &Served) -> Result<ChatPrompt, ApiError> {
-    let failed = match template.render(chat, &served.tokenizer) {
-        Ok(prompt) => return Ok(prompt),
-        Err(failed) => failed,
-    };
-    let mut calls =
-        chat.messages.iter_mut().filter_map(|message| message["tool_calls"].as_array_mut()).flatten();
-    let mut changed = false;
-    calls.by_ref().for_each(|call| {
-        call["function"]["arguments"] = json!(call["function"]["arguments"].to_string());
-        changed = true;
-    });
-    match (changed, &failed) {
-        (true, fornax_text::Error::TemplateFailed { .. }) => Ok(template.render(chat, &served.tokenizer)?),
-        _ => Err(failed.into()),
-    }
-}
-
-/// The prompt of a model that is told of tools. A template that cannot tell it, or calls that cannot be read, are an
-/// error: nothing is guessed.
-fn with_tools(
-    template: &ChatTemplate,
-    chat: &mut Chat,
-    tools: &Tools,
-    served: &Served,
-) -> Result<ChatPrompt, ApiError> {
-    let unsupported = |reason: String| {
-        let message = format!("the chat template of {:?} {reason}", served.card.name);
-        ApiError {
-            faults: vec![Fault::rule("tools", reason)],
-            ..ApiError::new(Code::ModelUnsupported, message)
-        }
-    };
-    let without = render(template, chat, served)?;
-    chat.tools.clone_from(&tools.described);
-    let prompt = render(template, chat, served)
-        .map_err(|error| unsupported(format!("fails where there are tools: {}", error.message)))?;
-    if prompt.text() == without.text() {
-        return Err(unsupported("does not tell the model of tools".to_owned()));
-    }
-    if template.dialect(true).family().is_none() {
-        let reason = "tells the model of tools in a way whose calls this server cannot read";
-        return Err(unsupported(reason.to_owned()));
-    }
-    Ok(prompt)
-}
-
-/// Gives results of calls the name of the tool, which some templates want, by the id of the call.
-fn name_results(messages: &mut [Value]) {
-    let mut names: Map<String, Value> = Map::new();
-    for message in messages {
-        for call in message["tool_calls"].as_array().into_iter().flatten() {
-            if let Some(id) = call["id"].as_str() {
-                names.insert(id.to_owned(), call["function"]["name"].clone());
-            }
-        }
-        let known = message["tool_call_id"].as_str().and_then(|id| names.get(id)).cloned();
-        if let Some(name) = known.filter(|_| message["role"] == "tool" && message["name"].is_null()) {
-            message["name"] = name;
-        }
-    }
-}
-
-/// What was thought has several names among templates.
-fn name_thoughts(messages: &mut [Value], template: &str) {
-    let names = ["thinking", "reasoning"].map(|name| (name, [format!(".{name}"), format!("['{name}']")]));
-    for message in messages {
-        let thought = message["reasoning_content"].clone();
-        for (name, uses) in names.iter().filter(|_| thought.is_string()) {
-            if uses.iter().any(|text| template.contains(text)) {
-                message[*name] = thought.clone();
-            }
-        }
+    fn tools(&self, faults: &mut Vec<Fault>) -> Option<Tools> {
+        let tools = self.tools.iter().flatten();
+        let definitions: Vec<Definition> = tools.map(|tool| tool.function.definition()).collect();
+        let choice = self.tool_choice.as_ref().map_or(Choice::Auto, ToolChoiceBody::choice);
+        NAMES.tools(&definitions, &choice, self.parallel_tool_calls, faults)
     }
 }
 
@@ -601,8 +534,8 @@ async fn whole(mut work: Work, head: Head, scored: bool) -> Result<ChatCompletio
             });
         }
         let choice = &mut choices[index];
-        match piece {
-            Piece::Started { .. } | Piece::Text { .. } | Piece::Embedding(_) => {}
+        match piece? {
+            Piece::Started { .. } | Piece::Token(_) | Piece::Text { .. } | Piece::Embedding(_) => {}
             Piece::Scored(score) => add_scored(&mut prompt_logprobs, &work.served().tokenizer, &score),
             Piece::Said { deltas, tokens } => {
                 choice.message.take(deltas);
@@ -618,7 +551,6 @@ async fn whole(mut work: Work, head: Head, scored: bool) -> Result<ChatCompletio
                 choice.finish_reason = finish_reason(finish, called);
                 usage.add(counts, index == 0);
             }
-            Piece::Failed(error) => return Err(error),
         }
     }
     let Head { id, created, model } = head;
@@ -688,8 +620,7 @@ impl Transcript for ChatTranscript {
                 self.parts.count(index, usage);
                 vec![self.delta(index, json!({}), None, Some(finish_reason(finish, self.called[index])))]
             }
-            Piece::Text { .. } | Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
-            Piece::Failed(error) => vec![self.fail(&error)],
+            Piece::Text { .. } | Piece::Scored(_) | Piece::Token(_) | Piece::Embedding(_) => Vec::new(),
         }
     }
 

@@ -7,7 +7,9 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response, sse::Event},
 };
+use fornax_chat::{Ask, Piece, TokenScore};
 use fornax_engine::CHOICES_MAX;
+use fornax_form::Form;
 use fornax_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -15,14 +17,15 @@ use utoipa::ToSchema;
 
 use super::{
     chat::{StreamOptions, stream_options},
-    params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-    prepare::admit,
-    prompt::Prompt,
     reply::{FINGERPRINT, Head, Parts, Usage, add_scored, finish_reason, logprob},
 };
 use crate::{
-    answer::{Ask, Piece, TokenScore},
     app::App,
+    ask::{
+        params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
+        prepare::admit,
+        prompt::Prompt,
+    },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
     served::Served,
@@ -81,8 +84,8 @@ pub(crate) async fn completions(
     body: RawBody,
 ) -> Result<Response, ApiError> {
     let (admission, (asks, stream)) = admit(&app, &caller, body, CompletionBody::ask).await?;
-    let per_prompt = asks.first().map_or(1, |ask| ask.choices as usize);
-    let scored = asks.first().is_some_and(|ask| ask.sampling.top_logprobs.is_some());
+    let per_prompt = asks.first().map_or(1, |ask| ask.request.choices as usize);
+    let scored = asks.first().is_some_and(|ask| ask.request.sampling.top_logprobs.is_some());
     let work = Work::submit(admission, asks)?;
     let head = Head::new("cmpl", work.model());
     match stream {
@@ -97,6 +100,16 @@ pub(crate) async fn completions(
 
 impl CompletionBody {
     pub(crate) fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
+        self.ask_with(served, None)
+    }
+
+    /// The same; a form of the caller's takes the place of `response_format`, and with it as many alternatives of each token
+    /// are told as it says.
+    pub(crate) fn ask_with(
+        &self,
+        served: &Served,
+        form: Option<(Form, Option<u32>)>,
+    ) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
         let mut faults = Vec::new();
         let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
         let prompts = self.prompt.tokens(served)?;
@@ -111,9 +124,10 @@ impl CompletionBody {
         }
         let max_tokens = Some(self.max_tokens.unwrap_or(MAX_TOKENS) as usize);
         let response_format = self.response_format.as_ref();
-        let top_logprobs = self.logprobs;
+        let top_logprobs = form.as_ref().and_then(|(_, alternatives)| *alternatives).or(self.logprobs);
         let asks = prompts.into_iter().map(|prompt| {
-            let form = self.params.form(response_format)?;
+            let given = form.as_ref().map(|(form, _)| form.clone());
+            let form = self.params.form(response_format, given)?;
             let wanted = Wanted { prompt, max_tokens, form, top_logprobs, starts_text: false, reading: None };
             self.params.ask(served, wanted)
         });
@@ -186,8 +200,8 @@ async fn whole(mut work: Work, head: Head, scored: bool, per_prompt: usize) -> R
             });
         }
         let choice = &mut choices[index];
-        match piece {
-            Piece::Started { .. } | Piece::Said { .. } | Piece::Embedding(_) => {}
+        match piece? {
+            Piece::Started { .. } | Piece::Token(_) | Piece::Said { .. } | Piece::Embedding(_) => {}
             Piece::Scored(score) => {
                 add_scored(&mut choice.prompt_logprobs, &work.served().tokenizer, &score);
             }
@@ -202,7 +216,6 @@ async fn whole(mut work: Work, head: Head, scored: bool, per_prompt: usize) -> R
                 choice.finish_reason = finish_reason(finish, false);
                 usage.add(counts, index.is_multiple_of(per_prompt));
             }
-            Piece::Failed(error) => return Err(error),
         }
     }
     let Head { id, created, model } = head;
@@ -234,7 +247,11 @@ impl CompletionTranscript {
 impl Transcript for CompletionTranscript {
     fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Event> {
         match piece {
-            Piece::Started { .. } | Piece::Said { .. } | Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
+            Piece::Started { .. }
+            | Piece::Token(_)
+            | Piece::Said { .. }
+            | Piece::Scored(_)
+            | Piece::Embedding(_) => Vec::new(),
             Piece::Text { text, tokens } => {
                 let logprobs = self.scored.then(|| {
                     self.offsets.resize(self.offsets.len().max(index + 1), 0);
@@ -249,7 +266,6 @@ impl Transcript for CompletionTranscript {
                 self.parts.count(index, usage);
                 vec![self.text(index, "", None, Some(finish_reason(finish, false)))]
             }
-            Piece::Failed(error) => vec![self.fail(&error)],
         }
     }
 

@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use fornax_chat::{Ask, Piece};
 use fornax_compute::Sampling;
-use fornax_engine::of_length_one;
-use fornax_text::StopStrings;
+use fornax_engine::{Request, of_length_one};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{prepare::admit, prompt::Prompt, reply::Usage};
+use super::reply::Usage;
 use crate::{
-    answer::{Ask, Piece},
     app::{Admission, App},
+    ask::{prepare::admit, prompt::Prompt},
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
     served::Served,
@@ -134,11 +134,14 @@ pub(crate) async fn made(
     loop {
         let mut made = Vec::new();
         while let Some((index, piece)) = work.next().await {
-            match piece {
+            match piece? {
                 Piece::Embedding(values) => made.push((index, values)),
                 Piece::End { usage: counts, .. } => usage.add(counts, true),
-                Piece::Failed(error) => return Err(error),
-                Piece::Started { .. } | Piece::Scored(_) | Piece::Text { .. } | Piece::Said { .. } => {}
+                Piece::Started { .. }
+                | Piece::Scored(_)
+                | Piece::Token(_)
+                | Piece::Text { .. }
+                | Piece::Said { .. } => {}
             }
         }
         // Short texts overtake long ones.
@@ -167,30 +170,16 @@ impl EmbeddingBody {
         if prompts.iter().any(Vec::is_empty) {
             return Err(ApiError::fault(Fault::rule("input", "must hold texts of at least one token")));
         }
-        let asks = prompts.into_iter().map(embedding_of);
+        let asks = prompts.into_iter().map(embedding_of).collect();
         let shape = Shape { format: self.encoding_format.unwrap_or_default(), dimensions: self.dimensions };
-        Ok((asks.collect::<Result<_, ApiError>>()?, shape))
+        Ok((asks, shape))
     }
 }
 
 /// The question what the model makes of a text.
-pub(crate) fn embedding_of(prompt: Vec<u32>) -> Result<Ask, ApiError> {
-    Ok(Ask {
-        prompt,
-        max_tokens: 0,
-        embeds: true,
-        second: None,
-        sampling: Sampling::greedy(),
-        seed: 0,
-        grammar: None,
-        prompt_logprobs: None,
-        choices: 1,
-        priority: 0,
-        salt: String::new(),
-        stops: StopStrings::new([""; 0])?,
-        starts_text: false,
-        reading: None,
-    })
+pub(crate) fn embedding_of(prompt: Vec<u32>) -> Ask {
+    let request = Request { embeds: true, ..Request::new(prompt, 0, Sampling::greedy()) };
+    Ask::new(request)
 }
 
 /// What embeddings are to look like.

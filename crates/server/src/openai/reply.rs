@@ -1,13 +1,13 @@
 //! What chat and completions have in common on the way out: names, usage, log-probabilities, the parts of a stream.
 
 use axum::response::sse::Event;
+use fornax_chat::{Counts, Finish, TokenScore};
 use fornax_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::{
-    answer::{Counts, Finish, TokenScore},
     app::{random_id, unix_seconds},
     sse::event,
 };

@@ -6,17 +6,15 @@
 use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State};
+use fornax_chat::Ask;
 use fornax_text::Special;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{
-    embeddings::{embedding_of, made, vectors},
-    prepare::{admit, check_length},
-};
+use super::embeddings::{embedding_of, made, vectors};
 use crate::{
-    answer::Ask,
     app::{App, random_id},
+    ask::prepare::{admit, check_length},
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
     served::Served,
@@ -201,13 +199,14 @@ impl RerankBody {
         let query = encoded(("query".to_owned(), &self.query), false)?;
         let documents = texts.map(|text| encoded(text, pairs));
         if !pairs {
-            return [Ok(query)].into_iter().chain(documents).map(|text| embedding_of(text?)).collect();
+            return [Ok(query)].into_iter().chain(documents).map(|text| Ok(embedding_of(text?))).collect();
         }
         let pair = |document: Vec<u32>| {
-            let ask = embedding_of([&query[..], &document].concat())?;
-            Ok(Ask { second: Some(query.len()), ..ask })
+            let mut ask = embedding_of([&query[..], &document].concat());
+            ask.request.second = Some(query.len());
+            ask
         };
-        documents.map(|document| pair(document?)).collect()
+        documents.map(|document| Ok(pair(document?))).collect()
     }
 
     /// The documents, where they are wanted back.

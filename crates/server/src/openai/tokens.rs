@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::prepare::prepare;
 use crate::{
     app::App,
+    ask::prepare::prepare,
     error::{ApiError, Fault},
     front::body::RawBody,
     shape::{Unknown, body},

@@ -7,17 +7,17 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response, sse::Event},
 };
+use fornax_chat::{Counts, Finish, Piece};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{items::Items, request::ResponsesBody};
 use crate::{
-    answer::{Counts, Finish, Piece},
     app::App,
+    ask::prepare::admit,
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::prepare::admit,
     sse::{self, Transcript},
     work::Work,
 };
@@ -56,8 +56,7 @@ pub(crate) async fn create(
     body: RawBody,
 ) -> Result<Response, ApiError> {
     let prepared = admit(&app, &caller, body, |body: &ResponsesBody, served| {
-        let (ask, _) = body.chat()?.ask(served)?;
-        Ok((ask, body.is_streamed(), body.repeated()))
+        Ok((body.ask(served)?, body.is_streamed(), body.repeated()))
     });
     let (admission, (ask, is_streamed, repeated)) = prepared.await?;
     let work = Work::submit(admission, vec![ask])?;
@@ -72,15 +71,18 @@ pub(crate) async fn create(
 async fn whole(mut work: Work, mut items: Items) -> Result<Value, ApiError> {
     let mut ended = None;
     while let Some((_, piece)) = work.next().await {
-        match piece {
+        match piece? {
             Piece::Said { deltas, .. } => {
                 for delta in deltas {
                     drop(items.take(delta));
                 }
             }
             Piece::End { finish, usage } => ended = Some((finish, usage)),
-            Piece::Failed(error) => return Err(error),
-            Piece::Started { .. } | Piece::Text { .. } | Piece::Scored(_) | Piece::Embedding(_) => {}
+            Piece::Started { .. }
+            | Piece::Text { .. }
+            | Piece::Scored(_)
+            | Piece::Token(_)
+            | Piece::Embedding(_) => {}
         }
     }
     Ok(items.response(ended))
@@ -109,8 +111,7 @@ impl Transcript for ResponseTranscript {
                 self.ended = Some((finish, usage));
                 self.items.stop()
             }
-            Piece::Text { .. } | Piece::Scored(_) | Piece::Embedding(_) => Vec::new(),
-            Piece::Failed(error) => vec![self.fail(&error)],
+            Piece::Text { .. } | Piece::Scored(_) | Piece::Token(_) | Piece::Embedding(_) => Vec::new(),
         }
     }
 

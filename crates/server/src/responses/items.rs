@@ -1,13 +1,12 @@
 //! An answer as items, whole and streamed.
 
 use axum::response::sse::Event;
+use fornax_chat::{Counts, Finish, call_id};
 use fornax_text::Delta;
 use serde_json::{Value, json};
 
 use crate::{
-    answer::{Counts, Finish},
     app::{random_id, unix_seconds},
-    openai::tools::call_id,
     sse::named_event,
 };
 

@@ -1,17 +1,38 @@
-//! A request for a response, and the chat that it means.
+//! A request for a response, and the question that it asks.
 
+use fornax_chat::{
+    Ask, Call, Choice, Content, Definition, Effort, Message, Outcome, Question, Role, Thinking, Tools,
+};
+use fornax_form::Form;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::{
-    error::{ApiError, Fault},
-    openai::{
-        chat::ChatBody,
-        tools::{Function, ToolType},
+    ask::{
+        chat::{ChatAsk, Names},
+        params::Params,
     },
-    shape::{self, Unknown, Unsupported, body},
+    error::{ApiError, Fault},
+    openai::tools::{Function, ToolType},
+    served::Served,
+    shape::{Unknown, Unsupported, body},
 };
+
+/// What this API calls the parts of a question.
+const NAMES: Names = Names {
+    tool: "",
+    parameters: "parameters",
+    choice: "tool_choice",
+    choice_name: "tool_choice.name",
+    effort: "reasoning.effort",
+    budget: "reasoning",
+    stop: "stop",
+    messages: "input",
+};
+
+/// Items of one conversation.
+const ITEMS_MAX: usize = 16384;
 
 /// Fields of OpenAI's API that would change the answer and are not honoured.
 const UNSUPPORTED: &[Unsupported] = &[
@@ -31,6 +52,7 @@ const UNSUPPORTED: &[Unsupported] = &[
 pub(crate) struct ResponsesBody {
     /// The served model's name; without it, that model.
     #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
     /// A string, or items: messages, function_call, function_call_output, reasoning.
     #[schema(required = true)]
@@ -39,9 +61,9 @@ pub(crate) struct ResponsesBody {
     #[schema(minimum = 1, maximum = 1_000_000_000)]
     max_output_tokens: Option<u32>,
     #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f64>,
+    temperature: Option<f32>,
     #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f64>,
+    top_p: Option<f32>,
     stream: Option<bool>,
     #[schema(max_items = 1024)]
     tools: Option<Vec<ResponsesTool>>,
@@ -134,62 +156,96 @@ impl ResponsesBody {
                 || json!({"type": "text"}), |format| json!({"type": format.r#type, "name": format.name, "schema": format.schema}))}})
     }
 
-    /// The chat that it means.
-    pub(crate) fn chat(&self) -> Result<ChatBody, ApiError> {
+    /// The question that it asks.
+    pub(crate) fn ask(&self, served: &Served) -> Result<Ask, ApiError> {
         let mut faults = Vec::new();
-        let mut messages = Vec::new();
-        if let Some(instructions) = &self.instructions {
-            messages.push(json!({"role": "system", "content": instructions}));
-        }
-        match &self.input {
-            ResponsesInput::Text(text) => messages.push(json!({"role": "user", "content": text})),
-            ResponsesInput::Items(items) => {
-                for (index, item) in items.iter().enumerate() {
-                    item.write(&format!("input[{index}]"), &mut messages, &mut faults);
-                }
-            }
-        }
-        let mut body = Map::new();
-        let mut set = |name: &str, value: Value| {
-            if !value.is_null() {
-                body.insert(name.to_owned(), value);
-            }
-        };
-        set("model", json!(self.model));
-        set("messages", Value::Array(messages));
-        set("max_completion_tokens", json!(self.max_output_tokens));
-        set("temperature", json!(self.temperature));
-        set("top_p", json!(self.top_p));
-        set("parallel_tool_calls", json!(self.parallel_tool_calls));
-        let tools =
-            self.tools.iter().flatten().map(|tool| json!({"type": "function", "function": tool.function}));
-        set("tools", Value::Array(tools.collect()));
-        match &self.tool_choice {
-            Some(Value::Object(choice)) => {
-                set("tool_choice", json!({"type": "function", "function": {"name": choice.get("name")}}));
-            }
-            Some(choice) => set("tool_choice", choice.clone()),
-            None => {}
-        }
-        if let Some(effort) = self.reasoning.as_ref().and_then(|reasoning| reasoning.get("effort")) {
-            set("reasoning_effort", effort.clone());
-        }
-        if let Some(format) = self.text.as_ref().and_then(|text| text.format.as_ref()) {
-            set(
-                "response_format",
-                match (format.r#type.as_str(), &format.schema) {
-                    ("json_schema", schema) => {
-                        let name = format.name.as_deref().unwrap_or("answer");
-                        json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema}})
-                    }
-                    (other, _) => json!({"type": other}),
-                },
-            );
-        }
+        let messages = self.messages(&mut faults);
+        let tools = self.tools(&mut faults);
+        let thinking = Thinking { effort: self.effort(&mut faults), budget: None };
+        let form = self.form(&mut faults);
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
         }
-        shape::understand(Value::Object(body), Unknown::Refuse)
+        let params = Params { temperature: self.temperature, top_p: self.top_p, ..Params::default() };
+        let question =
+            Question { conversation: messages.into(), tools, thinking, form, ..Question::default() };
+        let chat = ChatAsk {
+            question,
+            params: &params,
+            max_tokens: self.max_output_tokens.map(|count| count as usize),
+            top_logprobs: None,
+            names: &NAMES,
+        };
+        chat.ask(served)
+    }
+
+    fn messages(&self, faults: &mut Vec<Fault>) -> Vec<Message> {
+        let mut messages: Vec<Message> = self.instructions.iter().map(Message::system).collect();
+        match &self.input {
+            ResponsesInput::Text(text) => messages.push(Message::user(text)),
+            ResponsesInput::Items(items) if items.len() > ITEMS_MAX => {
+                let rule = format!("must have at most {ITEMS_MAX} items");
+                faults.push(Fault::rule("input", rule));
+            }
+            ResponsesInput::Items(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    item.write(&format!("input[{index}]"), &mut messages, faults);
+                }
+            }
+        }
+        if messages.is_empty() && faults.is_empty() {
+            faults.push(Fault::rule("input", "must say something"));
+        }
+        messages
+    }
+
+    fn tools(&self, faults: &mut Vec<Fault>) -> Option<Tools> {
+        let tools = self.tools.iter().flatten();
+        let definitions: Vec<Definition> = tools.map(|tool| tool.function.definition()).collect();
+        let choice = match &self.tool_choice {
+            None | Some(Value::Null) => Choice::Auto,
+            Some(Value::String(mode)) if mode == "auto" => Choice::Auto,
+            Some(Value::String(mode)) if mode == "none" => Choice::Never,
+            Some(Value::String(mode)) if mode == "required" => Choice::Required,
+            Some(Value::Object(choice)) if choice.get("name").is_some_and(Value::is_string) => {
+                Choice::Named(choice["name"].as_str().unwrap_or_default().to_owned())
+            }
+            Some(other) => {
+                let rule = "none, auto, required, or {type: function, name}";
+                faults.push(Fault::value("tool_choice", rule, other));
+                Choice::Auto
+            }
+        };
+        NAMES.tools(&definitions, &choice, self.parallel_tool_calls, faults)
+    }
+
+    fn effort(&self, faults: &mut Vec<Fault>) -> Option<Effort> {
+        let effort = self.reasoning.as_ref()?.get("effort").filter(|effort| !effort.is_null())?;
+        let named = effort.as_str().and_then(Effort::named);
+        if named.is_none() {
+            let rule = "one of none, minimal, low, medium and high";
+            faults.push(Fault::value("reasoning.effort", rule, effort));
+        }
+        named
+    }
+
+    fn form(&self, faults: &mut Vec<Fault>) -> Option<(&'static str, Form)> {
+        let format = self.text.as_ref()?.format.as_ref()?;
+        let form = match (format.r#type.as_str(), &format.schema) {
+            ("text", _) => return None,
+            ("json_object", _) => Form::JsonObject,
+            ("json_schema", Some(schema)) => Form::JsonSchema(schema.clone()),
+            ("json_schema", None) => {
+                faults.push(Fault::rule("text.format.schema", "is required"));
+                return None;
+            }
+            (other, _) => {
+                let rule = "one of text, json_object and json_schema";
+                faults.push(Fault::value("text.format.type", rule, &json!(other)));
+                return None;
+            }
+        };
+        Some(("text.format", form))
     }
 }
 
@@ -204,53 +260,63 @@ impl ResponsesTool {
 }
 
 impl InputItem {
-    /// Adds what it means to the messages of a chat: thoughts and calls belong to one message of the assistant.
-    fn write(&self, path: &str, messages: &mut Vec<Value>, faults: &mut Vec<Fault>) {
+    /// Adds what it means to the conversation: thoughts, words and calls of one answer are one message of the assistant.
+    fn write(&self, path: &str, messages: &mut Vec<Message>, faults: &mut Vec<Fault>) {
         let needed = |name: &str, faults: &mut Vec<Fault>| {
             faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
         };
         match self.r#type.unwrap_or(InputItemType::Message) {
             InputItemType::Message => {
-                let Some(role) = &self.role else { return needed("role", faults) };
+                let role = match self.role.as_deref() {
+                    None => return needed("role", faults),
+                    Some("system" | "developer") => Role::System,
+                    Some("user") => Role::User,
+                    Some("assistant") => Role::Assistant,
+                    Some(other) => {
+                        let rule = "one of system, developer, user and assistant";
+                        return faults.push(Fault::value(format!("{path}.role"), rule, &json!(other)));
+                    }
+                };
                 let text = text_of(self.content.as_ref(), &format!("{path}.content"), faults);
                 match messages.last_mut() {
                     // What was thought before it was said.
-                    Some(last) if role == "assistant" && is_thought(last) => last["content"] = json!(text),
-                    _ => messages.push(json!({"role": role, "content": text})),
+                    Some(last) if role == Role::Assistant && is_thought(last) => {
+                        last.content.push(Content::Text(text));
+                    }
+                    _ => messages.push(Message::new(role, text)),
                 }
             }
             InputItemType::Reasoning => {
                 let text = text_of(self.content.as_ref(), &format!("{path}.content"), faults);
                 if !text.is_empty() {
-                    messages.push(json!({"role": "assistant", "content": "", "reasoning_content": text}));
+                    messages.push(Message::of(Role::Assistant, vec![Content::Thought(text)]));
                 }
             }
             InputItemType::FunctionCall => {
-                let Some(name) = &self.name else { return needed("name", faults) };
-                let arguments = self.arguments.as_deref().unwrap_or_default();
-                let call = json!({"id": self.call_id, "function": {"name": name, "arguments": arguments}});
-                match messages.last_mut().filter(|last| last["role"] == "assistant") {
-                    Some(last) => match last["tool_calls"].as_array_mut() {
-                        Some(calls) => calls.push(call),
-                        None => last["tool_calls"] = json!([call]),
-                    },
-                    None => {
-                        messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
-                    }
+                let Some(name) = self.name.clone() else { return needed("name", faults) };
+                let text = self.arguments.as_deref().unwrap_or_default();
+                let arguments = Call::arguments_of(text).unwrap_or_else(|| {
+                    let field = format!("{path}.arguments");
+                    faults.push(Fault::value(field, "the text of a JSON object", &json!(text)));
+                    Map::new()
+                });
+                let call = Call { id: self.call_id.clone(), name, arguments };
+                match messages.last_mut().filter(|last| last.role == Role::Assistant) {
+                    Some(last) => last.content.push(Content::Call(call)),
+                    None => messages.push(Message::calls([call])),
                 }
             }
             InputItemType::FunctionCallOutput => {
                 let text = text_of(self.output.as_ref(), &format!("{path}.output"), faults);
-                messages.push(json!({"role": "tool", "tool_call_id": self.call_id, "content": text}));
+                let outcome = Outcome { call: self.call_id.clone(), name: None, text };
+                messages.push(Message::of(Role::User, vec![Content::Result(outcome)]));
             }
         }
     }
 }
 
-fn is_thought(message: &Value) -> bool {
-    message["content"] == json!("")
-        && message["reasoning_content"].is_string()
-        && message["tool_calls"].is_null()
+fn is_thought(message: &Message) -> bool {
+    message.role == Role::Assistant && message.content.iter().all(|part| matches!(part, Content::Thought(_)))
 }
 
 /// A string, or the texts of parts.

@@ -8,7 +8,9 @@ use axum::{
     http::StatusCode,
     response::{Response, sse::Event},
 };
+use fornax_chat::{Ask, Finish, Piece};
 use fornax_compute::Sampling;
+use fornax_engine::Request;
 use fornax_text::{Special, StopStrings};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -16,11 +18,10 @@ use utoipa::ToSchema;
 
 use super::jobs::Entry;
 use crate::{
-    answer::{Ask, Finish, Piece},
     app::{App, random_seed},
+    ask::{params::Word, prepare::admit},
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    openai::{params::Word, prepare::admit},
     served::Served,
     shape::{Unknown, body},
     sse::{self, Transcript, event},
@@ -124,22 +125,12 @@ impl ExecuteBody {
             ..neutral
         };
         let stops: Vec<String> = self.stop.iter().flatten().map(|word| word.0.clone()).collect();
-        let ask = Ask {
-            max_tokens: max_tokens.unwrap_or(context.saturating_sub(prompt.len()).max(1)),
-            prompt,
-            embeds: false,
-            second: None,
-            sampling,
+        let max_tokens = max_tokens.unwrap_or(context.saturating_sub(prompt.len()).max(1));
+        let request = Request {
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
-            grammar: None,
-            prompt_logprobs: None,
-            choices: 1,
-            priority: 0,
-            salt: String::new(),
-            stops: StopStrings::new(stops.iter().map(String::as_str))?,
-            starts_text: false,
-            reading: None,
+            ..Request::new(prompt, max_tokens, sampling)
         };
+        let ask = Ask { stops: StopStrings::new(stops.iter().map(String::as_str))?, ..Ask::new(request) };
         Ok((self.job_id.clone(), ask, stops))
     }
 }
@@ -173,8 +164,7 @@ impl Transcript for JobTranscript {
                 vec![event(&token)]
             }
             Piece::End { finish, usage } => self.end(work, finish, usage.generated),
-            Piece::Scored(_) | Piece::Said { .. } | Piece::Embedding(_) => Vec::new(),
-            Piece::Failed(error) => vec![self.fail(&error)],
+            Piece::Scored(_) | Piece::Token(_) | Piece::Said { .. } | Piece::Embedding(_) => Vec::new(),
         }
     }
 

@@ -34,6 +34,13 @@ pub(crate) struct Run {
     /// What the model is told beforehand
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
+    /// Tell the model of the functions in this file, a JSON list as OpenAI's clients write it; its calls are shown, and in a
+    /// chat /result answers them
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tools: Option<PathBuf>,
+    /// Let the model think for at most so many tokens; then it answers. Thoughts are shown on a terminal only
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) thinking_budget: Option<usize>,
     /// Keep nothing of what is typed; otherwise it is in the file `history` of the cache folder
     #[arg(long)]
     pub(crate) no_history: bool,

@@ -1,11 +1,12 @@
 //! A conversation with a model: what was said, how answers are chosen, and what they cost.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::Arc;
 use std::time::Duration;
 
-use fornax::{Completion, Error, Finish, Form, Fornax, Message, Prompt, Request, Sampling};
-use fornax_text::Reader;
+use fornax::{
+    Call, Completion, Content, Error, Finish, Form, Fornax, Message, Outcome, Prompt, Request, Role,
+    Sampling, Tools,
+};
 
 use super::super::failure::Failure;
 use super::super::generate::{complete, show};
@@ -35,6 +36,11 @@ pub(super) struct Chat<'a> {
     /// Questions and answers in turn.
     turns: Vec<Message>,
     form: Option<Form>,
+    /// What the model may call.
+    tools: Option<Tools>,
+    /// Calls of the last answer that have no result yet, and the results of those before them.
+    open_calls: Vec<Call>,
+    results: Vec<Content>,
     /// In place of the flags'.
     temperature: Option<f32>,
     seed: Option<u64>,
@@ -72,6 +78,14 @@ impl Answered {
             Answered::Stopped => Err(Error::Cancelled.into()),
         }
     }
+
+    /// What is to be said about it.
+    pub(super) fn words(self) -> Option<String> {
+        match self {
+            Answered::Whole => None,
+            Answered::Stopped => Some("stopped".to_owned()),
+        }
+    }
 }
 
 impl<'a> Chat<'a> {
@@ -79,7 +93,7 @@ impl<'a> Chat<'a> {
         model: Fornax,
         name: String,
         args: &'a Run,
-        form: Option<Form>,
+        (form, tools): (Option<Form>, Option<Tools>),
         interrupt: Interrupt,
     ) -> Chat<'a> {
         let system = args.system.clone();
@@ -91,6 +105,9 @@ impl<'a> Chat<'a> {
             system,
             turns: Vec::new(),
             form,
+            tools,
+            open_calls: Vec::new(),
+            results: Vec::new(),
             temperature: None,
             seed: None,
             totals: Totals::default(),
@@ -115,13 +132,41 @@ impl<'a> Chat<'a> {
             self.args.sampling.request(prompt, self.form.clone(), defaults(), self.model.text())?;
         request.sampling.temperature = self.temperature.unwrap_or(request.sampling.temperature);
         request.seed = self.seed.or(request.seed);
+        request.tools.clone_from(&self.tools);
+        request.thinking.budget = self.args.thinking_budget;
+        request.parts = self.tells_thoughts();
         Ok(request)
     }
 
     /// Answers one message and says how fast.
     pub(super) fn answer(&mut self, text: &str) -> anyhow::Result<Answered> {
+        // Whoever says something else does not answer the model's calls.
+        self.open_calls.clear();
+        self.results.clear();
+        self.respond(Message::user(text))
+    }
+
+    /// Takes what the oldest open call came to; when all have a result, the model answers them.
+    pub(super) fn give_result(&mut self, text: &str) -> anyhow::Result<Option<String>> {
+        if self.open_calls.is_empty() {
+            return Ok(Some("the model waits for no result".to_owned()));
+        }
+        let call = self.open_calls.remove(0);
+        self.results.push(Content::Result(Outcome {
+            call: call.id,
+            name: Some(call.name),
+            text: text.to_owned(),
+        }));
+        if let Some(next) = self.open_calls.first() {
+            return Ok(Some(format!("and what did {} come to? /result TEXT", next.name)));
+        }
+        let results = std::mem::take(&mut self.results);
+        self.respond(Message::of(Role::User, results)).map(Answered::words)
+    }
+
+    fn respond(&mut self, question: Message) -> anyhow::Result<Answered> {
         let style = Style::of(&io::stderr());
-        let (mut request, forgotten) = self.request_with_room(text)?;
+        let (request, forgotten) = self.request_with_room(&question)?;
         if forgotten > 0 {
             let context = self.model.context();
             let words = format!(
@@ -131,10 +176,10 @@ impl<'a> Chat<'a> {
         }
         let mut out = io::stdout().lock();
         // An answer in a form is for programs, and is shown as it is.
-        let mut said = Said::new(Screen::of(&io::stdout(), self.form.is_none()), self.reader(&mut request)?);
+        let mut said = Said::new(Screen::of(&io::stdout(), self.form.is_none()));
         let Chat { model, interrupt, .. } = self;
         let result = interrupt
-            .during(|| complete(model, &request, interrupt, &mut |text| show(&mut out, &said.push(text))));
+            .during(|| complete(model, &request, interrupt, &mut |event| show(&mut out, &said.push(event))));
         let (rest, said) = said.end();
         show(&mut out, &rest)?;
         let completion = match result {
@@ -148,7 +193,7 @@ impl<'a> Chat<'a> {
                 }
                 // The model remembers what the user saw.
                 if !said.is_empty() {
-                    self.turns.extend([Message::user(text), Message::assistant(said)]);
+                    self.turns.extend([question, Message::assistant(said)]);
                 }
                 return Ok(Answered::Stopped);
             }
@@ -164,36 +209,28 @@ impl<'a> Chat<'a> {
         writeln!(io::stderr(), "{}", style.dim(&format!("{words}{cut}")))?;
         self.totals.count(&completion);
         self.last = Some(words);
-        self.turns.extend([Message::user(text), Message::assistant(said)]);
+        // What was thought is not remembered.
+        let mut answer = vec![Content::Text(said)];
+        answer.extend(completion.calls.iter().cloned().map(Content::Call));
+        self.turns.extend([question, Message::of(Role::Assistant, answer)]);
+        self.open_calls = completion.calls;
         Ok(Answered::Whole)
     }
 
-    /// What tells thoughts apart in the answer to `request`, for people: programs get what the model wrote.
-    fn reader(&self, request: &mut Request) -> Result<Option<Reader>, Error> {
-        let text = self.model.text();
-        let (Ok(template), Some(tokenizer), Prompt::Chat(messages)) =
-            (text.template(), text.tokenizer(), &request.prompt)
-        else {
-            return Ok(None);
-        };
-        let dialect = template.dialect(false);
-        if !dialect.thinks() || self.form.is_some() || !io::stdout().is_terminal() {
-            return Ok(None);
-        }
-        let reader = Reader::new(dialect, Arc::default(), text.chat_prompt(messages)?.text());
-        request.shown = tokenizer.controls_in(&dialect.marks());
-        Ok(Some(reader))
+    /// Whether thoughts are told apart, for people: programs get what the model wrote.
+    fn tells_thoughts(&self) -> bool {
+        let thinks = self.model.text().template().is_ok_and(|template| template.dialect(false).thinks());
+        thinks && self.form.is_none() && io::stdout().is_terminal()
     }
 
     /// What to ask. Where the context is full the oldest messages go, the system's never; with it, how many went.
-    fn request_with_room(&mut self, text: &str) -> anyhow::Result<(Request, usize)> {
-        let question = Message::user(text);
+    fn request_with_room(&mut self, question: &Message) -> anyhow::Result<(Request, usize)> {
         let context = self.model.context();
         let mut forgotten = 0;
         let request = loop {
-            let turns = self.turns[forgotten..].iter().chain([&question]);
+            let turns = self.turns[forgotten..].iter().chain([question]);
             let request = self.request(turns)?;
-            let prompt = self.model.text().prompt_tokens(&request.prompt)?.len();
+            let prompt = self.model.text().request_tokens(&request)?.len();
             let wanted = prompt + request.max_tokens.unwrap_or(ANSWER_ROOM.min(context / 4));
             // Half is cleared at once: what is behind a gap is computed again, which should be rare.
             let room = if forgotten == 0 { context } else { context / 2 };
@@ -201,6 +238,10 @@ impl<'a> Chat<'a> {
                 break request;
             }
             forgotten = (forgotten + 2).min(self.turns.len());
+            // Results do not stay without their calls.
+            while self.turns.get(forgotten).is_some_and(has_results) {
+                forgotten = (forgotten + 2).min(self.turns.len());
+            }
         };
         // What does not fit even alone is refused before anything is forgotten.
         self.model.check(&request)?;
@@ -214,8 +255,11 @@ impl<'a> Chat<'a> {
         Ok(match command {
             Command::Help => command::help(),
             Command::Exit => String::new(),
+            // It is answered where answers are shown.
+            Command::Result(_) => String::new(),
             Command::Clear => {
                 self.turns.clear();
+                self.open_calls.clear();
                 "the conversation is forgotten; settings stay".to_owned()
             }
             Command::System(None) => match &self.system {
@@ -317,7 +361,7 @@ impl<'a> Chat<'a> {
         let Chat { model, totals, .. } = self;
         let used = match self.turns.is_empty() && self.system.is_none() {
             true => 0,
-            false => model.text().prompt_tokens(&self.request(self.turns.iter())?.prompt)?.len(),
+            false => model.text().request_tokens(&self.request(self.turns.iter())?)?.len(),
         };
         let share = totals.cached_tokens * 100 / totals.prompt_tokens.max(1);
         let rate = match totals.decoded {
@@ -364,6 +408,10 @@ fn schema(path: &std::path::Path) -> Result<Form, Failure> {
     let schema = serde_json::from_str(&output::text_of(path)?)
         .map_err(|error| Failure::usage(format!("{} is no JSON: {error}", path.display())))?;
     Ok(Form::JsonSchema(schema))
+}
+
+fn has_results(message: &Message) -> bool {
+    message.content.iter().any(|part| matches!(part, Content::Result(_)))
 }
 
 fn speed(completion: &Completion) -> String {

@@ -11,6 +11,8 @@ pub(super) enum Command {
     Seed(Option<Option<u64>>),
     Temperature(Option<Option<f32>>),
     Schema(Option<Option<PathBuf>>),
+    /// What the model's oldest open call came to.
+    Result(String),
     Save(PathBuf),
     Load(PathBuf),
     Stats,
@@ -20,11 +22,12 @@ pub(super) enum Command {
 }
 
 /// Name, what follows it, and what it does.
-pub(super) const COMMANDS: [(&str, &str, &str); 10] = [
+pub(super) const COMMANDS: [(&str, &str, &str); 11] = [
     ("/system", "TEXT|off", "what the model is told beforehand; \"\"\" begins and ends several lines"),
     ("/temperature", "T|off", "0 is greedy; higher is more varied"),
     ("/seed", "N|off", "fixes the random numbers"),
     ("/schema", "FILE|off", "answers are JSON that is valid against the schema in this file"),
+    ("/result", "TEXT", "what a call of the model came to; it answers when all its calls have one"),
     ("/save", "FILE", "writes the conversation as JSON"),
     ("/load", "FILE", "goes on with a conversation that was saved"),
     ("/stats", "", "tokens, speed, what the cache saved, memory"),
@@ -67,6 +70,7 @@ impl Command {
                 number.ok_or_else(|| format!("{text:?} is no temperature: a number from 0 is"))
             })?),
             "schema" => Command::Schema(setting(value, |text| Ok(PathBuf::from(text)))?),
+            "result" => Command::Result(unfolded(value)),
             "save" => Command::Save(file()?),
             "load" => Command::Load(file()?),
             "stats" => no_value(Command::Stats)?,

@@ -7,6 +7,7 @@ mod editor;
 mod markdown;
 mod saved;
 mod screen;
+mod tools;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 
@@ -42,9 +43,10 @@ pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -
         options = options.chat_template(output::text_of(file)?);
     }
     let form = args.sampling.form()?;
+    let tools = args.tools.as_deref().map(tools::read).transpose()?.flatten();
     let model = device::open(adapt(options.parallel(args.capacity.parallel)))?;
     let name = named.unwrap_or(catalog::DEFAULT).to_owned();
-    let mut chat = Chat::new(model, name, args, form, interrupt);
+    let mut chat = Chat::new(model, name, args, (form, tools), interrupt);
     // A chat template that cannot be used is found before the first question is typed.
     chat.check(prompt.as_deref().unwrap_or("Hello"))?;
     device::announce(chat.model().device(), &args.capacity.device)?;
@@ -135,10 +137,8 @@ fn converse(chat: &mut Chat<'_>, args: &Run) -> anyhow::Result<()> {
         }
         let done = match Command::parse(&text) {
             _ if text.trim().is_empty() => continue,
-            None => chat.answer(&unfolded(&text)).map(|answered| match answered {
-                Answered::Whole => None,
-                Answered::Stopped => Some("stopped".to_owned()),
-            }),
+            None => chat.answer(&unfolded(&text)).map(Answered::words),
+            Some(Ok(Command::Result(text))) => chat.give_result(&text),
             Some(Ok(Command::Exit)) => return Ok(()),
             Some(Ok(command)) => chat.obey(command).map(Some),
             Some(Err(complaint)) => Ok(Some(complaint)),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::io::IsTerminal;
 
-use fornax_text::{Delta, Reader};
+use fornax::Event;
 
 use super::markdown::Markdown;
 
@@ -74,70 +74,82 @@ impl Screen {
     }
 }
 
-/// An answer as it is shown: thoughts dimmed, where they can be told apart, and above what is said.
+/// An answer as it is shown: thoughts dimmed, where they are told apart, and above what is said; calls behind it.
 pub(super) struct Said {
     screen: Screen,
-    reader: Option<Reader>,
     style: Style,
-    /// What was said, without thoughts.
+    /// What was said, without thoughts and calls.
     text: String,
     /// The last thing was a thought.
     thinks: bool,
+    /// A call is being shown.
+    calls: bool,
 }
 
 impl Said {
     /// For an answer on standard output.
-    pub(super) fn new(screen: Screen, reader: Option<Reader>) -> Said {
+    pub(super) fn new(screen: Screen) -> Said {
         let style = Style::of(&std::io::stdout());
-        Said { screen, reader, style, text: String::new(), thinks: false }
+        Said { screen, style, text: String::new(), thinks: false, calls: false }
     }
 
-    /// What can be shown now that `text` has come.
-    pub(super) fn push(&mut self, text: &str) -> String {
-        match &mut self.reader {
-            None => self.say(text),
-            Some(reader) => {
-                let deltas = reader.push(text);
-                self.take(deltas)
+    /// What can be shown now that this has come.
+    pub(super) fn push(&mut self, event: Event<'_>) -> String {
+        match event {
+            Event::Prompt { .. } | Event::Waiting | Event::Text("") => String::new(),
+            Event::Text(text) => {
+                let mut shown = self.close_call();
+                if std::mem::take(&mut self.thinks) {
+                    shown.push_str("\n\n");
+                }
+                self.text.push_str(text);
+                shown.push_str(&self.screen.text(text));
+                shown
             }
+            // Programs asked for what is said.
+            Event::Thought(_) if matches!(self.screen, Screen::Pipe) => String::new(),
+            Event::Thought(text) => {
+                let mut shown = self.close_call();
+                // Where nothing can be dimmed, a word says what it is.
+                if !self.thinks && !self.style.coloured {
+                    shown.push_str("thinking: ");
+                }
+                self.thinks = true;
+                shown.push_str(&self.style.dim(&printable(text)));
+                shown
+            }
+            Event::Call(name) => {
+                let mut shown = self.close_call();
+                if std::mem::take(&mut self.thinks) || !(self.text.is_empty() || self.text.ends_with('\n')) {
+                    shown.push('\n');
+                }
+                self.calls = true;
+                // Programs read a call as JSON, a line each.
+                shown.push_str(&match self.screen {
+                    Screen::Pipe => format!("{{\"name\":{},\"arguments\":", serde_json::json!(name)),
+                    Screen::Plain | Screen::Rendered(_) => format!("calls {}(", printable(name)),
+                });
+                shown
+            }
+            Event::Arguments(text) => match self.screen {
+                Screen::Pipe => text.to_owned(),
+                Screen::Plain | Screen::Rendered(_) => printable(text),
+            },
         }
     }
 
     /// What was held back, and all that was said.
     pub(super) fn end(mut self) -> (String, String) {
-        let deltas = self.reader.as_mut().map(Reader::finish).unwrap_or_default();
-        let shown = self.take(deltas);
+        let shown = self.close_call();
         (shown + &self.screen.end(), self.text)
     }
 
-    fn say(&mut self, text: &str) -> String {
-        self.text.push_str(text);
-        self.screen.text(text).into_owned()
-    }
-
-    fn take(&mut self, deltas: Vec<Delta>) -> String {
-        let mut shown = String::new();
-        for delta in deltas {
-            match delta {
-                Delta::Reasoning(text) => {
-                    // Where nothing can be dimmed, a word says what it is.
-                    if !self.thinks && !self.style.coloured {
-                        shown.push_str("thinking: ");
-                    }
-                    self.thinks = true;
-                    shown.push_str(&self.style.dim(&printable(&text)));
-                }
-                Delta::Content(text) => {
-                    if std::mem::take(&mut self.thinks) {
-                        shown.push_str("\n\n");
-                    }
-                    shown.push_str(&self.say(&text));
-                }
-                // Without tools nothing is a call.
-                Delta::Call { .. } | Delta::Arguments { .. } => {}
-            }
-        }
-        shown
+    fn close_call(&mut self) -> String {
+        let end = match self.screen {
+            Screen::Pipe => "}\n",
+            Screen::Plain | Screen::Rendered(_) => ")\n",
+        };
+        if std::mem::take(&mut self.calls) { end.to_owned() } else { String::new() }
     }
 }
 
@@ -155,23 +167,25 @@ pub(super) fn printable_char(c: char) -> char {
 mod tests {
     use std::sync::Arc;
 
-    use fornax_text::Dialect;
+    use fornax_text::{Delta, Dialect, Reader};
 
     use super::*;
 
     #[test]
     fn thoughts_are_dimmed_above_what_is_said_and_not_remembered() {
         let shown = |coloured: bool, pieces: &[&str]| {
-            let reader = Reader::new(Dialect::of("<think>"), Arc::default(), "");
+            let mut reader = Reader::new(Dialect::of("<think>"), Arc::default(), "");
             let style = Style { coloured };
-            let mut said = Said {
-                screen: Screen::Plain,
-                reader: Some(reader),
-                style,
-                text: String::new(),
-                thinks: false,
+            let mut said =
+                Said { screen: Screen::Plain, style, text: String::new(), thinks: false, calls: false };
+            let mut deltas: Vec<Delta> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+            deltas.extend(reader.finish());
+            let show = |delta: &Delta| match delta {
+                Delta::Reasoning(text) => said.push(Event::Thought(text)),
+                Delta::Content(text) => said.push(Event::Text(text)),
+                Delta::Call { .. } | Delta::Arguments { .. } => panic!("without tools nothing is a call"),
             };
-            let mut shown: String = pieces.iter().map(|piece| said.push(piece)).collect();
+            let mut shown: String = deltas.iter().map(show).collect();
             let (rest, said) = said.end();
             shown.push_str(&rest);
             (shown, said)
@@ -189,5 +203,33 @@ mod tests {
         // Cut in its thoughts.
         let cut = shown(true, &["<think>Hm"]);
         assert_eq!(cut, ("\x1b[2mHm\x1b[0m".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn calls_are_lines_of_json_for_programs_and_readable_for_people() {
+        let shown = |screen: Screen| {
+            let style = Style { coloured: false };
+            let mut said = Said { screen, style, text: String::new(), thinks: false, calls: false };
+            let events = [
+                Event::Text("Let me see."),
+                Event::Call("weather"),
+                Event::Arguments("{\"city\":"),
+                Event::Arguments("\"Paris\"}"),
+                Event::Call("time"),
+                Event::Arguments("{}"),
+            ];
+            let shown: String = events.into_iter().map(|event| said.push(event)).collect();
+            let (rest, said) = said.end();
+            assert_eq!(said, "Let me see.");
+            shown + &rest
+        };
+        assert_eq!(
+            shown(Screen::Pipe),
+            "Let me see.\n{\"name\":\"weather\",\"arguments\":{\"city\":\"Paris\"}}\n{\"name\":\"time\",\"arguments\":{}}\n"
+        );
+        assert_eq!(
+            shown(Screen::Plain),
+            "Let me see.\ncalls weather({\"city\":\"Paris\"})\ncalls time({})\n"
+        );
     }
 }

@@ -4,117 +4,78 @@ use std::{
     collections::VecDeque,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::{Duration, Instant},
 };
 
-use fornax_compute::Sampling;
-use fornax_engine::{EndReason, Event, Grammar, Handle, Reply, Request};
-use fornax_text::{Delta, Detokenizer, Reader, Special, StopStrings, Tokenizer};
+use fornax_engine::{EndReason, Event, Failure, Grammar, Handle, Refusal, Reply, Request, TimedOut};
+use fornax_text::{Delta, Detokenizer, Special, StopStrings, Tokenizer};
 
-use crate::{error::ApiError, served::Served};
-
-/// A prompt and everything asked about its continuation: checked, encoded and compiled.
-#[derive(Clone, Debug)]
-pub(crate) struct Ask {
-    pub(crate) prompt: Vec<u32>,
-    pub(crate) max_tokens: usize,
-    /// Nothing follows the prompt: what the model makes of it is asked for.
-    pub(crate) embeds: bool,
-    /// Where the second of two texts begins, for a model that reads them together.
-    pub(crate) second: Option<usize>,
-    pub(crate) sampling: Sampling,
-    pub(crate) seed: u64,
-    pub(crate) grammar: Option<Grammar>,
-    pub(crate) prompt_logprobs: Option<u32>,
-    pub(crate) choices: u32,
-    pub(crate) priority: i8,
-    pub(crate) salt: String,
-    pub(crate) stops: StopStrings,
-    /// The answer is a text of its own, not the end of the prompt's last word.
-    pub(crate) starts_text: bool,
-    /// How the parts of the answer are told apart; without it, it is text.
-    pub(crate) reading: Option<Reading>,
-}
-
-/// How an answer is read.
-#[derive(Clone, Debug)]
-pub(crate) struct Reading {
-    pub(crate) reader: Reader,
-    /// Control tokens that the reader looks for, ascending.
-    pub(crate) shown: Arc<[u32]>,
-    /// The answer ends with its first call.
-    pub(crate) one_call: bool,
-    /// How many tokens may be thought, and what then follows.
-    pub(crate) budget: Option<(usize, Vec<u32>)>,
-    /// By tool, what the arguments of a call must look like once the model makes one.
-    pub(crate) strict: Arc<[(String, Grammar)]>,
-    /// A call whose arguments are a form is being made.
-    pub(crate) held: bool,
-    /// Another call may follow one whose arguments were a form; otherwise that ends the answer.
-    pub(crate) several: bool,
-    /// The answer is calls of those tools and nothing else: it ends before whatever else would follow.
-    pub(crate) only_calls: bool,
-}
-
-impl Reading {
-    /// How many of these parts belong to the answer.
-    fn wanted(&self, deltas: &[Delta]) -> usize {
-        let stranger = |delta: &Delta| match delta {
-            Delta::Reasoning(_) | Delta::Content(_) => true,
-            Delta::Call { name, .. } => !self.strict.iter().any(|(tool, _)| tool == name),
-            Delta::Arguments { .. } => false,
-        };
-        let end = if self.only_calls && !self.held { deltas.iter().position(stranger) } else { None };
-        end.unwrap_or(deltas.len())
-    }
-}
-
-impl Ask {
-    /// As the engine takes it.
-    pub(crate) fn request(&self) -> Request {
-        let mut request = Request::new(self.prompt.clone(), self.max_tokens, self.sampling.clone());
-        request.embeds = self.embeds;
-        request.second = self.second;
-        request.seed = self.seed;
-        request.grammar = self.grammar.clone();
-        request.prompt_logprobs = self.prompt_logprobs;
-        request.choices = self.choices;
-        request.priority = self.priority;
-        request.salt = self.salt.as_str().into();
-        request
-    }
-}
+use crate::{Ask, Reading};
 
 /// A part of one answer.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Piece {
+pub enum Piece {
     /// It has a seat; the prompt is being computed.
-    Started { cached_tokens: usize, seed: u64 },
+    Started {
+        /// Tokens of the prompt that were found computed.
+        cached_tokens: usize,
+        /// Fixes its random numbers.
+        seed: u64,
+    },
     /// How likely the next token of the prompt was, from its second on.
     Scored(TokenScore),
-    /// More text, and the tokens that made it. The text may be empty where log-probabilities are asked for.
-    Text { text: String, tokens: Vec<TokenScore> },
+    /// A token of the answer, the one that ends it included, where [`Ask::tells_tokens`]. What it says follows.
+    Token(TokenScore),
+    /// More text. It may be empty where log-probabilities are asked for.
+    Text {
+        /// What it says.
+        text: String,
+        /// The tokens that made it.
+        tokens: Vec<TokenScore>,
+    },
     /// The same of an answer whose parts are told apart.
-    Said { deltas: Vec<Delta>, tokens: Vec<TokenScore> },
+    Said {
+        /// Its parts.
+        deltas: Vec<Delta>,
+        /// The tokens that made them.
+        tokens: Vec<TokenScore>,
+    },
     /// What the model makes of the prompt.
     Embedding(Vec<f32>),
     /// It is whole.
-    End { finish: Finish, usage: Counts },
-    /// There will be no more.
-    Failed(ApiError),
+    End {
+        /// Why it ended.
+        finish: Finish,
+        /// Its tokens.
+        usage: Counts,
+    },
+}
+
+/// Why there will be no more of an answer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Failed {
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] Failure),
+    /// It refused to go on with an answer in its middle.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
 }
 
 /// A chosen token and how likely it was.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct TokenScore {
-    pub(crate) token: u32,
+pub struct TokenScore {
+    /// Its id.
+    pub token: u32,
     /// `None` for a token that the form forced.
-    pub(crate) logprob: Option<f32>,
-    pub(crate) top: Vec<(u32, f32)>,
+    pub logprob: Option<f32>,
+    /// The most likely tokens there, the most likely first.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Finish {
+pub enum Finish {
     /// The model or the form ended it.
     End,
     /// A stop string, by its index.
@@ -129,16 +90,19 @@ pub(crate) enum Finish {
 
 /// Tokens of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) prompt: usize,
-    pub(crate) cached: usize,
-    pub(crate) generated: usize,
+pub struct Counts {
+    /// Of the prompt.
+    pub prompt: usize,
+    /// Of these, how many were found computed.
+    pub cached: usize,
+    /// Of the answer.
+    pub generated: usize,
     /// Of these, how many were thought.
-    pub(crate) thought: usize,
+    pub thought: usize,
 }
 
 /// All answers that were asked for together, as one sequence of pieces. Dropping it cancels what is not done.
-pub(crate) struct Answers {
+pub struct Answers {
     answers: Vec<Answer>,
     /// Who is asked first, so that a talkative answer does not silence the others.
     turn: usize,
@@ -146,24 +110,22 @@ pub(crate) struct Answers {
 
 impl Answers {
     /// Hands the questions over. Choices are numbered through, prompt by prompt. All are accepted or none is.
-    pub(crate) fn submit(served: &Served, adapter: Option<u32>, asks: Vec<Ask>) -> Result<Answers, ApiError> {
+    pub fn submit(engine: &Handle, tokenizer: &Arc<Tokenizer>, asks: Vec<Ask>) -> Result<Answers, Refusal> {
         let mut answers = Vec::new();
         for ask in asks {
-            let make = |reply| Answer::new(reply, served, adapter, &ask);
             // An early return drops the answers before, which cancels them.
-            let request = Request { adapter, ..ask.request() };
-            answers.extend(served.engine.submit(request)?.into_iter().map(make));
+            answers.extend(Answer::submit(engine, Some(tokenizer), ask)?);
         }
         Ok(Answers { answers, turn: 0 })
     }
 
     /// Lets go of all that is not done.
-    pub(crate) fn cancel(&mut self) {
+    pub fn cancel(&mut self) {
         self.answers.clear();
     }
 
     /// The next piece of any answer and whose it is; `None` when all have ended.
-    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Piece)>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Result<Piece, Failed>)>> {
         let count = self.answers.len();
         let mut open = false;
         for offset in 0..count {
@@ -181,8 +143,8 @@ impl Answers {
     }
 }
 
-/// One answer.
-struct Answer {
+/// One answer. Dropping it cancels it.
+pub struct Answer {
     /// `None` once nothing more is wanted of the engine.
     reply: Option<Reply>,
     detokenizer: Option<Detokenizer<Arc<Tokenizer>>>,
@@ -196,8 +158,9 @@ struct Answer {
     reading: Option<Reading>,
     /// Where it may have to be asked for anew in its middle.
     onward: Option<Box<Onward>>,
+    tells_tokens: bool,
     /// Made, but not asked for yet: the end comes after the text that it released.
-    ready: VecDeque<Piece>,
+    ready: VecDeque<Result<Piece, Failed>>,
 }
 
 /// An answer so far, and the way back into the engine.
@@ -215,44 +178,58 @@ impl Onward {
         tokens: &[u32],
         generated: usize,
         grammar: Option<Grammar>,
-    ) -> Option<Result<Reply, ApiError>> {
+    ) -> Option<Result<Reply, Refusal>> {
         let mut request = self.request.clone();
         request.max_tokens = request.max_tokens.checked_sub(generated).filter(|&left| left > 0)?;
         request.prompt.extend(tokens);
         request.grammar = grammar.or(request.grammar);
-        let submitted = self.engine.submit(request).map_err(ApiError::from);
+        let submitted = self.engine.submit(request);
         Some(submitted.map(|mut replies| replies.pop().expect("one answer was asked for")))
     }
 }
 
 impl Answer {
-    fn new(reply: Reply, served: &Served, adapter: Option<u32>, ask: &Ask) -> Answer {
-        let tokenizer = Arc::clone(&served.tokenizer);
-        let shown = ask.reading.as_ref().map_or_else(Arc::default, |reading| Arc::clone(&reading.shown));
-        let may_go_on =
-            |reading: &Reading| reading.budget.is_some() || reading.several || !reading.strict.is_empty();
-        let onward = ask.reading.as_ref().is_some_and(may_go_on).then(|| {
-            let request = Request { choices: 1, prompt_logprobs: None, adapter, ..ask.request() };
-            Box::new(Onward { engine: served.engine.clone(), tokenizer: Arc::clone(&tokenizer), request })
+    /// Hands a question over: one answer for each choice, in the order of their numbers. A model without a tokenizer says
+    /// nothing, but tells its tokens.
+    pub fn submit(
+        engine: &Handle,
+        tokenizer: Option<&Arc<Tokenizer>>,
+        ask: Ask,
+    ) -> Result<Vec<Answer>, Refusal> {
+        let replies = engine.submit(ask.request.clone())?;
+        Ok(replies.into_iter().map(|reply| Answer::new(reply, engine, tokenizer, &ask)).collect())
+    }
+
+    fn new(reply: Reply, engine: &Handle, tokenizer: Option<&Arc<Tokenizer>>, ask: &Ask) -> Answer {
+        let Ask { request, stops, starts_text, reading, tells_tokens } = ask;
+        let shown = reading.as_ref().map_or_else(Arc::default, |reading| Arc::clone(&reading.shown));
+        let may_go_on = reading.as_ref().is_some_and(Reading::may_go_on);
+        let onward = tokenizer.filter(|_| may_go_on).map(|tokenizer| {
+            let request = Request { choices: 1, prompt_logprobs: None, ..request.clone() };
+            Box::new(Onward { engine: engine.clone(), tokenizer: Arc::clone(tokenizer), request })
         });
-        let detokenizer =
-            if ask.starts_text { Detokenizer::new(tokenizer) } else { Detokenizer::continuing(tokenizer) };
+        let detokenizer = tokenizer.map(|tokenizer| match starts_text {
+            true => Detokenizer::new(Arc::clone(tokenizer)),
+            false => Detokenizer::continuing(Arc::clone(tokenizer)),
+        });
         Answer {
             reply: Some(reply),
-            detokenizer: Some(detokenizer.showing(shown)),
-            stops: Some(ask.stops.clone()),
-            reading: ask.reading.clone(),
+            detokenizer: detokenizer.map(|detokenizer| detokenizer.showing(shown)),
+            stops: Some(stops.clone()),
+            reading: reading.clone(),
             onward,
-            end_tokens: ask.sampling.end_tokens.clone(),
-            min_tokens: ask.sampling.min_tokens as usize,
-            wants_scores: ask.sampling.top_logprobs.is_some(),
-            counts: Counts { prompt: ask.prompt.len(), ..Counts::default() },
+            end_tokens: request.sampling.end_tokens.clone(),
+            min_tokens: request.sampling.min_tokens as usize,
+            wants_scores: request.sampling.top_logprobs.is_some(),
+            counts: Counts { prompt: request.prompt.len(), ..Counts::default() },
             scores: Vec::new(),
+            tells_tokens: *tells_tokens,
             ready: VecDeque::new(),
         }
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Piece>> {
+    /// The next piece; `None` when it has ended.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Piece, Failed>>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
                 return Poll::Ready(Some(piece));
@@ -265,6 +242,30 @@ impl Answer {
         }
     }
 
+    /// The same for a thread, which waits at most `patience`.
+    pub fn next_within(&mut self, patience: Duration) -> Result<Option<Result<Piece, Failed>>, TimedOut> {
+        let until = Instant::now() + patience;
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Ok(Some(piece));
+            }
+            let Some(reply) = &mut self.reply else { return Ok(None) };
+            match reply.recv_timeout(until.saturating_duration_since(Instant::now()))? {
+                Some(event) => self.take(event),
+                None => self.reply = None,
+            }
+        }
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> usize {
+        self.counts.prompt
+    }
+
+    fn say(&mut self, piece: Piece) {
+        self.ready.push_back(Ok(piece));
+    }
+
     fn take(&mut self, event: Event) {
         match event {
             // An answer that goes on has started before.
@@ -275,13 +276,13 @@ impl Answer {
                     // Its own, whichever choice it is.
                     onward.request.seed = seed;
                 }
-                self.ready.push_back(Piece::Started { cached_tokens, seed });
+                self.say(Piece::Started { cached_tokens, seed });
             }
             Event::Scored { token, logprob, top } => {
-                self.ready.push_back(Piece::Scored(TokenScore { token, logprob: Some(logprob), top }));
+                self.say(Piece::Scored(TokenScore { token, logprob: Some(logprob), top }));
             }
             Event::Token { token, logprob, top } => self.take_token(TokenScore { token, logprob, top }),
-            Event::Embedding(values) => self.ready.push_back(Piece::Embedding(values)),
+            Event::Embedding(values) => self.say(Piece::Embedding(values)),
             Event::End { reason: EndReason::FormComplete, .. } if self.call_again() => {}
             Event::End { reason, .. } => self.take_end(match reason {
                 EndReason::EndToken | EndReason::FormComplete => Finish::End,
@@ -291,13 +292,16 @@ impl Answer {
             }),
             Event::Failed(failure) => {
                 self.reply = None;
-                self.ready.push_back(Piece::Failed(failure.into()));
+                self.ready.push_back(Err(failure.into()));
             }
         }
     }
 
     fn take_token(&mut self, score: TokenScore) {
         self.counts.generated += 1;
+        if self.tells_tokens {
+            self.say(Piece::Token(score.clone()));
+        }
         let Some(detokenizer) = &mut self.detokenizer else { return };
         // An end token is no text, whatever its bytes are.
         if self.end_tokens.contains(&score.token) {
@@ -397,7 +401,7 @@ impl Answer {
             }
             self.continue_as(submitted);
             let tokens = std::mem::take(&mut self.scores);
-            self.ready.push_back(Piece::Said { deltas, tokens });
+            self.say(Piece::Said { deltas, tokens });
             return true;
         }
         false
@@ -434,12 +438,12 @@ impl Answer {
 
     /// Goes on with another reply; whether there is one. Dropping the one before lets go of the answer so far, whose pages
     /// are found again as a prefix.
-    fn continue_as(&mut self, submitted: Result<Reply, ApiError>) -> bool {
+    fn continue_as(&mut self, submitted: Result<Reply, Refusal>) -> bool {
         match submitted {
             Ok(reply) => self.reply = Some(reply),
             Err(error) => {
                 self.reply = None;
-                self.ready.push_back(Piece::Failed(error));
+                self.ready.push_back(Err(error.into()));
             }
         }
         self.reply.is_some()
@@ -449,7 +453,7 @@ impl Answer {
     fn end(&mut self, finish: Finish) {
         self.reply = None;
         self.give_held();
-        self.ready.push_back(Piece::End { finish, usage: self.counts });
+        self.say(Piece::End { finish, usage: self.counts });
     }
 
     fn take_end(&mut self, finish: Finish) {
@@ -461,7 +465,7 @@ impl Answer {
         let held = if released.stop.is_none() { stops.finish() } else { String::new() };
         self.give(released.text + &held);
         self.give_held();
-        self.ready.push_back(Piece::End { finish, usage: self.counts });
+        self.say(Piece::End { finish, usage: self.counts });
     }
 
     /// Gives text out; whether the answer goes on behind it.
@@ -486,7 +490,7 @@ impl Answer {
                 Piece::Said { deltas, tokens: std::mem::take(&mut self.scores) }
             }
         };
-        self.ready.push_back(piece);
+        self.say(piece);
         goes_on
     }
 
@@ -495,7 +499,7 @@ impl Answer {
         let mut deltas = self.reading.as_mut().map_or_else(Vec::new, |reading| reading.reader.finish());
         deltas.truncate(self.reading.as_ref().map_or(0, |reading| reading.wanted(&deltas)));
         if !deltas.is_empty() {
-            self.ready.push_back(Piece::Said { deltas, tokens: Vec::new() });
+            self.say(Piece::Said { deltas, tokens: Vec::new() });
         }
     }
 }

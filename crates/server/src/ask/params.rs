@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use fornax_chat::{Ask, Reading};
 use fornax_compute::{Mirostat, Sampling};
+use fornax_engine::Request;
 use fornax_form::Form;
 use fornax_text::{Special, StopStrings, Tokenizer};
 use serde::Deserialize;
@@ -10,7 +12,6 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::{
-    answer::{Ask, Reading},
     app::random_seed,
     error::{ApiError, Fault},
     served::Served,
@@ -67,7 +68,7 @@ const fn unsupported(field: &'static str, neutral: &'static [&'static str]) -> U
 }
 
 /// How an answer is chosen.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Params {
     /// How many answers.
     #[schema(minimum = 1, maximum = 128)]
@@ -181,6 +182,23 @@ pub(crate) enum Stop {
 #[schema(max_items = 16)]
 pub(crate) struct Words(Vec<Word>);
 
+/// Characters of a stop string; the bound of [`Word`] for APIs whose strings have another type.
+const WORD_CHARS_MAX: usize = 4096;
+
+impl Stop {
+    /// Stop strings of an API that calls them `field`; no strings are none.
+    pub(crate) fn of(field: &str, stops: Option<&[String]>, faults: &mut Vec<Fault>) -> Option<Stop> {
+        let stops = stops.filter(|stops| !stops.is_empty())?;
+        for (index, stop) in stops.iter().enumerate() {
+            if !(1..=WORD_CHARS_MAX).contains(&stop.chars().count()) {
+                let rule = format!("a string of 1 to {WORD_CHARS_MAX} characters");
+                faults.push(Fault::value(format!("{field}[{index}]"), rule, &json!(stop)));
+            }
+        }
+        Some(Stop::Many(Words(stops.iter().cloned().map(Word).collect())))
+    }
+}
+
 /// How the answer must look.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ResponseFormat {
@@ -249,22 +267,26 @@ impl Params {
         if self.min_tokens.is_some_and(|least| least as usize > max_tokens) {
             return Err(ApiError::fault(Fault::rule("min_tokens", "is more than max_tokens")));
         }
-        Ok(Ask {
-            max_tokens,
-            prompt: wanted.prompt,
-            embeds: false,
-            second: None,
-            sampling,
+        let request = Request {
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             grammar,
             prompt_logprobs: self.prompt_logprobs,
             choices: self.n.unwrap_or(1),
             priority: self.priority.unwrap_or(0),
-            salt: self.cache_salt.clone().unwrap_or_default(),
+            salt: self.cache_salt.as_deref().unwrap_or_default().into(),
+            ..Request::new(wanted.prompt, max_tokens, sampling)
+        };
+        Ok(Ask {
             stops: self.stops()?,
             starts_text: wanted.starts_text,
             reading: wanted.reading,
+            ..Ask::new(request)
         })
+    }
+
+    /// Whether stop strings may end the answer.
+    pub(crate) fn has_stops(&self) -> bool {
+        self.stop.is_some()
     }
 
     fn stops(&self) -> Result<StopStrings, ApiError> {
@@ -276,12 +298,14 @@ impl Params {
         Ok(StopStrings::new(stops.iter().map(|stop| stop.0.as_str()))?)
     }
 
-    /// What the answer must look like, and the field that says so.
+    /// What the answer must look like, and the field that says so. A form of the caller's stands for `response_format`.
     pub(crate) fn form(
         &self,
         format: Option<&ResponseFormat>,
+        given: Option<Form>,
     ) -> Result<Option<(&'static str, Form)>, ApiError> {
-        let mut forms = Vec::new();
+        let mut forms: Vec<(&'static str, Form)> =
+            given.into_iter().map(|form| ("response_format", form)).collect();
         if let Some(format) = format {
             match (format.r#type, &format.json_schema) {
                 (FormatType::Text, None) => {}
