@@ -623,7 +623,7 @@ mod tests {
         let go_on = &mut |_: u64, _: u64| ControlFlow::Continue(());
         random_model::write_repeating(&path, &random_model::SHAPES[0], random_model::Types::Q4_K_M, go_on)
             .unwrap();
-        OpenOptions::new(path).chat_template(template).open().unwrap()
+        OpenOptions::new(path).chat_template(template.to_owned()).open().unwrap()
     }
 
     #[test]
