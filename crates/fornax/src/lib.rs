@@ -31,7 +31,6 @@
 //! environment, or move work to a device that was not asked for.
 
 mod answer;
-pub mod catalog;
 mod device;
 mod error;
 mod evaluator;
@@ -52,6 +51,7 @@ pub use fornax::{Event, Fornax, Memory};
 pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
 pub use fornax_engine::{Change, Form, Plan, Remedy};
+pub use hub::catalog;
 pub use open::{OpenOptions, Planned, Unloaded};
 pub use private::{Private, RingOptions};
 pub use request::{
