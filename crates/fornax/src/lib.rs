@@ -31,7 +31,6 @@
 //! environment, or move work to a device that was not asked for.
 
 mod answer;
-pub mod catalog;
 mod device;
 mod error;
 mod evaluator;
@@ -54,6 +53,7 @@ pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
 pub use fornax_engine::{Change, Plan, Remedy};
 pub use fornax_form::Form;
+pub use hub::catalog;
 pub use open::{OpenOptions, Planned, Unloaded};
 pub use private::{Private, RingOptions};
 pub use request::{Completion, Finish, Opinion, Prompt, Request, STOP_BYTES_MAX, STOPS_MAX, Timings};

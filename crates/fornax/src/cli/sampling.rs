@@ -21,40 +21,40 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     min_tokens: Option<u32>,
     /// 0 is greedy; higher is more varied
-    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.temperature = x))]
     temperature: Option<f32>,
     /// How far the temperature moves either way with the entropy; 0 keeps it
-    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.dynatemp_range = x))]
     dynatemp_range: Option<f32>,
     /// How the entropy's share of its largest value becomes the temperature's [default: 1]
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.dynatemp_exponent = x))]
     dynatemp_exponent: Option<f32>,
     /// Keep only the K most likely tokens; 0 keeps all
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<u32>,
     /// Keep the most likely tokens that reach this probability together; 1 keeps all
-    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share_above_none)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = some_of(|sampling, x| sampling.top_p = x))]
     top_p: Option<f32>,
     /// Drop tokens less likely than this share of the most likely; 0 keeps all
-    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.min_p = x))]
     min_p: Option<f32>,
     /// Keep the most typical tokens that reach this probability together; 1 keeps all
-    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share_above_none)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = some_of(|sampling, x| sampling.typical_p = x))]
     typical_p: Option<f32>,
     /// Keep logits within so many standard deviations of the largest; 0 keeps all
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.top_n_sigma = x))]
     top_n_sigma: Option<f32>,
     /// How often all but the least likely of the likely tokens are excluded (XTC); 0 is never
-    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.xtc_probability = x))]
     xtc_probability: Option<f32>,
     /// From which probability on a token counts as likely for XTC [default: 0.1]
-    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = share)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.xtc_threshold = x))]
     xtc_threshold: Option<f32>,
     /// Scale of the penalty on continuing a repetition (DRY); 0 is off
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.dry_multiplier = x))]
     dry_multiplier: Option<f32>,
     /// By how much that penalty grows with each repeated token [default: 1.75]
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = at_least_one)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.dry_base = x))]
     dry_base: Option<f32>,
     /// From which length on a repetition is penalised [default: 2]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -69,19 +69,19 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "VERSION", allow_negative_numbers = true, value_parser = mirostat)]
     mirostat: Option<Mirostat>,
     /// The surprise that mirostat aims at, in bits [default: 5]
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.mirostat_tau = x))]
     mirostat_tau: Option<f32>,
     /// How fast mirostat corrects towards it [default: 0.1]
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.mirostat_eta = x))]
     mirostat_eta: Option<f32>,
     /// Divides the positive logits and multiplies the others of tokens that occurred; 1 changes nothing
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = above_zero)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.repetition_penalty = x))]
     repeat_penalty: Option<f32>,
     /// Subtracted once from the logits of tokens that were generated
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = finite)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.presence_penalty = x))]
     presence_penalty: Option<f32>,
     /// Subtracted from the logits of tokens for each time that they were generated
-    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = finite)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.frequency_penalty = x))]
     frequency_penalty: Option<f32>,
     /// How many tokens back the three penalties look [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -242,35 +242,34 @@ fn tokens(text: &Text, of: &str) -> Result<Vec<u32>, Error> {
     Ok(tokenizer.encode(of, Special::AsText)?)
 }
 
-fn not_negative(text: &str) -> Result<f32, String> {
-    number_in(text, |value| value >= 0.0, "a finite number, at least 0")
+/// Parses a number whose range is that of the parameter that `set` sets: [`Sampling::check`] says which, alone in a
+/// request that is otherwise neutral.
+fn ranged(
+    set: fn(&mut Sampling, f32),
+) -> impl Fn(&str) -> Result<f32, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let value = text.parse().map_err(|_| "it must be a number, as in 0.7".to_owned())?;
+        let mut sampling = Sampling::default();
+        set(&mut sampling, value);
+        allowed(&sampling).map(|()| value)
+    }
 }
 
-fn above_zero(text: &str) -> Result<f32, String> {
-    number_in(text, |value| value > 0.0, "a finite number above 0")
+/// The same for a share of which something must be left.
+fn some_of(
+    set: fn(&mut Sampling, f32),
+) -> impl Fn(&str) -> Result<f32, String> + Clone + Send + Sync + 'static {
+    move |text| match ranged(set)(text)? {
+        0.0 => Err("it must be above 0: nothing would be left to choose from".to_owned()),
+        value => Ok(value),
+    }
 }
 
-fn at_least_one(text: &str) -> Result<f32, String> {
-    number_in(text, |value| value >= 1.0, "a finite number, at least 1")
-}
-
-fn finite(text: &str) -> Result<f32, String> {
-    number_in(text, |_| true, "a finite number")
-}
-
-fn share(text: &str) -> Result<f32, String> {
-    number_in(text, |value| (0.0..=1.0).contains(&value), "between 0 and 1")
-}
-
-fn share_above_none(text: &str) -> Result<f32, String> {
-    number_in(text, |value| value > 0.0 && value <= 1.0, "above 0 and at most 1")
-}
-
-fn number_in(text: &str, allowed: impl Fn(f32) -> bool, range: &str) -> Result<f32, String> {
-    text.parse()
-        .ok()
-        .filter(|value: &f32| value.is_finite() && allowed(*value))
-        .ok_or_else(|| format!("it must be {range}"))
+fn allowed(sampling: &Sampling) -> Result<(), String> {
+    sampling.check(u32::MAX).map_err(|error| match error {
+        fornax_compute::Error::SampleParameter { wanted, .. } => format!("it must be {wanted}"),
+        other => other.to_string(),
+    })
 }
 
 fn mirostat(text: &str) -> Result<Mirostat, String> {
@@ -284,7 +283,9 @@ fn mirostat(text: &str) -> Result<Mirostat, String> {
 
 fn bias(text: &str) -> Result<(u32, f32), String> {
     let pair =
-        text.split_once('=').and_then(|(token, bias)| Some((token_id(token).ok()?, finite(bias).ok()?)));
+        text.split_once('=').and_then(|(token, bias)| Some((token_id(token).ok()?, bias.parse().ok()?)));
+    let pair =
+        pair.filter(|&pair| allowed(&Sampling { logit_bias: vec![pair], ..Sampling::default() }).is_ok());
     pair.ok_or_else(|| "it must be a token id, = and a finite number, as in 504=-2.5".to_owned())
 }
 

