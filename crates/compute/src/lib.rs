@@ -33,7 +33,7 @@ pub use backend::{
 pub use batch::{Batch, Row, Token};
 pub use conformance::WEIGHT_TYPES;
 pub use error::Error;
-pub use kv::{KV_BLOCK, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
+pub use kv::{KV_BLOCK, KvDType, KvGroup, KvKind, KvLayer, KvSpec, PAGE_TOKENS, PageId};
 pub use memory::{Counting, Memory, Need, Part, Purpose, Role, Sizes, Usage};
 pub use philox::{random_bits, uniform};
 pub use ring::{Ring, check_weights, check_words};

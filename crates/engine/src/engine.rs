@@ -792,7 +792,7 @@ fn small(value: usize) -> u32 {
 mod tests {
     use std::{cell::RefCell, rc::Rc, sync::mpsc};
 
-    use fornax_compute::{Batch, Output, Sampling};
+    use fornax_compute::{Batch, KvKind, Output, Sampling};
 
     use super::*;
     use crate::{
@@ -881,7 +881,7 @@ mod tests {
         notes: &Rc<RefCell<Vec<String>>>,
         sizes: &Rc<RefCell<Vec<usize>>>,
     ) -> (Engine, Handle) {
-        let group = KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 9 };
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 9 };
         let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
         let options =
             FakeOptions { groups: vec![group], limits, depth, vocab: 27, faults: Box::new(|| None) };

@@ -324,10 +324,12 @@ fn page_id(index: usize) -> PageId {
 
 #[cfg(test)]
 mod tests {
+    use fornax_compute::KvKind;
+
     use super::*;
 
     fn pages(groups: &[(usize, Option<u32>)]) -> Pages {
-        let group = |&(pages, window)| KvGroup { layers: 1, heads: 1, dim: 1, window, pages };
+        let group = |&(pages, window)| KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window, pages };
         Pages::new(&groups.iter().map(group).collect::<Vec<_>>())
     }
 

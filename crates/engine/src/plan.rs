@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use fornax_compute::landing::landing;
 use fornax_compute::{
-    Counting, Error as ComputeError, KvDType, KvGroup, KvSpec, Memory, Need, PAGE_TOKENS, Part, Purpose,
-    Sizes, Usage,
+    Counting, Error as ComputeError, KvDType, KvGroup, KvKind, KvSpec, Memory, Need, PAGE_TOKENS, Part,
+    Purpose, Sizes, Usage,
 };
 use fornax_format::{Checkpoint, DType, View};
 use fornax_model::{Adapter, Config, Error, Limits};
@@ -249,8 +249,8 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             slots: ask.parallel,
         };
         let sizes = (self.sizes)(step);
-        sizes.keeps(ask.kv_dtype)?;
         let mut kv = KvSpec { groups: self.groups(0), dtype: ask.kv_dtype };
+        sizes.keeps(&kv)?;
         let page_bytes =
             kv.groups.iter().map(|group| sizes.page_bytes(&kv, group)).fold(0, u64::saturating_add);
         let mut usage = self.usage(Requantized { sizes: (self.sizes)(step), quant }, step)?;
@@ -319,8 +319,7 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             Subject::Known(config) => config.kv_groups(pages),
             Subject::Outlined { outline, .. } => vec![KvGroup {
                 layers: outline.layers,
-                heads: outline.heads_kv,
-                dim: outline.head_dim,
+                kind: KvKind::pairs(outline.heads_kv, outline.head_dim),
                 window: None,
                 pages,
             }],
@@ -427,8 +426,8 @@ impl<S: Sizes> Sizes for Requantized<S> {
         self.sizes.supports(need)
     }
 
-    fn keeps(&self, dtype: KvDType) -> Result<(), ComputeError> {
-        self.sizes.keeps(dtype)
+    fn keeps(&self, spec: &KvSpec) -> Result<(), ComputeError> {
+        self.sizes.keeps(spec)
     }
 
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling, SplitMix64};
+use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, Sampling, SplitMix64};
 
 use crate::{
     EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, QueueLimits, Refusal, Reply,
@@ -175,7 +175,7 @@ impl World {
             wanted_max: dice.between(1, 8),
             slots: dice.between(1, 9),
         };
-        let group = |window, pages| KvGroup { layers: 1, heads: 1, dim: 1, window, pages };
+        let group = |window, pages| KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window, pages };
         let mut groups = vec![group(None, pages)];
         if dice.chance(50) {
             let window = u32::try_from(dice.between(1, 90)).expect("small");
@@ -478,7 +478,7 @@ mod tests {
     /// A quiet engine with room for one sequence at a time.
     fn narrow() -> (Engine, Handle) {
         let world = World {
-            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+            groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 8 }],
             limits: StepLimits { tokens_max: 16, wanted_max: 1, slots: 1 },
             depth: 1,
             vocab: 40,
@@ -570,7 +570,7 @@ mod tests {
             }
         };
         let fake = Fake::new(FakeOptions {
-            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+            groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 8 }],
             limits: StepLimits { tokens_max: 16, wanted_max: 1, slots: 1 },
             depth: 0,
             vocab: 40,
@@ -597,7 +597,7 @@ mod tests {
                 (steps == 3).then_some(Fault::DeviceLost)
             };
             let fake = Fake::new(FakeOptions {
-                groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+                groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 8 }],
                 limits: StepLimits { tokens_max: 16, wanted_max: 2, slots: 2 },
                 depth,
                 vocab: 40,
@@ -640,8 +640,8 @@ mod tests {
     #[should_panic(expected = "a window of 90 wants a pool of 5 pages, it has 4")]
     fn a_pool_too_small_for_its_window_is_noticed_before_any_request() {
         let groups = vec![
-            KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 50 },
-            KvGroup { layers: 1, heads: 1, dim: 1, window: Some(90), pages: 4 },
+            KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 50 },
+            KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: Some(90), pages: 4 },
         ];
         let fake = Fake::new(FakeOptions {
             groups,

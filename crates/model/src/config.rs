@@ -1,6 +1,6 @@
 //! The numbers of one model, read from its checkpoint and checked.
 
-use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind, Pooling, Routing, Shares};
+use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooling, Routing, Shares};
 use fornax_format::{Array, Checkpoint, Value};
 
 use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, ShareRule, WindowRule};
@@ -207,8 +207,7 @@ impl Config {
     pub fn kv_groups(&self, pages: usize) -> Vec<KvGroup> {
         let group = |window: &Option<u32>| KvGroup {
             layers: self.windows.iter().filter(|other| *other == window).count(),
-            heads: self.heads.kv,
-            dim: self.heads.dim,
+            kind: KvKind::pairs(self.heads.kv, self.heads.dim),
             window: *window,
             pages,
         };

@@ -716,8 +716,8 @@ mod tests {
     use crate::cpu::testing::{bits, numbers};
     use crate::cpu::{Cpu, CpuOptions, Simd};
     use crate::{
-        Attention, Backend, Batch, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, PAGE_TOKENS, PageId,
-        Purpose, Row, Token,
+        Attention, Backend, Batch, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, PAGE_TOKENS,
+        PageId, Purpose, Row, Token,
     };
 
     const HEADS: Heads = Heads { query: 6, kv: 2, dim: 20 };
@@ -727,7 +727,7 @@ mod tests {
     const LENS: [usize; 2] = [101, 40];
 
     fn spec(dtype: KvDType, window: Option<u32>) -> KvSpec {
-        let group = |layers| KvGroup { layers, heads: HEADS.kv, dim: HEADS.dim, window, pages: 20 };
+        let group = |layers| KvGroup { layers, kind: KvKind::pairs(HEADS.kv, HEADS.dim), window, pages: 20 };
         KvSpec { groups: vec![group(1), group(2)], dtype }
     }
 

@@ -499,6 +499,7 @@ impl fmt::Debug for Kv {
 
 impl Kv {
     pub(super) fn new(ledger: &Arc<Ledger>, sizes: &CpuSizes, spec: &KvSpec) -> Result<Kv, Error> {
+        sizes.keeps(spec)?;
         let groups = spec.groups.iter().map(|group| {
             let bytes = (group.pages as u64).saturating_mul(sizes.page_bytes(spec, group));
             Ok((group.clone(), Block::new(ledger, Purpose::Kv, bytes)?))
@@ -544,9 +545,10 @@ pub(super) struct Geometry {
 
 impl Geometry {
     fn new(group: &KvGroup, dtype: KvDType) -> Geometry {
-        let token_bytes = dtype.bytes_of(group.dim);
+        let (heads, dim) = group.kind.heads().expect("refused when it was allocated");
+        let token_bytes = dtype.bytes_of(dim);
         let head_bytes = PAGE_TOKENS * token_bytes;
-        let half_bytes = group.heads * head_bytes;
+        let half_bytes = heads * head_bytes;
         let page_bytes = 2 * half_bytes;
         Geometry { token_bytes, head_bytes, half_bytes, page_bytes, layer_bytes: group.pages * page_bytes }
     }
@@ -696,10 +698,8 @@ impl Sizes for CpuSizes {
         values.saturating_mul(4).checked_next_multiple_of(ALIGN as u64).unwrap_or(u64::MAX)
     }
 
-    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
-        [group.layers, 2, group.heads, PAGE_TOKENS, spec.dtype.bytes_of(group.dim)]
-            .into_iter()
-            .fold(1, |bytes, factor| bytes.saturating_mul(factor as u64))
+    fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
+        spec.pairs_only(NAME)
     }
 
     fn workspace_bytes(&self) -> u64 {
@@ -713,7 +713,7 @@ mod tests {
 
     use super::*;
     use crate::cpu::{Cpu, CpuOptions};
-    use crate::{Backend, Counting, Memory};
+    use crate::{Backend, Counting, KvKind, Memory};
 
     fn view<'a>(name: &'a str, dtype: DType, shape: &[usize], bytes: &'a [u8]) -> View<'a> {
         View::new(name, dtype, shape.to_vec(), bytes).unwrap()
@@ -742,7 +742,7 @@ mod tests {
             memory.alloc(Purpose::Residual, 3, 17)?,
             memory.alloc(Purpose::Logits, 1, 1000)?,
         ];
-        let group = |layers, pages| KvGroup { layers, heads: 3, dim: 10, window: None, pages };
+        let group = |layers, pages| KvGroup { layers, kind: KvKind::pairs(3, 10), window: None, pages };
         let kv = memory.alloc_kv(&KvSpec { groups: vec![group(2, 5), group(1, 3)], dtype: KvDType::F16 })?;
         Ok(Loaded { weight, bufs, kv })
     }

@@ -260,8 +260,8 @@ fn pages_fit(
     kv: &Kv,
 ) -> Result<(), Error> {
     let group = kv.group(layer);
-    if (group.heads, group.dim) != (heads.kv, heads.dim) {
-        let (got, wanted) = ((group.heads, group.dim), (heads.kv, heads.dim));
+    let (got, wanted) = (group.kind.heads().unwrap_or_default(), (heads.kv, heads.dim));
+    if got != wanted {
         return Err(Error::OperandShape { operation, operand: "kv", got, wanted });
     }
     step.check_pages(layer.group, group.pages)
@@ -859,7 +859,7 @@ mod tests {
     }
 
     fn kv(cpu: &Cpu) -> Kv {
-        let group = crate::KvGroup { layers: 1, heads: 1, dim: 4, window: None, pages: 2 };
+        let group = crate::KvGroup { layers: 1, kind: crate::KvKind::pairs(1, 4), window: None, pages: 2 };
         cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: crate::KvDType::F16 }).unwrap()
     }
 }
