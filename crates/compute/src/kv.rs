@@ -150,6 +150,34 @@ impl KvGroup {
     }
 }
 
+/// A page, or a state, as bytes outside of its cache: to move it to another device, to a disk, or to another machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageCopy {
+    bytes: Vec<u8>,
+    /// Of the layout and the bytes.
+    fingerprint: u64,
+}
+
+impl PageCopy {
+    /// The bytes of a page in a cache whose pages lie like this.
+    pub fn new(layout: &str, bytes: Vec<u8>) -> PageCopy {
+        let fingerprint = fingerprint(layout, &bytes);
+        PageCopy { bytes, fingerprint }
+    }
+
+    /// The bytes, for a cache of the same layout. Others would read them as something else.
+    pub fn bytes(&self, layout: &str) -> Result<&[u8], Error> {
+        let (got, wanted) = (self.fingerprint, fingerprint(layout, &self.bytes));
+        if got == wanted { Ok(&self.bytes) } else { Err(Error::PageCopy { got, wanted }) }
+    }
+}
+
+/// FNV-1a, which is the same on every machine and in every version.
+fn fingerprint(layout: &str, bytes: &[u8]) -> u64 {
+    let all = layout.bytes().chain([0]).chain(bytes.iter().copied());
+    all.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
 /// Everything needed to size and allocate a KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvSpec {

@@ -123,11 +123,19 @@ pub enum Need {
     Experts,
     /// [`low_rank`](crate::Backend::low_rank).
     LowRank,
+    /// [`Batch::given`](crate::Batch).
+    GivenRows,
+    /// [`Batch::sections`](crate::Batch).
+    Sections,
+    /// [`Batch::lasts`](crate::Batch).
+    LastSeen,
+    /// [`Batch::states`](crate::Batch).
+    States,
 }
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 11] = [
+    pub const ALL: [Need; 15] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -139,6 +147,10 @@ impl Need {
         Need::Pooling,
         Need::Experts,
         Need::LowRank,
+        Need::GivenRows,
+        Need::Sections,
+        Need::LastSeen,
+        Need::States,
     ];
 }
 
@@ -156,6 +168,10 @@ impl fmt::Display for Need {
             Need::Pooling => "pooling",
             Need::Experts => "a mixture of experts",
             Need::LowRank => "low-rank adapters",
+            Need::GivenRows => "given rows in place of tokens",
+            Need::Sections => "positions of several sections",
+            Need::LastSeen => "a last position for each token",
+            Need::States => "a state for each sequence",
         })
     }
 }

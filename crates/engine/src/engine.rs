@@ -18,7 +18,7 @@ use crate::{
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
     handle::{Door, Handle, QueueLimits},
-    request::{Capacity, PRIORITY_PLACES, Refusal, Request},
+    request::{Capacity, PRIORITY_PLACES, Piece, Refusal, Request},
     runner::Runner,
     scheduler::{Scheduled, Scheduler, Sequences, StepLimits},
     sequence::{Sequence, SequenceId},
@@ -136,8 +136,8 @@ pub enum Turn {
 impl Engine {
     /// An engine and the first way into it. The caller drives it, by [`Engine::run`] or turn by turn.
     pub fn new(runner: Box<dyn Runner>, options: EngineOptions) -> (Engine, Handle) {
-        let pages =
-            runner.groups().iter().filter(|group| group.window.is_none()).map(|group| group.pages - 1).min();
+        let full = |group: &&KvGroup| group.window.is_none() && !group.kind.is_state();
+        let pages = runner.groups().iter().filter(full).map(|group| group.pages - 1).min();
         let (limits, encodes) = (runner.limits(), runner.encodes());
         let capacity = Capacity {
             // What is computed whole has to fit a step.
@@ -147,19 +147,26 @@ impl Engine {
             encodes,
             pairs: runner.pairs().is_some(),
             adapters: runner.adapters(),
+            given: runner.given(),
         };
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));
-        assert!(runner.depth() <= 1, "a step's sampling needs the tokens of the one before");
         assert_windows_fit(runner.groups(), limits, options.context);
         let engine = Engine {
             door,
             scheduler: Scheduler::new(
                 runner.groups(),
                 limits,
-                options.speculation,
+                // What was guessed wrong has to be forgotten.
+                if runner.rewinds() { options.speculation } else { Speculation::Off },
                 options.prefix_reuse && !encodes,
-                Sequences { whole: encodes, pairs: runner.pairs().unwrap_or(0) },
+                Sequences {
+                    whole: encodes,
+                    pairs: runner.pairs().unwrap_or(0),
+                    // A step's sampling needs the tokens of the one before: with more steps in flight that one is not
+                    // collected in time, so a sequence waits, and others go on meanwhile.
+                    ahead: usize::from(runner.feeds_back() && runner.depth() <= 1),
+                },
             ),
             in_flight: VecDeque::new(),
             spare: StepInFlight::default(),
@@ -236,7 +243,11 @@ impl Engine {
         if launched {
             self.sample();
         }
-        while self.in_flight.len() > depth || (!launched && !self.in_flight.is_empty()) {
+        while self.in_flight.len() > depth {
+            self.collect();
+        }
+        // Nothing can go on without what the oldest step yields.
+        if !launched {
             self.collect();
         }
         if launched || !was_idle {
@@ -258,6 +269,7 @@ impl Engine {
                     grammar: None,
                     id,
                     tokens: request.prompt.clone(),
+                    text: (!request.pieces.is_empty()).then(|| text(&request)),
                     seed: choice_seed(request.seed, choice),
                     draft: Draft::new(),
                     scored: request.prompt_logprobs.filter(|_| leader.is_none()).map(|_| 0),
@@ -439,7 +451,7 @@ impl Engine {
                 }
                 if row.drafts() > 0 && sequence.request.sampling.needs_history() {
                     let drafted = position + 1 - (row.end - row.drafts());
-                    let history = [&sequence.tokens, &sequence.draft.launched()[..drafted]].concat();
+                    let history = [sequence.text(), &sequence.draft.launched()[..drafted]].concat();
                     histories.push((step.asked.len(), history));
                 }
                 step.asked.push(Ask {
@@ -474,7 +486,7 @@ impl Engine {
                     history: match histories_left.next_if(|(of, _)| *of == number) {
                         Some((_, history)) => history,
                         None if drafted > 0 => &[],
-                        None => &sequence.tokens,
+                        None => sequence.text(),
                     },
                     generated: small(sequence.generated() + drafted),
                     mask: masks_left.next_if(|(of, _)| *of == number).map(|(_, mask)| mask.as_slice()),
@@ -708,7 +720,7 @@ impl Drop for Engine {
 /// Takes a token into the answer and tells the caller; why nothing may follow, if nothing may.
 #[inline]
 fn chosen(sequence: &mut Sequence, event: Event, token: u32) -> Option<EndReason> {
-    sequence.tokens.push(token);
+    sequence.push(token);
     sequence.reply.send(event);
     let full = sequence.generated() == sequence.request.max_tokens;
     let form = sequence.grammar.as_mut().map(|grammar| (grammar.is_over(), grammar.may_end()));
@@ -743,6 +755,13 @@ fn beside<A: Send, B>(work: impl FnOnce() -> A + Send, launch: impl FnOnce() -> 
         let launched = launch();
         (work.ok().and_then(|work| work.join().ok()), launched)
     })
+}
+
+/// The tokens of a prompt at whose positions no content is given.
+fn text(request: &Request) -> Vec<u32> {
+    let mut given = request.pieces.iter().flat_map(Piece::positions).peekable();
+    let said = request.prompt.iter().enumerate().filter(|(at, _)| given.next_if_eq(at).is_none());
+    said.map(|(_, &token)| token).collect()
 }
 
 /// Each choice has its own random numbers; the first has the request's.

@@ -38,7 +38,7 @@ pub use pages::PageCounts;
 pub use picture::{PAGES_MAX, PageUse, Picture, Progress, REQUESTS_MAX};
 pub use plan::{Ask, Change, Plan, Planner, Remedy, Stored, stored_as};
 pub use reply::{Reply, TimedOut};
-pub use request::{CHOICES_MAX, Capacity, PRIORITY_PLACES, Refusal, Request};
+pub use request::{CHOICES_MAX, Capacity, ContentHash, PRIORITY_PLACES, Piece, Refusal, Request};
 pub use runner::Runner;
 pub use scheduler::StepLimits;
 pub use speculation::{Drafter, Speculation, look_up};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, Part, Purpose, Sizes};
+use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, Need, Part, Purpose, Sizes};
 
 use crate::CudaOptions;
 use crate::arena::{Arena, Piece, rounded};
@@ -333,6 +333,15 @@ impl Sizes for CudaSizes {
 
     fn buf_bytes(&self, _purpose: Purpose, rows: usize, columns: usize) -> u64 {
         rounded((rows as u64).saturating_mul(columns as u64).saturating_mul(4))
+    }
+
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        match need {
+            Need::GivenRows | Need::Sections | Need::LastSeen | Need::States => {
+                Err(Error::Unsupported { what: need.to_string(), backend: self.name })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {

@@ -12,7 +12,10 @@ use super::pool::Pool;
 use super::quant::{self, Format, GROUP, Simd};
 use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRATCH_VALUES, step};
 use crate::landing::{Content, land};
-use crate::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Part, Purpose, Sizes, Usage};
+use crate::{
+    Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, PageCopy, PageId, Part, Purpose, Sizes,
+    Usage,
+};
 
 /// A cache line, and enough for any vector load.
 const ALIGN: usize = 64;
@@ -514,6 +517,43 @@ impl Kv {
         group
     }
 
+    /// A page of all layers as bytes.
+    pub(super) fn copy_out(&self, group: usize, page: PageId) -> Result<PageCopy, Error> {
+        let mut bytes = Vec::new();
+        for range in self.page_ranges(group, page)? {
+            bytes.extend_from_slice(&self.groups[group].1.bytes()[range]);
+        }
+        Ok(PageCopy::new(&self.layout(group), bytes))
+    }
+
+    /// The reverse, of a cache of the same layout.
+    pub(super) fn copy_in(&mut self, group: usize, page: PageId, copy: &PageCopy) -> Result<(), Error> {
+        let ranges = self.page_ranges(group, page)?;
+        let mut bytes = copy.bytes(&self.layout(group))?;
+        for range in ranges {
+            let (own, rest) = bytes.split_at(range.len());
+            self.groups[group].1.bytes_mut()[range].copy_from_slice(own);
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Where a page of a group lies, layer after layer.
+    fn page_ranges(&self, group: usize, page: PageId) -> Result<Vec<std::ops::Range<usize>>, Error> {
+        crate::batch::below("group", group, self.groups.len())?;
+        let (group, _) = &self.groups[group];
+        crate::batch::below("page", page.0 as usize, group.pages)?;
+        let Geometry { page_bytes, layer_bytes, .. } = Geometry::new(group, self.dtype);
+        let start = |layer| layer * layer_bytes + page.0 as usize * page_bytes;
+        Ok((0..group.layers).map(|layer| start(layer)..start(layer) + page_bytes).collect())
+    }
+
+    /// What the bytes of a page depend on beside what was computed.
+    fn layout(&self, group: usize) -> String {
+        let KvGroup { layers, kind, .. } = &self.groups[group].0;
+        format!("{NAME} {} {layers} {kind:?} {PAGE_TOKENS}", self.dtype)
+    }
+
     /// One layer's pages.
     pub(super) fn pages(&self, layer: KvLayer) -> Pages<'_> {
         let group = self.group(layer);
@@ -696,6 +736,15 @@ impl Sizes for CpuSizes {
         let values = (rows as u64).saturating_mul(columns as u64);
         // What overflows is refused by any limit.
         values.saturating_mul(4).checked_next_multiple_of(ALIGN as u64).unwrap_or(u64::MAX)
+    }
+
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        match need {
+            Need::Sections | Need::States => {
+                Err(Error::Unsupported { what: need.to_string(), backend: NAME })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
