@@ -9,8 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fornax_compute::{Error, Given, KvGroup, PAGE_TOKENS, SampleFault, SampleRow, Sampled};
-use toktrie::SimpleVob;
+use fornax_compute::{Error, KvGroup, PAGE_TOKENS, SampleFault, Sampled};
 
 use crate::{
     Clock,
@@ -18,6 +17,7 @@ use crate::{
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
     handle::{Door, Handle, QueueLimits},
+    question::{Mask, Others, Question, QuestionKind, ask},
     request::{Capacity, PRIORITY_PLACES, Piece, Refusal, Request},
     runner::Runner,
     scheduler::{Scheduled, Scheduler, Sequences, StepLimits},
@@ -87,41 +87,18 @@ struct StepInFlight {
     /// The masks that were computed beside it, in the order of its rows.
     masks: Vec<Mask>,
     /// What was asked of the sampler, in the order of its output.
-    asked: Vec<Ask>,
+    asked: Vec<Question>,
     /// What was read instead of sampled, in the order of its rows.
     embedded: Vec<Embedded>,
     tokens: usize,
     began: Duration,
 }
 
-/// The index of a row, and which tokens its form allows next.
-type Mask = (usize, Result<SimpleVob, String>);
-
 /// What the model made of a whole prompt.
 struct Embedded {
     /// The index of its row in the step.
     row: usize,
     values: Vec<f32>,
-}
-
-/// One question to the sampler.
-#[derive(Clone, Copy)]
-struct Ask {
-    /// The index of its row in the step.
-    row: usize,
-    /// The position whose logits it is about.
-    position: usize,
-    /// The index of those logits in the step.
-    wanted: u32,
-    kind: AskKind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum AskKind {
-    /// How likely was the prompt's next token?
-    Score,
-    /// Which token comes next?
-    Choose,
 }
 
 /// What a turn of the loop found to do.
@@ -406,95 +383,17 @@ impl Engine {
         reason.is_some()
     }
 
-    /// Asks the sampler about the step launched last, except for sequences that have ended meanwhile or whose next
-    /// token is known already.
+    /// Asks the sampler about the step launched last.
     fn sample(&mut self) {
         let Some(step) = self.in_flight.back_mut() else { return };
-        step.asked.reserve(step.rows.len());
-        // What only some questions have, with their numbers: which tokens the form allows, and the tokens before a
-        // drafted position; elsewhere the sequence has them.
-        let (mut masks, mut histories) = (Vec::new(), Vec::new());
-        let mut ready = std::mem::take(&mut step.masks).into_iter().peekable();
-        let mut broken = Vec::new();
-        // Rows that are read instead, and where their logits would be.
-        let mut embeds: Vec<(usize, u32)> = Vec::new();
-        let mut wanted_before = 0;
-        for (index, row) in step.rows.iter_mut().enumerate() {
-            let first_wanted = wanted_before;
-            wanted_before += row.wanted();
-            let mut ready = ready.next_if(|&(row, _)| row == index).map(|(_, mask)| mask);
-            let Some(sequence) = self.scheduler.get_mut(row.id) else { continue };
-            let wanted = |position: usize| {
-                u32::try_from(first_wanted + position - row.wanted_from).expect("bounded by the step")
-            };
-            for position in row.scores() {
-                step.asked.push(Ask { row: index, position, wanted: wanted(position), kind: AskKind::Score });
-            }
-            if row.samples > 0 && sequence.request.embeds {
-                embeds.push((index, wanted(row.end - 1)));
-                continue;
-            }
-            if row.samples > 0 && sequence.tokens.len() > row.end {
-                // The form forced it while the step was under way.
-                sequence.sampled_ahead -= 1;
-                row.samples = 0;
-            }
-            for position in row.end - row.samples..row.end {
-                let mask = ready.take().or_else(|| sequence.grammar.as_mut().map(Grammar::mask));
-                match mask {
-                    None => {}
-                    Some(Ok(mask)) => masks.push((step.asked.len(), mask)),
-                    Some(Err(reason)) => {
-                        broken.push((row.id, reason));
-                        continue;
-                    }
-                }
-                if row.drafts() > 0 && sequence.request.sampling.needs_history() {
-                    let drafted = position + 1 - (row.end - row.drafts());
-                    let history = [sequence.text(), &sequence.draft.launched()[..drafted]].concat();
-                    histories.push((step.asked.len(), history));
-                }
-                step.asked.push(Ask {
-                    row: index,
-                    position,
-                    wanted: wanted(position),
-                    kind: AskKind::Choose,
-                });
-            }
+        let masks = std::mem::take(&mut step.masks);
+        let Others { embeds, broken } = ask(&mut step.rows, masks, &mut self.scheduler, &mut step.asked);
+        let mut inputs = Vec::with_capacity(step.asked.len());
+        for question in &step.asked {
+            let row = &step.rows[question.row];
+            let sequence = self.scheduler.get(row.id).expect("just seen");
+            inputs.push(question.input(row, sequence, self.runner.vocab()));
         }
-        let (mut masks_left, mut histories_left) = (masks.iter().peekable(), histories.iter().peekable());
-        let inputs: Vec<SampleRow<'_>> = step
-            .asked
-            .iter()
-            .enumerate()
-            .map(|(number, ask)| {
-                let row = &step.rows[ask.row];
-                let sequence = self.scheduler.get(row.id).expect("just seen");
-                // Positions beyond the last token are drafted.
-                let drafted = (ask.position + 1).saturating_sub(sequence.tokens.len());
-                let given = (ask.kind == AskKind::Score).then(|| Given {
-                    token: sequence.tokens[ask.position + 1],
-                    top: sequence.request.prompt_logprobs.unwrap_or(0),
-                });
-                SampleRow {
-                    wanted: ask.wanted,
-                    slot: row.slot,
-                    position: small(ask.position + 1),
-                    seed: sequence.seed,
-                    vocab: self.runner.vocab(),
-                    sampling: &sequence.request.sampling,
-                    history: match histories_left.next_if(|(of, _)| *of == number) {
-                        Some((_, history)) => history,
-                        None if drafted > 0 => &[],
-                        None => sequence.text(),
-                    },
-                    generated: small(sequence.generated() + drafted),
-                    mask: masks_left.next_if(|(of, _)| *of == number).map(|(_, mask)| mask.as_slice()),
-                    given,
-                    mirostat_mu: sequence.mirostat_mu,
-                }
-            })
-            .collect();
         let sampled = guarded(|| {
             self.runner.sample(&inputs)?;
             let wanted: Vec<u32> = embeds.iter().map(|&(_, wanted)| wanted).collect();
@@ -544,10 +443,10 @@ impl Engine {
             let leaves = self.scheduler.collected(row);
             // Whether the row's next answer still counts.
             let mut counts = true;
-            while let Some((&ask, left)) = asked.split_first().filter(|(ask, _)| ask.row == index) {
+            while let Some((question, left)) = asked.split_first().filter(|(asked, _)| asked.row == index) {
                 asked = left;
                 let answer = answers.next().expect("as many as were asked");
-                counts = counts && self.take(row, ask, answer);
+                counts = counts && self.take(row, question, answer);
             }
             if let Some(Embedded { values, .. }) = embedded.next_if(|embedded| embedded.row == index) {
                 self.tell_embedding(row, values);
@@ -579,11 +478,13 @@ impl Engine {
     }
 
     /// Takes an answer of the sampler; whether the next one of the same row still counts.
-    fn take(&mut self, row: &Scheduled, ask: Ask, answer: Sampled) -> bool {
+    fn take(&mut self, row: &Scheduled, question: &Question, answer: Sampled) -> bool {
         let failure = match answer.fault {
             None => None,
-            Some(SampleFault::Logits) => Some(Failure::NumericFault { position: ask.position }),
-            Some(SampleFault::NothingAllowed) => Some(Failure::NothingAllowed { position: ask.position + 1 }),
+            Some(SampleFault::Logits) => Some(Failure::NumericFault { position: question.position }),
+            Some(SampleFault::NothingAllowed) => {
+                Some(Failure::NothingAllowed { position: question.position + 1 })
+            }
             Some(SampleFault::Parameters) => unreachable!("checked when the request came in"),
         };
         if let Some(failure) = failure {
@@ -592,14 +493,14 @@ impl Engine {
         }
         let Some(sequence) = self.scheduler.get_mut(row.id) else { return false };
         let Sampled { token, logprob, top, mu, .. } = answer;
-        if ask.kind == AskKind::Score {
+        if question.kind == QuestionKind::Score {
             let logprob = logprob.expect("a given token comes with its log-probability");
             sequence.reply.send(Event::Scored { token, logprob, top });
             return true;
         }
         sequence.mirostat_mu = mu;
         let right = sequence.draft.observe(token);
-        let drafted = ask.position + 1 < row.end;
+        let drafted = question.position + 1 < row.end;
         self.stats.drafted_tokens += u64::from(drafted);
         self.stats.accepted_tokens += u64::from(drafted && right);
         let event = Event::Token { token, logprob, top };
@@ -803,15 +704,11 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-fn small(value: usize) -> u32 {
-    u32::try_from(value).expect("positions are bounded by the context")
-}
-
 #[cfg(test)]
 mod tests {
     use std::{cell::RefCell, rc::Rc, sync::mpsc};
 
-    use fornax_compute::{Batch, KvKind, Output, Sampling};
+    use fornax_compute::{Batch, KvKind, Output, SampleRow, Sampling};
 
     use super::*;
     use crate::{
@@ -1002,6 +899,103 @@ mod tests {
             assert!(matches!(events.last(), Some(Event::End { .. })), "depth {depth}: {events:?}");
             engine.assert_consistent();
             assert_eq!(handle.stats().pages[0].referenced, 0);
+        }
+    }
+
+    #[test]
+    fn guesses_and_penalties_know_what_was_said_and_no_placeholder() {
+        let shown = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let drafter = {
+            let shown = Arc::clone(&shown);
+            Box::new(move |tokens: &[u32], _: usize| {
+                shown.lock().unwrap().push(tokens.to_vec());
+                vec![5]
+            })
+        };
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 9 };
+        let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
+        let options =
+            FakeOptions { groups: vec![group], limits, depth: 0, vocab: 27, faults: Box::new(|| None) };
+        let (notes, sizes) = (Rc::default(), Rc::default());
+        let histories = Rc::new(RefCell::new(Vec::new()));
+        let fake = Fake::new(options).with_given(1);
+        let noting = Noting { fake, notes, sizes, launched: 0, collected: 0, loses: None };
+        let runner = Histories { noting, histories: Rc::clone(&histories) };
+        let engine_options = EngineOptions {
+            speculation: Speculation::Always(drafter),
+            ..EngineOptions::new(128, Arc::new(|| Duration::ZERO))
+        };
+        let (mut engine, handle) = Engine::new(Box::new(runner), engine_options);
+        let piece = |at, rows: &[f32]| crate::Piece {
+            at,
+            hash: crate::ContentHash([9; 16]),
+            columns: 1,
+            rows: rows.into(),
+        };
+        let sampling = Sampling { repetition_penalty: 1.5, ..Sampling::greedy() };
+        let request = Request {
+            pieces: vec![piece(1, &[1.0, 2.0]), piece(4, &[3.0])],
+            ..Request::new(vec![11, 0, 0, 12, 0, 13], 3, sampling)
+        };
+        let mut reply = handle.submit(request).unwrap().remove(0);
+        while engine.turn() == Turn::Worked {}
+        let tokens: Vec<u32> = std::iter::from_fn(|| reply.try_recv())
+            .filter_map(|event| if let Event::Token { token, .. } = event { Some(token) } else { None })
+            .collect();
+        assert_eq!(tokens.len(), 3);
+        assert_eq!(shown.lock().unwrap()[0], [11, 12, 13, tokens[0]]);
+        let histories = histories.borrow();
+        assert_eq!(histories[0], [11, 12, 13]);
+        assert_eq!(histories[1], [11, 12, 13, tokens[0]]);
+        assert_eq!(histories[2], [11, 12, 13, tokens[0], 5], "before a drafted position");
+    }
+
+    /// A runner that writes down which tokens the sampler is shown.
+    struct Histories {
+        noting: Noting,
+        histories: Rc<RefCell<Vec<Vec<u32>>>>,
+    }
+
+    impl Runner for Histories {
+        fn launch(&mut self, batch: &Batch) -> Result<(), Error> {
+            self.noting.launch(batch)
+        }
+
+        fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+            self.histories.borrow_mut().extend(rows.iter().map(|row| row.history.to_vec()));
+            self.noting.sample(rows)
+        }
+
+        fn hidden(&mut self, wanted: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+            self.noting.hidden(wanted)
+        }
+
+        fn collect(&mut self) -> Result<Output, Error> {
+            self.noting.collect()
+        }
+
+        fn reset(&mut self) {
+            self.noting.reset();
+        }
+
+        fn depth(&self) -> usize {
+            self.noting.depth()
+        }
+
+        fn limits(&self) -> StepLimits {
+            self.noting.limits()
+        }
+
+        fn groups(&self) -> &[KvGroup] {
+            self.noting.groups()
+        }
+
+        fn vocab(&self) -> u32 {
+            self.noting.vocab()
+        }
+
+        fn given(&self) -> Option<usize> {
+            self.noting.fake.given()
         }
     }
 }

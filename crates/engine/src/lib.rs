@@ -16,6 +16,7 @@ mod pages;
 mod picture;
 mod plan;
 mod prefix;
+mod question;
 mod reply;
 mod request;
 mod runner;
