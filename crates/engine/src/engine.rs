@@ -125,6 +125,7 @@ impl Engine {
             pairs: runner.pairs().is_some(),
             adapters: runner.adapters(),
             given: runner.given(),
+            sections: runner.sections(),
         };
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));
@@ -140,6 +141,7 @@ impl Engine {
                 Sequences {
                     whole: encodes,
                     pairs: runner.pairs().unwrap_or(0),
+                    sections: runner.sections(),
                     // A step's sampling needs the tokens of the one before: with more steps in flight that one is not
                     // collected in time, so a sequence waits, and others go on meanwhile.
                     ahead: usize::from(runner.feeds_back() && runner.depth() <= 1),
@@ -931,6 +933,7 @@ mod tests {
             hash: crate::ContentHash([9; 16]),
             columns: 1,
             rows: rows.into(),
+            offsets: Vec::new(),
         };
         let sampling = Sampling { repetition_penalty: 1.5, ..Sampling::greedy() };
         let request = Request {

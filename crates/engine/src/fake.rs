@@ -50,6 +50,7 @@ pub struct Fake {
     rewinds: bool,
     feeds_back: bool,
     given: Option<usize>,
+    sections: usize,
     /// By group that has pages and page.
     pages: Vec<Vec<[Entry; PAGE_TOKENS]>>,
     /// By group of states and page: the hash after each position.
@@ -83,6 +84,7 @@ impl Fake {
             rewinds: !options.groups.iter().any(|group| group.kind.is_state()),
             feeds_back: true,
             given: None,
+            sections: 1,
             seen: Vec::new(),
             steps: VecDeque::new(),
             options,
@@ -105,6 +107,11 @@ impl Fake {
     /// The same, taking rows of so many values in place of tokens.
     pub fn with_given(self, columns: usize) -> Fake {
         Fake { given: Some(columns), ..self }
+    }
+
+    /// The same, with positions of so many sections.
+    pub fn with_sections(self, sections: usize) -> Fake {
+        Fake { sections, ..self }
     }
 
     /// What a token stands for.
@@ -190,7 +197,17 @@ impl Runner for Fake {
         }
         let limits = self.options.limits;
         batch.check(limits.tokens_max, limits.slots, &mut self.seen).expect("a batch that is right");
-        let words: Vec<u32> = batch.tokens.iter().map(|&token| self.word(token, &batch.given)).collect();
+        assert_eq!(batch.sections.len() + 1, self.sections, "every section of the positions");
+        let places = batch.rows.iter().flat_map(|row| row.start..row.start + row.len);
+        let words = places.zip(&batch.tokens).enumerate().map(|(at, (place, &token))| {
+            let sections = batch.sections.iter().map(|section| section[at]);
+            rotated(
+                self.word(token, &batch.given),
+                place,
+                std::iter::once(batch.positions[at]).chain(sections),
+            )
+        });
+        let words: Vec<u32> = words.collect();
         let mut words = &words[..];
         let mut states = batch.states.iter();
         for row in &batch.rows {
@@ -288,6 +305,10 @@ impl Runner for Fake {
         self.given
     }
 
+    fn sections(&self) -> usize {
+        self.sections
+    }
+
     fn copy_out(&mut self, group: usize, page: PageId) -> Result<PageCopy, Error> {
         let bytes = match group.checked_sub(self.pages.len()) {
             Some(group) => {
@@ -324,6 +345,16 @@ impl Runner for Fake {
 pub fn word(row: &[f32]) -> u32 {
     let mut hash = Hash::new();
     row.iter().for_each(|value| hash.add(value.to_bits(), 0));
+    (hash.0 >> 32) as u32
+}
+
+/// What a token counts as that is rotated by these: the token, where they are all its place.
+pub fn rotated(word: u32, place: u32, rotations: impl Iterator<Item = u32> + Clone) -> u32 {
+    if rotations.clone().all(|rotation| rotation == place) {
+        return word;
+    }
+    let mut hash = Hash::new();
+    rotations.for_each(|rotation| hash.add(word, rotation));
     (hash.0 >> 32) as u32
 }
 

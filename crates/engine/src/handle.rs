@@ -261,6 +261,7 @@ mod tests {
             pairs: false,
             adapters: 0,
             given: None,
+            sections: 1,
         };
         let limits = QueueLimits { requests_max: 4, tokens_max: 20 };
         let door = Door::new(capacity, limits, std::sync::Arc::new(|| Duration::ZERO), Duration::MAX);

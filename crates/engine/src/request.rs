@@ -23,12 +23,21 @@ pub struct Piece {
     pub columns: usize,
     /// A row for each position, which stands where a token's row of the embedding would: (rows, columns).
     pub rows: Arc<[f32]>,
+    /// By section, where each of its rows is, counted from where the piece begins: an image's have a time, a height and a
+    /// width. Empty where they follow each other like tokens. Part of what `hash` is of.
+    pub offsets: Vec<Vec<u32>>,
 }
 
 impl Piece {
     /// The positions that it takes.
     pub fn positions(&self) -> Range<usize> {
         self.at..self.at.saturating_add(self.rows.len().checked_div(self.columns).unwrap_or(0))
+    }
+
+    /// How far it moves what follows: as many positions as it has rows, or as its offsets span.
+    fn span(&self) -> usize {
+        let last = self.offsets.iter().flatten().max();
+        last.map_or(self.positions().len(), |&last| last as usize + 1)
     }
 
     /// What is read at one of its positions.
@@ -175,6 +184,8 @@ pub struct Capacity {
     pub adapters: u32,
     /// Values of a given row; `None` where only text is read.
     pub given: Option<usize>,
+    /// Sections of a position.
+    pub sections: usize,
 }
 
 impl Request {
@@ -198,6 +209,29 @@ impl Request {
         }
     }
 
+    /// What the tokens of a sequence at `places` are rotated by, in a section.
+    pub(crate) fn rotations(&self, section: usize, places: Range<usize>) -> Vec<u32> {
+        let mut rotations = Vec::with_capacity(places.len());
+        let (mut place, mut at) = (0, 0);
+        // Text up to a place, as far as it is wanted.
+        let text = |rotations: &mut Vec<u32>, place: &mut usize, at: &mut usize, end: usize| {
+            let wanted = places.start.clamp(*place, end)..places.end.clamp(*place, end);
+            rotations.extend(wanted.map(|wanted| small(*at + wanted - *place)));
+            (*at, *place) = (*at + end - *place, end);
+        };
+        for piece in &self.pieces {
+            let own = piece.positions();
+            text(&mut rotations, &mut place, &mut at, own.start);
+            let offset = |row: usize| piece.offsets.get(section).map_or(row, |offsets| offsets[row] as usize);
+            let wanted = places.start.clamp(own.start, own.end)..places.end.clamp(own.start, own.end);
+            rotations.extend(wanted.map(|wanted| small(at + offset(wanted - own.start))));
+            (place, at) = (own.end, at + piece.span());
+        }
+        let end = places.end.max(place);
+        text(&mut rotations, &mut place, &mut at, end);
+        rotations
+    }
+
     /// Positions that will ever be computed: the last token allowed needs no keys and values.
     pub(crate) fn positions_max(&self) -> usize {
         self.prompt.len() + self.max_tokens - usize::from(!self.embeds)
@@ -219,7 +253,19 @@ impl Request {
             if values == 0 || !values.is_multiple_of(columns) {
                 return wrong("pieces", format!("{values} values"), "whole rows, at least one");
             }
-            let positions = piece.positions();
+            let (positions, offsets) = (piece.positions(), &piece.offsets);
+            let whole = |section: &Vec<u32>| section.len() == positions.len();
+            if !offsets.is_empty() && (offsets.len() != capacity.sections || !offsets.iter().all(whole)) {
+                let said = format!("offsets of {} sections", offsets.len());
+                return wrong("pieces", said, "one for each row in each section of the model's positions");
+            }
+            if piece.span() > positions.len() {
+                return wrong(
+                    "pieces",
+                    format!("a span of {}", piece.span()),
+                    "at most as many positions as rows",
+                );
+            }
             if positions.start < end || positions.end > self.prompt.len() {
                 return wrong("pieces", format!("{positions:?}"), "one after the other, inside the prompt");
             }
@@ -311,9 +357,42 @@ impl Request {
     }
 }
 
+fn small(value: usize) -> u32 {
+    u32::try_from(value).expect("positions are bounded by the context")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_goes_on_behind_an_image_where_the_image_ends() {
+        // Two rows of three, between two tokens and two more; then one without offsets.
+        let image = Piece {
+            at: 2,
+            hash: ContentHash([1; 16]),
+            columns: 1,
+            rows: vec![0.0; 6].into(),
+            offsets: vec![vec![0; 6], vec![0, 0, 0, 1, 1, 1], vec![0, 1, 2, 0, 1, 2]],
+        };
+        let sound = Piece { at: 10, rows: vec![0.0; 2].into(), offsets: vec![], ..image.clone() };
+        let request =
+            Request { pieces: vec![image, sound], ..Request::new(vec![1; 13], 5, Sampling::greedy()) };
+        let wanted = [
+            [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 7, 8, 9, 10, 11],
+            [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9, 10, 11],
+            [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+        ];
+        for (section, wanted) in wanted.iter().enumerate() {
+            for start in 0..wanted.len() {
+                for end in start..=wanted.len() {
+                    assert_eq!(request.rotations(section, start..end), wanted[start..end], "{start}..{end}");
+                }
+            }
+        }
+        let text = Request::new(vec![1; 13], 5, Sampling::greedy());
+        assert_eq!(text.rotations(2, 3..6), [3, 4, 5]);
+    }
 
     #[test]
     fn given_content_lies_in_the_prompt_one_after_the_other_and_fits_the_model() {
@@ -325,6 +404,7 @@ mod tests {
             pairs: false,
             adapters: 0,
             given: None,
+            sections: 1,
         };
         let capacity = Capacity { given: Some(4), ..text };
         let piece = |at, rows: usize, columns: usize| Piece {
@@ -332,6 +412,7 @@ mod tests {
             hash: ContentHash([7; 16]),
             columns,
             rows: vec![0.5; rows * columns].into(),
+            offsets: vec![],
         };
         let check = |pieces: Vec<Piece>, capacity: &Capacity, wanted: Option<&str>| {
             let request = Request { pieces, ..Request::new(vec![1; 10], 5, Sampling::greedy()) };
@@ -356,6 +437,14 @@ mod tests {
         check(vec![piece(usize::MAX, 3, 4)], &capacity, Some(&wrong(&format!("{0}..{0}", usize::MAX))));
         let nan = Piece { rows: vec![f32::NAN; 4].into(), ..piece(0, 1, 4) };
         check(vec![nan], &capacity, Some("pieces is NaN; wanted finite values"));
+        let spread = |offsets| vec![Piece { offsets, ..piece(0, 2, 4) }];
+        check(spread(vec![vec![0, 0]]), &capacity, None);
+        let rule = "one for each row in each section of the model's positions";
+        let sections = |count| format!("pieces is offsets of {count} sections; wanted {rule}");
+        check(spread(vec![vec![0, 1]; 3]), &capacity, Some(&sections(3)));
+        check(spread(vec![vec![0]]), &capacity, Some(&sections(1)));
+        let far = "pieces is a span of 3; wanted at most as many positions as rows";
+        check(spread(vec![vec![0, 2]]), &capacity, Some(far));
         let told = Request {
             pieces: vec![piece(0, 3, 4)],
             prompt_logprobs: Some(0),
@@ -375,6 +464,7 @@ mod tests {
             pairs: false,
             adapters: 1,
             given: None,
+            sections: 1,
         };
         let good = Request::new(vec![1, 2, 3], 10, Sampling::greedy());
         assert_eq!(good.check(&capacity), Ok(()));

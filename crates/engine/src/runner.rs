@@ -57,6 +57,10 @@ pub trait Runner {
     fn given(&self) -> Option<usize> {
         None
     }
+    /// Sections of a position: 1, or more where rows of given content have a place of several dimensions.
+    fn sections(&self) -> usize {
+        1
+    }
     /// A page, or a state, as bytes. No step that writes to it is in flight.
     fn copy_out(&mut self, group: usize, page: PageId) -> Result<PageCopy, Error> {
         let _ = (group, page);

@@ -39,6 +39,8 @@ pub(crate) struct Sequences {
     pub(crate) whole: bool,
     /// What is added to the positions of a second text.
     pub(crate) pairs: u32,
+    /// Sections of a position.
+    pub(crate) sections: usize,
     /// Tokens that a sequence may be ahead of those collected when it is computed further: 1 where the device feeds them
     /// back, else 0.
     pub(crate) ahead: usize,
@@ -145,6 +147,8 @@ impl Scheduler {
         batch.positions.clear();
         batch.adapters.clear();
         batch.given.values.clear();
+        batch.sections.resize(self.computed.sections - 1, Vec::new());
+        batch.sections.iter_mut().for_each(Vec::clear);
         batch.states.clear();
         // Rows that need one token come first: a long prompt takes what they leave, and nobody's stream stalls.
         let streams = self.seated.len();
@@ -583,6 +587,14 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
     let first = step.batch.tokens.len();
     step.batch.push(row, known.iter().copied().map(Token::Known));
     place_given(&sequence.request.pieces, start..start + known.len(), first, &mut step.batch);
+    let request = &sequence.request;
+    if !request.pieces.is_empty() {
+        step.batch.positions.truncate(first);
+        step.batch.positions.extend(request.rotations(0, start..end));
+    }
+    for (section, rotations) in step.batch.sections.iter_mut().enumerate() {
+        rotations.extend(request.rotations(section + 1, start..end));
+    }
     if let Some(second) = sequence.request.second {
         let first = step.batch.positions.len() - (end - start);
         let positions = step.batch.positions[first..].iter_mut().zip(start..);

@@ -14,7 +14,7 @@ use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, Sampling, SplitMix64};
 use crate::{
     ContentHash, EndReason, Engine, EngineOptions, Event, Form, Grammar, Grammars, Handle, Piece,
     QueueLimits, Refusal, Reply, Request, Speculation, StepLimits, Turn, Vocabulary,
-    fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token, word},
+    fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token, rotated, word},
 };
 
 /// What a life was.
@@ -173,6 +173,8 @@ struct World {
     fault_percent: u32,
     cancel_percent: u32,
     arrival_percent: u32,
+    /// Sections of a position.
+    sections: usize,
     /// Whether sequences can go back although there are states.
     rewinds: bool,
     /// Whether sampled tokens are fed back by the runner.
@@ -192,27 +194,52 @@ struct Story {
 const COLUMNS: usize = 2;
 
 impl Story {
-    fn roll(dice: &mut Dice, context: usize) -> Story {
+    fn roll(dice: &mut Dice, context: usize, sections: usize) -> Story {
         let tokens: Vec<u32> = (0..context).map(|_| dice.token(VOCAB)).collect();
         let (at, rows) = (dice.below(context), dice.between(1, 40));
+        let rows = rows.min(context - at);
+        let spread = dice.chance(50);
         let mut image = |hash| Piece {
             at,
             hash: ContentHash([hash; 16]),
             columns: COLUMNS,
-            rows: (0..rows.min(context - at) * COLUMNS).map(|_| dice.below(1 << 20) as f32).collect(),
+            rows: (0..rows * COLUMNS).map(|_| dice.below(1 << 20) as f32).collect(),
+            offsets: match spread {
+                true => (0..sections).map(|_| (0..rows).map(|_| dice.below(rows) as u32).collect()).collect(),
+                false => Vec::new(),
+            },
         };
         let images = [image(1), image(2)];
         Story { tokens, images }
     }
 }
 
-/// What a request's prompt stands for: its tokens, and in their place what is given.
-fn words(request: &Request) -> Vec<u32> {
-    let mut words = request.prompt.clone();
+/// What is read stands for: tokens, in the place of some what is given, each with what it is rotated by.
+fn words(request: &Request, tokens: &[u32], sections: usize) -> Vec<u32> {
+    let mut words = tokens.to_vec();
     for piece in &request.pieces {
         for position in piece.positions() {
             words[position] = word(piece.row(position));
         }
+    }
+    // Told place by place, from what an image's offsets mean.
+    let mut shift = 0;
+    let mut pieces = request.pieces.iter().peekable();
+    for (place, word) in words.iter_mut().enumerate() {
+        let text = place as i64 + shift;
+        let mut rotations = vec![text; sections];
+        if let Some(piece) = pieces.peek().filter(|piece| piece.at <= place && !piece.offsets.is_empty()) {
+            let begin = piece.at as i64 + shift;
+            let row = place - piece.at;
+            rotations = piece.offsets.iter().map(|section| begin + i64::from(section[row])).collect();
+            if place + 1 == piece.positions().end {
+                let span = piece.offsets.iter().flatten().max().map_or(0, |&last| i64::from(last) + 1);
+                shift += span - piece.positions().len() as i64;
+                pieces.next();
+            }
+        }
+        let small = |rotation: &i64| u32::try_from(*rotation).expect("bounded");
+        *word = rotated(*word, u32::try_from(place).expect("short"), rotations.iter().map(small));
     }
     words
 }
@@ -246,8 +273,10 @@ impl World {
             let kind = KvKind::State { bytes: 8, every: PAGE_TOKENS * dice.between(1, 4) };
             groups.push(KvGroup { layers: 1, kind, window: None, pages: dice.between(3, 20) });
         }
+        let sections = if dice.chance(30) { 3 } else { 1 };
         World {
             groups,
+            sections,
             limits,
             depth: dice.below(3),
             rewinds: dice.chance(50),
@@ -262,7 +291,7 @@ impl World {
             fault_percent: if dice.chance(30) { 3 } else { 0 },
             cancel_percent: if dice.chance(50) { 10 } else { 0 },
             arrival_percent: u32::try_from(dice.between(5, 70)).expect("small"),
-            stories: (0..3).map(|_| Story::roll(dice, context)).collect(),
+            stories: (0..3).map(|_| Story::roll(dice, context, sections)).collect(),
         }
     }
 
@@ -284,7 +313,8 @@ impl World {
             vocab: self.vocab,
             faults: Box::new(faults),
         })
-        .with_given(COLUMNS);
+        .with_given(COLUMNS)
+        .with_sections(self.sections);
         let fake = if self.rewinds { fake.rewinding() } else { fake };
         let fake = if self.feeds_back { fake } else { fake.without_feedback() };
         let options = EngineOptions {
@@ -350,7 +380,7 @@ impl World {
                     scores: if choice == 0 && prompt_logprobs.is_some() { prompt_len - 1 } else { 0 },
                     scored: 0,
                     embedded: false,
-                    tokens: words(&request),
+                    tokens: request.prompt.clone(),
                     seed: None,
                     form: request.grammar.clone(),
                     forced: VecDeque::new(),
@@ -397,7 +427,7 @@ impl Watched {
                 Event::Token { token, .. } => self.check(token, world, life),
                 Event::Embedding(values) => {
                     assert!(self.request.embeds && !self.embedded, "an embedding that nobody asked for");
-                    assert_eq!(values, embedding(&self.tokens, &world.groups), "an embedding");
+                    assert_eq!(values, embedding(&self.words(world), &world.groups), "an embedding");
                     self.embedded = true;
                     life.embedded += 1;
                 }
@@ -420,6 +450,11 @@ impl Watched {
         true
     }
 
+    /// What it has read so far.
+    fn words(&self, world: &World) -> Vec<u32> {
+        words(&self.request, &self.tokens, world.sections)
+    }
+
     fn check_score(&mut self, token: u32, score: f32, world: &World, life: &mut Life) {
         let (before, rest) = self.request.prompt.split_at(self.scored + 1);
         assert_eq!(Some(&token), rest.first(), "prompt tokens come in order");
@@ -431,7 +466,7 @@ impl Watched {
     fn check(&mut self, token: u32, world: &World, life: &mut Life) {
         let seed = self.seed.expect("started before its first token");
         let temperature = self.request.sampling.temperature;
-        let mut wanted = next_token(&self.tokens, &world.groups, temperature, seed, world.vocab);
+        let mut wanted = next_token(&self.words(world), &world.groups, temperature, seed, world.vocab);
         if let Some(form) = &mut self.form {
             let forced = self.forced.pop_front();
             wanted = forced.unwrap_or_else(|| {
@@ -558,6 +593,7 @@ mod tests {
             groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 8 }],
             limits: StepLimits { tokens_max: 16, wanted_max: 1, slots: 1 },
             depth: 1,
+            sections: 1,
             rewinds: true,
             feeds_back: true,
             vocab: 40,

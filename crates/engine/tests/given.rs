@@ -77,7 +77,13 @@ fn a_tokens_own_row_in_its_place_has_the_tokens_bits_and_pages_of_its_own() {
         let text = Request::new(prompt(), 20, sampling);
         let piece = |hash, of: &dyn Fn(u32) -> usize| {
             let rows = prompt()[40..55].iter().flat_map(|&token| rows[of(token)].clone()).collect();
-            Piece { at: 40, hash: ContentHash([hash; 16]), columns: rows_columns(&rows), rows }
+            Piece {
+                at: 40,
+                hash: ContentHash([hash; 16]),
+                columns: rows_columns(&rows),
+                rows,
+                offsets: Vec::new(),
+            }
         };
         fn rows_columns(rows: &Arc<[f32]>) -> usize {
             rows.len() / 15
