@@ -37,7 +37,7 @@ pub use handle::{Handle, QueueLimits};
 pub use local::{Local, LocalParts};
 pub use pages::PageCounts;
 pub use picture::{PAGES_MAX, PageUse, Picture, Progress, REQUESTS_MAX};
-pub use plan::{Ask, Change, Plan, Planner, Remedy, Stored, stored_as};
+pub use plan::{Ask, Change, DevicePlan, Plan, Planner, Remedy, Stored, stored_as};
 pub use reply::{Reply, TimedOut};
 pub use request::{CHOICES_MAX, Capacity, ContentHash, PRIORITY_PLACES, Piece, Refusal, Request};
 pub use runner::Runner;

@@ -119,7 +119,7 @@ pub(crate) fn runner(
 /// The device, with memory for all of the plan's weights.
 fn cuda(options: &CudaOptions, blueprint: &Blueprint) -> Result<Cuda, Error> {
     let cuda = Cuda::new(options.clone())?;
-    cuda.reserve(Purpose::Weights, blueprint.plan.usage.bytes(Purpose::Weights))?;
+    cuda.reserve(Purpose::Weights, blueprint.plan.usage().bytes(Purpose::Weights))?;
     Ok(cuda)
 }
 

@@ -344,7 +344,7 @@ impl OpenOptions {
         }
         let text = text?;
         // What was not planned is not allocated.
-        let memory_limit = Some(planned.plan.usage.total());
+        let memory_limit = Some(planned.plan.usage().total());
         let place = match self.device {
             Device::Cpu if let Some(private) = self.private.clone() => {
                 let cpu = CpuOptions { memory_limit, ..self.cpu(step) };
@@ -433,10 +433,10 @@ impl Planned {
             .collect();
         Error::DoesNotFit {
             needed: plan.total_bytes(),
-            weights: plan.usage.bytes(Purpose::Weights),
-            kv: plan.usage.bytes(Purpose::Kv),
+            weights: plan.usage().bytes(Purpose::Weights),
+            kv: plan.usage().bytes(Purpose::Kv),
             context: plan.context,
-            limit: plan.limit_bytes,
+            limit: plan.limit_bytes(),
             advice: if advice.is_empty() {
                 "no shorter --context would fit either: use a smaller model or a larger --memory-limit"
                     .to_owned()
@@ -489,7 +489,7 @@ mod tests {
                 };
                 let plan = planned((&checkpoint, &[]), sizes, &ask, "cuda").unwrap().plan;
                 let taken = sizes(plan.step).kv_bytes(&plan.kv);
-                assert_eq!(plan.usage.bytes(Purpose::Kv), taken, "{kv_dtype}, {context} tokens");
+                assert_eq!(plan.usage().bytes(Purpose::Kv), taken, "{kv_dtype}, {context} tokens");
                 assert_eq!(taken % 256, 0);
             }
         }
