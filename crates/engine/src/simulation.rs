@@ -222,24 +222,23 @@ fn words(request: &Request, tokens: &[u32], sections: usize) -> Vec<u32> {
             words[position] = word(piece.row(position));
         }
     }
-    // Told place by place, from what an image's offsets mean.
-    let mut shift = 0;
+    // Told place by place, from what an image's offsets mean: it may take fewer positions than it has rows.
+    let mut saved = 0;
     let mut pieces = request.pieces.iter().peekable();
     for (place, word) in words.iter_mut().enumerate() {
-        let text = place as i64 + shift;
-        let mut rotations = vec![text; sections];
+        let mut rotations = vec![place - saved; sections];
         if let Some(piece) = pieces.peek().filter(|piece| piece.at <= place && !piece.offsets.is_empty()) {
-            let begin = piece.at as i64 + shift;
+            let begin = piece.at - saved;
             let row = place - piece.at;
-            rotations = piece.offsets.iter().map(|section| begin + i64::from(section[row])).collect();
+            rotations = piece.offsets.iter().map(|section| begin + section[row] as usize).collect();
             if place + 1 == piece.positions().end {
-                let span = piece.offsets.iter().flatten().max().map_or(0, |&last| i64::from(last) + 1);
-                shift += span - piece.positions().len() as i64;
+                let span = piece.offsets.iter().flatten().max().map_or(0, |&last| last as usize + 1);
+                saved += piece.positions().len() - span;
                 pieces.next();
             }
         }
-        let small = |rotation: &i64| u32::try_from(*rotation).expect("bounded");
-        *word = rotated(*word, u32::try_from(place).expect("short"), rotations.iter().map(small));
+        let small = |value: usize| u32::try_from(value).expect("short");
+        *word = rotated(*word, small(place), rotations.iter().map(|&rotation| small(rotation)));
     }
     words
 }

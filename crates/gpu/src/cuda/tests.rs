@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cudarc::driver::sys::CUresult;
-use fornax_compute::{KvDType, KvGroup, KvKind, PageId, Row, Sampling, Sizes, Token};
+use fornax_compute::{GivenRows, KvDType, KvGroup, KvKind, PageId, Row, RowState, Sampling, Sizes, Token};
 use fornax_format::{DType, View};
 
 use super::*;
@@ -1019,4 +1019,32 @@ fn what_is_missing_is_said_before_anything_is_loaded() {
     check(&|fake| fake.absent = true, "the NVIDIA driver is not installed");
     check(&|fake| fake.version = Some(11_080), "its driver knows CUDA 11.8 and Fornax needs 12.0 or newer");
     check(&|fake| fake.memory_bytes = Some(32 << 20), "out of memory for workspace");
+}
+
+#[test]
+fn what_a_batch_or_a_cache_has_beyond_text_is_refused_by_name() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let refused = |change: &dyn Fn(&mut Batch)| {
+        let mut batch = Batch::default();
+        batch.push(Row { slot: 0, start: 0, len: 1, pages: vec![], wanted: 0 }, [Token::Known(0)]);
+        change(&mut batch);
+        cuda.begin(&batch).map(drop).unwrap_err().to_string()
+    };
+    let state = RowState { from: None, to: PageId(1), saves: vec![] };
+    let said = [
+        refused(&|batch| batch.given = GivenRows { columns: 1, values: vec![0.5] }),
+        refused(&|batch| batch.sections = vec![vec![0]]),
+        refused(&|batch| batch.lasts = vec![0]),
+        refused(&|batch| batch.states = vec![vec![state.clone()]]),
+    ];
+    let needs = [Need::GivenRows, Need::Sections, Need::LastSeen, Need::States];
+    assert_eq!(said, needs.map(|need| format!("{need} is not available on cuda")));
+    let kind = KvKind::Latent { width: 576 };
+    let group = KvGroup { layers: 1, kind, window: None, pages: PAGES };
+    let latent = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).map(drop);
+    let wanted = "a cache of one latent row of 576 a token is not available on cuda";
+    assert_eq!(latent.unwrap_err().to_string(), wanted);
+    drop(cuda);
+    assert_clean("refusals");
 }
