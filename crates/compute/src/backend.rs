@@ -1,6 +1,6 @@
 //! The operations of a device.
 
-use crate::{Batch, Error, KvLayer, Memory, Need, SampleRow, Sampled};
+use crate::{Batch, Error, KvLayer, Memory, Need, PageCopy, PageId, SampleRow, Sampled};
 
 /// Which rows of the step an operation runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,7 +250,18 @@ pub trait Backend: Memory {
     /// Reads `rows` whole rows from row `row` on.
     fn read(&self, buf: &Self::Buf, row: usize, rows: usize) -> Result<Vec<f32>, Error>;
 
-    /// `out` = the table's row of each token. (tokens, hidden)
+    /// A page of a group, over all its layers, as bytes. What steps in flight write to it may be missing.
+    fn copy_out(&self, kv: &Self::Kv, group: usize, page: PageId) -> Result<PageCopy, Error> {
+        let _ = (kv, group, page);
+        Err(Error::Unsupported { what: "copying pages out".to_owned(), backend: self.name() })
+    }
+    /// Places such bytes in a page that no step in flight uses; those of another layout are refused.
+    fn copy_in(&self, kv: &mut Self::Kv, group: usize, page: PageId, copy: &PageCopy) -> Result<(), Error> {
+        let _ = (kv, group, page, copy);
+        Err(Error::Unsupported { what: "copying pages in".to_owned(), backend: self.name() })
+    }
+
+    /// `out` = the table's row of each token, or the given one. (tokens, hidden)
     fn embed(&self, step: &Self::Step, table: &Self::Weight, out: &mut Self::Buf) -> Result<(), Error>;
     /// `out[r][n]` = sum over k of `x[r][k] * weight[n][k]`.
     fn matmul(

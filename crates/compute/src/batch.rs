@@ -1,6 +1,6 @@
 //! The plain data of one step.
 
-use crate::{Error, PAGE_TOKENS, PageId};
+use crate::{Error, Need, PAGE_TOKENS, PageId};
 
 /// A token of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +9,36 @@ pub enum Token {
     Known(u32),
     /// The id is whatever was last sampled into this sequence slot; it may still be on the device.
     Sampled(u32),
+    /// No row of the table but this one of [`Batch::given`]: a piece of an image, say.
+    Given(u32),
+}
+
+/// Rows that stand where the table's rows of tokens would, before anything is done to them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GivenRows {
+    /// Values of a row.
+    pub columns: usize,
+    /// (rows, columns)
+    pub values: Vec<f32>,
+}
+
+impl GivenRows {
+    /// How many there are.
+    pub fn rows(&self) -> usize {
+        self.values.len().checked_div(self.columns).unwrap_or(0)
+    }
+}
+
+/// What a row does with its sequence's state in one group of states. Where to read and where to write are told apart, so
+/// that going on from somebody's checkpoint takes no copy of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowState {
+    /// The state before the row's first token: the sequence's own or a checkpoint; `None` before the first position.
+    pub from: Option<PageId>,
+    /// Where the state after the row's last token is left; may be `from`.
+    pub to: PageId,
+    /// Checkpoints: the state after so many positions of the sequence is left here as well. Within the row, ascending.
+    pub saves: Vec<(u32, PageId)>,
 }
 
 /// One sequence's share of a step: `len` consecutive positions from `start`.
@@ -27,7 +57,7 @@ pub struct Row {
 }
 
 /// Everything that varies from step to step. Rows follow each other in `tokens` and `positions`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// The sequences in this step.
     pub rows: Vec<Row>,
@@ -38,6 +68,16 @@ pub struct Batch {
     /// By row: which adapter changes its products ([`low_rank`](crate::Backend::low_rank)), if one does. Empty where
     /// none does.
     pub adapters: Vec<Option<u32>>,
+    /// What [`Token::Given`] stands for.
+    pub given: GivenRows,
+    /// The further sections of each token's position, where a model has more than one (time, height and width of an
+    /// image's pieces): each as long as `positions`, which is the first.
+    pub sections: Vec<Vec<u32>>,
+    /// By token: the last position of its sequence that it sees, its own or a later one of the row. Empty where attention
+    /// itself says it (`causal`).
+    pub lasts: Vec<u32>,
+    /// By row, and within it by group of states. Empty where the model keeps none.
+    pub states: Vec<Vec<RowState>>,
 }
 
 impl Batch {
@@ -53,6 +93,17 @@ impl Batch {
     /// Logit rows of the whole step.
     pub fn wanted(&self) -> usize {
         self.rows.iter().map(|row| row.wanted as usize).sum()
+    }
+
+    /// What it asks for that not every backend has.
+    pub fn needs(&self) -> impl Iterator<Item = Need> {
+        let needs = [
+            (Need::GivenRows, !self.given.values.is_empty()),
+            (Need::Sections, !self.sections.is_empty()),
+            (Need::LastSeen, !self.lasts.is_empty()),
+            (Need::States, !self.states.is_empty()),
+        ];
+        needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need)
     }
 
     /// Refuses a batch that contradicts itself or exceeds `tokens_max` tokens or `slots` sequence slots: what every
@@ -79,6 +130,37 @@ impl Batch {
             }
             check_seen_once("rows writing to one page", seen)?;
         }
+        self.check_states(seen)
+    }
+
+    /// States are written by one row each, once, and checkpoints lie within their row.
+    fn check_states(&self, seen: &mut Vec<u32>) -> Result<(), Error> {
+        if self.states.is_empty() {
+            return Ok(());
+        }
+        same("rows with states", self.states.len(), self.rows.len())?;
+        let groups = self.states.first().map_or(0, Vec::len);
+        for (row, states) in self.rows.iter().zip(&self.states) {
+            same("states of a row", states.len(), groups)?;
+            for state in states {
+                same(
+                    "states before the first position",
+                    usize::from(state.from.is_none()),
+                    usize::from(row.start == 0),
+                )?;
+                let ends = state.saves.iter().map(|&(end, _)| end);
+                for (before, end) in std::iter::once(row.start).chain(ends.clone()).zip(ends) {
+                    limit("end of a checkpoint", end as usize, (row.start + row.len) as usize)?;
+                    below("start of a checkpoint", before as usize, end as usize)?;
+                }
+            }
+        }
+        for group in 0..groups {
+            for state in self.states.iter().map(|states| &states[group]) {
+                seen.extend(std::iter::once(state.to.0).chain(state.saves.iter().map(|(_, page)| page.0)));
+            }
+            check_seen_once("rows writing to one state", seen)?;
+        }
         Ok(())
     }
 
@@ -88,6 +170,20 @@ impl Batch {
         let tokens = self.rows.iter().map(|row| row.len as usize).sum();
         same("tokens", self.tokens.len(), tokens)?;
         same("positions", self.positions.len(), tokens)?;
+        for section in &self.sections {
+            same("positions of a section", section.len(), tokens)?;
+        }
+        if !self.lasts.is_empty() {
+            same("last positions seen", self.lasts.len(), tokens)?;
+            let mut lasts = self.lasts.iter();
+            for row in &self.rows {
+                for (own, &last) in (row.start..row.start + row.len).zip(&mut lasts) {
+                    below("last position seen", last as usize, (row.start + row.len) as usize)?;
+                    limit("own position", own as usize, last as usize)?;
+                }
+            }
+        }
+        same("given values", self.given.values.len(), self.given.rows() * self.given.columns)?;
         if !self.adapters.is_empty() {
             same("adapters", self.adapters.len(), self.rows.len())?;
         }
@@ -100,8 +196,10 @@ impl Batch {
             limit("start of a row", row.start as usize, (u32::MAX - row.len) as usize)?;
         }
         for token in &self.tokens {
-            if let Token::Sampled(slot) = token {
-                below("slot", *slot as usize, slots)?;
+            match *token {
+                Token::Known(_) => {}
+                Token::Sampled(slot) => below("slot", slot as usize, slots)?,
+                Token::Given(row) => below("given row", row as usize, self.given.rows())?,
             }
         }
         Ok(())

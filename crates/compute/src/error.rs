@@ -101,6 +101,14 @@ pub enum Error {
         /// The rows and columns it must have.
         wanted: (usize, usize),
     },
+    /// A page that was copied out of another kind of cache, or that was changed on the way.
+    #[error("a page of another cache, or a damaged one: fingerprint {got:016x}, wanted {wanted:016x}")]
+    PageCopy {
+        /// The fingerprint that it came with.
+        got: u64,
+        /// What its bytes would have in this cache.
+        wanted: u64,
+    },
     /// A batch wants the token sampled into a slot into which nothing was sampled yet.
     #[error("batch: no token was sampled into slot {slot}")]
     NothingSampled {

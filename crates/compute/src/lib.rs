@@ -30,10 +30,10 @@ pub use backend::{
     Attention, Backend, ExpertRoom, Experts, Glu, Heads, Linear, LowRank, Norm, NormKind, Output, Pointwise,
     Pooling, QkNorm, RANK_MAX, Rope, Routing, Rows, Shares,
 };
-pub use batch::{Batch, Row, Token};
+pub use batch::{Batch, GivenRows, Row, RowState, Token};
 pub use conformance::WEIGHT_TYPES;
 pub use error::Error;
-pub use kv::{KV_BLOCK, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId};
+pub use kv::{KV_BLOCK, KvDType, KvGroup, KvKind, KvLayer, KvSpec, PAGE_TOKENS, PageCopy, PageId};
 pub use memory::{Counting, Memory, Need, Part, Purpose, Role, Sizes, Usage};
 pub use philox::{random_bits, uniform};
 pub use ring::{Ring, check_weights, check_words};

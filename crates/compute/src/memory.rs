@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt};
 use fornax_format::{DType, View};
 
 use crate::landing::{Content, land};
-use crate::{Attention, Error, Glu, KvDType, KvGroup, KvSpec};
+use crate::{Attention, Error, Glu, KvGroup, KvSpec};
 
 /// What bytes are for. Plan, health and allocator all report by these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -123,11 +123,19 @@ pub enum Need {
     Experts,
     /// [`low_rank`](crate::Backend::low_rank).
     LowRank,
+    /// [`Batch::given`](crate::Batch).
+    GivenRows,
+    /// [`Batch::sections`](crate::Batch).
+    Sections,
+    /// [`Batch::lasts`](crate::Batch).
+    LastSeen,
+    /// [`Batch::states`](crate::Batch).
+    States,
 }
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 11] = [
+    pub const ALL: [Need; 15] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -139,6 +147,10 @@ impl Need {
         Need::Pooling,
         Need::Experts,
         Need::LowRank,
+        Need::GivenRows,
+        Need::Sections,
+        Need::LastSeen,
+        Need::States,
     ];
 }
 
@@ -156,6 +168,10 @@ impl fmt::Display for Need {
             Need::Pooling => "pooling",
             Need::Experts => "a mixture of experts",
             Need::LowRank => "low-rank adapters",
+            Need::GivenRows => "given rows in place of tokens",
+            Need::Sections => "positions of several sections",
+            Need::LastSeen => "a last position for each token",
+            Need::States => "a state for each sequence",
         })
     }
 }
@@ -255,8 +271,6 @@ pub trait Sizes {
     }
     /// Bytes of `rows` x `columns` values.
     fn buf_bytes(&self, purpose: Purpose, rows: usize, columns: usize) -> u64;
-    /// Bytes of one page of one group, over all its layers.
-    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64;
     /// Bytes of the backend's own workspace and step slots.
     fn workspace_bytes(&self) -> u64;
 
@@ -266,10 +280,15 @@ pub trait Sizes {
         Ok(())
     }
 
-    /// Refuses keys and values in a type that the backend does not keep them in.
-    fn keeps(&self, dtype: KvDType) -> Result<(), Error> {
-        let _ = dtype;
+    /// Refuses a kind of cache that the backend does not have, and keys and values in a type that it does not keep them in.
+    fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
+        let _ = spec;
         Ok(())
+    }
+
+    /// Bytes of one page of one group, over all its layers.
+    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
+        group.page_bytes(spec.dtype)
     }
 
     /// Bytes of one row of f32 made of these vectors, or why it cannot be made.
@@ -343,7 +362,7 @@ impl<S: Sizes> Memory for Counting<S> {
     }
 
     fn alloc_kv(&self, spec: &KvSpec) -> Result<(), Error> {
-        self.sizes.keeps(spec.dtype)?;
+        self.sizes.keeps(spec)?;
         self.count(Purpose::Kv, self.sizes.kv_bytes(spec));
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fornax_compute::{Batch, Error, KvGroup, Output, SampleRow, Sampled, Sampling};
+use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleRow, Sampled, Sampling};
 use fornax_engine::{Engine, EngineOptions, Event, QueueLimits, Reply, Request, Runner, StepLimits};
 
 const CONTEXT: usize = 4096;
@@ -66,8 +66,7 @@ fn decoding(sequences: usize) -> (Engine, Vec<Reply>) {
     let null = Null {
         groups: vec![KvGroup {
             layers: 1,
-            heads: 1,
-            dim: 1,
+            kind: KvKind::pairs(1, 1),
             window: None,
             pages: 1 + sequences * CONTEXT.div_ceil(fornax_compute::PAGE_TOKENS),
         }],
@@ -102,7 +101,7 @@ const SHARED: usize = 10_240;
 fn prefix_hit() -> f64 {
     let pages = 2 + 2 * SHARED / fornax_compute::PAGE_TOKENS;
     let null = Null {
-        groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages }],
+        groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages }],
         limits: StepLimits { tokens_max: 1 << 20, wanted_max: 1, slots: 1 },
         sampled: Vec::new(),
     };

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fornax_compute::{Error, Given, KvGroup, PAGE_TOKENS, SampleFault, SampleRow, Sampled};
+use fornax_compute::{Error, KvGroup, PAGE_TOKENS, SampleFault, Sampled};
 
 use crate::{
     Clock,
@@ -17,7 +17,8 @@ use crate::{
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
     handle::{Door, Handle, QueueLimits},
-    request::{Capacity, PRIORITY_PLACES, Refusal, Request},
+    question::{Mask, Others, Question, QuestionKind, ask},
+    request::{Capacity, PRIORITY_PLACES, Piece, Refusal, Request},
     runner::Runner,
     scheduler::{Scheduled, Scheduler, Sequences, StepLimits},
     sequence::{Sequence, SequenceId},
@@ -86,41 +87,18 @@ struct StepInFlight {
     /// The masks that were computed beside it, in the order of its rows.
     masks: Vec<Mask>,
     /// What was asked of the sampler, in the order of its output.
-    asked: Vec<Ask>,
+    asked: Vec<Question>,
     /// What was read instead of sampled, in the order of its rows.
     embedded: Vec<Embedded>,
     tokens: usize,
     began: Duration,
 }
 
-/// The index of a row, and which tokens its form allows next.
-type Mask = (usize, Result<Vec<u32>, String>);
-
 /// What the model made of a whole prompt.
 struct Embedded {
     /// The index of its row in the step.
     row: usize,
     values: Vec<f32>,
-}
-
-/// One question to the sampler.
-#[derive(Clone, Copy)]
-struct Ask {
-    /// The index of its row in the step.
-    row: usize,
-    /// The position whose logits it is about.
-    position: usize,
-    /// The index of those logits in the step.
-    wanted: u32,
-    kind: AskKind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum AskKind {
-    /// How likely was the prompt's next token?
-    Score,
-    /// Which token comes next?
-    Choose,
 }
 
 /// What a turn of the loop found to do.
@@ -135,8 +113,8 @@ pub enum Turn {
 impl Engine {
     /// An engine and the first way into it. The caller drives it, by [`Engine::run`] or turn by turn.
     pub fn new(runner: Box<dyn Runner>, options: EngineOptions) -> (Engine, Handle) {
-        let pages =
-            runner.groups().iter().filter(|group| group.window.is_none()).map(|group| group.pages - 1).min();
+        let full = |group: &&KvGroup| group.window.is_none() && !group.kind.is_state();
+        let pages = runner.groups().iter().filter(full).map(|group| group.pages - 1).min();
         let (limits, encodes) = (runner.limits(), runner.encodes());
         let capacity = Capacity {
             // What is computed whole has to fit a step.
@@ -146,19 +124,28 @@ impl Engine {
             encodes,
             pairs: runner.pairs().is_some(),
             adapters: runner.adapters(),
+            given: runner.given(),
+            sections: runner.sections(),
         };
         let door = Door::new(capacity, options.queue, Arc::clone(&options.clock), options.stuck_after);
         let handle = Handle::new(Arc::clone(&door));
-        assert!(runner.depth() <= 1, "a step's sampling needs the tokens of the one before");
         assert_windows_fit(runner.groups(), limits, options.context);
         let engine = Engine {
             door,
             scheduler: Scheduler::new(
                 runner.groups(),
                 limits,
-                options.speculation,
+                // What was guessed wrong has to be forgotten.
+                if runner.rewinds() { options.speculation } else { Speculation::Off },
                 options.prefix_reuse && !encodes,
-                Sequences { whole: encodes, pairs: runner.pairs().unwrap_or(0) },
+                Sequences {
+                    whole: encodes,
+                    pairs: runner.pairs().unwrap_or(0),
+                    sections: runner.sections(),
+                    // A step's sampling needs the tokens of the one before: with more steps in flight that one is not
+                    // collected in time, so a sequence waits, and others go on meanwhile.
+                    ahead: usize::from(runner.feeds_back() && runner.depth() <= 1),
+                },
             ),
             in_flight: VecDeque::new(),
             spare: StepInFlight::default(),
@@ -235,7 +222,11 @@ impl Engine {
         if launched {
             self.sample();
         }
-        while self.in_flight.len() > depth || (!launched && !self.in_flight.is_empty()) {
+        while self.in_flight.len() > depth {
+            self.collect();
+        }
+        // Nothing can go on without what the oldest step yields.
+        if !launched {
             self.collect();
         }
         if launched || !was_idle {
@@ -257,6 +248,7 @@ impl Engine {
                     grammar: None,
                     id,
                     tokens: request.prompt.clone(),
+                    text: (!request.pieces.is_empty()).then(|| text(&request)),
                     seed: choice_seed(request.seed, choice),
                     draft: Draft::new(),
                     scored: request.prompt_logprobs.filter(|_| leader.is_none()).map(|_| 0),
@@ -393,95 +385,17 @@ impl Engine {
         reason.is_some()
     }
 
-    /// Asks the sampler about the step launched last, except for sequences that have ended meanwhile or whose next
-    /// token is known already.
+    /// Asks the sampler about the step launched last.
     fn sample(&mut self) {
         let Some(step) = self.in_flight.back_mut() else { return };
-        step.asked.reserve(step.rows.len());
-        // What only some questions have, with their numbers: which tokens the form allows, and the tokens before a
-        // drafted position; elsewhere the sequence has them.
-        let (mut masks, mut histories) = (Vec::new(), Vec::new());
-        let mut ready = std::mem::take(&mut step.masks).into_iter().peekable();
-        let mut broken = Vec::new();
-        // Rows that are read instead, and where their logits would be.
-        let mut embeds: Vec<(usize, u32)> = Vec::new();
-        let mut wanted_before = 0;
-        for (index, row) in step.rows.iter_mut().enumerate() {
-            let first_wanted = wanted_before;
-            wanted_before += row.wanted();
-            let mut ready = ready.next_if(|&(row, _)| row == index).map(|(_, mask)| mask);
-            let Some(sequence) = self.scheduler.get_mut(row.id) else { continue };
-            let wanted = |position: usize| {
-                u32::try_from(first_wanted + position - row.wanted_from).expect("bounded by the step")
-            };
-            for position in row.scores() {
-                step.asked.push(Ask { row: index, position, wanted: wanted(position), kind: AskKind::Score });
-            }
-            if row.samples > 0 && sequence.request.embeds {
-                embeds.push((index, wanted(row.end - 1)));
-                continue;
-            }
-            if row.samples > 0 && sequence.tokens.len() > row.end {
-                // The form forced it while the step was under way.
-                sequence.sampled_ahead -= 1;
-                row.samples = 0;
-            }
-            for position in row.end - row.samples..row.end {
-                let mask = ready.take().or_else(|| sequence.grammar.as_mut().map(|form| form.mask()));
-                match mask {
-                    None => {}
-                    Some(Ok(mask)) => masks.push((step.asked.len(), mask)),
-                    Some(Err(reason)) => {
-                        broken.push((row.id, reason));
-                        continue;
-                    }
-                }
-                if row.drafts() > 0 && sequence.request.sampling.needs_history() {
-                    let drafted = position + 1 - (row.end - row.drafts());
-                    let history = [&sequence.tokens, &sequence.draft.launched()[..drafted]].concat();
-                    histories.push((step.asked.len(), history));
-                }
-                step.asked.push(Ask {
-                    row: index,
-                    position,
-                    wanted: wanted(position),
-                    kind: AskKind::Choose,
-                });
-            }
+        let masks = std::mem::take(&mut step.masks);
+        let Others { embeds, broken } = ask(&mut step.rows, masks, &mut self.scheduler, &mut step.asked);
+        let mut inputs = Vec::with_capacity(step.asked.len());
+        for question in &step.asked {
+            let row = &step.rows[question.row];
+            let sequence = self.scheduler.get(row.id).expect("just seen");
+            inputs.push(question.input(row, sequence, self.runner.vocab()));
         }
-        let (mut masks_left, mut histories_left) = (masks.iter().peekable(), histories.iter().peekable());
-        let inputs: Vec<SampleRow<'_>> = step
-            .asked
-            .iter()
-            .enumerate()
-            .map(|(number, ask)| {
-                let row = &step.rows[ask.row];
-                let sequence = self.scheduler.get(row.id).expect("just seen");
-                // Positions beyond the last token are drafted.
-                let drafted = (ask.position + 1).saturating_sub(sequence.tokens.len());
-                let given = (ask.kind == AskKind::Score).then(|| Given {
-                    token: sequence.tokens[ask.position + 1],
-                    top: sequence.request.prompt_logprobs.unwrap_or(0),
-                });
-                SampleRow {
-                    wanted: ask.wanted,
-                    slot: row.slot,
-                    position: small(ask.position + 1),
-                    seed: sequence.seed,
-                    vocab: self.runner.vocab(),
-                    sampling: &sequence.request.sampling,
-                    history: match histories_left.next_if(|(of, _)| *of == number) {
-                        Some((_, history)) => history,
-                        None if drafted > 0 => &[],
-                        None => &sequence.tokens,
-                    },
-                    generated: small(sequence.generated() + drafted),
-                    mask: masks_left.next_if(|(of, _)| *of == number).map(|(_, mask)| mask.as_slice()),
-                    given,
-                    mirostat_mu: sequence.mirostat_mu,
-                }
-            })
-            .collect();
         let sampled = guarded(|| {
             self.runner.sample(&inputs)?;
             let wanted: Vec<u32> = embeds.iter().map(|&(_, wanted)| wanted).collect();
@@ -531,10 +445,10 @@ impl Engine {
             let leaves = self.scheduler.collected(row);
             // Whether the row's next answer still counts.
             let mut counts = true;
-            while let Some((&ask, left)) = asked.split_first().filter(|(ask, _)| ask.row == index) {
+            while let Some((question, left)) = asked.split_first().filter(|(asked, _)| asked.row == index) {
                 asked = left;
                 let answer = answers.next().expect("as many as were asked");
-                counts = counts && self.take(row, ask, answer);
+                counts = counts && self.take(row, question, answer);
             }
             if let Some(Embedded { values, .. }) = embedded.next_if(|embedded| embedded.row == index) {
                 self.tell_embedding(row, values);
@@ -566,11 +480,13 @@ impl Engine {
     }
 
     /// Takes an answer of the sampler; whether the next one of the same row still counts.
-    fn take(&mut self, row: &Scheduled, ask: Ask, answer: Sampled) -> bool {
+    fn take(&mut self, row: &Scheduled, question: &Question, answer: Sampled) -> bool {
         let failure = match answer.fault {
             None => None,
-            Some(SampleFault::Logits) => Some(Failure::NumericFault { position: ask.position }),
-            Some(SampleFault::NothingAllowed) => Some(Failure::NothingAllowed { position: ask.position + 1 }),
+            Some(SampleFault::Logits) => Some(Failure::NumericFault { position: question.position }),
+            Some(SampleFault::NothingAllowed) => {
+                Some(Failure::NothingAllowed { position: question.position + 1 })
+            }
             Some(SampleFault::Parameters) => unreachable!("checked when the request came in"),
         };
         if let Some(failure) = failure {
@@ -579,14 +495,14 @@ impl Engine {
         }
         let Some(sequence) = self.scheduler.get_mut(row.id) else { return false };
         let Sampled { token, logprob, top, mu, .. } = answer;
-        if ask.kind == AskKind::Score {
+        if question.kind == QuestionKind::Score {
             let logprob = logprob.expect("a given token comes with its log-probability");
             sequence.reply.send(Event::Scored { token, logprob, top });
             return true;
         }
         sequence.mirostat_mu = mu;
         let right = sequence.draft.observe(token);
-        let drafted = ask.position + 1 < row.end;
+        let drafted = question.position + 1 < row.end;
         self.stats.drafted_tokens += u64::from(drafted);
         self.stats.accepted_tokens += u64::from(drafted && right);
         let event = Event::Token { token, logprob, top };
@@ -707,7 +623,7 @@ impl Drop for Engine {
 /// Takes a token into the answer and tells the caller; why nothing may follow, if nothing may.
 #[inline]
 fn chosen(sequence: &mut Sequence, event: Event, token: u32) -> Option<EndReason> {
-    sequence.tokens.push(token);
+    sequence.push(token);
     sequence.reply.send(event);
     let full = sequence.generated() == sequence.request.max_tokens;
     let form = sequence.grammar.as_mut().map(|grammar| (grammar.is_over(), grammar.may_end()));
@@ -742,6 +658,13 @@ fn beside<A: Send, B>(work: impl FnOnce() -> A + Send, launch: impl FnOnce() -> 
         let launched = launch();
         (work.ok().and_then(|work| work.join().ok()), launched)
     })
+}
+
+/// The tokens of a prompt at whose positions no content is given.
+fn text(request: &Request) -> Vec<u32> {
+    let mut given = request.pieces.iter().flat_map(Piece::positions).peekable();
+    let said = request.prompt.iter().enumerate().filter(|(at, _)| given.next_if_eq(at).is_none());
+    said.map(|(_, &token)| token).collect()
 }
 
 /// Each choice has its own random numbers; the first has the request's.
@@ -783,15 +706,11 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-fn small(value: usize) -> u32 {
-    u32::try_from(value).expect("positions are bounded by the context")
-}
-
 #[cfg(test)]
 mod tests {
     use std::{cell::RefCell, ops::RangeInclusive, rc::Rc, sync::mpsc};
 
-    use fornax_compute::{Batch, Output, Sampling};
+    use fornax_compute::{Batch, KvKind, Output, SampleRow, Sampling};
 
     use super::*;
     use crate::{
@@ -880,7 +799,7 @@ mod tests {
         notes: &Rc<RefCell<Vec<String>>>,
         sizes: &Rc<RefCell<Vec<usize>>>,
     ) -> (Engine, Handle) {
-        let group = KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 9 };
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 9 };
         let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
         let options =
             FakeOptions { groups: vec![group], limits, depth, vocab: 27, faults: Box::new(|| None) };
@@ -985,6 +904,104 @@ mod tests {
             assert!(matches!(events.last(), Some(Event::End { .. })), "depth {depth}: {events:?}");
             engine.assert_consistent();
             assert_eq!(handle.stats().pages[0].referenced, 0);
+        }
+    }
+
+    #[test]
+    fn guesses_and_penalties_know_what_was_said_and_no_placeholder() {
+        let shown = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let drafter = {
+            let shown = Arc::clone(&shown);
+            Box::new(move |tokens: &[u32], _: usize| {
+                shown.lock().unwrap().push(tokens.to_vec());
+                vec![5]
+            })
+        };
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 9 };
+        let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots: 4 };
+        let options =
+            FakeOptions { groups: vec![group], limits, depth: 0, vocab: 27, faults: Box::new(|| None) };
+        let (notes, sizes) = (Rc::default(), Rc::default());
+        let histories = Rc::new(RefCell::new(Vec::new()));
+        let fake = Fake::new(options).with_given(1);
+        let noting = Noting { fake, notes, sizes, launched: 0, collected: 0, loses: None };
+        let runner = Histories { noting, histories: Rc::clone(&histories) };
+        let engine_options = EngineOptions {
+            speculation: Speculation::Always(drafter),
+            ..EngineOptions::new(128, Arc::new(|| Duration::ZERO))
+        };
+        let (mut engine, handle) = Engine::new(Box::new(runner), engine_options);
+        let piece = |at, rows: &[f32]| crate::Piece {
+            at,
+            hash: crate::ContentHash([9; 16]),
+            columns: 1,
+            rows: rows.into(),
+            offsets: Vec::new(),
+        };
+        let sampling = Sampling { repetition_penalty: 1.5, ..Sampling::greedy() };
+        let request = Request {
+            pieces: vec![piece(1, &[1.0, 2.0]), piece(4, &[3.0])],
+            ..Request::new(vec![11, 0, 0, 12, 0, 13], 3, sampling)
+        };
+        let mut reply = handle.submit(request).unwrap().remove(0);
+        while engine.turn() == Turn::Worked {}
+        let tokens: Vec<u32> = std::iter::from_fn(|| reply.try_recv())
+            .filter_map(|event| if let Event::Token { token, .. } = event { Some(token) } else { None })
+            .collect();
+        assert_eq!(tokens.len(), 3);
+        assert_eq!(shown.lock().unwrap()[0], [11, 12, 13, tokens[0]]);
+        let histories = histories.borrow();
+        assert_eq!(histories[0], [11, 12, 13]);
+        assert_eq!(histories[1], [11, 12, 13, tokens[0]]);
+        assert_eq!(histories[2], [11, 12, 13, tokens[0], 5], "before a drafted position");
+    }
+
+    /// A runner that writes down which tokens the sampler is shown.
+    struct Histories {
+        noting: Noting,
+        histories: Rc<RefCell<Vec<Vec<u32>>>>,
+    }
+
+    impl Runner for Histories {
+        fn launch(&mut self, batch: &Batch) -> Result<(), Error> {
+            self.noting.launch(batch)
+        }
+
+        fn sample(&mut self, rows: &[SampleRow<'_>]) -> Result<(), Error> {
+            self.histories.borrow_mut().extend(rows.iter().map(|row| row.history.to_vec()));
+            self.noting.sample(rows)
+        }
+
+        fn hidden(&mut self, wanted: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+            self.noting.hidden(wanted)
+        }
+
+        fn collect(&mut self) -> Result<Output, Error> {
+            self.noting.collect()
+        }
+
+        fn reset(&mut self) {
+            self.noting.reset();
+        }
+
+        fn depth(&self) -> usize {
+            self.noting.depth()
+        }
+
+        fn limits(&self) -> StepLimits {
+            self.noting.limits()
+        }
+
+        fn groups(&self) -> &[KvGroup] {
+            self.noting.groups()
+        }
+
+        fn vocab(&self) -> u32 {
+            self.noting.vocab()
+        }
+
+        fn given(&self) -> Option<usize> {
+            self.noting.fake.given()
         }
     }
 }

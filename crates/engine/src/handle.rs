@@ -253,8 +253,16 @@ mod tests {
 
     #[test]
     fn what_the_queue_could_never_hold_is_not_told_to_come_again() {
-        let capacity =
-            Capacity { context: 100, vocab: 50, pages: 10, encodes: false, pairs: false, adapters: 0 };
+        let capacity = Capacity {
+            context: 100,
+            vocab: 50,
+            pages: 10,
+            encodes: false,
+            pairs: false,
+            adapters: 0,
+            given: None,
+            sections: 1,
+        };
         let limits = QueueLimits { requests_max: 4, tokens_max: 20 };
         let door = Door::new(capacity, limits, std::sync::Arc::new(|| Duration::ZERO), Duration::MAX);
         let handle = Handle::new(door);

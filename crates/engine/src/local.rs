@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use fornax_compute::{Backend, Batch, Error, KvGroup, Output, SampleRow};
+use fornax_compute::{Backend, Batch, Error, KvGroup, Output, PageCopy, PageId, SampleRow};
 use fornax_model::Model;
 
 use crate::{runner::Runner, scheduler::StepLimits};
@@ -16,6 +16,7 @@ pub struct Local<B: Backend> {
     limits: StepLimits,
     depth: usize,
     vocab: u32,
+    given: Option<usize>,
     steps: VecDeque<B::Step>,
 }
 
@@ -41,7 +42,12 @@ impl<B: Backend> Local<B> {
     /// Takes over everything the runner owns.
     pub fn new(parts: LocalParts<B>) -> Self {
         let LocalParts { backend, model, kv, groups, limits, depth, vocab } = parts;
-        Local { backend, model, kv, groups, limits, depth, vocab, steps: VecDeque::new() }
+        Local { backend, model, kv, groups, limits, depth, vocab, given: None, steps: VecDeque::new() }
+    }
+
+    /// The same, taking rows of so many values in place of tokens: the model's own width.
+    pub fn with_given(self, columns: usize) -> Self {
+        Local { given: Some(columns), ..self }
     }
 }
 
@@ -110,5 +116,17 @@ impl<B: Backend> Runner for Local<B> {
 
     fn adapters(&self) -> u32 {
         self.model.adapters()
+    }
+
+    fn given(&self) -> Option<usize> {
+        self.given
+    }
+
+    fn copy_out(&mut self, group: usize, page: PageId) -> Result<PageCopy, Error> {
+        self.backend.copy_out(&self.kv, group, page)
+    }
+
+    fn copy_in(&mut self, group: usize, page: PageId, copy: &PageCopy) -> Result<(), Error> {
+        self.backend.copy_in(&mut self.kv, group, page, copy)
     }
 }

@@ -2,35 +2,77 @@
 
 use std::collections::BTreeMap;
 
-use fornax_compute::{KvGroup, PAGE_TOKENS, PageId};
+use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, PageId, RowState};
 
 use crate::picture::{PAGES_MAX, PageUse};
-use crate::prefix::{NodeId, PrefixTree};
+use crate::prefix::{NodeId, PrefixTree, Units};
 
 /// A sequence's pages: one table per KV group, and how far its tokens are in the prefix tree.
 ///
 /// A table belongs to exactly one sequence and must be given back through [`Pages::release`].
 #[derive(Debug)]
 pub(crate) struct Tables {
-    /// By group; entry `p` holds positions `p * PAGE_TOKENS ..`. Entries below a window are the trash page.
+    /// By group that has pages; entry `p` holds positions `p * PAGE_TOKENS ..`. Entries below a window are the trash page.
     groups: Vec<Vec<PageId>>,
+    /// By group of states.
+    states: Vec<States>,
+    /// Whether `groups` are with a batch.
+    lent: bool,
+    /// Positions up to which checkpoints were thought of.
+    planned: usize,
+    /// Positions after which the states are kept in any case: the last full page of what was known when the sequence was
+    /// seated, which is the longest prefix that a request of the same prompt can use.
+    mark: usize,
     /// The node of the last page entered in the tree, held by a reference.
     node: NodeId,
     /// Leading pages already entered in the tree.
     entered: usize,
 }
 
+/// What a sequence has of one group of states.
+#[derive(Debug, Default)]
+struct States {
+    /// The checkpoint that it goes on from, held until a step that read it is collected.
+    found: Option<PageId>,
+    /// Whether a step in flight reads it.
+    read: bool,
+    /// The sequence's own state, which its steps go on from.
+    own: Option<PageId>,
+    /// Checkpoints that are not in the tree yet: after so many positions, in this page. Ascending.
+    saves: Vec<(usize, PageId)>,
+}
+
 impl Tables {
     /// The page tables as a batch row carries them, until [`Tables::take_back`].
     pub(crate) fn lend(&mut self) -> Vec<Vec<PageId>> {
-        assert!(!self.groups.is_empty(), "lent once");
+        assert!(!self.lent, "lent once");
+        self.lent = true;
         std::mem::take(&mut self.groups)
     }
 
     /// What was lent.
     pub(crate) fn take_back(&mut self, groups: Vec<Vec<PageId>>) {
-        assert!(self.groups.is_empty(), "nothing was lent");
+        assert!(self.lent, "nothing was lent");
+        self.lent = false;
         self.groups = groups;
+    }
+
+    /// What a row of positions `start..end` does with the sequence's states. They are covered ([`Pages::grow`]).
+    pub(crate) fn states(&mut self, start: usize, end: usize) -> Vec<RowState> {
+        let of = |states: &mut States| {
+            let own = states.own.expect("covered");
+            let from = match states.found.filter(|_| !states.read) {
+                None if start == 0 => None,
+                None => Some(own),
+                found => found,
+            };
+            states.read = true;
+            let within = states.saves.iter().filter(|&&(after, _)| start < after && after <= end);
+            let saves =
+                within.map(|&(after, page)| (u32::try_from(after).expect("bounded by the context"), page));
+            RowState { from, to: own, saves: saves.collect() }
+        };
+        self.states.iter_mut().map(of).collect()
     }
 }
 
@@ -47,14 +89,33 @@ pub struct PageCounts {
 
 /// All pages of an engine.
 pub(crate) struct Pages {
+    /// By group: those that have pages, then those of states.
     pools: Vec<PagePool>,
+    /// How many of them have a page for every 32 tokens.
+    paged: usize,
+    /// Of the others: positions from one checkpoint to the next.
+    every: Vec<usize>,
     tree: PrefixTree,
 }
 
 impl Pages {
     pub(crate) fn new(groups: &[KvGroup]) -> Self {
         assert!(!groups.is_empty(), "a model has at least one KV group");
+        let every = |group: &KvGroup| match group.kind {
+            KvKind::State { every, .. } => Some(every),
+            KvKind::Pairs { .. } | KvKind::Latent { .. } => None,
+        };
+        let paged = groups.iter().take_while(|group| every(group).is_none()).count();
+        let every: Vec<usize> = groups.iter().filter_map(every).collect();
+        assert_eq!(paged + every.len(), groups.len(), "groups of states come last");
+        let whole = |&every: &usize| every > 0 && every.is_multiple_of(PAGE_TOKENS);
+        assert!(every.iter().all(whole), "checkpoints are at the ends of pages");
+        // Somebody's checkpoint to go on from, and the sequence's own state: whoever is first in line moves on.
+        let room = |group: &KvGroup| group.pages >= 3;
+        assert!(groups[paged..].iter().all(room), "a pool of states has the trash and at least two more");
         Pages {
+            paged,
+            every,
             pools: groups.iter().map(|group| PagePool::new(group.pages, group.window)).collect(),
             tree: PrefixTree::new(groups.len()),
         }
@@ -62,19 +123,19 @@ impl Pages {
 
     /// Tables for a new or resumed sequence, holding the longest run of leading pages that every group still has;
     /// with it, how many tokens that is. At least one token is left to compute, since its logits are wanted.
-    pub(crate) fn find(&mut self, adapter: Option<u32>, salt: &str, tokens: &[u32]) -> (Tables, usize) {
-        let pages_max = tokens.len().saturating_sub(1) / PAGE_TOKENS;
+    pub(crate) fn find(&mut self, adapter: Option<u32>, salt: &str, units: Units<'_>) -> (Tables, usize) {
+        let pages_max = units.len().saturating_sub(1) / PAGE_TOKENS;
         let root = self.tree.root(adapter, salt);
         let mut path = Vec::new();
         let mut node = root;
-        for page in tokens.chunks_exact(PAGE_TOKENS).take(pages_max) {
-            let Some(child) = self.tree.child(node, page) else { break };
+        for page in 0..pages_max {
+            let Some(child) = self.tree.child(node, &units.page(page)) else { break };
             path.push(child);
             node = child;
         }
         let hit = self.valid_in_every_group(&path);
-        let mut groups = Vec::with_capacity(self.pools.len());
-        for (index, pool) in self.pools.iter_mut().enumerate() {
+        let mut groups = Vec::with_capacity(self.paged);
+        for (index, pool) in self.pools[..self.paged].iter_mut().enumerate() {
             let first = pool.first_seen(hit * PAGE_TOKENS) / PAGE_TOKENS;
             let mut table = vec![PageId::TRASH; first.min(hit)];
             for &node in &path[first.min(hit)..hit] {
@@ -86,24 +147,35 @@ impl Pages {
         }
         let node = if hit == 0 { root } else { path[hit - 1] };
         self.tree.hold(node);
-        (Tables { groups, node, entered: hit }, hit * PAGE_TOKENS)
+        let found = |(index, pool): (usize, &mut PagePool)| {
+            let found = self.tree.page(node, self.paged + index).filter(|_| hit > 0);
+            found.inspect(|&page| pool.hold(page));
+            States { found, ..States::default() }
+        };
+        let states = self.pools[self.paged..].iter_mut().enumerate().map(found).collect();
+        let (planned, mark) = (hit * PAGE_TOKENS, pages_max * PAGE_TOKENS);
+        (Tables { groups, states, lent: false, planned, mark, node, entered: hit }, planned)
     }
 
     /// Leading pages of `path` from which a sequence can go on in every group: a full group needs them all, a
-    /// windowed group those that the next position still sees.
+    /// windowed group those that the next position still sees, a group of states the checkpoint exactly there.
     fn valid_in_every_group(&self, path: &[NodeId]) -> usize {
         (1..=path.len())
             .rev()
             .find(|&pages| {
                 self.pools.iter().enumerate().all(|(group, pool)| {
-                    let first = pool.first_seen(pages * PAGE_TOKENS) / PAGE_TOKENS;
+                    let first = match group < self.paged {
+                        true => pool.first_seen(pages * PAGE_TOKENS) / PAGE_TOKENS,
+                        false => pages - 1,
+                    };
                     path[first.min(pages)..pages].iter().all(|&node| self.tree.page(node, group).is_some())
                 })
             })
             .unwrap_or(0)
     }
 
-    /// Makes the tables cover `positions`. All groups or none: `false` leaves everything as it was.
+    /// Makes the tables cover `positions`. All groups or none: `false` leaves everything as it was. Checkpoints are taken
+    /// where there is room for them.
     pub(crate) fn grow(&mut self, tables: &mut Tables, positions: usize) -> bool {
         let pages = positions.div_ceil(PAGE_TOKENS);
         let fits = self
@@ -111,26 +183,47 @@ impl Pages {
             .iter()
             .zip(&tables.groups)
             .all(|(pool, table)| pages.saturating_sub(table.len()) <= pool.available());
-        if !fits {
+        let mut states = self.pools[self.paged..].iter().zip(&tables.states);
+        if !fits || !states.all(|(pool, states)| states.own.is_some() || pool.available() > 0) {
             return false;
         }
-        for (group, (pool, table)) in self.pools.iter_mut().zip(&mut tables.groups).enumerate() {
+        for (group, table) in tables.groups.iter_mut().enumerate() {
             while table.len() < pages {
-                let (page, evicted) = pool.take().expect("counted above");
-                if let Some(node) = evicted {
-                    self.tree.detach(node, group);
+                table.push(self.take(group).expect("counted above"));
+            }
+        }
+        let planned = tables.planned;
+        tables.planned = planned.max(positions);
+        for (index, states) in tables.states.iter_mut().enumerate() {
+            let group = self.paged + index;
+            if states.own.is_none() {
+                states.own = Some(self.take(group).expect("counted above"));
+            }
+            for page in planned / PAGE_TOKENS..positions / PAGE_TOKENS {
+                let after = (page + 1) * PAGE_TOKENS;
+                let kept = after.is_multiple_of(self.every[index]) || after == tables.mark;
+                if let Some(page) = kept.then(|| self.take(group)).flatten() {
+                    states.saves.push((after, page));
                 }
-                table.push(page);
             }
         }
         true
     }
 
-    /// Called when the keys and values of `tokens` have been computed and collected: enters the full pages in the
+    /// A page of a group for one owner, if there is one left.
+    fn take(&mut self, group: usize) -> Option<PageId> {
+        let (page, evicted) = self.pools[group].take()?;
+        if let Some(node) = evicted {
+            self.tree.detach(node, group);
+        }
+        Some(page)
+    }
+
+    /// Called when the keys and values of `units` have been computed and collected: enters the full pages in the
     /// prefix tree, and gives back pages that no later position of a windowed group can see.
-    pub(crate) fn commit(&mut self, tables: &mut Tables, tokens: &[u32]) {
-        for (index, page) in tokens.chunks_exact(PAGE_TOKENS).enumerate().skip(tables.entered) {
-            let child = self.tree.enter(tables.node, page);
+    pub(crate) fn commit(&mut self, tables: &mut Tables, units: Units<'_>) {
+        for index in tables.entered..units.pages() {
+            let child = self.tree.enter(tables.node, &units.page(index));
             self.tree.hold(child);
             self.tree.let_go(tables.node);
             tables.node = child;
@@ -142,9 +235,18 @@ impl Pages {
                     pool.name(page, child);
                 }
             }
+            self.commit_states(tables, child, (index + 1) * PAGE_TOKENS);
+        }
+        for (pool, states) in self.pools[self.paged..].iter_mut().zip(&mut tables.states) {
+            // The first step that read it is collected; later ones go on from the sequence's own.
+            if states.read
+                && let Some(page) = states.found.take()
+            {
+                pool.let_go(page);
+            }
         }
         for (pool, table) in self.pools.iter_mut().zip(&mut tables.groups) {
-            let first = pool.first_seen(tokens.len()) / PAGE_TOKENS;
+            let first = pool.first_seen(units.len()) / PAGE_TOKENS;
             for entry in table.iter_mut().take(first).rev() {
                 if *entry == PageId::TRASH {
                     break;
@@ -155,6 +257,22 @@ impl Pages {
         }
     }
 
+    /// Enters the checkpoints after so many positions. The sequence itself has no use for them any more.
+    fn commit_states(&mut self, tables: &mut Tables, node: NodeId, after: usize) {
+        for (index, states) in tables.states.iter_mut().enumerate() {
+            let (group, pool) = (self.paged + index, &mut self.pools[self.paged + index]);
+            let Some(&(_, page)) = states.saves.first().filter(|&&(saved, _)| saved == after) else {
+                continue;
+            };
+            states.saves.remove(0);
+            if self.tree.page(node, group).is_none() {
+                self.tree.attach(node, group, page);
+                pool.name(page, node);
+            }
+            pool.let_go(page);
+        }
+    }
+
     /// Takes all pages back. Full pages that are in the tree stay findable until somebody needs the room.
     pub(crate) fn release(&mut self, tables: Tables) {
         for (pool, table) in self.pools.iter_mut().zip(&tables.groups) {
@@ -162,6 +280,10 @@ impl Pages {
             for &page in table.iter().rev().take_while(|&&page| page != PageId::TRASH) {
                 pool.let_go(page);
             }
+        }
+        for (pool, states) in self.pools[self.paged..].iter_mut().zip(tables.states) {
+            let saves = states.saves.into_iter().map(|(_, page)| page);
+            states.found.into_iter().chain(states.own).chain(saves).for_each(|page| pool.let_go(page));
         }
         self.tree.let_go(tables.node);
     }
@@ -325,10 +447,15 @@ fn page_id(index: usize) -> PageId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::{ContentHash, Piece};
 
     fn pages(groups: &[(usize, Option<u32>)]) -> Pages {
-        let group = |&(pages, window)| KvGroup { layers: 1, heads: 1, dim: 1, window, pages };
+        let group = |&(pages, window)| KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window, pages };
         Pages::new(&groups.iter().map(group).collect::<Vec<_>>())
+    }
+
+    fn text(tokens: &[u32]) -> Units<'_> {
+        Units { tokens, pieces: &[] }
     }
 
     fn tokens(count: u32, first: u32) -> Vec<u32> {
@@ -337,16 +464,16 @@ mod tests {
 
     /// Computes `tokens` for one sequence and gives its pages back.
     fn compute(pages: &mut Pages, salt: &str, tokens: &[u32]) {
-        let (mut tables, _) = pages.find(None, salt, tokens);
+        let (mut tables, _) = pages.find(None, salt, text(tokens));
         assert!(pages.grow(&mut tables, tokens.len()));
-        pages.commit(&mut tables, tokens);
+        pages.commit(&mut tables, text(tokens));
         pages.release(tables);
         pages.assert_consistent();
     }
 
     /// Tokens that a prompt finds.
     fn hit(pages: &mut Pages, salt: &str, tokens: &[u32]) -> usize {
-        let (tables, hit) = pages.find(None, salt, tokens);
+        let (tables, hit) = pages.find(None, salt, text(tokens));
         pages.release(tables);
         pages.assert_consistent();
         hit
@@ -357,9 +484,9 @@ mod tests {
         let mut pages = pages(&[(7, None)]);
         let prompt = tokens(70, 0);
         compute(&mut pages, "", &prompt);
-        let (mut first, _) = pages.find(None, "", &prompt);
+        let (mut first, _) = pages.find(None, "", text(&prompt));
         assert!(pages.grow(&mut first, 70));
-        let (second, _) = pages.find(None, "", &prompt[..40]);
+        let (second, _) = pages.find(None, "", text(&prompt[..40]));
         let count = |pages: &Pages, of| pages.uses()[0].iter().filter(|&&page| page == of).count();
         // Two full pages are the first's, one of them also the second's; a third has the first's tail.
         let counts =
@@ -395,11 +522,11 @@ mod tests {
         let longer = |prefix: &[u32]| [prefix, &[5]].concat();
         assert_eq!(hit(&mut pages, "", &longer(&old)), 64);
         // `young` is now the least recently used: a new page takes its tail first.
-        let (held, found) = pages.find(None, "", &longer(&old));
+        let (held, found) = pages.find(None, "", text(&longer(&old)));
         assert_eq!(found, 64);
         compute(&mut pages, "", &tokens(32, 5000));
         assert_eq!(hit(&mut pages, "", &longer(&young)), 32);
-        let (mut wide, _) = pages.find(None, "", &tokens(96, 9000));
+        let (mut wide, _) = pages.find(None, "", text(&tokens(96, 9000)));
         assert!(!pages.grow(&mut wide, 96), "two of four pages are referenced");
         assert!(pages.grow(&mut wide, 64));
         assert_eq!(pages.counts()[0], PageCounts { total: 4, referenced: 4, cached: 0 });
@@ -413,13 +540,101 @@ mod tests {
         // The windowed group keeps what the next position sees; the rest of its pages go as the sequence moves on.
         let mut pages = pages(&[(20, None), (20, Some(40))]);
         let prompt = tokens(200, 0);
-        let (mut tables, _) = pages.find(None, "", &prompt);
+        let (mut tables, _) = pages.find(None, "", text(&prompt));
         assert!(pages.grow(&mut tables, 200));
-        pages.commit(&mut tables, &prompt);
+        pages.commit(&mut tables, text(&prompt));
         assert_eq!(tables.groups[1].iter().filter(|&&page| page != PageId::TRASH).count(), 2);
         pages.release(tables);
         assert_eq!(hit(&mut pages, "", &prompt), 192);
         assert_eq!(hit(&mut pages, "", &prompt[..97]), 96, "dropped pages stay findable until evicted");
         assert_eq!(pages.counts()[1].referenced, 0);
+    }
+
+    /// Keys and values, and states with a checkpoint every 64 tokens.
+    fn with_states(states: usize) -> Pages {
+        let state = KvKind::State { bytes: 1, every: 64 };
+        Pages::new(&[
+            KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 20 },
+            KvGroup { layers: 1, kind: state, window: None, pages: states },
+        ])
+    }
+
+    #[test]
+    fn a_state_is_gone_on_from_where_a_checkpoint_is_and_nowhere_else() {
+        let mut pages = with_states(8);
+        let prompt = tokens(170, 0);
+        let (mut first, _) = pages.find(None, "", text(&prompt));
+        assert!(pages.grow(&mut first, 100));
+        let row = first.states(0, 100).remove(0);
+        assert_eq!((row.from, row.saves.len(), row.saves[0].0), (None, 1, 64));
+        pages.commit(&mut first, text(&prompt[..100]));
+        assert!(pages.grow(&mut first, 170));
+        let next = first.states(100, 170).remove(0);
+        assert_eq!((next.from, next.to), (Some(row.to), row.to));
+        let after: Vec<u32> = next.saves.iter().map(|&(after, _)| after).collect();
+        assert_eq!(after, [128, 160], "every 64 tokens, and at the prompt's last full page");
+        pages.commit(&mut first, text(&prompt));
+        assert_eq!(pages.counts()[1], PageCounts { total: 7, referenced: 1, cached: 3 });
+        for (asked, wanted) in [(170, 160), (160, 128), (129, 128), (128, 64), (64, 0)] {
+            assert_eq!(hit(&mut pages, "", &prompt[..asked]), wanted, "{asked} tokens");
+        }
+        let (mut second, found) = pages.find(None, "", text(&prompt[..140]));
+        assert_eq!(found, 128);
+        assert!(pages.grow(&mut second, 140));
+        let again = second.states(128, 140).remove(0);
+        assert_eq!(again.from, Some(next.saves[0].1), "the checkpoint after 128");
+        assert_ne!(again.to, row.to, "its own state");
+        assert_eq!(second.states(140, 141)[0].from, Some(again.to));
+        assert_eq!(pages.counts()[1].referenced, 3, "two sequences and the checkpoint being read");
+        pages.commit(&mut second, text(&prompt[..140]));
+        assert_eq!(pages.counts()[1].referenced, 2);
+        pages.release(first);
+        pages.release(second);
+        pages.assert_consistent();
+        assert_eq!(pages.counts()[1], PageCounts { total: 7, referenced: 0, cached: 3 });
+    }
+
+    #[test]
+    fn a_checkpoint_without_room_is_left_out_and_a_state_without_room_waits() {
+        let mut pages = with_states(3);
+        let (one, other) = (tokens(64, 0), tokens(64, 1000));
+        let (mut first, _) = pages.find(None, "", text(&one));
+        let (mut second, _) = pages.find(None, "", text(&other));
+        assert!(pages.grow(&mut first, 10) && pages.grow(&mut second, 10));
+        assert!(pages.grow(&mut first, 64));
+        assert_eq!(first.states(10, 64)[0].saves, []);
+        pages.commit(&mut first, text(&one));
+        let (mut third, _) = pages.find(None, "", text(&tokens(64, 2000)));
+        assert!(!pages.grow(&mut third, 10), "both states are somebody's");
+        pages.release(second);
+        assert!(pages.grow(&mut third, 10));
+        pages.release(first);
+        pages.release(third);
+        assert_eq!(hit(&mut pages, "", &[&one[..], &[1]].concat()), 0, "no checkpoint, no hit");
+    }
+
+    #[test]
+    fn images_with_the_same_placeholders_never_share_a_page() {
+        let mut pages = pages(&[(20, None)]);
+        let prompt = vec![7; 100];
+        let image = |hash| {
+            let (hash, rows) = (ContentHash([hash; 16]), vec![0.0; 30].into());
+            [Piece { at: 40, hash, columns: 1, rows, offsets: Vec::new() }]
+        };
+        let (cat, dog) = (image(1), image(2));
+        let units = |pieces| Units { tokens: &prompt, pieces };
+        let (mut tables, _) = pages.find(None, "", units(&cat));
+        assert!(pages.grow(&mut tables, 100));
+        pages.commit(&mut tables, units(&cat));
+        pages.release(tables);
+        for (pieces, wanted) in [(&cat[..], 96), (&dog[..], 32), (&[], 32)] {
+            let (tables, hit) = pages.find(None, "", units(pieces));
+            assert_eq!(hit, wanted);
+            pages.release(tables);
+        }
+        let moved = [Piece { at: 41, ..cat[0].clone() }];
+        let (tables, hit) = pages.find(None, "", units(&moved));
+        assert_eq!(hit, 32, "the same content elsewhere is another prefix");
+        pages.release(tables);
     }
 }

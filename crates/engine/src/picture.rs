@@ -3,6 +3,8 @@
 //! It is made when somebody has asked since the last one, and whenever the engine comes to rest: so it costs a step
 //! nothing while nobody looks, and what is seen of an engine at rest is true.
 
+use std::sync::Arc;
+
 /// Requests in a picture: more are counted in [`Stats`](crate::Stats) and not listed.
 pub const REQUESTS_MAX: usize = 256;
 
@@ -32,10 +34,12 @@ pub enum PageUse {
 }
 
 /// How far a choice of a request is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The same from picture to picture, and never another's.
     pub id: u64,
+    /// Whose it is, if its request says so.
+    pub owner: Option<Arc<str>>,
     /// Whether it has a seat.
     pub running: bool,
     /// Tokens of its prompt.

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use fornax_compute::landing::landing;
 use fornax_compute::{
-    Counting, Error as ComputeError, KvDType, KvGroup, KvSpec, Memory, Need, PAGE_TOKENS, Part, Purpose,
-    Sizes, Usage,
+    Counting, Error as ComputeError, KvDType, KvGroup, KvKind, KvSpec, Memory, Need, PAGE_TOKENS, Part,
+    Purpose, Sizes, Usage,
 };
 use fornax_format::{Checkpoint, DType, View};
 use fornax_model::{Adapter, Config, Error, Limits};
@@ -34,7 +34,7 @@ pub struct Ask {
     pub limit_bytes: u64,
 }
 
-/// Bytes of a model on one device, by purpose.
+/// A model and the bytes that it takes, device by device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Tokens of one request.
@@ -51,6 +51,16 @@ pub struct Plan {
     pub kv_token_bytes: u64,
     /// The weights as they are stored, by type.
     pub stored: Vec<Stored>,
+    /// What each device takes, in the order of the layers; one today.
+    pub devices: Vec<DevicePlan>,
+    /// Why this build cannot compute the model, if it cannot. The plan is then made from the table of tensors and the
+    /// metadata, with the activations of a dense decoder.
+    pub unsupported: Option<String>,
+}
+
+/// Bytes of what a model has on one device, by purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevicePlan {
     /// Bytes that the backend will allocate, by purpose.
     pub usage: Usage,
     /// Bytes of the process itself.
@@ -59,9 +69,18 @@ pub struct Plan {
     pub margin_bytes: u64,
     /// Bytes that may be used in all.
     pub limit_bytes: u64,
-    /// Why this build cannot compute the model, if it cannot. The plan is then made from the table of tensors and the
-    /// metadata, with the activations of a dense decoder.
-    pub unsupported: Option<String>,
+}
+
+impl DevicePlan {
+    /// All bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.usage.total().saturating_add(self.runtime_bytes).saturating_add(self.margin_bytes)
+    }
+
+    /// Whether they may be used.
+    pub fn fits(&self) -> bool {
+        self.total_bytes() <= self.limit_bytes
+    }
 }
 
 /// Tensors of one type.
@@ -100,19 +119,48 @@ pub enum Change {
 }
 
 impl Plan {
-    /// All bytes.
+    /// All bytes, of all devices.
     pub fn total_bytes(&self) -> u64 {
-        self.usage.total().saturating_add(self.runtime_bytes).saturating_add(self.margin_bytes)
+        self.sum(DevicePlan::total_bytes)
     }
 
-    /// Whether they may be used.
+    /// Whether every device may use its bytes.
     pub fn fits(&self) -> bool {
-        self.total_bytes() <= self.limit_bytes
+        self.devices.iter().all(DevicePlan::fits)
+    }
+
+    /// Bytes that all backends together will allocate, by purpose.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for device in &self.devices {
+            Purpose::ALL.iter().for_each(|&purpose| usage.add(purpose, device.usage.bytes(purpose)));
+        }
+        usage
+    }
+
+    /// Bytes of the process itself.
+    pub fn runtime_bytes(&self) -> u64 {
+        self.sum(|device| device.runtime_bytes)
+    }
+
+    /// Bytes left for what nobody counts.
+    pub fn margin_bytes(&self) -> u64 {
+        self.sum(|device| device.margin_bytes)
+    }
+
+    /// Bytes that may be used in all.
+    pub fn limit_bytes(&self) -> u64 {
+        self.sum(|device| device.limit_bytes)
+    }
+
+    fn sum(&self, bytes: impl Fn(&DevicePlan) -> u64) -> u64 {
+        self.devices.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// Tokens that the KV pool holds, of all requests together.
     pub fn pool_tokens(&self) -> usize {
-        let pages = self.kv.groups.iter().map(|group| group.pages.saturating_sub(1)).min();
+        let paged = self.kv.groups.iter().filter(|group| !group.kind.is_state());
+        let pages = paged.map(|group| group.pages.saturating_sub(1)).min();
         pages.unwrap_or(0).saturating_mul(PAGE_TOKENS)
     }
 
@@ -227,7 +275,7 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         }
         for quant in QUANTS {
             let plan = self.plan_as(ask, Some(quant))?;
-            let smaller = plan.usage.bytes(Purpose::Weights) < asked.usage.bytes(Purpose::Weights);
+            let smaller = plan.usage().bytes(Purpose::Weights) < asked.usage().bytes(Purpose::Weights);
             if smaller && plan.fits() {
                 remedies.push(Remedy { change: Change::Quant(quant), plan });
                 break;
@@ -249,8 +297,8 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             slots: ask.parallel,
         };
         let sizes = (self.sizes)(step);
-        sizes.keeps(ask.kv_dtype)?;
         let mut kv = KvSpec { groups: self.groups(0), dtype: ask.kv_dtype };
+        sizes.keeps(&kv)?;
         let page_bytes =
             kv.groups.iter().map(|group| sizes.page_bytes(&kv, group)).fold(0, u64::saturating_add);
         let mut usage = self.usage(Requantized { sizes: (self.sizes)(step), quant }, step)?;
@@ -278,10 +326,12 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             kv,
             kv_token_bytes: page_bytes / PAGE_TOKENS as u64,
             stored: self.stored.clone(),
-            usage,
-            runtime_bytes: ask.runtime_bytes,
-            margin_bytes,
-            limit_bytes: ask.limit_bytes,
+            devices: vec![DevicePlan {
+                usage,
+                runtime_bytes: ask.runtime_bytes,
+                margin_bytes,
+                limit_bytes: ask.limit_bytes,
+            }],
             unsupported: match &self.subject {
                 Subject::Known(_) => None,
                 Subject::Outlined { reason, .. } => Some(reason.clone()),
@@ -319,8 +369,7 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             Subject::Known(config) => config.kv_groups(pages),
             Subject::Outlined { outline, .. } => vec![KvGroup {
                 layers: outline.layers,
-                heads: outline.heads_kv,
-                dim: outline.head_dim,
+                kind: KvKind::pairs(outline.heads_kv, outline.head_dim),
                 window: None,
                 pages,
             }],
@@ -427,8 +476,8 @@ impl<S: Sizes> Sizes for Requantized<S> {
         self.sizes.supports(need)
     }
 
-    fn keeps(&self, dtype: KvDType) -> Result<(), ComputeError> {
-        self.sizes.keeps(dtype)
+    fn keeps(&self, spec: &KvSpec) -> Result<(), ComputeError> {
+        self.sizes.keeps(spec)
     }
 
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
@@ -559,6 +608,33 @@ mod tests {
         check(3, 20, 2, None);
         check(5, 4, 100, None);
         check(1, 1, 1, Some(1));
+    }
+
+    #[test]
+    fn a_plan_of_several_devices_fits_where_each_of_them_does() {
+        let device = |weights, limit_bytes| {
+            let mut usage = Usage::default();
+            usage.add(Purpose::Weights, weights);
+            DevicePlan { usage, runtime_bytes: 3, margin_bytes: 2, limit_bytes }
+        };
+        let plan = |devices| Plan {
+            context: 1,
+            context_trained: 1,
+            parallel: 1,
+            step: StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 },
+            kv: KvSpec { groups: Vec::new(), dtype: KvDType::F16 },
+            kv_token_bytes: 0,
+            stored: Vec::new(),
+            devices,
+            unsupported: None,
+        };
+        let two = plan(vec![device(10, 15), device(20, 30)]);
+        assert!(two.fits());
+        assert_eq!((two.usage().bytes(Purpose::Weights), two.total_bytes(), two.limit_bytes()), (30, 40, 45));
+        assert_eq!((two.runtime_bytes(), two.margin_bytes()), (6, 4));
+        let uneven = plan(vec![device(11, 15), device(19, 30)]);
+        assert_eq!((uneven.total_bytes(), uneven.limit_bytes()), (40, 45));
+        assert!(!uneven.fits(), "room on one device is no room on the other");
     }
 
     #[test]

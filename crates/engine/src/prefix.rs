@@ -1,17 +1,72 @@
-//! The tree of known prefixes: which run of tokens is kept in which pages.
+//! The tree of known prefixes: what was read is kept in which pages.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
 };
 
-use fornax_compute::PageId;
+use fornax_compute::{PAGE_TOKENS, PageId};
+
+use crate::request::{ContentHash, Piece};
+
+/// What was read at a position. Two images have the same placeholder tokens: what is kept of them is told apart by what they
+/// are, never by those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Unit {
+    /// A token of text.
+    Token(u32),
+    /// A row of given content.
+    Given {
+        /// Of the whole content.
+        hash: ContentHash,
+        /// Which of its rows.
+        index: u32,
+    },
+}
+
+/// What a sequence reads, from its first position on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Units<'a> {
+    /// One for each position; placeholders where content is given.
+    pub(crate) tokens: &'a [u32],
+    /// In the order of their positions; some may be beyond `tokens`.
+    pub(crate) pieces: &'a [Piece],
+}
+
+impl Units<'_> {
+    /// Positions.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Full pages.
+    pub(crate) fn pages(&self) -> usize {
+        self.len() / PAGE_TOKENS
+    }
+
+    /// A full page.
+    pub(crate) fn page(&self, page: usize) -> [Unit; PAGE_TOKENS] {
+        let first = page * PAGE_TOKENS;
+        let mut units = [Unit::Token(0); PAGE_TOKENS];
+        for (unit, &token) in units.iter_mut().zip(&self.tokens[first..first + PAGE_TOKENS]) {
+            *unit = Unit::Token(token);
+        }
+        for piece in self.pieces {
+            let positions = piece.positions();
+            for position in positions.start.max(first)..positions.end.min(first + PAGE_TOKENS) {
+                let index = u32::try_from(position - positions.start).expect("bounded by the context");
+                units[position - first] = Unit::Given { hash: piece.hash, index };
+            }
+        }
+        units
+    }
+}
 
 /// A node's place in the tree's storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u32);
 
-/// One full page of tokens after a given prefix. A path from a root spells a prefix; a root is an adapter and a salt, so
+/// One full page after a given prefix. A path from a root spells a prefix; a root is an adapter and a salt, so
 /// that tenants with different salts never meet, nor keys and values of different adapters.
 #[derive(Debug)]
 struct Node {
@@ -26,7 +81,7 @@ struct Node {
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
     Root(Option<u32>, Box<str>),
-    Tokens(Box<[u32]>),
+    Units(Box<[Unit]>),
 }
 
 /// Finds nodes by hash and trusts only the comparison that follows.
@@ -59,21 +114,21 @@ impl<S: BuildHasher> PrefixTree<S> {
         found.unwrap_or_else(|| self.insert(None, hash, Content::Root(adapter, salt.into())))
     }
 
-    /// The child of `parent` that is exactly these tokens.
-    pub(crate) fn child(&self, parent: NodeId, tokens: &[u32]) -> Option<NodeId> {
-        self.hashed_child(parent, self.hasher.hash_one(tokens), tokens)
+    /// The child of `parent` that is exactly these units.
+    pub(crate) fn child(&self, parent: NodeId, units: &[Unit]) -> Option<NodeId> {
+        self.hashed_child(parent, self.hasher.hash_one(units), units)
     }
 
-    fn hashed_child(&self, parent: NodeId, hash: u64, tokens: &[u32]) -> Option<NodeId> {
-        self.lookup(Some(parent), hash, |content| matches!(content, Content::Tokens(own) if **own == *tokens))
+    fn hashed_child(&self, parent: NodeId, hash: u64, units: &[Unit]) -> Option<NodeId> {
+        self.lookup(Some(parent), hash, |content| matches!(content, Content::Units(own) if **own == *units))
     }
 
-    /// The child of `parent` that is exactly these tokens, made if it is new.
-    pub(crate) fn enter(&mut self, parent: NodeId, tokens: &[u32]) -> NodeId {
-        let hash = self.hasher.hash_one(tokens);
-        self.hashed_child(parent, hash, tokens).unwrap_or_else(|| {
+    /// The child of `parent` that is exactly these units, made if it is new.
+    pub(crate) fn enter(&mut self, parent: NodeId, units: &[Unit]) -> NodeId {
+        let hash = self.hasher.hash_one(units);
+        self.hashed_child(parent, hash, units).unwrap_or_else(|| {
             self.hold(parent);
-            self.insert(Some(parent), hash, Content::Tokens(tokens.into()))
+            self.insert(Some(parent), hash, Content::Units(units.into()))
         })
     }
 
@@ -112,7 +167,7 @@ impl<S: BuildHasher> PrefixTree<S> {
             let node = self.nodes[id.0 as usize].take().expect("just used");
             let hash = match &node.content {
                 Content::Root(adapter, salt) => self.hasher.hash_one((*adapter, &**salt)),
-                Content::Tokens(tokens) => self.hasher.hash_one(&**tokens),
+                Content::Units(units) => self.hasher.hash_one(&**units),
             };
             let key = (node.parent, hash);
             let same = self.index.get_mut(&key).expect("every node is indexed");
@@ -195,18 +250,27 @@ mod tests {
     }
 
     #[test]
-    fn tokens_decide_even_when_all_hashes_collide() {
+    fn what_was_read_decides_even_when_all_hashes_collide() {
         let mut tree = PrefixTree::with_hasher(1, BuildHasherDefault::<Blind>::default());
         let (a, b) = (tree.root(None, "a"), tree.root(None, "b"));
         assert_ne!(a, b, "salts keep tenants apart");
         tree.hold(a);
-        let one = tree.enter(a, &[1, 2]);
-        let two = tree.enter(a, &[1, 3]);
+        let one = tree.enter(a, &[1, 2].map(Unit::Token));
+        let two = tree.enter(a, &[1, 3].map(Unit::Token));
         assert_ne!(one, two);
-        assert_eq!(tree.enter(a, &[1, 2]), one);
-        assert_eq!(tree.child(a, &[1, 3]), Some(two));
-        assert_eq!(tree.child(b, &[1, 3]), None);
-        assert_eq!(tree.child(one, &[1, 3]), None, "the same page after another prefix is another node");
+        assert_eq!(tree.enter(a, &[1, 2].map(Unit::Token)), one);
+        assert_eq!(tree.child(a, &[1, 3].map(Unit::Token)), Some(two));
+        assert_eq!(tree.child(b, &[1, 3].map(Unit::Token)), None);
+        assert_eq!(
+            tree.child(one, &[1, 3].map(Unit::Token)),
+            None,
+            "the same page after another prefix is another node"
+        );
+        let given = |hash: u8, index| [Unit::Token(1), Unit::Given { hash: ContentHash([hash; 16]), index }];
+        let image = tree.enter(a, &given(1, 0));
+        assert_ne!(image, one, "given content is no token");
+        assert_eq!(tree.child(a, &given(1, 0)), Some(image));
+        assert_eq!((tree.child(a, &given(2, 0)), tree.child(a, &given(1, 1))), (None, None));
     }
 
     #[test]
@@ -214,8 +278,8 @@ mod tests {
         let mut tree = PrefixTree::new(1);
         let root = tree.root(None, "");
         tree.hold(root);
-        let child = tree.enter(root, &[1]);
-        let grandchild = tree.enter(child, &[2]);
+        let child = tree.enter(root, &[1].map(Unit::Token));
+        let grandchild = tree.enter(child, &[2].map(Unit::Token));
         tree.attach(grandchild, 0, PageId(9));
         tree.let_go(root);
         assert_eq!(tree.len(), 3, "a page deep in the tree keeps its path");

@@ -1,14 +1,58 @@
 //! What a caller asks for, checked before it enters.
 
+use std::{ops::Range, sync::Arc};
+
 use fornax_compute::{Error, PAGE_TOKENS, Sampling, TOP_LOGPROBS_MAX};
 
 use crate::grammar::Grammar;
+
+/// What tells given content apart: a cryptographic hash of it, cut to 16 bytes. Who can make two contents with the same one can
+/// be shown what was computed for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContentHash(pub [u8; 16]);
+
+/// Content that is read at some positions of a prompt instead of tokens: an image, as the rows that a tower of its own has made
+/// of it. The prompt has placeholders there, whatever their ids.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// The first of its positions.
+    pub at: usize,
+    /// What it is: pages of the same content after the same prefix are computed once.
+    pub hash: ContentHash,
+    /// Values of a row.
+    pub columns: usize,
+    /// A row for each position, which stands where a token's row of the embedding would: (rows, columns).
+    pub rows: Arc<[f32]>,
+    /// By section, where each of its rows is, counted from where the piece begins: an image's have a time, a height and a
+    /// width. Empty where they follow each other like tokens. Part of what `hash` is of.
+    pub offsets: Vec<Vec<u32>>,
+}
+
+impl Piece {
+    /// The positions that it takes.
+    pub fn positions(&self) -> Range<usize> {
+        self.at..self.at.saturating_add(self.rows.len().checked_div(self.columns).unwrap_or(0))
+    }
+
+    /// How far it moves what follows: as many positions as it has rows, or as its offsets span.
+    fn span(&self) -> usize {
+        let last = self.offsets.iter().flatten().max();
+        last.map_or(self.positions().len(), |&last| last as usize + 1)
+    }
+
+    /// What is read at one of its positions.
+    pub(crate) fn row(&self, position: usize) -> &[f32] {
+        &self.rows[(position - self.at) * self.columns..][..self.columns]
+    }
+}
 
 /// A prompt and what may follow it.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Tokens to start from; at least one.
     pub prompt: Vec<u32>,
+    /// What is read at some of its positions instead of tokens; in their order.
+    pub pieces: Vec<Piece>,
     /// At most this many tokens follow; 0 only where something about the prompt is asked for.
     pub max_tokens: usize,
     /// Tell what the model makes of the prompt, and choose no token: `max_tokens` is 0.
@@ -30,6 +74,9 @@ pub struct Request {
     pub priority: i8,
     /// Requests share cached prefixes only under the same salt.
     pub salt: Box<str>,
+    /// Whose it is: a key that only whoever submits it can read anything from. It is kept, shown in the
+    /// [`Picture`](crate::Picture), and decides nothing.
+    pub owner: Option<Arc<str>>,
     /// Which of the model's adapters computes it; `None` is the model itself. Prefixes are shared only by requests of the
     /// same.
     pub adapter: Option<u32>,
@@ -135,6 +182,10 @@ pub struct Capacity {
     pub pairs: bool,
     /// Adapters that it was loaded with.
     pub adapters: u32,
+    /// Values of a given row; `None` where only text is read.
+    pub given: Option<usize>,
+    /// Sections of a position.
+    pub sections: usize,
 }
 
 impl Request {
@@ -142,6 +193,7 @@ impl Request {
     pub fn new(prompt: Vec<u32>, max_tokens: usize, sampling: Sampling) -> Request {
         Request {
             prompt,
+            pieces: Vec::new(),
             max_tokens,
             embeds: false,
             second: None,
@@ -152,13 +204,80 @@ impl Request {
             choices: 1,
             priority: 0,
             salt: "".into(),
+            owner: None,
             adapter: None,
         }
+    }
+
+    /// What the tokens of a sequence at `places` are rotated by, in a section.
+    pub(crate) fn rotations(&self, section: usize, places: Range<usize>) -> Vec<u32> {
+        let mut rotations = Vec::with_capacity(places.len());
+        let (mut place, mut at) = (0, 0);
+        // Text up to a place, as far as it is wanted.
+        let text = |rotations: &mut Vec<u32>, place: &mut usize, at: &mut usize, end: usize| {
+            let wanted = places.start.clamp(*place, end)..places.end.clamp(*place, end);
+            rotations.extend(wanted.map(|wanted| small(*at + wanted - *place)));
+            (*at, *place) = (*at + end - *place, end);
+        };
+        for piece in &self.pieces {
+            let own = piece.positions();
+            text(&mut rotations, &mut place, &mut at, own.start);
+            let offset = |row: usize| piece.offsets.get(section).map_or(row, |offsets| offsets[row] as usize);
+            let wanted = places.start.clamp(own.start, own.end)..places.end.clamp(own.start, own.end);
+            rotations.extend(wanted.map(|wanted| small(at + offset(wanted - own.start))));
+            (place, at) = (own.end, at + piece.span());
+        }
+        let end = places.end.max(place);
+        text(&mut rotations, &mut place, &mut at, end);
+        rotations
     }
 
     /// Positions that will ever be computed: the last token allowed needs no keys and values.
     pub(crate) fn positions_max(&self) -> usize {
         self.prompt.len() + self.max_tokens - usize::from(!self.embeds)
+    }
+
+    /// Refuses given content that is not where and what it should be.
+    fn check_pieces(&self, capacity: &Capacity) -> Result<(), Refusal> {
+        let wrong = |name, value: String, wanted| Err(Refusal::Parameter { name, value, wanted });
+        let mut end = 0;
+        for piece in &self.pieces {
+            let Some(columns) = capacity.given else {
+                let given = format!("{} given", self.pieces.len());
+                return wrong("pieces", given, "none: this model reads text alone");
+            };
+            let values = piece.rows.len();
+            if piece.columns != columns {
+                return wrong("pieces", format!("rows of {}", piece.columns), "rows as wide as the model's");
+            }
+            if values == 0 || !values.is_multiple_of(columns) {
+                return wrong("pieces", format!("{values} values"), "whole rows, at least one");
+            }
+            let (positions, offsets) = (piece.positions(), &piece.offsets);
+            let whole = |section: &Vec<u32>| section.len() == positions.len();
+            if !offsets.is_empty() && (offsets.len() != capacity.sections || !offsets.iter().all(whole)) {
+                let said = format!("offsets of {} sections", offsets.len());
+                return wrong("pieces", said, "one for each row in each section of the model's positions");
+            }
+            if piece.span() > positions.len() {
+                return wrong(
+                    "pieces",
+                    format!("a span of {}", piece.span()),
+                    "at most as many positions as rows",
+                );
+            }
+            if positions.start < end || positions.end > self.prompt.len() {
+                return wrong("pieces", format!("{positions:?}"), "one after the other, inside the prompt");
+            }
+            if let Some(value) = piece.rows.iter().find(|value| !value.is_finite()) {
+                return wrong("pieces", value.to_string(), "finite values");
+            }
+            end = positions.end;
+        }
+        if let Some(top) = self.prompt_logprobs.filter(|_| !self.pieces.is_empty()) {
+            return wrong("prompt_logprobs", top.to_string(), "none: what is given has no log-probability");
+        }
+        Ok(())
     }
 
     /// Refuses what could never be answered as asked.
@@ -198,6 +317,7 @@ impl Request {
         } else if max_tokens == 0 && self.prompt_logprobs.is_none() {
             return wrong("max_tokens", "0".into(), "at least 1");
         }
+        self.check_pieces(capacity)?;
         if let Some(top) = self.prompt_logprobs.filter(|&top| top > TOP_LOGPROBS_MAX) {
             return wrong("prompt_logprobs", top.to_string(), "at most 128");
         }
@@ -237,14 +357,115 @@ impl Request {
     }
 }
 
+fn small(value: usize) -> u32 {
+    u32::try_from(value).expect("positions are bounded by the context")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn text_goes_on_behind_an_image_where_the_image_ends() {
+        // Two rows of three, between two tokens and two more; then one without offsets.
+        let image = Piece {
+            at: 2,
+            hash: ContentHash([1; 16]),
+            columns: 1,
+            rows: vec![0.0; 6].into(),
+            offsets: vec![vec![0; 6], vec![0, 0, 0, 1, 1, 1], vec![0, 1, 2, 0, 1, 2]],
+        };
+        let sound = Piece { at: 10, rows: vec![0.0; 2].into(), offsets: vec![], ..image.clone() };
+        let request =
+            Request { pieces: vec![image, sound], ..Request::new(vec![1; 13], 5, Sampling::greedy()) };
+        let wanted = [
+            [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 7, 8, 9, 10, 11],
+            [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9, 10, 11],
+            [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+        ];
+        for (section, wanted) in wanted.iter().enumerate() {
+            for start in 0..wanted.len() {
+                for end in start..=wanted.len() {
+                    assert_eq!(request.rotations(section, start..end), wanted[start..end], "{start}..{end}");
+                }
+            }
+        }
+        let text = Request::new(vec![1; 13], 5, Sampling::greedy());
+        assert_eq!(text.rotations(2, 3..6), [3, 4, 5]);
+    }
+
+    #[test]
+    fn given_content_lies_in_the_prompt_one_after_the_other_and_fits_the_model() {
+        let text = Capacity {
+            context: 100,
+            vocab: 50,
+            pages: 10,
+            encodes: false,
+            pairs: false,
+            adapters: 0,
+            given: None,
+            sections: 1,
+        };
+        let capacity = Capacity { given: Some(4), ..text };
+        let piece = |at, rows: usize, columns: usize| Piece {
+            at,
+            hash: ContentHash([7; 16]),
+            columns,
+            rows: vec![0.5; rows * columns].into(),
+            offsets: vec![],
+        };
+        let check = |pieces: Vec<Piece>, capacity: &Capacity, wanted: Option<&str>| {
+            let request = Request { pieces, ..Request::new(vec![1; 10], 5, Sampling::greedy()) };
+            let said = request.check(capacity).err().map(|refusal| refusal.to_string());
+            assert_eq!(said.as_deref(), wanted);
+        };
+        check(vec![piece(0, 3, 4), piece(3, 7, 4)], &capacity, None);
+        let none = "pieces is 1 given; wanted none: this model reads text alone";
+        check(vec![piece(0, 3, 4)], &text, Some(none));
+        check(
+            vec![piece(0, 3, 5)],
+            &capacity,
+            Some("pieces is rows of 5; wanted rows as wide as the model's"),
+        );
+        let cut = Piece { rows: vec![0.5; 7].into(), ..piece(0, 1, 4) };
+        check(vec![cut], &capacity, Some("pieces is 7 values; wanted whole rows, at least one"));
+        check(vec![piece(0, 0, 4)], &capacity, Some("pieces is 0 values; wanted whole rows, at least one"));
+        let order = "one after the other, inside the prompt";
+        let wrong = |at: &str| format!("pieces is {at}; wanted {order}");
+        check(vec![piece(3, 3, 4), piece(5, 1, 4)], &capacity, Some(&wrong("5..6")));
+        check(vec![piece(8, 3, 4)], &capacity, Some(&wrong("8..11")));
+        check(vec![piece(usize::MAX, 3, 4)], &capacity, Some(&wrong(&format!("{0}..{0}", usize::MAX))));
+        let nan = Piece { rows: vec![f32::NAN; 4].into(), ..piece(0, 1, 4) };
+        check(vec![nan], &capacity, Some("pieces is NaN; wanted finite values"));
+        let spread = |offsets| vec![Piece { offsets, ..piece(0, 2, 4) }];
+        check(spread(vec![vec![0, 0]]), &capacity, None);
+        let rule = "one for each row in each section of the model's positions";
+        let sections = |count| format!("pieces is offsets of {count} sections; wanted {rule}");
+        check(spread(vec![vec![0, 1]; 3]), &capacity, Some(&sections(3)));
+        check(spread(vec![vec![0]]), &capacity, Some(&sections(1)));
+        let far = "pieces is a span of 3; wanted at most as many positions as rows";
+        check(spread(vec![vec![0, 2]]), &capacity, Some(far));
+        let told = Request {
+            pieces: vec![piece(0, 3, 4)],
+            prompt_logprobs: Some(0),
+            ..Request::new(vec![1; 10], 5, Sampling::greedy())
+        };
+        let said = told.check(&capacity).unwrap_err().to_string();
+        assert_eq!(said, "prompt_logprobs is 0; wanted none: what is given has no log-probability");
+    }
+
+    #[test]
     fn what_could_never_be_answered_is_refused_with_its_numbers() {
-        let capacity =
-            Capacity { context: 100, vocab: 50, pages: 2, encodes: false, pairs: false, adapters: 1 };
+        let capacity = Capacity {
+            context: 100,
+            vocab: 50,
+            pages: 2,
+            encodes: false,
+            pairs: false,
+            adapters: 1,
+            given: None,
+            sections: 1,
+        };
         let good = Request::new(vec![1, 2, 3], 10, Sampling::greedy());
         assert_eq!(good.check(&capacity), Ok(()));
         let check = |request: Request, wanted: &str| {

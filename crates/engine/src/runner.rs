@@ -1,6 +1,6 @@
 //! What the engine drives.
 
-use fornax_compute::{Batch, Error, KvGroup, Output, SampleRow};
+use fornax_compute::{Batch, Error, KvGroup, Output, PageCopy, PageId, SampleRow};
 
 use crate::scheduler::StepLimits;
 
@@ -20,8 +20,20 @@ pub trait Runner {
     fn collect(&mut self) -> Result<Output, Error>;
     /// Drops all steps in flight, after a panic.
     fn reset(&mut self);
-    /// How many steps may be in flight while the next one is put together: 1, or 0 when launching is computing.
+    /// How many steps may be in flight while the next one is put together: 0 when launching is computing, 1 on a device,
+    /// more where several devices follow each other.
     fn depth(&self) -> usize;
+    /// Whether a sampled token is fed back on its own device: `Token::Sampled` may name a token of the step before, which is
+    /// not collected yet. Otherwise a sequence waits until its token is known.
+    fn feeds_back(&self) -> bool {
+        true
+    }
+    /// Whether a sequence may go back: the next row of a sequence may start before the end of its last one, as if the
+    /// positions in between had not been computed. Keys and values are simply written again; a state cannot forget, so where
+    /// there are states nothing is drafted, unless a runner keeps enough of them.
+    fn rewinds(&self) -> bool {
+        !self.groups().iter().any(|group| group.kind.is_state())
+    }
     /// Bounds of one step.
     fn limits(&self) -> StepLimits;
     /// The KV pools that were allocated.
@@ -40,5 +52,23 @@ pub trait Runner {
     /// Adapters that rows of a batch may name.
     fn adapters(&self) -> u32 {
         0
+    }
+    /// Values of a row that may be given in place of a token; `None` where only tokens are read.
+    fn given(&self) -> Option<usize> {
+        None
+    }
+    /// Sections of a position: 1, or more where rows of given content have a place of several dimensions.
+    fn sections(&self) -> usize {
+        1
+    }
+    /// A page, or a state, as bytes. No step that writes to it is in flight.
+    fn copy_out(&mut self, group: usize, page: PageId) -> Result<PageCopy, Error> {
+        let _ = (group, page);
+        Err(Error::Unsupported { what: "copying pages out".to_owned(), backend: "this runner" })
+    }
+    /// Places such bytes where no step in flight reads or writes; those of another cache are refused.
+    fn copy_in(&mut self, group: usize, page: PageId, copy: &PageCopy) -> Result<(), Error> {
+        let _ = (group, page, copy);
+        Err(Error::Unsupported { what: "copying pages in".to_owned(), backend: "this runner" })
     }
 }

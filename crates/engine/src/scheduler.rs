@@ -15,6 +15,8 @@ use crate::{
     handle::Ticket,
     pages::{PageCounts, Pages},
     picture::{Picture, Progress, REQUESTS_MAX},
+    prefix::Units,
+    request::Piece,
     sequence::{Leave, Seat, Sequence, SequenceId},
     speculation::{Speculation, Speculator},
 };
@@ -37,6 +39,11 @@ pub(crate) struct Sequences {
     pub(crate) whole: bool,
     /// What is added to the positions of a second text.
     pub(crate) pairs: u32,
+    /// Sections of a position.
+    pub(crate) sections: usize,
+    /// Tokens that a sequence may be ahead of those collected when it is computed further: 1 where the device feeds them
+    /// back, else 0.
+    pub(crate) ahead: usize,
 }
 
 /// A sequence's part in a scheduled step.
@@ -139,12 +146,18 @@ impl Scheduler {
         batch.tokens.clear();
         batch.positions.clear();
         batch.adapters.clear();
+        batch.given.values.clear();
+        batch.sections.resize(self.computed.sections - 1, Vec::new());
+        batch.sections.iter_mut().for_each(Vec::clear);
+        batch.states.clear();
         // Rows that need one token come first: a long prompt takes what they leave, and nobody's stream stalls.
         let streams = self.seated.len();
         let (mut one, mut more) = (Vec::with_capacity(streams), Vec::new());
         for &(_, id) in &self.seated {
             let sequence = self.sequence(id);
-            if sequence.sampled_ahead > 0 && self.speculator.worth_waiting(&sequence.draft, streams) {
+            let waits = sequence.sampled_ahead > self.computed.ahead
+                || sequence.sampled_ahead > 0 && self.speculator.worth_waiting(&sequence.draft, streams);
+            if waits {
                 continue;
             }
             match sequence.target() - sequence.launched.min(sequence.target()) {
@@ -241,7 +254,7 @@ impl Scheduler {
             }
             let Some(slot) = self.slots_free.pop() else { return };
             let sequence = self.sequences.get_mut(id).expect("listed");
-            let cacheable = if self.prefix_reuse { sequence.cacheable() } else { &[] };
+            let cacheable = if self.prefix_reuse { sequence.cacheable() } else { sequence.units(0) };
             let (mut tables, hit) =
                 self.pages.find(sequence.request.adapter, &sequence.request.salt, cacheable);
             (sequence.launched, sequence.computed) = (hit, hit);
@@ -475,6 +488,7 @@ impl Scheduler {
             let sequence = self.sequence(id);
             Progress {
                 id: id.data().as_ffi(),
+                owner: sequence.request.owner.clone(),
                 running: sequence.seat.is_some(),
                 prompt_tokens: sequence.prompt_len(),
                 cached_tokens: sequence.cached_tokens.unwrap_or(0),
@@ -535,7 +549,8 @@ impl StepDraft {
 fn computed(sequence: &mut Sequence, positions: usize, pages: &mut Pages) {
     sequence.computed = positions;
     let seat = sequence.seat.as_mut().expect("kept while in flight");
-    pages.commit(&mut seat.tables, &sequence.tokens[..positions]);
+    let units = Units { tokens: &sequence.tokens[..positions], pieces: &sequence.request.pieces };
+    pages.commit(&mut seat.tables, units);
 }
 
 /// Writes the next `len` positions of a seated sequence, and `drafts` guessed ones, into the step.
@@ -556,15 +571,30 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
     assert!(ahead <= 1, "only the newest token may still be on the device");
     assert!(ahead == 0 || drafts == 0, "drafts follow a known token");
     sequence.draft.in_flight = drafts;
+    let tables = &mut sequence.seat.as_mut().expect("seated").tables;
+    let states = tables.states(start, end);
     let row = Row {
         slot,
         start: small(start),
         len: small(end - start),
         // Not copied: they come back in `take_back`.
-        pages: sequence.seat.as_mut().expect("seated").tables.lend(),
+        pages: tables.lend(),
         wanted: small(scheduled.wanted()),
     };
+    if !states.is_empty() {
+        step.batch.states.push(states);
+    }
+    let first = step.batch.tokens.len();
     step.batch.push(row, known.iter().copied().map(Token::Known));
+    place_given(&sequence.request.pieces, start..start + known.len(), first, &mut step.batch);
+    let request = &sequence.request;
+    if !request.pieces.is_empty() {
+        step.batch.positions.truncate(first);
+        step.batch.positions.extend(request.rotations(0, start..end));
+    }
+    for (section, rotations) in step.batch.sections.iter_mut().enumerate() {
+        rotations.extend(request.rotations(section + 1, start..end));
+    }
     if let Some(second) = sequence.request.second {
         let first = step.batch.positions.len() - (end - start);
         let positions = step.batch.positions[first..].iter_mut().zip(start..);
@@ -580,6 +610,18 @@ fn place(sequence: &mut Sequence, len: usize, drafts: usize, step: &mut StepDraf
     sequence.launched = end;
     sequence.steps_in_flight += 1;
     sequence.sampled_ahead += usize::from(samples > 0);
+}
+
+/// Puts the rows of given content in the place of the tokens from `first` on, which are read at `positions`.
+fn place_given(pieces: &[Piece], positions: Range<usize>, first: usize, batch: &mut Batch) {
+    for piece in pieces {
+        let own = piece.positions();
+        for position in own.start.max(positions.start)..own.end.min(positions.end) {
+            batch.given.columns = piece.columns;
+            batch.tokens[first + position - positions.start] = Token::Given(small(batch.given.rows()));
+            batch.given.values.extend_from_slice(piece.row(position));
+        }
+    }
 }
 
 fn small(value: usize) -> u32 {

@@ -3,7 +3,8 @@
 use std::{ops::Range, sync::Arc};
 
 use crate::{
-    grammar::Grammar, handle::Ticket, pages::Tables, reply::ReplySender, request::Request, speculation::Draft,
+    grammar::Grammar, handle::Ticket, pages::Tables, prefix::Units, reply::ReplySender, request::Request,
+    speculation::Draft,
 };
 
 slotmap::new_key_type! {
@@ -19,8 +20,10 @@ pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
     /// What was asked, shared by all choices of a request.
     pub(crate) request: Arc<Request>,
-    /// Prompt and collected tokens.
+    /// Prompt and collected tokens; placeholders where content is given.
     pub(crate) tokens: Vec<u32>,
+    /// Those that are text, where some are not: a placeholder was never said, so nothing is guessed or penalised by it.
+    pub(crate) text: Option<Vec<u32>>,
     /// The form of the answer and how far it has got; from its first seat on.
     pub(crate) grammar: Option<Grammar>,
     /// This choice's own seed: random numbers are a function of it and the position.
@@ -103,10 +106,28 @@ impl Sequence {
         self.scored.map_or(end..end, |scored| scored.max(position).min(end)..end)
     }
 
-    /// Tokens whose pages may be taken from the prefix cache: positions that are still to be told have to be computed.
-    pub(crate) fn cacheable(&self) -> &[u32] {
+    /// What was said so far, in order.
+    pub(crate) fn text(&self) -> &[u32] {
+        self.text.as_ref().unwrap_or(&self.tokens)
+    }
+
+    /// One more token was collected.
+    pub(crate) fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        if let Some(text) = &mut self.text {
+            text.push(token);
+        }
+    }
+
+    /// What is read at the first so many positions.
+    pub(crate) fn units(&self, positions: usize) -> Units<'_> {
+        Units { tokens: &self.tokens[..positions], pieces: &self.request.pieces }
+    }
+
+    /// What may be taken from the prefix cache: positions that are still to be told have to be computed.
+    pub(crate) fn cacheable(&self) -> Units<'_> {
         let unscored = self.unscored(0);
-        if unscored.is_empty() { &self.tokens } else { &self.tokens[..=unscored.start] }
+        self.units(if unscored.is_empty() { self.tokens.len() } else { unscored.start + 1 })
     }
 
     /// Whether it has had its last event.

@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
-use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling, SplitMix64};
+use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, Sampling, SplitMix64};
 
 use crate::{
-    EndReason, Engine, EngineOptions, Event, Grammar, Handle, QueueLimits, Refusal, Reply, Request,
-    Speculation, StepLimits, Turn,
+    ContentHash, EndReason, Engine, EngineOptions, Event, Grammar, Handle, Piece, QueueLimits, Refusal,
+    Reply, Request, Speculation, StepLimits, Turn,
     automaton::{Automaton, State},
-    fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token},
+    fake::{Fake, FakeOptions, Fault, embedding, logprob, nearest, next_token, rotated, word},
 };
 
 /// What a life was.
@@ -47,6 +47,12 @@ pub struct Life {
     pub cached: u64,
     /// Sequences preempted.
     pub preemptions: u64,
+    /// Tokens checked where a state is kept.
+    pub stateful: u64,
+    /// Prompt tokens that came from the prefix cache where a state is kept.
+    pub checkpointed: u64,
+    /// Tokens checked behind given content.
+    pub given: u64,
 }
 
 impl Life {
@@ -66,6 +72,9 @@ impl Life {
             &mut self.accepted,
             &mut self.cached,
             &mut self.preemptions,
+            &mut self.stateful,
+            &mut self.checkpointed,
+            &mut self.given,
         ];
         let theirs = [
             other.turns,
@@ -81,6 +90,9 @@ impl Life {
             other.accepted,
             other.cached,
             other.preemptions,
+            other.stateful,
+            other.checkpointed,
+            other.given,
         ];
         for (mine, theirs) in mine.into_iter().zip(theirs) {
             *mine += theirs;
@@ -177,8 +189,74 @@ struct World {
     fault_percent: u32,
     cancel_percent: u32,
     arrival_percent: u32,
+    /// Sections of a position.
+    sections: usize,
+    /// Whether sequences can go back although there are states.
+    rewinds: bool,
+    /// Whether sampled tokens are fed back by the runner.
+    feeds_back: bool,
     /// Prompts begin with a piece of one of these, so that prefixes are shared.
-    stories: Vec<Vec<u32>>,
+    stories: Vec<Story>,
+}
+
+/// What prompts begin with.
+struct Story {
+    tokens: Vec<u32>,
+    /// Images for one place in it, of the same length: their placeholders are the same.
+    images: [Piece; 2],
+}
+
+/// Values of a given row in a life.
+const COLUMNS: usize = 2;
+
+impl Story {
+    fn roll(dice: &mut Dice, context: usize, sections: usize) -> Story {
+        let tokens: Vec<u32> = (0..context).map(|_| dice.token(VOCAB)).collect();
+        let (at, rows) = (dice.below(context), dice.between(1, 40));
+        let rows = rows.min(context - at);
+        let spread = dice.chance(50);
+        let mut image = |hash| Piece {
+            at,
+            hash: ContentHash([hash; 16]),
+            columns: COLUMNS,
+            rows: (0..rows * COLUMNS).map(|_| dice.below(1 << 20) as f32).collect(),
+            offsets: match spread {
+                true => (0..sections).map(|_| (0..rows).map(|_| dice.below(rows) as u32).collect()).collect(),
+                false => Vec::new(),
+            },
+        };
+        let images = [image(1), image(2)];
+        Story { tokens, images }
+    }
+}
+
+/// What is read stands for: tokens, in the place of some what is given, each with what it is rotated by.
+fn words(request: &Request, tokens: &[u32], sections: usize) -> Vec<u32> {
+    let mut words = tokens.to_vec();
+    for piece in &request.pieces {
+        for position in piece.positions() {
+            words[position] = word(piece.row(position));
+        }
+    }
+    // Told place by place, from what an image's offsets mean: it may take fewer positions than it has rows.
+    let mut saved = 0;
+    let mut pieces = request.pieces.iter().peekable();
+    for (place, word) in words.iter_mut().enumerate() {
+        let mut rotations = vec![place - saved; sections];
+        if let Some(piece) = pieces.peek().filter(|piece| piece.at <= place && !piece.offsets.is_empty()) {
+            let begin = piece.at - saved;
+            let row = place - piece.at;
+            rotations = piece.offsets.iter().map(|section| begin + section[row] as usize).collect();
+            if place + 1 == piece.positions().end {
+                let span = piece.offsets.iter().flatten().max().map_or(0, |&last| last as usize + 1);
+                saved += piece.positions().len() - span;
+                pieces.next();
+            }
+        }
+        let small = |value: usize| u32::try_from(value).expect("short");
+        *word = rotated(*word, small(place), rotations.iter().map(|&rotation| small(rotation)));
+    }
+    words
 }
 
 impl World {
@@ -191,7 +269,13 @@ impl World {
             wanted_max: dice.between(1, 8),
             slots: dice.between(1, 9),
         };
-        let group = |window, pages| KvGroup { layers: 1, heads: 1, dim: 1, window, pages };
+        let kinds = [
+            KvKind::pairs(1, 1),
+            KvKind::Pairs { heads: 1, dim_k: 3, dim_v: 2 },
+            KvKind::Latent { width: 5 },
+        ];
+        let kind = *dice.pick(&kinds);
+        let group = |window, pages| KvGroup { layers: 1, kind, window, pages };
         let mut groups = vec![group(None, pages)];
         if dice.chance(50) {
             let window = u32::try_from(dice.between(1, 90)).expect("small");
@@ -199,10 +283,19 @@ impl World {
             let least = 2 + (window as usize + limits.tokens_max).div_ceil(PAGE_TOKENS) + 1;
             groups.push(group(Some(window), least + dice.below(pages)));
         }
+        if dice.chance(40) {
+            // Down to two of them, whatever the slots.
+            let kind = KvKind::State { bytes: 8, every: PAGE_TOKENS * dice.between(1, 4) };
+            groups.push(KvGroup { layers: 1, kind, window: None, pages: dice.between(3, 20) });
+        }
+        let sections = if dice.chance(30) { 3 } else { 1 };
         World {
             groups,
+            sections,
             limits,
-            depth: dice.below(2),
+            depth: dice.below(3),
+            rewinds: dice.chance(50),
+            feeds_back: dice.chance(80),
             vocab: VOCAB,
             context,
             queue: QueueLimits {
@@ -213,8 +306,12 @@ impl World {
             fault_percent: if dice.chance(30) { 3 } else { 0 },
             cancel_percent: if dice.chance(50) { 10 } else { 0 },
             arrival_percent: u32::try_from(dice.between(5, 70)).expect("small"),
-            stories: (0..3).map(|_| (0..context).map(|_| dice.token(VOCAB)).collect()).collect(),
+            stories: (0..3).map(|_| Story::roll(dice, context, sections)).collect(),
         }
+    }
+
+    fn has_states(&self) -> bool {
+        self.groups.iter().any(|group| group.kind.is_state())
     }
 
     fn engine(&self, seed: u64) -> (Engine, Handle) {
@@ -230,7 +327,11 @@ impl World {
             depth: self.depth,
             vocab: self.vocab,
             faults: Box::new(faults),
-        });
+        })
+        .with_given(COLUMNS)
+        .with_sections(self.sections);
+        let fake = if self.rewinds { fake.rewinding() } else { fake };
+        let fake = if self.feeds_back { fake } else { fake.without_feedback() };
         let options = EngineOptions {
             queue: self.queue,
             speculation: self.speculation(seed),
@@ -245,11 +346,11 @@ impl World {
             return Speculation::Off;
         }
         let (mut dice, percent, vocab) = (Dice::new(seed ^ 0xd4af), self.wrong_draft_percent, self.vocab);
-        let windows: Vec<_> = self.groups.iter().map(|group| group.window).collect();
+        let groups = self.groups.clone();
         Speculation::Always(Box::new(move |tokens, count| {
             let mut all = tokens.to_vec();
             for _ in 0..dice.below(count + 1) {
-                let right = next_token(&all, &windows, 0.0, 0, vocab);
+                let right = next_token(&all, &groups, 0.0, 0, vocab);
                 all.push(if dice.chance(percent) { dice.token(vocab) } else { right });
             }
             all.split_off(tokens.len())
@@ -260,10 +361,13 @@ impl World {
         let prompt_len = dice.between(1, self.context - 1);
         let shared = dice.below(prompt_len + 1);
         let story = &self.stories[dice.below(self.stories.len())];
-        let mut prompt = story[..shared].to_vec();
+        let mut prompt = story.tokens[..shared].to_vec();
         prompt.extend((shared..prompt_len).map(|_| dice.token(self.vocab)));
+        let image = dice.pick(&story.images);
+        let whole = image.positions().end <= shared;
+        let pieces: Vec<Piece> = (whole && dice.chance(60)).then(|| image.clone()).into_iter().collect();
         let embeds = dice.chance(10);
-        let prompt_logprobs = (!embeds && dice.chance(15)).then_some(0);
+        let prompt_logprobs = (!embeds && pieces.is_empty() && dice.chance(15)).then_some(0);
         let only_scores = prompt_logprobs.is_some() && prompt_len > 1 && dice.chance(30);
         let only_looks = embeds || only_scores;
         let max_tokens = if only_looks { 0 } else { dice.between(1, self.context - prompt_len) };
@@ -274,6 +378,7 @@ impl World {
         };
         let request = Request {
             seed: dice.any(),
+            pieces,
             embeds,
             prompt_logprobs,
             grammar: (dice.chance(25) && !only_looks).then(|| FORM.clone()),
@@ -330,14 +435,14 @@ impl Watched {
                 Event::Started { seed, cached_tokens } => {
                     assert!(self.seed.replace(seed).is_none(), "started twice");
                     life.cached += cached_tokens as u64;
+                    life.checkpointed += if world.has_states() { cached_tokens as u64 } else { 0 };
                     self.forced = self.form.as_mut().map(|form| form.forced()).unwrap_or_default().into();
                 }
                 Event::Scored { token, logprob, .. } => self.check_score(token, logprob, world, life),
                 Event::Token { token, .. } => self.check(token, world, life),
                 Event::Embedding(values) => {
                     assert!(self.request.embeds && !self.embedded, "an embedding that nobody asked for");
-                    let windows: Vec<_> = world.groups.iter().map(|group| group.window).collect();
-                    assert_eq!(values, embedding(&self.request.prompt, &windows), "an embedding");
+                    assert_eq!(values, embedding(&self.words(world), &world.groups), "an embedding");
                     self.embedded = true;
                     life.embedded += 1;
                 }
@@ -360,20 +465,23 @@ impl Watched {
         true
     }
 
+    /// What it has read so far.
+    fn words(&self, world: &World) -> Vec<u32> {
+        words(&self.request, &self.tokens, world.sections)
+    }
+
     fn check_score(&mut self, token: u32, score: f32, world: &World, life: &mut Life) {
-        let windows: Vec<_> = world.groups.iter().map(|group| group.window).collect();
         let (before, rest) = self.request.prompt.split_at(self.scored + 1);
         assert_eq!(Some(&token), rest.first(), "prompt tokens come in order");
-        assert_eq!(score, logprob(before, &windows, token), "position {} of the prompt", self.scored);
+        assert_eq!(score, logprob(before, &world.groups, token), "position {} of the prompt", self.scored);
         self.scored += 1;
         life.scored += 1;
     }
 
     fn check(&mut self, token: u32, world: &World, life: &mut Life) {
         let seed = self.seed.expect("started before its first token");
-        let windows: Vec<_> = world.groups.iter().map(|group| group.window).collect();
         let temperature = self.request.sampling.temperature;
-        let mut wanted = next_token(&self.tokens, &windows, temperature, seed, world.vocab);
+        let mut wanted = next_token(&self.words(world), &world.groups, temperature, seed, world.vocab);
         if let Some(form) = &mut self.form {
             let forced = self.forced.pop_front();
             wanted = forced.unwrap_or_else(|| {
@@ -393,6 +501,8 @@ impl Watched {
         );
         self.tokens.push(token);
         life.tokens += 1;
+        life.stateful += u64::from(world.has_states());
+        life.given += u64::from(!self.request.pieces.is_empty());
     }
 
     fn check_end(&mut self, reason: EndReason, generated: usize) {
@@ -488,15 +598,19 @@ mod tests {
             "{all:?}"
         );
         assert!(all.refused > 10 && all.answered > 1000, "{all:?}");
+        assert!(all.stateful > 1000 && all.checkpointed > 1000 && all.given > 1000, "{all:?}");
         assert!(all.scored > 1000 && all.accepted > 1000 && all.drafted > 2 * all.accepted, "{all:?}");
     }
 
     /// A quiet engine with room for one sequence at a time.
     fn narrow() -> (Engine, Handle) {
         let world = World {
-            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+            groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 8 }],
             limits: StepLimits { tokens_max: 16, wanted_max: 1, slots: 1 },
             depth: 1,
+            sections: 1,
+            rewinds: true,
+            feeds_back: true,
             vocab: 40,
             context: 64,
             queue: QueueLimits { requests_max: 2000, tokens_max: 100_000 },
@@ -586,7 +700,7 @@ mod tests {
             }
         };
         let fake = Fake::new(FakeOptions {
-            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+            groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 8 }],
             limits: StepLimits { tokens_max: 16, wanted_max: 1, slots: 1 },
             depth: 0,
             vocab: 40,
@@ -613,7 +727,7 @@ mod tests {
                 (steps == 3).then_some(Fault::DeviceLost)
             };
             let fake = Fake::new(FakeOptions {
-                groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 8 }],
+                groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 8 }],
                 limits: StepLimits { tokens_max: 16, wanted_max: 2, slots: 2 },
                 depth,
                 vocab: 40,
@@ -656,8 +770,8 @@ mod tests {
     #[should_panic(expected = "a window of 90 wants a pool of 5 pages, it has 4")]
     fn a_pool_too_small_for_its_window_is_noticed_before_any_request() {
         let groups = vec![
-            KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 50 },
-            KvGroup { layers: 1, heads: 1, dim: 1, window: Some(90), pages: 4 },
+            KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 50 },
+            KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: Some(90), pages: 4 },
         ];
         let fake = Fake::new(FakeOptions {
             groups,

@@ -140,8 +140,8 @@ impl Speculator {
         }
         sequence.draft.guess = match &mut self.speculation {
             Speculation::Off => return,
-            Speculation::WhereItHelps => look_up(&sequence.tokens, DRAFT_MAX),
-            Speculation::Always(drafter) => drafter(&sequence.tokens, DRAFT_MAX),
+            Speculation::WhereItHelps => look_up(sequence.text(), DRAFT_MAX),
+            Speculation::Always(drafter) => drafter(sequence.text(), DRAFT_MAX),
         };
         sequence.draft.guess.truncate(DRAFT_MAX);
     }

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fornax_compute::{KvGroup, Sampling};
+use fornax_compute::{KvGroup, KvKind, Sampling};
 use fornax_engine::{
     Engine, EngineOptions, Event, Handle, QueueLimits, Refusal, Request, StepLimits,
     fake::{Fake, FakeOptions},
@@ -25,7 +25,7 @@ fn start(requests_max: usize) -> (Handle, thread::JoinHandle<()>) {
     let (sender, receiver) = shuttle::sync::mpsc::channel();
     let thread = thread::spawn(move || {
         let fake = Fake::new(FakeOptions {
-            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 4 }],
+            groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 4 }],
             limits: StepLimits { tokens_max: 8, wanted_max: 2, slots: 2 },
             depth: 1,
             vocab: 10,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fornax_compute::{Batch, Error, KvGroup, Output, SampleRow, Sampling};
+use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleRow, Sampling};
 use fornax_engine::fake::{Fake, FakeOptions};
 use fornax_engine::{
     Engine, EngineOptions, Event, Handle, QueueLimits, Request, Runner, Speculation, StepLimits, Turn,
@@ -86,7 +86,7 @@ impl Runner for Watched {
 /// An engine over a device whose steps take so many microseconds, and for each token so many more.
 fn engine(cost: (u64, u64), tokens_max: usize) -> (Engine, Handle, Rc<RefCell<Vec<Call>>>) {
     let fake = Fake::new(FakeOptions {
-        groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 2000 }],
+        groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 2000 }],
         limits: StepLimits { tokens_max, wanted_max: 300, slots: 256 },
         depth: 1,
         vocab: 50,

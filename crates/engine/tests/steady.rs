@@ -5,14 +5,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fornax_compute::{KvGroup, Sampling};
+use fornax_compute::{KvGroup, KvKind, Sampling};
 use fornax_engine::fake::{Fake, FakeOptions};
 use fornax_engine::{Engine, EngineOptions, Event, Request, Speculation, StepLimits, Turn};
 
 /// Tokens of a prompt, of which so many were found in the cache when it was asked a second time.
 fn cached(prefix_reuse: bool) -> usize {
     let fake = Fake::new(FakeOptions {
-        groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 100 }],
+        groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 100 }],
         limits: StepLimits { tokens_max: 64, wanted_max: 4, slots: 4 },
         depth: 0,
         vocab: 50,

@@ -58,9 +58,9 @@ fn main() -> anyhow::Result<()> {
 
     // The plan gives keys and values what the limit leaves: a little more than one context.
     let plan = open(CROWD).memory_limit(u64::MAX).plan()?.plan;
-    let kv = plan.usage.bytes(fornax_compute::Purpose::Kv);
+    let kv = plan.usage().bytes(fornax_compute::Purpose::Kv);
     let pool = plan.kv_token_bytes * (context as u64 * 5 / 2);
-    let limit = plan.usage.total() + plan.runtime_bytes - kv + pool;
+    let limit = plan.usage().total() + plan.runtime_bytes() - kv + pool;
     // The margin is a fiftieth of the whole, so a forty-ninth of the rest, between the plan's bounds.
     let limit = limit + (limit / 49 + 1).clamp(16 << 20, 512 << 20);
     let model = open(CROWD).memory_limit(limit).open()?;

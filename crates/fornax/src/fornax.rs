@@ -182,7 +182,7 @@ impl Fornax {
 
     /// Bytes by purpose: as planned, and as the allocator counted them when everything was loaded.
     pub fn memory(&self) -> Memory {
-        Memory { planned: self.shared.plan.usage, allocated: self.shared.usage }
+        Memory { planned: self.shared.plan.usage(), allocated: self.shared.usage }
     }
 
     /// The plan that it was loaded by.
@@ -703,7 +703,7 @@ mod tests {
                     OpenOptions::new(fixtures.join(name)).parallel(parallel).activations(activations);
                 let planned = options.plan().unwrap().plan;
                 let memory = options.open().unwrap().memory();
-                assert_eq!(memory.planned, planned.usage, "{name}");
+                assert_eq!(memory.planned, planned.usage(), "{name}");
                 assert_eq!(memory.allocated, memory.planned, "{name}");
             }
         }

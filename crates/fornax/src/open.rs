@@ -362,10 +362,10 @@ impl Planned {
             .collect();
         Error::DoesNotFit {
             needed: plan.total_bytes(),
-            weights: plan.usage.bytes(Purpose::Weights),
-            kv: plan.usage.bytes(Purpose::Kv),
+            weights: plan.usage().bytes(Purpose::Weights),
+            kv: plan.usage().bytes(Purpose::Kv),
             context: plan.context,
-            limit: plan.limit_bytes,
+            limit: plan.limit_bytes(),
             advice: if advice.is_empty() {
                 "no shorter --context would fit either: use a smaller model or a larger --memory-limit"
                     .to_owned()
@@ -425,7 +425,7 @@ mod tests {
                 };
                 let plan = planned(&cuda, (&checkpoint, &[]), &ask).unwrap().plan;
                 let taken = cuda.sizes(plan.step).kv_bytes(&plan.kv);
-                assert_eq!(plan.usage.bytes(Purpose::Kv), taken, "{kv_dtype}, {context} tokens");
+                assert_eq!(plan.usage().bytes(Purpose::Kv), taken, "{kv_dtype}, {context} tokens");
                 assert_eq!(taken % 256, 0);
             }
         }

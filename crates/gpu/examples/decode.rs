@@ -15,8 +15,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use fornax_compute::{
-    Attention, Backend, Batch, Error, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Linear, Memory, Norm,
-    PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Sizes, SplitMix64, Token,
+    Attention, Backend, Batch, Error, Glu, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Linear, Memory,
+    Norm, PAGE_TOKENS, PageId, Part, Purpose, Rope, Row, Rows, SampleRow, Sampling, Sizes, SplitMix64, Token,
 };
 use fornax_format::{DType, Gguf, View};
 use fornax_gpu::{Buf, Cuda, CudaOptions, CudaSizes, Kv, Weight};
@@ -459,8 +459,7 @@ fn run(
         .max(STREAMS_MAX * (BEHIND / PAGE_TOKENS + 1) + 1);
     let group = KvGroup {
         layers: model.shape.layers,
-        heads: model.shape.heads.kv,
-        dim: model.shape.heads.dim,
+        kind: KvKind::pairs(model.shape.heads.kv, model.shape.heads.dim),
         window: None,
         pages,
     };

@@ -10,8 +10,8 @@ use fornax_compute::cpu::dequantize;
 use fornax_compute::landing::{Content, land};
 use fornax_compute::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, LowRank,
-    Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope, Routing, Rows, SampleFault,
-    SampleRow, Sampled, Usage,
+    Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope, Routing, Rows,
+    SampleFault, SampleRow, Sampled, Sizes, Usage,
 };
 
 use crate::arena::{Arena, Piece};
@@ -472,6 +472,10 @@ impl Memory for Cuda {
     fn usage(&self) -> Usage {
         self.arena.usage()
     }
+
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        self.sizes.supports(need)
+    }
 }
 
 impl Cuda {
@@ -493,6 +497,7 @@ impl Backend for Cuda {
     fn begin(&self, batch: &Batch) -> Result<Step, Error> {
         self.settle()?;
         self.scratch.forget();
+        batch.needs().try_for_each(|need| self.supports(need))?;
         self.steps.begin(batch)
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, Part, Purpose, Sizes};
+use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, Part, Purpose, Sizes};
 
 use crate::CudaOptions;
 use crate::abi::{Constant, Layout, layout};
@@ -189,7 +189,7 @@ impl fmt::Debug for Kv {
 
 impl Kv {
     pub(crate) fn new(arena: &Rc<Arena>, sizes: &CudaSizes, spec: &KvSpec) -> Result<Kv, Error> {
-        sizes.keeps(spec.dtype)?;
+        sizes.keeps(spec)?;
         let groups = spec.groups.iter().map(|group| {
             let bytes = (group.pages as u64).saturating_mul(sizes.page_bytes(spec, group));
             Ok((group.clone(), arena.cut(Purpose::Kv, bytes)?))
@@ -207,8 +207,8 @@ impl Kv {
     /// Where a layer's pages begin.
     pub(crate) fn pages(&self, layer: KvLayer) -> u64 {
         let group = self.group(layer);
-        let page = 2 * group.heads * PAGE_TOKENS * self.dtype.bytes_of(group.dim);
-        self.groups[layer.group].1.pointer() + (layer.layer * group.pages * page) as u64
+        let layer_bytes = group.pages as u64 * group.page_bytes(self.dtype) / group.layers as u64;
+        self.groups[layer.group].1.pointer() + layer.layer as u64 * layer_bytes
     }
 
     /// Where each group's memory is, and how much.
@@ -341,17 +341,22 @@ impl Sizes for CudaSizes {
         rounded((rows as u64).saturating_mul(columns as u64).saturating_mul(4))
     }
 
-    fn keeps(&self, dtype: KvDType) -> Result<(), Error> {
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        match need {
+            Need::GivenRows | Need::Sections | Need::LastSeen | Need::States => {
+                Err(Error::Unsupported { what: need.to_string(), backend: self.name })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
+        spec.pairs_only(self.name)?;
+        let dtype = spec.dtype;
         if KV_DTYPES.contains(&dtype) {
             return Ok(());
         }
         Err(Error::KvDType { dtype, backend: self.name, possible: &KV_DTYPES })
-    }
-
-    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
-        [group.layers, 2, group.heads, PAGE_TOKENS, spec.dtype.bytes_of(group.dim)]
-            .into_iter()
-            .fold(1, |bytes, factor| bytes.saturating_mul(factor as u64))
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> u64 {

@@ -336,6 +336,7 @@ impl Slot {
                     self.sampled_slots.push(slot);
                     -1 - slot.cast_signed()
                 }
+                Token::Given(_) => unreachable!("refused before"),
             };
         }
         for (word, position) in words[positions..].iter_mut().zip(&batch.positions) {

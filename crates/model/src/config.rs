@@ -1,6 +1,6 @@
 //! The numbers of one model, read from its checkpoint and checked.
 
-use fornax_compute::{Glu, Heads, KvGroup, KvLayer, Need, NormKind, Pooling};
+use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooling};
 use fornax_format::Checkpoint;
 
 use crate::facts::{AttentionScale, BiasRule, EmbeddingScale};
@@ -184,8 +184,7 @@ impl Config {
         let own = &self.layers[stage.layers.clone()];
         let group = |shape: &KvShape| KvGroup {
             layers: own.iter().filter(|layer| layer.kv_shape() == *shape).count(),
-            heads: shape.heads,
-            dim: shape.dim,
+            kind: KvKind::pairs(shape.heads, shape.dim),
             window: shape.window,
             pages,
         };

@@ -5,9 +5,9 @@ use std::cell::RefCell;
 
 use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
-    Attention, Backend, Batch, Error as ComputeError, ExpertRoom, Experts, Glu, Heads, KvGroup, KvLayer,
-    KvSpec, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows,
-    SampleRow, Sizes, Usage,
+    Attention, Backend, Batch, Error as ComputeError, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec,
+    Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow,
+    Sizes, Usage,
 };
 
 use crate::Error;
@@ -395,8 +395,8 @@ impl Sizes for IntegerSizes {
         self.0.buf_bytes(purpose, rows, columns)
     }
 
-    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
-        self.0.page_bytes(spec, group)
+    fn keeps(&self, spec: &KvSpec) -> Result<(), ComputeError> {
+        self.0.keeps(spec)
     }
 
     fn workspace_bytes(&self) -> u64 {

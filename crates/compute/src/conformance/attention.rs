@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Attention, Backend, Batch, Error, Heads, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, PageId,
-    Purpose, Rope, Row, Token,
+    Attention, Backend, Batch, Error, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Need, PAGE_TOKENS,
+    PageId, Purpose, Rope, Row, Token,
 };
 
 use super::bench::{Bench, Table, batch, count, step};
@@ -29,7 +29,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     }
 
     for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::Q8_0, KvDType::F8] {
-        let group = KvGroup { layers: 1, heads: 1, dim: 64, window: None, pages: 2 };
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 64), window: None, pages: 2 };
         let spec = KvSpec { groups: vec![group], dtype };
         // Codes are an option that a backend may refuse by name.
         if dtype == KvDType::Q8_0 && matches!(suite.backend.alloc_kv(&spec), Err(Error::KvDType { .. })) {
@@ -258,7 +258,7 @@ fn shared_prefix<B: Backend>(backend: &B) -> Result<(Table, Table), Failure> {
         fused: false,
         extra: None,
     };
-    let group = KvGroup { layers: 2, heads: 1, dim: 64, window: None, pages: 5 };
+    let group = KvGroup { layers: 2, kind: KvKind::pairs(1, 64), window: None, pages: 5 };
     let mut kv = backend.alloc_kv(&KvSpec { groups: vec![group.clone(), group], dtype: KvDType::F16 })?;
     case.poison(backend, 5, &mut kv)?;
     let values = Random::of("shared prefix").values(LEN * heads.qkv_columns());
@@ -287,7 +287,7 @@ impl Sequences {
         let needed = |sequence: &usize| self.lengths[*sequence].div_ceil(PAGE_TOKENS);
         let pages = 3 + chosen.iter().map(needed).sum::<usize>();
         let Heads { kv: heads, dim, .. } = self.heads;
-        let group = |window| KvGroup { layers: 2, heads, dim, window, pages };
+        let group = |window| KvGroup { layers: 2, kind: KvKind::pairs(heads, dim), window, pages };
         let spec = KvSpec { groups: vec![group(None), group(self.window)], dtype: self.dtype };
         let mut kv = backend.alloc_kv(&spec)?;
         self.poison(backend, pages, &mut kv)?;

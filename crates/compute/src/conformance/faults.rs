@@ -3,8 +3,8 @@
 use fornax_format::DType;
 
 use crate::{
-    Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Norm, PageId, Purpose, Row,
-    Rows, Token, WEIGHT_TYPES,
+    Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Norm, PageId, Purpose,
+    Row, Rows, Token, WEIGHT_TYPES,
 };
 
 use super::bench::{Bench, Table, batch, step};
@@ -90,7 +90,7 @@ fn gated<B: Backend>(backend: &B, fault: f32) -> Result<Table, Failure> {
 fn attention<B: Backend>(backend: &B, fault: f32) -> Result<Table, Failure> {
     let heads = Heads { query: 2, kv: 1, dim: 32 };
     let layer = KvLayer { group: 0, layer: 0 };
-    let group = KvGroup { layers: 1, heads: 1, dim: 32, window: None, pages: ROWS + 1 };
+    let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 32), window: None, pages: ROWS + 1 };
     let mut kv = backend.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 })?;
     let mut values = Random::of("faults").values(ROWS * heads.qkv_columns());
     values[(BROKEN + 1) * heads.qkv_columns() - 1] = fault;

@@ -6,8 +6,8 @@ use std::fmt;
 use fornax_format::DType;
 
 use crate::{
-    Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Linear, Norm, PAGE_TOKENS,
-    Purpose, Rope, Row, Rows, Token,
+    Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Linear, Norm,
+    PAGE_TOKENS, Purpose, Rope, Row, Rows, Token,
 };
 
 use super::bench::{Table, count};
@@ -97,7 +97,7 @@ impl Layers {
             magnitude: 1.0,
         };
         let pages = TOKENS.div_ceil(PAGE_TOKENS) + 1;
-        let group = KvGroup { layers: LAYERS, heads: heads.kv, dim: heads.dim, window: None, pages };
+        let group = KvGroup { layers: LAYERS, kind: KvKind::pairs(heads.kv, heads.dim), window: None, pages };
         let mut kv = backend.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 })?;
         let table = random.pages(pages);
         let rows = chunks.iter().copied().max().unwrap_or(0);

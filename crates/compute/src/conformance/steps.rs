@@ -5,8 +5,8 @@ use std::fmt;
 use fornax_format::DType;
 
 use crate::{
-    Backend, Batch, Counting, Error, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, Norm, PageId, Part,
-    Purpose, Row, Rows, Sizes, Token, Usage,
+    Backend, Batch, Counting, Error, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId,
+    Part, Purpose, Row, Rows, Sizes, Token, Usage,
 };
 
 use super::bench::{Bench, Table, batch, count};
@@ -176,7 +176,7 @@ fn token_is_checked<B: Backend>(backend: &B) -> Result<(), Failure> {
 
 fn page_is_checked<B: Backend>(backend: &B) -> Result<(), Failure> {
     let heads = Heads { query: 1, kv: 1, dim: 8 };
-    let group = KvGroup { layers: 1, heads: 1, dim: 8, window: None, pages: 3 };
+    let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 8), window: None, pages: 3 };
     let mut kv = backend.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 })?;
     let qkv = Bench::filled(backend, Purpose::Activations, heads.qkv_columns(), &[0.5; 24])?;
     let mut batch = batch(1, 0);
@@ -218,7 +218,7 @@ fn allocate<M: Memory>(memory: &M, parts: &[Part<'_>], vectors: &[Part<'_>]) -> 
     for purpose in [Purpose::Residual, Purpose::Activations, Purpose::Logits] {
         bufs.push(memory.alloc(purpose, 7, 129)?);
     }
-    let group = |layers, window| KvGroup { layers, heads: 3, dim: 64, window, pages: 5 };
+    let group = |layers, window| KvGroup { layers, kind: KvKind::pairs(3, 64), window, pages: 5 };
     let groups = vec![group(2, None), group(1, Some(32))];
     let kv = memory.alloc_kv(&KvSpec { groups, dtype: KvDType::BF16 })?;
     Ok((weight, bufs, kv))

@@ -64,6 +64,15 @@ pub(super) struct Layer<'a> {
     pub(super) pages: Pages<'a>,
 }
 
+/// How far the queries of a unit see.
+#[derive(Clone, Copy)]
+struct Sees<'a> {
+    /// Behind the last position of their row.
+    row_end: usize,
+    /// The last position that each of them sees, where the batch says it.
+    lasts: Option<&'a [u32]>,
+}
+
 /// Softmax so far: the largest score, and the sum of exponentials relative to it. Two values, as the scratch holds it.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
@@ -133,17 +142,19 @@ impl Layer<'_> {
             let scratch = unsafe { scratch.part(thread * scratch_len..(thread + 1) * scratch_len) };
             let table = step.table(unit.row, self.group);
             let row = step.rows()[unit.row];
-            self.attend_unit(simd, &unit.tokens, row.start + row.len, table, head, qkv, scratch, &out);
+            let lasts = step.lasts().get(unit.tokens.first..unit.tokens.first + unit.tokens.len);
+            let sees = Sees { row_end: row.start + row.len, lasts };
+            self.attend_unit(simd, &unit.tokens, sees, table, head, qkv, scratch, &out);
         });
     }
 
-    /// One unit: `tokens` consecutive tokens of a sequence that ends before `row_end`, the query heads of one K/V head.
+    /// One unit: `tokens` consecutive tokens of a sequence, the query heads of one K/V head.
     #[expect(clippy::too_many_arguments, reason = "a leaf of the one loop above, which made them all")]
     fn attend_unit(
         &self,
         simd: Simd,
         tokens: &StepRow,
-        row_end: usize,
+        sees: Sees<'_>,
         table: &[PageId],
         head: usize,
         qkv: &[f32],
@@ -178,9 +189,16 @@ impl Layer<'_> {
 
         let first_seen = self.first_seen(tokens.start);
         // The first position that a query does not see.
-        let end_of = |position: usize| if self.causal { position + 1 } else { row_end };
+        let end_of = |position: usize| match sees.lasts {
+            Some(lasts) => lasts[position - tokens.start] as usize + 1,
+            None if self.causal => position + 1,
+            None => sees.row_end,
+        };
         let last = tokens.start + tokens.len - 1;
-        let seen_pages = first_seen / PAGE_TOKENS..end_of(last).div_ceil(PAGE_TOKENS);
+        let end = sees
+            .lasts
+            .map_or(end_of(last), |lasts| lasts.iter().fold(0, |end, &last| end.max(last as usize + 1)));
+        let seen_pages = first_seen / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS);
         for (&id, page_start) in
             table[seen_pages.clone()].iter().zip(seen_pages.map(|page| page * PAGE_TOKENS))
         {
@@ -203,7 +221,10 @@ impl Layer<'_> {
                 first..end_of(position).min(page_start + PAGE_TOKENS).saturating_sub(page_start)
             };
             let (by_first, by_last) = (seen(tokens.start), seen(last));
-            if by_first == by_last && !by_first.is_empty() {
+            // Where nothing is said of single tokens, those between the first and the last see as much.
+            let alike =
+                || sees.lasts.is_none() || (tokens.start..last).all(|position| seen(position) == by_first);
+            if by_first == by_last && !by_first.is_empty() && alike() {
                 page = Page { first: by_first.start, end: by_first.end, ..page };
                 page.step(simd, &mut queries);
                 continue;
@@ -716,8 +737,8 @@ mod tests {
     use crate::cpu::testing::{bits, numbers};
     use crate::cpu::{Cpu, CpuOptions, Simd};
     use crate::{
-        Attention, Backend, Batch, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, PAGE_TOKENS, PageId,
-        Purpose, Row, Token,
+        Attention, Backend, Batch, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, PAGE_TOKENS,
+        PageId, Purpose, Row, Token,
     };
 
     const HEADS: Heads = Heads { query: 6, kv: 2, dim: 20 };
@@ -727,7 +748,7 @@ mod tests {
     const LENS: [usize; 2] = [101, 40];
 
     fn spec(dtype: KvDType, window: Option<u32>) -> KvSpec {
-        let group = |layers| KvGroup { layers, heads: HEADS.kv, dim: HEADS.dim, window, pages: 20 };
+        let group = |layers| KvGroup { layers, kind: KvKind::pairs(HEADS.kv, HEADS.dim), window, pages: 20 };
         KvSpec { groups: vec![group(1), group(2)], dtype }
     }
 
@@ -906,6 +927,50 @@ mod tests {
         }
         assert!(outs[0].iter().all(|x| x.is_finite()));
         assert_eq!(bits(&outs[0]), bits(&outs[1]));
+    }
+
+    #[test]
+    fn each_token_sees_up_to_its_own_last_position() {
+        const TOKENS: usize = 70;
+        let cpu = Cpu::new(CpuOptions::default()).unwrap();
+        let mut kv = cpu.alloc_kv(&spec(KvDType::F16, None)).unwrap();
+        let mut x = cpu.alloc(Purpose::Activations, TOKENS, HEADS.qkv_columns()).unwrap();
+        let mut out = cpu.alloc(Purpose::Activations, TOKENS, HEADS.query * HEADS.dim).unwrap();
+        cpu.write(&mut x, 0, &numbers(3, TOKENS * HEADS.qkv_columns())).unwrap();
+        let mut attend = |causal: bool, lasts: Vec<u32>| {
+            let mut batch = Batch::default();
+            let row =
+                Row { slot: 0, start: 0, len: TOKENS as u32, pages: vec![table(0), table(0)], wanted: 0 };
+            batch.push(row, [Token::Known(0); TOKENS]);
+            batch.lasts = lasts;
+            let step = cpu.begin(&batch).unwrap();
+            cpu.kv_write(&step, HEADS, LAYER, &x, &mut kv).unwrap();
+            let attention = Attention { causal, ..Attention::causal(HEADS, LAYER, SCALE) };
+            cpu.attention(&step, &attention, &x, &kv, &mut out).unwrap();
+            (0..TOKENS).map(|token| bits(&cpu.read(&out, token, 1).unwrap())).collect::<Vec<_>>()
+        };
+        let last = TOKENS as u32 - 1;
+        let (text, both) = (attend(true, vec![]), attend(false, vec![]));
+        assert_eq!(attend(true, (0..=last).collect()), text);
+        assert_eq!(attend(true, vec![last; TOKENS]), both);
+        // A piece of an image among text: its positions see each other, and the text around them only what was before.
+        let piece = 3..50;
+        let seen = |token| if piece.contains(&token) { piece.end - 1 } else { token };
+        let mixed = attend(true, (0..=last).map(seen).collect());
+        for (token, row) in mixed.iter().enumerate() {
+            let own = !piece.contains(&(token as u32)) || token as u32 == piece.end - 1;
+            assert_eq!(*row == text[token], own, "token {token}");
+        }
+        let refused = |lasts: Vec<u32>| {
+            let mut batch = Batch::default();
+            let row = Row { slot: 0, start: 0, len: 2, pages: vec![table(0), table(0)], wanted: 0 };
+            batch.push(row, [Token::Known(0); 2]);
+            batch.lasts = lasts;
+            cpu.begin(&batch).map(drop).unwrap_err().to_string()
+        };
+        assert_eq!(refused(vec![0]), "batch: last positions seen: 1, wanted 2");
+        assert_eq!(refused(vec![0, 2]), "batch: last position seen 2 beyond the limit 1");
+        assert_eq!(refused(vec![0, 0]), "batch: own position 1 beyond the limit 0");
     }
 
     #[test]

@@ -12,7 +12,10 @@ use super::pool::Pool;
 use super::quant::{self, Format, GROUP, Simd};
 use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRATCH_VALUES, step};
 use crate::landing::{Content, land};
-use crate::{Error, KvDType, KvGroup, KvLayer, KvSpec, PAGE_TOKENS, PageId, Part, Purpose, Sizes, Usage};
+use crate::{
+    Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, PageCopy, PageId, Part, Purpose, Sizes,
+    Usage,
+};
 
 /// A cache line, and enough for any vector load.
 const ALIGN: usize = 64;
@@ -499,6 +502,7 @@ impl fmt::Debug for Kv {
 
 impl Kv {
     pub(super) fn new(ledger: &Arc<Ledger>, sizes: &CpuSizes, spec: &KvSpec) -> Result<Kv, Error> {
+        sizes.keeps(spec)?;
         let groups = spec.groups.iter().map(|group| {
             let bytes = (group.pages as u64).saturating_mul(sizes.page_bytes(spec, group));
             Ok((group.clone(), Block::new(ledger, Purpose::Kv, bytes)?))
@@ -511,6 +515,43 @@ impl Kv {
         let (group, _) = &self.groups[layer.group];
         assert!(layer.layer < group.layers, "layer {} of a group of {} layers", layer.layer, group.layers);
         group
+    }
+
+    /// A page of all layers as bytes.
+    pub(super) fn copy_out(&self, group: usize, page: PageId) -> Result<PageCopy, Error> {
+        let mut bytes = Vec::new();
+        for range in self.page_ranges(group, page)? {
+            bytes.extend_from_slice(&self.groups[group].1.bytes()[range]);
+        }
+        Ok(PageCopy::new(&self.layout(group), bytes))
+    }
+
+    /// The reverse, of a cache of the same layout.
+    pub(super) fn copy_in(&mut self, group: usize, page: PageId, copy: &PageCopy) -> Result<(), Error> {
+        let ranges = self.page_ranges(group, page)?;
+        let mut bytes = copy.bytes(&self.layout(group))?;
+        for range in ranges {
+            let (own, rest) = bytes.split_at(range.len());
+            self.groups[group].1.bytes_mut()[range].copy_from_slice(own);
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Where a page of a group lies, layer after layer.
+    fn page_ranges(&self, group: usize, page: PageId) -> Result<Vec<std::ops::Range<usize>>, Error> {
+        crate::batch::below("group", group, self.groups.len())?;
+        let (group, _) = &self.groups[group];
+        crate::batch::below("page", page.0 as usize, group.pages)?;
+        let Geometry { page_bytes, layer_bytes, .. } = Geometry::new(group, self.dtype);
+        let start = |layer| layer * layer_bytes + page.0 as usize * page_bytes;
+        Ok((0..group.layers).map(|layer| start(layer)..start(layer) + page_bytes).collect())
+    }
+
+    /// What the bytes of a page depend on beside what was computed.
+    fn layout(&self, group: usize) -> String {
+        let KvGroup { layers, kind, .. } = &self.groups[group].0;
+        format!("{NAME} {} {layers} {kind:?} {PAGE_TOKENS}", self.dtype)
     }
 
     /// One layer's pages.
@@ -544,9 +585,10 @@ pub(super) struct Geometry {
 
 impl Geometry {
     fn new(group: &KvGroup, dtype: KvDType) -> Geometry {
-        let token_bytes = dtype.bytes_of(group.dim);
+        let (heads, dim) = group.kind.heads().expect("refused when it was allocated");
+        let token_bytes = dtype.bytes_of(dim);
         let head_bytes = PAGE_TOKENS * token_bytes;
-        let half_bytes = group.heads * head_bytes;
+        let half_bytes = heads * head_bytes;
         let page_bytes = 2 * half_bytes;
         Geometry { token_bytes, head_bytes, half_bytes, page_bytes, layer_bytes: group.pages * page_bytes }
     }
@@ -696,10 +738,17 @@ impl Sizes for CpuSizes {
         values.saturating_mul(4).checked_next_multiple_of(ALIGN as u64).unwrap_or(u64::MAX)
     }
 
-    fn page_bytes(&self, spec: &KvSpec, group: &KvGroup) -> u64 {
-        [group.layers, 2, group.heads, PAGE_TOKENS, spec.dtype.bytes_of(group.dim)]
-            .into_iter()
-            .fold(1, |bytes, factor| bytes.saturating_mul(factor as u64))
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        match need {
+            Need::Sections | Need::States => {
+                Err(Error::Unsupported { what: need.to_string(), backend: NAME })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
+        spec.pairs_only(NAME)
     }
 
     fn workspace_bytes(&self) -> u64 {
@@ -713,7 +762,7 @@ mod tests {
 
     use super::*;
     use crate::cpu::{Cpu, CpuOptions};
-    use crate::{Backend, Counting, Memory};
+    use crate::{Backend, Counting, KvKind, Memory};
 
     fn view<'a>(name: &'a str, dtype: DType, shape: &[usize], bytes: &'a [u8]) -> View<'a> {
         View::new(name, dtype, shape.to_vec(), bytes).unwrap()
@@ -742,7 +791,7 @@ mod tests {
             memory.alloc(Purpose::Residual, 3, 17)?,
             memory.alloc(Purpose::Logits, 1, 1000)?,
         ];
-        let group = |layers, pages| KvGroup { layers, heads: 3, dim: 10, window: None, pages };
+        let group = |layers, pages| KvGroup { layers, kind: KvKind::pairs(3, 10), window: None, pages };
         let kv = memory.alloc_kv(&KvSpec { groups: vec![group(2, 5), group(1, 3)], dtype: KvDType::F16 })?;
         Ok(Loaded { weight, bufs, kv })
     }

@@ -45,8 +45,8 @@ use crate::batch::below;
 use crate::landing::{Content, land};
 use crate::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, LowRank, Memory,
-    Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, RANK_MAX, Rope, Routing, Rows, SampleRow,
-    SampleScratch, Token, Usage, sample,
+    Need, Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, RANK_MAX, Rope, Routing,
+    Rows, SampleRow, SampleScratch, Sizes, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -236,6 +236,10 @@ impl Memory for Cpu {
     fn usage(&self) -> Usage {
         self.ledger.usage()
     }
+
+    fn supports(&self, need: Need) -> Result<(), Error> {
+        self.sizes.supports(need)
+    }
 }
 
 /// Refuses a buffer with too few rows or other columns than the operation has.
@@ -260,8 +264,8 @@ fn pages_fit(
     kv: &Kv,
 ) -> Result<(), Error> {
     let group = kv.group(layer);
-    if (group.heads, group.dim) != (heads.kv, heads.dim) {
-        let (got, wanted) = ((group.heads, group.dim), (heads.kv, heads.dim));
+    let (got, wanted) = (group.kind.heads().unwrap_or_default(), (heads.kv, heads.dim));
+    if got != wanted {
         return Err(Error::OperandShape { operation, operand: "kv", got, wanted });
     }
     step.check_pages(layer.group, group.pages)
@@ -275,6 +279,7 @@ impl Backend for Cpu {
     }
 
     fn begin(&self, batch: &Batch) -> Result<Step, Error> {
+        batch.needs().try_for_each(|need| self.supports(need))?;
         self.steps.begin(batch)
     }
 
@@ -303,6 +308,14 @@ impl Backend for Cpu {
         Ok(buf.values()[row * buf.columns..end * buf.columns].to_vec())
     }
 
+    fn copy_out(&self, kv: &Kv, group: usize, page: PageId) -> Result<PageCopy, Error> {
+        kv.copy_out(group, page)
+    }
+
+    fn copy_in(&self, kv: &mut Kv, group: usize, page: PageId, copy: &PageCopy) -> Result<(), Error> {
+        kv.copy_in(group, page, copy)
+    }
+
     fn embed(&self, step: &Step, table: &Weight, out: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (count, columns) = (step.tokens().len(), table.columns);
@@ -310,16 +323,28 @@ impl Backend for Cpu {
         let table = table.matrix();
         let sampled = self.sampled.borrow();
         let sampled: &[Option<u32>] = &sampled;
-        let id = |token| match token {
-            Token::Known(id) => Ok(id),
-            Token::Sampled(slot) => sampled[slot as usize].ok_or(Error::NothingSampled { slot }),
+        let given = step.given();
+        // The table's row of a token, or the given one.
+        let row = |token| match token {
+            Token::Known(id) => Ok(Ok(id)),
+            Token::Sampled(slot) => sampled[slot as usize].ok_or(Error::NothingSampled { slot }).map(Ok),
+            Token::Given(row) => Ok(Err(&given.values[row as usize * given.columns..][..given.columns])),
         };
         for &token in step.tokens() {
-            below("token", id(token)? as usize, table.rows)?;
+            match row(token)? {
+                Ok(id) => below("token", id as usize, table.rows)?,
+                Err(given) if given.len() == columns => {}
+                Err(given) => {
+                    let (got, wanted) = ((1, given.len()), (1, columns));
+                    return Err(Error::OperandShape { operation: "embed", operand: "given", got, wanted });
+                }
+            }
         }
-        for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |row, out| {
-            let id = id(step.tokens()[row]).expect("checked above");
-            table.expand_row(id as usize, out);
+        for_each_row(&self.pool, &mut out.values_mut()[..count * columns], columns, |at, out| {
+            match row(step.tokens()[at]).expect("checked above") {
+                Ok(id) => table.expand_row(id as usize, out),
+                Err(given) => out.copy_from_slice(given),
+            }
         });
         Ok(())
     }
@@ -859,7 +884,7 @@ mod tests {
     }
 
     fn kv(cpu: &Cpu) -> Kv {
-        let group = crate::KvGroup { layers: 1, heads: 1, dim: 4, window: None, pages: 2 };
+        let group = crate::KvGroup { layers: 1, kind: crate::KvKind::pairs(1, 4), window: None, pages: 2 };
         cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: crate::KvDType::F16 }).unwrap()
     }
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use super::attention::UNIT_TOKENS;
 use super::memory::{Counted, Ledger};
-use crate::{Batch, Error, PAGE_TOKENS, PageId, Purpose, Rows, SampleFault, Sampled, Token, batch};
+use crate::{
+    Batch, Error, GivenRows, PAGE_TOKENS, PageId, Purpose, Rows, SampleFault, Sampled, Token, batch,
+};
 
 /// The preallocated slots of one backend, and how large a batch they hold.
 pub(super) struct Steps {
@@ -38,6 +40,10 @@ pub(super) struct Slot {
     rows: Vec<StepRow>,
     /// By row; empty where none has one.
     adapters: Vec<Option<u32>>,
+    /// Empty for text, so not counted: it grows to the most rows that a step was given.
+    given: GivenRows,
+    /// By token; empty where attention says it, as for text.
+    lasts: Vec<u32>,
     /// By token the row that it is of; only where a row has an adapter.
     token_rows: Vec<u32>,
     /// The rows cut into what attention takes at once.
@@ -127,6 +133,9 @@ impl Slot {
         self.clear();
         self.tokens.extend_from_slice(&batch.tokens);
         self.positions.extend_from_slice(&batch.positions);
+        self.given.columns = batch.given.columns;
+        self.given.values.extend_from_slice(&batch.given.values);
+        self.lasts.extend_from_slice(&batch.lasts);
         if batch.adapters.iter().any(Option::is_some) {
             self.adapters.extend_from_slice(&batch.adapters);
             let rows = batch.rows.iter().enumerate();
@@ -157,6 +166,8 @@ impl Slot {
     fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
+        self.given.values.clear();
+        self.lasts.clear();
         self.rows.clear();
         self.adapters.clear();
         self.token_rows.clear();
@@ -194,6 +205,16 @@ impl Slot {
     /// The position each token is rotated by.
     pub(super) fn positions(&self) -> &[u32] {
         &self.positions
+    }
+
+    /// What given tokens stand for.
+    pub(super) fn given(&self) -> &GivenRows {
+        &self.given
+    }
+
+    /// The last position that each token sees; empty where attention says it.
+    pub(super) fn lasts(&self) -> &[u32] {
+        &self.lasts
     }
 
     /// The sequences of the step.

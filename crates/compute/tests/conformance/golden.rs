@@ -2,8 +2,8 @@
 
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
-    Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvLayer, KvSpec, Memory, Norm, PageId, Part,
-    Purpose, Rope, Row, Rows, Token,
+    Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId,
+    Part, Purpose, Rope, Row, Rows, Token,
 };
 use fornax_format::{DType, View};
 use serde::Deserialize;
@@ -183,8 +183,12 @@ fn attention_over_pages_is_that_of_torch() {
     for case in &ops.cases {
         for first in [tokens, 32, 17] {
             on_each(|cpu| {
-                let group =
-                    KvGroup { layers: 1, heads: heads.kv, dim: heads.dim, window: case.window, pages: 4 };
+                let group = KvGroup {
+                    layers: 1,
+                    kind: KvKind::pairs(heads.kv, heads.dim),
+                    window: case.window,
+                    pages: 4,
+                };
                 let mut kv = cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 }).unwrap();
                 let attention = Attention::causal(heads, layer, ops.scale);
                 let mut got = Vec::new();

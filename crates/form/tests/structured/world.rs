@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use fornax_compute::{KvGroup, PAGE_TOKENS, Sampling};
+use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, Sampling};
 use fornax_engine::simulation::Dice;
 use fornax_engine::{
     EndReason, Engine, EngineOptions, Event, Handle, QueueLimits, Request, StepLimits, Turn,
@@ -95,7 +95,7 @@ pub(crate) fn engine(tokens: &Tokens, depth: usize) -> (Engine, Handle) {
     let vocab = u32::try_from(tokens.bytes.len()).unwrap();
     let pages = 1 + SLOTS * CONTEXT.div_ceil(PAGE_TOKENS) / 2;
     let fake = Fake::new(FakeOptions {
-        groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages }],
+        groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages }],
         limits: StepLimits { tokens_max: 64, wanted_max: SLOTS, slots: SLOTS },
         depth,
         vocab,

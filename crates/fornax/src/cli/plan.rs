@@ -114,9 +114,9 @@ pub(crate) fn comparison_line(memory: &Memory) -> String {
 /// The plan as `--json` prints it.
 pub(crate) fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
     let plan = &planned.plan;
-    let mut bytes = by_purpose(&plan.usage);
-    bytes.insert("runtime".to_owned(), plan.runtime_bytes.into());
-    bytes.insert("margin".to_owned(), plan.margin_bytes.into());
+    let mut bytes = by_purpose(&plan.usage());
+    bytes.insert("runtime".to_owned(), plan.runtime_bytes().into());
+    bytes.insert("margin".to_owned(), plan.margin_bytes().into());
     Report {
         model: path,
         parameters: plan.stored.iter().map(|stored| stored.values).sum(),
@@ -141,7 +141,7 @@ pub(crate) fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
             device: planned.device,
             bytes,
             total_bytes: plan.total_bytes(),
-            limit_bytes: plan.limit_bytes,
+            limit_bytes: plan.limit_bytes(),
         }],
         remedies: planned
             .remedies
@@ -189,12 +189,12 @@ fn table(path: &Path, planned: &Planned) -> Result<String, std::fmt::Error> {
             Purpose::Logits => format!("{} rows", plan.step.wanted_max),
             Purpose::Workspace => String::new(),
         };
-        line(&purpose.to_string(), plan.usage.bytes(purpose), &note)?;
+        line(&purpose.to_string(), plan.usage().bytes(purpose), &note)?;
     }
-    line("runtime", plan.runtime_bytes, "code, stacks, tokenizer, page tables")?;
-    line("margin", plan.margin_bytes, "")?;
+    line("runtime", plan.runtime_bytes(), "code, stacks, tokenizer, page tables")?;
+    line("margin", plan.margin_bytes(), "")?;
     line("total", plan.total_bytes(), "")?;
-    line("may be used", plan.limit_bytes, "")?;
+    line("may be used", plan.limit_bytes(), "")?;
     writeln!(out)?;
     match (plan.fits(), &plan.unsupported) {
         (true, None) => writeln!(out, "fits")?,

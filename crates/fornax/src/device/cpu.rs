@@ -153,7 +153,7 @@ impl Arm for CpuArm {
     }
 
     fn open(&self, plan: &Plan) -> Result<Cpu, Error> {
-        let memory_limit = Some(plan.usage.total());
+        let memory_limit = Some(plan.usage().total());
         Ok(Cpu::new(CpuOptions { memory_limit, ..self.options(plan.step) })?)
     }
 }

@@ -145,9 +145,9 @@ impl Arm for CudaArm {
 
     /// With memory for all of the plan's weights.
     fn open(&self, plan: &Plan) -> Result<Cuda, Error> {
-        let memory_limit = Some(plan.usage.total());
+        let memory_limit = Some(plan.usage().total());
         let cuda = Cuda::new(CudaOptions { memory_limit, ..self.options(plan.step) })?;
-        cuda.reserve(Purpose::Weights, plan.usage.bytes(Purpose::Weights))?;
+        cuda.reserve(Purpose::Weights, plan.usage().bytes(Purpose::Weights))?;
         Ok(cuda)
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cudarc::driver::sys::CUresult;
-use fornax_compute::{KvDType, KvGroup, PageId, Row, Sampling, Sizes, Token};
+use fornax_compute::{GivenRows, KvDType, KvGroup, KvKind, PageId, Row, RowState, Sampling, Sizes, Token};
 use fornax_format::{DType, View};
 
 use super::*;
@@ -52,7 +52,8 @@ fn zeros(cuda: &Cuda, dtype: DType, rows: usize, columns: usize) -> Result<Weigh
 impl Model {
     fn new(cuda: &Cuda) -> Result<Model, Error> {
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns);
-        let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: PAGES };
+        let group =
+            KvGroup { layers: 1, kind: KvKind::pairs(HEADS.kv, HEADS.dim), window: None, pages: PAGES };
         cuda.foresee(&Model::attention(), true);
         let gates = Role::Gates { glu: Glu::Silu, adapted: false };
         let zeros_for = |role, dtype, rows, columns| {
@@ -228,7 +229,7 @@ fn prompts_of_heads_that_wgmma_takes_are_attended_to_by_it_on_hopper() {
     let cuda = Cuda::new(options()).unwrap();
     let check = |dim: usize, wanted: &[(&str, [u32; 3])]| {
         let heads = Heads { query: 8, kv: 2, dim };
-        let group = KvGroup { layers: 1, heads: 2, dim, window: None, pages: 8 };
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(2, dim), window: None, pages: 8 };
         let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).unwrap();
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
         let (mut qkv, mut out) = (rows(heads.qkv_columns()), rows(8 * dim));
@@ -317,7 +318,7 @@ fn attention_is_compiled_in_the_form_that_steps_ask_for() {
         let attention = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 0.1);
         let cuda = Cuda::new(options()).unwrap();
         cuda.foresee(&attention, rotates);
-        let group = KvGroup { layers: 1, heads: 2, dim, window: None, pages: 8 };
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(2, dim), window: None, pages: 8 };
         let mut kv = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).unwrap();
         cuda.ready(&mut |_, _| ()).unwrap();
         let (total, _) = cuda.programs.counts();
@@ -823,7 +824,7 @@ fn a_bit_that_changes_on_the_way_is_noticed_before_anything_is_computed() {
         let view = View::new(name, DType::F32, vec![3, 64], &bytes).unwrap();
         cuda.upload(&[view.into()]).unwrap()
     };
-    let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: 4 };
+    let group = KvGroup { layers: 1, kind: KvKind::pairs(HEADS.kv, HEADS.dim), window: None, pages: 4 };
     let spec = KvSpec { groups: vec![group], dtype: KvDType::F16 };
     let begin = || cuda.begin(&Batch::default()).map(|_| ());
     // The end of a load is where pages are made.
@@ -975,7 +976,7 @@ fn bytes_are_counted_by_purpose_as_the_plan_counts_them() {
 fn eight_bit_floats_are_kept_by_every_card_and_codes_are_refused_by_name() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();
-    let group = KvGroup { layers: 1, heads: HEADS.kv, dim: HEADS.dim, window: None, pages: PAGES };
+    let group = KvGroup { layers: 1, kind: KvKind::pairs(HEADS.kv, HEADS.dim), window: None, pages: PAGES };
     let spec = |dtype| KvSpec { groups: vec![group.clone()], dtype };
     let error = cuda.alloc_kv(&spec(KvDType::Q8_0)).unwrap_err();
     assert_eq!(
@@ -1018,4 +1019,32 @@ fn what_is_missing_is_said_before_anything_is_loaded() {
     check(&|fake| fake.absent = true, "the NVIDIA driver is not installed");
     check(&|fake| fake.version = Some(11_080), "its driver knows CUDA 11.8 and Fornax needs 12.0 or newer");
     check(&|fake| fake.memory_bytes = Some(32 << 20), "out of memory for workspace");
+}
+
+#[test]
+fn what_a_batch_or_a_cache_has_beyond_text_is_refused_by_name() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let refused = |change: &dyn Fn(&mut Batch)| {
+        let mut batch = Batch::default();
+        batch.push(Row { slot: 0, start: 0, len: 1, pages: vec![], wanted: 0 }, [Token::Known(0)]);
+        change(&mut batch);
+        cuda.begin(&batch).map(drop).unwrap_err().to_string()
+    };
+    let state = RowState { from: None, to: PageId(1), saves: vec![] };
+    let said = [
+        refused(&|batch| batch.given = GivenRows { columns: 1, values: vec![0.5] }),
+        refused(&|batch| batch.sections = vec![vec![0]]),
+        refused(&|batch| batch.lasts = vec![0]),
+        refused(&|batch| batch.states = vec![vec![state.clone()]]),
+    ];
+    let needs = [Need::GivenRows, Need::Sections, Need::LastSeen, Need::States];
+    assert_eq!(said, needs.map(|need| format!("{need} is not available on cuda")));
+    let kind = KvKind::Latent { width: 576 };
+    let group = KvGroup { layers: 1, kind, window: None, pages: PAGES };
+    let latent = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).map(drop);
+    let wanted = "a cache of one latent row of 576 a token is not available on cuda";
+    assert_eq!(latent.unwrap_err().to_string(), wanted);
+    drop(cuda);
+    assert_clean("refusals");
 }

@@ -541,8 +541,8 @@ impl Cuda {
         kv: &Kv,
     ) -> Result<(), Error> {
         let group = kv.group(layer);
-        if (group.heads, group.dim) != (heads.kv, heads.dim) {
-            let (got, wanted) = ((group.heads, group.dim), (heads.kv, heads.dim));
+        let (got, wanted) = (group.kind.heads().unwrap_or_default(), (heads.kv, heads.dim));
+        if got != wanted {
             return Err(Error::OperandShape { operation, operand: "kv", got, wanted });
         }
         self.check(slot, Check::Pages { group: layer.group, pages: group.pages })

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fornax_compute::{Batch, Error, KvGroup, Output, SampleFault, SampleRow, Sampled, Sampling};
+use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleFault, SampleRow, Sampled, Sampling};
 use fornax_engine::{Engine, EngineOptions, Handle, QueueLimits, Runner, StepLimits};
 use fornax_form::{Form, Grammars, Vocabulary};
 use fornax_format::Gguf;
@@ -343,7 +343,7 @@ impl Script {
             begun: Mutex::default(),
             fails_at: None,
             gate: None,
-            groups: vec![KvGroup { layers: 1, heads: 1, dim: 1, window: None, pages: 1025 }],
+            groups: vec![KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 1025 }],
             slots: 1,
             steps: VecDeque::new(),
             asked: Arc::default(),

@@ -271,7 +271,7 @@ impl<'a> AdapterFlag<'a> {
 
 /// What a model takes of the budget. The margin is for what nobody counts, and there once.
 fn planned_bytes(plan: &Plan) -> u64 {
-    plan.usage.total().saturating_add(plan.runtime_bytes)
+    plan.usage().total().saturating_add(plan.runtime_bytes())
 }
 
 /// The names and the model of `NAME[,ALIAS...]=MODEL`. A file whose name looks so is a file.

@@ -1,0 +1,135 @@
+//! What the sampler is asked about a step.
+
+use fornax_compute::{Given, SampleRow};
+
+use crate::{
+    scheduler::{Scheduled, Scheduler},
+    sequence::{Sequence, SequenceId},
+};
+
+/// The index of a row, and which tokens its form allows next.
+pub(crate) type Mask = (usize, Result<Vec<u32>, String>);
+
+/// One question to the sampler.
+pub(crate) struct Question {
+    /// The index of its row in the step.
+    pub(crate) row: usize,
+    /// The position whose logits it is about.
+    pub(crate) position: usize,
+    /// The index of those logits in the step.
+    wanted: u32,
+    pub(crate) kind: QuestionKind,
+    /// Which tokens the form allows, if there is one.
+    mask: Option<Vec<u32>>,
+    /// The tokens before a drafted position; elsewhere the sequence has them.
+    history: Option<Vec<u32>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QuestionKind {
+    /// How likely was the prompt's next token?
+    Score,
+    /// Which token comes next?
+    Choose,
+}
+
+/// Rows that are not asked about, although they were to choose a token.
+#[derive(Default)]
+pub(crate) struct Others {
+    /// Rows that are read instead, and where their logits would be.
+    pub(crate) embeds: Vec<(usize, u32)>,
+    /// Sequences whose form failed, and why.
+    pub(crate) broken: Vec<(SequenceId, String)>,
+}
+
+/// Adds the questions about a step's rows to `asked`, except for sequences that have ended meanwhile or whose next token is
+/// known already. `masks` are those that were computed beside the step, in the order of its rows.
+pub(crate) fn ask(
+    rows: &mut [Scheduled],
+    masks: Vec<Mask>,
+    scheduler: &mut Scheduler,
+    asked: &mut Vec<Question>,
+) -> Others {
+    asked.reserve(rows.len());
+    let mut others = Others::default();
+    let mut masks = masks.into_iter().peekable();
+    let mut wanted_before = 0;
+    for (index, row) in rows.iter_mut().enumerate() {
+        let first_wanted = wanted_before;
+        wanted_before += row.wanted();
+        let mut ready = masks.next_if(|&(row, _)| row == index).map(|(_, mask)| mask);
+        let Some(sequence) = scheduler.get_mut(row.id) else { continue };
+        let wanted_from = row.wanted_from;
+        let wanted = |position: usize| small(first_wanted + position - wanted_from);
+        let question = |position, kind| Question {
+            row: index,
+            position,
+            wanted: wanted(position),
+            kind,
+            mask: None,
+            history: None,
+        };
+        asked.extend(row.scores().map(|position| question(position, QuestionKind::Score)));
+        if row.samples > 0 && sequence.request.embeds {
+            others.embeds.push((index, wanted(row.end - 1)));
+            continue;
+        }
+        if row.samples > 0 && sequence.tokens.len() > row.end {
+            // The form forced it while the step was under way.
+            sequence.sampled_ahead -= 1;
+            row.samples = 0;
+        }
+        for position in row.end - row.samples..row.end {
+            let mask = match ready
+                .take()
+                .or_else(|| sequence.grammar.as_mut().map(|form| form.mask()))
+                .transpose()
+            {
+                Ok(mask) => mask,
+                Err(reason) => {
+                    others.broken.push((row.id, reason));
+                    continue;
+                }
+            };
+            let history = (row.drafts() > 0 && sequence.request.sampling.needs_history()).then(|| {
+                let drafted = position + 1 - (row.end - row.drafts());
+                [sequence.text(), &sequence.draft.launched()[..drafted]].concat()
+            });
+            asked.push(Question { mask, history, ..question(position, QuestionKind::Choose) });
+        }
+    }
+    others
+}
+
+impl Question {
+    /// As the sampler takes it.
+    pub(crate) fn input<'a>(&'a self, row: &Scheduled, sequence: &'a Sequence, vocab: u32) -> SampleRow<'a> {
+        // Positions beyond the last token are drafted.
+        let drafted = (self.position + 1).saturating_sub(sequence.tokens.len());
+        let given = (self.kind == QuestionKind::Score).then(|| Given {
+            token: sequence.tokens[self.position + 1],
+            top: sequence.request.prompt_logprobs.unwrap_or(0),
+        });
+        SampleRow {
+            wanted: self.wanted,
+            slot: row.slot,
+            position: small(self.position + 1),
+            seed: sequence.seed,
+            vocab,
+            sampling: &sequence.request.sampling,
+            history: match &self.history {
+                Some(history) => history,
+                None if drafted > 0 => &[],
+                None => sequence.text(),
+            },
+            generated: small(sequence.generated() + drafted),
+            mask: self.mask.as_ref().map(Vec::as_slice),
+            given,
+            mirostat_mu: sequence.mirostat_mu,
+        }
+    }
+}
+
+fn small(value: usize) -> u32 {
+    u32::try_from(value).expect("positions are bounded by the context")
+}
