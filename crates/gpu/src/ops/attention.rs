@@ -1,8 +1,7 @@
 //! Rotation, pages and attention over them.
 
-use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
+use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows, operands};
 
-use super::fits;
 use super::gemm::CAPABILITY;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
@@ -218,7 +217,7 @@ impl Cuda {
         qkv: &Buf,
         kv: &mut Kv,
     ) -> Result<(), Error> {
-        fits("kv_write", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
+        operands::fits("kv_write", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         self.pages_fit("kv_write", slot, heads, layer, kv)?;
         self.touch_read(slot, qkv)?;
         let function =
@@ -350,12 +349,9 @@ impl Cuda {
         out: &mut Buf,
     ) -> Result<(), Error> {
         let (heads, layer) = (attention.heads, attention.layer);
-        fits("attention", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
-        fits("attention", "out", out, (slot.tokens, heads.query * heads.dim))?;
-        if let Some(sinks) = &attention.sinks {
-            fits("attention", "sinks", sinks, (1, heads.query))?;
-        }
-        self.pages_fit("attention", slot, heads, layer, kv)?;
+        let group = kv.group(layer);
+        operands::attention(slot.tokens, attention, qkv, group, out)?;
+        self.check(slot, Check::Pages { group: layer.group, pages: group.pages })?;
         if !takes(heads) {
             let (shared, rest) = (heads.query / heads.kv, heads.query % heads.kv);
             let what =
@@ -541,17 +537,13 @@ impl Cuda {
         kv: &Kv,
     ) -> Result<(), Error> {
         let group = kv.group(layer);
-        if (group.heads, group.dim) != (heads.kv, heads.dim) {
-            let (got, wanted) = ((group.heads, group.dim), (heads.kv, heads.dim));
-            return Err(Error::OperandShape { operation, operand: "kv", got, wanted });
-        }
+        operands::pages_fit(operation, heads, group)?;
         self.check(slot, Check::Pages { group: layer.group, pages: group.pages })
     }
 }
 
 fn rotation(slot: &Slot, heads: Heads, rope: &Rope<Buf>, qkv: &Buf) -> Result<Rotation, Error> {
-    fits("rope", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
-    fits("rope", "frequencies", &rope.frequencies, (1, rope.pairs.min(heads.dim / 2)))?;
+    operands::rope(slot.tokens, heads, rope, qkv)?;
     Ok(Rotation {
         frequencies: rope.frequencies.pointer(),
         pairs: int(rope.pairs),

@@ -7,9 +7,8 @@
 
 use std::ops::Range;
 
-use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares};
+use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares, operands};
 
-use super::fits;
 use super::gemm::{self, Many, room_for};
 use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_program, form_threads, steps};
 use crate::abi::{Constant, Layout, layout};
@@ -249,9 +248,7 @@ impl Cuda {
     pub(crate) fn op_add_gated(&self, slot: &Slot, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "add_gated";
         let columns = x.columns;
-        fits(OPERATION, "gate", gate, (slot.tokens, 1))?;
-        fits(OPERATION, "y", y, (slot.tokens, columns))?;
-        fits(OPERATION, "x", x, (slot.tokens, columns))?;
+        operands::add_gated(slot.tokens, gate, y, x)?;
         [gate, y, &*x].into_iter().try_for_each(|read| self.touch_read(slot, read))?;
         self.touch_written(slot, &[Some(x.pointer())])?;
         let device_step = self.device_step(slot);
@@ -275,8 +272,7 @@ impl Cuda {
         const OPERATION: &str = "route";
         // Nobody can take more experts than there are.
         let each = routing.chosen.min(routing.experts);
-        fits(OPERATION, "logits", logits, (slot.tokens, routing.experts))?;
-        fits(OPERATION, "chosen", chosen, (slot.tokens, 2 * each))?;
+        operands::route(slot.tokens, routing, logits, chosen)?;
         if each > EACH_MAX {
             let what = format!("{each} experts for a token; at most {EACH_MAX} can be");
             return Err(Error::Unsupported { what, backend: self.device.name() });
@@ -307,21 +303,7 @@ impl Cuda {
     ) -> Result<(), Error> {
         let (tokens, each) = (slot.tokens, chosen.columns / 2);
         let (hidden, ffn) = (x.columns, room.gated.columns);
-        fits(OPERATION, "chosen", chosen, (tokens, 2 * each))?;
-        fits(OPERATION, "x", x, (tokens, hidden))?;
-        fits(OPERATION, "residual", residual, (tokens, hidden))?;
-        fits(OPERATION, "rows", &room.rows, (tokens * each, hidden))?;
-        fits(OPERATION, "gate_up room", &room.gate_up, (tokens * each, 2 * ffn))?;
-        fits(OPERATION, "gated room", &room.gated, (tokens * each, ffn))?;
-        let stacks = |operand, weight: &Weight, bias: Option<&Buf>, rows: usize, columns: usize| {
-            let (got, wanted) = ((weight.rows, weight.columns), (experts.count * rows, columns));
-            if got != wanted {
-                return Err(Error::OperandShape { operation: OPERATION, operand, got, wanted });
-            }
-            bias.map_or(Ok(()), |bias| fits(OPERATION, "bias", bias, (1, experts.count * rows)))
-        };
-        stacks("gate_up", experts.gate_up, experts.gate_up_bias, 2 * ffn, hidden)?;
-        stacks("down", experts.down, experts.down_bias, hidden, ffn)?;
+        operands::experts(tokens, experts, chosen, x, room, residual)?;
         [chosen, x, &*residual].into_iter().try_for_each(|read| self.touch_read(slot, read))?;
         let rooms = [&room.rows, &room.gate_up, &room.gated, &*residual];
         self.touch_written(slot, &rooms.map(|written| Some(written.pointer())))?;

@@ -2,9 +2,8 @@
 
 use std::cell::Cell;
 
-use fornax_compute::{Error, Rows};
+use fornax_compute::{Error, Rows, operands};
 
-use super::fits;
 use super::fuse::Pending;
 use super::gemm::{Gemm, room_for};
 use super::gemm_few::rows_max as rows_few;
@@ -354,11 +353,7 @@ impl Cuda {
         (out, room): (&mut Buf, Option<&Buf>),
     ) -> Result<(), Error> {
         let count = slot.count(rows);
-        fits(operation, "x", x, (count, weight.columns))?;
-        fits(operation, "out", out, (count, weight.rows))?;
-        if let Some(bias) = bias {
-            fits(operation, "bias", bias, (1, weight.rows))?;
-        }
+        operands::linear(operation, count, weight, bias, x, out)?;
         self.touch_written(slot, &[Some(out.pointer()), room.map(Buf::pointer)])?;
         let plain = weight.parts.iter().any(|part| part.format == Format::F32);
         let due = self.due_norm(x, rows).filter(|_| !plain);

@@ -1,8 +1,7 @@
 //! Operations that work row by row: embedding, sums, norms, the gated activation, the choice of rows.
 
-use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows};
+use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows, operands};
 
-use super::fits;
 use super::fuse::Due;
 use super::gemv::row_threads;
 use crate::abi::{Layout, layout};
@@ -31,26 +30,21 @@ pub(super) const LAYOUTS: &[Layout] =
     &[layout!(DeviceNorm, "Norm" in "norm.cu", { weight, bias, eps, centred, columns, pad })];
 
 impl DeviceNorm {
-    fn new(operation: &'static str, norm: &Norm<Buf>) -> Result<DeviceNorm, Error> {
-        let columns = norm.weight.columns;
-        fits(operation, "weight", &norm.weight, (1, columns))?;
-        if let Some(bias) = &norm.bias {
-            fits(operation, "bias", bias, (1, columns))?;
-        }
-        Ok(DeviceNorm {
+    fn new(norm: &Norm<Buf>) -> DeviceNorm {
+        DeviceNorm {
             weight: norm.weight.pointer(),
             bias: norm.bias.as_ref().map_or(0, Buf::pointer),
             eps: norm.eps,
             centred: i32::from(norm.kind == NormKind::Layer),
-            columns: int(columns),
+            columns: int(norm.weight.columns),
             pad: 0,
-        })
+        }
     }
 }
 
 impl Cuda {
     pub(crate) fn op_embed(&self, slot: &Slot, table: &Weight, out: &mut Buf) -> Result<(), Error> {
-        fits("embed", "out", out, (slot.tokens, table.columns))?;
+        operands::fits("embed", "out", out, (slot.tokens, table.columns))?;
         self.check(slot, Check::Tokens { rows: table.rows })?;
         self.check_sampled(slot)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
@@ -84,8 +78,7 @@ impl Cuda {
         let (count, columns) = (slot.count(rows), x.columns);
         let vector = operation == "add_vector";
         let operand = if vector { "vector" } else { "y" };
-        fits(operation, operand, y, (if vector { 1 } else { count }, columns))?;
-        fits(operation, "x", x, (count, columns))?;
+        operands::pair(operation, (operand, y), ("x", x), (if vector { 1 } else { count }, count))?;
         self.touch_read(slot, y)?;
         self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(x.pointer())])?;
@@ -111,9 +104,9 @@ impl Cuda {
         out: &mut Buf,
     ) -> Result<(), Error> {
         let (count, columns) = (slot.count(rows), norm.weight.columns);
-        fits("norm", "weight", &norm.weight, (1, columns))?;
-        fits("norm", "x", x, (count, columns))?;
-        fits("norm", "out", out, (count, columns))?;
+        operands::norm("norm", norm)?;
+        operands::fits("norm", "x", x, (count, columns))?;
+        operands::fits("norm", "out", out, (count, columns))?;
         let plain = norm.kind == NormKind::Rms && norm.bias.is_none();
         if plain && self.fused_norm((slot, rows), norm, x, out)? {
             return Ok(());
@@ -123,7 +116,7 @@ impl Cuda {
         if plain {
             return self.norm_rows(slot, &self.due(rows, norm, x, out));
         }
-        let norm = DeviceNorm::new("norm", norm)?;
+        let norm = DeviceNorm::new(norm);
         let function = self.programs.function(&Key::plain("norm.cu"), "any_norm")?;
         let device_step = self.device_step(slot);
         let args = [
@@ -146,18 +139,11 @@ impl Cuda {
     ) -> Result<(), Error> {
         const OPERATION: &str = "qk_norm";
         let columns = heads.qkv_columns();
-        fits(OPERATION, "qkv", qkv, (slot.tokens, columns))?;
+        operands::qk_norm(slot.tokens, heads, norm, qkv)?;
         let (queries, keys) = (heads.query * heads.dim, heads.kv * heads.dim);
-        for (operand, norm, whole) in [("query", &norm.query, queries), ("key", &norm.key, keys)] {
-            let got = norm.weight.columns;
-            if got != heads.dim && got != whole {
-                let (got, wanted) = ((1, got), (1, whole));
-                return Err(Error::OperandShape { operation: OPERATION, operand, got, wanted });
-            }
-        }
         let stretches = queries / norm.query.weight.columns + keys / norm.key.weight.columns;
         let widest = norm.query.weight.columns.max(norm.key.weight.columns);
-        let [query, key] = [DeviceNorm::new(OPERATION, &norm.query)?, DeviceNorm::new(OPERATION, &norm.key)?];
+        let [query, key] = [DeviceNorm::new(&norm.query), DeviceNorm::new(&norm.key)];
         self.touch_read(slot, qkv)?;
         self.touch_written(slot, &[Some(qkv.pointer())])?;
         let function = self.programs.function(&Key::plain("norm.cu"), "qk_norm")?;
@@ -176,7 +162,7 @@ impl Cuda {
 
     pub(crate) fn op_add_positions(&self, slot: &Slot, table: &Weight, x: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "add_positions";
-        fits(OPERATION, "x", x, (slot.tokens, table.columns))?;
+        operands::fits(OPERATION, "x", x, (slot.tokens, table.columns))?;
         self.check(slot, Check::Positions { rows: table.rows })?;
         self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(x.pointer())])?;
@@ -206,7 +192,7 @@ impl Cuda {
     ) -> Result<(), Error> {
         const OPERATION: &str = "pointwise";
         let columns = x.columns;
-        fits(OPERATION, "x", x, (slot.count(rows), columns))?;
+        operands::fits(OPERATION, "x", x, (slot.count(rows), columns))?;
         self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(x.pointer())])?;
         // As rows.cu numbers them.
@@ -231,8 +217,7 @@ impl Cuda {
     pub(crate) fn op_pool(&self, slot: &Slot, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "pool";
         let columns = out.columns;
-        fits(OPERATION, "x", x, (slot.tokens, columns))?;
-        fits(OPERATION, "out", out, (slot.wanted, columns))?;
+        operands::pair(OPERATION, ("x", x), ("out", out), (slot.tokens, slot.wanted))?;
         self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
         // As rows.cu numbers them.
@@ -269,9 +254,7 @@ impl Cuda {
     }
 
     pub(crate) fn op_glu(&self, slot: &Slot, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
-        let columns = out.columns;
-        fits("glu", "gate_up", gate_up, (slot.tokens, 2 * columns))?;
-        fits("glu", "out", out, (slot.tokens, columns))?;
+        operands::glu(slot.tokens, gate_up, out)?;
         if kind == Glu::Silu && self.fused_glu(slot, gate_up, out)? {
             return Ok(());
         }
@@ -311,8 +294,7 @@ impl Cuda {
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let columns = out.columns;
-        fits("gather_wanted", "x", x, (slot.tokens, columns))?;
-        fits("gather_wanted", "out", out, (slot.wanted, columns))?;
+        operands::pair("gather_wanted", ("x", x), ("out", out), (slot.tokens, slot.wanted))?;
         self.touch_read(slot, x)?;
         self.touch_written(slot, &[Some(out.pointer())])?;
         let function = self.programs.function(&Key::plain("rows.cu"), "gather")?;

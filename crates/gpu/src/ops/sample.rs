@@ -5,9 +5,8 @@
 //! likelihoods of several tokens, have their logits read back and given to the specification itself, so that there is one
 //! meaning of each parameter.
 
-use fornax_compute::{Change, Error, SampleRow, SampleScratch, halvings, random_bits, sample};
+use fornax_compute::{Change, Error, SampleRow, SampleScratch, halvings, operands, random_bits, sample};
 
-use super::fits;
 use crate::abi::Constant;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
@@ -41,7 +40,7 @@ impl Cuda {
         logits: &Buf,
         rows: &[SampleRow<'_>],
     ) -> Result<(), Error> {
-        fits("sample", "logits", logits, (slot.wanted, logits.columns))?;
+        operands::fits("sample", "logits", logits, (slot.wanted, logits.columns))?;
         let slots = self.has_sampled.borrow().len();
         let below = |what, got: usize, count: usize| match got < count {
             true => Ok(()),
