@@ -244,6 +244,10 @@ impl Cuda {
     ) -> Result<(), Error> {
         let [x, y, z, cluster] = [grid[0], grid[1], grid[2], cluster]
             .map(|count| u32::try_from(count).expect("grids are counted in 32 bits"));
+        assert!(
+            self.is_launching(),
+            "{operation} launches outside of an operation that says what it touches"
+        );
         self.programs.allow_shared(function, shared)?;
         self.device.launch(operation, &Launch { function, grid: [x, y, z], block, shared, cluster, args })
     }

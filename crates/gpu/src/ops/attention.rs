@@ -193,20 +193,20 @@ impl Cuda {
         qkv: &mut Buf,
     ) -> Result<(), Error> {
         let rotation = rotation(slot, heads, rope, qkv)?;
-        self.touch_read(slot, qkv)?;
-        self.touch_written(slot, &[Some(qkv.pointer())])?;
-        let function =
-            self.programs.function(&Key { unit: "rope.cu", defines: storage(KvDType::F16) }, "rope")?;
-        let heads_counted = HeadCounts::from(heads);
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&heads_counted)),
-            Arg::Struct(bytemuck::bytes_of(&rotation)),
-            Arg::Pointer(qkv.pointer()),
-        ];
-        let grid = [heads.query + heads.kv, self.grid_rows(slot, Rows::Tokens), 1];
-        self.launch("rope", function, grid, (64, 0), &args)
+        self.op(slot, &[&*qkv], &[&*qkv], || {
+            let function =
+                self.programs.function(&Key { unit: "rope.cu", defines: storage(KvDType::F16) }, "rope")?;
+            let heads_counted = HeadCounts::from(heads);
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&heads_counted)),
+                Arg::Struct(bytemuck::bytes_of(&rotation)),
+                Arg::Pointer(qkv.pointer()),
+            ];
+            let grid = [heads.query + heads.kv, self.grid_rows(slot, Rows::Tokens), 1];
+            self.launch("rope", function, grid, (64, 0), &args)
+        })
     }
 
     pub(crate) fn op_kv_write(
@@ -219,19 +219,26 @@ impl Cuda {
     ) -> Result<(), Error> {
         operands::fits("kv_write", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         self.pages_fit("kv_write", slot, heads, layer, kv)?;
-        self.touch_read(slot, qkv)?;
-        let function =
-            self.programs.function(&Key { unit: "rope.cu", defines: storage(kv.dtype) }, "kv_write")?;
-        let heads_counted = HeadCounts::from(heads);
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&heads_counted)),
-            Arg::Int(int(layer.group)),
-            Arg::Pointer(qkv.pointer()),
-            Arg::Pointer(kv.pages(layer)),
-        ];
-        self.launch("kv_write", function, [heads.kv, self.grid_rows(slot, Rows::Tokens), 1], (64, 0), &args)
+        self.op(slot, &[qkv], &[], || {
+            let function =
+                self.programs.function(&Key { unit: "rope.cu", defines: storage(kv.dtype) }, "kv_write")?;
+            let heads_counted = HeadCounts::from(heads);
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&heads_counted)),
+                Arg::Int(int(layer.group)),
+                Arg::Pointer(qkv.pointer()),
+                Arg::Pointer(kv.pages(layer)),
+            ];
+            self.launch(
+                "kv_write",
+                function,
+                [heads.kv, self.grid_rows(slot, Rows::Tokens), 1],
+                (64, 0),
+                &args,
+            )
+        })
     }
 
     /// `rope`, `kv_write` and `attention`: the first two in one pass, or where every row is one token all three. Then no
@@ -308,23 +315,23 @@ impl Cuda {
         let (heads, layer) = (attention.heads, attention.layer);
         let rotation = rotation(slot, heads, rope, qkv)?;
         self.pages_fit("attend", slot, heads, layer, kv)?;
-        self.touch_read(slot, qkv)?;
-        self.touch_written(slot, &[Some(qkv.pointer())])?;
-        let key = Key { unit: "rope.cu", defines: storage(kv.dtype) };
-        let function = self.programs.function(&key, "rope_and_write")?;
-        let heads_counted = HeadCounts::from(heads);
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&heads_counted)),
-            Arg::Struct(bytemuck::bytes_of(&rotation)),
-            Arg::Int(int(layer.group)),
-            Arg::Pointer(qkv.pointer()),
-            Arg::Pointer(kv.pages(layer)),
-            Arg::Int(i32::from(keys)),
-        ];
-        let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-        self.launch("attend", function, grid, (256, 0), &args)
+        self.op(slot, &[&*qkv], &[&*qkv], || {
+            let key = Key { unit: "rope.cu", defines: storage(kv.dtype) };
+            let function = self.programs.function(&key, "rope_and_write")?;
+            let heads_counted = HeadCounts::from(heads);
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&heads_counted)),
+                Arg::Struct(bytemuck::bytes_of(&rotation)),
+                Arg::Int(int(layer.group)),
+                Arg::Pointer(qkv.pointer()),
+                Arg::Pointer(kv.pages(layer)),
+                Arg::Int(i32::from(keys)),
+            ];
+            let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+            self.launch("attend", function, grid, (256, 0), &args)
+        })
     }
 
     pub(crate) fn op_attention(
@@ -363,24 +370,27 @@ impl Cuda {
             let what = format!("attention whose scores are multiplied by {}", attention.scale);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
-        self.touch_read(slot, qkv)?;
-        self.touch_written(slot, &[Some(out.pointer()), rope.map(|_| qkv.pointer())])?;
-        if kv.dtype == KvDType::F32 {
-            return self.attention_f32(slot, attention, rope, qkv, kv, out);
-        }
-        let whole =
-            Run { first: 0, tokens: self.grid_rows(slot, Rows::Tokens), places: self.grid_places(slot) };
-        let rows_bytes = rows_bytes(heads.dim, kv.dtype, 1);
-        // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
-        let runs = match &slot.singles[..] {
-            _ if slot.decode || rows_bytes > self.device.shared_max => &[whole][..],
-            runs if runs.len() <= RUNS_MAX => runs,
-            _ => &[],
-        };
-        if !slot.decode && rows_bytes <= self.device.shared_max {
-            self.attention_rows(slot, attention, (rope, !runs.is_empty()), (qkv, kv, out))?;
-        }
-        runs.iter().try_for_each(|run| self.attention_singles(slot, attention, (rope, *run), (qkv, kv, out)))
+        // Where queries and keys are rotated here, they are written back.
+        let written = if rope.is_some() { qkv } else { &*out };
+        self.op(slot, &[qkv], &[&*out, written], || {
+            if kv.dtype == KvDType::F32 {
+                return self.attention_f32(slot, attention, rope, qkv, kv, out);
+            }
+            let whole =
+                Run { first: 0, tokens: self.grid_rows(slot, Rows::Tokens), places: self.grid_places(slot) };
+            let rows_bytes = rows_bytes(heads.dim, kv.dtype, 1);
+            // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
+            let runs = match &slot.singles[..] {
+                _ if slot.decode || rows_bytes > self.device.shared_max => &[whole][..],
+                runs if runs.len() <= RUNS_MAX => runs,
+                _ => &[],
+            };
+            if !slot.decode && rows_bytes <= self.device.shared_max {
+                self.attention_rows(slot, attention, (rope, !runs.is_empty()), (qkv, kv, out))?;
+            }
+            runs.iter()
+                .try_for_each(|run| self.attention_singles(slot, attention, (rope, *run), (qkv, kv, out)))
+        })
     }
 
     /// Single tokens of sequences: one launch, or two where tiles are merged by a kernel of their own.

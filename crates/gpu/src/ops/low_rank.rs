@@ -70,13 +70,12 @@ impl Cuda {
         if slot.adapter_max.is_none() {
             return Ok(());
         }
-        self.touch_read(slot, x)?;
-        self.touch_read(slot, out)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        for launch in launches(changes) {
-            self.launch_changes(slot, &launch, x, out)?;
-        }
-        Ok(())
+        self.op(slot, &[x, &*out], &[&*out], || {
+            for launch in launches(changes) {
+                self.launch_changes(slot, &launch, x, out)?;
+            }
+            Ok(())
+        })
     }
 
     /// Both products of some changes, for as many rows at once as there is room for the values between them.
@@ -85,7 +84,7 @@ impl Cuda {
         slot: &Slot,
         changes: &[DeviceChange],
         x: &Buf,
-        out: &mut Buf,
+        out: &Buf,
     ) -> Result<(), Error> {
         let most =
             |size: fn(&DeviceChange) -> i32| changes.iter().map(size).max().unwrap_or(0).cast_unsigned();

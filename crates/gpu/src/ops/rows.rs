@@ -47,23 +47,24 @@ impl Cuda {
         operands::fits("embed", "out", out, (slot.tokens, table.columns))?;
         self.check(slot, Check::Tokens { rows: table.rows })?;
         self.check_sampled(slot)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        for part in &table.parts {
-            let function = self.programs.function(&Key::quant("embed.cu", part.format), "embed")?;
-            let device_part = table.device_part(part);
-            let device_step = self.device_step(slot);
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_part)),
-                Arg::Int(int(part.first)),
-                Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Pointer(self.sampled.pointer()),
-                Arg::Pointer(out.pointer()),
-                Arg::Int(int(table.columns)),
-            ];
-            let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-            self.launch("embed", function, grid, (row_threads(table.columns), 0), &args)?;
-        }
-        Ok(())
+        self.op(slot, &[], &[&*out], || {
+            for part in &table.parts {
+                let function = self.programs.function(&Key::quant("embed.cu", part.format), "embed")?;
+                let device_part = table.device_part(part);
+                let device_step = self.device_step(slot);
+                let args = [
+                    Arg::Struct(bytemuck::bytes_of(&device_part)),
+                    Arg::Int(int(part.first)),
+                    Arg::Struct(bytemuck::bytes_of(&device_step)),
+                    Arg::Pointer(self.sampled.pointer()),
+                    Arg::Pointer(out.pointer()),
+                    Arg::Int(int(table.columns)),
+                ];
+                let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+                self.launch("embed", function, grid, (row_threads(table.columns), 0), &args)?;
+            }
+            Ok(())
+        })
     }
 
     /// `y` is one row for all of `x`, or as many.
@@ -79,20 +80,19 @@ impl Cuda {
         let vector = operation == "add_vector";
         let operand = if vector { "vector" } else { "y" };
         operands::pair(operation, (operand, y), ("x", x), (if vector { 1 } else { count }, count))?;
-        self.touch_read(slot, y)?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(x.pointer())])?;
-        let function = self.programs.function(&Key::plain("rows.cu"), "add")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Pointer(y.pointer()),
-            Arg::Int(if vector { 0 } else { int(columns) }),
-            Arg::Pointer(x.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
+        self.op(slot, &[y, &*x], &[&*x], || {
+            let function = self.programs.function(&Key::plain("rows.cu"), "add")?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(i32::from(rows == Rows::Wanted)),
+                Arg::Pointer(y.pointer()),
+                Arg::Int(if vector { 0 } else { int(columns) }),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
+        })
     }
 
     pub(crate) fn op_norm(
@@ -111,23 +111,23 @@ impl Cuda {
         if plain && self.fused_norm((slot, rows), norm, x, out)? {
             return Ok(());
         }
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        if plain {
-            return self.norm_rows(slot, &self.due(rows, norm, x, out));
-        }
-        let norm = DeviceNorm::new(norm);
-        let function = self.programs.function(&Key::plain("norm.cu"), "any_norm")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Struct(bytemuck::bytes_of(&norm)),
-            Arg::Pointer(x.pointer()),
-            Arg::Pointer(out.pointer()),
-        ];
-        let grid = [self.grid_rows(slot, rows), 1, 1];
-        self.launch("norm", function, grid, (row_threads(columns), 0), &args)
+        self.op(slot, &[x], &[&*out], || {
+            if plain {
+                return self.norm_rows(slot, &self.due(rows, norm, x, out));
+            }
+            let norm = DeviceNorm::new(norm);
+            let function = self.programs.function(&Key::plain("norm.cu"), "any_norm")?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(i32::from(rows == Rows::Wanted)),
+                Arg::Struct(bytemuck::bytes_of(&norm)),
+                Arg::Pointer(x.pointer()),
+                Arg::Pointer(out.pointer()),
+            ];
+            let grid = [self.grid_rows(slot, rows), 1, 1];
+            self.launch("norm", function, grid, (row_threads(columns), 0), &args)
+        })
     }
 
     pub(crate) fn op_qk_norm(
@@ -144,43 +144,43 @@ impl Cuda {
         let stretches = queries / norm.query.weight.columns + keys / norm.key.weight.columns;
         let widest = norm.query.weight.columns.max(norm.key.weight.columns);
         let [query, key] = [DeviceNorm::new(&norm.query), DeviceNorm::new(&norm.key)];
-        self.touch_read(slot, qkv)?;
-        self.touch_written(slot, &[Some(qkv.pointer())])?;
-        let function = self.programs.function(&Key::plain("norm.cu"), "qk_norm")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&query)),
-            Arg::Struct(bytemuck::bytes_of(&key)),
-            Arg::Int(int(queries)),
-            Arg::Int(int(columns)),
-            Arg::Pointer(qkv.pointer()),
-        ];
-        let grid = [stretches, self.grid_rows(slot, Rows::Tokens), 1];
-        self.launch(OPERATION, function, grid, (row_threads(widest), 0), &args)
+        self.op(slot, &[&*qkv], &[&*qkv], || {
+            let function = self.programs.function(&Key::plain("norm.cu"), "qk_norm")?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&query)),
+                Arg::Struct(bytemuck::bytes_of(&key)),
+                Arg::Int(int(queries)),
+                Arg::Int(int(columns)),
+                Arg::Pointer(qkv.pointer()),
+            ];
+            let grid = [stretches, self.grid_rows(slot, Rows::Tokens), 1];
+            self.launch(OPERATION, function, grid, (row_threads(widest), 0), &args)
+        })
     }
 
     pub(crate) fn op_add_positions(&self, slot: &Slot, table: &Weight, x: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "add_positions";
         operands::fits(OPERATION, "x", x, (slot.tokens, table.columns))?;
         self.check(slot, Check::Positions { rows: table.rows })?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(x.pointer())])?;
-        for part in &table.parts {
-            let key = Key::quant("embed.cu", part.format);
-            let function = self.programs.function(&key, OPERATION)?;
-            let (device_part, device_step) = (table.device_part(part), self.device_step(slot));
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_part)),
-                Arg::Int(int(part.first)),
-                Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Pointer(x.pointer()),
-                Arg::Int(int(table.columns)),
-            ];
-            let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-            self.launch(OPERATION, function, grid, (row_threads(table.columns), 0), &args)?;
-        }
-        Ok(())
+        self.op(slot, &[&*x], &[&*x], || {
+            for part in &table.parts {
+                let key = Key::quant("embed.cu", part.format);
+                let function = self.programs.function(&key, OPERATION)?;
+                let (device_part, device_step) = (table.device_part(part), self.device_step(slot));
+                let args = [
+                    Arg::Struct(bytemuck::bytes_of(&device_part)),
+                    Arg::Int(int(part.first)),
+                    Arg::Struct(bytemuck::bytes_of(&device_step)),
+                    Arg::Pointer(x.pointer()),
+                    Arg::Int(int(table.columns)),
+                ];
+                let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+                self.launch(OPERATION, function, grid, (row_threads(table.columns), 0), &args)?;
+            }
+            Ok(())
+        })
     }
 
     pub(crate) fn op_pointwise(
@@ -193,48 +193,48 @@ impl Cuda {
         const OPERATION: &str = "pointwise";
         let columns = x.columns;
         operands::fits(OPERATION, "x", x, (slot.count(rows), columns))?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(x.pointer())])?;
-        // As rows.cu numbers them.
-        let (number, parameter) = match function {
-            Pointwise::Scale(factor) => (0, factor),
-            Pointwise::SoftCap(cap) => (1, cap),
-            Pointwise::Gelu => (2, 0.0),
-            Pointwise::GeluTanh => (3, 0.0),
-        };
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Int(number),
-            Arg::Float(parameter),
-            Arg::Pointer(x.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch_values((OPERATION, "rows.cu"), slot, rows, columns, &args)
+        self.op(slot, &[&*x], &[&*x], || {
+            // As rows.cu numbers them.
+            let (number, parameter) = match function {
+                Pointwise::Scale(factor) => (0, factor),
+                Pointwise::SoftCap(cap) => (1, cap),
+                Pointwise::Gelu => (2, 0.0),
+                Pointwise::GeluTanh => (3, 0.0),
+            };
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(i32::from(rows == Rows::Wanted)),
+                Arg::Int(number),
+                Arg::Float(parameter),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch_values((OPERATION, "rows.cu"), slot, rows, columns, &args)
+        })
     }
 
     pub(crate) fn op_pool(&self, slot: &Slot, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "pool";
         let columns = out.columns;
         operands::pair(OPERATION, ("x", x), ("out", out), (slot.tokens, slot.wanted))?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        // As rows.cu numbers them.
-        let number = match pooling {
-            Pooling::Mean => 0,
-            Pooling::First => 1,
-            Pooling::Last => 2,
-        };
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(number),
-            Arg::Pointer(x.pointer()),
-            Arg::Pointer(out.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch_values((OPERATION, "rows.cu"), slot, Rows::Wanted, columns, &args)
+        self.op(slot, &[x], &[&*out], || {
+            // As rows.cu numbers them.
+            let number = match pooling {
+                Pooling::Mean => 0,
+                Pooling::First => 1,
+                Pooling::Last => 2,
+            };
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(number),
+                Arg::Pointer(x.pointer()),
+                Arg::Pointer(out.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch_values((OPERATION, "rows.cu"), slot, Rows::Wanted, columns, &args)
+        })
     }
 
     pub(super) fn norm_rows(&self, slot: &Slot, due: &Due) -> Result<(), Error> {
@@ -258,9 +258,9 @@ impl Cuda {
         if kind == Glu::Silu && self.fused_glu(slot, gate_up, out)? {
             return Ok(());
         }
-        self.touch_read(slot, gate_up)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        self.gate_rows("glu", slot, (self.grid_rows(slot, Rows::Tokens), 1), kind, gate_up, out)
+        self.op(slot, &[gate_up], &[&*out], || {
+            self.gate_rows("glu", slot, (self.grid_rows(slot, Rows::Tokens), 1), kind, gate_up, out)
+        })
     }
 
     /// The gated activation of `each` rows for each of so many tokens.
@@ -295,23 +295,23 @@ impl Cuda {
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let columns = out.columns;
         operands::pair("gather_wanted", ("x", x), ("out", out), (slot.tokens, slot.wanted))?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        let function = self.programs.function(&Key::plain("rows.cu"), "gather")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Pointer(x.pointer()),
-            Arg::Pointer(out.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch(
-            "gather_wanted",
-            function,
-            self.value_grid(slot, Rows::Wanted, columns),
-            (THREADS as u32, 0),
-            &args,
-        )
+        self.op(slot, &[x], &[&*out], || {
+            let function = self.programs.function(&Key::plain("rows.cu"), "gather")?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Pointer(x.pointer()),
+                Arg::Pointer(out.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch(
+                "gather_wanted",
+                function,
+                self.value_grid(slot, Rows::Wanted, columns),
+                (THREADS as u32, 0),
+                &args,
+            )
+        })
     }
 
     /// Launches a kernel of its operation's name with a thread for every value.
