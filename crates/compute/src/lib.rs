@@ -21,6 +21,7 @@ mod float8;
 mod kv;
 pub mod landing;
 mod memory;
+pub mod operands;
 mod philox;
 mod ring;
 mod sample;

@@ -156,7 +156,7 @@ impl Cuda {
             Arg::Int(int(part.columns)),
         ];
         let function = self.programs.function(&Key::quant("embed.cu", part.format), "rows_of")?;
-        self.launch(OPERATION, function, [rows, 1, 1], (256, 0), &args)?;
+        self.launching(|| self.launch(OPERATION, function, [rows, 1, 1], (256, 0), &args))?;
         let event = match checks.spare.pop() {
             Some(event) => event,
             None => Event::new(&self.device)?,

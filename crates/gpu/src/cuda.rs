@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use fornax_compute::cpu::dequantize;
 use fornax_compute::landing::{Content, land};
+use fornax_compute::operands;
 use fornax_compute::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, LowRank,
     Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope, Routing, Rows,
@@ -243,6 +244,10 @@ impl Cuda {
     ) -> Result<(), Error> {
         let [x, y, z, cluster] = [grid[0], grid[1], grid[2], cluster]
             .map(|count| u32::try_from(count).expect("grids are counted in 32 bits"));
+        assert!(
+            self.is_launching(),
+            "{operation} launches outside of an operation that says what it touches"
+        );
         self.programs.allow_shared(function, shared)?;
         self.device.launch(operation, &Launch { function, grid: [x, y, z], block, shared, cluster, args })
     }
@@ -555,7 +560,7 @@ impl Backend for Cuda {
 
     fn read(&self, buf: &Buf, row: usize, rows: usize) -> Result<Vec<f32>, Error> {
         let end = row.saturating_add(rows);
-        crate::ops::fits("read", "buf", buf, (end, buf.columns))?;
+        operands::fits("read", "buf", buf, (end, buf.columns))?;
         let mut values = vec![0.0; rows * buf.columns];
         let from = buf.pointer() + (row * buf.columns * 4) as u64;
         self.device.read("read", from, bytemuck::cast_slice_mut(&mut values))?;

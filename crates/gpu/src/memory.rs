@@ -3,6 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
+use fornax_compute::operands::Operand;
 use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, Part, Purpose, Sizes};
 
 use crate::CudaOptions;
@@ -35,6 +36,16 @@ pub struct Buf {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     piece: Piece,
+}
+
+impl Operand for Buf {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn columns(&self) -> usize {
+        self.columns
+    }
 }
 
 impl fmt::Debug for Buf {
@@ -81,6 +92,16 @@ pub(crate) struct WeightPart {
     pub(crate) columns: usize,
     /// Where its planes begin in the weight.
     pub(crate) planes: [u64; PLANES],
+}
+
+impl Operand for Weight {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn columns(&self) -> usize {
+        self.columns
+    }
 }
 
 impl fmt::Debug for Weight {

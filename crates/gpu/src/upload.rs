@@ -158,7 +158,7 @@ impl Cuda {
             let args =
                 [Arg::Struct(bytemuck::bytes_of(&device_part)), Arg::Struct(bytemuck::bytes_of(&stored))];
             let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
-            self.launch("upload", function, grid, (64, 0), &args)?;
+            self.launching(|| self.launch("upload", function, grid, (64, 0), &args))?;
             slot.sent.record()
         };
         let Ring { slots, next, gatherers } = ring;
@@ -228,6 +228,6 @@ impl Cuda {
         let device_part = weight.device_part(part);
         let args = [Arg::Struct(bytemuck::bytes_of(&device_part))];
         let blocks = eights.div_ceil(THREADS).min(16 * self.device.multiprocessors as usize);
-        self.launch("upload", function, [blocks, 1, 1], (THREADS as u32, 0), &args)
+        self.launching(|| self.launch("upload", function, [blocks, 1, 1], (THREADS as u32, 0), &args))
     }
 }

@@ -7,7 +7,7 @@ use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
     Attention, Backend, Batch, Error as ComputeError, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec,
     Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow,
-    Sizes, Usage,
+    Sizes, Usage, operands,
 };
 
 use crate::Error;
@@ -180,15 +180,8 @@ impl<P: Products> Backend for Integer<P> {
             || ComputeError::Unsupported { what: "a product with a table".to_owned(), backend: NAME };
         let product = weight.product.as_ref().ok_or_else(refused)?;
         let count = step.count(rows);
-        let fits = |operand, buf: &cpu::Buf, columns: usize| {
-            let (got, wanted) = (buf.shape(), (count, columns));
-            if got.0 >= wanted.0 && got.1 == wanted.1 {
-                return Ok(());
-            }
-            Err(ComputeError::OperandShape { operation: "matmul", operand, got, wanted })
-        };
-        fits("x", x, product.columns)?;
-        fits("out", out, product.rows)?;
+        operands::fits("matmul", "x", x, (count, product.columns))?;
+        operands::fits("matmul", "out", out, (count, product.rows))?;
         if count == 0 {
             return Ok(());
         }

@@ -12,6 +12,7 @@ use super::pool::Pool;
 use super::quant::{self, Format, GROUP, Simd};
 use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRATCH_VALUES, step};
 use crate::landing::{Content, land};
+use crate::operands::Operand;
 use crate::{
     Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, PageCopy, PageId, Part, Purpose, Sizes,
     Usage,
@@ -232,6 +233,16 @@ pub struct Buf {
     block: Block,
 }
 
+impl Operand for Buf {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn columns(&self) -> usize {
+        self.columns
+    }
+}
+
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buf({} x {})", self.rows, self.columns)
@@ -329,6 +340,16 @@ impl WeightPart {
     /// Groups of sixteen rows, the last one perhaps incomplete.
     pub(super) fn groups(&self) -> usize {
         self.rows.div_ceil(GROUP)
+    }
+}
+
+impl Operand for Weight {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn columns(&self) -> usize {
+        self.columns
     }
 }
 

@@ -43,10 +43,11 @@ use step::{Slot, Steps};
 
 use crate::batch::below;
 use crate::landing::{Content, land};
+use crate::operands::{self, fits};
 use crate::{
     Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, LowRank, Memory,
-    Need, Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, RANK_MAX, Rope, Routing,
-    Rows, SampleRow, SampleScratch, Sizes, Token, Usage, sample,
+    Need, Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows,
+    SampleRow, SampleScratch, Sizes, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -242,19 +243,6 @@ impl Memory for Cpu {
     }
 }
 
-/// Refuses a buffer with too few rows or other columns than the operation has.
-fn fits(
-    operation: &'static str,
-    operand: &'static str,
-    buf: &Buf,
-    (rows, columns): (usize, usize),
-) -> Result<(), Error> {
-    if buf.rows >= rows && buf.columns == columns {
-        return Ok(());
-    }
-    Err(Error::OperandShape { operation, operand, got: (buf.rows, buf.columns), wanted: (rows, columns) })
-}
-
 /// Refuses pages that are not of this layer's shape, and page tables that name other pages than the pool has.
 fn pages_fit(
     operation: &'static str,
@@ -264,10 +252,7 @@ fn pages_fit(
     kv: &Kv,
 ) -> Result<(), Error> {
     let group = kv.group(layer);
-    let (got, wanted) = (group.kind.heads().unwrap_or_default(), (heads.kv, heads.dim));
-    if got != wanted {
-        return Err(Error::OperandShape { operation, operand: "kv", got, wanted });
-    }
+    operands::pages_fit(operation, heads, group)?;
     step.check_pages(layer.group, group.pages)
 }
 
@@ -352,8 +337,7 @@ impl Backend for Cpu {
     fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let count = step.count(rows);
-        fits("matmul", "x", x, (count, weight.columns))?;
-        fits("matmul", "out", out, (count, weight.rows))?;
+        operands::linear("matmul", count, weight, None, x, out)?;
         let scratch = &mut *self.scratch.borrow_mut();
         let mut multiplier = self.multiplier(&mut scratch.activations, &mut scratch.threads);
         let (x, out) = (&x.values()[..count * weight.columns], &mut out.values_mut()[..count * weight.rows]);
@@ -364,8 +348,7 @@ impl Backend for Cpu {
     fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (count, columns) = (step.count(rows), x.columns);
-        fits("add_vector", "vector", vector, (1, columns))?;
-        fits("add_vector", "x", x, (count, columns))?;
+        operands::pair("add_vector", ("vector", vector), ("x", x), (1, count))?;
         let vector = vector.row(0);
         for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |_, x| add(vector, x));
         Ok(())
@@ -374,8 +357,7 @@ impl Backend for Cpu {
     fn add(&self, step: &Step, rows: Rows, y: &Buf, x: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (count, columns) = (step.count(rows), x.columns);
-        fits("add", "y", y, (count, columns))?;
-        fits("add", "x", x, (count, columns))?;
+        operands::pair("add", ("y", y), ("x", x), (count, count))?;
         let y = y.values();
         for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |row, x| {
             add(&y[row * columns..][..columns], x)
@@ -411,25 +393,18 @@ impl Backend for Cpu {
     fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (count, columns) = (step.count(rows), norm.weight.columns);
-        let norm = row_norm("norm", norm)?;
+        operands::norm("norm", norm)?;
         fits("norm", "x", x, (count, columns))?;
         fits("norm", "out", out, (count, columns))?;
         let (x, out) = (&x.values()[..count * columns], &mut out.values_mut()[..count * columns]);
-        norm::norm(&self.pool, self.options.simd, norm, x, out);
+        norm::norm(&self.pool, self.options.simd, row_norm(norm), x, out);
         Ok(())
     }
 
     fn qk_norm(&self, step: &Step, heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf) -> Result<(), Error> {
         let (count, columns) = (step.slot().tokens().len(), heads.qkv_columns());
-        fits("qk_norm", "qkv", qkv, (count, columns))?;
-        for (operand, norm, count) in [("query", &norm.query, heads.query), ("key", &norm.key, heads.kv)] {
-            let (got, whole) = (norm.weight.columns, count * heads.dim);
-            if got != heads.dim && got != whole {
-                let (got, wanted) = ((1, got), (1, whole));
-                return Err(Error::OperandShape { operation: "qk_norm", operand, got, wanted });
-            }
-        }
-        let norms = [row_norm("qk_norm", &norm.query)?, row_norm("qk_norm", &norm.key)?];
+        operands::qk_norm(count, heads, norm, qkv)?;
+        let norms = [row_norm(&norm.query), row_norm(&norm.key)];
         let qkv = &mut qkv.values_mut()[..count * columns];
         norm::qk_norm(&self.pool, self.options.simd, heads, norms, qkv);
         Ok(())
@@ -438,8 +413,7 @@ impl Backend for Cpu {
     fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (count, columns) = (step.tokens().len(), heads.qkv_columns());
-        fits("rope", "qkv", qkv, (count, columns))?;
-        fits("rope", "frequencies", &rope.frequencies, (1, rope.pairs.min(heads.dim / 2)))?;
+        operands::rope(count, heads, rope, qkv)?;
         let rotation = rope::Rotation {
             frequencies: rope.frequencies.row(0),
             magnitude: rope.magnitude,
@@ -484,17 +458,14 @@ impl Backend for Cpu {
     ) -> Result<(), Error> {
         let step = step.slot();
         let (heads, count) = (attention.heads, step.tokens().len());
-        fits("attention", "qkv", qkv, (count, heads.qkv_columns()))?;
-        fits("attention", "out", out, (count, heads.query * heads.dim))?;
-        pages_fit("attention", step, heads, attention.layer, kv)?;
+        let group = kv.group(attention.layer);
+        operands::attention(count, attention, qkv, group, out)?;
+        step.check_pages(attention.layer.group, group.pages)?;
         let (sharing, rest) = (heads.query / heads.kv, heads.query % heads.kv);
         if rest > 0 || attention::scratch_values(heads) > THREAD_SCRATCH_VALUES {
             let what =
                 format!("attention of {sharing} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: NAME });
-        }
-        if let Some(sinks) = &attention.sinks {
-            fits("attention", "sinks", sinks, (1, heads.query))?;
         }
         let layer = attention::Layer {
             heads,
@@ -503,7 +474,7 @@ impl Backend for Cpu {
             sinks: attention.sinks.as_ref().map(|sinks| sinks.row(0)),
             causal: attention.causal,
             group: attention.layer.group,
-            window: kv.group(attention.layer).window,
+            window: group.window,
             dtype: kv.dtype,
             pages: kv.pages(attention.layer),
         };
@@ -516,8 +487,7 @@ impl Backend for Cpu {
     fn glu(&self, step: &Step, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (count, columns) = (step.tokens().len(), out.columns);
-        fits("glu", "gate_up", gate_up, (count, 2 * columns))?;
-        fits("glu", "out", out, (count, columns))?;
+        operands::glu(count, gate_up, out)?;
         let out = &mut out.values_mut()[..count * columns];
         self.gate(kind, columns, gate_up.values(), out);
         Ok(())
@@ -525,9 +495,7 @@ impl Backend for Cpu {
 
     fn add_gated(&self, step: &Step, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
         let (count, columns) = (step.slot().tokens().len(), x.columns);
-        fits("add_gated", "gate", gate, (count, 1))?;
-        fits("add_gated", "y", y, (count, columns))?;
-        fits("add_gated", "x", x, (count, columns))?;
+        operands::add_gated(count, gate, y, x)?;
         let (gate, y) = (gate.values(), y.values());
         for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |row, x| {
             let share = 1.0 / (1.0 + exp::exp(-gate[row]));
@@ -546,17 +514,7 @@ impl Backend for Cpu {
     ) -> Result<(), Error> {
         let (slot, columns) = (step.slot(), out.columns);
         let count = slot.tokens().len();
-        fits("low_rank", "x", x, (count, x.columns))?;
-        fits("low_rank", "out", out, (count, columns))?;
-        for change in changes.iter().flatten() {
-            let rank = change.rank.min(RANK_MAX);
-            fits("low_rank", "down", &change.down, (1, rank * x.columns))?;
-            fits("low_rank", "up", &change.up, (1, change.columns * rank))?;
-            if change.column + change.columns > columns || rank == 0 {
-                let (got, wanted) = ((1, change.column + change.columns), (1, columns));
-                return Err(Error::OperandShape { operation: "low_rank", operand: "columns", got, wanted });
-            }
-        }
+        operands::low_rank(count, changes, x, out)?;
         if let Some(adapter) = slot.adapters().iter().flatten().max() {
             below("adapter", *adapter as usize, changes.len())?;
         }
@@ -579,9 +537,7 @@ impl Backend for Cpu {
 
     fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
         let count = step.slot().tokens().len();
-        fits("route", "logits", logits, (count, routing.experts))?;
-        // Nobody can take more experts than there are.
-        fits("route", "chosen", chosen, (count, 2 * routing.chosen.min(routing.experts)))?;
+        operands::route(count, routing, logits, chosen)?;
         let (logits, columns) = (logits.values(), chosen.columns);
         for_each_row(&self.pool, &mut chosen.values_mut()[..count * columns], columns, |row, chosen| {
             experts::route(routing.shares, &logits[row * routing.experts..][..routing.experts], chosen);
@@ -601,21 +557,14 @@ impl Backend for Cpu {
         let tokens = step.slot().tokens().len();
         let (hidden, ffn) = (x.columns, room.gated.columns);
         let each = chosen.columns / 2;
-        fits("experts", "chosen", chosen, (tokens, 2 * each))?;
-        fits("experts", "x", x, (tokens, hidden))?;
-        fits("experts", "residual", residual, (tokens, hidden))?;
-        fits("experts", "rows", &room.rows, (tokens * each, hidden))?;
-        fits("experts", "gate_up room", &room.gate_up, (tokens * each, 2 * ffn))?;
-        fits("experts", "gated room", &room.gated, (tokens * each, ffn))?;
-        let stacks = |operand, weight: &Weight, bias: Option<&Buf>, rows: usize, columns: usize| {
-            let (got, wanted) = ((weight.rows, weight.columns), (experts.count * rows, columns));
-            if got != wanted || !weight.is_stack_of(experts.count) {
-                return Err(Error::OperandShape { operation: "experts", operand, got, wanted });
+        operands::experts(tokens, experts, chosen, x, room, residual)?;
+        // A weight of that shape that was not uploaded as experts cannot be cut into them.
+        for (operand, weight) in [("gate_up", experts.gate_up), ("down", experts.down)] {
+            if !weight.is_stack_of(experts.count) {
+                let shape = (weight.rows, weight.columns);
+                return Err(Error::OperandShape { operation: "experts", operand, got: shape, wanted: shape });
             }
-            bias.map_or(Ok(()), |bias| fits("experts", "bias", bias, (1, experts.count * rows)))
-        };
-        stacks("gate_up", experts.gate_up, experts.gate_up_bias, 2 * ffn, hidden)?;
-        stacks("down", experts.down, experts.down_bias, hidden, ffn)?;
+        }
 
         let scratch = &mut *self.scratch.borrow_mut();
         let places = &mut scratch.places;
@@ -659,8 +608,7 @@ impl Backend for Cpu {
     fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (wanted, columns) = (step.wanted(), out.columns);
-        fits("gather_wanted", "x", x, (step.tokens().len(), columns))?;
-        fits("gather_wanted", "out", out, (wanted.len(), columns))?;
+        operands::pair("gather_wanted", ("x", x), ("out", out), (step.tokens().len(), wanted.len()))?;
         let x = x.values();
         for_each_row(&self.pool, &mut out.values_mut()[..wanted.len() * columns], columns, |row, out| {
             out.copy_from_slice(&x[wanted[row] as usize * columns..][..columns]);
@@ -671,8 +619,7 @@ impl Backend for Cpu {
     fn pool(&self, step: &Step, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let columns = out.columns;
-        fits("pool", "x", x, (step.tokens().len(), columns))?;
-        fits("pool", "out", out, (step.wanted().len(), columns))?;
+        operands::pair("pool", ("x", x), ("out", out), (step.tokens().len(), step.wanted().len()))?;
         let x = x.values();
         let mut outs = out.values_mut().chunks_exact_mut(columns);
         let mut wanted = step.wanted().iter().peekable();
@@ -714,18 +661,13 @@ impl Backend for Cpu {
 }
 
 /// A norm whose vectors have been looked at.
-fn row_norm<'a>(operation: &'static str, norm: &'a Norm<Buf>) -> Result<norm::RowNorm<'a>, Error> {
-    let columns = norm.weight.columns;
-    fits(operation, "weight", &norm.weight, (1, columns))?;
-    if let Some(bias) = &norm.bias {
-        fits(operation, "bias", bias, (1, columns))?;
-    }
-    Ok(norm::RowNorm {
+fn row_norm(norm: &Norm<Buf>) -> norm::RowNorm<'_> {
+    norm::RowNorm {
         kind: norm.kind,
         weight: norm.weight.row(0),
         bias: norm.bias.as_ref().map(|bias| bias.row(0)),
         eps: norm.eps,
-    })
+    }
 }
 
 /// `out` = the rows of `x` made one; a mean adds them in order.

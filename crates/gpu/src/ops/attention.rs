@@ -1,8 +1,7 @@
 //! Rotation, pages and attention over them.
 
-use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows};
+use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows, operands};
 
-use super::fits;
 use super::gemm::CAPABILITY;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
@@ -194,20 +193,20 @@ impl Cuda {
         qkv: &mut Buf,
     ) -> Result<(), Error> {
         let rotation = rotation(slot, heads, rope, qkv)?;
-        self.touch_read(slot, qkv)?;
-        self.touch_written(slot, &[Some(qkv.pointer())])?;
-        let function =
-            self.programs.function(&Key { unit: "rope.cu", defines: storage(KvDType::F16) }, "rope")?;
-        let heads_counted = HeadCounts::from(heads);
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&heads_counted)),
-            Arg::Struct(bytemuck::bytes_of(&rotation)),
-            Arg::Pointer(qkv.pointer()),
-        ];
-        let grid = [heads.query + heads.kv, self.grid_rows(slot, Rows::Tokens), 1];
-        self.launch("rope", function, grid, (64, 0), &args)
+        self.op(slot, &[&*qkv], &[&*qkv], || {
+            let function =
+                self.programs.function(&Key { unit: "rope.cu", defines: storage(KvDType::F16) }, "rope")?;
+            let heads_counted = HeadCounts::from(heads);
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&heads_counted)),
+                Arg::Struct(bytemuck::bytes_of(&rotation)),
+                Arg::Pointer(qkv.pointer()),
+            ];
+            let grid = [heads.query + heads.kv, self.grid_rows(slot, Rows::Tokens), 1];
+            self.launch("rope", function, grid, (64, 0), &args)
+        })
     }
 
     pub(crate) fn op_kv_write(
@@ -218,21 +217,28 @@ impl Cuda {
         qkv: &Buf,
         kv: &mut Kv,
     ) -> Result<(), Error> {
-        fits("kv_write", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
+        operands::fits("kv_write", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         self.pages_fit("kv_write", slot, heads, layer, kv)?;
-        self.touch_read(slot, qkv)?;
-        let function =
-            self.programs.function(&Key { unit: "rope.cu", defines: storage(kv.dtype) }, "kv_write")?;
-        let heads_counted = HeadCounts::from(heads);
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&heads_counted)),
-            Arg::Int(int(layer.group)),
-            Arg::Pointer(qkv.pointer()),
-            Arg::Pointer(kv.pages(layer)),
-        ];
-        self.launch("kv_write", function, [heads.kv, self.grid_rows(slot, Rows::Tokens), 1], (64, 0), &args)
+        self.op(slot, &[qkv], &[], || {
+            let function =
+                self.programs.function(&Key { unit: "rope.cu", defines: storage(kv.dtype) }, "kv_write")?;
+            let heads_counted = HeadCounts::from(heads);
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&heads_counted)),
+                Arg::Int(int(layer.group)),
+                Arg::Pointer(qkv.pointer()),
+                Arg::Pointer(kv.pages(layer)),
+            ];
+            self.launch(
+                "kv_write",
+                function,
+                [heads.kv, self.grid_rows(slot, Rows::Tokens), 1],
+                (64, 0),
+                &args,
+            )
+        })
     }
 
     /// `rope`, `kv_write` and `attention`: the first two in one pass, or where every row is one token all three. Then no
@@ -309,23 +315,23 @@ impl Cuda {
         let (heads, layer) = (attention.heads, attention.layer);
         let rotation = rotation(slot, heads, rope, qkv)?;
         self.pages_fit("attend", slot, heads, layer, kv)?;
-        self.touch_read(slot, qkv)?;
-        self.touch_written(slot, &[Some(qkv.pointer())])?;
-        let key = Key { unit: "rope.cu", defines: storage(kv.dtype) };
-        let function = self.programs.function(&key, "rope_and_write")?;
-        let heads_counted = HeadCounts::from(heads);
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&heads_counted)),
-            Arg::Struct(bytemuck::bytes_of(&rotation)),
-            Arg::Int(int(layer.group)),
-            Arg::Pointer(qkv.pointer()),
-            Arg::Pointer(kv.pages(layer)),
-            Arg::Int(i32::from(keys)),
-        ];
-        let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-        self.launch("attend", function, grid, (256, 0), &args)
+        self.op(slot, &[&*qkv], &[&*qkv], || {
+            let key = Key { unit: "rope.cu", defines: storage(kv.dtype) };
+            let function = self.programs.function(&key, "rope_and_write")?;
+            let heads_counted = HeadCounts::from(heads);
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&heads_counted)),
+                Arg::Struct(bytemuck::bytes_of(&rotation)),
+                Arg::Int(int(layer.group)),
+                Arg::Pointer(qkv.pointer()),
+                Arg::Pointer(kv.pages(layer)),
+                Arg::Int(i32::from(keys)),
+            ];
+            let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+            self.launch("attend", function, grid, (256, 0), &args)
+        })
     }
 
     pub(crate) fn op_attention(
@@ -350,12 +356,9 @@ impl Cuda {
         out: &mut Buf,
     ) -> Result<(), Error> {
         let (heads, layer) = (attention.heads, attention.layer);
-        fits("attention", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
-        fits("attention", "out", out, (slot.tokens, heads.query * heads.dim))?;
-        if let Some(sinks) = &attention.sinks {
-            fits("attention", "sinks", sinks, (1, heads.query))?;
-        }
-        self.pages_fit("attention", slot, heads, layer, kv)?;
+        let group = kv.group(layer);
+        operands::attention(slot.tokens, attention, qkv, group, out)?;
+        self.check(slot, Check::Pages { group: layer.group, pages: group.pages })?;
         if !takes(heads) {
             let (shared, rest) = (heads.query / heads.kv, heads.query % heads.kv);
             let what =
@@ -367,24 +370,27 @@ impl Cuda {
             let what = format!("attention whose scores are multiplied by {}", attention.scale);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
-        self.touch_read(slot, qkv)?;
-        self.touch_written(slot, &[Some(out.pointer()), rope.map(|_| qkv.pointer())])?;
-        if kv.dtype == KvDType::F32 {
-            return self.attention_f32(slot, attention, rope, qkv, kv, out);
-        }
-        let whole =
-            Run { first: 0, tokens: self.grid_rows(slot, Rows::Tokens), places: self.grid_places(slot) };
-        let rows_bytes = rows_bytes(heads.dim, kv.dtype, 1);
-        // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
-        let runs = match &slot.singles[..] {
-            _ if slot.decode || rows_bytes > self.device.shared_max => &[whole][..],
-            runs if runs.len() <= RUNS_MAX => runs,
-            _ => &[],
-        };
-        if !slot.decode && rows_bytes <= self.device.shared_max {
-            self.attention_rows(slot, attention, (rope, !runs.is_empty()), (qkv, kv, out))?;
-        }
-        runs.iter().try_for_each(|run| self.attention_singles(slot, attention, (rope, *run), (qkv, kv, out)))
+        // Where queries and keys are rotated here, they are written back.
+        let written = if rope.is_some() { qkv } else { &*out };
+        self.op(slot, &[qkv], &[&*out, written], || {
+            if kv.dtype == KvDType::F32 {
+                return self.attention_f32(slot, attention, rope, qkv, kv, out);
+            }
+            let whole =
+                Run { first: 0, tokens: self.grid_rows(slot, Rows::Tokens), places: self.grid_places(slot) };
+            let rows_bytes = rows_bytes(heads.dim, kv.dtype, 1);
+            // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
+            let runs = match &slot.singles[..] {
+                _ if slot.decode || rows_bytes > self.device.shared_max => &[whole][..],
+                runs if runs.len() <= RUNS_MAX => runs,
+                _ => &[],
+            };
+            if !slot.decode && rows_bytes <= self.device.shared_max {
+                self.attention_rows(slot, attention, (rope, !runs.is_empty()), (qkv, kv, out))?;
+            }
+            runs.iter()
+                .try_for_each(|run| self.attention_singles(slot, attention, (rope, *run), (qkv, kv, out)))
+        })
     }
 
     /// Single tokens of sequences: one launch, or two where tiles are merged by a kernel of their own.
@@ -541,17 +547,13 @@ impl Cuda {
         kv: &Kv,
     ) -> Result<(), Error> {
         let group = kv.group(layer);
-        let (got, wanted) = (group.kind.heads().unwrap_or_default(), (heads.kv, heads.dim));
-        if got != wanted {
-            return Err(Error::OperandShape { operation, operand: "kv", got, wanted });
-        }
+        operands::pages_fit(operation, heads, group)?;
         self.check(slot, Check::Pages { group: layer.group, pages: group.pages })
     }
 }
 
 fn rotation(slot: &Slot, heads: Heads, rope: &Rope<Buf>, qkv: &Buf) -> Result<Rotation, Error> {
-    fits("rope", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
-    fits("rope", "frequencies", &rope.frequencies, (1, rope.pairs.min(heads.dim / 2)))?;
+    operands::rope(slot.tokens, heads, rope, qkv)?;
     Ok(Rotation {
         frequencies: rope.frequencies.pointer(),
         pairs: int(rope.pairs),

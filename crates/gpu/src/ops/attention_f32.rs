@@ -57,7 +57,7 @@ impl Cuda {
         rope: Option<Rotation>,
         qkv: &Buf,
         kv: &Kv,
-        out: &mut Buf,
+        out: &Buf,
     ) -> Result<(), Error> {
         let (heads, layer) = (attention.heads, attention.layer);
         let shared = heads.query / heads.kv;

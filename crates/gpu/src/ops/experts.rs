@@ -7,9 +7,8 @@
 
 use std::ops::Range;
 
-use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares};
+use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares, operands};
 
-use super::fits;
 use super::gemm::{self, Many, room_for};
 use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_program, form_threads, steps};
 use crate::abi::{Constant, Layout, layout};
@@ -220,6 +219,20 @@ enum Way {
     Many,
 }
 
+/// A layer of experts, ready to be done pass by pass.
+struct ExpertLayer<'a> {
+    slot: &'a Slot,
+    experts: &'a Experts<'a, Cuda>,
+    gate_up: Vec<Piece>,
+    down: Vec<Piece>,
+    way: Way,
+    /// Of all passes; each has its own tokens.
+    stack: Stack,
+    /// That grids are made for, and those of a pass.
+    tokens: usize,
+    at_once: usize,
+}
+
 /// What all products of some tokens' experts share.
 #[derive(Clone, Copy)]
 struct Pass<'a> {
@@ -249,20 +262,18 @@ impl Cuda {
     pub(crate) fn op_add_gated(&self, slot: &Slot, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "add_gated";
         let columns = x.columns;
-        fits(OPERATION, "gate", gate, (slot.tokens, 1))?;
-        fits(OPERATION, "y", y, (slot.tokens, columns))?;
-        fits(OPERATION, "x", x, (slot.tokens, columns))?;
-        [gate, y, &*x].into_iter().try_for_each(|read| self.touch_read(slot, read))?;
-        self.touch_written(slot, &[Some(x.pointer())])?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Pointer(gate.pointer()),
-            Arg::Pointer(y.pointer()),
-            Arg::Pointer(x.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch_values((OPERATION, "experts.cu"), slot, Rows::Tokens, columns, &args)
+        operands::add_gated(slot.tokens, gate, y, x)?;
+        self.op(slot, &[gate, y, &*x], &[&*x], || {
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Pointer(gate.pointer()),
+                Arg::Pointer(y.pointer()),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch_values((OPERATION, "experts.cu"), slot, Rows::Tokens, columns, &args)
+        })
     }
 
     pub(crate) fn op_route(
@@ -275,25 +286,24 @@ impl Cuda {
         const OPERATION: &str = "route";
         // Nobody can take more experts than there are.
         let each = routing.chosen.min(routing.experts);
-        fits(OPERATION, "logits", logits, (slot.tokens, routing.experts))?;
-        fits(OPERATION, "chosen", chosen, (slot.tokens, 2 * each))?;
+        operands::route(slot.tokens, routing, logits, chosen)?;
         if each > EACH_MAX {
             let what = format!("{each} experts for a token; at most {EACH_MAX} can be");
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
-        self.touch_read(slot, logits)?;
-        self.touch_written(slot, &[Some(chosen.pointer())])?;
-        let function = self.programs.function(&Key::plain("experts.cu"), OPERATION)?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Pointer(logits.pointer()),
-            Arg::Int(int(routing.experts)),
-            Arg::Int(int(each)),
-            Arg::Int(i32::from(routing.shares == Shares::OfAll)),
-            Arg::Pointer(chosen.pointer()),
-        ];
-        self.launch(OPERATION, function, [self.grid_rows(slot, Rows::Tokens), 1, 1], (32, 0), &args)
+        self.op(slot, &[logits], &[&*chosen], || {
+            let function = self.programs.function(&Key::plain("experts.cu"), OPERATION)?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Pointer(logits.pointer()),
+                Arg::Int(int(routing.experts)),
+                Arg::Int(int(each)),
+                Arg::Int(i32::from(routing.shares == Shares::OfAll)),
+                Arg::Pointer(chosen.pointer()),
+            ];
+            self.launch(OPERATION, function, [self.grid_rows(slot, Rows::Tokens), 1, 1], (32, 0), &args)
+        })
     }
 
     pub(crate) fn op_experts(
@@ -307,32 +317,34 @@ impl Cuda {
     ) -> Result<(), Error> {
         let (tokens, each) = (slot.tokens, chosen.columns / 2);
         let (hidden, ffn) = (x.columns, room.gated.columns);
-        fits(OPERATION, "chosen", chosen, (tokens, 2 * each))?;
-        fits(OPERATION, "x", x, (tokens, hidden))?;
-        fits(OPERATION, "residual", residual, (tokens, hidden))?;
-        fits(OPERATION, "rows", &room.rows, (tokens * each, hidden))?;
-        fits(OPERATION, "gate_up room", &room.gate_up, (tokens * each, 2 * ffn))?;
-        fits(OPERATION, "gated room", &room.gated, (tokens * each, ffn))?;
-        let stacks = |operand, weight: &Weight, bias: Option<&Buf>, rows: usize, columns: usize| {
-            let (got, wanted) = ((weight.rows, weight.columns), (experts.count * rows, columns));
-            if got != wanted {
-                return Err(Error::OperandShape { operation: OPERATION, operand, got, wanted });
+        operands::experts(tokens, experts, chosen, x, room, residual)?;
+        let writes = [&room.rows, &room.gate_up, &room.gated, &*residual];
+        self.op(slot, &[chosen, x, &*residual], &writes, || {
+            if each == 0 || tokens == 0 {
+                return Ok(());
             }
-            bias.map_or(Ok(()), |bias| fits(OPERATION, "bias", bias, (1, experts.count * rows)))
-        };
-        stacks("gate_up", experts.gate_up, experts.gate_up_bias, 2 * ffn, hidden)?;
-        stacks("down", experts.down, experts.down_bias, hidden, ffn)?;
-        [chosen, x, &*residual].into_iter().try_for_each(|read| self.touch_read(slot, read))?;
-        let rooms = [&room.rows, &room.gate_up, &room.gated, &*residual];
-        self.touch_written(slot, &rooms.map(|written| Some(written.pointer())))?;
-        if each == 0 || tokens == 0 {
-            return Ok(());
-        }
+            let layer = self.expert_layer(slot, experts, chosen, (hidden, ffn))?;
+            let count = layer.tokens;
+            (0..count).step_by(layer.at_once).try_for_each(|token| {
+                let limit = layer.at_once.min(count - token);
+                self.experts_pass(&layer, (token, limit), x, room, residual)
+            })
+        })
+    }
+
+    /// Chooses who multiplies, and lays out room for the places of pairs.
+    fn expert_layer<'a>(
+        &self,
+        slot: &'a Slot,
+        experts: &'a Experts<'a, Cuda>,
+        chosen: &Buf,
+        (hidden, ffn): (usize, usize),
+    ) -> Result<ExpertLayer<'a>, Error> {
+        let each = chosen.columns / 2;
         let refused = |what| Err(Error::Unsupported { what, backend: self.device.name() });
         if experts.count > EXPERTS_MAX {
             return refused(format!("{} experts; at most {EXPERTS_MAX} can be", experts.count));
         }
-
         let gate_up = pieces(experts.gate_up, (experts.count, 2 * ffn));
         let down = pieces(experts.down, (experts.count, hidden));
         let count = self.grid_rows(slot, Rows::Tokens);
@@ -363,68 +375,79 @@ impl Cuda {
         assert!(starts_bytes + 2 * list_bytes <= PARTIALS_BYTES, "{at_once} tokens have {each} places each");
         let starts = self.partials.pointer();
         let [list, places] = [starts + starts_bytes, starts + starts_bytes + list_bytes];
+        let stack = Stack {
+            chosen: chosen.pointer(),
+            starts,
+            list,
+            places: if way == Way::Pairs { 0 } else { places },
+            token: 0,
+            limit: 0,
+            each: int(each),
+            first: 0,
+            count: int(experts.count),
+            gathers: 1,
+            known: 0,
+            pad: 0,
+        };
+        Ok(ExpertLayer { slot, experts, gate_up, down, way, stack, tokens: count, at_once })
+    }
 
-        for token in (0..count).step_by(at_once) {
-            let limit = at_once.min(count - token);
-            let stack = Stack {
-                chosen: chosen.pointer(),
-                starts,
-                list,
-                places: if way == Way::Pairs { 0 } else { places },
-                token: int(token),
-                limit: int(limit),
-                each: int(each),
-                first: 0,
-                count: int(experts.count),
-                gathers: 1,
-                known: 0,
-                pad: 0,
-            };
-            let mean = (limit * each).div_ceil(experts.count);
-            let pass = Pass { slot, way, stack, pairs: limit * each, mean, experts: experts.count };
-            if way != Way::Pairs {
-                self.deal(&pass)?;
-            }
-            let gates = self.gates_experts(&pass, experts.glu, &gate_up, ffn);
-            let product = Product {
-                values: room.gate_up.pointer(),
-                bias: experts.gate_up_bias.map_or(0, Buf::pointer),
-                columns: int(2 * ffn),
-                first: 0,
-                adds: 0,
-                pairs: if gates { int(ffn / TILE_ROWS) } else { 0 },
-                gated: if gates { room.gated.pointer() } else { 0 },
-            };
-            self.multiply_experts(&pass, &gate_up, x, &product)?;
-            if !gates {
-                let tokens = (limit, each);
-                self.gate_rows(OPERATION, slot, tokens, experts.glu, &room.gate_up, &room.gated)?;
-            }
-            let product = Product {
-                values: room.rows.pointer(),
-                bias: experts.down_bias.map_or(0, Buf::pointer),
-                columns: int(hidden),
-                pairs: 0,
-                gated: 0,
-                ..product
-            };
-            // Kernels of pairs let the next one begin when they know the choice; those of F32 before.
-            let waited = gate_up.iter().all(|piece| piece.part.format != Format::F32);
-            let known = i32::from(way == Way::Pairs && waited);
-            let pass = Pass { stack: Stack { gathers: 0, known, ..stack }, ..pass };
-            self.multiply_experts(&pass, &down, &room.gated, &product)?;
-            let device_step = self.device_step(slot);
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Struct(bytemuck::bytes_of(&stack)),
-                Arg::Pointer(room.rows.pointer()),
-                Arg::Pointer(residual.pointer()),
-                Arg::Int(int(hidden)),
-            ];
-            let function = self.programs.function(&Key::plain("experts.cu"), "combine")?;
-            self.launch(OPERATION, function, [hidden.div_ceil(256), limit, 1], (256, 0), &args)?;
+    /// The experts of `limit` tokens from `token` on.
+    fn experts_pass(
+        &self,
+        layer: &ExpertLayer<'_>,
+        (token, limit): (usize, usize),
+        x: &Buf,
+        room: &ExpertRoom<Buf>,
+        residual: &Buf,
+    ) -> Result<(), Error> {
+        let ExpertLayer { slot, experts, gate_up, down, way, .. } = layer;
+        let (slot, way, hidden, ffn) = (*slot, *way, x.columns, room.gated.columns);
+        let stack = Stack { token: int(token), limit: int(limit), ..layer.stack };
+        let each = stack.each.cast_unsigned() as usize;
+        let mean = (limit * each).div_ceil(experts.count);
+        let pass = Pass { slot, way, stack, pairs: limit * each, mean, experts: experts.count };
+        if way != Way::Pairs {
+            self.deal(&pass)?;
         }
-        Ok(())
+        let gates = self.gates_experts(&pass, experts.glu, gate_up, ffn);
+        let product = Product {
+            values: room.gate_up.pointer(),
+            bias: experts.gate_up_bias.map_or(0, Buf::pointer),
+            columns: int(2 * ffn),
+            first: 0,
+            adds: 0,
+            pairs: if gates { int(ffn / TILE_ROWS) } else { 0 },
+            gated: if gates { room.gated.pointer() } else { 0 },
+        };
+        self.multiply_experts(&pass, gate_up, x, &product)?;
+        if !gates {
+            let tokens = (limit, each);
+            self.gate_rows(OPERATION, slot, tokens, experts.glu, &room.gate_up, &room.gated)?;
+        }
+        let product = Product {
+            values: room.rows.pointer(),
+            bias: experts.down_bias.map_or(0, Buf::pointer),
+            columns: int(hidden),
+            pairs: 0,
+            gated: 0,
+            ..product
+        };
+        // Kernels of pairs let the next one begin when they know the choice; those of F32 before.
+        let waited = gate_up.iter().all(|piece| piece.part.format != Format::F32);
+        let known = i32::from(way == Way::Pairs && waited);
+        let pass = Pass { stack: Stack { gathers: 0, known, ..stack }, ..pass };
+        self.multiply_experts(&pass, down, &room.gated, &product)?;
+        let device_step = self.device_step(slot);
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&device_step)),
+            Arg::Struct(bytemuck::bytes_of(&stack)),
+            Arg::Pointer(room.rows.pointer()),
+            Arg::Pointer(residual.pointer()),
+            Arg::Int(int(hidden)),
+        ];
+        let function = self.programs.function(&Key::plain("experts.cu"), "combine")?;
+        self.launch(OPERATION, function, [hidden.div_ceil(256), limit, 1], (256, 0), &args)
     }
 
     /// Gives every pair of a token and an expert its place.

@@ -20,6 +20,8 @@ use crate::step::Slot;
 #[derive(Default)]
 pub(crate) struct Fuse {
     on: Cell<bool>,
+    /// Whether an operation is being done: nothing is launched otherwise.
+    inside: Cell<bool>,
     pending: Cell<Option<(Pending, u64)>>,
     due: Cell<Option<Due>>,
 }
@@ -62,6 +64,37 @@ impl Cuda {
         done
     }
 
+    /// Does an operation: `body` launches its kernels. Before that what waits is launched, what the operation reads is
+    /// made to be there, and what was kept of what it writes is forgotten. Nothing can be launched elsewhere, so no operation can
+    /// leave out what it reads and writes.
+    pub(super) fn op(
+        &self,
+        slot: &Slot,
+        reads: &[&Buf],
+        writes: &[&Buf],
+        body: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.launching(|| {
+            self.flush()?;
+            reads.iter().try_for_each(|buf| self.touch_read(slot, buf))?;
+            self.touch_written(slot, writes)?;
+            body()
+        })
+    }
+
+    /// Lets `body` launch kernels that belong to no step's operation: those of uploads.
+    pub(crate) fn launching<T>(&self, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let before = self.fuse.inside.replace(true);
+        let done = body();
+        self.fuse.inside.set(before);
+        done
+    }
+
+    /// Whether something may be launched.
+    pub(crate) fn is_launching(&self) -> bool {
+        self.fuse.inside.get()
+    }
+
     pub(super) fn fuses(&self) -> bool {
         self.fuse.on.get()
     }
@@ -94,7 +127,7 @@ impl Cuda {
             let reason = "memory was allocated or freed while a step was recorded".to_owned();
             return Err(Error::Device { backend: self.device.name(), operation: "record", reason });
         }
-        self.multiply(&pending.gemv)
+        self.launching(|| self.multiply(&pending.gemv))
     }
 
     /// The norm that `x` is the result of, where it is left to the product that reads it.
@@ -104,8 +137,7 @@ impl Cuda {
     }
 
     /// An operation reads `buf`: it must be there.
-    pub(crate) fn touch_read(&self, slot: &Slot, buf: &Buf) -> Result<(), Error> {
-        self.flush()?;
+    fn touch_read(&self, slot: &Slot, buf: &Buf) -> Result<(), Error> {
         match self.fuse.due.get() {
             Some(due) if due.out == buf.pointer() => self.write_due(slot),
             _ => Ok(()),
@@ -114,12 +146,12 @@ impl Cuda {
 
     /// An operation writes these: what the scratch holds of them is no longer so, and a norm of one of them must be
     /// written before.
-    pub(crate) fn touch_written(&self, slot: &Slot, written: &[Option<u64>]) -> Result<(), Error> {
-        self.flush()?;
+    fn touch_written(&self, slot: &Slot, written: &[&Buf]) -> Result<(), Error> {
         self.scratch.forget_written(written);
+        let has = |pointer: u64| written.iter().any(|buf| buf.pointer() == pointer);
         match self.fuse.due.get() {
-            Some(due) if written.contains(&Some(due.out)) => self.fuse.due.set(None),
-            Some(due) if written.contains(&Some(due.x)) => self.write_due(slot)?,
+            Some(due) if has(due.out) => self.fuse.due.set(None),
+            Some(due) if has(due.x) => self.write_due(slot)?,
             _ => {}
         }
         Ok(())
@@ -128,7 +160,7 @@ impl Cuda {
     /// Writes the result of a norm that is due.
     fn write_due(&self, slot: &Slot) -> Result<(), Error> {
         match self.fuse.due.take() {
-            Some(due) if due.generation == self.generation() => self.norm_rows(slot, &due),
+            Some(due) if due.generation == self.generation() => self.launching(|| self.norm_rows(slot, &due)),
             _ => Ok(()),
         }
     }
@@ -144,10 +176,11 @@ impl Cuda {
         if !self.fuses() || x.pointer() == out.pointer() {
             return Ok(false);
         }
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        self.write_due(slot)?;
-        self.fuse.due.set(Some(self.due(rows, norm, x, out)));
+        self.op(slot, &[x], &[out], || {
+            self.write_due(slot)?;
+            self.fuse.due.set(Some(self.due(rows, norm, x, out)));
+            Ok(())
+        })?;
         Ok(true)
     }
 
@@ -173,14 +206,14 @@ impl Cuda {
         let Some(mut pending) = self.pending_for(gate_up, Rows::Tokens)? else { return Ok(false) };
         // Several rows are multiplied and gated apart, with the same bits: both at once take more registers than there are.
         if !self.gates(&pending.gemv) {
-            self.multiply(&pending.gemv)?;
+            self.launching(|| self.multiply(&pending.gemv))?;
             return Ok(false);
         }
-        self.touch_written(slot, &[Some(out.pointer())])?;
         let product = &mut pending.gemv.product;
         product.pairs = int(columns / TILE_ROWS);
         product.gated = out.pointer();
-        self.multiply(&pending.gemv)?;
+        // What it reads was looked at when the product was asked for.
+        self.op(slot, &[], &[out], || self.multiply(&pending.gemv))?;
         Ok(true)
     }
 }

@@ -2,9 +2,8 @@
 
 use std::cell::Cell;
 
-use fornax_compute::{Error, Rows};
+use fornax_compute::{Error, Rows, operands};
 
-use super::fits;
 use super::fuse::Pending;
 use super::gemm::{Gemm, room_for};
 use super::gemm_few::rows_max as rows_few;
@@ -156,8 +155,9 @@ impl Scratch {
     }
 
     /// Of one of these buffers it holds nothing any more.
-    pub(super) fn forget_written(&self, written: &[Option<u64>]) {
-        if self.held.get().is_some_and(|held| written.contains(&Some(held.pointer))) {
+    pub(super) fn forget_written(&self, written: &[&Buf]) {
+        let held = self.held.get();
+        if held.is_some_and(|held| written.iter().any(|buf| buf.pointer() == held.pointer)) {
             self.forget();
         }
     }
@@ -354,78 +354,78 @@ impl Cuda {
         (out, room): (&mut Buf, Option<&Buf>),
     ) -> Result<(), Error> {
         let count = slot.count(rows);
-        fits(operation, "x", x, (count, weight.columns))?;
-        fits(operation, "out", out, (count, weight.rows))?;
-        if let Some(bias) = bias {
-            fits(operation, "bias", bias, (1, weight.rows))?;
-        }
-        self.touch_written(slot, &[Some(out.pointer()), room.map(Buf::pointer)])?;
-        let plain = weight.parts.iter().any(|part| part.format == Format::F32);
-        let due = self.due_norm(x, rows).filter(|_| !plain);
-        if due.is_none() {
-            self.touch_read(slot, x)?;
-        }
-        let count = self.grid_rows(slot, rows);
-        let product = Product {
-            values: out.pointer(),
-            bias: bias.map_or(0, Buf::pointer),
-            columns: int(weight.rows),
-            first: 0,
-            adds: i32::from(adds),
-            pairs: 0,
-            gated: 0,
-        };
-        let (from, norm, eps) = due.map_or((x.pointer(), 0, 0.0), |due| (due.x, due.weight, due.eps));
-        let at_once = self.scratch.rows(weight.columns);
-        // Of rows that are too long for it the scratch holds few.
-        let many = self.takes_many(count.min(at_once));
-        let at_once = if many { at_once / room_for(1) * room_for(1) } else { at_once };
-        for part in &weight.parts {
-            // Sums of slices need room as well.
-            let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
-            let partials = PARTIALS_BYTES as usize / partial_bytes / 8 * 8;
-            let at_once = if many { at_once } else { at_once.min(partials.clamp(8, PASS_ROWS_MAX)) };
-            let product = Product { first: int(part.first), ..product };
-            if part.format == Format::F32 {
-                self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
-                continue;
+        operands::linear(operation, count, weight, bias, x, out)?;
+        let written = room.unwrap_or(out);
+        self.op(slot, &[], &[&*out, written], || {
+            let plain = weight.parts.iter().any(|part| part.format == Format::F32);
+            let due = self.due_norm(x, rows).filter(|_| !plain);
+            if due.is_none() {
+                // Read only now: the norm that `x` is the result of may be left undone, unless what is written takes its input.
+                self.op(slot, &[x], &[], || Ok(()))?;
             }
-            let one = count == 1 && Shape::one(part, false, self.device.shared_max).is_some();
-            for first in (0..count).step_by(at_once) {
-                let limit = at_once.min(count - first);
-                let (values, factors) = match one {
-                    true => (0, 0),
-                    false => (self.scratch.area.pointer(), self.scratch.factors(weight.columns)),
-                };
-                let inputs = Inputs {
-                    x: from,
-                    values,
-                    factors,
-                    norm,
-                    partials: self.partials.pointer(),
-                    tickets: self.tickets.pointer(),
-                    first: int(first),
-                    limit: int(limit),
-                    eps,
-                    tiles: 0,
-                };
-                if !one {
-                    let whole = count <= at_once;
-                    self.hold(operation, (slot, rows), (weight.columns, many, whole), &inputs)?;
+            let count = self.grid_rows(slot, rows);
+            let product = Product {
+                values: out.pointer(),
+                bias: bias.map_or(0, Buf::pointer),
+                columns: int(weight.rows),
+                first: 0,
+                adds: i32::from(adds),
+                pairs: 0,
+                gated: 0,
+            };
+            let (from, norm, eps) = due.map_or((x.pointer(), 0, 0.0), |due| (due.x, due.weight, due.eps));
+            let at_once = self.scratch.rows(weight.columns);
+            // Of rows that are too long for it the scratch holds few.
+            let many = self.takes_many(count.min(at_once));
+            let at_once = if many { at_once / room_for(1) * room_for(1) } else { at_once };
+            for part in &weight.parts {
+                // Sums of slices need room as well.
+                let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
+                let partials = PARTIALS_BYTES as usize / partial_bytes / 8 * 8;
+                let at_once = if many { at_once } else { at_once.min(partials.clamp(8, PASS_ROWS_MAX)) };
+                let product = Product { first: int(part.first), ..product };
+                if part.format == Format::F32 {
+                    self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
+                    continue;
                 }
-                let device_part = weight.device_part(part);
-                let step = self.device_step(slot);
-                let gemv = Gemv { operation, part: *part, device_part, step, rows, many, inputs, product };
-                // The gated activation may be done by the same kernel.
-                let whole = weight.parts.len() == 1 && count <= at_once;
-                if self.fuses() && whole {
-                    self.pend(Pending { gemv, out: out.pointer(), columns: weight.rows });
-                } else {
-                    self.multiply(&gemv)?;
+                let one = count == 1 && Shape::one(part, false, self.device.shared_max).is_some();
+                for first in (0..count).step_by(at_once) {
+                    let limit = at_once.min(count - first);
+                    let (values, factors) = match one {
+                        true => (0, 0),
+                        false => (self.scratch.area.pointer(), self.scratch.factors(weight.columns)),
+                    };
+                    let inputs = Inputs {
+                        x: from,
+                        values,
+                        factors,
+                        norm,
+                        partials: self.partials.pointer(),
+                        tickets: self.tickets.pointer(),
+                        first: int(first),
+                        limit: int(limit),
+                        eps,
+                        tiles: 0,
+                    };
+                    if !one {
+                        let whole = count <= at_once;
+                        self.hold(operation, (slot, rows), (weight.columns, many, whole), &inputs)?;
+                    }
+                    let device_part = weight.device_part(part);
+                    let step = self.device_step(slot);
+                    let gemv =
+                        Gemv { operation, part: *part, device_part, step, rows, many, inputs, product };
+                    // The gated activation may be done by the same kernel.
+                    let whole = weight.parts.len() == 1 && count <= at_once;
+                    if self.fuses() && whole {
+                        self.pend(Pending { gemv, out: out.pointer(), columns: weight.rows });
+                    } else {
+                        self.multiply(&gemv)?;
+                    }
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Brings rows into the form that products read, unless the scratch has them. `whole`: they are all of the step's.

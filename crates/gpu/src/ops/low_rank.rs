@@ -1,8 +1,7 @@
 //! Low-rank adapters: two small products behind a product.
 
-use fornax_compute::{Error, LowRank, RANK_MAX, Rows};
+use fornax_compute::{Error, LowRank, Rows, operands};
 
-use super::fits;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
@@ -65,41 +64,22 @@ impl Cuda {
         x: &Buf,
         out: &mut Buf,
     ) -> Result<(), Error> {
-        const OPERATION: &str = "low_rank";
-        fits(OPERATION, "x", x, (slot.tokens, x.columns))?;
-        fits(OPERATION, "out", out, (slot.tokens, out.columns))?;
-        for change in changes.iter().flatten() {
-            let rank = change.rank.min(RANK_MAX);
-            fits(OPERATION, "down", &change.down, (1, rank * x.columns))?;
-            fits(OPERATION, "up", &change.up, (1, change.columns * rank))?;
-            let end = change.column + change.columns;
-            if end > out.columns || rank == 0 {
-                let (got, wanted) = ((1, end), (1, out.columns));
-                return Err(Error::OperandShape { operation: OPERATION, operand: "columns", got, wanted });
-            }
-        }
+        operands::low_rank(slot.tokens, changes, x, out)?;
         self.check(slot, Check::Adapters { count: changes.len() })?;
         // A recorded step with an adapter is another one than those without.
         if slot.adapter_max.is_none() {
             return Ok(());
         }
-        self.touch_read(slot, x)?;
-        self.touch_read(slot, out)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        for launch in launches(changes) {
-            self.launch_changes(slot, &launch, x, out)?;
-        }
-        Ok(())
+        self.op(slot, &[x, &*out], &[&*out], || {
+            for launch in launches(changes) {
+                self.launch_changes(slot, &launch, x, out)?;
+            }
+            Ok(())
+        })
     }
 
     /// Both products of some changes, for as many rows at once as there is room for the values between them.
-    fn launch_changes(
-        &self,
-        slot: &Slot,
-        changes: &[DeviceChange],
-        x: &Buf,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
+    fn launch_changes(&self, slot: &Slot, changes: &[DeviceChange], x: &Buf, out: &Buf) -> Result<(), Error> {
         let most =
             |size: fn(&DeviceChange) -> i32| changes.iter().map(size).max().unwrap_or(0).cast_unsigned();
         let (rank, stride) = (most(|change| change.rank), most(|change| change.place + change.rank));

@@ -29,10 +29,7 @@ pub(crate) use products::RowCounts;
 
 pub(crate) use sample::program as sample_program;
 
-use fornax_compute::Error;
-
 use crate::abi::{Constant, Layout};
-use crate::memory::Buf;
 
 /// What the files here share with theirs in `kernels/`.
 pub(crate) const LAYOUTS: [&[Layout]; 8] = [
@@ -47,19 +44,6 @@ pub(crate) const LAYOUTS: [&[Layout]; 8] = [
 ];
 pub(crate) const CONSTANTS: [&[Constant]; 5] =
     [attention::CONSTANTS, experts::CONSTANTS, gemv::CONSTANTS, low_rank::CONSTANTS, sample::CONSTANTS];
-
-/// Refuses a buffer with too few rows or other columns than the operation has.
-pub(crate) fn fits(
-    operation: &'static str,
-    operand: &'static str,
-    buf: &Buf,
-    (rows, columns): (usize, usize),
-) -> Result<(), Error> {
-    if buf.rows >= rows && buf.columns == columns {
-        return Ok(());
-    }
-    Err(Error::OperandShape { operation, operand, got: (buf.rows, buf.columns), wanted: (rows, columns) })
-}
 
 /// What tests of shapes have in common.
 #[cfg(test)]

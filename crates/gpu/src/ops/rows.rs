@@ -1,8 +1,7 @@
 //! Operations that work row by row: embedding, sums, norms, the gated activation, the choice of rows.
 
-use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows};
+use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows, operands};
 
-use super::fits;
 use super::fuse::Due;
 use super::gemv::row_threads;
 use crate::abi::{Layout, layout};
@@ -31,45 +30,41 @@ pub(super) const LAYOUTS: &[Layout] =
     &[layout!(DeviceNorm, "Norm" in "norm.cu", { weight, bias, eps, centred, columns, pad })];
 
 impl DeviceNorm {
-    fn new(operation: &'static str, norm: &Norm<Buf>) -> Result<DeviceNorm, Error> {
-        let columns = norm.weight.columns;
-        fits(operation, "weight", &norm.weight, (1, columns))?;
-        if let Some(bias) = &norm.bias {
-            fits(operation, "bias", bias, (1, columns))?;
-        }
-        Ok(DeviceNorm {
+    fn new(norm: &Norm<Buf>) -> DeviceNorm {
+        DeviceNorm {
             weight: norm.weight.pointer(),
             bias: norm.bias.as_ref().map_or(0, Buf::pointer),
             eps: norm.eps,
             centred: i32::from(norm.kind == NormKind::Layer),
-            columns: int(columns),
+            columns: int(norm.weight.columns),
             pad: 0,
-        })
+        }
     }
 }
 
 impl Cuda {
     pub(crate) fn op_embed(&self, slot: &Slot, table: &Weight, out: &mut Buf) -> Result<(), Error> {
-        fits("embed", "out", out, (slot.tokens, table.columns))?;
+        operands::fits("embed", "out", out, (slot.tokens, table.columns))?;
         self.check(slot, Check::Tokens { rows: table.rows })?;
         self.check_sampled(slot)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        for part in &table.parts {
-            let function = self.programs.function(&Key::quant("embed.cu", part.format), "embed")?;
-            let device_part = table.device_part(part);
-            let device_step = self.device_step(slot);
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_part)),
-                Arg::Int(int(part.first)),
-                Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Pointer(self.sampled.pointer()),
-                Arg::Pointer(out.pointer()),
-                Arg::Int(int(table.columns)),
-            ];
-            let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-            self.launch("embed", function, grid, (row_threads(table.columns), 0), &args)?;
-        }
-        Ok(())
+        self.op(slot, &[], &[&*out], || {
+            for part in &table.parts {
+                let function = self.programs.function(&Key::quant("embed.cu", part.format), "embed")?;
+                let device_part = table.device_part(part);
+                let device_step = self.device_step(slot);
+                let args = [
+                    Arg::Struct(bytemuck::bytes_of(&device_part)),
+                    Arg::Int(int(part.first)),
+                    Arg::Struct(bytemuck::bytes_of(&device_step)),
+                    Arg::Pointer(self.sampled.pointer()),
+                    Arg::Pointer(out.pointer()),
+                    Arg::Int(int(table.columns)),
+                ];
+                let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+                self.launch("embed", function, grid, (row_threads(table.columns), 0), &args)?;
+            }
+            Ok(())
+        })
     }
 
     /// `y` is one row for all of `x`, or as many.
@@ -84,22 +79,20 @@ impl Cuda {
         let (count, columns) = (slot.count(rows), x.columns);
         let vector = operation == "add_vector";
         let operand = if vector { "vector" } else { "y" };
-        fits(operation, operand, y, (if vector { 1 } else { count }, columns))?;
-        fits(operation, "x", x, (count, columns))?;
-        self.touch_read(slot, y)?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(x.pointer())])?;
-        let function = self.programs.function(&Key::plain("rows.cu"), "add")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Pointer(y.pointer()),
-            Arg::Int(if vector { 0 } else { int(columns) }),
-            Arg::Pointer(x.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
+        operands::pair(operation, (operand, y), ("x", x), (if vector { 1 } else { count }, count))?;
+        self.op(slot, &[y, &*x], &[&*x], || {
+            let function = self.programs.function(&Key::plain("rows.cu"), "add")?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(i32::from(rows == Rows::Wanted)),
+                Arg::Pointer(y.pointer()),
+                Arg::Int(if vector { 0 } else { int(columns) }),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
+        })
     }
 
     pub(crate) fn op_norm(
@@ -111,30 +104,30 @@ impl Cuda {
         out: &mut Buf,
     ) -> Result<(), Error> {
         let (count, columns) = (slot.count(rows), norm.weight.columns);
-        fits("norm", "weight", &norm.weight, (1, columns))?;
-        fits("norm", "x", x, (count, columns))?;
-        fits("norm", "out", out, (count, columns))?;
+        operands::norm("norm", norm)?;
+        operands::fits("norm", "x", x, (count, columns))?;
+        operands::fits("norm", "out", out, (count, columns))?;
         let plain = norm.kind == NormKind::Rms && norm.bias.is_none();
         if plain && self.fused_norm((slot, rows), norm, x, out)? {
             return Ok(());
         }
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        if plain {
-            return self.norm_rows(slot, &self.due(rows, norm, x, out));
-        }
-        let norm = DeviceNorm::new("norm", norm)?;
-        let function = self.programs.function(&Key::plain("norm.cu"), "any_norm")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Struct(bytemuck::bytes_of(&norm)),
-            Arg::Pointer(x.pointer()),
-            Arg::Pointer(out.pointer()),
-        ];
-        let grid = [self.grid_rows(slot, rows), 1, 1];
-        self.launch("norm", function, grid, (row_threads(columns), 0), &args)
+        self.op(slot, &[x], &[&*out], || {
+            if plain {
+                return self.norm_rows(slot, &self.due(rows, norm, x, out));
+            }
+            let norm = DeviceNorm::new(norm);
+            let function = self.programs.function(&Key::plain("norm.cu"), "any_norm")?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(i32::from(rows == Rows::Wanted)),
+                Arg::Struct(bytemuck::bytes_of(&norm)),
+                Arg::Pointer(x.pointer()),
+                Arg::Pointer(out.pointer()),
+            ];
+            let grid = [self.grid_rows(slot, rows), 1, 1];
+            self.launch("norm", function, grid, (row_threads(columns), 0), &args)
+        })
     }
 
     pub(crate) fn op_qk_norm(
@@ -146,55 +139,48 @@ impl Cuda {
     ) -> Result<(), Error> {
         const OPERATION: &str = "qk_norm";
         let columns = heads.qkv_columns();
-        fits(OPERATION, "qkv", qkv, (slot.tokens, columns))?;
+        operands::qk_norm(slot.tokens, heads, norm, qkv)?;
         let (queries, keys) = (heads.query * heads.dim, heads.kv * heads.dim);
-        for (operand, norm, whole) in [("query", &norm.query, queries), ("key", &norm.key, keys)] {
-            let got = norm.weight.columns;
-            if got != heads.dim && got != whole {
-                let (got, wanted) = ((1, got), (1, whole));
-                return Err(Error::OperandShape { operation: OPERATION, operand, got, wanted });
-            }
-        }
         let stretches = queries / norm.query.weight.columns + keys / norm.key.weight.columns;
         let widest = norm.query.weight.columns.max(norm.key.weight.columns);
-        let [query, key] = [DeviceNorm::new(OPERATION, &norm.query)?, DeviceNorm::new(OPERATION, &norm.key)?];
-        self.touch_read(slot, qkv)?;
-        self.touch_written(slot, &[Some(qkv.pointer())])?;
-        let function = self.programs.function(&Key::plain("norm.cu"), "qk_norm")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&query)),
-            Arg::Struct(bytemuck::bytes_of(&key)),
-            Arg::Int(int(queries)),
-            Arg::Int(int(columns)),
-            Arg::Pointer(qkv.pointer()),
-        ];
-        let grid = [stretches, self.grid_rows(slot, Rows::Tokens), 1];
-        self.launch(OPERATION, function, grid, (row_threads(widest), 0), &args)
+        let [query, key] = [DeviceNorm::new(&norm.query), DeviceNorm::new(&norm.key)];
+        self.op(slot, &[&*qkv], &[&*qkv], || {
+            let function = self.programs.function(&Key::plain("norm.cu"), "qk_norm")?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&query)),
+                Arg::Struct(bytemuck::bytes_of(&key)),
+                Arg::Int(int(queries)),
+                Arg::Int(int(columns)),
+                Arg::Pointer(qkv.pointer()),
+            ];
+            let grid = [stretches, self.grid_rows(slot, Rows::Tokens), 1];
+            self.launch(OPERATION, function, grid, (row_threads(widest), 0), &args)
+        })
     }
 
     pub(crate) fn op_add_positions(&self, slot: &Slot, table: &Weight, x: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "add_positions";
-        fits(OPERATION, "x", x, (slot.tokens, table.columns))?;
+        operands::fits(OPERATION, "x", x, (slot.tokens, table.columns))?;
         self.check(slot, Check::Positions { rows: table.rows })?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(x.pointer())])?;
-        for part in &table.parts {
-            let key = Key::quant("embed.cu", part.format);
-            let function = self.programs.function(&key, OPERATION)?;
-            let (device_part, device_step) = (table.device_part(part), self.device_step(slot));
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_part)),
-                Arg::Int(int(part.first)),
-                Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Pointer(x.pointer()),
-                Arg::Int(int(table.columns)),
-            ];
-            let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-            self.launch(OPERATION, function, grid, (row_threads(table.columns), 0), &args)?;
-        }
-        Ok(())
+        self.op(slot, &[&*x], &[&*x], || {
+            for part in &table.parts {
+                let key = Key::quant("embed.cu", part.format);
+                let function = self.programs.function(&key, OPERATION)?;
+                let (device_part, device_step) = (table.device_part(part), self.device_step(slot));
+                let args = [
+                    Arg::Struct(bytemuck::bytes_of(&device_part)),
+                    Arg::Int(int(part.first)),
+                    Arg::Struct(bytemuck::bytes_of(&device_step)),
+                    Arg::Pointer(x.pointer()),
+                    Arg::Int(int(table.columns)),
+                ];
+                let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+                self.launch(OPERATION, function, grid, (row_threads(table.columns), 0), &args)?;
+            }
+            Ok(())
+        })
     }
 
     pub(crate) fn op_pointwise(
@@ -206,50 +192,49 @@ impl Cuda {
     ) -> Result<(), Error> {
         const OPERATION: &str = "pointwise";
         let columns = x.columns;
-        fits(OPERATION, "x", x, (slot.count(rows), columns))?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(x.pointer())])?;
-        // As rows.cu numbers them.
-        let (number, parameter) = match function {
-            Pointwise::Scale(factor) => (0, factor),
-            Pointwise::SoftCap(cap) => (1, cap),
-            Pointwise::Gelu => (2, 0.0),
-            Pointwise::GeluTanh => (3, 0.0),
-        };
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(i32::from(rows == Rows::Wanted)),
-            Arg::Int(number),
-            Arg::Float(parameter),
-            Arg::Pointer(x.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch_values((OPERATION, "rows.cu"), slot, rows, columns, &args)
+        operands::fits(OPERATION, "x", x, (slot.count(rows), columns))?;
+        self.op(slot, &[&*x], &[&*x], || {
+            // As rows.cu numbers them.
+            let (number, parameter) = match function {
+                Pointwise::Scale(factor) => (0, factor),
+                Pointwise::SoftCap(cap) => (1, cap),
+                Pointwise::Gelu => (2, 0.0),
+                Pointwise::GeluTanh => (3, 0.0),
+            };
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(i32::from(rows == Rows::Wanted)),
+                Arg::Int(number),
+                Arg::Float(parameter),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch_values((OPERATION, "rows.cu"), slot, rows, columns, &args)
+        })
     }
 
     pub(crate) fn op_pool(&self, slot: &Slot, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         const OPERATION: &str = "pool";
         let columns = out.columns;
-        fits(OPERATION, "x", x, (slot.tokens, columns))?;
-        fits(OPERATION, "out", out, (slot.wanted, columns))?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        // As rows.cu numbers them.
-        let number = match pooling {
-            Pooling::Mean => 0,
-            Pooling::First => 1,
-            Pooling::Last => 2,
-        };
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Int(number),
-            Arg::Pointer(x.pointer()),
-            Arg::Pointer(out.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch_values((OPERATION, "rows.cu"), slot, Rows::Wanted, columns, &args)
+        operands::pair(OPERATION, ("x", x), ("out", out), (slot.tokens, slot.wanted))?;
+        self.op(slot, &[x], &[&*out], || {
+            // As rows.cu numbers them.
+            let number = match pooling {
+                Pooling::Mean => 0,
+                Pooling::First => 1,
+                Pooling::Last => 2,
+            };
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(number),
+                Arg::Pointer(x.pointer()),
+                Arg::Pointer(out.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch_values((OPERATION, "rows.cu"), slot, Rows::Wanted, columns, &args)
+        })
     }
 
     pub(super) fn norm_rows(&self, slot: &Slot, due: &Due) -> Result<(), Error> {
@@ -269,15 +254,13 @@ impl Cuda {
     }
 
     pub(crate) fn op_glu(&self, slot: &Slot, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
-        let columns = out.columns;
-        fits("glu", "gate_up", gate_up, (slot.tokens, 2 * columns))?;
-        fits("glu", "out", out, (slot.tokens, columns))?;
+        operands::glu(slot.tokens, gate_up, out)?;
         if kind == Glu::Silu && self.fused_glu(slot, gate_up, out)? {
             return Ok(());
         }
-        self.touch_read(slot, gate_up)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        self.gate_rows("glu", slot, (self.grid_rows(slot, Rows::Tokens), 1), kind, gate_up, out)
+        self.op(slot, &[gate_up], &[&*out], || {
+            self.gate_rows("glu", slot, (self.grid_rows(slot, Rows::Tokens), 1), kind, gate_up, out)
+        })
     }
 
     /// The gated activation of `each` rows for each of so many tokens.
@@ -311,25 +294,24 @@ impl Cuda {
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let columns = out.columns;
-        fits("gather_wanted", "x", x, (slot.tokens, columns))?;
-        fits("gather_wanted", "out", out, (slot.wanted, columns))?;
-        self.touch_read(slot, x)?;
-        self.touch_written(slot, &[Some(out.pointer())])?;
-        let function = self.programs.function(&Key::plain("rows.cu"), "gather")?;
-        let device_step = self.device_step(slot);
-        let args = [
-            Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Pointer(x.pointer()),
-            Arg::Pointer(out.pointer()),
-            Arg::Int(int(columns)),
-        ];
-        self.launch(
-            "gather_wanted",
-            function,
-            self.value_grid(slot, Rows::Wanted, columns),
-            (THREADS as u32, 0),
-            &args,
-        )
+        operands::pair("gather_wanted", ("x", x), ("out", out), (slot.tokens, slot.wanted))?;
+        self.op(slot, &[x], &[&*out], || {
+            let function = self.programs.function(&Key::plain("rows.cu"), "gather")?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Pointer(x.pointer()),
+                Arg::Pointer(out.pointer()),
+                Arg::Int(int(columns)),
+            ];
+            self.launch(
+                "gather_wanted",
+                function,
+                self.value_grid(slot, Rows::Wanted, columns),
+                (THREADS as u32, 0),
+                &args,
+            )
+        })
     }
 
     /// Launches a kernel of its operation's name with a thread for every value.

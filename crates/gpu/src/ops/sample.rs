@@ -5,9 +5,8 @@
 //! likelihoods of several tokens, have their logits read back and given to the specification itself, so that there is one
 //! meaning of each parameter.
 
-use fornax_compute::{Change, Error, SampleRow, SampleScratch, halvings, random_bits, sample};
+use fornax_compute::{Change, Error, SampleRow, SampleScratch, halvings, operands, random_bits, sample};
 
-use super::fits;
 use crate::abi::Constant;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
@@ -41,7 +40,7 @@ impl Cuda {
         logits: &Buf,
         rows: &[SampleRow<'_>],
     ) -> Result<(), Error> {
-        fits("sample", "logits", logits, (slot.wanted, logits.columns))?;
+        operands::fits("sample", "logits", logits, (slot.wanted, logits.columns))?;
         let slots = self.has_sampled.borrow().len();
         let below = |what, got: usize, count: usize| match got < count {
             true => Ok(()),
@@ -176,6 +175,7 @@ impl Cuda {
         let stretches = slot.stretches.pointer() + (first * STRETCHES_BYTES) as u64;
         let chosen = slot.chosen.pointer() + (first * size_of::<Chosen>()) as u64;
         let bins = self.bins.pointer() + (first * BINS_BYTES) as u64;
+        let logits_buf = logits;
         let (logits, columns) = (Arg::Pointer(logits.pointer()), Arg::Int(int(logits.columns)));
         let [to, stretches, chosen, bins, sampled, changes] =
             [to, stretches, chosen, bins, self.sampled.pointer(), start + changes_at as u64]
@@ -190,25 +190,28 @@ impl Cuda {
         let block = (STRETCH_THREADS, 0);
         let drawn = |row: &&DeviceRow| row.halvings > 0.0;
         let is_cut = |row: &DeviceRow| row.top_k > 0 || row.top_p < 1.0;
-        if !changed.is_empty() {
-            launch("adjust", [count, 1], (256, 0), &[logits, columns, to, changes])?;
-        }
-        launch("scan", [every, count], block, &[logits, columns, to, stretches])?;
-        let args = [logits, columns, to, stretches, bins];
-        if rows.iter().filter(drawn).any(is_cut) {
-            let blocks = (WEIGHING / count).clamp(8.min(every), every);
-            launch("weigh", [blocks, count], block, &args)?;
-            launch("cut", [count, 1], (CUT_THREADS, CUT_SHARED), &args)?;
-        }
-        if rows.iter().filter(drawn).any(|row| is_cut(row) || row.log_min_p > f64::NEG_INFINITY) {
-            launch("keep", [every, count], block, &args)?;
-        }
-        let args = [logits, columns, to, stretches, bins, sampled, chosen];
-        launch("draw", [count, 1], block, &args)?;
-        if !changed.is_empty() {
-            launch("restore", [count, 1], (256, 0), &[logits, columns, to, changes])?;
-        }
-        Ok(())
+        // Logits are changed where they lie, and changed back.
+        self.op(slot, &[logits_buf], &[logits_buf], || {
+            if !changed.is_empty() {
+                launch("adjust", [count, 1], (256, 0), &[logits, columns, to, changes])?;
+            }
+            launch("scan", [every, count], block, &[logits, columns, to, stretches])?;
+            let args = [logits, columns, to, stretches, bins];
+            if rows.iter().filter(drawn).any(is_cut) {
+                let blocks = (WEIGHING / count).clamp(8.min(every), every);
+                launch("weigh", [blocks, count], block, &args)?;
+                launch("cut", [count, 1], (CUT_THREADS, CUT_SHARED), &args)?;
+            }
+            if rows.iter().filter(drawn).any(|row| is_cut(row) || row.log_min_p > f64::NEG_INFINITY) {
+                launch("keep", [every, count], block, &args)?;
+            }
+            let args = [logits, columns, to, stretches, bins, sampled, chosen];
+            launch("draw", [count, 1], block, &args)?;
+            if !changed.is_empty() {
+                launch("restore", [count, 1], (256, 0), &[logits, columns, to, changes])?;
+            }
+            Ok(())
+        })
     }
 }
 

@@ -1,0 +1,265 @@
+//! What an operation's operands must be like: once for all backends.
+//!
+//! A backend calls the function of an operation's name before it computes anything. Buffers may have more rows than a
+//! step needs; columns are exact. What depends on the step's own numbers (tokens, positions, pages) is the backend's to
+//! check: it knows where they are.
+
+use crate::{
+    Attention, Error, ExpertRoom, Experts, Heads, KvGroup, LowRank, Memory, Norm, QkNorm, RANK_MAX, Rope,
+    Routing,
+};
+
+/// What has rows and columns: a buffer, or a weight.
+pub trait Operand {
+    /// How many rows there are.
+    fn rows(&self) -> usize;
+    /// How long each is.
+    fn columns(&self) -> usize;
+}
+
+/// Refuses a buffer with too few rows or other columns than the operation has.
+pub fn fits(
+    operation: &'static str,
+    operand: &'static str,
+    buf: &impl Operand,
+    (rows, columns): (usize, usize),
+) -> Result<(), Error> {
+    if buf.rows() >= rows && buf.columns() == columns {
+        return Ok(());
+    }
+    let (got, wanted) = ((buf.rows(), buf.columns()), (rows, columns));
+    Err(Error::OperandShape { operation, operand, got, wanted })
+}
+
+/// `out` = or += a product of `count` rows, with a bias or without.
+pub fn linear<B: Operand>(
+    operation: &'static str,
+    count: usize,
+    weight: &impl Operand,
+    bias: Option<&B>,
+    x: &B,
+    out: &B,
+) -> Result<(), Error> {
+    fits(operation, "x", x, (count, weight.columns()))?;
+    fits(operation, "out", out, (count, weight.rows()))?;
+    bias.map_or(Ok(()), |bias| fits(operation, "bias", bias, (1, weight.rows())))
+}
+
+/// What is read and what is written, with as many columns; of so many rows each.
+pub fn pair<B: Operand>(
+    operation: &'static str,
+    (read, x): (&'static str, &B),
+    (written, out): (&'static str, &B),
+    (x_rows, out_rows): (usize, usize),
+) -> Result<(), Error> {
+    fits(operation, read, x, (x_rows, out.columns()))?;
+    fits(operation, written, out, (out_rows, out.columns()))
+}
+
+/// The vectors of a norm.
+pub fn norm<B: Operand>(operation: &'static str, norm: &Norm<B>) -> Result<(), Error> {
+    let columns = norm.weight.columns();
+    fits(operation, "weight", &norm.weight, (1, columns))?;
+    norm.bias.as_ref().map_or(Ok(()), |bias| fits(operation, "bias", bias, (1, columns)))
+}
+
+/// Norms of queries and keys: of each head, or of all of them together.
+pub fn qk_norm<B: Operand>(count: usize, heads: Heads, norms: &QkNorm<B>, qkv: &B) -> Result<(), Error> {
+    const OPERATION: &str = "qk_norm";
+    fits(OPERATION, "qkv", qkv, (count, heads.qkv_columns()))?;
+    for (operand, own, count) in [("query", &norms.query, heads.query), ("key", &norms.key, heads.kv)] {
+        let (got, whole) = (own.weight.columns(), count * heads.dim);
+        if got != heads.dim && got != whole {
+            let (got, wanted) = ((1, got), (1, whole));
+            return Err(Error::OperandShape { operation: OPERATION, operand, got, wanted });
+        }
+        norm(OPERATION, own)?;
+    }
+    Ok(())
+}
+
+/// Rotation of queries and keys.
+pub fn rope<B: Operand>(count: usize, heads: Heads, rope: &Rope<B>, qkv: &B) -> Result<(), Error> {
+    fits("rope", "qkv", qkv, (count, heads.qkv_columns()))?;
+    fits("rope", "frequencies", &rope.frequencies, (1, rope.pairs.min(heads.dim / 2)))
+}
+
+/// Pages of a layer's group that hold such heads.
+pub fn pages_fit(operation: &'static str, heads: Heads, group: &KvGroup) -> Result<(), Error> {
+    let (got, wanted) = (group.kind.heads().unwrap_or_default(), (heads.kv, heads.dim));
+    if got == wanted { Ok(()) } else { Err(Error::OperandShape { operation, operand: "kv", got, wanted }) }
+}
+
+/// Attention over pages.
+pub fn attention<B: Operand>(
+    count: usize,
+    attention: &Attention<B>,
+    qkv: &B,
+    group: &KvGroup,
+    out: &B,
+) -> Result<(), Error> {
+    const OPERATION: &str = "attention";
+    let heads = attention.heads;
+    fits(OPERATION, "qkv", qkv, (count, heads.qkv_columns()))?;
+    fits(OPERATION, "out", out, (count, heads.query * heads.dim))?;
+    if let Some(sinks) = &attention.sinks {
+        fits(OPERATION, "sinks", sinks, (1, heads.query))?;
+    }
+    pages_fit(OPERATION, heads, group)
+}
+
+/// A gated activation.
+pub fn glu<B: Operand>(count: usize, gate_up: &B, out: &B) -> Result<(), Error> {
+    fits("glu", "gate_up", gate_up, (count, 2 * out.columns()))?;
+    fits("glu", "out", out, (count, out.columns()))
+}
+
+/// A sum whose second operand has a gate for each row.
+pub fn add_gated<B: Operand>(count: usize, gate: &B, y: &B, x: &B) -> Result<(), Error> {
+    fits("add_gated", "gate", gate, (count, 1))?;
+    pair("add_gated", ("y", y), ("x", x), (count, count))
+}
+
+/// What adapters add to a product.
+pub fn low_rank<B: Operand>(count: usize, changes: &[Vec<LowRank<B>>], x: &B, out: &B) -> Result<(), Error> {
+    const OPERATION: &str = "low_rank";
+    fits(OPERATION, "x", x, (count, x.columns()))?;
+    fits(OPERATION, "out", out, (count, out.columns()))?;
+    for change in changes.iter().flatten() {
+        let rank = change.rank.min(RANK_MAX);
+        fits(OPERATION, "down", &change.down, (1, rank * x.columns()))?;
+        fits(OPERATION, "up", &change.up, (1, change.columns * rank))?;
+        let end = change.column + change.columns;
+        if end > out.columns() || rank == 0 {
+            let (got, wanted) = ((1, end), (1, out.columns()));
+            return Err(Error::OperandShape { operation: OPERATION, operand: "columns", got, wanted });
+        }
+    }
+    Ok(())
+}
+
+/// The choice of experts. Nobody can take more of them than there are.
+pub fn route<B: Operand>(count: usize, routing: &Routing, logits: &B, chosen: &B) -> Result<(), Error> {
+    fits("route", "logits", logits, (count, routing.experts))?;
+    fits("route", "chosen", chosen, (count, 2 * routing.chosen.min(routing.experts)))
+}
+
+/// A layer of experts.
+pub fn experts<M>(
+    count: usize,
+    experts: &Experts<'_, M>,
+    chosen: &M::Buf,
+    x: &M::Buf,
+    room: &ExpertRoom<M::Buf>,
+    residual: &M::Buf,
+) -> Result<(), Error>
+where
+    M: Memory<Weight: Operand, Buf: Operand>,
+{
+    const OPERATION: &str = "experts";
+    let (hidden, ffn, each) = (x.columns(), room.gated.columns(), chosen.columns() / 2);
+    fits(OPERATION, "chosen", chosen, (count, 2 * each))?;
+    fits(OPERATION, "x", x, (count, hidden))?;
+    fits(OPERATION, "residual", residual, (count, hidden))?;
+    fits(OPERATION, "rows", &room.rows, (count * each, hidden))?;
+    fits(OPERATION, "gate_up room", &room.gate_up, (count * each, 2 * ffn))?;
+    fits(OPERATION, "gated room", &room.gated, (count * each, ffn))?;
+    let stacks = |operand, weight: &M::Weight, bias: Option<&M::Buf>, rows: usize, columns: usize| {
+        let (got, wanted) = ((weight.rows(), weight.columns()), (experts.count * rows, columns));
+        if got != wanted {
+            return Err(Error::OperandShape { operation: OPERATION, operand, got, wanted });
+        }
+        bias.map_or(Ok(()), |bias| fits(OPERATION, "bias", bias, (1, experts.count * rows)))
+    };
+    stacks("gate_up", experts.gate_up, experts.gate_up_bias, 2 * ffn, hidden)?;
+    stacks("down", experts.down, experts.down_bias, hidden, ffn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{KvLayer, NormKind};
+
+    /// Rows and columns, and nothing in them.
+    struct Shape(usize, usize);
+
+    impl Operand for Shape {
+        fn rows(&self) -> usize {
+            self.0
+        }
+
+        fn columns(&self) -> usize {
+            self.1
+        }
+    }
+
+    fn refused(checked: Result<(), Error>) -> &'static str {
+        match checked {
+            Err(Error::OperandShape { operand, .. }) => operand,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_buffer_may_have_more_rows_and_no_other_columns() {
+        assert!(fits("read", "buf", &Shape(4, 8), (3, 8)).is_ok());
+        assert_eq!(refused(fits("read", "buf", &Shape(2, 8), (3, 8))), "buf");
+        assert_eq!(refused(fits("read", "buf", &Shape(4, 9), (3, 8))), "buf");
+    }
+
+    #[test]
+    fn every_operand_of_a_product_is_looked_at() {
+        let check = |bias: usize, x: usize, out: usize| {
+            linear("linear", 3, &Shape(16, 8), Some(&Shape(1, bias)), &Shape(3, x), &Shape(3, out))
+        };
+        assert!(check(16, 8, 16).is_ok());
+        assert_eq!(
+            [(8, 8, 16), (16, 9, 16), (16, 8, 15)].map(|(b, x, o)| refused(check(b, x, o))),
+            ["bias", "x", "out"]
+        );
+    }
+
+    #[test]
+    fn norms_of_queries_are_of_a_head_or_of_all() {
+        let heads = Heads { query: 4, kv: 2, dim: 8 };
+        let norm = |columns| Norm { kind: NormKind::Rms, weight: Shape(1, columns), bias: None, eps: 1e-5 };
+        let check = |query, key| {
+            qk_norm(3, heads, &QkNorm { query: norm(query), key: norm(key) }, &Shape(3, heads.qkv_columns()))
+        };
+        assert!(check(8, 8).is_ok() && check(32, 16).is_ok());
+        assert_eq!((refused(check(16, 8)), refused(check(8, 32))), ("query", "key"));
+    }
+
+    #[test]
+    fn pages_hold_the_heads_that_attention_has() {
+        let heads = Heads { query: 4, kv: 2, dim: 8 };
+        let group = |heads, dim| KvGroup { layers: 1, heads, dim, window: None, pages: 2 };
+        let causal = Attention {
+            sinks: Some(Shape(1, 4)),
+            ..Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0)
+        };
+        let check = |group: &KvGroup, out| {
+            attention(3, &causal, &Shape(3, heads.qkv_columns()), group, &Shape(3, out))
+        };
+        assert!(check(&group(2, 8), 32).is_ok());
+        assert_eq!(refused(check(&group(2, 4), 32)), "kv");
+        assert_eq!(refused(check(&group(2, 8), 16)), "out");
+    }
+
+    #[test]
+    fn an_adapter_changes_columns_that_are_there() {
+        let check = |rank, column| {
+            let change = LowRank {
+                down: Shape(1, rank * 8),
+                up: Shape(1, 4 * rank),
+                rank,
+                scale: 1.0,
+                column,
+                columns: 4,
+            };
+            low_rank(3, &[vec![change]], &Shape(3, 8), &Shape(3, 16))
+        };
+        assert!(check(2, 12).is_ok());
+        assert_eq!((refused(check(2, 13)), refused(check(0, 0))), ("columns", "columns"));
+    }
+}
