@@ -51,6 +51,20 @@ fn attention_of_single_tokens_is_right_whenever_its_copies_are_done() {
     }
 }
 
+#[test]
+fn attention_in_f32_is_right_and_a_token_has_the_same_bits_alone() {
+    let test = Test::new("attention_in_f32_is_right_and_a_token_has_the_same_bits_alone", "attention_f32.cpp");
+    const F32: Defines = &["KV_BYTES=4", "DIM=20", "GROUP=3"];
+    test.passes(F32);
+    test.passes(&["KV_BYTES=4", "DIM=64", "GROUP=7", "CAPPED=1", "SINKS=1"]);
+    for (needed, instead) in [
+        ("rescale[h] = expf(before - most);", "rescale[h] = 1.0f;"),
+        ("if (key >= from && key < to) {", "if (key < to) {"),
+    ] {
+        test.fails_with(F32, ("attention_f32.cu", needed, instead));
+    }
+}
+
 /// A program of this folder that runs kernels and compares what they write with an independent result.
 struct Test {
     program: &'static str,
