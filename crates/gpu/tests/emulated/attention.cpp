@@ -160,7 +160,7 @@ int main() {
         const struct { int blocks; bool clusters; } ways[] = {{1, false}, {tiles, false}, {2, true}, {8, true}};
         for (auto [blocks, clusters] : ways)
             for (int stages : {1, 2})
-                for (auto copies : {emulated::LATE, emulated::EARLY, emulated::ANY}) {
+                for (auto copies : {emulated::COPIES_LATE, emulated::COPIES_EARLY, emulated::COPIES_ANY}) {
                     emulated::copies = copies;
                     pages = before;
                     emulated::copied_begin = (const u8*)pages.data();
