@@ -13,6 +13,34 @@ const MAIN: Defines = &["DIM=128", "GROUP=7"];
 /// Rows are copied in pieces of 8 bytes and padded to whole steps of the tensor-core instruction.
 const PADDED: Defines = &["DIM=20", "GROUP=3"];
 
+const F32: Defines = &["KV_BYTES=4", "DIM=20", "GROUP=3"];
+/// Products of one row, and of several.
+const ONE: Defines = &[
+    "QUANT=\"quant/q8_0.cuh\"",
+    "F16_CODES=0",
+    "SLICES=2",
+    "STAGES=3",
+    "THREADS=128",
+    "GATES=0",
+    "ONE_ROW=1",
+    "EACH=2",
+    "FOURS=1",
+    "FEW_GROUPS=1",
+    "ALL_AHEAD=0",
+    "EARLY=0",
+];
+const SEVERAL: Defines = &[
+    "QUANT=\"quant/f16.cuh\"",
+    "F16_CODES=1",
+    "SLICES=2",
+    "STAGES=3",
+    "THREADS=64",
+    "GATES=0",
+    "ONE_ROW=0",
+    "ROWS=8",
+    "FOURS=1",
+];
+
 /// A kernel's file, a line of it that is needed, and what stands there instead in a mutant.
 type Mutant = (&'static str, &'static str, &'static str);
 
@@ -55,7 +83,6 @@ fn attention_of_single_tokens_is_right_whenever_its_copies_are_done() {
 fn attention_in_f32_is_right_and_a_token_has_the_same_bits_alone() {
     let test =
         Test::new("attention_in_f32_is_right_and_a_token_has_the_same_bits_alone", "attention_f32.cpp");
-    const F32: Defines = &["KV_BYTES=4", "DIM=20", "GROUP=3"];
     test.passes(F32);
     test.passes(&["KV_BYTES=4", "DIM=64", "GROUP=7", "CAPPED=1", "SINKS=1"]);
     for (needed, instead) in [
@@ -105,31 +132,6 @@ fn tokens_are_drawn_from_what_is_kept() {
 fn products_of_one_row_and_of_several_are_right_whenever_their_copies_are_done() {
     let name = "products_of_one_row_and_of_several_are_right_whenever_their_copies_are_done";
     let test = Test::new(name, "gemv.cpp");
-    const ONE: Defines = &[
-        "QUANT=\"quant/q8_0.cuh\"",
-        "F16_CODES=0",
-        "SLICES=2",
-        "STAGES=3",
-        "THREADS=128",
-        "GATES=0",
-        "ONE_ROW=1",
-        "EACH=2",
-        "FOURS=1",
-        "FEW_GROUPS=1",
-        "ALL_AHEAD=0",
-        "EARLY=0",
-    ];
-    const SEVERAL: Defines = &[
-        "QUANT=\"quant/f16.cuh\"",
-        "F16_CODES=1",
-        "SLICES=2",
-        "STAGES=3",
-        "THREADS=64",
-        "GATES=0",
-        "ONE_ROW=0",
-        "ROWS=8",
-        "FOURS=1",
-    ];
     test.passes(ONE);
     test.passes(SEVERAL);
     test.fails_with(ONE, ("gemv.cu", "copy_wait<STAGES - 1>();", ""));
