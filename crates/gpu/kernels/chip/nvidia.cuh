@@ -255,14 +255,6 @@ DEVICE u32 shared_address_of(const void* p, int rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
     return there;
 }
-DEVICE float load_from_block(const float* at, int rank) {
-    float value = 0.0f;
-#if HAS_CLUSTERS
-    asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, [there];}"
-                 : "=f"(value) : "r"(shared_address(at)), "r"(rank) : "memory");
-#endif
-    return value;
-}
 DEVICE float4 load_from_block(const float4* at, int rank) {
     float4 v;
     asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %4, %5;\nld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [there];}"

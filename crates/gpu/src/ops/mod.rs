@@ -42,8 +42,14 @@ pub(crate) const LAYOUTS: [&[Layout]; 8] = [
     low_rank::LAYOUTS,
     rows::LAYOUTS,
 ];
-pub(crate) const CONSTANTS: [&[Constant]; 5] =
-    [attention::CONSTANTS, experts::CONSTANTS, gemv::CONSTANTS, low_rank::CONSTANTS, sample::CONSTANTS];
+pub(crate) const CONSTANTS: [&[Constant]; 6] = [
+    attention::CONSTANTS,
+    attention_f32::CONSTANTS,
+    experts::CONSTANTS,
+    gemv::CONSTANTS,
+    low_rank::CONSTANTS,
+    sample::CONSTANTS,
+];
 
 /// What tests of shapes have in common.
 #[cfg(test)]

@@ -1,7 +1,8 @@
 // `attention.cu` for one shape of heads and one way of storing, against attention in f64: one block for all tiles of a token, a block
 // for each tile and `merge_tiles` behind them, clusters; one and two tiles in shared memory; whenever copies are done. All of them
 // give the same bits. Keys and values that a token does not see are NaN, and page tables lead nowhere outside of what it has.
-#include "device.h"
+#include "compare.h"
+#include "prelude.cuh"
 
 #include "attention.cu"
 
@@ -11,19 +12,12 @@ static const int PLACES[TOKENS] = {0, 63, 128, 330}, POSITIONS[TOKENS] = {3, 60,
 // Mean square errors, relative to mean squares: of results, and of new keys and values, which are rounded to what is stored.
 static const double RESULT_ERROR = 1e-9, STORED_ERROR = KV_F8 ? 2e-3 : KV_BF16 ? 5e-6 : 1e-7;
 
-struct Error {
-    double of = 0, all = 0;
-    void add(double is, double right) { of += (is - right) * (is - right), all += right * right; }
-    double relative() const { return std::isnan(of) ? INFINITY : of / all; }
-};
-
 static Step step;
 static Attention shape;
 static std::vector<float> qkv(TOKENS* COLUMNS), frequencies(DIM / 2), sinks(QUERY_HEADS), partials, out;
 static std::vector<int> tables(TOKENS);
 static std::vector<Stored> pages;
 
-static float value() { return ((int)emulated::chance(20001) - 10000) / 6000.0f; }
 static int first_place(int token) { return first_seen(shape, PLACES[token]); }
 // Where a head's keys, or values, are in the page that has a place of a token.
 static Stored* head_in_page(std::vector<Stored>& pages, int token, int at, int v, int kv) {
@@ -123,8 +117,8 @@ static void run(int blocks, bool clusters, int tiles) {
 }
 
 int main() {
-    for (auto& one : qkv) one = value();
-    for (auto& one : sinks) one = value();
+    for (auto& one : qkv) one = random_value();
+    for (auto& one : sinks) one = random_value();
     for (int i = 0; i < DIM / 2; i++) frequencies[i] = powf(1e4f, -2.0f * i / DIM);
     int page_count = 0;
     for (int place : PLACES) page_count += place / PAGE_TOKENS + 1;
@@ -142,7 +136,7 @@ int main() {
         const bool is_code = i % head_values(DIM) < PAGE_TOKENS * DIM;
         stored_before[i] = is_code ? emulated::chance(64) | emulated::chance(2) << 7 : 125 + emulated::chance(4);
 #else
-        stored_before[i] = stored(value());
+        stored_before[i] = stored(random_value());
 #endif
     }
     const int own[TOKENS] = {0, 1, 2, 3};
@@ -166,7 +160,7 @@ int main() {
         const struct { int blocks; bool clusters; } ways[] = {{1, false}, {tiles, false}, {2, true}, {8, true}};
         for (auto [blocks, clusters] : ways)
             for (int stages : {1, 2})
-                for (auto copies : {emulated::LATE, emulated::EARLY, emulated::ANY}) {
+                for (auto copies : {emulated::COPIES_LATE, emulated::COPIES_EARLY, emulated::COPIES_ANY}) {
                     emulated::copies = copies;
                     pages = before;
                     emulated::copied_begin = (const u8*)pages.data();

@@ -115,7 +115,7 @@ template <int BYTES> static void copy_async_or_zeros(u32 to, const u8* from, boo
     if ((uintptr_t)from % BYTES || (there && (from < copied_begin || from + BYTES > copied_end)))
         fail("a copy of %d bytes from %td\n", BYTES, from - copied_begin);
     const Copy copy = {within_shared("a copy", to, BYTES), from, BYTES, there};
-    if (copies == EARLY || (copies == ANY && chance(2))) finish(copy);
+    if (copies == COPIES_EARLY || (copies == COPIES_ANY && chance(2))) finish(copy);
     else current->open.push_back(copy);
 }
 template <int BYTES> static void copy_async(u32 to, const u8* from) { copy_async_or_zeros<BYTES>(to, from, true); }

@@ -31,8 +31,8 @@ static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-struct Place { int x, y, z; };
-static Place gridDim, blockDim;
+struct Dim3 { int x, y, z; };
+static Dim3 gridDim, blockDim;
 
 static float __uint_as_float(uint32_t bits) { float value; memcpy(&value, &bits, 4); return value; }
 static float __int_as_float(int bits) { return __uint_as_float(bits); }
@@ -62,6 +62,8 @@ static float rsqrtf(float value) { return (float)(1.0 / sqrt((double)value)); }
 static uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by) {
     return (uint32_t)((low | (uint64_t)high << 32) >> (by & 31));
 }
+static int __clzll(unsigned long long bits) { return bits ? __builtin_clzll(bits) : 64; }
+static unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
 static long max(long a, long b) { return a > b ? a : b; }
 static long min(long a, long b) { return a < b ? a : b; }
 static uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -92,7 +94,7 @@ enum { LANES = 32, THREADS_MAX = 1024, WARPS_MAX = THREADS_MAX / LANES, BLOCKS_M
 // Shared memory of a block, and what is looked at behind it: nobody may write there.
 enum { SHARED_MAX = 227 << 10, BEHIND = 4 << 10 };
 // When asynchronous copies complete: when they are waited for, at once, or at random one or the other.
-enum Copies { LATE, EARLY, ANY };
+enum Copies { COPIES_LATE, COPIES_EARLY, COPIES_ANY };
 static Copies copies;
 // What copies may read, and how much shared memory a block has.
 static const uint8_t *copied_begin, *copied_end;
@@ -104,7 +106,7 @@ struct Warp {
     alignas(16) uint8_t exchanged[2][LANES * 96];
 };
 struct Block {
-    Place place;
+    Dim3 place;
     Barrier come, sent;  // the second: once all that others send is there
     Barrier named[16];
     uint32_t bytes_sent, bytes_expected;
@@ -123,7 +125,7 @@ struct Fiber {
     const Barrier* waits_for;
     uint64_t turn;
     Block* block;
-    Place thread;
+    Dim3 thread;
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
 };
@@ -215,7 +217,7 @@ static void run_round(Block& block, Fiber* threads, Round& round) {
 }
 // Runs `body` for every thread of `count` blocks from `first` on, concurrently: a cluster where they are several. Stalled warps
 // stay so until no other can run.
-static void run(Place first, int count, int threads, void (*body)()) {
+static void run(Dim3 first, int count, int threads, void (*body)()) {
     kernel = body;
     of_cluster = Barrier();
     cluster_blocks = count;
@@ -289,6 +291,7 @@ template <class T> static T __reduce_min_sync(uint32_t, T value) {
     const T* all = emulated::exchange(value);
     return *std::min_element(all, all + emulated::LANES);
 }
+template <class T> static void atomicMin(T* at, T value) { *at = std::min(*at, value); }
 // Fibers are switched at barriers only, so nothing comes between.
 template <class T, class V> static T atomicAdd(T* at, V value) {
     const T before = *at;

@@ -1,6 +1,10 @@
 //! Kernels on a CPU, compiled from the sources that NVRTC gets: `device.h` is the language, `chip.h` the chip. What no card has to
 //! be there for, and what a card shows only now and then.
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a helper of a test fails the test, or says that it is skipped"
+)]
 
 use std::fs;
 use std::path::Path;
@@ -12,6 +16,34 @@ const PLAIN: Defines = &["KV_BYTES=2", "KV_BF16=0", "CAPPED=0", "SINKS=0", "BOTH
 const MAIN: Defines = &["DIM=128", "GROUP=7"];
 /// Rows are copied in pieces of 8 bytes and padded to whole steps of the tensor-core instruction.
 const PADDED: Defines = &["DIM=20", "GROUP=3"];
+
+const F32: Defines = &["KV_BYTES=4", "DIM=20", "GROUP=3"];
+/// Products of one row, and of several.
+const ONE: Defines = &[
+    "QUANT=\"quant/q8_0.cuh\"",
+    "F16_CODES=0",
+    "SLICES=2",
+    "STAGES=3",
+    "THREADS=128",
+    "GATES=0",
+    "ONE_ROW=1",
+    "EACH=2",
+    "FOURS=1",
+    "FEW_GROUPS=1",
+    "ALL_AHEAD=0",
+    "EARLY=0",
+];
+const SEVERAL: Defines = &[
+    "QUANT=\"quant/f16.cuh\"",
+    "F16_CODES=1",
+    "SLICES=2",
+    "STAGES=3",
+    "THREADS=64",
+    "GATES=0",
+    "ONE_ROW=0",
+    "ROWS=8",
+    "FOURS=1",
+];
 
 /// A kernel's file, a line of it that is needed, and what stands there instead in a mutant.
 type Mutant = (&'static str, &'static str, &'static str);
@@ -49,6 +81,67 @@ fn attention_of_single_tokens_is_right_whenever_its_copies_are_done() {
     ] {
         test.fails_with(shape, ("attention.cu", needed, instead));
     }
+}
+
+#[test]
+fn attention_in_f32_is_right_and_a_token_has_the_same_bits_alone() {
+    let test =
+        Test::new("attention_in_f32_is_right_and_a_token_has_the_same_bits_alone", "attention_f32.cpp");
+    test.passes(F32);
+    test.passes(&["KV_BYTES=4", "DIM=64", "GROUP=7", "CAPPED=1", "SINKS=1"]);
+    for (needed, instead) in [
+        ("rescale[h] = expf(before - most);", "rescale[h] = 1.0f;"),
+        ("if (key >= from && key < to) {", "if (key < to) {"),
+    ] {
+        test.fails_with(F32, ("attention_f32.cu", needed, instead));
+    }
+}
+
+#[test]
+fn operations_on_rows_are_right_in_every_storage_of_keys() {
+    let test = Test::new("operations_on_rows_are_right_in_every_storage_of_keys", "rows.cpp");
+    for storage in [&["KV_BYTES=2"], &["KV_BF16=1"], &["KV_BYTES=1"], &["KV_BYTES=4"]] {
+        test.passes(storage);
+    }
+    test.fails_with(&[], ("norm.cu", "if (norm.centred) {", "if (false) {"));
+    let barrier = "__syncthreads();\n        if (start == 0) wait_for_inputs();";
+    test.fails_with(&[], ("rope.cu", barrier, ""));
+}
+
+#[test]
+fn experts_are_chosen_and_dealt_their_rows() {
+    let test = Test::new("experts_are_chosen_and_dealt_their_rows", "experts.cpp");
+    test.passes(&[]);
+    test.fails_with(
+        &[],
+        ("experts.cu", "__syncthreads();\n    int start = 0, all = 0;", "int start = 0, all = 0;"),
+    );
+    test.fails_with(&[], ("experts.cu", "(0xffffffffu - expert)", "(u32)expert"));
+}
+
+#[test]
+fn tokens_are_drawn_from_what_is_kept() {
+    let test = Test::new("tokens_are_drawn_from_what_is_kept", "sample.cpp");
+    test.passes(&[]);
+    let barrier =
+        "__syncthreads();\n    for (int w = 0; w < THREADS / WARP; w++) value = max(value, room[w]);";
+    test.fails_with(
+        &[],
+        ("sample.cu", barrier, "for (int w = 0; w < THREADS / WARP; w++) value = max(value, room[w]);"),
+    );
+    test.fails_with(&[], ("sample.cu", "if (!kept) logits[q][i] = -INFINITY_F;", ""));
+}
+
+#[test]
+fn products_of_one_row_and_of_several_are_right_whenever_their_copies_are_done() {
+    let name = "products_of_one_row_and_of_several_are_right_whenever_their_copies_are_done";
+    let test = Test::new(name, "gemv.cpp");
+    test.passes(ONE);
+    test.passes(SEVERAL);
+    test.fails_with(ONE, ("gemv.cu", "copy_wait<STAGES - 1>();", ""));
+    test.fails_with(ONE, ("gemv.cu", "team_sync(team);\n        if (ends) {", "if (ends) {"));
+    test.fails_with(SEVERAL, ("gemv.cu", "if (AHEAD > 0) copy_wait<(AHEAD > 0 ? AHEAD - 1 : 0)>();", ""));
+    test.fails_with(SEVERAL, ("gemv.cu", "if (threadIdx.x == 0) *ticket = 0;", ""));
 }
 
 /// A program of this folder that runs kernels and compares what they write with an independent result.
