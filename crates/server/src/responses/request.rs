@@ -61,9 +61,9 @@ pub(crate) struct ResponsesBody {
     #[schema(minimum = 1, maximum = 1_000_000_000)]
     max_output_tokens: Option<u32>,
     #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f32>,
+    temperature: Option<f64>,
     #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f32>,
+    top_p: Option<f64>,
     stream: Option<bool>,
     #[schema(max_items = 1024)]
     tools: Option<Vec<ResponsesTool>>,
@@ -166,7 +166,11 @@ impl ResponsesBody {
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
         }
-        let params = Params { temperature: self.temperature, top_p: self.top_p, ..Params::default() };
+        let params = Params {
+            temperature: self.temperature.map(|value| value as f32),
+            top_p: self.top_p.map(|value| value as f32),
+            ..Params::default()
+        };
         let question =
             Question { conversation: messages.into(), tools, thinking, form, ..Question::default() };
         let chat = ChatAsk {

@@ -71,7 +71,10 @@ async fn a_conversation_is_brought_along_and_memory_is_refused() {
         {"type": "function_call_output", "call_id": "c", "output": "12:00"}]);
     let whole = post(world.address, RESPONSES, &json!({"input": items, "tools": tools()})).await.json();
     assert_eq!(whole["output"][0]["content"][0]["text"], "Noon.", "{whole}");
-    let cut = post(world.address, RESPONSES, &json!({"input": "a", "max_output_tokens": 2})).await.json();
+    let body = json!({"input": "a", "max_output_tokens": 2, "temperature": 0.7});
+    let cut = post(world.address, RESPONSES, &body).await.json();
+    // Repeated as it was sent, to the digit.
+    assert_eq!(cut["temperature"], 0.7);
     assert_eq!(
         (&cut["status"], &cut["incomplete_details"]["reason"]),
         (&json!("incomplete"), &json!("max_output_tokens"))

@@ -296,3 +296,44 @@ async fn a_budget_ends_thinking_and_the_answer_goes_on() {
     assert_eq!(whole["choices"][0]["message"]["content"], "abcdefgh", "{whole}");
     assert_eq!(whole["choices"][0]["message"]["reasoning_content"], Value::Null);
 }
+
+/// As several families write theirs: nothing is asked before texts are joined, so null and what is not there fail.
+const JOINING_TEMPLATE: &str = "{% for tool in tools or [] %}{{ '<tool_call>' + tool.function.name }}{% endfor %}\
+    {% for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_said_is_an_empty_text_for_templates_on_every_api() {
+    let world = World::ready(Setup { template: JOINING_TEMPLATE, ..Setup::saying("Noon.") }).await;
+    let check = async |path: &str, body: Value| {
+        let response = post(world.address, path, &body).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.json());
+    };
+    let function = json!({"name": "get_time", "parameters": {"type": "object", "properties": {}}});
+    let tools = json!([{"type": "function", "function": function}]);
+    let user = json!({"role": "user", "content": "Time?"});
+    let call = json!({"id": "c", "type": "function", "function": {"name": "get_time", "arguments": "{}"}});
+    let result = json!({"role": "tool", "tool_call_id": "c", "content": "12:00"});
+    for silent in [json!({"content": null}), json!({})] {
+        let mut assistant = silent;
+        assistant["role"] = json!("assistant");
+        assistant["tool_calls"] = json!([call]);
+        check("/v1/chat/completions", json!({"messages": [user, assistant, result], "tools": tools})).await;
+    }
+    let called =
+        json!({"role": "assistant", "tool_calls": [{"function": {"name": "get_time", "arguments": {}}}]});
+    let result = json!({"role": "tool", "tool_name": "get_time", "content": "12:00"});
+    let messages = json!([user, called, result]);
+    let body = json!({"model": "script", "messages": messages, "tools": tools, "stream": false});
+    check("/api/chat", body).await;
+    let called = json!({"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "get_time", "input": {}}]});
+    let result = json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]});
+    let tool = json!({"name": "get_time", "input_schema": {"type": "object", "properties": {}}});
+    let body = json!({"max_tokens": 16, "messages": [user, called, result], "tools": [tool]});
+    check("/v1/messages", body).await;
+    let items = json!([user, {"type": "function_call", "call_id": "c", "name": "get_time", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "12:00"}]);
+    let mut tool = function;
+    tool["type"] = json!("function");
+    check("/v1/responses", json!({"input": items, "tools": [tool]})).await;
+    world.stopped().await.unwrap();
+}
