@@ -79,13 +79,7 @@ impl Cuda {
     }
 
     /// Both products of some changes, for as many rows at once as there is room for the values between them.
-    fn launch_changes(
-        &self,
-        slot: &Slot,
-        changes: &[DeviceChange],
-        x: &Buf,
-        out: &Buf,
-    ) -> Result<(), Error> {
+    fn launch_changes(&self, slot: &Slot, changes: &[DeviceChange], x: &Buf, out: &Buf) -> Result<(), Error> {
         let most =
             |size: fn(&DeviceChange) -> i32| changes.iter().map(size).max().unwrap_or(0).cast_unsigned();
         let (rank, stride) = (most(|change| change.rank), most(|change| change.place + change.rank));
