@@ -114,8 +114,7 @@ pub(super) const LAYOUTS: &[Layout] = &[
     }),
     layout!(Product, "Result" in "result.cuh", { values, bias, columns, first, adds, pairs, gated }),
 ];
-pub(super) const CONSTANTS: &[Constant] =
-    &[Constant::new("form.cu", "STREAM_MAX", STREAM_MAX), Constant::new("form.cuh", "BLOCK", TILE_COLUMNS)];
+pub(super) const CONSTANTS: &[Constant] = &[Constant::new("form.cuh", "BLOCK", TILE_COLUMNS)];
 
 /// A product with one part of a weight, ready to be launched.
 #[derive(Clone, Copy)]
