@@ -178,7 +178,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{KvLayer, NormKind};
+    use crate::{KvKind, KvLayer, NormKind};
 
     /// Rows and columns, and nothing in them.
     struct Shape(usize, usize);
@@ -233,7 +233,8 @@ mod tests {
     #[test]
     fn pages_hold_the_heads_that_attention_has() {
         let heads = Heads { query: 4, kv: 2, dim: 8 };
-        let group = |heads, dim| KvGroup { layers: 1, heads, dim, window: None, pages: 2 };
+        let group =
+            |heads, dim| KvGroup { layers: 1, kind: KvKind::pairs(heads, dim), window: None, pages: 2 };
         let causal = Attention {
             sinks: Some(Shape(1, 4)),
             ..Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0)
