@@ -123,7 +123,7 @@ impl Question {
                 None => sequence.text(),
             },
             generated: small(sequence.generated() + drafted),
-            mask: self.mask.as_ref().map(Vec::as_slice),
+            mask: self.mask.as_deref(),
             given,
             mirostat_mu: sequence.mirostat_mu,
         }

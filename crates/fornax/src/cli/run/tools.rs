@@ -47,7 +47,6 @@ pub(super) fn read(path: &Path) -> Result<Option<Tools>, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn tools_are_read_in_both_forms_and_what_is_wrong_is_named() {
