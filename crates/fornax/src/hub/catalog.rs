@@ -1,4 +1,4 @@
-//! Models known by name: what they are, and where they lie. How they are fetched is [`wheel`](super::wheel)'s.
+//! Models known by name: what they are, and where they lie. How they are fetched is `wheel.rs`'s.
 
 use std::ffi::OsString;
 use std::fs;
