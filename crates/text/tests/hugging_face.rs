@@ -185,7 +185,7 @@ fn a_hostile_tokenizer_json_is_an_error() {
             "model": {"type": "BPE", "vocab": vocab, "merges": merges}})
     };
     let refused = |what: &str, file: Value| {
-        let (_folder, checkpoint) = open(&[("tokenizer.json", file)]);
+        let (_folder, checkpoint) = open(&[("config.json", json!({})), ("tokenizer.json", file)]);
         let opened = Tokenizer::open(&checkpoint);
         assert!(matches!(opened, Err(Error::TokenizerJson { .. })), "{what}: {opened:?}");
     };
@@ -199,7 +199,8 @@ fn a_hostile_tokenizer_json_is_an_error() {
     refused("a map that lies", file(vocab.clone(), json!([]), charsmap("AAAAgAAA")));
     // Its length is right and what it says is not: the crate reads behind the end of its table.
     let wild = charsmap("BAAAAP////9hAA==");
-    let (_folder, checkpoint) = open(&[("tokenizer.json", file(vocab, json!([]), wild))]);
+    let (_folder, checkpoint) =
+        open(&[("config.json", json!({})), ("tokenizer.json", file(vocab, json!([]), wild))]);
     if let Ok(tokenizer) = Tokenizer::open(&checkpoint) {
         assert!(matches!(tokenizer.encode_prompt("ab", Special::Parse), Err(Error::Encode { .. })));
     }

@@ -120,7 +120,8 @@ impl Said {
             }
             Event::Call(name) => {
                 let mut shown = self.close_call();
-                if std::mem::take(&mut self.thinks) || !(self.text.is_empty() || self.text.ends_with('\n')) {
+                let in_line = !(self.text.is_empty() || self.text.ends_with('\n'));
+                if std::mem::take(&mut self.thinks) || (in_line && shown.is_empty()) {
                     shown.push('\n');
                 }
                 self.calls = true;
