@@ -9,7 +9,7 @@ use std::{
 use fornax_engine::Grammar;
 use llguidance::{
     ParserFactory, TokenParser,
-    api::{StopReason, TopLevelGrammar},
+    api::{GrammarInit, StopReason, TopLevelGrammar},
     earley::{CGrammar, CSymIdx},
 };
 use toktrie::TokEnv;
@@ -17,6 +17,7 @@ use toktrie::TokEnv;
 use crate::{
     Form, FormError,
     guide::Guide,
+    meeting,
     vocabulary::{Environment, Vocabulary},
 };
 
@@ -106,10 +107,9 @@ impl Grammars {
 
     /// Compiles on a thread with room for the compiler's recursion. A panic of the compiler refuses the form.
     fn compile_new(&self, form: &Form) -> Result<Grammar, FormError> {
-        let top = form.written()?;
         thread::scope(|scope| {
             let compiler = thread::Builder::new().name("form".into()).stack_size(STACK);
-            let compiler = compiler.spawn_scoped(scope, || self.compile_top(top));
+            let compiler = compiler.spawn_scoped(scope, || self.compile_top(form.written()?));
             let compiler =
                 compiler.map_err(|error| FormError::Compile(format!("no thread to compile it: {error}")))?;
             compiler.join().unwrap_or_else(|_| Err(FormError::Compile("the compiler panicked".to_owned())))
@@ -117,14 +117,16 @@ impl Grammars {
     }
 
     fn compile_top(&self, top: TopLevelGrammar) -> Result<Grammar, FormError> {
-        let mut parser = self.factory.create_parser(top).map_err(|error| {
-            let reason = first_line(&error.to_string());
-            if reason.starts_with("Unsatisfiable schema") {
-                FormError::Unsatisfiable
-            } else {
-                FormError::Compile(reason)
-            }
-        })?;
+        let (environment, limits) = (self.factory.tok_env().clone(), self.factory.limits().clone());
+        let (rules, lexer) = GrammarInit::Serialized(top)
+            .to_internal(Some(environment), limits)
+            .map_err(|error| refused(&error.to_string()))?;
+        // Before the lexer is built: what it intersects is not counted by its limits.
+        meeting::check_terms(lexer.regex_builder.exprset())?;
+        let mut parser = self
+            .factory
+            .create_parser_from_init_default(GrammarInit::Internal(rules, lexer))
+            .map_err(|error| refused(&error.to_string()))?;
         check_rules(&parser)?;
         // What accepts nothing at all is refused here, not after a prompt was computed.
         parser.start_without_prompt();
@@ -210,6 +212,16 @@ fn check_rules(parser: &TokenParser) -> Result<(), FormError> {
         return Err(FormError::Compile("a part of this form refers to itself without an end".to_owned()));
     }
     Ok(())
+}
+
+/// What the compiler does not compile.
+fn refused(reason: &str) -> FormError {
+    let reason = first_line(reason);
+    if reason.starts_with("Unsatisfiable schema") {
+        FormError::Unsatisfiable
+    } else {
+        FormError::Compile(reason)
+    }
 }
 
 /// Reasons repeat what they are about, which may be long.

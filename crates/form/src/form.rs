@@ -5,7 +5,7 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
-use crate::schema;
+use crate::{meeting, schema};
 
 /// Bytes of one form.
 const FORM_BYTES_MAX: usize = 1 << 20;
@@ -84,7 +84,11 @@ impl Form {
     /// The form in the compiler's own languages.
     pub(crate) fn written(&self) -> Result<TopLevelGrammar, FormError> {
         Ok(match self {
-            Form::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema::prepared(schema)?),
+            Form::JsonSchema(schema) => {
+                let prepared = schema::prepared(schema)?;
+                meeting::check_schema(&prepared)?;
+                TopLevelGrammar::from_json_schema(prepared)
+            }
             Form::JsonObject => {
                 TopLevelGrammar::from_json_schema(schema::prepared(&json!({"type": "object"}))?)
             }
@@ -96,7 +100,10 @@ impl Form {
                 // In parentheses, because two slashes with nothing between them begin a comment.
                 TopLevelGrammar::from_regex(&format!("(?:{regex})"))
             }
-            Form::Grammar(lark) => TopLevelGrammar::from_lark(lark.clone()),
+            Form::Grammar(lark) => {
+                meeting::check_grammar(lark)?;
+                TopLevelGrammar::from_lark(lark.clone())
+            }
             Form::Choice(choices) if choices.is_empty() => {
                 return Err(FormError::Compile("a choice of nothing".to_owned()));
             }

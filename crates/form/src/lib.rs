@@ -10,6 +10,7 @@ mod form;
 mod formats;
 mod guide;
 mod judge;
+mod meeting;
 mod pattern;
 mod schema;
 mod vocabulary;

@@ -121,6 +121,71 @@ fn what_costs_more_than_it_says_is_bounded() {
 }
 
 #[test]
+fn patterns_that_multiply_when_they_meet_are_refused_before_they_do() {
+    // 26 of these took four gigabytes, 40 of them all there was.
+    let pattern = |n: u8| format!("(.*{}.*)*x{n}", char::from(b'a' + n % 26));
+    let patterns = |count: u8| -> Vec<Value> {
+        (0..count).map(|n| json!({"pattern": format!("^{}$", pattern(n))})).collect()
+    };
+    let nested = (0..40).fold(json!({}), |inner, n| json!({"allOf": [inner, {"pattern": pattern(n)}]}));
+    let by_name: Vec<Value> =
+        patterns(40).iter().map(|pattern| json!({"properties": {"a": pattern}})).collect();
+    let terminals = |count: u8, join: &str| {
+        let terminals: String = (0..count)
+            .map(|n| {
+                format!(
+                    "T{n}: /{}/
+",
+                    pattern(n)
+                )
+            })
+            .collect();
+        let all: Vec<String> = (0..count).map(|n| format!("T{n}")).collect();
+        format!(
+            "start: ALL
+{terminals}ALL: {}",
+            all.join(join)
+        )
+    };
+    let inside = json!({"type": "string", "allOf": patterns(40)});
+    for form in [
+        Form::JsonSchema(inside.clone()),
+        Form::JsonSchema(nested),
+        Form::JsonSchema(json!({"type": "object", "allOf": by_name})),
+        Form::Grammar(terminals(40, " & ")),
+        Form::Grammar(terminals(40, " & ~")),
+        Form::Grammar(format!("start: %json {inside}")),
+    ] {
+        let refused = refusal(&form);
+        assert!(matches!(refused, Some(FormError::TooLarge { .. })), "{refused:?}");
+    }
+    // What comes near the bound is soon over, one way or the other: long ones, wide ones, ones that repeat.
+    let long = |n: u8| format!("(.*{0}.*{0}{0}.*|.{{3}}{0})*x{n}", char::from(b'a' + n));
+    let wide = |n: usize| {
+        let ways = (0..150)
+            .map(|way| format!("[{}-z]{way}", char::from(b'a' + u8::try_from((way + n) % 25).unwrap())));
+        format!("^({})*$", ways.collect::<Vec<_>>().join("|"))
+    };
+    for count in 2..5 {
+        let long: Vec<Value> = (0..count).map(|n| json!({"pattern": format!("^{}$", long(n))})).collect();
+        refusal(&Form::JsonSchema(json!({"type": "string", "allOf": long})));
+        let wide: Vec<Value> = (0..usize::from(count)).map(|n| json!({"pattern": wide(n)})).collect();
+        refusal(&Form::JsonSchema(json!({"type": "string", "allOf": wide})));
+        let repeating: Vec<Value> =
+            (0..count).map(|n| json!({"pattern": format!("(.*[a-{0}]{0}){{40}}", n + b'c')})).collect();
+        refusal(&Form::JsonSchema(json!({"type": "string", "allOf": repeating})));
+    }
+    for count in 2..9 {
+        refusal(&Form::Grammar(terminals(count, " & ")));
+        refusal(&Form::Grammar(terminals(count, " & ~")));
+    }
+    // Two patterns and a format are no attack.
+    let plain =
+        json!({"type": "string", "format": "date", "allOf": [{"pattern": "^20"}, {"pattern": "-01$"}]});
+    assert_eq!(refusal(&Form::JsonSchema(plain)), None);
+}
+
+#[test]
 fn a_form_that_no_answer_has_is_refused_as_such() {
     let mut wrong = Vec::new();
     for form in [
