@@ -84,6 +84,8 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
             const float w0 = expf(s0 - most), w1 = expf(s1 - most), sum = warp_sum(w0 + w1);
             scores[lane * GROUP + h] = w0;
             scores[(lane + WARP) * GROUP + h] = w1;
+            // Every lane has read the maximum before one writes it.
+            __syncwarp();
             if (lane > 0) continue;
             rescale[h] = expf(before - most);
             sums[h] = __fmaf_rn(sums[h], rescale[h], sum);

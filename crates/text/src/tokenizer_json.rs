@@ -5,11 +5,11 @@
 
 use serde_json::Value;
 
-/// Bytes of a file. The largest in use (Gemma's 262,144 tokens with their merges) has about 34 MB.
+/// Bytes of a file. Vocabularies of a quarter of a million tokens take some tens of MB.
 const BYTES_MAX: usize = 256 << 20;
 
-/// The largest id. Everything up to it gets a place in a list, whether a token has it or not; no vocabulary in use
-/// reaches a tenth of this.
+/// The largest id. Everything up to it gets a place in a list, whether a token has it or not. The
+/// largest vocabularies that we know have some 262,144 tokens.
 const ID_MAX: u64 = (1 << 22) - 1;
 
 /// How many bytes the normalisers may make of one. A space that becomes `▁` makes three.

@@ -7,7 +7,7 @@ use crate::{
     world::{Setup, World},
 };
 
-/// A body with so many fields was answered after an hour of computing when each was tried in turn.
+/// When each field was tried in turn the time grew with the square of their number: 8000 took nine seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_is_found_among_any_number_of_other_fields() {
     let world = World::ready(Setup::default()).await;
