@@ -27,7 +27,7 @@ pub struct Config {
     pub norm_eps: f32,
     /// Rotary positions.
     pub rope: Rope,
-    /// Rotary positions of layers with [`Rotary::Window`].
+    /// Rotary positions of layers with [`Rotary::Window`](crate::Rotary::Window).
     pub window_rope: Option<Rope>,
     /// Whether logits are taken with the embedding.
     pub tied: bool,
