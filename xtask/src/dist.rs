@@ -89,7 +89,8 @@ fn debian(binary: &Path, packages: &Path, arch: &str) -> Result<Option<String>> 
     install(&root().join("deploy/serve.toml"), &at("etc/fornax/serve.toml"), 0o644)?;
     install(&root().join("LICENSE"), &at("usr/share/doc/fornax/copyright"), 0o644)?;
     // Packages own /usr; what an administrator installs by hand is below /usr/local.
-    let unit = fs::read_to_string(root().join("deploy/fornax.service"))?.replace("/usr/local/bin/", "/usr/bin/");
+    let unit =
+        fs::read_to_string(root().join("deploy/fornax.service"))?.replace("/usr/local/bin/", "/usr/bin/");
     fs::create_dir_all(at("lib/systemd/system"))?;
     fs::write(at("lib/systemd/system/fornax.service"), unit)?;
     let (major, minor) = glibc(&fs::read(binary)?).unwrap_or((2, 28));
@@ -106,7 +107,9 @@ fn debian(binary: &Path, packages: &Path, arch: &str) -> Result<Option<String>> 
         ),
     )?;
     let name = format!("fornax_{VERSION}_{arch}.deb");
-    run(command("dpkg-deb", &["--root-owner-group", "-Zxz", "--build"]).arg(stage.path()).arg(packages.join(&name)))?;
+    run(command("dpkg-deb", &["--root-owner-group", "-Zxz", "--build"])
+        .arg(stage.path())
+        .arg(packages.join(&name)))?;
     Ok(Some(name))
 }
 
@@ -194,7 +197,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let packages = packed(folder.path());
         let package = fs::read_dir(&packages).unwrap().flatten().map(|entry| entry.path());
-        let package = package.into_iter().find(|path| path.extension().is_some_and(|ext| ext == "deb")).unwrap();
+        let package =
+            package.into_iter().find(|path| path.extension().is_some_and(|ext| ext == "deb")).unwrap();
         let shown = |args: &[&str]| output(command("dpkg-deb", args).arg(&package)).unwrap();
         let files = shown(&["--contents"]);
         for file in ["-rwxr-xr-x root/root", "./usr/bin/fornax", "./lib/systemd/system/fornax.service"] {

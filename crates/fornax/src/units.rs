@@ -53,7 +53,7 @@ mod tests {
         check(12_288, "12.0 KiB");
         check(180 << 20, "180.0 MiB");
         check(46_702_792_704, "43.5 GiB");
-            let check = |count: u64, text: &str| assert_eq!(parameters(count), text);
+        let check = |count: u64, text: &str| assert_eq!(parameters(count), text);
         check(134_515_008, "135M");
         check(1_543_714_304, "1.5B");
         check(20_914_757_184, "21B");

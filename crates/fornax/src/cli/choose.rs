@@ -29,23 +29,37 @@ pub(crate) fn model(named: Option<&str>) -> anyhow::Result<String> {
         return Ok(chosen);
     }
     let available = machine::memory_available().unwrap_or(0);
-    let fits = PROPOSED.iter().filter_map(|name| shelf::find(name)).filter(|known| known.memory_bytes() <= available);
+    let fits = PROPOSED
+        .iter()
+        .filter_map(|name| shelf::find(name))
+        .filter(|known| known.memory_bytes() <= available);
     let fitting: Vec<_> = fits.collect();
     let mut err = io::stderr().lock();
     writeln!(err, "Which model shall `fornax run` use where none is named?")?;
     let default = catalog::find(catalog::DEFAULT).map_or(0, |entry| entry.bytes);
     writeln!(err, "  1  {:<14} {:>9}  small, for a first try", catalog::DEFAULT, output::bytes(default))?;
     for (number, known) in (2..).zip(&fitting) {
-        writeln!(err, "  {number}  {:<14} {:>9}  {}", known.name, output::bytes(known.bytes), known.description)?;
+        writeln!(
+            err,
+            "  {number}  {:<14} {:>9}  {}",
+            known.name,
+            output::bytes(known.bytes),
+            known.description
+        )?;
     }
     write!(err, "Number [1]: ")?;
     err.flush()?;
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
-    let names: Vec<&str> = std::iter::once(catalog::DEFAULT).chain(fitting.iter().map(|known| known.name)).collect();
+    let names: Vec<&str> =
+        std::iter::once(catalog::DEFAULT).chain(fitting.iter().map(|known| known.name)).collect();
     let chosen = answer(&line, &names)?;
     writeln!(err, "{chosen} from now on; to choose again, remove {}", file.display())?;
-    if let Err(error) = file.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&file, format!("{chosen}\n"))) {
+    if let Err(error) = file
+        .parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .and_then(|()| fs::write(&file, format!("{chosen}\n")))
+    {
         writeln!(err, "it is not remembered: {error}")?;
     }
     Ok(chosen.to_owned())
@@ -65,7 +79,9 @@ fn answer<'n>(line: &str, names: &[&'n str]) -> Result<&'n str, Failure> {
     let by_name = || names.iter().find(|name| name.eq_ignore_ascii_case(text));
     let found = if text.is_empty() { names.first() } else { by_number().or_else(by_name) };
     found.copied().ok_or_else(|| {
-        Failure::usage(format!("{text:?} is none of them; type a number of the list, or name a MODEL: fornax run MODEL"))
+        Failure::usage(format!(
+            "{text:?} is none of them; type a number of the list, or name a MODEL: fornax run MODEL"
+        ))
     })
 }
 
@@ -76,7 +92,8 @@ mod tests {
     #[test]
     fn a_choice_is_a_number_a_name_or_nothing() {
         let names = ["smollm2", "qwen3-0.6b"];
-        let check = |line: &str, wanted: Option<&str>| assert_eq!(answer(line, &names).ok(), wanted, "{line:?}");
+        let check =
+            |line: &str, wanted: Option<&str>| assert_eq!(answer(line, &names).ok(), wanted, "{line:?}");
         check("\n", Some("smollm2"));
         check("2\n", Some("qwen3-0.6b"));
         check(" QWEN3-0.6B ", Some("qwen3-0.6b"));

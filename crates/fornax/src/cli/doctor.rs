@@ -140,7 +140,9 @@ fn gpu() -> Finding {
 fn cache() -> Vec<Finding> {
     let cache = match locate::cache_dir() {
         Ok(cache) => cache,
-        Err(error) => return vec![Finding { what: "cache", state: State::Missing, words: error.to_string() }],
+        Err(error) => {
+            return vec![Finding { what: "cache", state: State::Missing, words: error.to_string() }];
+        }
     };
     let writable = writable(&cache);
     let state = match &writable {
@@ -156,7 +158,11 @@ fn cache() -> Vec<Finding> {
         names.join(", ")
     };
     vec![
-        Finding { what: "cache", state: State::of(writable.is_ok()), words: format!("{} {state}", cache.display()) },
+        Finding {
+            what: "cache",
+            state: State::of(writable.is_ok()),
+            words: format!("{} {state}", cache.display()),
+        },
         Finding { what: "models", state: State::Fine, words: held },
     ]
 }

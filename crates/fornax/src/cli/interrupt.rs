@@ -1,8 +1,8 @@
 //! Ctrl-C: asks the work under way to stop; the second one ends the process at once.
 
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;

@@ -132,7 +132,11 @@ pub(crate) fn outline(text: Option<&str>) -> anyhow::Result<Outline> {
         if hub.local(&reference).is_none() {
             let folder = tempfile::tempdir().context("making a folder for headers")?;
             let local = hub.headers(&reference, folder.path())?;
-            let name = if local.path.is_file() { format!("{} of {}", local.name, reference.repo) } else { local.name };
+            let name = if local.path.is_file() {
+                format!("{} of {}", local.name, reference.repo)
+            } else {
+                local.name
+            };
             return Ok(Outline { path: local.path, name, _folder: Some(folder) });
         }
     }
@@ -177,30 +181,30 @@ impl Shown {
     fn show(&mut self, progress: hub::Progress<'_>) {
         let Shown { meter, rate } = self;
         match progress {
-        hub::Progress::Chosen { name, files, missing } => {
-            let files = if files == 1 { String::new() } else { format!(" ({files} files)") };
-            let missing = match missing {
-                0 => "on disk already".to_owned(),
-                bytes => format!(
-                    "{} to download (Ctrl-C stops; the same command goes on from there)",
-                    output::bytes(bytes)
-                ),
-            };
-            meter.line(&format!("model: {name}{files}: {missing}"));
-        }
-        hub::Progress::Waiting { file } => meter.line(&format!("waiting for another fetch of {file}")),
-        hub::Progress::Checking { file, bytes, total } => {
-            meter.show(
-                &format!("checking what is there of {file}:"),
-                (bytes, total),
-                &megabytes(bytes, total),
-            );
-        }
-        hub::Progress::Downloading { file, bytes, resumed, total } => {
-            let amount =
-                format!("{}{}", megabytes(bytes, total), rate.words(bytes - resumed, total - resumed));
-            meter.show(&format!("downloading {file}:"), (bytes, total), &amount);
-        }
+            hub::Progress::Chosen { name, files, missing } => {
+                let files = if files == 1 { String::new() } else { format!(" ({files} files)") };
+                let missing = match missing {
+                    0 => "on disk already".to_owned(),
+                    bytes => format!(
+                        "{} to download (Ctrl-C stops; the same command goes on from there)",
+                        output::bytes(bytes)
+                    ),
+                };
+                meter.line(&format!("model: {name}{files}: {missing}"));
+            }
+            hub::Progress::Waiting { file } => meter.line(&format!("waiting for another fetch of {file}")),
+            hub::Progress::Checking { file, bytes, total } => {
+                meter.show(
+                    &format!("checking what is there of {file}:"),
+                    (bytes, total),
+                    &megabytes(bytes, total),
+                );
+            }
+            hub::Progress::Downloading { file, bytes, resumed, total } => {
+                let amount =
+                    format!("{}{}", megabytes(bytes, total), rate.words(bytes - resumed, total - resumed));
+                meter.show(&format!("downloading {file}:"), (bytes, total), &amount);
+            }
         }
     }
 }
@@ -229,7 +233,8 @@ pub(crate) fn pull(entry: &Entry, cache: &Path) -> anyhow::Result<PathBuf> {
             interrupt.flow()
         };
         // An environment that names no folder of the hub has the other way.
-        let options = hub::Options::from_env(|name| std::env::var_os(name)).ok().filter(|_| entry.hub.is_some());
+        let options =
+            hub::Options::from_env(|name| std::env::var_os(name)).ok().filter(|_| entry.hub.is_some());
         match options.map(|options| catalog::fetch_from_hub(entry, options, cache, told)) {
             Some(Ok(path)) => return Ok(path),
             Some(Err(NotHad::Hub(error @ (HubError::Stopped { .. } | HubError::DiskFull { .. })))) => {

@@ -12,8 +12,11 @@ const TOLD: usize = 3;
 
 /// `; nearest: qwen3-4b, qwen3-8b`, or nothing.
 pub(crate) fn words(name: &str) -> String {
-    let catalog = catalog::offers().flat_map(|entry| std::iter::once(entry.name).chain(entry.aliases.iter().copied()));
-    let shelf = shelf::KNOWN.iter().flat_map(|known| std::iter::once(known.name).chain(known.aliases.iter().copied()));
+    let catalog =
+        catalog::offers().flat_map(|entry| std::iter::once(entry.name).chain(entry.aliases.iter().copied()));
+    let shelf = shelf::KNOWN
+        .iter()
+        .flat_map(|known| std::iter::once(known.name).chain(known.aliases.iter().copied()));
     let on_disk = locate::hub().map(|hub| hub.locals()).unwrap_or_default();
     let on_disk = on_disk.into_iter().map(|(reference, _)| reference.to_string());
     let names: Vec<String> = catalog.chain(shelf).map(str::to_owned).chain(on_disk).collect();
@@ -46,7 +49,9 @@ mod tests {
     #[test]
     fn what_was_probably_meant_comes_first_and_nothing_far_is_told() {
         let names = ["smollm2", "qwen3-4b", "mistral-7b", "owner/Qwen2.5-0.5B-GGUF"].map(str::to_owned);
-        let check = |name: &str, first: Option<&str>| assert_eq!(nearest(name, &names).first().copied(), first, "{name}");
+        let check = |name: &str, first: Option<&str>| {
+            assert_eq!(nearest(name, &names).first().copied(), first, "{name}")
+        };
         check("smolm2", Some("smollm2"));
         check("mistrall", Some("mistral-7b"));
         check("Qwen3:4b", Some("qwen3-4b"));

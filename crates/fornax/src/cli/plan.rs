@@ -80,7 +80,9 @@ pub(crate) fn plan(args: &Plan) -> anyhow::Result<()> {
     } else {
         io::stdout().lock().write_all(table(shown, &planned)?.as_bytes())?;
         let limit = args.capacity.device.memory_limit.filter(|_| planned.device == "cpu");
-        if let Some((limit, total)) = limit.zip(machine::memory_total()).filter(|(limit, total)| limit > total) {
+        if let Some((limit, total)) =
+            limit.zip(machine::memory_total()).filter(|(limit, total)| limit > total)
+        {
             writeln!(
                 io::stdout(),
                 "note: --memory-limit is {}, and this machine has {}",
@@ -103,7 +105,8 @@ fn planned(args: &Plan, path: &Path) -> anyhow::Result<Planned> {
     let mut device = args.capacity.device.clone();
     let card = card::free_bytes(&device.device);
     if card.is_some() && args.gpu_memory.is_some() {
-        let message = format!("--device {} says how much memory there is; leave out --gpu-memory", device.device);
+        let message =
+            format!("--device {} says how much memory there is; leave out --gpu-memory", device.device);
         return Err(Failure::usage(message).into());
     }
     let assumed = args.gpu_memory.or(card);
@@ -113,12 +116,14 @@ fn planned(args: &Plan, path: &Path) -> anyhow::Result<Planned> {
     if args.gpu_memory.is_some() && device.device == "cpu" {
         return Err(Failure::usage("--gpu-memory is for a GPU; for the CPU there is --memory-limit").into());
     }
-    let mut options = device::options(path, &device).map_err(|error| match error.downcast_ref::<Failure>() {
-        Some(failure) if failure.code() == Code::InvalidInput && !device.device.contains(':') => {
-            Failure::usage(format!("{failure}, or for a card that is not here one of {}", card::names())).into()
-        }
-        _ => error,
-    })?;
+    let mut options =
+        device::options(path, &device).map_err(|error| match error.downcast_ref::<Failure>() {
+            Some(failure) if failure.code() == Code::InvalidInput && !device.device.contains(':') => {
+                Failure::usage(format!("{failure}, or for a card that is not here one of {}", card::names()))
+                    .into()
+            }
+            _ => error,
+        })?;
     if let Some(bytes) = assumed {
         options = options.assume_free(bytes);
     }

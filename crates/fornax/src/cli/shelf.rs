@@ -96,7 +96,8 @@ pub(crate) fn list(as_json: bool) -> anyhow::Result<()> {
         let reference = hub::Reference::parse(known.reference).ok();
         hub.as_ref().zip(reference).is_some_and(|(hub, reference)| hub.local(&reference).is_some())
     };
-    let offers: Vec<Offer> = shelf::KNOWN.iter().map(|known| Offer::of(known, &here, on_disk(known))).collect();
+    let offers: Vec<Offer> =
+        shelf::KNOWN.iter().map(|known| Offer::of(known, &here, on_disk(known))).collect();
     if as_json {
         return output::json(&json!({
             "device": here.device.to_string(),

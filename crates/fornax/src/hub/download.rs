@@ -78,9 +78,8 @@ impl Transfer<'_> {
         let blobs = blob.parent().unwrap_or(&blob);
         fs::create_dir_all(blobs).map_err(|error| unwritable(blobs, error))?;
         let mut flow = ControlFlow::Continue(());
-        let _lock = self
-            .folder
-            .lock(&identity.etag, || flow = (self.progress)(Progress::Waiting { file: name }))?;
+        let _lock =
+            self.folder.lock(&identity.etag, || flow = (self.progress)(Progress::Waiting { file: name }))?;
         go_on(flow, 0, identity)?;
         if self.is_there(identity) {
             // Whoever was waited for has fetched it.

@@ -52,7 +52,8 @@ impl Hub {
         }
         let mut bytes = 0;
         for name in &choice.files {
-            bytes += if reference::is_model_file(name) { outlined.header(name)? } else { outlined.whole(name)? };
+            bytes +=
+                if reference::is_model_file(name) { outlined.header(name)? } else { outlined.whole(name)? };
         }
         let (path, name) = match &choice.entry {
             Entry::File(file) => (folder.join(file), file.clone()),
@@ -74,7 +75,11 @@ struct Outlined<'a> {
 impl Outlined<'_> {
     fn identity(&self, name: &str) -> Result<Identity, HubError> {
         let wanted = self.hub.identified(self.remote, self.reference, self.repository, &[name.to_owned()])?;
-        let unknown = || HubError::NoFile { repo: self.reference.repo.clone(), file: name.to_owned(), there: Vec::new() };
+        let unknown = || HubError::NoFile {
+            repo: self.reference.repo.clone(),
+            file: name.to_owned(),
+            there: Vec::new(),
+        };
         wanted.into_iter().next().map(|wanted| wanted.identity).ok_or_else(unknown)
     }
 

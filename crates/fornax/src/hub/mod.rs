@@ -191,11 +191,7 @@ impl Hub {
     /// # Errors
     /// See [`HubError`]. A file that is not right is not kept; one that is not whole is kept as incomplete, and the
     /// next pull goes on with it.
-    pub fn pull(
-        &self,
-        reference: &Reference,
-        progress: &mut Told<'_>,
-    ) -> Result<Local, HubError> {
+    pub fn pull(&self, reference: &Reference, progress: &mut Told<'_>) -> Result<Local, HubError> {
         let folder = self.folder(reference);
         if self.options.offline {
             return folder.local(reference).ok_or_else(|| HubError::Offline {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::catalog::Entry;
 use super::cache::unwritable;
+use super::catalog::Entry;
 use super::download::Transfer;
 use super::remote::Remote;
 use super::{Hub, HubError, Options, Progress, Reference, Told, Wanted};
@@ -33,7 +33,12 @@ impl From<HubError> for NotHad {
 ///
 /// # Errors
 /// [`NotHad`]. What of it is on disk by then is kept, and the next fetch goes on with it.
-pub fn fetch(entry: &Entry, options: Options, cache: &Path, progress: &mut Told<'_>) -> Result<PathBuf, NotHad> {
+pub fn fetch(
+    entry: &Entry,
+    options: Options,
+    cache: &Path,
+    progress: &mut Told<'_>,
+) -> Result<PathBuf, NotHad> {
     if let Some(path) = entry.installed(cache) {
         return Ok(path);
     }
@@ -45,9 +50,10 @@ pub fn fetch(entry: &Entry, options: Options, cache: &Path, progress: &mut Told<
     let remote = Remote::new(&hub.options);
     let repository = remote.repository(&reference)?;
     let listed = |wanted: &dyn Fn(&Wanted) -> bool| {
-        let known = repository.files.iter().filter_map(|file| {
-            Some(Wanted { name: file.name.clone(), identity: file.identity.clone()? })
-        });
+        let known = repository
+            .files
+            .iter()
+            .filter_map(|file| Some(Wanted { name: file.name.clone(), identity: file.identity.clone()? }));
         known.into_iter().find(|file| wanted(file)).ok_or(NotHad::Differs)
     };
     let weights = listed(&|file| file.identity.etag == entry.sha256 && file.identity.bytes == entry.bytes)?;
@@ -58,11 +64,18 @@ pub fn fetch(entry: &Entry, options: Options, cache: &Path, progress: &mut Told<
     wanted.push(weights);
 
     let folder = hub.folder(&reference);
-    let mut transfer =
-        Transfer { remote: &remote, folder: &folder, reference: &reference, commit: &repository.commit, progress };
+    let mut transfer = Transfer {
+        remote: &remote,
+        folder: &folder,
+        reference: &reference,
+        commit: &repository.commit,
+        progress,
+    };
     let missing = transfer.missing(&wanted);
     if (transfer.progress)(Progress::Chosen { name: entry.name, files: wanted.len(), missing }).is_break() {
-        return Err(HubError::Stopped { kept: entry.bytes.saturating_sub(missing), total: entry.bytes }.into());
+        return Err(
+            HubError::Stopped { kept: entry.bytes.saturating_sub(missing), total: entry.bytes }.into()
+        );
     }
     hub.check_room(missing)?;
     transfer.fetch_all(&wanted)?;

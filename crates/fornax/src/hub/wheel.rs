@@ -314,7 +314,8 @@ fn download(
             said
         })
     });
-    let ended = Reaped(child).wait(&mut || progress(bytes_under(&dir).min(wheel.bytes))).map_err(no_python)?;
+    let ended =
+        Reaped(child).wait(&mut || progress(bytes_under(&dir).min(wheel.bytes))).map_err(no_python)?;
     let status = ended.ok_or(PullError::Stopped)?;
     if !status.success() {
         let said = said.and_then(|said| said.join().ok()).unwrap_or_default();
@@ -598,7 +599,9 @@ mod tests {
         }
 
         fn fetch_entry(&self, entry: &Entry) -> Result<PathBuf, PullError> {
-            fetch_with(self.dir.path().join("python3").as_os_str(), entry, &self.cache(), &mut |_| ControlFlow::Continue(()))
+            fetch_with(self.dir.path().join("python3").as_os_str(), entry, &self.cache(), &mut |_| {
+                ControlFlow::Continue(())
+            })
         }
 
         /// Fetches, expects a failure with all of `words` in one line, and that no file is left in the cache.
@@ -659,7 +662,8 @@ mod tests {
         // Packages that come at once, and one that would take longer than anybody waits.
         for registry in [whole(), Registry::new("exec sleep 600")] {
             let python = registry.dir.path().join("python3");
-            let stopped = fetch_with(python.as_os_str(), &ENTRY, &registry.cache(), &mut |_| ControlFlow::Break(()));
+            let stopped =
+                fetch_with(python.as_os_str(), &ENTRY, &registry.cache(), &mut |_| ControlFlow::Break(()));
             let message = stopped.unwrap_err().to_string();
             assert!(message.contains("nothing is kept"), "{message}");
             assert_eq!(files_under(&registry.cache()), Vec::<PathBuf>::new());

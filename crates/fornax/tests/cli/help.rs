@@ -47,7 +47,8 @@ fn paragraphs_are_wrapped_once() {
     };
     assert!(broken("Title\n\nOne half\nand the other").is_some(), "what is broken is seen");
     let cache = tempfile::tempdir().unwrap();
-    for name in ["", "run", "serve", "generate", "plan", "pull", "list", "bench", "private", "jobs", "doctor"] {
+    for name in ["", "run", "serve", "generate", "plan", "pull", "list", "bench", "private", "jobs", "doctor"]
+    {
         let args = name.split_whitespace().chain(["--help"]);
         let help = ran(command(cache.path()).args(args).env("COLUMNS", "2000"));
         let usage = help.stdout.find("Usage:").unwrap();

@@ -178,7 +178,11 @@ fn a_card_that_is_not_here_is_planned_for() {
     let (path, _) = gguf(folder.path(), "qwen2.5-7b", DType::Q4_K);
     let limit = |flags: &[&str]| {
         let (code, planned) = plan(&path, &[&["--context", "4096"], flags].concat());
-        (code, planned["devices"][0]["device"].clone(), planned["devices"][0]["limit_bytes"].as_u64().unwrap())
+        (
+            code,
+            planned["devices"][0]["device"].clone(),
+            planned["devices"][0]["limit_bytes"].as_u64().unwrap(),
+        )
     };
     // `nvidia-smi` shows 81559 MiB of an H100; the driver has half a GiB of them.
     assert_eq!(limit(&["--device", "h100"]), (0, "cuda".into(), (81_559 - 512) << 20));
@@ -190,7 +194,11 @@ fn a_card_that_is_not_here_is_planned_for() {
     refused(&["--device", "h100", "--gpu-memory", "24GiB"], &["leave out --gpu-memory"]);
     // A limit beyond what this machine has is planned for, and said.
     let ran = planned(&path, &["--device", "cpu", "--memory-limit", "800TiB", "--context", "4096"]);
-    assert!(ran.stdout.contains("note: --memory-limit is ") && ran.stdout.contains("this machine has"), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains("note: --memory-limit is ") && ran.stdout.contains("this machine has"),
+        "{}",
+        ran.stdout
+    );
 }
 
 #[test]

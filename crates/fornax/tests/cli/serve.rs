@@ -404,7 +404,8 @@ fn a_request_is_logged_once_when_its_answer_ends_and_polling_is_not() {
         let requests = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         (log.clone(), requests.filter(|line| line["message"] == "request").collect())
     };
-    let chat = r#"{"messages": [{"role": "user", "content": "secret question"}], "max_tokens": 5, "stream": true}"#;
+    let chat =
+        r#"{"messages": [{"role": "user", "content": "secret question"}], "max_tokens": 5, "stream": true}"#;
     let ask = |serving: &Serving| {
         for path in ["/metrics", "/health", "/console/live", "/"] {
             assert!(serving.get(path).starts_with("HTTP/1.1 200"), "{path}");
@@ -428,7 +429,11 @@ fn a_request_is_logged_once_when_its_answer_ends_and_polling_is_not() {
     assert!(requests.iter().any(|line| line["path"] == "/console/live"), "{requests:?}");
     // People are told where everything is.
     let (log, _) = lines(&[], &|_| {});
-    for words in ["model    smollm2 · 135M Q4_1 · 256 tokens x 4 · cpu · ", "console  http://127.0.0.1:", "/v1 (OpenAI's"] {
+    for words in [
+        "model    smollm2 · 135M Q4_1 · 256 tokens x 4 · cpu · ",
+        "console  http://127.0.0.1:",
+        "/v1 (OpenAI's",
+    ] {
         assert!(log.contains(words), "{words}: {log}");
     }
 }
@@ -508,7 +513,11 @@ fn models_make_way_for_each_other_and_give_their_memory_back() {
     // Room for one and a half, and the least margin.
     let limit = (planned(&flags) * 3 / 2 + (16 << 20)).to_string();
     let both = ["serve", "smollm2", "two=smollm2", "--preload", "--port", "0", "--memory-limit", &limit];
-    fornax(both.iter().chain(&flags)).fails(3, "MODEL_DOES_NOT_FIT", &["MiB may be used", "beside \"smollm2\""]);
+    fornax(both.iter().chain(&flags)).fails(
+        3,
+        "MODEL_DOES_NOT_FIT",
+        &["MiB may be used", "beside \"smollm2\""],
+    );
     let args = ["--context", "256", "--parallel", "1", "--memory-limit", &limit, "second,other=smollm2"];
     let serving = Serving::start(folder.path(), &args);
     let health = serving.json("/health");

@@ -143,8 +143,7 @@ impl<'a> Chat<'a> {
     fn request<'m>(&self, turns: impl Iterator<Item = &'m Message>) -> Result<Request, Error> {
         let system = self.system.iter().map(Message::system);
         let prompt = Prompt::Chat(system.chain(turns.cloned()).collect());
-        let mut request =
-            self.sampling.request(prompt, self.form.clone(), defaults(), self.model.text())?;
+        let mut request = self.sampling.request(prompt, self.form.clone(), defaults(), self.model.text())?;
         request.sampling.temperature = self.temperature.unwrap_or(request.sampling.temperature);
         request.seed = self.seed.or(request.seed);
         request.tools.clone_from(&self.tools);
@@ -170,7 +169,8 @@ impl<'a> Chat<'a> {
             return Ok(Some("nothing was asked yet".to_owned()));
         };
         // A question whose answer failed is not among the turns.
-        let asked = self.turns.iter().rposition(|turn| is_question(&turn)).filter(|&at| self.turns[at] == question);
+        let asked =
+            self.turns.iter().rposition(|turn| is_question(&turn)).filter(|&at| self.turns[at] == question);
         let kept = self.turns.clone();
         self.turns.truncate(asked.unwrap_or(self.turns.len()));
         self.open_calls.clear();

@@ -218,8 +218,13 @@ mod tests {
         let shown = |coloured: bool, pieces: &[&str]| {
             let mut reader = Reader::new(Dialect::of("<think>"), Arc::default(), "");
             let style = Style { coloured };
-            let mut said =
-                Said { screen: Screen::Plain(Wrap::default()), style, text: String::new(), thinks: false, calls: false };
+            let mut said = Said {
+                screen: Screen::Plain(Wrap::default()),
+                style,
+                text: String::new(),
+                thinks: false,
+                calls: false,
+            };
             let mut deltas: Vec<Delta> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
             deltas.extend(reader.finish());
             let show = |delta: &Delta| match delta {

@@ -22,8 +22,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::cli::failure::Failure;
 use crate::cli::{device, headline, locate, machine, output, plan};
-use args::{LogFormat, LogLevel};
 pub(crate) use args::Serve;
+use args::{LogFormat, LogLevel};
 
 /// Threads for sockets and streams: they hand tokens on, the engine's threads make them.
 const SOCKET_THREADS: usize = 2;
