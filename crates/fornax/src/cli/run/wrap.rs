@@ -165,7 +165,7 @@ mod tests {
         let word = "x".repeat(45);
         let mut wrap = Wrap::new(Some(20));
         let shown = wrap.push(&format!("a {word} b"), false) + &wrap.flush();
-        assert_eq!(shown.replace('\n', "").replace(' ', ""), format!("a{word}b"));
+        assert_eq!(shown.replace(['\n', ' '], ""), format!("a{word}b"));
     }
 
     #[test]
