@@ -710,6 +710,11 @@ mod tests {
             adapt(options.chat_template(template.to_owned())).open().unwrap()
         };
         let (closed, open) = (model(|options| options), model(|options| options.asks_anew(true)));
+        // Four tokens are too few for most calls, which is no refusal.
+        let refusal = |answer: Result<Completion, Error>| match answer {
+            Ok(_) | Err(Error::OutputTruncated { .. }) => None,
+            Err(error) => Some(error.to_string()),
+        };
         let asked = |budget, tools| Request {
             max_tokens: Some(4),
             parts: true,
@@ -729,7 +734,7 @@ mod tests {
         for (request, place) in leaking {
             let refused = closed.generate(&request).unwrap_err().to_string();
             assert!(refused.starts_with(place) && refused.contains("--ask-anew"), "{refused}");
-            open.generate(&request).unwrap();
+            assert_eq!(refusal(open.generate(&request)), None);
         }
         let harmless = [
             asked(None, None),
@@ -738,8 +743,7 @@ mod tests {
             asked(None, tools(true, Choice::Required, None)),
         ];
         for request in harmless {
-            let said = closed.generate(&request).map(drop).map_err(|error| error.to_string());
-            assert_eq!(said, Ok(()), "{:?}", request.tools);
+            assert_eq!(refusal(closed.generate(&request)), None, "{:?}", request.tools);
         }
     }
 
