@@ -17,7 +17,7 @@ use fornax_compute::{
 
 use crate::arena::{Arena, Piece};
 use crate::check::Checks;
-use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
+use crate::driver::{Arg, CUDA, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
 use crate::ops::{Fuse, Scratch, sample_program};
@@ -151,9 +151,9 @@ pub(crate) enum Check {
 impl Cuda {
     /// Opens the device, allocates the workspace and begins to compile what every model needs.
     pub fn new(options: CudaOptions) -> Result<Cuda, Error> {
-        let device = Device::open(options.device)?;
+        let device = Device::open(&CUDA, options.device)?;
         let programs = Programs::new(&device, options.kernel_folder.clone())?;
-        let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
+        let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.memory_free);
         let arena = Arena::new(device.clone(), limit);
         [true, false].map(sample_program).into_iter().for_each(|key| programs.prepare(key));
         for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu"] {

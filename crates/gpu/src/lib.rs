@@ -51,7 +51,7 @@ use fornax_compute::Error;
 
 /// Looks at device `ordinal` without computing on it: what it is, or why it cannot be used.
 pub fn probe(ordinal: usize) -> Result<Found, Error> {
-    driver::probe(ordinal)
+    Ok(driver::Device::open(&driver::CUDA, ordinal)?.found())
 }
 
 /// The version of the run-time compiler, after it has compiled something; or what is missing.
@@ -69,13 +69,12 @@ impl Found {
     pub fn words(&self) -> String {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         format!(
-            "{}, compute capability {}.{}, {:.1} GiB ({:.1} free), driver for CUDA {}",
+            "{}, {}, {:.1} GiB ({:.1} free), driver for {}",
             self.name,
-            self.capability / 10,
-            self.capability % 10,
+            self.chip,
             gib(self.memory_total),
             gib(self.memory_free),
-            driver::version_words(self.driver)
+            self.driver
         )
     }
 }

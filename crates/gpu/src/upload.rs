@@ -227,7 +227,7 @@ impl Cuda {
         let eights = part.row_tile_bytes()[0] * part.row_tiles() / 16;
         let device_part = weight.device_part(part);
         let args = [Arg::Struct(bytemuck::bytes_of(&device_part))];
-        let blocks = eights.div_ceil(THREADS).min(16 * self.device.multiprocessors as usize);
+        let blocks = eights.div_ceil(THREADS).min(16 * self.device.abilities().multiprocessors);
         self.launching(|| self.launch("upload", function, [blocks, 1, 1], (THREADS as u32, 0), &args))
     }
 }

@@ -15,6 +15,8 @@ typedef u32 LaneMask;  // a bit for each lane of a warp
 #define HAS_CLUSTERS (__CUDA_ARCH__ >= 900)
 // Hopper alone: asynchronous tensor-core instructions of a warpgroup.
 #define HAS_WGMMA (__CUDA_ARCH__ == 900)
+// As the host takes the chip to be, which chooses kernels by it (`Abilities` in driver/table.rs).
+static_assert(HAS_BULK == ABLE_BULK && HAS_CLUSTERS == ABLE_CLUSTERS && HAS_WGMMA == ABLE_WGMMA, "the host's abilities");
 
 // Dynamic shared memory of a kernel.
 #define DYNAMIC_SHARED(type, name) extern __shared__ type name[]

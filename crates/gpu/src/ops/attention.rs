@@ -2,10 +2,9 @@
 
 use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows, operands};
 
-use super::gemm::CAPABILITY;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
-use crate::driver::Arg;
+use crate::driver::{Arg, CLUSTER_USUAL};
 use crate::memory::{Buf, Kv, int};
 use crate::program::Key;
 use crate::step::{Run, Slot};
@@ -282,7 +281,7 @@ impl Cuda {
         }
         let key = program((heads.dim, heads.query / heads.kv), dtype, attention);
         let mut keys = vec![Key { unit: "rope.cu", defines: storage(dtype) }];
-        if dtype != KvDType::F32 && rows_bytes(heads.dim, dtype, 1) <= self.device.shared_max {
+        if dtype != KvDType::F32 && rows_bytes(heads.dim, dtype, 1) <= self.device.abilities().shared_max {
             // As `op_attend` asks for them where operations are fused, which a recorded step's are.
             let turns = if attention.causal && rotates { self.wgmma(attention, dtype, true) } else { None };
             let many = turns.or_else(|| self.wgmma(attention, dtype, false)).map(|(key, _)| key);
@@ -297,11 +296,11 @@ impl Cuda {
         let heads = attention.heads;
         // `attention` refuses such heads.
         let shared = heads.query / heads.kv;
-        if self.device.found.capability != CAPABILITY || !(1..=SHARED_MAX).contains(&shared) {
+        if !self.device.abilities().wgmma || !(1..=SHARED_MAX).contains(&shared) {
             return None;
         }
         wgmma_program((heads.dim, shared), dtype, attention, turns)
-            .filter(|(_, memory)| *memory <= self.device.shared_max)
+            .filter(|(_, memory)| *memory <= self.device.abilities().shared_max)
     }
 
     fn op_rope_and_write(
@@ -381,11 +380,11 @@ impl Cuda {
             let rows_bytes = rows_bytes(heads.dim, kv.dtype, 1);
             // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
             let runs = match &slot.singles[..] {
-                _ if slot.decode || rows_bytes > self.device.shared_max => &[whole][..],
+                _ if slot.decode || rows_bytes > self.device.abilities().shared_max => &[whole][..],
                 runs if runs.len() <= RUNS_MAX => runs,
                 _ => &[],
             };
-            if !slot.decode && rows_bytes <= self.device.shared_max {
+            if !slot.decode && rows_bytes <= self.device.abilities().shared_max {
                 self.attention_rows(slot, attention, (rope, !runs.is_empty()), (qkv, kv, out))?;
             }
             runs.iter()
@@ -449,7 +448,8 @@ impl Cuda {
     ) -> Result<(), Error> {
         let heads = attention.heads;
         let shared = heads.query / heads.kv;
-        let stages = if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.shared_max { 2 } else { 1 };
+        let stages =
+            if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.abilities().shared_max { 2 } else { 1 };
         let mut shape = self.shape(attention, kv, stages);
         shape.rope = rope.unwrap_or(Rotation::NONE);
         let wgmma = self.wgmma(attention, kv.dtype, rope.is_some());
@@ -506,10 +506,10 @@ impl Cuda {
         let seen = window.map_or(run.places, |window| run.places.min(window as usize + TILE));
         let tiles = seen.div_ceil(TILE);
         let alone = run.tokens * heads.kv;
-        let room = 2 * self.device.multiprocessors as usize;
+        let room = 2 * self.device.abilities().multiprocessors;
         let fits = |stages, (tiles, blocks): (usize, usize)| {
             let head = (heads.dim, heads.query / heads.kv);
-            singles_bytes(head, dtype, stages, (tiles, blocks)) <= self.device.shared_max
+            singles_bytes(head, dtype, stages, (tiles, blocks)) <= self.device.abilities().shared_max
         };
         // Two tiles in shared memory leave room for fewer blocks: it pays where those are few, or small.
         let stages = if (alone <= room || heads.dim <= 64) && fits(2, (0, 1)) { 2 } else { 1 };
@@ -517,10 +517,10 @@ impl Cuda {
         if tiles < 2 || alone >= room {
             return one;
         }
-        let largest = self.device.clusters_max();
+        let largest = self.device.abilities().clusters_max;
         if tiles <= CLUSTER_TILES && largest > 1 {
             // As many as fill the device, but not more than there are tiles; more than eight only where that saves turns.
-            let mut blocks = if tiles > 8 { largest } else { largest.min(8) };
+            let mut blocks = if tiles > 8 { largest } else { largest.min(CLUSTER_USUAL) };
             while blocks > 1 && (alone * blocks > room || blocks / 2 >= tiles) {
                 blocks /= 2;
             }

@@ -13,7 +13,7 @@ use super::gemm::{self, Many, room_for};
 use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_program, form_threads, steps};
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::Cuda;
-use crate::driver::{Arg, Function};
+use crate::driver::{Abilities, Arg, Function};
 use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
@@ -178,13 +178,12 @@ fn of_experts(mut key: Key) -> Key {
 pub(crate) fn programs(
     part: &WeightPart,
     (experts, tokens_max): (usize, usize),
-    capability: i32,
-    device: (usize, usize),
+    able: &Abilities,
 ) -> Vec<Key> {
     if part.format == Format::F32 {
         return vec![Key::plain("expert_f32.cu")];
     }
-    let room = device.1;
+    let room = able.shared_max;
     let even = part.rows.is_multiple_of(2 * TILE_ROWS);
     // How many a token has is not known here; what is guessed wrong is compiled at its first use.
     let each = match experts {
@@ -200,9 +199,9 @@ pub(crate) fn programs(
     for rows in ROWS.into_iter().filter(|rows| rows / 4 <= mean_max) {
         keys.push(Shape::new(part, rows / 2, room).program(part));
     }
-    if capability == gemm::CAPABILITY && mean_max >= MANY_MIN {
+    if able.wgmma && mean_max >= MANY_MIN {
         for gates in sides() {
-            let shape = gemm::Shape::of_experts(part, (gates, slices(part)), (experts, mean_max), device);
+            let shape = gemm::Shape::of_experts(part, (gates, slices(part)), (experts, mean_max), able);
             keys.push(of_experts(shape.program(part)));
         }
     }
@@ -249,11 +248,10 @@ struct Pass<'a> {
 impl Cuda {
     /// What is prepared for the weights of experts when they are loaded.
     pub(crate) fn programs_of_experts(&self, weight: &Weight, experts: usize) -> Vec<Key> {
-        let (capability, room) = (self.device.found.capability, self.device.shared_max);
-        let device = (self.device.multiprocessors as usize, room);
+        let able = self.device.abilities();
         let mut keys = [false, true].map(|experts| form_program(weight.columns, experts)).to_vec();
         for piece in pieces(weight, (experts, weight.rows / experts.max(1))) {
-            let programs = programs(&piece.part, (experts, self.options().tokens_max), capability, device);
+            let programs = programs(&piece.part, (experts, self.options().tokens_max), able);
             keys.extend(programs.into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>());
         }
         keys
@@ -349,13 +347,14 @@ impl Cuda {
         let down = pieces(experts.down, (experts.count, hidden));
         let count = self.grid_rows(slot, Rows::Tokens);
         let formed = || gate_up.iter().chain(&down).filter(|piece| piece.part.format != Format::F32);
-        let fits_one = |piece: &Piece| one(&piece.part, false, each, self.device.shared_max).is_some();
+        let fits_one =
+            |piece: &Piece| one(&piece.part, false, each, self.device.abilities().shared_max).is_some();
         // Rows of an expert, where tokens choose evenly.
         let mean = (count * each).div_ceil(experts.count);
         let paired = count <= PAIRED || count <= PAIRED_MAX && count * each * PAIRED_OF <= experts.count;
         let way = match () {
             () if paired && formed().all(fits_one) => Way::Pairs,
-            () if self.device.found.capability == gemm::CAPABILITY && mean >= MANY_MIN => Way::Many,
+            () if self.device.abilities().wgmma && mean >= MANY_MIN => Way::Many,
             () => Way::Few,
         };
         // Tokens whose rows the scratch holds in form, and whose pairs have places.
@@ -474,7 +473,7 @@ impl Cuda {
         glu == Glu::Silu
             && whole
             && match pass.way {
-                Way::Pairs => one(part, true, each, self.device.shared_max).is_some(),
+                Way::Pairs => one(part, true, each, self.device.abilities().shared_max).is_some(),
                 Way::Few => false,
                 Way::Many => true,
             }
@@ -559,7 +558,7 @@ impl Cuda {
     ) -> Result<(), Error> {
         let (part, gates) = (&piece.part, product.pairs > 0);
         let each = pass.stack.each.cast_unsigned() as usize;
-        let shape = one(part, gates, each, self.device.shared_max).expect("asked before");
+        let shape = one(part, gates, each, self.device.abilities().shared_max).expect("asked before");
         let function = self.programs.function(&of_experts(shape.program(part, gates)), "gemv_one")?;
         let inputs = Inputs {
             x: x.pointer(),
@@ -603,7 +602,7 @@ impl Cuda {
         product: &Product,
     ) -> Result<(), Error> {
         let part = &piece.part;
-        let shape = Shape::new(part, pass.mean, self.device.shared_max);
+        let shape = Shape::new(part, pass.mean, self.device.abilities().shared_max);
         let function = self.programs.function(&shape.program(part), "expert_rows")?;
         let args = [
             Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
@@ -616,7 +615,7 @@ impl Cuda {
         let block = u32::try_from(shape.warps * 32).expect("a few warps");
         // Each pair has rows of its own at most.
         let items = part.row_tiles().div_ceil(shape.warps) * pass.pairs;
-        let blocks = items.min(self.device.multiprocessors as usize * shape.sharers);
+        let blocks = items.min(self.device.abilities().multiprocessors * shape.sharers);
         self.launch(OPERATION, function, [blocks, 1, 1], (block, shared), &args)
     }
 
@@ -628,9 +627,9 @@ impl Cuda {
         product: &Product,
     ) -> Result<(), Error> {
         let part = &piece.part;
-        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+        let able = self.device.abilities();
         let cut = (product.pairs > 0, slices(part));
-        let shape = gemm::Shape::of_experts(part, cut, (piece.experts.len(), pass.mean), device);
+        let shape = gemm::Shape::of_experts(part, cut, (piece.experts.len(), pass.mean), able);
         let function = self.programs.function(&of_experts(shape.program(part)), "gemm")?;
         let many = Many {
             values: self.scratch.values(),
@@ -644,7 +643,7 @@ impl Cuda {
             partials: 0,
             tickets: 0,
         };
-        let grid = [(shape.tiles * pass.pairs).min(device.0), 1, 1];
+        let grid = [(shape.tiles * pass.pairs).min(able.multiprocessors), 1, 1];
         let inputs = bytemuck::bytes_of(&many);
         self.launch_product(function, (pass, piece), (inputs, product), grid, (shape.threads(), shape.shared))
     }
@@ -669,6 +668,7 @@ mod tests {
     use super::*;
     use crate::layout::PLANES;
     use crate::ops::gemv::SHARED_MIN;
+    use crate::ops::shapes::HOPPER;
 
     fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
         WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
@@ -691,15 +691,15 @@ mod tests {
 
     #[test]
     fn columns_are_cut_by_the_shape_of_an_expert_whoever_multiplies() {
-        let device = (132, 219 << 10);
         for (shape, wanted) in
             [((1536, 2048), 1), ((2048, 768), 1), ((5760, 2880), 2), ((28_672, 4096), 1), ((4096, 14_336), 4)]
         {
             let part = part(Format::Q4_K, shape);
             assert_eq!(slices(&part), wanted, "{shape:?}");
-            let many = [8, 64, 300]
-                .map(|each| gemm::Shape::of_experts(&part, (false, slices(&part)), (8, each), device).slices);
-            let few = [1, 20].map(|each| Shape::new(&part, each, device.1).slices);
+            let many = [8, 64, 300].map(|each| {
+                gemm::Shape::of_experts(&part, (false, slices(&part)), (8, each), &HOPPER).slices
+            });
+            let few = [1, 20].map(|each| Shape::new(&part, each, HOPPER.shared_max).slices);
             assert_eq!((many, few), ([wanted; 3], [wanted; 2]), "{shape:?}");
         }
     }

@@ -10,14 +10,12 @@ use super::gemv::{Inputs, Product, slices, steps};
 use super::products::RowCounts;
 use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
-use crate::driver::Arg;
+use crate::driver::{Abilities, Arg};
 use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{DevicePart, PARTIALS_BYTES, TICKETS, WeightPart, int};
 use crate::program::Key;
 use crate::step::DeviceStep;
 
-/// The chip that has the instruction.
-pub(super) const CAPABILITY: i32 = 90;
 /// From so many rows on these products, or those of few rows (`gemm_few.rs`), are faster than those of gemv.cu.
 const ROWS_MIN: usize = 2;
 /// Rows of a weight that a warpgroup has; usually two of a block multiply.
@@ -92,9 +90,9 @@ pub(super) struct Shape {
 
 impl Shape {
     /// The fastest for so many rows of activations.
-    fn of(part: &WeightPart, gates: bool, limit: usize, (multiprocessors, room): (usize, usize)) -> Shape {
-        Shape::every(part, gates, limit, (multiprocessors, room))
-            .min_by_key(|shape| shape.cost(part, multiprocessors))
+    fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> Shape {
+        Shape::every(part, gates, limit, able)
+            .min_by_key(|shape| shape.cost(part, able.multiprocessors))
             .expect("there is always one")
     }
 
@@ -102,8 +100,9 @@ impl Shape {
         part: &WeightPart,
         gates: bool,
         limit: usize,
-        (multiprocessors, room): (usize, usize),
-    ) -> impl Iterator<Item = Shape> {
+        able: &Abilities,
+    ) -> impl Iterator<Item = Shape> + use<> {
+        let Abilities { multiprocessors, shared_max: room, .. } = *able;
         let slices = slices(part);
         let widths: &[usize] = if slices == 1 { &WIDTHS } else { &WIDTHS_SLICED };
         let part = *part;
@@ -130,8 +129,9 @@ impl Shape {
         part: &WeightPart,
         (gates, slices): (bool, usize),
         (experts, each): (usize, usize),
-        (multiprocessors, room): (usize, usize),
+        able: &Abilities,
     ) -> Shape {
+        let room = able.shared_max;
         let widths: &[usize] = if slices == 1 { &WIDTHS_EXPERTS } else { &WIDTHS_SLICED };
         widths
             .iter()
@@ -142,7 +142,7 @@ impl Shape {
                 let groups = groups.div_ceil(2);
                 Shape::new(part, (gates, slices), (GROUPS, width, false), 1, groups * width, room)
             })
-            .min_by_key(|shape| shape.cost(part, multiprocessors))
+            .min_by_key(|shape| shape.cost(part, able.multiprocessors))
             .expect("there is always one")
     }
 
@@ -260,7 +260,7 @@ pub(crate) fn programs(
     part: &WeightPart,
     gates: bool,
     RowCounts { often, most }: RowCounts,
-    device: (usize, usize),
+    able: &Abilities,
 ) -> Vec<Key> {
     let few = gemm_few::rows_max(part);
     // Steps that are recorded are made for so many rows.
@@ -268,7 +268,7 @@ pub(crate) fn programs(
     let chunks = [128, 256, 512, 1024, 2048, 4096, 8192].into_iter().filter(|&rows| rows < most);
     let mut keys = Vec::new();
     for limit in batches.chain(chunks).chain([most]).filter(|&rows| few < rows) {
-        let key = Shape::of(part, gates, limit, device).program(part);
+        let key = Shape::of(part, gates, limit, able).program(part);
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -278,8 +278,8 @@ pub(crate) fn programs(
 
 /// Every program of a part, for the compiler's test.
 #[cfg(test)]
-pub(crate) fn every_program(part: &WeightPart, limit: usize, device: (usize, usize)) -> Vec<Key> {
-    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, limit, device));
+pub(crate) fn every_program(part: &WeightPart, limit: usize, able: &Abilities) -> Vec<Key> {
+    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, limit, able));
     shapes.map(|shape| shape.program(part)).collect()
 }
 
@@ -303,35 +303,29 @@ pub(super) struct Gemm {
 impl Cuda {
     /// Whether products of so many rows are made here, or as those of few rows.
     pub(crate) fn takes_many(&self, rows: usize) -> bool {
-        self.device.found.capability == CAPABILITY && rows >= ROWS_MIN
+        self.device.abilities().wgmma && rows >= ROWS_MIN
     }
 
     /// The fastest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of requests.
-    fn ready_shape(
-        &self,
-        part: &WeightPart,
-        gates: bool,
-        limit: usize,
-        device: (usize, usize),
-    ) -> (Shape, Key) {
+    fn ready_shape(&self, part: &WeightPart, gates: bool, limit: usize) -> (Shape, Key) {
+        let able = self.device.abilities();
         let with_key = |shape: Shape| (shape, shape.program(part));
         let ready = |(_, key): &(Shape, Key)| self.programs.has(key);
         // Nearly always the fastest of all.
-        let fastest = with_key(Shape::of(part, gates, limit, device));
+        let fastest = with_key(Shape::of(part, gates, limit, able));
         if ready(&fastest) {
             return fastest;
         }
-        let others = Shape::every(part, gates, limit, device).map(with_key).filter(ready);
-        others.min_by_key(|(shape, _)| shape.cost(part, device.0)).unwrap_or(fastest)
+        let others = Shape::every(part, gates, limit, able).map(with_key).filter(ready);
+        others.min_by_key(|(shape, _)| shape.cost(part, able.multiprocessors)).unwrap_or(fastest)
     }
 
     /// The program that such a product is launched with.
     #[cfg(test)]
     pub(super) fn many_key(&self, part: &WeightPart, gates: bool, limit: usize) -> Key {
-        let device = (self.device.multiprocessors as usize, self.device.shared_max);
         match self.takes_few(part, gates, limit) {
             true => self.few_key(part, gates, limit).expect("it takes them"),
-            false => self.ready_shape(part, gates, limit, device).1,
+            false => self.ready_shape(part, gates, limit).1,
         }
     }
 
@@ -342,9 +336,7 @@ impl Cuda {
         if self.takes_few(&part, product.pairs > 0, limit) {
             return self.multiply_few(gemm);
         }
-        let multiprocessors = self.device.multiprocessors as usize;
-        let device = (multiprocessors, self.device.shared_max);
-        let (shape, key) = self.ready_shape(&part, product.pairs > 0, limit, device);
+        let (shape, key) = self.ready_shape(&part, product.pairs > 0, limit);
         let function = self.programs.function(&key, "gemm")?;
         let many = Many {
             values: inputs.values,
@@ -366,7 +358,7 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(&product)),
         ];
         let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let clusters = shape.blocks(multiprocessors) / shape.tall;
+        let clusters = shape.blocks(self.device.abilities().multiprocessors) / shape.tall;
         let block = (shape.threads(), shared, shape.tall);
         self.launch_clusters(operation, function, [clusters, 1, shape.tall], block, &args)
     }
@@ -382,7 +374,7 @@ mod tests {
     fn tiles_fill_whole_rounds_of_multiprocessors_or_are_shared_out() {
         let check = |shape, gates, limit, wanted| {
             let part = part(Format::BF16, shape);
-            let Shape { width, even, .. } = Shape::of(&part, gates, limit, HOPPER);
+            let Shape { width, even, .. } = Shape::of(&part, gates, limit, &HOPPER);
             assert_eq!((width, even), wanted, "{shape:?}, {limit} rows, gates {gates}");
         };
         check((4608, 3584), false, 2048, (192, false));
@@ -409,7 +401,7 @@ mod tests {
     #[test]
     fn blocks_have_more_rows_of_a_weight_where_few_rows_of_activations_are_one_tile() {
         let check = |format, shape, gates, limit, wanted| {
-            let Shape { groups, width, even, .. } = Shape::of(&part(format, shape), gates, limit, HOPPER);
+            let Shape { groups, width, even, .. } = Shape::of(&part(format, shape), gates, limit, &HOPPER);
             assert_eq!((groups, width, even), wanted, "{format:?} {shape:?}, {limit} rows, gates {gates}");
         };
         check(Format::BF16, (37_888, 3584), true, 192, (2, 192, true));
@@ -432,8 +424,11 @@ mod tests {
                 for columns in [128, 896, 3584, 18_944] {
                     for (gates, limit) in [(false, 65), (true, 65), (false, 300), (true, 8192)] {
                         let part = part(format, (rows, columns));
-                        for shape in Shape::every(&part, gates, limit, HOPPER) {
-                            assert!(shape.shared <= HOPPER.1, "{format:?} {rows} x {columns}: {shape:?}");
+                        for shape in Shape::every(&part, gates, limit, &HOPPER) {
+                            assert!(
+                                shape.shared <= HOPPER.shared_max,
+                                "{format:?} {rows} x {columns}: {shape:?}"
+                            );
                             let [weights, activations] = shape.stages;
                             assert!(
                                 weights >= 2 && activations >= 3,

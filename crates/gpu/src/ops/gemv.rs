@@ -135,7 +135,8 @@ impl Cuda {
     pub(super) fn gates(&self, gemv: &Gemv) -> bool {
         let limit = gemv.inputs.limit.cast_unsigned() as usize;
         gemv.many && self.gates_many(&gemv.part, limit)
-            || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
+            || gemv.inputs.values == 0
+                && Shape::one(&gemv.part, true, self.device.abilities().shared_max).is_some()
     }
 
     /// The same of so many rows: of few, those of several slices are gated apart.
@@ -387,7 +388,7 @@ impl Cuda {
                     self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
                     continue;
                 }
-                let one = count == 1 && Shape::one(part, false, self.device.shared_max).is_some();
+                let one = count == 1 && Shape::one(part, false, self.device.abilities().shared_max).is_some();
                 for first in (0..count).step_by(at_once) {
                     let limit = at_once.min(count - first);
                     let (values, factors) = match one {
@@ -462,7 +463,7 @@ impl Cuda {
         // Long rows come through shared memory, where two of them fit.
         let limit = inputs.limit.cast_unsigned() as usize;
         let (row_bytes, squares) = (columns * 4, 2 * columns.div_ceil(TILE_COLUMNS) * 4);
-        let stages = self.device.shared_max.saturating_sub(squares) / row_bytes;
+        let stages = self.device.abilities().shared_max.saturating_sub(squares) / row_bytes;
         let streams = name == "form_fours" && many && columns > FORM_KEPT && stages >= 2;
         let name = if streams { "form_stream" } else { name };
         let function = self.programs.function(&form_program(columns, false), name)?;
@@ -483,7 +484,7 @@ impl Cuda {
             let stages = stages.min(STREAM_MAX);
             args.extend([Arg::Int(int(limit)), Arg::Int(int(stages))]);
             let shared = int(stages * row_bytes + squares).cast_unsigned();
-            let grid = [limit.min(self.device.multiprocessors as usize), 1, 1];
+            let grid = [limit.min(self.device.abilities().multiprocessors), 1, 1];
             return self.launch(operation, function, grid, (1024, shared), &args);
         }
         self.launch(operation, function, [limit, 1, 1], (form_threads(columns, threads), 0), &args)
@@ -497,7 +498,7 @@ impl Cuda {
         }
         let limit = inputs.limit.cast_unsigned() as usize;
         let gates = product.pairs > 0;
-        let room = self.device.shared_max;
+        let room = self.device.abilities().shared_max;
         let shape = match inputs.values {
             0 => Shape::one(&part, gates, room).expect("asked before"),
             _ => Shape::several(&part, limit, room),

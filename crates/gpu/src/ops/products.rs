@@ -73,8 +73,8 @@ impl Cuda {
         if part.format == Format::F32 {
             return vec![Key::plain("gemv_f32.cu")];
         }
-        let room = self.device.shared_max;
-        let device = (self.device.multiprocessors as usize, room);
+        let able = self.device.abilities();
+        let room = able.shared_max;
         // Of each kind of product the gated ones, and the plain ones where those are wanted or there are no others.
         let forms = |programs: &dyn Fn(bool) -> Vec<Key>| {
             let gated = if form == Form::Plain { Vec::new() } else { programs(true) };
@@ -88,8 +88,8 @@ impl Cuda {
         if !self.takes_many(2) {
             keys.extend(gemv::programs_several(part, rows.most, room));
         } else {
-            keys.extend(forms(&|gates| gemm_few::programs(part, gates, rows, device)));
-            keys.extend(forms(&|gates| gemm::programs(part, gates, rows, device)));
+            keys.extend(forms(&|gates| gemm_few::programs(part, gates, rows, able)));
+            keys.extend(forms(&|gates| gemm::programs(part, gates, rows, able)));
         }
         keys
     }
@@ -196,7 +196,7 @@ mod tests {
                 {
                     let gates = *role == Some(GATES);
                     let key = match rows {
-                        1 => gemv::program_one(&part, gates, cuda.device.shared_max).unwrap(),
+                        1 => gemv::program_one(&part, gates, cuda.device.abilities().shared_max).unwrap(),
                         _ => cuda.many_key(&part, gates && cuda.gates_many(&part, rows), rows),
                     };
                     let what = format!("{} for {slots}: {role:?}, {shapes:?}", model.name);
