@@ -398,6 +398,11 @@ impl Memory for Cuda {
     }
 
     fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Weight, Error> {
+        // Their slices follow from an expert's shape.
+        if parts.iter().any(|part| part.whole.is_some()) {
+            let what = format!("tensor {}: a shard of experts", parts[0].view.name);
+            return Err(Error::Unsupported { what, backend: self.device.name() });
+        }
         land(parts, Content::Values, |parts| {
             let weight = self.weight(parts)?;
             self.programs.prepare(Key::plain("experts.cu"));

@@ -291,7 +291,7 @@ mod tests {
     const ROW_BYTES: usize = 8 << 10;
 
     fn part(rows: usize) -> WeightPart {
-        WeightPart { format: Format::BF16, first: 0, rows, columns: 4096, planes: [0; PLANES] }
+        WeightPart { format: Format::BF16, first: 0, rows, columns: 4096, planes: [0; PLANES], slices: None }
     }
 
     fn random(rows: usize) -> Vec<u8> {

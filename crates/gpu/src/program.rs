@@ -410,7 +410,8 @@ mod tests {
             keys.push(Key::quant("embed.cu", format));
             // Few columns, and so many that they are cut into slices.
             for columns in [2048, 14_336] {
-                let part = WeightPart { format, first: 0, rows: 1536, columns, planes: [0; PLANES] };
+                let part =
+                    WeightPart { format, first: 0, rows: 1536, columns, planes: [0; PLANES], slices: None };
                 let every = expert_programs(&part, (128, 4096), &HOPPER);
                 // Those with gates and with the most rows have the most registers.
                 let some = |at: usize| format == Format::Q4_K || columns == 2048 && [1, 4, 6].contains(&at);
@@ -451,7 +452,8 @@ mod tests {
             }
             // A weight of many rows and one of few: their products differ in how far ahead they read.
             for rows in [3584, 151_936] {
-                let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };
+                let part =
+                    WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES], slices: None };
                 let room = 96 << 10;
                 let every = match format {
                     Format::F32 => vec![Key::plain("gemv_f32.cu")],

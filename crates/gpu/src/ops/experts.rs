@@ -671,7 +671,7 @@ mod tests {
     use crate::ops::shapes::HOPPER;
 
     fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES], slices: None }
     }
 
     #[test]

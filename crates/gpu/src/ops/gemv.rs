@@ -179,14 +179,18 @@ impl Scratch {
     }
 }
 
-/// How many slices the columns of a part are cut into. It follows from the part alone: sums have this order everywhere.
+/// How many slices the columns of a part are cut into. It follows from the whole weight's part alone: sums have this order
+/// everywhere, on a shard of it, too.
 pub(crate) fn slices(part: &WeightPart) -> usize {
+    if let Some(slices) = part.slices {
+        return slices;
+    }
     let wanted = SLICES.iter().find(|(tiles, _)| part.row_tiles() >= *tiles).map_or(1, |&(_, slices)| slices);
     let wanted = if part.columns >= SLICE_COLUMNS * wanted { 2 * wanted } else { wanted };
     wanted.min(8).min(steps(part))
 }
 
-pub(super) fn steps(part: &WeightPart) -> usize {
+pub(crate) fn steps(part: &WeightPart) -> usize {
     part.groups() * TILE_COLUMNS / part.format.step_columns()
 }
 
@@ -562,7 +566,7 @@ mod tests {
     use crate::layout::PLANES;
 
     fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES], slices: None }
     }
 
     #[test]

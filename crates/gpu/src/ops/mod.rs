@@ -21,7 +21,7 @@ pub(crate) use fuse::Fuse;
 pub(crate) use gemm::every_program as every_gemm;
 #[cfg(test)]
 pub(crate) use gemm_few::programs as few_programs;
-pub(crate) use gemv::Scratch;
+pub(crate) use gemv::{Scratch, slices, steps};
 #[cfg(test)]
 pub(crate) use gemv::{form_program, program_one, programs_several};
 #[cfg(test)]
@@ -70,6 +70,6 @@ pub(crate) mod shapes {
     };
 
     pub(crate) fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES], slices: None }
     }
 }
