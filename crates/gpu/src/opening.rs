@@ -1,5 +1,5 @@
-//! A device opened ahead of whoever will use it: the driver takes some tenths of a second to make a context, while other things are
-//! read, and each time again where nobody holds it between two who look at it.
+//! A device opened ahead of whoever will use it: the driver takes some tenths of a second to make a context, while
+//! other things are read, and each time again where nobody holds it between two who look at it.
 
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;

@@ -1,9 +1,9 @@
 //! Kernels from source: assembled, compiled for this chip, kept on disk.
 //!
 //! A program is one file of `kernels/` with its `-D` options. It is compiled when something that needs it is loaded, by
-//! one of as many threads as there are cores, and awaited when it is first launched. The machine code is kept in a folder
-//! under a name made of everything that went into it, so a changed kernel, option, chip or compiler is another file. A
-//! folder that cannot be written costs the time to compile, nothing else.
+//! one of as many threads as there are cores, and awaited when it is first launched. The machine code is kept in a
+//! folder under a name made of everything that went into it, so a changed kernel, option, chip or compiler is another
+//! file. A folder that cannot be written costs the time to compile, nothing else.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -124,8 +124,8 @@ impl Key {
         Source { name, text, headers: &CHECKED.headers }
     }
 
-    /// What the compiler is told: which chip, and what the host takes it to be able to, which `kernels/chip` compares with
-    /// what it says itself. Nothing here changes the rounding of a kernel.
+    /// What the compiler is told: which chip, and what the host takes it to be able to, which `kernels/chip` compares
+    /// with what it says itself. Nothing here changes the rounding of a kernel.
     fn options(&self, Chip { target, abilities, .. }: &Chip) -> Vec<String> {
         let Abilities { wgmma, bulk_copies, clusters_max, .. } = *abilities;
         let mut options = vec![
@@ -188,8 +188,8 @@ impl Key {
         }
         let image = (compiler.compile)(&self.source(), &self.options(chip))?;
         if let Some(path) = path {
-            // Whoever loses a race writes the same bytes; a reader never sees half a file. Nobody else has this name, be it in
-            // this process or in another container that shares the folder.
+            // Whoever loses a race writes the same bytes; a reader never sees half a file. Nobody else has this name,
+            // be it in this process or in another container that shares the folder.
             static WRITTEN: AtomicUsize = AtomicUsize::new(0);
             let (process, number) = (std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
@@ -352,7 +352,8 @@ impl Programs {
         Ok(function)
     }
 
-    /// Lets a kernel have so much dynamic shared memory: the driver wants to be asked once for what is above 48 KB, static included.
+    /// Lets a kernel have so much dynamic shared memory: the driver wants to be asked once for what is above 48 KB,
+    /// static included.
     pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<(), Error> {
         if bytes > 0 && !self.large.borrow().contains(&function) {
             function.allow_shared(&self.device)?;
@@ -487,7 +488,7 @@ mod tests {
                 keys.extend(wgmma_program((128, 2), dtype, &other, false).map(|(key, _)| key));
             }
         }
-        // Wide heads, as many of one as there may be, and one for each; queries that are turned before.
+        // Wide heads, as many of one as there may be, and one for each; queries that are rotated before.
         for shape in [(256, 2), (128, 16), (128, 1)] {
             keys.push(attention_program(shape, KvDType::F16, &causal()));
         }

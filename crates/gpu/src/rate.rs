@@ -29,12 +29,13 @@ pub struct Rates {
     pub copy: f64,
     /// From pinned memory of the host to the device.
     pub host_to_device: f64,
-    /// Multiplications and additions of the matrix units, f16 with sums in f32, from operands that are there already: more
-    /// than any product of a model can have.
+    /// Multiplications and additions of the matrix units, f16 with sums in f32, from operands that are there already:
+    /// more than any product of a model can have.
     pub matrix: f64,
 }
 
-/// Measures a device: takes two gigabytes of it for some milliseconds. The kernel that multiplies is kept in the folder.
+/// Measures a device: takes two gigabytes of it for some milliseconds. The kernel that multiplies is kept in the
+/// folder.
 pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Error> {
     let device = Device::open(&CUDA, ordinal)?;
     let arena = Arena::new(device.clone(), device.memory_free);

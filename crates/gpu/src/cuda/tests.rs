@@ -338,7 +338,7 @@ fn what_does_not_compile_is_said_by_who_waits_for_it() {
 #[test]
 fn attention_is_compiled_in_the_form_that_steps_ask_for() {
     fake::willing();
-    // Heads of which wgmma turns the queries itself, has them turned, and has none; heads that nobody turns.
+    // Heads of which wgmma rotates the queries itself, has them rotated, and has none; heads that nobody rotates.
     let heads = [(8, 128), (2, 128), (4, 64), (4, 32)];
     for ((query, dim), rotates) in heads.into_iter().flat_map(|heads| [(heads, true), (heads, false)]) {
         let heads = Heads { query, kv: 2, dim };
@@ -403,7 +403,7 @@ fn prompt_batch(tokens: u32) -> Batch {
     batch
 }
 
-/// The first token of so many sequences.
+/// The first token of this many sequences.
 fn streams_batch(streams: u32) -> Batch {
     let mut batch = Batch::default();
     for slot in 0..streams {
@@ -450,7 +450,7 @@ impl Mixture {
         cuda.experts(step, &experts, &self.chosen, &self.x, &mut self.room, &mut self.residual)
     }
 
-    /// What a step of so many streams launches: kernels and grids.
+    /// What a step of this many streams launches: kernels and grids.
     fn launched(&mut self, cuda: &Cuda, streams: u32, glu: Glu) -> Vec<(String, [u32; 3])> {
         let step = cuda.begin(&streams_batch(streams)).unwrap();
         fake::with(|fake| fake.launched.clear());
@@ -691,8 +691,8 @@ fn each_call_that_fails_is_an_error_with_the_operations_name_and_leaves_nothing_
             assert!(asked > 100, "{asked} calls");
             break;
         };
-        // The event that a dropped step waits for, and what gives something back, have nobody to tell; memory that cannot be
-        // pinned is copied from all the same.
+        // The event that a dropped step waits for, and what gives something back, have nobody to tell; memory that
+        // cannot be pinned is copied from all the same.
         let silent =
             ["free", "destroy", "unload", "release", "register"].iter().any(|word| called.contains(word));
         let closing = called == "wait_stream" && done.is_ok();

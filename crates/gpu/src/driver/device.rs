@@ -192,7 +192,8 @@ impl Device {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the source is `bytes`; the caller's memory holds as many at `to`, and the copy is over when waited for.
+        // SAFETY: the source is `bytes`; the caller's memory holds as many at `to`, and the copy is over when waited
+        // for.
         self.check(operation, unsafe {
             (self.driver.copy_in)(to, bytes.as_ptr(), bytes.len(), self.stream)
         })?;
@@ -204,8 +205,8 @@ impl Device {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the source is `bytes`, of which the driver has its own copy when it returns; the caller's memory holds as
-        // many at `to`.
+        // SAFETY: the source is `bytes`, of which the driver has its own copy when it returns; the caller's memory
+        // holds as many at `to`.
         self.check(operation, unsafe { (self.driver.copy_in)(to, bytes.as_ptr(), bytes.len(), self.stream) })
     }
 
@@ -306,7 +307,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) block: u32,
     /// Bytes of dynamic shared memory.
     pub(crate) shared: u32,
-    /// Blocks, neighbours in the third dimension of the grid, that see each other's shared memory: 1 where there are none.
+    /// Blocks, neighbours in the third dimension of the grid, that see each other's shared memory: 1 where there are
+    /// none.
     pub(crate) cluster: u32,
     pub(crate) args: &'a [Arg<'a>],
 }
@@ -408,7 +410,8 @@ impl Drop for Module {
     }
 }
 
-/// Some of the bytes of pinned memory, for whoever fills or reads them while the device has others. It must not outlive them.
+/// Some of the bytes of pinned memory, for whoever fills or reads them while the device has others. It must not outlive
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PinnedRoom {
     start: *mut u8,
@@ -460,7 +463,8 @@ impl Pinned {
         Ok(Pinned { start, bytes, device: Rc::clone(device) })
     }
 
-    /// Its address for kernels: with unified addresses, which every 64-bit system has, the device sees it where the host does.
+    /// Its address for kernels: with unified addresses, which every 64-bit system has, the device sees it where the
+    /// host does.
     pub(crate) fn pointer(&self) -> u64 {
         self.start.addr() as u64
     }
@@ -490,8 +494,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Memory of the host that is pinned once somebody has filled it: his threads bring its pages, many at a time, where the driver
-/// would bring, clear and pin one after the other.
+/// Memory of the host that is pinned once somebody has filled it: his threads bring its pages, many at a time, where
+/// the driver would bring, clear and pin one after the other.
 #[derive(Debug)]
 pub(crate) struct LatePinned {
     /// Somewhat longer, so that it holds whole large pages.
@@ -528,7 +532,8 @@ impl LatePinned {
         PinnedRoom { start: self.start, bytes: self.bytes }
     }
 
-    /// Pins it, the first time. Where that is refused, copies take longer: the driver takes the bytes before it returns.
+    /// Pins it, the first time. Where that is refused, copies take longer: the driver takes the bytes before it
+    /// returns.
     pub(crate) fn pin(&mut self) -> Result<(), Error> {
         if self.pinned.is_none() {
             // SAFETY: memory of this struct, which stays where it is until it was given back in `drop`.
@@ -669,7 +674,7 @@ mod tests {
         fake::willing();
         let device = Device::open(&FAKE, 0).unwrap();
         let before = fake::with(|fake| fake.calls.len());
-        // Through the same door: nobody has so many cards, and most who run this have no libcuda.
+        // Through the same door: nobody has that many cards, and most who run this have no libcuda.
         let refused = Device::open(&LIBCUDA, 7777).map(|_| ()).unwrap_err();
         assert!(
             matches!(&refused, Error::DeviceUnavailable { device, .. } if device == "cuda:7777"),

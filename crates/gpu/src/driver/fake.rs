@@ -1,8 +1,8 @@
 //! A driver for tests without a GPU. It computes nothing, remembers what it is asked, and fails where it is told to.
 //!
 //! Each thread has one of its own. What is put on the stream is done when somebody waits for it, and only as far as he
-//! waits: whoever writes what a copy still reads, or reads what a copy still writes, gets wrong bytes here as he would on a
-//! device. Device memory is memory of the host, so copies are real; what lies outside of it is an illegal address.
+//! waits: whoever writes what a copy still reads, or reads what a copy still writes, gets wrong bytes here as he would
+//! on a device. Device memory is memory of the host, so copies are real; what lies outside of it is an illegal address.
 //! Two kernels do something, `pack` and `rows_of` for rows of f32, so that an upload can be followed to its check.
 
 use std::cell::RefCell;
@@ -120,7 +120,7 @@ pub(crate) struct Launched {
 #[derive(Clone, Debug)]
 enum Effect {
     Nothing,
-    /// Takes so many bytes from there, for a plane that begins here.
+    /// Takes this many bytes from there, for a plane that begins here.
     Pack {
         plane: u64,
         stored: u64,

@@ -1,5 +1,5 @@
-//! NVIDIA's driver: the table filled with the functions of libcuda, which is opened at run time. The only file that knows
-//! them, and the only one that compares compute capabilities.
+//! NVIDIA's driver: the table filled with the functions of libcuda, which is opened at run time. The only file that
+//! knows them, and the only one that compares compute capabilities.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -278,8 +278,8 @@ unsafe fn launch(launch: &RawLaunch<'_>) -> Done {
         attrs: attributes.as_mut_ptr(),
         numAttrs: u32::try_from(count).expect("two at most"),
     };
-    // SAFETY: the arrays outlive the call, which copies the arguments and writes none; what they point to is the caller's
-    // promise.
+    // SAFETY: the arrays outlive the call, which copies the arguments and writes none; what they point to is the
+    // caller's promise.
     done(unsafe {
         sys::cuLaunchKernelEx(&raw const config, function.cast(), args.as_ptr().cast_mut(), ptr::null_mut())
     })

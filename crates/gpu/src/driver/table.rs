@@ -1,8 +1,8 @@
-//! What a vendor's driver must do for us, as a table of functions. [`Device`](super::Device) and everything above it call
-//! nothing else, so a second vendor is a second table, opened at run time beside the first one.
+//! What a vendor's driver must do for us, as a table of functions. [`Device`](super::Device) and everything above it
+//! call nothing else, so a second vendor is a second table, opened at run time beside the first one.
 //!
-//! Functions have the meaning of CUDA's driver calls, whose names stand beside them; HIP has the same calls under its own
-//! names. Streams, events, modules, functions and graphs are addresses that only the library understands.
+//! Functions have the meaning of CUDA's driver calls, whose names stand beside them; HIP has the same calls under its
+//! own names. Streams, events, modules, functions and graphs are addresses that only the library understands.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -36,8 +36,9 @@ pub(crate) enum Why {
 
 pub(crate) type Done = Result<(), Failure>;
 
-/// What a chip can do. The driver fills it once, when a device is opened; the rest of the host code asks for an ability by
-/// its name and knows no chip. Kernels ask `HAS_...` (`kernels/chip`), and whenever one is compiled the two are compared.
+/// What a chip can do. The driver fills it once, when a device is opened; the rest of the host code asks for an ability
+/// by its name and knows no chip. Kernels ask `HAS_...` (`kernels/chip`), and whenever one is compiled the two are
+/// compared.
 ///
 /// Every chip has the tensor-core instructions of a warp (`mma.m16n8k16`) and asynchronous copies: kernels are made of
 /// them, so a chip without them is refused.
@@ -157,8 +158,8 @@ pub(crate) struct Driver {
     pub(crate) load_module: unsafe fn(&[u8]) -> Result<Handle, Failure>,
     pub(crate) unload_module: unsafe fn(Handle) -> Done,
     pub(crate) find_function: unsafe fn(Handle, &CStr) -> Result<Handle, Failure>,
-    /// cuFuncSetAttribute: how much dynamic shared memory launches may ask for; that as much of a multiprocessor's memory
-    /// as there is shall be shared; that clusters may be larger than every chip's.
+    /// cuFuncSetAttribute: how much dynamic shared memory launches may ask for; that as much of a multiprocessor's
+    /// memory as there is shall be shared; that clusters may be larger than every chip's.
     pub(crate) allow_shared: unsafe fn(Handle, bytes: c_int) -> Done,
     pub(crate) prefer_shared: unsafe fn(Handle) -> Done,
     pub(crate) allow_clusters: unsafe fn(Handle) -> Done,

@@ -1,4 +1,5 @@
-//! Products with few rows of activations, several streams at once, by the matrix units of Hopper (`kernels/gemm_few.cu`).
+//! Products with few rows of activations, several streams at once, by the matrix units of Hopper
+//! (`kernels/gemm_few.cu`).
 //!
 //! Sums have the order that they have for one row, and the same bits.
 
@@ -49,7 +50,7 @@ pub(super) const LAYOUTS: &[Layout] =
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+struct FewPlan {
     slices: usize,
     gates: bool,
     /// Rows of activations.
@@ -67,9 +68,9 @@ struct Shape {
     blocks: usize,
 }
 
-impl Shape {
-    /// For so many rows of activations; `None` where they are too many, or nothing fits.
-    fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> Option<Shape> {
+impl FewPlan {
+    /// For this many rows of activations; `None` where they are too many, or nothing fits.
+    fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> Option<FewPlan> {
         let room = able.shared_max;
         let width = WIDTHS.into_iter().find(|&width| limit <= width && width <= rows_max(part))?;
         let slices = slices(part);
@@ -91,18 +92,18 @@ impl Shape {
         };
         let most = (1..=groups_max * GROUP_TILES / sides)
             .rev()
-            .find(|&units| Shape::stages(part, gates, (width, units * sides), room).is_some())?;
-        // As few turns as there can be, all of the same length; a block that has a slice has one.
+            .find(|&units| FewPlan::stages(part, gates, (width, units * sides), room).is_some())?;
+        // As few rounds as there can be, all of the same length; a block that has a slice has one.
         let blocks = units.min(at_once.max(1));
         let share = units.div_ceil(blocks);
         let each = share.div_ceil(share.div_ceil(most));
         let blocks = if slices == 1 { blocks } else { units.div_ceil(each) };
         let tiles = each * sides;
-        let (stages, shared) = Shape::stages(part, gates, (width, tiles), room)?;
+        let (stages, shared) = FewPlan::stages(part, gates, (width, tiles), room)?;
         let groups = tiles.div_ceil(GROUP_TILES);
         let sums = if slices > 1 { 1024 + groups * GROUP_TILES * 64 * width } else { 0 };
         let shared = shared.max(sums);
-        (shared <= room).then_some(Shape {
+        (shared <= room).then_some(FewPlan {
             slices,
             gates,
             width,
@@ -115,7 +116,7 @@ impl Shape {
         })
     }
 
-    /// Stages of weights and of activations, and the shared memory for them: two and more of so many tiles.
+    /// Stages of weights and of activations, and the shared memory for them: two and more of this many tiles.
     fn stages(
         part: &WeightPart,
         gates: bool,
@@ -157,8 +158,8 @@ impl Shape {
     }
 }
 
-/// The programs of products with `often` rows or fewer, and now and then with as many as `most`. Gates have none where they are
-/// multiplied and gated apart.
+/// The programs of products with `often` rows or fewer, and now and then with as many as `most`. Gates have none where
+/// they are multiplied and gated apart.
 pub(crate) fn programs(
     part: &WeightPart,
     gates: bool,
@@ -174,20 +175,21 @@ pub(crate) fn programs(
         below = *width;
         needed
     });
-    let shapes = needed.filter_map(|width| Shape::of(part, gates, width, able));
+    let shapes = needed.filter_map(|width| FewPlan::of(part, gates, width, able));
     shapes.map(|shape| shape.program(part)).collect()
 }
 
 impl Cuda {
-    /// Whether a product with so many rows has this kernel.
+    /// Whether a product with this many rows has this kernel.
     pub(super) fn takes_few(&self, part: &WeightPart, gates: bool, limit: usize) -> bool {
-        Shape::of(part, gates, limit, self.device.abilities()).is_some()
+        FewPlan::of(part, gates, limit, self.device.abilities()).is_some()
     }
 
-    /// The narrowest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of requests.
-    fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(Shape, Key)> {
+    /// The narrowest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of
+    /// requests.
+    fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(FewPlan, Key)> {
         let wider = WIDTHS.into_iter().filter(|&width| limit <= width);
-        let shapes = wider.filter_map(|width| Shape::of(part, gates, width, self.device.abilities()));
+        let shapes = wider.filter_map(|width| FewPlan::of(part, gates, width, self.device.abilities()));
         let mut shapes = shapes.map(|shape| (shape, shape.program(part))).peekable();
         let narrowest = shapes.peek().cloned();
         shapes.find(|(_, key)| self.programs.has(key)).or(narrowest)
@@ -237,15 +239,15 @@ mod tests {
     #[test]
     fn blocks_have_equal_shares_of_a_weight_and_all_run_at_once() {
         let check = |shape, gates, limit, wanted| {
-            let shape = Shape::of(&part(Format::BF16, shape), gates, limit, &HOPPER).unwrap();
-            let Shape { slices, groups, tiles, blocks, .. } = shape;
+            let shape = FewPlan::of(&part(Format::BF16, shape), gates, limit, &HOPPER).unwrap();
+            let FewPlan { slices, groups, tiles, blocks, .. } = shape;
             assert_eq!((slices, groups, tiles, blocks), wanted, "{shape:?}, {limit} rows, gates {gates}");
         };
         check((4608, 3584), false, 64, (4, 3, 10, 29));
         check((3584, 3584), false, 64, (4, 2, 8, 28));
         check((3584, 18_944), false, 64, (8, 4, 15, 15));
         check((37_888, 3584), true, 64, (1, 5, 18, 132));
-        assert_eq!(Shape::of(&part(Format::BF16, (37_888, 3584)), true, 65, &HOPPER), None);
+        assert_eq!(FewPlan::of(&part(Format::BF16, (37_888, 3584)), true, 65, &HOPPER), None);
     }
 
     #[test]
@@ -256,7 +258,7 @@ mod tests {
                     for gates in [false, true] {
                         for limit in [2, 8, 17, 64, 65, 128] {
                             let part = part(format, (rows, columns));
-                            let shape = Shape::of(&part, gates, limit, &HOPPER);
+                            let shape = FewPlan::of(&part, gates, limit, &HOPPER);
                             if gates && (rows == 16 || slices(&part) > 1) || limit > rows_max(&part) {
                                 continue;
                             }
