@@ -112,6 +112,9 @@ impl Work {
         if let Some(span) = &self.admission.span {
             span.failed(error.code, error.status().is_server_error());
         }
+        if let Some(line) = &self.admission.line {
+            line.failed(error.code);
+        }
     }
 
     /// The next piece and whose it is; `None` when every answer has ended. A failure is the last piece there is.
@@ -163,6 +166,7 @@ impl Work {
 
     fn observe(&mut self, index: usize, piece: &Piece) {
         let (app, span) = (&self.admission.app, self.admission.span.as_deref());
+        let line = self.admission.line.as_deref();
         let metrics = self.admission.served.metrics();
         let now = Instant::now();
         match piece {
@@ -184,11 +188,17 @@ impl Work {
                 if let Some(span) = span {
                     span.event("first token");
                 }
+                if let Some(line) = line {
+                    line.first_token();
+                }
             }
             Piece::End { finish, usage } => {
                 self.open -= 1;
                 if let Some(span) = span {
                     span.ended(*finish, *usage);
+                }
+                if let Some(line) = line {
+                    line.ended(*finish, *usage);
                 }
                 metrics.ended(*finish);
                 metrics.request_latency.observe(now - self.submitted);
@@ -212,6 +222,9 @@ impl Drop for Work {
             self.admission.served.metrics().ended(Finish::Cancelled);
             if let Some(span) = &self.admission.span {
                 span.ended(Finish::Cancelled, Counts::default());
+            }
+            if let Some(line) = &self.admission.line {
+                line.ended(Finish::Cancelled, Counts::default());
             }
         }
     }

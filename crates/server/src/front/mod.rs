@@ -3,4 +3,5 @@
 pub(crate) mod body;
 pub(crate) mod door;
 pub(crate) mod keys;
+pub(crate) mod line;
 pub(crate) mod origin;

@@ -21,7 +21,7 @@ use crate::cli::device::DeviceArgs;
   fornax serve --host 0.0.0.0 --api-key-file keys --tls-cert cert.pem --tls-key key.pem
   fornax serve --config serve.toml
 
-The configuration file is TOML and holds the long names of these flags, as in `parallel = 8`,
+The configuration file is TOML and holds the long names of these flags, as in `parallel = 8`, \
 `cors-origin = [\"https://app.example\"]`, `model = [\"smollm2\", \"big=./model.gguf\"]`. What is given on the command line wins.")]
 pub(crate) struct Serve {
     /// Path, catalog name or hub reference of a model, or NAME[,ALIAS]=MODEL to say what clients call it; the first is
@@ -67,6 +67,9 @@ pub(crate) struct Serve {
     /// How log lines look
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log: LogFormat,
+    /// What is logged; at `debug` also what probes, collectors and open consoles ask all the time
+    #[arg(long, value_enum, default_value_t = LogLevel::Info)]
+    pub(crate) log_level: LogLevel,
     /// Send a trace of every request to the OpenTelemetry collector at this address, as http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     pub(crate) otlp: Option<String>,
@@ -158,6 +161,17 @@ pub(crate) struct JobArgs {
     /// Webhooks may go to this machine and to private networks
     #[arg(long)]
     pub(crate) webhook_allow_private: bool,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    /// What went wrong
+    Warn,
+    /// Every request, when it is over
+    Info,
+    /// Polling, too
+    Debug,
 }
 
 /// How log lines look.
