@@ -28,8 +28,7 @@ use crate::{
     error::{ApiError, Code},
     front::door::{CORRELATION_ID, REQUEST_ID, door},
     jobs::{control, run, schemas, status, stream},
-    ollama,
-    openai::{chat, completions, embeddings, models, rerank, tokens},
+    o    openai::{batches, chat, completions, embeddings, files, models, rerank, tokens},
     ops::{console, health, live, loading, metrics},
     responses::create,
     worker::{cancel, execute},
@@ -157,13 +156,12 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(create::create))
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::rerank_short))
-        .routes(routes!(ollama::chat::chat))
-        .routes(routes!(ollama::generate::generate))
-        .routes(routes!(ollama::embed::embed))
-        .routes(routes!(ollama::models::list))
-        .routes(routes!(ollama::models::running))
-        .routes(routes!(ollama::models::show))
-        .routes(routes!(ollama::models::version))
+        .routes(routes!(files::upload, files::list))
+        .routes(routes!(files::retrieve, files::delete))
+        .routes(routes!(files::content))
+        .routes(routes!(batches::create, batches::list))
+        .routes(routes!(batches::retrieve))
+        .routes(routes!(batches::cancel))
         .routes(routes!(run::run))
         .routes(routes!(run::runsync))
         .routes(routes!(status::status))
@@ -240,7 +238,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     let retry_after: HeaderName = header::RETRY_AFTER;
     CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
-        .allow_methods([Method::GET, Method::POST, Method::PUT])
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
         .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, REQUEST_ID, CORRELATION_ID])
         .expose_headers([REQUEST_ID, CORRELATION_ID, retry_after])
 }

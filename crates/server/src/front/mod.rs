@@ -4,3 +4,4 @@ pub(crate) mod body;
 pub(crate) mod door;
 pub(crate) mod keys;
 pub(crate) mod origin;
+pub(crate) mod upload;

@@ -3,6 +3,7 @@
 
 mod anthropic;
 mod bad_input;
+mod batches;
 mod chat;
 mod client;
 mod completions;
