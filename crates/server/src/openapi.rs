@@ -28,7 +28,8 @@ use crate::{
     error::{ApiError, Code},
     front::door::{CORRELATION_ID, REQUEST_ID, door},
     jobs::{control, run, schemas, status, stream},
-    o    openai::{batches, chat, completions, embeddings, files, models, rerank, tokens},
+    llama, ollama,
+    openai::{batches, chat, completions, embeddings, files, models, rerank, tokens},
     ops::{console, health, live, loading, metrics},
     responses::create,
     worker::{cancel, execute},
@@ -156,12 +157,27 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(create::create))
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::rerank_short))
+        .routes(routes!(ollama::chat::chat))
+        .routes(routes!(ollama::generate::generate))
+        .routes(routes!(ollama::embed::embed))
+        .routes(routes!(ollama::models::list))
+        .routes(routes!(ollama::models::running))
+        .routes(routes!(ollama::models::show))
+        .routes(routes!(ollama::models::version))
         .routes(routes!(files::upload, files::list))
         .routes(routes!(files::retrieve, files::delete))
         .routes(routes!(files::content))
         .routes(routes!(batches::create, batches::list))
         .routes(routes!(batches::retrieve))
         .routes(routes!(batches::cancel))
+        .routes(routes!(llama::completion::completion))
+        .routes(routes!(llama::completion::completions))
+        .routes(routes!(llama::aliases::chat))
+        .routes(routes!(llama::aliases::embeddings))
+        .routes(routes!(llama::aliases::models))
+        .routes(routes!(llama::props::props))
+        .routes(routes!(llama::props::slots))
+        .routes(routes!(llama::template::apply))
         .routes(routes!(run::run))
         .routes(routes!(run::runsync))
         .routes(routes!(status::status))

@@ -121,7 +121,7 @@ impl Serving {
 fn models_that_are_served_beside_each_other_have_contexts_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let contexts = ["--context", "1024", "--model-context", "minilm=256", "--parallel", "1"];
-    let serving = Serving::start(folder.path(), &[&["minilm"][..], &contexts].concat());
+    let serving = Serving::start(folder.path(), &[&["minilm"][..], &contexts[..]].concat());
     let models = serving.get("/v1/models");
     let (_, body) = models.split_once("\r\n\r\n").unwrap();
     let models: serde_json::Value = serde_json::from_str(body).unwrap();

@@ -11,6 +11,7 @@ mod console;
 mod document;
 mod jobs;
 mod life;
+mod llama;
 mod models;
 mod ollama;
 mod params;
