@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, CommandFactory as _, Parser};
 use fornax::{Error, Form, Mirostat, Prompt, Request, Sampling, Text};
 use fornax_text::Special;
 
@@ -136,7 +136,48 @@ struct FormArgs {
 /// Where repetitions end unless the user says otherwise: llama.cpp's choice.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
+/// Flags of sampling alone, as a chat's `/set` gives them.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct Settings {
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
 impl SamplingArgs {
+    /// These flags with one of them changed: `name` is a flag's, with underscores or hyphens. What is wrong, in a line.
+    pub(crate) fn with(&self, name: &str, value: &str) -> Result<SamplingArgs, String> {
+        let takes_value = self.knows(name)?;
+        let name = flag_name(name);
+        let mut settings = Settings { sampling: self.clone() };
+        let flag = match takes_value {
+            false if value == "on" => vec![format!("--{name}")],
+            false => return Err(format!("{name} is on or off")),
+            true => vec![format!("--{name}={value}")],
+        };
+        match settings.try_update_from(flag) {
+            Ok(()) => Ok(settings.sampling),
+            Err(error) => {
+                let text = error.to_string();
+                let line = text.lines().next().unwrap_or_default();
+                Err(line.trim_start_matches("error: ").to_owned())
+            }
+        }
+    }
+
+    /// Whether the flag of that name takes a value; an error where there is none of sampling.
+    pub(crate) fn knows(&self, name: &str) -> Result<bool, String> {
+        let name = flag_name(name);
+        let form = FormArgs::augment_args(clap::Command::new(""));
+        let is_form = form.get_arguments().any(|argument| argument.get_long() == Some(&name));
+        let command = Settings::command();
+        let known = command.get_arguments().find(|argument| argument.get_long() == Some(&name) && !is_form);
+        let known = known.map(|argument| argument.get_action().takes_values());
+        known.ok_or_else(|| {
+            format!("there is no setting {name:?}; `fornax run --help` lists those of sampling")
+        })
+    }
+
     /// What the answer must look like; read before anything is loaded.
     pub(crate) fn form(&self) -> Result<Option<Form>, Failure> {
         let FormArgs { schema, json_object, regex, grammar, choice } = &self.form;
@@ -287,6 +328,11 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
     let pair =
         pair.filter(|&pair| allowed(&Sampling { logit_bias: vec![pair], ..Sampling::default() }).is_ok());
     pair.ok_or_else(|| "it must be a token id, = and a finite number, as in 504=-2.5".to_owned())
+}
+
+/// A flag by the name that programs have for it, too: `top_p` is `--top-p`.
+fn flag_name(name: &str) -> String {
+    name.trim_start_matches('-').replace('_', "-")
 }
 
 fn not_empty(text: &str) -> Result<String, String> {
