@@ -93,7 +93,8 @@ impl Failed {
 impl App {
     pub(crate) fn new(options: ServerOptions, keys: Keys, offers: Vec<Offer>) -> Arc<App> {
         // Room for the largest body at least, or it would wait for ever.
-        let bodies_kib = (options.bodies_bytes_max.max(options.body_bytes_max) >> 10) + 1;
+        let largest = options.body_bytes_max.max(options.file_bytes_max);
+        let bodies_kib = (options.bodies_bytes_max.max(largest) >> 10) + 1;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(App {
             keys,

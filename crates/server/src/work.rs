@@ -15,6 +15,7 @@ use tokio::{
 use crate::{
     app::Admission,
     error::{ApiError, Code},
+    openai::reply::CacheMiss,
     served::Served,
 };
 
@@ -170,7 +171,11 @@ impl Work {
         let metrics = self.admission.served.metrics();
         let now = Instant::now();
         match piece {
-            Piece::Started { .. } => {
+            &Piece::Started { cached_tokens, miss, .. } => {
+                if let Some(CacheMiss { reason, tokens }) = CacheMiss::of(miss) {
+                    let model = self.admission.served.name();
+                    tracing::info!(model, reason, tokens, cached_tokens, "prefix cache miss");
+                }
                 metrics.queue_time.observe(now - self.submitted);
                 if let Some(span) = span {
                     span.event("started");

@@ -17,7 +17,7 @@ pub(crate) struct SamplingArgs {
     /// Most tokens to generate [default: what is left of the context]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     max_tokens: Option<usize>,
-    /// No end token before so many tokens
+    /// Allow no end token before this many tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     min_tokens: Option<u32>,
     /// 0 is greedy; higher is more varied
@@ -41,7 +41,7 @@ pub(crate) struct SamplingArgs {
     /// Keep the most typical tokens that reach this probability together; 1 keeps all
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = some_of(|sampling, x| sampling.typical_p = x))]
     typical_p: Option<f32>,
-    /// Keep logits within so many standard deviations of the largest; 0 keeps all
+    /// Keep logits within this many standard deviations of the largest; 0 keeps all
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.top_n_sigma = x))]
     top_n_sigma: Option<f32>,
     /// How often all but the least likely of the likely tokens are excluded (XTC); 0 is never

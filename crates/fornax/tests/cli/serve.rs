@@ -118,6 +118,22 @@ impl Serving {
 }
 
 #[test]
+fn models_that_are_served_beside_each_other_have_contexts_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let contexts = ["--context", "1024", "--model-context", "minilm=256", "--parallel", "1"];
+    let serving = Serving::start(folder.path(), &[&["minilm"][..], &contexts[..]].concat());
+    let models = serving.get("/v1/models");
+    let (_, body) = models.split_once("\r\n\r\n").unwrap();
+    let models: serde_json::Value = serde_json::from_str(body).unwrap();
+    let of = |index: usize| {
+        (models["data"][index]["id"].as_str(), models["data"][index]["max_model_len"].as_u64())
+    };
+    assert_eq!((of(0), of(1)), ((Some("smollm2"), Some(1024)), (Some("minilm"), Some(256))));
+    let wrong = fornax(&["serve", "smollm2", "--port", "0", "--model-context", "other=256"]);
+    assert!(wrong.stderr.contains("no model is called \"other\""), "{}", wrong.stderr);
+}
+
+#[test]
 fn openai_python_runs_every_scenario() {
     let Some(python) = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists())
     else {
@@ -125,14 +141,26 @@ fn openai_python_runs_every_scenario() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let args = ["--context", "2048", "--parallel", "4", "--max-per-key", "8", "--max-body", "1MiB"];
+    let jobs = folder.path().join("jobs.db").to_str().unwrap().to_owned();
+    let args = [
+        "--context",
+        "2048",
+        "--parallel",
+        "4",
+        "--max-per-key",
+        "8",
+        "--max-body",
+        "1MiB",
+        "--jobs-db",
+        &jobs,
+    ];
     let serving = Serving::start(folder.path(), &args);
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/openai_suite.py");
     let base = format!("http://{}", serving.address);
     let ran = Command::new(python).arg(suite).args([&base, KEY, "smollm2"]).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 18, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 20, "{said}");
     // Every one of them has left.
     serving.until("/health", "\"pages_used\":0");
 }

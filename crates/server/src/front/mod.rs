@@ -5,3 +5,4 @@ pub(crate) mod door;
 pub(crate) mod keys;
 pub(crate) mod line;
 pub(crate) mod origin;
+pub(crate) mod upload;

@@ -39,7 +39,7 @@ pub(crate) struct Run {
     /// chat /result answers them
     #[arg(long, value_name = "FILE")]
     pub(crate) tools: Option<PathBuf>,
-    /// Let the model think for at most so many tokens; then it answers. Thoughts are shown on a terminal only
+    /// Let the model think for at most this many tokens; then it answers. Thoughts are shown on a terminal only
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) thinking_budget: Option<usize>,
     /// Keep nothing of what is typed; otherwise it is in the file `history` of the cache folder

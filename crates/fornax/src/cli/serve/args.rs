@@ -47,6 +47,9 @@ pub(crate) struct Serve {
     /// that requests choose it by; may be repeated
     #[arg(long, value_name = "NAME[@MODEL]=FOLDER", help_heading = "Model")]
     pub(crate) adapter: Vec<String>,
+    /// Tokens of a request of this model, prompt and answer together; --context is for the others; may be repeated
+    #[arg(long, value_name = "NAME=N", value_parser = model_context, help_heading = "Model")]
+    pub(crate) model_context: Vec<(String, usize)>,
     /// Load all models at the start; it fails where they do not fit beside each other
     #[arg(long, help_heading = "Model")]
     pub(crate) preload: bool,
@@ -84,6 +87,15 @@ pub(crate) struct Serve {
     pub(crate) worker_uri: Option<String>,
 }
 
+/// `NAME=N`.
+fn model_context(text: &str) -> Result<(String, usize), String> {
+    let (name, tokens) = text.split_once('=').ok_or("one looks like NAME=N")?;
+    match (name, positive(tokens)?) {
+        ("", _) => Err("one looks like NAME=N".to_owned()),
+        (name, tokens) => Ok((name.to_owned(), tokens)),
+    }
+}
+
 /// Who may come in.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
@@ -118,6 +130,12 @@ pub(crate) struct LimitArgs {
     /// Bytes of a request's body, or with KiB, MiB
     #[arg(long, value_name = "BYTES", default_value = "8MiB", value_parser = byte_size)]
     pub(crate) max_body: u64,
+    /// /health is 503 until the first model is loaded, as launchers of llama.cpp's server expect
+    #[arg(long)]
+    pub(crate) health_when_ready: bool,
+    /// Bytes of a file of requests (/v1/files), or with KiB, MiB
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = byte_size)]
+    pub(crate) max_file: u64,
     /// Seconds that an answer may take, from when it starts
     #[arg(long, value_name = "SECONDS", default_value = "3600", value_parser = seconds)]
     pub(crate) request_timeout: Duration,

@@ -183,6 +183,7 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
     let (mut taken_bytes, mut taken_names) = (0, HashSet::new());
     let adapters = args.adapter.iter().map(|text| AdapterFlag::parse(text));
     let mut adapters = adapters.collect::<Result<Vec<_>, _>>()?;
+    let mut contexts: Vec<&(String, usize)> = args.model_context.iter().collect();
     for text in named {
         let (names, reference) = named_model(text);
         let path = locate::locate(Some(reference))?;
@@ -203,6 +204,10 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         for adapter in own {
             card.adapters.push(adapter.name.to_owned());
             open = open.adapter(adapter.name, adapter.folder);
+        }
+        let own = contexts.iter().position(|(name, _)| names_of(&card).any(|own| own == name));
+        if let Some(index) = own {
+            open = open.context(contexts.remove(index).1);
         }
         if let Some(name) = names_of(&card).find(|name| !taken_names.insert((*name).to_owned())) {
             let message = format!("two models are called {name:?}; say NAME=MODEL for one of them");
@@ -235,6 +240,14 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         let bytes = output::binary(plan.total_bytes());
         recipe.headline = format!("{} · {device} · {bytes}", headline::model(&recipe.card.name, &plan));
         recipes.push(recipe);
+    }
+    if let Some((name, tokens)) = contexts.first() {
+        let names: Vec<String> = recipes.iter().map(|recipe| format!("{:?}", recipe.card.name)).collect();
+        let message = format!(
+            "--model-context {name}={tokens}: no model is called {name:?}, or it was named before; there are {}",
+            names.join(", ")
+        );
+        return Err(Failure::usage(message).into());
     }
     match adapters.first() {
         None => Ok(recipes),
@@ -425,6 +438,7 @@ pub(super) fn served(
         engine: model.handle().clone(),
         tokenizer,
         template: model.text().shared_template(),
+        asks_anew: model.text().asks_anew(),
         // Now and not with the first schema: the trie of a large vocabulary takes a moment.
         grammars: Arc::clone(model.grammars()?),
         card: ModelCard { architecture: model.config().facts.name.to_owned(), ..card },
@@ -448,6 +462,8 @@ fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
         hosts: vec![args.host.clone()],
         tls: tls.map(|(cert, key)| TlsFiles { cert, key }),
         body_bytes_max,
+        health_when_ready: limits.health_when_ready,
+        file_bytes_max: usize::try_from(limits.max_file).unwrap_or(usize::MAX),
         bodies_bytes_max: defaults.bodies_bytes_max.max(body_bytes_max.saturating_mul(2)),
         per_key_max: limits.max_per_key,
         request_timeout: Some(limits.request_timeout),
