@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+/// What was installed, if anything: locked for as long as it takes to copy it.
+static INSTALLED: Mutex<Option<Interrupt>> = Mutex::new(None);
+
 /// Whether the user has asked to stop.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupt {
@@ -19,7 +22,6 @@ impl Interrupt {
     /// Takes over the signals, once for the process: every handler of a signal runs. Until [`during`](Self::during) they
     /// end the process as ever.
     pub(crate) fn install() -> anyhow::Result<Interrupt> {
-        static INSTALLED: Mutex<Option<Interrupt>> = Mutex::new(None);
         let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(interrupt) = &*installed {
             return Ok(interrupt.clone());
@@ -34,6 +36,14 @@ impl Interrupt {
         }
         *installed = Some(interrupt.clone());
         Ok(interrupt)
+    }
+
+    /// Leaves the next signal to whoever handles signals from here on: a server that has fetched a model lets answers end.
+    /// The one after it ends the process.
+    pub(crate) fn leave() {
+        if let Some(interrupt) = &*INSTALLED.lock().unwrap_or_else(PoisonError::into_inner) {
+            interrupt.ends.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Runs `work`, which looks at [`asked`](Self::asked) now and then.

@@ -750,3 +750,36 @@ fn ctrl_c_in_a_fetch_ends_it_with_a_word() {
         code => assert_eq!(code, Some(0), "{rest}"),
     }
 }
+
+#[test]
+fn a_server_that_has_fetched_its_model_still_lets_answers_end() {
+    let test = "a_server_that_has_fetched_its_model_still_lets_answers_end";
+    let Some(path) = crate::model("smollm2", test) else { return };
+    let world = World::new(&[("m.gguf", &fs::read(path).unwrap())], right);
+    let mut child = world
+        .fornax(&["serve", REPO, "--port", "0", "--device", "cpu", "--context", "64", "--jobs-db", "none"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut said = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    assert!(line.starts_with("listening on "), "{line}");
+    let address = line.trim().rsplit('/').next().unwrap().to_owned();
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        let request = format!("GET /ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut answer).unwrap();
+        if answer.starts_with("HTTP/1.1 200") {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "never ready: {answer}");
+    }
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    // A signal that had ended it would leave no code.
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

@@ -21,6 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::cli::failure::Failure;
+use crate::cli::interrupt::Interrupt;
 use crate::cli::{device, headline, locate, machine, output, plan};
 pub(crate) use args::Serve;
 use args::{LogFormat, LogLevel};
@@ -372,6 +373,7 @@ async fn run(args: &Serve, offers: Vec<Offer>, models: &[String]) -> anyhow::Res
     }
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Interrupt::leave();
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}
