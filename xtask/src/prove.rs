@@ -8,6 +8,7 @@ mod crash;
 mod cuda;
 mod formats;
 mod fuzz_format;
+mod fuzz_text;
 mod golden;
 mod hand_over;
 mod load;
@@ -68,6 +69,11 @@ const PROOFS: &[Proof] = &[
         name: "fuzz-format",
         shows: "Ten million mutated files neither crash the readers of models, nor hang them, nor use much memory.",
         run: fuzz_format::run,
+    },
+    Proof {
+        name: "fuzz-text",
+        shows: "Ten million changed chat templates and as many tokenizer files end in a result or an error, and not the process.",
+        run: fuzz_text::run,
     },
     Proof {
         name: "golden",

@@ -13,6 +13,7 @@
 //! in with the [`Chat`]). What an engine needs of a vocabulary are token bytes ([`Tokenizer::token_bytes`]); it never
 //! sees the tokenizer. An unknown family is an error that names it, not a guess.
 
+mod allowance;
 mod answer;
 mod bpe;
 mod detokenizer;

@@ -12,6 +12,9 @@ const DEPTH_MAX: usize = 512;
 /// Bytes that one value may be written as.
 const BYTES_MAX: usize = 64 << 20;
 
+/// Bytes of what a template has between values and in front of lines of JSON: they come again for each.
+const SEPARATOR_BYTES_MAX: usize = 32;
+
 /// `str(value)`.
 pub(crate) fn display(value: &Value) -> Result<String, Error> {
     match value.kind() {
@@ -146,6 +149,11 @@ pub(crate) fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> 
         out: String::new(),
     };
     options.assert_all_used()?;
+    let words = [Some(&json.comma), Some(&json.colon), json.indent.as_ref()];
+    if words.into_iter().flatten().any(|word| word.len() > SEPARATOR_BYTES_MAX) {
+        let reason = format!("separators and indentation of JSON have at most {SEPARATOR_BYTES_MAX} bytes");
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
     json.write(value, 0)?;
     Ok(json.out)
 }

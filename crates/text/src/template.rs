@@ -6,7 +6,7 @@
 //! and remembered. A conversation without control tokens carries no marks and renders byte for byte as in Python.
 
 use std::borrow::Cow;
-use std::{fmt, io};
+use std::fmt;
 
 use fornax_format::Checkpoint;
 use jiff::Zoned;
@@ -15,6 +15,7 @@ use minijinja::value::{Kwargs, StringInput, Value, ValueKind};
 use minijinja::{Environment, ErrorKind};
 use serde_json::Value as Json;
 
+use crate::allowance::{self, Metered};
 use crate::special::WholeTokens;
 use crate::{Dialect, Error, Tokenizer, python};
 
@@ -37,14 +38,39 @@ const STACK_BYTES: usize = 512 << 20;
 /// Bytes of a rendered prompt: more than any context holds.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
-/// A model's chat template, parsed.
+/// A model's chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
+    plain: Part,
+    /// What is used where there are tools, if it is another one.
+    tools: Option<Part>,
+}
+
+/// A template that compiles, and how the model writes its answers to it. It is compiled again for each rendering, which
+/// takes a small part of the time.
+#[derive(Debug)]
+struct Part {
+    name: &'static str,
+    source: String,
     dialect: Dialect,
-    /// Of the template that is used where there are tools, if it is another one.
-    tool_dialect: Option<Dialect>,
+}
+
+impl Part {
+    fn new(name: &'static str, source: &str) -> Result<Part, Error> {
+        check_expressions(source)?;
+        let part =
+            Part { name, source: without_generation_tags(source).into_owned(), dialect: Dialect::of(source) };
+        let failed = |e: minijinja::Error| Error::TemplateSyntax { reason: e.to_string() };
+        on_large_stack(|| part.compile().map(drop).map_err(failed))?;
+        Ok(part)
+    }
+
+    fn compile(&self) -> Result<Metered<'_>, minijinja::Error> {
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+        Metered::compile(self.name, &self.source, syntax)
+    }
 }
 
 /// A conversation and how to render it.
@@ -120,10 +146,12 @@ impl ChatPrompt {
 impl ChatTemplate {
     /// Parses a template.
     pub fn new(source: &str) -> Result<ChatTemplate, Error> {
-        let mut environment = environment()?;
-        add(&mut environment, "chat", source)?;
-        let dialect = Dialect::of(source);
-        Ok(ChatTemplate { environment, source: source.to_owned(), dialect, tool_dialect: None })
+        Ok(ChatTemplate {
+            environment: environment(),
+            source: source.to_owned(),
+            plain: Part::new("chat", source)?,
+            tools: None,
+        })
     }
 
     /// The template that a checkpoint carries. [`Error::NoTemplate`] if it carries none.
@@ -134,8 +162,7 @@ impl ChatTemplate {
                 let source = metadata.opt_str("tokenizer.chat_template")?.ok_or(Error::NoTemplate)?;
                 let mut template = ChatTemplate::new(source)?;
                 if let Some(source) = metadata.opt_str("tokenizer.chat_template.tool_use")? {
-                    add(&mut template.environment, "tool_use", source)?;
-                    template.tool_dialect = Some(Dialect::of(source));
+                    template.tools = Some(Part::new("tool_use", source)?);
                 }
                 Ok(template)
             }
@@ -152,7 +179,11 @@ impl ChatTemplate {
 
     /// How the model writes its answers, where it is told of tools or where it is not.
     pub fn dialect(&self, with_tools: bool) -> Dialect {
-        self.tool_dialect.filter(|_| with_tools).unwrap_or(self.dialect)
+        self.part(with_tools).dialect
+    }
+
+    fn part(&self, with_tools: bool) -> &Part {
+        self.tools.as_ref().filter(|_| with_tools).unwrap_or(&self.plain)
     }
 
     /// Renders a conversation for the model of `tokenizer`.
@@ -178,17 +209,15 @@ impl ChatTemplate {
         variables.extend(tokenizer.named_pieces().map(|(name, piece)| (name.to_owned(), Value::from(piece))));
         variables
             .extend(chat.variables.iter().map(|(name, value)| (name.clone(), marked_value(value, wholes))));
-        let name = if self.tool_dialect.is_some() && !chat.tools.is_empty() { "tool_use" } else { "chat" };
+        let part = self.part(!chat.tools.is_empty());
         on_large_stack(move || {
-            let mut rendered = Bounded(Vec::new());
-            self.environment
-                .get_template(name)
-                .and_then(|template| {
-                    template.render_captured_to(Value::from_pairs(variables), &mut rendered).map(drop)
-                })
-                .map_err(|e| failure(&e))?;
-            let text =
-                String::from_utf8(rendered.0).map_err(|e| Error::TemplateFailed { reason: e.to_string() })?;
+            let rendered =
+                part.compile().and_then(|it| it.render(&self.environment, Value::from_pairs(variables)));
+            let text = rendered.map_err(|e| failure(&e))?;
+            if text.len() > OUTPUT_BYTES_MAX {
+                let reason = format!("the prompt has more than {OUTPUT_BYTES_MAX} bytes");
+                return Err(Error::TemplateFailed { reason });
+            }
             Ok(ChatPrompt::unmark(&text))
         })
     }
@@ -202,23 +231,6 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Re
         let thread = builder.spawn_scoped(scope, work).map_err(|e| failed(e.to_string()))?;
         thread.join().unwrap_or_else(|_| Err(failed("rendering panicked".to_owned())))
     })
-}
-
-/// Output that ends in an error before it takes all memory.
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > OUTPUT_BYTES_MAX {
-            return Err(io::Error::other(format!("the prompt has more than {OUTPUT_BYTES_MAX} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Refuses expressions so long that parsing them would reach the end of any stack.
@@ -270,16 +282,12 @@ fn expression(text: &str, close: &str) -> (usize, usize) {
 }
 
 /// What Jinja2 has as transformers sets it up.
-fn environment() -> Result<Environment<'static>, Error> {
+fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.map_err(|e| Error::TemplateSyntax { reason: e.to_string() })?);
     environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(|out, _, value| {
-        out.write_str(&python::display(value)?).map_err(minijinja::Error::from)
-    });
+    allowance::equip(&mut environment);
     environment.add_filter("tojson", python::to_json);
     environment.add_filter("string", |value: &Value| python::display(value));
     environment.add_filter("indent", indent);
@@ -293,7 +301,7 @@ fn environment() -> Result<Environment<'static>, Error> {
         let refused = Refused(message);
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, refused.0.clone()).with_source(refused))
     });
-    Ok(environment)
+    environment
 }
 
 /// The filter `indent`, with a bound on how far.
@@ -311,15 +319,6 @@ fn indent(
         return Err(minijinja::Error::new(ErrorKind::InvalidOperation, reason));
     }
     minijinja::filters::indent(value, Some(asked), first, blank, options)
-}
-
-fn add(environment: &mut Environment<'static>, name: &'static str, source: &str) -> Result<(), Error> {
-    check_expressions(source)?;
-    on_large_stack(|| {
-        environment
-            .add_template_owned(name, without_generation_tags(source).into_owned())
-            .map_err(|e| Error::TemplateSyntax { reason: e.to_string() })
-    })
 }
 
 /// `{% generation %}` only tells trainers which tokens are the assistant's; rendering is that of a block that is

@@ -12,6 +12,9 @@ const BYTES_MAX: usize = 256 << 20;
 /// largest vocabularies that we know have some 262,144 tokens.
 const ID_MAX: u64 = (1 << 22) - 1;
 
+/// Bytes of all tokens together, which become nodes of a tree. A quarter of a million tokens have some two million.
+const TOKEN_BYTES_MAX: usize = 16 << 20;
+
 /// How many bytes the normalisers may make of one. A space that becomes `▁` makes three.
 const GROWTH_MAX: usize = 16;
 
@@ -37,7 +40,15 @@ fn ids(file: &Value) -> Result<(), String> {
     let added = file["added_tokens"].as_array().into_iter().flatten();
     let named = vocab.map(|(token, id)| (token.as_str(), id));
     let added = added.map(|token| (token["content"].as_str().unwrap_or_default(), &token["id"]));
-    for (token, id) in named.chain(added) {
+    // A Unigram's are a list, and each one's place is its id.
+    let listed = file["model"]["vocab"].as_array().into_iter().flatten();
+    let listed = listed.filter_map(|entry| Some((entry[0].as_str()?, &Value::Null)));
+    let mut bytes = 0;
+    for (token, id) in named.chain(added).chain(listed) {
+        bytes += token.len();
+        if bytes > TOKEN_BYTES_MAX {
+            return Err(format!("its tokens have more than {TOKEN_BYTES_MAX} bytes together"));
+        }
         if id.as_u64().is_some_and(|id| id > ID_MAX) {
             return Err(format!("token {token:?} has the id {id}, and ids go up to {ID_MAX}"));
         }
@@ -139,6 +150,18 @@ mod tests {
             "\"<x>\" has the id 1073741824",
         );
         taken(&json!({"model": {"vocab": {"a": 0, "b": 262_143}}}));
+    }
+
+    #[test]
+    fn tokens_that_would_make_a_tree_of_gigabytes_are_refused() {
+        let long = "a".repeat(TOKEN_BYTES_MAX / 2 + 1);
+        let other = format!("b{long}");
+        refused(&json!({"model": {"vocab": [[long, 0.0], [other, -1.0]]}}), "bytes together");
+        refused(
+            &json!({"added_tokens": [{"id": 0, "content": long}, {"id": 1, "content": other}]}),
+            "bytes together",
+        );
+        taken(&json!({"model": {"vocab": [[long, 0.0]]}}));
     }
 
     #[test]

@@ -186,4 +186,88 @@ fn no_template_ends_the_process_by_depth_or_size() {
     check("an indent of a gigabyte", "{{ 'a\nb' | indent(1000000000) }}");
     let loops = "{% for i in range(9000) %}{{ x }}{% endfor %}";
     check("a prompt of gigabytes", &format!("{{% set x = 'a' * 100000 %}}{loops}"));
+    // Values that grow while few instructions run.
+    let doubled = |begin: &str, twice: &str, end: &str| {
+        let grow = format!("{{% for i in range(45) %}}{{% set ns.x = {twice} %}}{{% endfor %}}");
+        format!("{{% set ns = namespace(x={begin}) %}}{grow}{end}")
+    };
+    check("a doubled string", &doubled("'ab'", "ns.x ~ ns.x", "{{ ns.x }}"));
+    check("the same by plus", &doubled("'ab'", "ns.x + ns.x", "{{ ns.x }}"));
+    check("the same by times", &doubled("'ab'", "ns.x * 2", "{{ ns.x }}"));
+    check("the same by format", &doubled("'ab'", "'%s%s' | format(ns.x, ns.x)", "{{ ns.x }}"));
+    check("the same by join", &doubled("'ab'", "[ns.x, ns.x] | join", "{{ ns.x }}"));
+    check("the same by the method", &doubled("'ab'", "ns.x.join([ns.x, ns.x])", "{{ ns.x }}"));
+    check(
+        "the same by a macro",
+        &doubled("'ab'", "m(ns.x)", "").replacen("{%", "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{%", 1),
+    );
+    check(
+        "the same by a block",
+        &doubled("'ab'", "ns.x", "").replacen(
+            "{% set ns.x = ns.x %}",
+            "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}",
+            1,
+        ),
+    );
+    check(
+        "raw text in a block",
+        &format!(
+            "{{% set y %}}{{% for i in range(99999) %}}{}{{% endfor %}}{{% endset %}}",
+            "a".repeat(100_000)
+        ),
+    );
+    check("a doubled list", &doubled("[1]", "ns.x + ns.x", "{{ ns.x | length }}"));
+    check("the same, looked through", &doubled("[1]", "ns.x + ns.x", "{{ 2 in ns.x }}"));
+    check("the same by times", &doubled("[1]", "ns.x * 2", "{{ ns.x | list }}"));
+    check("a list of lists", &doubled("[1]", "[ns.x, ns.x]", "{{ ns.x | string }}"));
+    check("the same in JSON", &doubled("[1]", "[ns.x, ns.x]", "{{ ns.x | tojson }}"));
+    check("the same, compared", &doubled("[1]", "[ns.x, ns.x]", "{{ [ns.x] == [[ns.x, 1]] }}"));
+    check("the same, concatenated", &doubled("[1]", "[ns.x, ns.x]", "{{ ns.x ~ '' }}"));
+    check("the same, pretty", &doubled("[1]", "[ns.x, ns.x]", "{{ ns.x | pprint }}"));
+    check("the same, in a test", &doubled("[1]", "[ns.x, ns.x]", "{{ 1 is in(ns.x + [ns.x]) }}"));
+    check("the same, sorted", &doubled("[1]", "[ns.x, ns.x]", "{{ [ns.x, ns.x] | sort }}"));
+    check("replaced by more", "{% set x = 'a' * 100000 %}{{ x | replace('a', x) | length }}");
+    check("the same by the method", "{% set x = 'a' * 100000 %}{{ x.replace('', x) | length }}");
+    check("the same for each", "{% set x = 'a' * 100000 %}{{ [x] | map('replace', 'a', x) | list }}");
+    check("joined by much", "{% set x = 'a' * 100000 %}{{ range(99999) | join(x) }}");
+    check("the same by the method", "{% set x = 'a' * 100000 %}{{ x.join(x | list) }}");
+    check("one text a million times", "{% set x = 'a' * 9999999 %}{{ ([x] * 99999) | map('upper') | list }}");
+    check("the same by *", "{% set x = 'a' * 9999999 %}{{ ([x] * 99999) | map(*['upper']) | list }}");
+    check("the same, joined", "{% set x = 'a' * 9999999 %}{{ ([x] * 99999) | join }}");
+    check("a wide format", "{{ '%1000000000d' | format(1) }}");
+    check("a width that is given", "{{ '%*d' | format(1000000000, 1) }}");
+    check("a wide format of Python's", "{{ '{:1000000000}'.format(1) }}");
+    check("a batch of billions", "{{ [1] | batch(1000000000, 'x') | list }}");
+    check("billions of slices", "{{ [1] | slice(1000000000) | list }}");
+    check("a tuple of billions", "{{ (1, 2) * 1000000000 }}");
+    check("JSON indented by much", "{{ [[[1]]] | tojson(indent='a' * 9999999) }}");
+    check("JSON separated by much", "{{ range(9999) | tojson(separators=('a' * 9999999, ':')) }}");
+    check("a cycle of nothing", "{% for i in [1] %}{{ loop.cycle() }}{% endfor %}");
+    let holds = "{% set ns = namespace() %}{% set ns.x = ns %}";
+    for end in
+        ["{{ ns ~ '' }}", "{{ [ns] | join }}", "{{ ns | pprint }}", "{{ ns | upper }}", "{{ ns | safe }}"]
+    {
+        check(end, &format!("{holds}{end}"));
+    }
+    // Hours of looking.
+    let long = "{% set x = 'ab' * 4000000 %}{% for i in range(9999) %}{% for j in range(99) %}";
+    check("a needle in hay", &format!("{long}{{% if 'c' in x %}}1{{% endif %}}{{% endfor %}}{{% endfor %}}"));
+    check("equal hay", &format!("{long}{{% if x == x ~ '' %}}{{% endif %}}{{% endfor %}}{{% endfor %}}"));
+    check("upper hay", &format!("{long}{{% set y = x | upper %}}{{% endfor %}}{{% endfor %}}"));
+    check("each in each", "{% set x = range(99999) | list %}{{ x | select('in', x) | list | length }}");
+}
+
+#[test]
+fn bounds_leave_room_for_long_conversations() {
+    let tokenizer = Tokenizer::open(&smollm2()).unwrap();
+    let content = "Now then. ".repeat(400);
+    let messages = vec![json!({"role": "user", "content": content}); 1000];
+    let source = "{% set ns = namespace(all='', seen=[]) %}{% for m in messages %}\
+                  {% set ns.seen = ns.seen + [m.role] %}{% set ns.all = m.role ~ ' ' ~ m.content | trim %}\
+                  {{ ns.all }}{% if loop.last %} {{ ns.seen | length * 2 }}{{ 3 * 'x' }}{% endif %}\
+                  {% if (messages | selectattr('role', 'equalto', 'user') | list | length) > 1 %}.{% endif %}{% endfor %}";
+    let template = ChatTemplate::new(source).unwrap();
+    let prompt = template.render(&Chat::new(messages), &tokenizer).unwrap();
+    assert_eq!(prompt.text().matches("user Now then.").count(), 1000);
+    assert!(prompt.text().ends_with(" 2000xxx."));
 }
