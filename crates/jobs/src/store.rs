@@ -298,9 +298,10 @@ impl Store {
         self.inner.queued.notify_one();
     }
 
-    /// A name for something that is kept, as a job has.
+    /// A name for something that is kept, as a job has; with the whole moment, no two of which are equal, so that lists
+    /// in the order of names are in the order of time.
     pub(crate) fn word(&self, kind: &str) -> String {
-        format!("{kind}{}", self.job_id())
+        format!("{kind}{:014x}{}", self.inner.clock.now_us(), random_word())
     }
 
     /// A name for a job: its time, then 128 random bits, so that nobody guesses another's. The time comes first because an
