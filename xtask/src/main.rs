@@ -9,6 +9,7 @@ mod bench_peers;
 mod check;
 mod fixtures;
 mod house;
+mod models;
 mod phases;
 mod prove;
 mod python;
@@ -49,6 +50,8 @@ enum Task {
     Dist,
     /// Compare with llama.cpp, taking turns, and write the table into docs/performance.md
     BenchPeers(bench_peers::BenchPeers),
+    /// Write docs/models.md anew from the table of architectures and its tests' checkpoints
+    Models,
     /// Run one full-scale proof and record it in docs/proofs.md
     Prove {
         /// Which one
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Task::Fixtures { all } => fixtures::run(all),
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Dist => dist(),
+        Task::Models => models::write(),
         Task::BenchPeers(args) => bench_peers::bench(&args),
         Task::Prove { name: Some(name), list: false } => prove::run(&name),
         Task::Prove { .. } => prove::list(),
