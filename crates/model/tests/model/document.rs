@@ -68,7 +68,7 @@ computes a model where it has every operation that is asked for beyond those of 
             "| {} | {} | {} | yes | {} | {} HF, {} GGUF | {} |",
             facts.name,
             code(facts.model_types),
-            facts.gguf.map_or("as another".to_owned(), |name| code(&[name])),
+            facts.gguf.map_or("none of its own".to_owned(), |name| code(&[name])),
             if cuda { "yes" } else { "no" },
             count(Container::HuggingFace),
             count(Container::Gguf),

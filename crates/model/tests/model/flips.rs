@@ -208,7 +208,6 @@ fn every_fact_of_an_architecture_matters() {
                 facts.rope_base = 500.0;
             }),
             ("embedding_scale", "gemma", Gguf, Numbers, |facts| facts.embedding_scale = EmbeddingScale::One),
-            ("glu", "gpt-neox", Gguf, Numbers, |facts| facts.glu = Glu::GeluTanh),
             ("experts", "olmoe", Gguf, Numbers, |facts| facts.experts = Some(ShareRule::OfChosen)),
             ("attention_scale", "gemma3-images", HuggingFace, Numbers, |facts| {
                 facts.attention_scale = AttentionScale::HeadSize
@@ -569,7 +568,6 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("qwen2moe", Gguf),
         ("qwen2moe-dense", HuggingFace),
         ("gpt-oss", Gguf),
-        ("phi", Gguf),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
