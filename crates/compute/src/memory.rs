@@ -94,7 +94,7 @@ pub struct Part<'a> {
     /// sees a matrix of fewer columns.
     pub columns: Option<Range<usize>>,
     /// Rows and columns of the weight that this is a shard of. A backend whose order of summation follows from a weight's
-    /// shape takes it from here: a row has the same sums on one device and on several.
+    /// shape takes it from here, so that a shard is summed as the same columns of the whole are.
     pub whole: Option<[usize; 2]>,
 }
 

@@ -1,8 +1,9 @@
 //! What this machine has and what is missing, in words.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use clap::Args;
 use fornax_compute::cpu::Simd;
@@ -174,7 +175,12 @@ fn writable(folder: &Path) -> io::Result<()> {
 }
 
 fn python() -> Finding {
-    let found = Command::new("python3").args(["-m", "pip", "--version"]).stdin(Stdio::null()).output();
+    let asked = || {
+        let empty = tempfile::tempdir()?;
+        let mut pip = fornax::catalog::pip(OsStr::new("python3"), empty.path());
+        pip.arg("--version").stdin(Stdio::null()).output()
+    };
+    let found = asked();
     let (fine, words) = match found {
         Ok(output) if output.status.success() => {
             let text = String::from_utf8_lossy(&output.stdout);

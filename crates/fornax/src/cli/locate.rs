@@ -28,16 +28,18 @@ pub(crate) enum Reference {
 }
 
 impl Reference {
-    /// An existing path wins over every other reading.
+    /// A name of the catalog means the model whose checksum is known, whatever the folder holds that somebody happens to
+    /// be in: a file that is called so is `./smollm2`. So do short names of the hub's models. Otherwise an existing path
+    /// wins over every other reading.
     pub(crate) fn parse(text: &str) -> Reference {
-        if Path::new(text).exists() {
-            return Reference::Path(PathBuf::from(text));
-        }
         if let Some(entry) = catalog::find(text) {
             return Reference::Catalog(entry);
         }
         if let Some(known) = shelf::find(text) {
             return Reference::Hub(known.reference.to_owned());
+        }
+        if Path::new(text).exists() {
+            return Reference::Path(PathBuf::from(text));
         }
         if hub::Reference::is_meant(text) {
             return Reference::Hub(text.to_owned());

