@@ -10,6 +10,7 @@ mod check;
 mod dist;
 mod fixtures;
 mod house;
+mod models;
 mod phases;
 mod prove;
 mod python;
@@ -50,6 +51,8 @@ enum Task {
     Dist,
     /// Compare with llama.cpp, taking turns, and write the table into docs/performance.md
     BenchPeers(bench_peers::BenchPeers),
+    /// Write docs/models.md anew from the table of architectures and its tests' checkpoints
+    Models,
     /// Run one full-scale proof and record it in docs/proofs.md
     Prove {
         /// Which one
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Task::Check => check::run_all(),
         Task::Fixtures { all } => fixtures::run(all),
         Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Models => models::write(),
         Task::Dist => dist::run_all(),
         Task::BenchPeers(args) => bench_peers::bench(&args),
         Task::Prove { name: Some(name), list: false } => prove::run(&name),

@@ -7,6 +7,7 @@ use fornax_format::{AdapterFiles, View};
 use serde_json::Value;
 
 use crate::config::distinct;
+use crate::facts::QkRows;
 use crate::names::{Name, Owner, Tensor, Transform};
 use crate::{Config, Error};
 
@@ -248,7 +249,12 @@ fn changeable(config: &Config, layer: usize) -> impl Iterator<Item = &'static Na
         row.owner == Owner::Layer
             && CHANGEABLE.contains(&row.tensor)
             && row.when.holds(config, layer)
-            && matches!(row.transform, Transform::Keep | Transform::QkRows)
+            && match row.transform {
+                Transform::Keep => true,
+                // An adapter's rows are taken as they are.
+                Transform::QkRows => config.facts.hugging_face_qk_rows == QkRows::Halves,
+                _ => false,
+            }
     })
 }
 

@@ -2,6 +2,7 @@
 
 use fornax_compute::{Backend, Error, Linear, Memory, Norm, QkNorm, Rope, Rows};
 
+use crate::Rotary;
 use crate::decoder::{Activations, AttentionRoom, branch_off, norm};
 use crate::join::{Join, Meeting};
 use crate::loader::{Changes, Loader};
@@ -16,6 +17,10 @@ pub(crate) struct Attention<M: Memory> {
     output: M::Weight, // (hidden, query heads x head size)
     output_changes: Changes<M>,
     output_bias: Option<M::Buf>, // (hidden)
+    /// Whether queries and keys are normalised after they are rotated.
+    norms_rotated: bool,
+    /// Whether the feed-forward reads what this reads, and has no norm of its own.
+    shares_input: bool,
     shape: fornax_compute::Attention<M::Buf>,
     /// Which of the step's buffers are as wide as these heads.
     room: usize,
@@ -42,7 +47,9 @@ impl<M: Memory> Attention<M> {
             sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
             causal: config.pooling.is_none(),
         };
-        loader.memory.foresee(&shape, config.rope.dims > 0);
+        let norms_rotated = config.facts.norms_rotated;
+        let rotates = config.rope.dims > 0 && config.layers[layer].attention().rotary != Rotary::None;
+        loader.memory.foresee(&shape, rotates && !norms_rotated);
         let qk_norm =
             (norm(loader, Tensor::QueryNorm, None, layer)?, norm(loader, Tensor::KeyNorm, None, layer)?);
         Ok(Attention {
@@ -57,6 +64,8 @@ impl<M: Memory> Attention<M> {
             output: loader.weight(&[Tensor::AttentionOutput], layer)?,
             output_changes: loader.changes(&[Tensor::AttentionOutput], layer)?,
             output_bias: loader.opt_vector(&[Tensor::AttentionOutputBias], layer)?,
+            norms_rotated,
+            shares_input: config.parallel && !config.facts.has(Tensor::MlpNorm),
             shape,
             room: config
                 .heads(loader.stage)
@@ -78,15 +87,28 @@ impl<B: Backend> Attention<B> {
         kv: &mut B::Kv,
         a: &mut Activations<B>,
     ) -> Result<(), Error> {
-        let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
+        let to = match &mut a.beside {
+            Some(beside) if self.shares_input => beside,
+            _ => &mut a.branch,
+        };
+        let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, to)?;
         let AttentionRoom { qkv, attended } = &mut a.attention[self.room];
         backend.linear(step, Rows::Tokens, &self.qkv, self.qkv_bias.as_ref(), x, qkv)?;
         if !self.qkv_changes.is_empty() {
             backend.low_rank(step, &self.qkv_changes, x, qkv)?;
         }
-        if let Some(norm) = &self.qk_norm {
-            backend.qk_norm(step, self.shape.heads, norm, qkv)?;
-        }
+        let rope = match (&self.qk_norm, rope) {
+            (Some(norm), Some(rope)) if self.norms_rotated => {
+                backend.rope(step, self.shape.heads, rope, qkv)?;
+                backend.qk_norm(step, self.shape.heads, norm, qkv)?;
+                None
+            }
+            (Some(norm), rope) => {
+                backend.qk_norm(step, self.shape.heads, norm, qkv)?;
+                rope
+            }
+            (None, rope) => rope,
+        };
         backend.attend(step, &self.shape, rope, qkv, kv, attended)?;
         let output = Linear { weight: &self.output, bias: self.output_bias.as_ref() };
         let meeting = Meeting { branch: &mut a.branch, room: &mut a.room, residual: &mut a.residual };

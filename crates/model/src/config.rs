@@ -3,7 +3,7 @@
 use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooling};
 use fornax_format::Checkpoint;
 
-use crate::facts::{AttentionScale, BiasRule, EmbeddingScale};
+use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule};
 use crate::layers::{self, KvShape, LayerConfig, Mixture};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
@@ -31,6 +31,8 @@ pub struct Config {
     pub window_rope: Option<Rope>,
     /// Whether logits are taken with the embedding.
     pub tied: bool,
+    /// Whether the feed-forward of a layer reads what its attention reads, and both are added together.
+    pub parallel: bool,
     /// Whether Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output of attention has a bias.
@@ -75,6 +77,7 @@ mod key {
     pub(super) const EMBEDDING_SCALE: Key = key("embedding_scale", "embedding_multiplier");
     pub(super) const RESIDUAL_SCALE: Key = key("residual_scale", "residual_multiplier");
     pub(super) const LOGITS_SCALING: Key = key("logit_scale", "logits_scaling");
+    pub(super) const LOGIT_SCALE: Key = key("logit_scale", "logit_scale");
     pub(super) const ATTENTION_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
     pub(super) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
 }
@@ -118,6 +121,7 @@ impl Config {
             rope,
             window_rope,
             tied: tied(&source, checkpoint, facts)?,
+            parallel: parallel(&source, facts)?,
             qkv_bias: biases.qkv,
             output_bias: biases.output,
             mlp_bias: biases.mlp,
@@ -315,11 +319,12 @@ fn biases(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result
         (BiasRule::Never, _) => Biases { qkv: false, output: false, mlp: false },
         (BiasRule::Qkv, _) => Biases { qkv: true, output: false, mlp: false },
         (BiasRule::Always, _) => Biases { qkv: true, output: true, mlp: true },
-        (BiasRule::Configured, Source::HuggingFace { json, .. }) => {
-            let attention = json.opt_bool("attention_bias")?.unwrap_or(false);
-            Biases { qkv: attention, output: attention, mlp: json.opt_bool("mlp_bias")?.unwrap_or(false) }
+        (rule @ (BiasRule::Configured | BiasRule::QkvConfigured), Source::HuggingFace { json, .. }) => {
+            let said = |key| Ok::<_, Error>(json.opt_bool(facts.own(key))?.unwrap_or(false));
+            let output = if rule == BiasRule::Configured { "attention_bias" } else { "attention_out_bias" };
+            Biases { qkv: said("attention_bias")?, output: said(output)?, mlp: said("mlp_bias")? }
         }
-        (BiasRule::Configured, Source::Gguf { .. }) => Biases {
+        (BiasRule::Configured | BiasRule::QkvConfigured, Source::Gguf { .. }) => Biases {
             qkv: has(Tensor::QueryBias),
             output: has(Tensor::AttentionOutputBias),
             mlp: has(Tensor::DownBias),
@@ -385,9 +390,33 @@ fn multipliers(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<Mult
     Ok(Multipliers {
         embedding: embedding as f32,
         residual: said(key::RESIDUAL_SCALE)? as f32,
-        logits: (1.0 / said(key::LOGITS_SCALING)?) as f32,
+        logits: logit_scale(source, facts)? as f32,
     })
 }
+
+/// What logits are multiplied by; zero is none.
+fn logit_scale(source: &Source<'_>, facts: &Facts) -> Result<f64, Error> {
+    let said = |key| Ok::<_, Error>(source.opt_number(key)?.filter(|number| *number != 0.0).unwrap_or(1.0));
+    match facts.logit_scale {
+        LogitScale::None => Ok(1.0),
+        LogitScale::Divides => Ok(1.0 / said(key::LOGITS_SCALING)?),
+        LogitScale::Multiplies => said(key::LOGIT_SCALE),
+    }
+}
+
+fn parallel(source: &Source<'_>, facts: &Facts) -> Result<bool, Error> {
+    let said = match (facts.parallel, source) {
+        (ParallelRule::Never, _) => return Ok(false),
+        (ParallelRule::Always, _) => return Ok(true),
+        (ParallelRule::Configured, Source::Gguf { metadata, architecture }) => {
+            metadata.opt_bool(&format!("{architecture}.{PARALLEL}"))?
+        }
+        (ParallelRule::Configured, Source::HuggingFace { json, .. }) => json.opt_bool(PARALLEL)?,
+    };
+    Ok(said.unwrap_or(true))
+}
+
+const PARALLEL: &str = "use_parallel_residual";
 
 fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
     let key = source.own(Key { gguf: "", hugging_face: "hidden_act" });
@@ -409,7 +438,7 @@ fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
         None => facts.glu,
         Some("silu" | "swish") => Glu::Silu,
         Some("gelu") => Glu::Gelu,
-        Some("gelu_new" | "gelu_pytorch_tanh") => Glu::GeluTanh,
+        Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Glu::GeluTanh,
         Some(other) => {
             let supported = "silu, gelu, gelu_new, gelu_pytorch_tanh".to_owned();
             return Err(Error::Unsupported { what: format!("{key} {other:?}"), supported });
@@ -515,8 +544,12 @@ fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(),
             }
         }
         Source::HuggingFace { json, .. } => {
-            if let Some(kind) = json.opt_str("position_embedding_type")?.filter(|kind| *kind != "absolute") {
+            let positions = json.opt_str("position_embedding_type")?.filter(|_| facts.has(Tensor::Positions));
+            if let Some(kind) = positions.filter(|kind| *kind != "absolute") {
                 return refuse(format!("position_embedding_type {kind:?}"), "absolute");
+            }
+            if json.opt_bool("alibi")? == Some(true) {
+                return refuse("attention biased by distance (alibi true)".to_owned(), "rotary positions");
             }
             // The other methods are read, or refused, where tensors are.
             let quantization = json.opt_object("quantization_config")?;

@@ -68,7 +68,11 @@ impl<B: Backend> Model<B> for Decoder<B> {
             let rope = match layer.rotary {
                 Rotary::Model => rotation.rope.as_ref(),
                 Rotary::Window => rotation.window_rope.as_ref(),
+                Rotary::None => None,
             };
+            if let FeedForward::Dense(mlp) = &layer.feed_forward {
+                mlp.look(backend, step, a)?;
+            }
             layer.attention.forward(backend, step, rope, kv, a)?;
             match &layer.feed_forward {
                 FeedForward::Dense(mlp) => mlp.forward(backend, step, a)?,
@@ -162,6 +166,7 @@ impl<B: Backend> Entry<B> {
 struct Exit<M: Memory> {
     norm: Norm<M::Buf>,      // (hidden)
     head: Option<M::Weight>, // (vocab, hidden); tied models multiply by the embedding where the stage has it
+    bias: Option<M::Buf>,    // (vocab)
     logit_scale: f32,
     logit_cap: Option<f32>,
 }
@@ -177,6 +182,7 @@ impl<M: Memory> Exit<M> {
                 (true, false) => Some(loader.weight_for(Role::Head, &[Tensor::Embedding], 0)?),
                 (false, _) => Some(loader.weight_for(Role::Head, &[Tensor::Output], 0)?),
             },
+            bias: loader.opt_vector(&[Tensor::OutputBias], 0)?,
             logit_scale: config.logit_scale,
             logit_cap: config.logit_cap,
         })
@@ -202,7 +208,7 @@ impl<B: Backend> Exit<B> {
         self.hidden(backend, step, a)?;
         let head = self.head.as_ref().or(entry.map(|entry| &entry.embedding));
         let head = head.expect("a stage with the head has its own, or the embedding");
-        backend.matmul(step, Rows::Wanted, head, &a.wanted_normed, &mut a.logits)?;
+        backend.linear(step, Rows::Wanted, head, self.bias.as_ref(), &a.wanted_normed, &mut a.logits)?;
         if self.logit_scale != 1.0 {
             backend.pointwise(step, Rows::Wanted, Pointwise::Scale(self.logit_scale), &mut a.logits)?;
         }
@@ -218,12 +224,13 @@ pub(crate) struct Activations<M: Memory> {
     pub(crate) residual: M::Buf,                   // (tokens, hidden)
     pub(crate) branch: M::Buf,                     // (tokens, hidden): what a branch reads, then what it adds
     pub(crate) room: Option<M::Buf>,               // (tokens, hidden): what it adds, where that is normalised
-    pub(crate) attention: Vec<AttentionRoom<M>>,   // by `Config::heads`
-    pub(crate) inner: Vec<InnerRoom<M>>,           // by `Config::ffns`
+    pub(crate) beside: Option<M::Buf>, // (tokens, hidden): what the feed-forward reads, where attention reads the same
+    pub(crate) attention: Vec<AttentionRoom<M>>, // by `Config::heads`
+    pub(crate) inner: Vec<InnerRoom<M>>, // by `Config::ffns`
     pub(crate) experts: Vec<ExpertActivations<M>>, // by `Config::mixtures`
-    pub(crate) wanted: M::Buf,                     // (wanted, hidden)
-    pub(crate) wanted_normed: M::Buf,              // (wanted, hidden)
-    pub(crate) logits: M::Buf,                     // (wanted, vocab); nothing of an encoder
+    pub(crate) wanted: M::Buf,         // (wanted, hidden)
+    pub(crate) wanted_normed: M::Buf,  // (wanted, hidden)
+    pub(crate) logits: M::Buf,         // (wanted, vocab); nothing of an encoder
 }
 
 /// What attention with some heads is computed in.
@@ -266,6 +273,7 @@ impl<M: Memory> Activations<M> {
             residual: memory.alloc(Purpose::Residual, tokens_max, config.hidden)?,
             branch: tokens(config.hidden)?,
             room: if post_norms { Some(tokens(config.hidden)?) } else { None },
+            beside: if config.parallel { Some(tokens(config.hidden)?) } else { None },
             attention: config.heads(stage).iter().map(attention).collect::<Result<_, _>>()?,
             inner: config.ffns(stage).into_iter().map(inner).collect::<Result<_, _>>()?,
             experts: config.mixtures(stage).iter().map(experts).collect::<Result<_, _>>()?,

@@ -1,5 +1,5 @@
 //! The feed-forward of experts: a router chooses a few of them for each token. Some models have one more expert that
-//! every token takes, with a share of its own.
+//! every token takes, as it is or with a share of its own.
 
 use fornax_compute::{Backend, Error, ExpertRoom, Glu, Memory, Norm, Purpose, Role, Routing, Rows};
 
@@ -25,9 +25,9 @@ pub(crate) struct Experts<M: Memory> {
 
 /// The expert that every token takes.
 struct Shared<M: Memory> {
-    router: M::Weight,  // (1, hidden)
-    gate_up: M::Weight, // (2 ffn, hidden)
-    down: M::Weight,    // (hidden, ffn)
+    router: Option<M::Weight>, // (1, hidden)
+    gate_up: M::Weight,        // (2 ffn, hidden)
+    down: M::Weight,           // (hidden, ffn)
     /// Which of the step's buffers are as wide.
     room: usize,
 }
@@ -49,9 +49,12 @@ impl<M: Memory> Experts<M> {
                 .opt_experts_vector(&[Tensor::ExpertGateBias, Tensor::ExpertUpBias], layer)?,
             down: loader.experts(&[Tensor::ExpertDown], layer)?,
             down_bias: loader.opt_experts_vector(&[Tensor::ExpertDownBias], layer)?,
-            shared: match loader.has(Tensor::SharedRouter, layer) {
+            shared: match loader.has(Tensor::SharedUp, layer) {
                 true => Some(Shared {
-                    router: loader.weight(&[Tensor::SharedRouter], layer)?,
+                    router: match loader.has(Tensor::SharedRouter, layer) {
+                        true => Some(loader.weight(&[Tensor::SharedRouter], layer)?),
+                        false => None,
+                    },
                     gate_up: loader.weight_for(
                         Role::Gates { glu: loader.config.glu, adapted: false },
                         &[Tensor::SharedGate, Tensor::SharedUp],
@@ -88,11 +91,16 @@ impl<B: Backend> Experts<B> {
         backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, &mut a.residual)?;
         let Some(shared) = &self.shared else { return Ok(()) };
         let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };
-        backend.matmul(step, tokens, &shared.router, &a.branch, &mut room.share)?;
+        if let Some(router) = &shared.router {
+            backend.matmul(step, tokens, router, &a.branch, &mut room.share)?;
+        }
         backend.matmul(step, tokens, &shared.gate_up, &a.branch, gate_up)?;
         backend.glu(step, self.glu, gate_up, gated)?;
         backend.matmul(step, tokens, &shared.down, gated, &mut a.branch)?;
-        backend.add_gated(step, &room.share, &a.branch, &mut a.residual)
+        match &shared.router {
+            Some(_) => backend.add_gated(step, &room.share, &a.branch, &mut a.residual),
+            None => backend.add(step, tokens, &a.branch, &mut a.residual),
+        }
     }
 }
 

@@ -32,8 +32,10 @@ pub struct Facts {
     /// Where each weight is stored, and how. What is not in these tables the architecture does not have: norms before a
     /// branch or behind it, norms of queries and keys, sinks, gates, learned positions.
     pub names: &'static [&'static [Name]],
-    /// The order of Q and K rows in GGUF. Hugging Face files always have halves.
+    /// The order of Q and K rows in GGUF.
     pub gguf_qk_rows: QkRows,
+    /// The same in Hugging Face files, most of which have halves.
+    pub hugging_face_qk_rows: QkRows,
     /// What rows are divided by in norms.
     pub norm: NormKind,
     /// Whether Hugging Face files hold the weights of norms less one. GGUF files never do.
@@ -49,18 +51,27 @@ pub struct Facts {
     pub rope_base: f64,
     /// Whether yarn's ramp begins and ends at whole pairs. GGUF does not say; config.json does where it does not.
     pub yarn_truncates: bool,
-    /// Whether `partial_rotary_factor` in config.json is listened to: other architectures have none.
-    pub partial_rotary: bool,
+    /// The share of a head that rotates where config.json does not have `partial_rotary_factor`; `None` where the
+    /// architecture has no such key, and all of a head rotates.
+    pub partial_rotary: Option<f64>,
+    /// Which layers rotate.
+    pub rotary: RotaryRule,
     /// Rotary base of layers with a window where they have their own and the configuration does not say.
     pub window_rope_base: Option<f64>,
+    /// Whether queries and keys are normalised after they are rotated instead of before.
+    pub norms_rotated: bool,
+    /// Whether the feed-forward reads what attention reads, and both are added to the residual stream together.
+    pub parallel: ParallelRule,
     /// Query-key products are multiplied by this.
     pub attention_scale: AttentionScale,
     /// Caps on attention's scores and on logits where the configuration does not say; `None` where there are none.
     pub soft_caps: Option<SoftCaps>,
     /// What the embedding is multiplied by.
     pub embedding_scale: EmbeddingScale,
-    /// Whether the configuration has multipliers for embedding, branches, attention and logits.
+    /// Whether the configuration has multipliers for embedding, branches and attention.
     pub multipliers: bool,
+    /// What the configuration's number for logits does.
+    pub logit_scale: LogitScale,
     /// How many times the hidden size the feed-forward's inner width is where the configuration does not say.
     pub ffn_of_hidden: Option<usize>,
     /// Whether the feed-forward is made of experts, and what their weights are shares of.
@@ -89,6 +100,42 @@ pub enum BiasRule {
     Always,
     /// `attention_bias` (Q, K, V and output) and `mlp_bias` in config.json; in GGUF the tensors that are there.
     Configured,
+    /// The same, but the output has its own key, `attention_out_bias`.
+    QkvConfigured,
+}
+
+/// Which layers rotate queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RotaryRule {
+    /// All.
+    EveryLayer,
+    /// All but every `n`-th, unless config.json lists them (`no_rope_layers`) or has another `n`
+    /// (`no_rope_layer_interval`).
+    AllButEvery(u32),
+    /// Those with a window; all where no layer has one.
+    Windows,
+}
+
+/// Whether both branches of a layer read the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParallelRule {
+    /// The feed-forward reads what attention has added to.
+    Never,
+    /// Both read the residual stream as it was.
+    Always,
+    /// `use_parallel_residual` says, in both containers; where it does not, they do.
+    Configured,
+}
+
+/// What the configuration's number for logits does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitScale {
+    /// There is none.
+    None,
+    /// Logits are divided by `logits_scaling`.
+    Divides,
+    /// Logits are multiplied by `logit_scale`.
+    Multiplies,
 }
 
 /// Which layers have an attention window.
@@ -150,6 +197,11 @@ pub enum EmbeddingScale {
 impl Facts {
     /// Every architecture that can be loaded.
     pub const TABLE: &[Facts] = TABLE;
+
+    /// The architecture's own name for a key of config.json.
+    pub(crate) fn own(&self, key: &'static str) -> &'static str {
+        self.keys.iter().find(|(others, _)| *others == key).map_or(key, |(_, own)| own)
+    }
 
     /// The row of a GGUF file by its `general.architecture`, and by whether it counts experts: one architecture's files
     /// may have them or not.

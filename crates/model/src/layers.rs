@@ -3,7 +3,7 @@
 use fornax_compute::{Heads, Routing, Shares};
 use fornax_format::{Array, Value};
 
-use crate::facts::{ShareRule, WindowRule};
+use crate::facts::{RotaryRule, ShareRule, WindowRule};
 use crate::names::Tensor;
 use crate::source::{Json, Key, Source, bad};
 use crate::{Error, Facts};
@@ -38,6 +38,8 @@ pub struct AttentionConfig {
 /// Which of a model's rotary positions a layer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotary {
+    /// None: its queries and keys stay as they are.
+    None,
     /// [`Config::rope`](crate::Config::rope).
     Model,
     /// [`Config::window_rope`](crate::Config::window_rope).
@@ -143,21 +145,54 @@ pub(crate) fn read(
     let count = source.size(key::LAYERS)?;
     let windows = windows(source, facts, count)?;
     let feed_forwards = feed_forwards(source, facts, hidden, count)?;
-    let layer = |(window, feed_forward): (Option<u32>, FeedForward)| LayerConfig {
+    let rotates = rotates(source, facts, &windows)?;
+    let layer = |((window, rotates), feed_forward): ((Option<u32>, bool), FeedForward)| LayerConfig {
         mixer: Mixer::Attention(AttentionConfig {
             heads,
             window,
-            rotary: if window.is_some() && windows_rotate { Rotary::Window } else { Rotary::Model },
+            rotary: match window {
+                _ if !rotates => Rotary::None,
+                Some(_) if windows_rotate => Rotary::Window,
+                _ => Rotary::Model,
+            },
         }),
         feed_forward,
     };
-    Ok(windows.into_iter().zip(feed_forwards).map(layer).collect())
+    Ok(windows.into_iter().zip(rotates).zip(feed_forwards).map(layer).collect())
+}
+
+/// Which layers rotate.
+fn rotates(source: &Source<'_>, facts: &Facts, windows: &[Option<u32>]) -> Result<Vec<bool>, Error> {
+    let layers = windows.len();
+    let n = match facts.rotary {
+        RotaryRule::EveryLayer => return Ok(vec![true; layers]),
+        RotaryRule::Windows => {
+            let none = windows.iter().all(Option::is_none);
+            return Ok(windows.iter().map(|window| none || window.is_some()).collect());
+        }
+        RotaryRule::AllButEvery(n) => u64::from(n),
+    };
+    let all_but_every = |n: u64| (1..=layers as u64).map(|layer| !layer.is_multiple_of(n)).collect();
+    let Source::HuggingFace { json, .. } = source else { return Ok(all_but_every(n)) };
+    if let Some(listed) = json.opt_u64s("no_rope_layers")? {
+        // One stands for a layer that rotates, whatever the key's name says.
+        if listed.len() != layers {
+            let wanted = format!("one for each of the {layers} layers");
+            return Err(bad("no_rope_layers", format!("{} values", listed.len()), &wanted));
+        }
+        return Ok(listed.iter().map(|rotates| *rotates != 0).collect());
+    }
+    let interval = json.opt_u64("no_rope_layer_interval")?.unwrap_or(n);
+    Ok(all_but_every(interval.max(1)))
 }
 
 /// The heads of every layer.
 pub(crate) fn heads(source: &Source<'_>, hidden: usize) -> Result<Heads, Error> {
     let query = source.size(key::HEADS)?;
-    let kv = source.opt_size(key::HEADS_KV)?.unwrap_or(query);
+    let kv = match source {
+        Source::HuggingFace { json, .. } if one_kv_head(json)? => 1,
+        _ => source.opt_size(key::HEADS_KV)?.unwrap_or(query),
+    };
     if !query.is_multiple_of(kv) {
         let wanted = format!("a divisor of the {query} query heads");
         return Err(bad(&source.spelling(key::HEADS_KV), kv, &wanted));
@@ -182,6 +217,12 @@ pub(crate) fn heads(source: &Source<'_>, hidden: usize) -> Result<Heads, Error> 
         }
     }
     Ok(Heads { query, kv, dim })
+}
+
+/// Whether all queries share one head of keys and values, as files older than the number of such heads say it.
+fn one_kv_head(json: &Json<'_>) -> Result<bool, Error> {
+    Ok(json.opt_bool("multi_query")? == Some(true)
+        && json.opt_bool("new_decoder_architecture")? != Some(true))
 }
 
 fn feed_forwards(
@@ -258,7 +299,7 @@ fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error>
     };
     // Files older than their own keys have these widths under the dense one's.
     let width = |key| source.opt_size(key)?.map_or_else(|| source.size(key::FFN), Ok);
-    let shared_ffn = facts.has(Tensor::SharedRouter).then(|| width(key::SHARED_FFN)).transpose()?;
+    let shared_ffn = facts.has(Tensor::SharedUp).then(|| width(key::SHARED_FFN)).transpose()?;
     let ffn = width(key::EXPERT_FFN)?;
     Ok(Some(Mixture { routing: Routing { experts, chosen, shares }, ffn, shared_ffn }))
 }
@@ -305,14 +346,18 @@ fn windows(source: &Source<'_>, facts: &Facts, layers: usize) -> Result<Vec<Opti
         WindowRule::EveryLayer(default) if !given => every(default),
         WindowRule::EveryLayer(_) | WindowRule::AllButEvery(_) if given && null => every(None),
         WindowRule::EveryLayer(_) => every(Some(source.positions(key::WINDOW)?)),
+        // Neither the file nor the architecture has one.
+        WindowRule::AllButEvery(_) if source.opt_whole(key::WINDOW)?.is_none() => every(None),
         WindowRule::AllButEvery(n) => {
             let window = source.positions(key::WINDOW)?;
+            if let Some(types) = layer_types(json, layers)? {
+                return some(window, types);
+            }
             let n = json
                 .opt_u64(key::WINDOW_PATTERN.hugging_face)?
                 .and_then(|n| u32::try_from(n).ok())
                 .unwrap_or(n);
-            let types = layer_types(json, layers)?;
-            some(window, types.unwrap_or_else(|| LayerType::all_but_every(n.max(1), layers)))
+            some(window, LayerType::all_but_every(n.max(1), layers))
         }
         WindowRule::SomeLayers => {
             if !json.opt_bool("use_sliding_window")?.unwrap_or(false) || null {

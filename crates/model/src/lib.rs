@@ -36,7 +36,10 @@ use crate::loader::Loader;
 pub use adapter::{Adapter, AdapterFault};
 pub use config::Config;
 pub use error::Error;
-pub use facts::{AttentionScale, BiasRule, EmbeddingScale, Facts, QkRows, ShareRule, SoftCaps, WindowRule};
+pub use facts::{
+    AttentionScale, BiasRule, EmbeddingScale, Facts, LogitScale, ParallelRule, QkRows, RotaryRule, ShareRule,
+    SoftCaps, WindowRule,
+};
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
 pub use names::{Dim, Name, Owner, Tensor, Transform, When};
 pub use relaid::Interleave;

@@ -257,9 +257,14 @@ impl<'a, M: Memory> Loader<'a, M> {
         let mut part = Part::from(view);
         let (mut relaid, mut of) = (None, 1);
         match (row.transform, self.checkpoint) {
-            (Transform::QkRows, Checkpoint::Gguf(_)) => {
-                part.rows = facts.gguf_qk_rows.to_halves(part.view.shape[0], heads.dim, rope.dims);
+            (Transform::QkRows, container) => {
+                let rows = match container {
+                    Checkpoint::Gguf(_) => facts.gguf_qk_rows,
+                    Checkpoint::HuggingFace(_) => facts.hugging_face_qk_rows,
+                };
+                part.rows = rows.to_halves(part.view.shape[0], heads.dim, rope.dims);
             }
+            (Transform::Ungrouped, Checkpoint::HuggingFace(_)) => part.rows = Some(names::ungrouped(heads)),
             (Transform::Transposed, Checkpoint::HuggingFace(_)) => {
                 let alone = Interleave { of: 1, at: 0 };
                 relaid = Some(Relaid::transposed(&part.view, alone, self.memory.reads())?);

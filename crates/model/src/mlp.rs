@@ -51,10 +51,22 @@ impl<M: Memory> Mlp<M> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// `residual` += feed-forward of it.
+    /// Keeps what it will read, before attention adds to the residual stream; where it has no norm of its own, attention
+    /// keeps what it reads itself.
+    pub(crate) fn look(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
+        match (&self.norm, &mut a.beside) {
+            (Some(norm), Some(beside)) => backend.norm(step, Rows::Tokens, norm, &a.residual, beside),
+            _ => Ok(()),
+        }
+    }
+
+    /// `residual` += feed-forward of it, or of what was kept.
     pub(crate) fn forward(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
         let bias = self.gate_up_bias.as_ref();
-        let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?;
+        let x = match &a.beside {
+            Some(beside) => beside,
+            None => branch_off(backend, step, self.norm.as_ref(), &a.residual, &mut a.branch)?,
+        };
         let InnerRoom { gate_up, gated } = &mut a.inner[self.room];
         backend.linear(step, Rows::Tokens, &self.gate_up, bias, x, gate_up)?;
         if !self.gate_up_changes.is_empty() {

@@ -1,5 +1,7 @@
 //! The table of weights: canonical name, spelling in each container, shape, and what loading does to the rows.
 
+use fornax_compute::Heads;
+
 use crate::facts::QkRows;
 use crate::relaid::Interleave;
 use crate::{Config, Facts, LayerConfig};
@@ -20,6 +22,7 @@ pub enum Tensor {
     OutputNorm,
     OutputNormBias,
     Output,
+    OutputBias,
     RopeFactors,
     RopeFactorsLong,
     AttentionNorm,
@@ -135,6 +138,9 @@ pub enum Transform {
     Keep,
     /// Puts the rows that rotate together where rotation wants them, if the container has another order.
     QkRows,
+    /// Puts queries before keys before values where Hugging Face files have, for each head of keys and values, its queries,
+    /// its keys and its values.
+    Ungrouped,
     /// Exchanges rows and columns in Hugging Face files.
     Transposed,
     /// Takes every n-th value of a vector in Hugging Face files.
@@ -186,6 +192,21 @@ pub(crate) const ENDS: &[Name] = {
         name(T::OutputNorm, Model, "output_norm.weight", Some("model.norm.weight"), (&[Hidden], Always, Keep)),
         name(T::Output, Model, "output.weight", Some("lm_head.weight"), (&[Vocab, Hidden], Untied, Keep)),
         name(T::RopeFactors, Model, "rope_freqs.weight", None, (&[Pairs], RopeFactors, Keep)),
+    ]
+};
+
+/// The biases of the norms around the branches, and of the last one.
+#[rustfmt::skip]
+pub(crate) const NORM_BIASES: &[Name] = {
+    use Dim::Hidden;
+    use Owner::{Layer, Model};
+    use Tensor as T;
+    use Transform::Keep;
+    use When::Always;
+    &[
+        name(T::OutputNormBias, Model, "output_norm.bias", Some("model.norm.bias"), (&[Hidden], Always, Keep)),
+        name(T::AttentionNormBias, Layer, "attn_norm.bias", Some("input_layernorm.bias"), (&[Hidden], Always, Keep)),
+        name(T::MlpNormBias, Layer, "ffn_norm.bias", Some("post_attention_layernorm.bias"), (&[Hidden], Always, Keep)),
     ]
 };
 
@@ -363,6 +384,19 @@ impl Name {
     }
 }
 
+/// For each row of queries, then keys, then values, the row it takes of those that lie by heads of keys and values.
+pub(crate) fn ungrouped(heads: Heads) -> Vec<u32> {
+    let Heads { query, kv, dim } = heads;
+    let sharing = query / kv;
+    let stored = |head: usize| match head {
+        head if head < query => head / sharing * (sharing + 2) + head % sharing,
+        head if head < query + kv => (head - query) * (sharing + 2) + sharing,
+        head => (head - query - kv) * (sharing + 2) + sharing + 1,
+    };
+    let rows = (0..query + 2 * kv).flat_map(|head| (0..dim).map(move |row| stored(head) * dim + row));
+    rows.map(|row| u32::try_from(row).expect("sizes are bounded when read")).collect()
+}
+
 impl QkRows {
     /// For each of `rows` rows in split halves, the stored row it takes: `None` when they are stored so. Only the
     /// first `rotated` rows of each head of `dim` rows rotate, and only they are reordered.
@@ -392,6 +426,13 @@ mod tests {
         assert_eq!(QkRows::Halves.to_halves(8, 4, 4), None);
         assert_eq!(QkRows::Pairs.to_halves(8, 4, 4), Some(vec![0, 2, 1, 3, 4, 6, 5, 7]));
         assert_eq!(QkRows::Pairs.to_halves(8, 8, 6), Some(vec![0, 2, 4, 1, 3, 5, 6, 7]));
+    }
+
+    #[test]
+    fn groups_are_taken_apart_head_by_head() {
+        let heads = |query, kv| Heads { query, kv, dim: 2 };
+        assert_eq!(ungrouped(heads(2, 2)), [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
+        assert_eq!(ungrouped(heads(3, 1)), (0..10).collect::<Vec<u32>>());
     }
 
     #[test]

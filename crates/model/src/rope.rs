@@ -257,43 +257,64 @@ impl Rope {
         };
         let nested = scaling.and_then(|scaling| scaling.nested());
         let scaling = match (nested, facts.window_rope_base) {
-            (Some(_), Some(_)) => layer_kind(json, "full_attention")?,
+            (None, _) => scaling,
             (Some(kind), None) => {
                 return Err(Error::Unsupported {
                     what: format!("rotation of its own for {kind:?}"),
                     supported: "one for all layers".to_owned(),
                 });
             }
-            (None, _) => scaling,
+            (Some(_), Some(_)) => layer_kind(json, "full_attention")?,
         };
-        let mut dims = head_dim;
-        for object in [Some(*json), scaling].into_iter().flatten() {
-            let partial = object.opt_f64("partial_rotary_factor")?.filter(|partial| *partial != 1.0);
-            let Some(partial) = partial else { continue };
-            if !facts.partial_rotary {
-                return Err(Error::Unsupported {
-                    what: format!("{} {partial}", object.spelling("partial_rotary_factor")),
-                    supported: "1".to_owned(),
-                });
-            }
-            let partial = within(&object.spelling("partial_rotary_factor"), partial, 1e-6..=1.0)?;
-            #[expect(clippy::cast_sign_loss, reason = "neither factor is negative")]
-            let rotating = (head_dim as f64 * partial) as usize;
-            dims = rotating;
-        }
+        let partial = partial_rotary(&[Some(*json), scaling], facts)?;
+        #[expect(clippy::cast_sign_loss, reason = "neither factor is negative")]
+        let dims = (head_dim as f64 * partial) as usize;
         let inside = scaling.map(|scaling| scaling.opt_f64("rope_theta")).transpose()?.flatten();
         let base = match inside {
             Some(base) => base,
-            None => json.opt_f64("rope_theta")?.unwrap_or(facts.rope_base),
+            None => json.opt_f64(facts.own("rope_theta"))?.unwrap_or(facts.rope_base),
         };
         let base = within("rope_theta", base, 1.001..=1e12)?;
         let plain = Rope::plain(base, dims, context);
         let Some(scaling) = scaling else { return Ok(plain) };
-        if let Some("longrope" | "su") = kind(&scaling)? {
-            return long_rope(json, &scaling, plain);
+        match kind(&scaling)? {
+            Some("longrope" | "su") => return long_rope(json, &scaling, plain),
+            Some("dynamic") => return stretched(&scaling, plain),
+            _ => {}
         }
         Ok(Rope { scaling: scaling_of_json(json, &scaling, context)?, ..plain })
     }
+}
+
+/// The share of a head that rotates: what the last of the objects says that says something.
+fn partial_rotary(objects: &[Option<Json<'_>>], facts: &Facts) -> Result<f64, Error> {
+    let mut share = facts.partial_rotary.unwrap_or(1.0);
+    for object in objects.iter().flatten() {
+        for key in ["partial_rotary_factor", facts.own("partial_rotary_factor")] {
+            let Some(said) = object.opt_f64(key)? else { continue };
+            if facts.partial_rotary.is_none() && said != 1.0 {
+                return Err(Error::Unsupported {
+                    what: format!("{} {said}", object.spelling(key)),
+                    supported: "1".to_owned(),
+                });
+            }
+            share = within(&object.spelling(key), said, 1e-6..=1.0)?;
+        }
+    }
+    Ok(share)
+}
+
+/// Files that say "dynamic" and have an alpha mean a larger base, whatever the sequence's length.
+fn stretched(json: &Json<'_>, plain: Rope) -> Result<Rope, Error> {
+    let Some(alpha) = json.opt_f64("alpha")?.filter(|alpha| *alpha != 0.0) else {
+        return Err(unsupported("dynamic"));
+    };
+    let alpha = within(&json.spelling("alpha"), alpha, POSITIVE)?;
+    let dims = plain.dims as f64;
+    Ok(Rope {
+        base: within("rope_theta", plain.base * alpha.powf(dims / (dims - 2.0)), 1.001..=1e12)?,
+        ..plain
+    })
 }
 
 /// What rope_parameters says of one kind of layer.

@@ -52,9 +52,10 @@ impl<'a> Source<'a> {
 
     /// The architecture's own name for a key of config.json.
     pub(crate) fn own(&self, key: Key) -> &'static str {
-        let Source::HuggingFace { facts, .. } = self else { return key.hugging_face };
-        let own = facts.keys.iter().find(|(others, _)| *others == key.hugging_face);
-        own.map_or(key.hugging_face, |(_, own)| own)
+        match self {
+            Source::Gguf { .. } => key.hugging_face,
+            Source::HuggingFace { facts, .. } => facts.own(key.hugging_face),
+        }
     }
 
     /// The architecture's own number where config.json does not have the key.
@@ -70,7 +71,7 @@ impl<'a> Source<'a> {
             Source::HuggingFace { json, .. } => {
                 #[expect(clippy::cast_sign_loss, reason = "the table's own numbers of things")]
                 let default = || self.default(key).map(|number| number as u64);
-                json.opt_u64(self.own(key))?.or_else(default)
+                json.opt_same_u64(self.own(key))?.or_else(default)
             }
         })
     }
@@ -171,6 +172,19 @@ impl<'a> Json<'a> {
 
     pub(crate) fn opt_u64(&self, key: &str) -> Result<Option<u64>, Error> {
         self.read(key, "a whole number", Value::as_u64)
+    }
+
+    /// A number, or a list of one number again and again, as some files have it layer by layer.
+    pub(crate) fn opt_same_u64(&self, key: &str) -> Result<Option<u64>, Error> {
+        match self.get(key).and_then(Value::as_array) {
+            Some(all) => {
+                let first = all.first().filter(|first| all.iter().all(|other| other == *first));
+                let same = first.and_then(Value::as_u64);
+                same.map(Some)
+                    .ok_or_else(|| bad(&self.spelling(key), self.object[key].clone(), "one whole number"))
+            }
+            None => self.opt_u64(key),
+        }
     }
 
     pub(crate) fn opt_u64s(&self, key: &str) -> Result<Option<Vec<u64>>, Error> {

@@ -1,5 +1,5 @@
-//! Gemma 2 and 3: norms around each branch, scaled embeddings, windows on most layers. Gemma 2 bends scores and logits;
-//! Gemma 3 normalises queries and keys instead, and its layers with a window rotate by themselves.
+//! Gemma: scaled embeddings. Gemma 2 and 3 have norms around each branch and windows on most layers. Gemma 2 bends scores
+//! and logits; Gemma 3 normalises queries and keys instead, and its layers with a window rotate by themselves.
 
 use fornax_compute::Glu;
 
@@ -10,21 +10,31 @@ use crate::names::Dim::Hidden;
 use crate::names::Owner::Layer;
 use crate::names::{ATTENTION, ENDS, MLP, Name, QK_NORMS, Tensor, Transform::Keep, When::Always, name};
 
+/// Its files say "gelu" under another key and mean the approximation.
+pub(crate) const GEMMA: Facts = Facts {
+    name: "gemma",
+    gguf: Some("gemma"),
+    model_types: &["gemma"],
+    classes: &["GemmaForCausalLM"],
+    keys: &[("hidden_act", "hidden_activation")],
+    gguf_qk_rows: QkRows::Halves,
+    norm_less_one: true,
+    embedding_scale: EmbeddingScale::RootOfHidden,
+    glu: Glu::GeluTanh,
+    ..LLAMA
+};
+
 pub(crate) const GEMMA2: Facts = Facts {
     name: "gemma2",
     gguf: Some("gemma2"),
     model_types: &["gemma2"],
     classes: &["Gemma2ForCausalLM"],
-    keys: &[("hidden_act", "hidden_activation")],
+    defaults: &[("sliding_window", 4096.0)],
     names: &[ENDS, NORMS, ATTENTION, MLP],
-    gguf_qk_rows: QkRows::Halves,
-    norm_less_one: true,
     window: WindowRule::AllButEvery(2),
     attention_scale: AttentionScale::PreAttentionScalar { layers: 46 },
     soft_caps: Some(SoftCaps { attention: Some(50.0), logits: Some(30.0) }),
-    embedding_scale: EmbeddingScale::RootOfHidden,
-    glu: Glu::GeluTanh,
-    ..LLAMA
+    ..GEMMA
 };
 
 /// Of the models that see images only the part that reads text.
@@ -40,6 +50,7 @@ pub(crate) const GEMMA3: Facts = Facts {
         ("max_position_embeddings", 131072.0),
         ("rms_norm_eps", 1e-6),
         ("query_pre_attn_scalar", 256.0),
+        ("sliding_window", 4096.0),
     ],
     beginnings: &[("model.", "language_model.model."), ("model.", "model.language_model.")],
     not_text: &[

@@ -13,6 +13,7 @@ pub(crate) const GPT_OSS: Facts = Facts {
     gguf: Some("gpt-oss"),
     model_types: &["gpt_oss"],
     classes: &["GptOssForCausalLM"],
+    defaults: &[("sliding_window", 128.0)],
     names: &[ENDS, ATTENTION, LAYER],
     gguf_qk_rows: QkRows::Halves,
     bias: BiasRule::Always,

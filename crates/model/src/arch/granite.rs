@@ -2,6 +2,7 @@
 
 use super::llama::LLAMA;
 use crate::Facts;
+use crate::facts::LogitScale;
 
 pub(crate) const GRANITE: Facts = Facts {
     name: "granite",
@@ -9,5 +10,6 @@ pub(crate) const GRANITE: Facts = Facts {
     model_types: &["granite"],
     classes: &["GraniteForCausalLM"],
     multipliers: true,
+    logit_scale: LogitScale::Divides,
     ..LLAMA
 };

@@ -2,7 +2,9 @@
 
 use fornax_compute::{Glu, NormKind};
 
-use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, QkRows, WindowRule};
+use crate::facts::{
+    AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule, QkRows, RotaryRule, WindowRule,
+};
 use crate::{Facts, names};
 
 pub(crate) const LLAMA: Facts = Facts {
@@ -17,6 +19,7 @@ pub(crate) const LLAMA: Facts = Facts {
     not_text: &[],
     names: names::DECODER,
     gguf_qk_rows: QkRows::Pairs,
+    hugging_face_qk_rows: QkRows::Halves,
     norm: NormKind::Rms,
     norm_less_one: false,
     encoder: false,
@@ -24,12 +27,16 @@ pub(crate) const LLAMA: Facts = Facts {
     window: WindowRule::Never,
     rope_base: 10000.0,
     yarn_truncates: true,
-    partial_rotary: false,
+    partial_rotary: None,
+    rotary: RotaryRule::EveryLayer,
     window_rope_base: None,
+    norms_rotated: false,
+    parallel: ParallelRule::Never,
     attention_scale: AttentionScale::HeadSize,
     soft_caps: None,
     embedding_scale: EmbeddingScale::One,
     multipliers: false,
+    logit_scale: LogitScale::None,
     ffn_of_hidden: None,
     experts: None,
     glu: Glu::Silu,

@@ -6,10 +6,10 @@ use super::llama::LLAMA;
 use crate::Facts;
 use crate::facts::{BiasRule, QkRows, WindowRule};
 use crate::names::Dim::{Ffn, Hidden};
-use crate::names::Owner::{Layer, Model};
+use crate::names::Owner::Layer;
 use crate::names::Transform::Keep;
 use crate::names::When::{Always, MlpBias};
-use crate::names::{ATTENTION, ENDS, Name, PRE_NORMS, Tensor as T, name};
+use crate::names::{ATTENTION, ENDS, NORM_BIASES, Name, PRE_NORMS, Tensor as T, name};
 
 pub(crate) const STARCODER2: Facts = Facts {
     name: "starcoder2",
@@ -17,7 +17,7 @@ pub(crate) const STARCODER2: Facts = Facts {
     model_types: &["starcoder2"],
     classes: &["Starcoder2ForCausalLM"],
     keys: &[("layer_norm_eps", "norm_epsilon")],
-    names: &[ENDS, PRE_NORMS, ATTENTION, NAMES],
+    names: &[ENDS, PRE_NORMS, NORM_BIASES, ATTENTION, NAMES],
     gguf_qk_rows: QkRows::Halves,
     norm: NormKind::Layer,
     bias: BiasRule::Always,
@@ -28,9 +28,6 @@ pub(crate) const STARCODER2: Facts = Facts {
 
 #[rustfmt::skip] // A table: one line per weight.
 const NAMES: &[Name] = &[
-    name(T::OutputNormBias, Model, "output_norm.bias", Some("model.norm.bias"), (&[Hidden], Always, Keep)),
-    name(T::AttentionNormBias, Layer, "attn_norm.bias", Some("input_layernorm.bias"), (&[Hidden], Always, Keep)),
-    name(T::MlpNormBias, Layer, "ffn_norm.bias", Some("post_attention_layernorm.bias"), (&[Hidden], Always, Keep)),
     name(T::Up, Layer, "ffn_up.weight", Some("mlp.c_fc.weight"), (&[Ffn, Hidden], Always, Keep)),
     name(T::UpBias, Layer, "ffn_up.bias", Some("mlp.c_fc.bias"), (&[Ffn], MlpBias, Keep)),
     name(T::Down, Layer, "ffn_down.weight", Some("mlp.c_proj.weight"), (&[Hidden, Ffn], Always, Keep)),

@@ -5,8 +5,8 @@ use fornax_compute::{Glu, Heads, NormKind, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, FeedForward, Interleave,
-    LayerConfig, Mixer, Mixture, Name, Owner, QkRows, Rope, Rotary, Scaling, ShareRule, Transform, When,
-    WindowRule,
+    LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, QkRows, Rope, Rotary, RotaryRule,
+    Scaling, ShareRule, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -91,6 +91,7 @@ fn every_fact_of_an_architecture_matters() {
         not_text,
         names,
         gguf_qk_rows,
+        hugging_face_qk_rows,
         norm,
         norm_less_one,
         encoder,
@@ -99,11 +100,15 @@ fn every_fact_of_an_architecture_matters() {
         rope_base,
         yarn_truncates,
         partial_rotary,
+        rotary,
         window_rope_base,
+        norms_rotated,
+        parallel,
         attention_scale,
         soft_caps,
         embedding_scale,
         multipliers,
+        logit_scale,
         ffn_of_hidden,
         experts,
         glu,
@@ -153,11 +158,57 @@ fn every_fact_of_an_architecture_matters() {
             ("window", "gemma2", Gguf, Numbers, |facts| facts.window = WindowRule::AllButEvery(3)),
             ("window", "gemma3", Gguf, Numbers, |facts| facts.window = WindowRule::AllButEvery(5)),
             ("window", "phi3", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
-            ("partial_rotary", "phi3", HuggingFace, Refusal, |facts| facts.partial_rotary = false),
+            ("partial_rotary", "phi3", HuggingFace, Refusal, |facts| facts.partial_rotary = None),
             ("window_rope_base", "gemma3", Gguf, Numbers, |facts| facts.window_rope_base = None),
             ("window_rope_base", "gemma3-images", HuggingFace, Numbers, |facts| {
                 facts.window_rope_base = Some(1000.0)
             }),
+            ("window_rope_base", "olmo3", Gguf, Numbers, |facts| facts.window_rope_base = None),
+            ("window_rope_base", "olmo3", HuggingFace, Numbers, |facts| facts.window_rope_base = Some(500.0)),
+            ("window", "olmo3", Gguf, Numbers, |facts| facts.window = WindowRule::EveryLayer(None)),
+            ("window", "olmo3", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
+            ("rotary", "smollm3", Gguf, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
+            ("rotary", "smollm3", Gguf, Numbers, |facts| facts.rotary = RotaryRule::AllButEvery(3)),
+            ("rotary", "smollm3-listed", HuggingFace, Numbers, |facts| facts.rotary = RotaryRule::Windows),
+            ("rotary", "exaone4", Gguf, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
+            ("rotary", "exaone4-full", HuggingFace, Numbers, |facts| {
+                facts.rotary = RotaryRule::AllButEvery(2)
+            }),
+            ("rotary", "cohere2", HuggingFace, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
+            ("hugging_face_qk_rows", "glm4", HuggingFace, Numbers, |facts| {
+                facts.hugging_face_qk_rows = QkRows::Halves
+            }),
+            ("hugging_face_qk_rows", "ernie4-5", HuggingFace, Numbers, |facts| {
+                facts.hugging_face_qk_rows = QkRows::Halves
+            }),
+            ("hugging_face_qk_rows", "cohere2", HuggingFace, Numbers, |facts| {
+                facts.hugging_face_qk_rows = QkRows::Halves
+            }),
+            ("hugging_face_qk_rows", "llama", HuggingFace, Numbers, |facts| {
+                facts.hugging_face_qk_rows = QkRows::Pairs
+            }),
+            ("gguf_qk_rows", "glm4", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Halves),
+            ("gguf_qk_rows", "smollm3", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Halves),
+            ("gguf_qk_rows", "cohere", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Halves),
+            ("norms_rotated", "hunyuan-dense", Gguf, Numbers, |facts| facts.norms_rotated = false),
+            ("norms_rotated", "qwen3", HuggingFace, Numbers, |facts| facts.norms_rotated = true),
+            ("parallel", "cohere", Gguf, Numbers, |facts| facts.parallel = ParallelRule::Never),
+            ("parallel", "gpt-neox", HuggingFace, Numbers, |facts| facts.parallel = ParallelRule::Never),
+            ("keys", "hunyuan-moe", HuggingFace, Refusal, |facts| facts.keys = &[]),
+            ("parallel", "gpt-neox-serial", Gguf, Numbers, |facts| facts.parallel = ParallelRule::Always),
+            ("partial_rotary", "stablelm", HuggingFace, Refusal, |facts| facts.partial_rotary = None),
+            ("logit_scale", "cohere", Gguf, Numbers, |facts| facts.logit_scale = LogitScale::Divides),
+            ("logit_scale", "granite", Gguf, Numbers, |facts| facts.logit_scale = LogitScale::Multiplies),
+            ("logit_scale", "cohere2", HuggingFace, Numbers, |facts| facts.logit_scale = LogitScale::None),
+            ("bias", "seed-oss", HuggingFace, Refusal, |facts| facts.bias = BiasRule::Configured),
+            ("bias", "glm4", HuggingFace, Refusal, |facts| facts.bias = BiasRule::Never),
+            ("keys", "ernie4-5-bias", HuggingFace, Refusal, |facts| facts.keys = &[]),
+            ("keys", "gpt-neox-serial", HuggingFace, Numbers, |facts| {
+                facts.keys = &[("partial_rotary_factor", "rotary_pct")];
+                facts.rope_base = 500.0;
+            }),
+            ("embedding_scale", "gemma", Gguf, Numbers, |facts| facts.embedding_scale = EmbeddingScale::One),
+            ("experts", "olmoe", Gguf, Numbers, |facts| facts.experts = Some(ShareRule::OfChosen)),
             ("attention_scale", "gemma3-images", HuggingFace, Numbers, |facts| {
                 facts.attention_scale = AttentionScale::HeadSize
             }),
@@ -215,6 +266,7 @@ fn every_number_of_a_configuration_matters() {
         rope,
         window_rope,
         tied,
+        parallel,
         qkv_bias,
         output_bias,
         mlp_bias,
@@ -243,6 +295,8 @@ fn every_number_of_a_configuration_matters() {
             ("tied", "llama", HuggingFace, Numbers, |config| config.tied = true),
             ("tied", "llama", Gguf, Refusal, |config| config.tied = true),
             ("tied", "qwen2", Gguf, Refusal, |config| config.tied = false),
+            ("parallel", "gpt-neox", Gguf, Numbers, |config| config.parallel = false),
+            ("parallel", "llama", Gguf, Numbers, |config| config.parallel = true),
             ("qkv_bias", "qwen2", Gguf, Refusal, |config| config.qkv_bias = false),
             ("qkv_bias", "llama", HuggingFace, Refusal, |config| config.qkv_bias = true),
             ("output_bias", "llama-bias", Gguf, Refusal, |config| config.output_bias = false),
@@ -321,6 +375,8 @@ fn every_fact_of_a_layer_matters() {
                 attention(config, 1).window = Some(20);
                 attention(config, last).window = None;
             }),
+            ("rotary", "smollm3", Gguf, Numbers, |config| attention(config, 3).rotary = Rotary::Model),
+            ("rotary", "llama", Gguf, Numbers, |config| attention(config, 1).rotary = Rotary::None),
             ("rotary", "gemma3", Gguf, Numbers, |config| attention(config, 0).rotary = Rotary::Model),
             ("rotary", "gemma3", HuggingFace, Numbers, |config| attention(config, 5).rotary = Rotary::Window),
         ],
@@ -330,6 +386,7 @@ fn every_fact_of_a_layer_matters() {
         &fields!(Mixture { routing, ffn, shared_ffn }),
         &[],
         &[
+            ("shared_ffn", "hunyuan-moe", Gguf, Refusal, |config| mixture(config).shared_ffn = Some(16)),
             ("shared_ffn", "qwen2moe", Gguf, Refusal, |config| mixture(config).shared_ffn = Some(40)),
             ("routing", "mixtral", Gguf, Refusal, |config| mixture(config).routing.experts = 4),
             ("routing", "qwen3moe", HuggingFace, Refusal, |config| mixture(config).routing.experts = 7),

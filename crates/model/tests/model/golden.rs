@@ -24,6 +24,7 @@ fn rig(case: &str, container: Container, mode: Mode, sequences: usize) -> (Rig, 
 
 #[test]
 fn every_position_agrees_in_one_chunk_and_in_several() {
+    let mut wrong = Vec::new();
     for (case, container) in ALL {
         for simd in Simd::present() {
             let mode = Mode { simd, ..Mode::float() };
@@ -31,10 +32,13 @@ fn every_position_agrees_in_one_chunk_and_in_several() {
             assert!(golden.tokens.len() > 2 * PAGE_TOKENS);
             for chunk in [golden.tokens.len(), PAGE_TOKENS, 7, 1] {
                 let error = distance(&logits(&mut rig, &golden.tokens, chunk), &golden.logits);
-                assert!(error <= BOUND, "{case} {container:?} {simd:?} chunks of {chunk}: {error:e}");
+                if error > BOUND {
+                    wrong.push(format!("{case} {container:?} {simd:?} chunks of {chunk}: {error:e}"));
+                }
             }
         }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
@@ -78,6 +82,7 @@ fn a_sequence_among_others_is_what_it_is_alone() {
 fn half_precision_keys_and_values_cost_their_missing_bits() {
     // Spread weights make attention sharp, so the tiny checkpoints feel a key's last bits: 3.3e-2 was the most seen
     // with F16, and BF16 has three bits less.
+    let mut wrong = Vec::new();
     for (kv, bound) in [(KvDType::F16, 5e-2), (KvDType::BF16, 4e-1)] {
         for (case, container) in ALL {
             // A router jumps: where two experts are almost as good, a key's last bits choose another one.
@@ -85,12 +90,19 @@ fn half_precision_keys_and_values_cost_their_missing_bits() {
                 continue;
             }
             let (mut rig, golden) = rig(case, *container, Mode { kv, ..Mode::float() }, 1);
-            // It has seven layers, and norms make its queries and keys larger.
-            let bound = if *case == "gemma3" { 6.0 * bound } else { bound };
+            // Norms make queries and keys larger: of one it has seven layers, of the others scaled embeddings or several heads.
+            let bound = match *case {
+                "gemma3" => 6.0 * bound,
+                "gemma" => 2.0 * bound,
+                _ => bound,
+            };
             let error = distance(&logits(&mut rig, &golden.tokens, PAGE_TOKENS), &golden.logits);
-            assert!(error <= bound, "{case} {container:?} {kv}: {error:e}");
+            if error > bound {
+                wrong.push(format!("{case} {container:?} {kv}: {error:e}"));
+            }
         }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod config;
+mod document;
 mod encoder;
 mod fixture;
 mod flips;
