@@ -160,7 +160,9 @@ pub enum Refusal {
         tokens_max: usize,
     },
     /// The queue has room, and this owner's part of it is taken.
-    #[error("as many requests wait already as one key may have waiting: {requests} requests, {tokens} tokens")]
+    #[error(
+        "as many requests wait already as one key may have waiting: {requests} requests, {tokens} tokens"
+    )]
     ShareFull {
         /// Requests of the owner that wait.
         requests: usize,

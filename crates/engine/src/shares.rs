@@ -94,9 +94,8 @@ impl Parts {
     /// Whether another owner has so many more seats than this one that one of them would be better with this one. Two
     /// more: otherwise they would take it from each other by turns.
     pub(crate) fn has_less_than(&self, owner: &Owner, other: &Owner) -> bool {
-        let seats = |owner: &Owner| {
-            self.parts.iter().find(|part| part.owner == *owner).map_or(0, |part| part.seats)
-        };
+        let seats =
+            |owner: &Owner| self.parts.iter().find(|part| part.owner == *owner).map_or(0, |part| part.seats);
         seats(other) >= seats(owner) + 2
     }
 

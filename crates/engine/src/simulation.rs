@@ -405,9 +405,7 @@ impl World {
             }
             // Full now, or too small for this even when it is empty.
             Err(
-                Refusal::QueueFull { .. }
-                | Refusal::ShareFull { .. }
-                | Refusal::Parameter { name: "n", .. },
+                Refusal::QueueFull { .. } | Refusal::ShareFull { .. } | Refusal::Parameter { name: "n", .. },
             ) => life.refused += 1,
             Err(other) => panic!("refused without a reason: {other}"),
         }

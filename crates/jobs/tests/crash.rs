@@ -50,6 +50,7 @@ impl Model for Echo {
 
     async fn answer(
         &self,
+        _: &str,
         question: Question,
         hears: impl Fn(&str) + Send + Sync,
     ) -> Result<Answer, Failure> {
@@ -85,6 +86,7 @@ fn job(key: &str, port: &str) -> NewJob {
     NewJob {
         model: "m".to_owned(),
         owner: "o".to_owned(),
+        shares: false,
         input,
         webhook: Some(format!("http://127.0.0.1:{port}/{key}")),
         policy: Policy::default(),

@@ -6,16 +6,17 @@ use std::{
 };
 
 use serde::Serialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use utoipa::ToSchema;
 
 use crate::{
     error::{ApiError, Code},
-    front::keys::{Caller, Keys},
+    front::keys::{Caller, Keys, Tenant},
     jobs::durable::Durable,
     metrics::Metrics,
     models::{Chosen, Lease, Models, Offer},
     options::ServerOptions,
+    shares::Shares,
     trace::{Span, Traces},
     worker::jobs::Jobs,
 };
@@ -41,9 +42,10 @@ pub(crate) struct App {
     /// Requests admitted and not yet done.
     in_flight: watch::Sender<usize>,
     /// Texts are encoded and schemas compiled by as many threads as there are cores; more would only wait.
-    pub(crate) preparing: Semaphore,
+    /// Two at least, so that one tenant cannot take all.
+    pub(crate) preparing: Arc<Shares>,
     /// Bodies held, in KiB.
-    pub(crate) bodies: Arc<Semaphore>,
+    pub(crate) bodies: Arc<Shares>,
 }
 
 /// Where the server stands.
@@ -104,8 +106,8 @@ impl App {
             draining: watch::Sender::new(false),
             killed: watch::Sender::new(false),
             in_flight: watch::Sender::new(0),
-            preparing: Semaphore::new(cores),
-            bodies: Arc::new(Semaphore::new(bodies_kib.min(Semaphore::MAX_PERMITS))),
+            preparing: Shares::new(cores.max(2)),
+            bodies: Shares::new(bodies_kib),
             options,
         })
     }
@@ -184,6 +186,11 @@ impl App {
         }
     }
 
+    /// Refuses what there is no memory for, a body of so many bytes among it.
+    pub(crate) fn check_memory(&self, body_bytes: usize) -> Result<(), ApiError> {
+        self.options.ceiling.as_ref().map_or(Ok(()), |ceiling| ceiling.check(body_bytes))
+    }
+
     /// Lets a request in, if the server goes on and the key has not too much under way already.
     pub(crate) fn enter(self: &Arc<App>, caller: &Caller) -> Result<Entry, ApiError> {
         self.check_ready()?;
@@ -195,17 +202,25 @@ impl App {
             let message = format!("{most} requests are under way already, as many as a key may have");
             return Err(ApiError::new(Code::QueueFull, message));
         };
-        Ok(self.entry(caller.span.clone(), Some(permit)))
+        let (tenant, urgent) = (caller.tenant().clone(), caller.key.urgent);
+        Ok(self.entry(caller.span.clone(), tenant, urgent, Some(permit)))
     }
 
     /// Lets in what a durable job asks: whoever submitted it is not waiting, and their count of requests is not its.
-    pub(crate) fn enter_job(self: &Arc<App>) -> Entry {
-        self.entry(None, None)
+    /// What it may ask was looked at when it was submitted.
+    pub(crate) fn enter_job(self: &Arc<App>, owner: &str) -> Entry {
+        self.entry(None, self.keys.tenant_of(owner), true, None)
     }
 
-    fn entry(self: &Arc<App>, span: Option<Arc<Span>>, permit: Option<OwnedSemaphorePermit>) -> Entry {
+    fn entry(
+        self: &Arc<App>,
+        span: Option<Arc<Span>>,
+        tenant: Tenant,
+        urgent: bool,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Entry {
         self.in_flight.send_modify(|count| *count += 1);
-        Entry { app: Arc::clone(self), span, _permit: permit }
+        Entry { app: Arc::clone(self), span, tenant, urgent, _permit: permit }
     }
 }
 
@@ -217,6 +232,9 @@ fn leaving() -> ApiError {
 pub(crate) struct Entry {
     app: Arc<App>,
     span: Option<Arc<Span>>,
+    tenant: Tenant,
+    /// Whether it may go before others.
+    urgent: bool,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -227,7 +245,7 @@ impl Entry {
         if let Some(span) = &self.span {
             span.model(served.name());
         }
-        Ok(Admission { app: Arc::clone(&self.app), span: self.span.clone(), served, _entry: self })
+        Ok(Admission { app: Arc::clone(&self.app), span: self.span.clone(), served, entry: self })
     }
 }
 
@@ -244,7 +262,18 @@ pub(crate) struct Admission {
     pub(crate) served: Lease,
     /// Ends with the request.
     pub(crate) span: Option<Arc<Span>>,
-    _entry: Entry,
+    entry: Entry,
+}
+
+impl Admission {
+    pub(crate) fn tenant(&self) -> &Tenant {
+        &self.entry.tenant
+    }
+
+    /// Whether it may go before others.
+    pub(crate) fn is_urgent(&self) -> bool {
+        self.entry.urgent
+    }
 }
 
 /// Seconds since 1970.

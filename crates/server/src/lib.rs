@@ -14,9 +14,11 @@
 mod anthropic;
 mod app;
 mod ask;
+mod ceiling;
 mod error;
 mod front;
 mod jobs;
+mod json;
 mod metrics;
 mod models;
 mod ollama;
@@ -28,6 +30,7 @@ mod responses;
 mod served;
 mod server;
 mod shape;
+mod shares;
 mod sse;
 mod tls;
 mod trace;
@@ -35,6 +38,7 @@ mod work;
 mod worker;
 
 pub use app::{Failed, Progress};
+pub use ceiling::Ceiling;
 pub use error::Code;
 pub use front::keys::KeysError;
 pub use jobs::durable::JobsOptions;

@@ -26,3 +26,4 @@ pub(crate) mod run;
 mod sampling;
 pub(crate) mod serve;
 pub(crate) mod tokenize;
+pub(crate) mod trial;

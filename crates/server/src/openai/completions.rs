@@ -23,12 +23,11 @@ use crate::{
     app::App,
     ask::{
         params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-        prepare::admit,
+        prepare::{Preparing, admit},
         prompt::Prompt,
     },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    served::Served,
     shape::{Unknown, body},
     sse::{self, Transcript},
     work::Work,
@@ -99,7 +98,7 @@ pub(crate) async fn completions(
 }
 
 impl CompletionBody {
-    pub(crate) fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
+    pub(crate) fn ask(&self, served: &Preparing<'_>) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
         self.ask_with(served, None)
     }
 
@@ -107,21 +106,23 @@ impl CompletionBody {
     /// are told as it says.
     pub(crate) fn ask_with(
         &self,
-        served: &Served,
+        served: &Preparing<'_>,
         form: Option<(Form, Option<u32>)>,
     ) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
         let mut faults = Vec::new();
         let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
-        let prompts = self.prompt.tokens(served)?;
-        if prompts.is_empty() {
+        // Before any of them is cut into tokens.
+        let count = self.prompt.count();
+        if count == 0 {
             faults.push(Fault::rule("prompt", "must hold at least one prompt"));
         }
-        if prompts.len().saturating_mul(self.params.n.unwrap_or(1) as usize) > CHOICES_MAX as usize {
+        if count.saturating_mul(self.params.n.unwrap_or(1) as usize) > CHOICES_MAX as usize {
             faults.push(Fault::rule("n", "with all prompts makes more than 128 choices"));
         }
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
         }
+        let prompts = self.prompt.tokens(served)?;
         let max_tokens = Some(self.max_tokens.unwrap_or(MAX_TOKENS) as usize);
         let response_format = self.response_format.as_ref();
         let top_logprobs = form.as_ref().and_then(|(_, alternatives)| *alternatives).or(self.logprobs);
