@@ -344,6 +344,9 @@ fn constraint(schema: &Value) -> String {
         .into_iter()
         .filter(|kind| *kind != "null")
         .map(|kind| match kind {
+            "integer" if schema["format"] == json!("int64") && schema["minimum"].is_null() => {
+                "an integer of 64 bits with a sign".to_owned()
+            }
             "integer" => format!("an integer{}", bounds(&schema["minimum"], &schema["maximum"], "")),
             "number" if !schema["exclusiveMinimum"].is_null() => {
                 let most = bounds(&Value::Null, &schema["maximum"], "");
@@ -446,8 +449,8 @@ mod tests {
         check(
             json!({"name": "a", "seed": u64::MAX, "count": 9}),
             &[
+                "seed must be an integer of 64 bits with a sign; got 18446744073709551615",
                 "count must be an integer from 1 to 8; got 9",
-                "seed must be an integer; got 18446744073709551615",
             ],
         );
         check(
