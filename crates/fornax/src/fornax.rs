@@ -371,6 +371,9 @@ impl Fornax {
 
     /// The request in tokens, as the engine takes it, and how its answers are read.
     fn prepare(&self, request: &Request) -> Result<Ask, Error> {
+        if self.handle().capacity().encodes {
+            return Err(Error::Embeds);
+        }
         check_stops(request)?;
         let text = &self.shared.text;
         let (prompt, form, reading) = match request.question() {
@@ -420,13 +423,13 @@ impl Fornax {
     /// How many tokens may follow a prompt of so many: as many as asked for, else what is left of the context. What
     /// does not fit is refused here, with counts, and never cut.
     pub fn room(&self, prompt: usize, max_tokens: Option<usize>) -> Result<usize, Error> {
-        let context = self.context();
+        let (context, trained) = (self.context(), self.plan().context_trained);
         let left = context.saturating_sub(prompt);
         match max_tokens {
-            _ if prompt > context => Err(Error::PromptTooLong { prompt, context }),
-            None | Some(1..) if left == 0 => Err(Error::PromptTooLong { prompt, context }),
+            _ if prompt > context => Err(Error::PromptTooLong { prompt, context, trained }),
+            None | Some(1..) if left == 0 => Err(Error::PromptTooLong { prompt, context, trained }),
             Some(max_tokens) if max_tokens > left => {
-                Err(Error::RequestTooLong { prompt, max_tokens, context, left })
+                Err(Error::RequestTooLong { prompt, max_tokens, context, left, trained })
             }
             Some(max_tokens) => Ok(max_tokens),
             None => Ok(left),

@@ -50,6 +50,7 @@ impl OpenOptions {
                 model: path.into(),
                 kernel_folder: None,
                 context: None,
+                assumed_bytes: None,
                 private: None,
                 activations: Activations::Integer,
                 threads: None,
@@ -154,6 +155,13 @@ impl OpenOptions {
     /// fit then.
     pub fn returning(mut self, bytes: u64) -> OpenOptions {
         self.returning = bytes;
+        self
+    }
+
+    /// Plans for a GPU with so many free bytes, without looking whether one is there. A model planned so can be loaded only
+    /// where one is.
+    pub fn assume_free(mut self, bytes: u64) -> OpenOptions {
+        self.setup.assumed_bytes = Some(bytes);
         self
     }
 

@@ -21,10 +21,10 @@ mod layers;
 mod loader;
 mod mlp;
 mod names;
+mod relaid;
 mod rope;
 mod source;
 mod stage;
-mod turn;
 
 use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
@@ -39,9 +39,9 @@ pub use error::Error;
 pub use facts::{AttentionScale, BiasRule, EmbeddingScale, Facts, QkRows, ShareRule, SoftCaps, WindowRule};
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
 pub use names::{Dim, Name, Owner, Tensor, Transform, When};
+pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;
-pub use turn::Turn;
 
 /// A loaded model.
 pub trait Model<B: Backend> {

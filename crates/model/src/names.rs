@@ -1,7 +1,7 @@
 //! The table of weights: canonical name, spelling in each container, shape, and what loading does to the rows.
 
 use crate::facts::QkRows;
-use crate::turn::Turn;
+use crate::relaid::Interleave;
 use crate::{Config, Facts, LayerConfig};
 
 /// A weight by its place in the model.
@@ -137,11 +137,11 @@ pub enum Transform {
     QkRows,
     /// Exchanges rows and columns in Hugging Face files.
     Transposed,
-    /// Takes every so manyth value of a vector in Hugging Face files.
-    Alternate(Turn),
-    /// The same of the rows of experts' matrices, which Hugging Face files hold as floats with rows and columns exchanged,
-    /// or as they are in blocks of four bits: `_blocks` and `_scales` behind the name.
-    Turned(Turn),
+    /// Takes every n-th value of a vector in Hugging Face files.
+    Alternate(Interleave),
+    /// Takes every n-th row of experts' matrices. Hugging Face files hold them transposed as floats, or in order as blocks
+    /// of four bits: `_blocks` and `_scales` behind the name.
+    AlternateRows(Interleave),
 }
 
 /// Whose weight it is.

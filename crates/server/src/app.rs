@@ -11,7 +11,10 @@ use utoipa::ToSchema;
 
 use crate::{
     error::{ApiError, Code},
-    front::keys::{Caller, Keys, Tenant},
+    front::{
+        keys::{Caller, Keys, Tenant},
+        line::Line,
+    },
     jobs::durable::Durable,
     metrics::Metrics,
     models::{Chosen, Lease, Models, Offer},
@@ -92,7 +95,8 @@ impl Failed {
 impl App {
     pub(crate) fn new(options: ServerOptions, keys: Keys, offers: Vec<Offer>) -> Arc<App> {
         // Room for the largest body at least, or it would wait for ever.
-        let bodies_kib = (options.bodies_bytes_max.max(options.body_bytes_max) >> 10) + 1;
+        let largest = options.body_bytes_max.max(options.file_bytes_max);
+        let bodies_kib = (options.bodies_bytes_max.max(largest) >> 10) + 1;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(App {
             keys,
@@ -202,25 +206,25 @@ impl App {
             let message = format!("{most} requests are under way already, as many as a key may have");
             return Err(ApiError::new(Code::QueueFull, message));
         };
-        let (tenant, urgent) = (caller.tenant().clone(), caller.key.urgent);
-        Ok(self.entry(caller.span.clone(), tenant, urgent, Some(permit)))
+        let whose = Whose { tenant: caller.tenant().clone(), urgent: caller.key.urgent };
+        Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), whose, Some(permit)))
     }
 
     /// Lets in what a durable job asks: whoever submitted it is not waiting, and their count of requests is not its.
-    /// What it may ask was looked at when it was submitted.
     pub(crate) fn enter_job(self: &Arc<App>, owner: &str) -> Entry {
-        self.entry(None, self.keys.tenant_of(owner), true, None)
+        let (tenant, urgent) = self.keys.tenant_of(owner);
+        self.entry(None, None, Whose { tenant, urgent }, None)
     }
 
     fn entry(
         self: &Arc<App>,
         span: Option<Arc<Span>>,
-        tenant: Tenant,
-        urgent: bool,
+        line: Option<Arc<Line>>,
+        whose: Whose,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Entry {
         self.in_flight.send_modify(|count| *count += 1);
-        Entry { app: Arc::clone(self), span, tenant, urgent, _permit: permit }
+        Entry { app: Arc::clone(self), span, line, whose, _permit: permit }
     }
 }
 
@@ -228,13 +232,19 @@ fn leaving() -> ApiError {
     ApiError::new(Code::ModelNotReady, "the server is shutting down")
 }
 
+/// Whose a request is.
+struct Whose {
+    tenant: Tenant,
+    /// Whether it may go before others.
+    urgent: bool,
+}
+
 /// A request that was let in. Dropping it lets it out.
 pub(crate) struct Entry {
     app: Arc<App>,
     span: Option<Arc<Span>>,
-    tenant: Tenant,
-    /// Whether it may go before others.
-    urgent: bool,
+    line: Option<Arc<Line>>,
+    whose: Whose,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -245,7 +255,11 @@ impl Entry {
         if let Some(span) = &self.span {
             span.model(served.name());
         }
-        Ok(Admission { app: Arc::clone(&self.app), span: self.span.clone(), served, entry: self })
+        if let Some(line) = &self.line {
+            line.model(served.name());
+        }
+        let (app, span, line) = (Arc::clone(&self.app), self.span.clone(), self.line.clone());
+        Ok(Admission { app, span, line, served, entry: self })
     }
 }
 
@@ -262,17 +276,19 @@ pub(crate) struct Admission {
     pub(crate) served: Lease,
     /// Ends with the request.
     pub(crate) span: Option<Arc<Span>>,
+    /// Written when the request is over; a job's own is another.
+    pub(crate) line: Option<Arc<Line>>,
     entry: Entry,
 }
 
 impl Admission {
     pub(crate) fn tenant(&self) -> &Tenant {
-        &self.entry.tenant
+        &self.entry.whose.tenant
     }
 
     /// Whether it may go before others.
     pub(crate) fn is_urgent(&self) -> bool {
-        self.entry.urgent
+        self.entry.whose.urgent
     }
 }
 

@@ -19,6 +19,7 @@ mod error;
 mod front;
 mod jobs;
 mod json;
+mod llama;
 mod metrics;
 mod models;
 mod ollama;

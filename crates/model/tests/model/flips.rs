@@ -4,8 +4,9 @@
 use fornax_compute::{Glu, Heads, NormKind, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
-    AttentionConfig, AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, FeedForward, LayerConfig,
-    Mixer, Mixture, Name, Owner, QkRows, Rope, Rotary, Scaling, ShareRule, Transform, Turn, When, WindowRule,
+    AttentionConfig, AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, FeedForward, Interleave,
+    LayerConfig, Mixer, Mixture, Name, Owner, QkRows, Rope, Rotary, Scaling, ShareRule, Transform, When,
+    WindowRule,
 };
 use serde_json::Value;
 
@@ -617,23 +618,23 @@ fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
 
 #[test]
 fn every_turn_of_a_matrix_matters() {
-    let other = |turn: Turn| Turn { at: (turn.at + 1) % turn.of, ..turn };
+    let other = |one: Interleave| Interleave { at: (one.at + 1) % one.of, ..one };
     for (case, wanted) in [("gpt-oss", 4), ("gpt-oss-float", 4)] {
         let checkpoint = open(case, HuggingFace);
         let names = Config::read(&checkpoint).unwrap().facts.names.concat();
-        let mut turned = 0;
+        let mut exchanged = 0;
         for (index, name) in names.iter().enumerate() {
             let transform = match name.transform {
-                Transform::Turned(turn) if turn.of > 1 => Transform::Turned(other(turn)),
-                Transform::Alternate(turn) => Transform::Alternate(other(turn)),
+                Transform::AlternateRows(one) if one.of > 1 => Transform::AlternateRows(other(one)),
+                Transform::Alternate(one) => Transform::Alternate(other(one)),
                 _ => continue,
             };
             let flipped = renamed(&checkpoint, |names| names[index].transform = transform);
-            check(&format!("{:?} turned", name.tensor), case, &checkpoint, &flipped, Numbers);
+            check(&format!("{:?} exchanged", name.tensor), case, &checkpoint, &flipped, Numbers);
             let flipped = renamed(&checkpoint, |names| names[index].transform = Transform::Keep);
             check(&format!("{:?} kept", name.tensor), case, &checkpoint, &flipped, Refusal);
-            turned += 1;
+            exchanged += 1;
         }
-        assert_eq!(turned, wanted, "{case}");
+        assert_eq!(exchanged, wanted, "{case}");
     }
 }

@@ -98,7 +98,7 @@ pub(crate) async fn on_a_thread<T: Send + 'static>(
 
 /// Does work on a thread that may block, with as many others as there are cores. The turn belongs to the thread: it is
 /// over when the work is, not when whoever asked has left.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     app: &App,
     tenant: &Tenant,
     work: impl FnOnce(&Patience) -> Result<T, ApiError> + Send + 'static,
@@ -153,7 +153,7 @@ impl Preparing<'_> {
 }
 
 /// How long preparing may go on.
-struct Patience {
+pub(crate) struct Patience {
     until: Instant,
     limit: Duration,
     /// Whoever asked is gone.
@@ -165,7 +165,7 @@ impl Patience {
         self.left.load(Ordering::Relaxed) || Instant::now() >= self.until
     }
 
-    fn check(&self) -> Result<(), ApiError> {
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
         if self.is_over() { Err(self.late()) } else { Ok(()) }
     }
 

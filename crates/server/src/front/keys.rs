@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
-use crate::trace::Span;
+use crate::{front::line::Line, trace::Span};
 
 /// Keys shorter than this are guessed.
 const KEY_CHARS_MIN: usize = 16;
@@ -25,6 +25,8 @@ pub(crate) struct Caller {
     pub(crate) key: Key,
     /// The request's trace, where traces are wanted.
     pub(crate) span: Option<Arc<Span>>,
+    /// The request's line in the log, which ends with it.
+    pub(crate) line: Arc<Line>,
 }
 
 impl Caller {
@@ -185,13 +187,16 @@ impl Keys {
         Ok(count)
     }
 
-    /// What an owner of jobs is among those who ask now.
-    pub(crate) fn tenant_of(&self, owner: &str) -> Tenant {
+    /// What an owner of jobs is among those who ask now, and whether one of its keys may go before others.
+    pub(crate) fn tenant_of(&self, owner: &str) -> (Tenant, bool) {
         let known = self.known();
         match known.iter().find(|key| *key.owner == *owner) {
-            Some(key) => key.tenant.clone(),
+            Some(key) => {
+                let urgent = known.iter().any(|key| *key.owner == *owner && key.urgent);
+                (key.tenant.clone(), urgent)
+            }
             // Whose key is gone still has jobs.
-            None => known.iter().any(|key| key.tenant.is_some()).then(|| owner.into()),
+            None => (known.iter().any(|key| key.tenant.is_some()).then(|| owner.into()), false),
         }
     }
 
@@ -266,7 +271,7 @@ mod tests {
         assert_eq!((find(old).tenant.as_deref(), find(new).tenant.as_deref()), (Some("us"), Some("us")));
         let own = find(other);
         assert_eq!((own.tenant.as_deref(), &*own.owner), (Some(&*own.label), &*own.label));
-        assert_eq!(keys.tenant_of("gone").as_deref(), Some("gone"), "its jobs are nobody else's");
+        assert_eq!(keys.tenant_of("gone").0.as_deref(), Some("gone"), "its jobs are nobody else's");
         // Without keys everybody is one, who may do everything.
         let local = Keys::open(None, RIGHTS).unwrap().find(None).unwrap();
         assert_eq!((&*local.owner, local.tenant, local.urgent), ("local", None, true));
