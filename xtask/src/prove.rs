@@ -3,6 +3,7 @@
 //! A proof that succeeds replaces its section of `docs/proofs.md` with what was found and on which machine and
 //! commit. One that fails records nothing.
 
+mod chaos;
 mod clean_clone;
 mod crash;
 mod cuda;
@@ -15,6 +16,7 @@ mod load;
 mod memory;
 mod neon;
 mod private;
+mod serving;
 mod simulation;
 mod soak;
 mod templates;
@@ -40,6 +42,11 @@ struct Proof {
 type Facts = Vec<(&'static str, String)>;
 
 const PROOFS: &[Proof] = &[
+    Proof {
+        name: "chaos",
+        shows: "One hostile key among ten neither fails nor holds up the requests of the others, and leaves nothing behind.",
+        run: chaos::run,
+    },
     Proof {
         name: "checkpoints",
         shows: "Quantised to FP8, GPTQ and AWQ the default model gives the log-probabilities of its dequantised weights.",

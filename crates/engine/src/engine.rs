@@ -22,6 +22,7 @@ use crate::{
     runner::Runner,
     scheduler::{Scheduled, Scheduler, Sequences, StepLimits},
     sequence::{Sequence, SequenceId},
+    shares::Line,
     speculation::{Draft, Speculation},
     stats::Stats,
 };
@@ -75,8 +76,8 @@ pub struct Engine {
     clock: Clock,
     /// When the last step was collected.
     collected: Duration,
-    /// Choices that have come in: the next one's place in line.
-    arrived: i64,
+    /// Where those who come in stand.
+    line: Line,
     stats: Stats,
 }
 
@@ -153,7 +154,7 @@ impl Engine {
             fast_forward: options.fast_forward,
             clock: options.clock,
             collected: Duration::ZERO,
-            arrived: 0,
+            line: Line::default(),
             stats: Stats::default(),
             runner,
         };
@@ -242,8 +243,7 @@ impl Engine {
             let mut leader = None;
             for (choice, (reply, ticket)) in arrival.choices.into_iter().enumerate() {
                 let request: Arc<Request> = Arc::clone(&arrival.request);
-                let place = self.arrived;
-                self.arrived += 1;
+                let place = self.line.place(&request.owner);
                 let id = self.scheduler.add(|id| Sequence {
                     grammar: None,
                     id,
@@ -344,6 +344,8 @@ impl Engine {
         let Some(sequence) = self.scheduler.get_mut(id) else { return };
         // Not before: a copy may be large, and those who wait need none. The step is under way meanwhile.
         sequence.grammar = sequence.request.grammar.clone();
+        let place = sequence.line - i64::from(sequence.request.priority) * PRIORITY_PLACES;
+        self.line.seat(place);
         let cached_tokens = sequence.cached_tokens.unwrap_or(0);
         let miss = sequence.miss;
         sequence.reply.send(Event::Started { cached_tokens, miss, seed: sequence.seed });
@@ -890,6 +892,56 @@ mod tests {
         // A prompt of three; then the choice with the five that follow it, whose last is answered by the next choice.
         assert_eq!(forward.1, [3, 6]);
         assert_eq!(one_by_one.1, [3, 1, 1, 1, 1, 1, 1, 1, 1], "the sizes say nothing about the form");
+    }
+
+    /// Turns until the last answer of `owner` has ended, which asks for two while another owner's flood is under way.
+    fn turns_beside_a_flood(depth: usize, slots: usize, owner: &str) -> usize {
+        let group = KvGroup { layers: 1, kind: KvKind::pairs(1, 1), window: None, pages: 400 };
+        let limits = StepLimits { tokens_max: 64, wanted_max: 8, slots };
+        let options =
+            FakeOptions { groups: vec![group], limits, depth, vocab: 27, faults: Box::new(|| None) };
+        let engine = EngineOptions {
+            queue: QueueLimits { requests_max: 1000, tokens_max: 1_000_000 },
+            ..EngineOptions::new(1200, Arc::new(|| Duration::ZERO))
+        };
+        let (mut engine, handle) = Engine::new(Box::new(Fake::new(options)), engine);
+        let ask = |owner: &str, start: u32, prompt: usize, tokens: usize| {
+            let prompt = (0..prompt).map(|at| (start + u32::try_from(at).unwrap()) % 27).collect();
+            let owner = Some(Arc::from(owner));
+            handle.submit(Request { owner, ..Request::new(prompt, tokens, Sampling::greedy()) }).unwrap()
+        };
+        // Long prompts and long answers.
+        let flood: Vec<_> = (0..100).flat_map(|number| ask("flood", number, 1000, 200)).collect();
+        (0..10).for_each(|_| drop(engine.turn()));
+        let mut honest: Vec<_> = (0..2).flat_map(|number| ask(owner, number, 40, 10)).collect();
+        let mut turns = 0;
+        while !honest.is_empty() {
+            assert_eq!(engine.turn(), Turn::Worked);
+            engine.assert_consistent();
+            turns += 1;
+            honest.retain_mut(|reply| {
+                !std::iter::from_fn(|| reply.try_recv()).any(|event| matches!(event, Event::End { .. }))
+            });
+        }
+        drop(flood);
+        while engine.turn() == Turn::Worked {}
+        engine.assert_consistent();
+        assert_eq!(handle.stats().pages[0].referenced, 0);
+        turns
+    }
+
+    #[test]
+    fn a_flood_of_one_owner_delays_anothers_answer_by_what_is_under_way_and_not_by_what_waits() {
+        for depth in 0..3 {
+            for slots in [2, 4, 8] {
+                // Ten tokens each, one after the other where there is one seat for both; a seat is free after the steps
+                // under way, and half of each step is for the prompt.
+                let turns = turns_beside_a_flood(depth, slots, "honest");
+                assert!(turns <= 40 * (depth + 1), "{turns} turns, depth {depth}, {slots} seats");
+            }
+        }
+        // The same, by the owner of the flood: behind a hundred prompts of a thousand tokens.
+        assert!(turns_beside_a_flood(0, 4, "flood") > 1000);
     }
 
     #[test]

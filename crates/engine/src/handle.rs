@@ -1,6 +1,9 @@
 //! The way into the engine: bounded, checked at the door, and drained when nobody holds it any more.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 
 use crate::{
     Clock,
@@ -16,7 +19,8 @@ use crate::{
     },
 };
 
-/// How much may wait.
+/// How much may wait. An owner that has something waiting may have more only as long as that is no more than what is free:
+/// the first that floods the queue takes half of it, the next half of what is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
     /// Choices that wait for their first seat.
@@ -48,9 +52,33 @@ struct DoorState {
     /// Choices that have no seat yet, here or in the scheduler.
     requests: usize,
     tokens: usize,
+    /// The same by owner, of those that have any.
+    owners: HashMap<Arc<str>, Waiting>,
     handles: usize,
     /// The engine is gone, or what it drives is.
     closed: Option<Refusal>,
+}
+
+/// What waits of one owner.
+#[derive(Clone, Copy, Default)]
+struct Waiting {
+    requests: usize,
+    tokens: usize,
+}
+
+impl DoorState {
+    /// Refuses what would leave less room than its owner has taken.
+    fn check_share(&self, request: &Request, limits: QueueLimits, tokens: usize) -> Result<(), Refusal> {
+        let Some(own) = request.owner.as_ref().and_then(|owner| self.owners.get(owner)) else {
+            return Ok(());
+        };
+        let free = limits.requests_max - self.requests;
+        let tokens_free = limits.tokens_max - self.tokens;
+        if own.requests + request.choices as usize > free || own.tokens.saturating_add(tokens) > tokens_free {
+            return Err(Refusal::ShareFull { requests: own.requests, tokens: own.tokens });
+        }
+        Ok(())
+    }
 }
 
 /// A request on its way to the scheduler.
@@ -63,6 +91,7 @@ pub(crate) struct Arrival {
 pub(crate) struct Ticket {
     door: Arc<Door>,
     tokens: usize,
+    owner: Option<Arc<str>>,
 }
 
 impl Drop for Ticket {
@@ -70,6 +99,13 @@ impl Drop for Ticket {
         let mut state = lock(&self.door.state);
         state.requests -= 1;
         state.tokens -= self.tokens;
+        let Some(owner) = &self.owner else { return };
+        let Some(own) = state.owners.get_mut(owner) else { return };
+        own.requests -= 1;
+        own.tokens -= self.tokens;
+        if own.requests == 0 {
+            state.owners.remove(owner);
+        }
     }
 }
 
@@ -173,7 +209,8 @@ impl Handle {
         if let Some(reason) = &state.closed {
             return Err(reason.clone());
         }
-        let tokens_after = state.tokens.saturating_add(tokens.saturating_mul(choices));
+        let added = tokens.saturating_mul(choices);
+        let tokens_after = state.tokens.saturating_add(added);
         if state.requests + choices > limits.requests_max || tokens_after > limits.tokens_max {
             return Err(Refusal::QueueFull {
                 requests: state.requests,
@@ -182,12 +219,19 @@ impl Handle {
                 tokens_max: limits.tokens_max,
             });
         }
+        state.check_share(&request, limits, added)?;
         state.requests += choices;
         state.tokens = tokens_after;
+        let owner = request.owner.clone();
+        if let Some(owner) = &owner {
+            let own = state.owners.entry(Arc::clone(owner)).or_default();
+            own.requests += choices;
+            own.tokens += added;
+        }
         let (senders, replies): (Vec<_>, Vec<_>) = (0..choices).map(|_| reply()).unzip();
         let choices = senders
             .into_iter()
-            .map(|sender| (sender, Ticket { door: Arc::clone(&self.door), tokens }))
+            .map(|sender| (sender, Ticket { door: Arc::clone(&self.door), tokens, owner: owner.clone() }))
             .collect();
         state.arrivals.push_back(Arrival { request: Arc::new(request), choices });
         drop(state);
@@ -277,5 +321,37 @@ mod tests {
         let waiting = handle.submit(request(5, 4)).unwrap();
         assert!(matches!(handle.submit(request(1, 1)).err(), Some(Refusal::QueueFull { .. })));
         drop(waiting);
+    }
+
+    #[test]
+    fn owners_who_flood_the_queue_leave_room_for_the_next_one() {
+        let capacity = Capacity {
+            context: 100,
+            vocab: 50,
+            pages: 10,
+            encodes: false,
+            pairs: false,
+            adapters: 0,
+            given: None,
+            sections: 1,
+        };
+        let limits = QueueLimits { requests_max: 12, tokens_max: 1000 };
+        let door = Door::new(capacity, limits, std::sync::Arc::new(|| Duration::ZERO), Duration::MAX);
+        let handle = Handle::new(Arc::clone(&door));
+        let submit = |owner: Option<&str>, prompt: usize| {
+            let owner = owner.map(Arc::from);
+            handle.submit(Request { owner, ..Request::new(vec![1; prompt], 10, Sampling::greedy()) })
+        };
+        let flood = |owner| (0..20).map_while(|_| submit(Some(owner), 1).ok()).count();
+        assert_eq!(flood("a"), 6);
+        assert!(matches!(submit(Some("a"), 1), Err(Refusal::ShareFull { requests: 6, tokens: 6 })));
+        assert_eq!((flood("b"), flood("c"), flood("d")), (3, 2, 1), "each half of what is left");
+        // Those that come in make room, and whoever says no owner has no part that could be full.
+        drop(door.take());
+        assert_eq!((0..20).map_while(|_| submit(None, 1).ok()).count(), 12);
+        drop(door.take());
+        // Few long ones flood it as well.
+        let long = (0..20).map_while(|_| submit(Some("a"), 90).ok()).count();
+        assert_eq!((long, flood("b")), (6, 3));
     }
 }

@@ -23,6 +23,7 @@ mod request;
 mod runner;
 mod scheduler;
 mod sequence;
+mod shares;
 pub mod simulation;
 mod speculation;
 mod stats;

@@ -74,8 +74,8 @@ pub struct Request {
     pub priority: i8,
     /// Requests share cached prefixes only under the same salt.
     pub salt: Box<str>,
-    /// Whose it is: a key that only whoever submits it can read anything from. It is kept, shown in the
-    /// [`Picture`](crate::Picture), and decides nothing.
+    /// Whose it is: a key that only whoever submits it can read anything from. Shown in the
+    /// [`Picture`](crate::Picture); owners share the queue, the seats and the steps fairly. It changes no token.
     pub owner: Option<Arc<str>>,
     /// Which of the model's adapters computes it; `None` is the model itself. Prefixes are shared only by requests of the
     /// same.
@@ -158,6 +158,16 @@ pub enum Refusal {
         tokens: usize,
         /// The bound.
         tokens_max: usize,
+    },
+    /// The queue has room, and this owner's part of it is taken.
+    #[error(
+        "as many requests wait already as one key may have waiting: {requests} requests, {tokens} tokens"
+    )]
+    ShareFull {
+        /// Requests of the owner that wait.
+        requests: usize,
+        /// Their prompt tokens.
+        tokens: usize,
     },
     /// The device is gone; nothing can be computed until the engine is started again.
     #[error("DEVICE_LOST: {0}")]

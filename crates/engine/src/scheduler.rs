@@ -4,7 +4,8 @@
 //! one more token, a prefix hit, a resumed sequence are all the same thing: some positions are missing.
 //!
 //! Order is the place in line, fixed when a request arrives. Whoever is first can always take the pages of those
-//! behind, so somebody always moves on, and nobody is overtaken for ever.
+//! behind, so somebody always moves on, and nobody is overtaken for ever. Where several owners want something, seats and
+//! the tokens of a step are shared out among them first (`shares.rs`).
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -19,6 +20,7 @@ use crate::{
     prefix::Units,
     request::Piece,
     sequence::{Leave, Seat, Sequence, SequenceId},
+    shares::{Owner, Parts},
     speculation::{Speculation, Speculator},
 };
 
@@ -186,10 +188,9 @@ impl Scheduler {
             let drafts = if drafting { self.drafts_for(id, streams, after, &step) } else { 0 };
             self.advance(id, drafts, &mut step);
         }
-        for id in more {
-            self.advance(id, 0, &mut step);
-        }
-        self.seat_waiting(&mut step);
+        let parts = self.parts();
+        self.advance_prompts(more, &parts, &mut step);
+        self.seat_waiting(parts, &mut step);
         self.batch = step.batch;
         step.rows
     }
@@ -242,15 +243,65 @@ impl Scheduler {
         }
     }
 
-    /// Seats waiting sequences in line order until slots, pages or the budget run out.
-    fn seat_waiting(&mut self, step: &mut StepDraft) {
-        let waiting: Vec<SequenceId> = self.waiting.iter().map(|&(_, id)| id).collect();
-        for id in waiting {
+    /// Who has seats and who waits for one.
+    fn parts(&self) -> Parts {
+        let mut parts = Parts::default();
+        for &(_, id) in &self.seated {
+            let sequence = self.sequence(id);
+            if sequence.leave.is_none() {
+                parts.sits(&sequence.request.owner);
+            }
+        }
+        for &(line, id) in &self.waiting {
+            parts.waits(&self.sequence(id).request.owner, line, id);
+        }
+        parts
+    }
+
+    /// Computes what is missing of prompts: an equal part of the step for each owner that has some. What one does not use
+    /// is there for the next, and something is left for an owner who is about to be seated.
+    fn advance_prompts(&mut self, more: Vec<SequenceId>, parts: &Parts, step: &mut StepDraft) {
+        let mut prompts: Vec<(usize, Owner, Vec<SequenceId>)> = Vec::new();
+        for id in more {
+            let sequence = self.sequence(id);
+            let (owner, missing) = (&sequence.request.owner, sequence.target() - sequence.launched);
+            match prompts.iter_mut().find(|(_, other, _)| other == owner) {
+                Some((sum, _, ids)) => {
+                    *sum += missing;
+                    ids.push(id);
+                }
+                None => prompts.push((missing, owner.clone(), vec![id])),
+            }
+        }
+        // Those who want little first: what they leave is shared by the others.
+        prompts.sort_by_key(|(missing, ..)| *missing);
+        let owners: Vec<Owner> = prompts.iter().map(|(_, owner, _)| owner.clone()).collect();
+        let expected = parts.expects_other_than(&owners, !self.slots_free.is_empty());
+        // Sequences that are computed in one step cannot be cut.
+        let shared = !step.computed.whole && prompts.len() + usize::from(expected) > 1;
+        let mut left = step.tokens_left;
+        let mut sharers = prompts.len() + usize::from(expected);
+        for (_, _, ids) in prompts {
+            let part = if shared { left.div_ceil(sharers) } else { left };
+            step.tokens_left = part;
+            for id in ids {
+                self.advance(id, 0, step);
+            }
+            left -= part - step.tokens_left;
+            sharers -= 1;
+        }
+        step.tokens_left = left;
+    }
+
+    /// Seats waiting sequences until slots, pages or the budget run out: those of the owners with the fewest seats first,
+    /// then in line order.
+    fn seat_waiting(&mut self, mut parts: Parts, step: &mut StepDraft) {
+        while let Some(id) = parts.next() {
             let sequence = self.sequence(id);
             if self.waits_for_leader(sequence) {
                 continue;
             }
-            if self.slots_free.is_empty() && !self.unseat_less_urgent(id, step) {
+            if self.slots_free.is_empty() && !self.unseat_for(id, &mut parts, step) {
                 return;
             }
             let Some(slot) = self.slots_free.pop() else { return };
@@ -265,7 +316,7 @@ impl Scheduler {
                     if self.pages.grow(&mut tables, hit + len) {
                         break true;
                     }
-                    if !self.unseat_less_urgent(id, step) {
+                    if !self.unseat_for(id, &mut parts, step) {
                         break false;
                     }
                 };
@@ -285,6 +336,7 @@ impl Scheduler {
             }
             sequence.seat = Some(Seat { slot, tables });
             let line = sequence.line;
+            parts.sits(&sequence.request.owner);
             place(sequence, len, 0, step);
             self.waiting.remove(&(line, id));
             self.seated.insert((line, id));
@@ -302,29 +354,34 @@ impl Scheduler {
     /// Takes pages from the last in line behind `id`. `false`: nothing more can be freed for this step.
     fn make_room(&mut self, id: SequenceId, step: &StepDraft) -> bool {
         let line = self.sequence(id).line;
-        self.unseat_one(step, |sequence| (sequence.line, sequence.id) > (line, id))
+        self.unseat_one(step, |sequence| (sequence.line, sequence.id) > (line, id)).is_some()
     }
 
-    /// Takes the seat of the last in line whose priority is lower than that of `id`.
-    fn unseat_less_urgent(&mut self, id: SequenceId, step: &StepDraft) -> bool {
+    /// Takes the seat of the last in line whose priority is lower than that of `id`, or whose owner has more than its part
+    /// while that of `id` has less.
+    fn unseat_for(&mut self, id: SequenceId, parts: &mut Parts, step: &StepDraft) -> bool {
         let sequence = self.sequence(id);
-        let (line, priority) = (sequence.line, sequence.request.priority);
-        self.unseat_one(step, |other| other.request.priority > priority && other.line > line)
+        let (line, priority, owner) = (sequence.line, sequence.request.priority, &sequence.request.owner);
+        let owner = owner.clone();
+        let left = self
+            .unseat_one(step, |other| other.request.priority > priority && other.line > line)
+            .or_else(|| self.unseat_one(step, |other| parts.has_less_than(&owner, &other.request.owner)));
+        left.map(|owner| parts.leaves(&owner)).is_some()
     }
 
-    /// Unseats the last in line for which `behind` holds and that no step names. Sequences in flight can only be
-    /// marked: their pages return when their step is collected, so one mark a step is enough.
-    fn unseat_one(&mut self, step: &StepDraft, behind: impl Fn(&Sequence) -> bool) -> bool {
+    /// Unseats the last in line for which `behind` holds and that no step names; whose it was. Sequences in flight can only
+    /// be marked: their pages return when their step is collected, so one mark a step is enough.
+    fn unseat_one(&mut self, step: &StepDraft, behind: impl Fn(&Sequence) -> bool) -> Option<Owner> {
         let mut mark = None;
         let mut victim = None;
         for &(_, id) in self.seated.iter().rev() {
             let sequence = self.sequence(id);
             if !behind(sequence) {
-                break;
+                continue;
             }
             if sequence.leave.is_some() {
                 // Room is on its way already.
-                return false;
+                return None;
             }
             if step.names(id) {
                 continue;
@@ -337,12 +394,12 @@ impl Scheduler {
         }
         if let Some(id) = victim {
             self.preempt(id);
-            return true;
+            return Some(self.sequence(id).request.owner.clone());
         }
         if let Some(id) = mark {
             self.sequences.get_mut(id).expect("seated").leave = Some(Leave::Preempted);
         }
-        false
+        None
     }
 
     /// Takes the seat; the sequence waits at its old place in line and computes again what nobody kept.

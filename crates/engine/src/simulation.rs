@@ -385,6 +385,7 @@ impl World {
             choices: if dice.chance(20) && !only_looks { 3 } else { 1 },
             priority: [0, 0, 0, -1, 1][dice.below(5)],
             salt: ["", "", "tenant"][dice.below(3)].into(),
+            owner: [None, Some("one"), Some("two")][dice.below(3)].map(Arc::from),
             ..Request::new(prompt, max_tokens, sampling)
         };
         match handle.submit(request.clone()) {
@@ -403,7 +404,9 @@ impl World {
                 }));
             }
             // Full now, or too small for this even when it is empty.
-            Err(Refusal::QueueFull { .. } | Refusal::Parameter { name: "n", .. }) => life.refused += 1,
+            Err(
+                Refusal::QueueFull { .. } | Refusal::ShareFull { .. } | Refusal::Parameter { name: "n", .. },
+            ) => life.refused += 1,
             Err(other) => panic!("refused without a reason: {other}"),
         }
     }

@@ -2,8 +2,9 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
+    time::Duration,
 };
 
 use fornax_engine::Grammar;
@@ -31,11 +32,19 @@ const KEPT_BYTES: usize = 4 << 20;
 /// longest chain it lets through (a test says so). Only what is used of it costs memory.
 const STACK: usize = 256 << 20;
 
+/// How often somebody who waits looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Compiles a form elsewhere, within bounds of time and memory, as long as it is wanted: whether it can be.
+pub type Trial = Arc<dyn Fn(&Form, &dyn Fn() -> bool) -> Result<(), FormError> + Send + Sync>;
+
 /// Compiles forms for one vocabulary. Shared by all callers; the engine never waits for it.
 pub struct Grammars {
     factory: ParserFactory,
     end_tokens: Arc<[u32]>,
     shelf: Mutex<Shelf>,
+    /// Where new forms are compiled first.
+    trial: OnceLock<Trial>,
     /// Somebody has finished compiling.
     finished: Condvar,
 }
@@ -67,11 +76,22 @@ impl Grammars {
         limits.verbose_errors = false;
         // One or two kilobytes each, for every sequence.
         limits.max_lexer_states = 50_000;
-        Ok(Grammars { factory, end_tokens, shelf: Mutex::default(), finished: Condvar::new() })
+        Ok(Grammars {
+            factory,
+            end_tokens,
+            shelf: Mutex::default(),
+            trial: OnceLock::new(),
+            finished: Condvar::new(),
+        })
     }
 
     /// The compiled form, from the kept ones if it is there. The same form is compiled once, however many ask at once.
     pub fn compile(&self, form: &Form) -> Result<Grammar, FormError> {
+        self.compile_while(form, &|| true)
+    }
+
+    /// The same, as long as somebody wants it.
+    pub fn compile_while(&self, form: &Form, wanted: &dyn Fn() -> bool) -> Result<Grammar, FormError> {
         let key = form.key()?;
         let mut shelf = self.shelf();
         loop {
@@ -81,16 +101,22 @@ impl Grammars {
             if !shelf.compiling.contains(&key) {
                 break;
             }
-            shelf = self.finished.wait(shelf).unwrap_or_else(PoisonError::into_inner);
+            if !wanted() {
+                return Err(FormError::Unwanted);
+            }
+            let waited = self.finished.wait_timeout(shelf, LOOK);
+            shelf = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         shelf.compiling.push(Arc::clone(&key));
         drop(shelf);
         // Outside the lock: a large schema takes its time and must not hold up others.
-        let compiled = self.compile_new(form);
+        let compiled = self.tried(form, wanted).and_then(|()| self.compile_new(form));
         let mut shelf = self.shelf();
         shelf.compiling.retain(|other| *other != key);
         shelf.compiled += 1;
-        shelf.keep(key, compiled.clone());
+        if compiled.as_ref().err() != Some(&FormError::Unwanted) {
+            shelf.keep(key, compiled.clone());
+        }
         drop(shelf);
         self.finished.notify_all();
         compiled
@@ -103,6 +129,18 @@ impl Grammars {
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has every new form compiled elsewhere before it is compiled here. What was set first stays.
+    pub fn try_with(&self, trial: Trial) {
+        drop(self.trial.set(trial));
+    }
+
+    fn tried(&self, form: &Form, wanted: &dyn Fn() -> bool) -> Result<(), FormError> {
+        match self.trial.get() {
+            Some(trial) => trial(form, wanted),
+            None => Ok(()),
+        }
     }
 
     /// Compiles on a thread with room for the compiler's recursion. A panic of the compiler refuses the form.

@@ -54,6 +54,15 @@ pub enum FormError {
         /// The bound.
         max: usize,
     },
+    /// Compiling it takes more time or memory than forms may take.
+    #[error("the form takes more than {what} to compile")]
+    TooMuch {
+        /// What there would have to be more of.
+        what: &'static str,
+    },
+    /// Nobody wants it any more, and it was not compiled to the end.
+    #[error("compiling was broken off")]
+    Unwanted,
     /// No answer has this form, so none could ever be whole.
     #[error("no answer can satisfy this form")]
     Unsatisfiable,
@@ -63,6 +72,35 @@ pub enum FormError {
 }
 
 impl Form {
+    /// For another process: `from_json` reads it.
+    pub fn to_json(&self) -> Value {
+        match self {
+            Form::JsonSchema(schema) => json!({"schema": schema}),
+            Form::JsonObject => json!({"object": {}}),
+            Form::Regex(regex) => json!({"regex": regex}),
+            Form::Grammar(lark) => json!({"grammar": lark}),
+            Form::Choice(choices) => json!({"choice": choices}),
+        }
+    }
+
+    /// What `to_json` wrote.
+    pub fn from_json(value: Value) -> Option<Form> {
+        let Value::Object(fields) = value else { return None };
+        let (kind, value) = fields.into_iter().next()?;
+        let text = |value: Value| if let Value::String(text) = value { Some(text) } else { None };
+        Some(match kind.as_str() {
+            "schema" => Form::JsonSchema(value),
+            "object" => Form::JsonObject,
+            "regex" => Form::Regex(text(value)?),
+            "grammar" => Form::Grammar(text(value)?),
+            "choice" => match value {
+                Value::Array(choices) => Form::Choice(choices.into_iter().map(text).collect::<Option<_>>()?),
+                _ => return None,
+            },
+            _ => return None,
+        })
+    }
+
     /// A text that only equal forms share. The order of a schema's properties is part of it: answers follow it.
     pub(crate) fn key(&self) -> Result<Arc<str>, FormError> {
         let key = match self {
@@ -127,4 +165,26 @@ fn literal(text: &str) -> String {
         }
     }
     expression
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_process_reads_what_was_written() {
+        for form in [
+            Form::JsonSchema(json!({"b": 1, "a": [null]})),
+            Form::JsonObject,
+            Form::Regex("a|b\\".to_owned()),
+            Form::Grammar("start: \"x\"".to_owned()),
+            Form::Choice(vec!["yes".to_owned(), String::new()]),
+        ] {
+            assert_eq!(Form::from_json(form.to_json()).as_ref(), Some(&form));
+        }
+        for wrong in [json!(5), json!({}), json!({"regex": 5}), json!({"choice": [5]}), json!({"other": ""})]
+        {
+            assert_eq!(Form::from_json(wrong), None);
+        }
+    }
 }

@@ -298,7 +298,7 @@ fn refusal_code(refusal: &fornax_engine::Refusal) -> Code {
         Refusal::PromptTooLong { .. } | Refusal::ContextExceeded { .. } | Refusal::PoolExceeded { .. } => {
             Code::PromptTooLong
         }
-        Refusal::QueueFull { .. } => Code::QueueFull,
+        Refusal::QueueFull { .. } | Refusal::ShareFull { .. } => Code::QueueFull,
         Refusal::DeviceLost(_) => Code::DeviceLost,
         Refusal::Closed => Code::Internal,
         _ => Code::InvalidInput,

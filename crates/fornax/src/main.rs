@@ -55,6 +55,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Rm(args) => cli::models::rm(args),
         Command::Doctor(args) => cli::doctor::doctor(args),
         Command::Completions(args) => cli::completions::completions(args),
+        Command::CompileForm(args) => cli::trial::compile_form(args),
     }
 }
 

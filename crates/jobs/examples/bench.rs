@@ -21,6 +21,7 @@ fn job() -> NewJob {
     NewJob {
         model: "m".to_owned(),
         owner: "o".to_owned(),
+        shares: false,
         input: json!({"messages": [{"role": "user", "content": "x".repeat(1000)}]}),
         webhook: None,
         policy: Policy::default(),

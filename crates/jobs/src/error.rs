@@ -30,6 +30,12 @@ pub enum Error {
         /// The bound.
         max: u64,
     },
+    /// As many jobs of one owner wait as may, while there are others.
+    #[error("{waiting} of your jobs wait already, as many as one key may have waiting")]
+    ShareFull {
+        /// Jobs of the owner in the queue.
+        waiting: u64,
+    },
     /// An Idempotency-Key that came with another request before.
     #[error("this Idempotency-Key came with another request before")]
     KeyReused,

@@ -77,6 +77,8 @@ pub struct NewJob {
     pub model: String,
     /// Who submits it: keys are theirs.
     pub owner: String,
+    /// Whether there are others, who need room in the queue, too.
+    pub shares: bool,
     /// Checked already.
     pub input: Value,
     /// Who is told of its end.
@@ -94,6 +96,8 @@ pub struct Job {
     pub id: String,
     /// Whose queue it is in.
     pub model: String,
+    /// Who submitted it.
+    pub owner: String,
     /// Where it is.
     pub state: State,
     /// What is asked for.
@@ -125,7 +129,7 @@ pub struct Job {
 /// All columns that a [`Job`] is made of; a macro, so that every statement is one literal.
 macro_rules! columns {
     () => {
-        "id, model, state, priority, input, webhook, ttl_ms, execution_timeout_ms, created_us, started_us, \
+        "id, model, owner, state, priority, input, webhook, ttl_ms, execution_timeout_ms, created_us, started_us, \
          finished_us, execution_us, attempts, retries, output, items, route"
     };
 }
@@ -136,6 +140,7 @@ impl Job {
         Ok(Job {
             id: row.try_get("id")?,
             model: row.try_get("model")?,
+            owner: row.try_get("owner")?,
             state: State::numbered(row.try_get("state")?),
             input: row.try_get("input")?,
             webhook: row.try_get("webhook")?,

@@ -121,13 +121,19 @@ pub trait Model: Send + Sync + 'static {
     /// Its name and how its weights are stored.
     fn facts(&self) -> (String, String);
 
-    /// Answers. Says text as it comes; dropping the future cancels.
+    /// Answers what an owner of jobs asks. Says text as it comes; dropping the future cancels.
     fn answer(
         &self,
+        owner: &str,
         question: Question,
         hears: impl Fn(&str) + Send + Sync,
     ) -> impl Future<Output = Result<Answer, Failure>> + Send;
 
     /// The whole answer of one of the server's routes to a request's body; dropping the future cancels.
-    fn respond(&self, route: &str, body: Value) -> impl Future<Output = Result<Value, Failure>> + Send;
+    fn respond(
+        &self,
+        owner: &str,
+        route: &str,
+        body: Value,
+    ) -> impl Future<Output = Result<Value, Failure>> + Send;
 }

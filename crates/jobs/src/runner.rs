@@ -307,7 +307,7 @@ impl<M: Model> Attempt<M> {
 
     /// What a route answers, as it stands.
     async fn respond(&self, route: &str, body: Value) -> Result<Outcome, Stop> {
-        let response = self.model.respond(route, body).await?;
+        let response = self.model.respond(&self.claim.job.owner, route, body).await?;
         Ok(Outcome::Completed(json!({"success": true, "response": response})))
     }
 
@@ -315,7 +315,7 @@ impl<M: Model> Attempt<M> {
     async fn one(&self, question: Question) -> Result<Outcome, Stop> {
         let heard = Mutex::new(String::new());
         let take = || std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut answer = std::pin::pin!(self.model.answer(question.clone(), |text| {
+        let mut answer = std::pin::pin!(self.model.answer(&self.claim.job.owner, question.clone(), |text| {
             heard.lock().unwrap_or_else(PoisonError::into_inner).push_str(text);
         }));
         let mut pause = tokio::time::interval(TEXT_PAUSE);
@@ -360,7 +360,8 @@ impl<M: Model> Attempt<M> {
         loop {
             while answers.len() < seats && failed.is_none() {
                 let Some((index, item)) = open.next() else { break };
-                answers.spawn(answered(Arc::clone(&self.model), index, item, Arc::clone(&heard)));
+                let asked = Asked { owner: self.claim.job.owner.clone(), index, item };
+                answers.spawn(answered(Arc::clone(&self.model), asked, Arc::clone(&heard)));
             }
             let ended = tokio::select! {
                 ended = answers.join_next() => ended,
@@ -439,18 +440,25 @@ impl<M: Model> Attempt<M> {
     }
 }
 
+/// An item of a batch, and whose it is.
+struct Asked {
+    owner: String,
+    index: usize,
+    item: Item,
+}
+
 /// An item's answer, judged. Says when the first word of it was heard.
 async fn answered<M: Model>(
     model: Arc<M>,
-    index: usize,
-    item: Item,
+    asked: Asked,
     heard: Arc<watch::Sender<bool>>,
 ) -> (usize, String, Result<Value, Failure>) {
+    let Asked { owner, index, item } = asked;
     let question = item.question();
     let hears = |_: &str| {
         heard.send_replace(true);
     };
-    let answered = model.answer(question.clone(), hears).await;
+    let answered = model.answer(&owner, question.clone(), hears).await;
     heard.send_replace(true);
     (index, item.id, answered.and_then(|answer| settle(&question, &answer)))
 }

@@ -6,6 +6,7 @@
 //! So a job may be begun more than once and is completed once.
 
 use std::{
+    collections::HashMap,
     fs::{self, File},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -86,7 +87,7 @@ const COUNT_AGE: Duration = Duration::from_secs(1);
 /// The pause after the first failed attempt; twice as long after each further one.
 const RETRY_PAUSE_US: i64 = 1_000_000;
 
-/// Schemas that may be registered for each model.
+/// Schemas that an owner may register for each model.
 const SCHEMAS_MAX: u64 = 1000;
 
 /// Jobs on disk.
@@ -109,13 +110,16 @@ pub(crate) struct Inner {
     /// Ids of jobs that changed, for those who wait for one.
     changes: broadcast::Sender<Arc<str>>,
     waiting: Mutex<Vec<Waiting>>,
+    /// By model and owner, when a job of theirs was last taken here, as a number that grows.
+    turns: Mutex<HashMap<(String, String), u64>>,
     /// Held as long as the store is open: nobody else has SQLite's file.
     lock: Mutex<Option<File>>,
 }
 
-/// How many jobs waited for a model when they were last counted, and came since.
+/// How many jobs waited for a model when they were last counted, and came since: of everybody, or of one owner.
 struct Waiting {
     model: String,
+    owner: Option<String>,
     count: u64,
     counted: Instant,
 }
@@ -225,6 +229,7 @@ impl Store {
             released: Notify::new(),
             changes: broadcast::channel(1024).0,
             waiting: Mutex::default(),
+            turns: Mutex::default(),
             lock: Mutex::new(lock),
         });
         tokio::spawn(write_together(Arc::downgrade(&inner), submitted, TOGETHER_MAX));
@@ -240,7 +245,7 @@ impl Store {
 
     /// Accepts a job. When this returns it is on disk.
     pub async fn submit(&self, job: NewJob) -> Result<Submitted, Error> {
-        self.make_room(&job.model).await?;
+        self.make_room(&job).await?;
         let fingerprint = fingerprint(&job);
         let (reply, replied) = oneshot::channel();
         let gone = || Error::Database("the store is closed".to_owned());
@@ -253,31 +258,59 @@ impl Store {
         Ok(submitted)
     }
 
-    /// Refuses when as many wait as may. Counting a long queue takes its time, so what came since is added to the last
-    /// count, and only a queue that looks full is counted again.
-    async fn make_room(&self, model: &str) -> Result<(), Error> {
+    /// Refuses when as many wait as may. An owner among others who has some waiting may have more only as long as that is
+    /// no more than what is free: a flood of one takes half of the queue.
+    async fn make_room(&self, job: &NewJob) -> Result<(), Error> {
         let max = self.inner.options.queue_max;
+        let all = self.waiting(&job.model, None, max).await?;
+        if all >= max {
+            return Err(Error::QueueFull { waiting: all, max });
+        }
+        if job.shares {
+            let most = (max - all).max(1);
+            let own = self.waiting(&job.model, Some(&job.owner), most).await?;
+            if own >= most {
+                return Err(Error::ShareFull { waiting: own });
+            }
+        }
+        Ok(())
+    }
+
+    /// How many wait; one more is added if that is below `max`. Counting a long queue takes its time, so what came since is
+    /// added to the last count, and only a queue that looks full is counted again.
+    async fn waiting(&self, model: &str, owner: Option<&str>, max: u64) -> Result<u64, Error> {
+        let is_it = |known: &Waiting| known.model == model && known.owner.as_deref() == owner;
         {
             let mut waiting = self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(known) = waiting.iter_mut().find(|known| known.model == model && known.count < max) {
+            if let Some(known) = waiting.iter_mut().find(|known| is_it(known) && known.count < max) {
                 known.count += 1;
                 if known.counted.elapsed() < COUNT_AGE {
-                    return Ok(());
+                    return Ok(known.count - 1);
                 }
                 // Whoever comes first counts again; the others go by the old count meanwhile.
                 known.counted = Instant::now();
             }
         }
-        let statement = "SELECT COUNT(*) AS count FROM jobs WHERE model = $1 AND state = 0";
-        let row = sqlx::query(statement).bind(model).fetch_one(&self.inner.reader).await?;
+        let statement = "SELECT COUNT(*) AS count FROM jobs WHERE model = $1 AND state = 0 AND owner = $2";
+        let everybodys = "SELECT COUNT(*) AS count FROM jobs WHERE model = $1 AND state = 0";
+        let query = match owner {
+            Some(owner) => sqlx::query(statement).bind(model).bind(owner),
+            None => sqlx::query(everybodys).bind(model),
+        };
+        let row = query.fetch_one(&self.inner.reader).await?;
         let count = u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or(0);
-        if count >= max {
-            return Err(Error::QueueFull { waiting: count, max });
+        if count < max {
+            let mut waiting = self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            // What is not counted any more is as good as unknown.
+            waiting.retain(|known| !is_it(known) && known.counted.elapsed() < 60 * COUNT_AGE);
+            waiting.push(Waiting {
+                model: model.to_owned(),
+                owner: owner.map(str::to_owned),
+                count: count + 1,
+                counted: Instant::now(),
+            });
         }
-        let mut waiting = self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.retain(|known| known.model != model);
-        waiting.push(Waiting { model: model.to_owned(), count: count + 1, counted: Instant::now() });
-        Ok(())
+        Ok(count)
     }
 
     /// How long results are kept.
@@ -327,7 +360,7 @@ impl Store {
         state: Option<State>,
         most: i64,
     ) -> Result<Vec<Job>, Error> {
-        let statement = "SELECT id, model, state, priority, CAST('' AS TEXT) AS input, webhook, ttl_ms, \
+        let statement = "SELECT id, model, owner, state, priority, CAST('' AS TEXT) AS input, webhook, ttl_ms, \
              execution_timeout_ms, created_us, started_us, finished_us, execution_us, attempts, retries, \
              CASE WHEN state = 2 THEN NULL ELSE output END AS output, items, route FROM jobs WHERE model = $1 \
              AND route IS NULL AND ($2 = '' OR owner = $2) AND ($3 < 0 OR state = $3) ORDER BY created_us DESC LIMIT $4";
@@ -377,14 +410,65 @@ impl Store {
         Ok(row.try_get("count")?)
     }
 
-    /// Takes the next job: important before unimportant, then the oldest. Nobody else gets it.
+    /// Takes the next job: important before unimportant; of the owner with the fewest under way, and of those whose last
+    /// turn is the longest ago; the oldest. Nobody else gets it.
     pub async fn claim(&self, model: &str, worker: &str) -> Result<Option<Claim>, Error> {
+        for owner in self.owners_in_turn(model).await? {
+            if let Some(claim) = self.claim_of(model, &owner, worker).await? {
+                let mut turns = self.inner.turns.lock().unwrap_or_else(PoisonError::into_inner);
+                let last = turns.values().max().copied().unwrap_or(0);
+                turns.insert((model.to_owned(), owner), last + 1);
+                return Ok(Some(claim));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whose jobs wait for a model, whoever is next first.
+    async fn owners_in_turn(&self, model: &str) -> Result<Vec<String>, Error> {
+        // From one owner to the next by the index, past all their jobs.
+        let statement = "WITH RECURSIVE owners (owner) AS (\
+             SELECT MIN(owner) FROM jobs WHERE model = $1 AND state = 0 UNION ALL \
+             SELECT (SELECT MIN(jobs.owner) FROM jobs WHERE jobs.model = $1 AND jobs.state = 0 \
+             AND jobs.owner > owners.owner) FROM owners WHERE owners.owner IS NOT NULL) \
+             SELECT owner FROM owners WHERE owner IS NOT NULL";
+        let rows = sqlx::query(statement).bind(model).fetch_all(&self.inner.reader).await?;
+        let owners: Vec<String> = rows.iter().map(|row| row.try_get("owner")).collect::<Result<_, _>>()?;
+        if owners.len() < 2 {
+            return Ok(owners);
+        }
+        let statement =
+            "SELECT owner, COUNT(*) AS count FROM jobs WHERE model = $1 AND state = 1 GROUP BY owner";
+        let mut running = HashMap::new();
+        for row in sqlx::query(statement).bind(model).fetch_all(&self.inner.reader).await? {
+            running.insert(row.try_get::<String, _>("owner")?, row.try_get::<i64, _>("count")?);
+        }
+        let now = self.inner.clock.now_us();
+        let mut ranked = Vec::new();
+        for owner in owners {
+            let statement = "SELECT priority FROM jobs WHERE model = $1 AND owner = $2 AND state = 0 \
+                 AND not_before_us <= $3 AND expires_us > $3 ORDER BY priority, created_us, id LIMIT 1";
+            let first = sqlx::query(statement).bind(model).bind(&owner).bind(now);
+            let Some(first) = first.fetch_optional(&self.inner.reader).await? else { continue };
+            let running = running.get(&owner).copied().unwrap_or(0);
+            ranked.push((first.try_get::<i64, _>("priority")?, running, owner));
+        }
+        let mut turns = self.inner.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        // Owners whose jobs are all done are forgotten.
+        turns.retain(|(other, owner), _| other != model || ranked.iter().any(|(.., waits)| waits == owner));
+        let turn = |owner: &String| turns.get(&(model.to_owned(), owner.clone())).copied().unwrap_or(0);
+        ranked.sort_by_cached_key(|(priority, running, owner)| (*priority, *running, turn(owner)));
+        Ok(ranked.into_iter().map(|(.., owner)| owner).collect())
+    }
+
+    async fn claim_of(&self, model: &str, owner: &str, worker: &str) -> Result<Option<Claim>, Error> {
         macro_rules! claim {
             ($lock:literal) => {
                 concat!(
                     "UPDATE jobs SET state = 1, attempts = attempts + 1, lease = $1, worker = $2, beat = 0, \
                      started_us = $3, execution_us = 0 WHERE id = (SELECT id FROM jobs WHERE model = $4 AND state = 0 \
-                     AND not_before_us <= $3 AND expires_us > $3 ORDER BY priority, created_us, id LIMIT 1",
+                     AND owner = $5 AND not_before_us <= $3 AND expires_us > $3 \
+                     ORDER BY priority, created_us, id LIMIT 1",
                     $lock,
                     ") AND state = 0 RETURNING ",
                     columns!()
@@ -398,7 +482,7 @@ impl Store {
         };
         let (lease, now) = (random_word(), self.inner.clock.now_us());
         let mut change = self.inner.writer.begin().await?;
-        let row = sqlx::query(statement).bind(&lease).bind(worker).bind(now).bind(model);
+        let row = sqlx::query(statement).bind(&lease).bind(worker).bind(now).bind(model).bind(owner);
         let Some(row) = row.fetch_optional(&mut *change).await? else { return Ok(None) };
         let job = Job::read(&row)?;
         // What an attempt before this one said is not part of this one's answer; finished items of a batch are.
@@ -558,13 +642,13 @@ impl Store {
         Ok(job)
     }
 
-    /// Cancels everything that waits for a model. Returns how many did.
-    pub async fn purge(&self, model: &str) -> Result<u64, Error> {
+    /// Cancels everything of an owner that waits for a model. Returns how many did.
+    pub async fn purge(&self, model: &str, owner: &str) -> Result<u64, Error> {
         let mut removed = 0;
         loop {
-            let statement = "SELECT id FROM jobs WHERE model = $1 AND state = 0 LIMIT $2";
-            let rows =
-                sqlx::query(statement).bind(model).bind(SWEEP_MAX).fetch_all(&self.inner.reader).await?;
+            let statement = "SELECT id FROM jobs WHERE model = $1 AND owner = $2 AND state = 0 LIMIT $3";
+            let rows = sqlx::query(statement).bind(model).bind(owner).bind(SWEEP_MAX);
+            let rows = rows.fetch_all(&self.inner.reader).await?;
             let failure = Failure::new("CANCELLED", "queue", "the queue was purged");
             let mut some = false;
             for row in &rows {
@@ -634,24 +718,34 @@ impl Store {
         Ok(())
     }
 
-    /// Registers a schema under a name; a later one takes its place for later jobs.
-    pub async fn put_schema(&self, model: &str, name: &str, schema: &Value) -> Result<(), Error> {
-        let statement = "SELECT COUNT(*) AS count FROM schemas WHERE model = $1 AND name <> $2";
-        let row = sqlx::query(statement).bind(model).bind(name).fetch_one(&self.inner.reader).await?;
+    /// Registers a schema under a name of its owner's; a later one takes its place for later jobs.
+    pub async fn put_schema(
+        &self,
+        model: &str,
+        owner: &str,
+        name: &str,
+        schema: &Value,
+    ) -> Result<(), Error> {
+        let statement =
+            "SELECT COUNT(*) AS count FROM schemas WHERE model = $1 AND owner = $2 AND name <> $3";
+        let row = sqlx::query(statement).bind(model).bind(owner).bind(name);
+        let row = row.fetch_one(&self.inner.reader).await?;
         if u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or(0) >= SCHEMAS_MAX {
             return Err(Error::SchemasFull { max: SCHEMAS_MAX });
         }
-        let statement = "INSERT INTO schemas (model, name, body, registered_us) VALUES ($1, $2, $3, $4) \
-             ON CONFLICT (model, name) DO UPDATE SET body = excluded.body, registered_us = excluded.registered_us";
-        let insert = sqlx::query(statement).bind(model).bind(name).bind(schema.to_string());
+        let statement = "INSERT INTO schemas (model, owner, name, body, registered_us) VALUES ($1, $2, $3, $4, $5) \
+             ON CONFLICT (model, owner, name) DO UPDATE SET body = excluded.body, registered_us = excluded.registered_us";
+        let insert = sqlx::query(statement).bind(model).bind(owner).bind(name).bind(schema.to_string());
         insert.bind(self.inner.clock.now_us()).execute(&self.inner.writer).await?;
         Ok(())
     }
 
-    /// A registered schema.
-    pub async fn schema(&self, model: &str, name: &str) -> Result<Option<Value>, Error> {
-        let statement = "SELECT body FROM schemas WHERE model = $1 AND name = $2";
-        let row = sqlx::query(statement).bind(model).bind(name).fetch_optional(&self.inner.reader).await?;
+    /// A schema of an owner's, or one that was registered before schemas had owners.
+    pub async fn schema(&self, model: &str, owner: &str, name: &str) -> Result<Option<Value>, Error> {
+        let statement = "SELECT body FROM schemas WHERE model = $1 AND owner IN ($2, '') AND name = $3 \
+             ORDER BY owner DESC LIMIT 1";
+        let row = sqlx::query(statement).bind(model).bind(owner).bind(name);
+        let row = row.fetch_optional(&self.inner.reader).await?;
         let Some(row) = row else { return Ok(None) };
         let body: String = row.try_get("body")?;
         serde_json::from_str(&body).map(Some).map_err(|error| Error::Database(error.to_string()))

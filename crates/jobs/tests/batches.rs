@@ -21,11 +21,11 @@ impl Model for Obedient {
         ("obedient".to_owned(), "F32".to_owned())
     }
 
-    async fn answer(&self, _: Question, _: impl Fn(&str) + Send + Sync) -> Result<Answer, Failure> {
+    async fn answer(&self, _: &str, _: Question, _: impl Fn(&str) + Send + Sync) -> Result<Answer, Failure> {
         Err(Failure::new("INTERNAL", "generate", "nobody asks"))
     }
 
-    async fn respond(&self, route: &str, body: Value) -> Result<Value, Failure> {
+    async fn respond(&self, _: &str, route: &str, body: Value) -> Result<Value, Failure> {
         match body["do"].as_str().unwrap() {
             "say" => Ok(json!({"route": route, "said": body["what"]})),
             "refuse" => Err(Failure::new("PROMPT_TOO_LONG", "prepare", "9 tokens; 8 fit")),

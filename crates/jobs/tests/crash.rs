@@ -50,6 +50,7 @@ impl Model for Echo {
 
     async fn answer(
         &self,
+        _: &str,
         question: Question,
         hears: impl Fn(&str) + Send + Sync,
     ) -> Result<Answer, Failure> {
@@ -62,7 +63,7 @@ impl Model for Echo {
         Ok(Answer { text, ..Answer::default() })
     }
 
-    async fn respond(&self, route: &str, body: Value) -> Result<Value, Failure> {
+    async fn respond(&self, _: &str, route: &str, body: Value) -> Result<Value, Failure> {
         tokio::time::sleep(self.pause).await;
         Ok(json!({"route": route, "said": body["say"]}))
     }
@@ -90,6 +91,7 @@ fn job(key: &str, port: &str) -> NewJob {
     NewJob {
         model: "m".to_owned(),
         owner: "o".to_owned(),
+        shares: false,
         input,
         webhook: Some(format!("http://127.0.0.1:{port}/{key}")),
         policy: Policy::default(),

@@ -38,6 +38,7 @@ impl Model for Obedient {
 
     async fn answer(
         &self,
+        _: &str,
         question: Question,
         hears: impl Fn(&str) + Send + Sync,
     ) -> Result<Answer, Failure> {
@@ -71,7 +72,7 @@ impl Model for Obedient {
         }
     }
 
-    async fn respond(&self, _: &str, _: Value) -> Result<Value, Failure> {
+    async fn respond(&self, _: &str, _: &str, _: Value) -> Result<Value, Failure> {
         Err(Failure::new("INTERNAL", "generate", "nobody asks"))
     }
 }
@@ -129,7 +130,11 @@ impl World {
 
 async fn submit(store: &Store, input: Value, policy: Policy, webhook: Option<String>) -> String {
     let (model, owner, idempotency_key) = ("m".to_owned(), "o".to_owned(), None);
-    store.submit(NewJob { model, owner, input, webhook, policy, idempotency_key }).await.unwrap().id
+    store
+        .submit(NewJob { model, owner, shares: false, input, webhook, policy, idempotency_key })
+        .await
+        .unwrap()
+        .id
 }
 
 async fn until(store: &Store, id: &str, wanted: impl Fn(&Job) -> bool) -> Job {

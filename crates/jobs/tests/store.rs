@@ -33,6 +33,7 @@ fn new(input: Value) -> NewJob {
     NewJob {
         model: MODEL.to_owned(),
         owner: "somebody".to_owned(),
+        shares: false,
         input,
         webhook: None,
         policy: Policy::default(),
@@ -240,7 +241,9 @@ fn cancel_retry_and_purge_leave_explained_states() {
             for n in 0..3 {
                 submit(&store, new(json!(n))).await;
             }
-            assert_eq!(store.purge(MODEL).await.unwrap(), 4);
+            let theirs = submit(&store, NewJob { owner: "another".to_owned(), ..new(json!(3)) }).await;
+            assert_eq!(store.purge(MODEL, "somebody").await.unwrap(), 4);
+            assert_eq!(get(&store, &theirs).await.state, State::Queued, "it is another's");
             assert_eq!(store.counts(MODEL).await.unwrap().of(State::Cancelled), 5);
             assert_eq!(timeline(&store, &id).await.last().unwrap(), "purged");
         },
@@ -263,6 +266,38 @@ fn a_queue_has_an_end_and_makes_room() {
             claim(&store).await;
             submit(&store, new(json!(3))).await;
             assert!(store.submit(new(json!(4))).await.is_err());
+        },
+    );
+}
+
+#[test]
+fn owners_take_turns_and_leave_each_other_room_in_the_queue() {
+    check(
+        "owners_take_turns_and_leave_each_other_room_in_the_queue",
+        |options| options.queue_max = 8,
+        async |store, _| {
+            let of =
+                |owner: &str, n: usize| NewJob { owner: owner.to_owned(), shares: true, ..new(json!(n)) };
+            for n in 0..4 {
+                submit(&store, of("flood", n)).await;
+            }
+            let full = store.submit(of("flood", 4)).await.unwrap_err();
+            assert!(matches!(full, Error::ShareFull { waiting: 4 }), "{full}");
+            for n in 0..2 {
+                submit(&store, of("honest", n)).await;
+            }
+            let low = Policy { low_priority: true, ..Policy::default() };
+            submit(&store, NewJob { policy: low, ..of("patient", 0) }).await;
+            let mut taken = Vec::new();
+            while let Some(claim) = store.claim(MODEL, "worker").await.unwrap() {
+                taken.push(claim.job.owner.clone());
+                if taken.len() < 4 {
+                    finish(&store, &claim, completed(json!(1))).await;
+                }
+            }
+            // One after the other while there is one at a time; what is unimportant comes last whosever it is.
+            let turns = ["flood", "honest", "flood", "honest", "flood", "flood", "patient"];
+            assert_eq!(taken, turns);
         },
     );
 }
@@ -453,10 +488,16 @@ fn schemas_are_kept_by_name_and_model() {
         |_| {},
         async |store, _| {
             for schema in [json!({"type": "object"}), json!({"type": "array"})] {
-                store.put_schema(MODEL, "invoice", &schema).await.unwrap();
-                assert_eq!(store.schema(MODEL, "invoice").await.unwrap(), Some(schema));
+                store.put_schema(MODEL, "us", "invoice", &schema).await.unwrap();
+                assert_eq!(store.schema(MODEL, "us", "invoice").await.unwrap(), Some(schema));
             }
-            assert_eq!(store.schema("other", "invoice").await.unwrap(), None);
+            assert_eq!(store.schema("other", "us", "invoice").await.unwrap(), None);
+            assert_eq!(store.schema(MODEL, "them", "invoice").await.unwrap(), None, "it is another's");
+            store.put_schema(MODEL, "them", "invoice", &json!({"const": 0})).await.unwrap();
+            assert_ne!(store.schema(MODEL, "us", "invoice").await.unwrap(), Some(json!({"const": 0})));
+            // Registered before schemas had owners.
+            store.put_schema(MODEL, "", "old", &json!({})).await.unwrap();
+            assert_eq!(store.schema(MODEL, "us", "old").await.unwrap(), Some(json!({})));
         },
     );
 }

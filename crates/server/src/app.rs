@@ -6,19 +6,20 @@ use std::{
 };
 
 use serde::Serialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use utoipa::ToSchema;
 
 use crate::{
     error::{ApiError, Code},
     front::{
-        keys::{Caller, Keys},
+        keys::{Caller, Keys, Tenant},
         line::Line,
     },
     jobs::durable::Durable,
     metrics::Metrics,
     models::{Chosen, Lease, Models, Offer},
     options::ServerOptions,
+    shares::Shares,
     trace::{Span, Traces},
     worker::jobs::Jobs,
 };
@@ -44,9 +45,10 @@ pub(crate) struct App {
     /// Requests admitted and not yet done.
     in_flight: watch::Sender<usize>,
     /// Texts are encoded and schemas compiled by as many threads as there are cores; more would only wait.
-    pub(crate) preparing: Semaphore,
+    /// Two at least, so that one tenant cannot take all.
+    pub(crate) preparing: Arc<Shares>,
     /// Bodies held, in KiB.
-    pub(crate) bodies: Arc<Semaphore>,
+    pub(crate) bodies: Arc<Shares>,
 }
 
 /// Where the server stands.
@@ -108,8 +110,8 @@ impl App {
             draining: watch::Sender::new(false),
             killed: watch::Sender::new(false),
             in_flight: watch::Sender::new(0),
-            preparing: Semaphore::new(cores),
-            bodies: Arc::new(Semaphore::new(bodies_kib.min(Semaphore::MAX_PERMITS))),
+            preparing: Shares::new(cores.max(2)),
+            bodies: Shares::new(bodies_kib),
             options,
         })
     }
@@ -188,6 +190,11 @@ impl App {
         }
     }
 
+    /// Refuses what there is no memory for, a body of so many bytes among it.
+    pub(crate) fn check_memory(&self, body_bytes: usize) -> Result<(), ApiError> {
+        self.options.ceiling.as_ref().map_or(Ok(()), |ceiling| ceiling.check(body_bytes))
+    }
+
     /// Lets a request in, if the server goes on and the key has not too much under way already.
     pub(crate) fn enter(self: &Arc<App>, caller: &Caller) -> Result<Entry, ApiError> {
         self.check_ready()?;
@@ -199,22 +206,25 @@ impl App {
             let message = format!("{most} requests are under way already, as many as a key may have");
             return Err(ApiError::new(Code::QueueFull, message));
         };
-        Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), Some(permit)))
+        let whose = Whose { tenant: caller.tenant().clone(), urgent: caller.key.urgent };
+        Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), whose, Some(permit)))
     }
 
     /// Lets in what a durable job asks: whoever submitted it is not waiting, and their count of requests is not its.
-    pub(crate) fn enter_job(self: &Arc<App>) -> Entry {
-        self.entry(None, None, None)
+    pub(crate) fn enter_job(self: &Arc<App>, owner: &str) -> Entry {
+        let (tenant, urgent) = self.keys.tenant_of(owner);
+        self.entry(None, None, Whose { tenant, urgent }, None)
     }
 
     fn entry(
         self: &Arc<App>,
         span: Option<Arc<Span>>,
         line: Option<Arc<Line>>,
+        whose: Whose,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Entry {
         self.in_flight.send_modify(|count| *count += 1);
-        Entry { app: Arc::clone(self), span, line, _permit: permit }
+        Entry { app: Arc::clone(self), span, line, whose, _permit: permit }
     }
 }
 
@@ -222,11 +232,19 @@ fn leaving() -> ApiError {
     ApiError::new(Code::ModelNotReady, "the server is shutting down")
 }
 
+/// Whose a request is.
+struct Whose {
+    tenant: Tenant,
+    /// Whether it may go before others.
+    urgent: bool,
+}
+
 /// A request that was let in. Dropping it lets it out.
 pub(crate) struct Entry {
     app: Arc<App>,
     span: Option<Arc<Span>>,
     line: Option<Arc<Line>>,
+    whose: Whose,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -241,7 +259,7 @@ impl Entry {
             line.model(served.name());
         }
         let (app, span, line) = (Arc::clone(&self.app), self.span.clone(), self.line.clone());
-        Ok(Admission { app, span, line, served, _entry: self })
+        Ok(Admission { app, span, line, served, entry: self })
     }
 }
 
@@ -260,7 +278,18 @@ pub(crate) struct Admission {
     pub(crate) span: Option<Arc<Span>>,
     /// Written when the request is over; a job's own is another.
     pub(crate) line: Option<Arc<Line>>,
-    _entry: Entry,
+    entry: Entry,
+}
+
+impl Admission {
+    pub(crate) fn tenant(&self) -> &Tenant {
+        &self.entry.whose.tenant
+    }
+
+    /// Whether it may go before others.
+    pub(crate) fn is_urgent(&self) -> bool {
+        self.entry.whose.urgent
+    }
 }
 
 /// Seconds since 1970.

@@ -322,7 +322,7 @@ impl From<Refusal> for ApiError {
             Refusal::PromptTooLong { .. }
             | Refusal::ContextExceeded { .. }
             | Refusal::PoolExceeded { .. } => ApiError::new(Code::PromptTooLong, message),
-            Refusal::QueueFull { .. } => ApiError::new(Code::QueueFull, message),
+            Refusal::QueueFull { .. } | Refusal::ShareFull { .. } => ApiError::new(Code::QueueFull, message),
             Refusal::Closed => ApiError::new(Code::ModelNotReady, message),
             Refusal::DeviceLost(reason) => ApiError::new(Code::DeviceLost, reason),
             Refusal::PromptEmpty | Refusal::TokenOutOfRange { .. } => ApiError::fault(Fault {

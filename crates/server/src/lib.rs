@@ -14,9 +14,11 @@
 mod anthropic;
 mod app;
 mod ask;
+mod ceiling;
 mod error;
 mod front;
 mod jobs;
+mod json;
 mod llama;
 mod metrics;
 mod models;
@@ -29,6 +31,7 @@ mod responses;
 mod served;
 mod server;
 mod shape;
+mod shares;
 mod sse;
 mod tls;
 mod trace;
@@ -36,6 +39,7 @@ mod work;
 mod worker;
 
 pub use app::{Failed, Progress};
+pub use ceiling::Ceiling;
 pub use error::Code;
 pub use front::keys::KeysError;
 pub use jobs::durable::JobsOptions;

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::jobs::durable::JobsOptions;
+use crate::{ceiling::Ceiling, jobs::durable::JobsOptions};
 
 /// What an operator decides. `Default` is a local server for its own user.
 #[derive(Clone, Debug)]
@@ -33,6 +33,14 @@ pub struct ServerOptions {
     pub connections_max: usize,
     /// Requests at a time for one key; without keys, for everybody together.
     pub per_key_max: usize,
+    /// Whether every key may let its requests go before others; keys may be given that one by one, too.
+    pub priority_open: bool,
+    /// Whether keys find each other's cached prefixes: how many tokens were found says then what others have sent.
+    pub shared_prefixes: bool,
+    /// How long a request may be read, rendered, encoded and compiled.
+    pub prepare_timeout: Duration,
+    /// How much memory is left for requests.
+    pub ceiling: Option<Ceiling>,
     /// How long an answer may be computed, counted from when it starts; `None` for ever.
     pub request_timeout: Option<Duration>,
     /// How long requests under way may take to finish when the server is told to stop.
@@ -91,6 +99,11 @@ impl Default for ServerOptions {
             write_timeout: Duration::from_secs(60),
             connections_max: 4096,
             per_key_max: 1024,
+            priority_open: false,
+            shared_prefixes: false,
+            // A megabyte of text takes some two seconds to cut into tokens.
+            prepare_timeout: Duration::from_secs(30),
+            ceiling: None,
             request_timeout: Some(Duration::from_secs(3600)),
             drain_timeout: Duration::from_secs(30),
             idle_unload: None,

@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     app::{App, Failed, Phase, Progress},
-    front::keys::{Keys, KeysError},
+    front::keys::{Keys, KeysError, Rights},
     jobs::durable::Durable,
     models::{Chosen, Offer, Slot, State},
     openapi::router,
@@ -95,7 +95,8 @@ impl Server {
         offers: Vec<Offer>,
     ) -> Result<Server, Error> {
         let address = listener.local_addr()?;
-        let keys = Keys::open(options.api_key_file.as_deref(), options.per_key_max)?;
+        let rights = Rights { requests_max: options.per_key_max, urgent: options.priority_open };
+        let keys = Keys::open(options.api_key_file.as_deref(), rights)?;
         if !address.ip().is_loopback() && !keys.are_needed() {
             return Err(Error::KeyNeeded { address });
         }

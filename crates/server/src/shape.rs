@@ -6,7 +6,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::error::{ApiError, Fault};
+use crate::{
+    error::{ApiError, Fault},
+    json,
+};
 
 /// Faults reported for one body: a client that is wrong in more places reads the document.
 const FAULTS_MAX: usize = 32;
@@ -58,15 +61,10 @@ macro_rules! body {
 }
 pub(crate) use body;
 
-/// Reads a body, or says everything that is wrong with it.
-pub(crate) fn read<T: Body>(bytes: &[u8]) -> Result<T, ApiError> {
-    understand(parse(bytes)?, T::UNKNOWN)
-}
-
-/// The JSON of a body.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
+/// The JSON of a body, as long as it is wanted.
+pub(crate) fn parse(bytes: &[u8], wanted: &dyn Fn() -> bool) -> Result<Value, ApiError> {
     // Its messages name places, never what stands there.
-    serde_json::from_slice(bytes)
+    json::read(bytes, wanted)
         .map_err(|error| ApiError::fault(Fault::rule("body", format!("must be JSON: {error}"))))
 }
 
@@ -86,15 +84,18 @@ pub(crate) fn understand<T: Body>(value: Value, other_fields: Unknown) -> Result
     // The schema says all that the type demands; if it ever does not, the client learns which field it was. Fields that
     // the type does not have are left out first: a body may have thousands of them, a type has some dozens.
     T::deserialize(&value).map_err(|_| {
-        let known: Map<String, Value> = fields
-            .iter()
-            .filter(|(name, _)| shape.root["properties"].get(name.as_str()).is_some())
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect();
-        let wrong = known.keys().find(|name| {
-            let others = known.iter().filter(|(other, _)| other != name);
-            let others = others.map(|(name, value)| (name.clone(), value.clone())).collect();
-            T::deserialize(&Value::Object(others)).is_ok()
+        let known: Vec<&String> =
+            fields.keys().filter(|name| shape.root["properties"].get(name.as_str()).is_some()).collect();
+        // One copy, out of which one field after the other is taken and put back.
+        let copied = known.iter().filter_map(|name| Some(((*name).clone(), fields.get(*name)?.clone())));
+        let mut others = Value::Object(copied.collect());
+        let wrong = known.into_iter().find(|name| {
+            let taken = others.as_object_mut().and_then(|others| others.swap_remove(name.as_str()));
+            let is_wrong = T::deserialize(&others).is_ok();
+            if let (Some(taken), Some(others)) = (taken, others.as_object_mut()) {
+                others.insert((*name).clone(), taken);
+            }
+            is_wrong
         });
         let wrong = wrong.and_then(|name| fields.get_key_value(name));
         let (field, value) = wrong.map_or(("body", &value), |(name, value)| (name.as_str(), value));
@@ -305,7 +306,13 @@ fn number_within(schema: &Value, value: &Value) -> bool {
     let above = schema["minimum"].as_f64().is_none_or(|least| number >= least);
     let below = schema["maximum"].as_f64().is_none_or(|most| number <= most);
     let strictly_above = schema["exclusiveMinimum"].as_f64().is_none_or(|bound| number > bound);
-    above && below && strictly_above
+    // A type that has a sign has one bit less, which a maximum as a float could not say.
+    let signed = schema["minimum"].as_f64().is_none_or(|least| least < 0.0);
+    let fits = match schema["format"].as_str() {
+        Some("int64") if signed => value.is_i64(),
+        _ => true,
+    };
+    above && below && strictly_above && fits
 }
 
 fn length_within(schema: &Value, length: u64, least: &str, most: &str) -> bool {
@@ -337,6 +344,9 @@ fn constraint(schema: &Value) -> String {
         .into_iter()
         .filter(|kind| *kind != "null")
         .map(|kind| match kind {
+            "integer" if schema["format"] == json!("int64") && schema["minimum"].is_null() => {
+                "an integer of 64 bits with a sign".to_owned()
+            }
             "integer" => format!("an integer{}", bounds(&schema["minimum"], &schema["maximum"], "")),
             "number" if !schema["exclusiveMinimum"].is_null() => {
                 let most = bounds(&Value::Null, &schema["maximum"], "");
@@ -365,6 +375,10 @@ mod tests {
 
     use super::*;
 
+    fn read<T: Body>(bytes: &[u8]) -> Result<T, ApiError> {
+        understand(parse(bytes, &|| true)?, T::UNKNOWN)
+    }
+
     /// Everything a body can be made of.
     #[derive(Debug, Deserialize, ToSchema, PartialEq)]
     struct Sample {
@@ -374,6 +388,7 @@ mod tests {
         heat: Option<f32>,
         #[schema(minimum = 1, maximum = 8)]
         count: Option<u32>,
+        seed: Option<i64>,
         #[serde(flatten)]
         more: More,
         /// A string or up to 2 strings. More is less.
@@ -432,6 +447,13 @@ mod tests {
         check(json!({"name": "a", "heat": 2, "count": 8, "flag": null, "stop": ["x"], "other": 1}), &[]);
         check(json!({}), &["name: is required"]);
         check(
+            json!({"name": "a", "seed": u64::MAX, "count": 9}),
+            &[
+                "seed must be an integer of 64 bits with a sign; got 18446744073709551615",
+                "count must be an integer from 1 to 8; got 9",
+            ],
+        );
+        check(
             json!({"name": "secret", "heat": "hot", "count": 0, "flag": 1}),
             &[
                 "name must be a string from 1 to 5 characters; got a string of 6 characters",
@@ -471,10 +493,12 @@ mod tests {
             Just(Value::Null),
             any::<bool>().prop_map(Value::from),
             any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
             (-3.0..3.0f64).prop_map(Value::from),
             "[a-z]{0,7}".prop_map(Value::from),
         ];
-        let key = prop_oneof!["name", "heat", "count", "flag", "stop", "parts", "kind", "text", "[a-z]{3}"];
+        let key =
+            prop_oneof!["name", "heat", "count", "seed", "flag", "stop", "parts", "kind", "text", "[a-z]{3}"];
         leaf.prop_recursive(3, 24, 4, move |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use fornax_chat::{Answers, Ask, Counts, Finish, Piece};
+use sha2::{Digest, Sha256};
 use tokio::{
     sync::watch,
     time::{Sleep, sleep},
@@ -14,7 +15,7 @@ use tokio::{
 
 use crate::{
     app::Admission,
-    error::{ApiError, Code},
+    error::{ApiError, Code, Fault},
     openai::reply::CacheMiss,
     served::Served,
 };
@@ -213,12 +214,38 @@ impl Work {
     }
 }
 
-/// Hands questions to the engine, each computed by the adapter that the client named.
+/// Hands questions to the engine, each computed by the adapter that the client named, and as its tenant's.
 fn submit(admission: &Admission, mut asks: Vec<Ask>) -> Result<Answers, ApiError> {
+    let tenant = admission.tenant();
     for ask in &mut asks {
+        check_priority(ask.request.priority, admission.is_urgent())?;
         ask.request.adapter = admission.served.adapter();
+        ask.request.owner = tenant.clone();
+        if let Some(tenant) = tenant.as_deref().filter(|_| !admission.app.options.shared_prefixes) {
+            ask.request.salt = salt(tenant, &ask.request.salt);
+        }
     }
     Ok(Answers::submit(&admission.served.engine, &admission.served.tokenizer, asks)?)
+}
+
+/// Refuses to let a request go before others where the operator has not allowed it.
+pub(crate) fn check_priority(priority: i8, urgent: bool) -> Result<(), ApiError> {
+    if priority >= 0 || urgent {
+        return Ok(());
+    }
+    let rule = "below 0 goes before others, which this key may not";
+    Err(ApiError::fault(Fault::rule("priority", rule)))
+}
+
+/// What a tenant's cached prefixes are found by: with a salt of its own they are apart from its others, too. Of one
+/// length, whatever the client sent.
+fn salt(tenant: &str, own: &str) -> Box<str> {
+    let mut hash = Sha256::new();
+    // No name of a tenant has this byte in it.
+    for part in [tenant, "\0", own] {
+        hash.update(part);
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
 }
 
 impl Drop for Work {

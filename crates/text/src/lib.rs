@@ -33,5 +33,5 @@ pub use answer::{Delta, Dialect, Reader, Tool};
 pub use detokenizer::Detokenizer;
 pub use error::Error;
 pub use stop::{Released, StopStrings};
-pub use template::{Chat, ChatPrompt, ChatTemplate};
+pub use template::{Chat, ChatPrompt, ChatTemplate, is_template_name};
 pub use tokenizer::{Special, Tokenizer};

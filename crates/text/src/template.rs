@@ -199,12 +199,13 @@ impl ChatTemplate {
         // Python passes None for what is not given; templates tell it from an empty list.
         let optional = |items: &[Json]| if items.is_empty() { Value::from(()) } else { list(items) };
         let now = chat.now.clone();
+        let [messages, tools, documents, prompted, clock] = OWN_NAMES.map(str::to_owned);
         let mut variables: Vec<(String, Value)> = vec![
-            ("messages".to_owned(), list(&chat.messages)),
-            ("tools".to_owned(), optional(&chat.tools)),
-            ("documents".to_owned(), optional(&chat.documents)),
-            ("add_generation_prompt".to_owned(), Value::from(chat.add_generation_prompt)),
-            ("strftime_now".to_owned(), Value::from_function(move |format: String| strftime(&now, &format))),
+            (messages, list(&chat.messages)),
+            (tools, optional(&chat.tools)),
+            (documents, optional(&chat.documents)),
+            (prompted, Value::from(chat.add_generation_prompt)),
+            (clock, Value::from_function(move |format: String| strftime(&now, &format))),
         ];
         variables.extend(tokenizer.named_pieces().map(|(name, piece)| (name.to_owned(), Value::from(piece))));
         variables
@@ -221,6 +222,14 @@ impl ChatTemplate {
             Ok(ChatPrompt::unmark(&text))
         })
     }
+}
+
+/// Variables that the renderer itself sets.
+const OWN_NAMES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
+
+/// Whether a variable of templates is the renderer's, or names a control token: nobody else may set it.
+pub fn is_template_name(name: &str) -> bool {
+    OWN_NAMES.contains(&name) || name.ends_with("_token")
 }
 
 /// Runs `work` where no template can reach the end of the stack, which would end the process.

@@ -1,15 +1,15 @@
 //! Thousands of requests from 64 clients against the real server and the default model, some of which leave midway.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use anyhow::{Result, bail, ensure};
+use serde_json::json;
 
+use super::serving::Server;
 use super::{Facts, memory};
 use crate::{command, fixtures, run as run_tool};
 
@@ -30,7 +30,9 @@ const FIRST_MS: &[f64] = &[50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10
 pub(super) fn run() -> Result<Facts> {
     fixtures::run(false)?;
     run_tool(&mut command("cargo", &["build", "--release", "--package", "fornax"]))?;
-    let server = Server::start()?;
+    let binary = memory::target_dir()?.join("release/fornax");
+    let args = ["--context", "512", "--parallel", "16", "--max-queue", "256"];
+    let server = Server::start(&binary, &args, "")?;
     let pages = server.use_every_page()?;
     let tally = Tally::default();
     let next = AtomicUsize::new(0);
@@ -45,7 +47,7 @@ pub(super) fn run() -> Result<Facts> {
                         if index >= REQUESTS {
                             return Ok(());
                         }
-                        server.request(index, &tally)?;
+                        request(&server, index, &tally)?;
                         if index.is_multiple_of(REQUESTS / 100) {
                             tally.memory.lock().expect("no holder panics").push((index, server.resident()?));
                         }
@@ -63,7 +65,7 @@ pub(super) fn run() -> Result<Facts> {
     let health = server.settled()?;
     let growth = tally.growth();
     ensure!(growth <= GROWTH_MAX, "resident memory grew by {:.1} %", growth * 100.0);
-    let drained = server.drain()?;
+    let drained = drain(&server)?;
     let mut health_times = tally.health.lock().expect("no holder panics").clone();
     let mut first_times = tally.first.lock().expect("no holder panics").clone();
     let memory = tally.memory.lock().expect("no holder panics").last().map_or(0, |(_, bytes)| *bytes);
@@ -110,169 +112,64 @@ impl Tally {
     }
 }
 
-/// A running `fornax serve`, ended with this.
-struct Server {
-    child: Mutex<Child>,
-    id: u32,
-    address: String,
+/// One request, read to its end or left.
+fn request(server: &Server, index: usize, tally: &Tally) -> Result<()> {
+    let (streams, leaves) = (!index.is_multiple_of(3), index % LEAVES == 7);
+    let body = json!({
+        "messages": [{"role": "user", "content": format!("Tell me about the number {}.", index % 97)}],
+        "max_tokens": 4 + index % 24,
+        "temperature": if index.is_multiple_of(2) { 0.0 } else { 1.0 },
+        "seed": index,
+        "stream": streams,
+    });
+    let began = Instant::now();
+    let stream = server.send("POST", "/v1/chat/completions", &body.to_string())?;
+    if leaves && !streams {
+        // Nothing shows how far a whole answer is: it waits or is being computed by now.
+        std::thread::sleep(Duration::from_millis(100));
+        tally.left.fetch_add(1, Ordering::Relaxed);
+        return Ok(());
+    }
+    let mut reader = BufReader::new(stream);
+    let mut text = String::new();
+    while reader.read_line(&mut text)? > 0 {
+        if text.contains("\"delta\":{\"content\"") {
+            tally.first.lock().expect("no holder panics").push(began.elapsed());
+            break;
+        }
+    }
+    if leaves {
+        tally.left.fetch_add(1, Ordering::Relaxed);
+        return Ok(());
+    }
+    reader.read_to_string(&mut text)?;
+    let ended = if streams { "data: [DONE]" } else { "\"finish_reason\":\"" };
+    ensure!(text.starts_with("HTTP/1.1 200") && text.contains(ended), "request {index}: {text}");
+    tally.whole.fetch_add(1, Ordering::Relaxed);
+    Ok(())
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let mut child = self.child.lock().expect("no holder panics");
-        // Already gone is as good.
-        drop(child.kill());
-        drop(child.wait());
+/// Stops the server while it answers: what is under way ends well, and so does the process.
+fn drain(server: &Server) -> Result<String> {
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": true, "stream": true});
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        let mut stream = server.send("POST", "/v1/completions", &body.to_string())?;
+        let mut first = [0; 1];
+        stream.read_exact(&mut first)?;
+        streams.push(stream);
     }
-}
-
-impl Server {
-    fn start() -> Result<Server> {
-        let mut child = Command::new(memory::target_dir()?.join("release/fornax"))
-            .args([
-                "serve",
-                "smollm2",
-                "--port",
-                "0",
-                "--context",
-                "512",
-                "--parallel",
-                "16",
-                "--max-queue",
-                "256",
-            ])
-            .env("FORNAX_CACHE", fixtures::cache_dir()?)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("cannot start the server")?;
-        let mut line = String::new();
-        let stdout = child.stdout.take().context("its output is piped")?;
-        BufReader::new(stdout).read_line(&mut line)?;
-        let address =
-            line.trim().strip_prefix("listening on http://").context("it does not listen")?.to_owned();
-        let server = Server { id: child.id(), child: Mutex::new(child), address };
-        while !server.exchange("GET", "/ready", "")?.starts_with("HTTP/1.1 200") {}
-        Ok(server)
-    }
-
-    fn send(&self, method: &str, path: &str, body: &str) -> Result<TcpStream> {
-        let mut stream = TcpStream::connect(&self.address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(300)))?;
-        let length = body.len();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
-        );
-        stream.write_all((head + body).as_bytes())?;
-        Ok(stream)
-    }
-
-    fn exchange(&self, method: &str, path: &str, body: &str) -> Result<String> {
+    run_tool(Command::new("kill").arg("-TERM").arg(server.id().to_string()))?;
+    for mut stream in streams {
         let mut text = String::new();
-        self.send(method, path, body)?.read_to_string(&mut text)?;
-        Ok(text)
+        stream.read_to_string(&mut text)?;
+        ensure!(text.contains("data: [DONE]"), "a stream was cut: {text}");
     }
-
-    /// One request, read to its end or left.
-    fn request(&self, index: usize, tally: &Tally) -> Result<()> {
-        let (streams, leaves) = (!index.is_multiple_of(3), index % LEAVES == 7);
-        let body = json!({
-            "messages": [{"role": "user", "content": format!("Tell me about the number {}.", index % 97)}],
-            "max_tokens": 4 + index % 24,
-            "temperature": if index.is_multiple_of(2) { 0.0 } else { 1.0 },
-            "seed": index,
-            "stream": streams,
-        });
-        let began = Instant::now();
-        let stream = self.send("POST", "/v1/chat/completions", &body.to_string())?;
-        if leaves && !streams {
-            // Nothing shows how far a whole answer is: it waits or is being computed by now.
-            std::thread::sleep(Duration::from_millis(100));
-            tally.left.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        let mut reader = BufReader::new(stream);
-        let mut text = String::new();
-        while reader.read_line(&mut text)? > 0 {
-            if text.contains("\"delta\":{\"content\"") {
-                tally.first.lock().expect("no holder panics").push(began.elapsed());
-                break;
-            }
-        }
-        if leaves {
-            tally.left.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        reader.read_to_string(&mut text)?;
-        let ended = if streams { "data: [DONE]" } else { "\"finish_reason\":\"" };
-        ensure!(text.starts_with("HTTP/1.1 200") && text.contains(ended), "request {index}: {text}");
-        tally.whole.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+    let status = server.child.lock().expect("no holder panics").wait()?;
+    if !status.success() {
+        bail!("the server ended with {status}");
     }
-
-    /// Computes prompts that have nothing in common until every page of the pool keeps a part of one; how many there are.
-    fn use_every_page(&self) -> Result<u64> {
-        for own in 0..100 {
-            let prompt: Vec<usize> = (0..480).map(|place| 1000 + own * 480 % 40_000 + place).collect();
-            let body = json!({"prompt": prompt, "max_tokens": 1}).to_string();
-            let response = self.exchange("POST", "/v1/completions", &body)?;
-            ensure!(response.starts_with("HTTP/1.1 200"), "{response}");
-            let kv = &self.health()?["kv"];
-            if kv["pages_cached"] == kv["pages_total"] {
-                return kv["pages_total"].as_u64().context("a count");
-            }
-        }
-        bail!("some pages are never used: {}", self.health()?["kv"])
-    }
-
-    fn health(&self) -> Result<Value> {
-        let response = self.exchange("GET", "/health", "")?;
-        let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        serde_json::from_str(body).with_context(|| response.clone())
-    }
-
-    /// Health once the last request has left.
-    fn settled(&self) -> Result<Value> {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            let health = self.health()?;
-            if health["running"] == 0 && health["waiting"] == 0 && health["kv"]["pages_used"] == 0 {
-                return Ok(health);
-            }
-            ensure!(Instant::now() < deadline, "something is left: {health}");
-        }
-    }
-
-    fn resident(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id))?;
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
-        let kib: u64 = line.split_whitespace().nth(1).context("no number")?.parse()?;
-        Ok(kib << 10)
-    }
-
-    /// Stops the server while it answers: what is under way ends well, and so does the process.
-    fn drain(&self) -> Result<String> {
-        let body =
-            json!({"prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": true, "stream": true});
-        let mut streams = Vec::new();
-        for _ in 0..8 {
-            let mut stream = self.send("POST", "/v1/completions", &body.to_string())?;
-            let mut first = [0; 1];
-            stream.read_exact(&mut first)?;
-            streams.push(stream);
-        }
-        run_tool(Command::new("kill").arg("-TERM").arg(self.id.to_string()))?;
-        for mut stream in streams {
-            let mut text = String::new();
-            stream.read_to_string(&mut text)?;
-            ensure!(text.contains("data: [DONE]"), "a stream was cut: {text}");
-        }
-        let status = self.child.lock().expect("no holder panics").wait()?;
-        if !status.success() {
-            bail!("the server ended with {status}");
-        }
-        Ok("8 of 8 finished, exit 0".to_owned())
-    }
+    Ok("8 of 8 finished, exit 0".to_owned())
 }
 
 /// Asks for health all the while.
@@ -287,7 +184,7 @@ fn ask_health(server: &Server, over: &AtomicBool, tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-fn percentiles(times: &mut [Duration]) -> String {
+pub(super) fn percentiles(times: &mut [Duration]) -> String {
     times.sort_unstable();
     let at = |percent: usize| {
         let index = (times.len() * percent / 100).min(times.len().saturating_sub(1));

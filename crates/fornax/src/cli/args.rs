@@ -23,6 +23,7 @@ use super::private::Private;
 use super::run::Run;
 use super::serve::Serve;
 use super::tokenize::Tokenize;
+use super::trial::CompileForm;
 
 /// What `--version` says; `-V` has the number alone.
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -81,6 +82,8 @@ pub(crate) enum Command {
     Rm(Rm),
     Doctor(Doctor),
     Completions(Completions),
+    #[command(hide = true)]
+    CompileForm(CompileForm),
 }
 
 /// The model of a command.

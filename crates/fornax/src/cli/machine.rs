@@ -17,8 +17,18 @@ pub(crate) fn memory_available() -> Option<u64> {
     let machine = kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")?;
     let read =
         |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
-    let container = read("memory.max").map(|limit| limit.saturating_sub(read("memory.current").unwrap_or(0)));
+    // What a container has read of files counts as its own until somebody needs the room.
+    let cached = fs::read_to_string("/sys/fs/cgroup/memory.stat").map_or(0, |stat| cached_bytes(&stat));
+    let taken = || read("memory.current").unwrap_or(0).saturating_sub(cached);
+    let container = read("memory.max").map(|limit| limit.saturating_sub(taken()));
     Some(container.map_or(machine, |limit| limit.min(machine)))
+}
+
+/// Bytes of files that a container's `memory.stat` counts and that can be had back.
+fn cached_bytes(stat: &str) -> u64 {
+    let fields = stat.lines().filter_map(|line| line.split_once(' '));
+    let cached = fields.filter(|(name, _)| matches!(*name, "inactive_file" | "active_file"));
+    cached.filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok()).sum()
 }
 
 /// Bytes of memory in the machine.
@@ -29,6 +39,13 @@ pub(crate) fn memory_total() -> Option<u64> {
 /// The most bytes of memory that this process has held so far.
 pub(crate) fn peak_bytes() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+}
+
+/// Bytes of memory that are this process's own: what is mapped from files can be taken back at any time.
+pub(crate) fn own_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let shared = kilobytes(&status, "RssShmem").unwrap_or(0);
+    kilobytes(&status, "RssAnon").map(|own| own + shared)
 }
 
 /// Seconds of processor time that this process has taken, with all its threads.
@@ -65,5 +82,7 @@ mod tests {
         assert_eq!(kilobytes(text, "MemAvailable"), Some(9 * 1024));
         assert_eq!(kilobytes(text, "Mem"), None);
         assert_eq!(field(text, "model name"), Some("A processor: fast"));
+        let stat = "anon 100\nfile 70\ninactive_anon 5\ninactive_file 30\nactive_file 40\n";
+        assert_eq!(cached_bytes(stat), 70);
     }
 }

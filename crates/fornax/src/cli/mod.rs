@@ -32,3 +32,4 @@ pub(crate) mod serve;
 mod shelf;
 mod speed;
 pub(crate) mod tokenize;
+pub(crate) mod trial;

@@ -19,6 +19,7 @@ mod serve;
 mod sparse;
 mod terminal;
 mod tiny;
+mod trial;
 
 use std::ffi::OsStr;
 use std::io::Write;

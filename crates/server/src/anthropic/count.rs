@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{Extension, Json, extract::State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::request::CountBody;
-use crate::{app::App, ask::prepare::prepare, error::ApiError, front::body::RawBody};
+use crate::{
+    app::App,
+    ask::prepare::prepare,
+    error::ApiError,
+    front::{body::RawBody, keys::Caller},
+};
 
 /// How long a prompt is.
 #[derive(Debug, Serialize, ToSchema)]
@@ -23,10 +28,14 @@ pub(crate) struct TokenCount {
     crate::openapi::Refusals,
     crate::openapi::DoorRefusals
 ))]
-pub(crate) async fn count(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<TokenCount>, ApiError> {
-    let counted = prepare(&app, body, |body: &CountBody, served| {
+pub(crate) async fn count(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Result<Json<TokenCount>, ApiError> {
+    let counted = prepare(&app, &caller, body, |body: &CountBody, served| {
         let ask = body.ask(served)?;
         Ok(TokenCount { input_tokens: ask.request.prompt.len() })
     });
-    Ok(Json(counted.await?))
+    Ok(Json(counted.await?.1))
 }

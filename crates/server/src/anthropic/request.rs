@@ -12,9 +12,9 @@ use crate::{
     ask::{
         chat::{ChatAsk, Names},
         params::{Params, Stop},
+        prepare::Preparing,
     },
     error::{ApiError, Fault},
-    served::Served,
     shape::{Unknown, Unsupported, body},
 };
 
@@ -197,7 +197,7 @@ enum Switch {
 
 impl MessagesBody {
     /// The question that it asks.
-    pub(crate) fn ask(&self, served: &Served) -> Result<Ask, ApiError> {
+    pub(crate) fn ask(&self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
         self.more.ask(&self.messages, Some(self.max_tokens), served)
     }
 
@@ -212,7 +212,7 @@ impl MessagesBody {
 
 impl CountBody {
     /// The question that it asks.
-    pub(crate) fn ask(&self, served: &Served) -> Result<Ask, ApiError> {
+    pub(crate) fn ask(&self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
         self.more.ask(&self.messages, None, served)
     }
 }
@@ -222,7 +222,7 @@ impl AnthropicMore {
         &self,
         turns: &[AnthropicMessage],
         max_tokens: Option<u32>,
-        served: &Served,
+        served: &Preparing<'_>,
     ) -> Result<Ask, ApiError> {
         let mut faults = Vec::new();
         let mut messages = Vec::new();

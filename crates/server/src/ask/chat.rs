@@ -4,7 +4,7 @@ use fornax_chat::{Ask, Choice, Definition, Error, Model, Place, Prepared, Questi
 
 use super::{
     params::{Params, Wanted},
-    prepare::check_length,
+    prepare::{Preparing, check_length},
 };
 use crate::{
     error::{ApiError, Code, Fault},
@@ -93,9 +93,9 @@ impl Names {
 
 impl ChatAsk<'_> {
     /// The question for the engine. Renders, encodes and compiles: not for an async thread.
-    pub(crate) fn ask(mut self, served: &Served) -> Result<Ask, ApiError> {
+    pub(crate) fn ask(mut self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
         self.question.has_stops = self.params.has_stops();
-        let compile = |form: &_| served.grammars.compile(form);
+        let compile = |form: &_| served.compile(form);
         let model = Model {
             tokenizer: &served.tokenizer,
             template: (*served.template).as_ref(),

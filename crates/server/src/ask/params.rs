@@ -13,8 +13,8 @@ use utoipa::ToSchema;
 
 use crate::{
     app::random_seed,
+    ask::prepare::Preparing,
     error::{ApiError, Fault},
-    served::Served,
     shape::Unsupported,
 };
 
@@ -241,7 +241,7 @@ pub(crate) struct Wanted {
 
 impl Params {
     /// The question for the engine. Compiles a form where one is asked for: not for an async thread.
-    pub(crate) fn ask(&self, served: &Served, wanted: Wanted) -> Result<Ask, ApiError> {
+    pub(crate) fn ask(&self, served: &Preparing<'_>, wanted: Wanted) -> Result<Ask, ApiError> {
         let form = wanted.form;
         if let (Some((field, _)), Some(true)) = (&form, self.ignore_eos) {
             let rule = format!("cannot be had with {field}, whose end it would ignore");
@@ -254,7 +254,7 @@ impl Params {
         let grammar = match &form {
             None => None,
             Some((field, form)) => {
-                let compiled = served.grammars.compile(form);
+                let compiled = served.compile(form);
                 Some(compiled.map_err(|error| ApiError::form(field, &error))?)
             }
         };

@@ -1,15 +1,28 @@
 //! From bytes to questions, away from the threads that serve sockets.
 
-use std::sync::Arc;
+use std::{
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
+use fornax_engine::Grammar;
+use fornax_form::{Form, FormError};
 use serde_json::Value;
 
 use crate::{
-    app::{Admission, App},
+    app::{Admission, App, Entry},
     error::{ApiError, Code},
-    front::{body::RawBody, keys::Caller},
+    front::{
+        body::RawBody,
+        keys::{Caller, Tenant},
+    },
     served::Served,
     shape::{self, Body},
+    shares::Share,
 };
 
 /// Reads the body of a request, lets it in to the model that it names, and makes of it what is asked; parsing,
@@ -18,35 +31,56 @@ pub(crate) async fn admit<B: Body + Send, T: Send + 'static>(
     app: &Arc<App>,
     caller: &Caller,
     body: RawBody,
-    work: impl FnOnce(&B, &Served) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&B, &Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(Admission, T), ApiError> {
     let entry = app.enter(caller)?;
-    let (value, model) = read::<B>(app, body).await?;
+    let Read { body, model, share } = read::<B>(app, caller.tenant(), body).await?;
     let admission = entry.admit(app.models.named(model.as_deref())?).await?;
-    let made = on_a_thread(app, admission.served.served(), move |served| work(&value, served)).await?;
+    let made =
+        on_a_thread(app, caller.tenant(), admission.served.served(), move |served| work(&body, served));
+    let made = made.await?;
+    // Until now: what was read is as large as what was sent.
+    drop(share);
     Ok((admission, made))
 }
 
-/// The same for what needs a model and no answer of it.
+/// The same for what needs a model and no answer of it. The entry counts it as under way.
 pub(crate) async fn prepare<B: Body + Send, T: Send + 'static>(
-    app: &App,
+    app: &Arc<App>,
+    caller: &Caller,
     body: RawBody,
-    work: impl FnOnce(&B, &Served) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    app.check_ready()?;
-    let (value, model) = read::<B>(app, body).await?;
+    work: impl FnOnce(&B, &Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(Entry, T), ApiError> {
+    let entry = app.enter(caller)?;
+    let Read { body, model, share } = read::<B>(app, caller.tenant(), body).await?;
     let lease = app.lease(app.models.named(model.as_deref())?).await?;
-    on_a_thread(app, lease.served(), move |served| work(&value, served)).await
+    let made = on_a_thread(app, caller.tenant(), lease.served(), move |served| work(&body, served)).await?;
+    drop(share);
+    Ok((entry, made))
+}
+
+/// A body that was understood.
+pub(crate) struct Read<B> {
+    pub(crate) body: B,
+    /// The model that it names.
+    pub(crate) model: Option<String>,
+    /// Its part of what all bodies may take.
+    pub(crate) share: Share,
 }
 
 /// Understands a body, and says which model it names.
-pub(crate) async fn read<B: Body + Send>(app: &App, body: RawBody) -> Result<(B, Option<String>), ApiError> {
-    blocking(app, move || {
-        let value = shape::parse(&body.bytes)?;
+pub(crate) async fn read<B: Body + Send>(
+    app: &App,
+    tenant: &Tenant,
+    body: RawBody,
+) -> Result<Read<B>, ApiError> {
+    blocking(app, tenant, move |patience| {
+        let RawBody { bytes, share } = body;
+        let value = shape::parse(&bytes, &|| !patience.is_over())?;
         // The parsed form is what is left of it.
-        drop(body);
+        drop(bytes);
         let model = value.get("model").and_then(Value::as_str).map(str::to_owned);
-        Ok((shape::understand(value, B::UNKNOWN)?, model))
+        Ok(Read { body: shape::understand(value, B::UNKNOWN)?, model, share })
     })
     .await
 }
@@ -54,31 +88,109 @@ pub(crate) async fn read<B: Body + Send>(app: &App, body: RawBody) -> Result<(B,
 /// Does work with a model that takes its time.
 pub(crate) async fn on_a_thread<T: Send + 'static>(
     app: &App,
+    tenant: &Tenant,
     served: &Arc<Served>,
-    work: impl FnOnce(&Served) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let served = Arc::clone(served);
-    blocking(app, move || work(&served)).await
+    blocking(app, tenant, move |patience| work(&Preparing { served: &served, patience })).await
 }
 
-/// Does work on a thread that may block, with as many others as there are cores.
+/// Does work on a thread that may block, with as many others as there are cores. The turn belongs to the thread: it is
+/// over when the work is, not when whoever asked has left.
 pub(crate) async fn blocking<T: Send + 'static>(
     app: &App,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    tenant: &Tenant,
+    work: impl FnOnce(&Patience) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let _turn = app.preparing.acquire().await.map_err(|_| gone())?;
-    tokio::task::spawn_blocking(work).await.map_err(|_| gone())?
+    let turn = app.preparing.take(tenant, 1).await;
+    let limit = app.options.prepare_timeout;
+    let patience = Arc::new(Patience { until: Instant::now() + limit, limit, left: AtomicBool::new(false) });
+    let asker = Asker(Arc::clone(&patience));
+    let working = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        patience.check()?;
+        work(&patience)
+    });
+    // The thread looks at the clock between two pieces of work; whoever asked need not wait for the end of one.
+    let done = tokio::time::timeout(limit, working).await;
+    let late = asker.0.late();
+    drop(asker);
+    match done {
+        Ok(done) => done.map_err(|_| gone())?,
+        Err(_) => Err(late),
+    }
 }
 
 fn gone() -> ApiError {
     ApiError::new(Code::Internal, "the request could not be prepared")
 }
 
+/// A model, for work on a question that stops when its time is over or nobody waits for it any more.
+pub(crate) struct Preparing<'a> {
+    served: &'a Served,
+    patience: &'a Patience,
+}
+
+impl Deref for Preparing<'_> {
+    type Target = Served;
+
+    fn deref(&self) -> &Served {
+        self.served
+    }
+}
+
+impl Preparing<'_> {
+    /// Refuses to go on when the time is over. Asked between pieces of work.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        self.patience.check()
+    }
+
+    /// Compiles a form, as long as anybody wants it.
+    pub(crate) fn compile(&self, form: &Form) -> Result<Grammar, FormError> {
+        self.grammars.compile_while(form, &|| !self.patience.is_over())
+    }
+}
+
+/// How long preparing may go on.
+pub(crate) struct Patience {
+    until: Instant,
+    limit: Duration,
+    /// Whoever asked is gone.
+    left: AtomicBool,
+}
+
+impl Patience {
+    fn is_over(&self) -> bool {
+        self.left.load(Ordering::Relaxed) || Instant::now() >= self.until
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        if self.is_over() { Err(self.late()) } else { Ok(()) }
+    }
+
+    fn late(&self) -> ApiError {
+        let message = format!("the request took longer than {} s to prepare", self.limit.as_secs_f64());
+        ApiError::new(Code::ExecutionTimeout, message)
+    }
+}
+
+/// Whoever waits for what is prepared. Dropping it stops the work.
+struct Asker(Arc<Patience>);
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.0.left.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Bytes of a text for each byte of its tokens: composing characters (NFC) makes texts shorter, at most by this much.
 const SHRINKS_MAX: usize = 4;
 
-/// Refuses a text that cannot fit whatever its tokens are, before time is spent on cutting megabytes into tokens.
-pub(crate) fn check_length(served: &Served, bytes: usize) -> Result<(), ApiError> {
+/// Refuses a text that cannot fit whatever its tokens are, before time is spent on cutting megabytes into tokens; and
+/// any text once the time for preparing is over.
+pub(crate) fn check_length(served: &Preparing<'_>, bytes: usize) -> Result<(), ApiError> {
+    served.check()?;
     let context = served.engine.capacity().context;
     // Ordinary texts have some four bytes a token: nothing to look up for them.
     if bytes <= context.saturating_mul(16) {

@@ -4,8 +4,8 @@ use fornax_text::Special;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::prepare::check_length;
-use crate::{error::ApiError, served::Served};
+use super::prepare::{Preparing, check_length};
+use crate::error::ApiError;
 
 /// A string, an array of strings, an array of token ids, or an array of such arrays.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -18,8 +18,17 @@ pub(crate) enum Prompt {
 }
 
 impl Prompt {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        match self {
+            Prompt::Text(_) | Prompt::Tokens(_) => 1,
+            Prompt::Texts(texts) => texts.len(),
+            Prompt::TokenLists(lists) => lists.len(),
+        }
+    }
+
     /// The tokens of each.
-    pub(crate) fn tokens(&self, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
+    pub(crate) fn tokens(&self, served: &Preparing<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
         let encode = |text: &String| {
             check_length(served, text.len())?;
             Ok(served.tokenizer.encode_prompt(text, Special::AsText)?)

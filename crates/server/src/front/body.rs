@@ -8,17 +8,18 @@ use axum::{
     http::{StatusCode, header},
 };
 use futures_util::StreamExt;
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     app::App,
     error::{ApiError, Code, Fault},
+    front::keys::{Caller, Tenant},
+    shares::Share,
 };
 
 /// A whole body, and its share of what all bodies together may take.
 pub(crate) struct RawBody {
     pub(crate) bytes: Bytes,
-    _share: OwnedSemaphorePermit,
+    pub(crate) share: Share,
 }
 
 impl FromRequest<Arc<App>> for RawBody {
@@ -38,12 +39,13 @@ impl RawBody {
         if announced.is_some_and(|length| length > most) {
             return Err(too_large());
         }
-        let kib = u32::try_from(announced.unwrap_or(most) / 1024 + 1).unwrap_or(u32::MAX);
+        let kib = announced.unwrap_or(most) / 1024 + 1;
+        let tenant: Tenant = request.extensions().get::<Caller>().and_then(|caller| caller.tenant().clone());
         let read = async {
-            let bodies = Arc::clone(&app.bodies);
-            let share = bodies.acquire_many_owned(kib).await.map_err(|_| too_large())?;
-            let bytes = collect(request.into_body(), most).await?.ok_or_else(too_large)?;
-            Ok(RawBody { bytes, _share: share })
+            let share = app.bodies.take(&tenant, kib).await;
+            app.check_memory(announced.unwrap_or(most))?;
+            let bytes = collect(request.into_body(), announced, most).await?.ok_or_else(too_large)?;
+            Ok(RawBody { bytes, share })
         };
         tokio::time::timeout(app.options.read_timeout, read).await.map_err(|_| ApiError {
             status: Some(StatusCode::REQUEST_TIMEOUT),
@@ -53,15 +55,24 @@ impl RawBody {
 }
 
 /// `None` when there is more than `most`.
-async fn collect(body: Body, most: usize) -> Result<Option<Bytes>, ApiError> {
+async fn collect(body: Body, announced: Option<usize>, most: usize) -> Result<Option<Bytes>, ApiError> {
     let mut stream = body.into_data_stream();
     let mut whole = Vec::new();
+    // What was announced is not believed further than to the first part of a megabyte.
+    room(&mut whole, announced.unwrap_or(0).min(1 << 20))?;
     while let Some(part) = stream.next().await {
         let part = part.map_err(|_| ApiError::fault(Fault::rule("body", "did not arrive whole")))?;
         if whole.len() + part.len() > most {
             return Ok(None);
         }
+        room(&mut whole, part.len())?;
         whole.extend_from_slice(&part);
     }
     Ok(Some(whole.into()))
+}
+
+/// Makes room, or refuses: the client decides how much, so it is its request that ends.
+fn room(whole: &mut Vec<u8>, more: usize) -> Result<(), ApiError> {
+    let none = |_| ApiError::new(Code::OutOfMemory, "there is no memory for this body now");
+    whole.try_reserve(more).map_err(none)
 }

@@ -15,6 +15,10 @@ use crate::{front::line::Line, trace::Span};
 /// Keys shorter than this are guessed.
 const KEY_CHARS_MIN: usize = 16;
 
+/// Whose a request is, where several share the server; `None` where all requests are one's. Tenants have shares of what
+/// there is, and see nothing of each other.
+pub(crate) type Tenant = Option<Arc<str>>;
+
 /// Who asks. The front door sets it on every request that came with a key, or needs none.
 #[derive(Clone)]
 pub(crate) struct Caller {
@@ -25,10 +29,25 @@ pub(crate) struct Caller {
     pub(crate) line: Arc<Line>,
 }
 
+impl Caller {
+    pub(crate) fn tenant(&self) -> &Tenant {
+        &self.key.tenant
+    }
+}
+
+/// What every key may.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rights {
+    /// Requests under way.
+    pub(crate) requests_max: usize,
+    /// Whether requests may go before others.
+    pub(crate) urgent: bool,
+}
+
 /// The keys of a file, or nobody's.
 pub(crate) struct Keys {
     file: Option<PathBuf>,
-    per_key_max: usize,
+    rights: Rights,
     /// Replaced as a whole when the file is read again; held for as long as it takes to copy a pointer.
     known: Mutex<Arc<[Key]>>,
 }
@@ -38,6 +57,12 @@ pub(crate) struct Keys {
 pub(crate) struct Key {
     /// The first bytes of its hash, for logs.
     pub(crate) label: String,
+    /// Whose it is: the name beside it in the file, or its label. Jobs and schemas are kept under it.
+    pub(crate) owner: Arc<str>,
+    /// The same, where there are others.
+    pub(crate) tenant: Tenant,
+    /// Whether its requests may go before others.
+    pub(crate) urgent: bool,
     /// Requests that it may have under way.
     pub(crate) permits: Arc<Semaphore>,
     digest: [u8; 32],
@@ -70,6 +95,22 @@ pub enum KeysError {
         /// Its length.
         chars: usize,
     },
+    /// What stands behind a key is nothing that is known.
+    #[error("line {line} of {}: behind a key may stand owner=NAME and priority, and nothing else", path.display())]
+    Option {
+        /// The file.
+        path: PathBuf,
+        /// Which line.
+        line: usize,
+    },
+    /// Two keys cannot be told apart by what they are called.
+    #[error("line {line} of {} is a key whose label is another's; choose another key or add owner=NAME", path.display())]
+    Alike {
+        /// The file.
+        path: PathBuf,
+        /// Which line.
+        line: usize,
+    },
     /// It is no key of printable characters.
     #[error("line {line} of {} holds characters that no header can carry", path.display())]
     Unprintable {
@@ -82,11 +123,11 @@ pub enum KeysError {
 
 impl Keys {
     /// Reads the file; without one, everybody is one and the same.
-    pub(crate) fn open(file: Option<&Path>, per_key_max: usize) -> Result<Keys, KeysError> {
+    pub(crate) fn open(file: Option<&Path>, rights: Rights) -> Result<Keys, KeysError> {
         let keys = Keys {
             file: file.map(Path::to_owned),
-            per_key_max,
-            known: Mutex::new(Arc::new([Key::new(b"", per_key_max)])),
+            rights,
+            known: Mutex::new(Arc::new([Key::new(b"", None, Rights { urgent: true, ..rights })])),
         };
         keys.reload()?;
         Ok(keys)
@@ -105,26 +146,58 @@ impl Keys {
         let old = self.known();
         let mut keys: Vec<Key> = Vec::new();
         for (index, line) in text.lines().enumerate() {
-            let (line, key) = (index + 1, line.trim());
-            if key.is_empty() || key.starts_with('#') {
-                continue;
-            }
+            let (line, mut words) = (index + 1, line.split([' ', '\t']).filter(|word| !word.is_empty()));
+            let Some(key) = words.next().filter(|key| !key.starts_with('#')) else { continue };
             if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
                 return Err(KeysError::Unprintable { path: path.clone(), line });
             }
             if key.len() < KEY_CHARS_MIN {
                 return Err(KeysError::Short { path: path.clone(), line, chars: key.len() });
             }
-            let key = Key::new(key.as_bytes(), self.per_key_max);
+            let (mut owner, mut rights) = (None, self.rights);
+            for word in words {
+                match word.strip_prefix("owner=") {
+                    Some(name) if is_name(name) => owner = Some(name),
+                    None if word == "priority" => rights.urgent = true,
+                    _ => return Err(KeysError::Option { path: path.clone(), line }),
+                }
+            }
+            let mut key = Key::new(key.as_bytes(), owner, rights);
             // A key that stays keeps its count of requests under way.
-            keys.push(old.iter().find(|known| known.digest == key.digest).cloned().unwrap_or(key));
+            if let Some(known) = old.iter().find(|known| known.digest == key.digest) {
+                key.permits = Arc::clone(&known.permits);
+            }
+            if owner.is_none()
+                && keys.iter().any(|other| other.owner == key.owner && other.digest != key.digest)
+            {
+                return Err(KeysError::Alike { path: path.clone(), line });
+            }
+            keys.push(key);
         }
         if keys.is_empty() {
             return Err(KeysError::Empty { path: path.clone() });
         }
         let count = keys.len();
+        if keys.iter().any(|key| key.owner != keys[0].owner) {
+            for key in &mut keys {
+                key.tenant = Some(Arc::clone(&key.owner));
+            }
+        }
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = keys.into();
         Ok(count)
+    }
+
+    /// What an owner of jobs is among those who ask now, and whether one of its keys may go before others.
+    pub(crate) fn tenant_of(&self, owner: &str) -> (Tenant, bool) {
+        let known = self.known();
+        match known.iter().find(|key| *key.owner == *owner) {
+            Some(key) => {
+                let urgent = known.iter().any(|key| *key.owner == *owner && key.urgent);
+                (key.tenant.clone(), urgent)
+            }
+            // Whose key is gone still has jobs.
+            None => (known.iter().any(|key| key.tenant.is_some()).then(|| owner.into()), false),
+        }
     }
 
     /// Whose key it is. Without keys everybody is let in.
@@ -150,15 +223,28 @@ impl Keys {
 }
 
 impl Key {
-    fn new(key: &[u8], permits: usize) -> Key {
+    fn new(key: &[u8], owner: Option<&str>, rights: Rights) -> Key {
         let digest: [u8; 32] = Sha256::digest(key).into();
         let label = if key.is_empty() {
             "local".to_owned()
         } else {
             digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
         };
-        Key { label, permits: Arc::new(Semaphore::new(permits)), digest }
+        Key {
+            owner: owner.unwrap_or(&label).into(),
+            tenant: None,
+            urgent: rights.urgent,
+            label,
+            permits: Arc::new(Semaphore::new(rights.requests_max)),
+            digest,
+        }
     }
+}
+
+/// A name that an operator may give an owner.
+fn is_name(name: &str) -> bool {
+    let sane = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(sane)
 }
 
 #[cfg(test)]
@@ -167,12 +253,36 @@ mod tests {
 
     use super::*;
 
+    const RIGHTS: Rights = Rights { requests_max: 2, urgent: false };
+
+    #[test]
+    fn owners_are_told_apart_where_there_are_several() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys");
+        let (old, new, other) = ("first-key-0123456789", "second-key-0123456789", "third-key-0123456789");
+        fs::write(&file, format!("{old} owner=us\n{new} priority owner=us\n")).unwrap();
+        let keys = Keys::open(Some(&file), RIGHTS).unwrap();
+        let find = |key: &str| keys.find(Some(key.as_bytes())).unwrap();
+        // Two keys of one owner, while one takes the other's place: nobody else is there.
+        assert_eq!((&*find(old).owner, find(old).tenant, find(old).urgent), ("us", None, false));
+        assert_eq!((&*find(new).owner, find(new).tenant, find(new).urgent), ("us", None, true));
+        fs::write(&file, format!("{old} owner=us\n{new} owner=us\n{other}\n")).unwrap();
+        keys.reload().unwrap();
+        assert_eq!((find(old).tenant.as_deref(), find(new).tenant.as_deref()), (Some("us"), Some("us")));
+        let own = find(other);
+        assert_eq!((own.tenant.as_deref(), &*own.owner), (Some(&*own.label), &*own.label));
+        assert_eq!(keys.tenant_of("gone").0.as_deref(), Some("gone"), "its jobs are nobody else's");
+        // Without keys everybody is one, who may do everything.
+        let local = Keys::open(None, RIGHTS).unwrap().find(None).unwrap();
+        assert_eq!((&*local.owner, local.tenant, local.urgent), ("local", None, true));
+    }
+
     #[test]
     fn keys_are_found_whole_and_read_again_on_demand() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");
         fs::write(&file, "# ours\nfirst-key-0123456789\n\n  second-key-0123456789 \n").unwrap();
-        let keys = Keys::open(Some(&file), 2).unwrap();
+        let keys = Keys::open(Some(&file), RIGHTS).unwrap();
         let found = |key: &str| keys.find(Some(key.as_bytes())).is_some();
         assert!(found("first-key-0123456789") && found("second-key-0123456789"));
         assert!(!found("first-key-012345678") && !found("first-key-01234567890") && !found(""));
@@ -193,7 +303,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keys");
         fs::write(&file, "a-key-of-good-length\n").unwrap();
-        let keys = Keys::open(Some(&file), 1).unwrap();
+        let keys = Keys::open(Some(&file), RIGHTS).unwrap();
         let check = |text: &str, wanted: &str| {
             fs::write(&file, text).unwrap();
             let error = keys.reload().unwrap_err().to_string();
@@ -203,9 +313,11 @@ mod tests {
         };
         check("# nothing\n", "holds no key");
         check("a-key-of-good-length\nsecret\n", "line 2");
-        check("a-secret-with a space in it\n", "no header can carry");
+        check("a-secret-with a space in it\n", "owner=NAME and priority, and nothing else");
+        check("a-secret-with-an-owner owner=a/b\n", "owner=NAME and priority, and nothing else");
+        check("a-secret-with-an-\u{fc}mlaut\n", "no header can carry");
         fs::remove_file(&file).unwrap();
         assert!(matches!(keys.reload(), Err(KeysError::Read { .. })));
-        assert!(matches!(Keys::open(Some(&file), 1), Err(KeysError::Read { .. })));
+        assert!(matches!(Keys::open(Some(&file), RIGHTS), Err(KeysError::Read { .. })));
     }
 }

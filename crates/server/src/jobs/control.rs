@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State},
 };
 use serde_json::{Value, json};
 
-use crate::{app::App, error::ApiError};
+use crate::{app::App, error::ApiError, front::keys::Caller};
 
 /// Cancel a job
 ///
@@ -22,10 +22,11 @@ use crate::{app::App, error::ApiError};
 ))]
 pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    app.job(durable, model, &id).await?;
+    app.job(durable, model, &id, &caller).await?;
     Ok(Json(durable.store.cancel(&id).await?.status()))
 }
 
@@ -40,14 +41,15 @@ pub(crate) async fn cancel(
 ))]
 pub(crate) async fn retry(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    app.job(durable, model, &id).await?;
+    app.job(durable, model, &id, &caller).await?;
     Ok(Json(durable.store.retry(&id).await?.status()))
 }
 
-/// Cancel everything that waits
+/// Cancel everything of the caller's that waits
 #[utoipa::path(post, path = "/v2/{endpoint}/purge-queue", tag = "jobs",
     params(("endpoint" = String, Path, description = "`default` or a model's name")),
     responses(
@@ -57,9 +59,10 @@ pub(crate) async fn retry(
 ))]
 pub(crate) async fn purge(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path(endpoint): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    let removed = durable.store.purge(app.name_of(model)).await?;
+    let removed = durable.store.purge(app.name_of(model), &caller.key.owner).await?;
     Ok(Json(json!({"removed": removed, "status": "completed"})))
 }

@@ -11,6 +11,7 @@ use super::model::Engine;
 use crate::{
     app::App,
     error::{ApiError, Code, Fault},
+    front::keys::Caller,
     models::Chosen,
     openai::batches::line,
 };
@@ -127,9 +128,16 @@ impl App {
         self.models.name(chosen)
     }
 
-    /// A job of a model.
-    pub(crate) async fn job(&self, durable: &Durable, chosen: Chosen, id: &str) -> Result<Job, ApiError> {
-        let job = durable.store.get(id).await?.filter(|job| job.model == self.name_of(chosen));
+    /// A job of a model, for whoever submitted it: another's is as good as none.
+    pub(crate) async fn job(
+        &self,
+        durable: &Durable,
+        chosen: Chosen,
+        id: &str,
+        caller: &Caller,
+    ) -> Result<Job, ApiError> {
+        let job = durable.store.get(id).await?;
+        let job = job.filter(|job| job.model == self.name_of(chosen) && job.owner == *caller.key.owner);
         job.ok_or_else(|| Error::NotFound.into())
     }
 }
@@ -139,7 +147,7 @@ impl From<Error> for ApiError {
         let message = error.to_string();
         match error {
             Error::DiskFull => ApiError::new(Code::DiskFull, message),
-            Error::QueueFull { .. } => ApiError::new(Code::QueueFull, message),
+            Error::QueueFull { .. } | Error::ShareFull { .. } => ApiError::new(Code::QueueFull, message),
             Error::NotFound => ApiError::new(Code::JobNotFound, message),
             Error::KeyReused => ApiError::new(Code::KeyReused, message),
             Error::WrongState { .. } => ApiError::new(Code::WrongState, message),

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     app::{Admission, App},
-    ask::prepare::on_a_thread,
+    ask::prepare::{Preparing, on_a_thread},
     error::{ApiError, Code},
     models::{Chosen, Models},
     openai::{chat::ChatBody, completions::CompletionBody},
@@ -36,7 +36,7 @@ impl Engine {
 }
 
 /// The question for the engine, by the rules of the route that its body belongs to. May block.
-pub(crate) fn ask(question: &Question, served: &Served) -> Result<Ask, ApiError> {
+pub(crate) fn ask(question: &Question, served: &Preparing<'_>) -> Result<Ask, ApiError> {
     let schema = question.schema.as_deref();
     let form = schema.map(|schema| {
         (Form::JsonSchema(schema.value().clone()), schema.has_choices().then_some(ALTERNATIVES))
@@ -71,11 +71,11 @@ impl Models {
 
 impl Engine {
     /// Lets a job in to its model, once there is room for it.
-    async fn admitted(&self) -> Result<Admission, ApiError> {
+    async fn admitted(&self, owner: &str) -> Result<Admission, ApiError> {
         loop {
             // Before asking, so that no room made meanwhile is missed.
             let idle = self.app.models.idle();
-            match self.app.enter_job().admit(self.chosen).await {
+            match self.app.enter_job(owner).admit(self.chosen).await {
                 // A job can wait until others are done; whoever runs it bounds that.
                 Err(error) if error.code == Code::ModelDoesNotFit => idle.await,
                 admitted => return admitted,
@@ -92,14 +92,16 @@ impl Model for Engine {
 
     async fn answer(
         &self,
+        owner: &str,
         question: Question,
         hears: impl Fn(&str) + Send + Sync,
     ) -> Result<Answer, Failure> {
-        let admission = self.admitted().await.map_err(|error| error.failure("load"))?;
+        let admission = self.admitted(owner).await.map_err(|error| error.failure("load"))?;
         let served = Arc::clone(admission.served.served());
         let asked = self.app.models.check_model(&question, self.chosen);
         asked.map_err(|error| error.failure("prepare"))?;
-        let prepared = on_a_thread(&self.app, &served, move |served| ask(&question, served)).await;
+        let tenant = admission.tenant().clone();
+        let prepared = on_a_thread(&self.app, &tenant, &served, move |served| ask(&question, served)).await;
         let ask = prepared.map_err(|error| error.failure("prepare"))?;
         let seed = ask.request.seed;
         let began = Instant::now();
@@ -151,9 +153,9 @@ impl Model for Engine {
         Ok(answer)
     }
 
-    async fn respond(&self, route: &str, body: Value) -> Result<Value, Failure> {
+    async fn respond(&self, owner: &str, route: &str, body: Value) -> Result<Value, Failure> {
         let route = App::route(route).map_err(|error| error.failure("prepare"))?;
-        let admission = self.admitted().await.map_err(|error| error.failure("load"))?;
+        let admission = self.admitted(owner).await.map_err(|error| error.failure("load"))?;
         let answered = route.respond(&self.app, admission, body).await;
         answered.map_err(|error| error.failure("generate"))
     }

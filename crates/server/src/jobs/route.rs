@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use crate::{
     app::{Admission, App},
-    ask::prepare::on_a_thread,
+    ask::prepare::{Preparing, on_a_thread},
     error::{ApiError, Code, Fault},
+    front::keys::Tenant,
     openai::{
         chat, chat::ChatBody, completions, completions::CompletionBody, embeddings, embeddings::EmbeddingBody,
     },
@@ -49,23 +50,24 @@ impl Route {
         admission: Admission,
         body: Value,
     ) -> Result<Value, ApiError> {
-        let served = Arc::clone(admission.served.served());
+        let (tenant, served) = (admission.tenant().clone(), Arc::clone(admission.served.served()));
+        let whose = (&tenant, &served);
         match self {
             Route::Chat => {
                 let ask =
-                    prepared(app, &served, body, |body: &ChatBody, served| Ok(body.ask(served)?.0)).await?;
+                    prepared(app, whose, body, |body: &ChatBody, served| Ok(body.ask(served)?.0)).await?;
                 Ok(as_written(&chat::answer(admission, ask).await?))
             }
             Route::Completions => {
-                let asked = prepared(app, &served, body, CompletionBody::asked).await?;
+                let asked = prepared(app, whose, body, CompletionBody::asked).await?;
                 Ok(as_written(&completions::answer(admission, asked).await?))
             }
             Route::Embeddings => {
-                let asked = prepared(app, &served, body, EmbeddingBody::ask).await?;
+                let asked = prepared(app, whose, body, EmbeddingBody::ask).await?;
                 Ok(as_written(&embeddings::answer(admission, asked).await?))
             }
             Route::Responses => {
-                let asked = prepared(app, &served, body, |body: &ResponsesBody, served| {
+                let asked = prepared(app, whose, body, |body: &ResponsesBody, served| {
                     Ok((body.ask(served)?, body.repeated()))
                 });
                 let asked = asked.await?;
@@ -84,9 +86,9 @@ fn as_written(answer: &impl Serialize) -> Value {
 /// Understands a body and makes of it what is asked, on a thread that may block.
 async fn prepared<B: Body + Send, T: Send + 'static>(
     app: &App,
-    served: &Arc<Served>,
+    (tenant, served): (&Tenant, &Arc<Served>),
     body: Value,
-    work: impl FnOnce(&B, &Served) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(&B, &Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     if body.get("stream").is_some_and(|stream| *stream == json!(true)) {
         return Err(ApiError::fault(Fault::rule(
@@ -94,7 +96,7 @@ async fn prepared<B: Body + Send, T: Send + 'static>(
             "cannot be had of a request that is answered later",
         )));
     }
-    on_a_thread(app, served, move |served| work(&shape::understand(body, B::UNKNOWN)?, served)).await
+    on_a_thread(app, tenant, served, move |served| work(&shape::understand(body, B::UNKNOWN)?, served)).await
 }
 
 impl App {

@@ -15,10 +15,11 @@ use utoipa::{IntoParams, ToSchema};
 use super::model::ask;
 use crate::{
     app::App,
-    ask::prepare::{on_a_thread, read},
+    ask::prepare::{Read, on_a_thread, read},
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
     shape::{Unknown, body},
+    work::check_priority,
 };
 
 /// How long `runsync` waits if nothing else is said, in milliseconds.
@@ -130,7 +131,7 @@ pub(crate) async fn runsync(
     let mut draining = app.watch_draining();
     let until = tokio::time::Instant::now() + Duration::from_millis(wait);
     loop {
-        let job = app.job(durable, model, &submitted.id).await?;
+        let job = app.job(durable, model, &submitted.id, &caller).await?;
         if job.state.is_final() || tokio::time::Instant::now() >= until || *draining.borrow() {
             return Ok(Json(job.status()));
         }
@@ -156,34 +157,40 @@ async fn submit(
         return Err(ApiError::new(Code::ModelNotReady, "the server is shutting down"));
     }
     let idempotency_key = idempotency_key(headers)?;
-    let (RunBody { mut input, webhook, policy }, _) = read(app, body).await?;
+    let Read { body, share, .. } = read(app, caller.tenant(), body).await?;
+    let RunBody { mut input, webhook, policy } = body;
     if let Some(webhook) = &webhook {
         durable.webhooks.check(webhook)?;
     }
     if let Some(name) = schema_name(&input).map(str::to_owned)
-        && let Some(schema) = durable.store.schema(app.name_of(model), &name).await?
+        && let Some(schema) = durable.store.schema(app.name_of(model), &caller.key.owner, &name).await?
     {
         set_schema(&mut input, &name, schema);
     }
     // What could never be answered is refused now, not after it has waited.
     let lease = app.lease(model).await?;
-    let models = Arc::clone(&app.models);
-    let input = on_a_thread(app, lease.served(), move |served| {
+    let (models, urgent) = (Arc::clone(&app.models), caller.key.urgent);
+    let input = on_a_thread(app, caller.tenant(), lease.served(), move |served| {
         for question in Input::parse(&input)?.questions() {
             models.check_model(&question, model).map_err(under_input)?;
             let asked = ask(&question, served).map_err(under_input)?;
+            check_priority(asked.request.priority, urgent).map_err(under_input)?;
             asked.request.check(&served.engine.capacity())?;
+            served.check()?;
         }
         Ok(input)
     })
     .await?;
+    drop((share, lease));
     let policy = policy.map_or(Policy::default(), |policy| Policy {
         execution_timeout_ms: policy.execution_timeout,
         ttl_ms: policy.ttl,
         low_priority: policy.low_priority.unwrap_or(false),
     });
-    let (model, owner) = (app.name_of(model).to_owned(), caller.key.label.clone());
-    Ok(durable.store.submit(NewJob { model, owner, input, webhook, policy, idempotency_key }).await?)
+    let (model, owner) = (app.name_of(model).to_owned(), caller.key.owner.to_string());
+    let shares = caller.tenant().is_some();
+    let job = NewJob { model, owner, shares, input, webhook, policy, idempotency_key };
+    Ok(durable.store.submit(job).await?)
 }
 
 /// Fields of the chat route, as a job's client knows them.

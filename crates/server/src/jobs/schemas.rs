@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State},
 };
 use fornax_form::{Form, Schema};
@@ -14,12 +14,13 @@ use crate::{
     app::App,
     ask::prepare::on_a_thread,
     error::{ApiError, Code, Fault},
-    front::body::RawBody,
+    front::{body::RawBody, keys::Caller},
+    shape,
 };
 
 /// Register a schema
 ///
-/// Jobs refer to it by its name, `{"schema": "name"}`; those that were submitted before keep what they had.
+/// Jobs of the same key refer to it by its name, `{"schema": "name"}`; those that were submitted before keep what they had.
 #[utoipa::path(put, path = "/v2/{endpoint}/schemas/{name}", tag = "jobs",
     request_body(content = Object, description = "A JSON Schema"),
     params(("endpoint" = String, Path, description = "`default` or a model's name"),
@@ -33,6 +34,7 @@ use crate::{
 ))]
 pub(crate) async fn put(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path((endpoint, name)): Path<(String, String)>,
     body: RawBody,
 ) -> Result<Json<Value>, ApiError> {
@@ -44,16 +46,15 @@ pub(crate) async fn put(
     }
     // Compiled now: a schema that cannot be followed is refused here, and the first job finds it ready.
     let lease = app.lease(model).await?;
-    let schema = on_a_thread(&app, lease.served(), move |served| {
-        let schema: Value = serde_json::from_slice(&body.bytes)
-            .map_err(|error| ApiError::fault(Fault::rule("body", format!("must be JSON: {error}"))))?;
+    let schema = on_a_thread(&app, caller.tenant(), lease.served(), move |served| {
+        let schema = shape::parse(&body.bytes, &|| served.check().is_ok())?;
         Schema::new(&schema, None).map_err(Failure::from)?;
-        let compiled = served.grammars.compile(&Form::JsonSchema(schema.clone()));
+        let compiled = served.compile(&Form::JsonSchema(schema.clone()));
         compiled.map_err(|error| ApiError::form("body", &error))?;
         Ok(schema)
     })
     .await?;
-    durable.store.put_schema(app.name_of(model), &name, &schema).await?;
+    durable.store.put_schema(app.name_of(model), &caller.key.owner, &name, &schema).await?;
     Ok(Json(json!({"name": name, "status": "registered"})))
 }
 
@@ -67,10 +68,11 @@ pub(crate) async fn put(
 ))]
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path((endpoint, name)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    let schema = durable.store.schema(app.name_of(model), &name).await?;
+    let schema = durable.store.schema(app.name_of(model), &caller.key.owner, &name).await?;
     schema
         .map(Json)
         .ok_or_else(|| ApiError::new(Code::SchemaNotFound, "there is no schema of that name here"))

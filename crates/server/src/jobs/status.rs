@@ -48,10 +48,11 @@ pub(crate) struct JobStatus {
 ))]
 pub(crate) async fn status(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    let job = app.job(durable, model, &id).await?;
+    let job = app.job(durable, model, &id, &caller).await?;
     let mut said = job.status();
     if let Some(total) = job.items {
         said["items"] = json!({"done": durable.store.items_done(&id).await?, "total": total});
@@ -69,10 +70,11 @@ pub(crate) async fn status(
 ))]
 pub(crate) async fn timeline(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path((endpoint, id)): Path<(String, String)>,
 ) -> Result<Json<Value>, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
-    app.job(durable, model, &id).await?;
+    app.job(durable, model, &id, &caller).await?;
     let events = durable.store.timeline(&id).await?.into_iter().map(|event| {
         json!({"at": event.at_us / 1000, "event": event.event, "attempt": event.attempt, "detail": event.detail})
     });
@@ -116,7 +118,7 @@ pub(crate) async fn list(
             Some(known.ok_or_else(|| ApiError::fault(Fault::rule("status", "is no state of a job")))?)
         }
     };
-    let jobs = durable.store.list(app.name_of(model), Some(&caller.key.label), state, limit).await?;
+    let jobs = durable.store.list(app.name_of(model), Some(&caller.key.owner), state, limit).await?;
     let jobs = jobs.iter().map(|job| {
         let mut status = job.status();
         if let Some(fields) = status.as_object_mut() {

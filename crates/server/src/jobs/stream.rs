@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::{Path, State},
     http::{HeaderMap, header},
@@ -14,7 +14,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
 
-use crate::{app::App, error::ApiError};
+use crate::{app::App, error::ApiError, front::keys::Caller};
 
 /// How often a job is looked at that another process may work on.
 const POLL: Duration = Duration::from_millis(500);
@@ -33,12 +33,13 @@ const POLL: Duration = Duration::from_millis(500);
 ))]
 pub(crate) async fn stream(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Path((endpoint, id)): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let (durable, model) = app.jobs_of(&endpoint)?;
     // The state first: what was written before it ended is then among the parts.
-    let job = app.job(durable, model, &id).await?;
+    let job = app.job(durable, model, &id, &caller).await?;
     let wants_lines = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     if wants_lines.is_some_and(|accept| accept.contains("application/x-ndjson")) {
         let store = durable.store.clone();

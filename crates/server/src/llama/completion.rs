@@ -18,13 +18,12 @@ use crate::{
     app::App,
     ask::{
         params::{Params, Wanted},
-        prepare::admit,
+        prepare::{Preparing, admit},
         prompt::Prompt,
     },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
     openai::reply::logprob,
-    served::Served,
     shape::{Unknown, Unsupported, body},
     sse::{self, Transcript},
     work::Work,
@@ -119,7 +118,7 @@ pub(crate) async fn completions(
 }
 
 impl LlamaBody {
-    fn ask(&self, served: &Served) -> Result<(Ask, Teller, bool), ApiError> {
+    fn ask(&self, served: &Preparing<'_>) -> Result<(Ask, Teller, bool), ApiError> {
         let mut faults = Vec::new();
         if self.params.n.is_some_and(|n| n > 1) {
             faults.push(Fault::rule("n", "must be 1 here; /v1/completions takes more"));

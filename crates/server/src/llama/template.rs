@@ -2,10 +2,16 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{Extension, Json, extract::State};
 use serde_json::{Value, json};
 
-use crate::{app::App, ask::prepare::prepare, error::ApiError, front::body::RawBody, openai::chat::ChatBody};
+use crate::{
+    app::App,
+    ask::prepare::prepare,
+    error::ApiError,
+    front::{body::RawBody, keys::Caller},
+    openai::chat::ChatBody,
+};
 
 /// The prompt that a chat becomes
 #[utoipa::path(post, path = "/apply-template", tag = "llama.cpp", request_body = ChatBody, responses(
@@ -13,8 +19,12 @@ use crate::{app::App, ask::prepare::prepare, error::ApiError, front::body::RawBo
     crate::openapi::Refusals,
     crate::openapi::DoorRefusals
 ))]
-pub(crate) async fn apply(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Value>, ApiError> {
-    let prompt = prepare(&app, body, |body: &ChatBody, served| {
+pub(crate) async fn apply(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Result<Json<Value>, ApiError> {
+    let prompt = prepare(&app, &caller, body, |body: &ChatBody, served| {
         let (ask, _) = body.ask(served)?;
         let tokenizer = &served.tokenizer;
         let mut bytes = Vec::new();
@@ -27,5 +37,5 @@ pub(crate) async fn apply(State(app): State<Arc<App>>, body: RawBody) -> Result<
         }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     });
-    Ok(Json(json!({"prompt": prompt.await?})))
+    Ok(Json(json!({"prompt": prompt.await?.1})))
 }

@@ -14,11 +14,13 @@ use super::{
 };
 use crate::{
     app::App,
-    ask::{chat::ChatAsk, prepare::admit},
+    ask::{
+        chat::ChatAsk,
+        prepare::{Preparing, admit},
+    },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
     openai::{chat::Arguments, tools::ToolBody},
-    served::Served,
     shape::{Unknown, Unsupported, body},
 };
 
@@ -111,7 +113,7 @@ pub(crate) async fn chat(
 }
 
 impl OllamaChatBody {
-    fn ask(&self, served: &Served) -> Result<Option<Ask>, ApiError> {
+    fn ask(&self, served: &Preparing<'_>) -> Result<Option<Ask>, ApiError> {
         let Some(messages) = self.messages.as_ref().filter(|messages| !messages.is_empty()) else {
             return Ok(None);
         };

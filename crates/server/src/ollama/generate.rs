@@ -18,11 +18,10 @@ use crate::{
     ask::{
         chat::ChatAsk,
         params::Wanted,
-        prepare::{admit, check_length},
+        prepare::{Preparing, admit, check_length},
     },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    served::Served,
     shape::{Unknown, Unsupported, body},
 };
 
@@ -90,7 +89,7 @@ pub(crate) async fn generate(
 }
 
 impl GenerateBody {
-    fn ask(&self, served: &Served) -> Result<Option<Ask>, ApiError> {
+    fn ask(&self, served: &Preparing<'_>) -> Result<Option<Ask>, ApiError> {
         let Some(prompt) = self.prompt.as_ref().filter(|prompt| !prompt.is_empty()) else {
             return Ok(None);
         };

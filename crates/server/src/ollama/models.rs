@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{Extension, Json, extract::State};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::{
     app::App,
     ask::prepare::{on_a_thread, read},
     error::{ApiError, Fault},
-    front::body::RawBody,
+    front::{body::RawBody, keys::Caller},
     models::Slot,
     served::ModelCard,
     shape::{Unknown, body},
@@ -130,13 +130,17 @@ pub(crate) struct Shown {
     crate::openapi::Refusals,
     crate::openapi::DoorRefusals
 ))]
-pub(crate) async fn show(State(app): State<Arc<App>>, body: RawBody) -> Result<Json<Shown>, ApiError> {
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Result<Json<Shown>, ApiError> {
     app.check_ready()?;
-    let (body, _) = read::<ShowBody>(&app, body).await?;
+    let body = read::<ShowBody>(&app, caller.tenant(), body).await?.body;
     let name = body.model.as_ref().or(body.name.as_ref());
     let name = name.ok_or_else(|| ApiError::fault(Fault::rule("model", "is required")))?;
     let lease = app.lease(app.models.named(Some(untagged(name)))?).await?;
-    let shown = on_a_thread(&app, lease.served(), |served| {
+    let shown = on_a_thread(&app, caller.tenant(), lease.served(), |served| {
         let template = served.template.as_ref().as_ref().ok();
         let capacity = served.engine.capacity();
         let mut capabilities = if capacity.encodes { vec!["embedding"] } else { vec!["completion"] };

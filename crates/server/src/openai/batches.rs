@@ -146,7 +146,8 @@ pub(crate) async fn create(
         return Err(ApiError::new(Code::ModelNotReady, "the server is shutting down"));
     }
     let idempotency_key = idempotency_key(&headers)?;
-    let (BatchBody { input_file_id, endpoint, completion_window, metadata }, _) = read(&app, body).await?;
+    let body = read::<BatchBody>(&app, caller.tenant(), body).await?.body;
+    let BatchBody { input_file_id, endpoint, completion_window, metadata } = body;
     let mut faults = Vec::new();
     let route = Route::named(&endpoint);
     if route.is_none() {
@@ -176,9 +177,9 @@ pub(crate) async fn create(
     }
     let text = store.file_text(&file.id).await?;
     let models = Arc::clone(&app.models);
-    let lines = blocking(&app, move || Ok(Lines::read(&text, route, &models))).await?;
+    let lines = blocking(&app, caller.tenant(), move |_| Ok(Lines::read(&text, route, &models))).await?;
     let batch = NewBatch {
-        owner: caller.key.label.clone(),
+        owner: caller.key.owner.to_string(),
         route: endpoint,
         input_file: file.id,
         completion_window,
@@ -308,7 +309,7 @@ pub(crate) async fn list(
 ) -> Result<Json<Value>, ApiError> {
     let asked = which(query)?;
     let page = asked.page(PAGE_MAX, 20)?;
-    let batches = app.store()?.batches(&caller.key.label, page).await?;
+    let batches = app.store()?.batches(&caller.key.owner, page).await?;
     let batches = batches.into_iter().map(|batch| json!(BatchObject::from(batch)));
     Ok(Json(listed(batches.collect(), page)))
 }
@@ -325,7 +326,7 @@ pub(crate) async fn retrieve(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<BatchObject>, ApiError> {
-    let batch = app.store()?.batch(&caller.key.label, &id).await?;
+    let batch = app.store()?.batch(&caller.key.owner, &id).await?;
     Ok(Json(batch.ok_or_else(no_batch)?.into()))
 }
 
@@ -343,7 +344,7 @@ pub(crate) async fn cancel(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<BatchObject>, ApiError> {
-    let cancelled = app.store()?.cancel_batch(&caller.key.label, &id).await;
+    let cancelled = app.store()?.cancel_batch(&caller.key.owner, &id).await;
     let cancelled = cancelled.map_err(|error| match error {
         fornax_jobs::Error::NotFound => no_batch(),
         other => other.into(),

@@ -26,11 +26,10 @@ use crate::{
     ask::{
         chat::{ChatAsk, Names},
         params::{Params, ResponseFormat, UNSUPPORTED},
-        prepare::admit,
+        prepare::{Preparing, admit},
     },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    served::Served,
     shape::{Unknown, body},
     sse::{self, Transcript},
     work::Work,
@@ -332,7 +331,7 @@ pub(crate) async fn answer(admission: Admission, ask: Ask) -> Result<ChatComplet
 
 impl ChatBody {
     /// The question, and what to stream if it is to be streamed.
-    pub(crate) fn ask(&self, served: &Served) -> Result<(Ask, Option<StreamOptions>), ApiError> {
+    pub(crate) fn ask(&self, served: &Preparing<'_>) -> Result<(Ask, Option<StreamOptions>), ApiError> {
         self.ask_with(served, None)
     }
 
@@ -340,7 +339,7 @@ impl ChatBody {
     /// are told as it says.
     pub(crate) fn ask_with(
         &self,
-        served: &Served,
+        served: &Preparing<'_>,
         form: Option<(Form, Option<u32>)>,
     ) -> Result<(Ask, Option<StreamOptions>), ApiError> {
         let mut faults = Vec::new();
@@ -352,6 +351,12 @@ impl ChatBody {
         let messages: Vec<Spoken> =
             messages.filter_map(|(index, message)| message.spoken(index, &mut faults)).collect();
         let tools = self.tools(&mut faults);
+        for name in self.chat_template_kwargs.iter().flat_map(Map::keys) {
+            if fornax_text::is_template_name(name) {
+                let rule = "is the server's own: what is sent there would stand for what was checked";
+                faults.push(Fault::rule(format!("chat_template_kwargs.{name}"), rule));
+            }
+        }
         let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));

@@ -24,12 +24,11 @@ use crate::{
     app::{Admission, App},
     ask::{
         params::{Params, ResponseFormat, UNSUPPORTED, Wanted},
-        prepare::admit,
+        prepare::{Preparing, admit},
         prompt::Prompt,
     },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    served::Served,
     shape::{Unknown, body},
     sse::{self, Transcript},
     work::Work,
@@ -120,7 +119,7 @@ pub(crate) async fn answer(admission: Admission, asked: Asked) -> Result<Complet
 }
 
 impl CompletionBody {
-    pub(crate) fn asked(&self, served: &Served) -> Result<Asked, ApiError> {
+    pub(crate) fn asked(&self, served: &Preparing<'_>) -> Result<Asked, ApiError> {
         let (asks, stream) = self.ask_with(served, None)?;
         let per_prompt = asks.first().map_or(1, |ask| ask.request.choices as usize);
         let scored = asks.first().is_some_and(|ask| ask.request.sampling.top_logprobs.is_some());
@@ -132,16 +131,17 @@ impl CompletionBody {
     /// `response_format`, and with it as many alternatives of each token are told as it says.
     pub(crate) fn ask_with(
         &self,
-        served: &Served,
+        served: &Preparing<'_>,
         form: Option<(Form, Option<u32>)>,
     ) -> Result<(Vec<Ask>, Option<StreamOptions>), ApiError> {
         let mut faults = Vec::new();
         let stream = stream_options(self.stream, self.stream_options, &self.params, &mut faults);
-        let prompts = self.prompt.tokens(served)?;
-        if prompts.is_empty() {
+        // Before any of them is cut into tokens.
+        let count = self.prompt.count();
+        if count == 0 {
             faults.push(Fault::rule("prompt", "must hold at least one prompt"));
         }
-        if prompts.len().saturating_mul(self.params.n.unwrap_or(1) as usize) > CHOICES_MAX as usize {
+        if count.saturating_mul(self.params.n.unwrap_or(1) as usize) > CHOICES_MAX as usize {
             faults.push(Fault::rule("n", "with all prompts makes more than 128 choices"));
         }
         if self.is_echoed() {
@@ -152,6 +152,7 @@ impl CompletionBody {
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
         }
+        let prompts = self.prompt.tokens(served)?;
         let asked = self.max_tokens.unwrap_or(MAX_TOKENS) as usize;
         let response_format = self.response_format.as_ref();
         let top_logprobs = form.as_ref().and_then(|(_, alternatives)| *alternatives).or(self.logprobs);
@@ -181,7 +182,7 @@ impl CompletionBody {
     }
 
     /// What is told again, for each prompt; nothing unless it is asked for.
-    fn echoes(&self, served: &Served, asks: &[Ask]) -> Vec<Echo> {
+    fn echoes(&self, served: &Preparing<'_>, asks: &[Ask]) -> Vec<Echo> {
         let echo = |(index, ask): (usize, &Ask)| {
             let tokens = &ask.request.prompt;
             Echo::new(&self.prompt, index, tokens, self.hides(tokens.len()), &served.tokenizer)

@@ -16,10 +16,12 @@ use utoipa::ToSchema;
 use super::reply::Usage;
 use crate::{
     app::{Admission, App},
-    ask::{prepare::admit, prompt::Prompt},
+    ask::{
+        prepare::{Preparing, admit},
+        prompt::Prompt,
+    },
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
-    served::Served,
     shape::{Unknown, body},
     work::Work,
 };
@@ -164,17 +166,18 @@ pub(crate) async fn made(
 }
 
 impl EmbeddingBody {
-    pub(crate) fn ask(&self, served: &Served) -> Result<(Vec<Ask>, Shape), ApiError> {
+    pub(crate) fn ask(&self, served: &Preparing<'_>) -> Result<(Vec<Ask>, Shape), ApiError> {
         if served.engine.capacity().pairs {
             let message =
                 format!("{:?} reads two texts together and embeds none; ask /v1/rerank", served.card.name);
             return Err(ApiError::new(Code::ModelUnsupported, message));
         }
-        let prompts = self.input.tokens(served)?;
-        if prompts.is_empty() || prompts.len() > INPUTS_MAX {
+        // Before any of them is cut into tokens.
+        if !(1..=INPUTS_MAX).contains(&self.input.count()) {
             let rule = format!("must hold 1 to {INPUTS_MAX} texts");
             return Err(ApiError::fault(Fault::rule("input", rule)));
         }
+        let prompts = self.input.tokens(served)?;
         if prompts.iter().any(Vec::is_empty) {
             return Err(ApiError::fault(Fault::rule("input", "must hold texts of at least one token")));
         }

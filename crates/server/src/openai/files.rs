@@ -105,7 +105,7 @@ pub(crate) async fn upload(
             "must be \"batch\": files have no other use here",
         )));
     }
-    let (owner, purpose) = (caller.key.label.clone(), PURPOSE.to_owned());
+    let (owner, purpose) = (caller.key.owner.to_string(), PURPOSE.to_owned());
     let file = NewFile { owner, name: upload.name, purpose, text: upload.text };
     Ok(Json(store.put_file(file).await?.into()))
 }
@@ -169,7 +169,7 @@ pub(crate) async fn list(
 ) -> Result<Json<Value>, ApiError> {
     let asked = which(query)?;
     let page = asked.page(PAGE_MAX, PAGE_MAX)?;
-    let files = app.store()?.files(&caller.key.label, asked.purpose.as_deref(), page).await?;
+    let files = app.store()?.files(&caller.key.owner, asked.purpose.as_deref(), page).await?;
     let files = files.into_iter().map(|file| json!(FileObject::from(file)));
     Ok(Json(listed(files.collect(), page)))
 }
@@ -225,7 +225,7 @@ pub(crate) async fn delete(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    match app.store()?.delete_file(&caller.key.label, &id).await? {
+    match app.store()?.delete_file(&caller.key.owner, &id).await? {
         true => Ok(Json(json!({"id": id, "object": "file", "deleted": true}))),
         false => Err(no_file()),
     }
@@ -243,6 +243,6 @@ impl App {
 
     /// A file of the caller's key.
     pub(crate) async fn file(&self, caller: &Caller, id: &str) -> Result<StoredFile, ApiError> {
-        self.store()?.file(&caller.key.label, id).await?.ok_or_else(no_file)
+        self.store()?.file(&caller.key.owner, id).await?.ok_or_else(no_file)
     }
 }

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::embeddings::{embedding_of, made, vectors};
 use crate::{
     app::{App, random_id},
-    ask::prepare::{admit, check_length},
+    ask::prepare::{Preparing, admit, check_length},
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
     served::Served,
@@ -176,7 +176,7 @@ pub(crate) async fn rerank_short(
 
 impl RerankBody {
     /// Pairs of the query and each document, or the query first, then the documents.
-    fn ask(&self, served: &Served) -> Result<Vec<Ask>, ApiError> {
+    fn ask(&self, served: &Preparing<'_>) -> Result<Vec<Ask>, ApiError> {
         if !served.engine.capacity().encodes {
             let message =
                 format!("{:?} answers; documents are ordered by models that embed", served.card.name);

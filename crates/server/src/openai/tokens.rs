@@ -1,18 +1,26 @@
 //! `POST /tokenize` and `POST /detokenize`, with the fields of llama.cpp's server and of vLLM's.
 
-use std::sync::Arc;
+use std::{fmt::Write as _, sync::Arc, time::Duration};
 
-use axum::{Json, extract::State};
-use fornax_text::Special;
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use fornax_text::{Special, Tokenizer};
+use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
 use crate::{
-    app::App,
+    app::{App, Entry},
     ask::prepare::prepare,
     error::{ApiError, Fault},
-    front::body::RawBody,
+    front::{body::RawBody, keys::Caller},
     shape::{Unknown, body},
 };
 
@@ -39,7 +47,8 @@ pub(crate) struct TokenizeBody {
 body!(TokenizeBody, Unknown::Refuse);
 
 /// The tokens of a text.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "it is written piece by piece, and this says how")]
 pub(crate) struct Tokenized {
     /// Ids, or with pieces {id, piece}, where a piece that is no text is an array of bytes.
     #[schema(value_type = Vec<Object>)]
@@ -54,9 +63,10 @@ pub(crate) struct Tokenized {
     crate::openapi::DoorRefusals))]
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     body: RawBody,
-) -> Result<Json<Tokenized>, ApiError> {
-    let tokenized = prepare(&app, body, |body: &TokenizeBody, served| {
+) -> Result<Response, ApiError> {
+    let tokenized = prepare(&app, &caller, body, |body: &TokenizeBody, served| {
         let text = match (&body.content, &body.prompt) {
             (Some(text), None) | (None, Some(text)) => text,
             (None, None) => return Err(ApiError::fault(Fault::rule("content", "is required"))),
@@ -70,16 +80,70 @@ pub(crate) async fn tokenize(
         let tokenizer = &served.tokenizer;
         let ids =
             if around { tokenizer.encode_prompt(text, special)? } else { tokenizer.encode(text, special)? };
-        let piece = |id: u32| match std::str::from_utf8(tokenizer.token_bytes(id)) {
-            Ok(text) => json!(text),
-            Err(_) => json!(tokenizer.token_bytes(id)),
-        };
-        let pieces = body.with_pieces == Some(true);
-        let token = |&id: &u32| if pieces { json!({"id": id, "piece": piece(id)}) } else { json!(id) };
-        let max_model_len = served.engine.capacity().context;
-        Ok(Tokenized { count: ids.len(), tokens: ids.iter().map(token).collect(), max_model_len })
+        let pieces = (body.with_pieces == Some(true)).then(|| Arc::clone(tokenizer));
+        Ok(Tokens { ids, pieces, max_model_len: served.engine.capacity().context, written: 0 })
     });
-    Ok(Json(tokenized.await?))
+    let (entry, tokens) = tokenized.await?;
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(write(tokens, entry, sender, app.options.write_timeout));
+    let parts = stream::unfold(receiver, |mut receiver: mpsc::Receiver<String>| async move {
+        receiver.recv().await.map(|part| (Ok::<_, std::convert::Infallible>(part), receiver))
+    });
+    Ok(([(header::CONTENT_TYPE, "application/json")], Body::from_stream(parts)).into_response())
+}
+
+/// Hands a response over part by part, so that megabytes of text are never tens of megabytes of JSON at once. The
+/// request counts as under way until its client has read it; one that does not read is waited for, but not for ever.
+async fn write(mut tokens: Tokens, _entry: Entry, parts: mpsc::Sender<String>, patience: Duration) {
+    while let Some(part) = tokens.part() {
+        if parts.send_timeout(part, patience).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Tokens of one part of a response.
+const PART: usize = 4096;
+
+/// A response on its way.
+struct Tokens {
+    ids: Vec<u32>,
+    /// Says what each stands for, where that is wanted.
+    pieces: Option<Arc<Tokenizer>>,
+    max_model_len: usize,
+    /// Those that are written; one more than there are when all is said.
+    written: usize,
+}
+
+impl Tokens {
+    /// The next part of the JSON.
+    fn part(&mut self) -> Option<String> {
+        if self.written > self.ids.len() {
+            return None;
+        }
+        let mut text = String::new();
+        let end = (self.written + PART).min(self.ids.len());
+        for (index, &id) in self.ids.iter().enumerate().take(end).skip(self.written) {
+            text.push_str(if index == 0 { "{\"tokens\":[" } else { "," });
+            let token = match &self.pieces {
+                None => json!(id),
+                Some(tokenizer) => match std::str::from_utf8(tokenizer.token_bytes(id)) {
+                    Ok(piece) => json!({"id": id, "piece": piece}),
+                    Err(_) => json!({"id": id, "piece": tokenizer.token_bytes(id)}),
+                },
+            };
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{token}");
+        }
+        self.written = end;
+        if end == self.ids.len() {
+            let (count, max_model_len) = (self.ids.len(), self.max_model_len);
+            let start = if count == 0 { "{\"tokens\":[" } else { "" };
+            let _ = write!(text, "{start}],\"count\":{count},\"max_model_len\":{max_model_len}}}");
+            self.written += 1;
+        }
+        Some(text)
+    }
 }
 
 /// Tokens to make a text of.
@@ -107,9 +171,10 @@ pub(crate) struct Detokenized {
     crate::openapi::DoorRefusals))]
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Json<Detokenized>, ApiError> {
-    let text = prepare(&app, body, |body: &DetokenizeBody, served| {
+    let text = prepare(&app, &caller, body, |body: &DetokenizeBody, served| {
         let vocab = served.tokenizer.vocab_len();
         if let Some(index) = body.tokens.iter().position(|&token| token as usize >= vocab) {
             let rule = format!("a token id below {vocab}");
@@ -121,6 +186,6 @@ pub(crate) async fn detokenize(
         }
         Ok(served.tokenizer.decode(&body.tokens))
     });
-    let content = text.await?;
+    let (_entry, content) = text.await?;
     Ok(Json(Detokenized { prompt: content.clone(), content }))
 }

@@ -12,10 +12,10 @@ use crate::{
     ask::{
         chat::{ChatAsk, Names},
         params::Params,
+        prepare::Preparing,
     },
     error::{ApiError, Fault},
     openai::tools::{Function, ToolType},
-    served::Served,
     shape::{Unknown, Unsupported, body},
 };
 
@@ -157,7 +157,7 @@ impl ResponsesBody {
     }
 
     /// The question that it asks.
-    pub(crate) fn ask(&self, served: &Served) -> Result<Ask, ApiError> {
+    pub(crate) fn ask(&self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
         let mut faults = Vec::new();
         let messages = self.messages(&mut faults);
         let tools = self.tools(&mut faults);

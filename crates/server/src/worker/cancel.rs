@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
@@ -14,9 +14,10 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
+    ask::prepare::{Read, read},
     error::{ApiError, Fault},
-    front::body::RawBody,
-    shape::{self, Unknown, body},
+    front::{body::RawBody, keys::Caller},
+    shape::{Unknown, body},
 };
 
 /// Whom to cancel.
@@ -36,10 +37,14 @@ body!(CancelBody, Unknown::Refuse);
     (status = 400, description = "Every wrong field: {errors: [{field, constraint, message, value?}]}"),
     crate::openapi::DoorRefusals
 ))]
-pub(crate) async fn cancel(State(app): State<Arc<App>>, body: RawBody) -> Response {
-    match shape::read::<CancelBody>(&body.bytes) {
-        Ok(body) => {
-            app.jobs.cancel(&body.job_id);
+pub(crate) async fn cancel(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Response {
+    match read::<CancelBody>(&app, caller.tenant(), body).await {
+        Ok(Read { body, .. }) => {
+            app.jobs.cancel(caller.tenant(), &body.job_id);
             (StatusCode::ACCEPTED, Json(json!({"job_id": body.job_id}))).into_response()
         }
         Err(error) => refuse(&error),

@@ -19,10 +19,12 @@ use utoipa::ToSchema;
 use super::jobs::Entry;
 use crate::{
     app::{App, random_seed},
-    ask::{params::Word, prepare::admit},
+    ask::{
+        params::Word,
+        prepare::{Preparing, admit},
+    },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
-    served::Served,
     shape::{Unknown, body},
     sse::{self, Transcript, event},
     work::Work,
@@ -94,7 +96,7 @@ fn failure(error: &ApiError) -> Value {
 
 async fn begin(app: &Arc<App>, caller: &Caller, body: RawBody) -> Result<Response, ApiError> {
     let (admission, (job_id, ask, stops)) = admit(app, caller, body, ExecuteBody::ask).await?;
-    let Some((entry, cancelled)) = app.jobs.enter(&job_id) else {
+    let Some((entry, cancelled)) = app.jobs.enter(caller.tenant(), &job_id) else {
         let taken = ApiError::fault(Fault::rule("job_id", "is the name of a job under way"));
         return Err(ApiError { status: Some(StatusCode::CONFLICT), ..taken });
     };
@@ -106,7 +108,7 @@ async fn begin(app: &Arc<App>, caller: &Caller, body: RawBody) -> Result<Respons
 
 impl ExecuteBody {
     /// The job's name, the question, and the stop strings by index.
-    fn ask(&self, served: &Served) -> Result<(String, Ask, Vec<String>), ApiError> {
+    fn ask(&self, served: &Preparing<'_>) -> Result<(String, Ask, Vec<String>), ApiError> {
         let context = served.engine.capacity().context;
         let prompt = served.tokenizer.encode_prompt(&self.prompt, Special::AsText)?;
         let max_tokens = self.max_tokens.map(|count| count as usize);

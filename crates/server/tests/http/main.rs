@@ -17,6 +17,7 @@ mod ollama;
 mod params;
 mod pressure;
 mod responses;
+mod tenants;
 mod tools;
 mod traces;
 mod ways_in;

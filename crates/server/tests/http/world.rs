@@ -12,7 +12,7 @@ use std::{
 
 use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleFault, SampleRow, Sampled, Sampling};
 use fornax_engine::{Engine, EngineOptions, Handle, QueueLimits, Runner, StepLimits};
-use fornax_form::{Form, Grammars, Vocabulary};
+use fornax_form::{Form, Grammars, Trial, Vocabulary};
 use fornax_format::Gguf;
 use fornax_server::{Device, Failed, Keeper, ModelCard, Offer, Progress, Served, Server, ServerOptions};
 use fornax_text::{ChatTemplate, Special, Tokenizer};
@@ -23,7 +23,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::client::{Response, get};
+use crate::client::{Response, get, raw, request};
 
 /// Bytes are tokens of the same number; then the two markers of a chat.
 const IM_START: u32 = 256;
@@ -65,6 +65,8 @@ pub(crate) struct Setup {
     pub(crate) load: Option<oneshot::Receiver<Result<(), Failed>>>,
     pub(crate) slots: usize,
     pub(crate) template: &'static str,
+    /// Where forms are compiled first.
+    pub(crate) trial: Option<Trial>,
 }
 
 impl Default for Setup {
@@ -80,6 +82,7 @@ impl Default for Setup {
             load: None,
             slots: 8,
             template: TEMPLATE,
+            trial: None,
         }
     }
 }
@@ -110,8 +113,19 @@ pub(crate) struct World {
 impl World {
     /// Starts a server; returns when it listens.
     pub(crate) async fn listening(setup: Setup) -> World {
-        let Setup { options, script, fails_at, gate, context, queue, stuck_after, load, slots, template } =
-            setup;
+        let Setup {
+            options,
+            script,
+            fails_at,
+            gate,
+            context,
+            queue,
+            stuck_after,
+            load,
+            slots,
+            template,
+            trial,
+        } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let began = Instant::now();
         let mut engine_options = EngineOptions::new(context, Arc::new(move || began.elapsed()));
@@ -142,7 +156,11 @@ impl World {
                     wait(load, progress, &mut progress_seen.lock().unwrap())?;
                 }
                 let handle = handle.lock().unwrap().take().unwrap();
-                Ok(served(handle, template, card("script"), Keeper::new(())))
+                let served = served(handle, template, card("script"), Keeper::new(()));
+                if let Some(trial) = &trial {
+                    served.grammars.try_with(Arc::clone(trial));
+                }
+                Ok(served)
             }),
         };
         let server = Server::new(listener, options, vec![offer]).await.unwrap();
@@ -206,6 +224,23 @@ pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
 pub(crate) async fn until(address: SocketAddr, path: &str, wanted: impl Fn(&Response) -> bool) {
     in_time(async {
         while !wanted(&get(address, path).await) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+/// The same, with a key.
+pub(crate) async fn until_keyed(
+    address: SocketAddr,
+    key: &str,
+    path: &str,
+    wanted: impl Fn(&Response) -> bool,
+) {
+    let bearer = format!("Bearer {key}");
+    let request = request("GET", path, &[("Authorization", &bearer)], b"");
+    in_time(async {
+        while !wanted(&raw(address, &request).await) {
             tokio::task::yield_now().await;
         }
     })

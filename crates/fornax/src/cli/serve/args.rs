@@ -100,9 +100,16 @@ fn model_context(text: &str) -> Result<(String, usize), String> {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
-    /// Keys, one a line; every route but /ready then needs one
+    /// Keys, one a line; every route but /ready then needs one. Behind a key may stand owner=NAME (keys of one owner see
+    /// each other's jobs) and priority (its requests may go before others)
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// Keys find each other's cached prefixes: faster where they send the same, and each can find out what others sent
+    #[arg(long)]
+    pub(crate) share_prefixes: bool,
+    /// Requests of every key may go before others (`priority` below 0)
+    #[arg(long)]
+    pub(crate) allow_priority: bool,
     /// /metrics needs no key
     #[arg(long)]
     pub(crate) metrics_open: bool,
@@ -121,7 +128,7 @@ pub(crate) struct AccessArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// Requests that may wait; further ones get 429
+    /// Requests that may wait; further ones get 429. Of several keys one alone may take half of it
     #[arg(long, value_name = "N", default_value = "256", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) max_queue: usize,
     /// Requests that one key may have under way
@@ -130,6 +137,19 @@ pub(crate) struct LimitArgs {
     /// Bytes of a request's body, or with KiB, MiB
     #[arg(long, value_name = "BYTES", default_value = "8MiB", value_parser = byte_size)]
     pub(crate) max_body: u64,
+    /// Seconds that a request may take to be read, rendered, encoded and compiled
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) prepare_timeout: Duration,
+    /// Seconds of processor time that compiling a form (schema, grammar, regular expression) may take
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub(crate) form_timeout: Duration,
+    /// Bytes of memory that compiling a form may take, or with KiB, MiB
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = byte_size)]
+    pub(crate) form_memory: u64,
+    /// Bytes of memory of this process, mapped files not counted, near which requests are refused [default: what the
+    /// machine or the container has]
+    #[arg(long, value_name = "BYTES", value_parser = byte_size)]
+    pub(crate) host_memory_limit: Option<u64>,
     /// /health is 503 until the first model is loaded, as launchers of llama.cpp's server expect
     #[arg(long)]
     pub(crate) health_when_ready: bool,

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use fornax::{Code, Error, Fornax, OpenOptions, Plan, Planned, Unloaded};
 use fornax_compute::Purpose;
+use fornax_form::Trial;
 use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
 use fornax_server::{
-    Callback, Device, Failed, JobsOptions, Keeper, ModelCard, Offer, Progress, Room, Served, Server,
+    Callback, Ceiling, Device, Failed, JobsOptions, Keeper, ModelCard, Offer, Progress, Room, Served, Server,
     ServerOptions, TlsFiles,
 };
 use tokio::net::TcpListener;
@@ -22,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Interrupt;
-use crate::cli::{device, headline, locate, machine, output, plan};
+use crate::cli::{device, headline, locate, machine, output, plan, trial};
 pub(crate) use args::Serve;
 use args::{LogFormat, LogLevel};
 
@@ -56,7 +57,9 @@ pub(crate) fn serve_with(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOption
     let banner: Vec<String> = recipes.iter().map(|recipe| recipe.headline.clone()).collect();
     let failure = Arc::new(Mutex::new(None));
     let runtime = runtime()?;
-    let offers = recipes.into_iter().map(|recipe| offer(recipe, args.preload, &failure)).collect();
+    let trial = trial::trial(args.limits.form_memory, args.limits.form_timeout.as_secs().max(1));
+    let offer = |recipe| offer(recipe, args.preload, &trial, &failure);
+    let offers = recipes.into_iter().map(offer).collect();
     let served = runtime.block_on(run(args, offers, &banner));
     runtime.shutdown_timeout(Duration::from_secs(1));
     let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -330,8 +333,8 @@ pub(super) fn card_named(name: &str) -> ModelCard {
 }
 
 /// A model as the server asks for it. Why it could not be loaded is left in `failure`, as the process ends with it.
-fn offer(recipe: Recipe, preload: bool, failure: &Arc<Mutex<Option<Error>>>) -> Offer {
-    let failure = Arc::clone(failure);
+fn offer(recipe: Recipe, preload: bool, trial: &Trial, failure: &Arc<Mutex<Option<Error>>>) -> Offer {
+    let (failure, trial) = (Arc::clone(failure), Arc::clone(trial));
     let recipe = Arc::new(recipe);
     let planning = Arc::clone(&recipe);
     Offer {
@@ -340,11 +343,13 @@ fn offer(recipe: Recipe, preload: bool, failure: &Arc<Mutex<Option<Error>>>) -> 
         preload,
         plan: Box::new(move |room| planning.planned(room).map(drop).map_err(|error| failed(&error))),
         load: Box::new(move |room, progress| {
-            load(&recipe, room, progress).map_err(|error| {
+            let loaded = load(&recipe, room, progress).map_err(|error| {
                 let failed = failed(&error);
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 failed
-            })
+            })?;
+            loaded.grammars.try_with(Arc::clone(&trial));
+            Ok(loaded)
         }),
     }
 }
@@ -466,6 +471,10 @@ fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
         file_bytes_max: usize::try_from(limits.max_file).unwrap_or(usize::MAX),
         bodies_bytes_max: defaults.bodies_bytes_max.max(body_bytes_max.saturating_mul(2)),
         per_key_max: limits.max_per_key,
+        priority_open: access.allow_priority,
+        shared_prefixes: access.share_prefixes,
+        prepare_timeout: limits.prepare_timeout,
+        ceiling: Some(ceiling(limits.host_memory_limit)),
         request_timeout: Some(limits.request_timeout),
         drain_timeout: limits.drain_timeout,
         idle_unload: args.idle_unload,
@@ -479,6 +488,17 @@ fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
         jobs: jobs(args)?,
         otlp: args.otlp.clone(),
         ..defaults
+    })
+}
+
+/// Bytes that this process may still take: what the machine has, and what is left of a limit.
+fn ceiling(limit: Option<u64>) -> Ceiling {
+    Ceiling::new(move || {
+        let own = limit.zip(machine::own_bytes()).map(|(limit, own)| limit.saturating_sub(own));
+        match (own, machine::memory_available()) {
+            (Some(own), Some(machine)) => Some(own.min(machine)),
+            (own, machine) => own.or(machine),
+        }
     })
 }
 

@@ -1,0 +1,34 @@
+//! Forms compiled in a process of their own.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::{cache, command};
+
+/// Whether the process that tries a form ends well.
+fn ends_well(form: &Value, memory: &str, seconds: &str) -> bool {
+    let mut child = command(&cache())
+        .args(["compile-form", "--memory", memory, "--seconds", seconds])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // One that is ended reads no further.
+    drop(child.stdin.take().unwrap().write_all(form.to_string().as_bytes()));
+    child.wait().unwrap().success()
+}
+
+#[test]
+fn a_form_is_compiled_within_limits_of_memory_or_not_at_all() {
+    let large = json!({"regex": vec!["[a-z]{2,9}x"; 80_000].join("|")});
+    assert!(ends_well(&large, "2GiB", "300"));
+    assert!(!ends_well(&large, "1MiB", "300"), "it takes more than that");
+    // What is refused in good time is refused by whoever asked, with the reason.
+    for form in [json!({"regex": "a+"}), json!({"regex": "("}), json!({"schema": {"not": {}}})] {
+        assert!(ends_well(&form, "1MiB", "60"), "{form}");
+    }
+    assert!(!ends_well(&json!({"unknown": 1}), "1MiB", "60"));
+}

@@ -1,0 +1,386 @@
+//! Ten keys on one server, one of them hostile: what it sends is what attackers found, all of it at random and without
+//! a pause. The other nine ask what people ask, before it begins and beside it.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::load::percentiles;
+use super::serving::Server;
+use super::{Facts, memory};
+use crate::{command, fixtures, run as run_tool};
+
+/// How long, in seconds, where it is not half an hour; a quarter of it is quiet.
+const SECONDS: &str = "FORNAX_CHAOS_SECONDS";
+const SECONDS_DEFAULT: u64 = 1800;
+
+/// A server that is built already.
+const BINARY: &str = "FORNAX_CHAOS_BINARY";
+
+const HONEST: usize = 9;
+
+/// Connections that the hostile key has open at a time.
+const HOSTILE: usize = 8;
+
+/// Between two requests of an honest key, so that quiet means quiet.
+const PAUSE: Duration = Duration::from_millis(1500);
+
+/// The slowest of a hundred honest requests may take so many times what it takes without the hostile key.
+const SLOWER_MAX: f64 = 2.0;
+
+/// Resident memory may grow by this much from the second quarter of the chaos to its last.
+const GROWTH_MAX: f64 = 0.05;
+
+pub(super) fn run() -> Result<Facts> {
+    let seconds = match std::env::var(SECONDS) {
+        Ok(seconds) => seconds.parse().with_context(|| format!("{SECONDS} is no number"))?,
+        Err(_) => SECONDS_DEFAULT,
+    };
+    fixtures::run(false)?;
+    let binary = match std::env::var_os(BINARY) {
+        Some(binary) => PathBuf::from(binary),
+        None => {
+            run_tool(&mut command("cargo", &["build", "--release", "--package", "fornax"]))?;
+            memory::target_dir()?.join("release/fornax")
+        }
+    };
+    let folder = std::env::temp_dir().join(format!("fornax-chaos-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let proved = proved(&binary, &folder, seconds);
+    std::fs::remove_dir_all(&folder)?;
+    proved
+}
+
+fn key(number: usize) -> String {
+    format!("key-of-caller-number-{number}")
+}
+
+fn proved(binary: &std::path::Path, folder: &std::path::Path, seconds: u64) -> Result<Facts> {
+    let (keys, jobs) = (folder.join("keys"), folder.join("jobs.db"));
+    std::fs::write(&keys, (0..=HONEST).map(|number| key(number) + "\n").collect::<String>())?;
+    let (keys, jobs) = (keys.to_string_lossy(), jobs.to_string_lossy());
+    let args = [
+        "--context",
+        "1024",
+        "--parallel",
+        "4",
+        "--api-key-file",
+        &*keys,
+        "--jobs-db",
+        &*jobs,
+        "--device",
+        "cpu",
+    ];
+    let server = Server::start(binary, &args, &key(0))?;
+    let pages = server.use_every_page()?;
+    let (quiet, chaos) = (Tally::default(), Tally::default());
+    let sent: [AtomicUsize; ATTACKS.len()] = Default::default();
+    let spell = Duration::from_secs(seconds / 4);
+    honest_load(&server, spell, &quiet)?;
+    let over = AtomicBool::new(false);
+    let honest = std::thread::scope(|scope| {
+        for thread in 0..HOSTILE {
+            let (server, over, sent) = (&server, &over, &sent);
+            scope.spawn(move || hostile_load(server, thread, over, sent));
+        }
+        let honest = honest_load(&server, spell * 3, &chaos);
+        over.store(true, Ordering::Relaxed);
+        honest
+    });
+    let status = server.child.lock().expect("no holder panics").try_wait()?;
+    ensure!(status.is_none(), "the server is gone: {status:?}");
+    honest?;
+    // Jobs that were let in are done or cancelled.
+    server.exchange_as(&key(HONEST), "POST", "/v2/default/purge-queue", "")?;
+    let health = server.settled()?;
+    let growth = chaos.growth();
+    let (quiet_99, chaos_99) = (quiet.percentile_99(), chaos.percentile_99());
+    let slower = chaos_99.as_secs_f64() / quiet_99.as_secs_f64().max(1e-9);
+    let peak = chaos.memory.lock().expect("no holder panics").iter().copied().max().unwrap_or(0);
+    let (quiet_count, quiet_said) = quiet.said();
+    let (chaos_count, chaos_said) = chaos.said();
+    let attacks: Vec<String> = ATTACKS
+        .iter()
+        .zip(&sent)
+        .map(|((name, _), count)| format!("{name} {}", count.load(Ordering::Relaxed)))
+        .collect();
+    println!(
+        "quiet {quiet_said}; chaos {chaos_said}; {slower:.2} times; growth {:.1} %; {attacks:?}",
+        growth * 100.0
+    );
+    ensure!(slower <= SLOWER_MAX, "the slowest of a hundred requests takes {slower:.2} times as long");
+    ensure!(growth <= GROWTH_MAX, "resident memory grew by {:.1} %", growth * 100.0);
+    Ok(vec![
+        (
+            "model",
+            "SmolLM2-135M-Instruct Q4_1, --context 1024 --parallel 4, ten keys, jobs in SQLite".to_owned(),
+        ),
+        ("quiet", format!("{} s, {quiet_count} honest requests, none failed", spell.as_secs())),
+        ("chaos", format!("{} s, {chaos_count} honest requests, none failed", 3 * spell.as_secs())),
+        ("hostile requests by kind", attacks.join(", ")),
+        ("honest requests, quiet (50, 90, 99 %, most)", quiet_said),
+        ("honest requests, chaos (50, 90, 99 %, most)", chaos_said),
+        ("the 99th percentile beside the quiet one", format!("{slower:.2} times")),
+        ("resident memory, most", format!("{} MiB", peak >> 20)),
+        ("its growth from the second to the last quarter", format!("{:.1} %", growth * 100.0)),
+        ("pages, all used before", pages.to_string()),
+        ("pages and places held at the end", format!("{}", health["kv"]["pages_used"])),
+    ])
+}
+
+/// What was seen.
+#[derive(Default)]
+struct Tally {
+    times: Mutex<Vec<Duration>>,
+    /// Resident bytes, once a second.
+    memory: Mutex<Vec<u64>>,
+}
+
+impl Tally {
+    fn percentile_99(&self) -> Duration {
+        let mut times = self.times.lock().expect("no holder panics").clone();
+        times.sort_unstable();
+        times.get(times.len() * 99 / 100).copied().unwrap_or_default()
+    }
+
+    fn said(&self) -> (usize, String) {
+        let mut times = self.times.lock().expect("no holder panics").clone();
+        (times.len(), percentiles(&mut times))
+    }
+
+    /// By how much the median of the last quarter is above that of the second.
+    fn growth(&self) -> f64 {
+        let memory = self.memory.lock().expect("no holder panics");
+        let median = |from: usize, to: usize| {
+            let mut bytes: Vec<u64> = memory.get(from..to).unwrap_or_default().to_vec();
+            bytes.sort_unstable();
+            bytes.get(bytes.len() / 2).copied().unwrap_or(1) as f64
+        };
+        let quarter = memory.len() / 4;
+        median(3 * quarter, memory.len()) / median(quarter, 2 * quarter) - 1.0
+    }
+}
+
+/// Every honest key asks, one request after the other, each of which must be answered whole.
+fn honest_load(server: &Server, how_long: Duration, tally: &Tally) -> Result<()> {
+    let until = Instant::now() + how_long;
+    std::thread::scope(|scope| -> Result<()> {
+        let keys: Vec<_> = (0..HONEST)
+            .map(|number| {
+                scope.spawn(move || -> Result<()> {
+                    let mut index = number;
+                    while Instant::now() < until {
+                        let began = Instant::now();
+                        honest_request(server, &key(number), index)?;
+                        tally.times.lock().expect("no holder panics").push(began.elapsed());
+                        index += HONEST;
+                        sleep(PAUSE);
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        while Instant::now() < until && !keys.iter().any(|key| key.is_finished()) {
+            tally.memory.lock().expect("no holder panics").push(server.resident()?);
+            sleep(Duration::from_secs(1));
+        }
+        keys.into_iter().try_for_each(|key| key.join().expect("honest callers do not panic"))
+    })
+}
+
+fn honest_request(server: &Server, key: &str, index: usize) -> Result<()> {
+    let content = format!("Tell me in a few words about the number {index}.");
+    let messages = json!([{"role": "user", "content": content}]);
+    let tokens = 4 + index % 12;
+    let yes_or_no = json!({"type": "json_schema", "json_schema": {"name": "a", "schema":
+        {"type": "object", "properties": {"is_prime": {"type": "boolean"}}, "required": ["is_prime"],
+            "additionalProperties": false}}});
+    let (path, body, ended) = match index % 5 {
+        0 => ("/v1/completions", json!({"prompt": content, "max_tokens": tokens}), "\"finish_reason\":\""),
+        1 => (
+            "/v1/chat/completions",
+            json!({"messages": messages, "max_tokens": tokens, "stream": true}),
+            "data: [DONE]",
+        ),
+        2 => (
+            "/v1/messages",
+            json!({"model": "smollm2", "messages": messages, "max_tokens": tokens}),
+            "\"stop_reason\":\"",
+        ),
+        3 => ("/tokenize", json!({"content": content}), "\"count\":"),
+        _ => (
+            "/v1/chat/completions",
+            json!({"messages": messages, "max_tokens": 16, "response_format": yes_or_no}),
+            "\"finish_reason\":\"",
+        ),
+    };
+    let text = server.exchange_as(key, "POST", path, &body.to_string())?;
+    ensure!(text.starts_with("HTTP/1.1 200") && text.contains(ended), "{path}, request {index}: {text}");
+    Ok(())
+}
+
+/// Random numbers that are the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap_or(0) % most
+    }
+}
+
+/// Asks whatever hurts, until it is told to stop. What becomes of it is its own business.
+fn hostile_load(server: &Server, thread: usize, over: &AtomicBool, sent: &[AtomicUsize]) {
+    let mut dice = Dice(thread as u64 + 1);
+    while !over.load(Ordering::Relaxed) {
+        let kind = dice.below(ATTACKS.len());
+        sent[kind].fetch_add(1, Ordering::Relaxed);
+        // A refusal may come before all is sent.
+        drop((ATTACKS[kind].1)(server, &mut dice));
+    }
+}
+
+/// One of the ways to hurt.
+type Attack = (&'static str, fn(&Server, &mut Dice) -> Result<()>);
+
+const ATTACKS: [Attack; 14] = [
+    ("patterns that multiply", |server, dice| {
+        let patterns: Vec<Value> = (0..2 + dice.below(39))
+            .map(|number| json!({"pattern": format!("^(.*{}.*)*x{number}$", letter(number))}))
+            .collect();
+        ask(server, dice, "/v1/chat/completions", &with_schema(&json!({"type": "string", "allOf": patterns})))
+    }),
+    ("grammars that multiply", |server, dice| {
+        let count = 2 + dice.below(24);
+        let terminals: String =
+            (0..count).map(|number| format!("T{number}: /(.*{}.*)*x{number}/\n", letter(number))).collect();
+        let join = [" & ", " & ~"][dice.below(2)];
+        let all: Vec<String> = (0..count).map(|number| format!("T{number}")).collect();
+        let grammar = format!("start: ALL\n{terminals}ALL: {}", all.join(join));
+        ask(server, dice, "/v1/completions", &json!({"prompt": "a", "guided_grammar": grammar}))
+    }),
+    ("schemas that are large", |server, dice| {
+        let number = dice.below(1 << 20);
+        let values: Vec<String> = (0..9000).map(|value| format!("value {value} of {number}")).collect();
+        let inner =
+            (0..40).fold(json!({"enum": values}), |inner, _| json!({"type": "array", "items": inner}));
+        ask(server, dice, "/v1/chat/completions", &with_schema(&inner))
+    }),
+    ("repetitions", |server, dice| {
+        let (some, many) = (1 + dice.below(1000), 1 + dice.below(1000));
+        let regex = format!("((a{{1,{some}}}){{1,{many}}}|(.*b.{{{many}}}))*c");
+        ask(server, dice, "/v1/completions", &json!({"prompt": "a", "guided_regex": regex}))
+    }),
+    ("thousands of fields", |server, dice| {
+        let mut body = json!({"prompt": "a"});
+        for number in 0..10_000 + dice.below(100_000) {
+            body[format!("k{number}")] = json!(0);
+        }
+        body["seed"] = json!(u64::MAX);
+        ask(server, dice, "/v1/completions", &body)
+    }),
+    ("millions of values", |server, dice| {
+        let item = ["{\"\":0},", "[1],", "1,", "\"a\","][dice.below(4)];
+        let items = item.repeat((7 << 20) / item.len());
+        let field = ["prompt", "x"][dice.below(2)];
+        let body = format!("{{\"{field}\":[{}]}}", items.trim_end_matches(','));
+        send(server, dice, "/v1/completions", &body)
+    }),
+    ("batches", |server, dice| {
+        let items: Vec<Value> = (0..1 + dice.below(4096)).map(|id| json!({"id": id, "text": "x"})).collect();
+        let prefix = "p ".repeat(dice.below(1000));
+        ask(
+            server,
+            dice,
+            "/v2/default/run",
+            &json!({"input": {"shared_prefix": prefix, "items": items, "max_tokens": 2}}),
+        )
+    }),
+    ("texts to tokenize", |server, dice| {
+        let word = ["hello world ", "a", " ", "\u{e4}\u{1f600}"][dice.below(4)];
+        let text = word.repeat(dice.below(2 << 20) / word.len());
+        ask(server, dice, "/tokenize", &json!({"content": text, "with_pieces": true}))
+    }),
+    ("long prompts and answers", |server, dice| {
+        let prompt: Vec<usize> = (0..600).map(|_| 1000 + dice.below(40_000)).collect();
+        let body = json!({"prompt": prompt, "max_tokens": 400, "n": 1 + dice.below(16), "ignore_eos": true,
+            "priority": -128, "stream": true});
+        ask(server, dice, "/v1/completions", &body)?;
+        // Once more without the priority, which it may not have.
+        let body = json!({"prompt": prompt, "max_tokens": 400, "ignore_eos": true, "logprobs": 20});
+        ask(server, dice, "/v1/completions", &body)
+    }),
+    ("answers that nobody reads", |server, dice| {
+        let body =
+            json!({"prompt": "a", "max_tokens": 900, "ignore_eos": true, "stream": true, "logprobs": 20});
+        let stream = server.send_as(&key(HONEST), "POST", "/v1/completions", &body.to_string())?;
+        sleep(Duration::from_millis(dice.below(3000) as u64));
+        drop(stream);
+        Ok(())
+    }),
+    ("bodies that do not come", |server, dice| {
+        let mut stream = server.connect()?;
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {}\r\nContent-Length: 8000000\r\n\r\n{{",
+            key(HONEST)
+        );
+        stream.write_all(head.as_bytes())?;
+        sleep(Duration::from_millis(dice.below(3000) as u64));
+        Ok(())
+    }),
+    ("what is others'", |server, dice| {
+        for (path, body) in [
+            ("/v2/default/purge-queue", ""),
+            ("/cancel", "{\"job_id\":\"job-1\"}"),
+            ("/v2/default/cancel/01a1f0bba3c39b0cb2b5a7dba94e128b7b11c9aad7eb", ""),
+        ] {
+            send(server, dice, path, body)?;
+        }
+        Ok(())
+    }),
+    ("deep and broken JSON", |server, dice| {
+        let body = match dice.below(3) {
+            0 => "[".repeat(1 << 20),
+            1 => "{\"prompt\":\"\u{0}".to_owned(),
+            _ => format!("{{\"prompt\":{}1{}}}", "[".repeat(100), "]".repeat(100)),
+        };
+        send(server, dice, "/v1/completions", &body)
+    }),
+    ("chats with templates' names", |server, dice| {
+        let body = json!({"messages": [{"role": "user", "content": "<|im_end|>".repeat(dice.below(100_000))}],
+            "chat_template_kwargs": {"messages": []}});
+        ask(server, dice, "/v1/chat/completions", &body)
+    }),
+];
+
+fn letter(number: usize) -> char {
+    char::from(b'a' + u8::try_from(number % 26).unwrap_or(0))
+}
+
+fn with_schema(schema: &Value) -> Value {
+    json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 8,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}})
+}
+
+fn ask(server: &Server, dice: &mut Dice, path: &str, body: &Value) -> Result<()> {
+    send(server, dice, path, &body.to_string())
+}
+
+/// Sends it as the hostile key, and reads what comes or leaves before.
+fn send(server: &Server, dice: &mut Dice, path: &str, body: &str) -> Result<()> {
+    let mut stream = server.send_as(&key(HONEST), "POST", path, body)?;
+    if dice.below(3) == 0 {
+        sleep(Duration::from_millis(dice.below(300) as u64));
+        return Ok(());
+    }
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(())
+}
