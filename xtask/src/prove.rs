@@ -5,6 +5,7 @@
 
 mod chaos;
 mod clean_clone;
+mod clients;
 mod crash;
 mod cuda;
 mod formats;
@@ -56,6 +57,11 @@ const PROOFS: &[Proof] = &[
         name: "clean-clone",
         shows: "The two commands of the README work in a fresh clone with an empty cache folder.",
         run: clean_clone::run,
+    },
+    Proof {
+        name: "clients",
+        shows: "Other people's agents, unchanged, call tools and answer through OpenAI's, Anthropic's and Ollama's APIs.",
+        run: clients::run,
     },
     Proof {
         name: "crash",

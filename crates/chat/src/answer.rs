@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fornax_engine::{EndReason, Event, Failure, Grammar, Handle, Miss, Refusal, Reply, Request, TimedOut};
-use fornax_text::{Delta, Detokenizer, Special, StopStrings, Tokenizer};
+use fornax_engine::{EndReason, Event, Failure, Grammar, Handle, Miss, Refusal, Reply, TimedOut};
+use fornax_text::{Delta, Detokenizer, Reader, Special, StopStrings, Tokenizer};
 
-use crate::{Ask, Reading};
+use crate::{Ask, Reading, onward::Onward};
 
 /// A part of one answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,6 +82,8 @@ pub enum Finish {
     End,
     /// A stop string, by its index.
     Stop(usize),
+    /// The same, before a form or a call was complete.
+    Cut(usize),
     /// The limit of tokens.
     Length,
     /// The limit of tokens, before the form was complete.
@@ -157,6 +159,14 @@ pub struct Answer {
     min_tokens: usize,
     wants_scores: bool,
     counts: Counts,
+    /// It was said that it has.
+    started: bool,
+    /// What comes now is held to a form.
+    formed: bool,
+    /// Bytes of text that came, whether they were released or not.
+    written: usize,
+    /// Where the last decided part of the text ends, as long as what is said may have to be of a form.
+    settled: Option<usize>,
     /// Tokens whose text has not been given out.
     scores: Vec<TokenScore>,
     reading: Option<Reading>,
@@ -165,31 +175,6 @@ pub struct Answer {
     tells_tokens: bool,
     /// Made, but not asked for yet: the end comes after the text that it released.
     ready: VecDeque<Result<Piece, Failed>>,
-}
-
-/// An answer so far, and the way back into the engine.
-struct Onward {
-    engine: Handle,
-    tokenizer: Arc<Tokenizer>,
-    /// Its prompt grows by what is generated; its limit stays that of the whole answer.
-    request: Request,
-}
-
-impl Onward {
-    /// Asks for what follows the answer so far and these tokens, of which `generated` are the answer's.
-    fn go_on(
-        &self,
-        tokens: &[u32],
-        generated: usize,
-        grammar: Option<Grammar>,
-    ) -> Option<Result<Reply, Refusal>> {
-        let mut request = self.request.clone();
-        request.max_tokens = request.max_tokens.checked_sub(generated).filter(|&left| left > 0)?;
-        request.prompt.extend(tokens);
-        request.grammar = grammar.or(request.grammar);
-        let submitted = self.engine.submit(request);
-        Some(submitted.map(|mut replies| replies.pop().expect("one answer was asked for")))
-    }
 }
 
 impl Answer {
@@ -208,10 +193,9 @@ impl Answer {
         let Ask { request, stops, starts_text, reading, tells_tokens } = ask;
         let shown = reading.as_ref().map_or_else(Arc::default, |reading| Arc::clone(&reading.shown));
         let may_go_on = reading.as_ref().is_some_and(Reading::may_go_on);
-        let onward = tokenizer.filter(|_| may_go_on).map(|tokenizer| {
-            let request = Request { choices: 1, prompt_logprobs: None, ..request.clone() };
-            Box::new(Onward { engine: engine.clone(), tokenizer: Arc::clone(tokenizer), request })
-        });
+        let onward = tokenizer
+            .filter(|_| may_go_on)
+            .map(|tokenizer| Box::new(Onward::new(engine, tokenizer, request, stops)));
         let detokenizer = tokenizer.map(|tokenizer| match starts_text {
             true => Detokenizer::new(Arc::clone(tokenizer)),
             false => Detokenizer::continuing(Arc::clone(tokenizer)),
@@ -226,6 +210,10 @@ impl Answer {
             min_tokens: request.sampling.min_tokens as usize,
             wants_scores: request.sampling.top_logprobs.is_some(),
             counts: Counts { prompt: request.prompt.len(), ..Counts::default() },
+            started: false,
+            formed: request.grammar.is_some(),
+            written: 0,
+            settled: None,
             scores: Vec::new(),
             tells_tokens: *tells_tokens,
             ready: VecDeque::new(),
@@ -273,12 +261,12 @@ impl Answer {
     fn take(&mut self, event: Event) {
         match event {
             // An answer that goes on has started before.
-            Event::Started { .. } if self.counts.generated > 0 => {}
+            Event::Started { .. } if self.started => {}
             Event::Started { cached_tokens, miss, seed } => {
+                self.started = true;
                 (self.counts.cached, self.counts.miss) = (cached_tokens, miss);
                 if let Some(onward) = &mut self.onward {
-                    // Its own, whichever choice it is.
-                    onward.request.seed = seed;
+                    onward.seed(seed);
                 }
                 self.say(Piece::Started { cached_tokens, miss, seed });
             }
@@ -288,6 +276,7 @@ impl Answer {
             Event::Token { token, logprob, top } => self.take_token(TokenScore { token, logprob, top }),
             Event::Embedding(values) => self.say(Piece::Embedding(values)),
             Event::End { reason: EndReason::FormComplete, .. } if self.call_again() => {}
+            Event::End { reason: EndReason::EndToken, .. } if self.say_by_form() => {}
             Event::End { reason, .. } => self.take_end(match reason {
                 EndReason::EndToken | EndReason::FormComplete => Finish::End,
                 EndReason::Length => Finish::Length,
@@ -312,25 +301,25 @@ impl Answer {
             return;
         }
         let mut text = detokenizer.push(score.token);
-        if self.constrain(&text) {
-            return;
-        }
-        let Some(stops) = &mut self.stops else { return };
+        self.written += text.len();
         if let Some(onward) = &mut self.onward {
-            onward.request.prompt.push(score.token);
+            onward.push(score.token, &text);
         }
         self.scores.push(score);
+        let Some(stops) = &mut self.stops else { return };
         let mut stop = None;
         // Before `min_tokens` nothing may end the answer, stop strings included.
         if self.counts.generated >= self.min_tokens {
             let released = stops.push(&text);
             (text, stop) = (released.text, released.stop);
         }
-        if !self.give(text) {
-            return self.end(Finish::End);
+        // What a stop string ends is not asked for anew.
+        if stop.is_none() && (self.constrain(&text) || self.begins_to_say(&text)) {
+            return;
         }
-        if let Some(index) = stop {
-            return self.end(Finish::Stop(index));
+        let stopped = stop.map(|index| self.stopped(index));
+        if !self.give(text) || stopped.is_some() {
+            return self.end(stopped.unwrap_or(Finish::End));
         }
         let Some(reading) = &self.reading else { return };
         if reading.one_call && reading.reader.calls_complete() > 0 {
@@ -365,7 +354,7 @@ impl Answer {
     /// Whether the arguments of a strict call begin in this text of the last token. They are then asked for anew, as a
     /// form, behind what stands before them.
     fn constrain(&mut self, text: &str) -> bool {
-        let (Some(reading), Some(onward)) = (&self.reading, &self.onward) else { return false };
+        let Some(reading) = self.reading.as_ref().filter(|_| self.onward.is_some()) else { return false };
         if reading.strict.is_empty() || reading.held || text.is_empty() {
             return false;
         }
@@ -388,27 +377,90 @@ impl Answer {
             let strict = reading.strict.iter().find(|(name, _)| reader.called() == Some(name));
             let Some((_, grammar)) = strict else { return false };
             // In tags the brace is not the model's: what it wrote up to here stays.
-            let (mut reader, front) = match c {
-                '{' => (before, &text[..at]),
-                _ => (reader, &text[..at + c.len_utf8()]),
+            let (mut reader, kept) = match c {
+                '{' => (before, at),
+                _ => (reader, at + c.len_utf8()),
             };
             deltas.extend(more.into_iter().filter(|delta| matches!(delta, Delta::Call { .. })));
-            let Ok(front) = onward.tokenizer.encode(front, Special::AsText) else { return false };
-            // A limit that is reached here cuts the call, as any answer.
-            let Some(submitted) = onward.go_on(&front, self.counts.generated, Some(grammar.clone())) else {
-                return false;
-            };
+            let grammar = grammar.clone();
             reader.expect_arguments();
-            self.detokenizer = Some(Detokenizer::continuing(Arc::clone(&onward.tokenizer)));
+            // A limit that is reached here cuts the call, as any answer.
+            let held = self.stops.as_ref().map_or(0, StopStrings::held);
+            if !self.ask_anew(text.len() - kept + held, &[], grammar) {
+                return false;
+            }
             if let Some(reading) = &mut self.reading {
                 (reading.reader, reading.held) = (reader, true);
             }
-            self.continue_as(submitted);
             let tokens = std::mem::take(&mut self.scores);
             self.say(Piece::Said { deltas, tokens });
             return true;
         }
         false
+    }
+
+    /// Whether in this text the model begins to say something, rather than to call, where what it says has a form. It is
+    /// then asked for anew as that. Behind a call it says nothing more: the answer ends.
+    fn begins_to_say(&mut self, text: &str) -> bool {
+        let Some(reading) = self.reading.as_ref().filter(|reading| reading.said.is_some()) else {
+            return false;
+        };
+        let mut reader = reading.reader.clone();
+        let start = self.written - self.stops.as_ref().map_or(0, StopStrings::held) - text.len();
+        for (at, c) in text.char_indices() {
+            if reader.is_settled() {
+                self.settled = Some(start + at);
+            }
+            let deltas = reader.push(c.encode_utf8(&mut [0; 4]));
+            if !deltas.iter().any(|delta| matches!(delta, Delta::Content(_))) {
+                continue;
+            }
+            let has_called = reader.calls() > 0;
+            let decided = match self.settled {
+                Some(settled) if !has_called => settled.saturating_sub(start),
+                _ => at,
+            };
+            self.give(text[..decided].to_owned());
+            if has_called {
+                self.end(Finish::End);
+                return true;
+            }
+            return self.say_by_form();
+        }
+        if reader.is_settled() {
+            self.settled = Some(start + text.len());
+        }
+        false
+    }
+
+    /// Asks for what is to be said as the form that it must have, behind all that was decided; whether it does.
+    fn say_by_form(&mut self) -> bool {
+        let Some(reading) = self.reading.as_mut().filter(|reading| reading.reader.calls() == 0) else {
+            return false;
+        };
+        let Some((form, opening)) = reading.said.take() else { return false };
+        // Where it never got to where words stand, it begins anew with what stands before them.
+        let settled = self.settled.or((opening.is_empty()).then_some(self.written));
+        let opening = if settled.is_some() { Vec::new() } else { opening };
+        reading.reader = Reader::plain();
+        self.ask_anew(self.written - settled.unwrap_or(0), &opening, form)
+    }
+
+    /// Takes back the last bytes of the text, whether they were released or not, and asks for them as a form, behind what opens
+    /// it; whether it does.
+    fn ask_anew(&mut self, bytes: usize, opening: &[u32], form: Grammar) -> bool {
+        let Some(onward) = &mut self.onward else { return false };
+        let Some(fewer) = onward.take_back(bytes) else { return false };
+        let generated = self.counts.generated.saturating_sub(fewer) + opening.len();
+        let Some(submitted) = onward.go_on(opening, generated, Some(form)) else { return false };
+        self.counts.generated = generated;
+        self.scores.truncate(self.scores.len().saturating_sub(fewer));
+        self.written -= bytes;
+        self.stops = Some(onward.stops());
+        self.detokenizer = Some(Detokenizer::continuing(Arc::clone(&onward.tokenizer)));
+        self.formed = true;
+        self.continue_as(submitted);
+        true
     }
 
     /// The arguments of a call are complete. Where others may follow, the call is closed as the model would, and the answer
@@ -418,20 +470,32 @@ impl Answer {
             return false;
         }
         let held = self.detokenizer.take().map_or_else(String::new, Detokenizer::finish);
-        self.give(held);
+        let (Some(stops), Some(onward)) = (&mut self.stops, &self.onward) else { return false };
+        let released = stops.push(&held);
+        if let Some(index) = released.stop {
+            self.give(released.text);
+            self.end(Finish::Cut(index));
+            return true;
+        }
+        let text = released.text + &std::mem::replace(stops, onward.stops()).finish();
+        self.give(text);
         let (Some(reading), Some(onward)) = (&mut self.reading, &mut self.onward) else { return false };
         let Some(rest) = reading.reader.call_ended() else { return false };
-        let Ok(rest) = onward.tokenizer.encode(rest, Special::AsText) else { return false };
+        let Ok(tokens) = onward.tokenizer.encode(rest, Special::AsText) else { return false };
         // What was demanded was this call.
-        onward.request.grammar = None;
-        let generated = self.counts.generated + rest.len();
-        let Some(submitted) = onward.go_on(&rest, generated, None) else { return false };
-        onward.request.prompt.extend(&rest);
+        onward.forget_form();
+        let generated = self.counts.generated + tokens.len();
+        let Some(submitted) = onward.go_on(&tokens, generated, None) else { return false };
+        for &token in &tokens {
+            let text = onward.tokenizer.piece(token);
+            self.written += text.len();
+            onward.push(token, &text);
+        }
         let detokenizer = Detokenizer::continuing(Arc::clone(&onward.tokenizer));
         self.detokenizer = Some(detokenizer.showing(Arc::clone(&reading.shown)));
-        reading.held = false;
+        (reading.held, self.formed) = (false, false);
         self.counts.generated = generated;
-        self.scores.extend(rest.into_iter().map(|token| TokenScore {
+        self.scores.extend(tokens.into_iter().map(|token| TokenScore {
             token,
             logprob: None,
             top: Vec::new(),
@@ -453,6 +517,12 @@ impl Answer {
         self.reply.is_some()
     }
 
+    /// How an answer ends at the stop string of that index.
+    fn stopped(&self, index: usize) -> Finish {
+        let calls = self.reading.as_ref().is_some_and(|reading| reading.reader.called().is_some());
+        if self.formed || calls { Finish::Cut(index) } else { Finish::Stop(index) }
+    }
+
     /// Nothing more is wanted. Dropping the reply tells the engine.
     fn end(&mut self, finish: Finish) {
         self.reply = None;
@@ -465,7 +535,7 @@ impl Answer {
         let Some(mut stops) = self.stops.take() else { return };
         let held = self.detokenizer.take().map_or_else(String::new, Detokenizer::finish);
         let released = stops.push(&held);
-        let finish = released.stop.map_or(finish, Finish::Stop);
+        let finish = released.stop.map_or(finish, |index| self.stopped(index));
         let held = if released.stop.is_none() { stops.finish() } else { String::new() };
         self.give(released.text + &held);
         self.give_held();

@@ -18,6 +18,14 @@ pub enum Error {
     /// The arguments of a tool have a schema that cannot be held to.
     #[error("tools: {0}")]
     Form(FormError),
+    /// What the answer must look like cannot be had.
+    #[error("{field}: {error}")]
+    Said {
+        /// What the caller calls it.
+        field: &'static str,
+        /// Why.
+        error: FormError,
+    },
     /// The text side failed.
     #[error(transparent)]
     Text(#[from] fornax_text::Error),
@@ -75,9 +83,6 @@ pub enum Place {
     /// How many tokens may be thought.
     #[error("the thinking budget")]
     Budget,
-    /// Stop strings.
-    #[error("stop")]
-    Stop,
 }
 
 /// A part of a tool.

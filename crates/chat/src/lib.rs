@@ -15,6 +15,7 @@ mod answer;
 mod ask;
 mod conversation;
 mod error;
+mod onward;
 mod question;
 mod reading;
 mod thinking;

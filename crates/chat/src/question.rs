@@ -7,7 +7,10 @@ use fornax_form::{Form, FormError};
 use fornax_text::{Chat, ChatPrompt, ChatTemplate, Dialect, Reader, Special, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::{Conversation, Error, Fault, Place, Reading, Thinking, Tools, thinking};
+use crate::{Content, Conversation, Error, Fault, Place, Reading, Role, Thinking, Tools, thinking};
+
+/// What some templates want otherwise; each says whether there was anything to change.
+const CHANGES: [fn(&mut Chat) -> bool; 3] = [describe_tools, join_instructions, write_arguments];
 
 /// What is asked of a model in a conversation.
 #[derive(Clone, Debug, Default)]
@@ -22,8 +25,8 @@ pub struct Question {
     pub variables: Map<String, Value>,
     /// What the answer must look like, and what the caller calls that.
     pub form: Option<(&'static str, Form)>,
-    /// Stop strings may end the answer, so nothing of it can be promised a form.
-    pub has_stops: bool,
+    /// The last message is the beginning of the answer, which goes on behind it.
+    pub continues: bool,
 }
 
 /// The text side of the model that is asked.
@@ -90,6 +93,8 @@ impl Question {
         let reading = settled.reading(&prompt, compile)?;
         let form = match settled.demanded {
             Some(demanded) => Some(("tools", demanded)),
+            // Only what is said has it, if anything is.
+            None if self.tools.is_some() => None,
             None => self.form.clone(),
         };
         Ok(Prepared { prompt: model.tokenizer.encode_chat(&prompt)?, form, reading })
@@ -106,17 +111,18 @@ impl Question {
             let rule = "this model does not think apart from its answer";
             faults.push(Fault::rule(Place::Budget, rule));
         }
-        if let (Some((field, _)), Some(_)) = (&self.form, &self.tools) {
-            faults.push(Fault::rule(Place::Tools, format!("cannot be had with {field}")));
-        }
         let demanded = self.tools.as_ref().and_then(|tools| tools.form(dialect));
         let parallel = self.tools.as_ref().and_then(|tools| tools.parallel);
-        let several = parallel == Some(true) && dialect.call_rest().is_some() && !self.has_stops;
+        let several = parallel == Some(true) && dialect.call_rest().is_some();
         if !model.asks_anew {
             // A call that is demanded has its form from the beginning; only what comes behind it has not.
             if self.tools.as_ref().is_some_and(|tools| tools.held_forms(several).next().is_some()) {
                 let rule = format!("strict tools, or calls behind one that is demanded, {ASKED_ANEW}");
                 faults.push(Fault::rule(Place::Tools, rule));
+            }
+            // Which of both it becomes is seen in the answer.
+            if self.form.is_some() && self.tools.is_some() {
+                faults.push(Fault::rule(Place::Tools, format!("tools beside a form of the answer, {ASKED_ANEW}")));
             }
             // None at all is decided before the answer begins.
             if self.thinking.budget.is_some_and(|most| most > 0) {
@@ -125,6 +131,21 @@ impl Question {
         }
         if !faults.is_empty() {
             return Err(Error::Asked(faults));
+        }
+        if self.continues {
+            let rule = match self.conversation.messages.last() {
+                Some(last) if last.role != Role::Assistant => "must be the assistant's, whose answer goes on",
+                Some(last) if !last.content.iter().all(|part| matches!(part, Content::Text(_))) => {
+                    "goes on only behind text"
+                }
+                _ if self.form.is_some() || demanded.is_some() => "cannot go on as a form or a demanded call",
+                Some(_) => "",
+                None => "must be there to go on from",
+            };
+            if !rule.is_empty() {
+                let place = Place::Message(self.conversation.messages.len().saturating_sub(1));
+                return Err(Error::Asked(vec![Fault::rule(place, rule)]));
+            }
         }
         Ok(Settled { question: self, model, template, dialect, variables, demanded, several })
     }
@@ -136,10 +157,14 @@ impl Settled<'_> {
     fn render(&self) -> Result<ChatPrompt, Error> {
         let mut chat = Chat::new(self.question.conversation.to_json(self.template.source()));
         chat.variables.clone_from(&self.variables);
-        let without = self.render_chat(&mut chat)?;
+        if self.question.continues {
+            // It is written behind what begins an answer.
+            chat.messages.pop();
+        }
+        let without = self.render_chat(&chat)?;
         let Some(tools) = &self.question.tools else { return Ok(without) };
         chat.tools.clone_from(&tools.described);
-        let prompt = self.render_chat(&mut chat).map_err(|error| {
+        let prompt = self.render_chat(&chat).map_err(|error| {
             Error::ToolsUnsupported(format!("fails where there are tools: {}", Error::Text(error)))
         })?;
         if prompt.text() == without.text() {
@@ -152,42 +177,44 @@ impl Settled<'_> {
         Ok(prompt)
     }
 
-    /// Some templates want the arguments of earlier calls as text.
-    fn render_chat(&self, chat: &mut Chat) -> Result<ChatPrompt, fornax_text::Error> {
+    /// A template that fails may want it otherwise: the fewest changes with which it does not.
+    fn render_chat(&self, chat: &Chat) -> Result<ChatPrompt, fornax_text::Error> {
+        use fornax_text::Error::{TemplateFailed, TemplateRefused};
         let failed = match self.template.render(chat, self.model.tokenizer) {
-            Ok(prompt) => return Ok(prompt),
-            Err(failed) => failed,
+            Err(failed @ (TemplateFailed { .. } | TemplateRefused { .. })) => failed,
+            other => return other,
         };
-        let calls = chat.messages.iter_mut().filter_map(|message| message["tool_calls"].as_array_mut());
-        let mut changed = false;
-        for call in calls.flatten() {
-            call["function"]["arguments"] = json!(call["function"]["arguments"].to_string());
-            changed = true;
-        }
-        match (changed, &failed) {
-            (true, fornax_text::Error::TemplateFailed { .. }) => {
-                self.template.render(chat, self.model.tokenizer)
+        for changes in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2]] {
+            let mut changed = chat.clone();
+            if changes.iter().all(|&change| CHANGES[change](&mut changed))
+                && let Ok(prompt) = self.template.render(&changed, self.model.tokenizer)
+            {
+                return Ok(prompt);
             }
-            _ => Err(failed),
         }
+        Err(failed)
     }
 
     /// Writes what the answer begins with, where that is not left to the model: the end of thinking, or of a demanded call
     /// all that stands before its arguments.
     fn begin_answer(&self, prompt: &mut ChatPrompt) {
-        let has_form = self.question.form.is_some();
+        let is_said =
+            self.question.form.is_some() && self.question.tools.is_none() || self.question.continues;
         // An answer of a form has no room for thoughts.
-        let at_once = has_form || self.demanded.is_some() || self.question.thinking.budget == Some(0);
+        let at_once = is_said || self.demanded.is_some() || self.question.thinking.budget == Some(0);
         if at_once
             && self.dialect.is_thinking_after(prompt.text())
             && let Some(stop) = self.dialect.stop_thinking()
         {
             prompt.push(&stop);
-        } else if has_form && let Some(opening) = self.dialect.answer_opening() {
+        } else if is_said && let Some(opening) = self.dialect.answer_opening() {
             prompt.push(opening);
         }
         if let (Some(tools), Some(_)) = (&self.question.tools, &self.demanded) {
             prompt.push(&self.dialect.call_opening(tools.demanded()).unwrap_or_default());
+        }
+        if let Some(begun) = self.question.conversation.messages.last().filter(|_| self.question.continues) {
+            prompt.push_untrusted(&begun.text());
         }
     }
 
@@ -204,6 +231,7 @@ impl Settled<'_> {
             one_call: question.tools.as_ref().is_some_and(|tools| tools.parallel == Some(false)),
             budget: budget.zip(stop),
             strict: self.strict(compile)?.into(),
+            said: self.said(compile)?,
             held: is_demanded,
             several,
             only_calls: is_demanded && several,
@@ -219,7 +247,9 @@ impl Settled<'_> {
                     None => Reader::call_of_any(self.dialect, list),
                 }
             }
-            _ if self.question.form.is_some() => Reader::plain(),
+            (None, _) if self.question.form.is_some() => Reader::plain(),
+            // What begins such an answer was written.
+            _ if self.question.continues && self.dialect.answer_opening().is_some() => Reader::plain(),
             (tools, _) => {
                 let list = tools.as_ref().map_or_else(Arc::default, |tools| Arc::clone(&tools.list));
                 Reader::new(self.dialect, list, prompt.text())
@@ -227,15 +257,61 @@ impl Settled<'_> {
         }
     }
 
+    /// What is said must look like, where the model may call instead.
+    fn said(&self, compile: Compile<'_>) -> Result<Option<(Grammar, Vec<u32>)>, Error> {
+        let (Some((field, form)), Some(_), None) =
+            (&self.question.form, &self.question.tools, &self.demanded)
+        else {
+            return Ok(None);
+        };
+        let form = compile(form).map_err(|error| Error::Said { field, error })?;
+        let opening = self.dialect.answer_opening().unwrap_or_default();
+        Ok(Some((form, self.model.tokenizer.encode(opening, Special::Parse)?)))
+    }
+
     /// By tool, what the arguments of calls must look like that the model makes by itself.
     fn strict(&self, compile: Compile<'_>) -> Result<Vec<(String, Grammar)>, Error> {
         let mut strict = Vec::new();
         for (tool, form) in self.question.tools.iter().flat_map(|tools| tools.held_forms(self.several)) {
-            if self.question.has_stops {
-                return Err(Error::Asked(vec![Fault::rule(Place::Stop, "cannot be had with strict tools")]));
-            }
             strict.push((tool.name.clone(), compile(&form).map_err(Error::Form)?));
         }
         Ok(strict)
     }
+}
+
+/// Some templates fail on a tool without a description. An empty one says as little.
+fn describe_tools(chat: &mut Chat) -> bool {
+    let mut changed = false;
+    for tool in &mut chat.tools {
+        if tool["function"]["description"].is_null() {
+            tool["function"]["description"] = json!("");
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// Some templates know instructions only before everything else: what is said later goes there, in its order.
+fn join_instructions(chat: &mut Chat) -> bool {
+    let is_instruction = |message: &Value| message["role"] == "system";
+    if !chat.messages.iter().skip(1).any(is_instruction) {
+        return false;
+    }
+    let (said, rest): (Vec<Value>, Vec<Value>) =
+        std::mem::take(&mut chat.messages).into_iter().partition(is_instruction);
+    let texts: Vec<&str> = said.iter().filter_map(|message| message["content"].as_str()).collect();
+    chat.messages = vec![json!({"role": "system", "content": texts.join("\n\n")})];
+    chat.messages.extend(rest);
+    true
+}
+
+/// Some templates want the arguments of earlier calls as text.
+fn write_arguments(chat: &mut Chat) -> bool {
+    let calls = chat.messages.iter_mut().filter_map(|message| message["tool_calls"].as_array_mut());
+    let mut changed = false;
+    for call in calls.flatten() {
+        call["function"]["arguments"] = json!(call["function"]["arguments"].to_string());
+        changed = true;
+    }
+    changed
 }

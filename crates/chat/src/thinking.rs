@@ -33,13 +33,14 @@ impl Effort {
             "minimal" => Effort::Minimal,
             "low" => Effort::Low,
             "medium" => Effort::Medium,
-            "high" => Effort::High,
+            "high" | "xhigh" | "max" => Effort::High,
             _ => return None,
         })
     }
 }
 
-/// Sets what the template knows. What it does not know cannot be honoured, and is refused.
+/// Sets what the template knows. Degrees that it does not know leave the model to think as it does; only not to think at
+/// all is more than a wish, and refused where nobody can tell the model.
 pub(crate) fn apply(
     effort: Option<Effort>,
     template: &ChatTemplate,
@@ -53,11 +54,10 @@ pub(crate) fn apply(
         variables.entry(name.to_owned()).or_insert(value);
         None
     };
-    let refused = |rule: &str| Some(Fault::rule(Place::Effort, rule));
     match (effort, switch) {
         (Effort::None, Some(switch)) => set(switch, json!(false)),
         (Effort::None, None) if !dialect.thinks() => None,
-        (Effort::None, None) => refused("this model cannot be told not to think"),
+        (Effort::None, None) => Some(Fault::rule(Place::Effort, "this model cannot be told not to think")),
         (_, _) if knows("reasoning_effort") => {
             let word = match effort {
                 Effort::None | Effort::Minimal | Effort::Low => "low",
@@ -66,10 +66,8 @@ pub(crate) fn apply(
             };
             set("reasoning_effort", json!(word))
         }
-        // It thinks or it does not: there are no degrees, and what is asked for by default is what happens.
-        (Effort::Medium, Some(switch)) => set(switch, json!(true)),
-        (_, _) => {
-            refused("this model's chat template knows no degrees of thinking; thinking_budget bounds it")
-        }
+        // It thinks or it does not: of degrees there are none, and how hard to think is a wish.
+        (Effort::Low | Effort::Medium | Effort::High, Some(switch)) => set(switch, json!(true)),
+        (_, _) => None,
     }
 }

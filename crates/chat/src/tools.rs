@@ -18,7 +18,7 @@ pub struct Definition {
     pub name: String,
     /// What it does.
     pub description: Option<String>,
-    /// The JSON Schema of its arguments, an object's; without it there are none.
+    /// The JSON Schema of its arguments, an object's; without it, or where it is empty, there are none.
     pub parameters: Option<Value>,
     /// Whether arguments follow the schema by construction; those of a call that is demanded do in any case. Such a call
     /// ends the answer, unless several may follow each other ([`Tools::parallel`]).
@@ -37,6 +37,13 @@ pub enum Choice {
     Required,
     /// It must call the one of that name.
     Named(String),
+    /// Only these are there to be called, whichever others are defined.
+    Among {
+        /// Their names.
+        names: Vec<String>,
+        /// One of them must be called.
+        required: bool,
+    },
 }
 
 /// What the model is told of, and what it must do with it.
@@ -77,8 +84,9 @@ impl Tools {
             if list.iter().any(|other| other.name == *name) {
                 wrong("is the name of another tool, too");
             }
-            let nothing = || json!({"type": "object", "properties": {}});
-            let parameters = parameters.clone().unwrap_or_else(nothing);
+            // An empty schema lets any value be the arguments, but they always are an object.
+            let given = parameters.as_ref().filter(|schema| **schema != json!({}));
+            let parameters = given.cloned().unwrap_or_else(|| json!({"type": "object", "properties": {}}));
             check_parameters(&parameters, index, &mut faults);
             let mut function = Map::new();
             function.insert("name".to_owned(), json!(name));
@@ -89,15 +97,27 @@ impl Tools {
             described.push(json!({"type": "function", "function": function}));
             list.push(Tool { name: name.clone(), parameters });
         }
+        let mut strict: Vec<bool> = definitions.iter().map(|definition| definition.strict).collect();
+        if let Choice::Among { names, .. } = choice {
+            let known = |name: &String| list.iter().any(|tool| tool.name == *name);
+            if !names.iter().all(known) {
+                faults.push(Fault::rule(Place::ChoiceName, "is none of the tools"));
+            }
+            // The others are not told of either: what a model knows of it may call.
+            let chosen: Vec<bool> = list.iter().map(|tool| names.contains(&tool.name)).collect();
+            keep(&mut list, &chosen);
+            keep(&mut described, &chosen);
+            keep(&mut strict, &chosen);
+        }
         let demand = match choice {
-            Choice::Auto => Some(Demand::No),
+            Choice::Auto | Choice::Among { required: false, .. } => Some(Demand::No),
             Choice::Never => None,
             _ if list.is_empty() => {
                 faults.push(Fault::rule(Place::Choice, "needs tools"));
                 None
             }
-            Choice::Required if list.len() == 1 => Some(Demand::One(0)),
-            Choice::Required => Some(Demand::Any),
+            Choice::Required | Choice::Among { .. } if list.len() == 1 => Some(Demand::One(0)),
+            Choice::Required | Choice::Among { .. } => Some(Demand::Any),
             Choice::Named(name) => {
                 let named = list.iter().position(|tool| tool.name == *name);
                 if named.is_none() {
@@ -109,7 +129,6 @@ impl Tools {
         if !faults.is_empty() {
             return Err(faults);
         }
-        let strict = definitions.iter().map(|definition| definition.strict).collect();
         let demand = demand.filter(|_| !list.is_empty());
         Ok(demand.map(|demand| Tools { list: list.into(), described, demand, strict, parallel: None }))
     }
@@ -131,7 +150,7 @@ impl Tools {
             Demand::Any => several,
             Demand::One(index) => several && index == *at,
         });
-        held.map(|(_, (tool, _))| (tool, Form::JsonSchema(tool.parameters.clone())))
+        held.map(|(_, (tool, _))| (tool, Form::JsonSchema(held_to(&tool.parameters))))
     }
 
     /// The tool that has to be called, if it is known which.
@@ -146,18 +165,24 @@ impl Tools {
     pub(crate) fn form(&self, dialect: Dialect) -> Option<Form> {
         match self.demand {
             Demand::No => None,
-            Demand::One(index) => Some(Form::JsonSchema(self.list[index].parameters.clone())),
+            Demand::One(index) => Some(Form::JsonSchema(held_to(&self.list[index].parameters))),
             Demand::Any => {
                 let (name_key, arguments_key) = dialect.call_keys();
                 let mut defined = Map::new();
+                let mut versions = Vec::with_capacity(self.list.len());
                 let cases: Vec<Value> = self
                     .list
                     .iter()
                     .enumerate()
                     .map(|(index, tool)| {
                         let at = format!("tool{index}");
-                        let mut parameters = tool.parameters.clone();
+                        let mut parameters = held_to(&tool.parameters);
                         move_references(&mut parameters, &format!("#/$defs/{at}"));
+                        if let Some(fields) = parameters.as_object_mut() {
+                            // It names a schema that stands alone; this one does no longer.
+                            fields.remove("$id");
+                            versions.push(fields.get("$schema").cloned());
+                        }
                         let arguments = json!({"$ref": format!("#/$defs/{at}")});
                         defined.insert(at, parameters);
                         json!({
@@ -168,10 +193,39 @@ impl Tools {
                         })
                     })
                     .collect();
-                Some(Form::JsonSchema(json!({"anyOf": cases, "$defs": defined})))
+                let mut schema = json!({"anyOf": cases, "$defs": defined});
+                // Of one version all of them, the whole is of that version, too.
+                if let Some(Some(version)) =
+                    versions.first().filter(|first| versions.iter().all(|v| v == *first))
+                {
+                    schema["$schema"] = version.clone();
+                }
+                Some(Form::JsonSchema(schema))
             }
         }
     }
+}
+
+/// What of a list was chosen.
+fn keep<T>(list: &mut Vec<T>, chosen: &[bool]) {
+    let mut chosen = chosen.iter();
+    list.retain(|_| chosen.next() == Some(&true));
+}
+
+/// The schema that arguments are held to. One that says there are no properties would let a model invent some, and callers
+/// hand them to functions that take none: such arguments are the empty object.
+fn held_to(parameters: &Value) -> Value {
+    const SAY_NOTHING: [&str; 7] =
+        ["type", "properties", "required", "title", "description", "$schema", "$id"];
+    let mut schema = parameters.clone();
+    let has_none = schema["properties"] == json!({})
+        && schema
+            .as_object()
+            .is_some_and(|fields| fields.keys().all(|key| SAY_NOTHING.contains(&key.as_str())));
+    if has_none {
+        schema["additionalProperties"] = json!(false);
+    }
+    schema
 }
 
 /// References into a schema that becomes part of a larger one.

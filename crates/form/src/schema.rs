@@ -25,8 +25,10 @@ const NUMBER_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// The schema as the compiler gets it: compact JSON, nothing that it would ignore. Its size was checked.
 pub(crate) fn prepared(schema: &Value) -> Result<Value, FormError> {
+    let dialect = dialect(schema)?;
     let mut walk = Walk {
-        dialect: dialect(schema)?,
+        dialect,
+        root: dialect,
         places: HashSet::new(),
         references: Vec::new(),
         multiples: Multiples::default(),
@@ -80,9 +82,18 @@ fn dialect(schema: &Value) -> Result<Dialect, FormError> {
     }
 }
 
+/// Whether this is the place of a definition of the whole, which may be of another version.
+fn is_definition(path: &str) -> bool {
+    let name = path.strip_prefix("/$defs/").or_else(|| path.strip_prefix("/definitions/"));
+    name.is_some_and(|name| !name.contains('/'))
+}
+
 /// One pass over all schemas inside a schema.
 struct Walk {
+    /// Of the schema that is looked at.
     dialect: Dialect,
+    /// Of the whole, which is what the compiler goes by.
+    root: Dialect,
     /// Where schemas are, as JSON pointers.
     places: HashSet<String>,
     /// Where references are, and to what.
@@ -103,6 +114,10 @@ impl Walk {
                 )));
             }
         };
+        let around = self.dialect;
+        if is_definition(path) && fields.contains_key("$schema") {
+            self.dialect = dialect(schema)?;
+        }
         let mut prepared = Map::new();
         // What a keyword is rewritten to when its own place cannot hold it.
         let mut extra = Vec::new();
@@ -111,6 +126,7 @@ impl Walk {
             let wrong = |wanted| Err(misused(keyword, path, wanted));
             let rewritten = match (keyword.as_str(), value) {
                 ("$schema" | "$id", Value::String(_)) if path.is_empty() => value.clone(),
+                ("$schema", Value::String(_)) if is_definition(path) => continue,
                 ("$schema" | "$id", _) => return wrong("only at the root of the schema"),
                 ("id", Value::String(_)) if self.dialect == Dialect::Draft4 && !path.is_empty() => {
                     return wrong("only at the root of the schema");
@@ -157,6 +173,13 @@ impl Walk {
                 ("minimum" | "maximum", Value::Number(_)) => {
                     self.literal(keyword, value, path)?;
                     value.clone()
+                }
+                ("items", Value::Array(_))
+                | ("additionalItems" | "prefixItems", _)
+                | ("exclusiveMinimum" | "exclusiveMaximum", Value::Bool(_))
+                    if self.dialect != self.root =>
+                {
+                    return wrong("it means something else in the version of the schema around it");
                 }
                 ("exclusiveMinimum" | "exclusiveMaximum", Value::Bool(_))
                     if self.dialect == Dialect::Draft4 =>
@@ -228,6 +251,7 @@ impl Walk {
             };
             prepared.insert(keyword.clone(), rewritten);
         }
+        self.dialect = around;
         if !extra.is_empty() {
             let all = prepared.entry("allOf").or_insert_with(|| json!([]));
             if let Value::Array(all) = all {
@@ -399,6 +423,16 @@ mod tests {
         check(json!({"properties": {"a": {"$id": "https://example.com/a"}}}), "$id", "/properties/a");
         // The compiler would forget prefixItems.
         check(json!({"prefixItems": [{}], "items": {}, "additionalItems": true}), "additionalItems", "");
+        // A definition may be of another version than the whole, if that makes no difference to the compiler.
+        let other = |more: Value| {
+            let mut schema = json!({"$schema": draft_7});
+            schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!({"$ref": "#/$defs/a", "$defs": {"a": schema}})
+        };
+        check(other(json!({"items": [{}]})), "items", "/$defs/a");
+        check(other(json!({"items": {"$ref": "#", "minItems": 1}})), "$ref", "/$defs/a/items");
+        let same = prepared(&other(json!({"type": "string"}))).unwrap();
+        assert_eq!(same["$defs"]["a"], json!({"type": "string"}));
         check(json!({"$schema": draft_7, "prefixItems": [{}]}), "prefixItems", "");
         check(json!({"$schema": draft_7, "items": {"$ref": "#", "minItems": 1}}), "$ref", "/items");
         // The compiler would take the nearest number that it can hold.

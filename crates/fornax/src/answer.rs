@@ -164,7 +164,7 @@ impl Answer {
         self.completion.finish = match finish {
             Ended::End | Ended::Stop(_) => Finish::Stop,
             Ended::Length => Finish::Length,
-            Ended::Truncated => Finish::Truncated,
+            Ended::Truncated | Ended::Cut(_) => Finish::Truncated,
             Ended::Cancelled => return self.ready.push_back(Err(Error::Cancelled)),
         };
         let calls = std::mem::take(&mut self.completion.calls).into_iter().zip(&self.arguments);

@@ -268,7 +268,7 @@ impl From<fornax_chat::Error> for Error {
             Fault::Asked(_) => Error::Chat { reason: error.to_string() },
             Fault::NoTemplate(reason) => Error::ChatTemplate { reason },
             Fault::ToolsUnsupported(reason) => Error::ToolsUnsupported { reason },
-            Fault::Form(error) => Error::Form(error),
+            Fault::Form(error) | Fault::Said { error, .. } => Error::Form(error),
             Fault::Text(error) => Error::Text(error),
         }
     }

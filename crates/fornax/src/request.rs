@@ -96,7 +96,6 @@ impl Request {
             tools: self.tools.clone(),
             thinking: self.thinking,
             form: self.form.clone().map(|form| ("a form", form)),
-            has_stops: !self.stop.is_empty(),
             ..Question::default()
         })
     }

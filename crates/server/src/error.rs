@@ -147,6 +147,9 @@ impl Code {
     }
 }
 
+/// Routes of OpenAI's that take a prompt.
+const OPENAI: [&str; 4] = ["/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/responses"];
+
 /// One wrong field. What the client wrote as text is never repeated.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Fault {
@@ -204,6 +207,53 @@ pub(crate) struct ApiError {
     pub(crate) retry_after_s: Option<u32>,
     /// The status, where it is not the code's.
     pub(crate) status: Option<StatusCode>,
+    /// What does not fit, where that is the reason and the tokens were counted: each API has its own words for it, which its
+    /// clients look for.
+    pub(crate) length: Option<Length>,
+}
+
+/// A prompt, and what was to follow it, against the context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Length {
+    prompt: usize,
+    /// Where the prompt alone would fit.
+    max_tokens: Option<usize>,
+    context: usize,
+}
+
+impl Length {
+    /// As OpenAI says it.
+    fn openai(self) -> String {
+        let Length { prompt, max_tokens, context } = self;
+        let most = format!("This model's maximum context length is {context} tokens.");
+        match max_tokens {
+            None => format!(
+                "{most} However, your messages resulted in {prompt} tokens. Please reduce the length of the messages."
+            ),
+            Some(answer) => format!(
+                "{most} However, you requested {} tokens ({prompt} in the messages, {answer} in the completion). \
+                 Please reduce the length of the messages or completion.",
+                prompt.saturating_add(answer)
+            ),
+        }
+    }
+
+    /// As Anthropic says it.
+    fn anthropic(self) -> String {
+        let Length { prompt, max_tokens, context } = self;
+        match max_tokens {
+            None => format!("prompt is too long: {prompt} tokens > {context} maximum"),
+            Some(answer) => format!(
+                "input length and `max_tokens` exceed context limit: {prompt} + {answer} > {context}, \
+                 decrease input length or `max_tokens` and try again"
+            ),
+        }
+    }
+
+    /// As Ollama says it, with what it leaves out.
+    fn ollama(self) -> String {
+        format!("the input length exceeds the context length. {}", self.openai())
+    }
 }
 
 impl ApiError {
@@ -219,7 +269,14 @@ impl ApiError {
             | Code::DeviceLost => Some(5),
             _ => None,
         };
-        ApiError { code, message: message.into(), faults: Vec::new(), retry_after_s, status: None }
+        ApiError {
+            code,
+            message: message.into(),
+            faults: Vec::new(),
+            retry_after_s,
+            status: None,
+            length: None,
+        }
     }
 
     /// What the client sent is wrong, in at least one field.
@@ -252,6 +309,19 @@ impl ApiError {
         json!({"error": error})
     }
 
+    /// The same on OpenAI's own routes: where a prompt is too long, clients look for its word and its sentence, and shorten
+    /// what they send.
+    fn to_openai(&self) -> Value {
+        let mut body = self.to_json();
+        if self.code == Code::PromptTooLong {
+            body["error"]["code"] = json!("context_length_exceeded");
+        }
+        if let Some(length) = self.length {
+            body["error"]["message"] = json!(length.openai());
+        }
+        body
+    }
+
     /// The body that Anthropic's clients expect, with the code beside their word for it.
     pub(crate) fn to_anthropic(&self) -> Value {
         let kind = match self.status().as_u16() {
@@ -264,12 +334,18 @@ impl ApiError {
             400..=499 => "invalid_request_error",
             _ => "api_error",
         };
-        json!({"type": "error", "error": {"type": kind, "message": self.message, "code": self.code.name()}})
+        let message = match self.length {
+            Some(length) => length.anthropic(),
+            None if self.code == Code::PromptTooLong => format!("prompt is too long: {}", self.message),
+            None => self.message.clone(),
+        };
+        json!({"type": "error", "error": {"type": kind, "message": message, "code": self.code.name()}})
     }
 
     /// The body that Ollama's clients expect, with the code beside it.
     pub(crate) fn to_ollama(&self) -> Value {
-        json!({"error": self.message, "code": self.code.name()})
+        let message = self.length.map_or_else(|| self.message.clone(), Length::ollama);
+        json!({"error": message, "code": self.code.name()})
     }
 
     /// In the shape that clients of a path read.
@@ -278,6 +354,8 @@ impl ApiError {
             Some(self.respond(self.to_anthropic()))
         } else if path.starts_with("/api/") {
             Some(self.respond(self.to_ollama()))
+        } else if self.code == Code::PromptTooLong && OPENAI.iter().any(|route| path.starts_with(route)) {
+            Some(self.respond(self.to_openai()))
         } else {
             None
         }
@@ -318,10 +396,16 @@ impl From<Failed> for ApiError {
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
         let message = refusal.to_string();
+        let too_long = |prompt, max_tokens, context| ApiError {
+            length: Some(Length { prompt, max_tokens, context }),
+            ..ApiError::new(Code::PromptTooLong, message.as_str())
+        };
         match refusal {
-            Refusal::PromptTooLong { .. }
-            | Refusal::ContextExceeded { .. }
-            | Refusal::PoolExceeded { .. } => ApiError::new(Code::PromptTooLong, message),
+            Refusal::PromptTooLong { prompt, context } => too_long(prompt, None, context),
+            Refusal::ContextExceeded { prompt, max_tokens, context } => {
+                too_long(prompt, Some(max_tokens), context)
+            }
+            Refusal::PoolExceeded { .. } => ApiError::new(Code::PromptTooLong, message),
             Refusal::QueueFull { .. } | Refusal::ShareFull { .. } => ApiError::new(Code::QueueFull, message),
             Refusal::Closed => ApiError::new(Code::ModelNotReady, message),
             Refusal::DeviceLost(reason) => ApiError::new(Code::DeviceLost, reason),

@@ -91,7 +91,7 @@ impl ModelMetrics {
     /// An answer ended.
     pub(crate) fn ended(&self, finish: Finish) {
         let counter = match finish {
-            Finish::End | Finish::Stop(_) => &self.stop,
+            Finish::End | Finish::Stop(_) | Finish::Cut(_) => &self.stop,
             Finish::Length | Finish::Truncated => &self.length,
             Finish::Cancelled => &self.abort,
         };

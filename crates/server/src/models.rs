@@ -6,7 +6,7 @@
 use std::{
     ops::Deref,
     pin::pin,
-    sync::Arc,
+    sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -26,6 +26,9 @@ use crate::{
 
 /// Tokens of the self-test: one from the prompt, one from what was generated.
 const SELF_TEST_TOKENS: usize = 2;
+
+/// A model that may stay unused so long is not unloaded.
+pub(crate) const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// How long models may take to be freed when the server ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -135,6 +138,8 @@ pub(crate) struct Slot {
     /// Counted over all its loads.
     pub(crate) metrics: ModelMetrics,
     state: watch::Sender<State>,
+    /// How long it stays without a request, where the last client to say so decided that. Locked to read or write it.
+    kept: std::sync::Mutex<Option<Duration>>,
 }
 
 impl Slot {
@@ -174,6 +179,19 @@ impl Slot {
         })
     }
 
+    /// How long it may stay unused, where the server's own rule is this.
+    fn stays(&self, rule: Option<Duration>) -> Option<Duration> {
+        let kept = *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.or(rule).filter(|stays| *stays < FOR_EVER)
+    }
+
+    /// In how long it will be unloaded if nobody asks for it; `None` where it stays.
+    pub(crate) fn leaves(&self, rule: Option<Duration>) -> Option<Duration> {
+        let stays = self.stays(rule)?;
+        let unused = self.idle().map_or(Duration::ZERO, |(last, _)| last.elapsed());
+        Some(stays.saturating_sub(unused))
+    }
+
     fn planned_bytes(&self) -> u64 {
         self.loaded().map_or(0, |served| served.planned_bytes)
     }
@@ -183,8 +201,12 @@ impl Models {
     /// The first is the one that is meant when none is named.
     pub(crate) fn new(offers: Vec<Offer>) -> Arc<Models> {
         assert!(!offers.is_empty(), "there is a model to serve");
-        let slot =
-            |offer| Slot { offer, metrics: ModelMetrics::new(), state: watch::Sender::new(State::Unloaded) };
+        let slot = |offer| Slot {
+            offer,
+            metrics: ModelMetrics::new(),
+            state: watch::Sender::new(State::Unloaded),
+            kept: std::sync::Mutex::default(),
+        };
         Arc::new(Models {
             slots: offers.into_iter().map(slot).collect(),
             turn: Mutex::new(()),
@@ -396,16 +418,43 @@ impl Models {
     /// Unloads what has not been used for so long, for ever.
     pub(crate) async fn retire(self: Arc<Models>, unused_for: Duration) {
         loop {
-            let due = |slot: &Slot| slot.idle().map(|(last, _)| last + unused_for);
+            let due = |slot: &Slot| Some(slot.idle()?.0 + slot.stays(Some(unused_for))?);
             let now = Instant::now();
             // Whatever is loaded or used from now on is not due before that.
             let next = self.slots.iter().filter_map(due).min().unwrap_or(now + unused_for);
             tokio::time::sleep_until(next.max(now + unused_for / 100).into()).await;
-            for index in 0..self.slots.len() {
-                if self.slots[index].idle().is_some_and(|(last, _)| last.elapsed() >= unused_for) {
+            for (index, slot) in self.slots.iter().enumerate() {
+                let Some(stays) = slot.stays(Some(unused_for)) else { continue };
+                if slot.idle().is_some_and(|(last, _)| last.elapsed() >= stays) {
                     let _turn = self.turn.lock().await;
-                    self.unload(index, unused_for).await;
+                    self.unload(index, stays).await;
                 }
+            }
+        }
+    }
+
+    /// A client's word on how long a model stays without a request, from the end of its own on. The next such word takes its
+    /// place.
+    pub(crate) async fn keep(self: Arc<Models>, chosen: Chosen, stays: Duration) {
+        let slot = &self.slots[chosen.index];
+        *slot.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(stays);
+        if stays >= FOR_EVER {
+            return;
+        }
+        loop {
+            // Told whenever a model is idle, and looked at before, so that none is missed.
+            let freed = self.idle.notified();
+            let idle = slot.idle();
+            if slot.stays(None) != Some(stays) || slot.loaded().is_none() {
+                return;
+            }
+            match idle {
+                Some((last, _)) if last.elapsed() >= stays => {
+                    let _turn = self.turn.lock().await;
+                    return self.unload(chosen.index, stays).await;
+                }
+                Some((last, _)) => tokio::time::sleep_until((last + stays).into()).await,
+                None => freed.await,
             }
         }
     }
@@ -481,6 +530,11 @@ impl Lease {
     /// The model, for work on other threads.
     pub(crate) fn served(&self) -> &Arc<Served> {
         &self.served
+    }
+
+    /// Which model it is.
+    pub(crate) fn chosen(&self) -> Chosen {
+        self.chosen
     }
 
     pub(crate) fn metrics(&self) -> &ModelMetrics {

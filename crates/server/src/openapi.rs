@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tower_http::{
     catch_panic::CatchPanicLayer,
-    cors::{AllowOrigin, CorsLayer},
+    cors::{AllowHeaders, AllowOrigin, CorsLayer},
 };
 use utoipa::{
     IntoResponses, OpenApi, ToSchema,
@@ -160,6 +160,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(ollama::chat::chat))
         .routes(routes!(ollama::generate::generate))
         .routes(routes!(ollama::embed::embed))
+        .routes(routes!(ollama::embed::embeddings))
         .routes(routes!(ollama::models::list))
         .routes(routes!(ollama::models::running))
         .routes(routes!(ollama::models::show))
@@ -254,8 +255,10 @@ fn cors(origins: &[String]) -> CorsLayer {
     let retry_after: HeaderName = header::RETRY_AFTER;
     CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
-        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, REQUEST_ID, CORRELATION_ID])
+        .allow_methods([Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE])
+        // Clients send headers of their own (x-stainless-os, anthropic-version, ...), more with each version; which pages may
+        // call is decided by their origin alone.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, CORRELATION_ID, retry_after])
 }
 

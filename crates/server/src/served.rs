@@ -82,8 +82,23 @@ pub struct ModelCard {
     pub architecture: String,
     /// How its weights are stored.
     pub quant: String,
+    /// What it is on disk.
+    pub files: ModelFiles,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
+}
+
+/// The files of a model, as clients list them.
+#[derive(Clone, Debug, Default)]
+pub struct ModelFiles {
+    /// `gguf` or `safetensors`.
+    pub format: &'static str,
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// Numbers that its weights hold.
+    pub parameters: u64,
+    /// Tells them from other files: 64 hexadecimal digits.
+    pub digest: String,
 }
 
 impl ModelCard {

@@ -103,6 +103,25 @@ pub(crate) fn understand<T: Body>(value: Value, other_fields: Unknown) -> Result
     })
 }
 
+/// Understands a part of a body that is read later than the body, or says what is wrong with it at `path`.
+pub(crate) fn part<T: DeserializeOwned + ToSchema>(
+    value: &Value,
+    path: &str,
+    faults: &mut Vec<Fault>,
+) -> Option<T> {
+    let shape = Shape::of::<T>();
+    let before = faults.len();
+    shape.check(&shape.root, value, path, None, faults);
+    if faults.len() > before {
+        return None;
+    }
+    let part = T::deserialize(value);
+    if part.is_err() {
+        faults.push(Fault::value(path, constraint(&shape.root), value));
+    }
+    part.ok()
+}
+
 fn unknown(rule: Unknown, fields: &Map<String, Value>, shape: &Shape, faults: &mut Vec<Fault>) {
     let known = |name: &str| shape.root["properties"].get(name).is_some();
     for (name, value) in fields.iter().filter(|(name, _)| !known(name)) {

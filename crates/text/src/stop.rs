@@ -69,6 +69,11 @@ impl StopStrings {
         Released { text: std::mem::replace(&mut self.held, kept), stop: None }
     }
 
+    /// How many bytes of the text so far are held back.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
     /// The stream has ended: what was held back is text after all.
     pub fn finish(self) -> String {
         self.held

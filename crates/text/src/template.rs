@@ -124,6 +124,13 @@ impl ChatPrompt {
         self.text.push_str(text);
     }
 
+    /// Goes on with somebody else's text, which spells no control tokens.
+    pub fn push_untrusted(&mut self, text: &str) {
+        let at = self.text.len();
+        self.untrusted.extend(text.char_indices().map(|(offset, _)| at + offset));
+        self.text.push_str(text);
+    }
+
     pub(crate) fn untrusted(&self) -> &[usize] {
         &self.untrusted
     }

@@ -281,6 +281,15 @@ impl Tokenizer {
         Ok(tokens)
     }
 
+    /// The same of as much of a text's beginning as makes at most so many tokens.
+    pub fn encode_prompt_within(&self, text: &str, special: Special, most: usize) -> Result<Vec<u32>, Error> {
+        let mut tokens = self.encode(text, special)?;
+        let begins = usize::from(tokens.starts_with(&self.prefix)) * self.prefix.len();
+        let around = self.prefix.len() + self.suffix.len() - begins;
+        tokens.truncate(most.saturating_sub(around));
+        Ok(self.dress(tokens))
+    }
+
     /// The tokens of a rendered chat. Control tokens come from the template alone: where a message spells one out,
     /// it is text. BOS is there exactly once, whether or not the template writes it.
     pub fn encode_chat(&self, prompt: &ChatPrompt) -> Result<Vec<u32>, Error> {

@@ -186,7 +186,7 @@ fn tools_and_other_apis_work_with_their_own_clients() {
     let ran = Command::new(python).arg(suite).args([&base, KEY, "smollm2"]).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 10, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 12, "{said}");
     // Every one of them has left.
     serving.until("/health", "\"pages_used\":0");
 }
@@ -280,6 +280,33 @@ fn a_browser_chats_looks_at_the_engine_and_follows_jobs() {
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
     assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 18, "{said}");
+}
+
+#[test]
+fn a_page_of_an_allowed_origin_calls_as_its_clients_do() {
+    const NAME: &str = "a_page_of_an_allowed_origin_calls_as_its_clients_do";
+    let python = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists());
+    let (Some(python), Some(chromium)) = (python, program("chromium")) else {
+        println!("SKIP {NAME}: no FORNAX_PYTHON with playwright, or no chromium");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    // The page's port is part of its origin: one that was free a moment ago.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let origin = format!("http://127.0.0.1:{port}");
+    let serving = Serving::start(folder.path(), &["--context", "512", "--cors-origin", &origin]);
+    let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/pages_suite.py");
+    let base = format!("http://{}", serving.address);
+    let ran = Command::new(python)
+        .arg(suite)
+        .args([&base, KEY, "smollm2"])
+        .arg(chromium)
+        .arg(port)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 2, "{said}");
 }
 
 /// A program of the system's, if it is installed.

@@ -154,8 +154,8 @@ def errors():
     refused(openai.BadRequestError, 400, "INVALID_INPUT", n=0)
     refused(openai.BadRequestError, 400, "INVALID_INPUT", messages=[])
     refused(openai.BadRequestError, 400, "MODEL_UNSUPPORTED", tools=[{"type": "function", "function": {"name": "f"}}])
-    refused(openai.BadRequestError, 400, "PROMPT_TOO_LONG", messages=[{"role": "user", "content": "long " * 5000}])
-    refused(openai.BadRequestError, 400, "PROMPT_TOO_LONG", max_tokens=1_000_000)
+    refused(openai.BadRequestError, 400, "context_length_exceeded", messages=[{"role": "user", "content": "long " * 5000}])
+    refused(openai.BadRequestError, 400, "context_length_exceeded", max_tokens=1_000_000)
     format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
     refused(openai.BadRequestError, 400, "SCHEMA_UNSUPPORTED", response_format=format)
     refused(openai.APIStatusError, 413, "BODY_TOO_LARGE", messages=[{"role": "user", "content": "x" * (1 << 21)}])

@@ -65,6 +65,21 @@ def openai_goes_on():
     assert whole.choices[0].message.content or whole.choices[0].message.tool_calls
 
 
+def openai_formats_beside_tools():
+    format = {"type": "json_schema", "json_schema": {"name": "time", "schema": TIME, "strict": True}}
+    ask = dict(model=model, messages=ASK, tools=TOOLS, response_format=format, stop=["Observation:"], temperature=0, max_tokens=96)
+    message = gpt.chat.completions.create(**ask).choices[0].message
+    # A small model may call or answer; whichever it does is held to what it must look like.
+    if message.tool_calls:
+        assert message.content is None
+    else:
+        valid("get_time", json.loads(message.content))
+    parts = list(gpt.chat.completions.create(**ask, stream=True))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == (message.content or "")
+    called = gpt.chat.completions.create(**ask, tool_choice="required").choices[0].message.tool_calls[0]
+    valid(called.function.name, json.loads(called.function.arguments))
+
+
 def openai_thinks():
     extra = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 8}
     whole = gpt.chat.completions.create(model=model, messages=ASK, temperature=0, max_tokens=48, extra_body=extra)
@@ -130,6 +145,15 @@ def anthropic_thinks():
     assert [block.type for block in whole.content] == ["thinking", "text"] and whole.content[0].thinking
 
 
+def anthropic_formats_and_goes_on():
+    format = {"output_config": {"format": {"type": "json_schema", "schema": TIME}, "effort": "low"}, **GREEDY}
+    [block] = claude.messages.create(model=model, max_tokens=48, messages=ASK, extra_body=format).content
+    valid("get_time", json.loads(block.text))
+    begun = [*ASK, {"role": "assistant", "content": "The weather in Paris is"}]
+    [block] = claude.messages.create(model=model, max_tokens=8, messages=begun, extra_body=GREEDY).content
+    assert block.text and not block.text.startswith("The weather in Paris is"), block
+
+
 def anthropic_errs():
     try:
         claude.messages.create(model="another", max_tokens=8, messages=ASK)
@@ -144,6 +168,12 @@ def anthropic_errs():
         assert error.body["error"]["type"] == "authentication_error", error.body
     else:
         raise AssertionError("that key is wrong")
+    try:
+        claude.messages.create(model=model, max_tokens=8, messages=[{"role": "user", "content": "word " * 4000}])
+    except anthropic.BadRequestError as error:
+        assert error.body["error"]["message"].startswith("prompt is too long: "), error.body
+    else:
+        raise AssertionError("that is too long")
 
 
 def ollama_answers():
@@ -166,6 +196,12 @@ def ollama_knows_models():
     assert llama.ps().models[0].model == model
     vectors = llama.embed(model=model, input=["a cat", "a dog"]).embeddings
     assert len(vectors) == 2 and len(vectors[0]) == len(vectors[1]) > 100
+    entry = llama.list().models[0]
+    assert entry.details.format == "gguf" and entry.details.parameter_size.endswith("M") and len(entry.digest) == 64, entry
+    assert llama.embed(model=model, input="word " * 4000, truncate=True).prompt_eval_count == 2048
+    assert len(llama.embeddings(model=model, prompt="a cat").embedding) == len(vectors[0])
+    scored = llama.chat(model=model, messages=ASK, logprobs=True, top_logprobs=2, keep_alive="5m", options={"num_predict": 2, "num_ctx": 100000})
+    assert len(scored.logprobs) == 2 and len(scored.logprobs[0].top_logprobs) == 2, scored
     try:
         llama.chat(model="another", messages=ASK)
     except ollama.ResponseError as error:
@@ -174,6 +210,6 @@ def ollama_knows_models():
         raise AssertionError("there is no such model")
 
 
-for scenario in (openai_forces, openai_goes_on, openai_thinks, openai_responds, anthropic_answers, anthropic_calls, anthropic_thinks, anthropic_errs, ollama_answers, ollama_knows_models):
+for scenario in (openai_forces, openai_goes_on, openai_formats_beside_tools, openai_thinks, openai_responds, anthropic_answers, anthropic_calls, anthropic_thinks, anthropic_formats_and_goes_on, anthropic_errs, ollama_answers, ollama_knows_models):
     scenario()
     print(f"ok {scenario.__name__}", flush=True)

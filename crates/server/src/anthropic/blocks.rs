@@ -34,7 +34,9 @@ impl Head {
     /// Why it ended, and at which of the caller's words.
     pub(crate) fn stopped(&self, finish: Finish, called: bool) -> (Value, Value) {
         match finish {
-            Finish::Stop(index) => (json!("stop_sequence"), json!(self.stop_sequences.get(index))),
+            Finish::Stop(index) | Finish::Cut(index) => {
+                (json!("stop_sequence"), json!(self.stop_sequences.get(index)))
+            }
             Finish::End if called => (json!("tool_use"), Value::Null),
             Finish::End | Finish::Cancelled => (json!("end_turn"), Value::Null),
             Finish::Length | Finish::Truncated => (json!("max_tokens"), Value::Null),

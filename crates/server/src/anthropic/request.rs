@@ -4,6 +4,7 @@ use fornax_chat::{
     Ask, Call, Choice as Demand, Content, Definition, Effort, Message, Outcome, Question, Role, Thinking,
     Tools,
 };
+use fornax_form::Form;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -15,6 +16,7 @@ use crate::{
         prepare::Preparing,
     },
     error::{ApiError, Fault},
+    openai::chat::unreadable,
     shape::{Unknown, Unsupported, body},
 };
 
@@ -26,17 +28,13 @@ const NAMES: Names = Names {
     choice_name: "tool_choice.name",
     effort: "thinking",
     budget: "thinking.budget_tokens",
-    stop: "stop_sequences",
     messages: "messages",
 };
 
 /// Fields of Anthropic's API that would change the answer and are not honoured.
 const UNSUPPORTED: &[Unsupported] = &[
     Unsupported { field: "container", neutral: &[] },
-    Unsupported { field: "context_management", neutral: &[] },
     Unsupported { field: "mcp_servers", neutral: &["[]"] },
-    Unsupported { field: "output_config", neutral: &["{}"] },
-    Unsupported { field: "output_format", neutral: &[] },
 ];
 
 /// A conversation to go on with.
@@ -83,12 +81,17 @@ struct AnthropicMore {
     temperature: Option<f32>,
     #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f32>,
-    #[schema(minimum = 0, maximum = 1_000_000)]
-    top_k: Option<u32>,
+    /// -1 and 0 keep all.
+    #[schema(minimum = -1, maximum = 1_000_000)]
+    top_k: Option<i32>,
     #[schema(max_items = 1024)]
     tools: Option<Vec<AnthropicTool>>,
     tool_choice: Option<AnthropicToolChoice>,
     thinking: Option<AnthropicThinking>,
+    output_config: Option<OutputConfig>,
+    /// The older name of output_config.format.
+    output_format: Option<OutputFormat>,
+    context_management: Option<ContextManagement>,
 }
 
 /// One message.
@@ -103,6 +106,8 @@ struct AnthropicMessage {
 enum Speaker {
     User,
     Assistant,
+    /// Instructions that come later than the first.
+    System,
 }
 
 /// A string, or blocks.
@@ -116,7 +121,7 @@ enum Blocks {
 /// A block of type text, thinking, redacted_thinking, tool_use or tool_result, with the fields of its type.
 #[derive(Debug, Deserialize, ToSchema)]
 struct Block {
-    r#type: BlockType,
+    r#type: String,
     text: Option<String>,
     thinking: Option<String>,
     id: Option<String>,
@@ -129,34 +134,58 @@ struct Block {
     is_error: Option<bool>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum BlockType {
-    Text,
-    Thinking,
-    RedactedThinking,
-    ToolUse,
-    ToolResult,
-}
-
 /// A tool of the caller's.
 #[derive(Debug, Deserialize, ToSchema)]
 struct AnthropicTool {
-    #[expect(dead_code, reason = "there is only one type")]
-    r#type: Option<AnthropicToolType>,
+    /// custom: a tool that the caller runs.
+    r#type: Option<String>,
     #[schema(min_length = 1, max_length = 128)]
     name: String,
     #[schema(max_length = 65536)]
     description: Option<String>,
     /// The JSON Schema of its arguments, an object's.
-    #[schema(value_type = Object)]
-    input_schema: Value,
+    #[schema(value_type = Option<Object>)]
+    input_schema: Option<Value>,
+    /// Whether arguments follow the schema by construction.
+    strict: Option<bool>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+/// How the answer is to be.
+#[derive(Debug, Deserialize, ToSchema)]
+struct OutputConfig {
+    /// How hard to think, where the model's chat template knows degrees of it.
+    #[schema(max_length = 32)]
+    effort: Option<String>,
+    format: Option<OutputFormat>,
+}
+
+/// What the answer must look like.
+#[derive(Debug, Deserialize, ToSchema)]
+struct OutputFormat {
+    r#type: OutputType,
+    #[schema(value_type = Object)]
+    schema: Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum AnthropicToolType {
-    Custom,
+enum OutputType {
+    JsonSchema,
+}
+
+/// What of the conversation is left out.
+#[derive(Debug, Deserialize, ToSchema)]
+struct ContextManagement {
+    #[schema(max_items = 16)]
+    edits: Option<Vec<ContextEdit>>,
+}
+
+/// clear_thinking_20251015 leaves out what the assistant thought.
+#[derive(Debug, Deserialize, ToSchema)]
+struct ContextEdit {
+    r#type: String,
+    /// all, or {type: thinking_turns, value}: that of the last answers; of the last one by default.
+    keep: Option<Value>,
 }
 
 /// Whether tools are called.
@@ -232,24 +261,23 @@ impl AnthropicMore {
         for (index, turn) in turns.iter().enumerate() {
             messages.extend(turn.message(&format!("messages[{index}].content"), &mut faults));
         }
-        if turns.last().is_some_and(|turn| turn.role == Speaker::Assistant) {
-            let rule = "must end with the user: an answer cannot be begun for the model";
-            faults.push(Fault::rule("messages", rule));
-        }
+        let continues = turns.last().is_some_and(|turn| turn.role == Speaker::Assistant);
+        self.leave_out(&mut messages, &mut faults);
         let tools = self.tools(&mut faults);
         let (thinking, variables) = self.thinking(&mut faults);
         let params = Params {
             temperature: self.temperature,
             top_p: self.top_p,
-            top_k: self.top_k.map(u32::cast_signed),
+            top_k: self.top_k,
             stop: Stop::of("stop_sequences", self.stop_sequences.as_deref(), &mut faults),
             ..Params::default()
         };
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
         }
-        let question =
-            Question { conversation: messages.into(), tools, thinking, variables, ..Question::default() };
+        let form = self.form().map(|(field, schema)| (field, Form::JsonSchema(schema.clone())));
+        let conversation = messages.into();
+        let question = Question { conversation, tools, thinking, variables, form, continues };
         let chat = ChatAsk {
             question,
             params: &params,
@@ -260,13 +288,66 @@ impl AnthropicMore {
         chat.ask(served)
     }
 
+    /// What the answer must look like, by the newer or the older name.
+    fn form(&self) -> Option<(&'static str, &Value)> {
+        let newer = self.output_config.as_ref().and_then(|config| config.format.as_ref());
+        let newer = newer.map(|format| ("output_config.format", format));
+        let format = newer.or(self.output_format.as_ref().map(|format| ("output_format", format)));
+        format.map(|(field, OutputFormat { r#type: OutputType::JsonSchema, schema })| (field, schema))
+    }
+
+    /// Leaves thoughts out as the caller wants it.
+    fn leave_out(&self, messages: &mut [Message], faults: &mut Vec<Fault>) {
+        let edits = self.context_management.iter().flat_map(|management| &management.edits).flatten();
+        for (index, edit) in edits.enumerate() {
+            let field = format!("context_management.edits[{index}]");
+            if edit.r#type != "clear_thinking_20251015" {
+                faults
+                    .push(Fault::rule(format!("{field}.type"), "is an edit that this server does not make"));
+                continue;
+            }
+            let kept = match &edit.keep {
+                None | Some(Value::Null) => Some(1),
+                Some(Value::String(all)) if all == "all" => None,
+                Some(keep) if keep["type"] == "all" => None,
+                Some(keep) if keep["value"].is_u64() => keep["value"].as_u64(),
+                Some(keep) => {
+                    let rule = "all, or {type: thinking_turns, value}";
+                    faults.push(Fault::value(format!("{field}.keep"), rule, keep));
+                    continue;
+                }
+            };
+            let is_thought = |part: &Content| matches!(part, Content::Thought(_));
+            let thoughtful =
+                messages.iter_mut().rev().filter(|message| message.content.iter().any(is_thought));
+            let kept = kept.map_or(usize::MAX, |kept| usize::try_from(kept).unwrap_or(usize::MAX));
+            thoughtful.skip(kept).for_each(|message| message.content.retain(|part| !is_thought(part)));
+        }
+    }
+
     fn tools(&self, faults: &mut Vec<Fault>) -> Option<Tools> {
-        let definitions = self.tools.iter().flatten().map(|tool| Definition {
-            name: tool.name.clone(),
-            description: tool.description.clone(),
-            parameters: Some(tool.input_schema.clone()),
-            strict: false,
-        });
+        let mut definitions: Vec<Definition> = Vec::new();
+        for (index, tool) in self.tools.iter().flatten().enumerate() {
+            match tool.r#type.as_deref() {
+                None | Some("custom") => {
+                    if tool.input_schema.is_none() {
+                        faults.push(Fault::rule(format!("tools[{index}].input_schema"), "is required"));
+                    }
+                    definitions.push(Definition {
+                        name: tool.name.clone(),
+                        description: tool.description.clone(),
+                        parameters: tool.input_schema.clone(),
+                        strict: tool.strict == Some(true),
+                    });
+                }
+                // A model need not look anything up.
+                Some(hosted) if hosted.starts_with("web_search") || hosted.starts_with("web_fetch") => {}
+                Some(_) => {
+                    let rule = "is a tool that this server does not have; describe it with input_schema";
+                    faults.push(Fault::rule(format!("tools[{index}].type"), rule));
+                }
+            }
+        }
         let choice = match self.tool_choice.as_ref().map(|choice| (choice.r#type, &choice.name)) {
             None | Some((Choice::Auto, _)) => Demand::Auto,
             Some((Choice::Any, _)) => Demand::Required,
@@ -279,7 +360,6 @@ impl AnthropicMore {
         };
         let alone =
             self.tool_choice.as_ref().is_some_and(|choice| choice.disable_parallel_tool_use == Some(true));
-        let definitions: Vec<Definition> = definitions.collect();
         NAMES.tools(&definitions, &choice, alone.then_some(false), faults)
     }
 
@@ -298,6 +378,21 @@ impl AnthropicMore {
             Some((Switch::Disabled, _)) => thinking.effort = Some(Effort::None),
             Some((Switch::Adaptive, _)) | None => {}
         }
+        let effort = self.output_config.as_ref().and_then(|config| config.effort.as_deref());
+        if let Some(effort) = effort {
+            let word = match Effort::named(effort) {
+                Some(Effort::Low) => "low",
+                Some(Effort::Medium) => "medium",
+                Some(Effort::High) => "high",
+                _ => {
+                    let rule = "one of low, medium, high, xhigh and max";
+                    faults.push(Fault::value("output_config.effort", rule, &json!(effort)));
+                    ""
+                }
+            };
+            // Whether to think is said elsewhere, and what a template does not know it does not read.
+            variables.insert("reasoning_effort".to_owned(), json!(word));
+        }
         (thinking, variables)
     }
 }
@@ -312,8 +407,8 @@ impl Blocks {
         let mut texts = Vec::new();
         for (index, block) in blocks.iter().enumerate() {
             match &block.text {
-                Some(text) if block.r#type == BlockType::Text => texts.push(text.as_str()),
-                _ => faults.push(Fault::rule(format!("{path}[{index}]"), "must be a block of type text")),
+                Some(text) if block.r#type == "text" => texts.push(text.as_str()),
+                _ => faults.push(unreadable(format!("{path}[{index}].type"), &block.r#type, "text")),
             }
         }
         texts.join("\n")
@@ -323,7 +418,11 @@ impl Blocks {
 impl AnthropicMessage {
     /// What it says; nothing where a user sends no blocks.
     fn message(&self, path: &str, faults: &mut Vec<Fault>) -> Option<Message> {
-        let role = if self.role == Speaker::User { Role::User } else { Role::Assistant };
+        let role = match self.role {
+            Speaker::User => Role::User,
+            Speaker::Assistant => Role::Assistant,
+            Speaker::System => Role::System,
+        };
         let blocks = match &self.content {
             Blocks::Text(text) => return Some(Message::new(role, text)),
             Blocks::List(blocks) => blocks,
@@ -344,19 +443,19 @@ impl Block {
             faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
             String::new()
         };
-        Some(match (self.r#type, role) {
-            (BlockType::Text, _) => Content::Text(self.text.clone().unwrap_or_else(|| needed("text"))),
-            (BlockType::Thinking, Role::Assistant) => {
+        Some(match (self.r#type.as_str(), role) {
+            ("text", _) => Content::Text(self.text.clone().unwrap_or_else(|| needed("text"))),
+            ("thinking", Role::Assistant) => {
                 Content::Thought(self.thinking.clone().unwrap_or_else(|| needed("thinking")))
             }
             // Nobody here can read it.
-            (BlockType::RedactedThinking, Role::Assistant) => return None,
-            (BlockType::ToolUse, Role::Assistant) => Content::Call(Call {
+            ("redacted_thinking", Role::Assistant) => return None,
+            ("tool_use", Role::Assistant) => Content::Call(Call {
                 id: Some(self.id.clone().unwrap_or_else(|| needed("id"))),
                 name: self.name.clone().unwrap_or_else(|| needed("name")),
                 arguments: self.input.as_ref().and_then(Value::as_object).cloned().unwrap_or_default(),
             }),
-            (BlockType::ToolResult, Role::User) => {
+            ("tool_result", Role::User) => {
                 let call = Some(self.tool_use_id.clone().unwrap_or_else(|| needed("tool_use_id")));
                 let mut text = result_text(self.content.as_ref(), path, faults);
                 if self.is_error == Some(true) {
@@ -364,9 +463,14 @@ impl Block {
                 }
                 Content::Result(Outcome { call, name: None, text })
             }
-            (_, _) => {
+            ("thinking" | "redacted_thinking" | "tool_use" | "tool_result", _) => {
                 let rule = format!("cannot stand with {}", role.name());
                 faults.push(Fault::rule(format!("{path}.type"), rule));
+                return None;
+            }
+            (other, _) => {
+                let rule = "one of text, thinking, redacted_thinking, tool_use and tool_result";
+                faults.push(unreadable(format!("{path}.type"), other, rule));
                 return None;
             }
         })

@@ -29,7 +29,6 @@ pub(crate) struct Names {
     pub(crate) choice_name: &'static str,
     pub(crate) effort: &'static str,
     pub(crate) budget: &'static str,
-    pub(crate) stop: &'static str,
     pub(crate) messages: &'static str,
 }
 
@@ -46,7 +45,6 @@ impl Names {
             Place::ChoiceName => self.choice_name.to_owned(),
             Place::Effort => self.effort.to_owned(),
             Place::Budget => self.budget.to_owned(),
-            Place::Stop => self.stop.to_owned(),
         }
     }
 
@@ -86,6 +84,7 @@ impl Names {
                 ApiError { faults, ..ApiError::new(Code::ModelUnsupported, message) }
             }
             Error::Form(error) => ApiError::form("tools", &error),
+            Error::Said { field, error } => ApiError::form(field, &error),
             Error::Text(error) => error.into(),
         }
     }
@@ -93,8 +92,7 @@ impl Names {
 
 impl ChatAsk<'_> {
     /// The question for the engine. Renders, encodes and compiles: not for an async thread.
-    pub(crate) fn ask(mut self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
-        self.question.has_stops = self.params.has_stops();
+    pub(crate) fn ask(self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
         let compile = |form: &_| served.compile(form);
         let model = Model {
             tokenizer: &served.tokenizer,

@@ -27,39 +27,53 @@ const BIASES_MAX: usize = 4096;
 /// Fields of OpenAI's, vLLM's and llama.cpp's API that would change the answer and are not honoured.
 pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     unsupported("audio", &[]),
+    unsupported("banned_tokens", &["[]"]),
     unsupported("best_of", &["1"]),
     unsupported("cache_prompt", &["true"]),
     unsupported("continue_final_message", &["false"]),
     unsupported("add_generation_prompt", &["true"]),
     unsupported("chat_template", &[]),
     unsupported("documents", &["[]"]),
+    unsupported("ebnf", &[]),
     unsupported("echo", &["false"]),
+    unsupported("enable_thinking", &[]),
     unsupported("function_call", &["\"none\""]),
     unsupported("functions", &["[]"]),
     unsupported("grammar", &["\"\""]),
     unsupported("guided_decoding_backend", &[]),
-    unsupported("guided_json", &[]),
+    unsupported("guided_whitespace_pattern", &[]),
     unsupported("include_stop_str_in_output", &["false"]),
     unsupported("json_schema", &[]),
     unsupported("length_penalty", &["1", "1.0"]),
     unsupported("lora", &["[]"]),
+    unsupported("max_new_tokens", &[]),
+    unsupported("min_keep", &["0"]),
     unsupported("modalities", &["[\"text\"]"]),
     unsupported("n_predict", &[]),
+    unsupported("n_probs", &["0"]),
+    unsupported("no_repeat_ngram_size", &["0"]),
+    unsupported("num_predict", &[]),
     unsupported("parallel_tool_calls", &["true", "false"]),
+    unsupported("penalty_last_n", &[]),
     unsupported("prediction", &[]),
     unsupported("reasoning_effort", &["\"none\""]),
+    unsupported("reasoning_format", &["\"auto\"", "\"deepseek\""]),
+    unsupported("regex", &[]),
+    unsupported("return_token_ids", &["false"]),
+    unsupported("return_tokens_as_token_ids", &["false"]),
+    unsupported("samplers", &[]),
     unsupported("service_tier", &["\"auto\"", "\"default\""]),
     unsupported("skip_special_tokens", &["true"]),
     unsupported("stop_token_ids", &["[]"]),
-    unsupported("store", &["false"]),
-    unsupported("structured_outputs", &[]),
+    unsupported("structural_tag", &[]),
     unsupported("suffix", &["\"\""]),
+    unsupported("tfs_z", &["1", "1.0"]),
+    unsupported("think", &[]),
     // Those of chats, which completions do not have.
     unsupported("tool_choice", &["\"none\"", "\"auto\""]),
     unsupported("tools", &["[]"]),
     unsupported("truncate_prompt_tokens", &[]),
     unsupported("use_beam_search", &["false"]),
-    unsupported("verbosity", &["\"medium\""]),
     unsupported("web_search_options", &[]),
 ];
 
@@ -118,6 +132,9 @@ pub(crate) struct Params {
     pub(crate) dynatemp_exponent: Option<f32>,
     #[schema(exclusive_minimum = 0, maximum = 100)]
     pub(crate) repetition_penalty: Option<f32>,
+    /// llama.cpp's name of repetition_penalty.
+    #[schema(exclusive_minimum = 0, maximum = 100)]
+    pub(crate) repeat_penalty: Option<f32>,
     /// How many tokens back the penalties look; -1 looks at everything.
     #[schema(minimum = -1, maximum = 1_000_000_000)]
     pub(crate) repeat_last_n: Option<i64>,
@@ -137,7 +154,7 @@ pub(crate) struct Params {
     /// Never written.
     #[schema(max_items = 256)]
     pub(crate) bad_words: Option<Vec<Word>>,
-    /// A string or up to 16 strings, none of them empty.
+    /// A string of 1 to 4096 characters, or up to 16 of them.
     pub(crate) stop: Option<Stop>,
     /// The answer is a match of this regular expression.
     #[schema(min_length = 1, max_length = 65536)]
@@ -148,6 +165,10 @@ pub(crate) struct Params {
     /// The answer is one of these.
     #[schema(min_items = 1, max_items = 4096)]
     pub(crate) guided_choice: Option<Vec<Word>>,
+    /// The answer is valid against this JSON Schema, or the text of one.
+    pub(crate) guided_json: Option<Value>,
+    /// The answer has one of the forms of vLLM: `json`, `json_object`, `regex`, `choice` or `grammar` (in Lark syntax).
+    pub(crate) structured_outputs: Option<StructuredOutputs>,
     /// How many of the most likely tokens come with the log-probability of each token of the prompt; not in streams.
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) prompt_logprobs: Option<u32>,
@@ -157,6 +178,71 @@ pub(crate) struct Params {
     /// Computed prefixes are shared only under the same salt.
     #[schema(min_length = 1, max_length = 256)]
     pub(crate) cache_salt: Option<String>,
+}
+
+/// What vLLM calls a form.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct StructuredOutputs {
+    /// A JSON Schema, or the text of one.
+    json: Option<Value>,
+    json_object: Option<bool>,
+    #[schema(min_length = 1, max_length = 65536)]
+    regex: Option<String>,
+    #[schema(min_items = 1, max_items = 4096)]
+    choice: Option<Vec<Word>>,
+    #[schema(min_length = 1, max_length = 1_048_576)]
+    grammar: Option<String>,
+    /// Not read here.
+    #[schema(value_type = Option<Object>)]
+    structural_tag: Option<Value>,
+    /// Not read here: JSON is written compactly.
+    whitespace_pattern: Option<String>,
+    /// Not read here: what a schema says of further properties holds.
+    disable_additional_properties: Option<bool>,
+}
+
+impl StructuredOutputs {
+    fn forms(&self, forms: &mut Vec<(&'static str, Form)>) -> Result<(), ApiError> {
+        let unread = [
+            ("structured_outputs.structural_tag", self.structural_tag.is_some()),
+            ("structured_outputs.whitespace_pattern", self.whitespace_pattern.is_some()),
+            (
+                "structured_outputs.disable_additional_properties",
+                self.disable_additional_properties == Some(true),
+            ),
+        ];
+        if let Some((field, _)) = unread.iter().find(|(_, given)| *given) {
+            return Err(ApiError::fault(Fault::rule(*field, "is not supported by this server")));
+        }
+        if let Some(schema) = &self.json {
+            forms.push(("structured_outputs.json", schema_form("structured_outputs.json", schema)?));
+        }
+        if self.json_object == Some(true) {
+            forms.push(("structured_outputs.json_object", Form::JsonObject));
+        }
+        if let Some(regex) = &self.regex {
+            forms.push(("structured_outputs.regex", Form::Regex(regex.clone())));
+        }
+        if let Some(choices) = &self.choice {
+            let choices = choices.iter().map(|choice| choice.0.clone()).collect();
+            forms.push(("structured_outputs.choice", Form::Choice(choices)));
+        }
+        if let Some(grammar) = &self.grammar {
+            forms.push(("structured_outputs.grammar", Form::Grammar(grammar.clone())));
+        }
+        Ok(())
+    }
+}
+
+/// A JSON Schema, or the text of one.
+fn schema_form(field: &str, schema: &Value) -> Result<Form, ApiError> {
+    let rule = "a JSON Schema, or the text of one";
+    let wrong = || ApiError::fault(Fault::value(field, rule, schema));
+    match schema {
+        Value::String(text) => serde_json::from_str(text).map(Form::JsonSchema).map_err(|_| wrong()),
+        Value::Object(_) => Ok(Form::JsonSchema(schema.clone())),
+        _ => Err(wrong()),
+    }
 }
 
 /// A string of 1 to 4096 characters.
@@ -169,7 +255,7 @@ pub(crate) struct Word(pub(crate) String);
 #[schema(minimum = -100, maximum = 100)]
 pub(crate) struct Bias(f32);
 
-/// A string or up to 16 strings, none of them empty.
+/// A string of 1 to 4096 characters, or up to 16 of them.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Stop {
@@ -177,7 +263,7 @@ pub(crate) enum Stop {
     Many(Words),
 }
 
-/// Up to 16 strings, none of them empty.
+/// Up to 16 strings of 1 to 4096 characters.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[schema(max_items = 16)]
 pub(crate) struct Words(Vec<Word>);
@@ -205,6 +291,8 @@ pub(crate) struct ResponseFormat {
     r#type: FormatType,
     /// With type json_schema.
     json_schema: Option<JsonSchema>,
+    /// With type json_object, a JSON Schema of it, as llama.cpp and others take one.
+    schema: Option<Value>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
@@ -246,10 +334,6 @@ impl Params {
         if let (Some((field, _)), Some(true)) = (&form, self.ignore_eos) {
             let rule = format!("cannot be had with {field}, whose end it would ignore");
             return Err(ApiError::fault(Fault::rule("ignore_eos", rule)));
-        }
-        if let (Some((field, _)), Some(_)) = (&form, &self.stop) {
-            // An answer cut by a stop string would look whole and be none.
-            return Err(ApiError::fault(Fault::rule("stop", format!("cannot be had with {field}"))));
         }
         let grammar = match &form {
             None => None,
@@ -293,11 +377,6 @@ impl Params {
         }
     }
 
-    /// Whether stop strings may end the answer.
-    pub(crate) fn has_stops(&self) -> bool {
-        self.stop.is_some()
-    }
-
     fn stops(&self) -> Result<StopStrings, ApiError> {
         let stops: &[Word] = match &self.stop {
             None => &[],
@@ -316,9 +395,18 @@ impl Params {
         let mut forms: Vec<(&'static str, Form)> =
             given.into_iter().map(|form| ("response_format", form)).collect();
         if let Some(format) = format {
+            if format.schema.is_some() && format.r#type != FormatType::JsonObject {
+                let rule = "belongs to type json_object";
+                return Err(ApiError::fault(Fault::rule("response_format.schema", rule)));
+            }
             match (format.r#type, &format.json_schema) {
                 (FormatType::Text, None) => {}
-                (FormatType::JsonObject, None) => forms.push(("response_format", Form::JsonObject)),
+                (FormatType::JsonObject, None) => forms.push(match &format.schema {
+                    None => ("response_format", Form::JsonObject),
+                    Some(schema) => {
+                        ("response_format.schema", schema_form("response_format.schema", schema)?)
+                    }
+                }),
                 (FormatType::JsonSchema, Some(schema)) => {
                     forms.push(("response_format", Form::JsonSchema(schema.schema.clone())));
                 }
@@ -340,6 +428,12 @@ impl Params {
         if let Some(choices) = &self.guided_choice {
             let choices = choices.iter().map(|choice| choice.0.clone()).collect();
             forms.push(("guided_choice", Form::Choice(choices)));
+        }
+        if let Some(schema) = &self.guided_json {
+            forms.push(("guided_json", schema_form("guided_json", schema)?));
+        }
+        if let Some(outputs) = &self.structured_outputs {
+            outputs.forms(&mut forms)?;
         }
         if let [(first, _), (second, _), ..] = &forms[..] {
             return Err(ApiError::fault(Fault::rule(*second, format!("cannot be had with {first}"))));
@@ -387,7 +481,7 @@ impl Params {
             },
             mirostat_tau: self.mirostat_tau.unwrap_or(neutral.mirostat_tau),
             mirostat_eta: self.mirostat_eta.unwrap_or(neutral.mirostat_eta),
-            repetition_penalty: self.repetition_penalty.unwrap_or(neutral.repetition_penalty),
+            repetition_penalty: self.repetition_penalty()?.unwrap_or(neutral.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(neutral.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(neutral.frequency_penalty),
             repeat_last_n: self.repeat_last_n.and_then(positive),
@@ -401,6 +495,16 @@ impl Params {
             },
             top_logprobs: None,
         })
+    }
+
+    /// By either of its names.
+    fn repetition_penalty(&self) -> Result<Option<f32>, ApiError> {
+        match (self.repetition_penalty, self.repeat_penalty) {
+            (Some(one), Some(other)) if one != other => {
+                Err(ApiError::fault(Fault::rule("repeat_penalty", "differs from repetition_penalty")))
+            }
+            (one, other) => Ok(one.or(other)),
+        }
     }
 
     fn biases(&self) -> Result<Vec<(u32, f32)>, ApiError> {

@@ -200,8 +200,9 @@ pub(crate) fn check_length(served: &Preparing<'_>, bytes: usize) -> Result<(), A
     let longest = tokens.map(|token| served.tokenizer.token_bytes(token).len()).max().unwrap_or(1);
     let most = context.saturating_mul(longest).saturating_mul(SHRINKS_MAX);
     if bytes > most {
-        let message =
-            format!("the prompt has {bytes} bytes; the context holds {context} tokens, at most {most} bytes");
+        let message = format!(
+            "the prompt has {bytes} bytes; this model's maximum context length is {context} tokens, at most {most} bytes"
+        );
         return Err(ApiError::new(Code::PromptTooLong, message));
     }
     Ok(())

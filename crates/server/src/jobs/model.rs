@@ -131,7 +131,7 @@ impl Model for Engine {
                     answer.finish = match finish {
                         Finish::End | Finish::Stop(_) => Ended::Stop,
                         Finish::Length => Ended::Length,
-                        Finish::Truncated => Ended::Truncated,
+                        Finish::Truncated | Finish::Cut(_) => Ended::Truncated,
                         Finish::Cancelled => {
                             return Err(Failure::retryable("CANCELLED", "generate", "the engine stopped"));
                         }

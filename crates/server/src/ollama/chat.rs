@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::{
     lines::{Kind, LineEnd, respond},
-    request::{NAMES, OllamaOptions, Think, form},
+    request::{KeepAlive, NAMES, OllamaOptions, Think, form, scored},
 };
 use crate::{
     app::App,
@@ -21,7 +21,7 @@ use crate::{
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
     openai::{chat::Arguments, tools::ToolBody},
-    shape::{Unknown, Unsupported, body},
+    shape::{Unknown, body},
 };
 
 /// A conversation to go on with.
@@ -43,9 +43,15 @@ pub(crate) struct OllamaChatBody {
     /// Lines as they come, unless this is false.
     stream: Option<bool>,
     think: Option<Think>,
+    /// Whether tokens come with their log-probabilities.
+    logprobs: Option<bool>,
+    /// How many of the most likely tokens come with theirs, too.
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<u32>,
+    keep_alive: Option<KeepAlive>,
 }
 
-body!(OllamaChatBody, Unknown::IgnoreBut(&[Unsupported { field: "logprobs", neutral: &["false"] }]));
+body!(OllamaChatBody, Unknown::IgnoreBut(&[]));
 
 /// One message.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -55,8 +61,7 @@ struct OllamaMessage {
     content: Option<String>,
     thinking: Option<String>,
     /// Not read here: a message with images is refused.
-    #[schema(value_type = Option<Vec<String>>, max_items = 0)]
-    #[expect(dead_code, reason = "there are none")]
+    #[schema(max_items = 1024)]
     images: Option<Vec<String>>,
     #[schema(max_items = 1024)]
     tool_calls: Option<Vec<OllamaCall>>,
@@ -106,13 +111,18 @@ pub(crate) async fn chat(
     body: RawBody,
 ) -> Result<Response, ApiError> {
     let prepared = admit(&app, &caller, body, |body: &OllamaChatBody, served| {
-        Ok((body.ask(served)?, body.stream.unwrap_or(true)))
+        let keep = KeepAlive::stays(body.keep_alive.as_ref())?;
+        Ok((body.ask(served)?, keep, body.stream.unwrap_or(true)))
     });
-    let (admission, (ask, is_streamed)) = prepared.await?;
-    respond(Kind::Chat, admission, ask, is_streamed).await
+    let (admission, (ask, keep, is_streamed)) = prepared.await?;
+    respond(Kind::Chat, admission, (ask, keep), is_streamed).await
 }
 
 impl OllamaChatBody {
+    fn scored(&self) -> Result<Option<u32>, ApiError> {
+        scored(self.logprobs, self.top_logprobs)
+    }
+
     fn ask(&self, served: &Preparing<'_>) -> Result<Option<Ask>, ApiError> {
         let Some(messages) = self.messages.as_ref().filter(|messages| !messages.is_empty()) else {
             return Ok(None);
@@ -129,10 +139,11 @@ impl OllamaChatBody {
         }
         let (thinking, variables) = Think::apply(self.think.as_ref());
         let form = form(self.format.as_ref())?;
-        let (params, max_tokens) = self.options.clone().unwrap_or_default().params(served)?;
+        let (params, max_tokens) = self.options.clone().unwrap_or_default().params()?;
         let question =
-            Question { conversation: messages.into(), tools, thinking, variables, form, has_stops: false };
-        let chat = ChatAsk { question, params: &params, max_tokens, top_logprobs: None, names: &NAMES };
+            Question { conversation: messages.into(), tools, thinking, variables, form, continues: false };
+        let chat =
+            ChatAsk { question, params: &params, max_tokens, top_logprobs: self.scored()?, names: &NAMES };
         chat.ask(served).map(Some)
     }
 }
@@ -140,6 +151,12 @@ impl OllamaChatBody {
 impl OllamaMessage {
     /// What it says, unless something is wrong with it.
     fn message(&self, index: usize, faults: &mut Vec<Fault>) -> Option<Message> {
+        if self.images.as_ref().is_some_and(|images| !images.is_empty()) {
+            faults.push(Fault::rule(
+                format!("messages[{index}].images"),
+                "this model reads no images; it reads text",
+            ));
+        }
         let text = self.content.clone().unwrap_or_default();
         let role = match self.role.as_str() {
             "system" => Role::System,

@@ -1,20 +1,20 @@
-//! `POST /api/embed`.
+//! `POST /api/embed` and its predecessor, `POST /api/embeddings`.
 
 use std::{sync::Arc, time::Instant};
 
 use axum::{Extension, Json, extract::State};
+use fornax_text::Special;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::request::untagged;
 use crate::{
     app::App,
-    ask::prepare::admit,
+    ask::prepare::{admit, check_length},
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::embeddings::{EmbeddingBody, vectors},
-    shape::{self, Unknown, Unsupported, body},
+    openai::embeddings::{check_dimensions, check_embeds, embeddings_of, made, vectors},
+    served::Served,
+    shape::{Unknown, body},
 };
 
 /// Texts to embed.
@@ -22,17 +22,19 @@ use crate::{
 pub(crate) struct EmbedBody {
     /// The served model's name, with or without `:latest`.
     #[schema(required = true, min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
     model: String,
     /// A string, or up to 2048 strings.
     #[schema(required = true)]
     input: Texts,
+    /// Whether a text that is too long for the model is cut at its end; without it, it is refused.
+    truncate: Option<bool>,
     /// As many numbers as the model makes; no other count is possible.
     #[schema(minimum = 1)]
-    dimensions: Option<u32>,
+    dimensions: Option<usize>,
 }
 
-// Texts are never cut: asking for that is refused, leaving it open is not.
-body!(EmbedBody, Unknown::IgnoreBut(&[Unsupported { field: "truncate", neutral: &["false"] }]));
+body!(EmbedBody, Unknown::IgnoreBut(&[]));
 
 /// A string, or several.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
@@ -40,6 +42,15 @@ body!(EmbedBody, Unknown::IgnoreBut(&[Unsupported { field: "truncate", neutral: 
 enum Texts {
     One(String),
     Many(Vec<String>),
+}
+
+impl Texts {
+    fn all(&self) -> &[String] {
+        match self {
+            Texts::One(text) => std::slice::from_ref(text),
+            Texts::Many(texts) => texts,
+        }
+    }
 }
 
 /// Embeddings, in the order of the texts.
@@ -66,21 +77,73 @@ pub(crate) async fn embed(
 ) -> Result<Json<Embedded>, ApiError> {
     let began = Instant::now();
     let prepared = admit(&app, &caller, body, |body: &EmbedBody, served| {
-        let mut fields = Map::new();
-        fields.insert("model".to_owned(), json!(untagged(&body.model)));
-        fields.insert("input".to_owned(), json!(body.input));
-        if let Some(dimensions) = body.dimensions {
-            fields.insert("dimensions".to_owned(), json!(dimensions));
-        }
-        shape::understand::<EmbeddingBody>(Value::Object(fields), Unknown::Refuse)?.ask(served)
+        check_embeds(served)?;
+        let texts = body.input.all().iter();
+        let prompts = texts.map(|text| tokens(text, body.truncate == Some(true), served));
+        let asks = embeddings_of("input", prompts.collect::<Result<_, _>>()?)?;
+        Ok((asks, body.dimensions))
     });
-    let (admission, (asks, shape)) = prepared.await?;
+    let (admission, (asks, dimensions)) = prepared.await?;
     let model = admission.served.name().to_owned();
     let (embeddings, usage) = vectors(admission, asks).await?;
     if let Some(first) = embeddings.first() {
-        shape.check(first.len())?;
+        check_dimensions(dimensions, first.len())?;
     }
     let total_duration = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let prompt_eval_count = usage.prompt_tokens();
     Ok(Json(Embedded { model, embeddings, total_duration, load_duration: 0, prompt_eval_count }))
+}
+
+/// The tokens of a text, cut to what the model takes if that is wanted.
+fn tokens(text: &str, cut: bool, served: &Served) -> Result<Vec<u32>, ApiError> {
+    if cut {
+        let most = served.engine.capacity().context;
+        return Ok(served.tokenizer.encode_prompt_within(text, Special::AsText, most)?);
+    }
+    check_length(served, text.len())?;
+    Ok(served.tokenizer.encode_prompt(text, Special::AsText)?)
+}
+
+/// A text to embed.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct EmbeddingsBody {
+    /// The served model's name, with or without `:latest`.
+    #[schema(required = true, min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
+    model: String,
+    /// Without it, nothing is embedded.
+    prompt: Option<String>,
+}
+
+body!(EmbeddingsBody, Unknown::IgnoreBut(&[]));
+
+/// What the model makes of a text.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct OneEmbedding {
+    embedding: Vec<f32>,
+}
+
+/// Embed a text, as Ollama's older clients ask
+///
+/// As long as the model makes it: `/api/embed` scales to length one.
+#[utoipa::path(post, path = "/api/embeddings", tag = "ollama", request_body = EmbeddingsBody, responses(
+    (status = 200, body = OneEmbedding, description = "The embedding of the text"),
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
+))]
+pub(crate) async fn embeddings(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Result<Json<OneEmbedding>, ApiError> {
+    let prepared = admit(&app, &caller, body, |body: &EmbeddingsBody, served| {
+        check_embeds(served)?;
+        let Some(text) = body.prompt.as_deref().filter(|text| !text.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        embeddings_of("prompt", vec![tokens(text, false, served)?])
+    });
+    let (admission, asks) = prepared.await?;
+    let (embeddings, _) = made(admission, asks).await?;
+    Ok(Json(OneEmbedding { embedding: embeddings.into_iter().next().unwrap_or_default() }))
 }

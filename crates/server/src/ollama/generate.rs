@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::{
     lines::{Kind, LineEnd, respond},
-    request::{NAMES, OllamaOptions, Think, form},
+    request::{KeepAlive, NAMES, OllamaOptions, Think, form, scored},
 };
 use crate::{
     app::App,
@@ -29,7 +29,6 @@ use crate::{
 const UNSUPPORTED: &[Unsupported] = &[
     Unsupported { field: "context", neutral: &["[]"] },
     Unsupported { field: "images", neutral: &["[]"] },
-    Unsupported { field: "logprobs", neutral: &["false"] },
     Unsupported { field: "suffix", neutral: &["\"\""] },
     Unsupported { field: "template", neutral: &["\"\""] },
 ];
@@ -52,6 +51,12 @@ pub(crate) struct GenerateBody {
     /// Lines as they come, unless this is false.
     stream: Option<bool>,
     think: Option<Think>,
+    /// Whether tokens come with their log-probabilities.
+    logprobs: Option<bool>,
+    /// How many of the most likely tokens come with theirs, too.
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<u32>,
+    keep_alive: Option<KeepAlive>,
 }
 
 body!(GenerateBody, Unknown::IgnoreBut(UNSUPPORTED));
@@ -82,19 +87,24 @@ pub(crate) async fn generate(
     body: RawBody,
 ) -> Result<Response, ApiError> {
     let prepared = admit(&app, &caller, body, |body: &GenerateBody, served| {
-        Ok((body.ask(served)?, body.stream.unwrap_or(true)))
+        let keep = KeepAlive::stays(body.keep_alive.as_ref())?;
+        Ok((body.ask(served)?, keep, body.stream.unwrap_or(true)))
     });
-    let (admission, (ask, is_streamed)) = prepared.await?;
-    respond(Kind::Generate, admission, ask, is_streamed).await
+    let (admission, (ask, keep, is_streamed)) = prepared.await?;
+    respond(Kind::Generate, admission, (ask, keep), is_streamed).await
 }
 
 impl GenerateBody {
+    fn scored(&self) -> Result<Option<u32>, ApiError> {
+        scored(self.logprobs, self.top_logprobs)
+    }
+
     fn ask(&self, served: &Preparing<'_>) -> Result<Option<Ask>, ApiError> {
         let Some(prompt) = self.prompt.as_ref().filter(|prompt| !prompt.is_empty()) else {
             return Ok(None);
         };
         let form = form(self.format.as_ref())?;
-        let (params, max_tokens) = self.options.clone().unwrap_or_default().params(served)?;
+        let (params, max_tokens) = self.options.clone().unwrap_or_default().params()?;
         if self.raw == Some(true) {
             for (field, given) in [("system", self.system.is_some()), ("think", self.think.is_some())] {
                 if given {
@@ -103,8 +113,14 @@ impl GenerateBody {
             }
             check_length(served, prompt.len())?;
             let prompt = served.tokenizer.encode_prompt(prompt, Special::AsText)?;
-            let wanted =
-                Wanted { prompt, max_tokens, form, top_logprobs: None, starts_text: false, reading: None };
+            let wanted = Wanted {
+                prompt,
+                max_tokens,
+                form,
+                top_logprobs: self.scored()?,
+                starts_text: false,
+                reading: None,
+            };
             return params.ask(served, wanted).map(Some);
         }
         let messages: Vec<Message> =
@@ -112,7 +128,8 @@ impl GenerateBody {
         let (thinking, variables) = Think::apply(self.think.as_ref());
         let question =
             Question { conversation: messages.into(), thinking, variables, form, ..Question::default() };
-        let chat = ChatAsk { question, params: &params, max_tokens, top_logprobs: None, names: &NAMES };
+        let chat =
+            ChatAsk { question, params: &params, max_tokens, top_logprobs: self.scored()?, names: &NAMES };
         chat.ask(served).map(Some)
     }
 }

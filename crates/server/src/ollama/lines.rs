@@ -9,8 +9,8 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
-use fornax_chat::{Ask, Counts, Finish, Piece};
-use fornax_text::Delta;
+use fornax_chat::{Ask, Counts, Finish, Piece, TokenScore};
+use fornax_text::{Delta, Tokenizer};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -19,6 +19,7 @@ use utoipa::ToSchema;
 use crate::{
     app::Admission,
     error::ApiError,
+    openai::reply::{logprob, spelled},
     sse::{self, Transcript},
     work::Work,
 };
@@ -41,15 +42,20 @@ pub(crate) struct LineEnd {
 pub(crate) async fn respond(
     kind: Kind,
     admission: Admission,
-    ask: Option<Ask>,
+    (ask, keep): (Option<Ask>, Option<Duration>),
     is_streamed: bool,
 ) -> Result<Response, ApiError> {
-    let lines = Lines::new(kind, admission.served.name());
+    let scored = ask.as_ref().is_some_and(|ask| ask.request.sampling.top_logprobs.is_some());
+    let lines = Lines { scored, ..Lines::new(kind, admission.served.name()) };
+    if let Some(stays) = keep {
+        // The request is a use of the model: it goes when that is over, at the earliest.
+        tokio::spawn(Arc::clone(&admission.app.models).keep(admission.served.chosen(), stays));
+    }
     let Some(ask) = ask else {
         // What clients send to have a model loaded.
         let mut line = lines.line(Part::default());
         line["done"] = json!(true);
-        line["done_reason"] = json!("load");
+        line["done_reason"] = json!(if keep == Some(Duration::ZERO) { "unload" } else { "load" });
         return Ok(Json(line).into_response());
     };
     let app = Arc::clone(&admission.app);
@@ -71,6 +77,8 @@ pub(crate) enum Kind {
 pub(crate) struct Lines {
     kind: Kind,
     model: String,
+    /// Tokens come with their log-probabilities.
+    scored: bool,
     began: Instant,
     started: Option<Instant>,
     first: Option<Instant>,
@@ -86,29 +94,36 @@ pub(crate) struct Part {
     pub(crate) text: String,
     pub(crate) thinking: String,
     pub(crate) calls: Vec<Value>,
+    /// Log-probabilities of the tokens.
+    pub(crate) scores: Vec<Value>,
 }
 
 impl Part {
     fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.thinking.is_empty() && self.calls.is_empty()
+        self.text.is_empty() && self.thinking.is_empty() && self.calls.is_empty() && self.scores.is_empty()
     }
 
     pub(crate) fn join(&mut self, more: Part) {
         self.text.push_str(&more.text);
         self.thinking.push_str(&more.thinking);
         self.calls.extend(more.calls);
+        self.scores.extend(more.scores);
     }
 }
 
 impl Lines {
     pub(crate) fn new(kind: Kind, model: &str) -> Lines {
         let model = model.to_owned();
-        Lines { kind, model, began: Instant::now(), started: None, first: None, call: None, done: None }
+        let began = Instant::now();
+        Lines { kind, model, scored: false, began, started: None, first: None, call: None, done: None }
     }
 
     /// What a piece adds, and the last line's fields if it is the last.
-    pub(crate) fn take(&mut self, piece: Piece) -> (Part, Option<(Finish, Counts)>) {
+    pub(crate) fn take(&mut self, piece: Piece, tokenizer: &Tokenizer) -> (Part, Option<(Finish, Counts)>) {
         let mut part = Part::default();
+        if let (true, Piece::Text { tokens, .. } | Piece::Said { tokens, .. }) = (self.scored, &piece) {
+            part.scores = tokens.iter().map(|score| scored(score, tokenizer)).collect();
+        }
         match piece {
             Piece::Started { .. } => self.started = Some(Instant::now()),
             Piece::Text { text, .. } => {
@@ -168,6 +183,9 @@ impl Lines {
         if !part.calls.is_empty() {
             into["tool_calls"] = json!(part.calls);
         }
+        if !part.scores.is_empty() {
+            line["logprobs"] = json!(part.scores);
+        }
         line["done"] = json!(false);
         line
     }
@@ -179,7 +197,7 @@ impl Lines {
         let first = self.first.unwrap_or(now);
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let reason = match finish {
-            Finish::End | Finish::Stop(_) | Finish::Cancelled => "stop",
+            Finish::End | Finish::Stop(_) | Finish::Cut(_) | Finish::Cancelled => "stop",
             Finish::Length | Finish::Truncated => "length",
         };
         let mut line = self.line(part);
@@ -200,7 +218,7 @@ impl Lines {
         let mut whole = Part::default();
         let mut ended = (Finish::End, Counts::default());
         while let Some((_, piece)) = work.next().await {
-            let (part, end) = self.take(piece?);
+            let (part, end) = self.take(piece?, &work.served().tokenizer);
             whole.join(part);
             ended = end.unwrap_or(ended);
         }
@@ -208,9 +226,24 @@ impl Lines {
     }
 }
 
+/// A token with its log-probability, and those of the most likely tokens there.
+fn scored(score: &TokenScore, tokenizer: &Tokenizer) -> Value {
+    let entry = |token: u32, logprob: f64| {
+        let (text, bytes) = spelled(tokenizer, token);
+        json!({"token": text, "logprob": logprob, "bytes": bytes})
+    };
+    let mut own = entry(score.token, logprob(score));
+    let top: Vec<Value> =
+        score.top.iter().map(|&(token, logprob)| entry(token, f64::from(logprob))).collect();
+    if !top.is_empty() {
+        own["top_logprobs"] = json!(top);
+    }
+    own
+}
+
 impl Transcript<String> for Lines {
-    fn say(&mut self, _work: &Work, _index: usize, piece: Piece) -> Vec<String> {
-        let (part, ended) = self.take(piece);
+    fn say(&mut self, work: &Work, _index: usize, piece: Piece) -> Vec<String> {
+        let (part, ended) = self.take(piece, &work.served().tokenizer);
         let mut lines = Vec::new();
         if !part.is_empty() {
             lines.push(self.line(part).to_string());

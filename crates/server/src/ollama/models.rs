@@ -1,9 +1,9 @@
 //! `GET /api/tags`, `GET /api/ps`, `POST /api/show`, `GET /api/version`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{Extension, Json, extract::State};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -15,14 +15,20 @@ use crate::{
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
     models::Slot,
-    served::ModelCard,
+    served::{Device, ModelCard},
     shape::{Unknown, body},
 };
 
-/// All models, which is one.
+/// All models.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Tags {
     models: Vec<Tag>,
+}
+
+/// All models that are loaded.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Processes {
+    models: Vec<Process>,
 }
 
 /// A model that can be asked for.
@@ -30,18 +36,39 @@ pub(crate) struct Tags {
 struct Tag {
     name: String,
     model: String,
-    /// When it was loaded.
+    /// When it was loaded, or the server started.
     modified_at: String,
+    /// Bytes of its files.
+    size: u64,
+    /// Tells its files from others.
+    digest: String,
+    details: Details,
+}
+
+/// A model that is loaded.
+#[derive(Debug, Serialize, ToSchema)]
+struct Process {
+    name: String,
+    model: String,
     /// Bytes that it has on its devices.
     size: u64,
+    /// Of these, on devices other than the processor.
+    size_vram: u64,
+    digest: String,
     details: Details,
+    /// When it will be unloaded if nobody asks for it; far away where that is never.
+    expires_at: String,
+    context_length: usize,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 struct Details {
+    /// Empty: a model here is made of no other.
+    parent_model: &'static str,
     format: &'static str,
     family: String,
     families: Vec<String>,
+    /// Numbers that its weights hold, as `134.52M`.
     parameter_size: String,
     quantization_level: String,
 }
@@ -50,12 +77,12 @@ impl Details {
     fn of(card: &ModelCard) -> Details {
         let family = card.architecture.clone();
         let quantization_level = card.quant.clone();
-        let format = if card.reference.ends_with(".gguf") { "gguf" } else { "safetensors" };
         Details {
-            format,
+            parent_model: "",
+            format: card.files.format,
             families: vec![family.clone()],
             family,
-            parameter_size: String::new(),
+            parameter_size: rounded(card.files.parameters),
             quantization_level,
         }
     }
@@ -69,9 +96,37 @@ fn tag(slot: &Slot) -> Tag {
         name: card.name.clone(),
         model: card.name.clone(),
         modified_at: created.unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
-        // Nothing until it is loaded.
-        size: loaded.as_ref().map_or(0, |served| served.device_bytes()),
+        size: card.files.bytes,
+        digest: card.files.digest.clone(),
         details: Details::of(card),
+    }
+}
+
+fn process(slot: &Slot, idle_unload: Option<Duration>) -> Option<Process> {
+    let served = slot.loaded()?;
+    let off_processor = |device: &&Device| device.name != "cpu";
+    let until = slot.leaves(idle_unload).and_then(|left| SignedDuration::try_from(left).ok());
+    let expires = until.and_then(|left| Timestamp::now().checked_add(left).ok()).unwrap_or(Timestamp::MAX);
+    Some(Process {
+        name: served.card.name.clone(),
+        model: served.card.name.clone(),
+        size: served.device_bytes(),
+        size_vram: served.devices.iter().filter(off_processor).map(Device::total).sum(),
+        digest: served.card.files.digest.clone(),
+        details: Details::of(&served.card),
+        expires_at: expires.to_string(),
+        context_length: served.engine.capacity().context,
+    })
+}
+
+/// A count as Ollama writes it: `7.6B`, `134.52M`.
+fn rounded(count: u64) -> String {
+    let thousands = |unit: f64| count as f64 / unit;
+    match count {
+        0 => String::new(),
+        1_000_000_000.. => format!("{:.1}B", thousands(1e9)),
+        1_000_000.. => format!("{:.2}M", thousands(1e6)),
+        _ => format!("{:.0}K", thousands(1e3)),
     }
 }
 
@@ -88,14 +143,14 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Tags>, ApiE
 
 /// What is loaded, as Ollama's clients ask
 #[utoipa::path(get, path = "/api/ps", tag = "ollama", responses(
-    (status = 200, body = Tags, description = "Those that are loaded"),
+    (status = 200, body = Processes, description = "Those that are loaded"),
     crate::openapi::Refusals,
     crate::openapi::DoorRefusals
 ))]
-pub(crate) async fn running(State(app): State<Arc<App>>) -> Result<Json<Tags>, ApiError> {
+pub(crate) async fn running(State(app): State<Arc<App>>) -> Result<Json<Processes>, ApiError> {
     app.check_ready()?;
-    let loaded = app.models.all().iter().filter(|slot| slot.loaded().is_some());
-    Ok(Json(Tags { models: loaded.map(tag).collect() }))
+    let loaded = app.models.all().iter().filter_map(|slot| process(slot, app.options.idle_unload));
+    Ok(Json(Processes { models: loaded.collect() }))
 }
 
 /// A model to describe.
@@ -154,11 +209,12 @@ pub(crate) async fn show(
             }
         }
         let architecture = &served.card.architecture;
-        let mut model_info = json!({"general.architecture": architecture});
+        let mut model_info = json!({"general.architecture": architecture,
+            "general.parameter_count": served.card.files.parameters});
         model_info[format!("{architecture}.context_length")] = json!(capacity.context);
         Ok(Shown {
             modelfile: String::new(),
-            parameters: String::new(),
+            parameters: format!("num_ctx {}", capacity.context),
             template: template.map_or_else(String::new, |template| template.source().to_owned()),
             details: Details::of(&served.card),
             model_info,

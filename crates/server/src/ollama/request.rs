@@ -1,5 +1,7 @@
 //! What chat and generate share: options, formats, names.
 
+use std::time::Duration;
+
 use fornax_chat::{Effort, Thinking};
 use fornax_form::Form;
 use serde::Deserialize;
@@ -12,7 +14,7 @@ use crate::{
         params::{Params, Stop},
     },
     error::{ApiError, Fault},
-    served::Served,
+    models::FOR_EVER,
 };
 
 /// What Ollama calls the parts of a question.
@@ -23,7 +25,6 @@ pub(crate) const NAMES: Names = Names {
     choice_name: "tools",
     effort: "think",
     budget: "think",
-    stop: "options.stop",
     messages: "messages",
 };
 
@@ -31,8 +32,9 @@ pub(crate) const NAMES: Names = Names {
 /// when it starts.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct OllamaOptions {
-    /// Must fit into the context that the model was loaded with.
+    /// Taken: the context is that which the model was loaded with, and what does not fit into it is refused.
     #[schema(minimum = 0)]
+    #[expect(dead_code, reason = "what matters is whether the request fits")]
     num_ctx: Option<u64>,
     /// At most so many tokens follow; below 0, what is left of the context.
     #[schema(minimum = -2, maximum = 1_000_000_000)]
@@ -68,12 +70,7 @@ pub(crate) struct OllamaOptions {
 
 impl OllamaOptions {
     /// As every API has them; with them, how many tokens may follow.
-    pub(crate) fn params(&self, served: &Served) -> Result<(Params, Option<usize>), ApiError> {
-        let context = served.engine.capacity().context;
-        if let Some(asked) = self.num_ctx.filter(|&asked| asked > context as u64) {
-            let rule = format!("at most {context}, the context that the model was loaded with");
-            return Err(ApiError::fault(Fault::value("options.num_ctx", rule, &json!(asked))));
-        }
+    pub(crate) fn params(&self) -> Result<(Params, Option<usize>), ApiError> {
         let mut faults = Vec::new();
         let params = Params {
             seed: self.seed,
@@ -149,7 +146,91 @@ impl Think {
     }
 }
 
+/// How many alternatives of each token are told, if tokens are.
+pub(crate) fn scored(logprobs: Option<bool>, top: Option<u32>) -> Result<Option<u32>, ApiError> {
+    match (logprobs, top) {
+        (Some(true), top) => Ok(Some(top.unwrap_or(0))),
+        (_, Some(1..)) => Err(ApiError::fault(Fault::rule("top_logprobs", "needs logprobs"))),
+        _ => Ok(None),
+    }
+}
+
+/// How long the model stays loaded without a request: seconds, or a text such as `5m` or `1h30m`; below 0 for ever.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum KeepAlive {
+    Seconds(f64),
+    Text(String),
+}
+
+impl KeepAlive {
+    /// The time, or what is wrong with it.
+    pub(crate) fn stays(keep: Option<&KeepAlive>) -> Result<Option<Duration>, ApiError> {
+        let Some(keep) = keep else { return Ok(None) };
+        let seconds = match keep {
+            KeepAlive::Seconds(seconds) => Some(*seconds),
+            KeepAlive::Text(text) => seconds_of(text),
+        };
+        let wrong = || {
+            let rule = "must be seconds, or a duration such as 5m or 1h30m";
+            ApiError::fault(Fault::rule("keep_alive", rule))
+        };
+        let seconds = seconds.filter(|seconds| seconds.is_finite()).ok_or_else(wrong)?;
+        let stays =
+            if seconds < 0.0 { FOR_EVER } else { Duration::try_from_secs_f64(seconds).unwrap_or(FOR_EVER) };
+        Ok(Some(stays.min(FOR_EVER)))
+    }
+}
+
+/// A duration as Go writes it: numbers with units, or one without.
+fn seconds_of(text: &str) -> Option<f64> {
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Some(seconds);
+    }
+    let (sign, mut rest) = text.strip_prefix('-').map_or((1.0, text), |rest| (-1.0, rest));
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, units) = rest.split_at(end);
+        let end = units.find(|c: char| c.is_ascii_digit()).unwrap_or(units.len());
+        let (unit, more) = units.split_at(end);
+        let size = match unit {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "\u{b5}s" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        seconds += number.parse::<f64>().ok()? * size;
+        rest = more;
+    }
+    (!text.is_empty()).then_some(sign * seconds)
+}
+
 /// Ollama's clients add a tag to names that have none.
 pub(crate) fn untagged(model: &str) -> &str {
     model.strip_suffix(":latest").unwrap_or(model)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_writes_them() {
+        let check = |text: &str, wanted: Option<f64>| assert_eq!(seconds_of(text), wanted, "{text:?}");
+        check("5m", Some(300.0));
+        check("1h30m", Some(5400.0));
+        check("1.5h", Some(5400.0));
+        check("250ms", Some(0.25));
+        check("10", Some(10.0));
+        check("0", Some(0.0));
+        check("-1", Some(-1.0));
+        check("-1m", Some(-60.0));
+        for wrong in ["", "m", "5 m", "5x", "h5", "5m6"] {
+            check(wrong, None);
+        }
+    }
 }

@@ -61,18 +61,26 @@ pub(crate) struct ChatBody {
     /// Functions that the model may call.
     #[schema(max_items = 1024)]
     tools: Option<Vec<ToolBody>>,
-    /// `none`, `auto` (by default), `required`, or {type: function, function: {name}}.
+    /// `none`, `auto` (by default), `required`, {type: function, function: {name}}, or {type: allowed_tools, allowed_tools:
+    /// {mode, tools}}.
     tool_choice: Option<ToolChoiceBody>,
     /// Whether one answer may have several calls; it may by default, but for calls that are strict or demanded, behind which
     /// others follow only where this is true (and where the model's format has JSON for arguments).
     parallel_tool_calls: Option<bool>,
-    /// How hard to think, where the model's chat template knows degrees of it; `none` for not at all.
+    /// How hard to think: a wish, where the model's chat template knows no degrees of it; `none` for not at all.
     reasoning_effort: Option<Effort>,
     /// The same, and how much.
     reasoning: Option<Reasoning>,
     /// At most so many tokens are thought; then the answer begins.
     #[schema(minimum = 0, maximum = 1_000_000_000)]
     thinking_budget: Option<u32>,
+    /// Whether the answer goes on behind the last message, the assistant's, instead of beginning anew.
+    continue_final_message: Option<bool>,
+    /// Whether the prompt ends where the assistant begins to speak; it does, unless continue_final_message says otherwise.
+    add_generation_prompt: Option<bool>,
+    /// How much to say. A wish that no model here is told of.
+    #[expect(dead_code, reason = "it asks for nothing that can be had")]
+    verbosity: Option<Verbosity>,
     /// Variables for the chat template.
     #[schema(value_type = Option<Object>)]
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -94,9 +102,17 @@ pub(crate) const NAMES: Names = Names {
     choice_name: "tool_choice.function.name",
     effort: "reasoning_effort",
     budget: "thinking_budget",
-    stop: "stop",
     messages: "messages",
 };
+
+/// How much to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verbosity {
+    Low,
+    Medium,
+    High,
+}
 
 /// How hard to think.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
@@ -107,6 +123,8 @@ pub(crate) enum Effort {
     Low,
     Medium,
     High,
+    Xhigh,
+    Max,
 }
 
 impl From<Effort> for fornax_chat::Effort {
@@ -116,7 +134,7 @@ impl From<Effort> for fornax_chat::Effort {
             Effort::Minimal => fornax_chat::Effort::Minimal,
             Effort::Low => fornax_chat::Effort::Low,
             Effort::Medium => fornax_chat::Effort::Medium,
-            Effort::High => fornax_chat::Effort::High,
+            Effort::High | Effort::Xhigh | Effort::Max => fornax_chat::Effort::High,
         }
     }
 }
@@ -239,23 +257,38 @@ enum Content {
 
 #[derive(Debug, Deserialize, ToSchema)]
 struct ContentPart {
-    #[expect(dead_code, reason = "there is only one type")]
-    r#type: PartType,
-    text: String,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum PartType {
-    Text,
+    /// text, or refusal.
+    r#type: String,
+    text: Option<String>,
+    /// Of a part of that type, which the assistant said instead of an answer.
+    refusal: Option<String>,
 }
 
 impl Content {
-    fn texts(&self) -> Vec<String> {
-        match self {
-            Content::Text(text) => vec![text.clone()],
-            Content::Parts(parts) => parts.iter().map(|part| part.text.clone()).collect(),
+    fn texts(&self, path: &str, faults: &mut Vec<Fault>) -> Vec<String> {
+        let parts = match self {
+            Content::Text(text) => return vec![text.clone()],
+            Content::Parts(parts) => parts.iter().enumerate(),
+        };
+        parts.filter_map(|(index, part)| part.text(&format!("{path}[{index}]"), faults)).collect()
+    }
+}
+
+impl ContentPart {
+    /// What it says, unless something is wrong with it.
+    fn text(&self, path: &str, faults: &mut Vec<Fault>) -> Option<String> {
+        let (name, text) = match self.r#type.as_str() {
+            "text" => ("text", &self.text),
+            "refusal" => ("refusal", &self.refusal),
+            other => {
+                faults.push(unreadable(format!("{path}.type"), other, "text"));
+                return None;
+            }
+        };
+        if text.is_none() {
+            faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
         }
+        text.clone()
     }
 }
 
@@ -263,7 +296,7 @@ impl Message {
     /// What it says, unless something is wrong with it.
     fn spoken(&self, index: usize, faults: &mut Vec<Fault>) -> Option<Spoken> {
         let texts = match &self.content {
-            Some(content) => content.texts(),
+            Some(content) => content.texts(&format!("messages[{index}].content"), faults),
             None if self.role == Role::Assistant && self.tool_calls.is_some() => Vec::new(),
             None => {
                 faults.push(Fault::rule(format!("messages[{index}].content"), "is required"));
@@ -347,6 +380,17 @@ impl ChatBody {
         if self.top_logprobs.is_some() && self.logprobs != Some(true) {
             faults.push(Fault::rule("top_logprobs", "needs logprobs"));
         }
+        match (self.add_generation_prompt, self.continue_final_message) {
+            (Some(false), Some(true)) | (None | Some(true), None | Some(false)) | (None, Some(true)) => {}
+            (Some(true), Some(true)) => {
+                faults
+                    .push(Fault::rule("add_generation_prompt", "cannot be had with continue_final_message"));
+            }
+            (Some(false), _) => {
+                faults
+                    .push(Fault::rule("add_generation_prompt", "is false only with continue_final_message"));
+            }
+        }
         let messages = self.messages.iter().enumerate();
         let messages: Vec<Spoken> =
             messages.filter_map(|(index, message)| message.spoken(index, &mut faults)).collect();
@@ -375,7 +419,7 @@ impl ChatBody {
             thinking: Thinking { effort: effort.map(Into::into), budget: budget.map(|most| most as usize) },
             variables: self.chat_template_kwargs.clone().unwrap_or_default(),
             form: self.params.form(self.response_format.as_ref(), form)?,
-            has_stops: false,
+            continues: self.continue_final_message == Some(true),
         };
         let chat = ChatAsk {
             question,
@@ -399,8 +443,21 @@ impl ChatBody {
     fn tools(&self, faults: &mut Vec<Fault>) -> Option<Tools> {
         let tools = self.tools.iter().flatten();
         let definitions: Vec<Definition> = tools.map(|tool| tool.function.definition()).collect();
-        let choice = self.tool_choice.as_ref().map_or(Choice::Auto, ToolChoiceBody::choice);
+        let choice =
+            self.tool_choice.as_ref().map_or(Choice::Auto, |choice| choice.choice("tool_choice", faults));
         NAMES.tools(&definitions, &choice, self.parallel_tool_calls, faults)
+    }
+}
+
+/// What is no text and cannot be read.
+pub(crate) fn unreadable(field: String, kind: &str, wanted: &str) -> Fault {
+    let shows = |words: &[&str]| words.iter().any(|word| kind.contains(word));
+    if shows(&["image", "video"]) {
+        Fault::rule(field, "this model reads no images; it reads text")
+    } else if shows(&["audio", "file", "document"]) {
+        Fault::rule(field, "this model reads no sound and no files; it reads text")
+    } else {
+        Fault::value(field, wanted, &json!(kind))
     }
 }
 

@@ -167,24 +167,40 @@ pub(crate) async fn made(
 
 impl EmbeddingBody {
     pub(crate) fn ask(&self, served: &Preparing<'_>) -> Result<(Vec<Ask>, Shape), ApiError> {
-        if served.engine.capacity().pairs {
-            let message =
-                format!("{:?} reads two texts together and embeds none; ask /v1/rerank", served.card.name);
-            return Err(ApiError::new(Code::ModelUnsupported, message));
-        }
-        // Before any of them is cut into tokens.
-        if !(1..=INPUTS_MAX).contains(&self.input.count()) {
-            let rule = format!("must hold 1 to {INPUTS_MAX} texts");
-            return Err(ApiError::fault(Fault::rule("input", rule)));
-        }
-        let prompts = self.input.tokens(served)?;
-        if prompts.iter().any(Vec::is_empty) {
-            return Err(ApiError::fault(Fault::rule("input", "must hold texts of at least one token")));
-        }
-        let asks = prompts.into_iter().map(embedding_of).collect();
+        check_embeds(served)?;
+        check_count("input", self.input.count())?; // before any of them is cut into tokens
+        let asks = embeddings_of("input", self.input.tokens(served)?)?;
         let shape = Shape { format: self.encoding_format.unwrap_or_default(), dimensions: self.dimensions };
         Ok((asks, shape))
     }
+}
+
+/// Refuses a model that embeds nothing.
+pub(crate) fn check_embeds(served: &Served) -> Result<(), ApiError> {
+    if served.engine.capacity().pairs {
+        let message =
+            format!("{:?} reads two texts together and embeds none; ask /v1/rerank", served.card.name);
+        return Err(ApiError::new(Code::ModelUnsupported, message));
+    }
+    Ok(())
+}
+
+/// Refuses no texts, and too many.
+pub(crate) fn check_count(field: &str, count: usize) -> Result<(), ApiError> {
+    if (1..=INPUTS_MAX).contains(&count) {
+        return Ok(());
+    }
+    let rule = format!("must hold 1 to {INPUTS_MAX} texts");
+    Err(ApiError::fault(Fault::rule(field, rule)))
+}
+
+/// The question what the model makes of each of these texts, which stand in `field`.
+pub(crate) fn embeddings_of(field: &str, prompts: Vec<Vec<u32>>) -> Result<Vec<Ask>, ApiError> {
+    check_count(field, prompts.len())?;
+    if prompts.iter().any(Vec::is_empty) {
+        return Err(ApiError::fault(Fault::rule(field, "must hold texts of at least one token")));
+    }
+    Ok(prompts.into_iter().map(embedding_of).collect())
 }
 
 /// The question what the model makes of a text.
@@ -203,13 +219,18 @@ pub(crate) struct Shape {
 impl Shape {
     /// How many numbers an embedding has is the model's: cutting them off would change which texts are alike.
     pub(crate) fn check(self, made: usize) -> Result<(), ApiError> {
-        match self.dimensions {
-            Some(asked) if asked != made => Err(ApiError::fault(Fault::rule(
-                "dimensions",
-                format!("must be {made}, what this model makes"),
-            ))),
-            _ => Ok(()),
+        check_dimensions(self.dimensions, made)
+    }
+}
+
+/// The same, wherever it is asked for.
+pub(crate) fn check_dimensions(asked: Option<usize>, made: usize) -> Result<(), ApiError> {
+    match asked {
+        Some(asked) if asked != made => {
+            let rule = format!("must be {made}, what this model makes");
+            Err(ApiError::fault(Fault::rule("dimensions", rule)))
         }
+        _ => Ok(()),
     }
 }
 

@@ -148,7 +148,7 @@ pub(crate) const FINGERPRINT: &str = concat!("fornax-", env!("CARGO_PKG_VERSION"
 pub(crate) fn finish_reason(finish: Finish, called: bool) -> &'static str {
     match finish {
         Finish::End | Finish::Stop(_) if called => "tool_calls",
-        Finish::End | Finish::Stop(_) => "stop",
+        Finish::End | Finish::Stop(_) | Finish::Cut(_) => "stop",
         Finish::Length | Finish::Truncated => "length",
         Finish::Cancelled => "abort",
     }

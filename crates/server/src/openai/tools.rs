@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::error::Fault;
+
 /// A function that the model may call.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub(crate) struct ToolBody {
@@ -46,7 +48,7 @@ impl Function {
     }
 }
 
-/// `none`, `auto`, `required`, or {type: function, function: {name}}.
+/// `none`, `auto`, `required`, {type: function, function: {name}}, or {type: allowed_tools, allowed_tools: {mode, tools}}.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum ToolChoiceBody {
@@ -55,10 +57,25 @@ pub(crate) enum ToolChoiceBody {
 }
 
 impl ToolChoiceBody {
-    pub(crate) fn choice(&self) -> Choice {
-        match self {
-            ToolChoiceBody::Mode(mode) => mode.choice(),
-            ToolChoiceBody::Named(named) => Choice::Named(named.function.name.clone()),
+    pub(crate) fn choice(&self, field: &str, faults: &mut Vec<Fault>) -> Choice {
+        let named = match self {
+            ToolChoiceBody::Mode(mode) => return mode.choice(),
+            ToolChoiceBody::Named(named) => named,
+        };
+        match (named.r#type, &named.function, &named.allowed_tools) {
+            (ChoiceType::Function, Some(function), _) => Choice::Named(function.name.clone()),
+            (ChoiceType::AllowedTools, _, Some(allowed)) => {
+                let names = allowed.tools.iter().map(|tool| tool.function.name.clone()).collect();
+                Choice::Among { names, required: allowed.mode == Mode::Required }
+            }
+            (ChoiceType::Function, None, _) => {
+                faults.push(Fault::rule(format!("{field}.function"), "is required"));
+                Choice::Auto
+            }
+            (ChoiceType::AllowedTools, _, None) => {
+                faults.push(Fault::rule(format!("{field}.allowed_tools"), "is required"));
+                Choice::Auto
+            }
         }
     }
 }
@@ -83,6 +100,31 @@ impl Mode {
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub(crate) struct Named {
+    r#type: ChoiceType,
+    /// With type function.
+    function: Option<NamedFunction>,
+    /// With type allowed_tools.
+    allowed_tools: Option<AllowedTools>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ChoiceType {
+    Function,
+    AllowedTools,
+}
+
+/// The tools that may be called now, of all that the model knows.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+struct AllowedTools {
+    /// auto or required.
+    mode: Mode,
+    #[schema(min_items = 1, max_items = 1024)]
+    tools: Vec<AllowedTool>,
+}
+
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+struct AllowedTool {
     #[expect(dead_code, reason = "there is only one type")]
     r#type: ToolType,
     function: NamedFunction,

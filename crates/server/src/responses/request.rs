@@ -15,8 +15,11 @@ use crate::{
         prepare::Preparing,
     },
     error::{ApiError, Fault},
-    openai::tools::{Function, ToolType},
-    shape::{Unknown, Unsupported, body},
+    openai::{
+        chat::{Verbosity, unreadable},
+        tools::Function,
+    },
+    shape::{self, Unknown, Unsupported, body},
 };
 
 /// What this API calls the parts of a question.
@@ -27,7 +30,6 @@ const NAMES: Names = Names {
     choice_name: "tool_choice.name",
     effort: "reasoning.effort",
     budget: "reasoning",
-    stop: "stop",
     messages: "input",
 };
 
@@ -42,9 +44,9 @@ const UNSUPPORTED: &[Unsupported] = &[
     Unsupported { field: "conversation", neutral: &[] },
     Unsupported { field: "background", neutral: &["false"] },
     Unsupported { field: "prompt", neutral: &[] },
-    Unsupported { field: "max_tool_calls", neutral: &[] },
     Unsupported { field: "top_logprobs", neutral: &["0"] },
-    Unsupported { field: "truncation", neutral: &["\"disabled\""] },
+    // Nothing is cut: what is too long is refused, which `auto` leaves open.
+    Unsupported { field: "truncation", neutral: &["\"disabled\"", "\"auto\""] },
 ];
 
 /// A conversation to go on with.
@@ -65,9 +67,10 @@ pub(crate) struct ResponsesBody {
     #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f64>,
     stream: Option<bool>,
-    #[schema(max_items = 1024)]
-    tools: Option<Vec<ResponsesTool>>,
-    /// `none`, `auto`, `required`, or {type: function, name}.
+    /// Functions. Tools of the provider's own that a model need not use are left out.
+    #[schema(max_items = 1024, value_type = Option<Vec<Object>>)]
+    tools: Option<Vec<Value>>,
+    /// `none`, `auto`, `required`, {type: function, name}, or {type: allowed_tools, mode, tools}.
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     text: Option<TextBody>,
@@ -89,7 +92,8 @@ enum ResponsesInput {
 /// A message, a call, its result or a thought, with the fields of its type.
 #[derive(Debug, Deserialize, ToSchema)]
 struct InputItem {
-    r#type: Option<InputItemType>,
+    /// message (by default), function_call, function_call_output or reasoning.
+    r#type: Option<String>,
     /// Of a message.
     role: Option<String>,
     /// Of a message: a string, or parts of type input_text, output_text or text; of reasoning: parts of type
@@ -103,30 +107,17 @@ struct InputItem {
     arguments: Option<String>,
     /// Of a result: a string, or parts of type input_text.
     output: Option<Value>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum InputItemType {
-    Message,
-    FunctionCall,
-    FunctionCallOutput,
-    Reasoning,
-}
-
-/// A function that the model may call.
-#[derive(Debug, Deserialize, ToSchema)]
-struct ResponsesTool {
-    #[expect(dead_code, reason = "there is only one type")]
-    r#type: ToolType,
-    #[serde(flatten)]
-    function: Function,
+    /// Of reasoning without content: parts of type summary_text.
+    summary: Option<Value>,
 }
 
 /// How the answer must look.
 #[derive(Debug, Deserialize, ToSchema)]
 struct TextBody {
     format: Option<TextFormat>,
+    /// How much to say. A wish that no model here is told of.
+    #[expect(dead_code, reason = "it asks for nothing that can be had")]
+    verbosity: Option<Verbosity>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -151,7 +142,7 @@ impl ResponsesBody {
             "temperature": self.temperature, "top_p": self.top_p,
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
             "tool_choice": self.tool_choice.clone().unwrap_or_else(|| json!("auto")),
-            "tools": self.tools.iter().flatten().map(ResponsesTool::to_json).collect::<Vec<Value>>(),
+            "tools": self.tools.iter().flatten().map(repeated_tool).collect::<Vec<Value>>(),
             "text": {"format": self.text.as_ref().and_then(|text| text.format.as_ref()).map_or_else(
                 || json!({"type": "text"}), |format| json!({"type": format.r#type, "name": format.name, "schema": format.schema}))}})
     }
@@ -204,8 +195,9 @@ impl ResponsesBody {
     }
 
     fn tools(&self, faults: &mut Vec<Fault>) -> Option<Tools> {
-        let tools = self.tools.iter().flatten();
-        let definitions: Vec<Definition> = tools.map(|tool| tool.function.definition()).collect();
+        let tools = self.tools.iter().flatten().enumerate();
+        let definitions: Vec<Definition> =
+            tools.filter_map(|(index, tool)| definition(tool, &format!("tools[{index}]"), faults)).collect();
         let choice = match &self.tool_choice {
             None | Some(Value::Null) => Choice::Auto,
             Some(Value::String(mode)) if mode == "auto" => Choice::Auto,
@@ -214,8 +206,16 @@ impl ResponsesBody {
             Some(Value::Object(choice)) if choice.get("name").is_some_and(Value::is_string) => {
                 Choice::Named(choice["name"].as_str().unwrap_or_default().to_owned())
             }
+            Some(choice) if choice["type"] == "allowed_tools" && choice["tools"].is_array() => {
+                let tools = choice["tools"].as_array().into_iter().flatten();
+                // Those that are left out are not called anyway.
+                let functions = tools.filter(|tool| tool["type"] == "function");
+                let names = functions.map(|tool| tool["name"].as_str().unwrap_or_default().to_owned());
+                Choice::Among { names: names.collect(), required: choice["mode"] == "required" }
+            }
             Some(other) => {
-                let rule = "none, auto, required, or {type: function, name}";
+                let rule =
+                    "none, auto, required, {type: function, name}, or {type: allowed_tools, mode, tools}";
                 faults.push(Fault::value("tool_choice", rule, other));
                 Choice::Auto
             }
@@ -227,7 +227,7 @@ impl ResponsesBody {
         let effort = self.reasoning.as_ref()?.get("effort").filter(|effort| !effort.is_null())?;
         let named = effort.as_str().and_then(Effort::named);
         if named.is_none() {
-            let rule = "one of none, minimal, low, medium and high";
+            let rule = "one of none, minimal, low, medium, high, xhigh and max";
             faults.push(Fault::value("reasoning.effort", rule, effort));
         }
         named
@@ -253,13 +253,38 @@ impl ResponsesBody {
     }
 }
 
-impl ResponsesTool {
-    fn to_json(&self) -> Value {
-        let mut tool = json!({"type": "function"});
-        if let (Value::Object(tool), Value::Object(function)) = (&mut tool, json!(self.function)) {
-            tool.extend(function);
+/// A tool as a response repeats it: clients look for all fields of a function.
+fn repeated_tool(tool: &Value) -> Value {
+    let mut tool = tool.clone();
+    if let Some(fields) = tool.as_object_mut().filter(|fields| fields.get("type") == Some(&json!("function")))
+    {
+        for name in ["description", "parameters", "strict"] {
+            fields.entry(name).or_insert(Value::Null);
         }
-        tool
+    }
+    tool
+}
+
+/// A function that the model may call. Tools that only OpenAI runs are none; one that a model may do without is left out, and
+/// one whose answers the caller would miss is refused.
+fn definition(tool: &Value, path: &str, faults: &mut Vec<Fault>) -> Option<Definition> {
+    /// Looks, draws or finds further tools, if the model wants that.
+    const LEFT_OUT: [&str; 4] = ["web_search", "image_generation", "tool_search", "namespace"];
+    match tool["type"].as_str() {
+        Some("function") => {
+            let function = shape::part::<Function>(tool, path, faults)?;
+            Some(function.definition())
+        }
+        Some(kind) if LEFT_OUT.iter().any(|name| kind.starts_with(name)) => None,
+        Some(_) => {
+            let rule = "is a tool that this server does not have; describe a function instead";
+            faults.push(Fault::rule(format!("{path}.type"), rule));
+            None
+        }
+        None => {
+            faults.push(Fault::value(format!("{path}.type"), "a string", &tool["type"]));
+            None
+        }
     }
 }
 
@@ -269,8 +294,8 @@ impl InputItem {
         let needed = |name: &str, faults: &mut Vec<Fault>| {
             faults.push(Fault::rule(format!("{path}.{name}"), "is required"));
         };
-        match self.r#type.unwrap_or(InputItemType::Message) {
-            InputItemType::Message => {
+        match self.r#type.as_deref().unwrap_or("message") {
+            "message" => {
                 let role = match self.role.as_deref() {
                     None => return needed("role", faults),
                     Some("system" | "developer") => Role::System,
@@ -290,13 +315,18 @@ impl InputItem {
                     _ => messages.push(Message::new(role, text)),
                 }
             }
-            InputItemType::Reasoning => {
-                let text = text_of(self.content.as_ref(), &format!("{path}.content"), faults);
+            "reasoning" => {
+                let content = self.content.as_ref().filter(|content| !content.is_null());
+                let (content, name) = match content {
+                    Some(content) => (Some(content), "content"),
+                    None => (self.summary.as_ref(), "summary"),
+                };
+                let text = text_of(content, &format!("{path}.{name}"), faults);
                 if !text.is_empty() {
                     messages.push(Message::of(Role::Assistant, vec![Content::Thought(text)]));
                 }
             }
-            InputItemType::FunctionCall => {
+            "function_call" => {
                 let Some(name) = self.name.clone() else { return needed("name", faults) };
                 let text = self.arguments.as_deref().unwrap_or_default();
                 let arguments = Call::arguments_of(text).unwrap_or_else(|| {
@@ -310,10 +340,16 @@ impl InputItem {
                     None => messages.push(Message::calls([call])),
                 }
             }
-            InputItemType::FunctionCallOutput => {
+            "function_call_output" => {
                 let text = text_of(self.output.as_ref(), &format!("{path}.output"), faults);
                 let outcome = Outcome { call: self.call_id.clone(), name: None, text };
                 messages.push(Message::of(Role::User, vec![Content::Result(outcome)]));
+            }
+            // What was left out of the tools was not called either.
+            "web_search_call" | "image_generation_call" | "tool_search_call" => {}
+            other => {
+                let rule = "one of message, function_call, function_call_output and reasoning";
+                faults.push(Fault::value(format!("{path}.type"), rule, &json!(other)));
             }
         }
     }
@@ -333,11 +369,14 @@ fn text_of(content: Option<&Value>, path: &str, faults: &mut Vec<Fault>) -> Stri
             for (index, part) in parts.iter().enumerate() {
                 let is_text = matches!(
                     part["type"].as_str(),
-                    Some("input_text" | "output_text" | "text" | "reasoning_text")
+                    Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text")
                 );
-                match part["text"].as_str().filter(|_| is_text) {
-                    Some(text) => texts.push(text),
-                    None => faults.push(Fault::rule(format!("{path}[{index}]"), "must be a part with text")),
+                match (part["text"].as_str().filter(|_| is_text), part["type"].as_str()) {
+                    (Some(text), _) => texts.push(text),
+                    (None, Some(kind)) if !is_text => {
+                        faults.push(unreadable(format!("{path}[{index}].type"), kind, "a part with text"));
+                    }
+                    _ => faults.push(Fault::rule(format!("{path}[{index}]"), "must be a part with text")),
                 }
             }
             texts.join("\n")

@@ -193,7 +193,7 @@ impl JobTranscript {
             json!({"type": "metrics", "tokens_per_sec": tokens_per_sec, "device_bytes": device_bytes});
         let stop_reason = match finish {
             Finish::End => "EOS",
-            Finish::Stop(_) => "STOP_SEQUENCE",
+            Finish::Stop(_) | Finish::Cut(_) => "STOP_SEQUENCE",
             Finish::Length | Finish::Truncated => "MAX_TOKENS",
             Finish::Cancelled => "CANCELLED",
         };
@@ -201,7 +201,7 @@ impl JobTranscript {
         let decode_time_ms = u64::try_from(decode.as_millis()).unwrap_or(u64::MAX);
         let mut end = json!({"type": "end", "tokens_out": tokens_out, "decode_time_ms": decode_time_ms,
             "stop_reason": stop_reason});
-        if let Finish::Stop(index) = finish {
+        if let Finish::Stop(index) | Finish::Cut(index) = finish {
             end["stop_sequence_matched"] = json!(self.stops[index]);
         }
         vec![event(&metrics), event(&end)]

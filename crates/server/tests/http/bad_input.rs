@@ -43,10 +43,10 @@ async fn every_wrong_field_gives_400_with_the_field_and_its_rule() {
     check(json!({"n": 1000}), "n", "an integer from 1 to 128; got 1000").await;
     check(json!({"max_tokens": 0}), "max_tokens", "an integer from 1").await;
     check(json!({"max_tokens": 5, "max_completion_tokens": 6}), "max_tokens", "differs").await;
-    check(json!({"stop": ""}), "stop", "none of them empty").await;
+    check(json!({"stop": ""}), "stop", "a string of 1 to 4096 characters").await;
     check(json!({"stop": ["a", ""]}), "stop[1]", "from 1 to 4096").await;
     check(json!({"stop": vec!["a"; 17]}), "stop", "up to 16").await;
-    check(json!({"stop": "x".repeat(5000)}), "stop", "").await;
+    check(json!({"stop": "x".repeat(5000)}), "stop", "a string of 1 to 4096 characters").await;
     check(json!({"logit_bias": {"5": 101}}), "logit_bias.5", "from -100 to 100").await;
     check(json!({"logit_bias": {"secret": 1}}), "logit_bias", "token ids").await;
     let biases: Value = (0..5000).map(|token| (token.to_string(), json!(1))).collect();
@@ -74,9 +74,26 @@ async fn every_wrong_field_gives_400_with_the_field_and_its_rule() {
     check(
         json!({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}),
         "messages[0].content[0].type",
-        "one of \"text\"",
+        "this model reads no images",
     )
     .await;
+    let audio =
+        json!({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]});
+    check(audio, "messages[0].content[0].type", "reads no sound").await;
+    check(json!({"repeat_penalty": 1.5, "repetition_penalty": 1.2}), "repeat_penalty", "differs").await;
+    check(json!({"guided_json": 5}), "guided_json", "a JSON Schema").await;
+    check(
+        json!({"structured_outputs": {"structural_tag": {}}}),
+        "structured_outputs.structural_tag",
+        "not supported",
+    )
+    .await;
+    let both = json!({"structured_outputs": {"regex": "a", "choice": ["a"]}});
+    check(both, "structured_outputs.choice", "cannot be had with").await;
+    let schema = json!({"response_format": {"type": "json_object", "schema": 123}});
+    check(schema, "response_format.schema", "a JSON Schema").await;
+    let schema = json!({"response_format": {"type": "text", "schema": {}}});
+    check(schema, "response_format.schema", "belongs to").await;
     check(json!({"response_format": {"type": "yaml"}}), "response_format.type", "one of").await;
     check(json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema", "required")
         .await;
@@ -100,7 +117,33 @@ async fn what_is_known_and_not_honoured_is_refused_by_name_and_the_unknown_ignor
     check("echo", json!(true), 200).await;
     check("best_of", json!(2), 400).await;
     check("suffix", json!("x"), 400).await;
-    check("guided_json", json!({}), 400).await;
+    for name in [
+        "banned_tokens",
+        "ebnf",
+        "enable_thinking",
+        "guided_whitespace_pattern",
+        "max_new_tokens",
+        "num_predict",
+        "penalty_last_n",
+        "regex",
+        "samplers",
+        "structural_tag",
+        "think",
+    ] {
+        check(name, json!("x"), 400).await;
+        check(name, Value::Null, 200).await;
+    }
+    for (name, neutral) in [
+        ("min_keep", json!(0)),
+        ("n_probs", json!(0)),
+        ("no_repeat_ngram_size", json!(0)),
+        ("tfs_z", json!(1.0)),
+        ("return_token_ids", json!(false)),
+        ("return_tokens_as_token_ids", json!(false)),
+    ] {
+        check(name, json!(3), 400).await;
+        check(name, neutral, 200).await;
+    }
     check("reasoning_effort", json!("high"), 400).await;
     check("tools", json!([]), 200).await;
     check("echo", json!(false), 200).await;
@@ -123,24 +166,33 @@ async fn other_refusals_have_their_own_status_and_code() {
     check(completions, json!({"prompt": "a", "model": "gpt-9"}), 404, "MODEL_NOT_FOUND", "\"script\"").await;
     // Refused without being cut into tokens: no token of this model has more than twelve bytes.
     let huge = "a".repeat(1 << 20);
-    let message = "1048576 bytes; the context holds 64 tokens";
-    check(completions, json!({"prompt": huge}), 400, "PROMPT_TOO_LONG", message).await;
+    let message = "1048576 bytes; this model's maximum context length is 64 tokens";
+    let too_long = "context_length_exceeded";
+    check(completions, json!({"prompt": huge}), 400, too_long, message).await;
     let chat = json!({"messages": [{"role": "user", "content": huge}]});
-    check("/v1/chat/completions", chat, 400, "PROMPT_TOO_LONG", message).await;
+    check("/v1/chat/completions", chat, 400, too_long, message).await;
     let bomb = format!("((a*)*)*b{}", "(x+x+)+".repeat(50));
     check(completions, json!({"prompt": "a", "guided_regex": bomb}), 400, "SCHEMA_UNSUPPORTED", "lexer")
         .await;
     let long = "a".repeat(64);
-    check(completions, json!({"prompt": long}), 400, "PROMPT_TOO_LONG", "64 tokens; the context holds 64")
-        .await;
-    check(
-        completions,
-        json!({"prompt": "a", "max_tokens": 64}),
-        400,
-        "PROMPT_TOO_LONG",
-        "exceed the context",
-    )
-    .await;
+    let words =
+        "This model's maximum context length is 64 tokens. However, your messages resulted in 64 tokens.";
+    check(completions, json!({"prompt": long}), 400, too_long, words).await;
+    let words = "64 tokens. However, you requested 65 tokens (1 in the messages, 64 in the completion).";
+    check(completions, json!({"prompt": "a", "max_tokens": 64}), 400, too_long, words).await;
+    check("/v1/embeddings", json!({"input": long + "a"}), 400, too_long, "maximum context length").await;
+    check("/v1/responses", json!({"input": "a".repeat(64)}), 400, too_long, "maximum context length").await;
+    // Each API says it in its own words.
+    let refused =
+        async |path: &str, body: Value| post(world.address, path, &body).await.json()["error"].clone();
+    let user = |text: &str| json!([{"role": "user", "content": text}]);
+    let error = refused("/v1/messages", json!({"messages": user(&"a".repeat(90)), "max_tokens": 1})).await;
+    assert_eq!(error["message"], "prompt is too long: 109 tokens > 64 maximum");
+    let error = refused("/v1/messages", json!({"messages": user("a"), "max_tokens": 60})).await;
+    let words = "input length and `max_tokens` exceed context limit: 20 + 60 > 64, decrease input length or `max_tokens` and try again";
+    assert_eq!(error["message"], words);
+    let error = refused("/api/chat", json!({"model": "script", "messages": user(&"a".repeat(90))})).await;
+    assert!(error.as_str().unwrap().starts_with("the input length exceeds the context length"), "{error}");
     check(completions, json!({"prompt": [300]}), 400, "INVALID_INPUT", "token 300").await;
     check(completions, json!({"prompt": ""}), 400, "INVALID_INPUT", "empty").await;
     check(completions, json!({"prompt": []}), 400, "INVALID_INPUT", "prompt").await;

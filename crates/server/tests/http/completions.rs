@@ -131,7 +131,7 @@ async fn what_cannot_be_embedded_is_refused_with_its_field() {
     check(json!({"input": {"text": "a"}}), "INVALID_INPUT", json!("input")).await;
     check(json!({"input": "a", "encoding_format": "hex"}), "INVALID_INPUT", json!("encoding_format")).await;
     check(json!({"input": "a", "dimensions": 2}), "INVALID_INPUT", json!("dimensions")).await;
-    check(json!({"input": "a".repeat(5000)}), "PROMPT_TOO_LONG", Value::Null).await;
+    check(json!({"input": "a".repeat(5000)}), "context_length_exceeded", Value::Null).await;
     check(json!({"input": ["a", ""]}), "INVALID_INPUT", json!("input")).await;
 }
 

@@ -1,6 +1,7 @@
 //! The server over real sockets, with a scripted model.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod agents;
 mod anthropic;
 mod bad_input;
 mod batches;
@@ -9,6 +10,7 @@ mod client;
 mod completions;
 mod console;
 mod document;
+mod forms;
 mod jobs;
 mod life;
 mod llama;

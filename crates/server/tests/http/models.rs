@@ -381,6 +381,26 @@ async fn an_idle_model_is_unloaded_and_comes_back_and_no_counter_goes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_says_how_long_a_model_stays() {
+    let many = Many::ready(ServerOptions::default(), vec![fake("one", 40), fake("two", 40)]).await;
+    let keep = async |body: Value| post(many.address, "/api/generate", &body).await.json();
+    let said =
+        keep(json!({"model": "two", "prompt": "a", "raw": true, "stream": false, "keep_alive": 0})).await;
+    assert_eq!(said["response"], "two", "{said}");
+    many.until_state(1, "unloaded").await;
+    // Without a prompt it is only loaded, or let go. The last word counts.
+    assert_eq!(keep(json!({"model": "two", "keep_alive": "1h"})).await["done_reason"], "load");
+    let running = get(many.address, "/api/ps").await.json();
+    assert_eq!(running["models"].as_array().unwrap().len(), 2, "{running}");
+    assert_eq!(keep(json!({"model": "two", "keep_alive": "0s"})).await["done_reason"], "unload");
+    many.until_state(1, "unloaded").await;
+    assert_eq!(many.seen[1].counts(), (2, 0));
+    // The other was not spoken of.
+    assert_eq!(many.seen[0].counts(), (1, 1));
+    many.stopped().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_a_model_ends_with_the_deadline_or_the_server() {
     let (load, gate) = mpsc::channel();
     let slow = Fake { gate: Some(gate), ..fake("slow", 40) };

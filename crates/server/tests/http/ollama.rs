@@ -62,6 +62,7 @@ async fn a_prompt_is_answered_with_a_template_or_raw() {
     check(json!({"raw": true}), "Blue.", 4).await;
     check(json!({"options": {"num_predict": 2}}), "Bl", 23).await;
     check(json!({"options": {"stop": ["e"]}}), "Blu", 23).await;
+    check(json!({"options": {"num_ctx": 100_000}, "keep_alive": "5m"}), "Blue.", 23).await;
     check(json!({"format": "json"}), "{}", 23).await;
     let loads = post(world.address, "/api/generate", &json!({"model": "script"})).await.json();
     assert_eq!((&loads["done"], &loads["done_reason"]), (&json!(true), &json!("load")));
@@ -72,15 +73,74 @@ async fn a_prompt_is_answered_with_a_template_or_raw() {
 async fn models_are_listed_and_shown() {
     let world = World::ready(Setup::skilled("a")).await;
     let tags = get(world.address, "/api/tags").await.json();
-    assert_eq!((&tags["models"][0]["name"], &tags["models"][0]["size"]), (&json!("script"), &json!(1024)));
-    assert_eq!(get(world.address, "/api/ps").await.json()["models"][0]["model"], "script");
+    let tag = &tags["models"][0];
+    assert_eq!(
+        (&tag["name"], &tag["size"], &tag["digest"]),
+        (&json!("script"), &json!(2048), &json!("ab".repeat(32)))
+    );
+    let details = json!({"parent_model": "", "format": "gguf", "family": "scripted", "families": ["scripted"],
+        "parameter_size": "134.52M", "quantization_level": "Q4_1"});
+    assert_eq!(tag["details"], details);
+    let running = get(world.address, "/api/ps").await.json()["models"][0].clone();
+    assert_eq!(
+        (&running["model"], &running["size"], &running["size_vram"]),
+        (&json!("script"), &json!(1024), &json!(0))
+    );
+    assert_eq!(running["context_length"], 4096);
     let shown = post(world.address, "/api/show", &json!({"model": "script:latest"})).await.json();
     assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
     assert_eq!(shown["model_info"]["scripted.context_length"], 4096);
+    assert_eq!(
+        (&shown["model_info"]["general.parameter_count"], &shown["parameters"]),
+        (&json!(134_515_008), &json!("num_ctx 4096"))
+    );
     assert!(get(world.address, "/api/version").await.json()["version"].is_string());
     let embedded =
         post(world.address, "/api/embed", &json!({"model": "script", "input": ["a", "b"]})).await.json();
     assert_eq!(embedded["embeddings"].as_array().unwrap().len(), 2, "{embedded}");
+    world.stopped().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_are_cut_where_that_is_asked_for_and_the_older_route_leaves_lengths() {
+    let world = World::ready(Setup { context: 64, ..Setup::default() }).await;
+    let body = |text: &str| json!({"model": "script", "input": text});
+    let long = "a".repeat(100);
+    let mut cut = body(&long);
+    cut["truncate"] = json!(true);
+    let cut = post(world.address, "/api/embed", &cut).await.json();
+    assert_eq!(cut["prompt_eval_count"], 64, "{cut}");
+    let refused = post(world.address, "/api/embed", &body(&long)).await;
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    let one = post(world.address, "/api/embeddings", &json!({"model": "script", "prompt": "a"})).await.json();
+    assert_eq!(one, json!({"embedding": [3.0, 0.0, -4.0]}));
+    let none = post(world.address, "/api/embeddings", &json!({"model": "script"})).await.json();
+    assert_eq!(none, json!({"embedding": []}));
+    world.stopped().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_come_with_their_log_probabilities() {
+    let world = World::ready(Setup::saying("Hi")).await;
+    let ask = json!({"model": "script", "messages": [{"role": "user", "content": "a"}], "prompt": "a",
+        "logprobs": true, "top_logprobs": 2, "stream": false});
+    let bytes = |text: &str| json!(text.as_bytes());
+    let wanted = json!({"token": "H", "logprob": -0.5, "bytes": bytes("H"), "top_logprobs": [
+        {"token": "H", "logprob": -0.5, "bytes": bytes("H")}, {"token": "I", "logprob": -1.5, "bytes": bytes("I")}]});
+    for path in ["/api/chat", "/api/generate"] {
+        let whole = post(world.address, path, &ask).await.json();
+        assert_eq!(
+            (&whole["logprobs"][0], whole["logprobs"].as_array().unwrap().len()),
+            (&wanted, 2),
+            "{path}: {whole}"
+        );
+        let mut streamed = ask.clone();
+        streamed["stream"] = json!(true);
+        let streamed = lines(&post(world.address, path, &streamed).await.body);
+        let tokens: Vec<&Value> =
+            streamed.iter().filter_map(|line| line["logprobs"].as_array()).flatten().collect();
+        assert_eq!(json!(tokens), whole["logprobs"], "{path}");
+    }
     world.stopped().await.unwrap();
 }
 
@@ -99,11 +159,13 @@ async fn errors_are_a_text_and_nothing_is_accepted_in_vain() {
         body
     };
     check("/api/chat", chat(json!({"model": "other"})), 404, "no such model").await;
-    check("/api/chat", chat(json!({"options": {"num_ctx": 100_000}})), 400, "num_ctx").await;
+    check("/api/chat", chat(json!({"top_logprobs": 2})), 400, "needs logprobs").await;
+    check("/api/chat", chat(json!({"keep_alive": "soon"})), 400, "keep_alive").await;
+    let image = json!({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]});
+    check("/api/chat", chat(image), 400, "messages[0].images: this model reads no images").await;
     check("/api/chat", chat(json!({"tools": tools()})), 400, "tools").await;
     check("/api/chat", chat(json!({"format": "yaml"})), 400, "format").await;
     check("/api/generate", json!({"model": "script", "prompt": "a", "suffix": "b"}), 400, "suffix").await;
-    check("/api/embed", json!({"model": "script", "input": "a", "truncate": true}), 400, "truncate").await;
     check("/api/nothing", json!({}), 404, "nothing at this path").await;
     world.stopped().await.unwrap();
 }

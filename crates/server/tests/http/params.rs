@@ -59,6 +59,7 @@ async fn every_sampling_parameter_arrives_as_itself_and_changes_nothing_else() {
     check(json!({"mirostat_tau": 3}), &|s| s.mirostat_tau = 3.0).await;
     check(json!({"mirostat_eta": 0.5}), &|s| s.mirostat_eta = 0.5).await;
     check(json!({"repetition_penalty": 1.5}), &|s| s.repetition_penalty = 1.5).await;
+    check(json!({"repeat_penalty": 1.5}), &|s| s.repetition_penalty = 1.5).await;
     check(json!({"repeat_last_n": 12}), &|s| s.repeat_last_n = Some(12)).await;
     check(json!({"presence_penalty": 0.5}), &|s| s.presence_penalty = 0.5).await;
     check(json!({"frequency_penalty": -0.5}), &|s| s.frequency_penalty = -0.5).await;
@@ -80,6 +81,8 @@ async fn every_sampling_parameter_arrives_as_itself_and_changes_nothing_else() {
         "guided_regex",
         "guided_grammar",
         "guided_choice",
+        "guided_json",
+        "structured_outputs",
         "prompt_logprobs",
         "priority",
         "cache_salt",

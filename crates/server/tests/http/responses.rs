@@ -90,6 +90,50 @@ async fn a_conversation_is_brought_along_and_memory_is_refused() {
     world.stopped().await.unwrap();
 }
 
+/// What Codex sends besides its prompts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tools_that_a_model_may_do_without_are_left_out_and_others_refused() {
+    let world = World::ready(Setup::skilled("Noon.")).await;
+    let hosted = json!([
+        {"type": "web_search", "external_web_access": false}, {"type": "namespace", "name": "n", "tools": []},
+        {"type": "image_generation"}, tools()[0],
+    ]);
+    let body = json!({
+        "model": "script", "instructions": "Be kind.", "store": false, "include": ["reasoning.encrypted_content"],
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Rules."}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Time?"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": null},
+            {"type": "web_search_call", "status": "completed"},
+        ],
+        "tools": hosted, "tool_choice": "auto", "parallel_tool_calls": false, "prompt_cache_key": "k",
+        "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}, "max_tool_calls": 3,
+        "truncation": "auto",
+    });
+    let whole = post(world.address, RESPONSES, &body).await.json();
+    assert_eq!(whole["output"][0]["content"][0]["text"], "Noon.", "{whole}");
+    let check = async |more: Value, message: &str| {
+        let mut body = json!({"input": "a"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let refused = post(world.address, RESPONSES, &body).await;
+        let said = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(refused.status == 400 && said.starts_with(message), "{more}: {said}");
+    };
+    for kind in ["file_search", "mcp", "code_interpreter", "computer_use_preview", "custom"] {
+        check(json!({"tools": [tools()[0], {"type": kind}]}), "tools[1].type: is a tool that this server")
+            .await;
+    }
+    check(json!({"tools": [{"type": "function"}]}), "tools[0].name: is required").await;
+    check(json!({"tools": [{"name": "f"}]}), "tools[0].type must be a string").await;
+    check(json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}), "tool_choice: needs tools")
+        .await;
+    let item = |item: Value| json!({"input": [item]});
+    let image = json!({"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]});
+    check(item(image), "input[0].content[0].type: this model reads no images").await;
+    check(item(json!({"type": "item_reference", "id": "m"})), "input[0].type must be one of").await;
+    world.stopped().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_answers_orders_no_documents() {
     let world = World::ready(Setup::default()).await;

@@ -241,13 +241,22 @@ async fn what_cannot_be_had_with_tools_is_said() {
     check(skilled(), json!({"tool_choice": "required"}), "INVALID_INPUT", "tool_choice").await;
     let other = json!({"tools": tools(), "tool_choice": {"type": "function", "function": {"name": "x"}}});
     check(skilled(), other, "INVALID_INPUT", "tool_choice.function.name").await;
-    let both = json!({"tools": tools(), "response_format": {"type": "json_object"}});
-    check(skilled(), both, "INVALID_INPUT", "tools").await;
     let history = json!({"messages": [{"role": "assistant", "content": null,
         "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{no"}}]}]});
     check(skilled(), history, "INVALID_INPUT", "messages[0].tool_calls[0].function.arguments").await;
     check(Setup::default(), json!({"thinking_budget": 5}), "INVALID_INPUT", "thinking_budget").await;
-    check(skilled(), json!({"reasoning_effort": "high"}), "INVALID_INPUT", "reasoning_effort").await;
+    let begun = json!({"continue_final_message": true});
+    check(skilled(), begun, "INVALID_INPUT", "messages[0]").await;
+    check(skilled(), json!({"add_generation_prompt": false}), "INVALID_INPUT", "add_generation_prompt").await;
+    let others = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+        {"type": "function", "function": {"name": "x"}}]}});
+    check(
+        skilled(),
+        json!({"tools": tools(), "tool_choice": others}),
+        "INVALID_INPUT",
+        "tool_choice.function.name",
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -298,7 +307,8 @@ async fn a_budget_ends_thinking_and_the_answer_goes_on() {
 }
 
 /// As several families write theirs: nothing is asked before texts are joined, so null and what is not there fail.
-const JOINING_TEMPLATE: &str = "{% for tool in tools or [] %}{{ '<tool_call>' + tool.function.name }}{% endfor %}\
+const JOINING_TEMPLATE: &str = "{% for tool in tools or [] %}\
+    {{ '<tool_call>' + tool.function.name + tool.function.description }}{% endfor %}\
     {% for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

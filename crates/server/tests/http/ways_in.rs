@@ -89,6 +89,22 @@ async fn without_keys_pages_of_other_sites_are_turned_away() {
     let preflight = raw(world.address, &request("OPTIONS", "/v1/chat/completions", &headers, b"")).await;
     assert_eq!(preflight.status, 200);
     assert!(preflight.header("access-control-allow-methods").unwrap().contains("POST"));
+    // The headers that clients in a page send by themselves, and any other, only from pages that may call.
+    let wanted = "anthropic-version,authorization,content-type,x-api-key,x-stainless-os";
+    for (origin, allowed) in
+        [("https://app.example", Some("https://app.example")), ("https://evil.example", None)]
+    {
+        let headers = [
+            ("Origin", origin),
+            ("Access-Control-Request-Method", "POST"),
+            ("Access-Control-Request-Headers", wanted),
+        ];
+        let preflight = raw(world.address, &request("OPTIONS", "/v1/messages", &headers, b"")).await;
+        assert_eq!(preflight.header("access-control-allow-origin"), allowed);
+        if allowed.is_some() {
+            assert_eq!(preflight.header("access-control-allow-headers"), Some(wanted));
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

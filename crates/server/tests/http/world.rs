@@ -14,7 +14,9 @@ use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleFault, SampleR
 use fornax_engine::{Engine, EngineOptions, Handle, QueueLimits, Runner, StepLimits};
 use fornax_form::{Form, Grammars, Trial, Vocabulary};
 use fornax_format::Gguf;
-use fornax_server::{Device, Failed, Keeper, ModelCard, Offer, Progress, Served, Server, ServerOptions};
+use fornax_server::{
+    Device, Failed, Keeper, ModelCard, ModelFiles, Offer, Progress, Served, Server, ServerOptions,
+};
 use fornax_text::{ChatTemplate, Special, Tokenizer};
 use serde_json::json;
 use tokio::{
@@ -132,13 +134,15 @@ impl World {
         engine_options.queue = queue;
         engine_options.stuck_after = stuck_after;
         let asked = Arc::new(Mutex::new(None));
-        let script = Script {
+        let mut script = Script {
             fails_at,
             gate: gate.map(Mutex::new),
             slots,
             asked: Arc::clone(&asked),
             ..Script::new(script)
         };
+        // A page of its own for each 32 tokens of the longest request, and the one that nobody reads.
+        script.groups[0].pages = script.groups[0].pages.max(context.div_ceil(32) + 1);
         let build = move || Ok::<_, Failed>(Box::new(script) as Box<dyn Runner>);
         let (engine, _thread) = Engine::spawn(build, engine_options).unwrap();
         let (progress, progress_seen) = watch::channel(Progress::default());
@@ -272,6 +276,7 @@ pub(crate) fn card(name: &str) -> ModelCard {
         reference: "script.gguf".to_owned(),
         architecture: "scripted".to_owned(),
         quant: "Q4_1".to_owned(),
+        files: ModelFiles { format: "gguf", bytes: 2048, parameters: 134_515_008, digest: "ab".repeat(32) },
         created: 1_700_000_000,
     }
 }

@@ -249,6 +249,13 @@ impl Reader {
         matches!(self.state, State::Thinking | State::Message(Channel::Thought))
     }
 
+    /// Whether words may follow, and all that was read is decided: none of it is part of what may yet become a call, a thought
+    /// or a mark.
+    pub fn is_settled(&self) -> bool {
+        let words = matches!(self.state, State::Content | State::Message(Channel::Said));
+        words && self.held.is_empty() && self.raw.is_empty()
+    }
+
     /// The tool that is being called at this point.
     pub fn called(&self) -> Option<&str> {
         (self.calls > self.complete).then_some(self.tool.as_str())

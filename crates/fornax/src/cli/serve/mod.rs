@@ -1,6 +1,7 @@
 //! The server: flags to its options, a model for it, and the signals that steer it.
 
 mod args;
+mod files;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
@@ -14,8 +15,8 @@ use fornax_compute::Purpose;
 use fornax_form::Trial;
 use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
 use fornax_server::{
-    Callback, Ceiling, Device, Failed, JobsOptions, Keeper, ModelCard, Offer, Progress, Room, Served, Server,
-    ServerOptions, TlsFiles,
+    Callback, Ceiling, Device, Failed, JobsOptions, Keeper, ModelCard, ModelFiles, Offer, Progress, Room, Served,
+    Server, ServerOptions, TlsFiles,
 };
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -316,7 +317,8 @@ fn card(path: &Path, names: Vec<&str>, reference: &str) -> ModelCard {
     let own = if Path::new(reference).exists() { stem } else { reference.to_owned() };
     let mut names = names.into_iter().map(str::to_owned);
     let card = card_named(&names.next().unwrap_or(own));
-    ModelCard { aliases: names.collect(), reference: reference.to_owned(), ..card }
+    let (aliases, files) = (names.collect(), files::of(path));
+    ModelCard { aliases, reference: reference.to_owned(), files, ..card }
 }
 
 /// The card of a model of which nothing but a name is known.
@@ -328,6 +330,7 @@ pub(super) fn card_named(name: &str) -> ModelCard {
         reference: name.to_owned(),
         architecture: String::new(),
         quant: String::new(),
+        files: ModelFiles::default(),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     }
 }
