@@ -2,7 +2,7 @@
 //!
 //! Code asks a fact; it never asks which architecture it is. A fact that is not flipped by a test is not here.
 
-use fornax_compute::{Glu, NormKind, Shares};
+use fornax_compute::{Glu, KeySharing, NormKind, Shares};
 
 use crate::arch::{NOT_YET, TABLE};
 use crate::{Error, Name};
@@ -49,8 +49,9 @@ pub struct Facts {
     pub rope_base: f64,
     /// Whether yarn's ramp begins and ends at whole pairs. GGUF does not say; config.json does where it does not.
     pub yarn_truncates: bool,
-    /// Whether `partial_rotary_factor` in config.json is listened to: other architectures have none.
-    pub partial_rotary: bool,
+    /// The share of a head that rotates where config.json does not have `partial_rotary_factor`; `None` where the
+    /// architecture has no such key, and all of a head rotates.
+    pub partial_rotary: Option<f64>,
     /// Rotary base of layers with a window where they have their own and the configuration does not say.
     pub window_rope_base: Option<f64>,
     /// Query-key products are multiplied by this.
@@ -67,6 +68,20 @@ pub struct Facts {
     pub experts: Option<ShareRule>,
     /// The activation of the feed-forward where the configuration does not say: GGUF never does.
     pub glu: Glu,
+    /// What some layers have in place of attention.
+    pub recurrent: Option<Recurrent>,
+}
+
+/// What some layers have in place of attention, and which: as the file lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recurrent {
+    /// The gated delta rule. Where layers are not listed, every fourth attends, or every so manyth as the file says.
+    DeltaRule {
+        /// How value heads share key heads in GGUF. In Hugging Face files neighbours do.
+        gguf: KeySharing,
+    },
+    /// A gated short convolution. Where layers are not listed, all attend.
+    ShortConv,
 }
 
 /// How the rows of a head's Q and K follow each other, which decides the rows that rotate together.
@@ -261,8 +276,8 @@ mod tests {
         check(Facts::of_gguf("mamba", false), "\"mamba\", which needs state-space layers, is not supported");
         check(Facts::of_gguf("rwkv7", false), "\"rwkv7\", which needs recurrent layers, is not");
         check(
-            Facts::of_hugging_face(Some("qwen3_next"), &[]),
-            "model_type \"qwen3_next\", which needs layers of linear attention, is not",
+            Facts::of_hugging_face(Some("kimi_linear"), &[]),
+            "model_type \"kimi_linear\", which needs layers of linear attention",
         );
         check(Facts::of_gguf("deepseek2", true), "\"deepseek2\", which needs latent attention, is not");
         for (spellings, _) in NOT_YET {

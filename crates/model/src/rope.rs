@@ -266,21 +266,19 @@ impl Rope {
             }
             (None, _) => scaling,
         };
-        let mut dims = head_dim;
+        let mut partial = facts.partial_rotary;
         for object in [Some(*json), scaling].into_iter().flatten() {
-            let partial = object.opt_f64("partial_rotary_factor")?.filter(|partial| *partial != 1.0);
-            let Some(partial) = partial else { continue };
-            if !facts.partial_rotary {
+            let Some(said) = object.opt_f64("partial_rotary_factor")? else { continue };
+            if facts.partial_rotary.is_none() && said != 1.0 {
                 return Err(Error::Unsupported {
-                    what: format!("{} {partial}", object.spelling("partial_rotary_factor")),
+                    what: format!("{} {said}", object.spelling("partial_rotary_factor")),
                     supported: "1".to_owned(),
                 });
             }
-            let partial = within(&object.spelling("partial_rotary_factor"), partial, 1e-6..=1.0)?;
-            #[expect(clippy::cast_sign_loss, reason = "neither factor is negative")]
-            let rotating = (head_dim as f64 * partial) as usize;
-            dims = rotating;
+            partial = Some(within(&object.spelling("partial_rotary_factor"), said, 1e-6..=1.0)?);
         }
+        #[expect(clippy::cast_sign_loss, reason = "neither factor is negative")]
+        let dims = (head_dim as f64 * partial.unwrap_or(1.0)) as usize;
         let inside = scaling.map(|scaling| scaling.opt_f64("rope_theta")).transpose()?.flatten();
         let base = match inside {
             Some(base) => base,

@@ -24,7 +24,7 @@ pub(crate) const LLAMA: Facts = Facts {
     window: WindowRule::Never,
     rope_base: 10000.0,
     yarn_truncates: true,
-    partial_rotary: false,
+    partial_rotary: None,
     window_rope_base: None,
     attention_scale: AttentionScale::HeadSize,
     soft_caps: None,
@@ -33,6 +33,7 @@ pub(crate) const LLAMA: Facts = Facts {
     ffn_of_hidden: None,
     experts: None,
     glu: Glu::Silu,
+    recurrent: None,
 };
 
 /// In GGUF a Mistral says that it is a llama.

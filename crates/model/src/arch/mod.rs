@@ -5,6 +5,7 @@ mod gemma;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod lfm2;
 mod llama;
 mod mixtral;
 mod olmo2;
@@ -12,6 +13,7 @@ mod phi3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35;
 mod qwen3moe;
 mod starcoder2;
 
@@ -35,6 +37,10 @@ pub(crate) const TABLE: &[Facts] = &[
     gpt_oss::GPT_OSS,
     starcoder2::STARCODER2,
     bert::BERT,
+    qwen35::QWEN35,
+    qwen35::QWEN35_MOE,
+    qwen35::QWEN3_NEXT,
+    lfm2::LFM2,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
@@ -54,8 +60,8 @@ pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
     ),
     (&["granitehybrid", "granitemoehybrid", "bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
-    (&["qwen3next", "qwen3_next", "qwen35", "qwen35moe", "kimi-linear"], "layers of linear attention"),
-    (&["lfm2", "lfm2moe", "lfm2_moe"], "layers of short convolutions"),
+    (&["kimi-linear", "kimi_linear"], "layers of linear attention that decay value by value"),
+    (&["lfm2moe", "lfm2_moe"], "experts that are chosen by sigmoid"),
     (&["deepseek2", "deepseek_v2", "deepseek_v3", "minicpm3", "plm"], "latent attention"),
     (&["t5", "t5encoder", "bart", "mbart", "whisper"], "attention between an encoder and a decoder"),
     (&["bloom", "mpt", "baichuan"], "attention biased by distance"),

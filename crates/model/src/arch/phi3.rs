@@ -17,7 +17,7 @@ pub(crate) const PHI3: Facts = Facts {
     gguf_qk_rows: QkRows::Halves,
     bias: BiasRule::Never,
     window: WindowRule::EveryLayer(None),
-    partial_rotary: true,
+    partial_rotary: Some(1.0),
     ..LLAMA
 };
 
