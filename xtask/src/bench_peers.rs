@@ -49,11 +49,11 @@ impl Peer {
         }
     }
 
-    /// The package it is.
+    /// The package it is, in the version that docs/performance.md has figures of.
     fn package(self) -> &'static str {
         match self {
-            Peer::Wheel => "xllamacpp",
-            Peer::Native => "llama-cpp-python",
+            Peer::Wheel => "xllamacpp==2026.10.11549",
+            Peer::Native => "llama-cpp-python==0.3.36",
         }
     }
 
@@ -63,7 +63,7 @@ impl Peer {
         let python = folder.join("bin/python");
         if !python.exists() {
             run(command("python3", &["-m", "venv"]).arg(&folder))?;
-            let install = ["-m", "pip", "install", "--quiet", "numpy", "gguf", self.package()];
+            let install = ["-m", "pip", "install", "--quiet", "numpy==2.4.6", "gguf==0.19.0", self.package()];
             let mut install = command(&python.to_string_lossy(), &install);
             // GCC drops the stores that set up tile registers (seen with 12.2), and the process dies by SIGILL.
             let flags = "-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'";

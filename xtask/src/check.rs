@@ -48,8 +48,29 @@ fn deny() -> Result<Outcome> {
     if advisories.status.success() {
         return Ok(Outcome::Passed);
     }
-    if said.contains("failed to fetch advisory database") {
-        return Ok(Outcome::LeftOut("advisories only: their database cannot be fetched here".to_owned()));
+    if is_unreachable(&said) {
+        return Ok(Outcome::LeftOut(
+            "ADVISORIES ONLY: their database cannot be fetched here, so NO KNOWN VULNERABILITY WOULD BE FOUND".to_owned(),
+        ));
     }
     anyhow::bail!("{said}")
+}
+
+/// Whether cargo-deny says that it could not get what it compares with, and so has compared nothing.
+fn is_unreachable(said: &str) -> bool {
+    said.contains("failed to fetch advisory database")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An advisory that applies must fail the check, however the database came here.
+    #[test]
+    fn only_a_database_that_cannot_be_fetched_leaves_advisories_out() {
+        let offline = "[ERROR] failed to fetch advisory database https://github.com/rustsec/advisory-db";
+        assert!(is_unreachable(offline));
+        assert!(!is_unreachable("error[vulnerability]: a crate: ID: RUSTSEC-2020-0001"));
+        assert!(!is_unreachable("error[yanked]: detected yanked crate"));
+    }
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask fixtures`: the models that tests and proofs run, and the suite that schemas are held to, in the cache
 //! folder of the binary.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -32,7 +33,7 @@ pub(crate) fn cache_dir() -> Result<PathBuf> {
 }
 
 /// Prints a line for every tenth of a download: logs stay short and still show life.
-fn reporter(entry: &Entry) -> impl FnMut(Progress) {
+fn reporter(entry: &Entry) -> impl FnMut(Progress) -> ControlFlow<()> {
     let name = entry.name;
     let mut shown = None;
     move |progress| {
@@ -47,5 +48,6 @@ fn reporter(entry: &Entry) -> impl FnMut(Progress) {
             println!("{line}");
             shown = Some(line);
         }
+        ControlFlow::Continue(())
     }
 }

@@ -7,6 +7,7 @@
 
 mod bench_peers;
 mod check;
+mod dist;
 mod fixtures;
 mod house;
 mod phases;
@@ -45,7 +46,7 @@ enum Task {
         /// Only tests whose name contains this
         filter: Option<String>,
     },
-    /// Build the binary that is shipped: stripped, and it knows its commit
+    /// Build the binary that is shipped, and its packages: an archive, a Debian package, their checksums
     Dist,
     /// Compare with llama.cpp, taking turns, and write the table into docs/performance.md
     BenchPeers(bench_peers::BenchPeers),
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
         Task::Check => check::run_all(),
         Task::Fixtures { all } => fixtures::run(all),
         Task::Test { filter } => test::run(filter.as_deref()),
-        Task::Dist => dist(),
+        Task::Dist => dist::run_all(),
         Task::BenchPeers(args) => bench_peers::bench(&args),
         Task::Prove { name: Some(name), list: false } => prove::run(&name),
         Task::Prove { .. } => prove::list(),
@@ -78,15 +79,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn dist() -> Result<()> {
-    let mut commit = output(&mut command("git", &["rev-parse", "HEAD"]))?.trim().to_owned();
-    if !output(&mut command("git", &["status", "--porcelain"]))?.is_empty() {
-        commit.push_str(", changed");
-    }
-    let build = ["build", "--locked", "--profile", "dist", "--package", "fornax"];
-    run(command("cargo", &build).env("FORNAX_COMMIT", commit))
 }
 
 /// The root of the workspace, from where every tool is started.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fornax_engine::{EndReason, Event, Failure, Grammar, Handle, Refusal, Reply, Request, TimedOut};
+use fornax_engine::{EndReason, Event, Failure, Grammar, Handle, Miss, Refusal, Reply, Request, TimedOut};
 use fornax_text::{Delta, Detokenizer, Special, StopStrings, Tokenizer};
 
 use crate::{Ask, Reading};
@@ -19,6 +19,8 @@ pub enum Piece {
     Started {
         /// Tokens of the prompt that were found computed.
         cached_tokens: usize,
+        /// Why no more were.
+        miss: Option<Miss>,
         /// Fixes its random numbers.
         seed: u64,
     },
@@ -95,6 +97,8 @@ pub struct Counts {
     pub prompt: usize,
     /// Of these, how many were found computed.
     pub cached: usize,
+    /// Why no more were; `None` where all were that can be.
+    pub miss: Option<Miss>,
     /// Of the answer.
     pub generated: usize,
     /// Of these, how many were thought.
@@ -270,13 +274,13 @@ impl Answer {
         match event {
             // An answer that goes on has started before.
             Event::Started { .. } if self.counts.generated > 0 => {}
-            Event::Started { cached_tokens, seed } => {
-                self.counts.cached = cached_tokens;
+            Event::Started { cached_tokens, miss, seed } => {
+                (self.counts.cached, self.counts.miss) = (cached_tokens, miss);
                 if let Some(onward) = &mut self.onward {
                     // Its own, whichever choice it is.
                     onward.request.seed = seed;
                 }
-                self.say(Piece::Started { cached_tokens, seed });
+                self.say(Piece::Started { cached_tokens, miss, seed });
             }
             Event::Scored { token, logprob, top } => {
                 self.say(Piece::Scored(TokenScore { token, logprob: Some(logprob), top }));

@@ -33,7 +33,13 @@ pub struct Model<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Its chat template, or why there is none.
     pub template: Result<&'a ChatTemplate, &'a fornax_text::Error>,
+    /// Whether it may be asked anew in the middle of an answer. Whoever computes for it then sees where that is.
+    pub asks_anew: bool,
 }
+
+/// Why a question is refused whose answer would be asked for anew in its middle.
+const ASKED_ANEW: &str = "would have the model asked anew in the middle of an answer, which tells those who compute for \
+    it where that is; --ask-anew allows it";
 
 /// Compiles a form for the vocabulary of the model that is asked.
 pub type Compile<'a> = &'a dyn Fn(&Form) -> Result<Grammar, FormError>;
@@ -103,12 +109,23 @@ impl Question {
         if let (Some((field, _)), Some(_)) = (&self.form, &self.tools) {
             faults.push(Fault::rule(Place::Tools, format!("cannot be had with {field}")));
         }
-        if !faults.is_empty() {
-            return Err(Error::Asked(faults));
-        }
         let demanded = self.tools.as_ref().and_then(|tools| tools.form(dialect));
         let parallel = self.tools.as_ref().and_then(|tools| tools.parallel);
         let several = parallel == Some(true) && dialect.call_rest().is_some() && !self.has_stops;
+        if !model.asks_anew {
+            // A call that is demanded has its form from the beginning; only what comes behind it has not.
+            if self.tools.as_ref().is_some_and(|tools| tools.held_forms(several).next().is_some()) {
+                let rule = format!("strict tools, or calls behind one that is demanded, {ASKED_ANEW}");
+                faults.push(Fault::rule(Place::Tools, rule));
+            }
+            // None at all is decided before the answer begins.
+            if self.thinking.budget.is_some_and(|most| most > 0) {
+                faults.push(Fault::rule(Place::Budget, ASKED_ANEW));
+            }
+        }
+        if !faults.is_empty() {
+            return Err(Error::Asked(faults));
+        }
         Ok(Settled { question: self, model, template, dialect, variables, demanded, several })
     }
 }

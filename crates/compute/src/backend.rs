@@ -71,7 +71,7 @@ pub struct QkNorm<Buf> {
     pub key: Norm<Buf>,
 }
 
-/// Rotary embedding. Pairs are split halves: value `i` turns with value `i + n` where `n` is the number of
+/// Rotary embedding. Pairs are split halves: value `i` rotates with value `i + n` where `n` is the number of
 /// frequencies; weights of models that pair neighbours have their rows reordered at load.
 #[derive(Debug)]
 pub struct Rope<Buf> {

@@ -1,5 +1,7 @@
 //! The ways computing can fail.
 
+use std::ops::Range;
+
 use fornax_format::DType;
 
 use crate::{KvDType, Purpose};
@@ -38,6 +40,18 @@ pub enum Error {
         got: Vec<usize>,
         /// The shape the operation needs; 0 stands for any.
         wanted: Vec<usize>,
+    },
+    /// Columns of a matrix that cannot be had by themselves: none, more than there are, or a block's in part.
+    #[error("tensor {tensor}: columns {got:?} of {columns} in {dtype}; whole blocks of {} are wanted", .dtype.block_values())]
+    Columns {
+        /// The tensor as its file names it.
+        tensor: String,
+        /// What was asked for.
+        got: Range<usize>,
+        /// Columns that it has.
+        columns: usize,
+        /// The type that they are computed in.
+        dtype: DType,
     },
     /// An option that this backend does not have.
     #[error("{what} is not available on {backend}")]

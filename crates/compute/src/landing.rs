@@ -14,9 +14,13 @@
 //!
 //! And a float matrix may be asked to land in a smaller type ([`View::lands`]), which rounds as [`quantize_q8_0`],
 //! [`quantize_q4_k`] and [`quantize_mxfp8`] say. Sizes are known without reading a matrix, so that a plan is made at once.
+//!
+//! A part that takes some of its matrix's columns ([`Part::columns`]) is cut here, after it has landed.
 
 mod four_bits;
 mod quantize;
+
+use std::ops::Range;
 
 use fornax_format::{DType, Packing, View};
 use half::{bf16, f16};
@@ -58,26 +62,79 @@ pub fn land<R>(
     content: Content,
     then: impl FnOnce(&[Part<'_>]) -> Result<R, Error>,
 ) -> Result<R, Error> {
-    let moves = |part: &Part<'_>| part.view.packing.is_some() || part.view.lands.is_some();
+    let moves =
+        |part: &Part<'_>| part.view.packing.is_some() || part.view.lands.is_some() || part.columns.is_some();
     if !parts.iter().any(moves) {
         return then(parts);
     }
     let mut rooms = Vec::with_capacity(parts.len());
     for part in parts {
-        rooms.push(if moves(part) { Some(landed(&part.view, content)?) } else { None });
+        rooms.push(if moves(part) { Some(landed_part(part, content)?) } else { None });
     }
     let mut landed = Vec::with_capacity(parts.len());
     for (part, room) in parts.iter().zip(&rooms) {
         landed.push(match room {
             None => part.clone(),
-            Some((dtype, bytes)) => {
-                let view = View::new(part.view.name, *dtype, part.view.shape.clone(), bytes);
+            Some(Landed { dtype, shape, bytes }) => {
+                let view = View::new(part.view.name, *dtype, shape.clone(), bytes);
                 let view = view.map_err(|_| wrong_shape(&part.view))?;
-                Part { view, rows: part.rows.clone(), scales: None }
+                Part { view, rows: part.rows.clone(), scales: None, columns: None, whole: part.whole }
             }
         });
     }
     then(&landed)
+}
+
+/// A matrix in the type and the shape that it is computed in.
+struct Landed {
+    dtype: DType,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+fn landed_part(part: &Part<'_>, content: Content) -> Result<Landed, Error> {
+    let view = &part.view;
+    let moved = match view.packing.is_some() || view.lands.is_some() {
+        true => Some(landed(view, content)?),
+        false => None,
+    };
+    let dtype = moved.as_ref().map_or(view.dtype, |(dtype, _)| *dtype);
+    match (&part.columns, moved) {
+        (None, Some((_, bytes))) => Ok(Landed { dtype, shape: view.shape.clone(), bytes }),
+        (None, None) => unreachable!("only what moves is landed"),
+        (Some(columns), moved) => {
+            let bytes = moved.as_ref().map_or(view.bytes, |(_, bytes)| bytes);
+            let cut = cut(view, (dtype, bytes), columns, content)?;
+            view.release();
+            Ok(cut)
+        }
+    }
+}
+
+/// Some columns of a matrix that has landed.
+fn cut(
+    view: &View<'_>,
+    (dtype, bytes): (DType, &[u8]),
+    columns: &Range<usize>,
+    content: Content,
+) -> Result<Landed, Error> {
+    let &[rows, all] = &view.shape[..] else { return Err(wrong_shape(view)) };
+    let refused =
+        || Error::Columns { tensor: view.name.to_owned(), got: columns.clone(), columns: all, dtype };
+    // Where a row's bytes lie: both ends are ends of blocks.
+    let at = |column: usize| dtype.bytes_for(column).filter(|_| column <= all).ok_or_else(refused);
+    let (begin, end, row_bytes) = (at(columns.start)?, at(columns.end)?, at(all)?);
+    if columns.is_empty() {
+        return Err(refused());
+    }
+    let shape = vec![rows, columns.len()];
+    let each = end - begin;
+    if content == Content::Room {
+        return Ok(Landed { dtype, shape, bytes: vec![0; rows * each] });
+    }
+    let mut kept = Vec::with_capacity(rows * each);
+    bytes.chunks_exact(row_bytes).for_each(|row| kept.extend_from_slice(&row[begin..end]));
+    Ok(Landed { dtype, shape, bytes: kept })
 }
 
 fn landed(view: &View<'_>, content: Content) -> Result<(DType, Vec<u8>), Error> {
@@ -215,6 +272,51 @@ mod tests {
         // What belongs to a matrix is listed no more.
         let others = names.iter().filter(|name| !wanted.iter().any(|(wanted, _)| wanted == *name));
         assert_eq!(others.copied().collect::<Vec<_>>(), ["norm.weight"]);
+    }
+
+    /// The rows of a part as f32.
+    fn rows(part: &Part<'_>) -> Vec<Vec<f32>> {
+        let mut rows = Vec::new();
+        crate::cpu::expand_rows(part, |_, row| {
+            rows.push(row.to_vec());
+            Ok(())
+        })
+        .unwrap();
+        rows
+    }
+
+    #[test]
+    fn shards_of_columns_are_the_columns_of_the_whole_however_it_is_stored() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed");
+        for (folder, name, block) in
+            [("fp8", "powers.weight", 1), ("gptq", "symmetric.weight", 32), ("gptq", "asymmetric.weight", 32)]
+        {
+            let model = HuggingFace::open(&path.join(folder)).unwrap();
+            let whole = Part::from(model.weights().tensor(name).unwrap());
+            let (columns, values) = (whole.view.shape[1], rows(&whole));
+            let middle = (columns / 2).next_multiple_of(block);
+            for range in [0..middle, middle..columns, block..middle] {
+                let mut shard = Part { columns: Some(range.clone()), ..whole.clone() };
+                // Rows are chosen and ordered as of the whole.
+                shard.rows = Some(vec![3, 0]);
+                let wanted = [3, 0].map(|row: usize| values[row][range.clone()].to_vec());
+                assert_eq!(rows(&shard), wanted, "{folder} {name} {range:?}");
+                let bytes = |content| {
+                    land(std::slice::from_ref(&shard), content, |parts| Ok(parts[0].view.bytes.len()))
+                        .unwrap()
+                };
+                assert_eq!(bytes(Content::Room), bytes(Content::Values));
+            }
+            // Beyond the end, nothing at all, within a block.
+            for range in [0..columns + block, middle..middle, 0..block + 1] {
+                if block == 1 && range.end == 2 {
+                    continue;
+                }
+                let shard = Part { columns: Some(range.clone()), ..whole.clone() };
+                let refused = land(&[shard], Content::Room, |_| Ok(())).unwrap_err();
+                assert!(matches!(refused, Error::Columns { .. }), "{range:?}: {refused}");
+            }
+        }
     }
 
     #[test]

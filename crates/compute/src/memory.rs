@@ -1,6 +1,8 @@
 //! Device memory by purpose, and the counting memory that makes a plan from it.
 
-use std::{cell::RefCell, fmt};
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
 
 use fornax_format::{DType, View};
 
@@ -88,11 +90,17 @@ pub struct Part<'a> {
     pub rows: Option<Vec<u32>>,
     /// Scales stored apart from the values.
     pub scales: Option<View<'a>>,
+    /// The columns it takes, in whole blocks; `None` takes all. They are cut out on the way in (`landing.rs`), so a backend
+    /// sees a matrix of fewer columns.
+    pub columns: Option<Range<usize>>,
+    /// Rows and columns of the weight that this is a shard of. A backend whose order of summation follows from a weight's
+    /// shape takes it from here, so that a shard is summed as the same columns of the whole are.
+    pub whole: Option<[usize; 2]>,
 }
 
 impl<'a> From<View<'a>> for Part<'a> {
     fn from(view: View<'a>) -> Self {
-        Part { view, rows: None, scales: None }
+        Part { view, rows: None, scales: None, columns: None, whole: None }
     }
 }
 
@@ -247,7 +255,7 @@ pub trait Memory {
     /// Room for all pages of all groups.
     fn alloc_kv(&self, spec: &KvSpec) -> Result<Self::Kv, Error>;
     /// Says what attention will be asked for, before room for keys and values is: a backend may get ready for it meanwhile.
-    /// `rotates` tells whether queries and keys are turned before.
+    /// `rotates` tells whether queries and keys are rotated before.
     fn foresee(&self, attention: &Attention<Self::Buf>, rotates: bool) {
         let _ = (attention, rotates);
     }

@@ -264,6 +264,7 @@ impl Engine {
                     reply,
                     ticket: Some(ticket),
                     cached_tokens: None,
+                    miss: None,
                     request,
                 });
                 leader.get_or_insert(id);
@@ -344,7 +345,8 @@ impl Engine {
         // Not before: a copy may be large, and those who wait need none. The step is under way meanwhile.
         sequence.grammar = sequence.request.grammar.clone();
         let cached_tokens = sequence.cached_tokens.unwrap_or(0);
-        sequence.reply.send(Event::Started { cached_tokens, seed: sequence.seed });
+        let miss = sequence.miss;
+        sequence.reply.send(Event::Started { cached_tokens, miss, seed: sequence.seed });
         self.stats.prefix_queries += sequence.prompt_len() as u64;
         self.stats.prefix_hits += cached_tokens as u64;
         self.fast_forward(id);
@@ -597,6 +599,7 @@ impl Engine {
     fn publish(&mut self) {
         let (running, _) = self.scheduler.counts();
         self.stats.running = running;
+        self.stats.slots = self.runner.limits().slots;
         self.stats.preempted = self.scheduler.preempted();
         self.stats.pages = self.scheduler.page_counts();
         self.stats.preemptions = self.scheduler.preemptions();

@@ -8,6 +8,8 @@ pub enum Event {
     Started {
         /// Prompt tokens that came from the prefix cache.
         cached_tokens: usize,
+        /// Why no more of them did; `None` where every full page was found.
+        miss: Option<Miss>,
         /// The seed that fixes this choice's random numbers.
         seed: u64,
     },
@@ -41,6 +43,26 @@ pub enum Event {
     },
     /// There is no answer.
     Failed(Failure),
+}
+
+/// Why the prefix cache had no more of a prompt. Only prompts of the same salt and adapter are looked at: a tenant learns
+/// nothing of another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// No earlier prompt went on behind what was found.
+    New,
+    /// The nearest earlier prompt has another token at this position.
+    Differs {
+        /// The position, from 0 on.
+        at: usize,
+    },
+    /// An earlier prompt had the same tokens this far, and their pages were needed for others since.
+    Evicted {
+        /// So many tokens were known.
+        known: usize,
+    },
+    /// The prompt's own log-probabilities were asked for: it is computed whole.
+    Whole,
 }
 
 /// An embedding's direction: the same at length one. One of nothing but zeros has none and stays.

@@ -31,7 +31,7 @@ mod sync;
 use std::{sync::Arc, time::Duration};
 
 pub use engine::{Engine, EngineOptions, Turn};
-pub use event::{EndReason, Event, Failure, Usage, of_length_one};
+pub use event::{EndReason, Event, Failure, Miss, Usage, of_length_one};
 pub use grammar::{Constraint, Grammar, allows};
 pub use handle::{Handle, QueueLimits};
 pub use local::{Local, LocalParts};

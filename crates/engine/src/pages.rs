@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use fornax_compute::{KvGroup, KvKind, PAGE_TOKENS, PageId, RowState};
 
+use crate::event::Miss;
 use crate::picture::{PAGES_MAX, PageUse};
 use crate::prefix::{NodeId, PrefixTree, Units};
 
@@ -122,8 +123,14 @@ impl Pages {
     }
 
     /// Tables for a new or resumed sequence, holding the longest run of leading pages that every group still has;
-    /// with it, how many tokens that is. At least one token is left to compute, since its logits are wanted.
-    pub(crate) fn find(&mut self, adapter: Option<u32>, salt: &str, units: Units<'_>) -> (Tables, usize) {
+    /// with it, how many tokens that is, and why it is no more. At least one token is left to compute, since its logits are
+    /// wanted.
+    pub(crate) fn find(
+        &mut self,
+        adapter: Option<u32>,
+        salt: &str,
+        units: Units<'_>,
+    ) -> (Tables, usize, Option<Miss>) {
         let pages_max = units.len().saturating_sub(1) / PAGE_TOKENS;
         let root = self.tree.root(adapter, salt);
         let mut path = Vec::new();
@@ -134,6 +141,7 @@ impl Pages {
             node = child;
         }
         let hit = self.valid_in_every_group(&path);
+        let miss = self.miss(node, path.len(), hit, pages_max, units);
         let mut groups = Vec::with_capacity(self.paged);
         for (index, pool) in self.pools[..self.paged].iter_mut().enumerate() {
             let first = pool.first_seen(hit * PAGE_TOKENS) / PAGE_TOKENS;
@@ -154,7 +162,27 @@ impl Pages {
         };
         let states = self.pools[self.paged..].iter_mut().enumerate().map(found).collect();
         let (planned, mark) = (hit * PAGE_TOKENS, pages_max * PAGE_TOKENS);
-        (Tables { groups, states, lent: false, planned, mark, node, entered: hit }, planned)
+        (Tables { groups, states, lent: false, planned, mark, node, entered: hit }, planned, miss)
+    }
+
+    /// Why no more than `hit` pages were found. `node` is the last of the `known` pages that the tree has.
+    fn miss(
+        &self,
+        node: NodeId,
+        known: usize,
+        hit: usize,
+        pages_max: usize,
+        units: Units<'_>,
+    ) -> Option<Miss> {
+        if hit == pages_max {
+            return None;
+        }
+        let forgotten = self.tree.forgotten(node, (known..pages_max).map(|page| units.page(page)));
+        if forgotten > 0 || known > hit {
+            return Some(Miss::Evicted { known: (known + forgotten) * PAGE_TOKENS });
+        }
+        let likest = self.tree.likest(node, &units.page(known));
+        Some(likest.map_or(Miss::New, |same| Miss::Differs { at: known * PAGE_TOKENS + same }))
     }
 
     /// Leading pages of `path` from which a sequence can go on in every group: a full group needs them all, a
@@ -464,7 +492,7 @@ mod tests {
 
     /// Computes `tokens` for one sequence and gives its pages back.
     fn compute(pages: &mut Pages, salt: &str, tokens: &[u32]) {
-        let (mut tables, _) = pages.find(None, salt, text(tokens));
+        let (mut tables, _, _) = pages.find(None, salt, text(tokens));
         assert!(pages.grow(&mut tables, tokens.len()));
         pages.commit(&mut tables, text(tokens));
         pages.release(tables);
@@ -473,7 +501,7 @@ mod tests {
 
     /// Tokens that a prompt finds.
     fn hit(pages: &mut Pages, salt: &str, tokens: &[u32]) -> usize {
-        let (tables, hit) = pages.find(None, salt, text(tokens));
+        let (tables, hit, _) = pages.find(None, salt, text(tokens));
         pages.release(tables);
         pages.assert_consistent();
         hit
@@ -484,9 +512,9 @@ mod tests {
         let mut pages = pages(&[(7, None)]);
         let prompt = tokens(70, 0);
         compute(&mut pages, "", &prompt);
-        let (mut first, _) = pages.find(None, "", text(&prompt));
+        let (mut first, _, _) = pages.find(None, "", text(&prompt));
         assert!(pages.grow(&mut first, 70));
-        let (second, _) = pages.find(None, "", text(&prompt[..40]));
+        let (second, _, _) = pages.find(None, "", text(&prompt[..40]));
         let count = |pages: &Pages, of| pages.uses()[0].iter().filter(|&&page| page == of).count();
         // Two full pages are the first's, one of them also the second's; a third has the first's tail.
         let counts =
@@ -497,6 +525,53 @@ mod tests {
         let counts =
             [PageUse::Free, PageUse::Cached, PageUse::Held, PageUse::Shared].map(|of| count(&pages, of));
         assert_eq!(counts, [4, 2, 0, 0]);
+    }
+
+    /// Why a prompt does not find more.
+    fn miss(pages: &mut Pages, salt: &str, tokens: &[u32]) -> Option<Miss> {
+        let (tables, _, miss) = pages.find(None, salt, text(tokens));
+        pages.release(tables);
+        miss
+    }
+
+    #[test]
+    fn a_miss_says_where_a_prompt_differs_from_the_nearest_one_of_its_own_tenant() {
+        let mut pages = pages(&[(12, None)]);
+        let prompt = tokens(100, 0);
+        assert_eq!(miss(&mut pages, "", &prompt), Some(Miss::New));
+        compute(&mut pages, "", &prompt);
+        assert_eq!(miss(&mut pages, "", &prompt), None);
+        assert_eq!(miss(&mut pages, "other", &prompt), Some(Miss::New), "it is another's");
+        let differing = |at: usize| {
+            let mut other = prompt.clone();
+            other[at] = 7777;
+            other
+        };
+        for at in [0, 31, 32, 70, 95] {
+            assert_eq!(miss(&mut pages, "", &differing(at)), Some(Miss::Differs { at }));
+        }
+        assert_eq!(miss(&mut pages, "", &differing(97)), None, "what is no full page is computed anyway");
+        compute(&mut pages, "", &differing(40));
+        assert_eq!(
+            miss(&mut pages, "", &differing(50)),
+            Some(Miss::Differs { at: 50 }),
+            "the nearest of two"
+        );
+        let longer: Vec<u32> = tokens(200, 0);
+        assert_eq!(miss(&mut pages, "", &longer), Some(Miss::New), "the earlier one ended there");
+    }
+
+    #[test]
+    fn a_miss_says_that_pages_were_evicted_and_how_much_was_known() {
+        let mut pages = pages(&[(5, None)]);
+        let (old, young) = (tokens(128, 0), tokens(128, 5000));
+        compute(&mut pages, "", &old);
+        assert_eq!(miss(&mut pages, "", &[&old[..], &[1]].concat()), None);
+        compute(&mut pages, "", &young);
+        let longer = [&old[..], &tokens(40, 9000)].concat();
+        assert_eq!(miss(&mut pages, "", &longer), Some(Miss::Evicted { known: 128 }));
+        assert_eq!(miss(&mut pages, "", &old[..70]), Some(Miss::Evicted { known: 64 }));
+        assert_eq!(miss(&mut pages, "other", &longer), Some(Miss::New), "another's evictions are not told");
     }
 
     #[test]
@@ -522,11 +597,11 @@ mod tests {
         let longer = |prefix: &[u32]| [prefix, &[5]].concat();
         assert_eq!(hit(&mut pages, "", &longer(&old)), 64);
         // `young` is now the least recently used: a new page takes its tail first.
-        let (held, found) = pages.find(None, "", text(&longer(&old)));
+        let (held, found, _) = pages.find(None, "", text(&longer(&old)));
         assert_eq!(found, 64);
         compute(&mut pages, "", &tokens(32, 5000));
         assert_eq!(hit(&mut pages, "", &longer(&young)), 32);
-        let (mut wide, _) = pages.find(None, "", text(&tokens(96, 9000)));
+        let (mut wide, _, _) = pages.find(None, "", text(&tokens(96, 9000)));
         assert!(!pages.grow(&mut wide, 96), "two of four pages are referenced");
         assert!(pages.grow(&mut wide, 64));
         assert_eq!(pages.counts()[0], PageCounts { total: 4, referenced: 4, cached: 0 });
@@ -540,7 +615,7 @@ mod tests {
         // The windowed group keeps what the next position sees; the rest of its pages go as the sequence moves on.
         let mut pages = pages(&[(20, None), (20, Some(40))]);
         let prompt = tokens(200, 0);
-        let (mut tables, _) = pages.find(None, "", text(&prompt));
+        let (mut tables, _, _) = pages.find(None, "", text(&prompt));
         assert!(pages.grow(&mut tables, 200));
         pages.commit(&mut tables, text(&prompt));
         assert_eq!(tables.groups[1].iter().filter(|&&page| page != PageId::TRASH).count(), 2);
@@ -563,7 +638,7 @@ mod tests {
     fn a_state_is_gone_on_from_where_a_checkpoint_is_and_nowhere_else() {
         let mut pages = with_states(8);
         let prompt = tokens(170, 0);
-        let (mut first, _) = pages.find(None, "", text(&prompt));
+        let (mut first, _, _) = pages.find(None, "", text(&prompt));
         assert!(pages.grow(&mut first, 100));
         let row = first.states(0, 100).remove(0);
         assert_eq!((row.from, row.saves.len(), row.saves[0].0), (None, 1, 64));
@@ -578,7 +653,7 @@ mod tests {
         for (asked, wanted) in [(170, 160), (160, 128), (129, 128), (128, 64), (64, 0)] {
             assert_eq!(hit(&mut pages, "", &prompt[..asked]), wanted, "{asked} tokens");
         }
-        let (mut second, found) = pages.find(None, "", text(&prompt[..140]));
+        let (mut second, found, _) = pages.find(None, "", text(&prompt[..140]));
         assert_eq!(found, 128);
         assert!(pages.grow(&mut second, 140));
         let again = second.states(128, 140).remove(0);
@@ -598,13 +673,13 @@ mod tests {
     fn a_checkpoint_without_room_is_left_out_and_a_state_without_room_waits() {
         let mut pages = with_states(3);
         let (one, other) = (tokens(64, 0), tokens(64, 1000));
-        let (mut first, _) = pages.find(None, "", text(&one));
-        let (mut second, _) = pages.find(None, "", text(&other));
+        let (mut first, _, _) = pages.find(None, "", text(&one));
+        let (mut second, _, _) = pages.find(None, "", text(&other));
         assert!(pages.grow(&mut first, 10) && pages.grow(&mut second, 10));
         assert!(pages.grow(&mut first, 64));
         assert_eq!(first.states(10, 64)[0].saves, []);
         pages.commit(&mut first, text(&one));
-        let (mut third, _) = pages.find(None, "", text(&tokens(64, 2000)));
+        let (mut third, _, _) = pages.find(None, "", text(&tokens(64, 2000)));
         assert!(!pages.grow(&mut third, 10), "both states are somebody's");
         pages.release(second);
         assert!(pages.grow(&mut third, 10));
@@ -623,17 +698,17 @@ mod tests {
         };
         let (cat, dog) = (image(1), image(2));
         let units = |pieces| Units { tokens: &prompt, pieces };
-        let (mut tables, _) = pages.find(None, "", units(&cat));
+        let (mut tables, _, _) = pages.find(None, "", units(&cat));
         assert!(pages.grow(&mut tables, 100));
         pages.commit(&mut tables, units(&cat));
         pages.release(tables);
         for (pieces, wanted) in [(&cat[..], 96), (&dog[..], 32), (&[], 32)] {
-            let (tables, hit) = pages.find(None, "", units(pieces));
+            let (tables, hit, _) = pages.find(None, "", units(pieces));
             assert_eq!(hit, wanted);
             pages.release(tables);
         }
         let moved = [Piece { at: 41, ..cat[0].clone() }];
-        let (tables, hit) = pages.find(None, "", units(&moved));
+        let (tables, hit, _) = pages.find(None, "", units(&moved));
         assert_eq!(hit, 32, "the same content elsewhere is another prefix");
         pages.release(tables);
     }

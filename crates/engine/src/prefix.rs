@@ -1,7 +1,7 @@
 //! The tree of known prefixes: what was read is kept in which pages.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet, VecDeque},
     hash::{BuildHasher, RandomState},
 };
 
@@ -71,6 +71,10 @@ pub(crate) struct NodeId(u32);
 #[derive(Debug)]
 struct Node {
     parent: Option<NodeId>,
+    /// Those who name it as their parent, in no order.
+    children: Vec<NodeId>,
+    /// A hash of the whole path, by which it is remembered when it is gone.
+    path: u64,
     content: Content,
     /// Children, pages and sequences that rely on this node; it goes with the last of them.
     references: u32,
@@ -92,6 +96,33 @@ pub(crate) struct PrefixTree<S = RandomState> {
     index: HashMap<(Option<NodeId>, u64), Vec<NodeId>>,
     groups: usize,
     hasher: S,
+    forgotten: Forgotten,
+}
+
+/// Paths whose pages were evicted, the newest of them: enough to say of a prompt that it was known once.
+#[derive(Default)]
+struct Forgotten {
+    known: HashSet<u64>,
+    order: VecDeque<u64>,
+}
+
+/// Paths that are remembered: 32 tokens each, and a megabyte or two in all.
+const FORGOTTEN_MAX: usize = 1 << 16;
+
+/// Siblings that are compared with a prompt, the newest: those of a root may be thousands.
+const COMPARED_MAX: usize = 256;
+
+impl Forgotten {
+    fn add(&mut self, path: u64) {
+        if self.known.insert(path) {
+            self.order.push_back(path);
+        }
+        if self.order.len() > FORGOTTEN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
 }
 
 impl PrefixTree {
@@ -102,7 +133,8 @@ impl PrefixTree {
 
 impl<S: BuildHasher> PrefixTree<S> {
     fn with_hasher(groups: usize, hasher: S) -> Self {
-        PrefixTree { nodes: Vec::new(), vacant: Vec::new(), index: HashMap::new(), groups, hasher }
+        let (nodes, vacant, index) = (Vec::new(), Vec::new(), HashMap::new());
+        PrefixTree { nodes, vacant, index, groups, hasher, forgotten: Forgotten::default() }
     }
 
     /// The root of an adapter and a salt, made if it is new. Unless held it may go with its last child.
@@ -132,6 +164,33 @@ impl<S: BuildHasher> PrefixTree<S> {
         })
     }
 
+    /// Of the children of `parent`, how much of the likest one begins as these units; `None` without children.
+    pub(crate) fn likest(&self, parent: NodeId, units: &[Unit]) -> Option<usize> {
+        let newest = self.node(parent).children.iter().rev().take(COMPARED_MAX);
+        let same = |child: &NodeId| match &self.node(*child).content {
+            Content::Units(own) => own.iter().zip(units).take_while(|(own, unit)| own == unit).count(),
+            Content::Root(..) => 0,
+        };
+        newest.map(same).max()
+    }
+
+    /// How many of the pages that follow `parent` were known once and evicted.
+    pub(crate) fn forgotten(
+        &self,
+        parent: NodeId,
+        pages: impl Iterator<Item = [Unit; PAGE_TOKENS]>,
+    ) -> usize {
+        if self.forgotten.known.is_empty() {
+            return 0;
+        }
+        let mut path = self.node(parent).path;
+        let known = |units: &[Unit; PAGE_TOKENS]| {
+            path = self.hasher.hash_one((path, self.hasher.hash_one(&units[..])));
+            self.forgotten.known.contains(&path)
+        };
+        pages.take_while(known).count()
+    }
+
     /// The page of `node` in `group`.
     pub(crate) fn page(&self, node: NodeId, group: usize) -> Option<PageId> {
         self.node(node).pages[group]
@@ -147,6 +206,8 @@ impl<S: BuildHasher> PrefixTree<S> {
     /// The page of `node` in `group` was evicted.
     pub(crate) fn detach(&mut self, node: NodeId, group: usize) {
         self.node_mut(node).pages[group].take().expect("only an attached page is evicted");
+        let path = self.node(node).path;
+        self.forgotten.add(path);
         self.let_go(node);
     }
 
@@ -176,6 +237,10 @@ impl<S: BuildHasher> PrefixTree<S> {
                 self.index.remove(&key);
             }
             self.vacant.push(id);
+            if let Some(parent) = node.parent {
+                // In order: the newest are compared first.
+                self.node_mut(parent).children.retain(|&child| child != id);
+            }
             next = node.parent;
         }
     }
@@ -207,7 +272,12 @@ impl<S: BuildHasher> PrefixTree<S> {
     }
 
     fn insert(&mut self, parent: Option<NodeId>, hash: u64, content: Content) -> NodeId {
-        let node = Node { parent, content, references: 0, pages: vec![None; self.groups] };
+        let path = match parent {
+            Some(parent) => self.hasher.hash_one((self.node(parent).path, hash)),
+            None => hash,
+        };
+        let pages = vec![None; self.groups];
+        let node = Node { parent, children: Vec::new(), path, content, references: 0, pages };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.nodes[id.0 as usize] = Some(node);
@@ -219,6 +289,9 @@ impl<S: BuildHasher> PrefixTree<S> {
             }
         };
         self.index.entry((parent, hash)).or_default().push(id);
+        if let Some(parent) = parent {
+            self.node_mut(parent).children.push(id);
+        }
         id
     }
 

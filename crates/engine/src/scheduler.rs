@@ -12,6 +12,7 @@ use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
 use slotmap::{Key, SlotMap};
 
 use crate::{
+    event::Miss,
     handle::Ticket,
     pages::{PageCounts, Pages},
     picture::{Picture, Progress, REQUESTS_MAX},
@@ -255,7 +256,7 @@ impl Scheduler {
             let Some(slot) = self.slots_free.pop() else { return };
             let sequence = self.sequences.get_mut(id).expect("listed");
             let cacheable = if self.prefix_reuse { sequence.cacheable() } else { sequence.units(0) };
-            let (mut tables, hit) =
+            let (mut tables, hit, miss) =
                 self.pages.find(sequence.request.adapter, &sequence.request.salt, cacheable);
             (sequence.launched, sequence.computed) = (hit, hit);
             let len = step.room(sequence);
@@ -276,7 +277,12 @@ impl Scheduler {
                 self.slots_free.push(slot);
                 return;
             }
-            sequence.cached_tokens.get_or_insert(hit.min(sequence.request.prompt.len()));
+            if sequence.cached_tokens.is_none() {
+                sequence.cached_tokens = Some(hit.min(sequence.request.prompt.len()));
+                // Of a prompt without a full page nothing is ever kept.
+                let whole = sequence.scored.is_some() && sequence.prompt_len() > PAGE_TOKENS;
+                sequence.miss = if whole { Some(Miss::Whole) } else { miss };
+            }
             sequence.seat = Some(Seat { slot, tables });
             let line = sequence.line;
             place(sequence, len, 0, step);

@@ -3,8 +3,8 @@
 use std::{ops::Range, sync::Arc};
 
 use crate::{
-    grammar::Grammar, handle::Ticket, pages::Tables, prefix::Units, reply::ReplySender, request::Request,
-    speculation::Draft,
+    event::Miss, grammar::Grammar, handle::Ticket, pages::Tables, prefix::Units, reply::ReplySender,
+    request::Request, speculation::Draft,
 };
 
 slotmap::new_key_type! {
@@ -56,6 +56,8 @@ pub(crate) struct Sequence {
     pub(crate) ticket: Option<Ticket>,
     /// Prompt tokens found in the prefix cache when it was first seated.
     pub(crate) cached_tokens: Option<usize>,
+    /// Why no more were.
+    pub(crate) miss: Option<Miss>,
 }
 
 /// What a running sequence holds.

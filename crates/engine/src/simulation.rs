@@ -432,7 +432,7 @@ impl Watched {
     fn read(&mut self, world: &World, life: &mut Life) -> bool {
         while let Some(event) = self.reply.try_recv() {
             match event {
-                Event::Started { seed, cached_tokens } => {
+                Event::Started { seed, cached_tokens, .. } => {
                     assert!(self.seed.replace(seed).is_none(), "started twice");
                     life.cached += cached_tokens as u64;
                     life.checkpointed += if world.has_states() { cached_tokens as u64 } else { 0 };

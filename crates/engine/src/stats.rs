@@ -9,6 +9,8 @@ use crate::pages::PageCounts;
 pub struct Stats {
     /// Sequences with a seat.
     pub running: usize,
+    /// Seats that there are.
+    pub slots: usize,
     /// Sequences without one that have had one before: preempted.
     pub preempted: usize,
     /// Choices that wait for their first seat.

@@ -41,6 +41,16 @@ impl Gguf {
         ShardName::of(path).is_some_and(|name| name.number != 1)
     }
 
+    /// Whether `bytes`, which begin a file, hold all that stands in front of its data.
+    pub fn has_header(bytes: &[u8]) -> Result<bool, Error> {
+        match Header::parse(bytes, 0, &mut Vec::new()) {
+            Ok(_) | Err(Error::OutOfFile { .. }) => Ok(true),
+            // A count of more than is there is that of a file that goes on.
+            Err(Error::Truncated { .. } | Error::Count { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Reads a model from memory: the bytes of its file, or of its shards in order.
     pub fn from_bytes(shards: Vec<Vec<u8>>) -> Result<Gguf, Error> {
         let named = |number: u64| PathBuf::from(format!("memory-{number:05}"));

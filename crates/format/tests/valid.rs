@@ -149,3 +149,16 @@ fn resident_kib(path: &Path) -> u64 {
     let line = of_file.into_iter().find_map(|line| line.strip_prefix("Rss:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
 }
+
+#[test]
+fn a_header_is_whole_from_its_last_byte_on() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama.gguf");
+    let bytes = std::fs::read(path).unwrap();
+    let gguf = fornax_format::Gguf::from_bytes(vec![bytes.clone()]).unwrap();
+    // Its data is the last of the file, so what stands in front of it is known.
+    let header = bytes.len() - usize::try_from(gguf.data_bytes()).unwrap();
+    let has = |length: usize| fornax_format::Gguf::has_header(&bytes[..length]).unwrap();
+    assert!(has(bytes.len()) && has(header));
+    assert!([8, 100, header / 2, header - 64].into_iter().all(|length| !has(length)));
+    assert!(fornax_format::Gguf::has_header(b"no such file").is_err());
+}

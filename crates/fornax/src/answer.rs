@@ -99,7 +99,7 @@ impl Answer {
 
     fn take(&mut self, piece: Piece) {
         match piece {
-            Piece::Started { cached_tokens, seed } => {
+            Piece::Started { cached_tokens, seed, .. } => {
                 (self.completion.cached_tokens, self.completion.seed) = (cached_tokens, seed);
                 self.say(Part::Started { cached_tokens, seed });
             }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::units::binary;
+
 /// Why a model could not be opened or run. Each message is one line that says what to do where something can be done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -22,7 +24,8 @@ pub enum Error {
     Private(#[from] fornax_private::Error),
     /// The plan is larger than the memory.
     #[error(
-        "the model needs {needed} bytes ({weights} for weights, {kv} for keys and values of a context of {context} tokens), but {limit} may be used; {advice}"
+        "the model needs {} ({} for weights, {} for keys and values of a context of {context} tokens), but {} may be used; {advice}",
+        binary(*.needed), binary(*.weights), binary(*.kv), binary(*.limit)
     )]
     DoesNotFit {
         /// Bytes of the whole plan.
@@ -50,17 +53,21 @@ pub enum Error {
     },
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt has {prompt} tokens, but the context holds {context}, one of them for the answer; shorten it or use a larger --context"
+        "the prompt has {prompt} tokens, but the context holds {context}, one of them for the answer; shorten it{}",
+        longer(*.context, *.trained)
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,
         /// Tokens that the context holds.
         context: usize,
+        /// The longest context that the model was made for.
+        trained: usize,
     },
     /// Prompt and answer together exceed the context.
     #[error(
-        "the prompt has {prompt} tokens and {max_tokens} more are asked for, but the context holds {context}; ask for at most {left} or use a larger --context"
+        "the prompt has {prompt} tokens and {max_tokens} more are asked for, but the context holds {context}; ask for at most {left}{}",
+        longer(*.context, *.trained)
     )]
     RequestTooLong {
         /// Tokens of the prompt.
@@ -71,7 +78,12 @@ pub enum Error {
         context: usize,
         /// Tokens that the prompt leaves.
         left: usize,
+        /// The longest context that the model was made for.
+        trained: usize,
     },
+    /// An answer of a model that has none.
+    #[error("the model makes embeddings and no answers; use `fornax embed`")]
+    Embeds,
     /// Nothing to compute on.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
@@ -229,6 +241,7 @@ impl Error {
             Error::PromptTooLong { .. } | Error::RequestTooLong { .. } => Code::PromptTooLong,
             Error::ContextTooLong { .. }
             | Error::EmptyPrompt
+            | Error::Embeds
             | Error::UnknownToken { .. }
             | Error::NoTokenizer
             | Error::NothingAllowed { .. }
@@ -258,6 +271,15 @@ impl From<fornax_chat::Error> for Error {
             Fault::Form(error) => Error::Form(error),
             Fault::Text(error) => Error::Text(error),
         }
+    }
+}
+
+/// What else helps against a context that is too short: a longer one, where the model has it.
+fn longer(context: usize, trained: usize) -> String {
+    if context < trained {
+        format!(" or use a larger --context, of at most {trained}")
+    } else {
+        "; the model was made for no more".to_owned()
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Evaluator {
     /// KV groups of states, of each of which the sequence has one.
     states: usize,
     context: usize,
+    /// The longest context that the model was made for.
+    trained: usize,
     /// Columns of the logits, padding included.
     columns: usize,
     /// Tokens of one step.
@@ -38,6 +40,7 @@ impl OpenOptions {
         Ok(Evaluator {
             device: blueprint.place.words(),
             context: blueprint.plan.context,
+            trained: blueprint.plan.context_trained,
             columns: blueprint.config.vocab,
             step_tokens: blueprint.limits.tokens_max,
             rows: blueprint.limits.wanted_max,
@@ -74,7 +77,8 @@ impl Evaluator {
     pub fn check(&self, tokens: &[u32]) -> Result<(), Error> {
         self.text.check_tokens(tokens)?;
         if tokens.len() > self.context {
-            return Err(Error::PromptTooLong { prompt: tokens.len(), context: self.context });
+            let (prompt, context, trained) = (tokens.len(), self.context, self.trained);
+            return Err(Error::PromptTooLong { prompt, context, trained });
         }
         Ok(())
     }

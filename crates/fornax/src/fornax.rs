@@ -371,6 +371,9 @@ impl Fornax {
 
     /// The request in tokens, as the engine takes it, and how its answers are read.
     fn prepare(&self, request: &Request) -> Result<Ask, Error> {
+        if self.handle().capacity().encodes {
+            return Err(Error::Embeds);
+        }
         check_stops(request)?;
         let text = &self.shared.text;
         let (prompt, form, reading) = match request.question() {
@@ -420,13 +423,13 @@ impl Fornax {
     /// How many tokens may follow a prompt of so many: as many as asked for, else what is left of the context. What
     /// does not fit is refused here, with counts, and never cut.
     pub fn room(&self, prompt: usize, max_tokens: Option<usize>) -> Result<usize, Error> {
-        let context = self.context();
+        let (context, trained) = (self.context(), self.plan().context_trained);
         let left = context.saturating_sub(prompt);
         match max_tokens {
-            _ if prompt > context => Err(Error::PromptTooLong { prompt, context }),
-            None | Some(1..) if left == 0 => Err(Error::PromptTooLong { prompt, context }),
+            _ if prompt > context => Err(Error::PromptTooLong { prompt, context, trained }),
+            None | Some(1..) if left == 0 => Err(Error::PromptTooLong { prompt, context, trained }),
             Some(max_tokens) if max_tokens > left => {
-                Err(Error::RequestTooLong { prompt, max_tokens, context, left })
+                Err(Error::RequestTooLong { prompt, max_tokens, context, left, trained })
             }
             Some(max_tokens) => Ok(max_tokens),
             None => Ok(left),
@@ -619,11 +622,16 @@ mod tests {
 
     /// A model of random weights whose tokenizer spells every text, with a chat template.
     fn chatting(folder: &tempfile::TempDir, template: &str) -> Fornax {
+        OpenOptions::new(random_file(folder)).chat_template(template.to_owned()).open().unwrap()
+    }
+
+    /// Its file.
+    fn random_file(folder: &tempfile::TempDir) -> std::path::PathBuf {
         let path = folder.path().join("random.gguf");
         let go_on = &mut |_: u64, _: u64| ControlFlow::Continue(());
         random_model::write_repeating(&path, &random_model::SHAPES[0], random_model::Types::Q4_K_M, go_on)
             .unwrap();
-        OpenOptions::new(path).chat_template(template.to_owned()).open().unwrap()
+        path
     }
 
     #[test]
@@ -692,6 +700,54 @@ mod tests {
         assert_eq!((short.tokens.len(), short.finish), (48, Finish::Length));
         let none = answer(Some(0));
         assert!(none.thought.is_empty() && !none.text.is_empty(), "{none:?}");
+    }
+
+    #[test]
+    fn private_inference_refuses_what_would_ask_anew_in_the_middle_of_an_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let template = "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{{ messages[0].content }}</think>\
+                        [assistant]<think>\n";
+        let path = random_file(&folder);
+        let model = |adapt: fn(OpenOptions) -> OpenOptions| {
+            let options = OpenOptions::new(&path).private(crate::Private::Reference).context(256);
+            adapt(options.chat_template(template.to_owned())).open().unwrap()
+        };
+        let (closed, open) = (model(|options| options), model(|options| options.asks_anew(true)));
+        // Four tokens are too few for most calls, which is no refusal.
+        let refusal = |answer: Result<Completion, Error>| match answer {
+            Ok(_) | Err(Error::OutputTruncated { .. }) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        let asked = |budget, tools| Request {
+            max_tokens: Some(4),
+            parts: true,
+            thinking: Thinking { budget, effort: None },
+            tools,
+            ..Request::chat(vec![Message::user("Why?")])
+        };
+        let tools = |strict, choice, parallel| {
+            let definition = Definition { name: "get_time".to_owned(), strict, ..Definition::default() };
+            Tools::new(&[definition], &choice).unwrap().map(|tools| tools.parallel(parallel))
+        };
+        let leaking = [
+            (asked(Some(8), None), "the thinking budget: "),
+            (asked(None, tools(true, Choice::Auto, None)), "tools: "),
+            (asked(None, tools(false, Choice::Required, Some(true))), "tools: "),
+        ];
+        for (request, place) in leaking {
+            let refused = closed.generate(&request).unwrap_err().to_string();
+            assert!(refused.starts_with(place) && refused.contains("--ask-anew"), "{refused}");
+            assert_eq!(refusal(open.generate(&request)), None);
+        }
+        let harmless = [
+            asked(None, None),
+            asked(Some(0), None),
+            asked(None, tools(false, Choice::Auto, Some(true))),
+            asked(None, tools(true, Choice::Required, None)),
+        ];
+        for request in harmless {
+            assert_eq!(refusal(closed.generate(&request)), None, "{:?}", request.tools);
+        }
     }
 
     #[test]

@@ -41,6 +41,7 @@ mod private;
 pub mod random_model;
 mod request;
 mod text;
+pub mod units;
 mod vocabulary;
 
 pub use answer::{Answer, Part};

@@ -25,6 +25,7 @@ pub struct OpenOptions {
     drafts: bool,
     prefix_reuse: bool,
     fast_forward: bool,
+    asks_anew: bool,
     kv_dtype: Option<KvDType>,
     memory_limit: Option<u64>,
     returning: u64,
@@ -50,6 +51,7 @@ impl OpenOptions {
                 model: path.into(),
                 kernel_folder: None,
                 context: None,
+                assumed_bytes: None,
                 private: None,
                 activations: Activations::Integer,
                 threads: None,
@@ -59,6 +61,7 @@ impl OpenOptions {
             drafts: true,
             prefix_reuse: true,
             fast_forward: true,
+            asks_anew: true,
             kv_dtype: None,
             memory_limit: None,
             returning: 0,
@@ -117,11 +120,19 @@ impl OpenOptions {
         self
     }
 
+    /// Whether the model may be asked anew in the middle of an answer, as strict tools, several calls and bounded thinking
+    /// need. What was said until then is computed again where it is not found in the cache.
+    pub fn asks_anew(mut self, asks_anew: bool) -> OpenOptions {
+        self.asks_anew = asks_anew;
+        self
+    }
+
     /// Products with weights are done as private inference does them, everything else on the CPU. What would make the
-    /// rows of a round depend on what is said (drafts, reuse of prefixes, forced tokens together) is off from here on.
+    /// rows of a round depend on what is said (drafts, reuse of prefixes, forced tokens together, asking anew in the middle
+    /// of an answer) is off from here on.
     pub fn private(mut self, private: Private) -> OpenOptions {
         self.setup.private = Some(private);
-        self.drafts(false).prefix_reuse(false).fast_forward(false)
+        self.drafts(false).prefix_reuse(false).fast_forward(false).asks_anew(false)
     }
 
     /// How keys and values are stored. By default f16, and f32 with float activations: whoever asks for full precision
@@ -154,6 +165,13 @@ impl OpenOptions {
     /// fit then.
     pub fn returning(mut self, bytes: u64) -> OpenOptions {
         self.returning = bytes;
+        self
+    }
+
+    /// Plans for a GPU with so many free bytes, without looking whether one is there. A model planned so can be loaded only
+    /// where one is.
+    pub fn assume_free(mut self, bytes: u64) -> OpenOptions {
+        self.setup.assumed_bytes = Some(bytes);
         self
     }
 
@@ -282,8 +300,8 @@ impl Unloaded {
         // A plan waits for the device, and a tokenizer takes as long to read.
         let (planned, text) = thread::scope(|scope| {
             let (checkpoint, template) = (&self.checkpoint, self.options.chat_template.as_deref());
-            let vocab = config.vocab;
-            let text = scope.spawn(move || Text::open(checkpoint, template, vocab));
+            let (vocab, asks_anew) = (config.vocab, self.options.asks_anew);
+            let text = scope.spawn(move || Text::open(checkpoint, template, vocab, asks_anew));
             let planned = planned.map_or_else(|| self.plan(), Ok);
             (planned, text.join().unwrap_or_else(|panic| resume_unwind(panic)))
         });

@@ -16,11 +16,18 @@ pub struct Text {
     template: Arc<Result<ChatTemplate, fornax_text::Error>>,
     /// Rows of the model's embedding.
     rows: usize,
+    asks_anew: bool,
 }
 
 impl Text {
-    pub(crate) fn open(checkpoint: &Checkpoint, template: Option<&str>, rows: usize) -> Result<Text, Error> {
+    pub(crate) fn open(
+        checkpoint: &Checkpoint,
+        template: Option<&str>,
+        rows: usize,
+        asks_anew: bool,
+    ) -> Result<Text, Error> {
         Ok(Text {
+            asks_anew,
             tokenizer: tokenizer(checkpoint)?.map(Arc::new),
             template: Arc::new(match template {
                 Some(source) => Ok(ChatTemplate::new(source)?),
@@ -44,6 +51,11 @@ impl Text {
     /// The chat template or why there is none, for whoever outlives this.
     pub fn shared_template(&self) -> Arc<Result<ChatTemplate, fornax_text::Error>> {
         Arc::clone(&self.template)
+    }
+
+    /// Whether the model may be asked anew in the middle of an answer.
+    pub fn asks_anew(&self) -> bool {
+        self.asks_anew
     }
 
     /// Tokens that exist. The model's table may have more rows: padding, which is never chosen.
@@ -76,7 +88,7 @@ impl Text {
     /// As conversations know it.
     pub(crate) fn model(&self) -> Result<Model<'_>, Error> {
         let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer)?;
-        Ok(Model { tokenizer, template: self.template() })
+        Ok(Model { tokenizer, template: self.template(), asks_anew: self.asks_anew })
     }
 
     /// Refuses an empty prompt and ids that the model does not have.

@@ -1,6 +1,6 @@
 //! Runs the conformance suite on a GPU: `conformance [DEVICE [KERNEL_FOLDER [WORDS]]]`. Prints every failed case and a
-//! table. WORDS names cases, as `fornax doctor --only` does: for tools that make everything slow. With WORDS each case is
-//! printed as it ends.
+//! table. WORDS names cases, as `fornax doctor --only` does: for tools that make everything slow. With WORDS each case
+//! is printed as it ends.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 

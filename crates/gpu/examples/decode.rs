@@ -1,11 +1,13 @@
-//! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT [KERNEL_FOLDER
-//! [eager] [kv_fp8] [one] [load=N] [files=FOLDER] [operations=N] [prompt=N] [streams=N] [lasting=N] [sample=N]]`, where SHAPE is 7b, 0.5b
-//! (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or q4_1; keys and values are f16, or 8-bit floats. Prints how long loading
-//! took, each kind of operation alone for one token and several, prompts and steps of many streams, and the whole step of one, with
-//! the bytes that it moves; where numbers of tokens are named, those alone, as a profiler wants them. Weights come from memory, or with
-//! `files` from a file in that folder, which is written where it is not there: `load=N` loads them N times and ends. `sample=N` chooses tokens for N
-//! rows of random logits and needs no weights. `lasting=N` decodes N streams as long as a card takes to become warm. With `one` only what one stream does, and what a step takes less without each
-//! kind of operation.
+//! Decoding at one stream, and a prompt, with random weights of a real shape: `decode SHAPE FORMAT CONTEXT
+//! [KERNEL_FOLDER [eager] [kv_fp8] [one] [load=N] [files=FOLDER] [operations=N] [prompt=N] [streams=N] [lasting=N]
+//! [sample=N]]`, where SHAPE is 7b, 0.5b (Qwen2.5) or 135m (SmolLM2) and FORMAT is bf16, q8_0, fp8, q4_k_m, q6_k or
+//! q4_1; keys and values are f16, or 8-bit floats. Prints how long loading took, each kind of operation alone for one
+//! token and several, prompts and steps of many streams, and the whole step of one, with the bytes that it moves; where
+//! numbers of tokens are named, those alone, as a profiler wants them. Weights come from memory, or with `files` from a
+//! file in that folder, which is written where it is not there: `load=N` loads them N times and ends. `sample=N`
+//! chooses tokens for N rows of random logits and needs no weights. `lasting=N` decodes N streams as long as a card
+//! takes to become warm. With `one` only what one stream does, and what a step takes less without each kind of
+//! operation.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
@@ -73,8 +75,9 @@ struct Model {
     logits: Buf,
 }
 
-/// Random bytes that are valid blocks of every type: scales stay small. Floats are nearly normal, as trained ones are: the power that
-/// products take, and with it the clock of a card that is at its limit, depends on the bits of their operands.
+/// Random bytes that are valid blocks of every type: scales stay small. Floats are nearly normal, as trained ones are:
+/// the power that products take, and with it the clock of a card that is at its limit, depends on the bits of their
+/// operands.
 fn random_blocks(dtype: DType, values: usize) -> Vec<u8> {
     let mut bytes = vec![0; dtype.bytes_for(values).expect("whole blocks")];
     let scales: &[usize] = match dtype {
@@ -526,7 +529,7 @@ fn choosing(cuda: &Cuda, vocab: usize, rows: usize) -> Result<(), Error> {
     for (spread_name, spread) in [("normal", 1.0), ("peaked", 3.0), ("near", 0.01)] {
         let mut random = SplitMix64(7);
         let mut uniform = || random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5;
-        // Other rows are the first one turned: random numbers take the host long.
+        // Other rows are the first one rotated: random numbers take the host long.
         let mut row: Vec<f32> =
             (0..vocab).map(|_| (0..12).map(|_| uniform()).sum::<f32>() * spread).collect();
         for at in 0..rows {
@@ -536,12 +539,12 @@ fn choosing(cuda: &Cuda, vocab: usize, rows: usize) -> Result<(), Error> {
         for (name, sampling) in &ways {
             let (mut device, mut host, mut all) = (Vec::new(), Vec::new(), Vec::new());
             let mut sum = 0;
-            for turn in 0..24 {
+            for round in 0..24 {
                 let asked: Vec<SampleRow<'_>> = (0..rows as u32)
                     .map(|at| SampleRow {
                         wanted: at,
                         slot: at,
-                        position: turn,
+                        position: round,
                         seed: u64::from(at),
                         ..SampleRow::plain(vocab as u32, sampling)
                     })
@@ -587,11 +590,11 @@ fn steps(
     let history: Vec<u32> = (0..context as u32).map(|at| at * 7919 % 50_000).collect();
     let mut times = Vec::new();
     let (warm, measured) = (20, 200);
-    let mut launch = |turn: usize, times: Option<&mut Vec<f32>>| -> Result<_, Error> {
-        let position = (context + turn) as u32;
+    let mut launch = |round: usize, times: Option<&mut Vec<f32>>| -> Result<_, Error> {
+        let position = (context + round) as u32;
         let mut batch = Batch::default();
         let table = (1..pages as u32).map(PageId).collect();
-        let token = if turn == 0 { Token::Known(1) } else { Token::Known(turn as u32 % 64) };
+        let token = if round == 0 { Token::Known(1) } else { Token::Known(round as u32 % 64) };
         batch.push(Row { slot: 0, start: position, len: 1, pages: vec![table], wanted: 1 }, [token]);
         let mut step = cuda.begin(&batch)?;
         let mut body = || cuda.record(&step, &mut || forward(cuda, model, kv, &step, None));
@@ -609,22 +612,22 @@ fn steps(
         Ok(step)
     };
     let mut start = Instant::now();
-    for turn in 0..warm + measured {
-        if turn == warm {
+    for round in 0..warm + measured {
+        if round == warm {
             start = Instant::now();
             times.clear();
         }
-        let step = launch(turn, Some(&mut times))?;
+        let step = launch(round, Some(&mut times))?;
         cuda.finish(step)?;
     }
     let wall = start.elapsed().as_secs_f64() / f64::from(measured as u32);
     // As the engine does it: the next step is launched before a step's token is read.
     let mut last = None;
-    for turn in 0..warm + measured {
-        if turn == warm {
+    for round in 0..warm + measured {
+        if round == warm {
             start = Instant::now();
         }
-        if let Some(step) = last.replace(launch(turn, None)?) {
+        if let Some(step) = last.replace(launch(round, None)?) {
             cuda.finish(step)?;
         }
     }
@@ -649,8 +652,8 @@ fn steps(
     Ok(())
 }
 
-/// Steps of so many streams as the engine makes them, for so long that the card's clock is what its power allows: the first ones
-/// and the others, without and with choosing tokens.
+/// Steps of so many streams as the engine makes them, for so long that the card's clock is what its power allows: the
+/// first ones and the others, without and with choosing tokens.
 fn lasting(cuda: &Cuda, model: &mut Model, kv: &mut Kv, streams: usize) -> Result<(), Error> {
     let sampling = Sampling { temperature: 1.0, ..Sampling::greedy() };
     for chooses in [false, true] {
@@ -704,8 +707,9 @@ fn prompt_batch(tokens: usize) -> Batch {
     batch
 }
 
-/// Computes what sequences have behind them: of each its slot, its first page and its tokens. Without it attention would be over what
-/// memory held before, which with debug assertions is NaN, and products of NaN take less power than those of numbers.
+/// Computes what sequences have behind them: of each its slot, its first page and its tokens. Without it attention
+/// would be over what memory held before, which with debug assertions is NaN, and products of NaN take less power than
+/// those of numbers.
 fn remember(
     cuda: &Cuda,
     model: &mut Model,
@@ -778,12 +782,12 @@ fn without_each(cuda: &Cuda, model: &mut Model, kv: &mut Kv, context: usize) -> 
         // A new allocation makes the last recording worthless.
         let _new = cuda.alloc(Purpose::Activations, 1, 4)?;
         let mut times = Vec::new();
-        for turn in 0..60 {
+        for round in 0..60 {
             let step = cuda.begin(&batch)?;
             let time =
                 cuda.time(&mut || cuda.record(&step, &mut || forward(cuda, model, kv, &step, left_out)))?;
             cuda.finish(step)?;
-            if turn >= 20 {
+            if round >= 20 {
                 times.push(time * 1e3);
             }
         }

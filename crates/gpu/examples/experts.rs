@@ -1,7 +1,7 @@
 //! A layer of experts with random weights of a real shape: `experts SHAPE FORMAT [KERNEL_FOLDER]`, where SHAPE is qwen3
-//! (Qwen3-30B-A3B), mixtral (8x7B) or gpt-oss (20B) and FORMAT is bf16, q8_0, q4_k or mxfp4. Prints for steps of one token and
-//! of many how long a layer's experts take, the rate of the weights that are needed and of the arithmetic. Tokens choose
-//! evenly.
+//! (Qwen3-30B-A3B), mixtral (8x7B) or gpt-oss (20B) and FORMAT is bf16, q8_0, q4_k or mxfp4. Prints for steps of one
+//! token and of many how long a layer's experts take, the rate of the weights that are needed and of the arithmetic.
+//! Tokens choose evenly.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 

@@ -1,12 +1,14 @@
-// Attention of single tokens (decode) over their sequences' pages. The query heads of a K/V head are columns of the tensor-core
-// instruction, eight at a time; its 16 rows are keys, then values of the head. See docs/kernels.md#attention.
+// Attention of single tokens (decode) over their sequences' pages. The query heads of a K/V head are columns of the
+// tensor-core instruction, eight at a time; its 16 rows are keys, then values of the head. See
+// docs/kernels.md#attention.
 //
-// Grid (kv heads, tokens, blocks that share a token's tiles). A single block takes all tiles in turn and merges them in registers.
-// Blocks of a cluster send their partial of each tile to the block that merges it (distributed shared memory), each a share
-// of the outputs. Without clusters, and for long contexts, each tile has a block and `merge_tiles` follows.
-// Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. With one stage, keys and values are
-// copied separately: the next tile's as soon as all warps are done with the current ones.
-// Where every row of the step is one token, the kernel rotates queries and keys itself and stores the new keys and values.
+// Grid (kv heads, tokens, blocks that share a token's tiles). A single block takes all tiles in turn and merges them in
+// registers. Blocks of a cluster send their partial of each tile to the block that merges it (distributed shared
+// memory), each a share of the outputs. Without clusters, and for long contexts, each tile has a block and
+// `merge_tiles` follows. Four warps: each has a quarter of a tile's keys, then a quarter of the head's values. With one
+// stage, keys and values are copied separately: the next tile's as soon as all warps are done with the current ones.
+// Where every row of the step is one token, the kernel rotates queries and keys itself and stores the new keys and
+// values.
 #include "attention.cuh"
 
 #define THREADS 128
@@ -22,8 +24,8 @@
 // Blocks on a multiprocessor, as registers allow.
 #define BLOCKS (DIM <= 64 ? (EIGHTS > 1 ? 4 : KV_F8 ? 5 : 6) : DIM <= 128 ? 4 : 2)
 
-// A lane has one value of each of two heads: two lanes exchange one, so that each has two neighbours of one head. Calls use(head,
-// index of the first value, both).
+// A lane has one value of each of two heads: two lanes exchange one, so that each has two neighbours of one head. Calls
+// use(head, index of the first value, both).
 template <class Use> DEVICE void for_pairs(const float results[CHUNKS][EIGHTS][4], Use use) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4, odd = g % 2;
 #pragma unroll
@@ -178,7 +180,8 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
         }
     };
 
-    // Of the heads t * 2 and t * 2 + 1 of each eight: the largest so far, sums, and of the values g and g + 8 of 16 results.
+    // Of the heads t * 2 and t * 2 + 1 of each eight: the largest so far, sums, and of the values g and g + 8 of 16
+    // results.
     float row_max[EIGHTS][2], sum[EIGHTS][2], total[CHUNKS][EIGHTS][4];
 #pragma unroll
     for (int n = 0; n < EIGHTS; n++)

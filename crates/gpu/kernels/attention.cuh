@@ -1,6 +1,6 @@
-// What the attention kernels over pages of 16-bit and 8-bit keys and values share. Compiled for one head size (DIM), GQA group
-// (GROUP: query heads of a K/V head) and storage type; soft-capped scores (CAPPED), attention sinks (SINKS), and queries that
-// also see later tokens of their sequence (BOTH).
+// What the attention kernels over pages of 16-bit and 8-bit keys and values share. Compiled for one head size (DIM),
+// GQA group (GROUP: query heads of a K/V head) and storage type; soft-capped scores (CAPPED), attention sinks (SINKS),
+// and queries that also see later tokens of their sequence (BOTH).
 //
 // Keys are taken in tiles of 64, aligned to absolute places. Each tile has its own softmax, and tiles are merged in
 // order, so a token's result has the same bits whichever tokens are computed beside it, and whether one block does all its
@@ -22,7 +22,8 @@
 #define TILE 64
 #define OUTPUTS (GROUP * DIM)
 #define LOG2_E 1.4426950408889634f
-// Rows of keys, values and queries in shared memory, swizzled or padded: eight rows at one column are in different banks.
+// Rows of keys, values and queries in shared memory, swizzled or padded: eight rows at one column are in different
+// banks.
 #define DIM_PADDED ((DIM + 15) / 16 * 16)
 #define STEPS (DIM_PADDED / 16)
 #define ROW_BYTES (DIM_PADDED * 2)
@@ -107,7 +108,8 @@ DEVICE TilePages pages_of(const int* table, int tile, int last) {
 }
 
 #if KV_F8
-// Keys, or values, of a tile as they are stored: codes, then exponents. One tile is widened to f16 at a time; `stages` are as stored.
+// Keys, or values, of a tile as they are stored: codes, then exponents. One tile is widened to f16 at a time; `stages`
+// are as stored.
 #define CODES_BYTES (TILE * DIM)
 #define STORED_BYTES (CODES_BYTES + TILE)
 #define TILES 1
@@ -133,8 +135,8 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const Ti
         if (v < 2) copy_async<4>(exponents + v * STORED_BYTES + four, base + v * values + PAGE_TOKENS * DIM + four);
     }
 }
-// Widens a tile to f16. What lies outside of places from..last becomes zero, so that a weight of zero adds nothing; place
-// `fresh` is left to the caller.
+// Widens a tile to f16. What lies outside of places from..last becomes zero, so that a weight of zero adds nothing;
+// place `fresh` is left to the caller.
 #define WIDENED (DIM % 8 == 0 ? 8 : 4)  // codes that a thread takes at once
 template <int THREADS> DEVICE void widen_tile(u8* tiles, const u8* stage, int tile, int from, int last, int fresh) {
     const int pieces = DIM / WIDENED;
@@ -168,8 +170,8 @@ DEVICE u32 stage_at(u32 staged, int stage) { return staged + stage * 2 * TILE_BY
 
 // Copies of 16 bytes, or of 8 where rows are not a multiple of 16.
 #define PIECE (DIM * 2 % 16 == 0 ? 16 : 8)
-// Starts copying the keys of a tile of one K/V head, or its values (`v` is 1). What lies outside of places from..last becomes zero,
-// so that a weight of zero adds nothing; place `fresh` is left to the caller.
+// Starts copying the keys of a tile of one K/V head, or its values (`v` is 1). What lies outside of places from..last
+// becomes zero, so that a weight of zero adds nothing; place `fresh` is left to the caller.
 template <int THREADS>
 DEVICE void stage_half(const Attention& a, u32 to, const Stored* pages, const TilePages& two, int kv, int v, int tile, int from, int last, int fresh) {
     constexpr int pieces = DIM * 2 / PIECE, apart = THREADS / pieces;
@@ -221,9 +223,9 @@ template <int THREADS> DEVICE void clear_padding(u32 to, int rows) {
 #endif
 }
 
-// A warp loads a head of a row so that each lane can rotate its own values. Of two rotary pairs j and j + 1 (j = 2 x lane, 2 x lane +
-// 64, ...) a lane has the first values, then the second, which lie `pairs` behind; of the values that are not rotated, four
-// neighbours. `pairs` is even.
+// A warp loads a head of a row so that each lane can rotate its own values. Of two rotary pairs j and j + 1 (j = 2 x
+// lane, 2 x lane + 64, ...) a lane has the first values, then the second, which lie `pairs` behind; of the values that
+// are not rotated, four neighbours. `pairs` is even.
 #define HEAD_FOURS ((DIM / 4 + WARP - 1) / WARP)
 DEVICE int four_first(int j, int pairs) { return j < pairs ? j : 2 * j; }
 DEVICE int four_second(int j, int pairs) { return j < pairs ? j + pairs : 2 * j + 2; }
@@ -251,7 +253,8 @@ DEVICE u32 largest_of(const float4 values[HEAD_FOURS]) {
     }
     return warp_max(largest);
 }
-// Stores a query as hi and lo in its row (PARTS x rows apart). The factor that its scores are multiplied by goes to `factors`.
+// Stores a query as hi and lo in its row (PARTS x rows apart). The factor that its scores are multiplied by goes to
+// `factors`.
 DEVICE void put_query(const Attention& a, u8* queries, int rows, float* factors, int row, const float4 values[HEAD_FOURS], int pairs, int lane) {
     // Zeros, infinity and NaN are not scaled; a tiny maximum is scaled as far as a power of two goes.
     const int exponent = largest_of(values) >> 23;
@@ -281,7 +284,8 @@ DEVICE float capped(const Attention& a, float score, float factor) {
 #define POWER_FACTOR(factor) (CAPPED ? 1.0f : (factor))
 // A row's maximum in units of log2.
 DEVICE float largest_power(float most, float factor) { return __fmul_rn(most, POWER_FACTOR(factor)); }
-// The weight of a score where `most` is the maximum: its own is exactly 1, so a query that sees one key returns its value.
+// The weight of a score where `most` is the maximum: its own is exactly 1, so a query that sees one key returns its
+// value.
 DEVICE float weight_of(float score, float factor, float most) {
     return exp2_approx(__fmul_rn(score - (most == -INFINITY_F ? 0.0f : most), POWER_FACTOR(factor)));
 }

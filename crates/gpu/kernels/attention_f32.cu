@@ -1,6 +1,6 @@
-// Attention over pages of f32 keys and values: the reference precision, so plain CUDA cores and no tuning. Compiled for one head
-// size (DIM) and GQA group (GROUP: query heads of a K/V head); soft-capped scores (CAPPED), attention sinks (SINKS), and
-// queries that also see later tokens of their sequence (BOTH). See docs/kernels.md#attention_f32.
+// Attention over pages of f32 keys and values: the reference precision, so plain CUDA cores and no tuning. Compiled for
+// one head size (DIM) and GQA group (GROUP: query heads of a K/V head); soft-capped scores (CAPPED), attention sinks
+// (SINKS), and queries that also see later tokens of their sequence (BOTH). See docs/kernels.md#attention_f32.
 //
 // Grid (kv heads, tokens): a block has the GROUP query heads of one K/V head of one token and takes its keys in tiles of 64,
 // aligned to absolute positions, with an online softmax. Every sum has one order, so a token's bits do not depend on the batch.

@@ -1,9 +1,9 @@
 // Attention of many tokens of a sequence (prefill) over its pages, by mma.sync. See docs/kernels.md#attention_rows.
 //
-// A block has one K/V head and the queries of neighbouring tokens, all query heads of the group one after another (row i is head
-// i % GROUP of token i / GROUP), so that a tile of keys and values is read once for them. Grid (kv heads, blocks of tokens, the last
-// first: they see the most keys). A warp has 16 of the rows and all keys of a tile. Tokens of several sequences in one block are
-// done one sequence after another.
+// A block has one K/V head and the queries of neighbouring tokens, all query heads of the group one after another (row
+// i is head i % GROUP of token i / GROUP), so that a tile of keys and values is read once for them. Grid (kv heads,
+// blocks of tokens, the last first: they see the most keys). A warp has 16 of the rows and all keys of a tile. Tokens
+// of several sequences in one block are done one sequence after another.
 #include "attention.cuh"
 
 #define WARPS 4

@@ -1,12 +1,12 @@
-// Attention of many tokens of a sequence (prefill) over its pages by wgmma, for heads of 64 and 128 values of 16 bits. Hopper only.
-// Its results have the bits of attention_rows.cu: the same products of each row in the same order (attention.cuh).
-// See docs/kernels.md#attention_wgmma.
+// Attention of many tokens of a sequence (prefill) over its pages by wgmma, for heads of 64 and 128 values of 16 bits.
+// Hopper only. Its results have the bits of attention_rows.cu: the same products of each row in the same order
+// (attention.cuh). See docs/kernels.md#attention_wgmma.
 //
-// A block has one K/V head and the queries of neighbouring tokens, all query heads of the group one after another: 128 rows. Grid
-// (kv heads, blocks of tokens, the last first: they see the most keys). Warp-specialised: the producer warpgroup copies tiles
-// of keys and values into a ring; two consumer warpgroups have 64 rows each and alternate (ping-pong). Scores of the next tile are
-// in flight while a tile is merged. Tokens of several sequences in one block are done one sequence after another. With ROTATES
-// queries are rotated here.
+// A block has one K/V head and the queries of neighbouring tokens, all query heads of the group one after another: 128
+// rows. Grid (kv heads, blocks of tokens, the last first: they see the most keys). Warp-specialised: the producer
+// warpgroup copies tiles of keys and values into a ring; two consumer warpgroups have 64 rows each and alternate
+// (ping-pong). Scores of the next tile are in flight while a tile is merged. Tokens of several sequences in one block
+// are done one sequence after another. With ROTATES queries are rotated here.
 #define HALVES 1
 #include "attention.cuh"
 #include "bulk.cuh"

@@ -1,5 +1,5 @@
-// Rings in shared memory that the copy engine (TMA) fills: producers and consumers synchronise through mbarriers, one pair for each
-// stage. Hopper and later.
+// Rings in shared memory that the copy engine (TMA) fills: producers and consumers synchronise through mbarriers, one
+// pair for each stage. Hopper and later.
 #pragma once
 #include "prelude.cuh"
 

@@ -1,5 +1,5 @@
-// out[r] = the embedding table's row of token r (QUANT names the table's format): a block per token, threads over columns.
-// See docs/kernels.md#embed.
+// out[r] = the embedding table's row of token r (QUANT names the table's format): a block per token, threads over
+// columns. See docs/kernels.md#embed.
 #include QUANT
 
 KERNEL embed(Part part, int part_first, Step step, const int* sampled, float* out, int columns) {

@@ -1,5 +1,6 @@
-// The experts of each token for F32 weights: a warp per output, lane l sums columns l, l + 32, ... in f32, and the lanes are added
-// by a fixed tree. An expert's weights are read by every token that chose it. See docs/kernels.md#expert_f32.
+// The experts of each token for F32 weights: a warp per output, lane l sums columns l, l + 32, ... in f32, and the
+// lanes are added by a fixed tree. An expert's weights are read by every token that chose it. See
+// docs/kernels.md#expert_f32.
 #include "experts.cuh"
 #include "quant/f32.cuh"
 #include "result.cuh"

@@ -1,11 +1,11 @@
-// The experts of each token for few rows per expert and weights of one format (QUANT names its header): the product of gemv.cu's
-// `gemv_several`, with the same bits, for one expert after another.
+// The experts of each token for few rows per expert and weights of one format (QUANT names its header): the product of
+// gemv.cu's `gemv_several`, with the same bits, for one expert after another.
 //
-// A persistent kernel: blocks take items in turn, as many tiles of 16 rows of an expert's weights as a block has warps, and up to
-// ROWS of its rows of activations. Both go through shared memory a step at a time, STAGES - 1 steps ahead, across the ends of items.
-// A warp has a tile and adds its split-K slices in order. SHARERS blocks are resident on a multiprocessor.
-// Reads weight planes and converted rows (form.cu, row after row); writes out (places, columns) at out.first.
-// See docs/kernels.md#expert_rows.
+// A persistent kernel: blocks take items in turn, as many tiles of 16 rows of an expert's weights as a block has warps,
+// and up to ROWS of its rows of activations. Both go through shared memory a step at a time, STAGES - 1 steps ahead,
+// across the ends of items. A warp has a tile and adds its split-K slices in order. SHARERS blocks are resident on a
+// multiprocessor. Reads weight planes and converted rows (form.cu, row after row); writes out (places, columns) at
+// out.first. See docs/kernels.md#expert_rows.
 #include QUANT
 #include "experts.cuh"
 #include "form.cuh"

@@ -1,6 +1,6 @@
-// MoE beside the products: routing, the assignment of rows to places (experts.cuh), and the weighted sum of what the chosen experts
-// return. A row of `chosen` is a token's expert numbers, ascending, then their weights; pair (token, choice) has the
-// number token * each + choice. See docs/kernels.md#experts.
+// MoE beside the products: routing, the assignment of rows to places (experts.cuh), and the weighted sum of what the
+// chosen experts return. A row of `chosen` is a token's expert numbers, ascending, then their weights; pair (token,
+// choice) has the number token * each + choice. See docs/kernels.md#experts.
 #include "experts.cuh"
 
 #define EACH_MAX 64
@@ -62,8 +62,8 @@ KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts
     }
 }
 
-// A counting sort: gives every pair its place. Grid (experts); each thread of an expert's block looks through a contiguous run of
-// pairs. Reads chosen; writes starts, list and places.
+// A counting sort: gives every pair its place. Grid (experts); each thread of an expert's block looks through a
+// contiguous run of pairs. Reads chosen; writes starts, list and places.
 KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* list, int* places) {
     __shared__ int lesses[WARP], owns[WARP];
     let_next_start();
@@ -115,7 +115,8 @@ KERNEL __launch_bounds__(1024) deal(Step step, Stack stack, int* starts, int* li
     }
 }
 
-// residual += the weighted sum of a token's rows, in the order of its experts: grid (columns, tokens), a thread per value.
+// residual += the weighted sum of a token's rows, in the order of its experts: grid (columns, tokens), a thread per
+// value.
 KERNEL combine(Step step, Stack stack, const float* rows, float* residual, int columns) {
     let_next_start();
     wait_for_inputs();

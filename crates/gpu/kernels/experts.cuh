@@ -1,6 +1,6 @@
-// MoE: which rows belong to which expert. A pair is a token and one of its experts. Pairs have places in which those of one
-// expert are contiguous, in the order of tokens; the rows of activations that experts make lie in the same order. A product
-// goes through an expert's weights once for each group of GROUP_ROWS of its rows.
+// MoE: which rows belong to which expert. A pair is a token and one of its experts. Pairs have places in which those of
+// one expert are contiguous, in the order of tokens; the rows of activations that experts make lie in the same order. A
+// product goes through an expert's weights once for each group of GROUP_ROWS of its rows.
 #pragma once
 #include "prelude.cuh"
 
@@ -21,7 +21,7 @@ struct Stack {
 
 DEVICE int stack_tokens(const Step& step, const Stack& stack) { return max(min(step_rows(step, 0) - stack.token, stack.limit), 0); }
 
-// before[e]: how many groups of so many rows the weight's experts have before e. A warp.
+// before[e]: how many groups of this many rows the weight's experts have before e. A warp.
 template <int GROUP_ROWS> DEVICE void count_groups(const Stack& stack, int* before) {
     const int lane = threadIdx.x % WARP;
     const int* starts = stack.starts + stack.first;

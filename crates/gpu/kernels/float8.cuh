@@ -2,7 +2,8 @@
 #pragma once
 #include "prelude.cuh"
 
-// The bytes of a word that `selector` names, one in the upper half of each f16 (and zeros below), as f16: 2^8 too small, exact.
+// The bytes of a word that `selector` names, one in the upper half of each f16 (and zeros below), as f16: 2^8 too
+// small, exact.
 DEVICE u32 two_floats8(u32 word, u32 selector) {
     const u32 both = __byte_perm(word, 0, selector);
     return (both >> 1 & 0x3f803f80) | (both & 0x80008000);
@@ -10,7 +11,8 @@ DEVICE u32 two_floats8(u32 word, u32 selector) {
 // Two bytes of a word, the first or the last.
 DEVICE u32 two_floats8_of(u32 word, int last) { return two_floats8(word, last ? 0x3424 : 0x1404); }
 
-// 2^8 times the power of two that an exponent stands for, in both halves: infinite from 2^16 on, zero below what f16 has.
+// 2^8 times the power of two that an exponent stands for, in both halves: infinite from 2^16 on, zero below what f16
+// has.
 DEVICE u32 float8_factor(u32 exponent) {
     const int power = (int)exponent - 119;
     u32 bits = power < -24 ? 0 : power < -14 ? 1u << (power + 24) : power < 16 ? (u32)(power + 15) << 10 : exponent == 255 ? 0x7e00 : 0x7c00;

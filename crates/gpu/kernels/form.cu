@@ -1,8 +1,9 @@
-// Converts rows of activations for products (form.cuh) in steps of several rows: a block per row, a warp for 128 columns at a time.
-// Reads x (rows, columns); writes f16 values, and for each row the inverse of its scale. Values are (rows, columns rounded up to
-// 128) for gemv.cu. For gemm.cu they are activation tiles as wgmma reads them, with a capacity of a multiple of 8 rows:
-// (64 columns, capacity, 128 bytes), columns permuted as weights are dequantised (quant/tile.cuh), and swizzled.
-// FOURS: columns are a multiple of four. EXPERTS: rows of experts. See docs/kernels.md#form.
+// Converts rows of activations for products (form.cuh) in steps of several rows: a block per row, a warp for 128
+// columns at a time. Reads x (rows, columns); writes f16 values, and for each row the inverse of its scale. Values are
+// (rows, columns rounded up to 128) for gemv.cu. For gemm.cu they are activation tiles as wgmma reads them, with a
+// capacity of a multiple of 8 rows: (64 columns, capacity, 128 bytes), columns permuted as weights are dequantised
+// (quant/tile.cuh), and swizzled. FOURS: columns are a multiple of four. EXPERTS: rows of experts. See
+// docs/kernels.md#form.
 #include "bulk.cuh"
 #include "experts.cuh"
 #include "form.cuh"
@@ -17,8 +18,8 @@ struct RowTarget {
     u32* maxima;      // of each warp
 };
 
-// Converts one row, whose columns `four` loads four at a time. A warp keeps KEPT x 128 columns in registers and loads the rest a second
-// time. `loaded` is called when all that is kept has been loaded.
+// Converts one row, whose columns `four` loads four at a time. A warp keeps KEPT x 128 columns in registers and loads
+// the rest a second time. `loaded` is called when all that is kept has been loaded.
 template <int KEPT, class Four, class Loaded>
 DEVICE void convert_row(Four four, const float* norm, float eps, int columns, const RowTarget& to, Loaded loaded) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
@@ -52,8 +53,8 @@ DEVICE void convert_row(Four four, const float* norm, float eps, int columns, co
     const float inverse = norm ? inverse_norm<false>(to.squares, blocks, columns, eps) : 1.0f;
     most = max_magnitude_normed(warp_max(lane < warps ? to.maxima[lane] : 0), inverse);
     const float scale = row_scale(most);
-    // Of 32 columns eight lanes have four each, of which two are of one piece of 16 bytes and two of the next. Four lanes
-    // exchange them so that each has eight bytes of a piece.
+    // Of 32 columns eight lanes have four each, of which two are of one piece of 16 bytes and two of the next. Four
+    // lanes exchange them so that each has eight bytes of a piece.
     const int t = lane % 8 / 2, piece = lane / 8 % 2 * 4 + lane % 2 * 2 + t / 2;
     u8* place = to.values + ((long)(lane / 16) * to.capacity + to.row) * 128 + (piece ^ to.swizzle) * 16 + t % 2 * 8;
     auto store = [&](int at, const float v[4]) {
@@ -121,8 +122,8 @@ KERNEL __launch_bounds__(1024, 1) form_few(const float* x, const float* norm, fl
 }
 #define STREAM_MAX 8   // rows in flight
 #define STREAM_KEPT 5  // times 128 columns of a warp
-// Many long rows, on Hopper: a persistent block takes one row after another while the next `stages` are copied into shared memory,
-// so that each is read once. Behind the ring lie squares, double-buffered.
+// Many long rows, on Hopper: a persistent block takes one row after another while the next `stages` are copied into
+// shared memory, so that each is read once. Behind the ring lie squares, double-buffered.
 KERNEL __launch_bounds__(1024, 1) form_stream(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                               u8* values, float* factors, int capacity, int rows, int stages) {
 #if HAS_WGMMA

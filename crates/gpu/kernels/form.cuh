@@ -1,13 +1,14 @@
-// Activations as the tensor cores multiply them: one f16 for each value. A row is scaled by a power of two that brings its largest
-// magnitude into [2^13, 2^14): rounding then costs every value that matters at most 2^-12 of itself, and nothing overflows. The
-// inverse, which is exact, multiplies the sums. Where an RMS norm is fused, values are first multiplied by its weight and by
-// 1 / rms. A NaN or an infinity in a row makes its inverse NaN.
+// Activations as the tensor cores multiply them: one f16 for each value. A row is scaled by a power of two that brings
+// its largest magnitude into [2^13, 2^14): rounding then costs every value that matters at most 2^-12 of itself, and
+// nothing overflows. The inverse, which is exact, multiplies the sums. Where an RMS norm is fused, values are first
+// multiplied by its weight and by 1 / rms. A NaN or an infinity in a row makes its inverse NaN.
 #pragma once
 #include "prelude.cuh"
 
 #define BLOCK 128  // columns that a warp handles at once: four neighbours in each lane
 
-// Four columns of a row that another kernel has written; zeros after its end. WHOLE: columns are a multiple of four, so rows are aligned.
+// Four columns of a row that another kernel has written; zeros after its end. WHOLE: columns are a multiple of four, so
+// rows are aligned.
 template <bool WHOLE> DEVICE void load_four(const float* row, int column, int columns, float v[4]) {
     if (WHOLE) {
         float4 four = column < columns ? load_l2((const float4*)(row + column)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -23,8 +24,8 @@ DEVICE float take_norm(float v[4], const float weight[4]) {
     for (int i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], weight[i]);
     return warp_sum(squares);
 }
-// What a row is multiplied by, from the sums of squares of each 128 columns: a warp. FEW: there are at most eight, and every lane adds them
-// up by itself, as a warp does where the other lanes have zeros.
+// What a row is multiplied by, from the sums of squares of each 128 columns: a warp. FEW: there are at most eight, and
+// every lane adds them up by itself, as a warp does where the other lanes have zeros.
 template <bool FEW> DEVICE float inverse_norm(const float* squares, int blocks, int columns, float eps) {
     float sum = 0.0f;
     if (FEW) {

@@ -1,20 +1,19 @@
-// out[r][n] = sum over k of x[r][k] * weight[n][k] for many rows r, by wgmma: weights of one format (QUANT names its header) are
-// dequantised into the register operand, activations (form.cu) are the operand in shared memory. Hopper only.
-// See docs/kernels.md#gemm.
+// out[r][n] = sum over k of x[r][k] * weight[n][k] for many rows r, by wgmma: weights of one format (QUANT names its
+// header) are dequantised into the register operand, activations (form.cu) are the operand in shared memory. Hopper
+// only. See docs/kernels.md#gemm.
 //
-// A persistent, warp-specialised kernel. An output tile is 128 or 192 rows of a weight x WIDTH rows of activations. WARPGROUPS
-// consumer warpgroups multiply, 64 rows each. In one producer warpgroup a warp copies weights, a step of all rows at once, and
-// another copies activations, 64 columns at once, each through a ring of its own. Where rows are gates (GATES), the second half
-// of a tile's rows are the counterparts of the first.
-// Sums are those of gemv.cu in the same order, and have the same bits: split-K slices of contiguous steps, each from zero, added in
-// order. Either a block takes all slices of a tile (SLICED: more than one), or all steps of all slices are dealt out evenly
-// (stream-K; STREAM_K: the number of slices). Where a share ends within a slice, the next block continues its sums, which pass
-// through global memory, and blocks that have slices of a tile add them there.
-// With EXPERTS rows of activations are those of one expert after another (experts.cuh), each times its own weights.
-// Where all rows of activations are one tile, weights are read once (READ_ONCE) and evicted from L2 first.
-// The TALL blocks of a cluster have tiles below each other and the same rows of activations: each copies a part of those and
-// multicasts it to all, so that L2 is read once.
-// Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
+// A persistent, warp-specialised kernel. An output tile is 128 or 192 rows of a weight x WIDTH rows of activations.
+// WARPGROUPS consumer warpgroups multiply, 64 rows each. In one producer warpgroup a warp copies weights, a step of all
+// rows at once, and another copies activations, 64 columns at once, each through a ring of its own. Where rows are
+// gates (GATES), the second half of a tile's rows are the counterparts of the first. Sums are those of gemv.cu in the
+// same order, and have the same bits: split-K slices of contiguous steps, each from zero, added in order. Either a
+// block takes all slices of a tile (SLICED: more than one), or all steps of all slices are dealt out evenly (stream-K;
+// STREAM_K: the number of slices). Where a share ends within a slice, the next block continues its sums, which pass
+// through global memory, and blocks that have slices of a tile add them there. With EXPERTS rows of activations are
+// those of one expert after another (experts.cuh), each times its own weights. Where all rows of activations are one
+// tile, weights are read once (READ_ONCE) and evicted from L2 first. The TALL blocks of a cluster have tiles below each
+// other and the same rows of activations: each copies a part of those and multicasts it to all, so that L2 is read
+// once. Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
 #include QUANT
 #include "bulk.cuh"
 #include "experts.cuh"
@@ -109,9 +108,9 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #else
     const int count = min(step_rows(step, wanted) - in.first, in.limit);
     const int across = max(count + WIDTH - 1, 0) / WIDTH, deep = in.tiles / TALL, tiles = across * deep;
-    // The raster: consecutive tiles share rows of the weight, so that these are read once from memory, for as many rows of
-    // activations as L2 holds. With stream-K shares start far apart, so the weight is walked once for each tile of activations; other
-    // blocks are at the same rows at about the same time.
+    // The raster: consecutive tiles share rows of the weight, so that these are read once from memory, for as many rows
+    // of activations as L2 holds. With stream-K shares start far apart, so the weight is walked once for each tile of
+    // activations; other blocks are at the same rows at about the same time.
     auto place_of = [&](int at) {
         if (STREAM_K) return Item{0, at % deep * TALL + rank, at / deep * WIDTH, count};
         const int group = at / (RASTER * deep), within = at - group * RASTER * deep;
@@ -121,7 +120,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #endif
     // This block's pieces, in order. With stream-K some may be empty.
 #if STREAM_K
-    // All units count as long as the longest. A block starts with its last one: the block that continues it does so at its own end.
+    // All units count as long as the longest. A block starts with its last one: the block that continues it does so at
+    // its own end.
     const u32 longest = (steps + STREAM_K - 1) / STREAM_K;
     const u64 all = (u64)tiles * STREAM_K * longest;
     const u32 share = blockIdx.x * all / gridDim.x, share_end = (blockIdx.x + 1) * all / gridDim.x;
@@ -245,7 +245,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
                         slot_b.move();
                     }
                 });
-                // Every lane arrives for itself: the compiler drops a __syncwarp here, and racecheck would see one lane only.
+                // Every lane arrives for itself: the compiler drops a __syncwarp here, and racecheck would see one lane
+                // only.
                 mbarrier_arrive(barriers_a.empty + slot_a.stage);
                 slot_a.move();
             }
@@ -304,7 +305,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(Part part, Step step, i
 #define SUMS acc
 #endif
 #if GATES
-        // Each warpgroup finishes half of the tokens: it has their gates or their counterparts, and is passed the other.
+        // Each warpgroup finishes half of the tokens: it has their gates or their counterparts, and is passed the
+        // other.
         const int below = out.pairs * 16, side = warp / (WARPS / 2);
         float* passed = (float*)(smem + (ring_a - shared_address(smem)) + STAGES_A * STAGE_A) + threadIdx.x % (WARPS / 2 * WARP);
         float bias[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};

@@ -1,13 +1,13 @@
-// out[r][n] = sum over k of x[r][k] * weight[n][k] for few rows r (up to WIDTH, all at once), by wgmma as in gemm.cu. Hopper only.
-// See docs/kernels.md#gemm_few.
+// out[r][n] = sum over k of x[r][k] * weight[n][k] for few rows r (up to WIDTH, all at once), by wgmma as in gemm.cu.
+// Hopper only. See docs/kernels.md#gemm_few.
 //
-// Reading the weight takes the time, so every block gets the same number of its rows: a share of all tiles of 16
-// rows (of pairs, where rows are gates), at most TILES of them at a time. A warp has a tile: WARPGROUPS warpgroups are consumers, and
-// where there are fewer tiles than warps, the last ones repeat the last tile. In one producer warpgroup a warp copies
-// weights, a step of all tiles at once, and another activations, PIECES x 64 columns at once.
-// Sums are those of gemv.cu in the same order, and have the same bits: with several split-K slices (SLICES), the blocks of a
-// cluster have one each of the same tiles and add them up through distributed shared memory.
-// Reads weight planes and activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
+// Reading the weight takes the time, so every block gets the same number of its rows: a share of all tiles of 16 rows
+// (of pairs, where rows are gates), at most TILES of them at a time. A warp has a tile: WARPGROUPS warpgroups are
+// consumers, and where there are fewer tiles than warps, the last ones repeat the last tile. In one producer warpgroup
+// a warp copies weights, a step of all tiles at once, and another activations, PIECES x 64 columns at once. Sums are
+// those of gemv.cu in the same order, and have the same bits: with several split-K slices (SLICES), the blocks of a
+// cluster have one each of the same tiles and add them up through distributed shared memory. Reads weight planes and
+// activations; writes out (rows, columns) at out.first; of gates only silu(gate) * up.
 #include QUANT
 #include "bulk.cuh"
 #include "form.cuh"
@@ -40,7 +40,8 @@ struct Inputs {
 DEVICE void consumers_sync() { named_barrier_sync<1, WARPS * WARP>(); }
 
 KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step step, int wanted, Inputs in, Result out) {
-    // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed. Sums of slices take their place.
+    // Rings of activations, where eight rows begin at 1024 bytes, and of weights; what is passed. Sums of slices take
+    // their place.
     DYNAMIC_SHARED(u8, smem);
     __shared__ Barriers<STAGES_A> barriers_a;
     __shared__ Barriers<STAGES_B> barriers_b;
@@ -152,7 +153,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
                     slot_b.move();
                 }
             });
-            // Every lane arrives for itself: the compiler drops a __syncwarp here, and racecheck would see one lane only.
+            // Every lane arrives for itself: the compiler drops a __syncwarp here, and racecheck would see one lane
+            // only.
             mbarrier_arrive(barriers_a.empty + slot_a.stage);
             slot_a.move();
         }
@@ -164,7 +166,8 @@ KERNEL __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm_few(Part part, Step ste
         auto token_of = [](int i, int t) { return i / 4 * 8 + t * 2 + i % 2; };
         auto ended = [&](float sum, int token, float bias) { return __fadd_rn(__fmul_rn(sum, factors[token]), bias); };
 #if GATES
-        // A tile's gates and their counterparts belong to two warps. Each finishes half of the tokens and is passed the other's sums.
+        // A tile's gates and their counterparts belong to two warps. Each finishes half of the tokens and is passed the
+        // other's sums.
         const int side = warp >= units, below = out.pairs * 16;
         const bool busy = warp < 2 * units;
         const int row = (first + warp - side * units) * 16 + lane / 4;

@@ -1,18 +1,17 @@
-// out[r][n] = sum over k of x[r][k] * weight[n][k] for one row or few, for weights of one format (QUANT names its header).
-// See docs/kernels.md#gemv.
+// out[r][n] = sum over k of x[r][k] * weight[n][k] for one row or few, for weights of one format (QUANT names its
+// header). See docs/kernels.md#gemv.
 //
-// Weights are the 16 rows of the tensor-core instruction, dequantised to one f16 for each value (quant/tile.cuh); rows of
-// activations are its eight columns, one f16 for each value (form.cuh). The columns of a weight are split into slices (split-K):
-// slice s of S takes the steps (128 or 256 columns) from s * steps / S on. A slice's sum starts at zero and goes through its
-// columns in order; slices are added in order. S depends on the weight alone, so an output's order of summation does not depend
-// on the batch. A warp has a slice of a tile.
-// One row (`gemv_one`) is converted by the block itself, a fused norm included. Weights come through a ring of each warp's own,
-// STAGES steps ahead; the first stages are requested before the activations are ready. Where rows are gates, their counterparts have warps
-// of their own; the warps of a tile (a team) combine their sums in shared memory.
-// Several rows (`gemv_several`: up to ROWS) are converted before (form.cu) and go through shared memory with the weights, a
-// step at a time: all warps of a block read them.
-// With EXPERTS the grid's y is a token and one of its experts: every such pair is a product of one row.
-// Reads weight planes and activations; writes out (rows, columns) at out.first.
+// Weights are the 16 rows of the tensor-core instruction, dequantised to one f16 for each value (quant/tile.cuh); rows
+// of activations are its eight columns, one f16 for each value (form.cuh). The columns of a weight are split into
+// slices (split-K): slice s of S takes the steps (128 or 256 columns) from s * steps / S on. A slice's sum starts at
+// zero and goes through its columns in order; slices are added in order. S depends on the weight alone, so an output's
+// order of summation does not depend on the batch. A warp has a slice of a tile. One row (`gemv_one`) is converted by
+// the block itself, a fused norm included. Weights come through a ring of each warp's own, STAGES steps ahead; the
+// first stages are requested before the activations are ready. Where rows are gates, their counterparts have warps of
+// their own; the warps of a tile (a team) combine their sums in shared memory. Several rows (`gemv_several`: up to
+// ROWS) are converted before (form.cu) and go through shared memory with the weights, a step at a time: all warps of a
+// block read them. With EXPERTS the grid's y is a token and one of its experts: every such pair is a product of one
+// row. Reads weight planes and activations; writes out (rows, columns) at out.first.
 #include QUANT
 #if EXPERTS
 #include "experts.cuh"
@@ -60,9 +59,9 @@ DEVICE void team_sync(int team) {
     else named_barrier_sync<TEAM * WARP>(1 + team);
 }
 
-// A warp's ring of weights: for each of its tiles, each step of its slice. A new step is fetched into the stage that was multiplied
-// last, unless there is a stage for every step (ALL_AHEAD). The copy engine fetches, or where a format has more than two planes and
-// the copies would be small, all lanes do (cp.async).
+// A warp's ring of weights: for each of its tiles, each step of its slice. A new step is fetched into the stage that
+// was multiplied last, unless there is a stage for every step (ALL_AHEAD). The copy engine fetches, or where a format
+// has more than two planes and the copies would be small, all lanes do (cp.async).
 struct Ring {
     static const bool BULK = HAS_BULK && Quant::Bytes::PIECES <= 2;
     u8* start;
@@ -135,8 +134,8 @@ struct Ring {
     }
 };
 
-// EACH: how many runs of 128 columns a warp converts at most. Loops are not unrolled where that saves instruction fetches: most of
-// this code runs once.
+// EACH: how many runs of 128 columns a warp converts at most. Loops are not unrolled where that saves instruction
+// fetches: most of this code runs once.
 KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, Inputs in, Result out STACK) {
     // The row; (warp, stage) steps; sums, double-buffered: (2, warp, 16); squares of each 128 columns.
     DYNAMIC_SHARED(uint4, smem);
@@ -144,8 +143,8 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     // Through a shuffle, so that the compiler knows that it is uniform.
     const int lane = threadIdx.x % WARP, warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0), warps = blockDim.x / WARP;
     const int team = warp / TEAM, teams = warps / TEAM, slice = warp % TEAM / SIDES, side = warp % SIDES;
-    // EARLY: for short kernels, the next one's blocks should be resident when this one ends. Otherwise they must not start before all
-    // weights of this one are requested.
+    // EARLY: for short kernels, the next one's blocks should be resident when this one ends. Otherwise they must not
+    // start before all weights of this one are requested.
     if (EARLY) let_next_start();
     const u32 steps = part.groups * BLOCK / Quant::STEP;
     u32 above = 0;  // tiles of the experts before
@@ -181,7 +180,8 @@ KERNEL __launch_bounds__(THREADS, 1) gemv_one(Part part, Step step, int wanted, 
     ring.stage = ring.parity = 0;
     if (!EARLY) let_next_start();
 
-    // The counts of a step, and weights, are written before its first kernel: they may be read before `wait_for_inputs`.
+    // The counts of a step, and weights, are written before its first kernel: they may be read before
+    // `wait_for_inputs`.
     const int count = min(step_rows(step, wanted) - in.first, in.limit), columns = part.columns;
     const float unscale = Quant::unscale(part);
     float v[EACH][4], weight[EACH][4];

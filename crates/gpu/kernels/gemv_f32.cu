@@ -1,5 +1,5 @@
-// out[r][n] = sum over k of x[r][k] * weight[n][k] for F32 weights: a warp per output, lane l sums columns l, l + 32, ... in f32,
-// and the lanes are added by a fixed tree. See docs/kernels.md#gemv_f32.
+// out[r][n] = sum over k of x[r][k] * weight[n][k] for F32 weights: a warp per output, lane l sums columns l, l + 32,
+// ... in f32, and the lanes are added by a fixed tree. See docs/kernels.md#gemv_f32.
 #include "quant/f32.cuh"
 #include "result.cuh"
 

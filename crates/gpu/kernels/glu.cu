@@ -1,5 +1,5 @@
-// out = activation(gate) * up, where a row of gate_up is all gates, then all ups: a thread per value. A token has `each` rows.
-// See docs/kernels.md#glu.
+// out = activation(gate) * up, where a row of gate_up is all gates, then all ups: a thread per value. A token has
+// `each` rows. See docs/kernels.md#glu.
 #include "activation.cuh"
 
 template <class Function> DEVICE void glu(const Step& step, int each, const float* gate_up, float* out, int columns, Function function) {

@@ -1,5 +1,5 @@
-// Pages of the K/V cache of one layer, compiled for one storage type (KV_BYTES, KV_BF16): (page, K then V, head, token, dim).
-// 8-bit floats of a head share a power of two: behind the codes of a page's tokens lie their exponents.
+// Pages of the K/V cache of one layer, compiled for one storage type (KV_BYTES, KV_BF16): (page, K then V, head, token,
+// dim). 8-bit floats of a head share a power of two: behind the codes of a page's tokens lie their exponents.
 #pragma once
 #include "float8.cuh"
 

@@ -1,5 +1,6 @@
-// LoRA: out[r] += scale * up (down x[r]) for each change (pair of matrices) of the adapter that row r's sequence uses. Rows without
-// an adapter are left alone. Every sum has one order, whatever else is in the step. See docs/kernels.md#low_rank.
+// LoRA: out[r] += scale * up (down x[r]) for each change (pair of matrices) of the adapter that row r's sequence uses.
+// Rows without an adapter are left alone. Every sum has one order, whatever else is in the step. See
+// docs/kernels.md#low_rank.
 #include "prelude.cuh"
 
 // One pair of matrices. As in low_rank.rs, and so is how many a launch takes.
@@ -22,8 +23,8 @@ struct Changes {
     int first, pad;
 };
 
-// inner = down x: grid (inner values, rows, changes), a warp per value; lane l sums columns l, l + 32, ... and the lanes are
-// added by a fixed tree.
+// inner = down x: grid (inner values, rows, changes), a warp per value; lane l sums columns l, l + 32, ... and the
+// lanes are added by a fixed tree.
 KERNEL low_rank_down(Step step, const __grid_constant__ Changes changes) {
     let_next_start();
     wait_for_inputs();

@@ -1,4 +1,5 @@
-// RMS and layer norms of rows, and of heads inside them: a block for each vector that is normalised. See docs/kernels.md#norm.
+// RMS and layer norms of rows, and of heads inside them: a block for each vector that is normalised. See
+// docs/kernels.md#norm.
 #include "prelude.cuh"
 
 #define AT_ONCE 8
@@ -70,8 +71,8 @@ KERNEL __launch_bounds__(1024) any_norm(Step step, int wanted, Norm norm, const 
     normalize(norm, x + r * norm.columns, out + r * norm.columns, scratch);
 }
 
-// Queries and keys of fused rows, in place: as many values at once as there are weights. Grid (stretches of queries, then
-// of keys; tokens).
+// Queries and keys of fused rows, in place: as many values at once as there are weights. Grid (stretches of queries,
+// then of keys; tokens).
 KERNEL __launch_bounds__(1024) qk_norm(Step step, Norm query, Norm key, int queries, int columns, float* qkv) {
     __shared__ float scratch[WARP];
     let_next_start();

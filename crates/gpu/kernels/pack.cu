@@ -1,9 +1,9 @@
-// Packs stored rows into the planes of `layout.rs`, which says what lies where; `Format::pack_row` there is the specification.
-// See docs/kernels.md#pack.
+// Packs stored rows into the planes of `layout.rs`, which says what lies where; `Format::pack_row` there is the
+// specification. See docs/kernels.md#pack.
 //
-// Grid (tiles of 128 columns, groups of 16 rows), 64 threads: thread 4 row + t has octet t of each 32 columns of its row. Source rows
-// are contiguous, as in a file; blocks are a multiple of two bytes. Every byte of a tile is written: zeros where rows or
-// columns are missing.
+// Grid (tiles of 128 columns, groups of 16 rows), 64 threads: thread 4 row + t has octet t of each 32 columns of its
+// row. Source rows are contiguous, as in a file; blocks are a multiple of two bytes. Every byte of a tile is written:
+// zeros where rows or columns are missing.
 #include "prelude.cuh"
 
 #define F32 0
@@ -56,8 +56,8 @@ DEVICE void rotate_left(u32 codes[4]) {
     for (int i = 0; i < 4; i++) codes[i] = codes[i] << 2 | codes[i] >> 30;
 }
 
-// What a part keeps of itself as a whole, behind one of its planes (`Format::part_plane`): the largest magnitude's bits, and the
-// inverse of the power of two that its values are multiplied by.
+// What a part keeps of itself as a whole, behind one of its planes (`Format::part_plane`): the largest magnitude's
+// bits, and the inverse of the power of two that its values are multiplied by.
 DEVICE u32* whole_of(const Part& part) {
 #if FORMAT == Q6_K
     return (u32*)(part.mins + (long)row_tiles_left(part) * part.groups * 16);
@@ -207,8 +207,8 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
 }
 
 #if FORMAT == HALVES && BITS
-// BF16 values of a whole part, packed, become f16: times a power of two that brings the largest to [2^13, 2^14), whose inverse
-// is left behind the largest. Grid and block: any; a thread has eight values at a time.
+// BF16 values of a whole part, packed, become f16: times a power of two that brings the largest to [2^13, 2^14), whose
+// inverse is left behind the largest. Grid and block: any; a thread has eight values at a time.
 KERNEL to_f16(Part part) {
     let_next_start();
     wait_for_inputs();
@@ -229,8 +229,8 @@ KERNEL to_f16(Part part) {
     if (blockIdx.x == 0 && threadIdx.x == 0) ((float*)whole_of(part))[1] = __uint_as_float((u32)(127 - up) << 23);
 }
 #elif FORMAT == SUPERBLOCKS || FORMAT == Q6_K || FORMAT == Q8_0 || FORMAT == BLOCKS32
-// Scales of a whole part, packed, are multiplied by the power of two that superblocks.cuh, q6_k.cuh, q8_0.cuh and blocks32.cuh ask
-// for. Grid and block: any; a thread has a superblock, or four blocks, at a time.
+// Scales of a whole part, packed, are multiplied by the power of two that superblocks.cuh, q6_k.cuh, q8_0.cuh and
+// blocks32.cuh ask for. Grid and block: any; a thread has a superblock, or four blocks, at a time.
 KERNEL to_f16(Part part) {
     let_next_start();
     wait_for_inputs();

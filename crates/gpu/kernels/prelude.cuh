@@ -1,5 +1,5 @@
-// What every kernel starts from: types, the chip's instructions (chip/), reductions, and the structures of a step and of a weight.
-// No toolkit header is included: a machine with a driver and NVRTC alone can compile everything here.
+// What every kernel starts from: types, the chip's instructions (chip/), reductions, and the structures of a step and
+// of a weight. No toolkit header is included: a machine with a driver and NVRTC alone can compile everything here.
 //
 // Glossary. The field's words mean here what they mean elsewhere; these are the ones with a meaning of their own.
 //   step               one forward pass over a batch of tokens; its operands are in `Step`
@@ -79,8 +79,8 @@ DEVICE float block_sum(float value, float* scratch) {
     return warp_sum(sum);
 }
 
-// What varies from step to step, as `step.rs` lays it out. The addresses are the same in all steps that a recording is for, so its
-// kernels hold them; what lies there is the present step's.
+// What varies from step to step, as `step.rs` lays it out. The addresses are the same in all steps that a recording is
+// for, so its kernels hold them; what lies there is the present step's.
 struct Step {
     const int* counts;     // tokens, tokens that want logits
     const int* ids;        // (tokens) a negative id is a slot: the token last sampled there
@@ -113,7 +113,7 @@ struct Part {
     const u8* scales;
     const u8* mins;
     int rows, columns, groups;
-    int row_tile;  // times 16 rows that `rows` are more than there are from the planes' beginnings on
+    int row_tile;  // tiles of 16 rows of `rows` less those from the planes' beginnings on
 };
-// Times 16 rows from the planes' beginnings to the ends of the part, which may have several experts.
+// Tiles of 16 rows from the planes' beginnings to the end of the part, which may have several experts.
 DEVICE int row_tiles_left(const Part& part) { return (part.rows + 15) / 16 - part.row_tile; }

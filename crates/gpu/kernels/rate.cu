@@ -1,6 +1,6 @@
-// The peak rate of this chip's tensor cores: f16 times f16 with f32 sums, over and over, with operands that stay in place. Nothing is
-// loaded or stored meanwhile, so no product of a model reaches it. The values are random: zeros would draw less power and run at
-// a higher clock. See docs/kernels.md#rate.
+// The peak rate of this chip's tensor cores: f16 times f16 with f32 sums, over and over, with operands that stay in
+// place. Nothing is loaded or stored meanwhile, so no product of a model reaches it. The values are random: zeros would
+// draw less power and run at a higher clock. See docs/kernels.md#rate.
 #include "chip/nvidia_wgmma.cuh"
 
 #define THREADS 256

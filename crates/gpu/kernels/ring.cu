@@ -1,13 +1,13 @@
 // Exact products of bytes and words mod 2^32, for private inference. See docs/kernels.md#ring.
 //
-// A word is four unsigned bytes (limbs); the tensor cores multiply them with the signed bytes of the weights, and their sums may wrap
-// mod 2^32. A tile of weights is 16 rows x 32 columns, 16 bytes for each lane: word w of lane 4g + t
-// is row g + 8 (w % 2), columns 16 (w / 2) + 4t to 4t + 3. The eight columns of the instruction are the four limbs
-// of two tokens. Nothing depends on the order of summation, so warps split the columns and add up as they finish.
+// A word is four unsigned bytes (limbs); the tensor cores multiply them with the signed bytes of the weights, and their
+// sums may wrap mod 2^32. A tile of weights is 16 rows x 32 columns, 16 bytes for each lane: word w of lane 4g + t is
+// row g + 8 (w % 2), columns 16 (w / 2) + 4t to 4t + 3. The eight columns of the instruction are the four limbs of two
+// tokens. Nothing depends on the order of summation, so warps split the columns and add up as they finish.
 #include "prelude.cuh"
 
-// Words into limbs: 32 columns of a token are 128 bytes, in which lane 4g + t finds both of its words, those of limb g % 4
-// of columns 4t and 16 + 4t, side by side. Grid (32 columns, tokens), a thread for each word of the result.
+// Words into limbs: 32 columns of a token are 128 bytes, in which lane 4g + t finds both of its words, those of limb g
+// % 4 of columns 4t and 16 + 4t, side by side. Grid (32 columns, tokens), a thread for each word of the result.
 KERNEL ring_limbs(const u32* x, int columns, int tiles, u32* limbs) {
     let_next_start();
     wait_for_inputs();

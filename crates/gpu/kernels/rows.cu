@@ -39,7 +39,8 @@ KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x,
     x[r * columns + k] = result;
 }
 
-// out[r] = what becomes of all rows of the sequence that the r-th wanted token is of: 0 their mean, 1 the first, 2 the last.
+// out[r] = what becomes of all rows of the sequence that the r-th wanted token is of: 0 their mean, 1 the first, 2 the
+// last.
 KERNEL pool(Step step, int kind, const float* x, float* out, int columns) {
     let_next_start();
     wait_for_inputs();

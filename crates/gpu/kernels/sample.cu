@@ -1,14 +1,14 @@
 // Sampling a token for each row, as `compute::sample` specifies it. See docs/kernels.md#sample.
 //
-// `adjust` (a block per row) changes single logits in place (penalties, biases), and `restore` undoes it. `scan`: grid (stretches of
-// the vocabulary, rows); a block holds its stretch in registers: the largest logit that the mask allows, the weight of the
-// allowed relative to it, and what a log-probability needs where one is asked for. `draw`, a block per row, has the token of a
-// greedy row from that, and of another the stretch, which it goes through; it leaves the token in its slot for the next step
-// and the result for the host.
-// Rows with top-k or top-p have their cut found in between: `weigh` adds up weights in bins by a logit's distance to the
-// largest, and `cut`, a block per row, looks for the last that is kept in one of them. Where anything was cut, by min-p too,
-// `keep` weighs the stretches anew. Weights are whole numbers (`whole.rs`): their sums are the same in any order.
-// With CUTS the file is `weigh` and `cut`, which take the longest to compile, without it the others.
+// `adjust` (a block per row) changes single logits in place (penalties, biases), and `restore` undoes it. `scan`: grid
+// (stretches of the vocabulary, rows); a block holds its stretch in registers: the largest logit that the mask allows,
+// the weight of the allowed relative to it, and what a log-probability needs where one is asked for. `draw`, a block
+// per row, has the token of a greedy row from that, and of another the stretch, which it goes through; it leaves the
+// token in its slot for the next step and the result for the host. Rows with top-k or top-p have their cut found in
+// between: `weigh` adds up weights in bins by a logit's distance to the largest, and `cut`, a block per row, looks for
+// the last that is kept in one of them. Where anything was cut, by min-p too, `keep` weighs the stretches anew. Weights
+// are whole numbers (`whole.rs`): their sums are the same in any order. With CUTS the file is `weigh` and `cut`, which
+// take the longest to compile, without it the others.
 #include "prelude.cuh"
 
 #define STRETCH 4096
@@ -157,7 +157,8 @@ struct Held {
                 if (!(bits >> i & 1)) logits[q][i] = -INFINITY_F;
         }
     }
-    // Takes away what is below `floor`, and what comes behind the last that is kept: smaller, or as large with a larger id.
+    // Takes away what is below `floor`, and what comes behind the last that is kept: smaller, or as large with a larger
+    // id.
     template <bool APART> DEVICE_METHOD void keep(float floor, float last, int last_id) {
 #pragma unroll
         for (int q = 0; q < QUADS; q++)
@@ -457,8 +458,8 @@ struct Search {
         for (int i = threadIdx.x; i < n; i += BINS)
             if (keys[i] >= low && keys[i] <= high) body(keys[i], of.logit(keys[i]));
     }
-    // Goes on with the part in which `holds` becomes true, of those in `keys` or, where n is 0, of all in the bin. How many
-    // are left.
+    // Goes on with the part in which `holds` becomes true, of those in `keys` or, where n is 0, of all in the bin. How
+    // many are left.
     DEVICE_METHOD u32 narrow(int bin, int n) {
         const int shift = max(0, 64 - __clzll(high - low) - 10);
         parts->clear();
@@ -483,8 +484,8 @@ struct Search {
         __syncthreads();
         return left;
     }
-    // The candidates between `low` and `high` in `keys`, if they have room there: how many. `low` and `high` move to the first
-    // and the last of them.
+    // The candidates between `low` and `high` in `keys`, if they have room there: how many. `low` and `high` move to
+    // the first and the last of them.
     DEVICE_METHOD u32 list(int bin) {
         __syncthreads();
         if (threadIdx.x == 0) *listed = 0;

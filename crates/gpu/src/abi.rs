@@ -1,8 +1,9 @@
 //! What Rust and the kernels share: structures that launches pass by value, and constants that both sides count with.
 //!
-//! Each structure is written twice, in Rust and in CUDA C++. Here the Rust side says what it takes the other to be, and that is
-//! asserted at the end of the kernel file which declares it, whenever that file is compiled: size, and name, offset and size of
-//! every field. A field that is moved, added, renamed or widened on one side alone is an error of the compiler, not wrong numbers.
+//! Each structure is written twice, in Rust and in CUDA C++. Here the Rust side says what it takes the other to be, and
+//! that is asserted at the end of the kernel file which declares it, whenever that file is compiled: size, and name,
+//! offset and size of every field. A field that is moved, added, renamed or widened on one side alone is an error of
+//! the compiler, not wrong numbers.
 
 use std::fmt::Write;
 

@@ -77,8 +77,8 @@ impl Arena {
         self.generation.get()
     }
 
-    /// Takes so much from the driver at once, for pieces of one purpose. Nothing is counted before it is cut, and nothing is
-    /// taken where the limit or the driver is against it.
+    /// Takes so much from the driver at once, for pieces of one purpose. Nothing is counted before it is cut, and
+    /// nothing is taken where the limit or the driver is against it.
     pub(crate) fn reserve(&self, purpose: Purpose, bytes: u64) -> Result<(), Error> {
         let bytes = rounded(bytes);
         if bytes > self.limit.saturating_sub(self.usage().total()) {
@@ -210,7 +210,7 @@ impl Drop for Piece {
 mod tests {
     use super::*;
 
-    /// A driver with so many bytes, which counts what it has given out.
+    /// A driver with this many bytes, which counts what it has given out.
     struct Fake {
         left: Cell<u64>,
         next: Cell<u64>,

@@ -1,5 +1,5 @@
-//! Rows of new weights that are read back from the device and compared with the file, bit by bit, while the next weights are on
-//! their way.
+//! Rows of new weights that are read back from the device and compared with the file, bit by bit, while the next
+//! weights are on their way.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -17,7 +17,7 @@ use fornax_compute::{
 
 use crate::arena::{Arena, Piece};
 use crate::check::Checks;
-use crate::driver::{Arg, Device, Event, Function, Graph, Launch};
+use crate::driver::{Arg, CUDA, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
 use crate::ops::{Fuse, Scratch, sample_program};
@@ -25,7 +25,7 @@ use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, UploadTimes};
 
-/// Steps of at most so many tokens are recorded: beyond that the launches are hidden behind the work.
+/// Steps of at most this many tokens are recorded: beyond that the launches are hidden behind the work.
 const RECORDED_TOKENS_MAX: usize = 256;
 
 /// How a CUDA backend is made.
@@ -95,7 +95,7 @@ pub struct Cuda {
     checked: RefCell<Option<Checks>>,
     /// Kinds of weights, by role and parts, whose products were asked for.
     prepared: RefCell<HashSet<(Option<Role>, Vec<Kind>)>>,
-    /// Attention that will be asked for, and whether queries and keys are turned before.
+    /// Attention that will be asked for, and whether queries and keys are rotated before.
     foreseen: RefCell<Vec<(Attention<()>, bool)>>,
     pub(crate) upload_times: Cell<UploadTimes>,
     graphs: RefCell<HashMap<Bucket, Recorded>>,
@@ -117,8 +117,8 @@ pub(crate) struct Bucket {
     pub(crate) places: usize,
 }
 
-/// The largest number of rows of the bucket that a step of so many is in. Up to 64 rows a product takes about as long as its
-/// weight takes to be read; beyond, every row costs.
+/// The largest number of rows of the bucket that a step of this many is in. Up to 64 rows a product takes about as long
+/// as its weight takes to be read; beyond, every row costs.
 fn bucket_rows(rows: usize) -> usize {
     match rows {
         0 => 0,
@@ -151,9 +151,9 @@ pub(crate) enum Check {
 impl Cuda {
     /// Opens the device, allocates the workspace and begins to compile what every model needs.
     pub fn new(options: CudaOptions) -> Result<Cuda, Error> {
-        let device = Device::open(options.device)?;
+        let device = Device::open(&CUDA, options.device)?;
         let programs = Programs::new(&device, options.kernel_folder.clone())?;
-        let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
+        let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.memory_free);
         let arena = Arena::new(device.clone(), limit);
         [true, false].map(sample_program).into_iter().for_each(|key| programs.prepare(key));
         for unit in ["norm.cu", "rows.cu", "glu.cu", "low_rank.cu"] {
@@ -200,8 +200,8 @@ impl Cuda {
         &self.sizes
     }
 
-    /// Takes what things of a purpose will need from the driver at once, where it has that much: a load takes its memory once
-    /// and not for each weight. What does not fit is refused where it is asked for.
+    /// Takes what things of a purpose will need from the driver at once, where it has that much: a load takes its
+    /// memory once and not for each weight. What does not fit is refused where it is asked for.
     pub fn reserve(&self, purpose: Purpose, bytes: u64) -> Result<(), Error> {
         self.timed(|times| &mut times.memory, || self.arena.reserve(purpose, bytes))
     }
@@ -261,8 +261,8 @@ impl Cuda {
         }
     }
 
-    /// A step's arrays as kernels take them. Counts are told where they cannot be others: outside of a recording, and in
-    /// a bucket for steps of one row.
+    /// A step's arrays as kernels take them. Counts are told where they cannot be others: outside of a recording, and
+    /// in a bucket for steps of one row.
     pub(crate) fn device_step(&self, slot: &Slot) -> DeviceStep {
         let known = |rows| match (self.bucket.get(), self.grid_rows(slot, rows)) {
             (None, count) | (Some(_), count @ 0..=1) => int(count),
@@ -398,6 +398,11 @@ impl Memory for Cuda {
     }
 
     fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<Weight, Error> {
+        // Their slices follow from an expert's shape.
+        if parts.iter().any(|part| part.whole.is_some()) {
+            let what = format!("tensor {}: a shard of experts", parts[0].view.name);
+            return Err(Error::Unsupported { what, backend: self.device.name() });
+        }
         land(parts, Content::Values, |parts| {
             let weight = self.weight(parts)?;
             self.programs.prepare(Key::plain("experts.cu"));

@@ -1,8 +1,8 @@
-//! Threads that gather stored rows into pinned memory, and stay for as long as their ring: to start twelve of them for each
-//! weight takes longer than to copy a small one.
+//! Threads that gather stored rows into pinned memory, and stay for as long as their ring: to start twelve of them for
+//! each weight takes longer than to copy a small one.
 //!
-//! Whoever sends a weight hands out stretches of slots ([`Gathering::give`]) and waits for slots to be full. Nobody waits for
-//! ever: a thread that panics, or a file that cannot be read, is an error to whoever waits.
+//! Whoever sends a weight hands out stretches of slots ([`Gathering::give`]) and waits for slots to be full. Nobody
+//! waits for ever: a thread that panics, or a file that cannot be read, is an error to whoever waits.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -21,8 +21,8 @@ use crate::memory::WeightPart;
 const STRETCH_BYTES: usize = 256 << 10;
 /// Stretches of a slot for each thread at most: the slowest is waited for.
 const STRETCHES: usize = 2;
-/// Of rows that are sent in another form than they are stored in, so much is read before it is brought into that form: it stays in
-/// the core's cache.
+/// Of rows that are sent in another form than they are stored in, so much is read before it is brought into that form:
+/// it stays in the core's cache.
 const READ_BYTES: usize = 256 << 10;
 
 /// The threads.
@@ -156,8 +156,8 @@ impl Gathering<'_> {
     /// `room` stays allocated as long as the gathering, and nobody else touches it until [`wait`](Gathering::wait) for the
     /// slot has returned. Nothing else of this slot is on its way.
     pub(crate) unsafe fn give(&self, slot: usize, (first, count): (usize, usize), room: PinnedRoom) {
-        // SAFETY: only the lifetime changes. The reference is in a stretch, and `drop` does not return before every stretch
-        // is thrown away or done.
+        // SAFETY: only the lifetime changes. The reference is in a stretch, and `drop` does not return before every
+        // stretch is thrown away or done.
         let stored = unsafe { std::mem::transmute::<&Stored<'_>, &'static Stored<'static>>(self.stored) };
         let sent = self.stored.sent_bytes;
         let each = count.div_ceil((count * sent / STRETCH_BYTES).clamp(1, STRETCHES * self.threads));
@@ -226,8 +226,8 @@ impl<'a> Stored<'a> {
         read(&part.view, bytes)
     }
 
-    /// Copies `count` output rows from `first` on to the beginning of `to`, in the form in which they are sent; what is to be
-    /// brought into that form is read into `room`. Fails where their file cannot be read any more.
+    /// Copies `count` output rows from `first` on to the beginning of `to`, in the form in which they are sent; what is
+    /// to be brought into that form is read into `room`. Fails where their file cannot be read any more.
     fn copy(
         &self,
         (mut first, count): (usize, usize),
@@ -254,7 +254,8 @@ impl<'a> Stored<'a> {
         Ok(())
     }
 
-    /// The bytes of output rows from `row` on that lie behind each other in their tensor: at least one row, at most `most`.
+    /// The bytes of output rows from `row` on that lie behind each other in their tensor: at least one row, at most
+    /// `most`.
     fn run(&self, row: usize, most: usize) -> (&'a Part<'a>, &'a [u8]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         let at = self.parts.partition_point(|(first, _)| *first <= row) - 1;
@@ -291,7 +292,7 @@ mod tests {
     const ROW_BYTES: usize = 8 << 10;
 
     fn part(rows: usize) -> WeightPart {
-        WeightPart { format: Format::BF16, first: 0, rows, columns: 4096, planes: [0; PLANES] }
+        WeightPart { format: Format::BF16, first: 0, rows, columns: 4096, planes: [0; PLANES], slices: None }
     }
 
     fn random(rows: usize) -> Vec<u8> {
@@ -428,7 +429,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         // As the system lists its maps.
         let path = folder.path().canonicalize().unwrap().join("m.gguf");
-        // One that is sent as it is stored, and one that is not; larger than what is read at once, and no multiple of it.
+        // One that is sent as it is stored, and one that is not; larger than what is read at once, and no multiple of
+        // it.
         for (dtype, columns) in [(DType::BF16, 4096), (DType::IQ4_NL, 2048)] {
             let row_bytes = dtype.bytes_for(columns).unwrap();
             let bytes = random(1200);

@@ -2,16 +2,17 @@
 //!
 //! A tile is 16 rows x 128 columns, in the order in which the matrix instruction takes it: a warp's loads are 512
 //! contiguous bytes, 16 for each lane. Lane 4g + t holds rows g and g + 8, and of each 32 columns the octet from 8t on.
-//! Codes of an octet lie in a word as pairs of neighbours, 16 bits apart, so that one mask makes two f16 of them. Codes, their
-//! upper bits, scales and minima are planes of their own, each tile after tile: columns first, then the next 16 rows. Bytes
-//! stay as many as in the file, but for rows rounded up to 16 and columns to 128 with zeros.
+//! Codes of an octet lie in a word as pairs of neighbours, 16 bits apart, so that one mask makes two f16 of them.
+//! Codes, their upper bits, scales and minima are planes of their own, each tile after tile: columns first, then the
+//! next 16 rows. Bytes stay as many as in the file, but for rows rounded up to 16 and columns to 128 with zeros.
 //!
-//! BF16 becomes f16 when all of a part is there, times a power of two that brings the largest value to [2^13, 2^14): products
-//! multiply f16. What is at least 2^-31 of the largest stays exact. So do the scales of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K and Q6_K, times a power of two
-//! that makes good for codes in the low bits of an f16 (`quant/superblocks.cuh`).
+//! BF16 becomes f16 when all of a part is there, times a power of two that brings the largest value to [2^13, 2^14):
+//! products multiply f16. What is at least 2^-31 of the largest stays exact. So do the scales of Q4_0, Q5_0, Q8_0,
+//! Q4_K, Q5_K and Q6_K, times a power of two that makes good for codes in the low bits of an f16
+//! (`quant/superblocks.cuh`).
 //!
-//! The rarer formats (`Coded`) are all brought into one form on their way in, which takes six bits for a value (Q2_K eight):
-//! codes of four bits for integers out of a table, with an f32 scale for each 16 values. Nothing is rounded.
+//! The rarer formats (`Coded`) are all brought into one form on their way in, which takes six bits for a value (Q2_K
+//! eight): codes of four bits for integers out of a table, with an f32 scale for each 16 values. Nothing is rounded.
 //!
 //! The kernels' side of this is `kernels/quant/`. Files are in other orders, so rows are packed on their way in, by
 //! `kernels/pack.cu`; what it does is specified by `pack_row` below.
@@ -102,8 +103,8 @@ impl Format {
         !matches!(self, Format::MXFP8 | Format::Coded(_))
     }
 
-    /// Writes stored rows as they are sent: for each 16 values their codes, two to a byte, the scale and the minimum. MXFP8 is
-    /// sent as Q8_0 lies in files, an f16 before each 32 codes.
+    /// Writes stored rows as they are sent: for each 16 values their codes, two to a byte, the scale and the minimum.
+    /// MXFP8 is sent as Q8_0 lies in files, an f16 before each 32 codes.
     pub(crate) fn send(self, stored: &[u8], to: &mut [u8]) {
         if self == Format::MXFP8 {
             for ([exponent, codes @ ..], to) in
@@ -171,8 +172,8 @@ impl Format {
         self.tile_bytes().iter().sum::<usize>() * self.step_columns() / TILE_COLUMNS
     }
 
-    /// The plane behind which a part keeps something as a whole, `PART_BYTES`: the largest magnitude of its values or scales, and
-    /// the inverse of the power of two that they are multiplied by.
+    /// The plane behind which a part keeps something as a whole, `PART_BYTES`: the largest magnitude of its values or
+    /// scales, and the inverse of the power of two that they are multiplied by.
     pub(crate) fn part_plane(self) -> Option<usize> {
         match self {
             Format::BF16 => Some(2),
@@ -199,8 +200,8 @@ impl Format {
     }
 }
 
-/// What an 8-bit float read as an f16, which is 2^8 too small, is multiplied by: 2^8 times the power of two that `exponent` stands
-/// for. Infinite from 2^16 on, of weights that f16 does not hold; zero below what f16 has.
+/// What an 8-bit float read as an f16, which is 2^8 too small, is multiplied by: 2^8 times the power of two that
+/// `exponent` stands for. Infinite from 2^16 on, of weights that f16 does not hold; zero below what f16 has.
 fn float8_factor(exponent: u8) -> u16 {
     match exponent {
         0..95 => 0,
@@ -213,8 +214,8 @@ fn float8_factor(exponent: u8) -> u16 {
 
 #[cfg(test)]
 impl Format {
-    /// How many bits words of codes are turned left by.
-    fn turned(self) -> u32 {
+    /// How many bits words of codes are rotated left by.
+    fn rotation(self) -> u32 {
         if matches!(self, Format::Q4_0 | Format::Q5_0 | Format::Q4_K | Format::Q5_K) { 2 } else { 0 }
     }
 
@@ -261,7 +262,7 @@ impl Format {
                         // Low halves are the first 16 values, high halves the others.
                         let bytes = octet(&low[t % 2 * 8..]) >> (t / 2 * 4);
                         place.put_nibbles(block, t, bytes, planes[0]);
-                        place.turn_nibbles(block, t, self.turned(), planes[0]);
+                        place.rotate_nibbles(block, t, self.rotation(), planes[0]);
                         if bits > 0 {
                             place.put_bits(block, t, high[t], planes[1]);
                         }
@@ -279,7 +280,7 @@ impl Format {
                         for t in 0..4 {
                             let bytes = octet(&low[block / 2 * 32 + t * 8..]) >> (block % 2 * 4);
                             place.put_nibbles(index, t, bytes, planes[0]);
-                            place.turn_nibbles(index, t, self.turned(), planes[0]);
+                            place.rotate_nibbles(index, t, self.rotation(), planes[0]);
                             if bits > 0 {
                                 let bits = octet(&high[t * 8..]) >> block & 0x0101_0101_0101_0101;
                                 // Byte i's bit becomes bit i of the top byte.
@@ -354,11 +355,11 @@ impl Row {
         put_field(&mut plane[at..], pairs(bytes), u32::MAX, 0);
     }
 
-    /// Turns what `put_nibbles` has put.
-    fn turn_nibbles(&self, block: usize, t: usize, by: u32, plane: &mut [u8]) {
+    /// Rotates what `put_nibbles` has put.
+    fn rotate_nibbles(&self, block: usize, t: usize, by: u32, plane: &mut [u8]) {
         let at = block / 4 * 1024 + self.half * 512 + (self.lane + t) * 16 + block % 4 * 4;
-        let turned = word(&plane[at..]).rotate_left(by);
-        plane[at..][..4].copy_from_slice(&turned.to_le_bytes());
+        let rotated = word(&plane[at..]).rotate_left(by);
+        plane[at..][..4].copy_from_slice(&rotated.to_le_bytes());
     }
 
     /// Eight upper bits, value i's in bit i; the four blocks of a tile share a word.
@@ -384,8 +385,8 @@ fn pairs(bytes: u64) -> u32 {
     (0..8).fold(0, |word, i| word | ((bytes >> (8 * i)) as u32 & 15) << (i % 2 * 16 + i / 2 * 4))
 }
 
-/// Where the upper bit of code i of an octet lies in its word: turned right by as much as two pairs have in common, pairs are at bits
-/// 6 and 10, their second codes 16 further up.
+/// Where the upper bit of code i of an octet lies in its word: rotated right by as much as two pairs have in common,
+/// pairs are at bits 6 and 10, their second codes 16 further up.
 #[cfg(test)]
 fn upper_bit(block: usize, i: usize) -> usize {
     let two = block * 2 + i / 4;
@@ -432,7 +433,7 @@ mod tests {
         let half_at = |plane: &[u8], at: usize| f16::from_le_bytes([plane[at], plane[at + 1]]).to_f32();
         let nibble = || {
             let word = word(&codes[tile * 1024 + half * 512 + lane * 16 + block * 4..]);
-            word.rotate_right(format.turned()) >> (16 * (i % 2) + 4 * (i / 2)) & 15
+            word.rotate_right(format.rotation()) >> (16 * (i % 2) + 4 * (i / 2)) & 15
         };
         let bit = || {
             let word = word(&high[tile * 256 + half * 128 + lane * 4..]);

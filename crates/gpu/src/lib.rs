@@ -4,15 +4,15 @@
 //! chip and kept on disk, one stream that orders everything. Nothing of a toolkit is needed to build this crate; the
 //! driver and NVRTC are opened at run time, and what is missing is said in words ([`probe`], [`compiler`]).
 //!
-//! **Precision.** Buffers are f32. Where a product meets the matrix units, an activation is one f16, scaled by a power of two for
-//! its row, and a weight's value another; sums are f32. `Activations::Half` of `fornax_compute` specifies it, and the
-//! conformance suite holds this crate against that. There is no int8 mode here.
+//! **Precision.** Buffers are f32. Where a product meets the matrix units, an activation is one f16, scaled by a power
+//! of two for its row, and a weight's value another; sums are f32. `Activations::Half` of `fornax_compute` specifies
+//! it, and the conformance suite holds this crate against that. There is no int8 mode here.
 //!
-//! **Order.** An output's order of summation depends on its weight's shape and the chip alone, and attention reduces over
-//! fixed tiles of absolute positions: a row's result is the same bits alone, among others or in chunks.
+//! **Order.** An output's order of summation depends on its weight's shape and the chip alone, and attention reduces
+//! over fixed tiles of absolute positions: a row's result is the same bits alone, among others or in chunks.
 //!
-//! **Fusion.** Inside `record`, an operation may be done by the kernel of the one before or behind it (`ops::fuse`); that
-//! never shows in a row's bits.
+//! **Fusion.** Inside `record`, an operation may be done by the kernel of the one before or behind it (`ops::fuse`);
+//! that never shows in a row's bits.
 //!
 //! Beside the backend stands [`CudaRing`]: exact products mod 2^32, for private inference.
 //!
@@ -51,7 +51,7 @@ use fornax_compute::Error;
 
 /// Looks at device `ordinal` without computing on it: what it is, or why it cannot be used.
 pub fn probe(ordinal: usize) -> Result<Found, Error> {
-    driver::probe(ordinal)
+    Ok(driver::Device::open(&driver::CUDA, ordinal)?.found())
 }
 
 /// The version of the run-time compiler, after it has compiled something; or what is missing.
@@ -69,13 +69,12 @@ impl Found {
     pub fn words(&self) -> String {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         format!(
-            "{}, compute capability {}.{}, {:.1} GiB ({:.1} free), driver for CUDA {}",
+            "{}, {}, {:.1} GiB ({:.1} free), driver for {}",
             self.name,
-            self.capability / 10,
-            self.capability % 10,
+            self.chip,
             gib(self.memory_total),
             gib(self.memory_free),
-            driver::version_words(self.driver)
+            self.driver
         )
     }
 }

@@ -10,6 +10,7 @@ use crate::CudaOptions;
 use crate::abi::{Constant, Layout, layout};
 use crate::arena::{Arena, Piece, rounded};
 use crate::layout::{Format, PART_BYTES, PLANES, TILE_COLUMNS, TILE_ROWS};
+use crate::ops::{slices, steps};
 use crate::step;
 
 /// The longest row of a weight: sixteen of them in f32 are one slot of the upload's ring.
@@ -92,6 +93,8 @@ pub(crate) struct WeightPart {
     pub(crate) columns: usize,
     /// Where its planes begin in the weight.
     pub(crate) planes: [u64; PLANES],
+    /// Where it is a shard of a weight: how many of the whole weight's slices (K) fall to it.
+    pub(crate) slices: Option<usize>,
 }
 
 impl Operand for Weight {
@@ -122,8 +125,8 @@ pub(crate) struct DevicePart {
     rows: i32,
     columns: i32,
     groups: i32,
-    /// Times 16 rows that `rows` are more than there are from the planes' beginnings to the ends of the part: those before the
-    /// beginnings, less those behind one expert's.
+    /// Tiles of 16 rows before the place where the planes begin, less those that follow `rows` in the part. So the tiles
+    /// of `rows` less this number are what the part has from there on (`row_tiles_left` in prelude.cuh).
     row_tile: i32,
 }
 
@@ -133,7 +136,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
 pub(crate) const CONSTANTS: &[Constant] = &[Constant::new("kv.cuh", "PAGE_TOKENS", PAGE_TOKENS)];
 
 impl DevicePart {
-    /// The same with so many rows: of one expert, where the part has several.
+    /// The same with this many rows: of one expert, where the part has several.
     pub(crate) fn with_rows(self, rows: usize) -> DevicePart {
         let tiles = |rows: i32| rows.cast_unsigned().div_ceil(TILE_ROWS as u32).cast_signed();
         let rows = int(rows);
@@ -150,6 +153,23 @@ impl WeightPart {
     /// Tiles below each other.
     pub(crate) fn row_tiles(&self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
+    }
+
+    /// How many of a whole weight's slices fall to this shard of it, or why it cannot be one: sums have the whole's
+    /// order, so a shard has whole slices, which are alike.
+    fn slices_of(&self, [rows, columns]: [usize; 2]) -> Result<usize, String> {
+        let whole = WeightPart { rows, columns, slices: None, ..*self };
+        let slices = slices(&whole);
+        if columns == self.columns {
+            return Ok(slices);
+        }
+        let each = columns / slices;
+        let alike = steps(&whole).is_multiple_of(slices) && columns.is_multiple_of(slices);
+        if alike && self.columns.is_multiple_of(each) && self.columns > 0 && self.columns < columns {
+            Ok(self.columns / each)
+        } else {
+            Err(format!("{} of {columns} columns, which are summed in {slices} slices", self.columns))
+        }
     }
 
     /// Bytes of each plane for 16 rows.
@@ -176,7 +196,7 @@ impl Weight {
         self.device_part_from(part, 0)
     }
 
-    /// The same from so many times 16 rows on.
+    /// The same from this many times 16 rows on.
     pub(crate) fn device_part_from(&self, part: &WeightPart, row_tile: usize) -> DevicePart {
         let before = part.row_tile_bytes().map(|bytes| (row_tile * bytes) as u64);
         DevicePart {
@@ -263,19 +283,40 @@ impl CudaSizes {
     /// whole tiles become one.
     pub(crate) fn placed(&self, parts: &[Part<'_>]) -> Result<(Vec<WeightPart>, u64), Error> {
         let mut placed: Vec<WeightPart> = Vec::with_capacity(parts.len());
+        // Of each, the rows and columns of what it is a shard of.
+        let mut wholes: Vec<[usize; 2]> = Vec::with_capacity(parts.len());
         for part in parts {
             let (format, rows, columns) = self.shape(part)?;
+            let whole = part.whole.unwrap_or([rows, columns]);
             if let Some(first) = placed.first().filter(|first| first.columns != columns) {
                 return Err(wrong_shape(part, vec![0, first.columns]));
             }
             match placed.last_mut() {
                 Some(last) if last.format == format && last.rows.is_multiple_of(TILE_ROWS) => {
-                    last.rows += rows
+                    last.rows += rows;
+                    let [whole_rows, _] = wholes.last_mut().expect("one for each that was placed");
+                    *whole_rows += whole[0];
                 }
                 last => {
                     let first = last.map_or(0, |last| last.first + last.rows);
-                    placed.push(WeightPart { format, first, rows, columns, planes: [0; PLANES] });
+                    placed.push(WeightPart {
+                        format,
+                        first,
+                        rows,
+                        columns,
+                        planes: [0; PLANES],
+                        slices: None,
+                    });
+                    wholes.push(whole);
                 }
+            }
+        }
+        if parts.iter().any(|part| part.whole.is_some()) {
+            for (part, whole) in placed.iter_mut().zip(wholes) {
+                part.slices = Some(part.slices_of(whole).map_err(|what| {
+                    let what = format!("tensor {}: {what}", parts[0].view.name);
+                    Error::Unsupported { what, backend: self.name }
+                })?);
             }
         }
         let mut bytes = 0u64;
@@ -395,5 +436,45 @@ impl Sizes for CudaSizes {
 
     fn workspace_bytes(&self) -> u64 {
         self.workspace_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fornax_format::{DType, View};
+
+    use super::*;
+
+    /// What a shard's one part is placed as; of matrices whose values nobody reads.
+    fn placed(
+        dtype: DType,
+        [rows, columns]: [usize; 2],
+        whole: Option<[usize; 2]>,
+    ) -> Result<WeightPart, Error> {
+        let bytes = vec![0; rows * dtype.bytes_for(columns).unwrap()];
+        let view = View::new("w", dtype, vec![rows, columns], &bytes).unwrap();
+        let sizes = CudaSizes::new(&CudaOptions::default());
+        sizes.placed(&[Part { whole, ..Part::from(view) }]).map(|(parts, _)| parts[0])
+    }
+
+    #[test]
+    fn the_slices_of_a_shard_are_the_whole_weights() {
+        let slices_of = |shape, whole| slices(&placed(DType::BF16, shape, whole).unwrap());
+        // Half of the rows would have more.
+        let whole = [16_896, 256];
+        assert_eq!((slices_of(whole, None), slices_of([8448, 256], None)), (1, 2));
+        assert_eq!(slices_of([8448, 256], Some(whole)), 1);
+        // And half of the columns as many as all.
+        let whole = [2048, 8192];
+        assert_eq!((slices_of(whole, None), slices_of([2048, 4096], None)), (8, 8));
+        for (columns, wanted) in [(4096, 4), (2048, 2), (1024, 1), (7168, 7), (8192, 8)] {
+            assert_eq!(slices_of([2048, columns], Some(whole)), wanted, "{columns} columns");
+        }
+        // Within a slice, or of slices that are not alike.
+        for (columns, whole) in [(512, whole), (1536, whole), (9472, [512, 18_944])] {
+            let refused = placed(DType::BF16, [whole[0], columns], Some(whole)).unwrap_err().to_string();
+            let wanted = format!("tensor w: {columns} of {} columns, which are summed in 8 slices", whole[1]);
+            assert!(refused.starts_with(&wanted), "{refused}");
+        }
     }
 }

@@ -1,10 +1,10 @@
-//! A device opened ahead of whoever will use it: the driver takes some tenths of a second to make a context, while other things are
-//! read, and each time again where nobody holds it between two who look at it.
+//! A device opened ahead of whoever will use it: the driver takes some tenths of a second to make a context, while
+//! other things are read, and each time again where nobody holds it between two who look at it.
 
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 
-use crate::driver::Device;
+use crate::driver::{CUDA, Device};
 
 /// Holds a device open, from some time after [`begin`](Opening::begin) until it is dropped.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ impl Opening {
     pub fn begin(ordinal: usize) -> Opening {
         let (held, wait) = mpsc::channel();
         let open = move || {
-            let device = Device::open(ordinal);
+            let device = Device::open(&CUDA, ordinal);
             // Nothing is ever sent: it ends when the other end is dropped.
             wait.recv().ok();
             drop(device);

@@ -1,6 +1,7 @@
 //! A few threads for many jobs, the longest of those that wait first.
 //!
-//! Jobs are independent. Who needs what nobody has begun does it himself; what nobody has begun when the pool ends is not done.
+//! Jobs are independent. Who needs what nobody has begun does it himself; what nobody has begun when the pool ends is
+//! not done.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +13,7 @@ type Work<T> = Box<dyn FnOnce() -> T + Send>;
 /// Ends with what is under way: no thread outlives it.
 pub(crate) struct Pool<T> {
     shared: Arc<Shared<T>>,
-    /// Started as jobs come, up to so many.
+    /// Started as jobs come, up to this many.
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
     given: usize,
@@ -111,7 +112,7 @@ impl<T: Send + 'static> Pool<T> {
         }
     }
 
-    /// How many are done and not taken, once they are more than so many.
+    /// How many are done and not taken, once they are more than this many.
     pub(crate) fn done_beyond(&self, known: usize) -> usize {
         let state = self.shared.lock();
         let state = self.shared.done.wait_while(state, |state| state.done.len() <= known);

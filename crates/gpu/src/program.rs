@@ -1,9 +1,9 @@
 //! Kernels from source: assembled, compiled for this chip, kept on disk.
 //!
 //! A program is one file of `kernels/` with its `-D` options. It is compiled when something that needs it is loaded, by
-//! one of as many threads as there are cores, and awaited when it is first launched. The machine code is kept in a folder
-//! under a name made of everything that went into it, so a changed kernel, option, chip or compiler is another file. A
-//! folder that cannot be written costs the time to compile, nothing else.
+//! one of as many threads as there are cores, and awaited when it is first launched. The machine code is kept in a
+//! folder under a name made of everything that went into it, so a changed kernel, option, chip or compiler is another
+//! file. A folder that cannot be written costs the time to compile, nothing else.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -19,7 +19,7 @@ use fornax_compute::Error;
 use sha2::{Digest, Sha256};
 
 use crate::abi;
-use crate::driver::{CLUSTER_USUAL, COMPILER, Compiler, Device, Function, Module, Source};
+use crate::driver::{Abilities, CLUSTER_USUAL, Chip, Compiler, Device, Function, Module, Source};
 use crate::layout::Format;
 use crate::pool::{Job, Pool};
 
@@ -124,13 +124,17 @@ impl Key {
         Source { name, text, headers: &CHECKED.headers }
     }
 
-    /// What NVRTC is told. Nothing here changes the rounding of a kernel.
-    fn options(&self, arch: &str) -> Vec<String> {
+    /// What the compiler is told: which chip, and what the host takes it to be able to, which `kernels/chip` compares
+    /// with what it says itself. Nothing here changes the rounding of a kernel.
+    fn options(&self, Chip { target, abilities, .. }: &Chip) -> Vec<String> {
+        let Abilities { wgmma, bulk_copies, clusters_max, .. } = *abilities;
         let mut options = vec![
-            format!("--gpu-architecture={arch}"),
+            format!("--gpu-architecture={target}"),
             "--std=c++17".to_owned(),
             "--generate-line-info".to_owned(),
         ];
+        let able = [("WGMMA", wgmma), ("BULK", bulk_copies), ("CLUSTERS", clusters_max > 1)];
+        options.extend(able.map(|(name, able)| format!("-DABLE_{name}={}", i32::from(able))));
         options.extend(self.defines.iter().map(|define| format!("-D{define}")));
         options
     }
@@ -154,7 +158,7 @@ impl Key {
     }
 
     /// The name of its machine code: everything that decides over it.
-    fn digest(&self, arch: &str, (major, minor): (i32, i32)) -> String {
+    fn digest(&self, chip: &Chip, (major, minor): (i32, i32)) -> String {
         let mut hash = Sha256::new();
         let source = self.source();
         let mut add = |text: &str| {
@@ -162,7 +166,7 @@ impl Key {
             hash.update(text);
         };
         add(&format!("{major}.{minor}"));
-        self.options(arch).iter().for_each(|option| add(option));
+        self.options(chip).iter().for_each(|option| add(option));
         add(source.name);
         add(source.text);
         for (name, text) in source.headers {
@@ -174,18 +178,18 @@ impl Key {
     }
 
     /// Machine code from the folder, or compiled and put there.
-    fn image(&self, arch: &str, folder: Option<&Path>, compiler: Compiler) -> Result<Vec<u8>, String> {
+    fn image(&self, chip: &Chip, folder: Option<&Path>, compiler: Compiler) -> Result<Vec<u8>, String> {
         let version = (compiler.version)()?;
-        let path = folder.map(|folder| folder.join(format!("{}.cubin", self.digest(arch, version))));
+        let path = folder.map(|folder| folder.join(format!("{}.cubin", self.digest(chip, version))));
         if let Some(image) =
             path.as_deref().and_then(|path| std::fs::read(path).ok()).filter(|image| is_whole(image))
         {
             return Ok(image);
         }
-        let image = (compiler.compile)(&self.source(), &self.options(arch))?;
+        let image = (compiler.compile)(&self.source(), &self.options(chip))?;
         if let Some(path) = path {
-            // Whoever loses a race writes the same bytes; a reader never sees half a file. Nobody else has this name, be it in
-            // this process or in another container that shares the folder.
+            // Whoever loses a race writes the same bytes; a reader never sees half a file. Nobody else has this name,
+            // be it in this process or in another container that shares the folder.
             static WRITTEN: AtomicUsize = AtomicUsize::new(0);
             let (process, number) = (std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
@@ -218,15 +222,9 @@ fn is_whole(image: &[u8]) -> bool {
     })
 }
 
-/// The name NVRTC has for a chip. Hopper has instructions of its own that only the `a` target knows.
-pub(crate) fn arch(capability: i32) -> String {
-    if capability == 90 { "sm_90a".to_owned() } else { format!("sm_{capability}") }
-}
-
 /// Every program of one device.
 pub(crate) struct Programs {
     device: Rc<Device>,
-    arch: String,
     folder: Option<PathBuf>,
     /// Ends with this: nobody compiles behind the end of the process, where the compiler's own memory goes first.
     pool: RefCell<Pool<Image>>,
@@ -249,12 +247,11 @@ enum Program {
 impl Programs {
     /// A device without a compiler cannot be used.
     pub(crate) fn new(device: &Rc<Device>, folder: Option<PathBuf>) -> Result<Programs, Error> {
-        if let Err(reason) = (COMPILER.version)() {
+        if let Err(reason) = (device.compiler().version)() {
             return Err(Error::DeviceUnavailable { device: device.name().to_owned(), reason });
         }
         Ok(Programs {
             device: Rc::clone(device),
-            arch: arch(device.found.capability),
             folder,
             pool: RefCell::new(Pool::new(std::thread::available_parallelism().map_or(1, usize::from))),
             programs: RefCell::default(),
@@ -266,8 +263,9 @@ impl Programs {
     /// Starts to compile what will be needed.
     pub(crate) fn prepare(&self, key: Key) {
         self.programs.borrow_mut().entry(key.clone()).or_insert_with(|| {
-            let (arch, folder, cost) = (self.arch.clone(), self.folder.clone(), key.cost_ms());
-            let image = move || key.image(&arch, folder.as_deref(), COMPILER);
+            let (chip, compiler) = (self.device.chip.clone(), self.device.compiler());
+            let (folder, cost) = (self.folder.clone(), key.cost_ms());
+            let image = move || key.image(&chip, folder.as_deref(), compiler);
             Program::Compiling(self.pool.borrow_mut().give(cost, image))
         });
     }
@@ -342,18 +340,20 @@ impl Programs {
         programs.insert(key.clone(), Program::Loaded(module));
         let Some(Program::Loaded(module)) = programs.get(key) else { unreachable!("just put there") };
         let function = module.function(name)?;
+        let able = self.device.abilities();
         // Where kernels start before those in front of them have ended.
-        if self.device.found.capability >= 90 {
-            function.share_memory(&self.device)?;
+        if able.early_start {
+            function.prefer_shared(&self.device)?;
         }
-        if name == "attention" && self.device.clusters_max() > CLUSTER_USUAL {
+        if name == "attention" && able.clusters_max > CLUSTER_USUAL {
             function.allow_clusters(&self.device)?;
         }
         self.functions.borrow_mut().insert((key.clone(), name), function);
         Ok(function)
     }
 
-    /// Lets a kernel have so much dynamic shared memory: the driver wants to be asked once for what is above 48 KB, static included.
+    /// Lets a kernel have so much dynamic shared memory: the driver wants to be asked once for what is above 48 KB,
+    /// static included.
     pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<(), Error> {
         if bytes > 0 && !self.large.borrow().contains(&function) {
             function.allow_shared(&self.device)?;
@@ -371,9 +371,10 @@ mod tests {
     use fornax_format::DType;
 
     use super::*;
-    use crate::driver::NVRTC;
+    use crate::driver::{NVRTC, chip_of_capability as chip};
     use crate::layout::PLANES;
     use crate::memory::WeightPart;
+    use crate::ops::shapes::HOPPER;
     use crate::ops::{
         RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_program, program_one,
         programs_several, sample_program, storage, wgmma_program,
@@ -410,8 +411,9 @@ mod tests {
             keys.push(Key::quant("embed.cu", format));
             // Few columns, and so many that they are cut into slices.
             for columns in [2048, 14_336] {
-                let part = WeightPart { format, first: 0, rows: 1536, columns, planes: [0; PLANES] };
-                let every = expert_programs(&part, (128, 4096), 90, (132, 219 << 10));
+                let part =
+                    WeightPart { format, first: 0, rows: 1536, columns, planes: [0; PLANES], slices: None };
+                let every = expert_programs(&part, (128, 4096), &HOPPER);
                 // Those with gates and with the most rows have the most registers.
                 let some = |at: usize| format == Format::Q4_K || columns == 2048 && [1, 4, 6].contains(&at);
                 let wanted = |key: &Key, at: usize| !keys.contains(key) && (some(at) || every.len() == 1);
@@ -425,10 +427,17 @@ mod tests {
             }
             if format != Format::F32 {
                 for rows in [3584, 37_888] {
-                    let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };
+                    let part = WeightPart {
+                        format,
+                        first: 0,
+                        rows,
+                        columns: 3584,
+                        planes: [0; PLANES],
+                        slices: None,
+                    };
                     // The widest have the most registers, with two warpgroups and with three.
                     for limit in [192, 256] {
-                        let every = every_gemm(&part, limit, (132, 219 << 10));
+                        let every = every_gemm(&part, limit, &HOPPER);
                         let all = format == Format::Q4_K && limit == 192;
                         let some = if all { 0 } else { every.len() - 1 };
                         let new = every[some..].iter().filter(|key| !keys.contains(key)).cloned();
@@ -437,14 +446,15 @@ mod tests {
                     }
                     let rows = RowCounts { often: 128, most: 128 };
                     for gates in [false, true] {
-                        let few = few_programs(&part, gates, rows, (132, 219 << 10));
+                        let few = few_programs(&part, gates, rows, &HOPPER);
                         keys.extend(few.last().cloned());
                     }
                 }
             }
             // A weight of many rows and one of few: their products differ in how far ahead they read.
             for rows in [3584, 151_936] {
-                let part = WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES] };
+                let part =
+                    WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES], slices: None };
                 let room = 96 << 10;
                 let every = match format {
                     Format::F32 => vec![Key::plain("gemv_f32.cu")],
@@ -478,7 +488,7 @@ mod tests {
                 keys.extend(wgmma_program((128, 2), dtype, &other, false).map(|(key, _)| key));
             }
         }
-        // Wide heads, as many of one as there may be, and one for each; queries that are turned before.
+        // Wide heads, as many of one as there may be, and one for each; queries that are rotated before.
         for shape in [(256, 2), (128, 16), (128, 1)] {
             keys.push(attention_program(shape, KvDType::F16, &causal()));
         }
@@ -500,11 +510,11 @@ mod tests {
         let programs = every_program();
         // Kernels of wgmma are asked for where it is.
         let wgmma = |key: &Key| key.unit.starts_with("gemm") || key.unit == "attention_wgmma.cu";
-        let on = |key: &Key, arch: &str| !wgmma(key) || arch == "sm_90a";
-        const CHIPS: [&str; 5] = ["sm_90a", "sm_80", "sm_86", "sm_89", "sm_120"];
-        let wanted: Vec<(&Key, &str)> = CHIPS
-            .into_iter()
-            .flat_map(|arch| programs.iter().filter(move |key| on(key, arch)).map(move |key| (key, arch)))
+        let on = |key: &Key, chip: &Chip| !wgmma(key) || chip.abilities.wgmma;
+        let chips = [90, 80, 86, 89, 120].map(chip);
+        let wanted: Vec<(&Key, &Chip)> = chips
+            .iter()
+            .flat_map(|chip| programs.iter().filter(move |key| on(key, chip)).map(move |key| (key, chip)))
             .collect();
         // Whoever is free takes the next: the chips have not equally many.
         let next = Mutex::new(wanted.iter());
@@ -517,12 +527,12 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..std::thread::available_parallelism().unwrap().get() {
                 scope.spawn(|| {
-                    while let Some((key, arch)) = taken() {
+                    while let Some((key, chip)) = taken() {
                         let before = processor_seconds();
-                        let image = key.image(arch, Some(folder.path()), NVRTC);
-                        assert!(image.as_deref().is_ok_and(is_whole), "{key:?} for {arch}: {image:?}");
+                        let image = key.image(chip, Some(folder.path()), NVRTC);
+                        assert!(image.as_deref().is_ok_and(is_whole), "{key:?} for {chip:?}: {image:?}");
                         let seconds: f64 = processor_seconds() - before;
-                        println!("{seconds:.3} s {arch} {} {}", key.unit, key.defines.join(" "));
+                        println!("{seconds:.3} s {} {} {}", chip.target, key.unit, key.defines.join(" "));
                     }
                 });
             }
@@ -531,7 +541,7 @@ mod tests {
         let files = || std::fs::read_dir(folder.path()).unwrap().count();
         let before = files();
         assert_eq!(before, wanted.len());
-        programs[0].image("sm_80", Some(folder.path()), NVRTC).unwrap();
+        programs[0].image(&chip(80), Some(folder.path()), NVRTC).unwrap();
         assert_eq!(files(), before);
     }
 
@@ -550,7 +560,7 @@ mod tests {
             };
             let headers: Vec<_> = CHECKED.headers.iter().map(changed).collect();
             let (name, text) = CHECKED.units.iter().map(changed).find(|(name, _)| *name == key.unit).unwrap();
-            (NVRTC.compile)(&Source { name, text: &text, headers: &headers }, &key.options("sm_80"))
+            (NVRTC.compile)(&Source { name, text: &text, headers: &headers }, &key.options(&chip(80)))
         };
         compile("low_rank.cu", "int place;", "int place;").unwrap();
         for (file, from, to, what) in [
@@ -569,17 +579,17 @@ mod tests {
     #[test]
     fn whatever_decides_over_machine_code_is_in_its_name() {
         let names: std::collections::HashSet<String> = [
-            Key::plain("glu.cu").digest("sm_80", (13, 0)),
-            Key::plain("glu.cu").digest("sm_90a", (13, 0)),
-            Key::plain("glu.cu").digest("sm_80", (12, 9)),
-            Key::plain("rows.cu").digest("sm_80", (13, 0)),
-            Key::quant("glu.cu", Format::F16).digest("sm_80", (13, 0)),
+            Key::plain("glu.cu").digest(&chip(80), (13, 0)),
+            Key::plain("glu.cu").digest(&chip(90), (13, 0)),
+            Key::plain("glu.cu").digest(&chip(80), (12, 9)),
+            Key::plain("rows.cu").digest(&chip(80), (13, 0)),
+            Key::quant("glu.cu", Format::F16).digest(&chip(80), (13, 0)),
         ]
         .into();
         assert_eq!(names.len(), 5);
         assert_eq!(
-            Key::plain("glu.cu").digest("sm_80", (13, 0)),
-            Key::plain("glu.cu").digest("sm_80", (13, 0))
+            Key::plain("glu.cu").digest(&chip(80), (13, 0)),
+            Key::plain("glu.cu").digest(&chip(80), (13, 0))
         );
     }
 
@@ -619,7 +629,7 @@ mod tests {
         let compiler = Compiler { version: || Ok((13, 0)), compile: large };
         for _ in 0..10 {
             let folder = tempfile::tempdir().unwrap();
-            let write = || Key::plain("glu.cu").image("sm_90a", Some(folder.path()), compiler).unwrap();
+            let write = || Key::plain("glu.cu").image(&chip(90), Some(folder.path()), compiler).unwrap();
             std::thread::scope(|scope| {
                 let writers = [scope.spawn(write), scope.spawn(write)];
                 while writers.iter().any(|writer| !writer.is_finished()) {

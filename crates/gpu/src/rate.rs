@@ -6,7 +6,7 @@ use fornax_compute::{Error, Purpose};
 
 use crate::abi::Constant;
 use crate::arena::Arena;
-use crate::driver::{Arg, Device, Event, Launch, Pinned};
+use crate::driver::{Arg, CUDA, Device, Event, Launch, Pinned};
 use crate::program::{Key, Programs};
 
 /// Larger than any cache of a device, several times.
@@ -29,15 +29,16 @@ pub struct Rates {
     pub copy: f64,
     /// From pinned memory of the host to the device.
     pub host_to_device: f64,
-    /// Multiplications and additions of the matrix units, f16 with sums in f32, from operands that are there already: more
-    /// than any product of a model can have.
+    /// Multiplications and additions of the matrix units, f16 with sums in f32, from operands that are there already:
+    /// more than any product of a model can have.
     pub matrix: f64,
 }
 
-/// Measures a device: takes two gigabytes of it for some milliseconds. The kernel that multiplies is kept in the folder.
+/// Measures a device: takes two gigabytes of it for some milliseconds. The kernel that multiplies is kept in the
+/// folder.
 pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Error> {
-    let device = Device::open(ordinal)?;
-    let arena = Arena::new(device.clone(), device.found.memory_free);
+    let device = Device::open(&CUDA, ordinal)?;
+    let arena = Arena::new(device.clone(), device.memory_free);
     let best = |body: &mut dyn FnMut() -> Result<(), Error>| -> Result<f64, Error> {
         let (start, end) = (Event::new(&device)?, Event::new(&device)?);
         let mut best = f32::MAX;
@@ -59,13 +60,13 @@ pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Er
 
     let programs = Programs::new(&device, kernel_folder)?;
     let function = programs.function(&Key::plain("rate.cu"), "matrix_rate")?;
-    let blocks = device.multiprocessors;
+    let blocks = u32::try_from(device.abilities().multiprocessors).expect("a chip's");
     let args = [Arg::Pointer(to.pointer()), Arg::Int(MATRIX_ROUNDS)];
     let launch =
         Launch { function, grid: [blocks, 1, 1], block: THREADS, shared: 0, cluster: 1, args: &args };
     let multiplied = best(&mut || device.launch("measure rates", &launch))?;
     // As `rate.cu` says: two warpgroups of 64 x 256 x 64, or eight warps of sixteen times 16 x 8 x 16.
-    let products = if device.found.capability == 90 { 2 * 64 * 256 * 64 } else { 8 * 16 * 16 * 8 * 16 };
+    let products = if device.abilities().wgmma { 2 * 64 * 256 * 64 } else { 8 * 16 * 16 * 8 * 16 };
     let operations = 2.0 * f64::from(products) * f64::from(MATRIX_ROUNDS) * f64::from(blocks);
     Ok(Rates {
         copy: 2.0 * COPY_BYTES as f64 / copied,

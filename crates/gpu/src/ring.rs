@@ -8,7 +8,7 @@ use std::rc::Rc;
 use fornax_compute::{Error, Purpose, Ring, Usage, check_weights, check_words};
 
 use crate::arena::{Arena, Piece};
-use crate::driver::{Arg, Device, Launch, Pinned};
+use crate::driver::{Arg, CUDA, Device, Launch, Pinned};
 use crate::memory::int;
 use crate::program::{Key, Programs};
 
@@ -73,9 +73,9 @@ impl fmt::Debug for CudaRingMatrix {
 impl CudaRing {
     /// Opens the device, allocates the workspace and begins to compile.
     pub fn new(options: &CudaRingOptions) -> Result<CudaRing, Error> {
-        let device = Device::open(options.device)?;
+        let device = Device::open(&CUDA, options.device)?;
         let programs = Programs::new(&device, options.kernel_folder.clone())?;
-        let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.found.memory_free);
+        let limit = options.memory_limit.unwrap_or(u64::MAX).min(device.memory_free);
         let arena = Arena::new(device.clone(), limit);
         programs.prepare(Key::plain("ring.cu"));
         let workspace = |bytes: usize| arena.cut(Purpose::Workspace, bytes as u64);
@@ -143,7 +143,7 @@ impl CudaRing {
             self.launch(name, grid, MANY_WARPS * 32, &args)?;
         } else {
             // Where there are few rows, more warps share the columns of each, so that enough bytes are under way.
-            let busy = row_tiles >= 4 * self.device.multiprocessors as usize;
+            let busy = row_tiles >= 4 * self.device.abilities().multiprocessors;
             let warps = tiles.clamp(1, if busy { 8 } else { 16 });
             self.launch(name, [row_tiles, 1], warps * 32, &args)?;
         }

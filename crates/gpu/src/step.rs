@@ -1,7 +1,8 @@
 //! A step's slot: what varies from batch to batch, in one piece of device memory that one copy fills.
 //!
 //! Kernels read counts, tokens, positions and page tables from it, so that a recorded graph computes whatever step its
-//! slot holds. Each array has its place, whatever else is in the batches that a recording is for: a kernel needs one load to reach it.
+//! slot holds. Each array has its place, whatever else is in the batches that a recording is for: a kernel needs one
+//! load to reach it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -37,7 +38,8 @@ pub(crate) struct DeviceStep {
     pad: i32,
 }
 
-/// Words from one array to the next for so many tokens: few have a short copy. Steps that one recording is for have the same.
+/// Words from one array to the next for this many tokens: few have a short copy. Steps that one recording is for have the
+/// same.
 fn stride(tokens: usize, tokens_max: usize) -> usize {
     tokens.next_power_of_two().min(tokens_max)
 }

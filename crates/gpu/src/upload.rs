@@ -1,5 +1,5 @@
-//! Weights on their way in: stored rows are gathered by several threads into pinned memory, copied to the device from there
-//! while the next are gathered, and packed into their planes by a kernel (`pack.cu`).
+//! Weights on their way in: stored rows are gathered by several threads into pinned memory, copied to the device from
+//! there while the next are gathered, and packed into their planes by a kernel (`pack.cu`).
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const SLOT_BYTES: usize = 16 << 20;
 const GATHERED: usize = SLOTS - 1;
 // What was copied waits to be packed where attention has its partial results: no step runs while a weight is uploaded.
 const _: () = assert!(SLOTS * SLOT_BYTES <= PARTIALS_BYTES as usize);
-/// With so many the copy is the slowest.
+/// With this many the copy is the slowest.
 const THREADS_MAX: usize = 15;
 /// Rows that a launch packs at most: as many as a grid has, 16 at a time.
 const ROWS_MAX: usize = 1 << 19;
@@ -174,8 +174,8 @@ impl Cuda {
                 let slot = (first_slot + opened) % SLOTS;
                 let Slot { pinned, sent } = &slots[slot];
                 times.slots += timed(|| sent.wait("upload"))?;
-                // SAFETY: the ring outlives the gathering; the device has taken what the slot held, and nobody writes it
-                // before `wait` has returned.
+                // SAFETY: the ring outlives the gathering; the device has taken what the slot held, and nobody writes
+                // it before `wait` has returned.
                 unsafe { gathering.give(slot, chunk(opened), pinned.room()) };
                 opened += 1;
             }
@@ -227,7 +227,7 @@ impl Cuda {
         let eights = part.row_tile_bytes()[0] * part.row_tiles() / 16;
         let device_part = weight.device_part(part);
         let args = [Arg::Struct(bytemuck::bytes_of(&device_part))];
-        let blocks = eights.div_ceil(THREADS).min(16 * self.device.multiprocessors as usize);
+        let blocks = eights.div_ceil(THREADS).min(16 * self.device.abilities().multiprocessors);
         self.launching(|| self.launch("upload", function, [blocks, 1, 1], (THREADS as u32, 0), &args))
     }
 }

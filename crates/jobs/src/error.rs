@@ -44,6 +44,20 @@ pub enum Error {
         /// Where it would have to be.
         wanted: &'static str,
     },
+    /// As many files are kept as may be.
+    #[error("an owner may keep {files} files of {bytes} bytes in all; delete some")]
+    FilesFull {
+        /// How many files.
+        files: u64,
+        /// Bytes of all of them.
+        bytes: u64,
+    },
+    /// As many batches are kept as may be.
+    #[error("{max} batches are kept, as many as may be; those that ended are forgotten in time")]
+    BatchesFull {
+        /// The bound.
+        max: u64,
+    },
     /// As many schemas are registered as may be.
     #[error("{max} schemas are registered, as many as may be")]
     SchemasFull {

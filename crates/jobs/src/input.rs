@@ -17,7 +17,8 @@ pub const ITEMS_MAX: usize = 4096;
 const ID_CHARS_MAX: usize = 256;
 
 /// Parameters of the chat route that a job has no use for, or says otherwise.
-const NOT_HERE: [&str; 8] = [
+const NOT_HERE: [&str; 9] = [
+    "echo",
     "stream",
     "stream_options",
     "n",

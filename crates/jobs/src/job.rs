@@ -118,13 +118,15 @@ pub struct Job {
     pub output: Option<String>,
     /// How many items a batch has.
     pub items: Option<i64>,
+    /// Which of the server's routes answers it, if it is a request of one; the input is then the request's body.
+    pub route: Option<String>,
 }
 
 /// All columns that a [`Job`] is made of; a macro, so that every statement is one literal.
 macro_rules! columns {
     () => {
         "id, model, state, priority, input, webhook, ttl_ms, execution_timeout_ms, created_us, started_us, \
-         finished_us, execution_us, attempts, retries, output, items"
+         finished_us, execution_us, attempts, retries, output, items, route"
     };
 }
 pub(crate) use columns;
@@ -150,6 +152,7 @@ impl Job {
             execution_us: row.try_get("execution_us")?,
             output: row.try_get("output")?,
             items: row.try_get("items")?,
+            route: row.try_get("route")?,
         })
     }
 

@@ -7,10 +7,12 @@
 //! This crate knows what a job is and when it is done. It must never know HTTP routes, a tokenizer or an engine: whoever
 //! serves hands it a model that answers questions. It never writes what was asked or answered into a log.
 
+mod batch;
 mod clock;
 mod confidence;
 mod error;
 mod failure;
+mod file;
 mod input;
 mod job;
 mod model;
@@ -19,8 +21,10 @@ mod store;
 mod submit;
 mod webhooks;
 
+pub use batch::{BATCH_REQUESTS_MAX, Batch, BatchAnswer, BatchRequest, BatchState, NewBatch};
 pub use error::Error;
 pub use failure::Failure;
+pub use file::{NewFile, Page, StoredFile};
 pub use input::{ITEMS_MAX, Input, Item, schema_name, set_schema};
 pub use job::{Counts, Job, NewJob, Policy, State, TimelineEvent};
 pub use model::{Answer, Body, Call, Finish, Model, Question, Timings, Token, Usage};

@@ -127,4 +127,7 @@ pub trait Model: Send + Sync + 'static {
         question: Question,
         hears: impl Fn(&str) + Send + Sync,
     ) -> impl Future<Output = Result<Answer, Failure>> + Send;
+
+    /// The whole answer of one of the server's routes to a request's body; dropping the future cancels.
+    fn respond(&self, route: &str, body: Value) -> impl Future<Output = Result<Value, Failure>> + Send;
 }

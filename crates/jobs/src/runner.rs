@@ -282,11 +282,14 @@ impl<M: Model> Attempt<M> {
     /// What becomes of it; `None` when nobody wants to know.
     async fn work(&self) -> Option<Outcome> {
         let input: Value = serde_json::from_str(&self.claim.job.input).unwrap_or(Value::Null);
-        let done = match Input::parse(&input) {
-            Ok(Input::One(question)) => self.one(question).await,
-            Ok(Input::Batch(items)) => self.batch(items).await,
-            Ok(Input::Health) => Ok(Outcome::Completed(self.health())),
-            Err(failure) => Ok(Outcome::Failed(failure)),
+        let done = match &self.claim.job.route {
+            Some(route) => self.respond(route, input).await,
+            None => match Input::parse(&input) {
+                Ok(Input::One(question)) => self.one(question).await,
+                Ok(Input::Batch(items)) => self.batch(items).await,
+                Ok(Input::Health) => Ok(Outcome::Completed(self.health())),
+                Err(failure) => Ok(Outcome::Failed(failure)),
+            },
         };
         match done {
             Ok(outcome) => Some(outcome),
@@ -300,6 +303,12 @@ impl<M: Model> Attempt<M> {
     fn health(&self) -> Value {
         let (model, quant) = self.model.facts();
         json!({"success": true, "output": {"status": "healthy"}, "metadata": {"model": model, "quant": quant}})
+    }
+
+    /// What a route answers, as it stands.
+    async fn respond(&self, route: &str, body: Value) -> Result<Outcome, Stop> {
+        let response = self.model.respond(route, body).await?;
+        Ok(Outcome::Completed(json!({"success": true, "response": response})))
     }
 
     /// One answer, its text written down as it comes.

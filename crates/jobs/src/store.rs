@@ -37,6 +37,10 @@ pub struct StoreOptions {
     pub attempts_max: i64,
     /// How long results are kept.
     pub retention: Duration,
+    /// Files that one owner may keep.
+    pub files_max: u64,
+    /// Bytes of all files of one owner; what answers are written to is counted, and never refused.
+    pub file_bytes_max: u64,
     /// Bytes that SQLite's file may grow to.
     pub bytes_max: Option<u64>,
     /// The time of day in microseconds, where it is not to be asked for.
@@ -51,6 +55,8 @@ impl StoreOptions {
             queue_max: 100_000,
             attempts_max: 3,
             retention: Duration::from_secs(24 * 3600),
+            files_max: 1000,
+            file_bytes_max: 1 << 30,
             bytes_max: None,
             wall_us: None,
         }
@@ -86,20 +92,20 @@ const SCHEMAS_MAX: u64 = 1000;
 /// Jobs on disk.
 #[derive(Clone)]
 pub struct Store {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 pub(crate) struct Inner {
     kind: Kind,
     pub(crate) writer: AnyPool,
-    reader: AnyPool,
+    pub(crate) reader: AnyPool,
     pub(crate) clock: Clock,
     options: StoreOptions,
     submissions: mpsc::Sender<Submission>,
     /// Something is in the queue.
     queued: Notify,
     /// A job was taken from who works on it.
-    released: Notify,
+    pub(crate) released: Notify,
     /// Ids of jobs that changed, for those who wait for one.
     changes: broadcast::Sender<Arc<str>>,
     waiting: Mutex<Vec<Waiting>>,
@@ -274,6 +280,29 @@ impl Store {
         Ok(())
     }
 
+    /// How long results are kept.
+    pub(crate) fn retention_us(&self) -> i64 {
+        i64::try_from(self.inner.options.retention.as_micros()).unwrap_or(i64::MAX)
+    }
+
+    /// How many files an owner may keep, and of how many bytes.
+    pub(crate) fn file_bounds(&self) -> (u64, u64) {
+        (self.inner.options.files_max, self.inner.options.file_bytes_max)
+    }
+
+    /// Something may have come into the queue.
+    pub(crate) fn wake(&self) {
+        // A count of a queue that has grown at once is none any more.
+        self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.inner.queued.notify_waiters();
+        self.inner.queued.notify_one();
+    }
+
+    /// A name for something that is kept, as a job has.
+    pub(crate) fn word(&self, kind: &str) -> String {
+        format!("{kind}{}", self.job_id())
+    }
+
     /// A name for a job: its time, then 128 random bits, so that nobody guesses another's. The time comes first because an
     /// index of random names is written all over, every new row on another page.
     fn job_id(&self) -> String {
@@ -299,8 +328,8 @@ impl Store {
     ) -> Result<Vec<Job>, Error> {
         let statement = "SELECT id, model, state, priority, CAST('' AS TEXT) AS input, webhook, ttl_ms, \
              execution_timeout_ms, created_us, started_us, finished_us, execution_us, attempts, retries, \
-             CASE WHEN state = 2 THEN NULL ELSE output END AS output, items FROM jobs WHERE model = $1 \
-             AND ($2 = '' OR owner = $2) AND ($3 < 0 OR state = $3) ORDER BY created_us DESC LIMIT $4";
+             CASE WHEN state = 2 THEN NULL ELSE output END AS output, items, route FROM jobs WHERE model = $1 \
+             AND route IS NULL AND ($2 = '' OR owner = $2) AND ($3 < 0 OR state = $3) ORDER BY created_us DESC LIMIT $4";
         let state = state.map_or(-1, State::number);
         let rows = sqlx::query(statement).bind(model).bind(owner.unwrap_or_default()).bind(state).bind(most);
         let rows = rows.fetch_all(&self.inner.reader).await?;
@@ -584,10 +613,11 @@ impl Store {
             let end = End::stopped(State::TimedOut, output, "timed out", Some(failure.code));
             self.end(Guard::Queued(&id), end).await?;
         }
-        let retention = i64::try_from(self.inner.options.retention.as_micros()).unwrap_or(i64::MAX);
-        let before = now.saturating_sub(retention);
+        self.sweep_files().await?;
+        self.sweep_batches().await?;
+        let before = now.saturating_sub(self.retention_us());
         let mut change = self.inner.writer.begin().await?;
-        let statement = "SELECT id FROM jobs WHERE finished_us < $1 LIMIT $2";
+        let statement = "SELECT id FROM jobs WHERE finished_us < $1 AND batch IS NULL LIMIT $2";
         for row in sqlx::query(statement).bind(before).bind(SWEEP_MAX).fetch_all(&mut *change).await? {
             let id: String = row.try_get("id")?;
             for statement in [

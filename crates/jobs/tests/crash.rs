@@ -23,8 +23,8 @@ use std::{
 
 use common::{Database, databases};
 use fornax_jobs::{
-    Answer, Body, Error, Failure, Model, NewJob, Policy, Question, Runner, RunnerOptions, State, Store,
-    StoreOptions, WebhookOptions, Webhooks,
+    Answer, BatchAnswer, BatchRequest, BatchState, Body, Error, Failure, Model, NewBatch, NewJob, Page,
+    Policy, Question, Runner, RunnerOptions, State, Store, StoreOptions, WebhookOptions, Webhooks,
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -61,6 +61,11 @@ impl Model for Echo {
         tokio::time::sleep(self.pause + Duration::from_millis(text.len() as u64 % 17)).await;
         Ok(Answer { text, ..Answer::default() })
     }
+
+    async fn respond(&self, route: &str, body: Value) -> Result<Value, Failure> {
+        tokio::time::sleep(self.pause).await;
+        Ok(json!({"route": route, "said": body["say"]}))
+    }
 }
 
 /// Numbers that look random and are the same for the same seed.
@@ -92,6 +97,33 @@ fn job(key: &str, port: &str) -> NewJob {
     }
 }
 
+/// Lines of each batch.
+const LINES: usize = 5;
+
+fn batch(key: &str) -> NewBatch {
+    let request = |line: usize| BatchRequest {
+        model: "m".to_owned(),
+        custom_id: format!("{key} {line}"),
+        body: json!({"say": format!("{key} {line}")}).to_string(),
+    };
+    NewBatch {
+        owner: "o".to_owned(),
+        route: "/talk".to_owned(),
+        input_file: "file-1".to_owned(),
+        completion_window: "24h".to_owned(),
+        window_us: 86_400_000_000,
+        metadata: json!({}),
+        requests: (0..LINES).map(request).collect(),
+        errors: Vec::new(),
+        idempotency_key: Some(key.to_owned()),
+    }
+}
+
+/// A line of a batch's files: what it was asked, and what was said or went wrong.
+fn line(answer: &BatchAnswer) -> String {
+    json!([answer.custom_id, answer.output["response"]["said"], answer.output["code"]]).to_string()
+}
+
 /// What the output of a job has to be.
 fn is_right(key: &str, output: &Value) -> bool {
     match &output["output"] {
@@ -117,7 +149,17 @@ fn begin(store: &Store, pause: Duration, stop: &watch::Sender<bool>) -> Vec<toki
     let runner = async {
         runner.await;
     };
-    vec![tokio::spawn(runner), tokio::spawn(sender)]
+    let (settler, mut stopped) = (store.clone(), stop.subscribe());
+    let settler = async move {
+        while !*stopped.borrow() {
+            settler.settle_batches(line).await.unwrap();
+            tokio::select! {
+                _ = stopped.changed() => {}
+                () = tokio::time::sleep(Duration::from_millis(20)) => {}
+            }
+        }
+    };
+    vec![tokio::spawn(runner), tokio::spawn(sender), tokio::spawn(settler)]
 }
 
 /// The life of a worker: it submits jobs, saying before and after, and works until it is killed.
@@ -131,6 +173,9 @@ async fn work(database: &str, port: &str, round: &str, pause: Duration) {
         let submitted = store.submit(job(&key, port)).await.unwrap();
         println!("accepted {key} {}", submitted.id);
     }
+    println!("beginning {round}");
+    let begun = store.begin_batch(batch(round)).await.unwrap();
+    println!("begun {round} {}", begun.id);
     std::future::pending::<()>().await;
 }
 
@@ -180,6 +225,8 @@ fn hear(mut stream: TcpStream) -> Option<String> {
 struct Said {
     /// Key and id of every job whose submit returned.
     accepted: Vec<(String, String)>,
+    /// Key and id of every batch that was begun.
+    begun: Vec<(String, String)>,
     /// Workers killed between the beginning and the end of a submit.
     in_submit: usize,
 }
@@ -190,6 +237,8 @@ impl Said {
         let accepted = words("accepted ").filter_map(|line| line.split_once(' '));
         let before = self.accepted.len();
         self.accepted.extend(accepted.map(|(key, id)| (key.to_owned(), id.to_owned())));
+        let begun = words("begun ").filter_map(|line| line.split_once(' '));
+        self.begun.extend(begun.map(|(key, id)| (key.to_owned(), id.to_owned())));
         self.in_submit += usize::from(words("submitting ").count() > self.accepted.len() - before);
     }
 }
@@ -258,7 +307,10 @@ fn kill_workers(
 
 async fn all_ended(store: &Store) -> bool {
     let counts = store.counts("m").await.unwrap();
+    let newest = Page { after: None, newest_first: true, most: 1_000_000 };
+    let batches = store.batches("o", newest).await.unwrap();
     counts.of(State::Queued) + counts.of(State::Running) == 0
+        && batches.iter().all(|batch| batch.ended_us.is_some())
 }
 
 #[test]
@@ -360,17 +412,51 @@ async fn check(database: &Database, store: &Store, said: &Said, heard: &Heard, p
         let again = store.submit(job(key, &port.to_string())).await;
         assert!(again.is_ok_and(|again| again.id == *id && !again.is_new), "its key is another's");
     }
+    let (lines, lost) = check_batches(store, said).await;
     let other = NewJob { input: json!({"prompt": "other"}), ..job(&said.accepted[0].0, "1") };
     assert!(matches!(store.submit(other).await, Err(Error::KeyReused)));
     let name = if database.is_postgres() { "PostgreSQL" } else { "SQLite" };
     let repeated: usize = heard.values().map(|bodies| bodies.len() - 1).sum();
     println!(
         "{name}: {} accepted, {} kept, {completed} completed once, {exhausted} given up after 3 lost attempts, {attempts} \
-         attempts, {} workers killed in a submit, {} webhooks told and {repeated} told again",
+         attempts, {} workers killed in a submit, {} webhooks told and {repeated} told again; {} batches begun, {lines} \
+         lines answered once, {lost} given up",
         said.accepted.len(),
         jobs.len(),
         said.in_submit,
         heard.len(),
+        said.begun.len(),
     );
     (jobs.len(), attempts)
+}
+
+/// Every batch has each of its lines once, answered or given up. How many are the one and the other.
+async fn check_batches(store: &Store, said: &Said) -> (usize, usize) {
+    let newest = Page { after: None, newest_first: true, most: 1_000_000 };
+    let batches = store.batches("o", newest).await.unwrap();
+    for (key, id) in &said.begun {
+        assert!(batches.iter().any(|batch| batch.id == *id), "a batch that was begun is lost");
+        assert_eq!(store.begin_batch(batch(key)).await.unwrap().id, *id, "its key is another's");
+    }
+    let (mut answered, mut lost) = (0, 0);
+    for batch in &batches {
+        assert_eq!(batch.state, BatchState::Completed, "{batch:?}");
+        let mut ids = BTreeSet::new();
+        for (file, is_answer) in [(&batch.output_file, true), (&batch.error_file, false)] {
+            let Some(file) = file else { continue };
+            for line in store.file_text(file).await.unwrap().lines() {
+                let line: Value = serde_json::from_str(line).unwrap();
+                assert!(ids.insert(line[0].clone()), "a line was answered twice: {line}");
+                match is_answer {
+                    true => assert_eq!(line[1], line[0]),
+                    false => assert_eq!(line[2], "ATTEMPTS_EXHAUSTED"),
+                }
+                answered += usize::from(is_answer);
+                lost += usize::from(!is_answer);
+            }
+        }
+        assert_eq!(ids.len(), LINES, "{batch:?}");
+        assert_eq!((batch.completed + batch.failed, batch.requests), (LINES as i64, LINES as i64));
+    }
+    (answered, lost)
 }

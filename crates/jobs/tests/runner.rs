@@ -70,6 +70,10 @@ impl Model for Obedient {
             }
         }
     }
+
+    async fn respond(&self, _: &str, _: Value) -> Result<Value, Failure> {
+        Err(Failure::new("INTERNAL", "generate", "nobody asks"))
+    }
 }
 
 struct Leave<'a>(&'a AtomicUsize);

@@ -24,10 +24,10 @@ mod loader;
 mod mlp;
 mod names;
 mod recurrent;
+mod relaid;
 mod rope;
 mod source;
 mod stage;
-mod turn;
 
 use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
@@ -45,9 +45,9 @@ pub use facts::{
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
 pub use names::{Dim, Name, Owner, Portion, Tensor, Transform, When};
 pub use recurrent::{ConvConfig, DeltaConfig};
+pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;
-pub use turn::Turn;
 
 /// A loaded model.
 pub trait Model<B: Backend> {

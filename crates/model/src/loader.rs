@@ -9,7 +9,7 @@ use fornax_format::{Checkpoint, DType, View};
 use crate::config::distinct;
 use crate::layers::Mixer;
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
-use crate::turn::{BLOCK, BLOCK_BYTES, Turn, Turned};
+use crate::relaid::{BLOCK, BLOCK_BYTES, Interleave, Relaid};
 use crate::{Adapter, Config, Error, Facts, LayerConfig, Stage};
 
 /// By adapter: what it adds to a product.
@@ -247,10 +247,10 @@ impl<'a, M: Memory> Loader<'a, M> {
         let absent = || Error::MissingTensor { tensor: format!("{wanted:?}") };
         let row = facts.row(wanted).ok_or_else(absent)?;
         let name = stored_name(self.checkpoint, facts, row, layer).ok_or_else(absent)?;
-        if let (Some(expert), Transform::Turned(turn), Checkpoint::HuggingFace(_)) =
+        if let (Some(expert), Transform::AlternateRows(interleave), Checkpoint::HuggingFace(_)) =
             (expert, row.transform, self.checkpoint)
         {
-            return self.turned(row, &name, expert, turn);
+            return self.relaid(row, &name, expert, interleave);
         }
         let view = match (expert, name.split_once(EXPERT)) {
             (Some(expert), Some((before, after))) => {
@@ -278,7 +278,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         let (LayerConfig { mixer, .. }, rope) = (&self.config.layers[layer], &self.config.rope);
         let stored_bytes = view.bytes.len() as u64;
         let mut part = Part::from(view);
-        let (mut turned, mut share) = (None, Share::ALL);
+        let (mut relaid, mut share) = (None, Share::ALL);
         match (row.transform, self.checkpoint) {
             (Transform::QkRows, Checkpoint::Gguf(_)) => {
                 if let Some(attention) = self.config.layers[layer].attention() {
@@ -302,21 +302,27 @@ impl<'a, M: Memory> Loader<'a, M> {
                 }
             }
             (Transform::Transposed, Checkpoint::HuggingFace(_)) => {
-                let alone = Turn { of: 1, at: 0 };
-                turned = Some(Turned::transposed(&part.view, alone, self.memory.reads())?);
+                let alone = Interleave { of: 1, at: 0 };
+                relaid = Some(Relaid::transposed(&part.view, alone, self.memory.reads())?);
             }
-            (Transform::Alternate(turn), Checkpoint::HuggingFace(_)) => {
+            (Transform::Alternate(interleave), Checkpoint::HuggingFace(_)) => {
                 let values = u32::try_from(part.view.values()).expect("sizes are bounded when read");
-                part.rows = Some((turn.at as u32..values).step_by(turn.of).collect());
-                share = Share { own: 1, all: turn.of };
+                part.rows = Some((interleave.at as u32..values).step_by(interleave.of).collect());
+                share = Share { own: 1, all: interleave.of };
             }
             _ => {}
         }
-        Ok(Stored { row, part, turned, stored_bytes: share.of(stored_bytes) })
+        Ok(Stored { row, part, relaid, stored_bytes: share.of(stored_bytes) })
     }
 
     /// An expert's matrix of those whose rows alternate.
-    fn turned(&self, row: &'static Name, name: &str, expert: usize, turn: Turn) -> Result<Stored<'a>, Error> {
+    fn relaid(
+        &self,
+        row: &'static Name,
+        name: &str,
+        expert: usize,
+        interleave: Interleave,
+    ) -> Result<Stored<'a>, Error> {
         let reads = self.memory.reads();
         let own = |name: String| -> Result<View<'a>, Error> {
             let mut view = find(self.checkpoint, name)?.rows(expert..expert + 1)?;
@@ -327,17 +333,17 @@ impl<'a, M: Memory> Loader<'a, M> {
             Some(_) => (own(name.to_owned())?, None),
             None => (own(format!("{name}{BLOCKS}"))?, Some(own(format!("{name}{SCALES}"))?)),
         };
-        let turned = match &scales {
-            None => Turned::transposed(&view, turn, reads)?,
-            Some(scales) => Turned::from_blocks(&view, scales, turn, reads)?,
+        let relaid = match &scales {
+            None => Relaid::transposed(&view, interleave, reads)?,
+            Some(scales) => Relaid::from_blocks(&view, scales, interleave, reads)?,
         };
-        let stored_bytes = (view.bytes.len() + scales.map_or(0, |scales| scales.bytes.len())) / turn.of;
-        Ok(Stored { row, part: Part::from(view), turned: Some(turned), stored_bytes: stored_bytes as u64 })
+        let stored_bytes = (view.bytes.len() + scales.map_or(0, |scales| scales.bytes.len())) / interleave.of;
+        Ok(Stored { row, part: Part::from(view), relaid: Some(relaid), stored_bytes: stored_bytes as u64 })
     }
 
     fn report(&mut self, stored: &[Stored<'_>]) {
         // Memory gives back the pages of what it was handed itself.
-        stored.iter().filter(|stored| stored.turned.is_some()).for_each(|stored| stored.part.view.release());
+        stored.iter().filter(|stored| stored.relaid.is_some()).for_each(|stored| stored.part.view.release());
         self.bytes_done += stored.iter().map(|stored| stored.stored_bytes).sum::<u64>();
         (self.progress)(self.bytes_done, self.bytes_total);
     }
@@ -348,7 +354,7 @@ struct Stored<'a> {
     row: &'static Name,
     part: Part<'a>,
     /// What memory is handed in its place.
-    turned: Option<Turned>,
+    relaid: Option<Relaid>,
     stored_bytes: u64,
 }
 
@@ -356,13 +362,13 @@ struct Stored<'a> {
 fn parts<'s>(stored: &'s [Stored<'_>]) -> Result<Vec<Part<'s>>, Error> {
     let part = |stored: &'s Stored<'_>| -> Result<Part<'s>, Error> {
         let view = &stored.part.view;
-        Ok(match &stored.turned {
+        Ok(match &stored.relaid {
             None => stored.part.clone(),
-            Some(Turned { dtype, shape, bytes }) => {
-                let mut turned = View::new(view.name, *dtype, shape.clone(), bytes)?;
+            Some(Relaid { dtype, shape, bytes }) => {
+                let mut view_relaid = View::new(view.name, *dtype, shape.clone(), bytes)?;
                 let whole = |lands: &DType| matches!(shape[..], [_, columns] if columns.is_multiple_of(lands.block_values()));
-                turned.lands = view.lands.filter(whole).filter(|_| *dtype == view.dtype);
-                Part::from(turned)
+                view_relaid.lands = view.lands.filter(whole).filter(|_| *dtype == view.dtype);
+                Part::from(view_relaid)
             }
         })
     };
@@ -465,8 +471,10 @@ fn expected(
     }
     match (row.transform, &shape[..]) {
         (Transform::Transposed, _) => one(shape.into_iter().rev().collect(), 1),
-        (Transform::Alternate(Turn { of, .. }), &[experts, values]) => one(vec![experts, of * values], of),
-        (Transform::Turned(Turn { of, .. }), &[experts, rows, columns]) => {
+        (Transform::Alternate(Interleave { of, .. }), &[experts, values]) => {
+            one(vec![experts, of * values], of)
+        }
+        (Transform::AlternateRows(Interleave { of, .. }), &[experts, rows, columns]) => {
             let blocks = format!("{name}{BLOCKS}");
             if tensor(checkpoint, &blocks).is_none() {
                 return one(vec![experts, columns, of * rows], of);
@@ -477,7 +485,7 @@ fn expected(
                 Expected { name: format!("{name}{SCALES}"), shape: vec![experts, of * rows, count], share },
             ]
         }
-        (Transform::Stacked(Turn { of, .. }, _), &[experts, rows, columns]) => {
+        (Transform::Stacked(Interleave { of, .. }, _), &[experts, rows, columns]) => {
             one(vec![experts, of * rows, columns], of)
         }
         _ => one(shape, 1),

@@ -3,7 +3,7 @@
 use fornax_compute::{DeltaHeads, Heads};
 
 use crate::facts::QkRows;
-use crate::turn::Turn;
+use crate::relaid::Interleave;
 use crate::{Config, ConvConfig, DeltaConfig, Facts, LayerConfig, Mixer};
 
 /// A weight by its place in the model.
@@ -168,18 +168,18 @@ pub enum Transform {
     QkRows,
     /// Exchanges rows and columns in Hugging Face files.
     Transposed,
-    /// Takes every so manyth value of a vector in Hugging Face files.
-    Alternate(Turn),
-    /// The same of the rows of experts' matrices, which Hugging Face files hold as floats with rows and columns exchanged,
-    /// or as they are in blocks of four bits: `_blocks` and `_scales` behind the name.
-    Turned(Turn),
+    /// Takes every n-th value of a vector in Hugging Face files.
+    Alternate(Interleave),
+    /// Takes every n-th row of experts' matrices. Hugging Face files hold them transposed as floats, or in order as blocks
+    /// of four bits: `_blocks` and `_scales` behind the name.
+    AlternateRows(Interleave),
     /// Takes of each head's rows one of so many equal shares.
-    HeadShare(Turn),
+    HeadShare(Interleave),
     /// Takes rows of a matrix that lies key head by key head.
     KeyHeads(Portion),
     /// Takes one of so many matrices that lie below each other for each expert of a Hugging Face file. Where that tensor is
     /// not there, each expert has one of its own under the other name.
-    Stacked(Turn, &'static str),
+    Stacked(Interleave, &'static str),
     /// Minus e to the power of each value, in Hugging Face files.
     NegativeExp,
 }
@@ -460,7 +460,7 @@ impl Portion {
     }
 }
 
-impl Turn {
+impl Interleave {
     /// Of `rows` rows in heads of `dim`, each of which is stored behind the others' shares: the stored rows.
     pub(crate) fn head_share(self, rows: usize, dim: usize) -> Vec<u32> {
         let stored = |row: usize| (row / dim * self.of + self.at) * dim + row % dim;
@@ -501,7 +501,7 @@ mod tests {
 
     #[test]
     fn shares_of_heads_and_portions_of_key_heads_are_the_stored_rows() {
-        assert_eq!(Turn { of: 2, at: 1 }.head_share(4, 2), [2, 3, 6, 7]);
+        assert_eq!(Interleave { of: 2, at: 1 }.head_share(4, 2), [2, 3, 6, 7]);
         let sharing = fornax_compute::KeySharing::Neighbours;
         let heads = DeltaHeads { key: 2, value: 4, dim_k: 1, dim_v: 2, sharing };
         // Of each key head a query, a key, four values and four gates.

@@ -117,11 +117,12 @@ impl View {
 
     /// Every place of every stream is taken once, and none is left out.
     fn counters(&self) -> Finding {
-        let mut wrong = Vec::new();
+        let (mut wrong, mut compared) = (Vec::new(), 0);
         for (index, seen) in self.connections.iter().enumerate() {
             let Some(shapes) = seen.info.as_ref().map(|info| &info.dims) else { continue };
             let mut next = 0;
             for draw in &seen.draws {
+                compared += 1;
                 if draw.counter != next {
                     wrong.push(format!(
                         "connection {}: counter {} where {next} is next",
@@ -133,8 +134,10 @@ impl View {
                 next += draw.pad_words(shapes) as u64;
             }
         }
-        let detail = if wrong.is_empty() { "all in order".to_owned() } else { wrong.join("; ") };
-        Finding { check: "no place of a mask stream is taken twice", passed: wrong.is_empty(), detail }
+        let detail =
+            if wrong.is_empty() { format!("{compared} products in order") } else { wrong.join("; ") };
+        let passed = wrong.is_empty() && compared > 0;
+        Finding { check: "no place of a mask stream is taken twice", passed, detail }
     }
 
     /// Messages of one matrix whose difference, or whose sum, is as small as activations are.
@@ -215,7 +218,7 @@ impl View {
             self.connections.iter().all(|seen| seen.seeds.len() == usize::from(!seen.draws.is_empty()));
         Finding {
             check: "every session has a seed of its own",
-            passed: different.len() == seeds.len() && one_each,
+            passed: different.len() == seeds.len() && one_each && !seeds.is_empty(),
             detail: format!("{} seeds, {} different", seeds.len(), different.len()),
         }
     }
@@ -225,6 +228,10 @@ impl View {
         let mut guessed = Vec::new();
         let mut tried = 0;
         for (index, seen) in self.connections.iter().enumerate() {
+            // Without a session there is nothing that a guess could be right about.
+            if seen.seeds.is_empty() && seen.shares.is_empty() {
+                continue;
+            }
             for (name, seed) in guesses(seen) {
                 tried += 1;
                 let right = match party {
@@ -239,7 +246,7 @@ impl View {
         let detail = if guessed.is_empty() { format!("{tried} guesses") } else { guessed.join("; ") };
         Ok(Finding {
             check: "the seed does not follow from what is public",
-            passed: guessed.is_empty(),
+            passed: guessed.is_empty() && tried > 0,
             detail,
         })
     }
@@ -490,6 +497,17 @@ mod tests {
         let doubled: Vec<u32> = words.iter().flat_map(|&word| [word, word]).collect();
         assert!(!passes(&doubled), "each word twice");
         assert!(!passes(&words[..100]), "too few to judge is not passed");
+    }
+
+    #[test]
+    fn no_check_passes_that_compared_nothing() {
+        for party in [Party::Zero, Party::One] {
+            for connections in [Vec::new(), vec![Connection::default()]] {
+                let findings = audit(&[Transcript { party, connections }]).unwrap();
+                let passed: Vec<_> = findings.iter().filter(|finding| finding.passed).collect();
+                assert!(passed.is_empty() && findings.len() >= 4, "party {party}: {passed:?}");
+            }
+        }
     }
 
     #[test]

@@ -5,12 +5,13 @@ use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
 use crate::Error;
@@ -70,37 +71,62 @@ impl Address {
     }
 }
 
-/// Whom a client believes: the usual authorities, or one of its own.
-pub fn client_tls(ca: Option<&Path>) -> Result<Arc<ClientConfig>, Error> {
-    let mut roots = RootCertStore::empty();
-    match ca {
-        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
-        Some(path) => {
-            for certificate in certificates(path)? {
-                roots.add(certificate).map_err(|error| Error::Tls(format!("{}: {error}", path.display())))?;
-            }
-        }
-    }
+/// Whom a client believes: the usual authorities, or one of its own. And who it is, where servers want to know: its
+/// certificate chain and its key.
+pub fn client_tls(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, Error> {
+    let roots = match ca {
+        None => RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() },
+        Some(path) => authorities(path)?,
+    };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error::Tls(error.to_string()))?;
-    Ok(Arc::new(config.with_root_certificates(roots).with_no_client_auth()))
+        .map_err(|error| Error::Tls(error.to_string()))?
+        .with_root_certificates(roots);
+    Ok(Arc::new(match identity {
+        None => config.with_no_client_auth(),
+        Some((certificate, key)) => config
+            .with_client_auth_cert(certificates(certificate)?, private_key(key)?)
+            .map_err(|error| Error::Tls(format!("{}: {error}", key.display())))?,
+    }))
 }
 
-/// A server's identity.
-pub fn server_tls(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, Error> {
+/// A server's identity, and the authority (PEM) whose certificates clients must show, if they must.
+pub fn server_tls(
+    certificate: &Path,
+    key: &Path,
+    clients: Option<&Path>,
+) -> Result<Arc<ServerConfig>, Error> {
     let wrong = |error: &dyn std::fmt::Display| Error::Tls(format!("{}: {error}", key.display()));
-    let pem = fs::read(key).map_err(|error| wrong(&error))?;
-    let private = PrivateKeyDer::from_pem_slice(&pem).map_err(|error| wrong(&error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
+    let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error::Tls(error.to_string()))?
-        .with_no_client_auth()
-        .with_single_cert(certificates(certificate)?, private)
-        .map_err(|error| wrong(&error))?;
-    Ok(Arc::new(config))
+        .map_err(|error| Error::Tls(error.to_string()))?;
+    let config = match clients {
+        None => config.with_no_client_auth(),
+        Some(path) => {
+            let roots = Arc::new(authorities(path)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+            let wrong = |error: &dyn std::fmt::Display| Error::Tls(format!("{}: {error}", path.display()));
+            config.with_client_cert_verifier(verifier.map_err(|error| wrong(&error))?)
+        }
+    };
+    let config = config.with_single_cert(certificates(certificate)?, private_key(key)?);
+    Ok(Arc::new(config.map_err(|error| wrong(&error))?))
+}
+
+fn authorities(path: &Path) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| Error::Tls(format!("{}: {error}", path.display())))?;
+    }
+    Ok(roots)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
+    let wrong = |error: &dyn std::fmt::Display| Error::Tls(format!("{}: {error}", path.display()));
+    let pem = fs::read(path).map_err(|error| wrong(&error))?;
+    PrivateKeyDer::from_pem_slice(&pem).map_err(|error| wrong(&error))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
@@ -112,32 +138,91 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
 }
 
 /// A socket that is looked at for a while before its thread sleeps.
-struct Watched(TcpStream);
+struct Watched {
+    socket: TcpStream,
+    /// How long one read or write may take.
+    timeout: Duration,
+    /// Until when all of them together have to be done; `None` where they need not.
+    deadline: Option<Instant>,
+}
+
+impl Watched {
+    fn new(socket: TcpStream, timeout: Duration, deadline: Option<Instant>) -> io::Result<Watched> {
+        socket.set_nodelay(true)?;
+        let watched = Watched { socket, timeout, deadline };
+        watched.set_timeouts(timeout)?;
+        Ok(watched)
+    }
+
+    /// Lets the other side take its time from here on.
+    fn lift_deadline(&mut self) -> io::Result<()> {
+        self.deadline = None;
+        self.set_timeouts(self.timeout)
+    }
+
+    /// A peer that sends a byte now and then is late all the same: what is left of the deadline shrinks with each call.
+    fn keep_deadline(&self) -> io::Result<()> {
+        let Some(deadline) = self.deadline else { return Ok(()) };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            self.set_timeouts(left.min(self.timeout))
+        }
+    }
+
+    fn set_timeouts(&self, timeout: Duration) -> io::Result<()> {
+        self.socket.set_read_timeout(Some(timeout))?;
+        self.socket.set_write_timeout(Some(timeout))
+    }
+}
 
 impl Read for Watched {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let arrived = look(|| match rustix::net::recv(&self.0, &mut *bytes, RecvFlags::DONTWAIT) {
+        self.keep_deadline()?;
+        let arrived = look(|| match rustix::net::recv(&self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
             Ok((_, count)) => Some(Ok(count)),
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(error) => Some(Err(error.into())),
         });
-        arrived.unwrap_or_else(|| self.0.read(bytes))
+        arrived.unwrap_or_else(|| self.socket.read(bytes))
     }
 }
 
 impl Write for Watched {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        self.keep_deadline()?;
+        self.socket.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.socket.flush()
     }
 }
 
 /// Bytes both ways.
-trait Duplex: Read + Write + Send {}
-impl<T: Read + Write + Send> Duplex for T {}
+trait Duplex: Read + Write + Send {
+    /// What they travel through.
+    fn socket(&mut self) -> &mut Watched;
+}
+
+impl Duplex for Watched {
+    fn socket(&mut self) -> &mut Watched {
+        self
+    }
+}
+
+impl Duplex for StreamOwned<ClientConnection, Watched> {
+    fn socket(&mut self) -> &mut Watched {
+        &mut self.sock
+    }
+}
+
+impl Duplex for StreamOwned<ServerConnection, Watched> {
+    fn socket(&mut self) -> &mut Watched {
+        &mut self.sock
+    }
+}
 
 /// A connection. Reading goes through its buffer; a frame is written at once.
 pub(crate) struct Channel {
@@ -169,7 +254,7 @@ impl Channel {
             match TcpStream::connect_timeout(&resolved, CONNECT) {
                 Err(error) => last = error,
                 Ok(socket) => {
-                    let socket = prepare(socket, timeout).map_err(lost)?;
+                    let socket = Watched::new(socket, timeout, None).map_err(lost)?;
                     if !address.tls {
                         return Ok(Channel::new(Box::new(socket), Way::Up, record));
                     }
@@ -189,15 +274,16 @@ impl Channel {
         Err(lost(last))
     }
 
-    /// Takes an accepted connection.
+    /// Takes an accepted connection, which has until the deadline to come to [`Channel::lift_deadline`].
     pub(crate) fn accept(
         socket: TcpStream,
         tls: Option<&Arc<ServerConfig>>,
         timeout: Duration,
+        deadline: Instant,
         record: Option<&Recorder>,
     ) -> Result<Channel, Error> {
         let failed = |reason| Error::System { what: "cannot accept", reason };
-        let socket = prepare(socket, timeout).map_err(failed)?;
+        let socket = Watched::new(socket, timeout, Some(deadline)).map_err(failed)?;
         let Some(tls) = tls else { return Ok(Channel::new(Box::new(socket), Way::Down, record)) };
         let connection =
             ServerConnection::new(Arc::clone(tls)).map_err(|error| Error::Tls(error.to_string()))?;
@@ -224,18 +310,16 @@ impl Channel {
         &mut self.reader
     }
 
+    /// From here on only single reads and writes have a limit.
+    pub(crate) fn lift_deadline(&mut self) -> io::Result<()> {
+        self.reader.get_mut().stream.socket().lift_deadline()
+    }
+
     /// Bytes sent and received since the last call.
     pub(crate) fn take_counts(&mut self) -> (u64, u64) {
         let tap = self.reader.get_mut();
         (std::mem::take(&mut tap.sent), std::mem::take(&mut tap.received))
     }
-}
-
-fn prepare(socket: TcpStream, timeout: Duration) -> io::Result<Watched> {
-    socket.set_nodelay(true)?;
-    socket.set_read_timeout(Some(timeout))?;
-    socket.set_write_timeout(Some(timeout))?;
-    Ok(Watched(socket))
 }
 
 impl Read for Tap {

@@ -38,6 +38,8 @@ pub struct ClientOptions {
     pub demo_single_host: bool,
     /// A certificate authority (PEM) in place of the usual ones.
     pub ca: Option<PathBuf>,
+    /// What servers are shown that want to know who asks: a certificate chain and its key (PEM).
+    pub identity: Option<(PathBuf, PathBuf)>,
     /// How long an answer may take.
     pub timeout: Duration,
     /// Writes what each party sees to this path with `.party0` and `.party1` after it.
@@ -54,6 +56,7 @@ impl ClientOptions {
             party1: party1.into(),
             demo_single_host: false,
             ca: None,
+            identity: None,
             // A step of prefill is seconds on a slow server.
             timeout: Duration::from_secs(60),
             record: None,
@@ -85,7 +88,10 @@ impl Parties {
     pub fn connect(options: ClientOptions) -> Result<Parties, Error> {
         let addresses = [Address::parse(&options.party0)?, Address::parse(&options.party1)?];
         apart(&addresses, options.demo_single_host)?;
-        let tls = client_tls(options.ca.as_deref())?;
+        let tls = client_tls(
+            options.ca.as_deref(),
+            options.identity.as_ref().map(|(certificate, key)| (certificate.as_path(), key.as_path())),
+        )?;
         let recorder = |party: Party| {
             let path = options.record.as_ref().map(|path| {
                 let mut path = path.clone().into_os_string();
@@ -104,11 +110,8 @@ impl Parties {
         &self.infos
     }
 
-    /// Connections that are used for the first time.
-    fn take_channels(&mut self) -> Result<[Channel; 2], Error> {
-        if let Some(channels) = self.channels.take() {
-            return Ok(channels);
-        }
+    /// New connections.
+    fn dial(&mut self) -> Result<[Channel; 2], Error> {
         let (channels, infos) = dial(&self.addresses, &self.tls, &self.options, &self.recorders)?;
         self.infos = infos;
         Ok(channels)
@@ -143,6 +146,12 @@ fn dial(
     zero.send(|out| RequestZero::Info.write(out)).map_err(|error| broken(Party::Zero, error, seconds))?;
     one.send(|out| RequestOne::Info.write(out)).map_err(|error| broken(Party::One, error, seconds))?;
     let infos = [info(Party::Zero, &mut zero, seconds)?, info(Party::One, &mut one, seconds)?];
+    agree(&infos, addresses, options.demo_single_host)?;
+    Ok(([zero, one], infos))
+}
+
+/// Refuses servers that by their own words are not the two that are wanted.
+fn agree(infos: &[Info; 2], addresses: &[Address; 2], demo: bool) -> Result<(), Error> {
     for (wanted, (info, address)) in [Party::Zero, Party::One].into_iter().zip(infos.iter().zip(addresses)) {
         if (info.protocol.as_str(), info.version, info.ring_bits) != (PROTOCOL, VERSION, 32) {
             let got = format!("{} {} in a ring of {} bits", info.protocol, info.version, info.ring_bits);
@@ -153,12 +162,14 @@ fn dial(
         if got != wanted {
             return Err(Error::WrongParty { url: address.url.clone(), wanted, got });
         }
+        if info.demo_single_host && !demo {
+            return Err(Error::Demonstration { party: wanted });
+        }
     }
     if infos[0].instance == infos[1].instance {
         return Err(Error::SameParty { address: addresses[0].url.clone() });
     }
-    same_weights(("party 0", &infos[0].weights), ("party 1", &infos[1].weights))?;
-    Ok(([zero, one], infos))
+    same_weights(("party 0", &infos[0].weights), ("party 1", &infos[1].weights))
 }
 
 fn same_weights(left: (&'static str, &Weights), right: (&'static str, &Weights)) -> Result<(), Error> {
@@ -312,9 +323,20 @@ impl Client {
     fn open(&mut self) -> Result<(), Error> {
         self.session = None;
         let before = self.parties.infos[0].weights.clone();
-        let [mut zero, mut one] = self.parties.take_channels()?;
+        if let Some(channels) = self.parties.channels.take() {
+            match self.open_over(channels, &before) {
+                // The model took longer to load than servers wait for those who connect.
+                Err(Error::Lost { .. }) => {}
+                result => return result,
+            }
+        }
+        let channels = self.parties.dial()?;
+        self.open_over(channels, &before)
+    }
+
+    fn open_over(&mut self, [mut zero, mut one]: [Channel; 2], before: &Weights) -> Result<(), Error> {
         // A server that came back may have come back with another model.
-        same_weights(("the session before", &before), ("party 0", &self.parties.infos[0].weights))?;
+        same_weights(("the session before", before), ("party 0", &self.parties.infos[0].weights))?;
         let (seed, pads) = (self.opening)()?;
         let offered = self.parties.infos.iter().map(|info| info.positions_max).min().unwrap_or(0);
         let streamed = STREAM_WORDS / self.shapes.position_words().max(1);
@@ -349,14 +371,22 @@ impl Client {
     /// The rest of the step, to party 1 at once.
     fn announce_step(&mut self) -> Result<(), Error> {
         let Step { tokens, wanted, cursor } = self.step;
-        let mut products = Vec::new();
+        let (mut products, mut work_left) = (Vec::new(), self.shapes.multiplications_max());
         for &(matrix, kind) in self.order.get(cursor..).unwrap_or_default() {
             let rows = if kind == Rows::Tokens { tokens } else { wanted };
             let most = self.shapes.rows_max(matrix);
             products.extend((0..rows).step_by(most).map(|row| (matrix, most.min(rows - row))));
         }
         products.truncate(DRAWS_MAX);
-        self.announce(&products)
+        // What is left out is announced when its turn comes.
+        let weights = |matrix: usize| self.shapes.rows(matrix) as u128 * self.shapes.columns(matrix) as u128;
+        let fits = |&&(matrix, rows): &&(usize, usize)| {
+            let rest = work_left.checked_sub(rows as u128 * weights(matrix));
+            work_left = rest.unwrap_or_default();
+            rest.is_some()
+        };
+        let fitting = products.iter().take_while(fits).count();
+        self.announce(&products[..fitting])
     }
 
     fn announce(&mut self, products: &[(usize, usize)]) -> Result<(), Error> {
@@ -586,6 +616,34 @@ impl Products for Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_that_call_themselves_a_demonstration_are_refused_unless_that_is_wanted() {
+        let info = |party: u8, demo_single_host| Info {
+            protocol: PROTOCOL.to_owned(),
+            version: VERSION,
+            party,
+            ring_bits: 32,
+            weights: Weights { sha256: "w".to_owned(), quant: "q".to_owned() },
+            dims: Shapes::default(),
+            positions_max: 1,
+            leaks: Vec::new(),
+            assumes: Vec::new(),
+            demo_single_host,
+            instance: party.to_string(),
+        };
+        let addresses = ["tls://a.example:1", "tls://b.example:1"].map(|url| Address::parse(url).unwrap());
+        let check = |demos: [bool; 2], wanted: bool, refused: Option<&str>| {
+            let infos = [info(0, demos[0]), info(1, demos[1])];
+            let said = agree(&infos, &addresses, wanted).err().map(|error| error.to_string());
+            assert_eq!(said.is_some(), refused.is_some(), "{said:?}");
+            assert!(said.unwrap_or_default().starts_with(refused.unwrap_or_default()), "{demos:?}");
+        };
+        check([false, false], false, None);
+        check([true, true], true, None);
+        check([true, false], false, Some("party 0 says that it is a demonstration on one host"));
+        check([false, true], false, Some("party 1 says that it is a demonstration on one host"));
+    }
 
     #[test]
     fn parties_that_are_one_are_refused() {

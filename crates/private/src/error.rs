@@ -25,6 +25,14 @@ pub enum Error {
         /// The host.
         host: String,
     },
+    /// A server that was started as a demonstration, and a client that was not told so.
+    #[error(
+        "party {party} says that it is a demonstration on one host, which protects nothing; --demo-single-host does it all the same"
+    )]
+    Demonstration {
+        /// Which server.
+        party: Party,
+    },
     /// An address that cannot be connected to as it is written.
     #[error("{url:?} is not an address of a party: {reason}")]
     Address {

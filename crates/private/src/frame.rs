@@ -20,6 +20,9 @@ pub const VERSION: u32 = 1;
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 /// Products that one frame may announce to party 1: those of a step.
 pub const DRAWS_MAX: usize = 1 << 14;
+/// Rows that a frame may ask to multiply by every matrix, or by some of them as many more as is the same work. Chosen well
+/// above the tokens of a client's step.
+const STEP_ROWS_MAX: u32 = 1024;
 /// Longest text of a refusal.
 const REASON_BYTES_MAX: usize = 512;
 
@@ -138,6 +141,15 @@ impl Shapes {
     /// Words of masks that one position takes: a row of every matrix.
     pub fn position_words(&self) -> u64 {
         self.0.iter().map(|&(_, columns)| u64::from(columns)).sum()
+    }
+
+    /// Most multiplications that one frame may ask for: those of a long step, or of one product where that is more.
+    pub fn multiplications_max(&self) -> u128 {
+        let weights = |&(rows, columns): &(u32, u32)| u128::from(rows) * u128::from(columns);
+        let step = u128::from(STEP_ROWS_MAX) * self.0.iter().map(weights).sum::<u128>();
+        let products =
+            self.0.iter().enumerate().map(|(at, shape)| self.rows_max(at) as u128 * weights(shape));
+        products.fold(step, u128::max)
     }
 
     fn check(&self, matrix: u32, rows: u32) -> Result<(), FrameError> {
@@ -267,6 +279,11 @@ impl Draw {
     /// Words of its pad.
     pub fn pad_words(&self, shapes: &Shapes) -> usize {
         self.rows as usize * shapes.columns(self.matrix as usize)
+    }
+
+    /// Multiplications that it takes; panics if there is no such matrix.
+    pub fn multiplications(&self, shapes: &Shapes) -> u128 {
+        self.pad_words(shapes) as u128 * shapes.rows(self.matrix as usize) as u128
     }
 
     /// Words of its answer.

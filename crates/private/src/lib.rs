@@ -18,6 +18,7 @@ mod backend;
 mod channel;
 pub mod claim;
 mod client;
+mod crowd;
 mod error;
 pub mod frame;
 pub mod mask;

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fornax_compute::Ring;
 use rustls::ServerConfig;
@@ -21,6 +21,7 @@ use crate::Error;
 use crate::ahead::Ahead;
 use crate::channel::Channel;
 use crate::claim;
+use crate::crowd::{Crowd, Place};
 use crate::frame::{
     Draw, FrameError, Info, PROTOCOL, Party, Reply, RequestOne, RequestZero, Shapes, VERSION, Weights,
 };
@@ -30,6 +31,9 @@ use crate::transcript::Recorder;
 
 /// Products of one session of party 1 that may wait: one is computed while the next one's masks are drawn.
 const WAITING: usize = 2;
+
+/// How long no connection is accepted after one could not be: descriptors that ran out do not come back at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How a server is made.
 #[derive(Clone)]
@@ -42,6 +46,10 @@ pub struct ServerOptions {
     pub positions_max: u32,
     /// Sessions at once; more are turned away.
     pub sessions_max: usize,
+    /// Connections of one address at once; more are closed.
+    pub per_address_max: usize,
+    /// How long a connection may take until it has opened a session, TLS included.
+    pub arrival: Duration,
     /// A session that says nothing, or does not read its answers, for this long is ended.
     pub idle: Duration,
     /// Its identity; without one it listens on the loopback only.
@@ -59,6 +67,10 @@ impl ServerOptions {
             // A day of conversation; the client opens the next session by itself.
             positions_max: 1 << 20,
             sessions_max: 64,
+            // A client has one at a time, and another one while it notices that the first one broke. Many clients may
+            // share an address.
+            per_address_max: 16,
+            arrival: Duration::from_secs(10),
             idle: Duration::from_secs(600),
             tls: None,
             record: None,
@@ -91,7 +103,7 @@ struct Shared {
     queue: Queue,
     recorder: Option<Recorder>,
     stopping: AtomicBool,
-    sessions: AtomicUsize,
+    crowd: Arc<Crowd>,
     opened: AtomicU64,
 }
 
@@ -163,13 +175,14 @@ impl Server {
             demo_single_host: options.demo_single_host,
             instance: instance.iter().map(|byte| format!("{byte:02x}")).collect(),
         };
+        let crowd = Arc::new(Crowd::new(options.sessions_max, options.per_address_max));
         let shared = Arc::new(Shared {
             info,
             options,
             queue,
             recorder,
             stopping: AtomicBool::new(false),
-            sessions: AtomicUsize::new(0),
+            crowd,
             opened: AtomicU64::new(0),
         });
         let accepting = Arc::clone(&shared);
@@ -190,9 +203,14 @@ impl Server {
         &self.shared.info
     }
 
-    /// Connections at this moment.
+    /// Sessions that are open at this moment.
     pub fn sessions(&self) -> usize {
-        self.shared.sessions.load(Ordering::Acquire)
+        self.shared.crowd.sessions()
+    }
+
+    /// Connections at this moment, those that have not opened a session included.
+    pub fn connections(&self) -> usize {
+        self.shared.crowd.connections()
     }
 
     /// Products computed together with others, and products in all.
@@ -214,47 +232,52 @@ impl Drop for Server {
 }
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    for socket in listener.incoming() {
-        if shared.stopping.load(Ordering::Acquire) {
+    let incoming = std::iter::repeat_with(|| listener.accept());
+    let stopping = || shared.stopping.load(Ordering::Acquire);
+    welcome(incoming, stopping, thread::sleep, |(socket, peer)| {
+        // One too many of an address, or of those that have said nothing yet, is not worth a thread.
+        let Some(place) = shared.crowd.enter(peer.ip()) else { return };
+        let guest = Guest { shared: Arc::clone(shared), place };
+        // A thread that cannot be started drops its guest and its socket, which tells the client.
+        drop(thread::Builder::new().name("session".to_owned()).spawn(move || guest.serve(socket)));
+    });
+}
+
+/// Hands over who comes, and pauses where nobody can be let in, until it is to stop.
+fn welcome<T>(
+    incoming: impl Iterator<Item = io::Result<T>>,
+    stopping: impl Fn() -> bool,
+    pause: impl Fn(Duration),
+    mut take: impl FnMut(T),
+) {
+    for came in incoming {
+        if stopping() {
             return;
         }
-        let Ok(socket) = socket else { continue };
-        let session = Guard::new(shared);
-        // One too many is told why by a thread; far too many are not worth theirs.
-        if session.count > 2 * shared.options.sessions_max.max(8) {
-            continue;
+        match came {
+            Ok(came) => take(came),
+            Err(_) => pause(ACCEPT_PAUSE),
         }
-        // A thread that cannot be started drops its guard and its socket, which tells the client.
-        drop(thread::Builder::new().name("session".to_owned()).spawn(move || session.serve(socket)));
     }
 }
 
-/// A connection that counts as long as it lives.
-struct Guard {
+/// A connection with its place among the others.
+struct Guest {
     shared: Arc<Shared>,
-    /// How many there are with this one.
-    count: usize,
+    place: Place,
 }
 
-impl Guard {
-    fn new(shared: &Arc<Shared>) -> Guard {
-        let count = shared.sessions.fetch_add(1, Ordering::AcqRel) + 1;
-        Guard { shared: Arc::clone(shared), count }
-    }
-
+impl Guest {
     /// Serves one connection to its end. Why it ended is told to the client and nobody else.
-    fn serve(self, socket: TcpStream) {
-        let options = &self.shared.options;
-        let accepted =
-            Channel::accept(socket, options.tls.as_ref(), options.idle, self.shared.recorder.as_ref());
-        let Ok(mut channel) = accepted else { return };
-        let served = if self.count > options.sessions_max {
-            Err(format!("{} sessions are open already, and no more are allowed", options.sessions_max))
-        } else {
-            match options.party {
-                Party::Zero => self.serve_zero(&mut channel),
-                Party::One => self.serve_one(&mut channel),
-            }
+    fn serve(mut self, socket: TcpStream) {
+        let shared = Arc::clone(&self.shared);
+        let options = &shared.options;
+        let (tls, recorder) = (options.tls.as_ref(), shared.recorder.as_ref());
+        let deadline = Instant::now() + options.arrival;
+        let Ok(mut channel) = Channel::accept(socket, tls, options.idle, deadline, recorder) else { return };
+        let served = match options.party {
+            Party::Zero => self.serve_zero(&mut channel),
+            Party::One => self.serve_one(&mut channel),
         };
         if let Err(reason) = served {
             drop(channel.send(|out| Reply::Refused(reason).write(out)));
@@ -262,8 +285,9 @@ impl Guard {
     }
 
     /// Party 0: multiplies the words that it is sent.
-    fn serve_zero(&self, channel: &mut Channel) -> Result<(), String> {
-        let shapes = &self.shared.info.dims;
+    fn serve_zero(&mut self, channel: &mut Channel) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        let shapes = &shared.info.dims;
         let mut session = None;
         loop {
             match RequestZero::read(channel.reader(), shapes) {
@@ -287,8 +311,9 @@ impl Guard {
     }
 
     /// Party 1: multiplies the masks that it draws, as far ahead as it is told, and a little further.
-    fn serve_one(&self, channel: &mut Channel) -> Result<(), String> {
-        let shapes = &self.shared.info.dims;
+    fn serve_one(&mut self, channel: &mut Channel) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        let shapes = &shared.info.dims;
         let mut session = None;
         loop {
             match RequestOne::read(channel.reader(), shapes) {
@@ -299,6 +324,7 @@ impl Guard {
                 }
                 Ok(RequestOne::Linear(draws)) => {
                     let (session, ahead) = session.as_mut().ok_or(NO_SESSION)?;
+                    bounded(&draws, shapes)?;
                     self.answer_step(channel, session, ahead, &draws)?
                 }
                 Ok(RequestOne::Close) => return Ok(()),
@@ -341,7 +367,7 @@ impl Guard {
         channel.send(|out| Reply::Info(Box::new(self.shared.info.clone())).write(out))
     }
 
-    fn open(&self, channel: &mut Channel, version: u32, positions_max: u32) -> Result<Session, String> {
+    fn open(&mut self, channel: &mut Channel, version: u32, positions_max: u32) -> Result<Session, String> {
         if version != VERSION {
             return Err(format!("this is {PROTOCOL} {VERSION}, not {version}"));
         }
@@ -349,6 +375,12 @@ impl Guard {
         if positions_max > most {
             return Err(format!("a session may have {most} positions, not {positions_max}"));
         }
+        if !self.place.open_session() {
+            let most = self.shared.options.sessions_max;
+            return Err(format!("{most} sessions are open already, and no more are allowed"));
+        }
+        // From here on it may think as long as a session may.
+        channel.lift_deadline().or_else(gone)?;
         let session = self.shared.opened.fetch_add(1, Ordering::Relaxed) + 1;
         channel.send(|out| Reply::Opened { session }.write(out)).or_else(gone)?;
         Ok(Session {
@@ -359,16 +391,20 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
-    fn drop(&mut self) {
-        self.shared.sessions.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 const NO_SESSION: &str = "open a session first";
 
 fn answer(channel: &mut Channel, counter: u64, words: Vec<u32>) -> io::Result<()> {
     channel.send(|out| Reply::Product { counter, words }.write(out))
+}
+
+/// Refuses what is more work than a step can be: few bytes ask for much of it.
+fn bounded(draws: &[Draw], shapes: &Shapes) -> Result<(), String> {
+    let asked: u128 = draws.iter().map(|draw| draw.multiplications(shapes)).sum();
+    let most = shapes.multiplications_max();
+    if asked > most {
+        return Err(format!("one frame asks for {asked} multiplications, and at most {most} are done"));
+    }
+    Ok(())
 }
 
 /// A client that is gone needs no reason.
@@ -405,5 +441,35 @@ impl Session {
         }
         let advanced = self.counter.advance(draw.pad_words(shapes) as u64);
         advanced.map(drop).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn connections_that_cannot_be_accepted_are_followed_by_a_pause_and_by_others() {
+        let failed = || Err(io::Error::from(io::ErrorKind::OutOfMemory));
+        let (paused, mut taken) = (Cell::new(Duration::ZERO), Vec::new());
+        let incoming = [Ok(1), failed(), failed(), Ok(2)];
+        welcome(
+            incoming.into_iter(),
+            || false,
+            |pause| paused.set(paused.get() + pause),
+            |it| taken.push(it),
+        );
+        assert_eq!((paused.get(), taken), (2 * ACCEPT_PAUSE, vec![1, 2]));
+    }
+
+    #[test]
+    fn a_frame_may_ask_for_a_step_and_not_for_hours() {
+        let shapes = Shapes(vec![(3000, 1000), (1000, 3000)]);
+        let draw = |matrix, rows| Draw { counter: 0, matrix, rows };
+        assert_eq!(bounded(&[draw(0, 1024), draw(1, 1024)], &shapes), Ok(()));
+        let refused = bounded(&[draw(0, 1024), draw(1, 1024), draw(0, 1)], &shapes).unwrap_err();
+        assert_eq!(refused, "one frame asks for 6147000000 multiplications, and at most 6144000000 are done");
     }
 }

@@ -148,6 +148,21 @@ mod tests {
         assert_eq!(Transcript::read(&path).unwrap(), cut);
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn only_its_owner_reads_a_recording_whatever_was_there_before() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let (new, old) = (folder.path().join("new"), folder.path().join("old"));
+        std::fs::write(&old, "a file that everybody reads").unwrap();
+        std::fs::set_permissions(&old, PermissionsExt::from_mode(0o644)).unwrap();
+        for path in [new, old] {
+            drop(Recorder::create(&path, Party::Zero).unwrap());
+            assert_eq!(mode(&path), 0o600, "{}", path.display());
+        }
+    }
+
     #[test]
     fn another_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();

@@ -11,7 +11,10 @@ use utoipa::ToSchema;
 
 use crate::{
     error::{ApiError, Code},
-    front::keys::{Caller, Keys},
+    front::{
+        keys::{Caller, Keys},
+        line::Line,
+    },
     jobs::durable::Durable,
     metrics::Metrics,
     models::{Chosen, Lease, Models, Offer},
@@ -90,7 +93,8 @@ impl Failed {
 impl App {
     pub(crate) fn new(options: ServerOptions, keys: Keys, offers: Vec<Offer>) -> Arc<App> {
         // Room for the largest body at least, or it would wait for ever.
-        let bodies_kib = (options.bodies_bytes_max.max(options.body_bytes_max) >> 10) + 1;
+        let largest = options.body_bytes_max.max(options.file_bytes_max);
+        let bodies_kib = (options.bodies_bytes_max.max(largest) >> 10) + 1;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(App {
             keys,
@@ -195,17 +199,22 @@ impl App {
             let message = format!("{most} requests are under way already, as many as a key may have");
             return Err(ApiError::new(Code::QueueFull, message));
         };
-        Ok(self.entry(caller.span.clone(), Some(permit)))
+        Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), Some(permit)))
     }
 
     /// Lets in what a durable job asks: whoever submitted it is not waiting, and their count of requests is not its.
     pub(crate) fn enter_job(self: &Arc<App>) -> Entry {
-        self.entry(None, None)
+        self.entry(None, None, None)
     }
 
-    fn entry(self: &Arc<App>, span: Option<Arc<Span>>, permit: Option<OwnedSemaphorePermit>) -> Entry {
+    fn entry(
+        self: &Arc<App>,
+        span: Option<Arc<Span>>,
+        line: Option<Arc<Line>>,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Entry {
         self.in_flight.send_modify(|count| *count += 1);
-        Entry { app: Arc::clone(self), span, _permit: permit }
+        Entry { app: Arc::clone(self), span, line, _permit: permit }
     }
 }
 
@@ -217,6 +226,7 @@ fn leaving() -> ApiError {
 pub(crate) struct Entry {
     app: Arc<App>,
     span: Option<Arc<Span>>,
+    line: Option<Arc<Line>>,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -227,7 +237,11 @@ impl Entry {
         if let Some(span) = &self.span {
             span.model(served.name());
         }
-        Ok(Admission { app: Arc::clone(&self.app), span: self.span.clone(), served, _entry: self })
+        if let Some(line) = &self.line {
+            line.model(served.name());
+        }
+        let (app, span, line) = (Arc::clone(&self.app), self.span.clone(), self.line.clone());
+        Ok(Admission { app, span, line, served, _entry: self })
     }
 }
 
@@ -244,6 +258,8 @@ pub(crate) struct Admission {
     pub(crate) served: Lease,
     /// Ends with the request.
     pub(crate) span: Option<Arc<Span>>,
+    /// Written when the request is over; a job's own is another.
+    pub(crate) line: Option<Arc<Line>>,
     _entry: Entry,
 }
 

@@ -40,13 +40,17 @@ pub enum Code {
     WebhookRefused,
     SchemaNotFound,
     SchemasFull,
+    FileNotFound,
+    FilesFull,
+    BatchNotFound,
+    BatchesFull,
     DiskFull,
     IntegrityFailure,
     Internal,
 }
 
 impl Code {
-    const ALL: [Code; 28] = [
+    const ALL: [Code; 32] = [
         Code::ModelNotFound,
         Code::ModelNotReady,
         Code::ModelUnsupported,
@@ -72,6 +76,10 @@ impl Code {
         Code::WebhookRefused,
         Code::SchemaNotFound,
         Code::SchemasFull,
+        Code::FileNotFound,
+        Code::FilesFull,
+        Code::BatchNotFound,
+        Code::BatchesFull,
         Code::DiskFull,
         Code::IntegrityFailure,
         Code::Internal,
@@ -128,6 +136,10 @@ impl Code {
             Code::WebhookRefused => ("WEBHOOK_REFUSED", StatusCode::BAD_REQUEST, ASKED, false),
             Code::SchemaNotFound => ("SCHEMA_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
             Code::SchemasFull => ("SCHEMAS_FULL", StatusCode::CONFLICT, ASKED, false),
+            Code::FileNotFound => ("FILE_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
+            Code::FilesFull => ("FILES_FULL", StatusCode::CONFLICT, ASKED, false),
+            Code::BatchNotFound => ("BATCH_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
+            Code::BatchesFull => ("BATCHES_FULL", StatusCode::CONFLICT, ASKED, false),
             Code::DiskFull => ("DISK_FULL", StatusCode::INSUFFICIENT_STORAGE, SERVER, true),
             Code::IntegrityFailure => ("INTEGRITY_FAILURE", StatusCode::BAD_GATEWAY, SERVER, false),
             Code::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),

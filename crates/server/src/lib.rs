@@ -17,6 +17,7 @@ mod ask;
 mod error;
 mod front;
 mod jobs;
+mod llama;
 mod metrics;
 mod models;
 mod ollama;

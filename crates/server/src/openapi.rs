@@ -28,8 +28,8 @@ use crate::{
     error::{ApiError, Code},
     front::door::{CORRELATION_ID, REQUEST_ID, door},
     jobs::{control, run, schemas, status, stream},
-    ollama,
-    openai::{chat, completions, embeddings, models, rerank, tokens},
+    llama, ollama,
+    openai::{batches, chat, completions, embeddings, files, models, rerank, tokens},
     ops::{console, health, live, loading, metrics},
     responses::create,
     worker::{cancel, execute},
@@ -164,6 +164,20 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(ollama::models::running))
         .routes(routes!(ollama::models::show))
         .routes(routes!(ollama::models::version))
+        .routes(routes!(files::upload, files::list))
+        .routes(routes!(files::retrieve, files::delete))
+        .routes(routes!(files::content))
+        .routes(routes!(batches::create, batches::list))
+        .routes(routes!(batches::retrieve))
+        .routes(routes!(batches::cancel))
+        .routes(routes!(llama::completion::completion))
+        .routes(routes!(llama::completion::completions))
+        .routes(routes!(llama::aliases::chat))
+        .routes(routes!(llama::aliases::embeddings))
+        .routes(routes!(llama::aliases::models))
+        .routes(routes!(llama::props::props))
+        .routes(routes!(llama::props::slots))
+        .routes(routes!(llama::template::apply))
         .routes(routes!(run::run))
         .routes(routes!(run::runsync))
         .routes(routes!(status::status))
@@ -240,7 +254,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     let retry_after: HeaderName = header::RETRY_AFTER;
     CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
-        .allow_methods([Method::GET, Method::POST, Method::PUT])
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
         .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, REQUEST_ID, CORRELATION_ID])
         .expose_headers([REQUEST_ID, CORRELATION_ID, retry_after])
 }

@@ -11,6 +11,8 @@ pub struct ServerOptions {
     pub api_key_file: Option<PathBuf>,
     /// Whether `/metrics` needs no key.
     pub metrics_open: bool,
+    /// Whether `/health` is 503 until the models of the start are loaded.
+    pub health_when_ready: bool,
     /// Web pages of these origins may call.
     pub cors_origins: Vec<String>,
     /// Names that Host may carry, besides those of the loopback; only looked at without keys.
@@ -19,6 +21,8 @@ pub struct ServerOptions {
     pub tls: Option<TlsFiles>,
     /// Bytes of a body.
     pub body_bytes_max: usize,
+    /// Bytes of a file that is sent.
+    pub file_bytes_max: usize,
     /// Bytes of all bodies that are being read or understood at a time.
     pub bodies_bytes_max: usize,
     /// How long a client may take to send its headers, or its body.
@@ -74,11 +78,14 @@ impl Default for ServerOptions {
         ServerOptions {
             api_key_file: None,
             metrics_open: false,
+            health_when_ready: false,
             cors_origins: Vec::new(),
             hosts: Vec::new(),
             tls: None,
             // A context of a million tokens, written as text, with room for a schema.
             body_bytes_max: 8 << 20,
+            // Some ten thousand requests of a batch.
+            file_bytes_max: 64 << 20,
             bodies_bytes_max: 256 << 20,
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(60),

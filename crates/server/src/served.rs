@@ -18,6 +18,8 @@ pub struct Served {
     pub tokenizer: Arc<Tokenizer>,
     /// Or why there is no chat.
     pub template: Arc<Result<ChatTemplate, fornax_text::Error>>,
+    /// Whether it may be asked anew in the middle of an answer ([`fornax_chat::Model::asks_anew`]).
+    pub asks_anew: bool,
     /// Compiles schemas, regular expressions and grammars.
     pub grammars: Arc<Grammars>,
     /// What the model is.

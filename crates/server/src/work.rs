@@ -15,6 +15,7 @@ use tokio::{
 use crate::{
     app::Admission,
     error::{ApiError, Code},
+    openai::reply::CacheMiss,
     served::Served,
 };
 
@@ -112,6 +113,9 @@ impl Work {
         if let Some(span) = &self.admission.span {
             span.failed(error.code, error.status().is_server_error());
         }
+        if let Some(line) = &self.admission.line {
+            line.failed(error.code);
+        }
     }
 
     /// The next piece and whose it is; `None` when every answer has ended. A failure is the last piece there is.
@@ -163,10 +167,15 @@ impl Work {
 
     fn observe(&mut self, index: usize, piece: &Piece) {
         let (app, span) = (&self.admission.app, self.admission.span.as_deref());
+        let line = self.admission.line.as_deref();
         let metrics = self.admission.served.metrics();
         let now = Instant::now();
         match piece {
-            Piece::Started { .. } => {
+            &Piece::Started { cached_tokens, miss, .. } => {
+                if let Some(CacheMiss { reason, tokens }) = CacheMiss::of(miss) {
+                    let model = self.admission.served.name();
+                    tracing::info!(model, reason, tokens, cached_tokens, "prefix cache miss");
+                }
                 metrics.queue_time.observe(now - self.submitted);
                 if let Some(span) = span {
                     span.event("started");
@@ -184,11 +193,17 @@ impl Work {
                 if let Some(span) = span {
                     span.event("first token");
                 }
+                if let Some(line) = line {
+                    line.first_token();
+                }
             }
             Piece::End { finish, usage } => {
                 self.open -= 1;
                 if let Some(span) = span {
                     span.ended(*finish, *usage);
+                }
+                if let Some(line) = line {
+                    line.ended(*finish, *usage);
                 }
                 metrics.ended(*finish);
                 metrics.request_latency.observe(now - self.submitted);
@@ -212,6 +227,9 @@ impl Drop for Work {
             self.admission.served.metrics().ended(Finish::Cancelled);
             if let Some(span) = &self.admission.span {
                 span.ended(Finish::Cancelled, Counts::default());
+            }
+            if let Some(line) = &self.admission.line {
+                line.ended(Finish::Cancelled, Counts::default());
             }
         }
     }

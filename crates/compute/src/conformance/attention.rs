@@ -139,7 +139,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             });
         }
     }
-    // With queries turned wherever a backend does it: prompts beside single tokens, and token by token.
+    // With queries rotated wherever a backend does it: prompts beside single tokens, and token by token.
     for (dtype, window) in [(KvDType::F16, None), (KvDType::F16, Some(40)), (KvDType::BF16, None)] {
         let heads = Heads { query: 7, kv: 1, dim: 128 };
         let lengths = &[1, 31, 1, 64, 190];

@@ -1,9 +1,9 @@
 //! How many threads compute where nobody says it, and on which processors.
 //!
 //! As many as the process may use: its affinity, its container's quota, and of a machine with several memory nodes the
-//! processors of one. A region of tens of microseconds is shared by all threads, and weights lie where one of them packed
-//! them: a thread on another node waits for both across the machine, and the others wait for it. So threads that fit one
-//! node are bound to one.
+//! processors of one. A region of tens of microseconds is shared by all threads, and weights lie where one of them
+//! packed them: a thread on another node waits for both across the machine, and the others wait for it. So threads that
+//! fit one node are bound to one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,8 +21,8 @@ pub(super) fn threads_by_default() -> usize {
     largest.map_or(allowed, |largest| allowed.min(largest))
 }
 
-/// The processors of one node for so many threads; `None` where there is nothing to choose: the process has those of one
-/// node only, or no node has enough, or the system does not tell.
+/// The processors of one node for so many threads; `None` where there is nothing to choose: the process has those of
+/// one node only, or no node has enough, or the system does not tell.
 pub(super) fn node_for(threads: usize) -> Option<Processors> {
     one_of(shares(Path::new(NODES))?, threads, current())
 }
@@ -40,12 +40,13 @@ fn one_of(shares: BTreeMap<usize, Processors>, threads: usize, current: Option<u
     })
 }
 
-/// Keeps the calling thread to some processors, and those that it starts. Where the system refuses, all stays as it was.
+/// Keeps the calling thread to some processors, and those that it starts. Where the system refuses, all stays as it
+/// was.
 pub(super) fn bind(processors: &Processors) {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: a set of plain bits, of which zeros are the empty one; numbers beyond it are left out, and the call reads
-        // the set only.
+        // SAFETY: a set of plain bits, of which zeros are the empty one; numbers beyond it are left out, and the call
+        // reads the set only.
         unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
             for &processor in processors.range(..libc::CPU_SETSIZE as usize) {

@@ -380,7 +380,7 @@ impl Weight {
             place(pool, part, &shape, bytes);
             // The copy is the weight now: the file's pages need not stay beside it.
             part.view.release();
-            let Shape { format, rows: part_rows, unit_bytes, .. } = shape;
+            let Placed { format, rows: part_rows, unit_bytes, .. } = shape;
             placed.push(WeightPart { format, rows: part_rows, unit_bytes, offset });
             rows += shape.rows;
             columns = shape.columns;
@@ -438,7 +438,7 @@ fn expand_landed(
 }
 
 /// Copies one part's rows: groups packed by all threads, or rows as they are stored.
-fn place(pool: &Pool, part: &Part<'_>, shape: &Shape, bytes: &mut [u8]) {
+fn place(pool: &Pool, part: &Part<'_>, shape: &Placed, bytes: &mut [u8]) {
     let stored = |row: usize| {
         let row = part.rows.as_ref().map_or(row, |order| order[row] as usize);
         &part.view.bytes[row * shape.row_bytes..][..shape.row_bytes]
@@ -663,7 +663,7 @@ pub struct CpuSizes {
 }
 
 /// A part seen as a matrix.
-struct Shape {
+struct Placed {
     format: Format,
     rows: usize,
     columns: usize,
@@ -695,7 +695,7 @@ impl CpuSizes {
         })
     }
 
-    fn shape(&self, part: &Part<'_>) -> Result<Shape, Error> {
+    fn shape(&self, part: &Part<'_>) -> Result<Placed, Error> {
         let (dtype, stored_rows, columns) = crate::memory::matrix_shape(part)?;
         let format = self.format(&part.view)?;
         if columns > COLUMNS_MAX {
@@ -712,7 +712,7 @@ impl CpuSizes {
             .checked_mul(unit_bytes)
             .and_then(|bytes| bytes.checked_next_multiple_of(ALIGN))
             .ok_or_else(|| wrong_shape(part, vec![0, columns]))?;
-        Ok(Shape { format, rows, columns, row_bytes, unit_bytes, bytes })
+        Ok(Placed { format, rows, columns, row_bytes, unit_bytes, bytes })
     }
 
     /// Values that a part adds to a vector: each is a row of its own.

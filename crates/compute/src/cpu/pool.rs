@@ -1,16 +1,16 @@
 //! Threads for parallel regions of tens of microseconds.
 //!
 //! The caller works too. Between regions a worker spins briefly, because the next region of a running step is
-//! microseconds away, then lets others go first, and then parks: an idle backend burns no core. Work is handed over as one borrowed closure;
-//! nothing is allocated per region.
+//! microseconds away, then lets others go first, and then parks: an idle backend burns no core. Work is handed over as
+//! one borrowed closure; nothing is allocated per region.
 //!
 //! Threads claim their items, and a region is over when the caller finds none left and those inside have come out. It
-//! never waits for a worker that has not begun: on a machine that is busy with other things such a worker may be without
-//! a core for milliseconds, a hundred regions long, and the others do its share.
+//! never waits for a worker that has not begun: on a machine that is busy with other things such a worker may be
+//! without a core for milliseconds, a hundred regions long, and the others do its share.
 //!
 //! Own code because neither alternative fits: rayon is a work-stealing queue of tasks, made for longer ones;
-//! `fork_union` is made for such regions, but it is a C++ library whose workers spin until they are put to sleep by hand,
-//! and a panic in a region is not allowed.
+//! `fork_union` is made for such regions, but it is a C++ library whose workers spin until they are put to sleep by
+//! hand, and a panic in a region is not allowed.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -26,8 +26,8 @@ use super::cores::{self, Processors};
 
 /// How often a waiting thread looks before it lets others go first: some 20 to 50 us, for a pause takes 20 to 45 ns.
 const SPINS: usize = 1000;
-/// How long it goes on looking before it parks. To wake it takes longer than a region, above all on a virtual machine, and
-/// between two steps of a model, or two products for a client of private inference, lie tens of microseconds.
+/// How long it goes on looking before it parks. To wake it takes longer than a region, above all on a virtual machine,
+/// and between two steps of a model, or two products for a client of private inference, lie tens of microseconds.
 const PATIENCE: Duration = Duration::from_micros(300);
 
 /// In the state: workers may enter the region. Above it the region's number, below it how many are inside.
@@ -213,7 +213,8 @@ impl Shared {
         }
     }
 
-    /// Spins, then looks between what others do, then parks, until `ready`. Whoever makes it ready unparks thread `index` if it says that it parks.
+    /// Spins, then looks between what others do, then parks, until `ready`. Whoever makes it ready unparks thread
+    /// `index` if it says that it parks.
     fn wait(&self, index: usize, ready: impl Fn() -> bool) {
         for _ in 0..SPINS {
             if ready() {
@@ -236,8 +237,8 @@ impl Shared {
     }
 }
 
-/// The next range of those that are left: half of an even share, so that all threads end at about the same time, whenever
-/// they began.
+/// The next range of those that are left: half of an even share, so that all threads end at about the same time,
+/// whenever they began.
 fn claim(next: &AtomicUsize, items: usize, threads: usize) -> Option<Range<usize>> {
     let mut start = next.load(SeqCst);
     while start < items {

@@ -5,7 +5,7 @@ use super::pool::Pool;
 use super::quant::Simd;
 use crate::Heads;
 
-/// What turns the heads of a row: pair `i` is the values `i` and `i + frequencies.len()` of a head.
+/// What rotates the heads of a row: pair `i` is the values `i` and `i + frequencies.len()` of a head.
 pub(super) struct Rotation<'a> {
     /// Radians per position.
     pub(super) frequencies: &'a [f32],
@@ -21,7 +21,7 @@ const PAIRS: usize = 64;
 /// Rotates, in every row of `qkv`, the query heads and the key heads that follow them.
 pub(super) fn rotate(pool: &Pool, simd: Simd, heads: Heads, rotation: &Rotation<'_>, qkv: &mut [f32]) {
     for_each_row(pool, qkv, heads.qkv_columns(), |row, qkv| {
-        let turned = &mut qkv[..(heads.query + heads.kv) * heads.dim];
+        let rotated = &mut qkv[..(heads.query + heads.kv) * heads.dim];
         // As the reference implementations do it, the angle is a product in f32.
         let position = rotation.positions[row] as f32;
         let pairs = rotation.frequencies.len();
@@ -32,17 +32,17 @@ pub(super) fn rotate(pool: &Pool, simd: Simd, heads: Heads, rotation: &Rotation<
                 (*sine, *cosine) = (sin * rotation.magnitude, cos * rotation.magnitude);
             }
             let (sines, cosines) = (&sines[..frequencies.len()], &cosines[..frequencies.len()]);
-            for head in turned.chunks_exact_mut(heads.dim) {
+            for head in rotated.chunks_exact_mut(heads.dim) {
                 let (first, second) = head.split_at_mut(pairs);
                 let first = &mut first[chunk * PAIRS..][..frequencies.len()];
                 let second = &mut second[chunk * PAIRS..][..frequencies.len()];
                 match simd {
-                    Simd::Scalar => turn(sines, cosines, first, second),
+                    Simd::Scalar => rotate_head(sines, cosines, first, second),
                     #[cfg(target_arch = "x86_64")]
                     // SAFETY: the backend was made for a processor with AVX2.
                     Simd::Avx2 | Simd::Avx512 => unsafe { turn_avx2(sines, cosines, first, second) },
                     #[cfg(target_arch = "aarch64")]
-                    Simd::Neon | Simd::Dotprod | Simd::I8mm => turn(sines, cosines, first, second),
+                    Simd::Neon | Simd::Dotprod | Simd::I8mm => rotate_head(sines, cosines, first, second),
                 }
             }
         }
@@ -51,7 +51,7 @@ pub(super) fn rotate(pool: &Pool, simd: Simd, heads: Heads, rotation: &Rotation<
 
 /// Element by element, so every instruction set gives the same bits.
 #[inline(always)]
-fn turn(sines: &[f32], cosines: &[f32], first: &mut [f32], second: &mut [f32]) {
+fn rotate_head(sines: &[f32], cosines: &[f32], first: &mut [f32], second: &mut [f32]) {
     for (((first, second), sine), cosine) in first.iter_mut().zip(second).zip(sines).zip(cosines) {
         let (a, b) = (*first, *second);
         *first = a * cosine - b * sine;
@@ -62,7 +62,7 @@ fn turn(sines: &[f32], cosines: &[f32], first: &mut [f32], second: &mut [f32]) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn turn_avx2(sines: &[f32], cosines: &[f32], first: &mut [f32], second: &mut [f32]) {
-    turn(sines, cosines, first, second);
+    rotate_head(sines, cosines, first, second);
 }
 
 #[cfg(test)]

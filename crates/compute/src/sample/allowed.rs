@@ -55,8 +55,8 @@ impl<'a> Allowed<'a> {
         self.mask.is_none_or(|mask| mask.get(id / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
     }
 
-    /// The logits of a stretch of ids, `first` the first of them; negative infinity where it is not allowed. `room` is for
-    /// a copy, where one is needed.
+    /// The logits of a stretch of ids, `first` the first of them; negative infinity where it is not allowed. `room` is
+    /// for a copy, where one is needed.
     pub(super) fn stretch<'b>(
         self,
         logits: &'b [f32],

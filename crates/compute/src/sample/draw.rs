@@ -1,8 +1,8 @@
 //! The draw: a token of those that are left, by its weight.
 //!
-//! Ids are taken in stretches. The weights of a stretch are relative to its largest logit, so that a stretch needs to be
-//! looked at only once; beside each other, stretches weigh their totals relative to the largest of all. A random number is so
-//! first a stretch and then a token of it, the first by id whose running sum exceeds what is left.
+//! Ids are taken in stretches. The weights of a stretch are relative to its largest logit, so that a stretch needs to
+//! be looked at only once; beside each other, stretches weigh their totals relative to the largest of all. A random
+//! number is so first a stretch and then a token of it, the first by id whose running sum exceeds what is left.
 
 use super::allowed::Allowed;
 use super::kept::{id, logit};

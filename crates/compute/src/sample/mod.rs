@@ -98,8 +98,8 @@ impl<'a> SampleRow<'a> {
         Ok(())
     }
 
-    /// The ids that may be chosen, for a device that chooses itself: the row's own mask where nothing else restricts it,
-    /// otherwise `words`, which become it; `None` allows all.
+    /// The ids that may be chosen, for a device that chooses itself: the row's own mask where nothing else restricts
+    /// it, otherwise `words`, which become it; `None` allows all.
     pub fn allowed<'b>(&'b self, words: &'b mut Vec<u32>) -> Option<&'b [u32]> {
         Allowed::of(self, words).mask()
     }

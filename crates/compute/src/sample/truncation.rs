@@ -26,8 +26,8 @@ impl<'a> Candidates<'a> {
         stretches.map(|first| self.whole().total(self.allowed.stretch(self.logits, first, &mut room))).sum()
     }
 
-    /// Fills `keys` with the likeliest candidates that together weigh at least `enough`, or with all: whatever is decided
-    /// by the order up to there needs no others.
+    /// Fills `keys` with the likeliest candidates that together weigh at least `enough`, or with all: whatever is
+    /// decided by the order up to there needs no others.
     fn likeliest(&self, enough: f64, keys: &mut Vec<u64>) {
         for bound in NEAR.map(|distance| self.weights().logit_at(distance)) {
             let near = self.allowed.each(self.logits).filter(|(_, logit)| *logit >= bound);

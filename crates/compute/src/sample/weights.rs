@@ -1,8 +1,8 @@
 //! How much a logit weighs beside the largest, and sums of that over a vocabulary.
 //!
-//! In f64, for log-probabilities and the rarer filters; what top-p and the draw go by is in `whole.rs`. A vocabulary may have
-//! 150,000 tokens. So the exponential is plain arithmetic that becomes vector instructions, and sums run in [`LANES`] lanes
-//! whatever the machine has: the same bits everywhere.
+//! In f64, for log-probabilities and the rarer filters; what top-p and the draw go by is in `whole.rs`. A vocabulary
+//! may have 150,000 tokens. So the exponential is plain arithmetic that becomes vector instructions, and sums run in
+//! [`LANES`] lanes whatever the machine has: the same bits everywhere.
 
 use std::f64::consts::{LN_2, LOG2_E};
 

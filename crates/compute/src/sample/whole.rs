@@ -1,9 +1,9 @@
 //! How much a logit weighs beside the largest, as a whole number: what top-p cuts by and what a draw goes through.
 //!
 //! Every device computes the same number from the same logit, in f32 operations that round once each, and sums of whole
-//! numbers are the same in any order: so the same token is drawn everywhere, however many threads look for it. A weight is
-//! right to 2e-7 of itself, and 2e-7 more for each time that it is half of the largest; what is less likely than 2^-41 of the
-//! largest weighs nothing.
+//! numbers are the same in any order: so the same token is drawn everywhere, however many threads look for it. A weight
+//! is right to 2e-7 of itself, and 2e-7 more for each time that it is half of the largest; what is less likely than
+//! 2^-41 of the largest weighs nothing.
 
 use std::f64::consts::LOG2_E;
 

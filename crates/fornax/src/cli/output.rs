@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+pub(crate) use fornax::units::{binary, bytes};
 use serde::Serialize;
 
 use super::failure::Failure;
@@ -34,29 +35,6 @@ pub(crate) fn line(text: &str) -> String {
     line
 }
 
-/// A size for people.
-pub(crate) fn bytes(count: u64) -> String {
-    let count = count as f64;
-    match count {
-        _ if count >= 1e9 => format!("{:.2} GB", count / 1e9),
-        _ if count >= 1e6 => format!("{:.1} MB", count / 1e6),
-        _ if count >= 1e3 => format!("{:.1} kB", count / 1e3),
-        _ => format!("{count} B"),
-    }
-}
-
-/// A size of memory for people, in binary units.
-pub(crate) fn binary(count: u64) -> String {
-    let count = count as f64;
-    let (kib, mib, gib) = (1024.0, 1024.0 * 1024.0, 1024.0 * 1024.0 * 1024.0);
-    match count {
-        _ if count >= gib => format!("{:.1} GiB", count / gib),
-        _ if count >= mib => format!("{:.1} MiB", count / mib),
-        _ if count >= kib => format!("{:.1} KiB", count / kib),
-        _ => format!("{count} B"),
-    }
-}
-
 /// The text of a file named on the command line; `-` is standard input.
 pub(crate) fn text_of(path: &Path) -> Result<String, Failure> {
     let mut text = Vec::new();
@@ -74,20 +52,6 @@ pub(crate) fn text_of(path: &Path) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_read_well() {
-        let check = |count: u64, text: &str| assert_eq!(bytes(count), text);
-        check(0, "0 B");
-        check(999, "999 B");
-        check(98_362_432, "98.4 MB");
-        check(4_000_000_000, "4.00 GB");
-        let check = |count: u64, text: &str| assert_eq!(binary(count), text);
-        check(1023, "1023 B");
-        check(12_288, "12.0 KiB");
-        check(180 << 20, "180.0 MiB");
-        check(46_702_792_704, "43.5 GiB");
-    }
 
     #[test]
     fn what_a_terminal_would_obey_is_written_out() {

@@ -10,22 +10,25 @@ use fornax_compute::{Purpose, Usage};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::args::{JsonArg, ModelArg};
+use super::args::{JsonArg, ModelArg, byte_size};
 use super::device::CapacityArgs;
 use super::failure::Failure;
 use super::output::binary;
-use super::{device, locate, output};
+use super::{card, device, locate, machine, output};
 
 /// Say what a model will take in memory, and whether it fits
 ///
-/// From headers and flags alone: nothing is loaded. `run` and `generate` make the same plan first and refuse what does
+/// From headers and flags alone: nothing is loaded, and of a model of the hub only headers are fetched. --device also
+/// takes the name of a card that is not here (h100, rtx4090, ...). `run` and `generate` make the same plan first and refuse what does
 /// not fit. Where it does not fit, the plan says what would: a shorter context, fewer requests, or other types of the
 /// same matrices. Exit code 0 fits, 3 does not fit, 4 cannot be computed by this build.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax plan ./model.gguf
   fornax plan ./model.gguf --context 8192 --parallel 4
-  fornax plan ./Mixtral-8x7B --memory-limit 24GiB --json")]
+  fornax plan ./Mixtral-8x7B --memory-limit 24GiB --json
+  fornax plan qwen3-8b --device h100               a model and a card that are not here
+  fornax plan qwen3-8b --gpu-memory 24GiB")]
 pub(crate) struct Plan {
     #[command(flatten)]
     pub(crate) model: ModelArg,
@@ -33,6 +36,9 @@ pub(crate) struct Plan {
     pub(crate) output: JsonArg,
     #[command(flatten)]
     pub(crate) capacity: CapacityArgs,
+    /// Plan for a GPU with so much free memory, whether or not one is here: bytes, or with MiB, GiB
+    #[arg(long, value_name = "BYTES", value_parser = byte_size, help_heading = "Model")]
+    pub(crate) gpu_memory: Option<u64>,
 }
 
 /// What `--json` prints.
@@ -69,12 +75,24 @@ struct Device {
 }
 
 pub(crate) fn plan(args: &Plan) -> anyhow::Result<()> {
-    let path = locate::locate(args.model.name())?;
-    let planned = device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel).plan()?;
+    let outline = locate::outline(args.model.name())?;
+    let planned = planned(args, &outline.path)?;
+    let shown = Path::new(&outline.name);
     if args.output.json {
-        output::json(&report(&path, &planned))?;
+        output::json(&report(shown, &planned))?;
     } else {
-        io::stdout().lock().write_all(table(&path, &planned)?.as_bytes())?;
+        io::stdout().lock().write_all(table(shown, &planned)?.as_bytes())?;
+        let limit = args.capacity.device.memory_limit.filter(|_| planned.device == "cpu");
+        if let Some((limit, total)) =
+            limit.zip(machine::memory_total()).filter(|(limit, total)| limit > total)
+        {
+            writeln!(
+                io::stdout(),
+                "note: --memory-limit is {}, and this machine has {}",
+                binary(limit),
+                binary(total)
+            )?;
+        }
     }
     if !planned.plan.fits() {
         return Err(planned.refusal().into());
@@ -83,6 +101,36 @@ pub(crate) fn plan(args: &Plan) -> anyhow::Result<()> {
         Some(reason) => Err(Failure::new(Code::ModelUnsupported, reason).into()),
         None => Ok(()),
     }
+}
+
+/// The plan on the device that was asked for, which need not be here.
+fn planned(args: &Plan, path: &Path) -> anyhow::Result<Planned> {
+    let mut device = args.capacity.device.clone();
+    let card = card::free_bytes(&device.device);
+    if card.is_some() && args.gpu_memory.is_some() {
+        let message =
+            format!("--device {} says how much memory there is; leave out --gpu-memory", device.device);
+        return Err(Failure::usage(message).into());
+    }
+    let assumed = args.gpu_memory.or(card);
+    if assumed.is_some() && (card.is_some() || device.device == "auto") {
+        device.device = "cuda:0".to_owned();
+    }
+    if args.gpu_memory.is_some() && device.device == "cpu" {
+        return Err(Failure::usage("--gpu-memory is for a GPU; for the CPU there is --memory-limit").into());
+    }
+    let mut options =
+        device::options(path, &device).map_err(|error| match error.downcast_ref::<Failure>() {
+            Some(failure) if failure.code() == Code::InvalidInput && !device.device.contains(':') => {
+                Failure::usage(format!("{failure}, or for a card that is not here one of {}", card::names()))
+                    .into()
+            }
+            _ => error,
+        })?;
+    if let Some(bytes) = assumed {
+        options = options.assume_free(bytes);
+    }
+    Ok(options.parallel(args.capacity.parallel).plan()?)
 }
 
 /// Bytes by the names of their purposes.

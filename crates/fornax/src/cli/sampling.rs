@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, CommandFactory as _, Parser};
 use fornax::{Error, Form, Mirostat, Prompt, Request, Sampling, Text};
 use fornax_text::Special;
 
@@ -17,7 +17,7 @@ pub(crate) struct SamplingArgs {
     /// Most tokens to generate [default: what is left of the context]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     max_tokens: Option<usize>,
-    /// No end token before so many tokens
+    /// Allow no end token before this many tokens
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     min_tokens: Option<u32>,
     /// 0 is greedy; higher is more varied
@@ -41,7 +41,7 @@ pub(crate) struct SamplingArgs {
     /// Keep the most typical tokens that reach this probability together; 1 keeps all
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = some_of(|sampling, x| sampling.typical_p = x))]
     typical_p: Option<f32>,
-    /// Keep logits within so many standard deviations of the largest; 0 keeps all
+    /// Keep logits within this many standard deviations of the largest; 0 keeps all
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = ranged(|sampling, x| sampling.top_n_sigma = x))]
     top_n_sigma: Option<f32>,
     /// How often all but the least likely of the likely tokens are excluded (XTC); 0 is never
@@ -136,7 +136,48 @@ struct FormArgs {
 /// Where repetitions end unless the user says otherwise: llama.cpp's choice.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
+/// Flags of sampling alone, as a chat's `/set` gives them.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct Settings {
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
 impl SamplingArgs {
+    /// These flags with one of them changed: `name` is a flag's, with underscores or hyphens. What is wrong, in a line.
+    pub(crate) fn with(&self, name: &str, value: &str) -> Result<SamplingArgs, String> {
+        let takes_value = self.knows(name)?;
+        let name = flag_name(name);
+        let mut settings = Settings { sampling: self.clone() };
+        let flag = match takes_value {
+            false if value == "on" => vec![format!("--{name}")],
+            false => return Err(format!("{name} is on or off")),
+            true => vec![format!("--{name}={value}")],
+        };
+        match settings.try_update_from(flag) {
+            Ok(()) => Ok(settings.sampling),
+            Err(error) => {
+                let text = error.to_string();
+                let line = text.lines().next().unwrap_or_default();
+                Err(line.trim_start_matches("error: ").to_owned())
+            }
+        }
+    }
+
+    /// Whether the flag of that name takes a value; an error where there is none of sampling.
+    pub(crate) fn knows(&self, name: &str) -> Result<bool, String> {
+        let name = flag_name(name);
+        let form = FormArgs::augment_args(clap::Command::new(""));
+        let is_form = form.get_arguments().any(|argument| argument.get_long() == Some(&name));
+        let command = Settings::command();
+        let known = command.get_arguments().find(|argument| argument.get_long() == Some(&name) && !is_form);
+        let known = known.map(|argument| argument.get_action().takes_values());
+        known.ok_or_else(|| {
+            format!("there is no setting {name:?}; `fornax run --help` lists those of sampling")
+        })
+    }
+
     /// What the answer must look like; read before anything is loaded.
     pub(crate) fn form(&self) -> Result<Option<Form>, Failure> {
         let FormArgs { schema, json_object, regex, grammar, choice } = &self.form;
@@ -287,6 +328,11 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
     let pair =
         pair.filter(|&pair| allowed(&Sampling { logit_bias: vec![pair], ..Sampling::default() }).is_ok());
     pair.ok_or_else(|| "it must be a token id, = and a finite number, as in 504=-2.5".to_owned())
+}
+
+/// A flag by the name that programs have for it, too: `top_p` is `--top-p`.
+fn flag_name(name: &str) -> String {
+    name.trim_start_matches('-').replace('_', "-")
 }
 
 fn not_empty(text: &str) -> Result<String, String> {

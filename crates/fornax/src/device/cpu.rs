@@ -80,6 +80,10 @@ impl Kind for Processor {
         Ok(())
     }
 
+    fn free_bytes(&self, _: usize) -> Result<Option<u64>, Error> {
+        Ok(None)
+    }
+
     fn rates(&self, _: usize, _: Option<PathBuf>) -> Result<Option<DeviceRates>, Error> {
         Ok(None)
     }

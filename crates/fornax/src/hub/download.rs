@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use sha1::Sha1;
@@ -10,7 +11,7 @@ use ureq::http::StatusCode;
 
 use super::cache::{Folder, unwritable};
 use super::remote::{Failed, Identity, Remote, Retry, cut, header};
-use super::{HubError, Progress, Reference, Wanted};
+use super::{HubError, Progress, Reference, Told, Wanted};
 
 /// Bytes read, hashed and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -21,7 +22,7 @@ pub(super) struct Transfer<'a> {
     pub(super) folder: &'a Folder,
     pub(super) reference: &'a Reference,
     pub(super) commit: &'a str,
-    pub(super) progress: &'a mut dyn FnMut(Progress<'_>),
+    pub(super) progress: &'a mut Told<'a>,
 }
 
 /// How far all files are.
@@ -76,7 +77,10 @@ impl Transfer<'_> {
         let blob = self.folder.blob(&identity.etag);
         let blobs = blob.parent().unwrap_or(&blob);
         fs::create_dir_all(blobs).map_err(|error| unwritable(blobs, error))?;
-        let _lock = self.folder.lock(&identity.etag, || (self.progress)(Progress::Waiting { file: name }))?;
+        let mut flow = ControlFlow::Continue(());
+        let _lock =
+            self.folder.lock(&identity.etag, || flow = (self.progress)(Progress::Waiting { file: name }))?;
+        go_on(flow, 0, identity)?;
         if self.is_there(identity) {
             // Whoever was waited for has fetched it.
             tally.done += identity.bytes;
@@ -133,7 +137,8 @@ impl Transfer<'_> {
             }
             partial.digest.update(&buffer[..count]);
             partial.bytes += count as u64;
-            (self.progress)(Progress::Checking { file: name, bytes: partial.bytes, total });
+            let flow = (self.progress)(Progress::Checking { file: name, bytes: partial.bytes, total });
+            go_on(flow, partial.bytes, identity)?;
         }
         Ok(partial)
     }
@@ -180,7 +185,8 @@ impl Transfer<'_> {
             partial.append(&buffer[..count], path, identity)?;
             tally.done += count as u64;
             let Tally { done: bytes, resumed, total } = *tally;
-            (self.progress)(Progress::Downloading { file: name, bytes, resumed, total });
+            let flow = (self.progress)(Progress::Downloading { file: name, bytes, resumed, total });
+            go_on(flow, partial.bytes, identity)?;
         }
         // A byte more than promised, and the file is not the one that was promised.
         match body.read(&mut buffer[..1]) {
@@ -217,19 +223,24 @@ impl Partial {
     }
 }
 
+/// Stops where that is wanted, and says what is kept.
+fn go_on(flow: ControlFlow<()>, kept: u64, identity: &Identity) -> Result<(), HubError> {
+    if flow.is_break() { Err(HubError::Stopped { kept, total: identity.bytes }) } else { Ok(()) }
+}
+
 /// The name of a blob that is not whole.
 fn incomplete(blob: &Path) -> std::path::PathBuf {
     blob.with_added_extension("incomplete")
 }
 
 /// What the hub calls a file by: large files by their SHA-256, others as Git does.
-enum Checksum {
+pub(super) enum Checksum {
     Sha256(Sha256),
     Git(Sha1),
 }
 
 impl Checksum {
-    fn new(identity: &Identity) -> Checksum {
+    pub(super) fn new(identity: &Identity) -> Checksum {
         if identity.etag.len() == 64 {
             return Checksum::Sha256(Sha256::new());
         }
@@ -238,14 +249,14 @@ impl Checksum {
         Checksum::Git(digest)
     }
 
-    fn update(&mut self, bytes: &[u8]) {
+    pub(super) fn update(&mut self, bytes: &[u8]) {
         match self {
             Checksum::Sha256(digest) => digest.update(bytes),
             Checksum::Git(digest) => digest.update(bytes),
         }
     }
 
-    fn hex(self) -> String {
+    pub(super) fn hex(self) -> String {
         let bytes = match self {
             Checksum::Sha256(digest) => digest.finalize().to_vec(),
             Checksum::Git(digest) => digest.finalize().to_vec(),

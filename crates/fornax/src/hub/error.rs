@@ -2,6 +2,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::units;
+
 /// Why a model of the hub could not be had. Each message is one line and says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
@@ -190,8 +192,20 @@ pub enum HubError {
         /// Where it was looked for.
         cache: PathBuf,
     },
+    /// Whoever asked for it does not want it any more.
+    #[error(
+        "stopped: {} of {} are kept; the same command goes on from there",
+        units::bytes(*.kept),
+        units::bytes(*.total)
+    )]
+    Stopped {
+        /// Bytes of the file under way that are on disk.
+        kept: u64,
+        /// Its size.
+        total: u64,
+    },
     /// The file system has no room.
-    #[error("no space left for {}: {needed} bytes are needed{}; free some, or set HF_HOME to a larger disk", .path.display(), room(.free))]
+    #[error("no space left for {}: {} are needed{}; free some, or set HF_HOME to a larger disk", .path.display(), units::bytes(*.needed), room(.free))]
     DiskFull {
         /// Where.
         path: PathBuf,
@@ -229,5 +243,5 @@ fn list(names: &[String]) -> String {
 }
 
 fn room(bytes: &Option<u64>) -> String {
-    bytes.map_or(String::new(), |bytes| format!(", {bytes} are free"))
+    bytes.map_or(String::new(), |bytes| format!(", {} are free", units::bytes(bytes)))
 }

@@ -14,12 +14,16 @@ pub mod catalog;
 mod choice;
 mod download;
 mod error;
+mod headers;
+mod pinned;
 mod reference;
 mod remote;
+pub mod shelf;
 mod wheel;
 
 use std::ffi::OsString;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,6 +34,9 @@ use download::Transfer;
 pub use error::HubError;
 pub use reference::{Reference, Want};
 use remote::{Identity, Remote, Repository};
+
+/// Attempts in a row that may bring nothing, unless somebody has less patience.
+const ATTEMPTS: u32 = 5;
 
 /// How the hub is reached, and where its models are kept.
 #[derive(Clone, Debug)]
@@ -42,6 +49,8 @@ pub struct Options {
     pub token: Option<Token>,
     /// Nothing is fetched.
     pub offline: bool,
+    /// Attempts in a row that may bring nothing.
+    pub attempts: u32,
     /// How pauses between attempts are made: the clock is handed in.
     pub pause: fn(Duration),
 }
@@ -98,7 +107,7 @@ impl Options {
             },
             None => None,
         };
-        Ok(Options { endpoint, cache, token, offline, pause: std::thread::sleep })
+        Ok(Options { endpoint, cache, token, offline, attempts: ATTEMPTS, pause: std::thread::sleep })
     }
 }
 
@@ -141,6 +150,9 @@ pub enum Progress<'a> {
     },
 }
 
+/// Who is told of a fetch, and breaks to stop it.
+pub type Told<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
+
 /// The hub, as one set of options reaches it.
 #[derive(Debug)]
 pub struct Hub {
@@ -179,11 +191,7 @@ impl Hub {
     /// # Errors
     /// See [`HubError`]. A file that is not right is not kept; one that is not whole is kept as incomplete, and the
     /// next pull goes on with it.
-    pub fn pull(
-        &self,
-        reference: &Reference,
-        progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<Local, HubError> {
+    pub fn pull(&self, reference: &Reference, progress: &mut Told<'_>) -> Result<Local, HubError> {
         let folder = self.folder(reference);
         if self.options.offline {
             return folder.local(reference).ok_or_else(|| HubError::Offline {
@@ -217,7 +225,10 @@ impl Hub {
             Entry::Folder | Entry::Indexed(_) => &reference.repo,
         };
         let missing = transfer.missing(&wanted);
-        (transfer.progress)(Progress::Chosen { name, files: wanted.len(), missing });
+        if (transfer.progress)(Progress::Chosen { name, files: wanted.len(), missing }).is_break() {
+            let total = wanted.iter().map(|wanted| wanted.identity.bytes).sum::<u64>();
+            return Err(HubError::Stopped { kept: total.saturating_sub(missing), total });
+        }
         self.check_room(missing)?;
         transfer.fetch_all(&wanted)?;
         folder.remember(&repository.commit)?;

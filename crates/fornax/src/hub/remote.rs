@@ -3,6 +3,7 @@
 //! Redirects are followed here and not by the client: the token goes to the hub's own host and to nobody else, and the
 //! headers of the hub's own answer say what a file is, whoever serves its bytes.
 
+use std::io::Read as _;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -19,9 +20,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Ends circles of redirects.
 const REDIRECTS_MAX: usize = 8;
-
-/// Attempts in a row that may bring nothing.
-pub(super) const ATTEMPTS_MAX: u32 = 5;
 
 /// Longer requests for patience are told to the user instead of slept through.
 const PATIENCE_MAX: Duration = Duration::from_secs(90);
@@ -185,11 +183,33 @@ impl<'o> Remote<'o> {
         name: &str,
         start: u64,
     ) -> Result<Response<Body>, Failed> {
-        let response = self.get(&self.file_url(reference, commit, name), Some(start), false)?;
+        let range = (start > 0).then(|| format!("bytes={start}-"));
+        let response = self.get(&self.file_url(reference, commit, name), range, false)?;
         if response.status() != StatusCode::RANGE_NOT_SATISFIABLE {
             self.judge(&response, reference, Some(name))?;
         }
         Ok(response)
+    }
+
+    /// The first bytes of a file, `length` of them where it has so many. A server that knows no ranges sends all; no more
+    /// than wanted is read.
+    pub(super) fn beginning(
+        &self,
+        reference: &Reference,
+        commit: &str,
+        name: &str,
+        length: u64,
+    ) -> Result<Vec<u8>, HubError> {
+        let url = self.file_url(reference, commit, name);
+        self.persist(|| {
+            let range = format!("bytes=0-{}", length.saturating_sub(1));
+            let mut response = self.get(&url, Some(range), false)?;
+            self.judge(&response, reference, Some(name))?;
+            let mut bytes = Vec::new();
+            let read = response.body_mut().as_reader().take(length).read_to_end(&mut bytes);
+            read.map_err(|error| cut(&url, error.to_string()))?;
+            Ok(bytes)
+        })
     }
 
     fn file_url(&self, reference: &Reference, commit: &str, name: &str) -> String {
@@ -199,7 +219,7 @@ impl<'o> Remote<'o> {
 
     /// One request with its redirects. With `own`, those that lead away from the hub are not followed: what a file is
     /// stands in the hub's own answer.
-    fn get(&self, url: &str, start: Option<u64>, own: bool) -> Result<Response<Body>, Failed> {
+    fn get(&self, url: &str, range: Option<String>, own: bool) -> Result<Response<Body>, Failed> {
         let mut url = url.to_owned();
         for _ in 0..REDIRECTS_MAX {
             let mut request = if own { self.agent.head(&url) } else { self.agent.get(&url) };
@@ -208,8 +228,8 @@ impl<'o> Remote<'o> {
             {
                 request = request.header("authorization", format!("Bearer {}", token.0));
             }
-            if let Some(start) = start.filter(|&start| start > 0) {
-                request = request.header("range", format!("bytes={start}-"));
+            if let Some(range) = &range {
+                request = request.header("range", range);
             }
             let response = request.call().map_err(|error| unreachable(&url, &error))?;
             if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
@@ -290,7 +310,7 @@ impl<'o> Remote<'o> {
 
     /// Waits as long as a failure asks for, the `failures`th in a row; the error, if it is the last.
     pub(super) fn wait(&self, failed: Failed, failures: u32) -> Result<(), HubError> {
-        if failures >= ATTEMPTS_MAX {
+        if failures >= self.options.attempts {
             return Err(failed.error);
         }
         let wait = match failed.retry {

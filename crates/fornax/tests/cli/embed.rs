@@ -123,5 +123,8 @@ fn sentences_are_embedded_as_sentence_transformers_does() {
     }
     // As many as the model has positions for, and the two around them.
     let long = "word ".repeat(511);
+    for args in [&["run", &path, "Hello there"][..], &["generate", &path, "--prompt", "Hello"]] {
+        fornax(args).fails(2, "INVALID_INPUT", &["makes embeddings and no answers; use `fornax embed`"]);
+    }
     fornax(["embed", &path, "--text", &long]).fails(1, "PROMPT_TOO_LONG", &["513 tokens", "holds 512"]);
 }

@@ -1,6 +1,6 @@
 //! What the commands say of themselves.
 
-use crate::fornax;
+use crate::{command, fornax, ran};
 
 #[test]
 fn every_command_explains_itself_with_examples() {
@@ -33,6 +33,28 @@ fn every_command_explains_itself_with_examples() {
         "completions",
     ] {
         check(command);
+    }
+}
+
+#[test]
+fn paragraphs_are_wrapped_once() {
+    // Wide enough for every paragraph: a line break within one would be the text's own, beside the terminal's.
+    let broken = |help: &str| {
+        let lines: Vec<&str> = help.lines().collect();
+        let prose = |line: &str| !line.is_empty() && !line.starts_with(' ') && !line.ends_with(':');
+        let pair = lines.windows(2).find(|pair| prose(pair[0]) && prose(pair[1]) && pair[0] != lines[0]);
+        pair.map(|pair| pair.join("|"))
+    };
+    assert!(broken("Title\n\nOne half\nand the other").is_some(), "what is broken is seen");
+    let cache = tempfile::tempdir().unwrap();
+    for name in ["", "run", "serve", "generate", "plan", "pull", "list", "bench", "private", "jobs", "doctor"]
+    {
+        let args = name.split_whitespace().chain(["--help"]);
+        let help = ran(command(cache.path()).args(args).env("COLUMNS", "2000"));
+        let usage = help.stdout.find("Usage:").unwrap();
+        let behind = help.stdout.find("Examples:").unwrap();
+        assert_eq!(broken(&help.stdout[..usage]), None, "{name}");
+        assert_eq!(broken(&help.stdout[behind..]), None, "{name}");
     }
 }
 

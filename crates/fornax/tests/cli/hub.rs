@@ -2,11 +2,13 @@
 
 use std::cell::RefCell;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use fornax::catalog::{self, Entry, NotHad};
 use fornax::hub::{Hub, HubError, Local, Options, Progress, Reference, Token};
 use serde_json::json;
 use tempfile::TempDir;
@@ -40,12 +42,14 @@ impl World {
             cache: self.cache(),
             token: Some(Token("hf_secret".to_owned())),
             offline: false,
+            attempts: 5,
             pause: |pause| PAUSES.with_borrow_mut(|pauses| pauses.push(pause)),
         }
     }
 
     fn pull(&self, reference: &str) -> Result<Local, HubError> {
-        Hub::new(self.options()).pull(&Reference::parse(reference).unwrap(), &mut |_| {})
+        Hub::new(self.options())
+            .pull(&Reference::parse(reference).unwrap(), &mut |_| ControlFlow::Continue(()))
     }
 
     /// What of `reference` could be loaded without asking anyone.
@@ -107,7 +111,10 @@ fn a_file_is_fetched_to_where_the_hub_s_own_library_looks() {
     let mut seen = Vec::new();
     let reference = Reference::parse(REPO).unwrap();
     let local = Hub::new(world.options())
-        .pull(&reference, &mut |progress| seen.push(format!("{progress:?}")))
+        .pull(&reference, &mut |progress| {
+            seen.push(format!("{progress:?}"));
+            ControlFlow::Continue(())
+        })
         .unwrap();
     assert_eq!(fs::read(&local.path).unwrap(), bytes);
     let sha = sha256(&bytes);
@@ -228,6 +235,7 @@ fn a_fetch_that_was_given_up_is_gone_on_with_by_the_next() {
             if let Progress::Downloading { bytes, resumed, .. } = progress {
                 first.get_or_insert((bytes > resumed, resumed));
             }
+            ControlFlow::Continue(())
         })
         .unwrap();
     assert_eq!(first, Some((true, 70_000)));
@@ -307,7 +315,7 @@ fn refusals_of_the_hub_say_what_to_do() {
     world.refuses("owner/name:n.gguf", &["no file \"n.gguf\"", "m-Q8_0.gguf"]);
     let nobody = Hub::new(Options { token: None, ..world.options() });
     let other = Reference::parse("owner/other").unwrap();
-    let error = nobody.pull(&other, &mut |_| {}).unwrap_err().to_string();
+    let error = nobody.pull(&other, &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
     assert!(error.contains("no repository owner/other, or it is private and HF_TOKEN is not set"), "{error}");
 }
 
@@ -346,7 +354,9 @@ fn a_hub_that_stays_broken_is_given_up() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     gone.endpoint = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
-    let error = Hub::new(gone).pull(&Reference::parse(REPO).unwrap(), &mut |_| {}).unwrap_err();
+    let error = Hub::new(gone)
+        .pull(&Reference::parse(REPO).unwrap(), &mut |_| ControlFlow::Continue(()))
+        .unwrap_err();
     assert!(matches!(error, HubError::Unreachable { .. }), "{error:?}");
 }
 
@@ -384,7 +394,7 @@ fn a_disk_without_room_is_told_before_and_while_it_fills() {
     ]});
     let text = list.to_string();
     let world = World::new(&[], move |_| Some(Wrong::List(text.clone())));
-    let error = world.refuses(REPO, &["no space left", "1152921504606846976 bytes", "are free", "HF_HOME"]);
+    let error = world.refuses(REPO, &["no space left", "1152921504.61 GB", "are free", "HF_HOME"]);
     assert!(matches!(error, HubError::DiskFull { .. }), "{error:?}");
     assert_eq!(world.server.asked().len(), 1, "nothing was fetched");
 
@@ -395,7 +405,7 @@ fn a_disk_without_room_is_told_before_and_while_it_fills() {
     fs::create_dir_all(&blobs).unwrap();
     let partial = blobs.join(format!("{}.incomplete", sha256(&bytes)));
     std::os::unix::fs::symlink("/dev/full", &partial).unwrap();
-    world.refuses(REPO, &["no space left", "200000 bytes"]);
+    world.refuses(REPO, &["no space left", "200.0 kB"]);
     let run = ran(&mut world.fornax(&["pull", REPO]));
     assert_eq!(run.code, Some(1));
     assert!(run.stderr.lines().last().unwrap().starts_with("error: DISK_FULL: "), "{}", run.stderr);
@@ -413,7 +423,9 @@ fn a_cache_that_cannot_be_written_names_the_variable() {
 fn offline_means_what_is_on_disk() {
     let world = World::new(&[("m-Q8_0.gguf", &weights(0))], right);
     let offline = || Hub::new(Options { offline: true, ..world.options() });
-    let pull = |reference: &str| offline().pull(&Reference::parse(reference).unwrap(), &mut |_| {});
+    let pull = |reference: &str| {
+        offline().pull(&Reference::parse(reference).unwrap(), &mut |_| ControlFlow::Continue(()))
+    };
     let absent = pull(REPO).unwrap_err();
     assert!(matches!(absent, HubError::Offline { .. }), "{absent:?}");
     assert_eq!(world.server.asked().len(), 0);
@@ -440,6 +452,7 @@ fn two_pulls_at_once_fetch_once_and_agree() {
                         if matches!(progress, Progress::Waiting { .. }) {
                             *waited.lock().unwrap() += 1;
                         }
+                        ControlFlow::Continue(())
                     })
                     .unwrap();
                 assert_eq!(fs::read(local.path).unwrap(), bytes);
@@ -586,4 +599,154 @@ print([(r.repo_id, r.nb_files, r.size_on_disk, list(r.refs)) for r in info.repos
 for name in ['config.json', 'tokenizer.json', 'model.safetensors']: d('owner/name', name)",
     );
     assert_eq!(world.local(REPO), Some(local));
+}
+
+/// A file of the tests of models.
+fn fixture(name: &str) -> Vec<u8> {
+    fs::read(crate::tiny::fixtures().join(name)).unwrap()
+}
+
+#[test]
+fn a_model_of_the_hub_is_planned_and_inspected_by_its_headers_alone() {
+    // Behind the headers lies more than would be asked for with them.
+    let mut gguf = fixture("llama.gguf");
+    let data = gguf.len();
+    gguf.resize(data + (24 << 20), 0);
+    let world = World::new(&[("m-Q4_0.gguf", &gguf)], right);
+    let plan = ran(&mut world.fornax(&["plan", REPO, "--device", "cpu"]));
+    assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+    assert!(
+        plan.stdout.starts_with("m-Q4_0.gguf of owner/name\n") && plan.stdout.contains("fits"),
+        "{}",
+        plan.stdout
+    );
+    let inspected = ran(&mut world.fornax(&["inspect", REPO, "--json"])).json();
+    assert_eq!((&inspected["architecture"], &inspected["file_bytes"]), (&json!("llama"), &json!(gguf.len())));
+    let fetches = world.server.fetches();
+    assert_eq!(fetches.len(), 2, "{fetches:?}");
+    assert!(fetches.iter().all(|asked| asked.last.is_some_and(|last| last < 8 << 20)), "{fetches:?}");
+    assert_eq!(tree(&world.cache()), Vec::<String>::new());
+
+    // What the file's own headers say is what is planned for the file.
+    let file = world.home.path().join("m.gguf");
+    fs::write(&file, &gguf).unwrap();
+    let bytes = |model: &str| {
+        ran(&mut world.fornax(&["plan", model, "--device", "cpu", "--memory-limit", "1GiB", "--json"])).json()
+            ["devices"][0]["bytes"]
+            .clone()
+    };
+    assert_eq!(bytes(REPO), bytes(file.to_str().unwrap()));
+}
+
+#[test]
+fn a_folder_of_the_hub_is_planned_by_its_headers_and_what_is_no_header_is_refused() {
+    let (config, weights) = (fixture("llama/config.json"), fixture("llama/model.safetensors"));
+    let files: [(&str, &[u8]); 3] =
+        [("config.json", &config), ("tokenizer.json", b"{}"), ("model.safetensors", &weights)];
+    let world = World::new(&files, right);
+    let plan = ran(&mut world.fornax(&["plan", REPO, "--device", "cpu", "--json"])).json();
+    assert_eq!((&plan["model"], &plan["fits"]), (&json!(REPO), &json!(true)));
+    assert_eq!(tree(&world.cache()), Vec::<String>::new());
+    // A configuration that is not what the hub promised is not believed.
+    let length = config.len();
+    let world = World::new(&files, move |asked| {
+        asked.path.ends_with("config.json").then(|| Wrong::Bytes(vec![b' '; length]))
+    });
+    ran(&mut world.fornax(&["plan", REPO])).fails(4, "MODEL_CORRUPT", &["config.json"]);
+    let world = World::new(&[("m.gguf", &[7; 9000])], right);
+    ran(&mut world.fornax(&["inspect", REPO])).fails(4, "MODEL_CORRUPT", &["m.gguf"]);
+}
+
+/// A model of a catalog, whose package nobody has.
+fn pinned(bytes: &[u8]) -> Entry {
+    Entry {
+        name: "toy",
+        aliases: &[],
+        description: "toy",
+        hub: Some(REPO),
+        file: "toy.gguf",
+        wheels: &[],
+        member: "",
+        beside: &[],
+        sha256: sha256(bytes).leak(),
+        bytes: bytes.len() as u64,
+        licence: "none",
+        public: false,
+    }
+}
+
+#[test]
+fn a_pinned_model_comes_from_the_hub_only_with_the_bytes_that_are_pinned() {
+    let bytes = weights(0);
+    let world = World::new(&[("whatever-it-is-called.gguf", &bytes)], right);
+    let cache = world.home.path().join("fornax");
+    let entry = pinned(&bytes);
+    let fetch = |entry: &Entry, flow: ControlFlow<()>| {
+        catalog::fetch_from_hub(entry, world.options(), &cache, &mut |_| flow)
+    };
+    // Another checksum is pinned: nothing is fetched.
+    let other = Entry { sha256: sha256(b"other").leak(), ..entry };
+    assert!(matches!(fetch(&other, ControlFlow::Continue(())), Err(NotHad::Differs)));
+    assert_eq!(world.server.fetches().len(), 0);
+    // One that is stopped says what is kept.
+    let stopped = fetch(&entry, ControlFlow::Break(()));
+    assert!(
+        matches!(&stopped, Err(NotHad::Hub(HubError::Stopped { kept: 0, total: 200_000 }))),
+        "{stopped:?}"
+    );
+    let path = fetch(&entry, ControlFlow::Continue(())).unwrap();
+    assert_eq!(path, cache.join("models/toy.gguf"));
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    assert_eq!(entry.installed(&cache), Some(path));
+}
+
+#[test]
+fn a_fetch_that_is_stopped_says_what_is_kept_and_is_gone_on_with() {
+    let bytes = weights(0);
+    let world = World::new(&[("m.gguf", &bytes)], right);
+    let reference = Reference::parse(REPO).unwrap();
+    let mut seen = 0;
+    let stopped = Hub::new(world.options()).pull(&reference, &mut |progress| match progress {
+        Progress::Downloading { bytes, .. } => {
+            seen = bytes;
+            ControlFlow::Break(())
+        }
+        _ => ControlFlow::Continue(()),
+    });
+    let message = stopped.unwrap_err().to_string();
+    assert!(message.contains("of 200.0 kB are kept; the same command goes on"), "{message}");
+    let incomplete = format!("models--owner--name/blobs/{}.incomplete", sha256(&bytes));
+    assert_eq!(fs::metadata(world.cache().join(incomplete)).unwrap().len(), seen);
+    assert_eq!(fs::read(world.pull(REPO).unwrap().path).unwrap(), bytes);
+    let last = world.server.fetches().last().unwrap().clone();
+    assert!(seen == 200_000 || last.range == usize::try_from(seen).ok(), "{last:?}");
+}
+
+#[test]
+fn ctrl_c_in_a_fetch_ends_it_with_a_word() {
+    // The list comes late enough for a signal, and never whole.
+    let bytes = vec![7; 64 << 20];
+    let world = World::new(&[("m.gguf", &bytes)], right);
+    let mut child = world
+        .fornax(&["pull", REPO])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    assert!(line.contains("to download"), "{line}");
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut said, &mut rest).unwrap();
+    let status = child.wait().unwrap();
+    // On a machine that was faster than the signal the fetch is done.
+    match status.code() {
+        Some(130) => {
+            assert!(rest.contains("error: CANCELLED: stopped: ") && rest.contains("are kept"), "{rest}")
+        }
+        code => assert_eq!(code, Some(0), "{rest}"),
+    }
 }

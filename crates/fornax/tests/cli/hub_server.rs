@@ -27,6 +27,8 @@ pub(crate) struct Asked {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) range: Option<usize>,
+    /// The last byte that is wanted, where only some are.
+    pub(crate) last: Option<usize>,
     pub(crate) token: Option<String>,
 }
 
@@ -167,12 +169,10 @@ impl Shared {
         }
         if asked.away {
             let bytes = self.files.values().find(|bytes| path == format!("/{}", sha256(bytes))).unwrap();
-            let start = asked.range.filter(|_| !whole).unwrap_or(0);
-            if start == 0 {
-                return (200, Vec::new(), bytes.clone());
-            }
-            let range = format!("content-range: bytes {start}-{}/{}", bytes.len() - 1, bytes.len());
-            return (206, vec![range], bytes[start..].to_vec());
+            let Some(start) = asked.range.filter(|_| !whole) else { return (200, Vec::new(), bytes.clone()) };
+            let last = asked.last.unwrap_or(usize::MAX).min(bytes.len() - 1);
+            let range = format!("content-range: bytes {start}-{last}/{}", bytes.len());
+            return (206, vec![range], bytes[start..=last].to_vec());
         }
         let file =
             [COMMIT, "main"].iter().find_map(|at| path.strip_prefix(&format!("/{REPO}/resolve/{at}/")));
@@ -215,7 +215,7 @@ fn read(stream: &TcpStream, away: bool) -> Option<Asked> {
     let first = lines.next()?.ok()?;
     let mut words = first.split(' ');
     let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
-    let mut asked = Asked { away, method, path, range: None, token: None };
+    let mut asked = Asked { away, method, path, range: None, last: None, token: None };
     for line in lines {
         let line = line.ok()?;
         if line.is_empty() {
@@ -223,7 +223,10 @@ fn read(stream: &TcpStream, away: bool) -> Option<Asked> {
         }
         let (name, value) = line.split_once(": ")?;
         match name.to_ascii_lowercase().as_str() {
-            "range" => asked.range = value.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok(),
+            "range" => {
+                let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
+                (asked.range, asked.last) = (first.parse().ok(), last.parse().ok());
+            }
             "authorization" => asked.token = Some(value.to_owned()),
             _ => {}
         }

@@ -81,7 +81,7 @@ fn a_cache_that_cannot_be_written_is_named() {
     // A file in the place of the folder: permissions would not stop a privileged user.
     let cache = folder.path().join("cache");
     fs::write(&cache, b"").unwrap();
-    let failed = ran(command(&cache).args(["run", "Hello"]));
+    let failed = ran(command(&cache).args(["run", "Hello there"]));
     failed.fails(1, "MODEL_NOT_READY", &["cannot write to the cache folder", "FORNAX_CACHE"]);
 }
 
@@ -94,7 +94,7 @@ fn without_a_network_the_fetch_says_so_and_leaves_nothing() {
         bin.path(),
         &format!("echo \"{line}\" >&2; echo 'ERROR: No matching distribution' >&2; exit 1"),
     );
-    for args in [&["pull", "smollm2"][..], &["generate", "--prompt", "x"], &["run", "Why?"]] {
+    for args in [&["pull", "smollm2"][..], &["generate", "--prompt", "x"], &["run", "Why not?"]] {
         let failed = ran(command(cache.path()).args(args).env("PATH", &path));
         let lines: Vec<&str> = failed.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
         assert_eq!(lines.len(), 1, "{}", failed.stderr);
@@ -140,12 +140,90 @@ fn doctor_names_what_is_missing() {
     let empty = tempfile::tempdir().unwrap();
     let report = ran(command(cache.path()).args(["doctor", "--report"]).env("PATH", empty.path()));
     assert_eq!(report.code, Some(0), "{}", report.stderr);
-    for words in ["cpu", "memory", "missing  python", "cache", "none yet", "network     not tried"] {
+    for words in ["cpu", "memory", "missing  python", "cache", "none yet", "unknown  network     not tried"] {
         assert!(report.stdout.contains(words), "{words}: {}", report.stdout);
     }
     assert!(report.stdout.starts_with("```text\nfornax "), "{}", report.stdout);
     let unavailable = ran(command(cache.path()).args(["doctor", "--device", "cuda:99"]));
     unavailable.fails(5, "DEVICE_UNAVAILABLE", &["cuda:99", "--device cpu"]);
+}
+
+/// `python3 -m pip` runs a `pip.py` of the folder that it stands in, which may be anybody's.
+#[test]
+fn doctor_executes_nothing_of_the_folder_that_the_user_stands_in() {
+    let (cache, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let trace = folder.path().join("trace");
+    let code = format!("open({trace:?}, 'w').write('executed')");
+    for name in ["pip.py", "sitecustomize.py", "encodings.py"] {
+        fs::write(folder.path().join(name), &code).unwrap();
+    }
+    let bait = ran(std::process::Command::new("python3").args(["-m", "pip"]).current_dir(&folder));
+    assert!(trace.exists(), "the bait works where Python stands in the folder: {}", bait.stderr);
+    fs::remove_file(&trace).unwrap();
+    let report = ran(command(cache.path()).args(["doctor", "--report"]).current_dir(&folder));
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    assert!(report.stdout.contains("python3 with pip "), "{}", report.stdout);
+    assert!(!trace.exists(), "pip.py was executed");
+}
+
+/// Otherwise a file that lies in somebody's folder would be the default model of whoever runs Fornax there.
+#[test]
+fn a_name_of_the_catalog_is_not_a_file_of_the_folder_that_the_user_stands_in() {
+    let (cache, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(folder.path().join("smollm2"), "GGUF").unwrap();
+    let bin = tempfile::tempdir().unwrap();
+    let line = "WARNING: Retrying after connection broken by 'NewConnectionError(Name or service not known)'";
+    let path = fake_python(bin.path(), &format!("echo \"{line}\" >&2; exit 1"));
+    let inspect = |model: &[&str]| {
+        ran(command(cache.path()).arg("inspect").args(model).current_dir(&folder).env("PATH", &path))
+    };
+    for model in [&[][..], &["smollm2"]] {
+        let tried = inspect(model);
+        assert!(tried.stderr.contains("error: MODEL_NOT_READY: no network"), "{}", tried.stderr);
+    }
+    let file = inspect(&["./smollm2"]);
+    assert!(file.stderr.contains("./smollm2"), "{}", file.stderr);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_missing() {
+    let cache = tempfile::tempdir().unwrap();
+    let looked = ran(command(cache.path()).args(["doctor"])).stdout;
+    let line = looked.lines().find(|line| line.contains("  gpu  ")).unwrap();
+    let found = line.contains("cuda:0: ");
+    assert!(line.starts_with(if found { "ok " } else { "missing " }), "{line}");
+}
+
+#[test]
+fn what_is_available_is_listed_with_what_it_takes_here() {
+    let cache = tempfile::tempdir().unwrap();
+    let listed = ran(command(cache.path()).args(["list", "--available"]));
+    assert_eq!((listed.code, listed.stderr.as_str()), (Some(0), ""));
+    for words in ["qwen3-0.6b", "gpt-oss-20b", "bge-small", "ms-marco-minilm", "Apache-2.0", "upper bounds"] {
+        assert!(listed.stdout.contains(words), "{words}: {}", listed.stdout);
+    }
+    let json = ran(command(cache.path()).args(["list", "--available", "--json"])).json();
+    let models = json["models"].as_array().unwrap();
+    assert!(models.len() >= 15, "{json}");
+    if json["device"] == "cpu" {
+        assert!(json["bytes_per_second"].as_f64().unwrap() > 0.0, "{json}");
+        let free = json["free_bytes"].as_u64().unwrap();
+        for model in models {
+            let fits = model["memory_bytes"].as_u64().unwrap() <= free;
+            assert_eq!(model["fits"].as_bool(), Some(fits), "{model}");
+            let talks = matches!(model["purpose"].as_str(), Some("chat" | "code"));
+            assert_eq!(model["tokens_per_second_max"].is_number(), fits && talks, "{model}");
+        }
+    }
+}
+
+#[test]
+fn a_short_name_is_looked_for_at_the_hub_and_a_misspelt_one_is_told_the_nearest() {
+    let cache = tempfile::tempdir().unwrap();
+    let offline = |args: &[&str]| ran(command(cache.path()).args(args).env("HF_HUB_OFFLINE", "1"));
+    offline(&["pull", "qwen3:4b"]).fails(4, "MODEL_NOT_FOUND", &["Qwen/Qwen3-4B-GGUF:Q4_K_M"]);
+    offline(&["pull", "qwen3:5b"]).fails(4, "MODEL_NOT_FOUND", &["nearest: ", "qwen3:4b"]);
+    offline(&["generate", "smolm2", "--prompt", "x"]).fails(4, "MODEL_NOT_FOUND", &["nearest: smollm2"]);
 }
 
 #[test]

@@ -173,6 +173,35 @@ fn the_table_says_it_to_people() {
 }
 
 #[test]
+fn a_card_that_is_not_here_is_planned_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = gguf(folder.path(), "qwen2.5-7b", DType::Q4_K);
+    let limit = |flags: &[&str]| {
+        let (code, planned) = plan(&path, &[&["--context", "4096"], flags].concat());
+        (
+            code,
+            planned["devices"][0]["device"].clone(),
+            planned["devices"][0]["limit_bytes"].as_u64().unwrap(),
+        )
+    };
+    // `nvidia-smi` shows 81559 MiB of an H100; the driver has half a GiB of them.
+    assert_eq!(limit(&["--device", "h100"]), (0, "cuda".into(), (81_559 - 512) << 20));
+    assert_eq!(limit(&["--gpu-memory", "24GiB"]), (0, "cuda".into(), 24 << 30));
+    assert_eq!(limit(&["--gpu-memory", "2GiB"]).0, 3);
+    let refused = |flags: &[&str], says: &[&str]| planned(&path, flags).fails(2, "INVALID_INPUT", says);
+    refused(&["--device", "h101"], &["h101", "h100", "rtx4090"]);
+    refused(&["--device", "cpu", "--gpu-memory", "24GiB"], &["--memory-limit"]);
+    refused(&["--device", "h100", "--gpu-memory", "24GiB"], &["leave out --gpu-memory"]);
+    // A limit beyond what this machine has is planned for, and said.
+    let ran = planned(&path, &["--device", "cpu", "--memory-limit", "800TiB", "--context", "4096"]);
+    assert!(
+        ran.stdout.contains("note: --memory-limit is ") && ran.stdout.contains("this machine has"),
+        "{}",
+        ran.stdout
+    );
+}
+
+#[test]
 fn a_damaged_model_has_no_plan() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = std::fs::read(fixtures().join("llama.gguf")).unwrap();

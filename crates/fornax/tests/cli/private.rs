@@ -101,7 +101,11 @@ fn the_audit_fails_what_gives_something_away() {
     let record = folder.path().join("view");
     let args =
         ["generate", &model, "--tokens", &ids, "--max-tokens", "4", "--record", record.to_str().unwrap()];
-    assert_eq!(private(&args, &flags).code, Some(0));
+    let recorded = private(&[&args[..], &["--ask-anew"]].concat(), &flags);
+    assert_eq!(recorded.code, Some(0));
+    for said in ["together are the conversation in clear", "leak: --ask-anew tells both servers where"] {
+        assert!(recorded.stderr.contains(said), "{}", recorded.stderr);
+    }
     // Party 1's view under party 0's name: a seed where none may be.
     let [zero, one] = [0, 1].map(|party| format!("{}.party{party}", record.display()));
     let bytes = fs::read(&one).unwrap();

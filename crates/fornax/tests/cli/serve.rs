@@ -118,6 +118,22 @@ impl Serving {
 }
 
 #[test]
+fn models_that_are_served_beside_each_other_have_contexts_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let contexts = ["--context", "1024", "--model-context", "minilm=256", "--parallel", "1"];
+    let serving = Serving::start(folder.path(), &[&["minilm"][..], &contexts[..]].concat());
+    let models = serving.get("/v1/models");
+    let (_, body) = models.split_once("\r\n\r\n").unwrap();
+    let models: serde_json::Value = serde_json::from_str(body).unwrap();
+    let of = |index: usize| {
+        (models["data"][index]["id"].as_str(), models["data"][index]["max_model_len"].as_u64())
+    };
+    assert_eq!((of(0), of(1)), ((Some("smollm2"), Some(1024)), (Some("minilm"), Some(256))));
+    let wrong = fornax(&["serve", "smollm2", "--port", "0", "--model-context", "other=256"]);
+    assert!(wrong.stderr.contains("no model is called \"other\""), "{}", wrong.stderr);
+}
+
+#[test]
 fn openai_python_runs_every_scenario() {
     let Some(python) = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists())
     else {
@@ -125,14 +141,26 @@ fn openai_python_runs_every_scenario() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let args = ["--context", "2048", "--parallel", "4", "--max-per-key", "8", "--max-body", "1MiB"];
+    let jobs = folder.path().join("jobs.db").to_str().unwrap().to_owned();
+    let args = [
+        "--context",
+        "2048",
+        "--parallel",
+        "4",
+        "--max-per-key",
+        "8",
+        "--max-body",
+        "1MiB",
+        "--jobs-db",
+        &jobs,
+    ];
     let serving = Serving::start(folder.path(), &args);
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/openai_suite.py");
     let base = format!("http://{}", serving.address);
     let ran = Command::new(python).arg(suite).args([&base, KEY, "smollm2"]).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 18, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 20, "{said}");
     // Every one of them has left.
     serving.until("/health", "\"pages_used\":0");
 }
@@ -393,6 +421,52 @@ fn sigterm_lets_a_stream_finish_and_the_process_ends_well() {
 }
 
 #[test]
+fn a_request_is_logged_once_when_its_answer_ends_and_polling_is_not() {
+    let lines = |args: &[&str], ask: &dyn Fn(&Serving)| -> (String, Vec<serde_json::Value>) {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(folder.path(), &[&["--context", "256"], args].concat());
+        ask(&serving);
+        serving.signal("TERM");
+        let (status, log) = serving.ended();
+        assert!(status.success(), "{log}");
+        let requests = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        (log.clone(), requests.filter(|line| line["message"] == "request").collect())
+    };
+    let chat =
+        r#"{"messages": [{"role": "user", "content": "secret question"}], "max_tokens": 5, "stream": true}"#;
+    let ask = |serving: &Serving| {
+        for path in ["/metrics", "/health", "/console/live", "/"] {
+            assert!(serving.get(path).starts_with("HTTP/1.1 200"), "{path}");
+        }
+        assert!(serving.post("/v1/chat/completions", chat).contains("[DONE]"));
+        assert!(serving.get("/nothing").starts_with("HTTP/1.1 404"));
+    };
+    let (log, requests) = lines(&["--log", "json"], &ask);
+    let paths: Vec<&str> = requests.iter().map(|line| line["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["/v1/chat/completions", "/nothing"], "{log}");
+    assert!(!log.contains("secret question"), "{log}");
+    let answer = &requests[0];
+    assert_eq!((&answer["model"], &answer["completion_tokens"]), (&"smollm2".into(), &5.into()), "{answer}");
+    assert_eq!((&answer["finish"], &answer["status"]), (&"length".into(), &200.into()), "{answer}");
+    assert!(answer["prompt_tokens"].as_u64().unwrap() > 10 && answer["cached_tokens"] == 0, "{answer}");
+    let (first, total) = (answer["first_token_ms"].as_u64().unwrap(), answer["total_ms"].as_u64().unwrap());
+    assert!(first <= total, "{answer}");
+    assert!(requests[1].get("model").is_none() && requests[1]["code"] != "", "{}", requests[1]);
+    // What was left out is there for whoever asks for it.
+    let (_, requests) = lines(&["--log", "json", "--log-level", "debug"], &ask);
+    assert!(requests.iter().any(|line| line["path"] == "/console/live"), "{requests:?}");
+    // People are told where everything is.
+    let (log, _) = lines(&[], &|_| {});
+    for words in [
+        "model    smollm2 · 135M Q4_1 · 256 tokens x 4 · cpu · ",
+        "console  http://127.0.0.1:",
+        "/v1 (OpenAI's",
+    ] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+}
+
+#[test]
 fn a_log_that_nobody_reads_stops_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut serving = Serving::start_logging(folder.path(), &["--context", "64"], Stdio::piped());
@@ -467,7 +541,11 @@ fn models_make_way_for_each_other_and_give_their_memory_back() {
     // Room for one and a half, and the least margin.
     let limit = (planned(&flags) * 3 / 2 + (16 << 20)).to_string();
     let both = ["serve", "smollm2", "two=smollm2", "--preload", "--port", "0", "--memory-limit", &limit];
-    fornax(both.iter().chain(&flags)).fails(3, "MODEL_DOES_NOT_FIT", &["bytes", "beside \"smollm2\""]);
+    fornax(both.iter().chain(&flags)).fails(
+        3,
+        "MODEL_DOES_NOT_FIT",
+        &["MiB may be used", "beside \"smollm2\""],
+    );
     let args = ["--context", "256", "--parallel", "1", "--memory-limit", &limit, "second,other=smollm2"];
     let serving = Serving::start(folder.path(), &args);
     let health = serving.json("/health");

@@ -374,6 +374,72 @@ fn a_terminal_is_coloured_unless_that_is_forbidden() {
 }
 
 #[test]
+fn what_answers_is_said_and_can_be_changed() {
+    let test = "what_answers_is_said_and_can_be_changed";
+    let Some(terminal) = Terminal::start(test, "", "--temperature 0 --max-tokens 60") else { return };
+    let shown = terminal.shown();
+    assert!(shown.contains(" · 135M Q4_1 · 1024 tokens · cpu, "), "{shown}");
+    terminal.type_line("/retry");
+    terminal.until("nothing was asked yet");
+    terminal.type_line("Describe the sky in three sentences.");
+    let shown = terminal.until_count(ANSWERED, 1);
+    // Lines end between words, within the hundred columns of the terminal.
+    let answer = shown.split("three sentences.").nth(1).unwrap();
+    assert!(answer.lines().all(|line| line.chars().count() <= 100), "{answer}");
+    assert!(answer.lines().filter(|line| line.chars().count() > 60).count() > 1, "{answer}");
+    // The same question, greedily: the same answer, and the conversation is no longer for it.
+    terminal.type_line("/retry");
+    terminal.until_count(ANSWERED, 2);
+    terminal.type_line("/stats");
+    terminal.until("2 messages");
+    for (line, says) in [
+        ("/set top_p 0.5", "set: top_p 0.5"),
+        ("/set top-p 2", "top-p"),
+        ("/set repeat_penalty 1.1", "set: top_p 0.5, repeat_penalty 1.1"),
+        ("/set top_p off", "set: repeat_penalty 1.1"),
+        ("/set schema x", "there is no setting \"schema\""),
+        ("/set dance 1", "there is no setting \"dance\""),
+        ("/set seed 7", "seed 7"),
+        ("/model no/such.gguf", "MODEL_NOT_FOUND"),
+        ("/model", " · 135M Q4_1 · 1024 tokens"),
+    ] {
+        terminal.type_line(line);
+        terminal.until(says);
+    }
+    let path = model("smollm2", test).unwrap();
+    let other = terminal.file("other.gguf");
+    std::os::unix::fs::symlink(path, &other).unwrap();
+    terminal.type_line(&format!("/model {}", other.display()));
+    terminal.until("other.gguf · 135M");
+    // What was said is still there.
+    terminal.type_line("/stats");
+    terminal.until_count("2 messages", 2);
+}
+
+#[test]
+fn a_terminal_is_asked_once_which_model_it_wants() {
+    let test = "a_terminal_is_asked_once_which_model_it_wants";
+    let Some(path) = model("smollm2", test) else { return };
+    if Command::new("tmux").arg("-V").output().is_err() {
+        println!("SKIP {test}: no tmux");
+        return;
+    }
+    let terminal = Terminal { folder: tempfile::tempdir().unwrap(), sessions: Cell::new(0) };
+    let models = terminal.file("cache/models");
+    fs::create_dir_all(&models).unwrap();
+    std::os::unix::fs::symlink(&path, models.join(Path::new(&path).file_name().unwrap())).unwrap();
+    terminal.run("", "--device cpu --context 256");
+    terminal.until("Number [1]:");
+    terminal.press("Enter");
+    terminal.until("smollm2 from now on");
+    terminal.until_ready();
+    assert_eq!(fs::read_to_string(terminal.file("cache/default-model")).unwrap(), "smollm2\n");
+    terminal.run("", "--device cpu --context 256");
+    terminal.until_ready();
+    assert!(!terminal.shown().contains("Number [1]:"), "{}", terminal.shown());
+}
+
+#[test]
 fn thoughts_are_dimmed_on_a_terminal_and_go_to_a_pipe_as_they_are() {
     const NAME: &str = "thoughts_are_dimmed_on_a_terminal_and_go_to_a_pipe_as_they_are";
     // This model does not think by itself: its answer is begun as a thought, which it never ends.

@@ -271,6 +271,57 @@ def completes():
     assert one.choices[0].text == prompts.choices[1].text
 
 
-for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes, embeddings):
+def echoes():
+    ids = post("/tokenize", {"prompt": "The sky is blue", "model": model})["tokens"]
+    told = client.completions.create(model=model, prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True)
+    logprobs = told.choices[0].logprobs
+    assert len(logprobs.tokens) == len(ids) + 1 and logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
+    assert told.choices[0].text.startswith("The sky is blue") and logprobs.text_offset[0] == 0
+    for offset, token in zip(logprobs.text_offset, logprobs.tokens):
+        assert told.choices[0].text[offset:].startswith(token), (offset, token)
+    # The same figures under vLLM's name.
+    scored = post("/v1/completions", {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1})
+    for token, logprob, known in list(zip(ids, logprobs.token_logprobs, scored["choices"][0]["prompt_logprobs"]))[1:]:
+        assert known[str(token)]["logprob"] == logprob
+    parts = client.completions.create(model=model, prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True, stream=True)
+    lists = [part.choices[0].logprobs for part in parts if part.choices[0].logprobs]
+    assert [token for part in lists for token in part.tokens] == logprobs.tokens
+    assert [value for part in lists for value in part.token_logprobs] == logprobs.token_logprobs
+    none = client.completions.create(model=model, prompt="The sky is blue", max_tokens=0, echo=True, logprobs=0)
+    assert (none.choices[0].text, none.usage.completion_tokens) == ("The sky is blue", 0)
+
+
+def batches():
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions",
+              "body": {"model": model, "messages": ASK, "max_tokens": 8, "temperature": 0}} for n in range(3)]
+    lines[1]["body"]["temperature"] = 9
+    content = "\n".join(json.dumps(line) for line in lines).encode()
+    file = client.files.create(file=("requests.jsonl", content), purpose="batch")
+    assert client.files.content(file.id).read() == content and client.files.retrieve(file.id).bytes == len(content)
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"a": "b"})
+    ended = []
+
+    def over():
+        ended[:] = [client.batches.retrieve(batch.id)]
+        return ended[0].status == "completed"
+
+    until(over)
+    counts = ended[0].request_counts
+    assert (counts.total, counts.completed, counts.failed) == (3, 2, 1) and ended[0].metadata == {"a": "b"}
+    answers = [json.loads(line) for line in client.files.content(ended[0].output_file_id).text.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == ["r0", "r2"]
+    said = answers[0]["response"]["body"]["choices"][0]["message"]["content"]
+    assert said == text(chat(max_tokens=8)) == answers[1]["response"]["body"]["choices"][0]["message"]["content"]
+    wrong = [json.loads(line) for line in client.files.content(ended[0].error_file_id).text.splitlines()]
+    assert [(line["custom_id"], line["response"]["status_code"]) for line in wrong] == [("r1", 400)]
+    assert batch.id in [listed.id for listed in client.batches.list(limit=5)]
+    assert file.id in [listed.id for listed in client.files.list(purpose="batch")]
+    assert client.files.delete(file.id).deleted
+    second = client.files.create(file=("requests.jsonl", content), purpose="batch")
+    batch = client.batches.create(input_file_id=second.id, endpoint="/v1/chat/completions", completion_window="24h")
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled", "completed")
+
+
+for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes, echoes, batches, embeddings):
     scenario()
     print(f"ok {scenario.__name__}", flush=True)

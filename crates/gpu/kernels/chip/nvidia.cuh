@@ -1,6 +1,7 @@
-// NVIDIA chips from sm_80 on: every instruction that CUDA C++ has no name for, one function each. No other file of kernels/
-// contains inline assembly (but nvidia_wgmma.cuh beside it), and none asks which chip it is compiled for: it asks HAS_BULK,
-// HAS_CLUSTERS or HAS_WGMMA. The emulation for CPUs (tests/emulated/chip.h) implements the same names; so would another vendor.
+// NVIDIA chips from sm_80 on: every instruction that CUDA C++ has no name for, one function each. No other file of
+// kernels/ contains inline assembly (but nvidia_wgmma.cuh beside it), and none asks which chip it is compiled for: it
+// asks HAS_BULK, HAS_CLUSTERS or HAS_WGMMA. The emulation for CPUs (tests/emulated/chip.h) implements the same names;
+// so would another vendor.
 //
 // An operand that must be known at compile time is a template parameter, whose name is none of the -D
 // defines. Addresses in shared memory are 32-bit offsets (`shared_address`), as the instructions take them.
@@ -10,11 +11,14 @@
 typedef u32 LaneMask;  // a bit for each lane of a warp
 #define ALL_LANES 0xffffffffu
 
-// Hopper and later: bulk copies by the copy engine (TMA) with mbarriers, thread-block clusters, programmatic dependent launch.
+// Hopper and later: bulk copies by the copy engine (TMA) with mbarriers, thread-block clusters, programmatic dependent
+// launch.
 #define HAS_BULK (__CUDA_ARCH__ >= 900)
 #define HAS_CLUSTERS (__CUDA_ARCH__ >= 900)
 // Hopper alone: asynchronous tensor-core instructions of a warpgroup.
 #define HAS_WGMMA (__CUDA_ARCH__ == 900)
+// As the host takes the chip to be, which chooses kernels by it (`Abilities` in driver/table.rs).
+static_assert(HAS_BULK == ABLE_BULK && HAS_CLUSTERS == ABLE_CLUSTERS && HAS_WGMMA == ABLE_WGMMA, "the host's abilities");
 
 // Dynamic shared memory of a kernel.
 #define DYNAMIC_SHARED(type, name) extern __shared__ type name[]
@@ -72,7 +76,8 @@ DEVICE u32 pack_f16x2(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
-// One f16 of a word in both halves of another. Written so, ptxas turns it into a qualifier of the operand that takes it.
+// One f16 of a word in both halves of another. Written so, ptxas turns it into a qualifier of the operand that takes
+// it.
 DEVICE u32 broadcast_f16(u32 word, int upper) {
     u32 d;
     if (upper) asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};}" : "=r"(d) : "r"(word));
@@ -118,7 +123,8 @@ DEVICE void mma_s8_u8(int d[4], const uint4& a, uint2 b) {
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
 }
-// Four 8 x 8 matrices of 16-bit values as operands of `mma_*`: lanes 8j to 8j + 7 give the addresses of matrix j's rows.
+// Four 8 x 8 matrices of 16-bit values as operands of `mma_*`: lanes 8j to 8j + 7 give the addresses of matrix j's
+// rows.
 DEVICE void load_matrices(u32 m[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(at) : "memory");
@@ -228,8 +234,8 @@ DEVICE void cluster_wait_relaxed() {
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-// Blocks of a cluster send one of them `bytes` in all, and its mbarrier completes when they have arrived. One thread prepares the
-// mbarrier before other blocks may send. A sender need not stay until what it has sent arrives.
+// Blocks of a cluster send one of them `bytes` in all, and its mbarrier completes when they have arrived. One thread
+// prepares the mbarrier before other blocks may send. A sender need not stay until what it has sent arrives.
 DEVICE void cluster_expect(u64* barrier, u32 bytes) {
 #if HAS_CLUSTERS
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;\n"
@@ -275,12 +281,12 @@ DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
                  ::"r"(barrier), "r"(parity) : "memory");
 }
 DEVICE void mbarrier_arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
-// Arrives, and expects so many bytes to be copied.
+// Arrives, and expects this many bytes to be copied.
 DEVICE void mbarrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Arrives at the barrier of another block of the cluster (`shared_address_of`). Without `release.cluster`: the thread has only read,
-// and every arrival would wait for all that it has written.
+// Arrives at the barrier of another block of the cluster (`shared_address_of`). Without `release.cluster`: the thread
+// has only read, and every arrival would wait for all that it has written.
 DEVICE void mbarrier_arrive_remote(u32 barrier) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 
 DEVICE void copy_bulk(u32 to, const u8* from, u32 bytes, u32 barrier) {

@@ -5,12 +5,12 @@
 #include "prelude.cuh"
 
 #if HAS_WGMMA
-// The descriptor of columns of 64 values (128 bytes) in the 128-byte swizzle: piece c (16 bytes) of column n lies at piece
-// c ^ n % 8. Eight columns are 1024 bytes. `start` advances by 32 bytes for the next 16 values.
+// The descriptor of columns of 64 values (128 bytes) in the 128-byte swizzle: piece c (16 bytes) of column n lies at
+// piece c ^ n % 8. Eight columns are 1024 bytes. `start` advances by 32 bytes for the next 16 values.
 DEVICE u64 wgmma_descriptor(u32 start) { return (u64)((start & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-// The same in two steps: the lower half, to which an advance in units of 16 bytes is added; then the whole. For a transposed
-// operand (rows of memory are k) `start` advances by 2048 bytes for the next 16 values, and columns after the first 64
-// lie `apart` bytes behind.
+// The same in two steps: the lower half, to which an advance in units of 16 bytes is added; then the whole. For a
+// transposed operand (rows of memory are k) `start` advances by 2048 bytes for the next 16 values, and columns after
+// the first 64 lie `apart` bytes behind.
 DEVICE u32 wgmma_descriptor_low(u32 start) { return (start & 0x3ffff) >> 4 | 1 << 16; }
 DEVICE u64 wgmma_descriptor_of(u32 low) { return low | 64ull << 32 | 1ull << 62; }
 DEVICE u64 wgmma_descriptor_strided(u32 low, u32 apart) { return wgmma_descriptor_of((low & 0xffff) | apart >> 4 << 16); }
@@ -71,8 +71,8 @@ DEVICE void wgmma_m64n128_shared(float (&d)[64], u64 a, u64 b) {
                  : "l"(a), "l"(b));
 }
 
-// For f16 and bf16: 64 rows from shared memory, laid out as columns are; and transposed columns, optionally with eight more
-// behind the last (wgmma_descriptor_strided).
+// For f16 and bf16: 64 rows from shared memory, laid out as columns are; and transposed columns, optionally with eight
+// more behind the last (wgmma_descriptor_strided).
 template <int N, bool BF16> struct WgmmaOf;
 #define WGMMA_OF(N, MORE, BF16, TYPE)                                                                                        \
     template <> struct WgmmaOf<N, BF16> {                                                                                    \

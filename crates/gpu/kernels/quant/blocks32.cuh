@@ -1,9 +1,9 @@
 // Q4_0, Q4_1, Q5_0 and Q5_1: 32 values share an f16 scale, and where there is one an f16 minimum;
 // value = scale * (code - OFFSET) + min, rounded once.
 //
-// Without minima codes are the low bits of an f16 (`two_low_codes`). Scales are kept times a power of two for the part, 2^P, that brings
-// the largest below 2^15; a value comes out times 2^(P - 22), the largest below 2^-3. `mins` holds the largest scale's bits and
-// 2^(22 - P).
+// Without minima codes are the low bits of an f16 (`two_low_codes`). Scales are kept times a power of two for the part,
+// 2^P, that brings the largest below 2^15; a value comes out times 2^(P - 22), the largest below 2^-3. `mins` holds the
+// largest scale's bits and 2^(22 - P).
 #pragma once
 #include "quant/tile.cuh"
 

@@ -1,6 +1,6 @@
-// The rarer formats: codes of four bits that stand for sixteen integers (TABLE0 to TABLE3, four to a word), an f32 scale for
-// each 16 values and, with HAS_MINS, an f32 minimum; value = scale * table[code] - min in f32, then rounded to f16. An octet
-// lies in one run of 16.
+// The rarer formats: codes of four bits that stand for sixteen integers (TABLE0 to TABLE3, four to a word), an f32
+// scale for each 16 values and, with HAS_MINS, an f32 minimum; value = scale * table[code] - min in f32, then rounded
+// to f16. An octet lies in one run of 16.
 #pragma once
 #include "quant/tile.cuh"
 

@@ -1,5 +1,6 @@
 // F16 and BF16: two-byte values. A BF16 is kept as an f16, times a power of two that brings the largest of its part to
-// [2^13, 2^14): what is at least 2^-31 of that is exact. `scales` holds the largest magnitude's bits and the power's inverse.
+// [2^13, 2^14): what is at least 2^-31 of that is exact. `scales` holds the largest magnitude's bits and the power's
+// inverse.
 #pragma once
 #include "quant/tile.cuh"
 

@@ -1,5 +1,5 @@
-// MXFP8: 32 8-bit floats share a power of two, which is stored 2^8 times as large, as f16; a value is exact in f16, unless it is
-// below what f16 has.
+// MXFP8: 32 8-bit floats share a power of two, which is stored 2^8 times as large, as f16; a value is exact in f16,
+// unless it is below what f16 has.
 #pragma once
 #include "float8.cuh"
 #include "quant/tile.cuh"

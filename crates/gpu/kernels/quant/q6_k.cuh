@@ -1,9 +1,9 @@
-// Q6_K: 256 values in sixteen blocks of 16 with 8-bit scales; value = (scale * scales[b]) * (code - 32), the product of the
-// scales rounded to f16, then the whole. An octet lies in one block.
+// Q6_K: 256 values in sixteen blocks of 16 with 8-bit scales; value = (scale * scales[b]) * (code - 32), the product of
+// the scales rounded to f16, then the whole. An octet lies in one block.
 //
-// Codes are whole numbers times 2^-24 or 2^-20 as those of superblocks.cuh are, and scales are kept times a power of two for the
-// part, 2^P, that brings the largest below 32; a value comes out times 2^(P - 20), the largest below 2^-3. Behind `mins` lie the
-// largest scale's bits and 2^(20 - P).
+// Codes are whole numbers times 2^-24 or 2^-20 as those of superblocks.cuh are, and scales are kept times a power of
+// two for the part, 2^P, that brings the largest below 32; a value comes out times 2^(P - 20), the largest below 2^-3.
+// Behind `mins` lie the largest scale's bits and 2^(20 - P).
 #pragma once
 #include "quant/tile.cuh"
 
@@ -14,8 +14,8 @@ struct Quant {
     DEVICE_METHOD static float unscale(const Part& part) {
         return ((const float*)(part.mins + (long)row_tiles_left(part) * part.groups * 16))[1];
     }
-    // A word has the upper bits of two octets: rotated right by so much, those of pairs p and p + 1 (p even) of an octet are where the
-    // codes want them, from bits 4 and 8 on and 16 further up.
+    // A word has the upper bits of two octets: rotated right by so much, those of pairs p and p + 1 (p even) of an
+    // octet are where the codes want them, from bits 4 and 8 on and 16 further up.
     DEVICE_METHOD static int rotation(int block, int p) { return p / 2 * 2 + block % 2 * 8; }
     // Pair p of a block's codes: of even pairs times 2^-24, of odd ones times 2^-20.
     DEVICE_METHOD static u32 two(u32 word, u32 upper, int block, int p) {

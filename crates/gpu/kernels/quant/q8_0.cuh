@@ -1,8 +1,8 @@
 // Q8_0: 32 values share an f16 scale; value = scale * code, rounded once.
 //
-// Codes are kept 128 higher, and are whole numbers times 2^-24 as those of superblocks.cuh are: the low bits of an f16. Scales are
-// kept times a power of two for the part, 2^P, that brings the largest below 2^15; a value comes out times 2^(P - 24), the largest
-// below 2^-2. `mins` holds the largest scale's bits and 2^(24 - P).
+// Codes are kept 128 higher, and are whole numbers times 2^-24 as those of superblocks.cuh are: the low bits of an f16.
+// Scales are kept times a power of two for the part, 2^P, that brings the largest below 2^15; a value comes out times
+// 2^(P - 24), the largest below 2^-2. `mins` holds the largest scale's bits and 2^(24 - P).
 #pragma once
 #include "quant/tile.cuh"
 

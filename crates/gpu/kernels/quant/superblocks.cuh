@@ -1,10 +1,11 @@
 // Q4_K and Q5_K: 256 values in eight blocks of 32 with 6-bit scales and minima;
 // value = (scale * scales[b]) * code - min_scale * mins[b]: both products rounded to f16, then the whole once.
 //
-// Codes are the low bits of an f16 (`two_low_codes`), with nothing to take off. What that is too small by is made good by the scales, which are kept times a power of two for the part, 2^P, that
-// brings the largest below 64 (minima, negated, 2^6 more); so a value comes out times 2^(P - 18), the largest below
-// 2^-2. What is less than 2^-12 of the largest that a part could hold has fewer bits, 2^-23 of it. Beside `mins` lie
-// the largest scale's bits and 2^(18 - P).
+// Codes are the low bits of an f16 (`two_low_codes`), with nothing to take off. What that is too small by is made good
+// by the scales, which are kept times a power of two for the part, 2^P, that brings the largest below 64 (minima,
+// negated, 2^6 more); so a value comes out times 2^(P - 18), the largest below 2^-2. What is less than 2^-12 of the
+// largest that a part could hold has fewer bits, 2^-23 of it. Beside `mins` lie the largest scale's bits and 2^(18 -
+// P).
 #pragma once
 #include "quant/tile.cuh"
 

@@ -1,11 +1,11 @@
 // What formats share. A tile is 16 rows x 128 columns; lane 4g + t of a warp holds rows g and g + 8 of it, and of each
 // 32 columns the eight from 8t on ("octet").
 //
-// A format says what lies where (`Bytes`), what one value is (`value`, in f32, as stored), and how values become operands
-// of the tensor cores (`fragments`): one f16 for each value, by the same roundings wherever they are multiplied.
-// `fragments(staged, lane, use)` goes through a step's sixteens of columns in order and calls use(k, a): a[0] and a[1] are
-// two columns of rows g and g + 8, a[2] and a[3] the next two. Of 32 columns, k even takes 8t to 8t + 3, k odd 8t + 4 to
-// 8t + 7. Sums are to be multiplied by `unscale(part)`, a power of two.
+// A format says what lies where (`Bytes`), what one value is (`value`, in f32, as stored), and how values become
+// operands of the tensor cores (`fragments`): one f16 for each value, by the same roundings wherever they are
+// multiplied. `fragments(staged, lane, use)` goes through a step's sixteens of columns in order and calls use(k, a):
+// a[0] and a[1] are two columns of rows g and g + 8, a[2] and a[3] the next two. Of 32 columns, k even takes 8t to 8t +
+// 3, k odd 8t + 4 to 8t + 7. Sums are to be multiplied by `unscale(part)`, a power of two.
 #pragma once
 #include "prelude.cuh"
 
@@ -64,16 +64,16 @@ DEVICE u32 word_of(const uint4& v, int index) {
 DEVICE u32 moved(u32 word, int up) { return up >= 0 ? word << up : word >> -up; }
 DEVICE u32 byte_of(u32 word, int index) { return (word >> (8 * index)) & 0xff; }
 
-// Upper bits of 32 codes of a lane, four octets, in a word: rotated right by `rotation`, those of pairs p and p + 1 (p even) of an octet are
-// where the codes want them, at bits 6 and 10 and 16 further up.
+// Upper bits of 32 codes of a lane, four octets, in a word: rotated right by `rotation`, those of pairs p and p + 1 (p
+// even) of an octet are where the codes want them, at bits 6 and 10 and 16 further up.
 DEVICE int upper_rotation(int block, int p) {
     const int two = block * 2 + p / 2;
     return two % 4 + two / 4 * 8;
 }
 DEVICE u32 rotate_right(u32 word, int by) { return by ? __funnelshift_r(word, word, by) : word; }
 
-// Codes of an octet: two neighbours, 2p and 2p + 1, have their four low bits at bits 4p and 16 + 4p of a word, so that one
-// mask puts both into the low bits of 1024. Returns two codes, exact in f16.
+// Codes of an octet: two neighbours, 2p and 2p + 1, have their four low bits at bits 4p and 16 + 4p of a word, so that
+// one mask puts both into the low bits of 1024. Returns two codes, exact in f16.
 template <bool FIVE> DEVICE u32 two_codes(u32 word, u32 upper, int block, int p) {
     // Odd pairs are read four bits further up, which is sixteen times as much.
     const int at = p % 2 * 4;
@@ -83,8 +83,9 @@ template <bool FIVE> DEVICE u32 two_codes(u32 word, u32 upper, int block, int p)
     if (at == 0) return add_f16x2(bits, 0xe400e400u);
     return fma_f16x2(bits, 0x2c002c00, 0xd400d400u);
 }
-// The same in words that are rotated left by two bits: codes are read at bits 2 and 6, and are the low bits of an f16, which is then a
-// whole number times 2^-24; below 2^11 an f16's bits count. Returns two codes times 2^-22 (of even pairs), or times 2^-18.
+// The same in words that are rotated left by two bits: codes are read at bits 2 and 6, and are the low bits of an f16,
+// which is then a whole number times 2^-24; below 2^11 an f16's bits count. Returns two codes times 2^-22 (of even
+// pairs), or times 2^-18.
 template <bool FIVE> DEVICE u32 two_low_codes(u32 word, u32 upper, int block, int p) {
     const int at = 2 + p % 2 * 4;
     const u32 rotated = p / 2 ? __byte_perm(word, 0, 0x0321) : word;

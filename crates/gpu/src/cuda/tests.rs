@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use cudarc::driver::sys::CUresult;
 use fornax_compute::{GivenRows, KvDType, KvGroup, KvKind, PageId, Row, RowState, Sampling, Sizes, Token};
 use fornax_format::{DType, View};
 
@@ -194,6 +193,34 @@ fn a_prompt_is_multiplied_by_kernels_of_many_rows_which_also_gate() {
 }
 
 #[test]
+fn a_chip_is_asked_for_what_it_can_do_and_for_nothing_else() {
+    // (capability; whether it has wgmma; the largest cluster of a step with eight tiles of keys; early starts)
+    for (capability, wgmma, cluster, early) in
+        [(80, false, 1, false), (90, true, 8, true), (120, false, 8, true)]
+    {
+        fake::willing();
+        fake::with(|fake| fake.capability = Some(capability));
+        let cuda = Cuda::new(options()).unwrap();
+        let mut model = Model::new(&cuda).unwrap();
+        fake::with(|fake| fake.launched.clear());
+        let step = cuda.begin(&prompt_batch(70)).unwrap();
+        cuda.record(&step, &mut || model.forward(&cuda, &step)).unwrap();
+        cuda.finish(step).unwrap();
+        model.step(&cuda, 1, 200).unwrap();
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        let has = |name: &str| launched.iter().any(|launch| launch.kernel.starts_with(name));
+        assert_eq!((has("gemm"), has("gemv_several")), (wgmma, !wgmma), "{capability}: {launched:?}");
+        // Without clusters, tiles of keys are merged by a kernel of their own.
+        assert_eq!(launched.iter().map(|launch| launch.cluster).max(), Some(cluster), "{capability}");
+        assert_eq!(has("merge_tiles"), cluster == 1, "{capability}");
+        assert!(launched.iter().all(|launch| launch.early_start == early), "{capability}");
+        assert_eq!(fake::with(|fake| fake.calls.contains(&"prefer_shared")), early, "{capability}");
+        drop((model, cuda));
+        assert_clean(&format!("capability {capability}"));
+    }
+}
+
+#[test]
 fn prompts_and_single_tokens_of_one_step_have_a_kernel_each() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();
@@ -311,7 +338,7 @@ fn what_does_not_compile_is_said_by_who_waits_for_it() {
 #[test]
 fn attention_is_compiled_in_the_form_that_steps_ask_for() {
     fake::willing();
-    // Heads of which wgmma turns the queries itself, has them turned, and has none; heads that nobody turns.
+    // Heads of which wgmma rotates the queries itself, has them rotated, and has none; heads that nobody rotates.
     let heads = [(8, 128), (2, 128), (4, 64), (4, 32)];
     for ((query, dim), rotates) in heads.into_iter().flat_map(|heads| [(heads, true), (heads, false)]) {
         let heads = Heads { query, kv: 2, dim };
@@ -376,7 +403,7 @@ fn prompt_batch(tokens: u32) -> Batch {
     batch
 }
 
-/// The first token of so many sequences.
+/// The first token of this many sequences.
 fn streams_batch(streams: u32) -> Batch {
     let mut batch = Batch::default();
     for slot in 0..streams {
@@ -423,7 +450,7 @@ impl Mixture {
         cuda.experts(step, &experts, &self.chosen, &self.x, &mut self.room, &mut self.residual)
     }
 
-    /// What a step of so many streams launches: kernels and grids.
+    /// What a step of this many streams launches: kernels and grids.
     fn launched(&mut self, cuda: &Cuda, streams: u32, glu: Glu) -> Vec<(String, [u32; 3])> {
         let step = cuda.begin(&streams_batch(streams)).unwrap();
         fake::with(|fake| fake.launched.clear());
@@ -537,7 +564,7 @@ fn a_bucket_is_run_then_recorded_then_replayed_until_memory_changes() {
     let mut check = |streams: usize, place: u32, wanted: (usize, usize), why: &str| {
         let counts = || {
             fake::with(|fake| {
-                let begun = fake.calls.iter().filter(|call| **call == "cuStreamBeginCapture").count();
+                let begun = fake.calls.iter().filter(|call| **call == "begin_recording").count();
                 (begun, fake.replayed.len())
             })
         };
@@ -656,7 +683,7 @@ fn adapters_are_two_kernels_behind_a_product_where_a_sequence_takes_one() {
 fn each_call_that_fails_is_an_error_with_the_operations_name_and_leaves_nothing_behind() {
     let mut operations = BTreeSet::new();
     for at in 0.. {
-        fake::failing(at, CUresult::CUDA_ERROR_INVALID_VALUE, false);
+        fake::failing(at, fake::INVALID_VALUE, false);
         let done = whole_life();
         let (called, asked) = fake::with(|fake| (fake.calls.get(at).copied(), fake.calls.len()));
         let Some(called) = called else {
@@ -664,12 +691,11 @@ fn each_call_that_fails_is_an_error_with_the_operations_name_and_leaves_nothing_
             assert!(asked > 100, "{asked} calls");
             break;
         };
-        // The event that a dropped step waits for, and what gives something back, have nobody to tell; memory that cannot be
-        // pinned is copied from all the same.
-        let silent = ["Free", "Destroy", "Unload", "Release", "Unregister", "HostRegister"]
-            .iter()
-            .any(|word| called.contains(word));
-        let closing = called == "cuStreamSynchronize" && done.is_ok();
+        // The event that a dropped step waits for, and what gives something back, have nobody to tell; memory that
+        // cannot be pinned is copied from all the same.
+        let silent =
+            ["free", "destroy", "unload", "release", "register"].iter().any(|word| called.contains(word));
+        let closing = called == "wait_stream" && done.is_ok();
         match done {
             Ok(()) => assert!(silent || closing, "call {at}, {called}, failed and nobody heard of it"),
             Err(Error::Device { backend, operation, reason }) => {
@@ -722,10 +748,10 @@ fn a_lost_device_says_so_from_the_call_that_lost_it_on() {
     let opening = {
         fake::willing();
         drop(Cuda::new(options()).unwrap());
-        fake::with(|fake| fake.calls.iter().position(|call| *call == "cuStreamCreate").unwrap())
+        fake::with(|fake| fake.calls.iter().position(|call| *call == "create_stream").unwrap())
     };
     for at in (opening + 1..).step_by(5) {
-        fake::failing(at, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, true);
+        fake::failing(at, fake::ILLEGAL_ADDRESS, true);
         let done = whole_life();
         if fake::with(|fake| fake.calls.len()) <= at {
             done.unwrap();
@@ -743,7 +769,7 @@ fn a_lost_device_says_so_from_the_call_that_lost_it_on() {
     fake::willing();
     let cuda = Cuda::new(options()).unwrap();
     let calls = fake::with(|fake| fake.calls.len());
-    fake::with(|fake| fake.fail_next(calls, CUresult::CUDA_ERROR_LAUNCH_FAILED));
+    fake::with(|fake| fake.fail_next(calls, fake::LAUNCH_FAILED));
     assert!(matches!(cuda.upload_values(&[1.0]), Err(Error::DeviceLost { .. })));
     let again = cuda.upload_values(&[1.0]).map(|_| ());
     assert!(
@@ -807,8 +833,8 @@ fn weights_arrive_from_memory_that_cannot_be_pinned() {
     };
     fake::willing();
     assert!(arrived() == bytes);
-    let first = fake::with(|fake| fake.calls.iter().position(|call| *call == "cuMemHostRegister"));
-    for refusal in [CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_OUT_OF_MEMORY] {
+    let first = fake::with(|fake| fake.calls.iter().position(|call| *call == "register"));
+    for refusal in [fake::NOT_SUPPORTED, fake::OUT_OF_MEMORY] {
         fake::failing(first.unwrap(), refusal, false);
         assert!(arrived() == bytes, "{refusal:?}");
         assert_clean("one slot that is not pinned");
@@ -883,7 +909,7 @@ fn an_upload_that_fails_says_so_and_the_next_one_arrives() {
     upload().unwrap();
     cuda.settle().unwrap();
     let sent: Vec<usize> = fake::with(|fake| {
-        let packs = (begun..fake.calls.len()).filter(|at| fake.calls[*at] == "cuLaunchKernelEx");
+        let packs = (begun..fake.calls.len()).filter(|at| fake.calls[*at] == "launch");
         packs.map(|at| at - begun).collect()
     });
     assert_eq!(sent.len(), 6, "five slots, and the rows that are read back");
@@ -891,12 +917,12 @@ fn an_upload_that_fails_says_so_and_the_next_one_arrives() {
     let again = fake::with(|fake| fake.calls.len());
     upload().unwrap();
     let third = fake::with(|fake| {
-        let packs = (again..fake.calls.len()).filter(|at| fake.calls[*at] == "cuLaunchKernelEx");
+        let packs = (again..fake.calls.len()).filter(|at| fake.calls[*at] == "launch");
         packs.map(|at| at - again).nth(2).expect("six")
     });
     cuda.settle().unwrap();
     let now = fake::with(|fake| fake.calls.len());
-    fake::with(|fake| fake.fail_next(now + third, CUresult::CUDA_ERROR_INVALID_VALUE));
+    fake::with(|fake| fake.fail_next(now + third, fake::INVALID_VALUE));
     let refused = upload().unwrap_err();
     assert!(matches!(refused, Error::Device { operation: "upload", .. }), "{refused}");
     fake::with(|fake| fake.arrived.clear());
@@ -943,9 +969,9 @@ fn a_load_takes_its_memory_once() {
     let each = cuda.usage().bytes(Purpose::Weights);
     cuda.reserve(Purpose::Weights, 20 * each).unwrap();
     let slabs = |name| fake::with(|fake| fake.calls.iter().filter(|call| **call == name).count());
-    let before = slabs("cuMemAlloc");
+    let before = slabs("alloc");
     let weights: Vec<Weight> = (0..20).map(|_| upload().unwrap()).collect();
-    assert_eq!(slabs("cuMemAlloc"), before);
+    assert_eq!(slabs("alloc"), before);
     assert_eq!(cuda.usage().bytes(Purpose::Weights), 21 * each);
     drop((first, weights));
     assert_eq!(cuda.usage().bytes(Purpose::Weights), 0);
@@ -1018,6 +1044,7 @@ fn what_is_missing_is_said_before_anything_is_loaded() {
     };
     check(&|fake| fake.absent = true, "the NVIDIA driver is not installed");
     check(&|fake| fake.version = Some(11_080), "its driver knows CUDA 11.8 and Fornax needs 12.0 or newer");
+    check(&|fake| fake.capability = Some(75), "compute capability 7.5, 8.0 or newer is needed");
     check(&|fake| fake.memory_bytes = Some(32 << 20), "out of memory for workspace");
 }
 

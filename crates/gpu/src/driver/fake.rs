@@ -1,33 +1,95 @@
 //! A driver for tests without a GPU. It computes nothing, remembers what it is asked, and fails where it is told to.
 //!
 //! Each thread has one of its own. What is put on the stream is done when somebody waits for it, and only as far as he
-//! waits: whoever writes what a copy still reads, or reads what a copy still writes, gets wrong bytes here as he would on a
-//! device. Device memory is memory of the host, so copies are real; what lies outside of it is an illegal address.
+//! waits: whoever writes what a copy still reads, or reads what a copy still writes, gets wrong bytes here as he would
+//! on a device. Device memory is memory of the host, so copies are real; what lies outside of it is an illegal address.
 //! Two kernels do something, `pack` and `rows_of` for rows of f32, so that an upload can be followed to its check.
-
-#![expect(non_snake_case, reason = "the driver's own names")]
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_int};
 use std::ptr;
 
-use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
-    CUgraphExec, CUlaunchAttributeID, CUlaunchConfig, CUmodule, CUresult, CUstream, CUstreamCaptureMode,
+use super::libcuda::{self, Attributes, H200};
+use super::nvrtc::{Compiler, Source};
+use super::table::{Chip, DeviceId, Done, Driver, Failure, Handle, RawLaunch, Why};
+
+/// The fake's table. It speaks of itself as NVIDIA's does: what people read is tested with it.
+pub(crate) static FAKE: Driver = Driver {
+    kind: "cuda",
+    names: libcuda::NAMES,
+    vendor: "NVIDIA",
+    platform: "CUDA",
+    library: "libcuda",
+    version_min: libcuda::VERSION_MIN,
+    compiler: Compiler { version: || Ok((13, 0)), compile },
+    is_installed: || with(|fake| !fake.absent),
+    start: || call("start", |_| Ok(())),
+    version: || call("version", |fake| Ok(fake.version.unwrap_or(13_000))),
+    version_words: libcuda::version_words,
+    device_count: || call("device_count", |_| Ok(1)),
+    device: |ordinal| call("device", |_| Ok(ordinal)),
+    chip: |_| call("chip", |fake| Ok(fake.chip())),
+    device_name: |_| call("device_name", |_| Ok("fake card".to_owned())),
+    retain_context,
+    release_context: |_| give_back("release_context", |fake| fake.live.contexts -= 1),
+    use_context: |_| call("use_context", |_| Ok(())),
+    memory_info: || call("memory_info", |fake| Ok((fake.memory(), fake.memory()))),
+    create_stream,
+    destroy_stream: |_| give_back("destroy_stream", |fake| fake.live.streams -= 1),
+    wait_stream: |_| call("wait_stream", |fake| fake.wait(None)),
+    alloc,
+    free,
+    alloc_pinned,
+    free_pinned,
+    register,
+    unregister,
+    copy_in,
+    copy_out,
+    copy_inside: |to, from, bytes, _| call("copy_inside", |fake| fake.put(Work::Inside { to, from, bytes })),
+    fill: |to, byte, bytes, _| call("fill", |fake| fake.put(Work::Fill { to, byte, bytes })),
+    create_event,
+    destroy_event: |_| give_back("destroy_event", |fake| fake.live.events -= 1),
+    record_event,
+    wait_event,
+    query_event,
+    elapsed_ms: |_, _| call("elapsed_ms", |_| Ok(1.0)),
+    load_module,
+    unload_module,
+    find_function,
+    allow_shared,
+    prefer_shared: |function| call("prefer_shared", |fake| fake.function(function).map(|_| ())),
+    allow_clusters: |function| call("allow_clusters", |fake| fake.function(function).map(|_| ())),
+    launch,
+    begin_recording,
+    end_recording,
+    destroy_graph: |graph| give_back("destroy_graph", |fake| fake.drop_graph(graph)),
+    instantiate,
+    destroy_instance: |graph| give_back("destroy_instance", |fake| fake.drop_graph(graph)),
+    replay,
 };
 
-use super::nvrtc::{Compiler, Source};
+const fn failure(code: u32, why: Why) -> Failure {
+    Failure { code, why, words: "the fake driver was told to fail" }
+}
+
+/// Failures, by the numbers that CUDA has for them.
+pub(crate) const INVALID_VALUE: Failure = failure(1, Why::Other);
+pub(crate) const OUT_OF_MEMORY: Failure = failure(2, Why::OutOfMemory);
+const INVALID_HANDLE: Failure = failure(400, Why::Other);
+const NOT_FOUND: Failure = failure(500, Why::Other);
+const NOT_READY: Failure = failure(600, Why::NotReady);
+pub(crate) const ILLEGAL_ADDRESS: Failure = failure(700, Why::Lost);
+const ALREADY_REGISTERED: Failure = failure(712, Why::Other);
+pub(crate) const LAUNCH_FAILED: Failure = failure(719, Why::Lost);
+pub(crate) const NOT_SUPPORTED: Failure = failure(801, Why::Other);
+const RECORDING_UNSUPPORTED: Failure = failure(900, Why::Other);
+const ILLEGAL_STATE: Failure = failure(401, Why::Other);
 
 /// What the fake says that it has.
 pub(crate) const MEMORY_BYTES: usize = 1 << 30;
-const MULTIPROCESSORS: c_int = 132;
-const SHARED_OPTIN: c_int = 232_448;
 /// Dynamic shared memory of a block that was not asked for by an attribute.
 const SHARED_USUAL: u32 = 48 << 10;
-
-/// Makes images that the fake driver loads.
-pub(crate) const COMPILER: Compiler = Compiler { version: || Ok((13, 0)), compile };
 
 /// An ELF file's beginning, the length of the text and the text: names of kernels are looked up in it.
 /// What is defined as a fault is one.
@@ -51,13 +113,14 @@ pub(crate) struct Launched {
     pub(crate) block: u32,
     pub(crate) shared: u32,
     pub(crate) cluster: u32,
+    pub(crate) early_start: bool,
 }
 
 /// What a kernel does.
 #[derive(Clone, Debug)]
 enum Effect {
     Nothing,
-    /// Takes so many bytes from there, for a plane that begins here.
+    /// Takes this many bytes from there, for a plane that begins here.
     Pack {
         plane: u64,
         stored: u64,
@@ -106,7 +169,7 @@ enum Work {
     Launch(Effect),
     Reach {
         event: usize,
-        turn: u64,
+        round: u64,
     },
 }
 
@@ -135,13 +198,15 @@ pub(crate) struct Fake {
     /// What no program may do, in words.
     pub(crate) faults: Vec<String>,
     /// The call that fails, by its place among all; whether every one after it does, too.
-    fails: Option<(usize, CUresult, bool)>,
+    fails: Option<(usize, Failure, bool)>,
     /// The next copy to the device changes a bit.
     pub(crate) flips: bool,
     /// No driver at all; an old one.
     pub(crate) absent: bool,
     pub(crate) version: Option<c_int>,
     pub(crate) memory_bytes: Option<usize>,
+    /// Another chip than an H200, by its compute capability.
+    pub(crate) capability: Option<c_int>,
     slabs: BTreeMap<u64, Vec<u8>>,
     pinned: HashMap<usize, Vec<u8>>,
     /// Memory of the program's that was pinned later: its bytes by its start.
@@ -150,7 +215,7 @@ pub(crate) struct Fake {
     /// While a graph is recorded: what it holds so far.
     recording: Option<Vec<Work>>,
     graphs: HashMap<usize, Vec<Work>>,
-    turns: HashMap<usize, u64>,
+    rounds: HashMap<usize, u64>,
     modules: HashMap<usize, String>,
     functions: HashMap<usize, (String, u32)>,
     packed: BTreeMap<u64, Vec<u8>>,
@@ -160,17 +225,17 @@ pub(crate) struct Fake {
 }
 
 thread_local! {
-    static FAKE: RefCell<Fake> = RefCell::default();
+    static THREADS_OWN: RefCell<Fake> = RefCell::default();
 }
 
 /// Asks or tells this thread's driver.
 pub(crate) fn with<T>(ask: impl FnOnce(&mut Fake) -> T) -> T {
-    FAKE.with(|fake| ask(&mut fake.borrow_mut()))
+    THREADS_OWN.with(|fake| ask(&mut fake.borrow_mut()))
 }
 
 /// A new driver, which fails at the given call (counted from 0), with every one behind it where the device is lost.
-pub(crate) fn failing(at: usize, code: CUresult, lost: bool) {
-    with(|fake| *fake = Fake { fails: Some((at, code, lost)), ..Fake::default() });
+pub(crate) fn failing(at: usize, failure: Failure, lost: bool) {
+    with(|fake| *fake = Fake { fails: Some((at, failure, lost)), ..Fake::default() });
 }
 
 /// A new driver that does as it is asked.
@@ -178,12 +243,10 @@ pub(crate) fn willing() {
     with(|fake| *fake = Fake::default());
 }
 
-type Done = Result<(), CUresult>;
-
 impl Fake {
     /// Lets one call fail.
-    pub(crate) fn fail_next(&mut self, at: usize, code: CUresult) {
-        self.fails = Some((at, code, false));
+    pub(crate) fn fail_next(&mut self, at: usize, failure: Failure) {
+        self.fails = Some((at, failure, false));
     }
 
     /// Does everything that is on the stream.
@@ -201,15 +264,15 @@ impl Fake {
         let at = self.calls.len();
         self.calls.push(name);
         match self.fails {
-            Some((call, code, lost)) if at == call || lost && at > call => Err(code),
+            Some((call, failure, lost)) if at == call || lost && at > call => Err(failure),
             _ => Ok(()),
         }
     }
 
     /// A name for something new, never used twice.
-    fn name(&mut self) -> usize {
+    fn name(&mut self) -> Handle {
         self.names += 16;
-        self.names
+        ptr::without_provenance_mut(self.names)
     }
 
     fn put(&mut self, work: Work) -> Done {
@@ -224,7 +287,7 @@ impl Fake {
 
     fn unsupported(&mut self, what: &str) -> Done {
         self.faults.push(what.to_owned());
-        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        Err(RECORDING_UNSUPPORTED)
     }
 
     fn is_pinned(&self, at: usize) -> bool {
@@ -234,11 +297,38 @@ impl Fake {
     }
 
     /// Bytes of device memory, if they are inside one slab.
-    fn memory(&mut self, at: u64, bytes: usize) -> Result<&mut [u8], CUresult> {
-        let illegal = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
-        let (start, slab) = self.slabs.range_mut(..=at).next_back().ok_or(illegal)?;
+    fn slab(&mut self, at: u64, bytes: usize) -> Result<&mut [u8], Failure> {
+        let (start, slab) = self.slabs.range_mut(..=at).next_back().ok_or(ILLEGAL_ADDRESS)?;
         let offset = usize::try_from(at - start).expect("a host's memory");
-        slab.get_mut(offset..).and_then(|rest| rest.get_mut(..bytes)).ok_or(illegal)
+        slab.get_mut(offset..).and_then(|rest| rest.get_mut(..bytes)).ok_or(ILLEGAL_ADDRESS)
+    }
+
+    /// How much memory it has.
+    fn memory(&self) -> usize {
+        self.memory_bytes.unwrap_or(MEMORY_BYTES)
+    }
+
+    fn chip(&self) -> Result<Chip, String> {
+        libcuda::chip_of(Attributes { capability: self.capability.unwrap_or(H200.capability), ..H200 })
+    }
+
+    fn function(&mut self, function: Handle) -> Result<&mut (String, u32), Failure> {
+        self.functions.get_mut(&function.addr()).ok_or(INVALID_HANDLE)
+    }
+
+    fn graph(&self, graph: Handle) -> Result<Vec<Work>, Failure> {
+        self.graphs.get(&graph.addr()).cloned().ok_or(INVALID_HANDLE)
+    }
+
+    fn keep_graph(&mut self, recorded: Vec<Work>) -> Handle {
+        let name = self.name();
+        self.graphs.insert(name.addr(), recorded);
+        self.live.graphs += 1;
+        name
+    }
+
+    fn drop_graph(&mut self, graph: Handle) {
+        self.live.graphs -= i32::from(self.graphs.remove(&graph.addr()).is_some());
     }
 
     /// Does what is on the stream, until an event is reached, or all of it.
@@ -247,8 +337,8 @@ impl Fake {
             return self.unsupported("waiting while a graph is recorded");
         }
         while let Some(work) = self.work.pop_front() {
-            if let Work::Reach { event, turn } = work {
-                if until == Some((event, turn)) {
+            if let Work::Reach { event, round } = work {
+                if until == Some((event, round)) {
                     return Ok(());
                 }
                 continue;
@@ -262,33 +352,33 @@ impl Fake {
         match *work {
             Work::ToDevice { to, from, bytes } => {
                 let flips = std::mem::take(&mut self.flips);
-                let memory = self.memory(to, bytes)?;
+                let memory = self.slab(to, bytes)?;
                 // SAFETY: the program promises that its memory lives until it has waited.
                 unsafe { ptr::copy(ptr::with_exposed_provenance(from), memory.as_mut_ptr(), bytes) };
                 if flips {
                     memory[bytes / 2] ^= 4;
                 }
             }
-            Work::Kept { to, ref bytes } => self.memory(to, bytes.len())?.copy_from_slice(bytes),
+            Work::Kept { to, ref bytes } => self.slab(to, bytes.len())?.copy_from_slice(bytes),
             Work::FromDevice { to, from, bytes } => {
-                let memory = self.memory(from, bytes)?;
+                let memory = self.slab(from, bytes)?;
                 // SAFETY: as above.
                 unsafe { ptr::copy(memory.as_ptr(), ptr::with_exposed_provenance_mut(to), bytes) };
             }
             Work::Inside { to, from, bytes } => {
-                let copied = self.memory(from, bytes)?.to_vec();
-                self.memory(to, bytes)?.copy_from_slice(&copied);
+                let copied = self.slab(from, bytes)?.to_vec();
+                self.slab(to, bytes)?.copy_from_slice(&copied);
             }
-            Work::Fill { to, byte, bytes } => self.memory(to, bytes)?.fill(byte),
+            Work::Fill { to, byte, bytes } => self.slab(to, bytes)?.fill(byte),
             Work::Launch(Effect::Nothing) | Work::Reach { .. } => {}
             Work::Launch(Effect::Pack { plane, stored, bytes }) => {
-                let taken = self.memory(stored, bytes)?.to_vec();
+                let taken = self.slab(stored, bytes)?.to_vec();
                 self.packed.insert(plane, taken);
             }
             Work::Launch(Effect::RowsOf { plane, stride, to, rows, columns }) => {
                 let packed: Vec<u8> = self.packed.split_off(&plane).into_values().flatten().collect();
                 let row_bytes = columns * 4;
-                let memory = self.memory(to, rows * row_bytes)?;
+                let memory = self.slab(to, rows * row_bytes)?;
                 for (row, to) in memory.chunks_exact_mut(row_bytes).enumerate() {
                     // Of other formats than f32 only zeros can be shown.
                     match packed.get(row * stride * row_bytes..).and_then(|rest| rest.get(..row_bytes)) {
@@ -304,133 +394,51 @@ impl Fake {
 }
 
 /// A call that may fail.
-fn call(name: &'static str, body: impl FnOnce(&mut Fake) -> Done) -> CUresult {
-    let done = with(|fake| fake.asked(name).and_then(|()| body(fake)));
-    done.err().unwrap_or(CUresult::CUDA_SUCCESS)
+fn call<T>(name: &'static str, body: impl FnOnce(&mut Fake) -> Result<T, Failure>) -> Result<T, Failure> {
+    with(|fake| fake.asked(name).and_then(|()| body(fake)))
 }
 
 /// A call that gives something back: it is gone even if the driver complains.
-fn give_back(name: &'static str, body: impl FnOnce(&mut Fake)) -> CUresult {
-    let done = with(|fake| {
+fn give_back(name: &'static str, body: impl FnOnce(&mut Fake)) -> Done {
+    with(|fake| {
         body(fake);
         fake.asked(name)
-    });
-    done.err().unwrap_or(CUresult::CUDA_SUCCESS)
-}
-
-/// Writes what a call yields.
-fn tell<T>(to: *mut T, value: T) -> Done {
-    // SAFETY: every caller hands in memory for one value.
-    unsafe { to.write(value) };
-    Ok(())
-}
-
-pub(crate) unsafe fn is_culib_present() -> bool {
-    with(|fake| !fake.absent)
-}
-
-pub(crate) unsafe fn cuInit(_flags: c_uint) -> CUresult {
-    call("cuInit", |_| Ok(()))
-}
-
-pub(crate) unsafe fn cuDriverGetVersion(to: *mut c_int) -> CUresult {
-    call("cuDriverGetVersion", |fake| tell(to, fake.version.unwrap_or(13_000)))
-}
-
-pub(crate) unsafe fn cuDeviceGetCount(to: *mut c_int) -> CUresult {
-    call("cuDeviceGetCount", |_| tell(to, 1))
-}
-
-pub(crate) unsafe fn cuDeviceGet(to: *mut CUdevice, ordinal: c_int) -> CUresult {
-    call("cuDeviceGet", |_| tell(to, ordinal))
-}
-
-pub(crate) unsafe fn cuDeviceGetAttribute(
-    to: *mut c_int,
-    which: CUdevice_attribute,
-    _device: CUdevice,
-) -> CUresult {
-    use CUdevice_attribute as A;
-    call("cuDeviceGetAttribute", |_| {
-        tell(
-            to,
-            match which {
-                A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
-                A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
-                A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => MULTIPROCESSORS,
-                A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => SHARED_OPTIN,
-                _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
-            },
-        )
     })
 }
 
-pub(crate) unsafe fn cuDeviceGetName(to: *mut c_char, bytes: c_int, _device: CUdevice) -> CUresult {
-    call("cuDeviceGetName", |_| {
-        let name = c"fake card";
-        assert!(name.count_bytes() < usize::try_from(bytes).unwrap_or(0), "room for the name");
-        // SAFETY: as long as was just checked.
-        unsafe { ptr::copy(name.as_ptr(), to, name.count_bytes() + 1) };
-        Ok(())
-    })
-}
-
-pub(crate) unsafe fn cuDevicePrimaryCtxRetain(to: *mut CUcontext, _device: CUdevice) -> CUresult {
-    call("cuDevicePrimaryCtxRetain", |fake| {
+unsafe fn retain_context(_device: DeviceId) -> Result<Handle, Failure> {
+    call("retain_context", |fake| {
         fake.live.contexts += 1;
-        tell(to, ptr::without_provenance_mut(fake.name()))
+        Ok(fake.name())
     })
 }
 
-pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(_device: CUdevice) -> CUresult {
-    give_back("cuDevicePrimaryCtxRelease", |fake| fake.live.contexts -= 1)
-}
-
-pub(crate) unsafe fn cuCtxSetCurrent(_context: CUcontext) -> CUresult {
-    call("cuCtxSetCurrent", |_| Ok(()))
-}
-
-pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
-    call("cuMemGetInfo", |fake| {
-        tell(total, fake.memory_bytes.unwrap_or(MEMORY_BYTES))?;
-        tell(free, fake.memory_bytes.unwrap_or(MEMORY_BYTES))
-    })
-}
-
-pub(crate) unsafe fn cuStreamCreate(to: *mut CUstream, _flags: c_uint) -> CUresult {
-    call("cuStreamCreate", |fake| {
+unsafe fn create_stream() -> Result<Handle, Failure> {
+    call("create_stream", |fake| {
         fake.live.streams += 1;
-        tell(to, ptr::without_provenance_mut(fake.name()))
+        Ok(fake.name())
     })
 }
 
-pub(crate) unsafe fn cuStreamDestroy_v2(_stream: CUstream) -> CUresult {
-    give_back("cuStreamDestroy", |fake| fake.live.streams -= 1)
-}
-
-pub(crate) unsafe fn cuStreamSynchronize(_stream: CUstream) -> CUresult {
-    call("cuStreamSynchronize", |fake| fake.wait(None))
-}
-
-pub(crate) unsafe fn cuMemAlloc_v2(to: *mut CUdeviceptr, bytes: usize) -> CUresult {
-    call("cuMemAlloc", |fake| {
+unsafe fn alloc(bytes: usize) -> Result<u64, Failure> {
+    call("alloc", |fake| {
         if fake.recording.is_some() {
-            return fake.unsupported("allocating while a graph is recorded");
+            fake.unsupported("allocating while a graph is recorded")?;
         }
         let taken: usize = fake.slabs.values().map(Vec::len).sum();
-        if bytes > fake.memory_bytes.unwrap_or(MEMORY_BYTES).saturating_sub(taken) {
-            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        if bytes > fake.memory().saturating_sub(taken) {
+            return Err(OUT_OF_MEMORY);
         }
         let slab = vec![0u8; bytes];
         let start = slab.as_ptr().expose_provenance() as u64;
         fake.slabs.insert(start, slab);
         fake.live.slabs += 1;
-        tell(to, start)
+        Ok(start)
     })
 }
 
-pub(crate) unsafe fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
-    give_back("cuMemFree", |fake| {
+unsafe fn free(pointer: u64) -> Done {
+    give_back("free", |fake| {
         // The real one waits for work that uses it.
         if fake.recording.is_none() {
             fake.wait(None).ok();
@@ -442,18 +450,18 @@ pub(crate) unsafe fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     })
 }
 
-pub(crate) unsafe fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: c_uint) -> CUresult {
-    call("cuMemHostAlloc", |fake| {
+unsafe fn alloc_pinned(bytes: usize) -> Result<*mut u8, Failure> {
+    call("alloc_pinned", |fake| {
         let mut pinned = vec![0u8; bytes];
         let start = pinned.as_mut_ptr();
         fake.pinned.insert(start.expose_provenance(), pinned);
         fake.live.pinned += 1;
-        tell(to, start.cast())
+        Ok(start)
     })
 }
 
-pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
-    give_back("cuMemFreeHost", |fake| {
+unsafe fn free_pinned(pointer: *mut u8) -> Done {
+    give_back("free_pinned", |fake| {
         if fake.recording.is_none() {
             fake.wait(None).ok();
         }
@@ -464,18 +472,18 @@ pub(crate) unsafe fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     })
 }
 
-pub(crate) unsafe fn cuMemHostRegister_v2(start: *mut c_void, bytes: usize, _flags: c_uint) -> CUresult {
-    call("cuMemHostRegister", |fake| {
+unsafe fn register(start: *mut u8, bytes: usize) -> Done {
+    call("register", |fake| {
         if fake.registered.insert(start.expose_provenance(), bytes).is_some() {
-            return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+            return Err(ALREADY_REGISTERED);
         }
         fake.live.pinned += 1;
         Ok(())
     })
 }
 
-pub(crate) unsafe fn cuMemHostUnregister(start: *mut c_void) -> CUresult {
-    give_back("cuMemHostUnregister", |fake| {
+unsafe fn unregister(start: *mut u8) -> Done {
+    give_back("unregister", |fake| {
         let Some(bytes) = fake.registered.remove(&start.addr()) else {
             fake.faults.push(format!("{start:?} was given back and not registered"));
             return;
@@ -489,77 +497,45 @@ pub(crate) unsafe fn cuMemHostUnregister(start: *mut c_void) -> CUresult {
     })
 }
 
-pub(crate) unsafe fn cuMemcpyHtoDAsync_v2(
-    to: CUdeviceptr,
-    from: *const c_void,
-    bytes: usize,
-    _stream: CUstream,
-) -> CUresult {
-    call("cuMemcpyHtoD", |fake| {
+unsafe fn copy_in(to: u64, from: *const u8, bytes: usize, _stream: Handle) -> Done {
+    call("copy_in", |fake| {
         if fake.is_pinned(from.addr()) {
             return fake.put(Work::ToDevice { to, from: from.expose_provenance(), bytes });
         }
         // SAFETY: the caller's memory, during the call.
-        let kept = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
+        let kept = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
         fake.put(Work::Kept { to, bytes: kept })
     })
 }
 
-pub(crate) unsafe fn cuMemcpyDtoHAsync_v2(
-    to: *mut c_void,
-    from: CUdeviceptr,
-    bytes: usize,
-    _stream: CUstream,
-) -> CUresult {
-    call("cuMemcpyDtoH", |fake| {
+unsafe fn copy_out(to: *mut u8, from: u64, bytes: usize, _stream: Handle) -> Done {
+    call("copy_out", |fake| {
         fake.put(Work::FromDevice { to: to.expose_provenance(), from, bytes })?;
         // Into other memory than pinned the driver copies before it returns.
         if fake.is_pinned(to.addr()) { Ok(()) } else { fake.wait(None) }
     })
 }
 
-pub(crate) unsafe fn cuMemcpyDtoDAsync_v2(
-    to: CUdeviceptr,
-    from: CUdeviceptr,
-    bytes: usize,
-    _stream: CUstream,
-) -> CUresult {
-    call("cuMemcpyDtoD", |fake| fake.put(Work::Inside { to, from, bytes }))
-}
-
-pub(crate) unsafe fn cuMemsetD8Async(
-    to: CUdeviceptr,
-    byte: c_uchar,
-    bytes: usize,
-    _stream: CUstream,
-) -> CUresult {
-    call("cuMemsetD8", |fake| fake.put(Work::Fill { to, byte, bytes }))
-}
-
-pub(crate) unsafe fn cuEventCreate(to: *mut CUevent, _flags: c_uint) -> CUresult {
-    call("cuEventCreate", |fake| {
+unsafe fn create_event() -> Result<Handle, Failure> {
+    call("create_event", |fake| {
         fake.live.events += 1;
-        tell(to, ptr::without_provenance_mut(fake.name()))
+        Ok(fake.name())
     })
 }
 
-pub(crate) unsafe fn cuEventDestroy_v2(_event: CUevent) -> CUresult {
-    give_back("cuEventDestroy", |fake| fake.live.events -= 1)
-}
-
-pub(crate) unsafe fn cuEventRecord(event: CUevent, _stream: CUstream) -> CUresult {
-    call("cuEventRecord", |fake| {
-        let turn = fake.turns.entry(event.addr()).or_default();
-        *turn += 1;
-        let turn = *turn;
-        fake.put(Work::Reach { event: event.addr(), turn })
+unsafe fn record_event(event: Handle, _stream: Handle) -> Done {
+    call("record_event", |fake| {
+        let round = fake.rounds.entry(event.addr()).or_default();
+        *round += 1;
+        let round = *round;
+        fake.put(Work::Reach { event: event.addr(), round })
     })
 }
 
-pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
-    call("cuEventSynchronize", |fake| {
+unsafe fn wait_event(event: Handle) -> Done {
+    call("wait_event", |fake| {
         let reached = |work: &Work| match *work {
-            Work::Reach { event: reached, turn } if reached == event.addr() => Some((reached, turn)),
+            Work::Reach { event: reached, round } if reached == event.addr() => Some((reached, round)),
             _ => None,
         };
         // The last time that it was put on the stream; passed already where it is not there any more.
@@ -570,129 +546,86 @@ pub(crate) unsafe fn cuEventSynchronize(event: CUevent) -> CUresult {
     })
 }
 
-pub(crate) unsafe fn cuEventQuery(event: CUevent) -> CUresult {
-    call("cuEventQuery", |fake| {
+unsafe fn query_event(event: Handle) -> Done {
+    call("query_event", |fake| {
         let waits =
             |work: &Work| matches!(work, Work::Reach { event: reached, .. } if *reached == event.addr());
-        if fake.work.iter().any(waits) { Err(CUresult::CUDA_ERROR_NOT_READY) } else { Ok(()) }
+        if fake.work.iter().any(waits) { Err(NOT_READY) } else { Ok(()) }
     })
 }
 
-pub(crate) unsafe fn cuEventElapsedTime_v2(to: *mut f32, _start: CUevent, _end: CUevent) -> CUresult {
-    call("cuEventElapsedTime", |_| tell(to, 1.0))
-}
-
-pub(crate) unsafe fn cuModuleLoadData(to: *mut CUmodule, image: *const c_void) -> CUresult {
-    call("cuModuleLoadData", |fake| {
-        let image: *const u8 = image.cast();
-        // SAFETY: made by `compile`: a length at byte 8, and as many bytes behind it.
-        let text = unsafe {
-            let bytes = u64::from_le_bytes(*image.add(8).cast::<[u8; 8]>());
-            std::slice::from_raw_parts(image.add(16), usize::try_from(bytes).expect("a text in memory"))
-        };
+unsafe fn load_module(image: &[u8]) -> Result<Handle, Failure> {
+    call("load_module", |fake| {
+        // As `compile` makes it: a length at byte 8, and as many bytes behind it.
+        let bytes = u64::from_le_bytes(image[8..16].try_into().expect("eight bytes"));
+        let text = &image[16..][..usize::try_from(bytes).expect("a text in memory")];
         let name = fake.name();
-        fake.modules.insert(name, String::from_utf8_lossy(text).into_owned());
+        fake.modules.insert(name.addr(), String::from_utf8_lossy(text).into_owned());
         fake.live.modules += 1;
-        tell(to, ptr::without_provenance_mut(name))
+        Ok(name)
     })
 }
 
-pub(crate) unsafe fn cuModuleUnload(module: CUmodule) -> CUresult {
-    give_back("cuModuleUnload", |fake| {
+unsafe fn unload_module(module: Handle) -> Done {
+    give_back("unload_module", |fake| {
         fake.modules.remove(&module.addr());
         fake.live.modules -= 1;
     })
 }
 
-pub(crate) unsafe fn cuModuleGetFunction(
-    to: *mut CUfunction,
-    module: CUmodule,
-    name: *const c_char,
-) -> CUresult {
-    call("cuModuleGetFunction", |fake| {
-        // SAFETY: ends with a zero.
-        let kernel = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        let text = fake.modules.get(&module.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+unsafe fn find_function(module: Handle, name: &CStr) -> Result<Handle, Failure> {
+    call("find_function", |fake| {
+        let kernel = name.to_string_lossy().into_owned();
+        let text = fake.modules.get(&module.addr()).ok_or(INVALID_HANDLE)?;
         let declared = |line: &str| line.starts_with("KERNEL") && line.contains(&format!(" {kernel}("));
         if !text.lines().any(declared) {
-            return Err(CUresult::CUDA_ERROR_NOT_FOUND);
+            return Err(NOT_FOUND);
         }
         let name = fake.name();
-        fake.functions.insert(name, (kernel, SHARED_USUAL));
-        tell(to, ptr::without_provenance_mut(name))
+        fake.functions.insert(name.addr(), (kernel, SHARED_USUAL));
+        Ok(name)
     })
 }
 
-pub(crate) unsafe fn cuFuncSetAttribute(
-    function: CUfunction,
-    which: CUfunction_attribute,
-    value: c_int,
-) -> CUresult {
-    call("cuFuncSetAttribute", |fake| {
-        let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let clusters = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-        let split = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        match fake.functions.get_mut(&function.addr()) {
-            Some((_, room)) if which == shared && value <= SHARED_OPTIN => *room = value.cast_unsigned(),
-            Some(_) if which == clusters => {}
-            Some(_) if which == split && (-1..=100).contains(&value) => {}
-            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+unsafe fn allow_shared(function: Handle, bytes: c_int) -> Done {
+    call("allow_shared", |fake| {
+        let (_, room) = fake.function(function)?;
+        if bytes > H200.shared {
+            return Err(INVALID_VALUE);
         }
+        *room = bytes.cast_unsigned();
         Ok(())
     })
 }
 
-pub(crate) unsafe fn cuLaunchKernelEx(
-    config: *const CUlaunchConfig,
-    function: CUfunction,
-    args: *mut *mut c_void,
-    _extra: *mut *mut c_void,
-) -> CUresult {
-    call("cuLaunchKernelEx", |fake| {
-        let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
-        // SAFETY: the caller's configuration, alive during the call; its attributes are as many as it says.
-        let (config, attributes) = unsafe {
-            let config = &*config;
-            (config, std::slice::from_raw_parts(config.attrs, config.numAttrs as usize))
-        };
-        let (kernel, room) =
-            fake.functions.get(&function.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        let cluster = attributes.iter().find_map(|attribute| {
-            if attribute.id != CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION {
-                return None;
-            }
-            // SAFETY: the member that belongs to this attribute.
-            Some(unsafe { attribute.value.clusterDim.z })
-        });
-        let launched = Launched {
-            kernel: kernel.clone(),
-            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
-            block: config.blockDimX,
-            shared: config.sharedMemBytes,
-            cluster: cluster.unwrap_or(1),
-        };
-        let fits = launched.shared <= *room
+unsafe fn launch(launch: &RawLaunch<'_>) -> Done {
+    call("launch", |fake| {
+        let able = fake.chip().map_err(|_| INVALID_VALUE)?.abilities;
+        let (kernel, room) = fake.function(launch.function)?.clone();
+        let RawLaunch { grid, block, shared, cluster, early_start, args, .. } = *launch;
+        let launched = Launched { kernel, grid, block, shared, cluster, early_start };
+        let fits = launched.shared <= room
             && launched.grid.iter().all(|count| *count > 0)
-            && (1..=16).contains(&launched.cluster)
-            && launched.grid[2].is_multiple_of(launched.cluster);
+            && (1..=able.clusters_max).contains(&(launched.cluster as usize))
+            && launched.grid[2].is_multiple_of(launched.cluster)
+            && launched.early_start <= able.early_start;
         if !fits {
             fake.faults.push(format!("no card takes {launched:?}"));
-            return Err(invalid);
+            return Err(INVALID_VALUE);
         }
         // SAFETY: these kernels' arguments, as embed.cu and pack.cu declare them.
         let effect = unsafe {
-            let args = std::slice::from_raw_parts(args, 2);
             match launched.kernel.as_str() {
                 "pack" => {
                     let rows: *const u64 = args[1].cast();
                     let counts: *const i32 = rows.add(1).cast();
                     let bytes = i64::from(*counts) * i64::from(*counts.add(1));
-                    let bytes = usize::try_from(bytes).map_err(|_| invalid)?;
+                    let bytes = usize::try_from(bytes).map_err(|_| INVALID_VALUE)?;
                     Effect::Pack { plane: *args[0].cast::<u64>(), stored: *rows, bytes }
                 }
                 "rows_of" => {
-                    let args = std::slice::from_raw_parts(args.as_ptr(), 5);
-                    let count = |at: usize| usize::try_from(*args[at].cast::<i32>()).map_err(|_| invalid);
+                    let count =
+                        |at: usize| usize::try_from(*args[at].cast::<i32>()).map_err(|_| INVALID_VALUE);
                     Effect::RowsOf {
                         plane: *args[0].cast::<u64>(),
                         stride: count(2)?,
@@ -709,59 +642,30 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     })
 }
 
-pub(crate) unsafe fn cuStreamBeginCapture_v2(_stream: CUstream, _mode: CUstreamCaptureMode) -> CUresult {
-    call("cuStreamBeginCapture", |fake| {
+unsafe fn begin_recording(_stream: Handle) -> Done {
+    call("begin_recording", |fake| {
         fake.recording = Some(Vec::new());
         Ok(())
     })
 }
 
-pub(crate) unsafe fn cuStreamEndCapture(_stream: CUstream, to: *mut CUgraph) -> CUresult {
+unsafe fn end_recording(_stream: Handle) -> Result<Handle, Failure> {
     // However it goes, nothing is recorded any more.
     let recorded = with(|fake| fake.recording.take());
-    call("cuStreamEndCapture", |fake| {
-        let recorded = recorded.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-        let name = fake.name();
-        fake.graphs.insert(name, recorded);
-        fake.live.graphs += 1;
-        tell(to, ptr::without_provenance_mut(name))
+    call("end_recording", |fake| Ok(fake.keep_graph(recorded.ok_or(ILLEGAL_STATE)?)))
+}
+
+unsafe fn instantiate(graph: Handle) -> Result<Handle, Failure> {
+    call("instantiate", |fake| {
+        let recorded = fake.graph(graph)?;
+        Ok(fake.keep_graph(recorded))
     })
 }
 
-pub(crate) unsafe fn cuGraphInstantiateWithFlags(
-    to: *mut CUgraphExec,
-    graph: CUgraph,
-    _flags: c_ulonglong,
-) -> CUresult {
-    call("cuGraphInstantiate", |fake| {
-        let recorded = fake.graphs.get(&graph.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.clone();
-        let name = fake.name();
-        fake.graphs.insert(name, recorded);
-        fake.live.graphs += 1;
-        tell(to, ptr::without_provenance_mut(name))
-    })
-}
-
-pub(crate) unsafe fn cuGraphDestroy(graph: CUgraph) -> CUresult {
-    give_back("cuGraphDestroy", |fake| {
-        fake.live.graphs -= i32::from(fake.graphs.remove(&graph.addr()).is_some());
-    })
-}
-
-pub(crate) unsafe fn cuGraphExecDestroy(graph: CUgraphExec) -> CUresult {
-    give_back("cuGraphExecDestroy", |fake| {
-        fake.live.graphs -= i32::from(fake.graphs.remove(&graph.addr()).is_some());
-    })
-}
-
-pub(crate) unsafe fn cuGraphLaunch(graph: CUgraphExec, _stream: CUstream) -> CUresult {
-    call("cuGraphLaunch", |fake| {
-        let recorded = fake.graphs.get(&graph.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.clone();
+unsafe fn replay(graph: Handle, _stream: Handle) -> Done {
+    call("replay", |fake| {
+        let recorded = fake.graph(graph)?;
         fake.replayed.push(recorded.len());
         recorded.into_iter().try_for_each(|work| fake.put(work))
     })
-}
-
-pub(crate) unsafe fn cuGetErrorString(_code: CUresult, to: *mut *const c_char) -> CUresult {
-    tell(to, c"the fake driver was told to fail".as_ptr()).err().unwrap_or(CUresult::CUDA_SUCCESS)
 }

@@ -2,15 +2,15 @@
 
 use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows, operands};
 
-use super::gemm::CAPABILITY;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
-use crate::driver::Arg;
+use crate::driver::{Arg, CLUSTER_USUAL};
 use crate::memory::{Buf, Kv, int};
 use crate::program::Key;
 use crate::step::{Run, Slot};
 
-/// Keys of a tile, threads of a block, rows of a block of attention_rows.cu, tiles that a cluster merges: as in attention*.cu.
+/// Keys of a tile, threads of a block, rows of a block of attention_rows.cu, tiles that a cluster merges: as in
+/// attention*.cu.
 pub(super) const TILE: usize = 64;
 const THREADS: u32 = 128;
 const BLOCK_ROWS: usize = 64;
@@ -20,8 +20,8 @@ const WGMMA_THREADS: u32 = 384;
 const WGMMA_ROWS: usize = 128;
 /// Runs of single tokens among prompts that are launched apart.
 const RUNS_MAX: usize = 4;
-/// Query heads that share a K/V head, and values of a head: what a block's shared memory holds.
-const SHARED_MAX: usize = 16;
+/// Query heads of a GQA group, which share a K/V head, and values of a head: what a block's shared memory holds.
+const GROUP_MAX: usize = 16;
 const OUTPUTS_MAX: usize = 2048;
 
 /// `HeadCounts` of rope.cu.
@@ -45,7 +45,7 @@ pub(super) struct Rotation {
 /// `Attention` of attention.cuh.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Shape {
+struct AttentionParams {
     query: i32,
     kv: i32,
     group: i32,
@@ -64,7 +64,7 @@ struct Shape {
 pub(super) const LAYOUTS: &[Layout] = &[
     layout!(HeadCounts, "HeadCounts" in "rope.cu", { query, kv, dim }),
     layout!(Rotation, "Rotation" in "rope.cuh", { frequencies, pairs, magnitude }),
-    layout!(Shape, "Attention" in "attention.cuh", {
+    layout!(AttentionParams, "Attention" in "attention.cuh", {
         query, kv, group, window, scale, first, stages, clusters, partials, rope, sinks, cap, tiles,
     }),
 ];
@@ -91,7 +91,7 @@ struct Split {
 }
 
 impl Rotation {
-    /// Queries are turned, and keys stored, already.
+    /// Queries are rotated, and keys stored, already.
     pub(super) const NONE: Rotation = Rotation { frequencies: 0, pairs: 0, magnitude: 0.0 };
 }
 
@@ -115,18 +115,18 @@ fn tiles_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
     }
 }
 
-/// Dynamic shared memory of a block of attention.cu, in a cluster with what `blocks` send of so many tiles.
+/// Dynamic shared memory of a block of attention.cu, in a cluster with what `blocks` send of this many tiles.
 fn singles_bytes(
-    (dim, shared): (usize, usize),
+    (dim, group): (usize, usize),
     dtype: KvDType,
     stages: usize,
     (tiles, blocks): (usize, usize),
 ) -> usize {
     // Query heads in eights: `EIGHTS` of attention.cu.
-    let eights = shared.div_ceil(8);
+    let eights = group.div_ceil(8);
     let (queries, weights) = (2 * 8 * eights * row_bytes(dim), 2048 * eights);
-    let ends = shared * CLUSTER_TILES * 8;
-    let share = (shared * dim).div_ceil(2 * blocks) * 2;
+    let ends = group * CLUSTER_TILES * 8;
+    let share = (group * dim).div_ceil(2 * blocks) * 2;
     let sent = if tiles == 0 { 0 } else { ends + tiles * share * 4 };
     tiles_bytes(dim, dtype, stages) + queries + weights + sent
 }
@@ -138,11 +138,11 @@ fn rows_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
 
 /// Whether the kernels take such heads.
 fn takes(heads: Heads) -> bool {
-    let shared = heads.query / heads.kv;
+    let group = heads.query / heads.kv;
     heads.query.is_multiple_of(heads.kv)
         && heads.dim.is_multiple_of(4)
-        && shared <= SHARED_MAX
-        && shared * heads.dim <= OUTPUTS_MAX
+        && group <= GROUP_MAX
+        && group * heads.dim <= OUTPUTS_MAX
 }
 
 /// How keys and values are stored, for the compiler.
@@ -151,24 +151,24 @@ pub(crate) fn storage(dtype: KvDType) -> Vec<String> {
     vec![format!("KV_BYTES={bytes}"), format!("KV_BF16={}", i32::from(dtype == KvDType::BF16))]
 }
 
-/// The program for heads of `dim` values of which `shared` have the same keys.
-pub(crate) fn program<Buf>((dim, shared): (usize, usize), dtype: KvDType, attention: &Attention<Buf>) -> Key {
+/// The program for heads of `dim` values of which `group` have the same keys.
+pub(crate) fn program<Buf>((dim, group): (usize, usize), dtype: KvDType, attention: &Attention<Buf>) -> Key {
     let mut defines = storage(dtype);
     let (capped, sinks) = (attention.soft_cap.is_some(), attention.sinks.is_some());
-    defines.extend([format!("DIM={dim}"), format!("GROUP={shared}")]);
+    defines.extend([format!("DIM={dim}"), format!("GROUP={group}")]);
     let flags = [("CAPPED", capped), ("SINKS", sinks), ("BOTH", !attention.causal)];
     defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
     let unit = if dtype == KvDType::F32 { "attention_f32.cu" } else { "attention.cu" };
     Key { unit, defines }
 }
 
-/// The program for many tokens of a sequence by wgmma, and a block's dynamic shared memory, where it takes such heads. With
-/// `turns` it turns queries itself.
+/// The program for many tokens of a sequence by wgmma, and a block's dynamic shared memory, where it takes such heads.
+/// With `rotates` it rotates queries itself.
 pub(crate) fn wgmma_program<Buf>(
-    (dim, shared): (usize, usize),
+    (dim, group): (usize, usize),
     dtype: KvDType,
     attention: &Attention<Buf>,
-    turns: bool,
+    rotates: bool,
 ) -> Option<(Key, usize)> {
     // Tiles in the ring: as many as keep copies under way.
     let ring = match (dim, dtype) {
@@ -176,11 +176,11 @@ pub(crate) fn wgmma_program<Buf>(
         (128, KvDType::F16 | KvDType::BF16) => 4,
         _ => return None,
     };
-    let mut key = Key { unit: "attention_wgmma.cu", ..program((dim, shared), dtype, attention) };
-    key.defines.extend([format!("RING={ring}"), format!("ROTATES={}", i32::from(turns))]);
-    let turns = if turns { WGMMA_ROWS / shared * dim / 2 * 8 } else { 0 };
+    let mut key = Key { unit: "attention_wgmma.cu", ..program((dim, group), dtype, attention) };
+    key.defines.extend([format!("RING={ring}"), format!("ROTATES={}", i32::from(rotates))]);
+    let angles = if rotates { WGMMA_ROWS / group * dim / 2 * 8 } else { 0 };
     // Eight rows begin at 1024 bytes; 2048 are ones.
-    Some((key, 1024 + tiles_bytes(dim, dtype, ring) + 2 * WGMMA_ROWS * row_bytes(dim) + 2048 + turns))
+    Some((key, 1024 + tiles_bytes(dim, dtype, ring) + 2 * WGMMA_ROWS * row_bytes(dim) + 2048 + angles))
 }
 
 impl Cuda {
@@ -241,8 +241,8 @@ impl Cuda {
         })
     }
 
-    /// `rope`, `kv_write` and `attention`: the first two in one pass, or where every row is one token all three. Then no
-    /// key that a token sees is stored by another block.
+    /// `rope`, `kv_write` and `attention`: the first two in one pass, or where every row is one token all three. Then
+    /// no key that a token sees is stored by another block.
     pub(crate) fn op_attend(
         &self,
         slot: &Slot,
@@ -256,20 +256,20 @@ impl Cuda {
             self.op_kv_write(slot, attention.heads, attention.layer, qkv, kv)?;
             return self.op_attention(slot, attention, qkv, kv, out);
         };
-        let turns = rotation(slot, attention.heads, rope, qkv)?;
-        // Kernels of attention turn two neighbours at a time.
+        let rotation = rotation(slot, attention.heads, rope, qkv)?;
+        // Kernels of attention rotate two neighbours at a time.
         let fuses = self.fuses() && attention.causal && rope.pairs.is_multiple_of(2);
         if slot.decode && fuses {
-            return self.attention(slot, attention, Some(turns), qkv, kv, out);
+            return self.attention(slot, attention, Some(rotation), qkv, kv, out);
         }
-        // Where attention turns the queries of prompts as well, only pages are written before.
+        // Where attention rotates the queries of prompts as well, only pages are written before.
         let keys = fuses && self.wgmma(attention, kv.dtype, true).is_some();
         self.op_rope_and_write(slot, attention, (rope, keys), qkv, kv)?;
-        self.attention(slot, attention, keys.then_some(turns), qkv, kv, out)
+        self.attention(slot, attention, keys.then_some(rotation), qkv, kv, out)
     }
 
-    /// What is prepared when room for keys and values is taken: for single tokens, for many, and for pages. `rotates`: queries and
-    /// keys are turned before.
+    /// What is prepared when room for keys and values is taken: for single tokens, for many, and for pages. `rotates`:
+    /// queries and keys are rotated before.
     pub(crate) fn attention_programs<B>(
         &self,
         attention: &Attention<B>,
@@ -282,10 +282,11 @@ impl Cuda {
         }
         let key = program((heads.dim, heads.query / heads.kv), dtype, attention);
         let mut keys = vec![Key { unit: "rope.cu", defines: storage(dtype) }];
-        if dtype != KvDType::F32 && rows_bytes(heads.dim, dtype, 1) <= self.device.shared_max {
+        if dtype != KvDType::F32 && rows_bytes(heads.dim, dtype, 1) <= self.device.abilities().shared_max {
             // As `op_attend` asks for them where operations are fused, which a recorded step's are.
-            let turns = if attention.causal && rotates { self.wgmma(attention, dtype, true) } else { None };
-            let many = turns.or_else(|| self.wgmma(attention, dtype, false)).map(|(key, _)| key);
+            let rotating =
+                if attention.causal && rotates { self.wgmma(attention, dtype, true) } else { None };
+            let many = rotating.or_else(|| self.wgmma(attention, dtype, false)).map(|(key, _)| key);
             keys.push(many.unwrap_or_else(|| Key { unit: "attention_rows.cu", ..key.clone() }));
         }
         keys.push(key);
@@ -293,15 +294,15 @@ impl Cuda {
     }
 
     /// The program of many tokens by wgmma, and its shared memory, where this device has both.
-    fn wgmma<B>(&self, attention: &Attention<B>, dtype: KvDType, turns: bool) -> Option<(Key, usize)> {
+    fn wgmma<B>(&self, attention: &Attention<B>, dtype: KvDType, rotates: bool) -> Option<(Key, usize)> {
         let heads = attention.heads;
         // `attention` refuses such heads.
-        let shared = heads.query / heads.kv;
-        if self.device.found.capability != CAPABILITY || !(1..=SHARED_MAX).contains(&shared) {
+        let group = heads.query / heads.kv;
+        if !self.device.abilities().wgmma || !(1..=GROUP_MAX).contains(&group) {
             return None;
         }
-        wgmma_program((heads.dim, shared), dtype, attention, turns)
-            .filter(|(_, memory)| *memory <= self.device.shared_max)
+        wgmma_program((heads.dim, group), dtype, attention, rotates)
+            .filter(|(_, memory)| *memory <= self.device.abilities().shared_max)
     }
 
     fn op_rope_and_write(
@@ -345,7 +346,7 @@ impl Cuda {
         self.attention(slot, attention, None, qkv, kv, out)
     }
 
-    /// With `rope`, queries and keys are yet to be turned, and keys and values to be stored.
+    /// With `rope`, queries and keys are yet to be rotated, and keys and values to be stored.
     fn attention(
         &self,
         slot: &Slot,
@@ -360,9 +361,9 @@ impl Cuda {
         operands::attention(slot.tokens, attention, qkv, group, out)?;
         self.check(slot, Check::Pages { group: layer.group, pages: group.pages })?;
         if !takes(heads) {
-            let (shared, rest) = (heads.query / heads.kv, heads.query % heads.kv);
+            let (group, rest) = (heads.query / heads.kv, heads.query % heads.kv);
             let what =
-                format!("attention of {shared} query heads, {rest} over, per K/V head of {}", heads.dim);
+                format!("attention of {group} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
         // The largest score is looked for before it is scaled.
@@ -381,11 +382,11 @@ impl Cuda {
             let rows_bytes = rows_bytes(heads.dim, kv.dtype, 1);
             // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
             let runs = match &slot.singles[..] {
-                _ if slot.decode || rows_bytes > self.device.shared_max => &[whole][..],
+                _ if slot.decode || rows_bytes > self.device.abilities().shared_max => &[whole][..],
                 runs if runs.len() <= RUNS_MAX => runs,
                 _ => &[],
             };
-            if !slot.decode && rows_bytes <= self.device.shared_max {
+            if !slot.decode && rows_bytes <= self.device.abilities().shared_max {
                 self.attention_rows(slot, attention, (rope, !runs.is_empty()), (qkv, kv, out))?;
             }
             runs.iter()
@@ -402,7 +403,7 @@ impl Cuda {
         (qkv, kv, out): (&Buf, &Kv, &Buf),
     ) -> Result<(), Error> {
         let heads = attention.heads;
-        let shared = heads.query / heads.kv;
+        let group = heads.query / heads.kv;
         let window = kv.group(attention.layer).window;
         let split = self.shared_out((heads, kv.dtype), run, window);
         let clusters = split.blocks > 1 && !split.merged;
@@ -412,8 +413,8 @@ impl Cuda {
         shape.tiles = int(split.blocks);
         shape.rope = rope.unwrap_or(Rotation::NONE);
         let tiles = if clusters { split.tiles.next_multiple_of(split.blocks) } else { 0 };
-        let memory = singles_bytes((heads.dim, shared), kv.dtype, split.stages, (tiles, split.blocks));
-        let key = program((heads.dim, shared), kv.dtype, attention);
+        let memory = singles_bytes((heads.dim, group), kv.dtype, split.stages, (tiles, split.blocks));
+        let key = program((heads.dim, group), kv.dtype, attention);
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
@@ -448,8 +449,9 @@ impl Cuda {
         (qkv, kv, out): (&Buf, &Kv, &Buf),
     ) -> Result<(), Error> {
         let heads = attention.heads;
-        let shared = heads.query / heads.kv;
-        let stages = if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.shared_max { 2 } else { 1 };
+        let group = heads.query / heads.kv;
+        let stages =
+            if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.abilities().shared_max { 2 } else { 1 };
         let mut shape = self.shape(attention, kv, stages);
         shape.rope = rope.unwrap_or(Rotation::NONE);
         let wgmma = self.wgmma(attention, kv.dtype, rope.is_some());
@@ -458,7 +460,7 @@ impl Cuda {
             None => ("attention_rows", THREADS, BLOCK_ROWS),
         };
         let (key, memory) = wgmma.unwrap_or_else(|| {
-            let key = Key { unit: "attention_rows.cu", ..program((heads.dim, shared), kv.dtype, attention) };
+            let key = Key { unit: "attention_rows.cu", ..program((heads.dim, group), kv.dtype, attention) };
             (key, rows_bytes(heads.dim, kv.dtype, stages))
         });
         let device_step = self.device_step(slot);
@@ -471,7 +473,7 @@ impl Cuda {
             Arg::Int(i32::from(alone)),
         ];
         let function = self.programs.function(&key, name)?;
-        let tokens = self.grid_rows(slot, Rows::Tokens).div_ceil(rows / shared);
+        let tokens = self.grid_rows(slot, Rows::Tokens).div_ceil(rows / group);
         self.launch(
             "attention",
             function,
@@ -481,9 +483,9 @@ impl Cuda {
         )
     }
 
-    fn shape(&self, attention: &Attention<Buf>, kv: &Kv, stages: usize) -> Shape {
+    fn shape(&self, attention: &Attention<Buf>, kv: &Kv, stages: usize) -> AttentionParams {
         let heads = attention.heads;
-        Shape {
+        AttentionParams {
             query: int(heads.query),
             kv: int(heads.kv),
             group: int(attention.layer.group),
@@ -506,10 +508,10 @@ impl Cuda {
         let seen = window.map_or(run.places, |window| run.places.min(window as usize + TILE));
         let tiles = seen.div_ceil(TILE);
         let alone = run.tokens * heads.kv;
-        let room = 2 * self.device.multiprocessors as usize;
+        let room = 2 * self.device.abilities().multiprocessors;
         let fits = |stages, (tiles, blocks): (usize, usize)| {
             let head = (heads.dim, heads.query / heads.kv);
-            singles_bytes(head, dtype, stages, (tiles, blocks)) <= self.device.shared_max
+            singles_bytes(head, dtype, stages, (tiles, blocks)) <= self.device.abilities().shared_max
         };
         // Two tiles in shared memory leave room for fewer blocks: it pays where those are few, or small.
         let stages = if (alone <= room || heads.dim <= 64) && fits(2, (0, 1)) { 2 } else { 1 };
@@ -517,10 +519,11 @@ impl Cuda {
         if tiles < 2 || alone >= room {
             return one;
         }
-        let largest = self.device.clusters_max();
+        let largest = self.device.abilities().clusters_max;
         if tiles <= CLUSTER_TILES && largest > 1 {
-            // As many as fill the device, but not more than there are tiles; more than eight only where that saves turns.
-            let mut blocks = if tiles > 8 { largest } else { largest.min(8) };
+            // As many as fill the device, but not more than there are tiles; more than eight only where that saves
+            // rounds.
+            let mut blocks = if tiles > 8 { largest } else { largest.min(CLUSTER_USUAL) };
             while blocks > 1 && (alone * blocks > room || blocks / 2 >= tiles) {
                 blocks /= 2;
             }
@@ -568,17 +571,17 @@ mod tests {
     const HOPPER: usize = 219 << 10;
 
     #[test]
-    fn wgmma_takes_heads_of_64_and_128_and_turns_queries_where_their_angles_fit() {
+    fn wgmma_takes_heads_of_64_and_128_and_rotates_queries_where_their_angles_fit() {
         let heads = Heads { query: 1, kv: 1, dim: 1 };
         let causal: Attention<()> = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0);
-        let fits = |head, dtype, turns| {
-            wgmma_program(head, dtype, &causal, turns).is_some_and(|(_, memory)| memory <= HOPPER)
+        let fits = |head, dtype, rotates| {
+            wgmma_program(head, dtype, &causal, rotates).is_some_and(|(_, memory)| memory <= HOPPER)
         };
         for dtype in [KvDType::F16, KvDType::BF16] {
-            for shared in 1..=SHARED_MAX {
-                assert!(fits((64, shared), dtype, false) && fits((128, shared), dtype, false), "{shared}");
-                // Angles of 128 / shared tokens, 512 bytes each, beside the ring and queries.
-                assert_eq!(fits((128, shared), dtype, true), shared >= 3, "{shared}");
+            for group in 1..=GROUP_MAX {
+                assert!(fits((64, group), dtype, false) && fits((128, group), dtype, false), "{group}");
+                // Angles of 128 / group tokens, 512 bytes each, beside the ring and queries.
+                assert_eq!(fits((128, group), dtype, true), group >= 3, "{group}");
             }
             assert!(!fits((32, 4), dtype, false) && !fits((96, 4), dtype, false));
         }

@@ -14,7 +14,7 @@ const THREADS: u32 = 256;
 /// `Attention` of attention_f32.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Shape {
+struct AttentionParams {
     query: i32,
     kv: i32,
     group: i32,
@@ -25,13 +25,14 @@ struct Shape {
     sinks: u64,
 }
 
-pub(super) const LAYOUTS: &[Layout] = &[layout!(Shape, "Attention" in "attention_f32.cu", {
+pub(super) const LAYOUTS: &[Layout] = &[layout!(AttentionParams, "Attention" in "attention_f32.cu", {
     query, kv, group, window, scale, cap, rope, sinks,
 })];
 pub(super) const CONSTANTS: &[Constant] = &[Constant::new("attention_f32.cu", "THREADS", THREADS as usize)];
 
 impl Cuda {
-    /// Operands are checked already. With `rope`, queries and keys are yet to be rotated, and keys and values to be stored.
+    /// Operands are checked already. With `rope`, queries and keys are yet to be rotated, and keys and values to be
+    /// stored.
     pub(super) fn attention_f32(
         &self,
         slot: &Slot,
@@ -42,7 +43,7 @@ impl Cuda {
         out: &Buf,
     ) -> Result<(), Error> {
         let (heads, layer) = (attention.heads, attention.layer);
-        let shape = Shape {
+        let shape = AttentionParams {
             query: int(heads.query),
             kv: int(heads.kv),
             group: int(layer.group),

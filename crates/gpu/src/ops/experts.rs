@@ -1,9 +1,9 @@
 //! Experts: the choice, the products of each expert with the rows that chose it, the weighted sum.
 //!
-//! Only the device knows who chose whom. It gives each pair of a token and an expert a place (`deal`), those of one expert side
-//! by side, and products go from expert to expert: blocks stay, and find out from the places what there is to do. So a step
-//! can be recorded. Sums have one order, by the shape of an expert's weights, whoever does them: kernels of one token, of
-//! few rows for an expert, or of many.
+//! Only the device knows who chose whom. It gives each pair of a token and an expert a place (`deal`), those of one
+//! expert side by side, and products go from expert to expert: blocks stay, and find out from the places what there is
+//! to do. So a step can be recorded. Sums have one order, by the shape of an expert's weights, whoever does them:
+//! kernels of one token, of few rows for an expert, or of many.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::gemm::{self, Many, room_for};
 use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_program, form_threads, steps};
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::Cuda;
-use crate::driver::{Arg, Function};
+use crate::driver::{Abilities, Arg, Function};
 use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
@@ -23,14 +23,15 @@ const OPERATION: &str = "experts";
 /// Experts that a token can have, and a model: as in experts.cu and experts.cuh.
 const EACH_MAX: usize = 64;
 const EXPERTS_MAX: usize = 1024;
-/// Columns from which on experts of so few tiles have them cut into so many slices: one token's have few warps else.
+/// (columns, tiles, slices): experts of at least this many columns and fewer tiles have their columns cut into this many
+/// slices. Otherwise a single token would have too few warps.
 const SLICES: [(usize, usize, usize); 2] = [(8192, usize::MAX, 4), (2560, 512, 2)];
 /// Warps of a block of expert_f32.cu, each with an output.
 const WARPS_F32: usize = 8;
 /// Pairs of a token and an expert that have places at once: as many as a grid is high.
 const PAIRS_MAX: usize = 65_535;
-/// Tokens whose pairs are always multiplied by themselves; and more where experts are so many times the pairs that few choose
-/// the same.
+/// Up to this many tokens, each pair is always multiplied by itself; up to the second number, where there are at least
+/// `PAIRED_OF` times as many experts as pairs, so that few pairs share one.
 const PAIRED: usize = 2;
 const PAIRED_MAX: usize = 4;
 const PAIRED_OF: usize = 4;
@@ -41,8 +42,8 @@ const MANY_MIN: usize = 16;
 /// Rows of activations of a block of expert_rows.cu.
 const ROWS: [usize; 3] = [8, 16, 32];
 const STAGES_MAX: usize = 4;
-/// Its blocks that share a multiprocessor at most: formats that are unpacked want many warps. And bytes of shared memory that
-/// each takes beside its stages.
+/// Its blocks that share a multiprocessor at most: formats that are unpacked want many warps. And bytes of shared
+/// memory that each takes beside its stages.
 const SHARERS_MAX: usize = 3;
 const SHARERS_BYTES: usize = 6 << 10;
 
@@ -106,8 +107,8 @@ fn pieces(weight: &Weight, (experts, rows): (usize, usize)) -> Vec<Piece> {
     pieces
 }
 
-/// How many slices the columns of an expert's weights are cut into. It follows from the shape alone: sums have this order
-/// everywhere.
+/// How many slices the columns of an expert's weights are cut into. It follows from the shape alone: sums have this
+/// order everywhere.
 fn slices(part: &WeightPart) -> usize {
     let fits =
         |(columns, tiles, _): &&(usize, usize, usize)| part.columns >= *columns && part.row_tiles() < *tiles;
@@ -116,7 +117,7 @@ fn slices(part: &WeightPart) -> usize {
 
 /// How the product of few rows an expert is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+struct ExpertPlan {
     slices: usize,
     /// Of activations.
     rows: usize,
@@ -128,9 +129,9 @@ struct Shape {
     shared: usize,
 }
 
-impl Shape {
-    /// For experts that have about so many rows of activations.
-    fn new(part: &WeightPart, each: usize, room: usize) -> Shape {
+impl ExpertPlan {
+    /// For experts that have about this many rows of activations.
+    fn new(part: &WeightPart, each: usize, room: usize) -> ExpertPlan {
         let row_bytes = part.format.step_columns() * 2 + 64;
         // Some have twice as many as the average.
         let wanted = (2 * each).next_power_of_two();
@@ -148,7 +149,7 @@ impl Shape {
         let warps =
             (1..=warps).rev().find(|&warps| 2 * stage(warps) <= room).expect("a tile fits every block");
         let stages = (room / stage(warps)).clamp(2, STAGES_MAX);
-        Shape { slices: slices(part), rows, warps, stages, sharers, shared: stages * stage(warps) }
+        ExpertPlan { slices: slices(part), rows, warps, stages, sharers, shared: stages * stage(warps) }
     }
 
     fn program(&self, part: &WeightPart) -> Key {
@@ -164,9 +165,9 @@ impl Shape {
     }
 }
 
-/// For a token and one of its experts, where it has so many.
-fn one(part: &WeightPart, gates: bool, each: usize, room: usize) -> Option<gemv::Shape> {
-    gemv::Shape::one_of(part, gates, (slices(part), (MULTIPROCESSORS / each).max(1)), room)
+/// For a token and one of its experts, where it has this many.
+fn one(part: &WeightPart, gates: bool, each: usize, room: usize) -> Option<gemv::GemvPlan> {
+    gemv::GemvPlan::one_of(part, gates, (slices(part), (MULTIPROCESSORS / each).max(1)), room)
 }
 
 fn of_experts(mut key: Key) -> Key {
@@ -174,17 +175,16 @@ fn of_experts(mut key: Key) -> Key {
     key
 }
 
-/// The programs that products with an expert's part are made of, for steps of up to so many tokens.
+/// The programs that products with an expert's part are made of, for steps of up to this many tokens.
 pub(crate) fn programs(
     part: &WeightPart,
     (experts, tokens_max): (usize, usize),
-    capability: i32,
-    device: (usize, usize),
+    able: &Abilities,
 ) -> Vec<Key> {
     if part.format == Format::F32 {
         return vec![Key::plain("expert_f32.cu")];
     }
-    let room = device.1;
+    let room = able.shared_max;
     let even = part.rows.is_multiple_of(2 * TILE_ROWS);
     // How many a token has is not known here; what is guessed wrong is compiled at its first use.
     let each = match experts {
@@ -198,11 +198,11 @@ pub(crate) fn programs(
         .filter_map(|gates| Some(of_experts(one(part, gates, each, room)?.program(part, gates))))
         .collect();
     for rows in ROWS.into_iter().filter(|rows| rows / 4 <= mean_max) {
-        keys.push(Shape::new(part, rows / 2, room).program(part));
+        keys.push(ExpertPlan::new(part, rows / 2, room).program(part));
     }
-    if capability == gemm::CAPABILITY && mean_max >= MANY_MIN {
+    if able.wgmma && mean_max >= MANY_MIN {
         for gates in sides() {
-            let shape = gemm::Shape::of_experts(part, (gates, slices(part)), (experts, mean_max), device);
+            let shape = gemm::GemmPlan::of_experts(part, (gates, slices(part)), (experts, mean_max), able);
             keys.push(of_experts(shape.program(part)));
         }
     }
@@ -249,11 +249,10 @@ struct Pass<'a> {
 impl Cuda {
     /// What is prepared for the weights of experts when they are loaded.
     pub(crate) fn programs_of_experts(&self, weight: &Weight, experts: usize) -> Vec<Key> {
-        let (capability, room) = (self.device.found.capability, self.device.shared_max);
-        let device = (self.device.multiprocessors as usize, room);
+        let able = self.device.abilities();
         let mut keys = [false, true].map(|experts| form_program(weight.columns, experts)).to_vec();
         for piece in pieces(weight, (experts, weight.rows / experts.max(1))) {
-            let programs = programs(&piece.part, (experts, self.options().tokens_max), capability, device);
+            let programs = programs(&piece.part, (experts, self.options().tokens_max), able);
             keys.extend(programs.into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>());
         }
         keys
@@ -349,13 +348,14 @@ impl Cuda {
         let down = pieces(experts.down, (experts.count, hidden));
         let count = self.grid_rows(slot, Rows::Tokens);
         let formed = || gate_up.iter().chain(&down).filter(|piece| piece.part.format != Format::F32);
-        let fits_one = |piece: &Piece| one(&piece.part, false, each, self.device.shared_max).is_some();
+        let fits_one =
+            |piece: &Piece| one(&piece.part, false, each, self.device.abilities().shared_max).is_some();
         // Rows of an expert, where tokens choose evenly.
         let mean = (count * each).div_ceil(experts.count);
         let paired = count <= PAIRED || count <= PAIRED_MAX && count * each * PAIRED_OF <= experts.count;
         let way = match () {
             () if paired && formed().all(fits_one) => Way::Pairs,
-            () if self.device.found.capability == gemm::CAPABILITY && mean >= MANY_MIN => Way::Many,
+            () if self.device.abilities().wgmma && mean >= MANY_MIN => Way::Many,
             () => Way::Few,
         };
         // Tokens whose rows the scratch holds in form, and whose pairs have places.
@@ -474,7 +474,7 @@ impl Cuda {
         glu == Glu::Silu
             && whole
             && match pass.way {
-                Way::Pairs => one(part, true, each, self.device.shared_max).is_some(),
+                Way::Pairs => one(part, true, each, self.device.abilities().shared_max).is_some(),
                 Way::Few => false,
                 Way::Many => true,
             }
@@ -559,7 +559,7 @@ impl Cuda {
     ) -> Result<(), Error> {
         let (part, gates) = (&piece.part, product.pairs > 0);
         let each = pass.stack.each.cast_unsigned() as usize;
-        let shape = one(part, gates, each, self.device.shared_max).expect("asked before");
+        let shape = one(part, gates, each, self.device.abilities().shared_max).expect("asked before");
         let function = self.programs.function(&of_experts(shape.program(part, gates)), "gemv_one")?;
         let inputs = Inputs {
             x: x.pointer(),
@@ -603,7 +603,7 @@ impl Cuda {
         product: &Product,
     ) -> Result<(), Error> {
         let part = &piece.part;
-        let shape = Shape::new(part, pass.mean, self.device.shared_max);
+        let shape = ExpertPlan::new(part, pass.mean, self.device.abilities().shared_max);
         let function = self.programs.function(&shape.program(part), "expert_rows")?;
         let args = [
             Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
@@ -616,7 +616,7 @@ impl Cuda {
         let block = u32::try_from(shape.warps * 32).expect("a few warps");
         // Each pair has rows of its own at most.
         let items = part.row_tiles().div_ceil(shape.warps) * pass.pairs;
-        let blocks = items.min(self.device.multiprocessors as usize * shape.sharers);
+        let blocks = items.min(self.device.abilities().multiprocessors * shape.sharers);
         self.launch(OPERATION, function, [blocks, 1, 1], (block, shared), &args)
     }
 
@@ -628,9 +628,9 @@ impl Cuda {
         product: &Product,
     ) -> Result<(), Error> {
         let part = &piece.part;
-        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+        let able = self.device.abilities();
         let cut = (product.pairs > 0, slices(part));
-        let shape = gemm::Shape::of_experts(part, cut, (piece.experts.len(), pass.mean), device);
+        let shape = gemm::GemmPlan::of_experts(part, cut, (piece.experts.len(), pass.mean), able);
         let function = self.programs.function(&of_experts(shape.program(part)), "gemm")?;
         let many = Many {
             values: self.scratch.values(),
@@ -644,7 +644,7 @@ impl Cuda {
             partials: 0,
             tickets: 0,
         };
-        let grid = [(shape.tiles * pass.pairs).min(device.0), 1, 1];
+        let grid = [(shape.tiles * pass.pairs).min(able.multiprocessors), 1, 1];
         let inputs = bytemuck::bytes_of(&many);
         self.launch_product(function, (pass, piece), (inputs, product), grid, (shape.threads(), shape.shared))
     }
@@ -669,9 +669,10 @@ mod tests {
     use super::*;
     use crate::layout::PLANES;
     use crate::ops::gemv::SHARED_MIN;
+    use crate::ops::shapes::HOPPER;
 
     fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES], slices: None }
     }
 
     #[test]
@@ -681,7 +682,7 @@ mod tests {
             for shape in [(16, 256), (40, 2880), (1536, 2048), (2048, 768), (4096, 14_336)] {
                 for (each, room) in [(1, SHARED_MIN), (8, SHARED_MIN), (100, SHARED_MIN), (8, 219 << 10)] {
                     let part = part(format, shape);
-                    let few = Shape::new(&part, each, room);
+                    let few = ExpertPlan::new(&part, each, room);
                     assert!(few.stages >= 2 && (1..=8).contains(&few.warps), "{format:?} {shape:?}: {few:?}");
                     assert!(few.sharers * (few.shared + SHARERS_BYTES) <= room + SHARERS_BYTES, "{few:?}");
                 }
@@ -691,15 +692,15 @@ mod tests {
 
     #[test]
     fn columns_are_cut_by_the_shape_of_an_expert_whoever_multiplies() {
-        let device = (132, 219 << 10);
         for (shape, wanted) in
             [((1536, 2048), 1), ((2048, 768), 1), ((5760, 2880), 2), ((28_672, 4096), 1), ((4096, 14_336), 4)]
         {
             let part = part(Format::Q4_K, shape);
             assert_eq!(slices(&part), wanted, "{shape:?}");
-            let many = [8, 64, 300]
-                .map(|each| gemm::Shape::of_experts(&part, (false, slices(&part)), (8, each), device).slices);
-            let few = [1, 20].map(|each| Shape::new(&part, each, device.1).slices);
+            let many = [8, 64, 300].map(|each| {
+                gemm::GemmPlan::of_experts(&part, (false, slices(&part)), (8, each), &HOPPER).slices
+            });
+            let few = [1, 20].map(|each| ExpertPlan::new(&part, each, HOPPER.shared_max).slices);
             assert_eq!((many, few), ([wanted; 3], [wanted; 2]), "{shape:?}");
         }
     }

@@ -1,10 +1,10 @@
 //! Operations that one kernel does together.
 //!
-//! Inside `record`, a product waits until the next operation is known: of one row, the gated activation of what it yields
-//! becomes its last act. A norm is left to the product that reads it: dot(w, g * x) / rms(x) is the norm's product. What
-//! waits is launched as soon as anything else happens; a norm that was left undone is written if somebody else reads it.
-//! Whether a norm is left depends on how the backend was made, never on the batch; a gated activation has the same bits
-//! either way.
+//! Inside `record`, a product waits until the next operation is known: of one row, the gated activation of what it
+//! yields becomes its last act. A norm is left to the product that reads it: dot(w, g * x) / rms(x) is the norm's
+//! product. What waits is launched as soon as anything else happens; a norm that was left undone is written if somebody
+//! else reads it. Whether a norm is left depends on how the backend was made, never on the batch; a gated activation
+//! has the same bits either way.
 
 use std::cell::Cell;
 
@@ -65,8 +65,8 @@ impl Cuda {
     }
 
     /// Does an operation: `body` launches its kernels. Before that what waits is launched, what the operation reads is
-    /// made to be there, and what was kept of what it writes is forgotten. Nothing can be launched elsewhere, so no operation can
-    /// leave out what it reads and writes.
+    /// made to be there, and what was kept of what it writes is forgotten. Nothing can be launched elsewhere, so no
+    /// operation can leave out what it reads and writes.
     pub(super) fn op(
         &self,
         slot: &Slot,
@@ -204,7 +204,8 @@ impl Cuda {
             return Ok(false);
         }
         let Some(mut pending) = self.pending_for(gate_up, Rows::Tokens)? else { return Ok(false) };
-        // Several rows are multiplied and gated apart, with the same bits: both at once take more registers than there are.
+        // Several rows are multiplied and gated apart, with the same bits: both at once take more registers than there
+        // are.
         if !self.gates(&pending.gemv) {
             self.launching(|| self.multiply(&pending.gemv))?;
             return Ok(false);

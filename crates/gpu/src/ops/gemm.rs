@@ -1,7 +1,8 @@
-//! Products with many rows of activations: prompts and large batches, by the matrix units of Hopper (`kernels/gemm.cu`).
+//! Products with many rows of activations: prompts and large batches, by the matrix units of Hopper
+//! (`kernels/gemm.cu`).
 //!
-//! Sums have the order that they have for one row, and the same bits. What is chosen here by the number of rows is only who
-//! does what.
+//! Sums have the order that they have for one row, and the same bits. What is chosen here by the number of rows is only
+//! who does what.
 
 use fornax_compute::{Error, Rows};
 
@@ -10,32 +11,31 @@ use super::gemv::{Inputs, Product, slices, steps};
 use super::products::RowCounts;
 use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
-use crate::driver::Arg;
+use crate::driver::{Abilities, Arg};
 use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{DevicePart, PARTIALS_BYTES, TICKETS, WeightPart, int};
 use crate::program::Key;
 use crate::step::DeviceStep;
 
-/// The chip that has the instruction.
-pub(super) const CAPABILITY: i32 = 90;
-/// From so many rows on these products, or those of few rows (`gemm_few.rs`), are faster than those of gemv.cu.
+/// From this many rows on, these products, or those of few rows (`gemm_few.rs`), are faster than those of gemv.cu.
 const ROWS_MIN: usize = 2;
 /// Rows of a weight that a warpgroup has; usually two of a block multiply.
 const GROUP_ROWS: usize = 64;
 const GROUPS: usize = 2;
-/// Three, where sums leave them registers: up to so many rows of activations. Faster where many instructions unpack a weight, and as
-/// fast where it is two bytes a value.
+/// Three, where sums leave them registers: up to this many rows of activations. Faster where many instructions unpack a
+/// weight, and as fast where it is two bytes a value.
 const GROUPS_TALL: usize = 3;
 const TALL_WIDTH: usize = 192;
-/// Blocks of a cluster, which have tiles below each other and copy the rows of activations that they share once for all: two are
-/// neighbours on every chip, so that as many of them run at once as there are multiprocessors.
+/// Blocks of a cluster, which have tiles below each other and copy the rows of activations that they share once for
+/// all: two are neighbours on every chip, so that as many of them run at once as there are multiprocessors.
 const TALL: usize = 2;
 /// Rows of activations that a block may have: where there is one slice, and where several are added in registers.
 const WIDTHS: [usize; 7] = [64, 96, 128, 160, 192, 224, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
 /// Those of experts, whose rows are never as many as a tile has.
 const WIDTHS_EXPERTS: [usize; 4] = [64, 128, 192, 256];
-/// Tiles of activations beside each other up to which steps may be shared out evenly: each goes through the whole weight.
+/// Tiles of activations beside each other up to which steps may be shared out evenly: each goes through the whole
+/// weight.
 const EVEN_ACROSS: usize = 2;
 /// Warps of a warpgroup, each of which has tickets of its own.
 const GROUP_WARPS: usize = 4;
@@ -70,7 +70,7 @@ pub(super) const LAYOUTS: &[Layout] = &[layout!(Many, "Inputs" in "gemm.cu", {
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct GemmPlan {
     pub(super) slices: usize,
     gates: bool,
     /// Warpgroups of a block that multiply.
@@ -90,11 +90,11 @@ pub(super) struct Shape {
     tiles_all: usize,
 }
 
-impl Shape {
-    /// The fastest for so many rows of activations.
-    fn of(part: &WeightPart, gates: bool, limit: usize, (multiprocessors, room): (usize, usize)) -> Shape {
-        Shape::every(part, gates, limit, (multiprocessors, room))
-            .min_by_key(|shape| shape.cost(part, multiprocessors))
+impl GemmPlan {
+    /// The fastest for this many rows of activations.
+    fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> GemmPlan {
+        GemmPlan::every(part, gates, limit, able)
+            .min_by_key(|shape| shape.cost(part, able.multiprocessors))
             .expect("there is always one")
     }
 
@@ -102,8 +102,9 @@ impl Shape {
         part: &WeightPart,
         gates: bool,
         limit: usize,
-        (multiprocessors, room): (usize, usize),
-    ) -> impl Iterator<Item = Shape> {
+        able: &Abilities,
+    ) -> impl Iterator<Item = GemmPlan> + use<> {
+        let Abilities { multiprocessors, shared_max: room, .. } = *able;
         let slices = slices(part);
         let widths: &[usize] = if slices == 1 { &WIDTHS } else { &WIDTHS_SLICED };
         let part = *part;
@@ -121,17 +122,18 @@ impl Shape {
         whole
             .chain(even)
             .chain(tall)
-            .map(move |block| Shape::new(&part, (gates, slices), block, TALL, limit, room))
+            .map(move |block| GemmPlan::new(&part, (gates, slices), block, TALL, limit, room))
             .filter(move |shape| !shape.even || shape.fits_workspace(multiprocessors))
     }
 
-    /// The fastest for `experts` of a part's shape that have about `each` rows of activations, in so many slices.
+    /// The fastest for `experts` of a part's shape that have about `each` rows of activations, in this many slices.
     pub(super) fn of_experts(
         part: &WeightPart,
         (gates, slices): (bool, usize),
         (experts, each): (usize, usize),
-        (multiprocessors, room): (usize, usize),
-    ) -> Shape {
+        able: &Abilities,
+    ) -> GemmPlan {
+        let room = able.shared_max;
         let widths: &[usize] = if slices == 1 { &WIDTHS_EXPERTS } else { &WIDTHS_SLICED };
         widths
             .iter()
@@ -140,9 +142,9 @@ impl Shape {
                 // Some experts have an eighth less, others more.
                 let groups = experts * ((7 * each).div_ceil(8 * width) + (9 * each).div_ceil(8 * width));
                 let groups = groups.div_ceil(2);
-                Shape::new(part, (gates, slices), (GROUPS, width, false), 1, groups * width, room)
+                GemmPlan::new(part, (gates, slices), (GROUPS, width, false), 1, groups * width, room)
             })
-            .min_by_key(|shape| shape.cost(part, multiprocessors))
+            .min_by_key(|shape| shape.cost(part, able.multiprocessors))
             .expect("there is always one")
     }
 
@@ -153,7 +155,7 @@ impl Shape {
         tall: usize,
         limit: usize,
         room: usize,
-    ) -> Shape {
+    ) -> GemmPlan {
         let rows = if gates { part.rows / 2 } else { part.rows };
         let block_rows = groups * GROUP_ROWS;
         let tiles = rows.div_ceil(if gates { block_rows / 2 } else { block_rows });
@@ -170,7 +172,7 @@ impl Shape {
             (room / 2 / activations).clamp(least, STAGES_MAX).min((room - 2 * weights) / activations);
         let stages = [((room - wanted * activations) / weights).min(STAGES_MAX), wanted];
         let shared = fixed + stages[0] * weights + stages[1] * activations;
-        Shape {
+        GemmPlan {
             slices,
             gates,
             groups,
@@ -206,8 +208,8 @@ impl Shape {
             && tickets * self.groups * GROUP_WARPS <= TICKETS
     }
 
-    /// About how many cycles it takes, as measured on an H200: the matrix unit's for 16 columns of two warpgroups or three, some
-    /// of waiting, and the ends of a tile.
+    /// About how many cycles it takes, as measured on an H200: the matrix unit's for 16 columns of two warpgroups or
+    /// three, some of waiting, and the ends of a tile.
     fn cost(&self, part: &WeightPart, multiprocessors: usize) -> usize {
         let sixteens = part.format.step_columns() / 16;
         let of_row = if self.groups == GROUPS { 9 } else { 14 };
@@ -254,21 +256,21 @@ fn passed(groups: usize, width: usize) -> usize {
     if groups == GROUPS && width.is_multiple_of(4 * PASSED) { PASSED } else { PASSED / 2 }
 }
 
-/// The programs of products with more rows than `gemm_few.rs` takes: the fastest of every batch of `often` rows or fewer, and of
-/// chunks of prompts, which have `most` rows at most; chunks of other lengths take one of those.
+/// The programs of products with more rows than `gemm_few.rs` takes: the fastest of every batch of `often` rows or
+/// fewer, and of chunks of prompts, which have `most` rows at most; chunks of other lengths take one of those.
 pub(crate) fn programs(
     part: &WeightPart,
     gates: bool,
     RowCounts { often, most }: RowCounts,
-    device: (usize, usize),
+    able: &Abilities,
 ) -> Vec<Key> {
     let few = gemm_few::rows_max(part);
-    // Steps that are recorded are made for so many rows.
+    // Steps that are recorded are made for this many rows.
     let batches = (64..=256).step_by(32).filter(|&rows| rows < often + 32);
     let chunks = [128, 256, 512, 1024, 2048, 4096, 8192].into_iter().filter(|&rows| rows < most);
     let mut keys = Vec::new();
     for limit in batches.chain(chunks).chain([most]).filter(|&rows| few < rows) {
-        let key = Shape::of(part, gates, limit, device).program(part);
+        let key = GemmPlan::of(part, gates, limit, able).program(part);
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -278,12 +280,12 @@ pub(crate) fn programs(
 
 /// Every program of a part, for the compiler's test.
 #[cfg(test)]
-pub(crate) fn every_program(part: &WeightPart, limit: usize, device: (usize, usize)) -> Vec<Key> {
-    let shapes = [false, true].into_iter().flat_map(|gates| Shape::every(part, gates, limit, device));
+pub(crate) fn every_program(part: &WeightPart, limit: usize, able: &Abilities) -> Vec<Key> {
+    let shapes = [false, true].into_iter().flat_map(|gates| GemmPlan::every(part, gates, limit, able));
     shapes.map(|shape| shape.program(part)).collect()
 }
 
-/// Rows of activations that there is room for where there are so many: they are swizzled eight at a time.
+/// Rows of activations that there is room for where there are this many: they are swizzled eight at a time.
 pub(super) fn room_for(rows: usize) -> usize {
     rows.next_multiple_of(8)
 }
@@ -301,37 +303,32 @@ pub(super) struct Gemm {
 }
 
 impl Cuda {
-    /// Whether products of so many rows are made here, or as those of few rows.
+    /// Whether products of this many rows are made here, or as those of few rows.
     pub(crate) fn takes_many(&self, rows: usize) -> bool {
-        self.device.found.capability == CAPABILITY && rows >= ROWS_MIN
+        self.device.abilities().wgmma && rows >= ROWS_MIN
     }
 
-    /// The fastest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of requests.
-    fn ready_shape(
-        &self,
-        part: &WeightPart,
-        gates: bool,
-        limit: usize,
-        device: (usize, usize),
-    ) -> (Shape, Key) {
-        let with_key = |shape: Shape| (shape, shape.program(part));
-        let ready = |(_, key): &(Shape, Key)| self.programs.has(key);
+    /// The fastest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of
+    /// requests.
+    fn ready_shape(&self, part: &WeightPart, gates: bool, limit: usize) -> (GemmPlan, Key) {
+        let able = self.device.abilities();
+        let with_key = |shape: GemmPlan| (shape, shape.program(part));
+        let ready = |(_, key): &(GemmPlan, Key)| self.programs.has(key);
         // Nearly always the fastest of all.
-        let fastest = with_key(Shape::of(part, gates, limit, device));
+        let fastest = with_key(GemmPlan::of(part, gates, limit, able));
         if ready(&fastest) {
             return fastest;
         }
-        let others = Shape::every(part, gates, limit, device).map(with_key).filter(ready);
-        others.min_by_key(|(shape, _)| shape.cost(part, device.0)).unwrap_or(fastest)
+        let others = GemmPlan::every(part, gates, limit, able).map(with_key).filter(ready);
+        others.min_by_key(|(shape, _)| shape.cost(part, able.multiprocessors)).unwrap_or(fastest)
     }
 
     /// The program that such a product is launched with.
     #[cfg(test)]
     pub(super) fn many_key(&self, part: &WeightPart, gates: bool, limit: usize) -> Key {
-        let device = (self.device.multiprocessors as usize, self.device.shared_max);
         match self.takes_few(part, gates, limit) {
             true => self.few_key(part, gates, limit).expect("it takes them"),
-            false => self.ready_shape(part, gates, limit, device).1,
+            false => self.ready_shape(part, gates, limit).1,
         }
     }
 
@@ -342,9 +339,7 @@ impl Cuda {
         if self.takes_few(&part, product.pairs > 0, limit) {
             return self.multiply_few(gemm);
         }
-        let multiprocessors = self.device.multiprocessors as usize;
-        let device = (multiprocessors, self.device.shared_max);
-        let (shape, key) = self.ready_shape(&part, product.pairs > 0, limit, device);
+        let (shape, key) = self.ready_shape(&part, product.pairs > 0, limit);
         let function = self.programs.function(&key, "gemm")?;
         let many = Many {
             values: inputs.values,
@@ -366,7 +361,7 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(&product)),
         ];
         let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let clusters = shape.blocks(multiprocessors) / shape.tall;
+        let clusters = shape.blocks(self.device.abilities().multiprocessors) / shape.tall;
         let block = (shape.threads(), shared, shape.tall);
         self.launch_clusters(operation, function, [clusters, 1, shape.tall], block, &args)
     }
@@ -382,7 +377,7 @@ mod tests {
     fn tiles_fill_whole_rounds_of_multiprocessors_or_are_shared_out() {
         let check = |shape, gates, limit, wanted| {
             let part = part(Format::BF16, shape);
-            let Shape { width, even, .. } = Shape::of(&part, gates, limit, HOPPER);
+            let GemmPlan { width, even, .. } = GemmPlan::of(&part, gates, limit, &HOPPER);
             assert_eq!((width, even), wanted, "{shape:?}, {limit} rows, gates {gates}");
         };
         check((4608, 3584), false, 2048, (192, false));
@@ -409,7 +404,8 @@ mod tests {
     #[test]
     fn blocks_have_more_rows_of_a_weight_where_few_rows_of_activations_are_one_tile() {
         let check = |format, shape, gates, limit, wanted| {
-            let Shape { groups, width, even, .. } = Shape::of(&part(format, shape), gates, limit, HOPPER);
+            let GemmPlan { groups, width, even, .. } =
+                GemmPlan::of(&part(format, shape), gates, limit, &HOPPER);
             assert_eq!((groups, width, even), wanted, "{format:?} {shape:?}, {limit} rows, gates {gates}");
         };
         check(Format::BF16, (37_888, 3584), true, 192, (2, 192, true));
@@ -432,8 +428,11 @@ mod tests {
                 for columns in [128, 896, 3584, 18_944] {
                     for (gates, limit) in [(false, 65), (true, 65), (false, 300), (true, 8192)] {
                         let part = part(format, (rows, columns));
-                        for shape in Shape::every(&part, gates, limit, HOPPER) {
-                            assert!(shape.shared <= HOPPER.1, "{format:?} {rows} x {columns}: {shape:?}");
+                        for shape in GemmPlan::every(&part, gates, limit, &HOPPER) {
+                            assert!(
+                                shape.shared <= HOPPER.shared_max,
+                                "{format:?} {rows} x {columns}: {shape:?}"
+                            );
                             let [weights, activations] = shape.stages;
                             assert!(
                                 weights >= 2 && activations >= 3,

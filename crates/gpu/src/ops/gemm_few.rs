@@ -1,4 +1,5 @@
-//! Products with few rows of activations, several streams at once, by the matrix units of Hopper (`kernels/gemm_few.cu`).
+//! Products with few rows of activations, several streams at once, by the matrix units of Hopper
+//! (`kernels/gemm_few.cu`).
 //!
 //! Sums have the order that they have for one row, and the same bits.
 
@@ -9,7 +10,7 @@ use super::gemv::slices;
 use super::products::RowCounts;
 use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
-use crate::driver::Arg;
+use crate::driver::{Abilities, Arg};
 use crate::memory::{WeightPart, int};
 use crate::program::Key;
 
@@ -49,7 +50,7 @@ pub(super) const LAYOUTS: &[Layout] =
 
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+struct FewPlan {
     slices: usize,
     gates: bool,
     /// Rows of activations.
@@ -67,14 +68,10 @@ struct Shape {
     blocks: usize,
 }
 
-impl Shape {
-    /// For so many rows of activations; `None` where they are too many, or nothing fits.
-    fn of(
-        part: &WeightPart,
-        gates: bool,
-        limit: usize,
-        (multiprocessors, room): (usize, usize),
-    ) -> Option<Shape> {
+impl FewPlan {
+    /// For this many rows of activations; `None` where they are too many, or nothing fits.
+    fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> Option<FewPlan> {
+        let room = able.shared_max;
         let width = WIDTHS.into_iter().find(|&width| limit <= width && width <= rows_max(part))?;
         let slices = slices(part);
         // Gates of several slices are multiplied and gated apart.
@@ -84,8 +81,8 @@ impl Shape {
         let sides = if gates { 2 } else { 1 };
         let units = part.row_tiles() / sides;
         let at_once = match slices {
-            1 => multiprocessors,
-            _ => CLUSTERED.min(multiprocessors) / slices,
+            1 => able.multiprocessors,
+            _ => CLUSTERED.min(able.multiprocessors) / slices,
         };
         // Sums take registers.
         let groups_max = match (width, slices) {
@@ -95,18 +92,18 @@ impl Shape {
         };
         let most = (1..=groups_max * GROUP_TILES / sides)
             .rev()
-            .find(|&units| Shape::stages(part, gates, (width, units * sides), room).is_some())?;
-        // As few turns as there can be, all of the same length; a block that has a slice has one.
+            .find(|&units| FewPlan::stages(part, gates, (width, units * sides), room).is_some())?;
+        // As few rounds as there can be, all of the same length; a block that has a slice has one.
         let blocks = units.min(at_once.max(1));
         let share = units.div_ceil(blocks);
         let each = share.div_ceil(share.div_ceil(most));
         let blocks = if slices == 1 { blocks } else { units.div_ceil(each) };
         let tiles = each * sides;
-        let (stages, shared) = Shape::stages(part, gates, (width, tiles), room)?;
+        let (stages, shared) = FewPlan::stages(part, gates, (width, tiles), room)?;
         let groups = tiles.div_ceil(GROUP_TILES);
         let sums = if slices > 1 { 1024 + groups * GROUP_TILES * 64 * width } else { 0 };
         let shared = shared.max(sums);
-        (shared <= room).then_some(Shape {
+        (shared <= room).then_some(FewPlan {
             slices,
             gates,
             width,
@@ -119,7 +116,7 @@ impl Shape {
         })
     }
 
-    /// Stages of weights and of activations, and the shared memory for them: two and more of so many tiles.
+    /// Stages of weights and of activations, and the shared memory for them: two and more of this many tiles.
     fn stages(
         part: &WeightPart,
         gates: bool,
@@ -161,13 +158,13 @@ impl Shape {
     }
 }
 
-/// The programs of products with `often` rows or fewer, and now and then with as many as `most`. Gates have none where they are
-/// multiplied and gated apart.
+/// The programs of products with `often` rows or fewer, and now and then with as many as `most`. Gates have none where
+/// they are multiplied and gated apart.
 pub(crate) fn programs(
     part: &WeightPart,
     gates: bool,
     RowCounts { often, most }: RowCounts,
-    device: (usize, usize),
+    able: &Abilities,
 ) -> Vec<Key> {
     let most = most.min(rows_max(part));
     let mut below = 1;
@@ -178,22 +175,21 @@ pub(crate) fn programs(
         below = *width;
         needed
     });
-    let shapes = needed.filter_map(|width| Shape::of(part, gates, width, device));
+    let shapes = needed.filter_map(|width| FewPlan::of(part, gates, width, able));
     shapes.map(|shape| shape.program(part)).collect()
 }
 
 impl Cuda {
-    /// Whether a product with so many rows has this kernel.
+    /// Whether a product with this many rows has this kernel.
     pub(super) fn takes_few(&self, part: &WeightPart, gates: bool, limit: usize) -> bool {
-        let device = (self.device.multiprocessors as usize, self.device.shared_max);
-        Shape::of(part, gates, limit, device).is_some()
+        FewPlan::of(part, gates, limit, self.device.abilities()).is_some()
     }
 
-    /// The narrowest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of requests.
-    fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(Shape, Key)> {
-        let device = (self.device.multiprocessors as usize, self.device.shared_max);
+    /// The narrowest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of
+    /// requests.
+    fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(FewPlan, Key)> {
         let wider = WIDTHS.into_iter().filter(|&width| limit <= width);
-        let shapes = wider.filter_map(|width| Shape::of(part, gates, width, device));
+        let shapes = wider.filter_map(|width| FewPlan::of(part, gates, width, self.device.abilities()));
         let mut shapes = shapes.map(|shape| (shape, shape.program(part))).peekable();
         let narrowest = shapes.peek().cloned();
         shapes.find(|(_, key)| self.programs.has(key)).or(narrowest)
@@ -243,15 +239,15 @@ mod tests {
     #[test]
     fn blocks_have_equal_shares_of_a_weight_and_all_run_at_once() {
         let check = |shape, gates, limit, wanted| {
-            let shape = Shape::of(&part(Format::BF16, shape), gates, limit, HOPPER).unwrap();
-            let Shape { slices, groups, tiles, blocks, .. } = shape;
+            let shape = FewPlan::of(&part(Format::BF16, shape), gates, limit, &HOPPER).unwrap();
+            let FewPlan { slices, groups, tiles, blocks, .. } = shape;
             assert_eq!((slices, groups, tiles, blocks), wanted, "{shape:?}, {limit} rows, gates {gates}");
         };
         check((4608, 3584), false, 64, (4, 3, 10, 29));
         check((3584, 3584), false, 64, (4, 2, 8, 28));
         check((3584, 18_944), false, 64, (8, 4, 15, 15));
         check((37_888, 3584), true, 64, (1, 5, 18, 132));
-        assert_eq!(Shape::of(&part(Format::BF16, (37_888, 3584)), true, 65, HOPPER), None);
+        assert_eq!(FewPlan::of(&part(Format::BF16, (37_888, 3584)), true, 65, &HOPPER), None);
     }
 
     #[test]
@@ -262,13 +258,16 @@ mod tests {
                     for gates in [false, true] {
                         for limit in [2, 8, 17, 64, 65, 128] {
                             let part = part(format, (rows, columns));
-                            let shape = Shape::of(&part, gates, limit, HOPPER);
+                            let shape = FewPlan::of(&part, gates, limit, &HOPPER);
                             if gates && (rows == 16 || slices(&part) > 1) || limit > rows_max(&part) {
                                 continue;
                             }
                             let shape = shape
                                 .unwrap_or_else(|| panic!("{format:?} {rows} x {columns}, {limit} rows"));
-                            assert!(shape.shared <= HOPPER.1, "{format:?} {rows} x {columns}: {shape:?}");
+                            assert!(
+                                shape.shared <= HOPPER.shared_max,
+                                "{format:?} {rows} x {columns}: {shape:?}"
+                            );
                             assert!(shape.stages.into_iter().all(|stages| stages >= 2), "{shape:?}");
                             assert_eq!(shape.slices, slices(&part));
                             let unit = if gates { 2 } else { 1 };

@@ -18,38 +18,42 @@ use crate::step::{DeviceStep, Slot};
 
 /// Multiprocessors that blocks are dealt out to: an H100's. A constant, because the order of summation follows from it.
 pub(super) const MULTIPROCESSORS: usize = 132;
-/// Tiles of 16 rows from which on columns are cut into so many slices: enough warps for every multiprocessor.
+/// Tiles of 16 rows from which on columns are cut into this many slices: enough warps for every multiprocessor.
 const SLICES: [(usize, usize); 4] =
     [(8 * MULTIPROCESSORS, 1), (4 * MULTIPROCESSORS, 2), (MULTIPROCESSORS, 4), (0, 8)];
 /// Warps of a block, for one row of activations and for several, whose sums take registers.
 const WARPS_MAX: usize = 18;
+const WARPS_SEVERAL: usize = 18;
 /// Fewer do not keep a multiprocessor busy.
 const WARPS_ENOUGH: usize = 8;
-const WARPS_SEVERAL: usize = 18;
 /// Columns of a slice beyond which there are twice as many.
 const SLICE_COLUMNS: usize = 4096;
 /// Tiles that a block has at once, where several warps share one: as many as there are barriers.
 const TEAMS_MAX: usize = 15;
-/// Times 128 columns that a warp brings into form at most: in registers.
+/// Most groups of 128 columns that a warp prepares: it keeps them in registers.
 const EACH_MAX: usize = 20;
-/// Rows that blocks of 1024 threads bring into form: one for each multiprocessor.
+/// Up to this many rows, a block of 1024 threads prepares each: about one row for each multiprocessor.
 const FORM_FEW: usize = 128;
-/// Columns that `form_fours` keeps in registers, and rows that are on their way to a block of `form_stream`: as in form.cu.
+/// Columns that `form_fours` keeps in registers, and rows that are on their way to a block of `form_stream`: as in
+/// form.cu.
 const FORM_KEPT: usize = 4096;
 const STREAM_MAX: usize = 8;
 const STAGES_MAX: usize = 8;
-/// Half of a multiprocessor's shared memory. Where weights are many, a block has more: two would not fit, and a multiprocessor that
-/// is free before others is not given two of the next kernel's.
+/// Half of a multiprocessor's shared memory.
 const SHARED_HALF: usize = 113 << 10;
+/// Somewhat more than half: two such blocks do not fit one multiprocessor. Otherwise a multiprocessor that is free early
+/// would be given two blocks of the next kernel, and another one none.
 const SHARED_ALONE: usize = SHARED_HALF + 2048;
+/// Products that read at least this many bytes ask for `SHARED_ALONE`.
 const ALONE_BYTES: usize = 6 << 20;
-/// What fits beside such a block. Products of small models that are no gates have it: they start beside the gates, one to a
-/// multiprocessor, and two of one kernel's are not given to one while others have none.
+/// What fits beside such a block. Small models' products other than gates ask for it. Then one of their blocks starts on
+/// each multiprocessor beside a block of the gates, and no multiprocessor has two of them while another has none.
 const SHARED_BESIDE: usize = 109 << 10;
+/// The same bound as `ALONE_BYTES`, for products of small models.
 const SMALL_ALONE_BYTES: usize = 2 << 20;
-/// From here on a product is no small model's.
+/// A product that reads at least this many bytes is not a small model's.
 const LARGE_BYTES: usize = 24 << 20;
-/// Times 128 columns whose squares a lane adds up by itself.
+/// Groups of 128 columns up to which one lane adds up the squares.
 const FEW_GROUPS: usize = 8;
 /// The most rows of activations of a product.
 const PASS_ROWS_MAX: usize = 1024;
@@ -135,10 +139,11 @@ impl Cuda {
     pub(super) fn gates(&self, gemv: &Gemv) -> bool {
         let limit = gemv.inputs.limit.cast_unsigned() as usize;
         gemv.many && self.gates_many(&gemv.part, limit)
-            || gemv.inputs.values == 0 && Shape::one(&gemv.part, true, self.device.shared_max).is_some()
+            || gemv.inputs.values == 0
+                && GemvPlan::one(&gemv.part, true, self.device.abilities().shared_max).is_some()
     }
 
-    /// The same of so many rows: of few, those of several slices are gated apart.
+    /// The same of this many rows: of few, those of several slices are gated apart.
     pub(super) fn gates_many(&self, part: &WeightPart, limit: usize) -> bool {
         limit > rows_few(part) || self.takes_few(part, true, limit)
     }
@@ -161,7 +166,7 @@ impl Scratch {
         }
     }
 
-    /// How many rows of so many columns it holds: values, and a factor for each.
+    /// How many rows of this many columns it holds: values, and a factor for each.
     pub(super) fn rows(&self, columns: usize) -> usize {
         let bytes = (columns.next_multiple_of(TILE_COLUMNS) * 2 + 4) as u64;
         usize::try_from(self.area.bytes() / bytes).expect("fits the device")
@@ -178,20 +183,24 @@ impl Scratch {
     }
 }
 
-/// How many slices the columns of a part are cut into. It follows from the part alone: sums have this order everywhere.
+/// How many slices the columns of a part are cut into. It follows from the whole weight's part alone: sums have this
+/// order everywhere, on a shard of it, too.
 pub(crate) fn slices(part: &WeightPart) -> usize {
+    if let Some(slices) = part.slices {
+        return slices;
+    }
     let wanted = SLICES.iter().find(|(tiles, _)| part.row_tiles() >= *tiles).map_or(1, |&(_, slices)| slices);
     let wanted = if part.columns >= SLICE_COLUMNS * wanted { 2 * wanted } else { wanted };
     wanted.min(8).min(steps(part))
 }
 
-pub(super) fn steps(part: &WeightPart) -> usize {
+pub(crate) fn steps(part: &WeightPart) -> usize {
     part.groups() * TILE_COLUMNS / part.format.step_columns()
 }
 
 /// How a product with a part is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct GemvPlan {
     slices: usize,
     /// Rows of activations that a block has: one is brought into form by the block itself.
     rows: usize,
@@ -208,19 +217,19 @@ pub(super) struct Shape {
     pub(super) shared: usize,
 }
 
-impl Shape {
+impl GemvPlan {
     /// For one row of activations; `None` where it does not fit a block. `room` is how much shared memory that has.
-    fn one(part: &WeightPart, gates: bool, room: usize) -> Option<Shape> {
-        Shape::one_of(part, gates, (slices(part), MULTIPROCESSORS), room)
+    fn one(part: &WeightPart, gates: bool, room: usize) -> Option<GemvPlan> {
+        GemvPlan::one_of(part, gates, (slices(part), MULTIPROCESSORS), room)
     }
 
-    /// The same in so many slices, for so many multiprocessors.
+    /// The same in this many slices, for this many multiprocessors.
     pub(super) fn one_of(
         part: &WeightPart,
         gates: bool,
         (slices, multiprocessors): (usize, usize),
         room: usize,
-    ) -> Option<Shape> {
+    ) -> Option<GemvPlan> {
         let (groups, sides) = (part.groups(), if gates { 2 } else { 1 });
         let (tiles, team, step_bytes) = (part.row_tiles() / sides, slices * sides, part.format.step_bytes());
         // The row and its squares; sums, and a barrier for each stage.
@@ -232,7 +241,8 @@ impl Shape {
                 && (team == 1 || teams <= TEAMS_MAX)
                 && fixed(warps) + warps * step_bytes <= room
         };
-        // Enough to bring a row into form; then as few rounds of a block's tiles as there are warps for, with as little idle.
+        // Enough to bring a row into form; then as few rounds of a block's tiles as there are warps for, with as little
+        // idle.
         let least = groups.div_ceil(EACH_MAX).div_ceil(team).max(1);
         let tiles_each = tiles.div_ceil(multiprocessors).max(1);
         let teams =
@@ -262,11 +272,11 @@ impl Shape {
         };
         let shared = (fixed + stages * stage).max(alone.min(room));
         let all_ahead = stages == at_once;
-        Some(Shape { slices, rows: 1, warps, blocks, stages, all_ahead, early: small, each, shared })
+        Some(GemvPlan { slices, rows: 1, warps, blocks, stages, all_ahead, early: small, each, shared })
     }
 
     /// For `limit` rows that are in form. A block has one slice.
-    fn several(part: &WeightPart, limit: usize, room: usize) -> Shape {
+    fn several(part: &WeightPart, limit: usize, room: usize) -> GemvPlan {
         let (slices, tiles, step_bytes) = (slices(part), part.row_tiles(), part.format.step_bytes());
         let row_bytes = part.format.step_columns() * 2 + 64;
         let stage = |rows: usize, warps: usize| rows * row_bytes + warps * step_bytes;
@@ -285,7 +295,7 @@ impl Shape {
         let blocks = tiles.div_ceil(warps);
         let blocks = if slices == 1 { blocks.min(MULTIPROCESSORS) } else { blocks };
         let (all_ahead, early) = (false, false);
-        Shape { slices, rows, warps, blocks, stages, all_ahead, early, each: 0, shared: stages * stage }
+        GemvPlan { slices, rows, warps, blocks, stages, all_ahead, early, each: 0, shared: stages * stage }
     }
 
     pub(super) fn program(&self, part: &WeightPart, gates: bool) -> Key {
@@ -318,7 +328,7 @@ impl Shape {
     }
 }
 
-/// The program that brings rows of so many columns into form, or those of experts.
+/// The program that brings rows of this many columns into form, or those of experts.
 pub(crate) fn form_program(columns: usize, experts: bool) -> Key {
     let flags = [("FOURS", columns.is_multiple_of(4)), ("EXPERTS", experts)];
     let defines = flags.map(|(name, on)| format!("{name}={}", i32::from(on)));
@@ -327,14 +337,14 @@ pub(crate) fn form_program(columns: usize, experts: bool) -> Key {
 
 /// The program of a product with one row, where that fits a block.
 pub(crate) fn program_one(part: &WeightPart, gates: bool, room: usize) -> Option<Key> {
-    Shape::one(part, gates, room).map(|shape| shape.program(part, gates))
+    GemvPlan::one(part, gates, room).map(|shape| shape.program(part, gates))
 }
 
-/// The programs of products with up to so many rows, where these kernels do those.
+/// The programs of products with up to this many rows, where these kernels do those.
 pub(crate) fn programs_several(part: &WeightPart, rows_max: usize, room: usize) -> Vec<Key> {
     let mut keys = Vec::new();
     for limit in [8, 16, 32, 64].into_iter().filter(|rows| *rows < 2 * rows_max.max(8)) {
-        let key = Shape::several(part, limit, room).program(part, false);
+        let key = GemvPlan::several(part, limit, room).program(part, false);
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -359,7 +369,8 @@ impl Cuda {
             let plain = weight.parts.iter().any(|part| part.format == Format::F32);
             let due = self.due_norm(x, rows).filter(|_| !plain);
             if due.is_none() {
-                // Read only now: the norm that `x` is the result of may be left undone, unless what is written takes its input.
+                // Read only now: the norm that `x` is the result of may be left undone, unless what is written takes
+                // its input.
                 self.op(slot, &[x], &[], || Ok(()))?;
             }
             let count = self.grid_rows(slot, rows);
@@ -387,7 +398,8 @@ impl Cuda {
                     self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
                     continue;
                 }
-                let one = count == 1 && Shape::one(part, false, self.device.shared_max).is_some();
+                let one =
+                    count == 1 && GemvPlan::one(part, false, self.device.abilities().shared_max).is_some();
                 for first in (0..count).step_by(at_once) {
                     let limit = at_once.min(count - first);
                     let (values, factors) = match one {
@@ -462,7 +474,7 @@ impl Cuda {
         // Long rows come through shared memory, where two of them fit.
         let limit = inputs.limit.cast_unsigned() as usize;
         let (row_bytes, squares) = (columns * 4, 2 * columns.div_ceil(TILE_COLUMNS) * 4);
-        let stages = self.device.shared_max.saturating_sub(squares) / row_bytes;
+        let stages = self.device.abilities().shared_max.saturating_sub(squares) / row_bytes;
         let streams = name == "form_fours" && many && columns > FORM_KEPT && stages >= 2;
         let name = if streams { "form_stream" } else { name };
         let function = self.programs.function(&form_program(columns, false), name)?;
@@ -483,7 +495,7 @@ impl Cuda {
             let stages = stages.min(STREAM_MAX);
             args.extend([Arg::Int(int(limit)), Arg::Int(int(stages))]);
             let shared = int(stages * row_bytes + squares).cast_unsigned();
-            let grid = [limit.min(self.device.multiprocessors as usize), 1, 1];
+            let grid = [limit.min(self.device.abilities().multiprocessors), 1, 1];
             return self.launch(operation, function, grid, (1024, shared), &args);
         }
         self.launch(operation, function, [limit, 1, 1], (form_threads(columns, threads), 0), &args)
@@ -497,10 +509,10 @@ impl Cuda {
         }
         let limit = inputs.limit.cast_unsigned() as usize;
         let gates = product.pairs > 0;
-        let room = self.device.shared_max;
+        let room = self.device.abilities().shared_max;
         let shape = match inputs.values {
-            0 => Shape::one(&part, gates, room).expect("asked before"),
-            _ => Shape::several(&part, limit, room),
+            0 => GemvPlan::one(&part, gates, room).expect("asked before"),
+            _ => GemvPlan::several(&part, limit, room),
         };
         let name = if shape.rows == 1 { "gemv_one" } else { "gemv_several" };
         let function = self.programs.function(&shape.program(&part, gates), name)?;
@@ -545,12 +557,12 @@ impl Cuda {
     }
 }
 
-/// Threads that bring a row into form: a warp for each 128 columns, at most so many.
+/// Threads that bring a row into form: a warp for each 128 columns, at most this many.
 pub(super) fn form_threads(columns: usize, most: u32) -> u32 {
     row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(most)
 }
 
-/// Threads for a row of so many items: whole warps, at most a block.
+/// Threads for a row of this many items: whole warps, at most a block.
 pub(super) fn row_threads(items: usize) -> u32 {
     u32::try_from(items.next_multiple_of(32).clamp(32, 1024)).expect("at most 1024")
 }
@@ -561,14 +573,14 @@ mod tests {
     use crate::layout::PLANES;
 
     fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES], slices: None }
     }
 
     #[test]
     fn the_shape_of_a_product_of_one_row_follows_from_the_weight() {
         let check = |format, shape, gates, wanted| {
-            let Shape { slices, warps, blocks, stages, .. } =
-                Shape::one(&part(format, shape), gates, 219 << 10).unwrap();
+            let GemvPlan { slices, warps, blocks, stages, .. } =
+                GemvPlan::one(&part(format, shape), gates, 219 << 10).unwrap();
             assert_eq!((slices, warps, blocks, stages), wanted, "{format:?} {shape:?}, gates {gates}");
         };
         check(Format::BF16, (16, 17), false, (1, 1, 1, 1));
@@ -584,7 +596,7 @@ mod tests {
     fn products_of_a_small_model_start_beside_its_gates_and_one_to_a_multiprocessor() {
         // What blocks of a multiprocessor share, and what each takes besides.
         let (all, each) = (228 << 10, 1 << 10);
-        let shape = |format, shape, gates| Shape::one(&part(format, shape), gates, 227 << 10).unwrap();
+        let shape = |format, shape, gates| GemvPlan::one(&part(format, shape), gates, 227 << 10).unwrap();
         for format in [Format::BF16, Format::Q8_0, Format::Q5_0] {
             let (gates, down) = (shape(format, (9728, 896), true), shape(format, (896, 4864), false));
             assert!(2 * (gates.shared + each) > all, "{format:?}: {gates:?}");
@@ -608,8 +620,9 @@ mod tests {
             for rows in [16, 512, 3584, 8192, 25_344, 152_064] {
                 for columns in [256, 1024, 3584, 18_944, 32_768] {
                     let part = part(format, (rows, columns));
-                    let one = [false, true].map(|gates| Shape::one(&part, gates, 219 << 10));
-                    let several = [1, 2, 17, 512].map(|limit| Some(Shape::several(&part, limit, SHARED_MIN)));
+                    let one = [false, true].map(|gates| GemvPlan::one(&part, gates, 219 << 10));
+                    let several =
+                        [1, 2, 17, 512].map(|limit| Some(GemvPlan::several(&part, limit, SHARED_MIN)));
                     for shape in one.into_iter().chain(several).flatten() {
                         assert_eq!(shape.slices, slices(&part), "{format:?} {rows} x {columns}");
                     }
@@ -624,9 +637,9 @@ mod tests {
             for rows in [16, 512, 3584, 8192, 152_064] {
                 for columns in [256, 1024, 3584, 18_944, 32_768, 262_144] {
                     let part = part(format, (rows, columns));
-                    let one = [false, true].map(|gates| Shape::one(&part, gates, SHARED_MIN));
+                    let one = [false, true].map(|gates| GemvPlan::one(&part, gates, SHARED_MIN));
                     let several =
-                        [1, 2, 8, 17, 33, 512].map(|limit| Some(Shape::several(&part, limit, SHARED_MIN)));
+                        [1, 2, 8, 17, 33, 512].map(|limit| Some(GemvPlan::several(&part, limit, SHARED_MIN)));
                     for shape in one.into_iter().chain(several).flatten() {
                         assert!(shape.warps <= WARPS_MAX && (1..=STAGES_MAX).contains(&shape.stages));
                         assert!(shape.shared <= SHARED_MIN, "{format:?} {rows} x {columns}: {shape:?}");

@@ -21,7 +21,7 @@ pub(crate) use fuse::Fuse;
 pub(crate) use gemm::every_program as every_gemm;
 #[cfg(test)]
 pub(crate) use gemm_few::programs as few_programs;
-pub(crate) use gemv::Scratch;
+pub(crate) use gemv::{Scratch, slices, steps};
 #[cfg(test)]
 pub(crate) use gemv::{form_program, program_one, programs_several};
 #[cfg(test)]
@@ -54,13 +54,22 @@ pub(crate) const CONSTANTS: [&[Constant]; 6] = [
 /// What tests of shapes have in common.
 #[cfg(test)]
 pub(crate) mod shapes {
+    use crate::driver::Abilities;
     use crate::layout::{Format, PLANES};
     use crate::memory::WeightPart;
 
-    /// Multiprocessors of an H200, and the shared memory that a block has there.
-    pub(crate) const HOPPER: (usize, usize) = (132, 219 << 10);
+    /// An H200's.
+    pub(crate) const HOPPER: Abilities = Abilities {
+        warp: 32,
+        multiprocessors: 132,
+        shared_max: 219 << 10,
+        wgmma: true,
+        bulk_copies: true,
+        clusters_max: 16,
+        early_start: true,
+    };
 
     pub(crate) fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES] }
+        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES], slices: None }
     }
 }

@@ -22,21 +22,21 @@ pub(crate) struct RowCounts {
 
 /// What becomes of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum Gating {
     Plain,
     /// Gated by its own kernel, where there is one that does.
     Gated,
-    /// Now this, now that.
-    Both,
+    /// One or the other, as the operation behind it says.
+    Either,
 }
 
 impl Cuda {
     /// The programs of products with a weight of these parts; without a role whatever may be asked for.
     pub(crate) fn products(&self, parts: &[WeightPart], role: Option<Role>) -> Vec<Key> {
-        let (form, rows) = (self.form_of(parts, role), self.row_counts(role));
+        let (gating, rows) = (self.gating_of(parts, role), self.row_counts(role));
         let mut keys: Vec<Key> = Vec::new();
         for part in parts {
-            for key in self.products_of(part, form, rows) {
+            for key in self.products_of(part, gating, rows) {
                 if !keys.contains(&key) {
                     keys.push(key);
                 }
@@ -56,40 +56,41 @@ impl Cuda {
     }
 
     /// As `op_linear` and `fused_glu` decide.
-    fn form_of(&self, parts: &[WeightPart], role: Option<Role>) -> Form {
-        let [part] = parts else { return Form::Plain };
-        // Rows that are too many for the scratch are multiplied in turns, and gated apart.
+    fn gating_of(&self, parts: &[WeightPart], role: Option<Role>) -> Gating {
+        let [part] = parts else { return Gating::Plain };
+        // Rows that are too many for the scratch are multiplied in several passes, and gated apart.
         let at_once = self.options().tokens_max <= self.scratch.rows(part.columns);
         match role {
-            _ if !part.rows.is_multiple_of(2 * TILE_ROWS) => Form::Plain,
-            None => Form::Both,
-            Some(Role::Gates { glu: Glu::Silu, adapted: false }) if at_once => Form::Gated,
-            Some(Role::Gates { glu: Glu::Silu, .. }) => Form::Both,
-            Some(_) => Form::Plain,
+            _ if !part.rows.is_multiple_of(2 * TILE_ROWS) => Gating::Plain,
+            None => Gating::Either,
+            Some(Role::Gates { glu: Glu::Silu, adapted: false }) if at_once => Gating::Gated,
+            Some(Role::Gates { glu: Glu::Silu, .. }) => Gating::Either,
+            Some(_) => Gating::Plain,
         }
     }
 
-    fn products_of(&self, part: &WeightPart, form: Form, rows: RowCounts) -> Vec<Key> {
+    fn products_of(&self, part: &WeightPart, gating: Gating, rows: RowCounts) -> Vec<Key> {
         if part.format == Format::F32 {
             return vec![Key::plain("gemv_f32.cu")];
         }
-        let room = self.device.shared_max;
-        let device = (self.device.multiprocessors as usize, room);
+        let able = self.device.abilities();
+        let room = able.shared_max;
         // Of each kind of product the gated ones, and the plain ones where those are wanted or there are no others.
-        let forms = |programs: &dyn Fn(bool) -> Vec<Key>| {
-            let gated = if form == Form::Plain { Vec::new() } else { programs(true) };
-            let plain = if form == Form::Gated && !gated.is_empty() { Vec::new() } else { programs(false) };
+        let kinds = |programs: &dyn Fn(bool) -> Vec<Key>| {
+            let gated = if gating == Gating::Plain { Vec::new() } else { programs(true) };
+            let plain =
+                if gating == Gating::Gated && !gated.is_empty() { Vec::new() } else { programs(false) };
             [plain, gated].concat()
         };
-        let one = forms(&|gates| gemv::program_one(part, gates, room).into_iter().collect());
+        let one = kinds(&|gates| gemv::program_one(part, gates, room).into_iter().collect());
         // What does not fit a block alone is one of several.
         let mut keys = if one.is_empty() { gemv::programs_several(part, 1, room) } else { one };
         keys.push(gemv::form_program(part.columns, false));
         if !self.takes_many(2) {
             keys.extend(gemv::programs_several(part, rows.most, room));
         } else {
-            keys.extend(forms(&|gates| gemm_few::programs(part, gates, rows, device)));
-            keys.extend(forms(&|gates| gemm::programs(part, gates, rows, device)));
+            keys.extend(kinds(&|gates| gemm_few::programs(part, gates, rows, able)));
+            keys.extend(kinds(&|gates| gemm::programs(part, gates, rows, able)));
         }
         keys
     }
@@ -196,7 +197,7 @@ mod tests {
                 {
                     let gates = *role == Some(GATES);
                     let key = match rows {
-                        1 => gemv::program_one(&part, gates, cuda.device.shared_max).unwrap(),
+                        1 => gemv::program_one(&part, gates, cuda.device.abilities().shared_max).unwrap(),
                         _ => cuda.many_key(&part, gates && cuda.gates_many(&part, rows), rows),
                     };
                     let what = format!("{} for {slots}: {role:?}, {shapes:?}", model.name);

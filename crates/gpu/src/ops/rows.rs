@@ -263,7 +263,7 @@ impl Cuda {
         })
     }
 
-    /// The gated activation of `each` rows for each of so many tokens.
+    /// The gated activation of `each` rows for each of this many tokens.
     pub(super) fn gate_rows(
         &self,
         operation: &'static str,

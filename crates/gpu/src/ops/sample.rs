@@ -2,8 +2,8 @@
 //!
 //! What most requests ask for is chosen on the device (`sample.cu`) and stays there for the next step: greedy choice,
 //! temperature, top-k, top-p, min-p, penalties, bias, masks and lists of tokens. Rows that ask for more, or for the
-//! likelihoods of several tokens, have their logits read back and given to the specification itself, so that there is one
-//! meaning of each parameter.
+//! likelihoods of several tokens, have their logits read back and given to the specification itself, so that there is
+//! one meaning of each parameter.
 
 use fornax_compute::{Change, Error, SampleRow, SampleScratch, halvings, operands, random_bits, sample};
 
@@ -95,7 +95,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// A row as the kernels take it; its mask and its changes are staged beside it. `None` where the changes find no room.
+    /// A row as the kernels take it; its mask and its changes are staged beside it. `None` where the changes find no
+    /// room.
     fn staged(&self, slot: &mut Slot, row: &SampleRow<'_>, scratch: &mut SampleScratch) -> Option<DeviceRow> {
         let sampling = row.sampling;
         let mut changes: Vec<DeviceChange> = Vec::new();
@@ -146,7 +147,8 @@ impl Cuda {
         self.masks_at() + self.has_sampled.borrow().len() * MASK_BYTES
     }
 
-    /// Chooses tokens of rows behind those of earlier calls for the step: `first` is how many rows and words of masks those had.
+    /// Chooses tokens of rows behind those of earlier calls for the step: `first` is how many rows and words of masks
+    /// those had.
     fn choose(
         &self,
         slot: &mut Slot,

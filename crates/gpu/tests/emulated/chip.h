@@ -1,6 +1,6 @@
-// The functions of kernels/chip/nvidia.cuh on a CPU, for one thread of a block at a time (device.h): the same names with the same
-// meaning. What a chip does behind a program's back, copies that complete late and blocks that send to each other, happens here as
-// late or as early as it may.
+// The functions of kernels/chip/nvidia.cuh on a CPU, for one thread of a block at a time (device.h): the same names
+// with the same meaning. What a chip does behind a program's back, copies that complete late and blocks that send to
+// each other, happens here as late or as early as it may.
 #pragma once
 #include "device.h"
 
@@ -23,7 +23,8 @@ static u16 f32_to_bf16(float value) {
     return std::isnan(value) ? 0x7fff : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 static u32 pack_f16x2(float low, float high) { return f32_to_f16(low) | (u32)f32_to_f16(high) << 16; }
-// A sum and a product of f16 are exact in f64, so the only rounding is to f16; from f64 directly, which f32 in between would not be.
+// A sum and a product of f16 are exact in f64, so the only rounding is to f16; from f64 directly, which f32 in between
+// would not be.
 static u16 f64_to_f16(double value) {
     if (!(std::fabs(value) < 65520.0)) return f32_to_f16((float)value);
     const int exponent = std::max(std::ilogb(value == 0 ? 1.0 : value), -14);
@@ -135,20 +136,20 @@ template <class T> static T load_l2(const T* at) { return *at; }
 static uint4 load_streaming(const uint4* at) { return *at; }
 
 static void cluster_arrive_relaxed() { emulated::arrive(emulated::of_cluster, emulated::cluster_blocks * blockDim.x); }
-static void cluster_wait_relaxed() { emulated::wait_for_turn(emulated::of_cluster, 0); }
+static void cluster_wait_relaxed() { emulated::wait_for_phase(emulated::of_cluster, 0); }
 static void cluster_expect(const void*, u32 bytes) { emulated::current->block->bytes_expected = bytes; }
 static void cluster_send(const void* at, const void*, int rank, float2 value) {
     using namespace emulated;
     const u32 to = within_shared("what is sent", shared_address(at), 8);
-    if (of_cluster.turn == 0) fail("sent before all blocks are there\n");
+    if (of_cluster.phase == 0) fail("sent before all blocks are there\n");
     if (rank < 0 || rank >= cluster_blocks) fail("sent to block %d of %d\n", rank, cluster_blocks);
     Block& block = blocks[rank];
     memcpy(block.shared + to, &value, 8);
     block.bytes_sent += 8;
     if (block.bytes_sent > block.bytes_expected) fail("more is sent than %u bytes\n", block.bytes_expected);
-    if (block.bytes_sent == block.bytes_expected) block.sent.turn++;
+    if (block.bytes_sent == block.bytes_expected) block.sent.phase++;
 }
-static void cluster_receive(const void*) { emulated::wait_for_turn(emulated::current->block->sent, 0); }
+static void cluster_receive(const void*) { emulated::wait_for_phase(emulated::current->block->sent, 0); }
 
 // Without HAS_BULK no kernel gets here.
 static void mbarrier_init(u32, int) { emulated::fail("no copy engine\n"); }

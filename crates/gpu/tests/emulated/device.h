@@ -1,7 +1,7 @@
-// CUDA C++ on a CPU: what the language and the runtime give a kernel. Every thread of a block is a fiber; barriers and warp
-// operations switch between fibers. Which warps stall, and when asynchronous copies complete, is random, so that a missing
-// barrier or wait shows. The chip's own instructions are in chip.h. Both end the program where a chip would fail: at an address
-// that is misaligned or out of bounds.
+// CUDA C++ on a CPU: what the language and the runtime give a kernel. Every thread of a block is a fiber; barriers and
+// warp operations switch between fibers. Which warps stall, and when asynchronous copies complete, is random, so that a
+// missing barrier or wait shows. The chip's own instructions are in chip.h. Both end the program where a chip would
+// fail: at an address that is misaligned or out of bounds.
 #pragma once
 #include <immintrin.h>
 
@@ -100,7 +100,7 @@ static Copies copies;
 static const uint8_t *copied_begin, *copied_end;
 static uint32_t shared_bytes;
 
-struct Barrier { int come = 0; uint64_t turn = 0; };
+struct Barrier { int come = 0; uint64_t phase = 0; };
 struct Warp {
     Barrier come;
     alignas(16) uint8_t exchanged[2][LANES * 96];
@@ -121,9 +121,9 @@ struct Fiber {
     char* stack;
     void* stopped;
     bool done;
-    // It can go on once this barrier has had its turn.
+    // It can go on once this barrier has gone on to its next phase.
     const Barrier* waits_for;
-    uint64_t turn;
+    uint64_t phase;
     Block* block;
     Dim3 thread;
     std::vector<std::vector<Copy>> groups;
@@ -147,27 +147,27 @@ static uint32_t chance(uint32_t below) {
 }
 // Any set of warps.
 static uint64_t random_warps() { return (uint64_t)chance(1 << 16) | (uint64_t)chance(1 << 16) << 16; }
-static void wait_for_turn(const Barrier& barrier, uint64_t turn) {
+static void wait_for_phase(const Barrier& barrier, uint64_t phase) {
     current->waits_for = &barrier;
-    current->turn = turn;
-    while (barrier.turn == turn) change_stack(&current->stopped, scheduler);
+    current->phase = phase;
+    while (barrier.phase == phase) change_stack(&current->stopped, scheduler);
 }
 static void arrive(Barrier& barrier, int all) {
     if (++barrier.come < all) return;
     barrier.come = 0;
-    barrier.turn++;
+    barrier.phase++;
 }
 static void wait(Barrier& barrier, int all) {
-    const uint64_t turn = barrier.turn;
+    const uint64_t phase = barrier.phase;
     arrive(barrier, all);
-    wait_for_turn(barrier, turn);
+    wait_for_phase(barrier, phase);
 }
 static int lane() { return current->thread.x % LANES; }
 // What every lane has of something. Of two places they take turns: nobody is two exchanges ahead of another.
 template <class T> static const T* exchange(const T& own) {
     Warp& warp = current->block->warps[current->thread.x / LANES];
     static_assert(sizeof(T) * LANES <= sizeof warp.exchanged[0]);
-    T* all = (T*)warp.exchanged[warp.come.turn % 2];
+    T* all = (T*)warp.exchanged[warp.come.phase % 2];
     all[lane()] = own;
     wait(warp.come, min(LANES, blockDim.x - current->thread.x / LANES * LANES));
     return all;
@@ -205,7 +205,7 @@ static void run_round(Block& block, Fiber* threads, Round& round) {
     }
     for (int i = 0; i < blockDim.x; i++) {
         Fiber& fiber = threads[order[i]];
-        if (fiber.done || (fiber.waits_for && fiber.waits_for->turn == fiber.turn)) continue;
+        if (fiber.done || (fiber.waits_for && fiber.waits_for->phase == fiber.phase)) continue;
         round.could++;
         if (block.stalled >> order[i] / LANES & 1) continue;
         round.did++;
@@ -215,8 +215,8 @@ static void run_round(Block& block, Fiber* threads, Round& round) {
     }
     memcpy(block.variables.data(), __start_block_variables, bytes);
 }
-// Runs `body` for every thread of `count` blocks from `first` on, concurrently: a cluster where they are several. Stalled warps
-// stay so until no other can run.
+// Runs `body` for every thread of `count` blocks from `first` on, concurrently: a cluster where they are several.
+// Stalled warps stay so until no other can run.
 static void run(Dim3 first, int count, int threads, void (*body)()) {
     kernel = body;
     of_cluster = Barrier();
@@ -258,7 +258,7 @@ static void run(Dim3 first, int count, int threads, void (*body)()) {
 static void __syncthreads() { emulated::wait(emulated::current->block->come, blockDim.x); }
 static int __syncthreads_or(int value) {
     emulated::Block& block = *emulated::current->block;
-    const int at = block.come.turn % 2;
+    const int at = block.come.phase % 2;
     block.any[at] |= value != 0;
     __syncthreads();
     const int any = block.any[at];

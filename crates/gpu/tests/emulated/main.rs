@@ -1,5 +1,5 @@
-//! Kernels on a CPU, compiled from the sources that NVRTC gets: `device.h` is the language, `chip.h` the chip. What no card has to
-//! be there for, and what a card shows only now and then.
+//! Kernels on a CPU, compiled from the sources that NVRTC gets: `device.h` is the language, `chip.h` the chip. What no
+//! card has to be there for, and what a card shows only now and then.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,

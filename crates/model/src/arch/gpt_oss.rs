@@ -6,7 +6,7 @@ use super::llama::LLAMA;
 use crate::Facts;
 use crate::facts::{BiasRule, QkRows, ShareRule, WindowRule};
 use crate::names::{ATTENTION, Dim, ENDS, Name, Owner, Tensor, Transform, When, name};
-use crate::turn::Turn;
+use crate::relaid::Interleave;
 
 pub(crate) const GPT_OSS: Facts = Facts {
     name: "gpt-oss",
@@ -29,20 +29,20 @@ const LAYER: &[Name] = {
     use Dim::{ExpertFfn, Experts, Heads, Hidden};
     use Owner::Layer;
     use Tensor as T;
-    use Transform::{Alternate, Keep, Turned};
+    use Transform::{Alternate, AlternateRows, Keep};
     use When::{Always, Mixture};
-    const GATE: Turn = Turn { of: 2, at: 0 };
-    const UP: Turn = Turn { of: 2, at: 1 };
-    const ALONE: Turn = Turn { of: 1, at: 0 };
+    const GATE: Interleave = Interleave { of: 2, at: 0 };
+    const UP: Interleave = Interleave { of: 2, at: 1 };
+    const ALONE: Interleave = Interleave { of: 1, at: 0 };
     &[
         name(T::AttentionNorm, Layer, "attn_norm.weight", Some("input_layernorm.weight"), (&[Hidden], Always, Keep)),
         name(T::Sinks, Layer, "attn_sinks.weight", Some("self_attn.sinks"), (&[Heads], Always, Keep)),
         name(T::MlpNorm, Layer, "post_attention_norm.weight", Some("post_attention_layernorm.weight"), (&[Hidden], Always, Keep)),
         name(T::Router, Layer, "ffn_gate_inp.weight", Some("mlp.router.weight"), (&[Experts, Hidden], Mixture, Keep)),
         name(T::RouterBias, Layer, "ffn_gate_inp.bias", Some("mlp.router.bias"), (&[Experts], Mixture, Keep)),
-        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Mixture, Turned(GATE))),
-        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Mixture, Turned(UP))),
-        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("mlp.experts.down_proj"), (&[Experts, Hidden, ExpertFfn], Mixture, Turned(ALONE))),
+        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Mixture, AlternateRows(GATE))),
+        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Mixture, AlternateRows(UP))),
+        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("mlp.experts.down_proj"), (&[Experts, Hidden, ExpertFfn], Mixture, AlternateRows(ALONE))),
         name(T::ExpertGateBias, Layer, "ffn_gate_exps.bias", Some("mlp.experts.gate_up_proj_bias"), (&[Experts, ExpertFfn], Mixture, Alternate(GATE))),
         name(T::ExpertUpBias, Layer, "ffn_up_exps.bias", Some("mlp.experts.gate_up_proj_bias"), (&[Experts, ExpertFfn], Mixture, Alternate(UP))),
         name(T::ExpertDownBias, Layer, "ffn_down_exps.bias", Some("mlp.experts.down_proj_bias"), (&[Experts, Hidden], Mixture, Keep)),

@@ -10,7 +10,7 @@ use crate::facts::{BiasRule, Recurrent, ShareRule, WindowRule};
 use crate::names::{
     Dim, ENDS, MLP, Name, Owner, Portion, QK_NORMS, QWEN_EXPERTS, Tensor, Transform, When, name,
 };
-use crate::turn::Turn;
+use crate::relaid::Interleave;
 
 pub(crate) const QWEN35: Facts = Facts {
     name: "qwen35",
@@ -66,8 +66,8 @@ const ATTENTION: &[Name] = {
     use Tensor as T;
     use Transform::{HeadShare, Keep};
     use When::Attends;
-    const QUERIES: Turn = Turn { of: 2, at: 0 };
-    const GATES: Turn = Turn { of: 2, at: 1 };
+    const QUERIES: Interleave = Interleave { of: 2, at: 0 };
+    const GATES: Interleave = Interleave { of: 2, at: 1 };
     &[
         name(T::Query, Layer, "attn_q.weight", Some("self_attn.q_proj.weight"), (&[Query, Hidden], Attends, HeadShare(QUERIES))),
         name(T::AttentionGate, Layer, "attn_q.weight", Some("self_attn.q_proj.weight"), (&[Query, Hidden], Attends, HeadShare(GATES))),
@@ -131,9 +131,9 @@ const EXPERTS: &[Name] = {
     use Tensor as T;
     use Transform::{Keep, Stacked};
     use When::Mixture;
-    const GATE: Turn = Turn { of: 2, at: 0 };
-    const UP: Turn = Turn { of: 2, at: 1 };
-    const DOWN: Turn = Turn { of: 1, at: 0 };
+    const GATE: Interleave = Interleave { of: 2, at: 0 };
+    const UP: Interleave = Interleave { of: 2, at: 1 };
+    const DOWN: Interleave = Interleave { of: 1, at: 0 };
     &[
         name(T::Router, Layer, "ffn_gate_inp.weight", Some("mlp.gate.weight"), (&[Experts, Hidden], Mixture, Keep)),
         name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("mlp.experts.gate_up_proj"), (&[Experts, ExpertFfn, Hidden], Mixture, Stacked(GATE, "mlp.experts.{}.gate_proj.weight"))),

@@ -5,8 +5,8 @@ use fornax_compute::{DeltaHeads, Glu, Heads, KeySharing, NormKind, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
-    FeedForward, LayerConfig, Mixer, Mixture, Name, Owner, Portion, QkRows, Recurrent, Rope, Rotary, Scaling,
-    ShareRule, Transform, Turn, When, WindowRule,
+    FeedForward, Interleave, LayerConfig, Mixer, Mixture, Name, Owner, Portion, QkRows, Recurrent, Rope,
+    Rotary, Scaling, ShareRule, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -701,15 +701,15 @@ fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
 
 #[test]
 fn every_turn_of_a_matrix_matters() {
-    let other = |turn: Turn| Turn { at: (turn.at + 1) % turn.of, ..turn };
+    let other = |one: Interleave| Interleave { at: (one.at + 1) % one.of, ..one };
     for (case, wanted) in [("gpt-oss", 4), ("gpt-oss-float", 4), ("qwen35moe", 4), ("qwen3next", 4)] {
         let checkpoint = open(case, HuggingFace);
         let names = Config::read(&checkpoint).unwrap().facts.names.concat();
-        let mut turned = 0;
+        let mut exchanged = 0;
         for (index, name) in names.iter().enumerate() {
             let transform = match name.transform {
-                Transform::Turned(turn) if turn.of > 1 => Transform::Turned(other(turn)),
-                Transform::Alternate(turn) => Transform::Alternate(other(turn)),
+                Transform::AlternateRows(one) if one.of > 1 => Transform::AlternateRows(other(one)),
+                Transform::Alternate(one) => Transform::Alternate(other(one)),
                 Transform::HeadShare(turn) => Transform::HeadShare(other(turn)),
                 Transform::Stacked(turn, apart) if turn.of > 1 => Transform::Stacked(other(turn), apart),
                 Transform::KeyHeads(Portion::Betas) => Transform::KeyHeads(Portion::Decays),
@@ -717,12 +717,12 @@ fn every_turn_of_a_matrix_matters() {
                 _ => continue,
             };
             let flipped = renamed(&checkpoint, |names| names[index].transform = transform);
-            check(&format!("{:?} turned", name.tensor), case, &checkpoint, &flipped, Numbers);
+            check(&format!("{:?} exchanged", name.tensor), case, &checkpoint, &flipped, Numbers);
             let flipped = renamed(&checkpoint, |names| names[index].transform = Transform::Keep);
             check(&format!("{:?} kept", name.tensor), case, &checkpoint, &flipped, Refusal);
-            turned += 1;
+            exchanged += 1;
         }
-        assert_eq!(turned, wanted, "{case}");
+        assert_eq!(exchanged, wanted, "{case}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use fornax_private::frame::{Awaited, Draw, Party, Reply, RequestOne, RequestZero, Share};
 use fornax_private::mask::{SEED_BYTES, Seed};
@@ -173,4 +174,84 @@ fn frames_that_are_not_what_they_announce_are_refused() {
     assert_eq!(raw.refusal(), "open a session first");
     // The server goes on serving others.
     Rig::private(CASE, options(&servers)).unwrap().step(PROMPT).unwrap();
+}
+
+#[test]
+fn silent_connections_shut_nobody_out_and_are_closed() {
+    let [zero, one] = [Party::Zero, Party::One].map(|party| {
+        let arrival = Duration::from_millis(if party == Party::Zero { 600_000 } else { 100 });
+        let limits =
+            ServerOptions { sessions_max: 1, per_address_max: 100, arrival, ..ServerOptions::new(party) };
+        serve_with(CASE, limits)
+    });
+    let servers = [zero, one];
+    // As many as may wait at all, but for the client that comes after them.
+    let silent: Vec<Raw> = (0..31).map(|_| Raw::new(&servers[0])).collect();
+    while servers[0].connections() < silent.len() {
+        std::thread::yield_now();
+    }
+    Rig::private(CASE, options(&servers)).unwrap().step(PROMPT).unwrap();
+    // Party 1 does not wait so long.
+    for mut raw in (0..31).map(|_| Raw::new(&servers[1])) {
+        assert_eq!(raw.0.read_to_end(&mut Vec::new()).unwrap_or(0), 0);
+    }
+}
+
+#[test]
+fn who_keeps_talking_and_opens_nothing_is_late_all_the_same() {
+    let arrival = Duration::from_millis(100);
+    let server = serve_with(CASE, ServerOptions { arrival, ..ServerOptions::new(Party::Zero) });
+    let mut raw = Raw::new(&server);
+    let mut info = Vec::new();
+    RequestZero::Info.write(&mut info);
+    let mut answered = 0;
+    while raw.0.write_all(&info).is_ok() && Reply::read(&mut raw.0, Awaited::Control, Vec::new()).is_ok() {
+        answered += 1;
+    }
+    assert!(answered > 0);
+    // Whoever has a session may take as long as it likes between products.
+    let mut raw = Raw::new(&server);
+    raw.send(|out| RequestZero::Open { version: 1, positions_max: 1 }.write(out));
+    assert_eq!(raw.reply(), Reply::Opened { session: 1 });
+    let mut late = Raw::new(&server);
+    assert_eq!(late.0.read_to_end(&mut Vec::new()).unwrap_or(0), 0, "more than the deadline has passed");
+    raw.send(|out| RequestZero::Info.write(out));
+    assert!(matches!(raw.reply(), Reply::Info(_)));
+}
+
+#[test]
+fn one_address_has_so_many_connections_and_no_more() {
+    let server = serve_with(CASE, ServerOptions { per_address_max: 2, ..ServerOptions::new(Party::Zero) });
+    let mut kept: Vec<Raw> = (0..2).map(|_| Raw::new(&server)).collect();
+    while server.connections() < 2 {
+        std::thread::yield_now();
+    }
+    assert_eq!(Raw::new(&server).0.read_to_end(&mut Vec::new()).unwrap_or(0), 0, "closed");
+    for raw in &mut kept {
+        raw.send(|out| RequestZero::Info.write(out));
+        assert!(matches!(raw.reply(), Reply::Info(_)));
+    }
+}
+
+#[test]
+fn a_small_frame_that_asks_for_hours_of_work_is_refused() {
+    let servers = serve(CASE);
+    let shapes = &servers[1].info().dims;
+    let (mut draws, mut counter) = (Vec::new(), 0);
+    for _ in 0..2000 {
+        let draw = Draw { counter, matrix: 0, rows: u32::try_from(shapes.rows_max(0)).unwrap() };
+        counter += draw.pad_words(shapes) as u64;
+        draws.push(draw);
+    }
+    let mut raw = Raw::new(&servers[1]);
+    let seed = Seed::new([0; SEED_BYTES]);
+    raw.send(|out| RequestOne::Open { version: 1, positions_max: 1 << 20, seed }.write(out));
+    raw.reply();
+    raw.send(|out| RequestOne::Linear(draws).write(out));
+    let refusal = raw.refusal();
+    assert!(
+        refusal.starts_with("one frame asks for ") && refusal.contains(" multiplications, "),
+        "{refusal}"
+    );
+    assert_eq!(servers[1].batched().1, 0, "nothing of it was computed");
 }

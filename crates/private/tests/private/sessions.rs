@@ -1,10 +1,12 @@
 //! Many sessions: at once, one after the other, and over TLS.
 
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use fornax_private::frame::Party;
-use fornax_private::{ClientOptions, Server, ServerOptions, server_tls};
+use fornax_private::{Client, ClientOptions, Parties, Server, ServerOptions, server_tls};
 
 use crate::rig::{ANSWER, PROMPT, Rig, bits, loaded, options, serve, serve_with};
 
@@ -89,35 +91,78 @@ fn sessions_beyond_the_limit_are_turned_away() {
 }
 
 #[test]
-fn tls_carries_the_same_and_a_stranger_is_not_believed() {
-    let folder = tempfile::tempdir().unwrap();
-    let identity = |name: &str| {
-        let rcgen::CertifiedKey { cert, signing_key } =
-            rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let (certificate, key) =
-            (folder.path().join(format!("{name}.pem")), folder.path().join(format!("{name}.key")));
-        std::fs::write(&certificate, cert.pem()).unwrap();
-        std::fs::write(&key, signing_key.serialize_pem()).unwrap();
-        (certificate, key)
-    };
-    let (certificate, key) = identity("own");
-    let (stranger, _) = identity("stranger");
-    let servers = [Party::Zero, Party::One].map(|party| {
+fn a_client_that_loads_for_longer_than_servers_wait_connects_again() {
+    let arrival = Duration::from_millis(200);
+    let servers = [Party::Zero, Party::One]
+        .map(|party| serve_with(CASE, ServerOptions { arrival, ..ServerOptions::new(party) }));
+    let mut client = Client::new(Parties::connect(options(&servers)).unwrap(), crate::rig::recompute(CASE));
+    while servers.iter().any(|server| server.connections() > 0) {
+        thread::yield_now();
+    }
+    for matrix in crate::rig::matrices(CASE).iter() {
+        fornax_private::Products::add(&mut client, matrix.clone()).unwrap();
+    }
+    client.ready().unwrap();
+    assert_eq!(client.stats().snapshot().sessions, 1);
+}
+
+/// A certificate of its own for this name, and its key, as files.
+fn identity(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")));
+    std::fs::write(&certificate, cert.pem()).unwrap();
+    std::fs::write(&key, signing_key.serialize_pem()).unwrap();
+    (certificate, key)
+}
+
+/// Both servers with this identity, for the clients of an authority or for all.
+fn serve_tls((certificate, key): &(PathBuf, PathBuf), clients: Option<&Path>) -> [Server; 2] {
+    [Party::Zero, Party::One].map(|party| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let tls = Some(server_tls(&certificate, &key).unwrap());
+        let tls = Some(server_tls(certificate, key, clients).unwrap());
         let options = ServerOptions { tls, demo_single_host: true, ..ServerOptions::new(party) };
         Server::start(listener, options, || loaded(CASE)).unwrap_or_else(|error| panic!("{error}"))
-    });
+    })
+}
+
+fn tls_options(servers: &[Server; 2], ca: &Path) -> ClientOptions {
     let url = |server: &Server| format!("tls://localhost:{}", server.address().port());
-    let options = |ca| ClientOptions {
+    ClientOptions {
         demo_single_host: true,
-        ca: Some(ca),
+        ca: Some(ca.to_owned()),
         ..ClientOptions::new(url(&servers[0]), url(&servers[1]))
-    };
-    let got = Rig::private(CASE, options(certificate.clone())).unwrap().talk(PROMPT, ANSWER).unwrap();
+    }
+}
+
+#[test]
+fn tls_carries_the_same_and_a_stranger_is_not_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = identity(folder.path(), "own");
+    let (stranger, _) = identity(folder.path(), "stranger");
+    let servers = serve_tls(&own, None);
+    let got = Rig::private(CASE, tls_options(&servers, &own.0)).unwrap().talk(PROMPT, ANSWER).unwrap();
     assert_eq!(bits(&got), bits(&Rig::reference(CASE).talk(PROMPT, ANSWER).unwrap()));
-    let error = Rig::private(CASE, options(stranger)).err().unwrap().to_string();
+    let error = Rig::private(CASE, tls_options(&servers, &stranger)).err().unwrap().to_string();
     assert!(error.contains("certificate"), "{error}");
+}
+
+#[test]
+fn servers_that_want_to_know_who_asks_serve_nobody_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = identity(folder.path(), "own");
+    let (known, stranger) = (identity(folder.path(), "known"), identity(folder.path(), "stranger"));
+    let servers = serve_tls(&own, Some(&known.0));
+    let ask = |identity: Option<&(PathBuf, PathBuf)>| {
+        let options = ClientOptions { identity: identity.cloned(), ..tls_options(&servers, &own.0) };
+        Rig::private(CASE, options).map(|mut rig| bits(&rig.talk(PROMPT, ANSWER).unwrap()))
+    };
+    let answer = ask(Some(&known)).unwrap();
+    assert_eq!(answer, bits(&Rig::reference(CASE).talk(PROMPT, ANSWER).unwrap()));
+    for nobody in [None, Some(&stranger)] {
+        let error = ask(nobody).unwrap_err().to_string();
+        assert!(error.starts_with("party 0 "), "{error}");
+    }
 }
 
 #[test]

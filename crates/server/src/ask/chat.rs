@@ -96,7 +96,11 @@ impl ChatAsk<'_> {
     pub(crate) fn ask(mut self, served: &Served) -> Result<Ask, ApiError> {
         self.question.has_stops = self.params.has_stops();
         let compile = |form: &_| served.grammars.compile(form);
-        let model = Model { tokenizer: &served.tokenizer, template: (*served.template).as_ref() };
+        let model = Model {
+            tokenizer: &served.tokenizer,
+            template: (*served.template).as_ref(),
+            asks_anew: served.asks_anew,
+        };
         let wrong = |error| self.names.error(error, served);
         self.question.check(model).map_err(wrong)?;
         check_length(served, self.question.conversation.bytes())?;

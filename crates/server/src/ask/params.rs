@@ -68,7 +68,7 @@ const fn unsupported(field: &'static str, neutral: &'static [&'static str]) -> U
 }
 
 /// How an answer is chosen.
-#[derive(Debug, Default, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct Params {
     /// How many answers.
     #[schema(minimum = 1, maximum = 128)]
@@ -282,6 +282,15 @@ impl Params {
             reading: wanted.reading,
             ..Ask::new(request)
         })
+    }
+
+    /// The stop strings, by their index.
+    pub(crate) fn stop_words(&self) -> Vec<String> {
+        match &self.stop {
+            None => Vec::new(),
+            Some(Stop::One(stop)) => vec![stop.0.clone()],
+            Some(Stop::Many(stops)) => stops.0.iter().map(|stop| stop.0.clone()).collect(),
+        }
     }
 
     /// Whether stop strings may end the answer.

@@ -62,7 +62,7 @@ pub(crate) async fn on_a_thread<T: Send + 'static>(
 }
 
 /// Does work on a thread that may block, with as many others as there are cores.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     app: &App,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

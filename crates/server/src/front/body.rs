@@ -25,7 +25,13 @@ impl FromRequest<Arc<App>> for RawBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<RawBody, ApiError> {
-        let most = app.options.body_bytes_max;
+        RawBody::read(request, app, app.options.body_bytes_max).await
+    }
+}
+
+impl RawBody {
+    /// Reads a body of at most so many bytes.
+    pub(super) async fn read(request: Request, app: &Arc<App>, most: usize) -> Result<RawBody, ApiError> {
         let too_large = || ApiError::new(Code::BodyTooLarge, format!("a body may have {most} bytes"));
         let announced = request.headers().get(header::CONTENT_LENGTH);
         let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());

@@ -1,6 +1,6 @@
-//! Identity, origin and key of every request; its log line and its count.
+//! Identity, origin and key of every request, and its count.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -11,6 +11,7 @@ use axum::{
 
 use super::{
     keys::{Caller, Key},
+    line::{Line, Names},
     origin,
 };
 use crate::{
@@ -29,14 +30,19 @@ pub(crate) const CORRELATION_ID: HeaderName = HeaderName::from_static("x-correla
 /// Longer ids are nobody's id.
 const ID_CHARS_MAX: usize = 128;
 
-/// Lets a request in or turns it away, and writes its line in the log. Nothing of its content is written there.
+/// Lets a request in or turns it away, and begins its line in the log.
 pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let began = Instant::now();
     let request_id = id(request.headers(), &REQUEST_ID);
     let correlation_id = id(request.headers(), &CORRELATION_ID);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let key = app.keys.find(sent_key(request.headers()));
-    let label = key.as_ref().map_or("none".to_owned(), |key| key.label.clone());
+    let line = Arc::new(Line::begin(Names {
+        request_id: request_id.clone(),
+        correlation_id: correlation_id.clone(),
+        method: method.clone(),
+        path: path.clone(),
+        key: key.as_ref().map_or("none".to_owned(), |key| key.label.clone()),
+    }));
 
     let span = span(&app, &request);
     if let Some(span) = &span {
@@ -45,7 +51,7 @@ pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next
     }
     let mut response = match admitted(&app, &request, key) {
         Ok(Some(key)) => {
-            request.extensions_mut().insert(Caller { key, span: span.clone() });
+            request.extensions_mut().insert(Caller { key, span: span.clone(), line: Arc::clone(&line) });
             next.run(request).await
         }
         Ok(None) => next.run(request).await,
@@ -62,17 +68,7 @@ pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next
     if let Some(span) = span {
         span.response(response.status().as_u16(), code);
     }
-    tracing::info!(
-        request_id = request_id.to_str().unwrap_or_default(),
-        correlation_id = correlation_id.to_str().unwrap_or_default(),
-        method = method.as_str(),
-        path = shown(&path),
-        status = response.status().as_u16(),
-        code = code.map(Code::name),
-        key = label,
-        milliseconds = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
-        "request"
-    );
+    line.response(response.status().as_u16(), code);
     response.headers_mut().insert(REQUEST_ID, request_id);
     response.headers_mut().insert(CORRELATION_ID, correlation_id);
     response
@@ -123,9 +119,4 @@ fn id(headers: &HeaderMap, name: &HeaderName) -> HeaderValue {
     };
     let sent = headers.get(name).filter(sane).cloned();
     sent.unwrap_or_else(|| HeaderValue::try_from(random_id()).expect("hexadecimal digits are a header"))
-}
-
-/// A path of bounded length for the log: whatever clients put there beyond our routes is theirs.
-fn shown(path: &str) -> &str {
-    path.char_indices().nth(64).map_or(path, |(end, _)| &path[..end])
 }

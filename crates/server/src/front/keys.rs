@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
-use crate::trace::Span;
+use crate::{front::line::Line, trace::Span};
 
 /// Keys shorter than this are guessed.
 const KEY_CHARS_MIN: usize = 16;
@@ -21,6 +21,8 @@ pub(crate) struct Caller {
     pub(crate) key: Key,
     /// The request's trace, where traces are wanted.
     pub(crate) span: Option<Arc<Span>>,
+    /// The request's line in the log, which ends with it.
+    pub(crate) line: Arc<Line>,
 }
 
 /// The keys of a file, or nobody's.

@@ -3,4 +3,6 @@
 pub(crate) mod body;
 pub(crate) mod door;
 pub(crate) mod keys;
+pub(crate) mod line;
 pub(crate) mod origin;
+pub(crate) mod upload;

@@ -1,6 +1,6 @@
 //! The jobs of a server: where they are kept, who works on them, and who asks.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use fornax_jobs::{
     Error, Failure, Job, Runner, RunnerOptions, Store, StoreOptions, WebhookOptions, Webhooks,
@@ -12,6 +12,7 @@ use crate::{
     app::App,
     error::{ApiError, Code, Fault},
     models::Chosen,
+    openai::batches::line,
 };
 
 /// How durable jobs are kept, run and told of.
@@ -51,8 +52,25 @@ impl Durable {
         let sender = Webhooks::new(self.options.webhooks.clone());
         Workers {
             runners: app.models.choices().map(runner).collect(),
-            sender: tokio::spawn(sender.run(self.store.clone(), stopped)),
+            sender: tokio::spawn(sender.run(self.store.clone(), stopped.clone())),
+            settler: tokio::spawn(settle(self.store.clone(), stopped)),
             stop,
+        }
+    }
+}
+
+/// How often batches are looked at whose last request may have ended.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Writes down the answers of batches that have ended.
+async fn settle(store: Store, mut stop: watch::Receiver<bool>) {
+    while !*stop.borrow() {
+        if let Err(error) = store.settle_batches(line).await {
+            tracing::error!(reason = error.to_string(), "cannot end the batches");
+        }
+        tokio::select! {
+            _ = stop.changed() => {}
+            () = tokio::time::sleep(SETTLE) => {}
         }
     }
 }
@@ -62,6 +80,7 @@ pub(crate) struct Workers {
     /// One for each model and each adapter.
     runners: Vec<JoinHandle<usize>>,
     sender: JoinHandle<()>,
+    settler: JoinHandle<()>,
     stop: watch::Sender<bool>,
 }
 
@@ -78,17 +97,22 @@ impl Workers {
             returned += runner.await.unwrap_or(0);
         }
         drop(self.sender.await);
+        drop(self.settler.await);
         returned
     }
 }
 
 impl App {
+    /// Where jobs are kept, or why there are none.
+    pub(crate) fn durable(&self) -> Result<&Durable, ApiError> {
+        let none =
+            || ApiError::new(Code::UnknownEndpoint, "this server keeps no jobs; start it with --jobs-db");
+        self.durable.get().ok_or_else(none)
+    }
+
     /// The jobs and the model that an endpoint of theirs means, or why there are none.
     pub(crate) fn jobs_of(&self, endpoint: &str) -> Result<(&Durable, Chosen), ApiError> {
-        let Some(durable) = self.durable.get() else {
-            let message = "this server keeps no jobs; start it with --jobs-db";
-            return Err(ApiError::new(Code::UnknownEndpoint, message));
-        };
+        let durable = self.durable()?;
         self.check_ready()?;
         let chosen = self.models.named((endpoint != "default").then_some(endpoint)).map_err(|_| {
             let names: Vec<String> = self.models.names().map(|name| format!("{name:?}")).collect();
@@ -120,6 +144,8 @@ impl From<Error> for ApiError {
             Error::KeyReused => ApiError::new(Code::KeyReused, message),
             Error::WrongState { .. } => ApiError::new(Code::WrongState, message),
             Error::SchemasFull { .. } => ApiError::new(Code::SchemasFull, message),
+            Error::FilesFull { .. } => ApiError::new(Code::FilesFull, message),
+            Error::BatchesFull { .. } => ApiError::new(Code::BatchesFull, message),
             Error::Open(_) | Error::InUse { .. } | Error::Database(_) => {
                 // What databases say may hold what was asked.
                 tracing::error!(reason = message, "the jobs database failed");

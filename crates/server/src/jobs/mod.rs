@@ -3,6 +3,7 @@
 pub(crate) mod control;
 pub(crate) mod durable;
 pub(crate) mod model;
+pub(crate) mod route;
 pub(crate) mod run;
 pub(crate) mod schemas;
 pub(crate) mod status;

@@ -6,9 +6,10 @@ use fornax_chat::{Ask, Finish, Piece, TokenScore, call_id};
 use fornax_form::Form;
 use fornax_jobs::{Answer, Body, Call, Failure, Finish as Ended, Model, Question, Timings, Token, Usage};
 use fornax_text::Delta;
+use serde_json::Value;
 
 use crate::{
-    app::App,
+    app::{Admission, App},
     ask::prepare::on_a_thread,
     error::{ApiError, Code},
     models::{Chosen, Models},
@@ -68,6 +69,21 @@ impl Models {
     }
 }
 
+impl Engine {
+    /// Lets a job in to its model, once there is room for it.
+    async fn admitted(&self) -> Result<Admission, ApiError> {
+        loop {
+            // Before asking, so that no room made meanwhile is missed.
+            let idle = self.app.models.idle();
+            match self.app.enter_job().admit(self.chosen).await {
+                // A job can wait until others are done; whoever runs it bounds that.
+                Err(error) if error.code == Code::ModelDoesNotFit => idle.await,
+                admitted => return admitted,
+            }
+        }
+    }
+}
+
 impl Model for Engine {
     fn facts(&self) -> (String, String) {
         let models = &self.app.models;
@@ -79,15 +95,7 @@ impl Model for Engine {
         question: Question,
         hears: impl Fn(&str) + Send + Sync,
     ) -> Result<Answer, Failure> {
-        let admission = loop {
-            // Before asking, so that no room made meanwhile is missed.
-            let idle = self.app.models.idle();
-            match self.app.enter_job().admit(self.chosen).await {
-                // A job can wait until others are done; whoever runs it bounds that.
-                Err(error) if error.code == Code::ModelDoesNotFit => idle.await,
-                admitted => break admitted.map_err(|error| error.failure("load"))?,
-            }
-        };
+        let admission = self.admitted().await.map_err(|error| error.failure("load"))?;
         let served = Arc::clone(admission.served.served());
         let asked = self.app.models.check_model(&question, self.chosen);
         asked.map_err(|error| error.failure("prepare"))?;
@@ -141,6 +149,13 @@ impl Model for Engine {
             decode: milliseconds(first, ended),
         };
         Ok(answer)
+    }
+
+    async fn respond(&self, route: &str, body: Value) -> Result<Value, Failure> {
+        let route = App::route(route).map_err(|error| error.failure("prepare"))?;
+        let admission = self.admitted().await.map_err(|error| error.failure("load"))?;
+        let answered = route.respond(&self.app, admission, body).await;
+        answered.map_err(|error| error.failure("generate"))
     }
 }
 

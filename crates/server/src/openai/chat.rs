@@ -22,7 +22,7 @@ use super::{
     tools::{ToolBody, ToolChoiceBody},
 };
 use crate::{
-    app::App,
+    app::{Admission, App},
     ask::{
         chat::{ChatAsk, Names},
         params::{Params, ResponseFormat, UNSUPPORTED},
@@ -320,6 +320,14 @@ pub(crate) async fn chat(
         }
         None => Ok(Json(whole(work, head, scored).await?).into_response()),
     }
+}
+
+/// The whole answer to a question.
+pub(crate) async fn answer(admission: Admission, ask: Ask) -> Result<ChatCompletion, ApiError> {
+    let scored = ask.request.sampling.top_logprobs.is_some();
+    let work = Work::submit(admission, vec![ask])?;
+    let head = Head::new("chatcmpl", work.model());
+    whole(work, head, scored).await
 }
 
 impl ChatBody {

@@ -99,7 +99,15 @@ pub(crate) async fn embeddings(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Json<Embeddings>, ApiError> {
-    let (admission, (asks, shape)) = admit(&app, &caller, body, EmbeddingBody::ask).await?;
+    let (admission, asked) = admit(&app, &caller, body, EmbeddingBody::ask).await?;
+    Ok(Json(answer(admission, asked).await?))
+}
+
+/// The embeddings that were asked for.
+pub(crate) async fn answer(
+    admission: Admission,
+    (asks, shape): (Vec<Ask>, Shape),
+) -> Result<Embeddings, ApiError> {
     let model = admission.served.name().to_owned();
     let (vectors, usage) = vectors(admission, asks).await?;
     if let Some(vector) = vectors.first() {
@@ -110,7 +118,7 @@ pub(crate) async fn embeddings(
         index,
         embedding: shape.format.write(values),
     });
-    Ok(Json(Embeddings { object: "list", data: data.collect(), model, usage }))
+    Ok(Embeddings { object: "list", data: data.collect(), model, usage })
 }
 
 /// What the model makes of each text, of length one.

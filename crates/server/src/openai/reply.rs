@@ -2,6 +2,7 @@
 
 use axum::response::sse::Event;
 use fornax_chat::{Counts, Finish, TokenScore};
+use fornax_engine::Miss;
 use fornax_text::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -27,6 +28,32 @@ pub(crate) struct Usage {
 pub(crate) struct PromptTokensDetails {
     /// Found computed already.
     cached_tokens: usize,
+    /// Why no more were, where an earlier prompt of the same salt tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_miss: Option<CacheMiss>,
+}
+
+/// Why the prefix cache had no more of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct CacheMiss {
+    /// `differs`: the nearest earlier prompt has another token there. `evicted`: it was known so far, and its pages were
+    /// needed for others. `whole`: the prompt's log-probabilities were asked for.
+    pub(crate) reason: &'static str,
+    /// The position of the first other token, or how many tokens were known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tokens: Option<usize>,
+}
+
+impl CacheMiss {
+    /// What there is to tell of it: that a prompt is new is no news.
+    pub(crate) fn of(miss: Option<Miss>) -> Option<CacheMiss> {
+        match miss? {
+            Miss::New => None,
+            Miss::Differs { at } => Some(CacheMiss { reason: "differs", tokens: Some(at) }),
+            Miss::Evicted { known } => Some(CacheMiss { reason: "evicted", tokens: Some(known) }),
+            Miss::Whole => Some(CacheMiss { reason: "whole", tokens: None }),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
@@ -52,6 +79,9 @@ impl Usage {
         if is_first {
             self.prompt_tokens += counts.prompt;
             self.prompt_tokens_details.cached_tokens += counts.cached;
+            // Of several prompts, the first that has something to tell.
+            let details = &mut self.prompt_tokens_details;
+            details.cache_miss = details.cache_miss.or(CacheMiss::of(counts.miss));
         }
         self.completion_tokens += counts.generated;
         self.completion_tokens_details.reasoning_tokens += counts.thought;

@@ -198,7 +198,7 @@ impl ModelFacts {
 /// Without a key, where keys are needed, only the status.
 #[utoipa::path(get, path = "/health", tag = "operations", responses(
     (status = 200, body = Health, description = "Starting, loading or ready"),
-    (status = 503, body = Health, description = "Draining, stuck or failed")
+    (status = 503, body = Health, description = "Draining, stuck or failed; where it is set so, also starting or loading")
 ))]
 pub(crate) async fn health(State(app): State<Arc<App>>, caller: Option<Extension<Caller>>) -> Response {
     let status = Status::of(&app);
@@ -218,7 +218,9 @@ pub(crate) async fn health(State(app): State<Arc<App>>, caller: Option<Extension
         }
         _ => None,
     };
-    let code = if status.is_alive() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    // Launchers of llama.cpp's server take 200 as ready.
+    let is_well = if app.options.health_when_ready { status == Status::Ready } else { status.is_alive() };
+    let code = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, Json(Health { status, error, facts })).into_response()
 }
 

@@ -7,14 +7,14 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response, sse::Event},
 };
-use fornax_chat::{Counts, Finish, Piece};
+use fornax_chat::{Ask, Counts, Finish, Piece};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{items::Items, request::ResponsesBody};
 use crate::{
-    app::App,
+    app::{Admission, App},
     ask::prepare::admit,
     error::ApiError,
     front::{body::RawBody, keys::Caller},
@@ -65,6 +65,13 @@ pub(crate) async fn create(
         return Ok(sse::stream(work, ResponseTranscript { items, ended: None }, &app.options));
     }
     Ok(Json(whole(work, items).await?).into_response())
+}
+
+/// The whole answer to a question, and what it repeats of it.
+pub(crate) async fn answer(admission: Admission, (ask, repeated): (Ask, Value)) -> Result<Value, ApiError> {
+    let work = Work::submit(admission, vec![ask])?;
+    let items = Items::new(work.model(), repeated);
+    whole(work, items).await
 }
 
 /// Waits for everything. Dropped with the connection, it cancels.

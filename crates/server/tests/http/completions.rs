@@ -134,3 +134,88 @@ async fn what_cannot_be_embedded_is_refused_with_its_field() {
     check(json!({"input": "a".repeat(5000)}), "PROMPT_TOO_LONG", Value::Null).await;
     check(json!({"input": ["a", ""]}), "INVALID_INPUT", json!("input")).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_echoed_prompt_comes_with_its_log_probabilities_in_the_same_lists() {
+    let world = World::ready(Setup::saying(" blue.")).await;
+    let body = json!({"prompt": "é is", "echo": true, "logprobs": 1, "max_tokens": 2});
+    insta::assert_snapshot!("echo", post(world.address, COMPLETIONS, &body).await.transcript());
+    let body = json!({"prompt": "ab", "echo": true, "logprobs": 0, "max_tokens": 1, "stream": true,
+        "stream_options": {"include_usage": true}});
+    insta::assert_snapshot!("echo_stream", post(world.address, COMPLETIONS, &body).await.transcript());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_echo_tells_every_prompt_and_only_the_tokens_that_were_asked_for() {
+    let world = World::ready(Setup::saying("yes")).await;
+    let check = async |more: Value, texts: Value, tokens: Value, generated: u64| {
+        let mut body = json!({"echo": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let response = post(world.address, COMPLETIONS, &body).await;
+        assert_eq!(response.status, 200, "{more}: {}", response.body);
+        let response = response.json();
+        let choices = response["choices"].as_array().unwrap();
+        let of = |pointer: &str| -> Value {
+            choices.iter().map(|choice| choice.pointer(pointer).cloned().unwrap_or_default()).collect()
+        };
+        assert_eq!((of("/text"), of("/logprobs/tokens")), (texts, tokens), "{more}");
+        assert_eq!(response["usage"]["completion_tokens"], generated, "{more}");
+        if more["logprobs"].is_u64() {
+            for choice in choices {
+                let logprobs = &choice["logprobs"];
+                assert_eq!(
+                    (&logprobs["token_logprobs"][0], &logprobs["top_logprobs"][0]),
+                    (&Value::Null, &Value::Null)
+                );
+                assert!(
+                    logprobs["token_logprobs"].as_array().unwrap()[1..].iter().all(Value::is_f64),
+                    "{more}"
+                );
+            }
+        }
+    };
+    check(json!({"prompt": "ab", "max_tokens": 0}), json!(["ab"]), json!([null]), 0).await;
+    check(json!({"prompt": "ab", "max_tokens": 2}), json!(["abye"]), json!([null]), 2).await;
+    check(json!({"prompt": "ab", "max_tokens": 0, "logprobs": 0}), json!(["ab"]), json!([["a", "b"]]), 0)
+        .await;
+    check(json!({"prompt": "a", "max_tokens": 0, "logprobs": 0}), json!(["a"]), json!([["a"]]), 0).await;
+    let lists = json!([["a", "b", "y"], ["c", "y"]]);
+    check(
+        json!({"prompt": [[97, 98], [99]], "max_tokens": 1, "logprobs": 1}),
+        json!(["aby", "cy"]),
+        lists,
+        2,
+    )
+    .await;
+    let twice = json!([["a", "b", "y"], ["a", "b", "y"]]);
+    check(json!({"prompt": "ab", "n": 2, "max_tokens": 1, "logprobs": 1}), json!(["aby", "aby"]), twice, 2)
+        .await;
+    // The token that ends the answer is no text, and whoever leaves out the last one counts on it.
+    let ended = json!([["a", "b", "y", "e", "s", "<|im_end|>"]]);
+    check(json!({"prompt": "ab", "logprobs": 1}), json!(["abyes"]), ended, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn usage_says_where_a_prompt_differs_from_the_nearest_one_under_the_same_salt() {
+    let world = World::ready(Setup::saying("x")).await;
+    let told = async |prompt: &str, salt: &str, more: Value| {
+        let mut body = json!({"prompt": prompt, "cache_salt": salt, "max_tokens": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let response = post(world.address, COMPLETIONS, &body).await;
+        assert_eq!(response.status, 200, "{}", response.body);
+        response.json()["usage"]["prompt_tokens_details"].clone()
+    };
+    let prompt = "The quick brown fox jumps over the lazy dog. ".repeat(4);
+    let other = prompt.replacen("jumps", "leaps", 1);
+    assert_eq!(told(&prompt, "a", json!({})).await, json!({"cached_tokens": 0}));
+    assert_eq!(told(&prompt, "a", json!({})).await, json!({"cached_tokens": 160}));
+    let differs = json!({"cached_tokens": 0, "cache_miss": {"reason": "differs", "tokens": 20}});
+    assert_eq!(told(&other, "a", json!({})).await, differs);
+    assert_eq!(
+        told(&other, "b", json!({})).await,
+        json!({"cached_tokens": 0}),
+        "another tenant's is not told"
+    );
+    let whole = json!({"cached_tokens": 0, "cache_miss": {"reason": "whole"}});
+    assert_eq!(told(&prompt, "a", json!({"prompt_logprobs": 0})).await, whole);
+}

@@ -3,6 +3,7 @@
 
 mod anthropic;
 mod bad_input;
+mod batches;
 mod chat;
 mod client;
 mod completions;
@@ -10,6 +11,7 @@ mod console;
 mod document;
 mod jobs;
 mod life;
+mod llama;
 mod models;
 mod ollama;
 mod params;

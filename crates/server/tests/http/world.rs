@@ -257,6 +257,7 @@ pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Ke
         engine,
         tokenizer,
         template: Arc::new(ChatTemplate::new(template)),
+        asks_anew: true,
         grammars: Arc::new(grammars),
         card,
         devices: vec![Device {

@@ -7,15 +7,15 @@
 //! downstream instead of turning into zeros. The sum of a block is `scale * (sum of its integers)`.
 //!
 //! A product goes through the blocks in order and has one running f32 sum. For each run of values with one weight scale
-//! (32, or 16 in Q6_K) it takes the exact integer product of codes and activations, rounded once to f32, and then
-//! `sum = fma(weight scale, integer * activation scale, sum)`; a format with a minimum goes on with
-//! `sum = fma(minimum, block sum, sum)`. Nothing in it depends on the instruction set, so all of them give the same bits.
+//! (32, or 16 in Q6_K) it takes the exact integer product of codes and activations, rounded once to f32, and then `sum
+//! = fma(weight scale, integer * activation scale, sum)`; a format with a minimum goes on with `sum = fma(minimum,
+//! block sum, sum)`. Nothing in it depends on the instruction set, so all of them give the same bits.
 //!
 //! Why 16 bits: hidden states have outliers, which take the resolution of what shares their scale. Over the prompts of
 //! the golden data and twelve more (SmolLM2 Q4_1 / Qwen2.5-Coder Q4_K_M, worst log-probability above -4 against float):
-//! int8 with a scale per 32 values 0.27 / 0.41, per 16 0.27 / 0.23, per 8 0.19, per 4 0.15, int16 per 32 0.001. No kind of
-//! layer is the culprit: rounding the inputs of Q, K and V alone costs 0.18, of gate and up 0.17, of down 0.19, of the
-//! head 0.22. Fine int8 scales forbid long integer sums and so cost more than a second byte does.
+//! int8 with a scale per 32 values 0.27 / 0.41, per 16 0.27 / 0.23, per 8 0.19, per 4 0.15, int16 per 32 0.001. No kind
+//! of layer is the culprit: rounding the inputs of Q, K and V alone costs 0.18, of gate and up 0.17, of down 0.19, of
+//! the head 0.22. Fine int8 scales forbid long integer sums and so cost more than a second byte does.
 
 use super::Simd;
 
@@ -45,7 +45,8 @@ impl IntBlock {
         integer as f32 * self.scale
     }
 
-    /// Quantises 32 activations. No branch and no call, so that it vectorises; the same bits whatever it is compiled for.
+    /// Quantises 32 activations. No branch and no call, so that it vectorises; the same bits whatever it is compiled
+    /// for.
     #[inline(always)]
     fn new(activations: &[f32; BLOCK]) -> IntBlock {
         // Adding and subtracting it rounds to an integer, which then sits in the low mantissa bits.

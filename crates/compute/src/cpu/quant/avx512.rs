@@ -9,9 +9,9 @@ impl Lanes for Avx512 {
     type Pairs = __m512i;
     type Ints = __m512i;
     type Floats = __m512;
-    /// Eight integer sums, eight running sums and the codes leave registers over. Sixteen unpack weights half as often, but
-    /// half of the running sums then go to memory and back for each block, and a panel takes the first cache for itself:
-    /// Q4_K, Q5_K and Q5_0 were 20 to 40 % slower for it.
+    /// Eight integer sums, eight running sums and the codes leave registers over. Sixteen unpack weights half as often,
+    /// but half of the running sums then go to memory and back for each block, and a panel takes the first cache for
+    /// itself: Q4_K, Q5_K and Q5_0 were 20 to 40 % slower for it.
     const WIDTH_MAX: usize = 8;
 
     #[inline]

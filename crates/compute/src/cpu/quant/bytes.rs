@@ -1,13 +1,13 @@
 //! Products by ARM's instructions for bytes: dotprod, and i8mm where there is it.
 //!
-//! An activation of 16 bits is `256 * high + low`, a signed byte and an unsigned one; a code is a signed byte. So the exact
-//! integer of a block is `256 * (codes . high) + codes . low`, and its bits are those of every other level. A word of a
-//! group, four bytes of a row, is what one lane of these instructions takes: four rows of a block of 32 are eight
-//! registers, which stay while activation rows go by, each with one sum that takes the high bytes, is shifted, and takes the
-//! low ones.
+//! An activation of 16 bits is `256 * high + low`, a signed byte and an unsigned one; a code is a signed byte. So the
+//! exact integer of a block is `256 * (codes . high) + codes . low`, and its bits are those of every other level. A
+//! word of a group, four bytes of a row, is what one lane of these instructions takes: four rows of a block of 32 are
+//! eight registers, which stay while activation rows go by, each with one sum that takes the high bytes, is shifted,
+//! and takes the low ones.
 //!
-//! dotprod has no product of bytes of different signs. Its low bytes are stored 128 too low, and 128 times the sum of the
-//! codes, which all activation rows share, makes up for it.
+//! dotprod has no product of bytes of different signs. Its low bytes are stored 128 too low, and 128 times the sum of
+//! the codes, which all activation rows share, makes up for it.
 
 #![expect(clippy::needless_range_loop, reason = "one index goes through registers, panel and tile together")]
 
@@ -68,11 +68,11 @@ impl Split {
 ///
 /// # Safety
 ///
-/// Of its functions: the processor has the instructions, and `values` points at the activations of a block of a panel of
-/// `N` rows.
+/// Of its functions: the processor has the instructions, and `values` points at the activations of a block of a panel
+/// of `N` rows.
 pub(super) trait Products: 'static {
-    /// The products of four rows with each of `N` activation rows: of a block (`words` has all eight), or of its half that
-    /// begins with word `first`.
+    /// The products of four rows with each of `N` activation rows: of a block (`words` has all eight), or of its half
+    /// that begins with word `first`.
     unsafe fn products<const N: usize>(words: &[Bytes], first: usize, values: *const u8) -> [int32x4_t; N];
 }
 
@@ -155,8 +155,8 @@ impl Products for I8mm {
     }
 }
 
-/// Two words of four rows as eight bytes of the first two rows and of the others. Does not depend on the activations, so it
-/// is done once for all of their rows.
+/// Two words of four rows as eight bytes of the first two rows and of the others. Does not depend on the activations,
+/// so it is done once for all of their rows.
 #[inline]
 #[target_feature(enable = "neon")]
 fn eights(&[x, y]: &[Bytes; 2]) -> [Bytes; 2] {
@@ -164,7 +164,8 @@ fn eights(&[x, y]: &[Bytes; 2]) -> [Bytes; 2] {
     [vreinterpretq_s8_s32(vzip1q_s32(x, y)), vreinterpretq_s8_s32(vzip2q_s32(x, y))]
 }
 
-/// One instruction that adds products of the second and third operand to the first. Not intrinsics: they are not stable.
+/// One instruction that adds products of the second and third operand to the first. Not intrinsics: they are not
+/// stable.
 macro_rules! instruction {
     ($(#[$doc:meta])* $name:ident, $features:literal, $text:literal, $x:ty, $y:ty) => {
         $(#[$doc])*

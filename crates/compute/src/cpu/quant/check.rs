@@ -1,5 +1,5 @@
-//! The tests that every format passes, against fixtures that `tests/quant/make_blocks.py` wrote with the `gguf` package.
-//! The scalar code is compared with them; the packed kernels are compared with the scalar code, bit by bit.
+//! The tests that every format passes, against fixtures that `tests/quant/make_blocks.py` wrote with the `gguf`
+//! package. The scalar code is compared with them; the packed kernels are compared with the scalar code, bit by bit.
 
 use super::{
     BLOCK, Format, GROUP, IntBlock, Kernels, PANEL_BLOCK_BYTES, Run, Simd, WIDTHS, format, quantize,
@@ -153,8 +153,8 @@ fn blocks(row: &[f32]) -> Vec<IntBlock> {
     blocks
 }
 
-/// With unit scales a block's product is an integer: exact wherever f32 can hold it and its parts, even with the largest
-/// codes and activations, which would show an overflow on the way.
+/// With unit scales a block's product is an integer: exact wherever f32 can hold it and its parts, even with the
+/// largest codes and activations, which would show an overflow on the way.
 pub(super) fn integers(dtype: DType, fixture: &[u8]) {
     let fixture = Fixture::read(dtype, fixture);
     let mut random = Random(11);

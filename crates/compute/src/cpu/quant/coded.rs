@@ -1,9 +1,9 @@
 //! What the formats of 256 values have in common whose values are small integers out of a table.
 //!
-//! value = scale * multiplier * unit * table\[code\]: an f16 scale for the block, an integer multiplier for each run of 16
-//! or 32 values, and codes of two to four bits. Lattices, signs and base-3 digits are ways to store such codes; packed,
-//! they are all alike, and a vector register looks sixteen rows up at once. That is exact, and takes two to four bits for
-//! a value where a lattice takes less: the plan counts what it takes.
+//! value = scale * multiplier * unit * table\[code\]: an f16 scale for the block, an integer multiplier for each run of
+//! 16 or 32 values, and codes of two to four bits. Lattices, signs and base-3 digits are ways to store such codes;
+//! packed, they are all alike, and a vector register looks sixteen rows up at once. That is exact, and takes two to
+//! four bits for a value where a lattice takes less: the plan counts what it takes.
 
 use super::activations::IntBlock;
 #[cfg(target_arch = "aarch64")]
@@ -178,7 +178,8 @@ fn four(byte: impl Fn(usize) -> u8) -> u32 {
     word(&std::array::from_fn(byte))
 }
 
-/// Two bits of each of 256 codes: 8 words for each 128, whose byte i holds codes i, i + 32, i + 64, i + 96, lowest first.
+/// Two bits of each of 256 codes: 8 words for each 128, whose byte i holds codes i, i + 32, i + 64, i + 96, lowest
+/// first.
 pub(super) fn pack_crumbs(codes: &[u8; 256], row: usize, words: &mut [[u32; GROUP]]) {
     for (words, codes) in words.chunks_exact_mut(8).zip(codes.as_chunks::<128>().0) {
         for (w, words) in words.iter_mut().enumerate() {

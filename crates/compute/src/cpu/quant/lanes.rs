@@ -8,8 +8,8 @@
 ///
 /// # Safety
 ///
-/// Of all its functions: the processor has the level's instructions, and a pointer may be read, or written, for as much as
-/// the function says; alignment is not needed.
+/// Of all its functions: the processor has the level's instructions, and a pointer may be read, or written, for as much
+/// as the function says; alignment is not needed.
 pub(crate) trait Lanes: 'static {
     /// Two integers of 16 bits for each row: codes, or codes still packed.
     type Pairs: Copy;

@@ -6,7 +6,8 @@ use super::packed::packed_kernels;
 use super::{Format, Simd};
 use fornax_format::DType;
 
-/// Twice the values of a float with two bits of exponent and one of mantissa; the fourth bit is the sign. In NVFP4, too.
+/// Twice the values of a float with two bits of exponent and one of mantissa; the fourth bit is the sign. In NVFP4,
+/// too.
 pub(super) const TABLE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Two to the power of this less 127.

@@ -1,5 +1,6 @@
-//! MXFP8: 32 values in 33 bytes, a power of two and floats of 8 bits ([`float8`]); value = power * float. No file has it: it is
-//! what float matrices are quantised to. Activations stay f32, as with the float types: the codes are no small integers.
+//! MXFP8: 32 values in 33 bytes, a power of two and floats of 8 bits ([`float8`]); value = power * float. No file has
+//! it: it is what float matrices are quantised to. Activations stay f32, as with the float types: the codes are no
+//! small integers.
 
 use super::lanes::Lanes;
 use super::packed::{GROUP, PackedFloat, packed_kernels};
@@ -32,8 +33,8 @@ pub(super) fn format(simd: Simd) -> Format {
     }
 }
 
-/// For each block of 32 columns: the codes of four columns in a word of each row, those of the first and the third in the lower
-/// bytes of its halves, eight times; then each row's power of two as bf16.
+/// For each block of 32 columns: the codes of four columns in a word of each row, those of the first and the third in
+/// the lower bytes of its halves, eight times; then each row's power of two as bf16.
 enum Blocks {}
 
 const CODE_BYTES: usize = 32 * GROUP;

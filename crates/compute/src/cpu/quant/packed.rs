@@ -2,9 +2,10 @@
 //!
 //! **A group** is sixteen weight rows. A quantised group is the codes of all its blocks, then the scales of all its
 //! blocks. Codes are the file's own 32-bit words, each followed by the same word of the other fifteen rows: a vector
-//! register holds one word of every row. Seen as two integers of 16 bits, a word yields *pairs* by shifting and masking,
-//! and the pair of values `(4w + s, 4w + s + 2)` is pair `2w + s` of its block. A group of a float type is, for each
-//! column, that column's value of all sixteen rows (BF16: of two columns; MXFP8: blocks of 32 with their powers of two).
+//! register holds one word of every row. Seen as two integers of 16 bits, a word yields *pairs* by shifting and
+//! masking, and the pair of values `(4w + s, 4w + s + 2)` is pair `2w + s` of its block. A group of a float type is,
+//! for each column, that column's value of all sixteen rows (BF16: of two columns; MXFP8: blocks of 32 with their
+//! powers of two).
 //!
 //! **A panel** is a few activation rows (1, 2, 4 or 8: its width). Integers: for each block of 32 the values of every
 //! row in the order of pairs, then every row's scale, then every row's sum. Floats: for each column its value in every
@@ -58,8 +59,8 @@ pub(super) trait Packed: bytemuck::Pod {
         block: usize,
         quarter: usize,
     ) -> [L::Pairs; 4];
-    /// The same codes as bytes, of rows `4 * FOUR` to `4 * FOUR + 3`: in each register four values that follow one another
-    /// in their row. A format overrides it where bytes come more directly.
+    /// The same codes as bytes, of rows `4 * FOUR` to `4 * FOUR + 3`: in each register four values that follow one
+    /// another in their row. A format overrides it where bytes come more directly.
     #[cfg(target_arch = "aarch64")]
     #[inline(always)]
     unsafe fn bytes<const PART: usize, const FOUR: usize>(
@@ -155,8 +156,8 @@ pub(crate) struct Kernels {
     pub(crate) width_max: usize,
 }
 
-/// Multiplies a group of `columns` columns by a panel: `tile` is (panel row, weight row). Integers write the tile, floats
-/// add to it.
+/// Multiplies a group of `columns` columns by a panel: `tile` is (panel row, weight row). Integers write the tile,
+/// floats add to it.
 type Multiply = unsafe fn(group: *const u8, columns: usize, panel: *const u8, tile: *mut f32);
 
 impl Kernels {
@@ -365,8 +366,8 @@ fn pack_float<F: PackedFloat>(rows: &mut dyn Iterator<Item = &[u8]>, columns: us
     }
 }
 
-/// How far ahead of its reading a kernel asks for weights. With few activation rows it streams them from memory, and the
-/// processor's own prefetching stops at each page and starts anew with each group.
+/// How far ahead of its reading a kernel asks for weights. With few activation rows it streams them from memory, and
+/// the processor's own prefetching stops at each page and starts anew with each group.
 pub(crate) const AHEAD_BYTES: usize = 16 << 10;
 
 /// Asks for `lines` lines of 64 bytes. They may lie beyond the weight: asking never faults.

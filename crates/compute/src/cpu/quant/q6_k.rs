@@ -80,8 +80,8 @@ impl Packed for Block {
     const HALVES: bool = true;
     const PAIRS: [[usize; 4]; 4] = STRAIGHT_PAIRS;
 
-    /// For each 128 values: eight words of the low bits of their first two blocks of 32, eight of the other two (so that
-    /// neighbours share words, as in Q4_K), eight of the high bits as filed.
+    /// For each 128 values: eight words of the low bits of their first two blocks of 32, eight of the other two (so
+    /// that neighbours share words, as in Q4_K), eight of the high bits as filed.
     fn pack(&self, row: usize, words: &mut [[u32; GROUP]], scales: &mut [u8]) {
         let halves = self.low.as_chunks::<64>().0.iter().zip(self.high.as_chunks::<32>().0);
         for (words, (low, high)) in words.chunks_exact_mut(24).zip(halves) {

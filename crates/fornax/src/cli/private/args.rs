@@ -54,7 +54,7 @@ pub(crate) struct PartyArgs {
     pub(crate) party1: String,
     #[command(flatten)]
     pub(crate) how: PartyHow,
-    /// Write what each party sees to FILE.party0 and FILE.party1
+    /// Write what each party sees to FILE.party0 and FILE.party1; both together are the conversation in clear
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
     /// Use cached prefixes again; leaks which prompts begin alike
@@ -66,6 +66,9 @@ pub(crate) struct PartyArgs {
     /// Compute a form's forced tokens together; leaks the shape of the answer
     #[arg(long)]
     pub(crate) fast_forward: bool,
+    /// Allow strict tools, several demanded calls and thinking budgets; leaks where in the answer they act
+    #[arg(long)]
+    pub(crate) ask_anew: bool,
 }
 
 /// How servers are spoken to.
@@ -77,6 +80,12 @@ pub(crate) struct PartyHow {
     /// Believe this certificate authority (PEM) in place of the usual ones
     #[arg(long, value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
+    /// Certificate chain (PEM) to show to servers that want one; tells them who asks
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    pub(crate) client_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "client_cert")]
+    pub(crate) client_key: Option<PathBuf>,
     /// Seconds that an answer may take
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub(crate) timeout: Duration,
@@ -108,6 +117,9 @@ pub(crate) struct PrivateServe {
     /// Its private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Serve only clients with a certificate of this authority (PEM); without it, the service is open to all who reach it
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) client_ca: Option<PathBuf>,
     /// Where to multiply: cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: String,
@@ -117,13 +129,19 @@ pub(crate) struct PrivateServe {
     /// Sessions at once; more are turned away
     #[arg(long, value_name = "N", default_value = "64", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) max_sessions: usize,
+    /// Connections of one address at once; more are closed
+    #[arg(long, value_name = "N", default_value = "16", allow_negative_numbers = true, value_parser = positive)]
+    pub(crate) max_per_address: usize,
+    /// Seconds until a connection has to have opened a session
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub(crate) arrival_timeout: Duration,
     /// Positions that one session may have
     #[arg(long, value_name = "N", default_value = "1048576", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_positions: u32,
     /// Seconds after which a silent session is ended
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub(crate) idle_timeout: Duration,
-    /// Write everything that this party sees to a file
+    /// Write everything that this party sees to a file; with the other party's, it is the conversations in clear
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
 }

@@ -47,7 +47,9 @@ fn serve_party(args: &PrivateServe) -> anyhow::Result<()> {
         ))
     })?;
     let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(certificate), Some(key)) => Some(server_tls(certificate, key).map_err(Error::from)?),
+        (Some(certificate), Some(key)) => {
+            Some(server_tls(certificate, key, args.client_ca.as_deref()).map_err(Error::from)?)
+        }
         _ => None,
     };
     let scheme = if tls.is_some() { "tls" } else { "tcp" };
@@ -56,6 +58,8 @@ fn serve_party(args: &PrivateServe) -> anyhow::Result<()> {
         demo_single_host: args.demo_single_host,
         positions_max: args.max_positions,
         sessions_max: args.max_sessions,
+        per_address_max: args.max_per_address,
+        arrival: args.arrival_timeout,
         idle: args.idle_timeout,
         tls,
         record: args.record.clone(),
@@ -138,10 +142,21 @@ fn client(args: &PartyArgs) -> anyhow::Result<ClientOptions> {
     if args.how.demo_single_host || found.infos().iter().any(|info| info.demo_single_host) {
         writeln!(io::stderr(), "{}", claim::SINGLE_HOST)?;
     }
+    if let Some(record) = &args.record {
+        let record = record.display();
+        writeln!(
+            io::stderr(),
+            "warning: {record}.party0 and {record}.party1 together are the conversation in clear: keep them apart"
+        )?;
+    }
     let leaks = [
         (args.prefix_reuse, "--prefix-reuse tells both servers which prompts begin alike"),
         (args.drafts, "--drafts tells both servers how repetitive an answer is"),
         (args.fast_forward, "--fast-forward tells both servers how much of an answer its form forced"),
+        (
+            args.ask_anew,
+            "--ask-anew tells both servers where a strict call begins and where thinking is cut off",
+        ),
     ];
     for (_, leak) in leaks.iter().filter(|(on, _)| *on) {
         writeln!(io::stderr(), "leak: {leak}")?;
@@ -153,6 +168,7 @@ fn parties(party0: &str, party1: &str, how: &PartyHow) -> ClientOptions {
     ClientOptions {
         demo_single_host: how.demo_single_host,
         ca: how.ca.clone(),
+        identity: how.client_cert.clone().zip(how.client_key.clone()),
         timeout: how.timeout,
         ..ClientOptions::new(party0, party1)
     }
@@ -164,6 +180,7 @@ fn adapted(options: OpenOptions, args: &PartyArgs, client: &ClientOptions) -> Op
         .prefix_reuse(args.prefix_reuse)
         .drafts(args.drafts)
         .fast_forward(args.fast_forward)
+        .asks_anew(args.ask_anew)
 }
 
 fn info(args: &PrivateInfo) -> anyhow::Result<()> {

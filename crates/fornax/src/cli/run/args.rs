@@ -20,8 +20,9 @@ use crate::cli::sampling::SamplingArgs;
   echo \"Name a colour\" | fornax run smollm2    a chat read from a pipe, a message a line
   fornax run \"Summarise this:\" < report.txt    what a pipe carries is added to the prompt
 
-In the chat /help lists commands; \"\"\" begins and ends several lines, Alt-Enter begins another.
-One positional is a MODEL if it is an existing path, a catalog name, hf:... or word/word; otherwise it is the PROMPT.
+In the chat /help lists commands; \"\"\" begins and ends several lines, Alt-Enter begins another. \
+One positional is a MODEL if it is an existing path, a name of `fornax list --available`, hf:... or word/word; \
+a single word that is none of these is refused, and anything else is the PROMPT. \
 Sampling defaults to temperature 0.7 and top-p 0.95.")]
 pub(crate) struct Run {
     /// Path, catalog name or hub reference of the model [default: smollm2]
@@ -38,7 +39,7 @@ pub(crate) struct Run {
     /// chat /result answers them
     #[arg(long, value_name = "FILE")]
     pub(crate) tools: Option<PathBuf>,
-    /// Let the model think for at most so many tokens; then it answers. Thoughts are shown on a terminal only
+    /// Let the model think for at most this many tokens; then it answers. Thoughts are shown on a terminal only
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) thinking_budget: Option<usize>,
     /// Keep nothing of what is typed; otherwise it is in the file `history` of the cache folder

@@ -11,7 +11,8 @@ use fornax::{
 use super::super::failure::Failure;
 use super::super::generate::{complete, show};
 use super::super::interrupt::Interrupt;
-use super::super::{output, plan};
+use super::super::sampling::SamplingArgs;
+use super::super::{headline, output, plan};
 use super::Run;
 use super::command::{self, Command};
 use super::is_cancelled;
@@ -26,10 +27,17 @@ fn defaults() -> Sampling {
     Sampling { temperature: 0.7, top_p: 0.95, ..Sampling::greedy() }
 }
 
+/// Opens the model of a name; the default without one.
+pub(super) type Opener<'a> = dyn Fn(Option<&str>) -> anyhow::Result<Fornax> + 'a;
+
 pub(super) struct Chat<'a> {
     model: Fornax,
     /// As it was asked for.
     name: String,
+    /// Opens another model.
+    open: &'a Opener<'a>,
+    /// What was asked last.
+    question: Option<Message>,
     args: &'a Run,
     interrupt: Interrupt,
     system: Option<String>,
@@ -41,6 +49,9 @@ pub(super) struct Chat<'a> {
     /// Calls of the last answer that have no result yet, and the results of those before them.
     open_calls: Vec<Call>,
     results: Vec<Content>,
+    /// The flags of sampling, with what `/set` has changed of them.
+    sampling: SamplingArgs,
+    set: Vec<(String, String)>,
     /// In place of the flags'.
     temperature: Option<f32>,
     seed: Option<u64>,
@@ -90,8 +101,8 @@ impl Answered {
 
 impl<'a> Chat<'a> {
     pub(super) fn new(
-        model: Fornax,
-        name: String,
+        (model, name): (Fornax, String),
+        open: &'a Opener<'a>,
         args: &'a Run,
         (form, tools): (Option<Form>, Option<Tools>),
         interrupt: Interrupt,
@@ -100,6 +111,10 @@ impl<'a> Chat<'a> {
         Chat {
             model,
             name,
+            open,
+            question: None,
+            sampling: args.sampling.clone(),
+            set: Vec::new(),
             args,
             interrupt,
             system,
@@ -128,8 +143,7 @@ impl<'a> Chat<'a> {
     fn request<'m>(&self, turns: impl Iterator<Item = &'m Message>) -> Result<Request, Error> {
         let system = self.system.iter().map(Message::system);
         let prompt = Prompt::Chat(system.chain(turns.cloned()).collect());
-        let mut request =
-            self.args.sampling.request(prompt, self.form.clone(), defaults(), self.model.text())?;
+        let mut request = self.sampling.request(prompt, self.form.clone(), defaults(), self.model.text())?;
         request.sampling.temperature = self.temperature.unwrap_or(request.sampling.temperature);
         request.seed = self.seed.or(request.seed);
         request.tools.clone_from(&self.tools);
@@ -143,7 +157,77 @@ impl<'a> Chat<'a> {
         // Whoever says something else does not answer the model's calls.
         self.open_calls.clear();
         self.results.clear();
-        self.respond(Message::user(text))
+        let question = Message::user(text);
+        self.question = Some(question.clone());
+        self.respond(question)
+    }
+
+    /// Answers the last question once more, as if it had not been answered.
+    pub(super) fn retry(&mut self) -> anyhow::Result<Option<String>> {
+        let Some(question) = self.question.clone().or_else(|| self.turns.iter().rfind(is_question).cloned())
+        else {
+            return Ok(Some("nothing was asked yet".to_owned()));
+        };
+        // A question whose answer failed is not among the turns.
+        let asked =
+            self.turns.iter().rposition(|turn| is_question(&turn)).filter(|&at| self.turns[at] == question);
+        let kept = self.turns.clone();
+        self.turns.truncate(asked.unwrap_or(self.turns.len()));
+        self.open_calls.clear();
+        self.results.clear();
+        let answered = self.respond(question);
+        if answered.is_err() {
+            self.turns = kept;
+        }
+        answered.map(Answered::words)
+    }
+
+    /// Goes on with another model. The one before stays where that cannot be had.
+    fn change_model(&mut self, name: &str) -> anyhow::Result<String> {
+        let model = (self.open)(Some(name))?;
+        let before = std::mem::replace(&mut self.model, model);
+        if let Err(error) = self.change(|_| {}) {
+            self.model = before;
+            return Err(error);
+        }
+        self.name = name.to_owned();
+        Ok(self.headline())
+    }
+
+    /// What answers, and where.
+    pub(super) fn headline(&self) -> String {
+        let auto = self.args.capacity.device.device == "auto";
+        let place = headline::place(self.model.kind(), self.model.device(), auto);
+        format!("{} · {place}", headline::model(&self.name, self.model.plan()))
+    }
+
+    /// Changes one flag of sampling, or puts it back.
+    fn set(&mut self, name: &str, value: &str) -> anyhow::Result<String> {
+        let name = name.replace('-', "_");
+        let mut set = self.set.clone();
+        set.retain(|(known, _)| *known != name);
+        if value != "off" {
+            set.push((name.clone(), value.to_owned()));
+        }
+        let mut sampling = self.args.sampling.clone();
+        for (name, value) in &set {
+            sampling = sampling.with(name, value).map_err(Failure::usage)?;
+        }
+        // A name that does not exist is as wrong to put back.
+        if value == "off" {
+            self.args.sampling.knows(&name).map_err(Failure::usage)?;
+        }
+        let before = (std::mem::replace(&mut self.sampling, sampling), std::mem::replace(&mut self.set, set));
+        if let Err(error) = self.change(|_| {}) {
+            (self.sampling, self.set) = before;
+            return Err(error);
+        }
+        Ok(self.set_words())
+    }
+
+    fn set_words(&self) -> String {
+        let set: Vec<String> = self.set.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        if set.is_empty() { "nothing is set".to_owned() } else { format!("set: {}", set.join(", ")) }
     }
 
     /// Takes what the oldest open call came to; when all have a result, the model answers them.
@@ -255,11 +339,16 @@ impl<'a> Chat<'a> {
         Ok(match command {
             Command::Help => command::help(),
             Command::Exit => String::new(),
-            // It is answered where answers are shown.
-            Command::Result(_) => String::new(),
+            // These are answered where answers are shown.
+            Command::Result(_) | Command::Retry => String::new(),
+            Command::Model(None) => self.headline(),
+            Command::Model(Some(name)) => self.change_model(&name)?,
+            Command::Set(None) => self.set_words(),
+            Command::Set(Some((name, value))) => self.set(&name, &value)?,
             Command::Clear => {
                 self.turns.clear();
                 self.open_calls.clear();
+                self.question = None;
                 "the conversation is forgotten; settings stay".to_owned()
             }
             Command::System(None) => match &self.system {
@@ -307,6 +396,7 @@ impl<'a> Chat<'a> {
                 let other = (saved.model != self.name).then(|| format!("; they were {}'s", saved.model));
                 self.change(|chat| {
                     (chat.system, chat.turns) = saved.split();
+                    chat.question = None;
                     (chat.temperature, chat.seed) = (saved.temperature, saved.seed);
                     if let Some(schema) = saved.schema {
                         chat.form = Some(Form::JsonSchema(schema));
@@ -370,7 +460,7 @@ impl<'a> Chat<'a> {
         };
         let temperature = self.settings()?.sampling.temperature;
         let lines = [
-            format!("model: {} on {}", self.name, model.device()),
+            format!("model: {}", self.headline()),
             format!(
                 "context: {used} of {} tokens, {} messages{}",
                 model.context(),
@@ -387,6 +477,7 @@ impl<'a> Chat<'a> {
                 totals.prompt_tokens, totals.cached_tokens
             ),
             format!("settings: temperature {temperature}, {}, {}", self.seed_words()?, self.form_words()),
+            self.set_words(),
             plan::comparison_line(&model.memory()),
         ];
         Ok(lines.join("\n"))
@@ -408,6 +499,11 @@ fn schema(path: &std::path::Path) -> Result<Form, Failure> {
     let schema = serde_json::from_str(&output::text_of(path)?)
         .map_err(|error| Failure::usage(format!("{} is no JSON: {error}", path.display())))?;
     Ok(Form::JsonSchema(schema))
+}
+
+/// Whether a turn is what the user asked, and no result of a call.
+fn is_question(message: &&Message) -> bool {
+    message.role == Role::User && !has_results(message)
 }
 
 fn has_results(message: &Message) -> bool {

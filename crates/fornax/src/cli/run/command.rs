@@ -15,6 +15,12 @@ pub(super) enum Command {
     Result(String),
     Save(PathBuf),
     Load(PathBuf),
+    /// Another model, for the conversation as it is.
+    Model(Option<String>),
+    /// The last question once more.
+    Retry,
+    /// A flag of sampling: its name, and its value.
+    Set(Option<(String, String)>),
     Stats,
     Clear,
     Help,
@@ -22,10 +28,13 @@ pub(super) enum Command {
 }
 
 /// Name, what follows it, and what it does.
-pub(super) const COMMANDS: [(&str, &str, &str); 11] = [
+pub(super) const COMMANDS: [(&str, &str, &str); 14] = [
     ("/system", "TEXT|off", "what the model is told beforehand; \"\"\" begins and ends several lines"),
     ("/temperature", "T|off", "0 is greedy; higher is more varied"),
     ("/seed", "N|off", "fixes the random numbers"),
+    ("/set", "NAME VALUE|off", "another flag of sampling, as in /set top_p 0.9; alone, what is set"),
+    ("/model", "NAME", "goes on with another model"),
+    ("/retry", "", "answers the last question once more"),
     ("/schema", "FILE|off", "answers are JSON that is valid against the schema in this file"),
     ("/result", "TEXT", "what a call of the model came to; it answers when all its calls have one"),
     ("/save", "FILE", "writes the conversation as JSON"),
@@ -70,6 +79,15 @@ impl Command {
                 number.ok_or_else(|| format!("{text:?} is no temperature: a number from 0 is"))
             })?),
             "schema" => Command::Schema(setting(value, |text| Ok(PathBuf::from(text)))?),
+            "set" => Command::Set(match value.split_once(char::is_whitespace) {
+                // These two have commands of their own.
+                Some((name @ ("temperature" | "seed"), value)) => return Command::named(name, value.trim()),
+                Some((name, value)) => Some((name.to_owned(), value.trim().to_owned())),
+                None if value.is_empty() => None,
+                None => return Err("/set needs a name and a value, as in /set top_p 0.9".to_owned()),
+            }),
+            "model" => Command::Model((!value.is_empty()).then(|| value.to_owned())),
+            "retry" | "again" => no_value(Command::Retry)?,
             "result" => Command::Result(unfolded(value)),
             "save" => Command::Save(file()?),
             "load" => Command::Load(file()?),
@@ -138,6 +156,11 @@ mod tests {
         check("/temperature NaN", Some(Err("\"NaN\" is no temperature: a number from 0 is")));
         check("/load", Some(Err("/load needs a file")));
         check("/stats now", Some(Err("/stats takes no value")));
+        check("/set top_p 0.9", Some(Ok(Command::Set(Some(("top_p".to_owned(), "0.9".to_owned()))))));
+        check("/set", Some(Ok(Command::Set(None))));
+        check("/set top_p", Some(Err("/set needs a name and a value, as in /set top_p 0.9")));
+        check("/model qwen3:4b", Some(Ok(Command::Model(Some("qwen3:4b".to_owned())))));
+        check("/retry", Some(Ok(Command::Retry)));
         check("/dance", Some(Err("there is no /dance; /help lists what there is")));
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Nothing waits longer than it must: a line's beginning until it is known what line it is, a mark until its other half
 //! has come or the line has ended. A mark without its other half is shown as it was written, so no character of the
-//! model is lost. Lines are never broken here: the terminal wraps them, and wraps them anew when it is resized.
+//! model is lost. Lines are not broken here: `wrap.rs` does so.
 
 use super::screen::printable_char;
 
@@ -58,6 +58,11 @@ impl Markdown {
             self.character(printable_char(c), &mut out);
         }
         out
+    }
+
+    /// Whether what comes is shown as it is.
+    pub(super) fn is_in_code(&self) -> bool {
+        self.place == Place::Code
     }
 
     /// What was still held.

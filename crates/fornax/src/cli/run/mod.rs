@@ -8,11 +8,13 @@ mod markdown;
 mod saved;
 mod screen;
 mod tools;
+mod wrap;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::path::Path;
 
 use anyhow::Context;
-use fornax::{Error, OpenOptions, catalog};
+use fornax::{Error, Fornax, OpenOptions, catalog};
 
 use self::chat::{Answered, Chat};
 use self::command::Command;
@@ -20,8 +22,8 @@ use self::editor::{Editor, Typed, is_open, unfolded};
 use self::screen::{Style, printable};
 use super::failure;
 use super::interrupt::Interrupt;
-use super::locate::{self, Reference};
-use super::{device, output, plan};
+use super::locate::{self, Alone, Reference};
+use super::{choose, device, nearest, output, plan};
 pub(crate) use args::Run;
 
 /// Most bytes that are read from a pipe as one message: more is no question.
@@ -33,23 +35,32 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<()> {
 
 /// The same, with the model opened by options that `adapt` changes.
 pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<()> {
-    let (named, prompt) = positionals(args);
-    let path = locate::locate(named)?;
+    let (named, prompt) = positionals(args)?;
+    if prompt.is_some_and(|prompt| prompt.trim().is_empty()) {
+        return Err(failure::Failure::usage("the prompt is empty; write one, or leave it out to chat").into());
+    }
+    let chosen = choose::model(named)?;
+    let path = locate::locate(Some(&chosen))?;
     // What a pipe has is read before the model is loaded: it may be what is wrong.
     let prompt = prompt.map(with_standard_input).transpose()?;
     let interrupt = Interrupt::install()?;
-    let mut options = device::options(&path, &args.capacity.device)?;
-    if let Some(file) = &args.chat_template_file {
-        options = options.chat_template(output::text_of(file)?);
-    }
+    let template = args.chat_template_file.as_deref().map(output::text_of).transpose()?;
+    let open_at = |path: &Path, template: Option<String>| -> anyhow::Result<Fornax> {
+        let mut options = device::options(path, &args.capacity.device)?;
+        if let Some(template) = template {
+            options = options.chat_template(template);
+        }
+        Ok(device::open(adapt(options.parallel(args.capacity.parallel)))?)
+    };
     let form = args.sampling.form()?;
     let tools = args.tools.as_deref().map(tools::read).transpose()?.flatten();
-    let model = device::open(adapt(options.parallel(args.capacity.parallel)))?;
-    let name = named.unwrap_or(catalog::DEFAULT).to_owned();
-    let mut chat = Chat::new(model, name, args, (form, tools), interrupt);
+    let model = open_at(&path, template)?;
+    // A template of the user's own was meant for the model that it was given with.
+    let open = |name: Option<&str>| open_at(&locate::locate(name)?, None);
+    let mut chat = Chat::new((model, chosen), &open, args, (form, tools), interrupt);
     // A chat template that cannot be used is found before the first question is typed.
     chat.check(prompt.as_deref().unwrap_or("Hello"))?;
-    device::announce(chat.model().device(), &args.capacity.device)?;
+    writeln!(io::stderr(), "{}", Style::of(&io::stderr()).dim(&printable(&chat.headline())))?;
     if args.verbose {
         writeln!(io::stderr(), "{}", plan::comparison_line(&chat.model().memory()))?;
     }
@@ -61,10 +72,20 @@ pub(crate) fn run_with(args: &Run, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -
 }
 
 /// Which positional is what.
-fn positionals(args: &Run) -> (Option<&str>, Option<&str>) {
+fn positionals(args: &Run) -> Result<(Option<&str>, Option<&str>), failure::Failure> {
     match (args.model.as_deref(), args.prompt.as_deref()) {
-        (Some(only), None) if !Reference::parse(only).is_model() => (None, Some(only)),
-        both => both,
+        (Some(only), None) => match Reference::parse(only).alone() {
+            Alone::Model => Ok((Some(only), None)),
+            Alone::Prompt => Ok((None, Some(only))),
+            Alone::Unknown => {
+                let nearest = nearest::words(only);
+                let example = format!("fornax run {} {only:?}", catalog::DEFAULT);
+                Err(failure::Failure::usage(format!(
+                    "no model is called {only:?}{nearest}; see `fornax list --available`, or ask a single word with its model: {example}"
+                )))
+            }
+        },
+        both => Ok(both),
     }
 }
 
@@ -139,6 +160,7 @@ fn converse(chat: &mut Chat<'_>, args: &Run) -> anyhow::Result<()> {
             _ if text.trim().is_empty() => continue,
             None => chat.answer(&unfolded(&text)).map(Answered::words),
             Some(Ok(Command::Result(text))) => chat.give_result(&text),
+            Some(Ok(Command::Retry)) => chat.retry(),
             Some(Ok(Command::Exit)) => return Ok(()),
             Some(Ok(command)) => chat.obey(command).map(Some),
             Some(Err(complaint)) => Ok(Some(complaint)),

@@ -6,6 +6,7 @@ use std::io::IsTerminal;
 use fornax::Event;
 
 use super::markdown::Markdown;
+use super::wrap::Wrap;
 
 /// Colours for what the program itself says; nothing at all where they are not wanted.
 #[derive(Clone, Copy)]
@@ -34,7 +35,11 @@ impl Style {
     }
 
     fn paint<'t>(&self, code: &str, text: &'t str) -> Cow<'t, str> {
-        if self.coloured { Cow::Owned(format!("\x1b[{code}m{text}\x1b[0m")) } else { Cow::Borrowed(text) }
+        if self.coloured && !text.is_empty() {
+            Cow::Owned(format!("\x1b[{code}m{text}\x1b[0m"))
+        } else {
+            Cow::Borrowed(text)
+        }
     }
 }
 
@@ -43,8 +48,8 @@ pub(super) enum Screen {
     /// Programs get exactly what the model said.
     Pipe,
     /// A terminal without colours: the markdown as it was written.
-    Plain,
-    Rendered(Markdown),
+    Plain(Wrap),
+    Rendered(Markdown, Wrap),
 }
 
 impl Screen {
@@ -52,26 +57,58 @@ impl Screen {
     pub(super) fn of(stream: &impl IsTerminal, prose: bool) -> Screen {
         match (stream.is_terminal(), Style::of(stream).coloured && prose) {
             (false, _) => Screen::Pipe,
-            (true, false) => Screen::Plain,
-            (true, true) => Screen::Rendered(Markdown::default()),
+            (true, false) => Screen::Plain(wrap(prose)),
+            (true, true) => Screen::Rendered(Markdown::default(), wrap(prose)),
         }
     }
 
     pub(super) fn text<'t>(&mut self, text: &'t str) -> Cow<'t, str> {
         match self {
             Screen::Pipe => Cow::Borrowed(text),
-            Screen::Plain => Cow::Owned(printable(text)),
-            Screen::Rendered(markdown) => Cow::Owned(markdown.push(text)),
+            Screen::Plain(wrap) => Cow::Owned(wrap.push(&printable(text), false)),
+            Screen::Rendered(markdown, wrap) => {
+                let mut shown = String::with_capacity(text.len() + 16);
+                for c in text.chars() {
+                    // Lines of code are shown as they are.
+                    let was_code = markdown.is_in_code();
+                    let piece = markdown.push(c.encode_utf8(&mut [0; 4]));
+                    shown.push_str(&wrap.push(&piece, was_code || markdown.is_in_code()));
+                }
+                Cow::Owned(shown)
+            }
+        }
+    }
+
+    /// The same for what is no markdown: thoughts.
+    fn plain(&mut self, text: &str) -> String {
+        match self {
+            Screen::Pipe => text.to_owned(),
+            Screen::Plain(wrap) | Screen::Rendered(_, wrap) => wrap.push(&printable(text), false),
+        }
+    }
+
+    /// A word that was held until it ends.
+    fn flush(&mut self) -> String {
+        match self {
+            Screen::Pipe => String::new(),
+            Screen::Plain(wrap) | Screen::Rendered(_, wrap) => wrap.flush(),
         }
     }
 
     /// What was held back.
     pub(super) fn end(self) -> String {
         match self {
-            Screen::Pipe | Screen::Plain => String::new(),
-            Screen::Rendered(markdown) => markdown.finish(),
+            Screen::Pipe => String::new(),
+            Screen::Plain(mut wrap) => wrap.flush(),
+            Screen::Rendered(markdown, mut wrap) => wrap.push(&markdown.finish(), false) + &wrap.flush(),
         }
     }
+}
+
+/// Prose is laid out in the terminal's columns as they are now.
+fn wrap(prose: bool) -> Wrap {
+    let size = terminal_size::terminal_size().filter(|_| prose);
+    Wrap::new(size.map(|(width, _)| usize::from(width.0)))
 }
 
 /// An answer as it is shown: thoughts dimmed, where they are told apart, and above what is said; calls behind it.
@@ -100,7 +137,8 @@ impl Said {
             Event::Text(text) => {
                 let mut shown = self.close_call();
                 if std::mem::take(&mut self.thinks) {
-                    shown.push_str("\n\n");
+                    shown.push_str(&self.style.dim(&self.screen.flush()));
+                    shown.push_str(&self.screen.plain("\n\n"));
                 }
                 self.text.push_str(text);
                 shown.push_str(&self.screen.text(text));
@@ -115,26 +153,27 @@ impl Said {
                     shown.push_str("thinking: ");
                 }
                 self.thinks = true;
-                shown.push_str(&self.style.dim(&printable(text)));
+                shown.push_str(&self.style.dim(&self.screen.plain(text)));
                 shown
             }
             Event::Call(name) => {
                 let mut shown = self.close_call();
+                shown.push_str(&self.screen.flush());
                 let in_line = !(self.text.is_empty() || self.text.ends_with('\n'));
-                if std::mem::take(&mut self.thinks) || (in_line && shown.is_empty()) {
+                if std::mem::take(&mut self.thinks) || (in_line && !shown.ends_with('\n')) {
                     shown.push('\n');
                 }
                 self.calls = true;
                 // Programs read a call as JSON, a line each.
                 shown.push_str(&match self.screen {
                     Screen::Pipe => format!("{{\"name\":{},\"arguments\":", serde_json::json!(name)),
-                    Screen::Plain | Screen::Rendered(_) => format!("calls {}(", printable(name)),
+                    Screen::Plain(_) | Screen::Rendered(..) => format!("calls {}(", printable(name)),
                 });
                 shown
             }
             Event::Arguments(text) => match self.screen {
                 Screen::Pipe => text.to_owned(),
-                Screen::Plain | Screen::Rendered(_) => printable(text),
+                Screen::Plain(_) | Screen::Rendered(..) => printable(text),
             },
         }
     }
@@ -142,13 +181,15 @@ impl Said {
     /// What was held back, and all that was said.
     pub(super) fn end(mut self) -> (String, String) {
         let shown = self.close_call();
-        (shown + &self.screen.end(), self.text)
+        let rest = self.screen.end();
+        let rest = if self.thinks { self.style.dim(&rest).into_owned() } else { rest };
+        (shown + &rest, self.text)
     }
 
     fn close_call(&mut self) -> String {
         let end = match self.screen {
             Screen::Pipe => "}\n",
-            Screen::Plain | Screen::Rendered(_) => ")\n",
+            Screen::Plain(_) | Screen::Rendered(..) => ")\n",
         };
         if std::mem::take(&mut self.calls) { end.to_owned() } else { String::new() }
     }
@@ -177,8 +218,13 @@ mod tests {
         let shown = |coloured: bool, pieces: &[&str]| {
             let mut reader = Reader::new(Dialect::of("<think>"), Arc::default(), "");
             let style = Style { coloured };
-            let mut said =
-                Said { screen: Screen::Plain, style, text: String::new(), thinks: false, calls: false };
+            let mut said = Said {
+                screen: Screen::Plain(Wrap::default()),
+                style,
+                text: String::new(),
+                thinks: false,
+                calls: false,
+            };
             let mut deltas: Vec<Delta> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
             deltas.extend(reader.finish());
             let show = |delta: &Delta| match delta {
@@ -229,7 +275,7 @@ mod tests {
             "Let me see.\n{\"name\":\"weather\",\"arguments\":{\"city\":\"Paris\"}}\n{\"name\":\"time\",\"arguments\":{}}\n"
         );
         assert_eq!(
-            shown(Screen::Plain),
+            shown(Screen::Plain(Wrap::default())),
             "Let me see.\ncalls weather({\"city\":\"Paris\"})\ncalls time({})\n"
         );
     }

@@ -21,7 +21,7 @@ use crate::cli::device::DeviceArgs;
   fornax serve --host 0.0.0.0 --api-key-file keys --tls-cert cert.pem --tls-key key.pem
   fornax serve --config serve.toml
 
-The configuration file is TOML and holds the long names of these flags, as in `parallel = 8`,
+The configuration file is TOML and holds the long names of these flags, as in `parallel = 8`, \
 `cors-origin = [\"https://app.example\"]`, `model = [\"smollm2\", \"big=./model.gguf\"]`. What is given on the command line wins.")]
 pub(crate) struct Serve {
     /// Path, catalog name or hub reference of a model, or NAME[,ALIAS]=MODEL to say what clients call it; the first is
@@ -47,6 +47,9 @@ pub(crate) struct Serve {
     /// that requests choose it by; may be repeated
     #[arg(long, value_name = "NAME[@MODEL]=FOLDER", help_heading = "Model")]
     pub(crate) adapter: Vec<String>,
+    /// Tokens of a request of this model, prompt and answer together; --context is for the others; may be repeated
+    #[arg(long, value_name = "NAME=N", value_parser = model_context, help_heading = "Model")]
+    pub(crate) model_context: Vec<(String, usize)>,
     /// Load all models at the start; it fails where they do not fit beside each other
     #[arg(long, help_heading = "Model")]
     pub(crate) preload: bool,
@@ -67,6 +70,9 @@ pub(crate) struct Serve {
     /// How log lines look
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log: LogFormat,
+    /// What is logged; at `debug` also what probes, collectors and open consoles ask all the time
+    #[arg(long, value_enum, default_value_t = LogLevel::Info)]
+    pub(crate) log_level: LogLevel,
     /// Send a trace of every request to the OpenTelemetry collector at this address, as http://127.0.0.1:4318
     #[arg(long, value_name = "URL")]
     pub(crate) otlp: Option<String>,
@@ -79,6 +85,15 @@ pub(crate) struct Serve {
     /// Where the scheduler reaches this worker [default: the address listened on]
     #[arg(long, value_name = "URI", requires = "callback_url", help_heading = "Worker")]
     pub(crate) worker_uri: Option<String>,
+}
+
+/// `NAME=N`.
+fn model_context(text: &str) -> Result<(String, usize), String> {
+    let (name, tokens) = text.split_once('=').ok_or("one looks like NAME=N")?;
+    match (name, positive(tokens)?) {
+        ("", _) => Err("one looks like NAME=N".to_owned()),
+        (name, tokens) => Ok((name.to_owned(), tokens)),
+    }
 }
 
 /// Who may come in.
@@ -115,6 +130,12 @@ pub(crate) struct LimitArgs {
     /// Bytes of a request's body, or with KiB, MiB
     #[arg(long, value_name = "BYTES", default_value = "8MiB", value_parser = byte_size)]
     pub(crate) max_body: u64,
+    /// /health is 503 until the first model is loaded, as launchers of llama.cpp's server expect
+    #[arg(long)]
+    pub(crate) health_when_ready: bool,
+    /// Bytes of a file of requests (/v1/files), or with KiB, MiB
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = byte_size)]
+    pub(crate) max_file: u64,
     /// Seconds that an answer may take, from when it starts
     #[arg(long, value_name = "SECONDS", default_value = "3600", value_parser = seconds)]
     pub(crate) request_timeout: Duration,
@@ -158,6 +179,17 @@ pub(crate) struct JobArgs {
     /// Webhooks may go to this machine and to private networks
     #[arg(long)]
     pub(crate) webhook_allow_private: bool,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    /// What went wrong
+    Warn,
+    /// Every request, when it is over
+    Info,
+    /// Polling, too
+    Debug,
 }
 
 /// How log lines look.

@@ -21,9 +21,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::cli::failure::Failure;
-use crate::cli::{device, locate, machine, output, plan};
-use args::LogFormat;
+use crate::cli::{device, headline, locate, machine, output, plan};
 pub(crate) use args::Serve;
+use args::{LogFormat, LogLevel};
 
 /// Threads for sockets and streams: they hand tokens on, the engine's threads make them.
 const SOCKET_THREADS: usize = 2;
@@ -51,11 +51,12 @@ pub(crate) fn serve(args: &Serve) -> anyhow::Result<()> {
 /// The same, with models opened by options that `adapt` changes.
 pub(crate) fn serve_with(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<()> {
     let recipes = recipes(args, adapt)?;
-    log(args.log);
+    log(args.log, args.log_level);
+    let banner: Vec<String> = recipes.iter().map(|recipe| recipe.headline.clone()).collect();
     let failure = Arc::new(Mutex::new(None));
     let runtime = runtime()?;
     let offers = recipes.into_iter().map(|recipe| offer(recipe, args.preload, &failure)).collect();
-    let served = runtime.block_on(run(args, offers));
+    let served = runtime.block_on(run(args, offers, &banner));
     runtime.shutdown_timeout(Duration::from_secs(1));
     let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (served, failure) {
@@ -80,6 +81,8 @@ struct Recipe {
     open: OpenOptions,
     card: ModelCard,
     context: usize,
+    /// The model in one line.
+    headline: String,
     budget: Budget,
     /// Whether the device was left to us.
     auto: bool,
@@ -179,6 +182,7 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
     let (mut taken_bytes, mut taken_names) = (0, HashSet::new());
     let adapters = args.adapter.iter().map(|text| AdapterFlag::parse(text));
     let mut adapters = adapters.collect::<Result<Vec<_>, _>>()?;
+    let mut contexts: Vec<&(String, usize)> = args.model_context.iter().collect();
     for text in named {
         let (names, reference) = named_model(text);
         let path = locate::locate(Some(reference))?;
@@ -200,14 +204,19 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
             card.adapters.push(adapter.name.to_owned());
             open = open.adapter(adapter.name, adapter.folder);
         }
+        let own = contexts.iter().position(|(name, _)| names_of(&card).any(|own| own == name));
+        if let Some(index) = own {
+            open = open.context(contexts.remove(index).1);
+        }
         if let Some(name) = names_of(&card).find(|name| !taken_names.insert((*name).to_owned())) {
             let message = format!("two models are called {name:?}; say NAME=MODEL for one of them");
             return Err(Failure::usage(message).into());
         }
         let auto = args.device.device == "auto";
         let drawn = Mutex::new(None);
-        let mut recipe = Recipe { path, open: adapt(open), card, context: 0, budget, auto, drawn };
-        let plan = recipe.planned(Room::default())?.plan;
+        let headline = String::new();
+        let mut recipe = Recipe { path, open: adapt(open), card, context: 0, headline, budget, auto, drawn };
+        let Planned { plan, device, .. } = recipe.planned(Room::default())?;
         if args.preload && taken_bytes > 0 {
             let beside = recipe.planned(Room { taken: taken_bytes, returning: 0 });
             beside.map_err(|error| match error {
@@ -226,9 +235,18 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         }
         taken_bytes += planned_bytes(&plan);
         recipe.context = plan.context;
-        let most = plan.stored.iter().max_by_key(|stored| stored.bytes);
-        recipe.card.quant = most.map_or(String::new(), |stored| stored.dtype.name().to_owned());
+        recipe.card.quant = headline::quant(&plan).to_owned();
+        let bytes = output::binary(plan.total_bytes());
+        recipe.headline = format!("{} · {device} · {bytes}", headline::model(&recipe.card.name, &plan));
         recipes.push(recipe);
+    }
+    if let Some((name, tokens)) = contexts.first() {
+        let names: Vec<String> = recipes.iter().map(|recipe| format!("{:?}", recipe.card.name)).collect();
+        let message = format!(
+            "--model-context {name}={tokens}: no model is called {name:?}, or it was named before; there are {}",
+            names.join(", ")
+        );
+        return Err(Failure::usage(message).into());
     }
     match adapters.first() {
         None => Ok(recipes),
@@ -335,7 +353,7 @@ pub(super) fn failed(error: &Error) -> Failed {
 }
 
 /// Serves until it is told to stop.
-async fn run(args: &Serve, offers: Vec<Offer>) -> anyhow::Result<()> {
+async fn run(args: &Serve, offers: Vec<Offer>, models: &[String]) -> anyhow::Result<()> {
     let address = (args.host.as_str(), args.port);
     let listener = TcpListener::bind(address).await.map_err(|error| {
         Failure::usage(format!(
@@ -349,6 +367,9 @@ async fn run(args: &Serve, offers: Vec<Offer>) -> anyhow::Result<()> {
     let scheme = if server.is_tls() { "https" } else { "http" };
     writeln!(io::stdout(), "listening on {scheme}://{}", server.address())?;
     io::stdout().flush()?;
+    if args.log == LogFormat::Text {
+        banner(&format!("{scheme}://{}", server.address()), models);
+    }
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stop = async move {
@@ -367,6 +388,16 @@ async fn run(args: &Serve, offers: Vec<Offer>) -> anyhow::Result<()> {
         }
         .into()
     })
+}
+
+/// What there is and where, for whoever starts the server by hand.
+fn banner(address: &str, models: &[String]) {
+    let mut lines: Vec<String> = models.iter().map(|model| format!("  model    {model}")).collect();
+    lines.push(format!("  console  {address}/"));
+    lines.push(format!("  APIs     {address}/v1 (OpenAI's and Anthropic's), {address}/api (Ollama's)"));
+    lines.push("  Ctrl-C ends it when what runs is done.".to_owned());
+    // Nobody reading it is no reason to stop.
+    drop(writeln!(io::stderr(), "{}", lines.join("\n")));
 }
 
 /// Loads a model and makes of it what the server asks for.
@@ -405,6 +436,7 @@ pub(super) fn served(
         engine: model.handle().clone(),
         tokenizer,
         template: model.text().shared_template(),
+        asks_anew: model.text().asks_anew(),
         // Now and not with the first schema: the trie of a large vocabulary takes a moment.
         grammars: Arc::clone(model.grammars()?),
         card: ModelCard { architecture: model.config().facts.name.to_owned(), ..card },
@@ -428,6 +460,8 @@ fn options(args: &Serve) -> anyhow::Result<ServerOptions> {
         hosts: vec![args.host.clone()],
         tls: tls.map(|(cert, key)| TlsFiles { cert, key }),
         body_bytes_max,
+        health_when_ready: limits.health_when_ready,
+        file_bytes_max: usize::try_from(limits.max_file).unwrap_or(usize::MAX),
         bodies_bytes_max: defaults.bodies_bytes_max.max(body_bytes_max.saturating_mul(2)),
         per_key_max: limits.max_per_key,
         request_timeout: Some(limits.request_timeout),
@@ -506,8 +540,14 @@ impl Write for Lines {
 }
 
 /// Lines on standard error: what happened to each request, and nothing of what it said.
-fn log(format: LogFormat) {
+fn log(format: LogFormat, level: LogLevel) {
+    let level = match level {
+        LogLevel::Warn => tracing::Level::WARN,
+        LogLevel::Info => tracing::Level::INFO,
+        LogLevel::Debug => tracing::Level::DEBUG,
+    };
     let lines = tracing_subscriber::fmt().with_writer(|| Lines).with_target(false).with_ansi(false);
+    let lines = lines.with_max_level(level);
     match format {
         LogFormat::Text => lines.init(),
         LogFormat::Json => lines.json().flatten_event(true).init(),

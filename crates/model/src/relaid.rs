@@ -11,7 +11,7 @@ pub(crate) const BLOCK_BYTES: usize = BLOCK / 2;
 
 /// Which of `of` matrices is meant whose rows alternate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct Interleave {
     /// How many there are.
     pub of: usize,
     /// Which it is.
@@ -19,17 +19,17 @@ pub struct Turn {
 }
 
 /// A matrix in its new layout.
-pub(crate) struct Turned {
+pub(crate) struct Relaid {
     pub(crate) dtype: DType,
     /// (rows, columns)
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Turned {
+impl Relaid {
     /// What is stored as (columns, rows of all). Where nobody reads the values there is but room for them, which takes no
     /// memory.
-    pub(crate) fn transposed(view: &View<'_>, turn: Turn, reads: bool) -> Result<Turned, Error> {
+    pub(crate) fn transposed(view: &View<'_>, interleave: Interleave, reads: bool) -> Result<Relaid, Error> {
         /// Rows at a time, so that what is written stays in the first cache.
         const TILE: usize = 64;
         let (&[columns, all], 1) = (&view.shape[..], view.dtype.block_values()) else {
@@ -41,18 +41,18 @@ impl Turned {
                 supported: "F32, F16, BF16".to_owned(),
             });
         };
-        let (rows, size) = (all / turn.of, view.dtype.block_bytes());
+        let (rows, size) = (all / interleave.of, view.dtype.block_bytes());
         let mut bytes = vec![0; rows * columns * size];
         for first in (0..rows).step_by(TILE).filter(|_| reads) {
             for column in 0..columns {
                 for row in first..rows.min(first + TILE) {
-                    let from = (column * all + row * turn.of + turn.at) * size;
+                    let from = (column * all + row * interleave.of + interleave.at) * size;
                     let to = (row * columns + column) * size;
                     bytes[to..to + size].copy_from_slice(&view.bytes[from..from + size]);
                 }
             }
         }
-        Ok(Turned { dtype: view.dtype, shape: vec![rows, columns], bytes })
+        Ok(Relaid { dtype: view.dtype, shape: vec![rows, columns], bytes })
     }
 
     /// Blocks of a matrix, (rows of all, blocks, bytes), and their scales, (rows of all, blocks). There a byte holds two
@@ -60,9 +60,9 @@ impl Turned {
     pub(crate) fn from_blocks(
         blocks: &View<'_>,
         scales: &View<'_>,
-        turn: Turn,
+        interleave: Interleave,
         reads: bool,
-    ) -> Result<Turned, Error> {
+    ) -> Result<Relaid, Error> {
         for view in [blocks, scales] {
             if view.dtype != DType::U8 {
                 return Err(Error::Unsupported {
@@ -72,9 +72,9 @@ impl Turned {
             }
         }
         let (all, count) = (scales.shape[0], scales.shape[1]);
-        let rows = all / turn.of;
+        let rows = all / interleave.of;
         let mut bytes = vec![0; rows * count * (1 + BLOCK_BYTES)];
-        let chosen = |index: usize| index / count % turn.of == turn.at;
+        let chosen = |index: usize| index / count % interleave.of == interleave.at;
         let stored = blocks.bytes.chunks_exact(BLOCK_BYTES).zip(scales.bytes).enumerate();
         let stored = stored.filter(|(index, _)| chosen(*index)).take(if reads { usize::MAX } else { 0 });
         for ((_, (block, scale)), made) in stored.zip(bytes.chunks_exact_mut(1 + BLOCK_BYTES)) {
@@ -85,7 +85,7 @@ impl Turned {
                 pair[1] = first >> 4 | second & 0xf0;
             }
         }
-        Ok(Turned { dtype: DType::MXFP4, shape: vec![rows, count * BLOCK], bytes })
+        Ok(Relaid { dtype: DType::MXFP4, shape: vec![rows, count * BLOCK], bytes })
     }
 }
 
@@ -99,14 +99,14 @@ mod tests {
         let bytes: Vec<u8> = (0..3 * 140u16).flat_map(|value| value.to_le_bytes()).collect();
         let view = View::new("w", DType::F16, vec![3, 140], &bytes).unwrap();
         for at in [0, 1] {
-            let turned = Turned::transposed(&view, Turn { of: 2, at }, true).unwrap();
-            assert_eq!(turned.shape, [70, 3]);
+            let relaid = Relaid::transposed(&view, Interleave { of: 2, at }, true).unwrap();
+            assert_eq!(relaid.shape, [70, 3]);
             let wanted = (0..70u16).flat_map(|row| [0, 140, 280].map(|column| column + 2 * row + at as u16));
             assert!(
-                turned.bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).eq(wanted)
+                relaid.bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).eq(wanted)
             );
-            let room = Turned::transposed(&view, Turn { of: 2, at }, false).unwrap();
-            assert_eq!(room.bytes, vec![0; turned.bytes.len()]);
+            let room = Relaid::transposed(&view, Interleave { of: 2, at }, false).unwrap();
+            assert_eq!(room.bytes, vec![0; relaid.bytes.len()]);
         }
     }
 
@@ -118,13 +118,13 @@ mod tests {
         let (blocks, scales) = ([forwards, backwards].concat(), [7, 9]);
         let blocks = View::new("w_blocks", DType::U8, vec![2, 1, 16], &blocks).unwrap();
         let scales = View::new("w_scales", DType::U8, vec![2, 1], &scales).unwrap();
-        let first = Turned::from_blocks(&blocks, &scales, Turn { of: 2, at: 0 }, true).unwrap();
+        let first = Relaid::from_blocks(&blocks, &scales, Interleave { of: 2, at: 0 }, true).unwrap();
         assert_eq!((first.shape, first.dtype), (vec![1, 32], DType::MXFP4));
         let values: Vec<u8> = (0..16).map(|value| value | value << 4).collect();
         assert_eq!(first.bytes, [&[7][..], &values].concat());
-        let both = Turned::from_blocks(&blocks, &scales, Turn { of: 1, at: 0 }, true).unwrap();
+        let both = Relaid::from_blocks(&blocks, &scales, Interleave { of: 1, at: 0 }, true).unwrap();
         assert_eq!((both.bytes.len(), both.bytes[17]), (34, 9));
         let floats = View::new("w", DType::F32, vec![2, 1], &[0; 8]).unwrap();
-        assert!(Turned::from_blocks(&blocks, &floats, Turn { of: 1, at: 0 }, true).is_err());
+        assert!(Relaid::from_blocks(&blocks, &floats, Interleave { of: 1, at: 0 }, true).is_err());
     }
 }

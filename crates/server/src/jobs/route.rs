@@ -1,0 +1,106 @@
+//! Routes whose requests can be kept and answered later.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    app::{Admission, App},
+    ask::prepare::on_a_thread,
+    error::{ApiError, Code, Fault},
+    openai::{
+        chat, chat::ChatBody, completions, completions::CompletionBody, embeddings, embeddings::EmbeddingBody,
+    },
+    responses::{create, request::ResponsesBody},
+    served::Served,
+    shape::{self, Body},
+};
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    Chat,
+    Completions,
+    Embeddings,
+    Responses,
+}
+
+impl Route {
+    pub(crate) const ALL: [Route; 4] = [Route::Chat, Route::Completions, Route::Embeddings, Route::Responses];
+
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Route::Chat => "/v1/chat/completions",
+            Route::Completions => "/v1/completions",
+            Route::Embeddings => "/v1/embeddings",
+            Route::Responses => "/v1/responses",
+        }
+    }
+
+    pub(crate) fn named(path: &str) -> Option<Route> {
+        Route::ALL.into_iter().find(|route| route.path() == path)
+    }
+
+    /// What the route answers, whole.
+    pub(crate) async fn respond(
+        self,
+        app: &App,
+        admission: Admission,
+        body: Value,
+    ) -> Result<Value, ApiError> {
+        let served = Arc::clone(admission.served.served());
+        match self {
+            Route::Chat => {
+                let ask =
+                    prepared(app, &served, body, |body: &ChatBody, served| Ok(body.ask(served)?.0)).await?;
+                Ok(as_written(&chat::answer(admission, ask).await?))
+            }
+            Route::Completions => {
+                let asked = prepared(app, &served, body, CompletionBody::asked).await?;
+                Ok(as_written(&completions::answer(admission, asked).await?))
+            }
+            Route::Embeddings => {
+                let asked = prepared(app, &served, body, EmbeddingBody::ask).await?;
+                Ok(as_written(&embeddings::answer(admission, asked).await?))
+            }
+            Route::Responses => {
+                let asked = prepared(app, &served, body, |body: &ResponsesBody, served| {
+                    Ok((body.ask(served)?, body.repeated()))
+                });
+                let asked = asked.await?;
+                create::answer(admission, asked).await
+            }
+        }
+    }
+}
+
+/// As it would be read off the wire. A value made directly would have every f32 as the longer digits of an f64.
+fn as_written(answer: &impl Serialize) -> Value {
+    let text = serde_json::to_string(answer).expect("responses are JSON");
+    serde_json::from_str(&text).expect("it was just written")
+}
+
+/// Understands a body and makes of it what is asked, on a thread that may block.
+async fn prepared<B: Body + Send, T: Send + 'static>(
+    app: &App,
+    served: &Arc<Served>,
+    body: Value,
+    work: impl FnOnce(&B, &Served) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.get("stream").is_some_and(|stream| *stream == json!(true)) {
+        return Err(ApiError::fault(Fault::rule(
+            "stream",
+            "cannot be had of a request that is answered later",
+        )));
+    }
+    on_a_thread(app, served, move |served| work(&shape::understand(body, B::UNKNOWN)?, served)).await
+}
+
+impl App {
+    /// A route by its path, as it was stored.
+    pub(crate) fn route(path: &str) -> Result<Route, ApiError> {
+        Route::named(path)
+            .ok_or_else(|| ApiError::new(Code::UnknownEndpoint, "there is no such route any more"))
+    }
+}

@@ -1,0 +1,115 @@
+//! The routes of llama.cpp's server.
+
+use serde_json::{Value, json};
+
+use crate::{
+    client::{get, post},
+    world::{Setup, World},
+};
+
+/// Without what differs from run to run.
+fn stable(mut answer: Value) -> Value {
+    if let Some(timings) = answer.get_mut("timings").and_then(Value::as_object_mut) {
+        for (name, value) in timings {
+            if name.ends_with("_ms") || name.ends_with("_second") {
+                *value = json!("[…]");
+            }
+        }
+    }
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_completion_looks_as_llama_cpp_writes_it() {
+    let world = World::ready(Setup::saying(" blue.")).await;
+    let body =
+        json!({"prompt": "The sky is", "n_predict": -1, "seed": 4, "n_probs": 2, "return_tokens": true});
+    let whole = post(world.address, "/completion", &body).await;
+    assert_eq!(whole.status, 200, "{}", whole.body);
+    insta::assert_json_snapshot!("whole", stable(whole.json()));
+    let body = json!({"prompt": [84, 104, 101], "n_predict": 2, "seed": 4, "stream": true});
+    let streamed = post(world.address, "/completions", &body).await;
+    let events: Vec<Value> = streamed.events().into_iter().map(stable).collect();
+    insta::assert_json_snapshot!("stream", events);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_says_how_it_stopped_and_follows_its_form_and_parameters() {
+    let world = World::ready(Setup::saying("one two three")).await;
+    let check = async |more: Value, content: &str, stop_type: &str, word: &str| {
+        let mut body = json!({"prompt": "a"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let response = post(world.address, "/completion", &body).await;
+        assert_eq!(response.status, 200, "{more}: {}", response.body);
+        let answer = response.json();
+        let told = (&answer["content"], &answer["stop_type"], &answer["stopping_word"]);
+        assert_eq!(told, (&json!(content), &json!(stop_type), &json!(word)), "{more}");
+    };
+    check(json!({}), "one two three", "eos", "").await;
+    check(json!({"n_predict": 3}), "one", "limit", "").await;
+    check(json!({"stop": ["x", " two"]}), "one", "word", " two").await;
+    let sampling = world.asked.lock().unwrap().clone().unwrap().sampling;
+    let chosen = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p);
+    assert_eq!(chosen, (0.8, 40, 0.95, 0.05), "as llama.cpp chooses");
+    check(json!({"repeat_penalty": 1.5, "top_k": 3, "mirostat": 0}), "one two three", "eos", "").await;
+    let sampling = world.asked.lock().unwrap().clone().unwrap().sampling;
+    assert_eq!((sampling.repetition_penalty, sampling.top_k), (1.5, 3));
+    let schema = json!({"json_schema": {"enum": ["two"]}});
+    check(schema, "\"two\"", "eos", "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_llama_cpp_knows_and_this_server_does_not_is_refused_by_name() {
+    let world = World::ready(Setup::default()).await;
+    let check = async |more: Value, param: &str| {
+        let mut body = json!({"prompt": "a"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let response = post(world.address, "/completion", &body).await;
+        assert_eq!((response.status, &response.json()["error"]["param"]), (400, &json!(param)), "{more}");
+    };
+    check(json!({"grammar": "root ::= \"a\""}), "grammar").await;
+    check(json!({"samplers": ["top_k"]}), "samplers").await;
+    check(json!({"n_keep": 5}), "n_keep").await;
+    check(json!({"n_predict": 0}), "n_predict").await;
+    check(json!({"n_predict": -2}), "n_predict").await;
+    check(json!({"prompt": ["a", "b"]}), "prompt").await;
+    check(json!({"n": 2}), "n").await;
+    check(json!({"json_schema": {"type": "string"}, "guided_regex": "a"}), "json_schema").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn openai_routes_answer_without_their_prefix_too() {
+    let world = World::ready(Setup::saying("yes")).await;
+    let ask = json!({"messages": [{"role": "user", "content": "a"}]});
+    let answer = post(world.address, "/chat/completions", &ask).await.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "yes");
+    let embedded = post(world.address, "/embeddings", &json!({"input": "a"})).await.json();
+    assert_eq!(embedded["data"][0]["embedding"][0], 0.6);
+    assert_eq!(get(world.address, "/models").await.json(), get(world.address, "/v1/models").await.json());
+    let rendered = post(world.address, "/apply-template", &ask).await.json();
+    let prompt = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(rendered, json!({"prompt": prompt}));
+    let props = get(world.address, "/props").await.json();
+    assert_eq!(
+        (&props["total_slots"], &props["default_generation_settings"]["n_ctx"]),
+        (&json!(8), &json!(4096))
+    );
+    assert!(props["chat_template"].as_str().unwrap().contains("im_start"));
+    let slots = get(world.address, "/slots").await.json();
+    assert_eq!((slots.as_array().map(Vec::len), &slots[0]["is_processing"]), (Some(8), &json!(false)));
+    assert_eq!(get(world.address, "/props?model=other").await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_waits_for_the_model_where_launchers_take_it_for_readiness() {
+    for (waits, loading) in [(true, 503), (false, 200)] {
+        let (loaded, load) = tokio::sync::oneshot::channel();
+        let mut setup = Setup { load: Some(load), ..Setup::default() };
+        setup.options.health_when_ready = waits;
+        let world = World::listening(setup).await;
+        assert_eq!(get(world.address, "/health").await.status, loading);
+        loaded.send(Ok(())).unwrap();
+        world.until("/health", |response| response.json()["status"] == "ready").await;
+        assert_eq!(get(world.address, "/health").await.status, 200);
+    }
+}
