@@ -441,18 +441,17 @@ impl Portion {
     pub(crate) fn rows(self, heads: DeltaHeads, gguf: bool) -> Option<(usize, Vec<u32>)> {
         let DeltaHeads { key, value, dim_k, dim_v, .. } = heads;
         let shared = value / key * dim_v;
-        let (own, all): (&[std::ops::Range<usize>], usize) = match self {
+        let key_rows = 2 * (dim_k + shared);
+        // The first of some rows, and how many.
+        let (own, all): (&[(usize, usize)], usize) = match self {
             Portion::Qkv | Portion::Gates if gguf => return None,
-            Portion::Qkv => {
-                (&[0..dim_k, dim_k..2 * dim_k, 2 * dim_k..2 * dim_k + shared], 2 * (dim_k + shared))
-            }
-            Portion::Gates => (&[2 * dim_k + shared..2 * (dim_k + shared)], 2 * (dim_k + shared)),
-            Portion::Betas => (&[0..value / key], 2 * (value / key)),
-            Portion::Decays => (&[value / key..2 * (value / key)], 2 * (value / key)),
+            Portion::Qkv => (&[(0, dim_k), (dim_k, dim_k), (2 * dim_k, shared)], key_rows),
+            Portion::Gates => (&[(2 * dim_k + shared, shared)], key_rows),
+            Portion::Betas => (&[(0, value / key)], 2 * (value / key)),
+            Portion::Decays => (&[(value / key, value / key)], 2 * (value / key)),
         };
-        let of_heads = |own: &std::ops::Range<usize>| {
-            let own = own.clone();
-            (0..key).flat_map(move |head| own.clone().map(move |row| head * all + row))
+        let of_heads = |&(first, count): &(usize, usize)| {
+            (0..key).flat_map(move |head| (first..first + count).map(move |row| head * all + row))
         };
         let rows = own.iter().flat_map(of_heads);
         let rows = rows.map(|row| u32::try_from(row).expect("sizes are bounded when read")).collect();

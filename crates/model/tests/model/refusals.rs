@@ -211,7 +211,7 @@ fn layers_and_states_that_contradict_the_file_are_refused_by_name() {
     with(
         "qwen3next",
         types([keeps, keeps, keeps]),
-        "tensor \"model.layers.1.linear_attn.in_proj_qkvz.weight\" is missing",
+        "tensor \"model.layers.1.linear_attn.conv1d.weight\" is missing",
     );
     with(
         "qwen3next",
@@ -236,7 +236,7 @@ fn layers_and_states_that_contradict_the_file_are_refused_by_name() {
     let size = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.ssm.inner_size", 81);
     gguf("qwen35", size, "\"qwen35.ssm.inner_size\" is 81, wanted a multiple of the 4 value heads");
     let every = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.full_attention_interval", 3);
-    gguf("qwen35", every, "tensor \"blk.1.ssm_conv1d.weight\" is missing");
+    gguf("qwen35", every, "tensor \"blk.2.attn_q.weight\" is missing");
     let ahead = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.nextn_predict_layers", 4);
     gguf("qwen35", ahead, "\"qwen35.nextn_predict_layers\" is 4, wanted fewer than the 4 layers");
 }
