@@ -1,6 +1,9 @@
 //! The operations of a device.
 
-use crate::{Batch, Error, KvLayer, Memory, Need, PageCopy, PageId, SampleRow, Sampled};
+use crate::{
+    Batch, DeltaRule, Error, GatedNorm, KvLayer, Memory, Need, PageCopy, PageId, SampleRow, Sampled,
+    ShortConv,
+};
 
 /// Which rows of the step an operation runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -396,6 +399,62 @@ pub trait Backend: Memory {
     ) -> Result<(), Error> {
         let _ = (step, changes, x, out);
         Err(Error::Unsupported { what: Need::LowRank.to_string(), backend: self.name() })
+    }
+
+    /// `out` = the convolution of each channel of `x` with its past, which the row's state has and is left with
+    /// ([`Batch::states`]). `x` is (tokens, at least [`ConvForm::columns`](crate::ConvForm)), `out` (tokens, channels).
+    fn short_conv(
+        &self,
+        step: &Self::Step,
+        conv: &ShortConv<Self::Buf>,
+        x: &Self::Buf,
+        kv: &mut Self::Kv,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, conv, x, kv, out);
+        Err(Error::Unsupported { what: Need::ShortConv.to_string(), backend: self.name() })
+    }
+
+    /// `out` = what each value head's matrix S says about its query, after the row's tokens have changed it one by one:
+    ///
+    /// ```text
+    /// q, k = their values over the root of (the sum of their squares + 1e-6); q over the root of its dimension
+    /// S    = S * e^(rate * softplus(decay + bias))
+    /// S    = S + k (v - S' k)' * sigmoid(beta)
+    /// out  = S' q
+    /// ```
+    ///
+    /// `qkv` is (tokens, queries, keys, values). A row of `mixed` ends with the value heads' betas, then their decays.
+    /// `out` is (tokens, value heads x `dim_v`). What `qkv` and the betas and decays hold afterwards is nobody's business.
+    fn delta_rule(
+        &self,
+        step: &Self::Step,
+        rule: &DeltaRule<Self::Buf>,
+        qkv: &mut Self::Buf,
+        mixed: &mut Self::Buf,
+        kv: &mut Self::Kv,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, rule, qkv, mixed, kv, out);
+        Err(Error::Unsupported { what: Need::DeltaRule.to_string(), backend: self.name() })
+    }
+
+    /// `x` = the norm of each group of its values, times `silu` of the gates. `gates` has as many columns from [`GatedNorm::column`] on as `x`, and perhaps more.
+    fn gated_norm(
+        &self,
+        step: &Self::Step,
+        norm: &GatedNorm<Self::Buf>,
+        gates: &Self::Buf,
+        x: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, norm, gates, x);
+        Err(Error::Unsupported { what: Need::GatedNorm.to_string(), backend: self.name() })
+    }
+
+    /// `x` = `x` * sigmoid(`gates`), value by value.
+    fn sigmoid_gate(&self, step: &Self::Step, gates: &Self::Buf, x: &mut Self::Buf) -> Result<(), Error> {
+        let _ = (step, gates, x);
+        Err(Error::Unsupported { what: Need::SigmoidGate.to_string(), backend: self.name() })
     }
 
     /// `matmul`, then `add_vector` when there is a bias.

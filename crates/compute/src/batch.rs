@@ -156,8 +156,15 @@ impl Batch {
             }
         }
         for group in 0..groups {
-            for state in self.states.iter().map(|states| &states[group]) {
+            let of_group = || self.states.iter().map(|states| &states[group]);
+            for state in of_group() {
                 seen.extend(std::iter::once(state.to.0).chain(state.saves.iter().map(|(_, page)| page.0)));
+            }
+            // What one row reads, another must not be writing meanwhile; its own it may go on from.
+            let others = of_group().filter_map(|state| state.from.filter(|from| *from != state.to));
+            if others.map(|from| from.0).any(|from| seen.contains(&from)) {
+                let what = "rows writing to a state that another reads";
+                return Err(Error::BatchShape { what, got: 1, wanted: 0 });
             }
             check_seen_once("rows writing to one state", seen)?;
         }

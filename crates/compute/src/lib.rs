@@ -23,6 +23,7 @@ pub mod landing;
 mod memory;
 pub mod operands;
 mod philox;
+mod recurrence;
 mod ring;
 mod sample;
 mod splitmix;
@@ -37,6 +38,9 @@ pub use error::Error;
 pub use kv::{KV_BLOCK, KvDType, KvGroup, KvKind, KvLayer, KvSpec, PAGE_TOKENS, PageCopy, PageId};
 pub use memory::{Counting, Memory, Need, Part, Purpose, Role, Sizes, Usage};
 pub use philox::{random_bits, uniform};
+pub use recurrence::{
+    ConvForm, DeltaHeads, DeltaRule, GatedNorm, KeySharing, STATE_LANES, ShortConv, TAPS_MAX, conv_values,
+};
 pub use ring::{Ring, check_weights, check_words};
 pub use sample::{
     Change, Given, Mirostat, SampleFault, SampleRow, SampleScratch, Sampled, Sampling, TOP_LOGPROBS_MAX,

@@ -139,11 +139,19 @@ pub enum Need {
     LastSeen,
     /// [`Batch::states`](crate::Batch).
     States,
+    /// [`short_conv`](crate::Backend::short_conv).
+    ShortConv,
+    /// [`delta_rule`](crate::Backend::delta_rule).
+    DeltaRule,
+    /// [`gated_norm`](crate::Backend::gated_norm).
+    GatedNorm,
+    /// [`sigmoid_gate`](crate::Backend::sigmoid_gate).
+    SigmoidGate,
 }
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 15] = [
+    pub const ALL: [Need; 19] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -159,6 +167,10 @@ impl Need {
         Need::Sections,
         Need::LastSeen,
         Need::States,
+        Need::ShortConv,
+        Need::DeltaRule,
+        Need::GatedNorm,
+        Need::SigmoidGate,
     ];
 }
 
@@ -180,6 +192,10 @@ impl fmt::Display for Need {
             Need::Sections => "positions of several sections",
             Need::LastSeen => "a last position for each token",
             Need::States => "a state for each sequence",
+            Need::ShortConv => "a short convolution",
+            Need::DeltaRule => "the gated delta rule",
+            Need::GatedNorm => "a gated norm",
+            Need::SigmoidGate => "attention with a gate",
         })
     }
 }

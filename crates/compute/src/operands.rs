@@ -5,8 +5,8 @@
 //! check: it knows where they are.
 
 use crate::{
-    Attention, Error, ExpertRoom, Experts, Heads, KvGroup, LowRank, Memory, Norm, QkNorm, RANK_MAX, Rope,
-    Routing,
+    Attention, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Heads, KvGroup, KvKind, LowRank, Memory,
+    Norm, QkNorm, RANK_MAX, Rope, Routing, ShortConv, TAPS_MAX, conv_values,
 };
 
 /// What has rows and columns: a buffer, or a weight.
@@ -175,10 +175,87 @@ where
     stacks("down", experts.down, experts.down_bias, hidden, ffn)
 }
 
+/// A layer's states that have room for so many values.
+fn state_fits(operation: &'static str, values: usize, group: &KvGroup) -> Result<(), Error> {
+    let wanted = values.saturating_mul(size_of::<f32>());
+    match group.kind {
+        KvKind::State { bytes, .. } if bytes >= wanted => Ok(()),
+        KvKind::State { bytes, .. } => {
+            Err(Error::OperandShape { operation, operand: "state", got: (1, bytes), wanted: (1, wanted) })
+        }
+        _ => Err(Error::OperandShape { operation, operand: "state", got: (0, 0), wanted: (1, wanted) }),
+    }
+}
+
+/// Rows that have so many columns, and perhaps more.
+fn begins(
+    operation: &'static str,
+    operand: &'static str,
+    buf: &impl Operand,
+    (rows, columns): (usize, usize),
+) -> Result<(), Error> {
+    fits(operation, operand, buf, (rows, buf.columns().max(columns)))
+}
+
+/// A convolution of channels with their past.
+pub fn short_conv<B: Operand>(
+    count: usize,
+    conv: &ShortConv<B>,
+    x: &B,
+    group: &KvGroup,
+    out: &B,
+) -> Result<(), Error> {
+    const OPERATION: &str = "short_conv";
+    let (channels, taps) = (conv.channels, conv.taps);
+    if taps == 0 || taps > TAPS_MAX {
+        let (got, wanted) = ((taps, channels), (TAPS_MAX, channels));
+        return Err(Error::OperandShape { operation: OPERATION, operand: "taps", got, wanted });
+    }
+    fits(OPERATION, "weight", &conv.weight, (1, taps * channels))?;
+    begins(OPERATION, "x", x, (count, conv.form.columns(channels)))?;
+    fits(OPERATION, "out", out, (count, channels))?;
+    state_fits(OPERATION, conv_values(channels, taps), group)
+}
+
+/// The gated delta rule.
+pub fn delta_rule<B: Operand>(
+    count: usize,
+    rule: &DeltaRule<B>,
+    (qkv, mixed): (&B, &B),
+    group: &KvGroup,
+    out: &B,
+) -> Result<(), Error> {
+    const OPERATION: &str = "delta_rule";
+    let heads = rule.heads;
+    if heads.key == 0 || !heads.value.is_multiple_of(heads.key) {
+        let (got, wanted) = ((1, heads.value), (1, heads.key));
+        return Err(Error::OperandShape { operation: OPERATION, operand: "value heads", got, wanted });
+    }
+    fits(OPERATION, "rate", &rule.rate, (1, heads.value))?;
+    fits(OPERATION, "bias", &rule.bias, (1, heads.value))?;
+    fits(OPERATION, "qkv", qkv, (count, heads.columns()))?;
+    begins(OPERATION, "mixed", mixed, (count, 2 * heads.value))?;
+    fits(OPERATION, "out", out, (count, heads.value * heads.dim_v))?;
+    state_fits(OPERATION, rule.before.saturating_add(heads.state_values()), group)
+}
+
+/// A norm of groups of values with gates.
+pub fn gated_norm<B: Operand>(count: usize, gated: &GatedNorm<B>, gates: &B, x: &B) -> Result<(), Error> {
+    const OPERATION: &str = "gated_norm";
+    norm(OPERATION, &gated.norm)?;
+    let (columns, group) = (x.columns(), gated.norm.weight.columns());
+    if group == 0 || !columns.is_multiple_of(group) {
+        let (got, wanted) = ((1, group), (1, columns));
+        return Err(Error::OperandShape { operation: OPERATION, operand: "weight", got, wanted });
+    }
+    fits(OPERATION, "x", x, (count, columns))?;
+    begins(OPERATION, "gates", gates, (count, gated.column + columns))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{KvKind, KvLayer, NormKind};
+    use crate::{KvLayer, NormKind};
 
     /// Rows and columns, and nothing in them.
     struct Shape(usize, usize);

@@ -157,6 +157,18 @@ impl Plan {
         self.devices.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
+    /// How many states there are, what one takes over all layers, and how many tokens lie between two checkpoints of a
+    /// sequence; `None` where no layer keeps one.
+    pub fn states(&self) -> Option<(usize, u64, usize)> {
+        let of = |group: &KvGroup| match group.kind {
+            KvKind::State { every, .. } => Some((group.pages, group.page_bytes(self.kv.dtype), every)),
+            KvKind::Pairs { .. } | KvKind::Latent { .. } => None,
+        };
+        let both =
+            |a: (usize, u64, usize), b: (usize, u64, usize)| (a.0.min(b.0), a.1.saturating_add(b.1), a.2);
+        self.kv.groups.iter().filter_map(of).reduce(both)
+    }
+
     /// Tokens that the KV pool holds, of all requests together.
     pub fn pool_tokens(&self) -> usize {
         let paged = self.kv.groups.iter().filter(|group| !group.kind.is_state());
@@ -297,10 +309,13 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             slots: ask.parallel,
         };
         let sizes = (self.sizes)(step);
-        let mut kv = KvSpec { groups: self.groups(0), dtype: ask.kv_dtype };
+        let mut kv = KvSpec { groups: self.groups(0, 0), dtype: ask.kv_dtype };
         sizes.keeps(&kv)?;
-        let page_bytes =
-            kv.groups.iter().map(|group| sizes.page_bytes(&kv, group)).fold(0, u64::saturating_add);
+        let bytes_of = |states: bool| {
+            let groups = kv.groups.iter().filter(|group| group.kind.is_state() == states);
+            groups.map(|group| sizes.page_bytes(&kv, group)).fold(0, u64::saturating_add)
+        };
+        let (page_bytes, state_bytes) = (bytes_of(false), bytes_of(true));
         let mut usage = self.usage(Requantized { sizes: (self.sizes)(step), quant }, step)?;
         let margin_bytes = (ask.limit_bytes / 50).clamp(MARGIN_LEAST, MARGIN_MOST);
         let room = ask
@@ -308,14 +323,23 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             .saturating_sub(usage.total())
             .saturating_sub(ask.runtime_bytes)
             .saturating_sub(margin_bytes);
-        let leaves = usize::try_from(room / page_bytes.max(1)).unwrap_or(usize::MAX);
         // One page of each group is the trash page.
         let least = pages_for(context).saturating_add(1);
         let wanted = pages_for(context).saturating_mul(ask.parallel).saturating_add(1);
-        kv.groups = self.groups(leaves.min(wanted).max(least));
+        let spare = |bytes: u64| room.saturating_sub(bytes);
+        // States come first, since without its own no request moves. Checkpoints share with keys and values what is left.
+        let states = States::of(&kv.groups, ask.parallel);
+        let kept = spare(state_bytes.saturating_mul(states.least as u64));
+        let share = states.share(page_bytes, state_bytes);
+        let leaves = usize::try_from(kept / share.max(1)).unwrap_or(usize::MAX);
+        let pages = leaves.min(wanted).max(least);
+        let after_pages = spare(page_bytes.saturating_mul(pages as u64));
+        let fitting = usize::try_from(after_pages / state_bytes.max(1)).unwrap_or(usize::MAX);
+        let states = states.wanted(pages).min(fitting).max(states.least);
+        kv.groups = self.groups(pages, states);
         // A backend may round up what a group takes.
         if sizes.kv_bytes(&kv) > room && leaves > least {
-            kv.groups = self.groups(leaves.min(wanted) - 1);
+            kv.groups = self.groups(pages - 1, states);
         }
         usage.add(Purpose::Kv, sizes.kv_bytes(&kv));
         Ok(Plan {
@@ -364,9 +388,17 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         }
     }
 
-    fn groups(&self, pages: usize) -> Vec<KvGroup> {
+    /// The groups with so many pages, and so many states.
+    fn groups(&self, pages: usize, states: usize) -> Vec<KvGroup> {
         match &self.subject {
-            Subject::Known(config) => config.kv_groups(pages),
+            Subject::Known(config) => {
+                let mut groups = config.kv_groups(pages);
+                groups
+                    .iter_mut()
+                    .filter(|group| group.kind.is_state())
+                    .for_each(|group| group.pages = states);
+                groups
+            }
             Subject::Outlined { outline, .. } => vec![KvGroup {
                 layers: outline.layers,
                 kind: KvKind::pairs(outline.heads_kv, outline.head_dim),
@@ -374,6 +406,38 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
                 pages,
             }],
         }
+    }
+}
+
+/// How many states there should be.
+struct States {
+    /// The trash, one for each request, and one that somebody goes on from.
+    least: usize,
+    /// A checkpoint at the end of each prompt.
+    prompts: usize,
+    /// Pages from one checkpoint to the next.
+    every: usize,
+}
+
+impl States {
+    /// Those of the groups, which all have the same distance between checkpoints.
+    fn of(groups: &[KvGroup], parallel: usize) -> States {
+        let every = groups.iter().find_map(|group| match group.kind {
+            KvKind::State { every, .. } => Some(every / PAGE_TOKENS),
+            KvKind::Pairs { .. } | KvKind::Latent { .. } => None,
+        });
+        let least = if every.is_some() { parallel.saturating_add(2) } else { 0 };
+        States { least, prompts: parallel, every: every.unwrap_or(usize::MAX).max(1) }
+    }
+
+    /// What every prefix of so many pages can leave.
+    fn wanted(&self, pages: usize) -> usize {
+        self.least.saturating_add(self.prompts).saturating_add(pages / self.every)
+    }
+
+    /// Bytes of a page with its share of a checkpoint.
+    fn share(&self, page_bytes: u64, state_bytes: u64) -> u64 {
+        page_bytes.saturating_add(state_bytes / self.every as u64)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use fornax_compute::{Batch, PAGE_TOKENS, PageId, Row, Token};
+use fornax_compute::{Batch, PAGE_TOKENS, PageId, Row, RowState, Token};
 
 use crate::device::Forward;
 use crate::text::Text;
@@ -15,6 +15,8 @@ pub struct Evaluator {
     device: String,
     /// Page tables by KV group; the sequence owns every page but the trash page.
     tables: Vec<Vec<PageId>>,
+    /// KV groups of states, of each of which the sequence has one.
+    states: usize,
     context: usize,
     /// The longest context that the model was made for.
     trained: usize,
@@ -32,8 +34,9 @@ impl OpenOptions {
     pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(Loading)) -> Result<Evaluator, Error> {
         let blueprint = self.parallel(1).logit_rows(rows.saturating_sub(1)).blueprint()?;
         let model = blueprint.place.forward(&blueprint, progress)?;
-        let groups = &blueprint.plan.kv.groups;
-        let tables = groups.iter().map(|group| (1..group.pages as u32).map(PageId).collect()).collect();
+        let (states, paged): (Vec<_>, Vec<_>) =
+            blueprint.plan.kv.groups.iter().partition(|group| group.kind.is_state());
+        let tables = paged.iter().map(|group| (1..group.pages as u32).map(PageId).collect()).collect();
         Ok(Evaluator {
             device: blueprint.place.words(),
             context: blueprint.plan.context,
@@ -44,6 +47,7 @@ impl OpenOptions {
             text: blueprint.text,
             model,
             tables,
+            states: states.len(),
         })
     }
 }
@@ -121,6 +125,11 @@ impl Evaluator {
             },
             tokens[start..end].iter().map(|&token| Token::Known(token)),
         );
+        if self.states > 0 {
+            let own = PageId(1);
+            let state = RowState { from: (start > 0).then_some(own), to: own, saves: Vec::new() };
+            batch.states = vec![vec![state; self.states]];
+        }
         self.model.forward(&batch, wanted)
     }
 }

@@ -405,9 +405,14 @@ impl Sizes for CudaSizes {
 
     fn supports(&self, need: Need) -> Result<(), Error> {
         match need {
-            Need::GivenRows | Need::Sections | Need::LastSeen | Need::States => {
-                Err(Error::Unsupported { what: need.to_string(), backend: self.name })
-            }
+            Need::GivenRows
+            | Need::Sections
+            | Need::LastSeen
+            | Need::States
+            | Need::ShortConv
+            | Need::DeltaRule
+            | Need::GatedNorm
+            | Need::SigmoidGate => Err(Error::Unsupported { what: need.to_string(), backend: self.name }),
             _ => Ok(()),
         }
     }

@@ -218,9 +218,12 @@ impl Adapter {
         let mut changes = Vec::new();
         let mut column = 0;
         for tensor in tensors {
-            let Some(row) = changeable(config, layer).find(|row| row.tensor == *tensor) else { continue };
+            let Some(row) = config.facts.row(*tensor).filter(|row| row.when.holds(config, layer)) else {
+                continue;
+            };
             let columns = row.shape[0].size(config, layer);
-            if let Some(pair) = self.pair(config, row, layer)? {
+            let changeable = changeable(config, layer).any(|other| other == row);
+            if changeable && let Some(pair) = self.pair(config, row, layer)? {
                 changes.push(LowRank {
                     down: memory.upload_vector(&[flat(&pair.down)?])?,
                     up: memory.upload_vector(&[flat(&pair.up)?])?,

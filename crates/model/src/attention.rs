@@ -2,7 +2,7 @@
 
 use fornax_compute::{Backend, Error, Linear, Memory, Norm, QkNorm, Rope, Rows};
 
-use crate::Rotary;
+use crate::{AttentionConfig, Rotary};
 use crate::decoder::{Activations, AttentionRoom, branch_off, norm};
 use crate::join::{Join, Meeting};
 use crate::loader::{Changes, Loader};
@@ -14,6 +14,8 @@ pub(crate) struct Attention<M: Memory> {
     qkv_bias: Option<M::Buf>,        // (query + 2 kv heads, head size)
     qk_norm: Option<QkNorm<M::Buf>>, // (head size), or (query heads x head size) and (kv heads x head size)
     qkv_changes: Changes<M>,
+    gate: Option<M::Weight>, // (query heads x head size) x (hidden)
+    gate_changes: Changes<M>,
     output: M::Weight, // (hidden, query heads x head size)
     output_changes: Changes<M>,
     output_bias: Option<M::Buf>, // (hidden)
@@ -30,7 +32,8 @@ pub(crate) struct Attention<M: Memory> {
 impl<M: Memory> Attention<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Attention<M>, crate::Error> {
         let config = loader.config;
-        let heads = config.layers[layer].attention().heads;
+        let AttentionConfig { heads, rotary, .. } =
+            *config.layers[layer].attention().expect("asked of layers that attend");
         let (weights, biases): (&[Tensor], &[Tensor]) = if loader.has(Tensor::Qkv, layer) {
             (&[Tensor::Qkv], &[Tensor::QkvBias])
         } else {
@@ -48,7 +51,7 @@ impl<M: Memory> Attention<M> {
             causal: config.pooling.is_none(),
         };
         let norms_rotated = config.facts.norms_rotated;
-        let rotates = config.rope.dims > 0 && config.layers[layer].attention().rotary != Rotary::None;
+        let rotates = config.rope.dims > 0 && rotary != Rotary::None;
         loader.memory.foresee(&shape, rotates && !norms_rotated);
         let qk_norm =
             (norm(loader, Tensor::QueryNorm, None, layer)?, norm(loader, Tensor::KeyNorm, None, layer)?);
@@ -57,6 +60,11 @@ impl<M: Memory> Attention<M> {
             qkv: loader.weight(weights, layer)?,
             qkv_bias: loader.opt_vector(biases, layer)?,
             qkv_changes: loader.changes(weights, layer)?,
+            gate: match loader.has(Tensor::AttentionGate, layer) {
+                true => Some(loader.weight(&[Tensor::AttentionGate], layer)?),
+                false => None,
+            },
+            gate_changes: loader.changes(&[Tensor::AttentionGate], layer)?,
             qk_norm: match qk_norm {
                 (Some(query), Some(key)) => Some(QkNorm { query, key }),
                 _ => None,
@@ -92,10 +100,16 @@ impl<B: Backend> Attention<B> {
             _ => &mut a.branch,
         };
         let x = branch_off(backend, step, self.norm.as_ref(), &a.residual, to)?;
-        let AttentionRoom { qkv, attended } = &mut a.attention[self.room];
+        let AttentionRoom { qkv, attended, gate } = &mut a.attention[self.room];
         backend.linear(step, Rows::Tokens, &self.qkv, self.qkv_bias.as_ref(), x, qkv)?;
         if !self.qkv_changes.is_empty() {
             backend.low_rank(step, &self.qkv_changes, x, qkv)?;
+        }
+        if let Some((weight, gate)) = self.gate.as_ref().zip(gate.as_mut()) {
+            backend.linear(step, Rows::Tokens, weight, None, x, gate)?;
+            if !self.gate_changes.is_empty() {
+                backend.low_rank(step, &self.gate_changes, x, gate)?;
+            }
         }
         let rope = match (&self.qk_norm, rope) {
             (Some(norm), Some(rope)) if self.norms_rotated => {
@@ -110,6 +124,9 @@ impl<B: Backend> Attention<B> {
             (None, rope) => rope,
         };
         backend.attend(step, &self.shape, rope, qkv, kv, attended)?;
+        if let Some((_, gate)) = self.gate.as_ref().zip(gate.as_ref()) {
+            backend.sigmoid_gate(step, gate, attended)?;
+        }
         let output = Linear { weight: &self.output, bias: self.output_bias.as_ref() };
         let meeting = Meeting { branch: &mut a.branch, room: &mut a.room, residual: &mut a.residual };
         self.join.linear(backend, step, output, &self.output_changes, attended, meeting)

@@ -4,9 +4,10 @@ use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooli
 use fornax_format::Checkpoint;
 
 use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule};
-use crate::layers::{self, KvShape, LayerConfig, Mixture};
+use crate::layers::{self, KvShape, LayerConfig, Mixer, Mixture};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
+use crate::recurrent::{StateWidths, checkpoint_every};
 use crate::source::{Json, Key, Source, bad, within};
 use crate::{Error, Facts, Rope, Stage};
 
@@ -17,6 +18,8 @@ pub struct Config {
     pub facts: Facts,
     /// Blocks, first to last.
     pub layers: Vec<LayerConfig>,
+    /// Whether a GGUF file has further layers behind them, which only guess ahead and are not computed.
+    pub ahead: bool,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Rows of the embedding: a tokenizer may know fewer.
@@ -127,6 +130,7 @@ impl Config {
             mlp_bias: biases.mlp,
             attention_scale: attention_scale(&source, facts, heads, layers.len(), hidden)?,
             layers,
+            ahead: layers::ahead(&source)? > 0,
             attention_cap: cap(
                 &source,
                 key::ATTENTION_CAP,
@@ -173,12 +177,17 @@ impl Config {
             (Need::Experts, self.mixture().is_some()),
             (Need::BothDirections, self.pooling.is_some()),
             (Need::Pooling, self.pooling.is_some()),
+            (Need::States, !self.state_sizes().is_empty()),
+            (Need::ShortConv, !self.state_sizes().is_empty()),
+            (Need::DeltaRule, self.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Delta(_)))),
+            (Need::GatedNorm, self.facts.has(Tensor::StateNorm)),
+            (Need::SigmoidGate, self.facts.has(Tensor::AttentionGate)),
         ];
         needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need).collect()
     }
 
     /// The groups of layers that share pages, each with `pages` pages: the layers of one have the same heads of keys and
-    /// values and the same window.
+    /// values and the same window. Behind them those that keep states of one size; a page is then a whole state.
     pub fn kv_groups(&self, pages: usize) -> Vec<KvGroup> {
         self.stage_kv_groups(&Stage::whole(self), pages)
     }
@@ -187,12 +196,28 @@ impl Config {
     pub fn stage_kv_groups(&self, stage: &Stage, pages: usize) -> Vec<KvGroup> {
         let own = &self.layers[stage.layers.clone()];
         let group = |shape: &KvShape| KvGroup {
-            layers: own.iter().filter(|layer| layer.kv_shape() == *shape).count(),
+            layers: own.iter().filter(|layer| layer.kv_shape() == Some(*shape)).count(),
             kind: KvKind::pairs(shape.heads, shape.dim),
             window: shape.window,
             pages,
         };
-        self.kv_shapes().iter().map(group).collect()
+        let every = self.checkpoint_every();
+        let states = |&bytes: &usize| KvGroup {
+            layers: own.iter().filter(|layer| layer.mixer.state_bytes() == Some(bytes)).count(),
+            kind: KvKind::State { bytes, every },
+            window: None,
+            pages,
+        };
+        self.kv_shapes().iter().map(group).chain(self.state_sizes().iter().map(states)).collect()
+    }
+
+    /// Tokens from one checkpoint of a sequence's states to the next.
+    fn checkpoint_every(&self) -> usize {
+        let states = self.layers.iter().filter_map(|layer| layer.mixer.state_bytes());
+        // Keys and values as they are usually kept: two bytes each.
+        let tokens =
+            self.layers.iter().filter_map(LayerConfig::kv_shape).map(|shape| 4 * shape.heads * shape.dim);
+        checkpoint_every(states.fold(0, usize::saturating_add), tokens.sum())
     }
 
     /// Where a layer's keys and values are within [`kv_groups`](Config::kv_groups).
@@ -203,7 +228,7 @@ impl Config {
     /// The same within [`stage_kv_groups`](Config::stage_kv_groups).
     pub(crate) fn stage_kv_layer(&self, stage: &Stage, layer: usize) -> KvLayer {
         let shape = self.layers[layer].kv_shape();
-        let group = self.kv_shapes().iter().position(|other| *other == shape);
+        let group = self.kv_shapes().iter().position(|other| Some(*other) == shape);
         let before = &self.layers[stage.layers.start..layer];
         KvLayer {
             group: group.expect("every layer's shape has its group"),
@@ -211,9 +236,26 @@ impl Config {
         }
     }
 
+    /// Where a layer's states are within [`stage_kv_groups`](Config::stage_kv_groups).
+    pub(crate) fn stage_state_layer(&self, stage: &Stage, layer: usize) -> KvLayer {
+        let bytes = self.layers[layer].mixer.state_bytes();
+        let group = self.state_sizes().iter().position(|other| Some(*other) == bytes);
+        let before = &self.layers[stage.layers.start..layer];
+        KvLayer {
+            group: self.kv_shapes().len() + group.expect("every layer's state has its group"),
+            layer: before.iter().filter(|other| other.mixer.state_bytes() == bytes).count(),
+        }
+    }
+
     /// The heads that a stage's layers have, each once: attention of each has buffers of its own widths.
     pub(crate) fn heads(&self, stage: &Stage) -> Vec<Heads> {
-        distinct(self.layers[stage.layers.clone()].iter().map(|layer| layer.attention().heads))
+        let attending = self.layers[stage.layers.clone()].iter().filter_map(LayerConfig::attention);
+        distinct(attending.map(|attention| attention.heads))
+    }
+
+    /// The widths of a stage's layers with states, each once.
+    pub(crate) fn state_widths(&self, stage: &Stage) -> Vec<StateWidths> {
+        distinct(self.layers[stage.layers.clone()].iter().filter_map(|layer| layer.mixer.widths()))
     }
 
     /// Inner widths of what every token takes in a stage's layers, each once.
@@ -233,7 +275,12 @@ impl Config {
 
     /// What groups are told apart by, in the order of their first layers.
     fn kv_shapes(&self) -> Vec<KvShape> {
-        distinct(self.layers.iter().map(LayerConfig::kv_shape))
+        distinct(self.layers.iter().filter_map(LayerConfig::kv_shape))
+    }
+
+    /// Bytes of the layers' states, each size once.
+    fn state_sizes(&self) -> Vec<usize> {
+        distinct(self.layers.iter().filter_map(|layer| layer.mixer.state_bytes()))
     }
 }
 
@@ -302,7 +349,16 @@ fn tied(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<b
     let absent = tensor(checkpoint, &name).is_none();
     match source {
         Source::Gguf { .. } => Ok(absent),
-        Source::HuggingFace { json, .. } => Ok(json.opt_bool("tie_word_embeddings")?.unwrap_or(absent)),
+        Source::HuggingFace { json, .. } => {
+            // Of a model within another the whole says it, since the head is the whole's.
+            let whole = match checkpoint {
+                Checkpoint::HuggingFace(model) => {
+                    Json::new("config.json", model.config())?.opt_bool("tie_word_embeddings")?
+                }
+                Checkpoint::Gguf(_) => None,
+            };
+            Ok(whole.or(json.opt_bool("tie_word_embeddings")?).unwrap_or(absent))
+        }
     }
 }
 

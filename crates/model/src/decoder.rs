@@ -4,11 +4,14 @@
 use fornax_compute::{Backend, Error, Heads, Memory, Norm, Pointwise, Purpose, Role, Rope, Rows};
 
 use crate::attention::Attention;
+use crate::conv::Convolution;
+use crate::delta::DeltaNet;
 use crate::experts::{ExpertActivations, Experts};
 use crate::loader::Loader;
 use crate::mlp::Mlp;
 use crate::names::Tensor;
-use crate::{Limits, Model, Rotary};
+use crate::recurrent::StateRoom;
+use crate::{Limits, Mixer, Model, Rotary};
 
 /// Weights and activations.
 pub(crate) struct Decoder<M: Memory> {
@@ -21,9 +24,14 @@ pub(crate) struct Decoder<M: Memory> {
 }
 
 struct Layer<M: Memory> {
-    attention: Attention<M>,
-    rotary: Rotary,
+    mixer: LayerMixer<M>,
     feed_forward: FeedForward<M>,
+}
+
+enum LayerMixer<M: Memory> {
+    Attention(Box<Attention<M>>, Rotary),
+    Delta(Box<DeltaNet<M>>),
+    Conv(Box<Convolution<M>>),
 }
 
 enum FeedForward<M: Memory> {
@@ -48,8 +56,13 @@ impl<M: Memory> Decoder<M> {
 impl<M: Memory> Layer<M> {
     fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Layer<M>, crate::Error> {
         Ok(Layer {
-            attention: Attention::load(loader, layer)?,
-            rotary: loader.config.layers[layer].attention().rotary,
+            mixer: match &loader.config.layers[layer].mixer {
+                Mixer::Attention(attention) => {
+                    LayerMixer::Attention(Box::new(Attention::load(loader, layer)?), attention.rotary)
+                }
+                Mixer::Delta(delta) => LayerMixer::Delta(Box::new(DeltaNet::load(loader, layer, delta)?)),
+                Mixer::Conv(conv) => LayerMixer::Conv(Box::new(Convolution::load(loader, layer, conv)?)),
+            },
             feed_forward: match loader.config.layers[layer].feed_forward.mixture() {
                 None => FeedForward::Dense(Mlp::load(loader, layer)?),
                 Some(mixture) => FeedForward::Experts(Experts::load(loader, &mixture, layer)?),
@@ -65,15 +78,21 @@ impl<B: Backend> Model<B> for Decoder<B> {
             entry.embed(backend, step, a)?;
         }
         for layer in layers {
-            let rope = match layer.rotary {
-                Rotary::Model => rotation.rope.as_ref(),
-                Rotary::Window => rotation.window_rope.as_ref(),
-                Rotary::None => None,
-            };
             if let FeedForward::Dense(mlp) = &layer.feed_forward {
                 mlp.look(backend, step, a)?;
             }
-            layer.attention.forward(backend, step, rope, kv, a)?;
+            match &layer.mixer {
+                LayerMixer::Attention(attention, rotary) => {
+                    let rope = match rotary {
+                        Rotary::Model => rotation.rope.as_ref(),
+                        Rotary::Window => rotation.window_rope.as_ref(),
+                        Rotary::None => None,
+                    };
+                    attention.forward(backend, step, rope, kv, a)?;
+                }
+                LayerMixer::Delta(delta) => delta.forward(backend, step, kv, a)?,
+                LayerMixer::Conv(conv) => conv.forward(backend, step, kv, a)?,
+            }
             match &layer.feed_forward {
                 FeedForward::Dense(mlp) => mlp.forward(backend, step, a)?,
                 FeedForward::Experts(experts) => experts.forward(backend, step, a)?,
@@ -226,6 +245,7 @@ pub(crate) struct Activations<M: Memory> {
     pub(crate) room: Option<M::Buf>,               // (tokens, hidden): what it adds, where that is normalised
     pub(crate) beside: Option<M::Buf>, // (tokens, hidden): what the feed-forward reads, where attention reads the same
     pub(crate) attention: Vec<AttentionRoom<M>>, // by `Config::heads`
+    pub(crate) states: Vec<StateRoom<M>>, // by `Config::state_widths`
     pub(crate) inner: Vec<InnerRoom<M>>, // by `Config::ffns`
     pub(crate) experts: Vec<ExpertActivations<M>>, // by `Config::mixtures`
     pub(crate) wanted: M::Buf,         // (wanted, hidden)
@@ -235,8 +255,9 @@ pub(crate) struct Activations<M: Memory> {
 
 /// What attention with some heads is computed in.
 pub(crate) struct AttentionRoom<M: Memory> {
-    pub(crate) qkv: M::Buf,      // (tokens, (query + 2 kv heads) x head size)
-    pub(crate) attended: M::Buf, // (tokens, query heads x head size)
+    pub(crate) qkv: M::Buf,          // (tokens, (query + 2 kv heads) x head size)
+    pub(crate) attended: M::Buf,     // (tokens, query heads x head size)
+    pub(crate) gate: Option<M::Buf>, // (tokens, query heads x head size), where attention has gates
 }
 
 /// What a feed-forward of some inner width is computed in.
@@ -260,7 +281,11 @@ impl<M: Memory> Activations<M> {
         let post_norms = config.facts.has(Tensor::AttentionPostNorm) || config.facts.has(Tensor::MlpPostNorm);
         let attention = |heads: &Heads| -> Result<_, Error> {
             let attended = heads.query * heads.dim;
-            Ok(AttentionRoom { qkv: tokens(heads.qkv_columns())?, attended: tokens(attended)? })
+            Ok(AttentionRoom {
+                qkv: tokens(heads.qkv_columns())?,
+                attended: tokens(attended)?,
+                gate: if config.facts.has(Tensor::AttentionGate) { Some(tokens(attended)?) } else { None },
+            })
         };
         let inner = |ffn| -> Result<_, Error> {
             Ok(match config.gated() {
@@ -268,6 +293,7 @@ impl<M: Memory> Activations<M> {
                 false => InnerRoom { gate_up: tokens(ffn)?, gated: None },
             })
         };
+        let state = |widths| StateRoom::alloc(memory, widths, limits);
         let experts = |mixture| ExpertActivations::alloc(memory, config.hidden, mixture, limits);
         Ok(Activations {
             residual: memory.alloc(Purpose::Residual, tokens_max, config.hidden)?,
@@ -275,6 +301,7 @@ impl<M: Memory> Activations<M> {
             room: if post_norms { Some(tokens(config.hidden)?) } else { None },
             beside: if config.parallel { Some(tokens(config.hidden)?) } else { None },
             attention: config.heads(stage).iter().map(attention).collect::<Result<_, _>>()?,
+            states: config.state_widths(stage).into_iter().map(state).collect::<Result<_, _>>()?,
             inner: config.ffns(stage).into_iter().map(inner).collect::<Result<_, _>>()?,
             experts: config.mixtures(stage).iter().map(experts).collect::<Result<_, _>>()?,
             wanted: memory.alloc(Purpose::Residual, wanted_max, config.hidden)?,

@@ -2,7 +2,7 @@
 //!
 //! Code asks a fact; it never asks which architecture it is. A fact that is not flipped by a test is not here.
 
-use fornax_compute::{Glu, NormKind, Shares};
+use fornax_compute::{Glu, KeySharing, NormKind, Shares};
 
 use crate::arch::{NOT_YET, TABLE};
 use crate::{Error, Name};
@@ -78,6 +78,20 @@ pub struct Facts {
     pub experts: Option<ShareRule>,
     /// The activation of the feed-forward where the configuration does not say: GGUF never does.
     pub glu: Glu,
+    /// What some layers have in place of attention.
+    pub recurrent: Option<Recurrent>,
+}
+
+/// What some layers have in place of attention, and which: as the file lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recurrent {
+    /// The gated delta rule. Where layers are not listed, every fourth attends, or every so manyth as the file says.
+    DeltaRule {
+        /// How value heads share key heads in GGUF. In Hugging Face files neighbours do.
+        gguf: KeySharing,
+    },
+    /// A gated short convolution. Where layers are not listed, all attend.
+    ShortConv,
 }
 
 /// How the rows of a head's Q and K follow each other, which decides the rows that rotate together.
@@ -313,8 +327,8 @@ mod tests {
         check(Facts::of_gguf("mamba", false), "\"mamba\", which needs state-space layers, is not supported");
         check(Facts::of_gguf("rwkv7", false), "\"rwkv7\", which needs recurrent layers, is not");
         check(
-            Facts::of_hugging_face(Some("qwen3_next"), &[]),
-            "model_type \"qwen3_next\", which needs layers of linear attention, is not",
+            Facts::of_hugging_face(Some("kimi_linear"), &[]),
+            "model_type \"kimi_linear\", which needs layers of linear attention",
         );
         check(Facts::of_gguf("deepseek2", true), "\"deepseek2\", which needs latent attention, is not");
         for (spellings, _) in NOT_YET {

@@ -5,6 +5,7 @@ use fornax_format::{Array, Value};
 
 use crate::facts::{RotaryRule, ShareRule, WindowRule};
 use crate::names::Tensor;
+use crate::recurrent::{self, ConvConfig, DeltaConfig};
 use crate::source::{Json, Key, Source, bad};
 use crate::{Error, Facts};
 
@@ -22,6 +23,10 @@ pub struct LayerConfig {
 pub enum Mixer {
     /// Softmax attention over keys and values of earlier positions.
     Attention(AttentionConfig),
+    /// The gated delta rule.
+    Delta(DeltaConfig),
+    /// A gated short convolution.
+    Conv(ConvConfig),
 }
 
 /// A layer's attention.
@@ -78,15 +83,17 @@ pub(crate) struct KvShape {
 }
 
 impl LayerConfig {
-    /// Its attention.
-    pub fn attention(&self) -> &AttentionConfig {
-        let Mixer::Attention(attention) = &self.mixer;
-        attention
+    /// Its attention, where it attends.
+    pub fn attention(&self) -> Option<&AttentionConfig> {
+        match &self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::Delta(_) | Mixer::Conv(_) => None,
+        }
     }
 
-    pub(crate) fn kv_shape(&self) -> KvShape {
-        let AttentionConfig { heads, window, .. } = *self.attention();
-        KvShape { heads: heads.kv, dim: heads.dim, window }
+    pub(crate) fn kv_shape(&self) -> Option<KvShape> {
+        let AttentionConfig { heads, window, .. } = *self.attention()?;
+        Some(KvShape { heads: heads.kv, dim: heads.dim, window })
     }
 }
 
@@ -108,6 +115,9 @@ impl FeedForward {
     }
 }
 
+/// Heads of keys and values.
+pub(crate) const HEADS_KV: Key = Key { gguf: "attention.head_count_kv", hugging_face: "num_key_value_heads" };
+
 /// Values under one key in each container.
 mod key {
     use crate::source::Key;
@@ -117,6 +127,7 @@ mod key {
     }
 
     pub(super) const LAYERS: Key = key("block_count", "num_hidden_layers");
+    pub(super) const LAYERS_AHEAD: Key = key("nextn_predict_layers", "");
     pub(super) const FFN: Key = key("feed_forward_length", "intermediate_size");
     pub(super) const EXPERTS: Key = key("expert_count", "num_local_experts");
     /// What older files call it.
@@ -128,7 +139,7 @@ mod key {
     /// Layers before the first that has experts.
     pub(super) const FIRST_DENSE: Key = key("leading_dense_block_count", "first_k_dense_replace");
     pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
-    pub(super) const HEADS_KV: Key = key("attention.head_count_kv", "num_key_value_heads");
+    pub(super) const HEADS_KV: Key = super::HEADS_KV;
     pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
     pub(super) const WINDOW: Key = key("attention.sliding_window", "sliding_window");
     pub(super) const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", "sliding_window_pattern");
@@ -142,23 +153,25 @@ pub(crate) fn read(
     (hidden, heads): (usize, Heads),
     windows_rotate: bool,
 ) -> Result<Vec<LayerConfig>, Error> {
-    let count = source.size(key::LAYERS)?;
+    let count = count(source)?;
+    let recurrent = recurrent::read(source, facts, hidden, count)?;
     let windows = windows(source, facts, count)?;
     let feed_forwards = feed_forwards(source, facts, hidden, count)?;
     let rotates = rotates(source, facts, &windows)?;
-    let layer = |((window, rotates), feed_forward): ((Option<u32>, bool), FeedForward)| LayerConfig {
-        mixer: Mixer::Attention(AttentionConfig {
-            heads,
-            window,
-            rotary: match window {
-                _ if !rotates => Rotary::None,
-                Some(_) if windows_rotate => Rotary::Window,
-                _ => Rotary::Model,
-            },
-        }),
+    let attention = |window: Option<u32>, rotates: bool| AttentionConfig {
+        heads,
+        window,
+        rotary: match window {
+            _ if !rotates => Rotary::None,
+            Some(_) if windows_rotate => Rotary::Window,
+            _ => Rotary::Model,
+        },
+    };
+    let layer = |(((window, rotates), recurrent), feed_forward): ((_, Option<Mixer>), FeedForward)| LayerConfig {
+        mixer: recurrent.unwrap_or_else(|| Mixer::Attention(attention(window, rotates))),
         feed_forward,
     };
-    Ok(windows.into_iter().zip(rotates).zip(feed_forwards).map(layer).collect())
+    Ok(windows.into_iter().zip(rotates).zip(recurrent).zip(feed_forwards).map(layer).collect())
 }
 
 /// Which layers rotate.
@@ -186,12 +199,31 @@ fn rotates(source: &Source<'_>, facts: &Facts, windows: &[Option<u32>]) -> Resul
     Ok(all_but_every(interval.max(1)))
 }
 
+/// Layers that only guess ahead.
+pub(crate) fn ahead(source: &Source<'_>) -> Result<u64, Error> {
+    match source {
+        Source::Gguf { .. } => Ok(source.opt_whole(key::LAYERS_AHEAD)?.unwrap_or(0)),
+        Source::HuggingFace { .. } => Ok(0),
+    }
+}
+
+/// Layers without those that only guess ahead: GGUF files count these among them.
+fn count(source: &Source<'_>) -> Result<usize, Error> {
+    let (all, ahead) = (source.size(key::LAYERS)?, ahead(source)?);
+    let left = usize::try_from(ahead).ok().and_then(|ahead| all.checked_sub(ahead)).filter(|left| *left > 0);
+    left.ok_or_else(|| {
+        bad(&source.spelling(key::LAYERS_AHEAD), ahead, &format!("fewer than the {all} layers"))
+    })
+}
+
 /// The heads of every layer.
 pub(crate) fn heads(source: &Source<'_>, hidden: usize) -> Result<Heads, Error> {
     let query = source.size(key::HEADS)?;
-    let kv = match source {
-        Source::HuggingFace { json, .. } if one_kv_head(json)? => 1,
-        _ => source.opt_size(key::HEADS_KV)?.unwrap_or(query),
+    let listed = kv_heads_listed(source)?;
+    let kv = match (listed, source) {
+        (Some(kv), _) => kv,
+        (None, Source::HuggingFace { json, .. }) if one_kv_head(json)? => 1,
+        (None, _) => source.opt_size(key::HEADS_KV)?.unwrap_or(query),
     };
     if !query.is_multiple_of(kv) {
         let wanted = format!("a divisor of the {query} query heads");
@@ -223,6 +255,24 @@ pub(crate) fn heads(source: &Source<'_>, hidden: usize) -> Result<Heads, Error> 
 fn one_kv_head(json: &Json<'_>) -> Result<bool, Error> {
     Ok(json.opt_bool("multi_query")? == Some(true)
         && json.opt_bool("new_decoder_architecture")? != Some(true))
+}
+
+/// The heads of keys and values where a GGUF file lists them: those of layers that attend are all the same, the others have
+/// none.
+fn kv_heads_listed(source: &Source<'_>) -> Result<Option<usize>, Error> {
+    let Source::Gguf { metadata, .. } = source else { return Ok(None) };
+    let key = source.spelling(key::HEADS_KV);
+    let counts: Vec<i64> = match metadata.get(&key) {
+        Some(Value::Array(Array::I32(counts))) => counts.iter().map(|count| i64::from(*count)).collect(),
+        Some(Value::Array(Array::U32(counts))) => counts.iter().map(|count| i64::from(*count)).collect(),
+        _ => return Ok(None),
+    };
+    let mut some = counts.iter().filter(|count| **count > 0);
+    match some.next() {
+        Some(first) if some.all(|other| other == first) => Ok(usize::try_from(*first).ok()),
+        Some(_) => Err(bad(&key, "several numbers of heads", "one for all layers that attend")),
+        None => Err(bad(&key, "no heads in any layer", "a layer that attends")),
+    }
 }
 
 fn feed_forwards(

@@ -11,7 +11,9 @@ mod adapter;
 mod arch;
 mod attention;
 mod config;
+mod conv;
 mod decoder;
+mod delta;
 mod encoder;
 mod error;
 mod experts;
@@ -21,6 +23,7 @@ mod layers;
 mod loader;
 mod mlp;
 mod names;
+mod recurrent;
 mod relaid;
 mod rope;
 mod source;
@@ -37,11 +40,12 @@ pub use adapter::{Adapter, AdapterFault};
 pub use config::Config;
 pub use error::Error;
 pub use facts::{
-    AttentionScale, BiasRule, EmbeddingScale, Facts, LogitScale, ParallelRule, QkRows, RotaryRule, ShareRule,
+    AttentionScale, BiasRule, EmbeddingScale, Facts, LogitScale, ParallelRule, QkRows, Recurrent, RotaryRule, ShareRule,
     SoftCaps, WindowRule,
 };
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
-pub use names::{Dim, Name, Owner, Tensor, Transform, When};
+pub use names::{Dim, Name, Owner, Portion, Tensor, Transform, When};
+pub use recurrent::{ConvConfig, DeltaConfig};
 pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;

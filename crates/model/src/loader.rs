@@ -6,9 +6,11 @@ use std::collections::HashSet;
 use fornax_compute::{LowRank, Memory, Need, Part, Role};
 use fornax_format::{Checkpoint, DType, View};
 
+use crate::config::distinct;
+use crate::layers::Mixer;
 use crate::names::{self, Dim, Name, Owner, Tensor, Transform};
 use crate::relaid::{BLOCK, BLOCK_BYTES, Interleave, Relaid};
-use crate::{Adapter, Config, Error, Facts, Stage};
+use crate::{Adapter, Config, Error, Facts, LayerConfig, Stage};
 
 /// By adapter: what it adds to a product.
 pub(crate) type Changes<M> = Vec<Vec<LowRank<<M as Memory>::Buf>>>;
@@ -55,20 +57,19 @@ impl<'a, M: Memory> Loader<'a, M> {
             for layer in (0..layers).filter(|layer| row.when.holds(config, *layer)) {
                 let Some(name) = stored_name(checkpoint, &config.facts, row, layer) else { continue };
                 let needed = stage.needs(config, row, layer);
-                for Expected { name, shape, of } in expected(checkpoint, config, (row, layer), name) {
+                for Expected { name, shape, share } in expected(checkpoint, config, (row, layer), name) {
                     if !needed {
                         known.insert(name);
                         continue;
                     }
                     let view =
                         tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name.clone() })?;
-                    let left_out = row.shape.first() == Some(&Dim::One) && view.shape[..] == shape[1..];
-                    if view.shape != shape && !left_out {
+                    if view.shape != shape && !is_without_ones(row, &view.shape, &shape) {
                         return Err(Error::TensorShape { tensor: name, got: view.shape, wanted: shape });
                     }
                     // The factors were read with the configuration.
                     if !matches!(row.tensor, Tensor::RopeFactors | Tensor::RopeFactorsLong) {
-                        bytes_total += (view.bytes.len() / of) as u64;
+                        bytes_total += share.of(view.bytes.len() as u64);
                     }
                     known.insert(name);
                 }
@@ -142,10 +143,26 @@ impl<'a, M: Memory> Loader<'a, M> {
                 let values: Vec<f32> = numbers(&one.part)?.iter().map(|value| value + 1.0).collect();
                 self.memory.upload_values(&values)?
             }
+            (Checkpoint::HuggingFace(_), [one]) if one.row.transform == Transform::NegativeExp => {
+                let values: Vec<f32> = numbers(&one.part)?.iter().map(|value| -value.exp()).collect();
+                self.memory.upload_values(&values)?
+            }
             _ => self.memory.upload_vector(&parts(&stored)?)?,
         };
         self.report(&stored);
         Ok(vector)
+    }
+
+    /// A short convolution's weights, (taps, channels) as one row: they are stored channel by channel.
+    pub(crate) fn taps(&mut self, tensor: Tensor, layer: usize) -> Result<M::Buf, Error> {
+        let stored = self.stored(&[tensor], layer)?;
+        let values = numbers(&stored[0].part)?;
+        let taps = Dim::Taps.size(self.config, layer);
+        let of_tap = |tap| values.iter().skip(tap).step_by(taps).copied();
+        let turned: Vec<f32> = (0..taps).flat_map(of_tap).collect();
+        let taps = self.memory.upload_values(&turned)?;
+        self.report(&stored);
+        Ok(taps)
     }
 
     /// The first row of a table, as a vector.
@@ -240,8 +257,14 @@ impl<'a, M: Memory> Loader<'a, M> {
                 find(self.checkpoint, format!("{before}{expert}{after}"))?
             }
             (Some(expert), None) => {
-                let mut view = find(self.checkpoint, name)?.rows(expert..expert + 1)?;
+                let mut view = find(self.checkpoint, name.clone())?.rows(expert..expert + 1)?;
                 view.shape.remove(0);
+                if let (Transform::Stacked(turn, _), Checkpoint::HuggingFace(_)) =
+                    (row.transform, self.checkpoint)
+                {
+                    let rows = view.shape[0] / turn.of;
+                    view = view.rows(turn.at * rows..(turn.at + 1) * rows)?;
+                }
                 view
             }
             (None, _) => {
@@ -252,19 +275,38 @@ impl<'a, M: Memory> Loader<'a, M> {
                 view
             }
         };
-        let (heads, rope) = (self.config.layers[layer].attention().heads, &self.config.rope);
+        let (LayerConfig { mixer, .. }, rope) = (&self.config.layers[layer], &self.config.rope);
         let stored_bytes = view.bytes.len() as u64;
         let mut part = Part::from(view);
-        let (mut relaid, mut of) = (None, 1);
+        let (mut relaid, mut share) = (None, Share::ALL);
         match (row.transform, self.checkpoint) {
             (Transform::QkRows, container) => {
                 let rows = match container {
                     Checkpoint::Gguf(_) => facts.gguf_qk_rows,
                     Checkpoint::HuggingFace(_) => facts.hugging_face_qk_rows,
                 };
-                part.rows = rows.to_halves(part.view.shape[0], heads.dim, rope.dims);
+                if let Some(attention) = self.config.layers[layer].attention() {
+                    part.rows = rows.to_halves(part.view.shape[0], attention.heads.dim, rope.dims);
+                }
             }
-            (Transform::Ungrouped, Checkpoint::HuggingFace(_)) => part.rows = Some(names::ungrouped(heads)),
+            (Transform::HeadShare(turn), _) => {
+                if let Some(attention) = self.config.layers[layer].attention() {
+                    part.rows = Some(turn.head_share(part.view.shape[0] / turn.of, attention.heads.dim));
+                    share = Share { own: 1, all: turn.of };
+                }
+            }
+            (Transform::KeyHeads(portion), _) => {
+                let gguf = matches!(self.checkpoint, Checkpoint::Gguf(_));
+                if let Mixer::Delta(delta) = mixer
+                    && let Some((all, rows)) = portion.rows(delta.heads, gguf)
+                {
+                    share = Share { own: rows.len(), all };
+                    part.rows = Some(rows);
+                }
+            }
+            (Transform::Ungrouped, Checkpoint::HuggingFace(_)) => {
+                part.rows = self.config.layers[layer].attention().map(|attention| names::ungrouped(attention.heads));
+            }
             (Transform::Transposed, Checkpoint::HuggingFace(_)) => {
                 let alone = Interleave { of: 1, at: 0 };
                 relaid = Some(Relaid::transposed(&part.view, alone, self.memory.reads())?);
@@ -272,11 +314,11 @@ impl<'a, M: Memory> Loader<'a, M> {
             (Transform::Alternate(interleave), Checkpoint::HuggingFace(_)) => {
                 let values = u32::try_from(part.view.values()).expect("sizes are bounded when read");
                 part.rows = Some((interleave.at as u32..values).step_by(interleave.of).collect());
-                of = interleave.of as u64;
+                share = Share { own: 1, all: interleave.of };
             }
             _ => {}
         }
-        Ok(Stored { row, part, relaid, stored_bytes: stored_bytes / of })
+        Ok(Stored { row, part, relaid, stored_bytes: share.of(stored_bytes) })
     }
 
     /// An expert's matrix of those whose rows alternate.
@@ -374,8 +416,29 @@ const SCALES: &str = "_scales";
 struct Expected {
     name: String,
     shape: Vec<usize>,
-    /// How many weights of the model share it.
-    of: usize,
+    /// What of it the weight is.
+    share: Share,
+}
+
+/// A part of a tensor that several weights share.
+#[derive(Clone, Copy)]
+struct Share {
+    own: usize,
+    all: usize,
+}
+
+impl Share {
+    const ALL: Share = Share { own: 1, all: 1 };
+
+    fn of(self, bytes: u64) -> u64 {
+        bytes / self.all as u64 * self.own as u64
+    }
+}
+
+/// Whether a tensor has the shape but for dimensions of one, which files may leave out.
+fn is_without_ones(row: &Name, got: &[usize], wanted: &[usize]) -> bool {
+    let others = row.shape.iter().zip(wanted).filter(|(dim, _)| **dim != Dim::One).map(|(_, size)| size);
+    row.shape.contains(&Dim::One) && others.eq(got)
 }
 
 /// The tensors of a weight: one, or one for each expert, or blocks and scales.
@@ -386,13 +449,30 @@ fn expected(
     name: String,
 ) -> Vec<Expected> {
     let shape: Vec<usize> = row.shape.iter().map(|dim| dim.size(config, layer)).collect();
-    let one = |shape, of| vec![Expected { name: name.clone(), shape, of }];
-    if let Checkpoint::Gguf(_) = checkpoint {
+    let shared = |shape, share| vec![Expected { name: name.clone(), shape, share }];
+    let one = |shape, of| shared(shape, Share { own: 1, all: of });
+    let gguf = matches!(checkpoint, Checkpoint::Gguf(_));
+    match (row.transform, &config.layers[layer].mixer) {
+        (Transform::HeadShare(turn), _) => {
+            let rows = shape[0] * turn.of;
+            return one([&[rows], &shape[1..]].concat(), turn.of);
+        }
+        (Transform::KeyHeads(portion), Mixer::Delta(delta)) => {
+            if let Some((all, rows)) = portion.rows(delta.heads, gguf) {
+                return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
+            }
+        }
+        _ => {}
+    }
+    if gguf {
         return one(shape, 1);
     }
     if let Some((before, after)) = name.split_once(EXPERT) {
-        let own =
-            |expert| Expected { name: format!("{before}{expert}{after}"), shape: shape[1..].to_vec(), of: 1 };
+        let own = |expert| Expected {
+            name: format!("{before}{expert}{after}"),
+            shape: shape[1..].to_vec(),
+            share: Share::ALL,
+        };
         return (0..shape[0]).map(own).collect();
     }
     match (row.transform, &shape[..]) {
@@ -405,11 +485,14 @@ fn expected(
             if tensor(checkpoint, &blocks).is_none() {
                 return one(vec![experts, columns, of * rows], of);
             }
-            let count = columns.div_ceil(BLOCK);
+            let (count, share) = (columns.div_ceil(BLOCK), Share { own: 1, all: of });
             vec![
-                Expected { name: blocks, shape: vec![experts, of * rows, count, BLOCK_BYTES], of },
-                Expected { name: format!("{name}{SCALES}"), shape: vec![experts, of * rows, count], of },
+                Expected { name: blocks, shape: vec![experts, of * rows, count, BLOCK_BYTES], share },
+                Expected { name: format!("{name}{SCALES}"), shape: vec![experts, of * rows, count], share },
             ]
+        }
+        (Transform::Stacked(Interleave { of, .. }, _), &[experts, rows, columns]) => {
+            one(vec![experts, of * rows, columns], of)
         }
         _ => one(shape, 1),
     }
@@ -430,14 +513,23 @@ pub(crate) fn stored_name(
         Owner::Model => name?.to_owned(),
         Owner::Layer => format!("{layers}.{layer}.{}", name?),
     };
-    if let (Checkpoint::HuggingFace(_), None) = (checkpoint, tensor(checkpoint, &name)) {
-        let others = facts.beginnings.iter().filter_map(|(from, to)| {
-            let other = format!("{to}{}", name.strip_prefix(from)?);
-            tensor(checkpoint, &other).map(|_| other)
-        });
-        return others.into_iter().next().or(Some(name));
+    if let Checkpoint::Gguf(_) = checkpoint {
+        return Some(name);
     }
-    Some(name)
+    let found = |name: String| {
+        // Where each expert has a tensor, the first one's is looked for.
+        let is_there = |name: &str| tensor(checkpoint, &name.replace(EXPERT, "0")).is_some();
+        if is_there(&name) {
+            return Some(name);
+        }
+        let other = |(from, to): &(&str, &str)| Some(format!("{to}{}", name.strip_prefix(from)?));
+        facts.beginnings.iter().filter_map(other).find(|other| is_there(other))
+    };
+    let apart = || match row.transform {
+        Transform::Stacked(_, apart) => found(format!("{layers}.{layer}.{apart}")),
+        _ => None,
+    };
+    found(name.clone()).or_else(apart).or(Some(name))
 }
 
 fn tensor_names(checkpoint: &Checkpoint) -> Vec<&str> {
@@ -447,10 +539,35 @@ fn tensor_names(checkpoint: &Checkpoint) -> Vec<&str> {
     }
 }
 
+impl Config {
+    /// What a checkpoint has beside the model that is computed, each by the beginning of its tensors' names: what reads
+    /// images, layers that only guess ahead.
+    pub fn not_computed(&self, checkpoint: &Checkpoint) -> Vec<String> {
+        let beginning = |name: &str| match checkpoint {
+            Checkpoint::Gguf(_) => {
+                is_ahead(self, name).then(|| name.split('.').take(2).collect::<Vec<_>>().join(".") + ".")
+            }
+            Checkpoint::HuggingFace(_) => {
+                let mut beginnings = self.facts.not_text.iter();
+                beginnings
+                    .find(|beginning| name.starts_with(**beginning))
+                    .map(|beginning| (*beginning).to_owned())
+            }
+        };
+        distinct(tensor_names(checkpoint).into_iter().filter_map(beginning))
+    }
+}
+
+/// Whether a GGUF tensor belongs to a layer that only guesses ahead; these are counted behind the others.
+fn is_ahead(config: &Config, name: &str) -> bool {
+    let number = name.strip_prefix("blk.").and_then(|name| name.split('.').next()?.parse::<usize>().ok());
+    config.ahead && number.is_some_and(|number| number >= config.layers.len())
+}
+
 /// Tensors that say again what is known: frequencies that follow from config.json, and the head of a Hugging Face
 /// model that is declared tied, where the embedding is what counts.
 fn is_redundant(checkpoint: &Checkpoint, config: &Config, name: &str) -> bool {
-    let Checkpoint::HuggingFace(_) = checkpoint else { return false };
+    let Checkpoint::HuggingFace(_) = checkpoint else { return is_ahead(config, name) };
     let head = config.facts.row(Tensor::Output).and_then(|row| row.hugging_face);
     names::NOT_WEIGHTS.iter().any(|end| name.ends_with(end))
         || config.facts.not_text.iter().any(|beginning| name.starts_with(beginning))

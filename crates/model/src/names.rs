@@ -1,10 +1,10 @@
 //! The table of weights: canonical name, spelling in each container, shape, and what loading does to the rows.
 
-use fornax_compute::Heads;
+use fornax_compute::{DeltaHeads, Heads};
 
 use crate::facts::QkRows;
 use crate::relaid::Interleave;
-use crate::{Config, Facts, LayerConfig};
+use crate::{Config, ConvConfig, DeltaConfig, Facts, LayerConfig, Mixer};
 
 /// A weight by its place in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,6 +67,18 @@ pub enum Tensor {
     SharedDown,
     MlpSumNorm,
     MlpSumNormBias,
+    AttentionGate,
+    DeltaQkv,
+    DeltaGate,
+    DeltaBeta,
+    DeltaDecay,
+    ConvMixed,
+    Conv,
+    ConvOutput,
+    StateRate,
+    StateBias,
+    StateNorm,
+    StateOutput,
 }
 
 impl Tensor {
@@ -113,6 +125,20 @@ pub enum Dim {
     One,
     /// Kinds of token.
     TokenTypes,
+    /// Inputs that a short convolution sees.
+    Taps,
+    /// Channels of a gated short convolution.
+    ConvChannels,
+    /// What it reads: three times as many.
+    ConvMixed,
+    /// Queries, keys and values of the delta rule.
+    DeltaChannels,
+    /// Its values: value heads times their size.
+    DeltaValues,
+    /// Its value heads.
+    DeltaHeads,
+    /// The size of one.
+    DeltaHead,
 }
 
 /// Whether a model, or one of its layers, has the weight.
@@ -129,6 +155,9 @@ pub enum When {
     RopeFactors,
     LongRopeFactors,
     Ranks,
+    Attends,
+    Delta,
+    Conv,
 }
 
 /// What loading does to the stored rows.
@@ -148,6 +177,29 @@ pub enum Transform {
     /// Takes every n-th row of experts' matrices. Hugging Face files hold them transposed as floats, or in order as blocks
     /// of four bits: `_blocks` and `_scales` behind the name.
     AlternateRows(Interleave),
+    /// Takes of each head's rows one of so many equal shares.
+    HeadShare(Interleave),
+    /// Takes rows of a matrix that lies key head by key head.
+    KeyHeads(Portion),
+    /// Takes one of so many matrices that lie below each other for each expert of a Hugging Face file. Where that tensor is
+    /// not there, each expert has one of its own under the other name.
+    Stacked(Interleave, &'static str),
+    /// Minus e to the power of each value, in Hugging Face files.
+    NegativeExp,
+}
+
+/// What of a key head's rows in a matrix of the delta rule is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Portion {
+    /// In Hugging Face files rows are a query, a key, values, gates. GGUF files have first all queries, then all keys, then
+    /// all values, in a matrix of their own: what this asks for.
+    Qkv,
+    /// The gates among the same rows. GGUF files have them in a matrix of their own.
+    Gates,
+    /// Rows are betas, then decays, one for each value head, in both containers: these are the betas.
+    Betas,
+    /// The decays.
+    Decays,
 }
 
 /// Whose weight it is.
@@ -231,12 +283,12 @@ pub(crate) const ATTENTION: &[Name] = {
     use Owner::Layer;
     use Tensor as T;
     use Transform::{Keep, QkRows};
-    use When::{Always, OutputBias, QkvBias};
+    use When::{Attends, OutputBias, QkvBias};
     &[
-        name(T::Query, Layer, "attn_q.weight", Some("self_attn.q_proj.weight"), (&[Query, Hidden], Always, QkRows)),
-        name(T::Key, Layer, "attn_k.weight", Some("self_attn.k_proj.weight"), (&[Kv, Hidden], Always, QkRows)),
-        name(T::Value, Layer, "attn_v.weight", Some("self_attn.v_proj.weight"), (&[Kv, Hidden], Always, Keep)),
-        name(T::AttentionOutput, Layer, "attn_output.weight", Some("self_attn.o_proj.weight"), (&[Hidden, Query], Always, Keep)),
+        name(T::Query, Layer, "attn_q.weight", Some("self_attn.q_proj.weight"), (&[Query, Hidden], Attends, QkRows)),
+        name(T::Key, Layer, "attn_k.weight", Some("self_attn.k_proj.weight"), (&[Kv, Hidden], Attends, QkRows)),
+        name(T::Value, Layer, "attn_v.weight", Some("self_attn.v_proj.weight"), (&[Kv, Hidden], Attends, Keep)),
+        name(T::AttentionOutput, Layer, "attn_output.weight", Some("self_attn.o_proj.weight"), (&[Hidden, Query], Attends, Keep)),
         name(T::QueryBias, Layer, "attn_q.bias", Some("self_attn.q_proj.bias"), (&[Query], QkvBias, QkRows)),
         name(T::KeyBias, Layer, "attn_k.bias", Some("self_attn.k_proj.bias"), (&[Kv], QkvBias, QkRows)),
         name(T::ValueBias, Layer, "attn_v.bias", Some("self_attn.v_proj.bias"), (&[Kv], QkvBias, Keep)),
@@ -250,10 +302,10 @@ pub(crate) const QK_NORMS: &[Name] = {
     use Owner::Layer;
     use Tensor as T;
     use Transform::Keep;
-    use When::Always;
+    use When::Attends;
     &[
-        name(T::QueryNorm, Layer, "attn_q_norm.weight", Some("self_attn.q_norm.weight"), (&[Dim::Head], Always, Keep)),
-        name(T::KeyNorm, Layer, "attn_k_norm.weight", Some("self_attn.k_norm.weight"), (&[Dim::Head], Always, Keep)),
+        name(T::QueryNorm, Layer, "attn_q_norm.weight", Some("self_attn.q_norm.weight"), (&[Dim::Head], Attends, Keep)),
+        name(T::KeyNorm, Layer, "attn_k_norm.weight", Some("self_attn.k_norm.weight"), (&[Dim::Head], Attends, Keep)),
     ]
 };
 
@@ -339,14 +391,17 @@ impl When {
         match self {
             When::Always => true,
             When::Untied => !config.tied,
-            When::QkvBias => config.qkv_bias,
-            When::OutputBias => config.output_bias,
+            When::QkvBias => config.qkv_bias && config.layers[layer].attention().is_some(),
+            When::OutputBias => config.output_bias && config.layers[layer].attention().is_some(),
             When::MlpBias => config.mlp_bias && dense(),
             When::Dense => dense(),
             When::Mixture => !dense(),
             When::RopeFactors => !config.rope.factors.is_empty(),
             When::LongRopeFactors => config.rope.long.is_some(),
             When::Ranks => config.ranks,
+            When::Attends => config.layers[layer].attention().is_some(),
+            When::Delta => matches!(config.layers[layer].mixer, Mixer::Delta(_)),
+            When::Conv => matches!(config.layers[layer].mixer, Mixer::Conv(_)),
         }
     }
 }
@@ -354,8 +409,17 @@ impl When {
 impl Dim {
     /// The size in this layer.
     pub(crate) fn size(self, config: &Config, layer: usize) -> usize {
-        let LayerConfig { feed_forward, .. } = &config.layers[layer];
-        let heads = config.layers[layer].attention().heads;
+        let LayerConfig { mixer, feed_forward } = &config.layers[layer];
+        let none = Heads { query: 0, kv: 0, dim: 0 };
+        let heads = config.layers[layer].attention().map_or(none, |attention| attention.heads);
+        let delta = |size: fn(&DeltaConfig) -> usize| match mixer {
+            Mixer::Delta(delta) => size(delta),
+            _ => 0,
+        };
+        let conv = |size: fn(&ConvConfig) -> usize| match mixer {
+            Mixer::Conv(conv) => size(conv),
+            _ => 0,
+        };
         let mixture = feed_forward.mixture();
         match self {
             Dim::Vocab => config.vocab,
@@ -373,6 +437,13 @@ impl Dim {
             Dim::ExpertFfn => mixture.map_or(0, |mixture| mixture.ffn),
             Dim::One => 1,
             Dim::TokenTypes => config.token_types,
+            Dim::Taps => delta(|delta| delta.taps) + conv(|conv| conv.taps),
+            Dim::ConvChannels => conv(|conv| conv.channels),
+            Dim::ConvMixed => conv(|conv| 3 * conv.channels),
+            Dim::DeltaChannels => delta(|delta| delta.heads.columns()),
+            Dim::DeltaValues => delta(|delta| delta.heads.value * delta.heads.dim_v),
+            Dim::DeltaHeads => delta(|delta| delta.heads.value),
+            Dim::DeltaHead => delta(|delta| delta.heads.dim_v),
         }
     }
 }
@@ -395,6 +466,37 @@ pub(crate) fn ungrouped(heads: Heads) -> Vec<u32> {
     };
     let rows = (0..query + 2 * kv).flat_map(|head| (0..dim).map(move |row| stored(head) * dim + row));
     rows.map(|row| u32::try_from(row).expect("sizes are bounded when read")).collect()
+}
+
+impl Portion {
+    /// How many rows the stored matrix has, and which are meant; `None` where it is stored on its own.
+    pub(crate) fn rows(self, heads: DeltaHeads, gguf: bool) -> Option<(usize, Vec<u32>)> {
+        let DeltaHeads { key, value, dim_k, dim_v, .. } = heads;
+        let shared = value / key * dim_v;
+        let key_rows = 2 * (dim_k + shared);
+        // The first of some rows, and how many.
+        let (own, all): (&[(usize, usize)], usize) = match self {
+            Portion::Qkv | Portion::Gates if gguf => return None,
+            Portion::Qkv => (&[(0, dim_k), (dim_k, dim_k), (2 * dim_k, shared)], key_rows),
+            Portion::Gates => (&[(2 * dim_k + shared, shared)], key_rows),
+            Portion::Betas => (&[(0, value / key)], 2 * (value / key)),
+            Portion::Decays => (&[(value / key, value / key)], 2 * (value / key)),
+        };
+        let of_heads = |&(first, count): &(usize, usize)| {
+            (0..key).flat_map(move |head| (first..first + count).map(move |row| head * all + row))
+        };
+        let rows = own.iter().flat_map(of_heads);
+        let rows = rows.map(|row| u32::try_from(row).expect("sizes are bounded when read")).collect();
+        Some((key * all, rows))
+    }
+}
+
+impl Interleave {
+    /// Of `rows` rows in heads of `dim`, each of which is stored behind the others' shares: the stored rows.
+    pub(crate) fn head_share(self, rows: usize, dim: usize) -> Vec<u32> {
+        let stored = |row: usize| (row / dim * self.of + self.at) * dim + row % dim;
+        (0..rows).map(|row| u32::try_from(stored(row)).expect("sizes are bounded when read")).collect()
+    }
 }
 
 impl QkRows {
@@ -433,6 +535,20 @@ mod tests {
         let heads = |query, kv| Heads { query, kv, dim: 2 };
         assert_eq!(ungrouped(heads(2, 2)), [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
         assert_eq!(ungrouped(heads(3, 1)), (0..10).collect::<Vec<u32>>());
+    }
+
+    #[test]
+    fn shares_of_heads_and_portions_of_key_heads_are_the_stored_rows() {
+        assert_eq!(Interleave { of: 2, at: 1 }.head_share(4, 2), [2, 3, 6, 7]);
+        let sharing = fornax_compute::KeySharing::Neighbours;
+        let heads = DeltaHeads { key: 2, value: 4, dim_k: 1, dim_v: 2, sharing };
+        // Of each key head a query, a key, four values and four gates.
+        let (all, qkv) = Portion::Qkv.rows(heads, false).unwrap();
+        assert_eq!((all, qkv), (20, vec![0, 10, 1, 11, 2, 3, 4, 5, 12, 13, 14, 15]));
+        assert_eq!(Portion::Gates.rows(heads, false), Some((20, vec![6, 7, 8, 9, 16, 17, 18, 19])));
+        assert_eq!(Portion::Gates.rows(heads, true), None);
+        assert_eq!(Portion::Betas.rows(heads, true), Some((8, vec![0, 1, 4, 5])));
+        assert_eq!(Portion::Decays.rows(heads, false), Some((8, vec![2, 3, 6, 7])));
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::cell::RefCell;
 
 use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
-    Attention, Backend, Batch, Error as ComputeError, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec,
-    Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow,
-    Sizes, Usage, operands,
+    Attention, Backend, Batch, DeltaRule, Error as ComputeError, ExpertRoom, Experts, GatedNorm, Glu, Heads,
+    KvLayer, KvSpec, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing,
+    Rows, SampleRow, ShortConv, Sizes, Usage, operands,
 };
 
 use crate::Error;
@@ -330,6 +330,43 @@ impl<P: Products> Backend for Integer<P> {
         _residual: &mut cpu::Buf,
     ) -> Result<(), ComputeError> {
         supports(Need::Experts)
+    }
+
+    fn short_conv(
+        &self,
+        step: &cpu::Step,
+        conv: &ShortConv<cpu::Buf>,
+        x: &cpu::Buf,
+        kv: &mut cpu::Kv,
+        out: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        self.cpu.short_conv(step, conv, x, kv, out)
+    }
+
+    fn delta_rule(
+        &self,
+        step: &cpu::Step,
+        rule: &DeltaRule<cpu::Buf>,
+        qkv: &mut cpu::Buf,
+        mixed: &mut cpu::Buf,
+        kv: &mut cpu::Kv,
+        out: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        self.cpu.delta_rule(step, rule, qkv, mixed, kv, out)
+    }
+
+    fn gated_norm(
+        &self,
+        step: &cpu::Step,
+        norm: &GatedNorm<cpu::Buf>,
+        gates: &cpu::Buf,
+        x: &mut cpu::Buf,
+    ) -> Result<(), ComputeError> {
+        self.cpu.gated_norm(step, norm, gates, x)
+    }
+
+    fn sigmoid_gate(&self, step: &cpu::Step, gates: &cpu::Buf, x: &mut cpu::Buf) -> Result<(), ComputeError> {
+        self.cpu.sigmoid_gate(step, gates, x)
     }
 
     fn gather_wanted(&self, step: &cpu::Step, x: &cpu::Buf, out: &mut cpu::Buf) -> Result<(), ComputeError> {

@@ -19,6 +19,7 @@ mod layer;
 mod linear;
 mod low_rank;
 mod random;
+mod recurrence;
 mod ring;
 mod rows;
 mod sampling;
@@ -66,6 +67,10 @@ const BOUNDS: &[(Op, f64)] = &[
     (Op::Record, 1e-7),
     // Two layers one behind the other, whose softmax and norms make of a small difference a larger one.
     (Op::Layer, 1e-5),
+    (Op::ShortConv, 1e-7),
+    (Op::DeltaRule, 1e-7),
+    (Op::GatedNorm, 1e-7),
+    (Op::SigmoidGate, 1e-7),
     (Op::Invariance, 0.0),
     (Op::Limits, 0.0),
     (Op::Memory, 0.0),
@@ -97,6 +102,10 @@ pub enum Op {
     Fault,
     Record,
     Layer,
+    ShortConv,
+    DeltaRule,
+    GatedNorm,
+    SigmoidGate,
     Invariance,
     Limits,
     Memory,
@@ -145,6 +154,10 @@ impl fmt::Display for Op {
             Op::Fault => "fault",
             Op::Record => "record",
             Op::Layer => "layer",
+            Op::ShortConv => "short_conv",
+            Op::DeltaRule => "delta_rule",
+            Op::GatedNorm => "gated_norm",
+            Op::SigmoidGate => "sigmoid_gate",
             Op::Invariance => "invariance",
             Op::Limits => "limits",
             Op::Memory => "memory",
@@ -270,6 +283,7 @@ pub fn run_where<B: Backend, S: Sizes + Clone>(
     rows::cases(&mut suite);
     experts::cases(&mut suite);
     low_rank::cases(&mut suite);
+    recurrence::cases(&mut suite);
     attention::cases(&mut suite);
     sampling::cases(&mut suite);
     faults::cases(&mut suite);

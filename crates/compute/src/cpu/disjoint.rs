@@ -35,6 +35,18 @@ impl<'a, T> Disjoint<'a, T> {
     }
 }
 
+impl<T> Disjoint<'_, T> {
+    /// One part, to read; panics if it reaches past the end.
+    ///
+    /// # Safety
+    /// No part that overlaps may be alive to be written at the same time.
+    pub(super) unsafe fn read(&self, range: Range<usize>) -> &[T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: inside the slice that this borrows for its lifetime; not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+}
+
 /// Runs `body(row index, row)` over the rows of `values`, in parallel where there are enough of them.
 pub(super) fn for_each_row<T: Send>(
     pool: &Pool,

@@ -84,8 +84,9 @@ pub(super) fn soft_cap(cap: f32, x: f32) -> f32 {
     cap * tanh(x / cap)
 }
 
+/// `x` times its sigmoid.
 #[inline(always)]
-fn silu(x: f32) -> f32 {
+pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 

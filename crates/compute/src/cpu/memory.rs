@@ -14,8 +14,8 @@ use super::{ACTIVATION_SCRATCH_BYTES, COLUMNS_MAX, CpuOptions, NAME, THREAD_SCRA
 use crate::landing::{Content, land};
 use crate::operands::Operand;
 use crate::{
-    Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, PageCopy, PageId, Part, Purpose, Sizes,
-    Usage,
+    Error, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Need, PAGE_TOKENS, PageCopy, PageId, Part, Purpose,
+    Sizes, Usage,
 };
 
 /// A cache line, and enough for any vector load.
@@ -575,6 +575,13 @@ impl Kv {
         format!("{NAME} {} {layers} {kind:?} {PAGE_TOKENS}", self.dtype)
     }
 
+    /// One layer's states, and values of one.
+    pub(super) fn states_mut(&mut self, layer: KvLayer) -> (&mut [f32], usize) {
+        let geometry = Geometry::new(self.group(layer), self.dtype);
+        let (each, all) = (geometry.page_bytes / size_of::<f32>(), geometry.layer_bytes / size_of::<f32>());
+        (&mut self.groups[layer.group].1.values_mut()[layer.layer * all..][..all], each)
+    }
+
     /// One layer's pages.
     pub(super) fn pages(&self, layer: KvLayer) -> Pages<'_> {
         let group = self.group(layer);
@@ -606,6 +613,10 @@ pub(super) struct Geometry {
 
 impl Geometry {
     fn new(group: &KvGroup, dtype: KvDType) -> Geometry {
+        if let KvKind::State { bytes, .. } = group.kind {
+            let layer_bytes = group.pages * bytes;
+            return Geometry { token_bytes: 0, head_bytes: 0, half_bytes: 0, page_bytes: bytes, layer_bytes };
+        }
         let (heads, dim) = group.kind.heads().expect("refused when it was allocated");
         let token_bytes = dtype.bytes_of(dim);
         let head_bytes = PAGE_TOKENS * token_bytes;
@@ -761,15 +772,21 @@ impl Sizes for CpuSizes {
 
     fn supports(&self, need: Need) -> Result<(), Error> {
         match need {
-            Need::Sections | Need::States => {
-                Err(Error::Unsupported { what: need.to_string(), backend: NAME })
-            }
+            Need::Sections => Err(Error::Unsupported { what: need.to_string(), backend: NAME }),
             _ => Ok(()),
         }
     }
 
     fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
-        spec.pairs_only(NAME)
+        // Values of a state are f32.
+        let keeps = |kind: KvKind| match kind {
+            KvKind::State { bytes, .. } => bytes.is_multiple_of(size_of::<f32>()),
+            kind => kind.heads().is_some(),
+        };
+        match spec.groups.iter().find(|group| !keeps(group.kind)) {
+            None => Ok(()),
+            Some(group) => Err(Error::Unsupported { what: group.kind.to_string(), backend: NAME }),
+        }
     }
 
     fn workspace_bytes(&self) -> u64 {

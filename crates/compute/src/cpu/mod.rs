@@ -21,6 +21,7 @@ mod memory;
 mod norm;
 mod pool;
 mod quant;
+mod recurrence;
 mod ring;
 mod rope;
 mod step;
@@ -45,9 +46,9 @@ use crate::batch::below;
 use crate::landing::{Content, land};
 use crate::operands::{self, fits};
 use crate::{
-    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, LowRank, Memory,
-    Need, Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows,
-    SampleRow, SampleScratch, Sizes, Token, Usage, sample,
+    Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
+    LowRank, Memory, Need, Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope,
+    Routing, Rows, SampleRow, SampleScratch, ShortConv, Sizes, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -532,6 +533,78 @@ impl Backend for Cpu {
                 });
             }
         }
+        Ok(())
+    }
+
+    fn short_conv(
+        &self,
+        step: &Step,
+        conv: &ShortConv<Buf>,
+        x: &Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns) = (step.tokens().len(), x.columns);
+        let group = kv.group(conv.layer);
+        operands::short_conv(count, conv, x, group, out)?;
+        let states = step.state_group(conv.layer.group, group.pages)?;
+        let (values, each) = kv.states_mut(conv.layer);
+        let states = recurrence::States::new(values, each, states);
+        let conv = recurrence::Conv {
+            channels: conv.channels,
+            taps: conv.taps,
+            weight: conv.weight.row(0),
+            form: conv.form,
+        };
+        let out = &mut out.values_mut()[..count * conv.channels];
+        conv.run((&self.pool, self.options.simd), step, (x.values(), columns), &states, out);
+        Ok(())
+    }
+
+    fn delta_rule(
+        &self,
+        step: &Step,
+        rule: &DeltaRule<Buf>,
+        qkv: &mut Buf,
+        mixed: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns, heads) = (step.tokens().len(), mixed.columns, rule.heads);
+        let group = kv.group(rule.layer);
+        operands::delta_rule(count, rule, (qkv, mixed), group, out)?;
+        let states = step.state_group(rule.layer.group, group.pages)?;
+        let (values, each) = kv.states_mut(rule.layer);
+        let states = recurrence::States::new(values, each, states);
+        let qkv = &mut qkv.values_mut()[..count * heads.columns()];
+        let mixed = &mut mixed.values_mut()[..count * columns];
+        let vectors = (rule.rate.row(0), rule.bias.row(0));
+        recurrence::Delta::prepare(&self.pool, heads, vectors, qkv, (mixed, columns));
+        let delta = recurrence::Delta { heads, qkv, mixed, columns };
+        let out = out.values_mut();
+        recurrence::recur((&self.pool, self.options.simd), &delta, step, rule.before, &states, out);
+        Ok(())
+    }
+
+    fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let (count, columns) = (step.slot().tokens().len(), x.columns);
+        operands::gated_norm(count, norm, gates, x)?;
+        recurrence::gated_norm(
+            (&self.pool, self.options.simd),
+            row_norm(&norm.norm),
+            (gates.values(), gates.columns, norm.column),
+            (&mut x.values_mut()[..count * columns], columns),
+        );
+        Ok(())
+    }
+
+    fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let (count, columns) = (step.slot().tokens().len(), x.columns);
+        operands::pair("sigmoid_gate", ("gates", gates), ("x", x), (count, count))?;
+        let x = &mut x.values_mut()[..count * columns];
+        recurrence::sigmoid_gate(&self.pool, columns, gates.values(), x);
         Ok(())
     }
 

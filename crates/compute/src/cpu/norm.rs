@@ -44,7 +44,8 @@ pub(super) fn qk_norm(
 }
 
 impl RowNorm<'_> {
-    fn row(self, simd: Simd, values: &mut [f32]) {
+    /// Of one row, or of what is normalised together in it.
+    pub(super) fn row(self, simd: Simd, values: &mut [f32]) {
         match simd {
             Simd::Scalar => norm_row(self, values),
             #[cfg(target_arch = "x86_64")]
@@ -77,8 +78,9 @@ fn norm_row(norm: RowNorm<'_>, values: &mut [f32]) {
     }
 }
 
+/// The sum of a term of each value, in lanes as above.
 #[inline(always)]
-fn sum(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+pub(super) fn sum(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
     let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {

@@ -57,6 +57,13 @@ pub(super) struct Slot {
     groups: usize,
     /// The largest page number of each group.
     page_max: Vec<u32>,
+    /// States: (rows, groups of states).
+    states: Vec<Kept>,
+    state_groups: usize,
+    /// The largest state's number of each group of them.
+    state_max: Vec<u32>,
+    /// Checkpoints of all states: after so many tokens of the row, in this page.
+    saves: Vec<(u32, u32)>,
     sampled: Vec<Sampled>,
     /// Scratch of the checks.
     seen: Vec<u32>,
@@ -72,6 +79,25 @@ pub(super) struct StepRow {
     pub(super) len: usize,
 }
 
+/// What a row does with its state in one group, and where its checkpoints are among all of them.
+#[derive(Clone)]
+struct Kept {
+    from: Option<u32>,
+    to: u32,
+    saves: Range<usize>,
+}
+
+/// What a row does with its state in one group.
+#[derive(Clone, Copy)]
+pub(super) struct RowState<'a> {
+    /// What it goes on from.
+    pub(super) from: Option<u32>,
+    /// Its own.
+    pub(super) to: u32,
+    /// Checkpoints: after so many tokens of the row, in this page. Ascending.
+    pub(super) saves: &'a [(u32, u32)],
+}
+
 /// A few consecutive tokens of one row.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
@@ -80,7 +106,8 @@ pub(super) struct Unit {
     pub(super) tokens: StepRow,
 }
 
-/// Bytes of one slot: what `Slot` reserves for each token and each row.
+/// Bytes of one slot: what `Slot` reserves for each token and each row. States have no bound here, either: they grow to the
+/// most that a step names, some bytes for each row and checkpoint.
 pub(super) fn slot_bytes(tokens_max: usize, slots: usize) -> usize {
     let token_bytes = size_of::<Token>() + 3 * size_of::<u32>();
     let row_bytes = size_of::<StepRow>() + size_of::<Sampled>() + size_of::<u32>() + size_of::<Option<u32>>();
@@ -161,6 +188,18 @@ impl Slot {
             first += len;
             self.wanted.extend(index(first) - row.wanted..index(first));
         }
+        self.state_groups = batch.states.first().map_or(0, Vec::len);
+        self.state_max.resize(self.state_groups, 0);
+        for (row, states) in batch.rows.iter().zip(&batch.states) {
+            for (state, state_max) in states.iter().zip(&mut self.state_max) {
+                let start = self.saves.len();
+                self.saves.extend(state.saves.iter().map(|(end, page)| (end - row.start, page.0)));
+                let from = state.from.map(|page| page.0);
+                let named = self.saves[start..].iter().map(|(_, page)| *page).chain(from).chain([state.to.0]);
+                *state_max = named.fold(*state_max, u32::max);
+                self.states.push(Kept { from, to: state.to.0, saves: start..self.saves.len() });
+            }
+        }
     }
 
     fn clear(&mut self) {
@@ -176,6 +215,9 @@ impl Slot {
         self.pages.clear();
         self.tables.clear();
         self.page_max.clear();
+        self.states.clear();
+        self.state_max.clear();
+        self.saves.clear();
         self.sampled.clear();
     }
 }
@@ -266,6 +308,25 @@ impl Slot {
                 Err(Error::BatchShape { what: "page tables of a row", got: self.groups, wanted: group + 1 })
             }
             Some(&page_max) => batch::below("page", page_max as usize, pages),
+        }
+    }
+
+    /// What a row does with its state in a group of states.
+    pub(super) fn state(&self, row: usize, group: usize) -> RowState<'_> {
+        let Kept { from, to, saves } = &self.states[row * self.state_groups + group];
+        RowState { from: *from, to: *to, saves: &self.saves[saves.clone()] }
+    }
+
+    /// Which of the groups of states a group of the cache is, whose pool has `pages` states: every one that the step names is
+    /// among them.
+    pub(super) fn state_group(&self, group: usize, pages: usize) -> Result<usize, Error> {
+        let behind = group.checked_sub(self.groups).unwrap_or(usize::MAX);
+        match self.state_max.get(behind) {
+            None => {
+                let wanted = behind.saturating_add(1);
+                Err(Error::BatchShape { what: "states of a row", got: self.state_groups, wanted })
+            }
+            Some(&state_max) => batch::below("state", state_max as usize, pages).map(|()| behind),
         }
     }
 
@@ -360,6 +421,52 @@ mod tests {
         );
         let more = |b: &mut Batch| (3..5).for_each(|slot| b.push(row(slot, 0, 1, &[9]), [Token::Known(0)]));
         check(&more, "rows 4 beyond the limit 3");
+    }
+
+    /// The same with a state each: the first goes on from a checkpoint and leaves another.
+    fn batch_with_states() -> Batch {
+        let state = |from: Option<u32>, to, saves: &[(u32, u32)]| {
+            let saves = saves.iter().map(|(end, page)| (*end, PageId(*page))).collect();
+            vec![crate::RowState { from: from.map(PageId), to: PageId(to), saves }]
+        };
+        Batch { states: vec![state(Some(5), 2, &[(32, 7)]), state(None, 3, &[])], ..batch() }
+    }
+
+    #[test]
+    fn states_are_kept_by_row_with_their_checkpoints_counted_from_the_rows_first_token() {
+        let step = steps().begin(&batch_with_states()).unwrap();
+        let slot = step.slot();
+        let RowState { from, to, saves } = slot.state(0, 0);
+        assert_eq!((from, to, saves), (Some(5), 2, &[(2, 7)][..]));
+        assert_eq!(slot.state(1, 0).from, None);
+        // Behind two groups of pages.
+        assert_eq!(slot.state_group(2, 8).unwrap(), 0);
+        let beyond = slot.state_group(2, 7);
+        assert!(matches!(beyond, Err(Error::BatchLimit { what: "state", got: 7, limit: 6 })));
+        assert!(slot.state_group(1, 8).is_err() && slot.state_group(3, 8).is_err());
+    }
+
+    #[test]
+    fn states_that_rows_would_spoil_for_each_other_are_refused() {
+        let check = |change: &dyn Fn(&mut Batch), message: &str| {
+            let mut batch = batch_with_states();
+            change(&mut batch);
+            let error = steps().begin(&batch).err().expect(message);
+            assert_eq!(error.to_string(), format!("batch: {message}"));
+        };
+        check(&|b| b.states.truncate(1), "rows with states: 1, wanted 2");
+        check(&|b| b.states[1][0].to = PageId(2), "rows writing to one state: 2, wanted 1");
+        check(&|b| b.states[1][0].to = PageId(7), "rows writing to one state: 2, wanted 1");
+        let what = "rows writing to a state that another reads: 1, wanted 0";
+        check(&|b| b.states[1][0].to = PageId(5), what);
+        check(&|b| b.states[0][0].saves[0].1 = PageId(5), what);
+        check(&|b| b.states[0][0].saves[0].0 = 41, "end of a checkpoint 41 beyond the limit 40");
+        check(&|b| b.states[0][0].from = None, "states before the first position: 1, wanted 0");
+        // Several may read one checkpoint.
+        let mut batch = batch_with_states();
+        batch.push(row(1, 40, 3, &[8, 9]), [Token::Known(0); 3]);
+        batch.states.push(vec![crate::RowState { from: Some(PageId(5)), to: PageId(1), saves: vec![] }]);
+        assert!(steps().begin(&batch).is_ok());
     }
 
     #[test]

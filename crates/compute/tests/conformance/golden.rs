@@ -2,8 +2,9 @@
 
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
-    Attention, Backend, Batch, Glu, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId,
-    Part, Purpose, Rope, Row, Rows, Token,
+    Attention, Backend, Batch, ConvForm, DeltaHeads, DeltaRule, GatedNorm, Glu, Heads, KeySharing, KvDType,
+    KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId, Part, Purpose, Rope, Row, RowState, Rows,
+    ShortConv, Token, conv_values,
 };
 use fornax_format::{DType, View};
 use serde::Deserialize;
@@ -17,6 +18,48 @@ struct Ops {
     glu: Vec<Gated>,
     attention: Causal,
     matmul: Matmul,
+    short_conv: Vec<Convolved>,
+    delta_rule: Delta,
+    gated_norm: NormGated,
+}
+
+#[derive(Deserialize)]
+struct Convolved {
+    gated: bool,
+    channels: usize,
+    taps: usize,
+    weight: Vec<f32>,
+    x: Vec<f32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    key: usize,
+    value: usize,
+    dim_k: usize,
+    dim_v: usize,
+    rate: Vec<f32>,
+    bias: Vec<f32>,
+    qkv: Vec<f32>,
+    mixed: Vec<f32>,
+    cases: Vec<Shared>,
+}
+
+#[derive(Deserialize)]
+struct Shared {
+    turns: bool,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct NormGated {
+    group: usize,
+    eps: f32,
+    x: Vec<f32>,
+    gates: Vec<f32>,
+    weight: Vec<f32>,
+    out: Vec<f64>,
 }
 
 #[derive(Deserialize)]
@@ -237,4 +280,101 @@ fn products_are_those_of_weights_dequantised_by_gguf() {
             check_by(&format!("{dtype} product"), &got, &case.out, &case.usual, bound);
         });
     }
+}
+
+/// Runs tokens in two chunks, the second of which goes on from the first one's state in another place.
+fn in_chunks(
+    cpu: &Cpu,
+    (tokens, first, values): (usize, usize, usize),
+    mut run: impl FnMut(&<Cpu as Backend>::Step, std::ops::Range<usize>, &mut <Cpu as Memory>::Kv) -> Vec<f32>,
+) -> Vec<f32> {
+    let kind = KvKind::State { bytes: 4 * values, every: 32 };
+    let group = KvGroup { layers: 1, kind, window: None, pages: 4 };
+    let mut kv = cpu.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F32 }).unwrap();
+    let mut got = Vec::new();
+    for (range, from, to) in [(0..first, None, 3), (first..tokens, Some(PageId(3)), 1)] {
+        if range.is_empty() {
+            continue;
+        }
+        let mut batch = batch(range.start, range.len(), vec![]);
+        batch.states = vec![vec![RowState { from, to: PageId(to), saves: vec![] }]];
+        let step = cpu.begin(&batch).unwrap();
+        got.extend(run(&step, range, &mut kv));
+        cpu.finish(step).unwrap();
+    }
+    got
+}
+
+const STATE: KvLayer = KvLayer { group: 0, layer: 0 };
+
+#[test]
+fn short_convolutions_are_those_of_transformers() {
+    for case in ops().short_conv {
+        let (channels, taps) = (case.channels, case.taps);
+        let form = if case.gated { ConvForm::Gated } else { ConvForm::Silu };
+        let columns = form.columns(channels);
+        let tokens = case.x.len() / columns;
+        for first in [tokens, 1, 17] {
+            on_each(|cpu| {
+                let weight = cpu.upload_values(&case.weight).unwrap();
+                let conv = ShortConv { layer: STATE, channels, taps, weight, form };
+                let got = in_chunks(cpu, (tokens, first, conv_values(channels, taps)), |step, range, kv| {
+                    let x = filled(cpu, columns, &case.x[range.start * columns..range.end * columns]);
+                    let mut out = poisoned(cpu, range.len(), channels);
+                    cpu.short_conv(step, &conv, &x, kv, &mut out).unwrap();
+                    cpu.read(&out, 0, range.len()).unwrap()
+                });
+                check(&format!("convolution by {form:?}"), &got, &case.out, 1e-12);
+            });
+        }
+    }
+}
+
+#[test]
+fn the_delta_rule_is_that_of_transformers() {
+    let ops = ops().delta_rule;
+    for case in &ops.cases {
+        let sharing = if case.turns { KeySharing::Turns } else { KeySharing::Neighbours };
+        let heads =
+            DeltaHeads { key: ops.key, value: ops.value, dim_k: ops.dim_k, dim_v: ops.dim_v, sharing };
+        let (columns, mixed_columns) = (heads.columns(), 2 * heads.value);
+        let tokens = ops.qkv.len() / columns;
+        for first in [tokens, 1, 17] {
+            on_each(|cpu| {
+                let rule = DeltaRule {
+                    layer: STATE,
+                    heads,
+                    before: 5,
+                    rate: cpu.upload_values(&ops.rate).unwrap(),
+                    bias: cpu.upload_values(&ops.bias).unwrap(),
+                };
+                let got = in_chunks(cpu, (tokens, first, 5 + heads.state_values()), |step, range, kv| {
+                    let part = |all: &[f32], columns: usize| {
+                        filled(cpu, columns, &all[range.start * columns..range.end * columns])
+                    };
+                    let (mut qkv, mut mixed) = (part(&ops.qkv, columns), part(&ops.mixed, mixed_columns));
+                    let mut out = poisoned(cpu, range.len(), heads.value * heads.dim_v);
+                    cpu.delta_rule(step, &rule, &mut qkv, &mut mixed, kv, &mut out).unwrap();
+                    cpu.read(&out, 0, range.len()).unwrap()
+                });
+                // The reference computes in f32 as well.
+                check(&format!("delta rule, {sharing:?}"), &got, &case.out, 1e-11);
+            });
+        }
+    }
+}
+
+#[test]
+fn the_gated_norm_is_that_of_transformers() {
+    let case = ops().gated_norm;
+    on_each(|cpu| {
+        let norm = Norm::rms(cpu.upload_values(&case.weight).unwrap(), case.eps);
+        let gated = GatedNorm { norm, column: 0 };
+        let columns = 2 * case.group;
+        let rows = case.x.len() / columns;
+        let (mut x, gates) = (filled(cpu, columns, &case.x), filled(cpu, columns, &case.gates));
+        let step = cpu.begin(&batch(0, rows, vec![])).unwrap();
+        cpu.gated_norm(&step, &gated, &gates, &mut x).unwrap();
+        check("gated norm", &cpu.read(&x, 0, rows).unwrap(), &case.out, 1e-12);
+    });
 }

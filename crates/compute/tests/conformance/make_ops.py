@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from transformers import LlamaConfig
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.models.lfm2.modeling_lfm2 import causal_conv1d_fn as plain_conv
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5RMSNormGated,
+    causal_conv1d_fn,
+    torch_recurrent_gated_delta_rule,
+)
 
 rng = np.random.default_rng(2)
 
@@ -123,8 +129,58 @@ def matmul():
     return dict(rows=rows, columns=columns, x=written(x), cases=cases)
 
 
+def short_conv():
+    cases = []
+    for gated, channels, taps in [(False, 21, 4), (True, 9, 3)]:
+        tokens = 40
+        weight, x = values(channels, taps), values(tokens, 3 * channels if gated else channels)
+        wide, weights = torch.tensor(x).double(), torch.tensor(weight).double()
+        if gated:
+            b, c, x_in = wide.T[None].chunk(3, dim=-2)
+            out = c * plain_conv(b * x_in, weights, None)
+        else:
+            out = causal_conv1d_fn(wide.T[None], weights, None, activation="silu")
+        # Weights lie tap by tap here.
+        cases.append(dict(gated=gated, channels=channels, taps=taps, weight=written(weight.T), x=written(x), out=written(out[0].T)))
+    return cases
+
+
+def delta_rule():
+    key, value, dim_k, dim_v, tokens = 2, 4, 12, 20, 40
+    q, k, v = values(tokens, key, dim_k), values(tokens, key, dim_k), values(tokens, value, dim_v)
+    beta, decay, bias = values(tokens, value), values(tokens, value, size=2.0), values(value)
+    rate = -np.abs(values(value, size=0.5)) - np.float32(0.1)
+    wide = lambda x: torch.tensor(x).double()[None]
+    g = wide(rate) * torch.nn.functional.softplus(wide(decay) + wide(bias))
+    cases = []
+    for turns in (False, True):
+        # With as many key heads as value heads nothing is shared, so who reads which is said here.
+        heads = [h % key if turns else h // (value // key) for h in range(value)]
+        # The function computes in float32, whatever it is given.
+        out, _ = torch_recurrent_gated_delta_rule(
+            wide(q)[:, :, heads], wide(k)[:, :, heads], wide(v), g=g, beta=wide(beta).sigmoid(), use_qk_l2norm_in_kernel=True
+        )
+        cases.append(dict(turns=turns, out=written(out[0].double().numpy())))
+    flat = lambda *parts: written(np.concatenate([part.reshape(tokens, -1) for part in parts], -1))
+    return dict(
+        key=key, value=value, dim_k=dim_k, dim_v=dim_v, rate=written(rate), bias=written(bias),
+        qkv=flat(q, k, v), mixed=flat(beta, decay), cases=cases,
+    )
+
+
+def gated_norm():
+    group, rows, eps = 14, 3, 1e-5
+    x, gates, weight = values(rows, 2 * group), values(rows, 2 * group, size=3.0), values(group)
+    norm = Qwen3_5RMSNormGated(group, eps=eps)
+    norm.weight.data = torch.tensor(weight)
+    split = lambda x: torch.tensor(x).reshape(-1, group)
+    out = norm(split(x), split(gates)).reshape(rows, -1)
+    return dict(group=group, eps=eps, x=written(x), gates=written(gates), weight=written(weight), out=written(out.double().numpy()))
+
+
 with torch.no_grad():
     out = dict(rms_norm=rms_norm(), rope=rope(), glu=glu(), attention=attention(), matmul=matmul())
+    out.update(short_conv=short_conv(), delta_rule=delta_rule(), gated_norm=gated_norm())
 text = json.dumps(out, separators=(",", ":")).replace(',"', ',\n"')
 pathlib.Path(__file__).with_name("ops.json").write_text(text + "\n")
 print(len(text), "bytes")

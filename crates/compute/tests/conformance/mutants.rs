@@ -5,9 +5,9 @@ use std::cell::Cell;
 use fornax_compute::conformance::{self, Op, Reference, Report, Subject};
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
-    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, LowRank, Memory,
-    Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing, Rows, SampleRow, Shares, Token,
-    Usage,
+    Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KeySharing,
+    KvLayer, KvSpec, LowRank, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing,
+    Rows, SampleRow, Shares, ShortConv, Token, Usage,
 };
 
 use crate::{cpu, large};
@@ -102,6 +102,20 @@ enum Fault {
     AlwaysCausal,
     /// The last row stands for the sequence.
     PoolsLast,
+    /// A row goes on from where it writes instead of from where it is told.
+    GoesOnFromOwn,
+    /// Checkpoints are not left.
+    NoCheckpoints,
+    /// A convolution's newest input counts as its oldest.
+    TapsReversed,
+    /// Value heads read the wrong key heads.
+    KeysShared,
+    /// A state's last bit depends on how long the step is.
+    StateDependsOnChunk,
+    /// A norm's gates are those of the row's beginning.
+    FirstGates,
+    /// Gates let everything through.
+    GatesOpen,
 }
 
 const FAULTS: &[(Fault, Op)] = &[
@@ -146,6 +160,14 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::CapIgnored, Op::Attention),
     (Fault::AlwaysCausal, Op::Attention),
     (Fault::PoolsLast, Op::Pool),
+    (Fault::GoesOnFromOwn, Op::DeltaRule),
+    (Fault::GoesOnFromOwn, Op::ShortConv),
+    (Fault::NoCheckpoints, Op::Invariance),
+    (Fault::TapsReversed, Op::ShortConv),
+    (Fault::KeysShared, Op::DeltaRule),
+    (Fault::StateDependsOnChunk, Op::Invariance),
+    (Fault::FirstGates, Op::GatedNorm),
+    (Fault::GatesOpen, Op::SigmoidGate),
 ];
 
 /// Runs the suite's cases of some operations on a backend with this fault, up to the first that finds it.
@@ -287,6 +309,11 @@ impl Backend for Mutant {
                 grown.flat_map(|row| &mut row.pages).for_each(|table| table.swap(0, 1));
             }
             Fault::PositionOffByOne => batch.positions.iter_mut().for_each(|position| *position += 1),
+            Fault::GoesOnFromOwn => {
+                let states = batch.states.iter_mut().flatten();
+                states.for_each(|state| state.from = state.from.map(|_| state.to));
+            }
+            Fault::NoCheckpoints => batch.states.iter_mut().flatten().for_each(|state| state.saves.clear()),
             Fault::OneAdapter => {
                 let first = batch.adapters.iter().flatten().next().copied();
                 batch.adapters.fill(first);
@@ -468,6 +495,58 @@ impl Backend for Mutant {
             return Ok(());
         }
         self.inner.low_rank(&step.inner, changes, x, out)
+    }
+
+    fn short_conv(
+        &self,
+        step: &Step,
+        conv: &ShortConv<Buf>,
+        x: &Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let ShortConv { layer, channels, taps, form, .. } = *conv;
+        let mut weight = self.inner.read(&conv.weight, 0, 1)?;
+        if self.has(Fault::TapsReversed) {
+            let reversed = weight.chunks_exact(channels).rev().flatten().copied();
+            weight = reversed.collect();
+        }
+        let weight = self.inner.upload_values(&weight)?;
+        let conv = ShortConv { layer, channels, taps, weight, form };
+        self.inner.short_conv(&step.inner, &conv, x, kv, out)
+    }
+
+    fn delta_rule(
+        &self,
+        step: &Step,
+        rule: &DeltaRule<Buf>,
+        qkv: &mut Buf,
+        mixed: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let mut heads = rule.heads;
+        if self.has(Fault::KeysShared) {
+            heads.sharing = match heads.sharing {
+                KeySharing::Neighbours => KeySharing::Turns,
+                KeySharing::Turns => KeySharing::Neighbours,
+            };
+        }
+        let (rate, bias) = (self.copy(&rule.rate)?, self.copy(&rule.bias)?);
+        let rule = DeltaRule { layer: rule.layer, heads, before: rule.before, rate, bias };
+        self.inner.delta_rule(&step.inner, &rule, qkv, mixed, kv, out)?;
+        let nudged = self.has(Fault::StateDependsOnChunk) && step.tokens > 1;
+        if nudged { self.nudge(out, step.tokens) } else { Ok(()) }
+    }
+
+    fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let column = if self.has(Fault::FirstGates) { 0 } else { norm.column };
+        let norm = Norm::rms(self.copy(&norm.norm.weight)?, norm.norm.eps);
+        self.inner.gated_norm(&step.inner, &GatedNorm { norm, column }, gates, x)
+    }
+
+    fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
+        if self.has(Fault::GatesOpen) { Ok(()) } else { self.inner.sigmoid_gate(&step.inner, gates, x) }
     }
 
     fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use fornax::Error;
+use fornax_compute::KvKind;
 use fornax_format::{Checkpoint, HuggingFace, View};
 use fornax_model::{Config, Mixture};
 use fornax_text::Tokenizer;
@@ -154,16 +155,16 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         Ok(config) => config,
         Err(error) => return json!({"unsupported": error.to_string()}),
     };
-    let windows: BTreeSet<u32> = config.layers.iter().filter_map(|layer| layer.attention().window).collect();
+    let windows: BTreeSet<u32> = config.layers.iter().filter_map(|layer| layer.attention()?.window).collect();
     // Layers may differ: what is shown is the first one's, and the widest feed-forward.
-    let heads = config.layers[0].attention().heads;
+    let heads = config.layers.iter().find_map(|layer| layer.attention()).map(|attention| attention.heads);
     let mut facts = json!({
         "architecture": config.facts.name,
         "layers": config.layers.len(),
         "hidden": config.hidden,
-        "heads": heads.query,
-        "kv_heads": heads.kv,
-        "head_dim": heads.dim,
+        "heads": heads.map(|heads| heads.query),
+        "kv_heads": heads.map(|heads| heads.kv),
+        "head_dim": heads.map(|heads| heads.dim),
         "ffn": config.layers.iter().map(|layer| layer.feed_forward.ffn()).max(),
         "vocab": config.vocab,
         "context": config.context,
@@ -180,6 +181,21 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
     if let Some(long) = &config.rope.long {
         // Chosen once for all requests: keys turned by one set do not meet queries turned by the other.
         facts["rope_long_factors"] = json!(format!("where --context is above {}", long.original_context));
+    }
+    let mut states = config.kv_groups(0).into_iter().filter_map(|group| match group.kind {
+        KvKind::State { bytes, every } => Some((group.layers, bytes, every)),
+        KvKind::Pairs { .. } | KvKind::Latent { .. } => None,
+    });
+    if let Some((layers, bytes, every)) = states.next() {
+        let all = states.fold((layers, layers * bytes), |all, (layers, bytes, _)| {
+            (all.0 + layers, all.1 + layers * bytes)
+        });
+        facts["states"] =
+            json!({"layers": all.0, "bytes_a_sequence": all.1, "tokens_between_checkpoints": every});
+    }
+    let beside = config.not_computed(checkpoint);
+    if !beside.is_empty() {
+        facts["not_computed"] = json!(beside);
     }
     if let Some(Mixture { routing, ffn, .. }) = config.mixture() {
         facts["experts"] = json!({"count": routing.experts, "chosen": routing.chosen, "ffn": ffn});

@@ -57,6 +57,9 @@ pub(crate) struct Report<'a> {
     pool_tokens: usize,
     /// What it would hold if every request had its whole context.
     pool_tokens_wanted: usize,
+    /// Of models whose layers keep states of sequences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    states: Option<Value>,
     weights: Vec<Value>,
     devices: Vec<Device>,
     /// What would fit instead.
@@ -177,6 +180,9 @@ pub(crate) fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
         kv_bytes_per_token: plan.kv_token_bytes,
         pool_tokens: plan.pool_tokens(),
         pool_tokens_wanted: plan.pool_tokens_wanted(),
+        states: plan.states().map(|(count, bytes, every)| {
+            json!({"count": count, "bytes": bytes, "tokens_between_checkpoints": every})
+        }),
         weights: plan
             .stored
             .iter()
@@ -216,6 +222,13 @@ fn table(path: &Path, planned: &Planned) -> Result<String, std::fmt::Error> {
     let token = binary(plan.kv_token_bytes);
     let (context, parallel, dtype) = (plan.context, plan.parallel, plan.kv.dtype);
     writeln!(out, "{parallel} x {context} tokens of context; keys and values in {dtype}, {token} a token")?;
+    if let Some((count, bytes, every)) = plan.states() {
+        let state = binary(bytes);
+        writeln!(
+            out,
+            "{count} states of {state}: one for each request, and checkpoints every {every} tokens"
+        )?;
+    }
     if plan.pool_tokens() < plan.pool_tokens_wanted() {
         writeln!(
             out,

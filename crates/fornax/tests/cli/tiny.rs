@@ -34,7 +34,7 @@ pub(crate) const EXACT: [&str; 4] = ["--activations", "float", "--kv-dtype", "f3
 fn logits_of_every_position_agree_with_the_reference_in_both_containers() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("logits.f32");
-    for name in ["llama", "qwen2"] {
+    for name in ["llama", "qwen2", "qwen35"] {
         let golden = floats(&fs::read(fixtures().join(name).join("golden.bin")).unwrap());
         let (ids, count) = tokens(name);
         let columns = golden.len() / count;
@@ -58,7 +58,7 @@ fn logits_of_every_position_agree_with_the_reference_in_both_containers() {
 
 #[test]
 fn both_containers_generate_the_same_tokens() {
-    for name in ["llama", "qwen2"] {
+    for name in ["llama", "qwen2", "lfm2"] {
         let (ids, _) = tokens(name);
         let generate = |path: PathBuf| {
             let mut args =

@@ -40,6 +40,7 @@ pub(crate) const LLAMA: Facts = Facts {
     ffn_of_hidden: None,
     experts: None,
     glu: Glu::Silu,
+    recurrent: None,
 };
 
 /// In GGUF a Mistral says that it is a llama.

@@ -13,6 +13,7 @@ mod gpt_oss;
 mod granite;
 mod helium;
 mod hunyuan;
+mod lfm2;
 mod llama;
 mod mixtral;
 mod olmo2;
@@ -22,6 +23,7 @@ mod phi3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35;
 mod qwen3moe;
 mod seed_oss;
 mod smollm3;
@@ -66,6 +68,10 @@ pub(crate) const TABLE: &[Facts] = &[
     olmoe::OLMOE,
     helium::HELIUM,
     bert::BERT,
+    qwen35::QWEN35,
+    qwen35::QWEN35_MOE,
+    qwen35::QWEN3_NEXT,
+    lfm2::LFM2,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
@@ -85,8 +91,8 @@ pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
     ),
     (&["granitehybrid", "granitemoehybrid", "bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
-    (&["qwen3next", "qwen3_next", "qwen35", "qwen35moe", "kimi-linear"], "layers of linear attention"),
-    (&["lfm2", "lfm2moe", "lfm2_moe"], "layers of short convolutions"),
+    (&["kimi-linear", "kimi_linear"], "layers of linear attention that decay value by value"),
+    (&["lfm2moe", "lfm2_moe"], "experts that are chosen by sigmoid"),
     (
         &[
             "deepseek2",

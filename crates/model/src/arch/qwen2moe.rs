@@ -20,7 +20,7 @@ pub(crate) const QWEN2_MOE: Facts = Facts {
 };
 
 #[rustfmt::skip] // A table: one line per weight.
-const SHARED: &[Name] = {
+pub(super) const SHARED: &[Name] = {
     use Dim::{Ffn, Hidden, One};
     use Owner::Layer;
     use Tensor as T;

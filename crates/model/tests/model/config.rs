@@ -1,6 +1,6 @@
 //! What is read from checkpoints whose numbers `make.py` chose.
 
-use fornax_compute::{Heads, KvLayer};
+use fornax_compute::{Heads, KvKind, KvLayer};
 use fornax_model::{Config, FeedForward, LayerConfig, Scaling};
 
 use crate::fixture::{ALL, Container, Number, add_key, open, open_gguf, open_hugging_face};
@@ -53,7 +53,7 @@ fn numbers_are_those_of_the_file() {
     assert_eq!(config.facts.name, "llama");
     assert_eq!((config.layers.len(), config.hidden, config.vocab), (2, 64, 128));
     for layer in &config.layers {
-        assert_eq!(layer.attention().heads, Heads { query: 4, kv: 2, dim: 24 });
+        assert_eq!(layer.attention().unwrap().heads, Heads { query: 4, kv: 2, dim: 24 });
         assert_eq!(layer.feed_forward, FeedForward::Dense { ffn: 64 });
     }
     assert_eq!((config.context, config.norm_eps, config.rope.base), (256, 0.03, 500000.0));
@@ -84,9 +84,53 @@ fn layers_with_a_window_form_their_own_group() {
     assert_eq!(of("qwen2"), [None; 2]);
 }
 
+#[test]
+fn layers_with_states_form_groups_behind_the_others() {
+    let (attends, keeps) = (KvKind::pairs(1, 24), |bytes| KvKind::State { bytes, every: 256 });
+    let groups = |case, container| {
+        let config = Config::read(&open(case, container)).unwrap();
+        let groups = config.kv_groups(9);
+        groups.iter().map(|group| (group.layers, group.kind, group.pages)).collect::<Vec<_>>()
+    };
+    for container in [Container::Gguf, Container::HuggingFace] {
+        // Three inputs of two key heads of 12, twice, and four value heads of 20; then their matrices, which fill 32 columns.
+        let state = 4 * (3 * (2 * 2 * 12 + 4 * 20) + 4 * 12 * 32);
+        assert_eq!(groups("qwen35", container), [(1, attends, 9), (2, keeps(state), 9)]);
+        assert_eq!(groups("lfm2", container), [(1, KvKind::pairs(2, 16), 9), (2, keeps(4 * 2 * 64), 9)]);
+    }
+    let config = Config::read(&open("qwen35", Container::Gguf)).unwrap();
+    assert_eq!(config.kv_layer(1), KvLayer { group: 0, layer: 0 });
+}
+
+#[test]
+fn the_whole_says_whether_a_model_within_it_is_tied() {
+    let tied = |whole: serde_json::Value, text: serde_json::Value| {
+        let checkpoint = open_hugging_face(
+            "qwen35",
+            |json| (json["tie_word_embeddings"], json["text_config"]["tie_word_embeddings"]) = (whole, text),
+            |_| {},
+        );
+        Config::read(&checkpoint).unwrap().tied
+    };
+    let null = serde_json::Value::Null;
+    assert!(tied(true.into(), false.into()) && tied(null, true.into()) && !tied(false.into(), true.into()));
+}
+
+#[test]
+fn what_is_not_computed_of_a_checkpoint_is_said() {
+    let said = |container| {
+        let checkpoint = open("qwen35", container);
+        Config::read(&checkpoint).unwrap().not_computed(&checkpoint)
+    };
+    assert_eq!(said(Container::Gguf), ["blk.3."]);
+    let mut beside = said(Container::HuggingFace);
+    beside.sort();
+    assert_eq!(beside, ["model.visual.", "mtp."]);
+}
+
 /// Each layer's window.
 fn windows(config: &Config) -> Vec<Option<u32>> {
-    config.layers.iter().map(|layer| layer.attention().window).collect()
+    config.layers.iter().map(|layer| layer.attention().unwrap().window).collect()
 }
 
 #[test]

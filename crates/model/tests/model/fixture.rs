@@ -103,6 +103,14 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("helium", Container::HuggingFace),
     ("hunyuan-moe", Container::Gguf),
     ("hunyuan-moe", Container::HuggingFace),
+    ("qwen35", Container::Gguf),
+    ("qwen35", Container::HuggingFace),
+    ("qwen35moe", Container::Gguf),
+    ("qwen35moe", Container::HuggingFace),
+    ("qwen3next", Container::Gguf),
+    ("qwen3next", Container::HuggingFace),
+    ("lfm2", Container::Gguf),
+    ("lfm2", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {

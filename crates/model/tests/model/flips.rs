@@ -1,12 +1,12 @@
 //! Every fact is flipped, and the flip must show: either the load refuses, or log-probabilities move by at least ten
 //! times the bound that the right fact keeps. So no fact is untested, and none is here that does not matter.
 
-use fornax_compute::{Glu, Heads, NormKind, Shares};
+use fornax_compute::{DeltaHeads, Glu, Heads, KeySharing, NormKind, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
-    AttentionConfig, AttentionScale, BiasRule, Config, Dim, EmbeddingScale, Facts, FeedForward, Interleave,
-    LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, QkRows, Rope, Rotary, RotaryRule,
-    Scaling, ShareRule, Transform, When, WindowRule,
+    AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
+    FeedForward, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, Portion, QkRows,
+    Recurrent, Rope, Rotary, RotaryRule, Scaling, ShareRule, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -112,6 +112,7 @@ fn every_fact_of_an_architecture_matters() {
         ffn_of_hidden,
         experts,
         glu,
+        recurrent,
     });
     // A label; what finds the row, which the table's own tests flip; two with tests of their own below, one beside.
     let elsewhere = ["name", "model_types", "classes", "names", "rope_base", "encoder"];
@@ -159,6 +160,14 @@ fn every_fact_of_an_architecture_matters() {
             ("window", "gemma3", Gguf, Numbers, |facts| facts.window = WindowRule::AllButEvery(5)),
             ("window", "phi3", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
             ("partial_rotary", "phi3", HuggingFace, Refusal, |facts| facts.partial_rotary = None),
+            ("recurrent", "qwen35", Gguf, Refusal, |facts| facts.recurrent = None),
+            ("recurrent", "lfm2", HuggingFace, Refusal, |facts| facts.recurrent = None),
+            ("recurrent", "qwen35", Gguf, Numbers, |facts| {
+                facts.recurrent = Some(Recurrent::DeltaRule { gguf: KeySharing::Neighbours })
+            }),
+            ("recurrent", "qwen3next", Gguf, Numbers, |facts| {
+                facts.recurrent = Some(Recurrent::DeltaRule { gguf: KeySharing::Turns })
+            }),
             ("window_rope_base", "gemma3", Gguf, Numbers, |facts| facts.window_rope_base = None),
             ("window_rope_base", "gemma3-images", HuggingFace, Numbers, |facts| {
                 facts.window_rope_base = Some(1000.0)
@@ -259,6 +268,7 @@ fn every_number_of_a_configuration_matters() {
     let fields = fields!(Config {
         facts,
         layers,
+        ahead,
         hidden,
         vocab,
         context,
@@ -288,6 +298,7 @@ fn every_number_of_a_configuration_matters() {
         &untested,
         &[
             ("layers", "llama", Gguf, Refusal, |config| config.layers.truncate(1)),
+            ("ahead", "qwen35", Gguf, Refusal, |config| config.ahead = false),
             ("hidden", "llama", Gguf, Refusal, |config| config.hidden = 32),
             ("vocab", "llama", Gguf, Refusal, |config| config.vocab = 127),
             ("norm_eps", "llama", Gguf, Numbers, |config| config.norm_eps = 1e-5),
@@ -333,9 +344,10 @@ fn every_number_of_a_configuration_matters() {
 fn every_fact_of_a_layer_matters() {
     check_all::<Config>(
         &fields!(LayerConfig { mixer, feed_forward }),
-        // Its only kind has its own list below.
-        &["mixer"],
+        &[],
         &[
+            ("mixer", "qwen35", Gguf, Refusal, |config| config.layers.swap(0, 1)),
+            ("mixer", "lfm2", HuggingFace, Refusal, |config| config.layers.swap(1, 2)),
             ("feed_forward", "llama", Gguf, Refusal, |config| {
                 config.layers[1].feed_forward = FeedForward::Dense { ffn: 32 }
             }),
@@ -383,6 +395,40 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
+        &fields!(DeltaConfig { heads, taps }),
+        // They have their own list below.
+        &["heads"],
+        &[("taps", "qwen35", Gguf, Refusal, |config| delta(config).taps = 3)],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(DeltaHeads { key, value, dim_k, dim_v, sharing }),
+        &[],
+        &[
+            ("key", "qwen35", HuggingFace, Refusal, |config| delta(config).heads.key = 1),
+            ("key", "qwen35moe", HuggingFace, Numbers, |config| {
+                // The same weights cut into fewer and larger heads.
+                each_delta(config, |delta| (delta.heads.key, delta.heads.dim_k) = (1, 24))
+            }),
+            ("value", "qwen35", Gguf, Refusal, |config| delta(config).heads.value = 2),
+            ("dim_k", "qwen35", HuggingFace, Refusal, |config| delta(config).heads.dim_k = 10),
+            ("dim_v", "qwen35", HuggingFace, Refusal, |config| delta(config).heads.dim_v = 24),
+            ("sharing", "qwen35", HuggingFace, Numbers, |config| {
+                each_delta(config, |delta| delta.heads.sharing = KeySharing::Turns)
+            }),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(ConvConfig { channels, taps }),
+        &[],
+        &[
+            ("channels", "lfm2", Gguf, Refusal, |config| conv(config).channels = 32),
+            ("taps", "lfm2", HuggingFace, Refusal, |config| conv(config).taps = 4),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
         &fields!(Mixture { routing, ffn, shared_ffn }),
         &[],
         &[
@@ -403,8 +449,36 @@ fn every_fact_of_a_layer_matters() {
 }
 
 fn attention(config: &mut Config, layer: usize) -> &mut AttentionConfig {
-    let Mixer::Attention(attention) = &mut config.layers[layer].mixer;
-    attention
+    match &mut config.layers[layer].mixer {
+        Mixer::Attention(attention) => attention,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The delta rule of the first layer.
+fn delta(config: &mut Config) -> &mut DeltaConfig {
+    match &mut config.layers[0].mixer {
+        Mixer::Delta(delta) => delta,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Changes the delta rule of every layer that has it.
+fn each_delta(config: &mut Config, change: fn(&mut DeltaConfig)) {
+    let mixers = config.layers.iter_mut().map(|layer| &mut layer.mixer);
+    mixers.for_each(|mixer| {
+        if let Mixer::Delta(delta) = mixer {
+            change(delta);
+        }
+    });
+}
+
+/// The short convolution of the first layer.
+fn conv(config: &mut Config) -> &mut ConvConfig {
+    match &mut config.layers[0].mixer {
+        Mixer::Conv(conv) => conv,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Changes the attention of every layer.
@@ -568,6 +642,9 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("qwen2moe", Gguf),
         ("qwen2moe-dense", HuggingFace),
         ("gpt-oss", Gguf),
+        ("qwen35", Gguf),
+        ("qwen35moe", HuggingFace),
+        ("lfm2", HuggingFace),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
@@ -579,6 +656,9 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
             if let (When::Dense, When::Mixture) = (names[a].when, names[b].when) {
                 continue;
             }
+            // Shares of one tensor.
+            let same =
+                same && names[a].gguf != names[b].gguf && names[a].hugging_face != names[b].hugging_face;
             if !same || !there(&names[a]) || !there(&names[b]) {
                 continue;
             }
@@ -625,6 +705,9 @@ fn every_name_and_every_shape_matters() {
         ("gpt-oss", HuggingFace),
         ("qwen2moe", Gguf),
         ("qwen2moe-dense", HuggingFace),
+        ("qwen35", Gguf),
+        ("qwen3next", HuggingFace),
+        ("lfm2", Gguf),
     ];
     for (case, container) in cases {
         let checkpoint = open(case, container);
@@ -676,7 +759,7 @@ fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
 #[test]
 fn every_turn_of_a_matrix_matters() {
     let other = |one: Interleave| Interleave { at: (one.at + 1) % one.of, ..one };
-    for (case, wanted) in [("gpt-oss", 4), ("gpt-oss-float", 4)] {
+    for (case, wanted) in [("gpt-oss", 4), ("gpt-oss-float", 4), ("qwen35moe", 4), ("qwen3next", 4)] {
         let checkpoint = open(case, HuggingFace);
         let names = Config::read(&checkpoint).unwrap().facts.names.concat();
         let mut exchanged = 0;
@@ -684,6 +767,10 @@ fn every_turn_of_a_matrix_matters() {
             let transform = match name.transform {
                 Transform::AlternateRows(one) if one.of > 1 => Transform::AlternateRows(other(one)),
                 Transform::Alternate(one) => Transform::Alternate(other(one)),
+                Transform::HeadShare(turn) => Transform::HeadShare(other(turn)),
+                Transform::Stacked(turn, apart) if turn.of > 1 => Transform::Stacked(other(turn), apart),
+                Transform::KeyHeads(Portion::Betas) => Transform::KeyHeads(Portion::Decays),
+                Transform::KeyHeads(Portion::Decays) => Transform::KeyHeads(Portion::Betas),
                 _ => continue,
             };
             let flipped = renamed(&checkpoint, |names| names[index].transform = transform);
@@ -694,4 +781,14 @@ fn every_turn_of_a_matrix_matters() {
         }
         assert_eq!(exchanged, wanted, "{case}");
     }
+}
+
+#[test]
+fn decay_rates_are_stored_as_logarithms_in_one_container_only() {
+    let checkpoint = open("qwen35moe", HuggingFace);
+    let flipped = renamed(&checkpoint, |names| {
+        let rate = names.iter_mut().find(|name| name.transform == Transform::NegativeExp).unwrap();
+        rate.transform = Transform::Keep;
+    });
+    check("rates as they are stored", "qwen35moe", &checkpoint, &flipped, Numbers);
 }

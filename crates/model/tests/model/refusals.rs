@@ -200,6 +200,67 @@ fn spoil_first_value(bytes: &mut [u8], tensor: &str) {
 }
 
 #[test]
+fn layers_and_states_that_contradict_the_file_are_refused_by_name() {
+    let types = |types: [&str; 3]| json!({"layer_types": types});
+    let (attends, keeps) = ("full_attention", "linear_attention");
+    with(
+        "qwen3next",
+        types([attends, attends, keeps]),
+        "tensor \"model.layers.0.self_attn.q_proj.weight\" is missing",
+    );
+    with(
+        "qwen3next",
+        types([keeps, keeps, keeps]),
+        "tensor \"model.layers.1.linear_attn.conv1d.weight\" is missing",
+    );
+    with(
+        "qwen3next",
+        types([keeps, attends, "mamba"]),
+        "layer type \"mamba\" is not supported; supported: full_attention, linear_attention",
+    );
+    with("lfm2", types([attends, "conv", keeps]), "layer type \"linear_attention\" is not supported");
+    let few = json!({"layer_types": [keeps, attends]});
+    with("qwen3next", few, "key \"layer_types\" is 2 layers, wanted one for each of the 3 layers");
+    with("qwen3next", json!({"linear_num_value_heads": 3}), "is 3, wanted a multiple of the 2 key heads");
+    with(
+        "qwen3next",
+        json!({"linear_conv_kernel_dim": 9}),
+        "\"linear_conv_kernel_dim\" is 9, wanted at most 8",
+    );
+    with("qwen3next", json!({"linear_key_head_dim": null}), "key \"linear_key_head_dim\" is missing");
+    with(
+        "qwen3next",
+        json!({"linear_value_head_dim": 16}),
+        "tensor \"model.layers.0.linear_attn.conv1d.weight\" has shape [96, 1, 4], wanted [112, 1, 4]",
+    );
+    let size = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.ssm.inner_size", 81);
+    gguf("qwen35", size, "\"qwen35.ssm.inner_size\" is 81, wanted a multiple of the 4 value heads");
+    let every = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.full_attention_interval", 3);
+    gguf("qwen35", every, "tensor \"blk.2.attn_q.weight\" is missing");
+    let ahead = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.nextn_predict_layers", 4);
+    gguf("qwen35", ahead, "\"qwen35.nextn_predict_layers\" is 4, wanted fewer than the 4 layers");
+}
+
+#[test]
+fn a_hybrid_is_refused_by_what_its_backend_lacks() {
+    for (case, need) in [
+        ("qwen35", Need::States),
+        ("lfm2", Need::ShortConv),
+        ("qwen35", Need::DeltaRule),
+        ("qwen35", Need::GatedNorm),
+        ("qwen35", Need::SigmoidGate),
+    ] {
+        let said = load_on(&open(case, Container::Gguf), Floats(leaked(need))).unwrap_err().to_string();
+        assert_eq!(said, format!("{need} is not available on floats"), "{case}");
+    }
+    assert!(load_on(&open("lfm2", Container::Gguf), Floats(&[Need::DeltaRule, Need::SigmoidGate])).is_ok());
+}
+
+fn leaked(need: Need) -> &'static [Need] {
+    vec![need].leak()
+}
+
+#[test]
 fn what_is_not_computed_is_refused_and_not_ignored() {
     with(
         "llama",

@@ -1,7 +1,9 @@
 //! A model on the CPU backend with pages for some sequences, fed step by step.
 
 use fornax_compute::cpu::{Activations, Cpu, CpuOptions, Kv, Simd};
-use fornax_compute::{Backend, Batch, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, Token};
+use fornax_compute::{
+    Backend, Batch, KvDType, KvGroup, KvSpec, Memory, PAGE_TOKENS, PageId, Row, RowState, Token,
+};
 use fornax_format::Checkpoint;
 use fornax_model::{Adapter, Config, Error, Limits, Model, load_with};
 
@@ -86,12 +88,15 @@ impl Rig {
     pub(crate) fn step_by(&mut self, shares: &[Share<'_>], adapters: Vec<Option<u32>>) -> Vec<Vec<f32>> {
         let mut batch = Batch { adapters, ..Batch::default() };
         for share in shares {
+            if self.groups.iter().any(|group| group.kind.is_state()) {
+                batch.states.push(self.states(share));
+            }
             let len = u32::try_from(share.tokens.len()).unwrap();
             let row = Row {
                 slot: u32::try_from(share.slot).unwrap(),
                 start: u32::try_from(share.start).unwrap(),
                 len,
-                pages: self.groups.iter().map(|group| self.pages(group, share)).collect(),
+                pages: self.paged().map(|group| self.pages(group, share)).collect(),
                 wanted: len,
             };
             batch.push(row, share.tokens.iter().map(|token| Token::Known(*token)));
@@ -128,6 +133,20 @@ impl Rig {
         let rows = (0..shares.len()).map(|row| self.backend.read(hidden, row, 1).unwrap()).collect();
         self.backend.finish(step).unwrap();
         rows
+    }
+
+    fn paged(&self) -> impl Iterator<Item = &KvGroup> {
+        self.groups.iter().filter(|group| !group.kind.is_state())
+    }
+
+    /// States of a sequence, which change their place with every step, as after a prefix hit.
+    fn states(&self, share: &Share<'_>) -> Vec<RowState> {
+        let place = |odd: usize| PageId(u32::try_from(1 + share.slot * 2 + odd).unwrap());
+        let odd = share.start % 2;
+        let from = (share.start > 0).then(|| place(odd));
+        let to = place((share.start + share.tokens.len()) % 2);
+        let states = self.groups.iter().filter(|group| group.kind.is_state());
+        states.map(|_| RowState { from, to, saves: Vec::new() }).collect()
     }
 
     /// Pages of a sequence: neither in order nor next to each other, and none where the window has passed.

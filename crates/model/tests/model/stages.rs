@@ -1,7 +1,7 @@
 //! A model in parts: the rows that one leaves are what the next reads, and nothing else changes.
 
 use fornax_compute::cpu::{Cpu, CpuOptions};
-use fornax_compute::{Backend, Batch, KvSpec, Memory, PAGE_TOKENS, PageId, Row, Token};
+use fornax_compute::{Backend, Batch, KvSpec, Memory, PAGE_TOKENS, PageId, Row, RowState, Token};
 use fornax_format::Checkpoint;
 use fornax_model::{Config, Limits, Stage, load_stage};
 
@@ -27,19 +27,24 @@ fn in_stages(checkpoint: &Checkpoint, config: &Config, stages: &[Stage], tokens:
         .map(|stage| {
             let backend = Cpu::new(options.clone()).unwrap();
             let model = load_stage(checkpoint, config, stage, &[], &backend, limits, &mut |_, _| {}).unwrap();
-            let groups = config.stage_kv_groups(stage, 1 + pages);
+            let groups = config.stage_kv_groups(stage, 2 + pages);
             let kv = backend.alloc_kv(&KvSpec { groups, dtype: mode.kv }).unwrap();
             (backend, model, kv)
         })
         .collect();
     let table: Vec<PageId> = (1..=pages).map(|page| PageId(u32::try_from(page).unwrap())).collect();
-    let groups = config.kv_groups(1 + pages).len();
+    let (states, groups): (Vec<_>, Vec<_>) =
+        config.kv_groups(0).into_iter().partition(|group| group.kind.is_state());
     let mut all = Vec::new();
     for tokens in tokens.chunks(50) {
         let (start, len) = (u32::try_from(all.len()).unwrap(), u32::try_from(tokens.len()).unwrap());
         let mut batch = Batch::default();
-        let row = Row { slot: 0, start, len, pages: vec![table.clone(); groups], wanted: len };
+        let row = Row { slot: 0, start, len, pages: vec![table.clone(); groups.len()], wanted: len };
         batch.push(row, tokens.iter().map(|token| Token::Known(*token)));
+        if !states.is_empty() {
+            let state = RowState { from: (start > 0).then_some(PageId(1)), to: PageId(1), saves: vec![] };
+            batch.states = vec![vec![state; states.len()]];
+        }
         let mut handed: Option<Vec<f32>> = None;
         for (backend, model, kv) in &mut loaded {
             let step = backend.begin(&batch).unwrap();
@@ -81,6 +86,9 @@ fn a_model_in_stages_gives_the_bits_of_the_whole() {
     check("qwen2moe-dense", HuggingFace, &[1]);
     check("qwen3moe-sparse", HuggingFace, &[3]);
     check("gpt2", HuggingFace, &[1]);
+    // States that a stage has no layer of, and none but states.
+    check("qwen35", Gguf, &[1, 2]);
+    check("lfm2", HuggingFace, &[1]);
 }
 
 #[test]

@@ -193,7 +193,7 @@ impl Traffic {
             weight_bytes: 0,
             body_operations: 0.0,
             head_operations: 0.0,
-            layers: config.layers.iter().map(|layer| attention_of(layer.attention())).collect(),
+            layers: config.layers.iter().filter_map(|layer| layer.attention()).map(attention_of).collect(),
         };
         for view in &tensors {
             let embeds = is(view, ["token_embd.weight", "model.embed_tokens.weight"]);

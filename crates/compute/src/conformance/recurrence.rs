@@ -1,0 +1,306 @@
+//! Operations over states: short convolutions, the gated delta rule, and the gates and norms beside them.
+
+use std::fmt;
+
+use super::bench::{Bench, Table, batch, count, step};
+use super::random::Random;
+use super::{Case, Failure, Op, Suite};
+use crate::{
+    Backend, Batch, ConvForm, DeltaHeads, DeltaRule, GatedNorm, KeySharing, KvDType, KvGroup, KvKind,
+    KvLayer, KvSpec, Need, Norm, PAGE_TOKENS, PageId, Purpose, Row, RowState, ShortConv, Token, conv_values,
+};
+
+pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
+    for columns in [1, 17, 64, 300] {
+        // exp overflows f32 beyond 88.
+        for size in [1.0, 100.0] {
+            suite.compare(Gates { columns, size, norm: None });
+            suite.compare(Gates { columns: 3 * columns, size, norm: Some(columns) });
+        }
+    }
+    let both = [KeySharing::Neighbours, KeySharing::Turns];
+    let heads = |key, value, dim_k, dim_v, sharing| DeltaHeads { key, value, dim_k, dim_v, sharing };
+    let convolutions = [
+        Kind::Conv { channels: 5, taps: 4, form: ConvForm::Silu },
+        Kind::Conv { channels: 300, taps: 4, form: ConvForm::Silu },
+        Kind::Conv { channels: 130, taps: 3, form: ConvForm::Gated },
+        Kind::Conv { channels: 16, taps: 1, form: ConvForm::Gated },
+    ];
+    let rules = [
+        Kind::Delta(heads(2, 4, 32, 32, both[0])),
+        Kind::Delta(heads(2, 4, 32, 32, both[1])),
+        // Sizes that fill neither a block of columns nor the sums over rows.
+        Kind::Delta(heads(1, 3, 13, 21, both[0])),
+        Kind::Delta(heads(2, 2, 128, 128, both[1])),
+    ];
+    for kind in convolutions.into_iter().chain(rules) {
+        for chunk in [1, 3, 100] {
+            suite.compare(Sequences { kind, lengths: &[40, 2, 35], chunk });
+        }
+        if kind.needs().iter().any(|need| suite.backend.supports(*need).is_err()) {
+            continue;
+        }
+        let case = Sequences { kind, lengths: &[70, 4, 33], chunk: 100 };
+        suite.same_bits(format_args!("{case}: together, and each alone"), |backend| {
+            let mut alone = Table::new(kind.out_columns());
+            for sequence in 0..case.lengths.len() {
+                alone.append(case.run(backend, &[sequence], 100)?);
+            }
+            Ok((case.run(backend, &[0, 1, 2], 100)?, alone))
+        });
+        for chunk in [1, 7, 33] {
+            suite.same_bits(format_args!("{case}: whole, and in chunks of {chunk}"), |backend| {
+                Ok((case.run(backend, &[0], 100)?, case.run(backend, &[0], chunk)?))
+            });
+        }
+        suite.same_bits(format_args!("{case}: whole, and going on from a checkpoint"), |backend| {
+            case.from_checkpoint(backend)
+        });
+    }
+}
+
+/// `sigmoid_gate`, or `gated_norm` of so many values together.
+struct Gates {
+    columns: usize,
+    size: f32,
+    norm: Option<usize>,
+}
+
+impl fmt::Display for Gates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Gates { columns, size, norm } = self;
+        write!(f, "{columns} columns, gates up to {size}")?;
+        norm.map_or(Ok(()), |group| write!(f, ", norm of {group}"))
+    }
+}
+
+impl Case for Gates {
+    fn op(&self) -> Op {
+        if self.norm.is_some() { Op::GatedNorm } else { Op::SigmoidGate }
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![if self.norm.is_some() { Need::GatedNorm } else { Need::SigmoidGate }]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        const ROWS: usize = 9;
+        let mut random = Random::of(self);
+        let mut x =
+            Bench::filled(backend, Purpose::Activations, self.columns, &random.values(ROWS * self.columns))?;
+        let mut gates = |columns: usize| -> Result<_, Failure> {
+            let values: Vec<f32> =
+                random.values(ROWS * columns).iter().map(|gate| gate * self.size).collect();
+            Ok(Bench::filled(backend, Purpose::Activations, columns, &values)?)
+        };
+        match self.norm {
+            None => {
+                let gates = gates(self.columns)?;
+                step(backend, &batch(ROWS, 0), |step| {
+                    Ok(backend.sigmoid_gate(step, &gates.buf, &mut x.buf)?)
+                })?;
+            }
+            Some(group) => {
+                // Other things stand before and behind the gates.
+                let gates = gates(self.columns + 7)?;
+                let norm = Norm::rms(backend.upload_values(&random.values(group))?, 1e-5);
+                let gated = GatedNorm { norm, column: 5 };
+                step(backend, &batch(ROWS, 0), |step| {
+                    Ok(backend.gated_norm(step, &gated, &gates.buf, &mut x.buf)?)
+                })?;
+            }
+        }
+        x.table(backend)
+    }
+}
+
+/// What goes through a sequence.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Conv { channels: usize, taps: usize, form: ConvForm },
+    Delta(DeltaHeads),
+}
+
+/// Values of a state before the delta rule's own, and columns before its betas.
+const BEFORE: usize = 6;
+
+impl Kind {
+    fn needs(self) -> Vec<Need> {
+        match self {
+            Kind::Conv { .. } => vec![Need::States, Need::ShortConv],
+            Kind::Delta(_) => vec![Need::States, Need::DeltaRule],
+        }
+    }
+
+    fn state_values(self) -> usize {
+        match self {
+            Kind::Conv { channels, taps, .. } => conv_values(channels, taps).max(1),
+            Kind::Delta(heads) => BEFORE + heads.state_values(),
+        }
+    }
+
+    /// Columns of what is read, and for the delta rule of betas and decays with what stands before them.
+    fn columns(self) -> (usize, usize) {
+        match self {
+            // One more than it reads.
+            Kind::Conv { channels, form, .. } => (form.columns(channels) + 1, 0),
+            Kind::Delta(heads) => (heads.columns(), BEFORE + 2 * heads.value),
+        }
+    }
+
+    fn out_columns(self) -> usize {
+        match self {
+            Kind::Conv { channels, .. } => channels,
+            Kind::Delta(heads) => heads.value * heads.dim_v,
+        }
+    }
+}
+
+/// Sequences that grow together, chunk by chunk, in the second layer of a group of states behind one of pages. A sequence
+/// leaves each step's state in another place than it found it, as after a prefix hit.
+#[derive(Clone, Copy)]
+struct Sequences {
+    kind: Kind,
+    lengths: &'static [usize],
+    chunk: usize,
+}
+
+impl fmt::Display for Sequences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}, lengths {:?} by {}", self.kind, self.lengths, self.chunk)
+    }
+}
+
+/// The layer that is looked at.
+const LAYER: KvLayer = KvLayer { group: 1, layer: 1 };
+
+impl Case for Sequences {
+    fn op(&self) -> Op {
+        match self.kind {
+            Kind::Conv { .. } => Op::ShortConv,
+            Kind::Delta(_) => Op::DeltaRule,
+        }
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        self.kind.needs()
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        self.run(backend, &(0..self.lengths.len()).collect::<Vec<_>>(), self.chunk)
+    }
+}
+
+impl Sequences {
+    /// The outputs of the chosen sequences, one after the other.
+    fn run<B: Backend>(&self, backend: &B, chosen: &[usize], chunk: usize) -> Result<Table, Failure> {
+        let mut kv = self.states(backend)?;
+        let mut outputs = vec![Table::new(self.kind.out_columns()); chosen.len()];
+        let longest = chosen.iter().map(|&sequence| self.lengths[sequence]).max().unwrap_or(0);
+        for (odd, start) in (0..longest).step_by(chunk).enumerate() {
+            let mut rows = Vec::new();
+            for (at, &sequence) in chosen.iter().enumerate() {
+                let end = self.lengths[sequence].min(start + chunk);
+                if start < end {
+                    let place = |odd: usize| PageId(count(1 + 2 * sequence + odd % 2));
+                    let from = (start > 0).then(|| place(odd));
+                    let state = RowState { from, to: place(odd + 1), saves: Vec::new() };
+                    rows.push((at, sequence, start..end, state));
+                }
+            }
+            let shares: Vec<_> =
+                rows.iter().map(|(_, sequence, range, state)| (*sequence, range.clone(), state)).collect();
+            let out = self.step(backend, &shares, &mut kv)?;
+            let mut rest = out.values.as_slice();
+            for (at, _, range, _) in rows {
+                let (own, others) = rest.split_at(range.len() * out.columns);
+                outputs[at].values.extend_from_slice(own);
+                rest = others;
+            }
+        }
+        let mut all = Table::new(self.kind.out_columns());
+        outputs.into_iter().for_each(|output| all.append(output));
+        Ok(all)
+    }
+
+    /// The first sequence from its second page on: as part of the whole, and from two checkpoints that a first step left.
+    fn from_checkpoint<B: Backend>(&self, backend: &B) -> Result<(Table, Table), Failure> {
+        let mut kv = self.states(backend)?;
+        let saves = vec![(count(PAGE_TOKENS), PageId(4)), (count(2 * PAGE_TOKENS), PageId(2))];
+        let state = RowState { from: None, to: PageId(1), saves };
+        let mut whole = self.step(backend, &[(0, 0..self.lengths[0], &state)], &mut kv)?;
+        whole.values.drain(..PAGE_TOKENS * whole.columns);
+        let first = RowState { from: Some(PageId(4)), to: PageId(5), saves: Vec::new() };
+        let mut parts = self.step(backend, &[(0, PAGE_TOKENS..2 * PAGE_TOKENS, &first)], &mut kv)?;
+        let second = RowState { from: Some(PageId(2)), to: PageId(3), saves: Vec::new() };
+        parts.append(self.step(backend, &[(0, 2 * PAGE_TOKENS..self.lengths[0], &second)], &mut kv)?);
+        Ok((whole, parts))
+    }
+
+    fn states<B: Backend>(&self, backend: &B) -> Result<B::Kv, Failure> {
+        let bytes = size_of::<f32>() * self.kind.state_values();
+        let group = |kind, pages| KvGroup { layers: 2, kind, window: None, pages };
+        let groups = vec![
+            group(KvKind::pairs(1, 16), 8),
+            group(KvKind::State { bytes, every: PAGE_TOKENS }, 1 + 2 * self.lengths.len()),
+        ];
+        Ok(backend.alloc_kv(&KvSpec { groups, dtype: KvDType::F16 })?)
+    }
+
+    /// One step of some positions of some sequences, whose inputs depend on the sequence alone.
+    fn step<B: Backend>(
+        &self,
+        backend: &B,
+        shares: &[(usize, std::ops::Range<usize>, &RowState)],
+        kv: &mut B::Kv,
+    ) -> Result<Table, Failure> {
+        let (columns, mixed_columns) = self.kind.columns();
+        let (mut batch, mut x, mut mixed) = (Batch::default(), Vec::new(), Vec::new());
+        for (sequence, range, state) in shares {
+            let pages = range.end.div_ceil(PAGE_TOKENS);
+            // Nobody writes these: they are there because every row has a table.
+            let table = vec![PageId::TRASH; pages];
+            let (start, len) = (count(range.start), count(range.len()));
+            batch.push(
+                Row { slot: count(*sequence), start, len, pages: vec![table], wanted: 0 },
+                (0..len).map(Token::Known),
+            );
+            batch.states.push(vec![(*state).clone()]);
+            let mut random = Random::of(format_args!("{:?} {sequence}", self.kind));
+            let own = |values: Vec<f32>, columns: usize| {
+                values[range.start * columns..range.end * columns].to_vec()
+            };
+            x.extend(own(random.values(self.lengths[*sequence] * columns), columns));
+            mixed.extend(own(random.values(self.lengths[*sequence] * mixed_columns), mixed_columns));
+        }
+        let mut x = Bench::filled(backend, Purpose::Activations, columns, &x)?;
+        let tokens = batch.tokens.len();
+        let mut out = Bench::poisoned(backend, Purpose::Activations, tokens, self.kind.out_columns())?;
+        let mut random = Random::of(format_args!("{:?} weights", self.kind));
+        match self.kind {
+            Kind::Conv { channels, taps, form } => {
+                let weight = backend.upload_values(&random.values(taps * channels))?;
+                let conv = ShortConv { layer: LAYER, channels, taps, weight, form };
+                step(backend, &batch, |step| {
+                    Ok(backend.short_conv(step, &conv, &x.buf, kv, &mut out.buf)?)
+                })?;
+            }
+            Kind::Delta(heads) => {
+                let rate: Vec<f32> = random.values(heads.value).iter().map(|rate| -rate.abs()).collect();
+                let rule = DeltaRule {
+                    layer: LAYER,
+                    heads,
+                    before: BEFORE,
+                    rate: backend.upload_values(&rate)?,
+                    bias: backend.upload_values(&random.values(heads.value))?,
+                };
+                let mut mixed = Bench::filled(backend, Purpose::Activations, mixed_columns, &mixed)?;
+                step(backend, &batch, |step| {
+                    Ok(backend.delta_rule(step, &rule, &mut x.buf, &mut mixed.buf, kv, &mut out.buf)?)
+                })?;
+                mixed.table(backend)?;
+            }
+        }
+        out.table(backend)
+    }
+}

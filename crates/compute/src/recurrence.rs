@@ -1,0 +1,121 @@
+//! What mixes positions without keeping all of them: short convolutions, the gated delta rule.
+//!
+//! Each keeps a state of its sequence ([`KvKind::State`](crate::KvKind)), f32 values that lie as this file says: first the
+//! last inputs of the layer's convolution, (taps - 1, channels), the newest last; then its matrices, head after head. The
+//! columns of a matrix do not depend on each other. They lie in blocks of [`STATE_LANES`], (rows, lanes), and what is
+//! missing at the end of the last block is padding.
+//!
+//! Every operation goes through a row's tokens one by one, in order, and each sum over a matrix's rows is one fixed tree. So
+//! a token's bits do not depend on the chunk that it came in.
+
+use crate::{KvLayer, Norm};
+
+/// Columns of a matrix that lie, and are computed, side by side.
+pub const STATE_LANES: usize = 16;
+
+/// The most inputs that a short convolution sees.
+pub const TAPS_MAX: usize = 8;
+
+/// A convolution of each channel with its own past.
+#[derive(Debug)]
+pub struct ShortConv<Buf> {
+    /// Where the layer's states are.
+    pub layer: KvLayer,
+    /// How many channels there are.
+    pub channels: usize,
+    /// Inputs that an output sees, its own included; at most [`TAPS_MAX`].
+    pub taps: usize,
+    /// (taps, channels), the oldest input's first, as one row of f32
+    pub weight: Buf,
+    /// What is convolved, and what is made of the sum.
+    pub form: ConvForm,
+}
+
+/// What a short convolution reads and yields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConvForm {
+    /// A row begins with the channels; `silu(sum)`.
+    Silu,
+    /// A row is b, c and x, as many channels each; `c * sum` of the past of `b * x`.
+    Gated,
+}
+
+/// Heads of the gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeltaHeads {
+    /// Heads of queries and keys.
+    pub key: usize,
+    /// Heads of values, each with a matrix; a multiple of `key`.
+    pub value: usize,
+    /// Values of a query or key: rows of a matrix.
+    pub dim_k: usize,
+    /// Values of a value: its columns.
+    pub dim_v: usize,
+    /// Which key head a value head reads.
+    pub sharing: KeySharing,
+}
+
+/// How value heads share key heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeySharing {
+    /// Neighbours share one: value head `h` of `n` to a key head reads `h / n`.
+    Neighbours,
+    /// They take turns: it reads `h` modulo the number of key heads.
+    Turns,
+}
+
+/// The gated delta rule: a matrix of each value head forgets a share of itself, and learns where it is wrong about a key.
+#[derive(Debug)]
+pub struct DeltaRule<Buf> {
+    /// Where the layer's states are.
+    pub layer: KvLayer,
+    /// Its heads.
+    pub heads: DeltaHeads,
+    /// Values of the state that lie before the matrices.
+    pub before: usize,
+    /// (value heads): less than zero; the matrix keeps `e^(rate * softplus(decay + bias))` of itself.
+    pub rate: Buf,
+    /// (value heads)
+    pub bias: Buf,
+}
+
+/// A norm of groups of a row's values, with a gate for each value.
+#[derive(Debug)]
+pub struct GatedNorm<Buf> {
+    /// By the root mean square; as many values are normalised together as it has weights.
+    pub norm: Norm<Buf>,
+    /// Where the gates begin in their rows.
+    pub column: usize,
+}
+
+impl ConvForm {
+    /// Columns of what is read, at least.
+    pub fn columns(self, channels: usize) -> usize {
+        match self {
+            ConvForm::Silu => channels,
+            ConvForm::Gated => 3 * channels,
+        }
+    }
+}
+
+/// Values of a state that a convolution takes.
+pub fn conv_values(channels: usize, taps: usize) -> usize {
+    taps.saturating_sub(1).saturating_mul(channels)
+}
+
+/// Values of a matrix with its padding.
+fn matrix_values(rows: usize, columns: usize) -> usize {
+    columns.div_ceil(STATE_LANES).saturating_mul(STATE_LANES).saturating_mul(rows)
+}
+
+impl DeltaHeads {
+    /// Columns of queries, keys and values side by side.
+    pub fn columns(&self) -> usize {
+        2 * self.key * self.dim_k + self.value * self.dim_v
+    }
+
+    /// Values of a state that its matrices take.
+    pub fn state_values(&self) -> usize {
+        matrix_values(self.dim_k, self.dim_v).saturating_mul(self.value)
+    }
+}
