@@ -122,7 +122,10 @@ impl Question {
             }
             // Which of both it becomes is seen in the answer.
             if self.form.is_some() && self.tools.is_some() {
-                faults.push(Fault::rule(Place::Tools, format!("tools beside a form of the answer, {ASKED_ANEW}")));
+                faults.push(Fault::rule(
+                    Place::Tools,
+                    format!("tools beside a form of the answer, {ASKED_ANEW}"),
+                ));
             }
             // None at all is decided before the answer begins.
             if self.thinking.budget.is_some_and(|most| most > 0) {

@@ -2,11 +2,11 @@
 
 use fornax_compute::{Backend, Error, Linear, Memory, Norm, QkNorm, Rope, Rows};
 
-use crate::{AttentionConfig, Rotary};
 use crate::decoder::{Activations, AttentionRoom, branch_off, norm};
 use crate::join::{Join, Meeting};
 use crate::loader::{Changes, Loader};
 use crate::names::Tensor;
+use crate::{AttentionConfig, Rotary};
 
 pub(crate) struct Attention<M: Memory> {
     norm: Option<Norm<M::Buf>>,      // (hidden)

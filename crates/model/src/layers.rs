@@ -167,10 +167,11 @@ pub(crate) fn read(
             _ => Rotary::Model,
         },
     };
-    let layer = |(((window, rotates), recurrent), feed_forward): ((_, Option<Mixer>), FeedForward)| LayerConfig {
-        mixer: recurrent.unwrap_or_else(|| Mixer::Attention(attention(window, rotates))),
-        feed_forward,
-    };
+    let layer =
+        |(((window, rotates), recurrent), feed_forward): ((_, Option<Mixer>), FeedForward)| LayerConfig {
+            mixer: recurrent.unwrap_or_else(|| Mixer::Attention(attention(window, rotates))),
+            feed_forward,
+        };
     Ok(windows.into_iter().zip(rotates).zip(recurrent).zip(feed_forwards).map(layer).collect())
 }
 

@@ -305,7 +305,8 @@ impl<'a, M: Memory> Loader<'a, M> {
                 }
             }
             (Transform::Ungrouped, Checkpoint::HuggingFace(_)) => {
-                part.rows = self.config.layers[layer].attention().map(|attention| names::ungrouped(attention.heads));
+                part.rows =
+                    self.config.layers[layer].attention().map(|attention| names::ungrouped(attention.heads));
             }
             (Transform::Transposed, Checkpoint::HuggingFace(_)) => {
                 let alone = Interleave { of: 1, at: 0 };

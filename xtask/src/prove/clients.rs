@@ -53,5 +53,8 @@ pub(super) fn run() -> Result<Facts> {
     for test in TESTS {
         ensure!(told.contains(&format!("test {test} ... ok")), "{test} did not pass: {told}");
     }
-    Ok(vec![("packages of PyPI", format!("{}, {LITELLM}", PYTHON.join(", "))), ("packages of npm", NPM.join(", "))])
+    Ok(vec![
+        ("packages of PyPI", format!("{}, {LITELLM}", PYTHON.join(", "))),
+        ("packages of npm", NPM.join(", ")),
+    ])
 }

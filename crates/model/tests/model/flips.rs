@@ -5,8 +5,8 @@ use fornax_compute::{DeltaHeads, Glu, Heads, KeySharing, NormKind, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
-    FeedForward, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, Portion, QkRows,
-    Recurrent, Rope, Rotary, RotaryRule, Scaling, ShareRule, Transform, When, WindowRule,
+    FeedForward, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, Portion,
+    QkRows, Recurrent, Rope, Rotary, RotaryRule, Scaling, ShareRule, Transform, When, WindowRule,
 };
 use serde_json::Value;
 

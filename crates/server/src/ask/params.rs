@@ -181,7 +181,7 @@ pub(crate) struct Params {
 }
 
 /// What vLLM calls a form.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Deserialize, ToSchema)]
 pub(crate) struct StructuredOutputs {
     /// A JSON Schema, or the text of one.
     json: Option<Value>,

@@ -258,7 +258,9 @@ impl Teller {
         let (finish, counts) = self.ended.unwrap_or((Finish::Cancelled, Counts::default()));
         let (stop_type, word) = match finish {
             Finish::End => ("eos", ""),
-            Finish::Stop(index) => ("word", self.stops.get(index).map_or("", String::as_str)),
+            Finish::Stop(index) | Finish::Cut(index) => {
+                ("word", self.stops.get(index).map_or("", String::as_str))
+            }
             Finish::Length | Finish::Truncated => ("limit", ""),
             Finish::Cancelled => ("none", ""),
         };

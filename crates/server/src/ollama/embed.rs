@@ -9,11 +9,10 @@ use utoipa::ToSchema;
 
 use crate::{
     app::App,
-    ask::prepare::{admit, check_length},
+    ask::prepare::{Preparing, admit, check_length},
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::embeddings::{check_dimensions, check_embeds, embeddings_of, made, vectors},
-    served::Served,
+    openai::embeddings::{check_count, check_dimensions, check_embeds, embeddings_of, made, vectors},
     shape::{Unknown, body},
 };
 
@@ -78,6 +77,7 @@ pub(crate) async fn embed(
     let began = Instant::now();
     let prepared = admit(&app, &caller, body, |body: &EmbedBody, served| {
         check_embeds(served)?;
+        check_count("input", body.input.all().len())?;
         let texts = body.input.all().iter();
         let prompts = texts.map(|text| tokens(text, body.truncate == Some(true), served));
         let asks = embeddings_of("input", prompts.collect::<Result<_, _>>()?)?;
@@ -95,7 +95,7 @@ pub(crate) async fn embed(
 }
 
 /// The tokens of a text, cut to what the model takes if that is wanted.
-fn tokens(text: &str, cut: bool, served: &Served) -> Result<Vec<u32>, ApiError> {
+fn tokens(text: &str, cut: bool, served: &Preparing<'_>) -> Result<Vec<u32>, ApiError> {
     if cut {
         let most = served.engine.capacity().context;
         return Ok(served.tokenizer.encode_prompt_within(text, Special::AsText, most)?);

@@ -22,6 +22,7 @@ use crate::{
     },
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
+    served::Served,
     shape::{Unknown, body},
     work::Work,
 };

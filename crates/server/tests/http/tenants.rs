@@ -67,8 +67,16 @@ async fn what_a_key_has_sent_is_found_in_the_cache_by_itself_alone_unless_all_sh
     let own = |route: &str| format!("{route}: {text}");
     let messages = |route: &str| json!([{"role": "user", "content": own(route)}]);
     let routes = [
-        ("/v1/completions", json!({"prompt": own("completions")}), "/usage/prompt_tokens_details/cached_tokens"),
-        ("/v1/chat/completions", json!({"messages": messages("chat")}), "/usage/prompt_tokens_details/cached_tokens"),
+        (
+            "/v1/completions",
+            json!({"prompt": own("completions")}),
+            "/usage/prompt_tokens_details/cached_tokens",
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages("chat")}),
+            "/usage/prompt_tokens_details/cached_tokens",
+        ),
         (
             "/v1/messages",
             json!({"messages": messages("messages"), "max_tokens": 5, "model": "script"}),

@@ -15,8 +15,8 @@ use fornax_compute::Purpose;
 use fornax_form::Trial;
 use fornax_jobs::{RunnerOptions, StoreOptions, WebhookOptions};
 use fornax_server::{
-    Callback, Ceiling, Device, Failed, JobsOptions, Keeper, ModelCard, ModelFiles, Offer, Progress, Room, Served,
-    Server, ServerOptions, TlsFiles,
+    Callback, Ceiling, Device, Failed, JobsOptions, Keeper, ModelCard, ModelFiles, Offer, Progress, Room,
+    Served, Server, ServerOptions, TlsFiles,
 };
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
