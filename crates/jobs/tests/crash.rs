@@ -449,7 +449,7 @@ async fn check_batches(store: &Store, said: &Said) -> (usize, usize) {
             let Some(file) = file else { continue };
             for line in store.file_text(file).await.unwrap().lines() {
                 let line: Value = serde_json::from_str(line).unwrap();
-                assert!(ids.insert(line[0].clone()), "a line was answered twice: {line}");
+                assert!(ids.insert(line[0].to_string()), "a line was answered twice: {line}");
                 match is_answer {
                     true => assert_eq!(line[1], line[0]),
                     false => assert_eq!(line[2], "ATTEMPTS_EXHAUSTED"),
