@@ -142,7 +142,8 @@ async fn changed_bodies_are_answered_and_leave_nothing_behind() {
             if random.below(4) == 0 {
                 return caller.body(&mutate::changed(&mut random, &seeds, WORDS));
             }
-            let seed = String::from_utf8_lossy(random.of(&seeds));
+            let seed: &Vec<u8> = random.of(&seeds);
+            let seed = String::from_utf8_lossy(seed);
             let (path, body) = seed.split_once('\n').expect("a route and a body");
             let Ok(mut body) = serde_json::from_str(body) else { return caller.body(seed.as_bytes()) };
             for _ in 0..=random.below(3) {
