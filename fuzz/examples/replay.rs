@@ -1,4 +1,4 @@
-//! Runs a target over the files of some directories, once each: `replay gguf|safetensors DIRECTORY…`.
+//! Runs a target over the files of some directories, once each: `replay TARGET DIRECTORY…`.
 //!
 //! Built with any compiler, so that the coverage of a corpus can be measured without libFuzzer.
 
@@ -10,7 +10,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target = match arguments.next().as_deref() {
         Some("gguf") => fornax_fuzz::gguf,
         Some("safetensors") => fornax_fuzz::safetensors,
-        _ => return Err("usage: replay gguf|safetensors DIRECTORY…".into()),
+        Some("template") => fornax_fuzz::template,
+        Some("tokenizer") => fornax_fuzz::tokenizer,
+        Some("form") => fornax_fuzz::form,
+        Some("frame") => fornax_fuzz::frame,
+        Some("adapter") => fornax_fuzz::adapter,
+        _ => return Err("usage: replay TARGET DIRECTORY…".into()),
     };
     let mut count = 0;
     for directory in arguments {

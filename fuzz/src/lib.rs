@@ -1,13 +1,80 @@
 //! What the fuzz targets do with an input, apart from libFuzzer so that a corpus can be replayed without it.
 //!
-//! An input is one file, or several with [`SEPARATOR`] between them. Nothing touches the disk.
+//! An input of `gguf` and `safetensors` is one file, or several with [`SEPARATOR`] between them, and nothing touches the
+//! disk. What the others do is in a file each, which the tests of the crates include, too.
+
+mod adapter;
+mod form;
+mod frame;
+#[path = "../../crates/text/tests/support/mod.rs"]
+mod support;
+mod template;
+mod tokenizer;
 
 use std::hint::black_box;
+use std::path::Path;
 
+use fornax_form::Grammars;
 use fornax_format::{Error, Gguf, Metadata, Safetensors, Value, View};
+use fornax_text::{Chat, Tokenizer};
+use tempfile::TempDir;
 
 /// Stands between the files of an input that is a model in several files.
 pub const SEPARATOR: &[u8] = b"\xffFILE\xff";
+
+/// What is made once for all inputs.
+struct Bench {
+    chat: Chat,
+    bytes: Tokenizer,
+    grammars: Grammars,
+    tokenizer: TempDir,
+    adapter: adapter::Bench,
+    /// Where adapters are written.
+    _adapter: TempDir,
+}
+
+thread_local! {
+    static BENCH: Bench = {
+        let folder = || tempfile::tempdir().expect("a folder can be made");
+        let (tokenizer, stranger) = (folder(), folder());
+        tokenizer::prepare(tokenizer.path());
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/model/tests/fixtures/llama");
+        Bench {
+            chat: template::chat(),
+            bytes: support::bytes_tokenizer(),
+            grammars: form::grammars(),
+            tokenizer,
+            adapter: adapter::Bench::new(&model, stranger.path().to_owned()),
+            _adapter: stranger,
+        }
+    };
+}
+
+/// Renders a chat with the input as its template.
+pub fn template(data: &[u8]) {
+    let Ok(source) = std::str::from_utf8(data) else { return };
+    BENCH.with(|bench| template::template(source, &bench.chat, &bench.bytes));
+}
+
+/// Encodes and decodes with the input as `tokenizer.json`.
+pub fn tokenizer(data: &[u8]) {
+    BENCH.with(|bench| tokenizer::tokenizer(bench.tokenizer.path(), data));
+}
+
+/// Compiles the input as a form, and writes an answer to it.
+pub fn form(data: &[u8]) {
+    BENCH.with(|bench| form::form(&bench.grammars, data));
+}
+
+/// Reads the input as frames of private inference.
+pub fn frame(data: &[u8]) {
+    frame::frame(data);
+}
+
+/// Reads the input as an adapter, and checks it against a model.
+pub fn adapter(data: &[u8]) {
+    BENCH.with(|bench| bench.adapter.adapter(data));
+}
 
 /// Reads the input as a GGUF model and its shards, then its pairs and every view to its end.
 pub fn gguf(data: &[u8]) {

@@ -79,14 +79,19 @@ const PROOFS: &[Proof] = &[
         run: formats::gguf,
     },
     Proof {
+        name: "fuzz-callers",
+        shows: "Changed forms, bodies of every API, frames and adapters, ten million or an hour of each, end in an answer or a refusal.",
+        run: fuzz_text::callers,
+    },
+    Proof {
         name: "fuzz-format",
         shows: "Ten million mutated files neither crash the readers of models, nor hang them, nor use much memory.",
         run: fuzz_format::run,
     },
     Proof {
         name: "fuzz-text",
-        shows: "Ten million changed chat templates and as many tokenizer files end in a result or an error, and not the process.",
-        run: fuzz_text::run,
+        shows: "Changed chat templates and tokenizer files, ten million or an hour of each, end in a result or an error, and not the process.",
+        run: fuzz_text::files,
     },
     Proof {
         name: "golden",

@@ -33,6 +33,9 @@ impl OpenOptions {
     /// vocabulary. `progress` is told how far it is.
     pub fn evaluator(self, rows: usize, progress: &mut dyn FnMut(Loading)) -> Result<Evaluator, Error> {
         let blueprint = self.parallel(1).logit_rows(rows.saturating_sub(1)).blueprint()?;
+        if blueprint.config.pooling.is_some() {
+            return Err(Error::Embeds);
+        }
         let model = blueprint.place.forward(&blueprint, progress)?;
         let (states, paged): (Vec<_>, Vec<_>) =
             blueprint.plan.kv.groups.iter().partition(|group| group.kind.is_state());

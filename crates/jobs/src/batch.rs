@@ -42,6 +42,8 @@ pub struct NewBatch {
     pub requests: Vec<BatchRequest>,
     /// What is wrong with the file. Then the batch has failed, and nothing of it is asked.
     pub errors: Vec<Value>,
+    /// Whether its owner shares the queue with others, who are left room in it.
+    pub shares: bool,
     /// Beginning again under the same key is the same batch.
     pub idempotency_key: Option<String>,
 }
@@ -257,8 +259,20 @@ impl Store {
             let row = sqlx::query(statement).bind(same[0]).fetch_one(&mut **change).await?;
             let waiting = u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or(0);
             let max = self.queue_max();
-            if waiting.saturating_add(same.len() as u64) > max {
+            let (more, free) = (same.len() as u64, max.saturating_sub(waiting));
+            if more > free {
                 return Err(Error::QueueFull { waiting, max });
+            }
+            if batch.shares {
+                // As for single jobs: whoever has some waiting gets more as long as that is no more than what is free.
+                let statement =
+                    "SELECT COUNT(*) AS count FROM jobs WHERE model = $1 AND state = 0 AND owner = $2";
+                let row = sqlx::query(statement).bind(same[0]).bind(&batch.owner);
+                let own = row.fetch_one(&mut **change).await?.try_get::<i64, _>("count")?;
+                let own = u64::try_from(own).unwrap_or(0);
+                if own > 0 && own.saturating_add(more) > free {
+                    return Err(Error::ShareFull { waiting: own });
+                }
             }
         }
         Ok(())

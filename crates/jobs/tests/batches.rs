@@ -74,6 +74,7 @@ fn batch(requests: &[(&str, &str)]) -> NewBatch {
         metadata: json!({"a": "b"}),
         requests: requests.iter().map(request).collect(),
         errors: Vec::new(),
+        shares: false,
         idempotency_key: None,
     }
 }
@@ -193,6 +194,28 @@ async fn a_batch_that_is_wrong_too_long_or_begun_twice_asks_nothing_twice() {
         assert_eq!(ids, [first.id.as_str(), failed.id.as_str()], "what was refused left nothing");
         assert_eq!(store.batches("o", page(Some(&failed.id), false)).await.unwrap(), listed[..1]);
         assert_eq!(store.batches("other", page(None, true)).await.unwrap(), []);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_owners_batches_leave_others_room_in_the_queue() {
+    for database in databases("one_owners_batches_leave_others_room_in_the_queue") {
+        let store = Store::open(StoreOptions { queue_max: 9, ..database.options() }).await.unwrap();
+        let shared = |owner: &str, lines: &[(&str, &str)]| {
+            let owner = owner.to_owned();
+            store.begin_batch(NewBatch { owner, shares: true, ..batch(lines) })
+        };
+        let three = [("a", "say"), ("b", "say"), ("c", "say")];
+        shared("alice", &three).await.unwrap();
+        // Six are free; two more leave as many as she has by then, four more would not.
+        shared("alice", &three[..1]).await.unwrap();
+        let refused = shared("alice", &three).await;
+        assert!(matches!(refused, Err(fornax_jobs::Error::ShareFull { waiting: 4 })), "{refused:?}");
+        shared("bob", &three).await.unwrap();
+        // Whoever shares with nobody may have all of it.
+        let alone = NewBatch { owner: "carol".to_owned(), ..batch(&three[..2]) };
+        store.begin_batch(alone).await.unwrap();
+        assert_eq!(store.counts("m").await.unwrap().of(State::Queued), 9);
     }
 }
 

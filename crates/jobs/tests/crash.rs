@@ -117,6 +117,7 @@ fn batch(key: &str) -> NewBatch {
         metadata: json!({}),
         requests: (0..LINES).map(request).collect(),
         errors: Vec::new(),
+        shares: false,
         idempotency_key: Some(key.to_owned()),
     }
 }

@@ -19,10 +19,13 @@ use crate::{
     metrics::Metrics,
     models::{Chosen, Lease, Models, Offer},
     options::ServerOptions,
-    shares::Shares,
+    shares::{Share, Shares},
     trace::{Span, Traces},
     worker::jobs::Jobs,
 };
+
+/// Bytes of a form beside the file in it.
+pub(crate) const FORM_BYTES: usize = 64 << 10;
 
 /// Shared by every request.
 pub(crate) struct App {
@@ -95,7 +98,7 @@ impl Failed {
 impl App {
     pub(crate) fn new(options: ServerOptions, keys: Keys, offers: Vec<Offer>) -> Arc<App> {
         // Room for the largest body at least, or it would wait for ever.
-        let largest = options.body_bytes_max.max(options.file_bytes_max);
+        let largest = options.body_bytes_max.max(options.file_bytes_max.saturating_add(FORM_BYTES));
         let bodies_kib = (options.bodies_bytes_max.max(largest) >> 10) + 1;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Arc::new(App {
@@ -198,6 +201,11 @@ impl App {
     /// Lets a request in, if the server goes on and the key has not too much under way already.
     pub(crate) fn enter(self: &Arc<App>, caller: &Caller) -> Result<Entry, ApiError> {
         self.check_ready()?;
+        self.enter_without_model(caller)
+    }
+
+    /// The same for what needs no model.
+    pub(crate) fn enter_without_model(self: &Arc<App>, caller: &Caller) -> Result<Entry, ApiError> {
         if self.is_draining() {
             return Err(leaving());
         }
@@ -208,6 +216,18 @@ impl App {
         };
         let whose = Whose { tenant: caller.tenant().clone(), urgent: caller.key.urgent };
         Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), whose, Some(permit)))
+    }
+
+    /// Room for so many bytes of a caller's, beside all that is being read or understood; they were sent before, so nobody
+    /// keeps them from coming, and waiting for room has the bounds of a body's arrival.
+    pub(crate) async fn room(&self, tenant: &Tenant, bytes: usize) -> Result<Share, ApiError> {
+        let taken =
+            tokio::time::timeout(self.options.read_timeout, self.bodies.take(tenant, bytes / 1024 + 1));
+        let share = taken.await.map_err(|_| {
+            ApiError::new(Code::QueueFull, "as many bytes are being read already as may be at a time")
+        })?;
+        self.check_memory(bytes)?;
+        Ok(share)
     }
 
     /// Lets in what a durable job asks: whoever submitted it is not waiting, and their count of requests is not its.

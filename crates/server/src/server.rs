@@ -2,7 +2,11 @@
 
 use std::{future::Future, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use axum::Router;
+use axum::{Router, http::Request};
+use hyper::{
+    body::Incoming,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -10,13 +14,16 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{Semaphore, mpsc, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     task::JoinSet,
 };
 
 use crate::{
     app::{App, Failed, Phase, Progress},
-    front::keys::{Keys, KeysError, Rights},
+    front::{
+        keys::{Keys, KeysError, Rights},
+        silent::{Answer, Guest, Silent},
+    },
     jobs::durable::Durable,
     models::{Chosen, Offer, Slot, State},
     openapi::router,
@@ -261,12 +268,12 @@ async fn accept(
     app: Arc<App>,
     mut closed: watch::Receiver<bool>,
 ) {
-    let seats = Arc::new(Semaphore::new(app.options.connections_max));
+    let (seats, silent) = (Arc::new(Semaphore::new(app.options.connections_max)), Arc::<Silent>::default());
     let mut connections = JoinSet::new();
     loop {
         let next = async {
-            let seat = Arc::clone(&seats).acquire_owned().await;
-            listener.accept().await.map(|(stream, _)| (stream, seat))
+            let (stream, _) = listener.accept().await?;
+            Ok::<_, io::Error>((stream, seat(&seats, &silent).await))
         };
         let accepted = tokio::select! {
             _ = closed.wait_for(|closed| *closed) => break,
@@ -287,15 +294,23 @@ async fn accept(
         drop(stream.set_nodelay(true));
         let (router, closed) = (router.clone(), closed.clone());
         let (acceptor, patience) = (tls.as_ref().map(|tls| tls.acceptor()), app.options.read_timeout);
+        let guest = silent.welcome();
         connections.spawn(async move {
             let _seat = seat;
-            match acceptor {
-                None => serve(stream, router, patience, closed).await,
-                Some(acceptor) => {
-                    if let Ok(Ok(stream)) = tokio::time::timeout(patience, acceptor.accept(stream)).await {
-                        serve(stream, router, patience, closed).await;
+            let served = async {
+                match acceptor {
+                    None => serve(stream, router, &guest, patience, closed).await,
+                    Some(acceptor) => {
+                        if let Ok(Ok(stream)) = tokio::time::timeout(patience, acceptor.accept(stream)).await
+                        {
+                            serve(stream, router, &guest, patience, closed).await;
+                        }
                     }
                 }
+            };
+            tokio::select! {
+                () = served => {}
+                () = guest.ended() => {}
             }
         });
     }
@@ -305,16 +320,42 @@ async fn accept(
     drop(tokio::time::timeout(LAST_BYTES_TIMEOUT, last_bytes).await);
 }
 
-async fn serve<S>(stream: S, router: Router, patience: Duration, mut closed: watch::Receiver<bool>)
-where
+/// How long a connection that makes room may take to be gone, before another one has to make room, too.
+const LEAVING: Duration = Duration::from_millis(10);
+
+/// A place for a connection. Where there is none, those that have been silent for the longest make room.
+async fn seat(seats: &Arc<Semaphore>, silent: &Silent) -> Option<OwnedSemaphorePermit> {
+    loop {
+        match Arc::clone(seats).try_acquire_owned() {
+            Ok(seat) => return Some(seat),
+            Err(_) => silent.end_longest(),
+        }
+        if let Ok(seat) = tokio::time::timeout(LEAVING, Arc::clone(seats).acquire_owned()).await {
+            return seat.ok();
+        }
+    }
+}
+
+async fn serve<S>(
+    stream: S,
+    router: Router,
+    guest: &Arc<Guest>,
+    patience: Duration,
+    mut closed: watch::Receiver<bool>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let router = TowerToHyperService::new(router);
+    let answering = service_fn(|request: Request<Incoming>| {
+        let (asking, answer) = (guest.asks(), router.call(request));
+        async move { answer.await.map(|answer| answer.map(|body| Answer::new(body, asking))) }
+    });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(patience)
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEADER_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), answering);
     let mut connection = pin!(connection);
     // A connection that breaks is the client's business; its request was cancelled by being dropped.
     let is_closed = async { drop(closed.wait_for(|closed| *closed).await) };

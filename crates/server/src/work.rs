@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use fornax_chat::{Answers, Ask, Counts, Finish, Piece};
+use fornax_chat::{Answers, Ask, Counts, Finish, Piece, TokenScore};
 use sha2::{Digest, Sha256};
 use tokio::{
     sync::watch,
@@ -20,6 +20,10 @@ use crate::{
     served::Served,
 };
 
+/// Likelihoods of tokens that are told between two looks at the memory that is left: twenty alternatives of each of a hundred
+/// answers' tokens are gigabytes, asked for in as many bytes.
+const SCORES_LOOK: usize = 1 << 16;
+
 /// Answers being made for a client. Dropping it cancels them and counts them as aborted.
 pub(crate) struct Work {
     admission: Admission,
@@ -29,6 +33,8 @@ pub(crate) struct Work {
     submitted: Instant,
     /// By answer: when its last text came.
     last_text: Vec<Option<Instant>>,
+    /// Likelihoods that were told, alternatives included: an answer that comes whole holds them all.
+    scores: usize,
     stops: Stops,
 }
 
@@ -82,7 +88,8 @@ impl Work {
         let open = asks.iter().map(|ask| ask.request.choices as usize).sum();
         let answers = submit(&admission, asks)?;
         let stops = Stops { deadline: None, killed: admission.app.watch_killed(), cancelled: None };
-        Ok(Work { answers, open, submitted: Instant::now(), last_text: vec![None; open], stops, admission })
+        let (submitted, last_text) = (Instant::now(), vec![None; open]);
+        Ok(Work { answers, open, submitted, last_text, scores: 0, stops, admission })
     }
 
     /// Hands more questions to the engine, once the ones before are all answered. Numbers begin anew.
@@ -137,11 +144,31 @@ impl Work {
             self.open = 0;
             return None;
         };
+        let piece = piece.and_then(|piece| self.afforded(piece));
         match &piece {
             Ok(piece) => self.observe(index, piece),
             Err(_) => self.open = 0,
         }
         Some((index, piece))
+    }
+
+    /// A piece, as long as there is memory for what has come with it: near the end of it those go who hold much.
+    fn afforded(&mut self, piece: Piece) -> Result<Piece, ApiError> {
+        let told = |scores: &[TokenScore]| scores.iter().map(|score| 1 + score.top.len()).sum::<usize>();
+        let more = match &piece {
+            Piece::Text { tokens, .. } | Piece::Said { tokens, .. } => told(tokens),
+            Piece::Scored(score) | Piece::Token(score) => told(std::slice::from_ref(score)),
+            Piece::Started { .. } | Piece::Embedding(_) | Piece::End { .. } => 0,
+        };
+        let before = self.scores;
+        self.scores += more;
+        if before / SCORES_LOOK < self.scores / SCORES_LOOK
+            && let Err(error) = self.admission.app.check_memory(0)
+        {
+            self.answers.cancel();
+            return Err(error);
+        }
+        Ok(piece)
     }
 
     /// Resolves when something from outside ends it.

@@ -252,7 +252,9 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Re
 /// Refuses expressions so long that parsing them would reach the end of any stack.
 fn check_expressions(source: &str) -> Result<(), Error> {
     let mut rest = source;
-    while let Some(open) = rest.find("{{").into_iter().chain(rest.find("{%")).min() {
+    // Not by looking for each of both to the end, which takes the square of the tags where there are only such of one kind.
+    let opening = |text: &str| text.as_bytes().windows(2).position(|pair| pair == b"{{" || pair == b"{%");
+    while let Some(open) = opening(rest) {
         let inside = &rest[open + 2..];
         let close = if rest[open..].starts_with("{{") { "}}" } else { "%}" };
         let (tokens, len) = expression(inside, close);
@@ -346,7 +348,8 @@ fn without_generation_tags(source: &str) -> Cow<'_, str> {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(open) = rest.find("{%") {
-        let Some(close) = rest[open..].find("%}").map(|at| open + at) else { break };
+        // Behind the opening: `{%}` is no whole tag.
+        let Some(close) = rest[open + 2..].find("%}").map(|at| open + 2 + at) else { break };
         let inside = &rest[open + 2..close];
         let word = inside.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+'));
         out.push_str(&rest[..open + 2]);

@@ -129,6 +129,7 @@ fn python_habits_of_templates_work() {
         "2",
     );
     check("a\n  {%- generation %}\n b {% endgeneration -%}\n c", "a b c");
+    check("{{ 'generation {%} %}' }}", "generation {%} %}");
     check("{% if true %}\nx\n{% endif %}\n", "x\n");
     check("{{ messages[1].content is string }}{{ messages[1].content is iterable }}", "FalseTrue");
     check("{{ documents is none }}{{ tools is none }}", "TrueFalse");
@@ -151,6 +152,11 @@ fn a_refusal_carries_the_template_s_own_message() {
     );
     assert!(matches!(fails("{{ messages[0].content.nope.nope }}"), Error::TemplateFailed { .. }));
     assert!(matches!(fails("{% if %}"), Error::TemplateSyntax { .. }));
+    assert!(matches!(fails("{% generation %}{%}"), Error::TemplateSyntax { .. }));
+    // Of a megabyte of tags each was looked for in all that follows: a minute.
+    let began = std::time::Instant::now();
+    assert!(matches!(fails(&"{%x%}".repeat(200_000)), Error::TemplateSyntax { .. }));
+    assert!(began.elapsed() < std::time::Duration::from_secs(10));
     assert!(matches!(
         fails("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
         Error::TemplateFailed { .. }

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 #![expect(clippy::print_stdout, reason = "counts are for people to read")]
 
+mod fuzz;
 mod hostile;
 mod languages;
 mod schemas;

@@ -46,6 +46,8 @@ pub(crate) fn compile_form(args: &CompileForm) -> anyhow::Result<()> {
     };
     // Whatever is computed for those who were let in comes first. Where that cannot be had, it is as it was.
     let _ = nice(10);
+    // Where there is not as much memory as the limit says, this process goes, and not the one that waits for it.
+    drop(std::fs::write("/proc/self/oom_score_adj", "1000"));
     limit(Resource::Core, 0)?;
     limit(Resource::As, args.memory.saturating_add(ADDRESSES))?;
     limit(Resource::Data, args.memory.saturating_add(PROMISED))?;

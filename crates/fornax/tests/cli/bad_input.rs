@@ -115,6 +115,15 @@ fn inspect_writes_escape_sequences_of_a_file_out_instead_of_sending_them_to_the_
 }
 
 #[test]
+fn an_encoder_has_no_logits_and_says_what_it_has() {
+    let encoder = fixtures().join("bert-pair");
+    let encoder = encoder.to_str().unwrap();
+    for command in ["logits", "generate"] {
+        fornax([command, encoder, "--tokens", "1,2"]).fails(2, "INVALID_INPUT", &["fornax embed"]);
+    }
+}
+
+#[test]
 fn a_missing_tensor_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = changed(folder.path(), b"blk.1.ffn_down.weight", b"blk.1.ffn_gone.weight");

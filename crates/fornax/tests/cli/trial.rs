@@ -32,3 +32,22 @@ fn a_form_is_compiled_within_limits_of_memory_or_not_at_all() {
     }
     assert!(!ends_well(&json!({"unknown": 1}), "1MiB", "60"));
 }
+
+#[test]
+fn where_memory_runs_out_the_process_that_tries_a_form_goes_first() {
+    let mut child = command(&cache())
+        .args(["compile-form", "--memory", "1MiB", "--seconds", "60"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let score = format!("/proc/{}/oom_score_adj", child.id());
+    // It waits for a form until its input ends; nothing but the first lines of it is waited for here.
+    while std::fs::read_to_string(&score).unwrap().trim() != "1000" {
+        assert!(child.try_wait().unwrap().is_none(), "it ended");
+        std::thread::yield_now();
+    }
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}

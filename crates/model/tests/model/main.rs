@@ -9,6 +9,7 @@ mod document;
 mod encoder;
 mod fixture;
 mod flips;
+mod fuzz;
 mod golden;
 mod real;
 mod refusals;

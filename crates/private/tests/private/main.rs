@@ -5,6 +5,7 @@
 mod bad_input;
 mod between;
 mod exact;
+mod fuzz;
 mod rig;
 mod sessions;
 mod tampering;

@@ -161,7 +161,7 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.left.load(Ordering::Relaxed) || Instant::now() >= self.until
     }
 

@@ -5,4 +5,5 @@ pub(crate) mod door;
 pub(crate) mod keys;
 pub(crate) mod line;
 pub(crate) mod origin;
+pub(crate) mod silent;
 pub(crate) mod upload;

@@ -3,16 +3,19 @@
 use std::{convert::Infallible, sync::Arc};
 
 use axum::{
+    body::Bytes,
     extract::{FromRequest, Request},
     http::header,
 };
 use futures_util::stream;
 use multer::Multipart;
 
-use super::body::RawBody;
+use super::{body::RawBody, keys::Caller};
 use crate::{
-    app::App,
-    error::{ApiError, Fault},
+    app::{App, Entry, FORM_BYTES},
+    ask::prepare::blocking,
+    error::{ApiError, Code, Fault},
+    shares::Share,
 };
 
 /// Fields of a form, and characters of a file's name: more is nobody's form.
@@ -27,6 +30,8 @@ pub(crate) struct Upload {
     pub(crate) name: String,
     /// What is in it.
     pub(crate) text: String,
+    /// Counts as a request, and as bytes that are held, until it is kept.
+    pub(crate) held: (Entry, Share),
 }
 
 impl FromRequest<Arc<App>> for Upload {
@@ -37,14 +42,39 @@ impl FromRequest<Arc<App>> for Upload {
         let boundary = kind.and_then(|kind| multer::parse_boundary(kind).ok()).ok_or_else(|| {
             ApiError::fault(Fault::rule("body", "must be multipart/form-data with a boundary"))
         })?;
-        let body = RawBody::read(request, app, app.options.file_bytes_max).await?;
-        let bytes = stream::once(std::future::ready(Ok::<_, Infallible>(body.bytes.clone())));
+        let caller = request.extensions().get::<Caller>().cloned();
+        let caller = caller.ok_or_else(|| ApiError::new(Code::Unauthorized, "this needs a key"))?;
+        let entry = app.enter_without_model(&caller)?;
+        let most = app.options.file_bytes_max.saturating_add(FORM_BYTES);
+        let RawBody { bytes, share } = RawBody::read(request, app, most).await?;
+        let most = app.options.file_bytes_max;
+        // As many bytes as nobody else sends: not on a thread that serves sockets.
+        let form = blocking(app, caller.tenant(), move |_| {
+            tokio::runtime::Handle::current().block_on(Form::read(bytes, boundary, most))
+        });
+        let Form { fields, name, text } = form.await?;
+        Ok(Upload { fields, name, text, held: (entry, share) })
+    }
+}
+
+/// What a form says.
+struct Form {
+    fields: Vec<(String, String)>,
+    name: String,
+    text: String,
+}
+
+impl Form {
+    async fn read(bytes: Bytes, boundary: String, most: usize) -> Result<Form, ApiError> {
+        let bytes = stream::once(std::future::ready(Ok::<_, Infallible>(bytes)));
         let mut form = Multipart::new(bytes, boundary);
         let (mut fields, mut file) = (Vec::new(), None);
         // What the form looks like is the client's; its reader's messages may repeat it.
         let wrong = |_| ApiError::fault(Fault::rule("body", "must be a form that is whole"));
+        let mut parts = 0;
         while let Some(field) = form.next_field().await.map_err(wrong)? {
-            if fields.len() >= FIELDS_MAX {
+            parts += 1;
+            if parts > FIELDS_MAX {
                 let rule = format!("must have at most {FIELDS_MAX} fields");
                 return Err(ApiError::fault(Fault::rule("body", rule)));
             }
@@ -67,6 +97,9 @@ impl FromRequest<Arc<App>> for Upload {
         let Some((name, text)) = file else {
             return Err(ApiError::fault(Fault::rule("file", "is required")));
         };
-        Ok(Upload { fields, name, text })
+        if text.len() > most {
+            return Err(ApiError::new(Code::BodyTooLarge, format!("a file may have {most} bytes")));
+        }
+        Ok(Form { fields, name, text })
     }
 }

@@ -17,10 +17,11 @@ use utoipa::ToSchema;
 use super::files::{Listed, listed, which};
 use crate::{
     app::App,
-    ask::prepare::{blocking, read},
+    ask::prepare::{Patience, blocking, read},
     error::{ApiError, Code, Fault},
     front::{body::RawBody, keys::Caller},
     jobs::{route::Route, run::idempotency_key},
+    json,
     models::Models,
     shape::{Unknown, body},
 };
@@ -145,6 +146,7 @@ pub(crate) async fn create(
     if app.is_draining() {
         return Err(ApiError::new(Code::ModelNotReady, "the server is shutting down"));
     }
+    let _entry = app.enter(&caller)?;
     let idempotency_key = idempotency_key(&headers)?;
     let body = read::<BatchBody>(&app, caller.tenant(), body).await?.body;
     let BatchBody { input_file_id, endpoint, completion_window, metadata } = body;
@@ -175,9 +177,19 @@ pub(crate) async fn create(
     if file.purpose != "batch" {
         return Err(ApiError::fault(Fault::rule("input_file_id", "must be a file with the purpose batch")));
     }
+    // A small request makes a large file be read: it takes the room that sending it took.
+    let bytes = usize::try_from(file.bytes).unwrap_or(usize::MAX);
+    if bytes > app.options.file_bytes_max {
+        let rule = format!("must have at most {} bytes", app.options.file_bytes_max);
+        return Err(ApiError::fault(Fault::rule("input_file_id", rule)));
+    }
+    let room = app.room(caller.tenant(), bytes).await?;
     let text = store.file_text(&file.id).await?;
-    let models = Arc::clone(&app.models);
-    let lines = blocking(&app, caller.tenant(), move |_| Ok(Lines::read(&text, route, &models))).await?;
+    let (models, line_bytes_max) = (Arc::clone(&app.models), app.options.body_bytes_max);
+    let lines = blocking(&app, caller.tenant(), move |patience| {
+        Lines::read(&text, &Reading { route, models: &models, line_bytes_max, patience })
+    });
+    let lines = lines.await?;
     let batch = NewBatch {
         owner: caller.key.owner.to_string(),
         route: endpoint,
@@ -187,9 +199,12 @@ pub(crate) async fn create(
         metadata: Value::Object(metadata),
         requests: lines.requests,
         errors: lines.errors,
+        shares: caller.tenant().is_some(),
         idempotency_key,
     };
-    Ok(Json(store.begin_batch(batch).await?.into()))
+    let begun = store.begin_batch(batch).await?;
+    drop(room);
+    Ok(Json(begun.into()))
 }
 
 /// Hours as microseconds.
@@ -206,24 +221,25 @@ struct Lines {
     known: HashSet<String>,
 }
 
-/// One line.
-#[derive(Deserialize)]
-struct Line {
-    custom_id: Option<Value>,
-    method: Option<Value>,
-    url: Option<Value>,
-    body: Option<Value>,
+/// By what they are read.
+struct Reading<'a> {
+    route: Route,
+    models: &'a Models,
+    /// A line is asked later as the body that it could have been.
+    line_bytes_max: usize,
+    patience: &'a Patience,
 }
 
 impl Lines {
-    fn read(text: &str, route: Route, models: &Models) -> Lines {
+    fn read(text: &str, reading: &Reading<'_>) -> Result<Lines, ApiError> {
         let mut lines = Lines::default();
         let full = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         for (index, line) in full {
             if lines.errors.len() >= ERRORS_MAX || lines.requests.len() > BATCH_REQUESTS_MAX {
                 break;
             }
-            match lines.request(line, route, models) {
+            reading.patience.check()?;
+            match lines.request(line, reading) {
                 Ok(request) => lines.requests.push(request),
                 Err((code, param, message)) => {
                     let error = json!({"code": code, "line": index + 1, "message": message, "param": param});
@@ -242,21 +258,26 @@ impl Lines {
         if !lines.errors.is_empty() {
             lines.requests.clear();
         }
-        lines
+        Ok(lines)
     }
 
     /// What a line asks, or the code, the field and the words of what is wrong with it. Nothing of it is repeated.
     fn request(
         &mut self,
         line: &str,
-        route: Route,
-        models: &Models,
+        Reading { route, models, line_bytes_max, patience }: &Reading<'_>,
     ) -> Result<BatchRequest, (&'static str, Option<&'static str>, String)> {
         let wrong = |code, param, message: &str| Err((code, Some(param), message.to_owned()));
-        let Ok(line) = serde_json::from_str::<Line>(line) else {
-            return Err(("invalid_json_line", None, "this line is no JSON object".to_owned()));
+        if line.len() > *line_bytes_max {
+            return Err(("invalid_json_line", None, format!("a line may have {line_bytes_max} bytes")));
+        }
+        // By the bounds of a body: a file has room for what would take many times its bytes.
+        let Ok(Value::Object(mut line)) = json::read(line.as_bytes(), &|| !patience.is_over()) else {
+            let message = "this line is no JSON object, or one of more values than a body may have";
+            return Err(("invalid_json_line", None, message.to_owned()));
         };
-        let custom_id = match line.custom_id {
+        let mut field = |name: &str| line.swap_remove(name).filter(|value| !value.is_null());
+        let custom_id = match field("custom_id") {
             Some(Value::String(id)) if (1..=CUSTOM_ID_CHARS_MAX).contains(&id.chars().count()) => id,
             None => return wrong("missing_required_parameter", "custom_id", "custom_id is required"),
             Some(_) => {
@@ -270,17 +291,17 @@ impl Lines {
         if !self.known.insert(custom_id.clone()) {
             return wrong("duplicate_custom_id", "custom_id", "another line has this custom_id");
         }
-        if line.method != Some(json!("POST")) {
+        if field("method") != Some(json!("POST")) {
             return wrong("invalid_method", "method", "method must be POST");
         }
-        if line.url != Some(json!(route.path())) {
+        if field("url") != Some(json!(route.path())) {
             return wrong(
                 "mismatched_url",
                 "url",
                 &format!("url must be {}, the batch's endpoint", route.path()),
             );
         }
-        let Some(Value::Object(body)) = line.body else {
+        let Some(Value::Object(body)) = field("body") else {
             return wrong("invalid_body", "body", "body must be an object");
         };
         if body.get("stream").is_some_and(|stream| *stream == json!(true)) {

@@ -107,7 +107,9 @@ pub(crate) async fn upload(
     }
     let (owner, purpose) = (caller.key.owner.to_string(), PURPOSE.to_owned());
     let file = NewFile { owner, name: upload.name, purpose, text: upload.text };
-    Ok(Json(store.put_file(file).await?.into()))
+    let stored = store.put_file(file).await?;
+    drop(upload.held);
+    Ok(Json(stored.into()))
 }
 
 /// Which files or batches.

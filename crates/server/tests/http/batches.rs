@@ -1,8 +1,14 @@
 //! Files and batches, as OpenAI's clients use them.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
-use fornax_server::ServerOptions;
+use fornax_server::{Ceiling, ServerOptions};
 use serde_json::{Value, json};
 
 use crate::{
@@ -201,6 +207,15 @@ async fn files_and_batches_are_refused_by_the_field_that_is_wrong() {
     check_form(form("batch", "a", b"a\0b"), 400, "INVALID_INPUT", json!("file")).await;
     check_form(form("batch", "a", &[b'x'; 5000]), 413, "BODY_TOO_LARGE", Value::Null).await;
     check_form(b"no form".to_vec(), 400, "INVALID_INPUT", json!("body")).await;
+    // Files are counted as other fields are: sixty-four megabytes of them took a thread of the sockets for a minute.
+    let part = format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\n\r\n");
+    check_form(
+        (part.repeat(17) + &format!("--{BOUNDARY}--\r\n")).into_bytes(),
+        400,
+        "INVALID_INPUT",
+        json!("body"),
+    )
+    .await;
     check_form(form("batch", "a", b"{}")[..80].to_vec(), 400, "INVALID_INPUT", json!("body")).await;
     let without = post(world.address, "/v1/files", &json!({})).await;
     assert_eq!((without.status, &without.json()["error"]["param"]), (400, &json!("body")));
@@ -235,6 +250,45 @@ async fn files_and_batches_are_refused_by_the_field_that_is_wrong() {
     }
     let without = World::ready(Setup::default()).await;
     assert_eq!(get(without.address, "/v1/files").await.status, 404, "nothing is kept there");
+}
+
+/// A line of a few megabytes of small objects took a hundred times its bytes, and a small request had a file of any size
+/// read as often as it was sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_file_makes_the_server_hold_has_the_bounds_of_what_is_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let route = "/v1/completions";
+    let left = Arc::new(AtomicU64::new(u64::MAX));
+    let seen = Arc::clone(&left);
+    let mut setup = keeping(folder.path(), Setup::default());
+    setup.options.ceiling = Some(Ceiling::new(move || Some(seen.load(Ordering::Relaxed))));
+    let world = World::ready(setup).await;
+    let many = format!("{{\"prompt\":\"a\",\"x\":[{}]}}", vec!["{\"\":0}"; 300_000].join(","));
+    let many = line("a", route, json!({"prompt": "a"})).replace("{\"prompt\":\"a\"}", &many);
+    let long = line("a", route, json!({"prompt": "a".repeat(9 << 20)}));
+    let mut ids = Vec::new();
+    for (text, rule) in [(many, "more values than a body may have"), (long, "a line may have 8388608 bytes")]
+    {
+        let file = upload(&world, &text).await;
+        let failed = begin(&world, &file, route).await.json();
+        assert_eq!(
+            (&failed["status"], &failed["errors"]["data"][0]["code"]),
+            (&json!("failed"), &json!("invalid_json_line"))
+        );
+        assert!(failed["errors"]["data"][0]["message"].as_str().unwrap().contains(rule), "{failed}");
+        ids.push(file);
+    }
+    // Enough for requests, and not for one that has nine megabytes read.
+    left.store(132 << 20, Ordering::Relaxed);
+    let refused = begin(&world, &ids[1], route).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("OUT_OF_MEMORY")));
+
+    let folder = tempfile::tempdir().unwrap();
+    let mut setup = keeping(folder.path(), Setup::default());
+    setup.options.per_key_max = 0;
+    let busy = World::ready(setup).await;
+    assert_eq!(begin(&busy, "file-1", route).await.status, 429, "it counts as a request of its key");
+    assert_eq!(send_form(&busy, &[], &form("batch", "a", b"{}")).await.status, 429);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

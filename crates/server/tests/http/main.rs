@@ -11,6 +11,7 @@ mod completions;
 mod console;
 mod document;
 mod forms;
+mod fuzz;
 mod jobs;
 mod life;
 mod llama;

@@ -144,3 +144,35 @@ async fn half_of_many_streams_leave_and_nothing_is_left_of_them() {
     assert_eq!(stats.ended.failed, 0);
     world.stopped().await.unwrap();
 }
+
+/// For a socket nobody needs a key: four thousand of them, opened anew twice a minute, shut everybody out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sockets_on_which_nothing_is_asked_make_room() {
+    let hour = Duration::from_secs(3600);
+    let options = ServerOptions { connections_max: 4, read_timeout: hour, ..Default::default() };
+    let (world, gate) = World::gated(Setup { options, ..Setup::saying(&"a".repeat(50)) }).await;
+    let mut asking = Vec::new();
+    for _ in 0..2 {
+        let stream = send(&world, &json!({"prompt": "a", "stream": true})).await;
+        // What has begun to be answered is answered to its end.
+        stream.peek(&mut [0]).await.unwrap();
+        asking.push(stream);
+    }
+    let mut silent = Vec::new();
+    for number in 0..20 {
+        let mut stream = TcpStream::connect(world.address).await.unwrap();
+        // Nothing, a part of a request, or a whole one and then nothing.
+        let said: &[u8] = match number % 3 {
+            0 => b"",
+            1 => b"GET /health HTTP/1.1\r\n",
+            _ => b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        };
+        stream.write_all(said).await.unwrap();
+        silent.push(stream);
+        assert_eq!(in_time(get(world.address, "/health")).await.status, 200, "after {number}");
+    }
+    drop(gate);
+    for stream in &mut asking {
+        assert!(client::read(stream).await.body.ends_with("data: [DONE]\n\n"));
+    }
+}

@@ -284,7 +284,7 @@ async fn what_there_is_no_memory_for_is_refused_until_there_is() {
     let world = World::ready(Setup { options, ..Setup::default() }).await;
     let body = json!({"prompt": "a".repeat(1 << 20), "max_tokens": 1});
     let status = async || post(world.address, "/v1/completions", &body).await;
-    assert_eq!(status().await.json()["error"]["code"], "PROMPT_TOO_LONG");
+    assert_eq!(status().await.json()["error"]["code"], "context_length_exceeded");
     // Enough for small requests, and not for this one.
     left.store(132 << 20, Ordering::Relaxed);
     let refused = status().await;
@@ -294,6 +294,24 @@ async fn what_there_is_no_memory_for_is_refused_until_there_is() {
     let small = post(world.address, "/v1/completions", &json!({"prompt": "a"})).await;
     assert_eq!(code(&small), (503, json!("OUT_OF_MEMORY")));
     assert_eq!(client::get(world.address, "/health").await.status, 200, "whoever looks is told");
+}
+
+/// A hundred answers with twenty alternatives of each token are gigabytes, asked for in a line.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_holds_more_than_there_is_ends_and_others_go_on() {
+    let looks = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&looks);
+    // There is room when it comes in, and none later.
+    let left = move || Some(if seen.fetch_add(1, Ordering::Relaxed) == 0 { u64::MAX } else { 0 });
+    let options = ServerOptions { ceiling: Some(Ceiling::new(left)), ..Default::default() };
+    let world = World::ready(Setup { options, ..Setup::saying(&"a".repeat(1000)) }).await;
+    let body = |n: u32| json!({"prompt": "a", "max_tokens": 1000, "n": n, "logprobs": 20});
+    let whole = post(world.address, "/v1/completions", &body(1)).await;
+    assert_eq!(whole.status, 200, "{}", whole.body);
+    looks.store(0, Ordering::Relaxed);
+    let ended = post(world.address, "/v1/completions", &body(8)).await;
+    assert_eq!((code(&ended), ended.header("retry-after")), ((503, json!("OUT_OF_MEMORY")), Some("5")));
+    world.until("/health", |health| health.json()["kv"]["pages_used"] == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
