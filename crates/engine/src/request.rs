@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use fornax_code::Code;
 use fornax_compute::{Error, PAGE_TOKENS, Sampling, TOP_LOGPROBS_MAX};
 
 use crate::grammar::Grammar;
@@ -170,11 +171,28 @@ pub enum Refusal {
         tokens: usize,
     },
     /// The device is gone; nothing can be computed until the engine is started again.
-    #[error("DEVICE_LOST: {0}")]
+    #[error("{0}")]
     DeviceLost(String),
     /// The engine is draining or gone.
     #[error("the engine takes no more requests")]
     Closed,
+}
+
+impl Refusal {
+    /// What programs know it by.
+    pub fn code(&self) -> Code {
+        match self {
+            Refusal::PromptTooLong { .. }
+            | Refusal::ContextExceeded { .. }
+            | Refusal::PoolExceeded { .. } => Code::PromptTooLong,
+            Refusal::PromptEmpty | Refusal::TokenOutOfRange { .. } | Refusal::Parameter { .. } => {
+                Code::InvalidInput
+            }
+            Refusal::QueueFull { .. } | Refusal::ShareFull { .. } => Code::QueueFull,
+            Refusal::DeviceLost(_) => Code::DeviceLost,
+            Refusal::Closed => Code::ModelNotReady,
+        }
+    }
 }
 
 /// What the engine can hold, known before any request.
