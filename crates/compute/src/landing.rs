@@ -78,7 +78,7 @@ pub fn land<R>(
             Some(Landed { dtype, shape, bytes }) => {
                 let view = View::new(part.view.name, *dtype, shape.clone(), bytes);
                 let view = view.map_err(|_| wrong_shape(&part.view))?;
-                Part { view, rows: part.rows.clone(), scales: None, columns: None, whole: part.whole }
+                Part { view, rows: part.rows.clone(), columns: None, whole: part.whole, place: part.place }
             }
         });
     }

@@ -58,6 +58,8 @@ pub(super) struct Layer<'a> {
     pub(super) causal: bool,
     /// The layer's KV group, whose page tables it uses.
     pub(super) group: usize,
+    /// Columns of the rows that begin with the queries: of fused ones, or the queries alone.
+    pub(super) columns: usize,
     /// A query sees this many positions, its own included.
     pub(super) window: Option<u32>,
     pub(super) dtype: KvDType,
@@ -169,7 +171,7 @@ impl Layer<'_> {
         let (values, rest) = rest.split_at_mut(count * dim);
         let (outputs, rest) = rest.split_at_mut(count * dim);
         for (token, values) in values.chunks_exact_mut(shared * dim).enumerate() {
-            let at = (tokens.first + token) * self.heads.qkv_columns() + head * shared * dim;
+            let at = (tokens.first + token) * self.columns + head * shared * dim;
             for (value, query) in values.iter_mut().zip(&qkv[at..]) {
                 *value = query * self.scale;
             }
