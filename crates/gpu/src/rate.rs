@@ -1,4 +1,4 @@
-//! What the device can do at most, measured: what other figures are shares of.
+//! The highest rates of the device, measured: other figures are given as shares of them.
 
 use std::path::PathBuf;
 
@@ -9,11 +9,11 @@ use crate::arena::Arena;
 use crate::driver::{Arg, CUDA, Device, Event, Launch, Pinned};
 use crate::program::{Key, Programs};
 
-/// Larger than any cache of a device, several times.
+/// Several times larger than any cache of a device.
 const COPY_BYTES: usize = 1 << 30;
-/// As the loader pins.
+/// The same size as the loader pins.
 const PINNED_BYTES: usize = 64 << 20;
-/// The first warms up; the best counts.
+/// The first run warms up; the best one counts.
 const ROUNDS: usize = 6;
 
 /// Threads of a block of `rate.cu`, one block for each multiprocessor, and rounds of its loop: some milliseconds.
@@ -29,13 +29,13 @@ pub struct Rates {
     pub copy: f64,
     /// From pinned memory of the host to the device.
     pub host_to_device: f64,
-    /// Multiplications and additions of the matrix units, f16 with sums in f32, from operands that are there already:
-    /// more than any product of a model can have.
+    /// Multiplications and additions of the tensor cores, f16 with sums in f32, with operands that are already in
+    /// registers or shared memory: more than any product of a model can reach.
     pub matrix: f64,
 }
 
-/// Measures a device: takes two gigabytes of it for some milliseconds. The kernel that multiplies is kept in the
-/// folder.
+/// Measures a device. Takes two gigabytes of its memory for some milliseconds. The kernel that multiplies is kept in
+/// the folder.
 pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Error> {
     let device = Device::open(&CUDA, ordinal)?;
     let arena = Arena::new(device.clone(), device.memory_free);

@@ -110,7 +110,7 @@ pub struct DeviceRates {
     pub copy: f64,
     /// Bytes a second from pinned memory of the host.
     pub host_to_device: f64,
-    /// Multiplications and additions of its matrix units in f16, in a second.
+    /// Multiplications and additions of its tensor cores in f16, in a second.
     pub matrix: f64,
 }
 

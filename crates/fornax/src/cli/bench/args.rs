@@ -8,11 +8,11 @@ use crate::cli::device::DeviceArgs;
 /// Measure how fast a model runs here
 ///
 /// Through the engine, as requests run: prefill of prompts of several lengths; decode of several streams together, and of
-/// one behind 8000 tokens where the context has room (on a GPU it is made to); a mixed load of requests that come by
-/// themselves, at random times and so many a second, with the times to the first token and between tokens; the same prompt
+/// one behind 8000 tokens where the context has room (on a GPU it is made to); a mixed load of requests that
+/// arrive at random times at a given rate, with the times to the first token and between tokens; the same prompt
 /// of 1024 tokens twice (the second time it is found in the cache); and loading. Beside them: the bytes and operations that
 /// they take, and their shares of what this machine does at most, measured in the same run: memory that is read (a GPU's:
-/// copied), and a GPU's matrix units, multiplying f16 without loading anything. On a GPU also the time of a step, and
+/// copied), and a GPU's tensor cores, multiplying f16 without loading anything. On a GPU also the time of a step, and
 /// what the engine's own thread takes for one: it is hidden where it is less.
 ///
 /// With --http a server is started beside it, on this machine and in this process, and decode and mixed load are measured
@@ -101,7 +101,7 @@ pub(crate) enum Part {
     Prefill,
     /// Streams together
     Decode,
-    /// Requests that come by themselves
+    /// Requests that arrive at random times
     Mixed,
     /// A prompt that is found in the cache
     Prefix,

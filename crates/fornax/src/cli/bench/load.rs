@@ -143,7 +143,7 @@ async fn ask_engine(handle: &Handle, ask: Ask) -> anyhow::Result<Timeline> {
     Ok(Timeline { sent, came, tokens, cached_tokens })
 }
 
-/// Times between requests that come by themselves, so many a second: a Poisson process, the same for the same seed.
+/// Times between requests that arrive at random at a rate: a Poisson process, the same for the same seed.
 pub(super) fn arrivals(rate: f64, count: usize, random: &mut SplitMix64) -> Vec<Duration> {
     let gaps = (0..count).map(|_| -(1.0 - uniform(random)).ln() / rate);
     let times = gaps.scan(0.0, |now, gap| {
