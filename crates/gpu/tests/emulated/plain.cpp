@@ -22,24 +22,6 @@ static int ids[TOKENS] = {36, 0, -2, 7}, positions[TOKENS] = {5, 36, 0, 40}, ada
 static Step step = {nullptr, ids, positions, nullptr, nullptr, nullptr, nullptr, adapters, nullptr, ROWS_MAX, TOKENS, WANTED, 0};
 
 static float* at(int row, int column) { return &weight[((long)(row / 16) * GROUPS + column / 128) * 2048 + row % 16 * 128 + column % 128]; }
-template <class Body> static void launch(int x, int y, int z, int threads, Body body) {
-    static Body* kernel;
-    kernel = &body;
-    gridDim = {x, y, z};
-    for (int i = 0; i < x * y * z; i++) emulated::run({i % x, i / x % y, i / x / y}, 1, threads, [] { (*kernel)(); });
-}
-static std::vector<float> random_values(long count) {
-    std::vector<float> made(count);
-    for (auto& one : made) one = random_value();
-    return made;
-}
-// The first `rows` rows are what `right` says for each value, and nothing behind them was touched.
-template <class Right> static void check(const char* what, const std::vector<float>& is, const std::vector<float>& before, int rows, int columns, Right right) {
-    Error error;
-    for (int i = 0; i < rows * columns; i++) error.add(is[i], right(i / columns, i % columns));
-    error.check(what, 1e-12);
-    expect(!memcmp(is.data() + rows * columns, before.data() + rows * columns, (is.size() - rows * columns) * 4), what);
-}
 
 static void products() {
     const auto x = random_values(ROWS_MAX * COLUMNS), bias = random_values(ROWS + 3), before = random_values(ROWS_MAX * (ROWS + 3));
