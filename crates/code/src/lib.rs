@@ -1,8 +1,8 @@
 //! What programs know an error by.
 //!
-//! One list for the wire, the library, jobs and the command line. An error has its code beside its message
-//! (`code()`), never inside of it. Two tables say what a code means to those outside, and nobody else maps one: statuses of
-//! HTTP are in `server/src/error.rs`, exit codes in `fornax/src/cli/failure.rs`. Both name every code, so a new one does not
+//! One list for the wire, the library, jobs and the command line. An error has its code beside its message (`code()`),
+//! never inside of it. Two tables say what a code means to those outside, and nobody else maps one: statuses of HTTP
+//! are in `server/src/error.rs`, exit codes in `fornax/src/cli/failure.rs`. Both name every code, so a new one does not
 //! compile before it has both.
 
 use std::fmt;

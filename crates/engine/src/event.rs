@@ -47,8 +47,8 @@ pub enum Event {
     Failed(Failure),
 }
 
-/// Why the prefix cache had no more of a prompt. Only prompts of the same salt and adapter are looked at: a tenant learns
-/// nothing of another's.
+/// Why the prefix cache had no more of a prompt. Only prompts of the same salt and adapter are looked at: a tenant
+/// learns nothing of another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// No earlier prompt went on behind what was found.

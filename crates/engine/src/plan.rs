@@ -64,7 +64,8 @@ pub struct Plan {
 pub struct DevicePlan {
     /// Bytes that the backend will allocate, by purpose.
     pub usage: Usage,
-    /// Bytes of weights that lie in the host's memory, beside a device that has its own. They are no part of the device's.
+    /// Bytes of weights that lie in the host's memory, beside a device that has its own. They are no part of the
+    /// device's.
     pub host_bytes: u64,
     /// Bytes of the process itself.
     pub runtime_bytes: u64,
@@ -259,7 +260,8 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         Ok(self)
     }
 
-    /// The same with the experts of some layers elsewhere than on the device; what the backend does not have is refused.
+    /// The same with the experts of some layers elsewhere than on the device; what the backend does not have is
+    /// refused.
     pub fn with_experts_at(mut self, layers: Range<usize>, place: WeightPlace) -> Result<Self, Error> {
         if let Subject::Known(config) = &mut self.subject {
             config.place_experts(layers, place);
@@ -340,7 +342,8 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         let least = pages_for(context).saturating_add(1);
         let wanted = pages_for(context).saturating_mul(ask.parallel).saturating_add(1);
         let spare = |bytes: u64| room.saturating_sub(bytes);
-        // States come first, since without its own no request moves. Checkpoints share with keys and values what is left.
+        // States come first, since without its own no request moves. Checkpoints share with keys and values what is
+        // left.
         let states = States::of(&kv.groups, ask.parallel);
         let kept = spare(state_bytes.saturating_mul(states.least as u64));
         let share = states.share(page_bytes, state_bytes);

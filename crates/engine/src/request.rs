@@ -7,13 +7,13 @@ use fornax_compute::{Error, PAGE_TOKENS, Sampling, TOP_LOGPROBS_MAX};
 
 use crate::grammar::Grammar;
 
-/// What tells given content apart: a cryptographic hash of it, cut to 16 bytes. Who can make two contents with the same one can
-/// be shown what was computed for the other.
+/// What tells given content apart: a cryptographic hash of it, cut to 16 bytes. Who can make two contents with the same
+/// one can be shown what was computed for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentHash(pub [u8; 16]);
 
-/// Content that is read at some positions of a prompt instead of tokens: an image, as the rows that a tower of its own has made
-/// of it. The prompt has placeholders there, whatever their ids.
+/// Content that is read at some positions of a prompt instead of tokens: an image, as the rows that a tower of its own
+/// has made of it. The prompt has placeholders there, whatever their ids.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// The first of its positions.
@@ -24,8 +24,8 @@ pub struct Piece {
     pub columns: usize,
     /// A row for each position, which stands where a token's row of the embedding would: (rows, columns).
     pub rows: Arc<[f32]>,
-    /// By section, where each of its rows is, counted from where the piece begins: an image's have a time, a height and a
-    /// width. Empty where they follow each other like tokens. Part of what `hash` is of.
+    /// By section, where each of its rows is, counted from where the piece begins: an image's have a time, a height and
+    /// a width. Empty where they follow each other like tokens. Part of what `hash` is of.
     pub offsets: Vec<Vec<u32>>,
 }
 
@@ -78,8 +78,8 @@ pub struct Request {
     /// Whose it is: a key that only whoever submits it can read anything from. Shown in the
     /// [`Picture`](crate::Picture); owners share the queue, the seats and the steps fairly. It changes no token.
     pub owner: Option<Arc<str>>,
-    /// Which of the model's adapters computes it; `None` is the model itself. Prefixes are shared only by requests of the
-    /// same.
+    /// Which of the model's adapters computes it; `None` is the model itself. Prefixes are shared only by requests of
+    /// the same.
     pub adapter: Option<u32>,
 }
 

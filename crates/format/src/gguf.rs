@@ -37,7 +37,8 @@ impl Gguf {
         })
     }
 
-    /// Takes a file that belongs to the model beside its own, with metadata and tensors of its own: what reads images, say.
+    /// Takes a file that belongs to the model beside its own, with metadata and tensors of its own: what reads images,
+    /// say.
     pub fn add(&mut self, path: &Path) -> Result<(), Error> {
         self.beside.push(Gguf::open(path)?);
         Ok(())

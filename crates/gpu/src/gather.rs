@@ -152,8 +152,8 @@ impl Gathering<'_> {
     /// Gathers `count` rows from `first` on into a slot; each thread takes some stretches of it.
     ///
     /// # Safety
-    /// `room` stays allocated as long as the gathering, and nobody else touches it until [`wait`](Gathering::wait) for the
-    /// slot has returned. Nothing else of this slot is on its way.
+    /// `room` stays allocated as long as the gathering, and nobody else touches it until [`wait`](Gathering::wait) for
+    /// the slot has returned. Nothing else of this slot is on its way.
     pub(crate) unsafe fn give(&self, slot: usize, (first, count): (usize, usize), room: PinnedRoom) {
         // SAFETY: only the lifetime changes. The reference is in a stretch, and `drop` does not return before every
         // stretch is thrown away or done.

@@ -90,7 +90,8 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             suite.compare(Sequences { heads, window: None, dtype, lengths, chunk, fused: true, extra: None });
         }
     }
-    // Eight streams with so many K/V heads, and heads so large, that a backend's blocks are many and have one tile in fast memory.
+    // Eight streams with so many K/V heads, and heads so large, that a backend's blocks are many and have one tile in
+    // fast memory.
     for (dtype, window, fused) in [
         (KvDType::F16, None, false),
         (KvDType::F16, None, true),

@@ -73,8 +73,8 @@ impl Drop for Counted {
     }
 }
 
-/// Bytes of a large page. Weights lie in these, so that what is streamed from end to end misses the address cache rarely
-/// and is read ahead without a break.
+/// Bytes of a large page. Weights lie in these, so that what is streamed from end to end misses the address cache
+/// rarely and is read ahead without a break.
 const LARGE_PAGE: usize = 2 << 20;
 /// Weights share allocations of this size: most are smaller than a large page. What is not used of it is never touched,
 /// and so takes no memory.

@@ -433,7 +433,8 @@ impl PinnedRoom {
     /// Its bytes.
     ///
     /// # Safety
-    /// The memory is alive, and nobody else reads or writes these bytes as long as the slice lives, the device included.
+    /// The memory is alive, and nobody else reads or writes these bytes as long as the slice lives, the device
+    /// included.
     pub(crate) unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
         // SAFETY: initialised by whoever allocated it; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }

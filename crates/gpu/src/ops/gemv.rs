@@ -19,8 +19,8 @@ use crate::step::{DeviceStep, Slot};
 /// Multiprocessors that work is split for: those of an H100. It is a constant because the order of summation depends on
 /// it.
 pub(super) const MULTIPROCESSORS: usize = 132;
-/// From this many tiles of 16 rows on, columns are split into this many slices: the fewer tiles, the more slices, so that
-/// every multiprocessor has enough warps.
+/// From this many tiles of 16 rows on, columns are split into this many slices: the fewer tiles, the more slices, so
+/// that every multiprocessor has enough warps.
 const SLICES: [(usize, usize); 4] =
     [(8 * MULTIPROCESSORS, 1), (4 * MULTIPROCESSORS, 2), (MULTIPROCESSORS, 4), (0, 8)];
 /// Warps of a block: for one row of activations, and for several rows, whose sums need registers.

@@ -123,8 +123,8 @@ impl Target {
 
 async fn ask_engine(handle: &Handle, ask: Ask) -> anyhow::Result<Timeline> {
     let Ask { prompt, tokens, seed, .. } = ask;
-    // At a temperature: what a random model says greedily repeats itself, which is not what models are for. Nothing ends
-    // an answer before its length.
+    // At a temperature: what a random model says greedily repeats itself, which is not what models are for. Nothing
+    // ends an answer before its length.
     let sampling = Sampling { temperature: 1.0, ..Sampling::greedy() };
     let sent = Instant::now();
     let mut replies = handle.submit(Request { seed, ..Request::new(prompt, tokens, sampling) })?;
@@ -164,8 +164,8 @@ pub(super) fn between(least: usize, most: usize, random: &mut SplitMix64) -> usi
     least + (random.bits() % (most - least + 1) as u64) as usize
 }
 
-/// Tokens a second of all streams together while every one of them runs: from the first token of the last to begin until
-/// the first is done. Where that is no time at all, from the first token of all to the last.
+/// Tokens a second of all streams together while every one of them runs: from the first token of the last to begin
+/// until the first is done. Where that is no time at all, from the first token of all to the last.
 pub(super) fn steady_rate(timelines: &[Timeline]) -> f64 {
     let begun = timelines.iter().filter_map(|timeline| timeline.came.first()).max();
     let ended = timelines.iter().filter_map(|timeline| timeline.came.last()).min();

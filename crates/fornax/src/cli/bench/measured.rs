@@ -116,8 +116,8 @@ impl Setup {
 /// What the device can do at most, measured in the same run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Rates {
-    /// What all threads together read from memory; of a GPU, what it copies inside its own memory, read and written bytes
-    /// together.
+    /// What all threads together read from memory; of a GPU, what it copies inside its own memory, read and written
+    /// bytes together.
     pub(super) memory_bytes_per_second: f64,
     /// From pinned memory of the host to a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -475,8 +475,8 @@ impl Measured<'_> {
         let mut random = self.random((streams << 16 ^ prompt) as u64);
         let ask = |seed| Ask { at: Duration::ZERO, prompt: self.prompt(prompt, &mut random), tokens, seed };
         let asks: Vec<Ask> = (0..streams as u64).map(ask).collect();
-        // The first answers warm up: steps of this size are run and recorded, and prompts are found in the cache the second
-        // time, so that all streams soon run together.
+        // The first answers warm up: steps of this size are run and recorded, and prompts are found in the cache the
+        // second time, so that all streams soon run together.
         let short = |ask: &Ask| Ask { tokens: tokens.min(WARM_TOKENS), ..ask.clone() };
         self.run(target, &asks.iter().map(short).collect::<Vec<_>>())?;
         let before = self.inside.as_ref().map(|inside| inside.model.stats());
