@@ -58,9 +58,15 @@ impl<M: Memory> Attention<M> {
         let norms_rotated = config.facts.norms_rotated;
         let rotates = config.rope.dims > 0 && rotary != Rotary::None;
         loader.memory.foresee(&shape, rotates && !norms_rotated);
-        // Without keys there is nothing that the second one would be applied to.
-        let key_norm = if keys_of.is_some() { Tensor::QueryNorm } else { Tensor::KeyNorm };
-        let qk_norm = (norm(loader, Tensor::QueryNorm, None, layer)?, norm(loader, key_norm, None, layer)?);
+        let query_norm = norm(loader, Tensor::QueryNorm, None, layer)?;
+        let key_norm = match &query_norm {
+            // There are no keys that it would be applied to.
+            Some(query) if keys_of.is_some() => {
+                let weight = loader.memory.upload_values(&vec![1.0; heads.dim])?;
+                Some(Norm { kind: query.kind, weight, bias: None, eps: query.eps })
+            }
+            _ => norm(loader, Tensor::KeyNorm, None, layer)?,
+        };
         Ok(Attention {
             norm: norm(loader, Tensor::AttentionNorm, Some(Tensor::AttentionNormBias), layer)?,
             qkv: loader.weight(weights, layer)?,
@@ -71,7 +77,7 @@ impl<M: Memory> Attention<M> {
                 false => None,
             },
             gate_changes: loader.changes(&[Tensor::AttentionGate], layer)?,
-            qk_norm: match qk_norm {
+            qk_norm: match (query_norm, key_norm) {
                 (Some(query), Some(key)) => Some(QkNorm { query, key }),
                 _ => None,
             },
