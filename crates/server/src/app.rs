@@ -79,7 +79,7 @@ pub struct Progress {
 }
 
 /// Why there is no model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 pub struct Failed {
     /// What programs know it by.
