@@ -1,10 +1,10 @@
 //! `cargo xtask bench-peers`: Fornax beside llama.cpp on the same files, threads and machine, and the table of it in
 //! docs/performance.md.
 //!
-//! The engines take turns, a process each, so that what else the machine does falls on all of them; the ratio is that of
-//! the medians. llama.cpp comes twice: as PyPI's `xllamacpp` wheel, made for every processor with AVX2, and as
-//! `llama-cpp-python`, which is compiled for this one. Each has an environment of its own under target/; the product never
-//! sees them.
+//! The engines take turns, a process each, so that what else the machine does falls on all of them; the ratio is that
+//! of the medians. llama.cpp comes twice: as PyPI's `xllamacpp` wheel, made for every processor with AVX2, and as
+//! `llama-cpp-python`, which is compiled for this one. Each has an environment of its own under target/; the product
+//! never sees them.
 //!
 //! Every figure is kept in target/bench-peers.json with the commit it was measured at, so a comparison can be made in
 //! pieces: the table is that of all figures of the present commit.

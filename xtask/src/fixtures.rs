@@ -9,8 +9,8 @@ use fornax::catalog::{self, Entry, Progress};
 
 use crate::schema_suite;
 
-/// Fetches the models that are offered, or all, and verifies also what was already there; then the JSON Schema Test Suite, whose
-/// tests say that they skip where it could not be had.
+/// Fetches the models that are offered, or all, and verifies also what was already there; then the JSON Schema Test
+/// Suite, whose tests say that they skip where it could not be had.
 pub(crate) fn run(all: bool) -> Result<()> {
     let cache = cache_dir()?;
     for entry in catalog::ENTRIES.iter().filter(|entry| all || entry.public) {

@@ -13,26 +13,28 @@ use crate::{command, output, root};
 /// What each crate may use of the others; the same table as in ARCHITECTURE.md.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("fornax-format", &[]),
+    ("fornax-code", &[]),
     ("fornax-compute", &["fornax-format"]),
     // `format` too: compute's interface speaks of its views and types.
     ("fornax-gpu", &["fornax-compute", "fornax-format"]),
     ("fornax-model", &["fornax-compute", "fornax-format"]),
     // `compute` and `format` are what model's interface and the tests on real backends speak of.
-    ("fornax-engine", &["fornax-model", "fornax-compute", "fornax-format"]),
+    ("fornax-engine", &["fornax-code", "fornax-model", "fornax-compute", "fornax-format"]),
     // It compiles forms for the engine; the others are for its tests, which run one.
-    ("fornax-form", &["fornax-engine", "fornax-model", "fornax-compute", "fornax-format"]),
+    ("fornax-form", &["fornax-code", "fornax-engine", "fornax-model", "fornax-compute", "fornax-format"]),
     ("fornax-text", &["fornax-format"]),
     // What engine and text together mean to whoever chats.
     ("fornax-chat", &["fornax-engine", "fornax-form", "fornax-text"]),
     // It knows matrices by number; `model` is for its tests, which compute one.
     ("fornax-private", &["fornax-compute", "fornax-format", "fornax-model"]),
     // It is handed a model that answers questions, and knows nothing of how; answers are judged by their form.
-    ("fornax-jobs", &["fornax-form"]),
+    ("fornax-jobs", &["fornax-code", "fornax-form"]),
     // `compute` for the sampling parameters that engine's requests carry, `format` for the tokenizers of its tests.
     (
         "fornax-server",
         &[
             "fornax-chat",
+            "fornax-code",
             "fornax-engine",
             "fornax-form",
             "fornax-text",
@@ -45,6 +47,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "fornax",
         &[
             "fornax-chat",
+            "fornax-code",
             "fornax-format",
             "fornax-compute",
             "fornax-gpu",

@@ -1,5 +1,5 @@
-//! Source archives of Python packages, for what only they carry. pip fetches them by version and hash; nothing of theirs is
-//! committed.
+//! Source archives of Python packages, for what only they carry. pip fetches them by version and hash; nothing of
+//! theirs is committed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! How fast products and attention are, beside what the machine can do at most:
 //! `cargo bench -p fornax-compute -- [THREADS] [FILTER]`.
 //!
-//! The limits are measured in the same run: bytes per second of reading memory for one token, and operations per second of
-//! multiply-adds that stay in registers, of 16-bit integers and of f32, for many.
+//! The limits are measured in the same run: bytes per second of reading memory for one token, and operations per second
+//! of multiply-adds that stay in registers, of 16-bit integers and of f32, for many.
 
 #![expect(
     clippy::unwrap_used,

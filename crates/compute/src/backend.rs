@@ -329,7 +329,8 @@ pub trait Backend: Memory {
         qkv: &Self::Buf,
         kv: &mut Self::Kv,
     ) -> Result<(), Error>;
-    /// Attention of each row's queries over its sequence's pages. `out` is (tokens, query heads x dim).
+    /// Attention of each row's queries over its sequence's pages. `out` is (tokens, query heads x dim). `qkv` has fused QKV
+    /// rows, or queries alone where the keys are another layer's ([`Need::SharedKeys`](crate::Need)).
     fn attention(
         &self,
         step: &Self::Step,

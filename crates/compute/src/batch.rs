@@ -29,8 +29,8 @@ impl GivenRows {
     }
 }
 
-/// What a row does with its sequence's state in one group of states. Where to read and where to write are told apart, so
-/// that going on from somebody's checkpoint takes no copy of its own.
+/// What a row does with its sequence's state in one group of states. Where to read and where to write are told apart,
+/// so that going on from somebody's checkpoint takes no copy of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowState {
     /// The state before the row's first token: the sequence's own or a checkpoint; `None` before the first position.
@@ -73,8 +73,8 @@ pub struct Batch {
     /// The further sections of each token's position, where a model has more than one (time, height and width of an
     /// image's pieces): each as long as `positions`, which is the first.
     pub sections: Vec<Vec<u32>>,
-    /// By token: the last position of its sequence that it sees, its own or a later one of the row. Empty where attention
-    /// itself says it (`causal`).
+    /// By token: the last position of its sequence that it sees, its own or a later one of the row. Empty where
+    /// attention itself says it (`causal`).
     pub lasts: Vec<u32>,
     /// By row, and within it by group of states. Empty where the model keeps none.
     pub states: Vec<Vec<RowState>>,

@@ -1,6 +1,6 @@
-//! Floats of 8 bits, "e4m3": a sign, four bits of exponent (bias 7), three of mantissa, no infinities. Several of them share a
-//! power of two, given by its exponent + 127 in a byte (255: NaN), which brings the largest near the end of their range. A code
-//! is relative, so one power does for many: what is 2^-14 of the largest still has its three bits.
+//! Floats of 8 bits, "e4m3": a sign, four bits of exponent (bias 7), three of mantissa, no infinities. Several of them
+//! share a power of two, given by its exponent + 127 in a byte (255: NaN), which brings the largest near the end of
+//! their range. A code is relative, so one power does for many: what is 2^-14 of the largest still has its three bits.
 
 /// The largest value; the code above it, all ones, is never written.
 const MOST: f32 = 448.0;

@@ -1,8 +1,8 @@
 //! Weights that are computed in another type than they are stored in: what they land in, and how.
 //!
-//! Some matrices of safetensors files have no type that a backend multiplies: 8-bit floats with scales, AWQ and GPTQ. They
-//! land in the smallest type that holds their values exactly (an 8-bit float times a scale that is no power of two is
-//! rounded once, to f32):
+//! Some matrices of safetensors files have no type that a backend multiplies: 8-bit floats with scales, AWQ and GPTQ.
+//! They land in the smallest type that holds their values exactly (an 8-bit float times a scale that is no power of two
+//! is rounded once, to f32):
 //!
 //! | stored | lands in |
 //! |---|---|
@@ -13,7 +13,8 @@
 //! | 8-bit floats with other scales | F32 |
 //!
 //! And a float matrix may be asked to land in a smaller type ([`View::lands`]), which rounds as [`quantize_q8_0`],
-//! [`quantize_q4_k`] and [`quantize_mxfp8`] say. Sizes are known without reading a matrix, so that a plan is made at once.
+//! [`quantize_q4_k`] and [`quantize_mxfp8`] say. Sizes are known without reading a matrix, so that a plan is made at
+//! once.
 //!
 //! A part that takes some of its matrix's columns ([`Part::columns`]) is cut here, after it has landed.
 
@@ -78,7 +79,7 @@ pub fn land<R>(
             Some(Landed { dtype, shape, bytes }) => {
                 let view = View::new(part.view.name, *dtype, shape.clone(), bytes);
                 let view = view.map_err(|_| wrong_shape(&part.view))?;
-                Part { view, rows: part.rows.clone(), scales: None, columns: None, whole: part.whole }
+                Part { view, rows: part.rows.clone(), columns: None, whole: part.whole, place: part.place }
             }
         });
     }

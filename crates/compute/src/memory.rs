@@ -1,6 +1,6 @@
 //! Device memory by purpose, and the counting memory that makes a plan from it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Range;
 
@@ -80,6 +80,29 @@ impl Usage {
     }
 }
 
+/// Where a weight lies while it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WeightPlace {
+    /// In the memory of the device that multiplies by it.
+    #[default]
+    Device,
+    /// In the host's memory, beside a device that has its own.
+    Host,
+    /// In its file, from which it is read when it is needed.
+    File,
+}
+
+impl WeightPlace {
+    /// What a backend must have for it.
+    pub fn need(self) -> Option<Need> {
+        match self {
+            WeightPlace::Device => None,
+            WeightPlace::Host => Some(Need::HostWeights),
+            WeightPlace::File => Some(Need::FileWeights),
+        }
+    }
+}
+
 /// A stored tensor on its way into a weight.
 #[derive(Clone, Debug)]
 pub struct Part<'a> {
@@ -88,19 +111,19 @@ pub struct Part<'a> {
     /// For each output row, the stored row it takes; `None` keeps the stored order. Containers differ in the row
     /// order of Q and K; the order of rows is settled here, once, so that operations know one order only.
     pub rows: Option<Vec<u32>>,
-    /// Scales stored apart from the values.
-    pub scales: Option<View<'a>>,
     /// The columns it takes, in whole blocks; `None` takes all. They are cut out on the way in (`landing.rs`), so a backend
     /// sees a matrix of fewer columns.
     pub columns: Option<Range<usize>>,
     /// Rows and columns of the weight that this is a shard of. A backend whose order of summation follows from a weight's
     /// shape takes it from here, so that a shard is summed as the same columns of the whole are.
     pub whole: Option<[usize; 2]>,
+    /// Where the weight is to lie; the same for all its parts.
+    pub place: WeightPlace,
 }
 
 impl<'a> From<View<'a>> for Part<'a> {
     fn from(view: View<'a>) -> Self {
-        Part { view, rows: None, scales: None, columns: None, whole: None }
+        Part { view, rows: None, columns: None, whole: None, place: WeightPlace::Device }
     }
 }
 
@@ -147,11 +170,17 @@ pub enum Need {
     GatedNorm,
     /// [`sigmoid_gate`](crate::Backend::sigmoid_gate).
     SigmoidGate,
+    /// [`attention`](crate::Backend::attention) of rows that hold queries alone.
+    SharedKeys,
+    /// [`WeightPlace::Host`].
+    HostWeights,
+    /// [`WeightPlace::File`].
+    FileWeights,
 }
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 19] = [
+    pub const ALL: [Need; 22] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -171,6 +200,9 @@ impl Need {
         Need::DeltaRule,
         Need::GatedNorm,
         Need::SigmoidGate,
+        Need::SharedKeys,
+        Need::HostWeights,
+        Need::FileWeights,
     ];
 }
 
@@ -196,6 +228,9 @@ impl fmt::Display for Need {
             Need::DeltaRule => "the gated delta rule",
             Need::GatedNorm => "a gated norm",
             Need::SigmoidGate => "attention with a gate",
+            Need::SharedKeys => "attention over the keys of another layer",
+            Need::HostWeights => "weights in the host's memory",
+            Need::FileWeights => "weights that stay in their file",
         })
     }
 }
@@ -298,6 +333,11 @@ pub trait Sizes {
     /// Bytes of the backend's own workspace and step slots.
     fn workspace_bytes(&self) -> u64;
 
+    /// Where a weight with this place lies: on a device whose memory is the host's, the two are one.
+    fn lies(&self, place: WeightPlace) -> WeightPlace {
+        place
+    }
+
     /// Refuses what the backend does not have: as [`Memory::supports`].
     fn supports(&self, need: Need) -> Result<(), Error> {
         let _ = need;
@@ -332,6 +372,7 @@ pub trait Sizes {
 pub struct Counting<S> {
     sizes: S,
     usage: RefCell<Usage>,
+    host_bytes: Cell<u64>,
 }
 
 impl<S: Sizes> Counting<S> {
@@ -339,7 +380,21 @@ impl<S: Sizes> Counting<S> {
     pub fn new(sizes: S) -> Self {
         let mut usage = Usage::default();
         usage.add(Purpose::Workspace, sizes.workspace_bytes());
-        Counting { sizes, usage: RefCell::new(usage) }
+        Counting { sizes, usage: RefCell::new(usage), host_bytes: Cell::new(0) }
+    }
+
+    /// Bytes of weights in the host's memory, beside the device's own.
+    pub fn host_bytes(&self) -> u64 {
+        self.host_bytes.get()
+    }
+
+    fn count_weight(&self, parts: &[Part<'_>], bytes: u64) {
+        let place = parts.first().map_or(WeightPlace::Device, |part| part.place);
+        match self.sizes.lies(place) {
+            WeightPlace::Device => self.count(Purpose::Weights, bytes),
+            WeightPlace::Host => self.host_bytes.set(self.host_bytes.get().saturating_add(bytes)),
+            WeightPlace::File => {}
+        }
     }
 
     fn count(&self, purpose: Purpose, bytes: u64) {
@@ -354,19 +409,19 @@ impl<S: Sizes> Memory for Counting<S> {
 
     fn upload(&self, parts: &[Part<'_>]) -> Result<(), Error> {
         let bytes = land(parts, Content::Room, |parts| self.sizes.weight_bytes(parts))?;
-        self.count(Purpose::Weights, bytes);
+        self.count_weight(parts, bytes);
         Ok(())
     }
 
     fn upload_table(&self, parts: &[Part<'_>], tied: bool) -> Result<(), Error> {
         let bytes = land(parts, Content::Room, |parts| self.sizes.table_bytes(parts, tied))?;
-        self.count(Purpose::Weights, bytes);
+        self.count_weight(parts, bytes);
         Ok(())
     }
 
     fn upload_experts(&self, parts: &[Part<'_>], experts: usize) -> Result<(), Error> {
         let bytes = land(parts, Content::Room, |parts| self.sizes.experts_bytes(parts, experts))?;
-        self.count(Purpose::Weights, bytes);
+        self.count_weight(parts, bytes);
         Ok(())
     }
 

@@ -90,7 +90,7 @@ pub fn pages_fit(operation: &'static str, heads: Heads, group: &KvGroup) -> Resu
     if got == wanted { Ok(()) } else { Err(Error::OperandShape { operation, operand: "kv", got, wanted }) }
 }
 
-/// Attention over pages.
+/// Attention over pages, of fused rows or of queries alone.
 pub fn attention<B: Operand>(
     count: usize,
     attention: &Attention<B>,
@@ -100,8 +100,10 @@ pub fn attention<B: Operand>(
 ) -> Result<(), Error> {
     const OPERATION: &str = "attention";
     let heads = attention.heads;
-    fits(OPERATION, "qkv", qkv, (count, heads.qkv_columns()))?;
-    fits(OPERATION, "out", out, (count, heads.query * heads.dim))?;
+    let queries = heads.query * heads.dim;
+    let columns = if qkv.columns() == queries { queries } else { heads.qkv_columns() };
+    fits(OPERATION, "qkv", qkv, (count, columns))?;
+    fits(OPERATION, "out", out, (count, queries))?;
     if let Some(sinks) = &attention.sinks {
         fits(OPERATION, "sinks", sinks, (1, heads.query))?;
     }

@@ -2,8 +2,8 @@
 //! 1, 2, 3", 2011). A counter goes in, 128 random bits come out, so a number has no history: a request that was
 //! preempted, resumed or moved to another device draws what it would have drawn.
 
-/// The random bits that a request with `seed` draws for the token at `position`; `draw` tells several draws for the same
-/// position apart (0 chooses the token).
+/// The random bits that a request with `seed` draws for the token at `position`; `draw` tells several draws for the
+/// same position apart (0 chooses the token).
 pub fn random_bits(seed: u64, position: u32, draw: u32) -> u64 {
     let [low, high] = halves(seed);
     let [a, b, _, _] = philox4x32([position, draw, 0, 0], [low, high]);

@@ -2,8 +2,8 @@
 
 use crate::{Error, Usage};
 
-/// A device that multiplies public bytes with blinded words. Every result is exact mod 2^32, so any two devices give the
-/// same words, and shares of an input sum to its product.
+/// A device that multiplies public bytes with blinded words. Every result is exact mod 2^32, so any two devices give
+/// the same words, and shares of an input sum to its product.
 pub trait Ring {
     /// Weights on the device, in its own layout.
     type Matrix;
@@ -14,7 +14,8 @@ pub trait Ring {
     /// Places `weights`, which are (rows, columns), on the device.
     fn matrix(&self, rows: usize, columns: usize, weights: &[i8]) -> Result<Self::Matrix, Error>;
 
-    /// `out[t][r]` = sum over c of `weights[r][c] * x[t][c]` mod 2^32. `x` is (tokens, columns), `out` is (tokens, rows).
+    /// `out[t][r]` = sum over c of `weights[r][c] * x[t][c]` mod 2^32. `x` is (tokens, columns), `out` is (tokens,
+    /// rows).
     fn multiply(&self, matrix: &Self::Matrix, x: &[u32], tokens: usize, out: &mut [u32])
     -> Result<(), Error>;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::pace::Pace;
 
-/// A step should last about this long: short enough that cancels are heard and a new prompt is soon begun, long enough that
-/// the cost of a step is spread over many tokens.
+/// A step should last about this long: short enough that cancels are heard and a new prompt is soon begun, long enough
+/// that the cost of a step is spread over many tokens.
 const STEP: Duration = Duration::from_millis(100);
 
 /// And where streams wait for their next token meanwhile, so long: they should not stutter.
@@ -17,8 +17,8 @@ const STEP_BESIDE_COSTS: f64 = 8.0;
 /// Fewer are never scheduled: a slow device would otherwise spend its time on step overhead.
 const TOKENS_MIN: usize = 16;
 
-/// Steps tell how long a token takes when their lengths vary by half of their mean: a few streams more or less say nothing
-/// about a prompt.
+/// Steps tell how long a token takes when their lengths vary by half of their mean: a few streams more or less say
+/// nothing about a prompt.
 const DISTINCT: f64 = 0.25;
 
 /// Adapts the token budget to what steps have cost.

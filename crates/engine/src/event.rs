@@ -1,5 +1,7 @@
 //! What the engine says about a choice.
 
+use fornax_code::Code;
+
 /// One event of a choice: `Started`, the prompt's log-probabilities if asked for, tokens or an embedding, then exactly
 /// one `End` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,8 +47,8 @@ pub enum Event {
     Failed(Failure),
 }
 
-/// Why the prefix cache had no more of a prompt. Only prompts of the same salt and adapter are looked at: a tenant learns
-/// nothing of another's.
+/// Why the prefix cache had no more of a prompt. Only prompts of the same salt and adapter are looked at: a tenant
+/// learns nothing of another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// No earlier prompt went on behind what was found.
@@ -104,35 +106,51 @@ pub struct Usage {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Failure {
     /// NaN or infinity in the logits.
-    #[error("NUMERIC_FAULT: the logits after position {position} are not finite")]
+    #[error("the logits after position {position} are not finite")]
     NumericFault {
         /// The position whose logits they were.
         position: usize,
     },
     /// Form, allowed and banned tokens together leave no token to choose.
-    #[error("INVALID_INPUT: nothing may be chosen at position {position}")]
+    #[error("nothing may be chosen at position {position}")]
     NothingAllowed {
         /// The position that no token may take.
         position: usize,
     },
     /// The form's own limits were exceeded.
-    #[error("INTERNAL: the form could not be followed: {0}")]
+    #[error("the form could not be followed: {0}")]
     Form(String),
     /// The backend refused or failed the step.
-    #[error("INTERNAL: {0}")]
+    #[error("{0}")]
     Backend(String),
     /// Somebody who computes for the backend answered what cannot be right.
-    #[error("INTEGRITY_FAILURE: {0}")]
+    #[error("{0}")]
     Integrity(String),
     /// The step panicked.
-    #[error("INTERNAL: the step panicked: {0}")]
+    #[error("the step panicked: {0}")]
     Panicked(String),
     /// The device is gone, and with it every request.
-    #[error("DEVICE_LOST: {0}")]
+    #[error("{0}")]
     DeviceLost(String),
     /// The engine stopped before the answer was whole.
-    #[error("CANCELLED: the engine stopped")]
+    #[error("the engine stopped")]
     EngineGone,
+}
+
+impl Failure {
+    /// What programs know it by.
+    pub fn code(&self) -> Code {
+        match self {
+            Failure::NumericFault { .. } => Code::NumericFault,
+            Failure::NothingAllowed { .. } => Code::InvalidInput,
+            // The form compiled, and following it took more than forms may take.
+            Failure::Form(_) => Code::SchemaUnsupported,
+            Failure::Backend(_) | Failure::Panicked(_) => Code::Internal,
+            Failure::Integrity(_) => Code::IntegrityFailure,
+            Failure::DeviceLost(_) => Code::DeviceLost,
+            Failure::EngineGone => Code::Cancelled,
+        }
+    }
 }
 
 impl Event {

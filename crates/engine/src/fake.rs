@@ -1,8 +1,8 @@
 //! A runner without a model, for the simulation and for the tests of whoever talks to an engine.
 //!
 //! It writes (token, position) into pages and makes the next token a hash of what it reads back through the page
-//! tables. A page given to two sequences, a stale prefix, a wrong table, a lost token: each changes the hash. A state is
-//! such a hash itself, carried from row to row through the states and checkpoints that the batch names.
+//! tables. A page given to two sequences, a stale prefix, a wrong table, a lost token: each changes the hash. A state
+//! is such a hash itself, carried from row to row through the states and checkpoints that the batch names.
 
 use std::collections::VecDeque;
 

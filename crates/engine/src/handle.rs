@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// How much may wait. An owner that has something waiting may have more only as long as that is no more than what is free:
-/// the first that floods the queue takes half of it, the next half of what is left.
+/// How much may wait. An owner that has something waiting may have more only as long as that is no more than what is
+/// free: the first that floods the queue takes half of it, the next half of what is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
     /// Choices that wait for their first seat.

@@ -13,7 +13,8 @@ use crate::prefix::{NodeId, PrefixTree, Units};
 /// A table belongs to exactly one sequence and must be given back through [`Pages::release`].
 #[derive(Debug)]
 pub(crate) struct Tables {
-    /// By group that has pages; entry `p` holds positions `p * PAGE_TOKENS ..`. Entries below a window are the trash page.
+    /// By group that has pages; entry `p` holds positions `p * PAGE_TOKENS ..`. Entries below a window are the trash
+    /// page.
     groups: Vec<Vec<PageId>>,
     /// By group of states.
     states: Vec<States>,
@@ -21,8 +22,8 @@ pub(crate) struct Tables {
     lent: bool,
     /// Positions up to which checkpoints were thought of.
     planned: usize,
-    /// Positions after which the states are kept in any case: the last full page of what was known when the sequence was
-    /// seated, which is the longest prefix that a request of the same prompt can use.
+    /// Positions after which the states are kept in any case: the last full page of what was known when the sequence
+    /// was seated, which is the longest prefix that a request of the same prompt can use.
     mark: usize,
     /// The node of the last page entered in the tree, held by a reference.
     node: NodeId,
@@ -122,8 +123,8 @@ impl Pages {
         }
     }
 
-    /// Tables for a new or resumed sequence, holding the longest run of leading pages that every group still has;
-    /// with it, how many tokens that is, and why it is no more. At least one token is left to compute, since its logits are
+    /// Tables for a new or resumed sequence, holding the longest run of leading pages that every group still has; with
+    /// it, how many tokens that is, and why it is no more. At least one token is left to compute, since its logits are
     /// wanted.
     pub(crate) fn find(
         &mut self,
@@ -202,8 +203,8 @@ impl Pages {
             .unwrap_or(0)
     }
 
-    /// Makes the tables cover `positions`. All groups or none: `false` leaves everything as it was. Checkpoints are taken
-    /// where there is room for them.
+    /// Makes the tables cover `positions`. All groups or none: `false` leaves everything as it was. Checkpoints are
+    /// taken where there is room for them.
     pub(crate) fn grow(&mut self, tables: &mut Tables, positions: usize) -> bool {
         let pages = positions.div_ceil(PAGE_TOKENS);
         let fits = self

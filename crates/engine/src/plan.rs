@@ -4,11 +4,12 @@
 //! by: plan and allocation cannot drift. No byte of a weight is read.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use fornax_compute::landing::landing;
 use fornax_compute::{
     Counting, Error as ComputeError, KvDType, KvGroup, KvKind, KvSpec, Memory, Need, PAGE_TOKENS, Part,
-    Purpose, Sizes, Usage,
+    Purpose, Sizes, Usage, WeightPlace,
 };
 use fornax_format::{Checkpoint, DType, View};
 use fornax_model::{Adapter, Config, Error, Limits};
@@ -63,6 +64,9 @@ pub struct Plan {
 pub struct DevicePlan {
     /// Bytes that the backend will allocate, by purpose.
     pub usage: Usage,
+    /// Bytes of weights that lie in the host's memory, beside a device that has its own. They are no part of the
+    /// device's.
+    pub host_bytes: u64,
     /// Bytes of the process itself.
     pub runtime_bytes: u64,
     /// Bytes left for what nobody counts: the allocator's rounding, page tables, a neighbour that grows.
@@ -256,6 +260,17 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         Ok(self)
     }
 
+    /// The same with the experts of some layers elsewhere than on the device; what the backend does not have is
+    /// refused.
+    pub fn with_experts_at(mut self, layers: Range<usize>, place: WeightPlace) -> Result<Self, Error> {
+        if let Subject::Known(config) = &mut self.subject {
+            config.place_experts(layers, place);
+            let sizes = (self.sizes)(StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 });
+            config.needs().into_iter().try_for_each(|need| sizes.supports(need))?;
+        }
+        Ok(self)
+    }
+
     /// The plan of what is asked for.
     pub fn plan(&self, ask: &Ask) -> Result<Plan, Error> {
         self.plan_as(ask, None)
@@ -316,7 +331,7 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             groups.map(|group| sizes.page_bytes(&kv, group)).fold(0, u64::saturating_add)
         };
         let (page_bytes, state_bytes) = (bytes_of(false), bytes_of(true));
-        let mut usage = self.usage(Requantized { sizes: (self.sizes)(step), quant }, step)?;
+        let (mut usage, host_bytes) = self.usage(Requantized { sizes: (self.sizes)(step), quant }, step)?;
         let margin_bytes = (ask.limit_bytes / 50).clamp(MARGIN_LEAST, MARGIN_MOST);
         let room = ask
             .limit_bytes
@@ -327,7 +342,8 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         let least = pages_for(context).saturating_add(1);
         let wanted = pages_for(context).saturating_mul(ask.parallel).saturating_add(1);
         let spare = |bytes: u64| room.saturating_sub(bytes);
-        // States come first, since without its own no request moves. Checkpoints share with keys and values what is left.
+        // States come first, since without its own no request moves. Checkpoints share with keys and values what is
+        // left.
         let states = States::of(&kv.groups, ask.parallel);
         let kept = spare(state_bytes.saturating_mul(states.least as u64));
         let share = states.share(page_bytes, state_bytes);
@@ -352,6 +368,7 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
             stored: self.stored.clone(),
             devices: vec![DevicePlan {
                 usage,
+                host_bytes,
                 runtime_bytes: ask.runtime_bytes,
                 margin_bytes,
                 limit_bytes: ask.limit_bytes,
@@ -363,20 +380,20 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         })
     }
 
-    /// Everything but keys and values.
-    fn usage(&self, sizes: Requantized<S>, step: StepLimits) -> Result<Usage, Error> {
+    /// Everything but keys and values, and the weights in the host's memory.
+    fn usage(&self, sizes: Requantized<S>, step: StepLimits) -> Result<(Usage, u64), Error> {
         match &self.subject {
             Subject::Known(config) => {
                 let counting = Counting::new(sizes);
                 let limits = Limits { tokens_max: step.tokens_max, wanted_max: step.wanted_max };
                 fornax_model::measure_with(self.checkpoint, config, self.adapters, &counting, limits)?;
-                Ok(counting.usage())
+                Ok((counting.usage(), counting.host_bytes()))
             }
             Subject::Outlined { outline, .. } => {
                 let mut usage = outline.usage(&sizes, step);
                 let bytes = tensors(self.checkpoint).iter().map(|view| sizes.stored_bytes(view)).sum();
                 usage.add(Purpose::Weights, bytes);
-                Ok(usage)
+                Ok((usage, 0))
             }
         }
     }
@@ -544,6 +561,10 @@ impl<S: Sizes> Sizes for Requantized<S> {
         self.sizes.keeps(spec)
     }
 
+    fn lies(&self, place: WeightPlace) -> WeightPlace {
+        self.sizes.lies(place)
+    }
+
     fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
         if self.quant.is_none() {
             return self.sizes.weight_bytes(parts);
@@ -657,6 +678,8 @@ fn number(checkpoint: &Checkpoint, gguf: &str, hugging_face: &str) -> Option<usi
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -679,7 +702,7 @@ mod tests {
         let device = |weights, limit_bytes| {
             let mut usage = Usage::default();
             usage.add(Purpose::Weights, weights);
-            DevicePlan { usage, runtime_bytes: 3, margin_bytes: 2, limit_bytes }
+            DevicePlan { usage, host_bytes: 0, runtime_bytes: 3, margin_bytes: 2, limit_bytes }
         };
         let plan = |devices| Plan {
             context: 1,
@@ -699,6 +722,64 @@ mod tests {
         let uneven = plan(vec![device(11, 15), device(19, 30)]);
         assert_eq!((uneven.total_bytes(), uneven.limit_bytes()), (40, 45));
         assert!(!uneven.fits(), "room on one device is no room on the other");
+    }
+
+    /// A device beside the host, that takes experts from either memory and reads none from files.
+    struct Beside;
+
+    impl Sizes for Beside {
+        fn weight_bytes(&self, parts: &[Part<'_>]) -> Result<u64, ComputeError> {
+            Ok(parts.iter().map(|part| part.view.bytes.len() as u64).sum())
+        }
+
+        fn buf_bytes(&self, _: Purpose, rows: usize, columns: usize) -> u64 {
+            (rows * columns * 4) as u64
+        }
+
+        fn workspace_bytes(&self) -> u64 {
+            0
+        }
+
+        fn supports(&self, need: Need) -> Result<(), ComputeError> {
+            if need != Need::FileWeights {
+                return Ok(());
+            }
+            Err(ComputeError::Unsupported { what: need.to_string(), backend: "beside" })
+        }
+    }
+
+    #[test]
+    fn experts_in_the_hosts_memory_are_planned_beside_the_device() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+        let checkpoint = Checkpoint::open(&fixtures.join("mixtral.gguf")).unwrap();
+        let ask = Ask {
+            context: None,
+            parallel: 1,
+            kv_dtype: KvDType::F16,
+            step_tokens: 32,
+            logit_rows: 0,
+            runtime_bytes: 0,
+            limit_bytes: u64::MAX,
+        };
+        let planned = |layers: Range<usize>, place| {
+            let planner = Planner::new(&checkpoint, |_| Beside).unwrap().with_experts_at(layers, place)?;
+            let device = planner.plan(&ask)?.devices[0];
+            Ok::<_, Error>((device.usage.bytes(Purpose::Weights), device.host_bytes))
+        };
+        let layers = Config::read(&checkpoint).unwrap().layers.len();
+        let (all, none) = planned(0..layers, WeightPlace::Device).unwrap();
+        assert_eq!(none, 0);
+        let experts: u64 = tensors(&checkpoint)
+            .iter()
+            .filter(|view| view.name.contains("_exps."))
+            .map(|view| view.bytes.len() as u64)
+            .sum();
+        assert!(0 < experts && experts < all);
+        assert_eq!(planned(0..layers, WeightPlace::Host).unwrap(), (all - experts, experts));
+        let (device, host) = planned(1..layers, WeightPlace::Host).unwrap();
+        assert!(host < experts && device + host == all);
+        let refused = planned(0..1, WeightPlace::File).unwrap_err();
+        assert_eq!(refused.to_string(), "weights that stay in their file is not available on beside");
     }
 
     #[test]

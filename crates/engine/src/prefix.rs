@@ -9,8 +9,8 @@ use fornax_compute::{PAGE_TOKENS, PageId};
 
 use crate::request::{ContentHash, Piece};
 
-/// What was read at a position. Two images have the same placeholder tokens: what is kept of them is told apart by what they
-/// are, never by those.
+/// What was read at a position. Two images have the same placeholder tokens: what is kept of them is told apart by what
+/// they are, never by those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unit {
     /// A token of text.

@@ -42,8 +42,8 @@ pub(crate) struct Others {
     pub(crate) broken: Vec<(SequenceId, String)>,
 }
 
-/// Adds the questions about a step's rows to `asked`, except for sequences that have ended meanwhile or whose next token is
-/// known already. `masks` are those that were computed beside the step, in the order of its rows.
+/// Adds the questions about a step's rows to `asked`, except for sequences that have ended meanwhile or whose next
+/// token is known already. `masks` are those that were computed beside the step, in the order of its rows.
 pub(crate) fn ask(
     rows: &mut [Scheduled],
     masks: Vec<Mask>,

@@ -2,17 +2,18 @@
 
 use std::{ops::Range, sync::Arc};
 
+use fornax_code::Code;
 use fornax_compute::{Error, PAGE_TOKENS, Sampling, TOP_LOGPROBS_MAX};
 
 use crate::grammar::Grammar;
 
-/// What tells given content apart: a cryptographic hash of it, cut to 16 bytes. Who can make two contents with the same one can
-/// be shown what was computed for the other.
+/// What tells given content apart: a cryptographic hash of it, cut to 16 bytes. Who can make two contents with the same
+/// one can be shown what was computed for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentHash(pub [u8; 16]);
 
-/// Content that is read at some positions of a prompt instead of tokens: an image, as the rows that a tower of its own has made
-/// of it. The prompt has placeholders there, whatever their ids.
+/// Content that is read at some positions of a prompt instead of tokens: an image, as the rows that a tower of its own
+/// has made of it. The prompt has placeholders there, whatever their ids.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// The first of its positions.
@@ -23,8 +24,8 @@ pub struct Piece {
     pub columns: usize,
     /// A row for each position, which stands where a token's row of the embedding would: (rows, columns).
     pub rows: Arc<[f32]>,
-    /// By section, where each of its rows is, counted from where the piece begins: an image's have a time, a height and a
-    /// width. Empty where they follow each other like tokens. Part of what `hash` is of.
+    /// By section, where each of its rows is, counted from where the piece begins: an image's have a time, a height and
+    /// a width. Empty where they follow each other like tokens. Part of what `hash` is of.
     pub offsets: Vec<Vec<u32>>,
 }
 
@@ -77,8 +78,8 @@ pub struct Request {
     /// Whose it is: a key that only whoever submits it can read anything from. Shown in the
     /// [`Picture`](crate::Picture); owners share the queue, the seats and the steps fairly. It changes no token.
     pub owner: Option<Arc<str>>,
-    /// Which of the model's adapters computes it; `None` is the model itself. Prefixes are shared only by requests of the
-    /// same.
+    /// Which of the model's adapters computes it; `None` is the model itself. Prefixes are shared only by requests of
+    /// the same.
     pub adapter: Option<u32>,
 }
 
@@ -170,11 +171,28 @@ pub enum Refusal {
         tokens: usize,
     },
     /// The device is gone; nothing can be computed until the engine is started again.
-    #[error("DEVICE_LOST: {0}")]
+    #[error("{0}")]
     DeviceLost(String),
     /// The engine is draining or gone.
     #[error("the engine takes no more requests")]
     Closed,
+}
+
+impl Refusal {
+    /// What programs know it by.
+    pub fn code(&self) -> Code {
+        match self {
+            Refusal::PromptTooLong { .. }
+            | Refusal::ContextExceeded { .. }
+            | Refusal::PoolExceeded { .. } => Code::PromptTooLong,
+            Refusal::PromptEmpty | Refusal::TokenOutOfRange { .. } | Refusal::Parameter { .. } => {
+                Code::InvalidInput
+            }
+            Refusal::QueueFull { .. } | Refusal::ShareFull { .. } => Code::QueueFull,
+            Refusal::DeviceLost(_) => Code::DeviceLost,
+            Refusal::Closed => Code::ModelNotReady,
+        }
+    }
 }
 
 /// What the engine can hold, known before any request.

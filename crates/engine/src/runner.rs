@@ -20,17 +20,17 @@ pub trait Runner {
     fn collect(&mut self) -> Result<Output, Error>;
     /// Drops all steps in flight, after a panic.
     fn reset(&mut self);
-    /// How many steps may be in flight while the next one is put together: 0 when launching is computing, 1 on a device,
-    /// more where several devices follow each other.
+    /// How many steps may be in flight while the next one is put together: 0 when launching is computing, 1 on a
+    /// device, more where several devices follow each other.
     fn depth(&self) -> usize;
-    /// Whether a sampled token is fed back on its own device: `Token::Sampled` may name a token of the step before, which is
-    /// not collected yet. Otherwise a sequence waits until its token is known.
+    /// Whether a sampled token is fed back on its own device: `Token::Sampled` may name a token of the step before,
+    /// which is not collected yet. Otherwise a sequence waits until its token is known.
     fn feeds_back(&self) -> bool {
         true
     }
     /// Whether a sequence may go back: the next row of a sequence may start before the end of its last one, as if the
-    /// positions in between had not been computed. Keys and values are simply written again; a state cannot forget, so where
-    /// there are states nothing is drafted, unless a runner keeps enough of them.
+    /// positions in between had not been computed. Keys and values are simply written again; a state cannot forget, so
+    /// where there are states nothing is drafted, unless a runner keeps enough of them.
     fn rewinds(&self) -> bool {
         !self.groups().iter().any(|group| group.kind.is_state())
     }
@@ -44,8 +44,8 @@ pub trait Runner {
     fn encodes(&self) -> bool {
         false
     }
-    /// Whether the model reads two texts together and an embedding is one number, how well they fit: what is added to the
-    /// positions of the second.
+    /// Whether the model reads two texts together and an embedding is one number, how well they fit: what is added to
+    /// the positions of the second.
     fn pairs(&self) -> Option<u32> {
         None
     }

@@ -4,8 +4,8 @@
 //! one more token, a prefix hit, a resumed sequence are all the same thing: some positions are missing.
 //!
 //! Order is the place in line, fixed when a request arrives. Whoever is first can always take the pages of those
-//! behind, so somebody always moves on, and nobody is overtaken for ever. Where several owners want something, seats and
-//! the tokens of a step are shared out among them first (`shares.rs`).
+//! behind, so somebody always moves on, and nobody is overtaken for ever. Where several owners want something, seats
+//! and the tokens of a step are shared out among them first (`shares.rs`).
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -44,8 +44,8 @@ pub(crate) struct Sequences {
     pub(crate) pairs: u32,
     /// Sections of a position.
     pub(crate) sections: usize,
-    /// Tokens that a sequence may be ahead of those collected when it is computed further: 1 where the device feeds them
-    /// back, else 0.
+    /// Tokens that a sequence may be ahead of those collected when it is computed further: 1 where the device feeds
+    /// them back, else 0.
     pub(crate) ahead: usize,
 }
 
@@ -137,8 +137,8 @@ impl Scheduler {
         id
     }
 
-    /// Puts the next batch together, at most as many tokens as `budget` says for the streams that want one: what each of
-    /// its rows is, in `rows`; none when nothing can move.
+    /// Puts the next batch together, at most as many tokens as `budget` says for the streams that want one: what each
+    /// of its rows is, in `rows`; none when nothing can move.
     pub(crate) fn schedule(
         &mut self,
         budget: impl FnOnce(usize) -> usize,
@@ -258,8 +258,8 @@ impl Scheduler {
         parts
     }
 
-    /// Computes what is missing of prompts: an equal part of the step for each owner that has some. What one does not use
-    /// is there for the next, and something is left for an owner who is about to be seated.
+    /// Computes what is missing of prompts: an equal part of the step for each owner that has some. What one does not
+    /// use is there for the next, and something is left for an owner who is about to be seated.
     fn advance_prompts(&mut self, more: Vec<SequenceId>, parts: &Parts, step: &mut StepDraft) {
         let mut prompts: Vec<(usize, Owner, Vec<SequenceId>)> = Vec::new();
         for id in more {
@@ -293,8 +293,8 @@ impl Scheduler {
         step.tokens_left = left;
     }
 
-    /// Seats waiting sequences until slots, pages or the budget run out: those of the owners with the fewest seats first,
-    /// then in line order.
+    /// Seats waiting sequences until slots, pages or the budget run out: those of the owners with the fewest seats
+    /// first, then in line order.
     fn seat_waiting(&mut self, mut parts: Parts, step: &mut StepDraft) {
         while let Some(id) = parts.next() {
             let sequence = self.sequence(id);
@@ -357,8 +357,8 @@ impl Scheduler {
         self.unseat_one(step, |sequence| (sequence.line, sequence.id) > (line, id)).is_some()
     }
 
-    /// Takes the seat of the last in line whose priority is lower than that of `id`, or whose owner has more than its part
-    /// while that of `id` has less.
+    /// Takes the seat of the last in line whose priority is lower than that of `id`, or whose owner has more than its
+    /// part while that of `id` has less.
     fn unseat_for(&mut self, id: SequenceId, parts: &mut Parts, step: &StepDraft) -> bool {
         let sequence = self.sequence(id);
         let (line, priority, owner) = (sequence.line, sequence.request.priority, &sequence.request.owner);
@@ -369,8 +369,8 @@ impl Scheduler {
         left.map(|owner| parts.leaves(&owner)).is_some()
     }
 
-    /// Unseats the last in line for which `behind` holds and that no step names; whose it was. Sequences in flight can only
-    /// be marked: their pages return when their step is collected, so one mark a step is enough.
+    /// Unseats the last in line for which `behind` holds and that no step names; whose it was. Sequences in flight can
+    /// only be marked: their pages return when their step is collected, so one mark a step is enough.
     fn unseat_one(&mut self, step: &StepDraft, behind: impl Fn(&Sequence) -> bool) -> Option<Owner> {
         let mut mark = None;
         let mut victim = None;

@@ -18,9 +18,9 @@ const OWNERS_KEPT: usize = 256;
 
 /// Gives out places in line.
 ///
-/// An owner's requests have places of their own, one after the other, beginning behind the place that was seated last. So
-/// the first request of an owner stands beside the first ones of others, however many of those wait. With one owner that
-/// is the order of arrival.
+/// An owner's requests have places of their own, one after the other, beginning behind the place that was seated last.
+/// So the first request of an owner stands beside the first ones of others, however many of those wait. With one owner
+/// that is the order of arrival.
 #[derive(Default)]
 pub(crate) struct Line {
     /// The furthest place that has been seated.

@@ -748,7 +748,7 @@ mod tests {
                 let last = std::iter::from_fn(|| reply.recv()).last();
                 assert!(matches!(&last, Some(Event::Failed(crate::Failure::DeviceLost(_)))), "{last:?}");
             }
-            let wanted = "DEVICE_LOST: fake is lost: unplugged on purpose";
+            let wanted = "fake is lost: unplugged on purpose";
             assert_eq!(
                 handle.submit(long()).err().map(|refusal| refusal.to_string()).as_deref(),
                 Some(wanted)

@@ -163,8 +163,8 @@ impl Speculator {
     }
 }
 
-/// The length up to which one more drafted token still gains more than it costs, where a step and each of its tokens take so
-/// long. With luck `p` the i-th is needed with probability p^i; then it saves its sequence's share of a step.
+/// The length up to which one more drafted token still gains more than it costs, where a step and each of its tokens
+/// take so long. With luck `p` the i-th is needed with probability p^i; then it saves its sequence's share of a step.
 fn worth(fit: Option<(f64, f64)>, luck: f64, streams: usize) -> usize {
     let Some((step, token)) = fit else {
         // Nothing is known: the first drafts measure.

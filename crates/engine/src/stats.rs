@@ -21,8 +21,8 @@ pub struct Stats {
     pub pages: Vec<PageCounts>,
     /// Steps collected.
     pub steps: u64,
-    /// What the engine's thread spent on steps beside waiting for them: putting together, launching, choosing, telling. Where
-    /// launching is computing, that too.
+    /// What the engine's thread spent on steps beside waiting for them: putting together, launching, choosing, telling.
+    /// Where launching is computing, that too.
     pub busy: Duration,
     /// What it waited for steps that were under way. None of it means that the device waits for the engine.
     pub waited: Duration,

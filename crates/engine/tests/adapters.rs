@@ -1,4 +1,5 @@
-//! Requests of different adapters share steps and change no bit of each other's answers, and no page of one is another's.
+//! Requests of different adapters share steps and change no bit of each other's answers, and no page of one is
+//! another's.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::{path::Path, sync::Arc, time::Duration};

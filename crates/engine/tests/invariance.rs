@@ -1,5 +1,6 @@
-//! A request's tokens and log-probabilities are the same bits alone, among others, after a prefix hit, before and
-//! after preemption, for every chunk size, and with and without drafts: on a real backend with real (tiny) models, in both activation modes.
+//! A request's tokens and log-probabilities are the same bits alone, among others, after a prefix hit, before and after
+//! preemption, for every chunk size, and with and without drafts: on a real backend with real (tiny) models, in both
+//! activation modes.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -91,8 +92,8 @@ fn requests() -> Vec<Request> {
         .collect()
 }
 
-/// Tokens of the prompt that were told, then the answer's, each with the bits of its log-probability; or the places of an
-/// embedding with the bits of its values.
+/// Tokens of the prompt that were told, then the answer's, each with the bits of its log-probability; or the places of
+/// an embedding with the bits of its values.
 type Answer = Vec<(u32, u32)>;
 
 fn drain(engine: &mut Engine, mut replies: Vec<Reply>) -> Vec<Answer> {

@@ -1,5 +1,5 @@
-//! The order of a device's work: the next step is launched before the last one's tokens are read, prompts and streams share
-//! steps, and nobody's reading is waited for.
+//! The order of a device's work: the next step is launched before the last one's tokens are read, prompts and streams
+//! share steps, and nobody's reading is waited for.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fornax_code::Code;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
@@ -69,6 +70,13 @@ pub enum FormError {
     /// It cannot be compiled: not well-formed, or too complex.
     #[error("{0}")]
     Compile(String),
+}
+
+impl FormError {
+    /// What programs know it by.
+    pub fn code(&self) -> Code {
+        Code::SchemaUnsupported
+    }
 }
 
 impl Form {

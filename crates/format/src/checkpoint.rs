@@ -20,7 +20,7 @@ pub enum Checkpoint {
 
 impl Checkpoint {
     /// Opens what `path` is: a GGUF file or first shard, a `.safetensors` file with its `config.json` beside it, a
-    /// Hugging Face directory, or a directory that holds exactly one GGUF model.
+    /// Hugging Face directory, or a directory that holds exactly one GGUF model, perhaps with files beside it.
     pub fn open(path: &Path) -> Result<Checkpoint, Error> {
         let kind = fs::metadata(path).map_err(|error| Error::from(error).at(path))?;
         if kind.is_dir() {
@@ -69,8 +69,13 @@ impl Checkpoint {
         // Repositories of GGUF files often carry the original config.json, so GGUF is looked for before that file
         // is taken as a promise of safetensors.
         let models = gguf_models(path).map_err(|error| Error::from(error).at(path))?;
+        let (beside, models): (Vec<_>, Vec<_>) = models.into_iter().partition(|path| Gguf::is_beside(path));
         match &*models {
-            [model] => Gguf::open(model).map(Checkpoint::Gguf),
+            [model] => {
+                let mut gguf = Gguf::open(model)?;
+                beside.iter().try_for_each(|path| gguf.add(path))?;
+                Ok(Checkpoint::Gguf(gguf))
+            }
             [first, ..] => {
                 let first = first.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 Err(Error::SeveralModels { count: models.len(), first }.at(path))

@@ -19,6 +19,7 @@ pub struct Gguf {
     table: Table,
     maps: Vec<Map>,
     paths: Vec<PathBuf>,
+    beside: Vec<Gguf>,
 }
 
 impl Gguf {
@@ -34,6 +35,23 @@ impl Gguf {
                 opened => opened,
             }
         })
+    }
+
+    /// Takes a file that belongs to the model beside its own, with metadata and tensors of its own: what reads images,
+    /// say.
+    pub fn add(&mut self, path: &Path) -> Result<(), Error> {
+        self.beside.push(Gguf::open(path)?);
+        Ok(())
+    }
+
+    /// The files that belong to the model beside its own.
+    pub fn beside(&self) -> &[Gguf] {
+        &self.beside
+    }
+
+    /// Whether a file's name says that it belongs beside a model: what reads its images, as llama.cpp names it.
+    pub(crate) fn is_beside(path: &Path) -> bool {
+        path.file_name().is_some_and(|name| name.to_string_lossy().to_lowercase().contains("mmproj"))
     }
 
     /// Whether a file's name says that it is a shard other than the first.
@@ -97,7 +115,14 @@ impl Gguf {
         }
         let table = Table::new(entries).map_err(|error| error.at(maps[0].path()))?;
         let paths = maps.iter().map(|map| map.path().to_path_buf()).collect();
-        Ok(Gguf { version: header.version, metadata: header.metadata, table, maps, paths })
+        Ok(Gguf {
+            version: header.version,
+            metadata: header.metadata,
+            table,
+            maps,
+            paths,
+            beside: Vec::new(),
+        })
     }
 
     /// The version of the format: 2 or 3.

@@ -110,7 +110,8 @@ impl HuggingFace {
         self.tokenizer_config.as_ref()
     }
 
-    /// How sentence-transformers makes one vector of a text: the configuration of the pooling module, where there is one.
+    /// How sentence-transformers makes one vector of a text: the configuration of the pooling module, where there is
+    /// one.
     pub fn pooling(&self) -> Option<&Value> {
         self.pooling.as_ref()
     }

@@ -57,9 +57,9 @@ impl Map {
         &self.path
     }
 
-    /// Copies `part`, some of these bytes, to `to`, which is as long. Bytes of a mapped file are read from it and no page of it is
-    /// mapped: where several threads do that, page tables take longer than the copy. A file that does not hold them any more is an
-    /// error, where a read through the map would stop the process.
+    /// Copies `part`, some of these bytes, to `to`, which is as long. Bytes of a mapped file are read from it and no
+    /// page of it is mapped: where several threads do that, page tables take longer than the copy. A file that does not
+    /// hold them any more is an error, where a read through the map would stop the process.
     pub(crate) fn read(&self, part: &[u8], to: &mut [u8]) -> io::Result<()> {
         assert_eq!(part.len(), to.len(), "as long");
         #[cfg(unix)]

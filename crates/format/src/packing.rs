@@ -1,8 +1,8 @@
 //! Matrices that a safetensors file keeps in several tensors: 8-bit floats with scales, AWQ and GPTQ.
 //!
-//! `config.json` says how a model was quantised. From then on such a matrix is one [`View`] under the name that it has in
-//! an unquantised model, with the values' bytes as they lie in the file and its other tensors in [`Packing`]; those are
-//! listed no more. What the bits mean is said here; nothing is computed here.
+//! `config.json` says how a model was quantised. From then on such a matrix is one [`View`] under the name that it has
+//! in an unquantised model, with the values' bytes as they lie in the file and its other tensors in [`Packing`]; those
+//! are listed no more. What the bits mean is said here; nothing is computed here.
 
 use serde_json::Value;
 
@@ -35,7 +35,8 @@ pub enum Packing<'a> {
     },
     /// [`DType::AWQ_4`]: value = scale * (code - zero point), columns grouped in order.
     ///
-    /// Words of 32 bits, (columns, rows / 8): eight codes of a column, of rows [`AWQ_ORDER`], the first in the lowest bits.
+    /// Words of 32 bits, (columns, rows / 8): eight codes of a column, of rows [`AWQ_ORDER`], the first in the lowest
+    /// bits.
     Awq {
         /// F16, BF16 or F32: (groups, rows).
         scales: View<'a>,

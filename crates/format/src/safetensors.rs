@@ -128,8 +128,8 @@ impl Safetensors {
         self.quantize = Some(dtype);
     }
 
-    /// Marks a matrix that is to be quantised. What chooses experts stays as it is: it is small, and a wrong choice is no
-    /// small error.
+    /// Marks a matrix that is to be quantised. What chooses experts stays as it is: it is small, and a wrong choice is
+    /// no small error.
     fn landing<'a>(&self, mut view: View<'a>) -> View<'a> {
         const ROUTERS: [&str; 3] = [".gate.weight", ".router.weight", ".shared_expert_gate.weight"];
         let float = matches!(view.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F8_E4M3);

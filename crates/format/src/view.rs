@@ -105,8 +105,8 @@ impl<'a> View<'a> {
         Ok(View { shape, bytes, packing, ..self.clone() })
     }
 
-    /// Copies `part`, some of this tensor's bytes, to `to`, which is as long. Of a file it is read and not mapped: nothing
-    /// becomes resident, and a file that does not hold it any more is an error and not the end of the process.
+    /// Copies `part`, some of this tensor's bytes, to `to`, which is as long. Of a file it is read and not mapped:
+    /// nothing becomes resident, and a file that does not hold it any more is an error and not the end of the process.
     pub fn read_part(&self, part: &[u8], to: &mut [u8]) -> io::Result<()> {
         match self.map {
             Some(map) => map.read(part, to),

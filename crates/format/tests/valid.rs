@@ -79,6 +79,25 @@ fn the_first_shard_opens_the_whole_split() {
 }
 
 #[test]
+fn a_file_beside_a_model_keeps_its_own_metadata_and_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |from: &str, to: &str| std::fs::copy(valid(from), folder.path().join(to)).unwrap();
+    (1..=3).for_each(|number| {
+        let name = format!("split-0000{number}-of-00003.gguf");
+        copy(&name, &name);
+    });
+    copy("dtypes.gguf", "mmproj-model-F16.gguf");
+    let Ok(Checkpoint::Gguf(gguf)) = Checkpoint::open(folder.path()) else {
+        panic!("one model and one beside it")
+    };
+    assert_eq!((gguf.tensors().count(), gguf.files().len()), (3, 3));
+    let [beside] = gguf.beside() else { panic!("{:?}", gguf.beside()) };
+    check_tensors("dtypes.gguf", beside.tensors());
+    assert!(gguf.tensor(beside.tensors().next().unwrap().name).is_none());
+    assert!(beside.metadata().u32("test.layers").is_err());
+}
+
+#[test]
 fn shards_from_memory_are_the_shards_from_disk() {
     let name = |number| format!("split-0000{number}-of-00003.gguf");
     let shards = (1..=3).map(|number| std::fs::read(valid(&name(number))).unwrap()).collect();

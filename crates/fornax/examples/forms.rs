@@ -1,5 +1,5 @@
-//! What a form costs: answers of the same length, free and as the inside of a JSON string, alone and eight at a time, by turns.
-//! `cargo run --release -p fornax --example forms -- MODEL [ROUNDS]`
+//! What a form costs: answers of the same length, free and as the inside of a JSON string, alone and eight at a time,
+//! by turns. `cargo run --release -p fornax --example forms -- MODEL [ROUNDS]`
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use std::{ops::ControlFlow, time::Instant};

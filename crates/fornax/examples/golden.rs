@@ -1,10 +1,10 @@
-//! A device against Hugging Face transformers: the logits of every tiny checkpoint at every position, the vectors of the tiny
-//! encoder, and what real models answer through the whole engine. Ends with an error where something differs by more than
-//! the bounds below.
+//! A device against Hugging Face transformers: the logits of every tiny checkpoint at every position, the vectors of
+//! the tiny encoder, and what real models answer through the whole engine. Ends with an error where something differs
+//! by more than the bounds below.
 //!
 //! `cargo run --release -p fornax --example golden -- DEVICE [KERNEL_FOLDER [MODEL ANSWERS]...]`, from the root of the
-//! repository, with DEVICE as in `cpu` or `cuda:0`, or `half` for the specification of a GPU's arithmetic, slowly computed on the
-//! CPU, and ANSWERS as in `tests/golden/smollm2-q4_1.json`.
+//! repository, with DEVICE as in `cpu` or `cuda:0`, or `half` for the specification of a GPU's arithmetic, slowly
+//! computed on the CPU, and ANSWERS as in `tests/golden/smollm2-q4_1.json`.
 #![expect(clippy::print_stdout, reason = "a proof prints its figures")]
 
 use std::fs;
@@ -15,8 +15,9 @@ use anyhow::{Context, Result, ensure};
 use fornax::{Activations, Device, KvDType, OpenOptions, Opinion, Request, Sampling};
 use serde::Deserialize;
 
-/// Most that values may differ. A GPU rounds activations to the 11 bits of an f16 for its products; transformers' own results in
-/// f16 are two to four times as far from those in f32 (docs/log/2026-11.md, "every fixture, with products of f16").
+/// Most that values may differ. A GPU rounds activations to the 11 bits of an f16 for its products; transformers' own
+/// results in f16 are two to four times as far from those in f32 (docs/log/2026-11.md, "every fixture, with products of
+/// f16").
 struct Bounds {
     /// A log-probability of a tiny checkpoint, keys and values in f32.
     tiny: f64,
@@ -27,7 +28,8 @@ struct Bounds {
 }
 const FULL: Bounds = Bounds { tiny: 2e-4, gemma3: 1e-3, vector: 2e-5 };
 const HALF: Bounds = Bounds { tiny: 0.06, gemma3: 0.2, vector: 5e-3 };
-/// Most that a log-probability of a real model may differ; of two tokens that are nearer to each other, either may come first.
+/// Most that a log-probability of a real model may differ; of two tokens that are nearer to each other, either may come
+/// first.
 const REAL: f32 = 0.05;
 
 /// Models with experts. A choice is a jump: where two are nearly as good, one position of a model may have the other.

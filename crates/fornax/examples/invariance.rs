@@ -1,8 +1,8 @@
-//! A request's tokens and the bits of their log-probabilities, alone, among 63 others, in other chunks, after a prefix hit and
-//! after preemption, through the whole engine on a real device. Refuses to go on where a bit differs.
+//! A request's tokens and the bits of their log-probabilities, alone, among 63 others, in other chunks, after a prefix
+//! hit and after preemption, through the whole engine on a real device. Refuses to go on where a bit differs.
 //!
-//! `cargo run --release -p fornax --example invariance -- MODEL [DEVICE [PROMPT]]`, with DEVICE as in `cpu` or `cuda:0` and
-//! PROMPT the tokens of the longest prompt.
+//! `cargo run --release -p fornax --example invariance -- MODEL [DEVICE [PROMPT]]`, with DEVICE as in `cpu` or `cuda:0`
+//! and PROMPT the tokens of the longest prompt.
 #![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! A GPU that is lost amid requests: a kernel that traps breaks the context in which the model runs, as a fault of the card
-//! does. Every request ends with DEVICE_LOST, the next is refused with it, and closing the model returns.
-//! `cargo run --release -p fornax --example lost -- MODEL cuda:N [KERNEL_FOLDER]`
+//! A GPU that is lost amid requests: a kernel that traps breaks the context in which the model runs, as a fault of the
+//! card does. Every request ends with DEVICE_LOST, the next is refused with it, and closing the model returns. `cargo
+//! run --release -p fornax --example lost -- MODEL cuda:N [KERNEL_FOLDER]`
 #![expect(clippy::print_stdout, reason = "a proof prints its figures")]
 #![expect(unsafe_code, reason = "launching a kernel has no safe interface")]
 

@@ -1,6 +1,7 @@
-//! The ways running a model can fail, and the code that programs know each by.
+//! The ways running a model can fail, and the code that programs know each by. Crates below this one that know no
+//! requests have errors without codes, which get theirs here.
 
-use std::fmt;
+use fornax_code::Code;
 
 use crate::units::binary;
 
@@ -119,10 +120,10 @@ pub enum Error {
         reason: String,
     },
     /// The engine does not take the request.
-    #[error("{}", without_code(.0))]
+    #[error(transparent)]
     Refused(#[from] fornax_engine::Refusal),
     /// The engine took the request and failed it.
-    #[error("{}", without_code(.0))]
+    #[error(transparent)]
     Engine(fornax_engine::Failure),
     /// The form cannot be followed.
     #[error("{0}")]
@@ -177,57 +178,6 @@ pub enum Error {
     Cancelled,
 }
 
-/// What programs know an error by. The names are the same wherever Fornax reports one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the names say it; docs describe each")]
-pub enum Code {
-    ModelNotFound,
-    ModelDoesNotFit,
-    ModelNotReady,
-    ModelCorrupt,
-    ModelUnsupported,
-    DiskFull,
-    DeviceUnavailable,
-    DeviceLost,
-    OutOfMemory,
-    NumericFault,
-    PromptTooLong,
-    OutputTruncated,
-    SchemaUnsupported,
-    InvalidInput,
-    QueueFull,
-    Cancelled,
-    WeightsDiffer,
-    IntegrityFailure,
-    Internal,
-}
-
-impl fmt::Display for Code {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Code::ModelNotFound => "MODEL_NOT_FOUND",
-            Code::ModelDoesNotFit => "MODEL_DOES_NOT_FIT",
-            Code::ModelNotReady => "MODEL_NOT_READY",
-            Code::ModelCorrupt => "MODEL_CORRUPT",
-            Code::ModelUnsupported => "MODEL_UNSUPPORTED",
-            Code::DiskFull => "DISK_FULL",
-            Code::DeviceUnavailable => "DEVICE_UNAVAILABLE",
-            Code::DeviceLost => "DEVICE_LOST",
-            Code::OutOfMemory => "OUT_OF_MEMORY",
-            Code::NumericFault => "NUMERIC_FAULT",
-            Code::PromptTooLong => "PROMPT_TOO_LONG",
-            Code::OutputTruncated => "OUTPUT_TRUNCATED",
-            Code::SchemaUnsupported => "SCHEMA_UNSUPPORTED",
-            Code::InvalidInput => "INVALID_INPUT",
-            Code::QueueFull => "QUEUE_FULL",
-            Code::Cancelled => "CANCELLED",
-            Code::WeightsDiffer => "WEIGHTS_DIFFER",
-            Code::IntegrityFailure => "INTEGRITY_FAILURE",
-            Code::Internal => "INTERNAL",
-        })
-    }
-}
-
 impl Error {
     /// What programs know this error by.
     pub fn code(&self) -> Code {
@@ -251,9 +201,9 @@ impl Error {
             | Error::Chat { .. }
             | Error::ChatTemplate { .. } => Code::InvalidInput,
             Error::ToolsUnsupported { .. } => Code::ModelUnsupported,
-            Error::Refused(refusal) => refusal_code(refusal),
-            Error::Engine(failure) => failure_code(failure),
-            Error::Form(_) => Code::SchemaUnsupported,
+            Error::Refused(refusal) => refusal.code(),
+            Error::Engine(failure) => failure.code(),
+            Error::Form(error) => error.code(),
             Error::OutputTruncated { .. } => Code::OutputTruncated,
             Error::NumericFault { .. } => Code::NumericFault,
             Error::Cancelled => Code::Cancelled,
@@ -280,39 +230,6 @@ fn longer(context: usize, trained: usize) -> String {
         format!(" or use a larger --context, of at most {trained}")
     } else {
         "; the model was made for no more".to_owned()
-    }
-}
-
-/// The engine's messages begin with their code, which is told apart here.
-fn without_code(error: &dyn fmt::Display) -> String {
-    let message = error.to_string();
-    match message.split_once(": ") {
-        Some((code, rest)) if code.chars().all(|c| c.is_ascii_uppercase() || c == '_') => rest.to_owned(),
-        _ => message,
-    }
-}
-
-fn refusal_code(refusal: &fornax_engine::Refusal) -> Code {
-    use fornax_engine::Refusal;
-    match refusal {
-        Refusal::PromptTooLong { .. } | Refusal::ContextExceeded { .. } | Refusal::PoolExceeded { .. } => {
-            Code::PromptTooLong
-        }
-        Refusal::QueueFull { .. } | Refusal::ShareFull { .. } => Code::QueueFull,
-        Refusal::DeviceLost(_) => Code::DeviceLost,
-        Refusal::Closed => Code::Internal,
-        _ => Code::InvalidInput,
-    }
-}
-
-fn failure_code(failure: &fornax_engine::Failure) -> Code {
-    use fornax_engine::Failure;
-    match failure {
-        Failure::NumericFault { .. } => Code::NumericFault,
-        Failure::NothingAllowed { .. } => Code::InvalidInput,
-        Failure::DeviceLost(_) => Code::DeviceLost,
-        Failure::Integrity(_) => Code::IntegrityFailure,
-        _ => Code::Internal,
     }
 }
 
@@ -390,6 +307,7 @@ fn compute_code(error: &fornax_compute::Error) -> Code {
     match error {
         Fault::OutOfMemory { .. } => Code::OutOfMemory,
         Fault::DeviceUnavailable { .. } => Code::DeviceUnavailable,
+        Fault::DeviceLost { .. } => Code::DeviceLost,
         Fault::DType { .. } | Fault::Inexact { .. } => Code::ModelUnsupported,
         Fault::Integrity { .. } => Code::IntegrityFailure,
         Fault::TensorShape { .. } => Code::ModelCorrupt,

@@ -46,10 +46,11 @@ mod vocabulary;
 
 pub use answer::{Answer, Part};
 pub use device::{Cases, Device, DeviceRates, Loading, Suite, serve_private};
-pub use error::{Code, Error};
+pub use error::Error;
 pub use evaluator::Evaluator;
 pub use fornax::{Event, Fornax, Memory};
 pub use fornax_chat::{Call, Choice, Content, Definition, Effort, Message, Outcome, Role, Thinking, Tools};
+pub use fornax_code::Code;
 pub use fornax_compute::cpu::Activations;
 pub use fornax_compute::{KvDType, Mirostat, Sampling};
 pub use fornax_engine::{Change, Plan, Remedy};

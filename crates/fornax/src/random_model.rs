@@ -148,8 +148,8 @@ const ALIGNMENT: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Types {
     usual: DType,
-    /// For what llama.cpp's mixtures treat better: the head, and in half of the layers values and what leads back from the
-    /// feed-forward part.
+    /// For what llama.cpp's mixtures treat better: the head, and in half of the layers values and what leads back from
+    /// the feed-forward part.
     better: DType,
 }
 
@@ -177,9 +177,9 @@ impl From<DType> for Types {
     }
 }
 
-/// Writes a GGUF of this shape with its matrices in `quant`, or in the type that llama.cpp falls back to where a row does
-/// not fill the blocks. The same seed makes the same file. It has its name only once it is complete. `progress` is told
-/// the bytes written and all bytes, and stops it by breaking.
+/// Writes a GGUF of this shape with its matrices in `quant`, or in the type that llama.cpp falls back to where a row
+/// does not fill the blocks. The same seed makes the same file. It has its name only once it is complete. `progress` is
+/// told the bytes written and all bytes, and stops it by breaking.
 pub fn write(
     path: &Path,
     shape: &Shape,
@@ -190,8 +190,8 @@ pub fn write(
     write_rows(path, shape, quant.into(), Making { seed, distinct: usize::MAX, words: false }, progress)
 }
 
-/// The same in less time: a tensor's rows come again after 512 of them, which says less and is as fast to compute with. It
-/// has a tokenizer, so that it can be served: bytes, and made-up words for the rest of the vocabulary.
+/// The same in less time: a tensor's rows come again after 512 of them, which says less and is as fast to compute with.
+/// It has a tokenizer, so that it can be served: bytes, and made-up words for the rest of the vocabulary.
 pub fn write_repeating(
     path: &Path,
     shape: &Shape,
@@ -268,8 +268,8 @@ fn write_rows(
     Ok(())
 }
 
-/// Writes such a file whose header is whole and whose weights are a hole: as large as [`write()`] would make it, on no disk.
-/// Enough to plan with. Returns its size.
+/// Writes such a file whose header is whole and whose weights are a hole: as large as [`write()`] would make it, on no
+/// disk. Enough to plan with. Returns its size.
 pub fn write_hole(path: &Path, shape: &Shape, quant: impl Into<Types>) -> io::Result<u64> {
     let (_, header, total) = outline(shape, quant.into(), false);
     let mut file = File::create_new(path)?;

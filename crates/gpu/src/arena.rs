@@ -11,9 +11,10 @@ use fornax_compute::{Error, Purpose, Usage};
 
 use crate::driver::Device;
 
-/// What pieces begin at and are rounded up to: a kernel may load 16 bytes at once, and the memory system serves 128.
+/// The alignment of pieces, and what their sizes are rounded up to: a kernel may load 16 bytes at a time, and the
+/// memory system serves 128.
 pub(crate) const ALIGN: u64 = 256;
-/// What is taken from the driver at once for smaller pieces.
+/// Bytes that are taken from the driver at a time for smaller pieces.
 const SLAB_BYTES: u64 = 32 << 20;
 
 /// Where slabs come from: a device, or a fake for tests.
@@ -43,16 +44,16 @@ pub(crate) struct Arena {
     source: Rc<dyn Slabs>,
     usage: RefCell<Usage>,
     limit: u64,
-    /// Counts what is cut and dropped: recorded graphs hold addresses, and one that is older than this is stale.
+    /// Counts cuts and drops: a recorded graph holds addresses, so it is stale once this number has changed.
     generation: Cell<u64>,
 }
 
 struct Slab {
     start: u64,
     bytes: u64,
-    /// What alone is cut from it, where it was taken for that.
+    /// The only purpose of its pieces, where the slab was taken for one.
     kept_for: Option<Purpose>,
-    /// (offset, bytes) of what is free, in order, never touching.
+    /// (offset, bytes) of free stretches, in order, never adjacent.
     free: Vec<(u64, u64)>,
 }
 
@@ -77,8 +78,8 @@ impl Arena {
         self.generation.get()
     }
 
-    /// Takes so much from the driver at once, for pieces of one purpose. Nothing is counted before it is cut, and
-    /// nothing is taken where the limit or the driver is against it.
+    /// Takes this many bytes from the driver at a time, for pieces of one purpose. They are counted when pieces are
+    /// cut. Nothing is taken where the limit or the driver does not allow it.
     pub(crate) fn reserve(&self, purpose: Purpose, bytes: u64) -> Result<(), Error> {
         let bytes = rounded(bytes);
         if bytes > self.limit.saturating_sub(self.usage().total()) {
@@ -107,7 +108,7 @@ impl Arena {
             None => {
                 let slab = rounded.max(SLAB_BYTES);
                 let taken = self.source.take(slab)?;
-                // A driver that has no room for a whole slab may have room for the piece.
+                // A driver without room for a whole slab may have room for the piece.
                 let (start, bytes) = match taken {
                     Some(start) => (start, slab),
                     None => (self.source.take(rounded)?.ok_or_else(refused)?, rounded),
@@ -121,7 +122,7 @@ impl Arena {
         Ok(Piece { arena: Rc::clone(self), purpose, pointer, bytes: rounded })
     }
 
-    /// The first stretch that is long enough, of slabs that are kept for the purpose before others.
+    /// The first stretch that is long enough; slabs for this purpose come first.
     fn cut_existing(&self, purpose: Purpose, bytes: u64) -> Option<u64> {
         let mut slabs = self.slabs.borrow_mut();
         let mut cut = |kept_for| {
@@ -147,7 +148,7 @@ impl Arena {
         let offset = pointer - slab.start;
         let at = slab.free.partition_point(|(free, _)| *free < offset);
         slab.free.insert(at, (offset, bytes));
-        // With the next, then with the one before.
+        // Merge with the next stretch, then with the one before.
         for first in [at, at.wrapping_sub(1)] {
             if let (Some(&(a, a_bytes)), Some(&(b, b_bytes))) =
                 (slab.free.get(first), slab.free.get(first.wrapping_add(1)))
@@ -157,7 +158,7 @@ impl Arena {
                 slab.free.remove(first + 1);
             }
         }
-        // What was taken for one large thing goes back with it; small slabs are kept for the next.
+        // A slab that was taken for one large piece goes back with it; small slabs are kept.
         if slab.free == [(0, slab.bytes)] && (slab.bytes > SLAB_BYTES || slab.kept_for.is_some()) {
             let slab = slabs.swap_remove(index);
             self.source.give(slab.start);
@@ -173,7 +174,7 @@ impl Drop for Arena {
     }
 }
 
-/// Bytes that a piece of this size really takes; what overflows is refused by any limit.
+/// Bytes that a piece of this size takes; a size that overflows is refused by any limit.
 pub(crate) fn rounded(bytes: u64) -> u64 {
     bytes.max(1).checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX)
 }

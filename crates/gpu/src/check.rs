@@ -19,16 +19,16 @@ use crate::program::Key;
 const OPERATION: &str = "check upload";
 /// Rows of each part of a weight that are compared.
 const CHECKED_ROWS: usize = 3;
-/// Pinned memory for what is read back: the longest rows, and those of many usual weights.
+/// Pinned memory for rows that are read back: for the longest rows, and for those of many ordinary weights.
 const ROOM_BYTES: usize = CHECKED_ROWS * COLUMNS_MAX * 4;
 
-/// What is on its way back, the oldest first.
+/// Rows that are on their way back, the oldest first.
 pub(crate) struct Checks {
     room: Pinned,
     /// Where the next rows go.
     next: usize,
     arriving: VecDeque<Arriving>,
-    /// Events that nobody waits for.
+    /// Events that can be used again.
     spare: Vec<Event>,
 }
 
@@ -56,7 +56,7 @@ impl Checks {
         })
     }
 
-    /// Compares everything that is on its way.
+    /// Waits for everything that is on its way, and compares it.
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
         while !self.arriving.is_empty() {
             self.settle_oldest()?;
@@ -74,7 +74,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Room for some rows, behind those before; what lies there is compared first.
+    /// Room for some rows after those before. What lies there is compared first.
     fn room(&mut self, bytes: usize) -> Result<Range<usize>, Error> {
         let start = if self.next + bytes > ROOM_BYTES { 0 } else { self.next };
         let at = start..start + bytes;
@@ -125,7 +125,7 @@ impl Checks {
 }
 
 impl Cuda {
-    /// Begins to read some rows of a new weight back.
+    /// Begins to read back some rows of a new weight.
     pub(crate) fn begin_check(
         &self,
         checks: &mut Checks,

@@ -1,4 +1,4 @@
-//! The device as a backend: memory, steps, recording. Operations are in `ops`.
+//! The device as a backend: memory, steps, recording. The operations are in `ops`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -20,12 +20,12 @@ use crate::check::Checks;
 use crate::driver::{Arg, CUDA, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
-use crate::ops::{Fuse, Scratch, sample_program};
+use crate::ops::{Call, Fuse, Scratch, sample_program};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, UploadTimes};
 
-/// Steps of at most this many tokens are recorded: beyond that the launches are hidden behind the work.
+/// Steps of up to this many tokens are recorded. In longer ones the work hides the launches.
 const RECORDED_TOKENS_MAX: usize = 256;
 
 /// How a CUDA backend is made.
@@ -80,7 +80,7 @@ pub struct Cuda {
     pub(crate) programs: Programs,
     steps: Rc<Steps>,
     pub(crate) scratch: Scratch,
-    /// Partial results: of attention over splits, of adapters' first products.
+    /// Partial results: of attention over splits, and of the first products of adapters.
     pub(crate) partials: Piece,
     /// Counts of blocks that have arrived, zero between kernels.
     pub(crate) tickets: Piece,
@@ -91,21 +91,21 @@ pub struct Cuda {
     pub(crate) sampled: Piece,
     pub(crate) has_sampled: RefCell<Vec<bool>>,
     ring: RefCell<Option<Ring>>,
-    /// What is read back of new weights.
+    /// Rows of new weights that are being read back.
     checked: RefCell<Option<Checks>>,
-    /// Kinds of weights, by role and parts, whose products were asked for.
+    /// Kinds of weights, by role and parts, whose products are being compiled or are compiled.
     prepared: RefCell<HashSet<(Option<Role>, Vec<Kind>)>>,
     /// Attention that will be asked for, and whether queries and keys are rotated before.
     foreseen: RefCell<Vec<(Attention<()>, bool)>>,
     pub(crate) upload_times: Cell<UploadTimes>,
     graphs: RefCell<HashMap<Bucket, Recorded>>,
-    /// The bucket that is being recorded: it sizes grids in place of the step.
+    /// The bucket that is being recorded: grids are sized for it and not for the step.
     bucket: Cell<Option<Bucket>>,
-    /// What a recorded step must be checked against before it is replayed.
+    /// Checks that a recorded step must pass before it is replayed.
     checks: RefCell<Option<Vec<Check>>>,
 }
 
-/// What tells recorded graphs apart: grids are made for the largest step of a bucket, kernels read the real counts.
+/// The key of recorded graphs: grids are sized for the largest step of a bucket, and kernels read the real counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bucket {
     slot: usize,
@@ -117,8 +117,8 @@ pub(crate) struct Bucket {
     pub(crate) places: usize,
 }
 
-/// The largest number of rows of the bucket that a step of this many is in. Up to 64 rows a product takes about as long
-/// as its weight takes to be read; beyond, every row costs.
+/// The largest number of rows in the bucket of a step with this many. Up to 64 rows, a product takes about as long as
+/// reading its weight; beyond that, every row costs.
 fn bucket_rows(rows: usize) -> usize {
     match rows {
         0 => 0,
@@ -128,7 +128,7 @@ fn bucket_rows(rows: usize) -> usize {
 }
 
 enum Recorded {
-    /// Ran once, so that everything it needs is compiled; the next time it is recorded.
+    /// It ran once, so everything that it needs is compiled. The next time it is recorded.
     Seen {
         generation: u64,
     },
@@ -139,7 +139,7 @@ enum Recorded {
     },
 }
 
-/// What an operation checked of a step on the host.
+/// A check that an operation made of a step on the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Check {
     Tokens { rows: usize },
@@ -195,13 +195,13 @@ impl Cuda {
         &self.options
     }
 
-    /// What it takes for each thing.
+    /// How many bytes it takes for each thing.
     pub fn sizes(&self) -> &CudaSizes {
         &self.sizes
     }
 
-    /// Takes what things of a purpose will need from the driver at once, where it has that much: a load takes its
-    /// memory once and not for each weight. What does not fit is refused where it is asked for.
+    /// Takes the memory for things of one purpose from the driver in one piece, as far as there is that much, so that a
+    /// load does not ask for each weight. What does not fit is refused when it is asked for.
     pub fn reserve(&self, purpose: Purpose, bytes: u64) -> Result<(), Error> {
         self.timed(|times| &mut times.memory, || self.arena.reserve(purpose, bytes))
     }
@@ -261,8 +261,8 @@ impl Cuda {
         }
     }
 
-    /// A step's arrays as kernels take them. Counts are told where they cannot be others: outside of a recording, and
-    /// in a bucket for steps of one row.
+    /// A step's arrays as kernels take them. Counts are passed where they cannot change: outside of a recording, and in
+    /// a bucket for steps of one row.
     pub(crate) fn device_step(&self, slot: &Slot) -> DeviceStep {
         let known = |rows| match (self.bucket.get(), self.grid_rows(slot, rows)) {
             (None, count) | (Some(_), count @ 0..=1) => int(count),
@@ -286,7 +286,7 @@ impl Cuda {
         check.holds(slot)
     }
 
-    /// Room for a weight of these parts. What its way in needs is compiled from here on, before anything else.
+    /// Room for a weight of these parts. Packing kernels are compiled from here on, before anything else.
     fn weight(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
         let weight =
             self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
@@ -297,7 +297,7 @@ impl Cuda {
         Ok(weight)
     }
 
-    /// A weight that is multiplied by, with the products that its role has; without one, with all.
+    /// A weight that is multiplied by, with the products of its role; without a role, with all products.
     fn multiplied(&self, role: Option<Role>, parts: &[Part<'_>]) -> Result<Weight, Error> {
         land(parts, Content::Values, |parts| {
             let weight = self.weight(parts)?;
@@ -339,7 +339,7 @@ impl Cuda {
         }
     }
 
-    /// Compares what was read back of weights with the file: nothing is computed before that.
+    /// Compares what was read back of new weights with the file. Nothing is computed before that.
     fn settle(&self) -> Result<(), Error> {
         match &mut *self.checked.borrow_mut() {
             Some(checks) => self.timed(|times| &mut times.checking, || checks.settle()),
@@ -465,7 +465,7 @@ impl Memory for Cuda {
         let mut foreseen = self.foreseen.borrow_mut();
         let Attention { heads, layer, scale, soft_cap, causal, .. } = *attention;
         let sinks = attention.sinks.as_ref().map(|_| ());
-        // Layers differ in what no program depends on.
+        // Layers may differ in what no program depends on.
         let alike = |(other, others): &(Attention<()>, bool)| {
             (other.heads, other.soft_cap.is_some(), other.sinks.is_some(), other.causal, *others)
                 == (heads, soft_cap.is_some(), sinks.is_some(), causal, rotates)
@@ -489,8 +489,8 @@ impl Memory for Cuda {
 }
 
 impl Cuda {
-    /// With debug assertions memory starts as NaN in every float type, so that reading what no operation wrote is seen;
-    /// otherwise as zeros.
+    /// With debug assertions, memory starts as NaN in every float type, so that a read of unwritten memory is seen;
+    /// otherwise it starts as zeros.
     fn poison(&self, pointer: u64, bytes: u64) -> Result<(), Error> {
         let byte = if cfg!(debug_assertions) { 0xff } else { 0 };
         self.device.fill("alloc", pointer, byte, usize::try_from(bytes).expect("allocated"))
@@ -526,7 +526,7 @@ impl Backend for Cuda {
 
     fn finish(&self, mut step: Step) -> Result<Output, Error> {
         let slot = step.slot_mut();
-        // Not behind the next step, which may be under way: its end is not waited for here.
+        // Not after the next step, which may be running already: its end is not waited for here.
         if !slot.behind.get() {
             slot.done.record()?;
         }
@@ -577,7 +577,8 @@ impl Backend for Cuda {
     }
 
     fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
-        self.op_linear(("matmul", false), (step.slot(), rows), (weight, None), x, (out, None))
+        let call = Call { operation: "matmul", slot: step.slot(), rows };
+        self.op_linear(call, Linear { weight, bias: None }, x, out, None)
     }
 
     fn linear(
@@ -589,7 +590,8 @@ impl Backend for Cuda {
         x: &Buf,
         out: &mut Buf,
     ) -> Result<(), Error> {
-        self.op_linear(("linear", false), (step.slot(), rows), (weight, bias), x, (out, None))
+        let call = Call { operation: "linear", slot: step.slot(), rows };
+        self.op_linear(call, Linear { weight, bias }, x, out, None)
     }
 
     fn linear_add(
@@ -601,8 +603,8 @@ impl Backend for Cuda {
         room: &mut Buf,
         residual: &mut Buf,
     ) -> Result<(), Error> {
-        let weight = (linear.weight, linear.bias);
-        self.op_linear(("linear_add", true), (step.slot(), rows), weight, x, (residual, Some(room)))
+        let call = Call { operation: "linear_add", slot: step.slot(), rows };
+        self.op_linear(call, linear, x, residual, Some(room))
     }
 
     fn add_vector(&self, step: &Step, rows: Rows, vector: &Buf, x: &mut Buf) -> Result<(), Error> {
@@ -715,8 +717,8 @@ impl Backend for Cuda {
 }
 
 impl Cuda {
-    /// Runs a step's body the first time, records it the second and replays it from then on. Whatever is allocated or
-    /// freed makes the recording stale: it holds addresses.
+    /// Runs a step's body the first time, records it the second time and replays it from then on. A recording holds
+    /// addresses, so it becomes stale when memory is allocated or freed.
     fn replay(&self, slot: &Slot, body: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
         let places = (slot.place_max + 1).next_power_of_two().max(512);
         let bucket = Bucket {
@@ -746,7 +748,7 @@ impl Cuda {
                 Ok(())
             }
             _ => {
-                // Stale graphs of any bucket are worth nothing.
+                // Stale graphs are useless, whatever their bucket.
                 graphs.retain(|_, recorded| match recorded {
                     Recorded::Seen { generation } | Recorded::Graph { generation, .. } => *generation == now,
                 });
@@ -760,7 +762,7 @@ impl Cuda {
         }
     }
 
-    /// Refuses a step that wants a token where none was sampled.
+    /// Refuses a step that uses a sampled token where none was sampled.
     pub(crate) fn check_sampled(&self, slot: &Slot) -> Result<(), Error> {
         let has = self.has_sampled.borrow();
         match slot.sampled_slots.iter().find(|&&slot| !has[slot as usize]) {
@@ -772,7 +774,7 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Nothing of what follows may be in use: a lost device answers with an error, which is as good.
+        // The device must not use any of what follows. A lost device answers with an error, which is as good.
         self.device.synchronize("close").ok();
         self.graphs.get_mut().clear();
     }

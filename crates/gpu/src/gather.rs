@@ -1,8 +1,8 @@
-//! Threads that gather stored rows into pinned memory, and stay for as long as their ring: to start twelve of them for
-//! each weight takes longer than to copy a small one.
+//! Threads that gather stored rows into pinned memory. They live as long as their ring: starting twelve of them for
+//! each weight takes longer than copying a small one.
 //!
-//! Whoever sends a weight hands out stretches of slots ([`Gathering::give`]) and waits for slots to be full. Nobody
-//! waits for ever: a thread that panics, or a file that cannot be read, is an error to whoever waits.
+//! The thread that sends a weight hands out stretches of slots ([`Gathering::give`]) and waits for slots to be full. It
+//! cannot wait for ever: a thread that panics, or a file that cannot be read, is an error for the one who waits.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -17,12 +17,11 @@ use crate::driver::PinnedRoom;
 use crate::layout::Format;
 use crate::memory::WeightPart;
 
-/// Less than this is gathered sooner than another thread wakes.
+/// Gathering less than this takes less time than waking another thread.
 const STRETCH_BYTES: usize = 256 << 10;
-/// Stretches of a slot for each thread at most: the slowest is waited for.
+/// The most stretches of a slot per thread: the slot waits for the slowest.
 const STRETCHES: usize = 2;
-/// Of rows that are sent in another form than they are stored in, so much is read before it is brought into that form:
-/// it stays in the core's cache.
+/// Rows that are converted before they are sent are read in pieces of this size, which stay in the core's cache.
 const READ_BYTES: usize = 256 << 10;
 
 /// The threads.
@@ -34,26 +33,26 @@ pub(crate) struct Gatherers {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Something was given, or the threads shall end.
+    /// Signals new stretches, or the end.
     given: Condvar,
-    /// A slot may be full, or somebody failed, or went idle.
+    /// Signals that a slot may be full, or that a thread has failed or become idle.
     gathered: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// What nobody has begun, the oldest first.
+    /// Stretches that have not started, the oldest first.
     queue: VecDeque<Stretch>,
-    /// Stretches of each slot that are not there yet.
+    /// How many stretches of each slot are missing.
     missing: Vec<usize>,
-    /// Threads inside a stretch.
+    /// Threads that are working on a stretch.
     busy: usize,
-    /// Why the first stretch that failed did.
+    /// Why a stretch failed: the first that did.
     fault: Option<String>,
     stop: bool,
 }
 
-/// Rows for one stretch of a slot. Both lifetimes are erased: [`Gathering`] sees to it that none outlives them.
+/// Rows for one stretch of a slot. Both lifetimes are erased: [`Gathering`] makes sure that no stretch outlives them.
 struct Stretch {
     stored: &'static Stored<'static>,
     first: usize,
@@ -86,7 +85,7 @@ impl Drop for Gatherers {
         self.shared.state().stop = true;
         self.shared.given.notify_all();
         for thread in self.threads.drain(..) {
-            // Panics of what it gathers are caught: it can only have ended well.
+            // Panics while gathering are caught, so the thread has ended normally.
             thread.join().ok();
         }
     }
@@ -94,12 +93,12 @@ impl Drop for Gatherers {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever holds it does nothing that panics.
+        // Nothing panics while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn work(&self) {
-        // Rows as they are stored, on their way to the form in which they are sent.
+        // Rows as they are stored, before they are converted.
         let mut room = Vec::new();
         while let Some(stretch) = self.next() {
             let done = catch_unwind(AssertUnwindSafe(|| stretch.gather(&mut room)));
@@ -150,11 +149,11 @@ pub(crate) struct Gathering<'r> {
 }
 
 impl Gathering<'_> {
-    /// Has `count` rows from `first` on gathered into a slot, each thread some stretches of it.
+    /// Gathers `count` rows from `first` on into a slot; each thread takes some stretches of it.
     ///
     /// # Safety
-    /// `room` stays allocated as long as the gathering, and nobody else touches it until [`wait`](Gathering::wait) for the
-    /// slot has returned. Nothing else of this slot is on its way.
+    /// `room` stays allocated as long as the gathering, and nobody else touches it until [`wait`](Gathering::wait) for
+    /// the slot has returned. Nothing else of this slot is on its way.
     pub(crate) unsafe fn give(&self, slot: usize, (first, count): (usize, usize), room: PinnedRoom) {
         // SAFETY: only the lifetime changes. The reference is in a stretch, and `drop` does not return before every
         // stretch is thrown away or done.
@@ -192,12 +191,12 @@ impl Drop for Gathering<'_> {
     }
 }
 
-/// The stored rows of a weight's part, whichever tensors they come from.
+/// The stored rows of a weight's part, from one tensor or several.
 pub(crate) struct Stored<'a> {
     /// (first output row, tensor)
     parts: Vec<(usize, &'a Part<'a>)>,
     row_bytes: usize,
-    /// Bytes of a row in the form in which it is sent.
+    /// Bytes of a row as it is sent.
     pub(crate) sent_bytes: usize,
     format: Format,
     rows: usize,
@@ -226,8 +225,8 @@ impl<'a> Stored<'a> {
         read(&part.view, bytes)
     }
 
-    /// Copies `count` output rows from `first` on to the beginning of `to`, in the form in which they are sent; what is
-    /// to be brought into that form is read into `room`. Fails where their file cannot be read any more.
+    /// Copies `count` output rows from `first` on to the beginning of `to`, as they are sent. Rows that have to be
+    /// converted are read into `room` first. Fails where their file cannot be read any more.
     fn copy(
         &self,
         (mut first, count): (usize, usize),
@@ -254,8 +253,7 @@ impl<'a> Stored<'a> {
         Ok(())
     }
 
-    /// The bytes of output rows from `row` on that lie behind each other in their tensor: at least one row, at most
-    /// `most`.
+    /// The bytes of consecutive rows of one tensor, from output row `row` on: at least one row, at most `most`.
     fn run(&self, row: usize, most: usize) -> (&'a Part<'a>, &'a [u8]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         let at = self.parts.partition_point(|(first, _)| *first <= row) - 1;

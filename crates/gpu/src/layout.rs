@@ -1,6 +1,6 @@
 //! How weights lie on the device: planes of tiles.
 //!
-//! A tile is 16 rows x 128 columns, in the order in which the matrix instruction takes it: a warp's loads are 512
+//! A tile is 16 rows x 128 columns, in the order in which the tensor-core instruction takes it: a warp's loads are 512
 //! contiguous bytes, 16 for each lane. Lane 4g + t holds rows g and g + 8, and of each 32 columns the octet from 8t on.
 //! Codes of an octet lie in a word as pairs of neighbours, 16 bits apart, so that one mask makes two f16 of them.
 //! Codes, their upper bits, scales and minima are planes of their own, each tile after tile: columns first, then the
@@ -25,7 +25,7 @@ pub(crate) const TILE_COLUMNS: usize = 128;
 
 /// Codes, upper bits, scales, minima; what a format does not have is empty.
 pub(crate) const PLANES: usize = 4;
-/// Bytes of what a part keeps as a whole.
+/// Bytes that a part keeps once, for all of its rows.
 pub(crate) const PART_BYTES: u64 = 8;
 
 /// A stored type that the kernels know.
@@ -76,7 +76,7 @@ impl Format {
         }
     }
 
-    /// What its header wants to know.
+    /// The defines that its header needs.
     pub(crate) fn defines(self) -> Vec<String> {
         let Some(runs) = self.runs() else { return Vec::new() };
         let words = runs.table.as_chunks::<4>().0.iter();
@@ -87,7 +87,7 @@ impl Format {
         defines
     }
 
-    /// Bytes of a row on its way in.
+    /// Bytes of a row as it is sent.
     pub(crate) fn sent_bytes(self, row_bytes: usize) -> usize {
         match self {
             Format::Coded(dtype) => {
@@ -135,12 +135,12 @@ impl Format {
         }
     }
 
-    /// Bytes of 16 values on their way in.
+    /// Bytes of 16 values as they are sent.
     fn run_bytes(self) -> usize {
         12 + 4 * usize::from(self.runs().is_some_and(|runs| runs.mins))
     }
 
-    /// The header that knows it on the device.
+    /// The device header that reads it.
     pub(crate) fn header(self) -> &'static str {
         match self {
             Format::F32 => "quant/f32.cuh",
@@ -167,7 +167,7 @@ impl Format {
         }
     }
 
-    /// Bytes of one step of its product: what a warp copies at once.
+    /// Bytes of one step of its product: a warp copies them at once.
     pub(crate) fn step_bytes(self) -> usize {
         self.tile_bytes().iter().sum::<usize>() * self.step_columns() / TILE_COLUMNS
     }

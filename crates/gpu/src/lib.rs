@@ -4,15 +4,15 @@
 //! chip and kept on disk, one stream that orders everything. Nothing of a toolkit is needed to build this crate; the
 //! driver and NVRTC are opened at run time, and what is missing is said in words ([`probe`], [`compiler`]).
 //!
-//! **Precision.** Buffers are f32. Where a product meets the matrix units, an activation is one f16, scaled by a power
-//! of two for its row, and a weight's value another; sums are f32. `Activations::Half` of `fornax_compute` specifies
-//! it, and the conformance suite holds this crate against that. There is no int8 mode here.
+//! **Precision.** Buffers are f32. For products on the tensor cores, an activation is one f16, scaled by a power of two
+//! for its row, and a weight's value is another; sums are f32. `Activations::Half` of `fornax_compute` specifies this,
+//! and the conformance suite compares this crate with it. There is no int8 mode here.
 //!
 //! **Order.** An output's order of summation depends on its weight's shape and the chip alone, and attention reduces
 //! over fixed tiles of absolute positions: a row's result is the same bits alone, among others or in chunks.
 //!
-//! **Fusion.** Inside `record`, an operation may be done by the kernel of the one before or behind it (`ops::fuse`);
-//! that never shows in a row's bits.
+//! **Fusion.** Inside `record`, an operation may be done by the kernel of the one before or after it (`ops::fuse`).
+//! This never changes a row's bits.
 //!
 //! Beside the backend stands [`CudaRing`]: exact products mod 2^32, for private inference.
 //!

@@ -1,4 +1,4 @@
-//! What lies on the device: rows of activations, weights, pages; and how many bytes each takes.
+//! What lies on the device (rows of activations, weights, pages), and how many bytes each of these takes.
 
 use std::fmt;
 use std::rc::Rc;
@@ -18,11 +18,11 @@ pub(crate) const COLUMNS_MAX: usize = 1 << 18;
 /// The longest vector: an adapter's matrix is one, of rank 512 beside 32,768 columns.
 const VECTOR_MAX: usize = 1 << 24;
 
-/// What keys and values are kept in: the kernels of attention and those that write pages know these.
+/// The types of keys and values that the kernels of attention, and those that write pages, support.
 const KV_DTYPES: [KvDType; 4] = [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8];
 
-/// Activations in the form that products read: 20,000 columns for each token of the largest step, up to 96 MB; what is
-/// wider or longer goes in several passes. One row always fits.
+/// Room for prepared rows: 20,000 columns for each token of the largest step, up to 96 MB. Rows that do not fit are
+/// done in several passes; one row always fits.
 pub(crate) fn formed_bytes(tokens_max: usize) -> u64 {
     (tokens_max as u64).saturating_mul(40 << 10).clamp(2 << 20, 96 << 20)
 }
@@ -155,8 +155,8 @@ impl WeightPart {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// How many of a whole weight's slices fall to this shard of it, or why it cannot be one: sums have the whole's
-    /// order, so a shard has whole slices, which are alike.
+    /// How many of a whole weight's slices this shard of it has, or why it cannot be a shard. Sums have the whole
+    /// weight's order, so a shard has whole slices, all of the same size.
     fn slices_of(&self, [rows, columns]: [usize; 2]) -> Result<usize, String> {
         let whole = WeightPart { rows, columns, slices: None, ..*self };
         let slices = slices(&whole);
@@ -208,7 +208,7 @@ impl Weight {
         }
     }
 
-    /// Where a part keeps what it has as a whole.
+    /// Where a part keeps what belongs to all of its rows.
     pub(crate) fn whole(&self, part: &WeightPart) -> Option<u64> {
         let plane = part.format.part_plane()?;
         Some(self.plane(part, plane) + (part.row_tile_bytes()[plane] * part.row_tiles()) as u64)
@@ -258,7 +258,7 @@ impl Kv {
     }
 }
 
-/// What this backend takes for each thing: the plan counts with it and the allocator allocates by it.
+/// The sizes of everything on this backend: a plan counts by them, and the allocator allocates by them.
 #[derive(Clone, Debug)]
 pub struct CudaSizes {
     name: &'static str,
@@ -354,10 +354,6 @@ impl CudaSizes {
 
     /// How many rows the part yields, after what holds for matrices and vectors alike.
     fn selected_rows(&self, part: &Part<'_>, stored_rows: usize) -> Result<usize, Error> {
-        if part.scales.is_some() {
-            let what = format!("tensor {}: scales stored apart", part.view.name);
-            return Err(Error::Unsupported { what, backend: self.name });
-        }
         let Some(rows) = &part.rows else { return Ok(stored_rows) };
         assert!(rows.iter().all(|&row| (row as usize) < stored_rows), "row order of {}", part.view.name);
         Ok(rows.len())
@@ -412,7 +408,10 @@ impl Sizes for CudaSizes {
             | Need::ShortConv
             | Need::DeltaRule
             | Need::GatedNorm
-            | Need::SigmoidGate => Err(Error::Unsupported { what: need.to_string(), backend: self.name }),
+            | Need::SigmoidGate
+            | Need::SharedKeys
+            | Need::HostWeights
+            | Need::FileWeights => Err(Error::Unsupported { what: need.to_string(), backend: self.name }),
             _ => Ok(()),
         }
     }

@@ -1,5 +1,5 @@
-//! A device opened ahead of whoever will use it: the driver takes some tenths of a second to make a context, while
-//! other things are read, and each time again where nobody holds it between two who look at it.
+//! A device that is opened ahead of its use. The driver takes some tenths of a second to make a context, which other
+//! work can hide; and it would take them again each time that nothing holds the device between two uses.
 
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
@@ -9,18 +9,18 @@ use crate::driver::{CUDA, Device};
 /// Holds a device open, from some time after [`begin`](Opening::begin) until it is dropped.
 #[derive(Debug)]
 pub struct Opening {
-    /// Dropped to let the thread go.
+    /// Dropped to let the thread end.
     held: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Opening {
-    /// Begins to open the device, on a thread of its own. Why it cannot be opened is told to whoever opens it himself.
+    /// Begins to open the device on its own thread. If that fails, the reason is reported to the next who opens it.
     pub fn begin(ordinal: usize) -> Opening {
         let (held, wait) = mpsc::channel();
         let open = move || {
             let device = Device::open(&CUDA, ordinal);
-            // Nothing is ever sent: it ends when the other end is dropped.
+            // Nothing is ever sent: the wait ends when the other end is dropped.
             wait.recv().ok();
             drop(device);
         };
@@ -32,7 +32,7 @@ impl Opening {
 impl Drop for Opening {
     fn drop(&mut self) {
         self.held.take();
-        // It has nothing to tell, and the driver must not be left in the midst of a call at the end of the process.
+        // There is nothing to report, and the process must not end while the driver is in the middle of a call.
         self.thread.take().map(JoinHandle::join);
     }
 }

@@ -1,7 +1,7 @@
 //! A few threads for many jobs, the longest of those that wait first.
 //!
-//! Jobs are independent. Who needs what nobody has begun does it himself; what nobody has begun when the pool ends is
-//! not done.
+//! Jobs are independent. Somebody who needs the result of a job that has not started runs the job himself. Jobs that
+//! have not started when the pool ends are dropped.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,29 +10,29 @@ use std::thread::JoinHandle;
 
 type Work<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// Ends with what is under way: no thread outlives it.
+/// Dropping it waits for running jobs: no thread outlives it.
 pub(crate) struct Pool<T> {
     shared: Arc<Shared<T>>,
-    /// Started as jobs come, up to this many.
+    /// Threads are started as jobs come, up to this many.
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
     given: usize,
 }
 
-/// One that was given, and not taken yet.
+/// A job that was submitted, and whose result has not been taken.
 pub(crate) struct Job(usize);
 
 struct Shared<T> {
     state: Mutex<State<T>>,
-    /// A job has come, or the end.
+    /// Signals a new job, or the end.
     come: Condvar,
-    /// A job is done.
+    /// Signals a finished job.
     done: Condvar,
 }
 
 struct State<T> {
     waiting: Vec<Waiting<T>>,
-    /// What was not taken yet; of jobs that panicked nothing.
+    /// Results that have not been taken; a job that panicked has none.
     done: HashMap<usize, Option<T>>,
     ends: bool,
 }
@@ -48,7 +48,7 @@ impl<T> Shared<T> {
         self.state.lock().expect("no job runs while it is held")
     }
 
-    /// What a thread does.
+    /// The loop of a thread.
     fn work(&self) {
         while let Some(Waiting { job, work, .. }) = self.next() {
             let result = done(work);
@@ -57,7 +57,7 @@ impl<T> Shared<T> {
         }
     }
 
-    /// The longest that waits, the first of equals; `None` at the end.
+    /// The longest job that waits, the first of equals; `None` at the end.
     fn next(&self) -> Option<Waiting<T>> {
         let mut state = self.lock();
         loop {
@@ -83,7 +83,7 @@ impl<T: Send + 'static> Pool<T> {
         Pool { shared: Arc::new(shared), threads: Vec::new(), threads_max, given: 0 }
     }
 
-    /// A job that takes about so long, in any unit.
+    /// Submits a job that takes about this long, in any unit.
     pub(crate) fn give(&mut self, cost: usize, work: impl FnOnce() -> T + Send + 'static) -> Job {
         let job = self.given;
         self.given += 1;
@@ -96,7 +96,7 @@ impl<T: Send + 'static> Pool<T> {
         Job(job)
     }
 
-    /// What it yields, done here where nobody has begun it; `None` where it panicked.
+    /// The result of a job, which is run here if it has not started; `None` where it panicked.
     pub(crate) fn take(&self, job: Job) -> Option<T> {
         let mut state = self.shared.lock();
         if let Some(at) = state.waiting.iter().position(|waiting| waiting.job == job.0) {
@@ -112,14 +112,14 @@ impl<T: Send + 'static> Pool<T> {
         }
     }
 
-    /// How many are done and not taken, once they are more than this many.
+    /// The number of finished jobs whose results were not taken, once it is more than this.
     pub(crate) fn done_beyond(&self, known: usize) -> usize {
         let state = self.shared.lock();
         let state = self.shared.done.wait_while(state, |state| state.done.len() <= known);
         state.expect("no job runs while it is held").done.len()
     }
 
-    /// How many are done and not taken.
+    /// The number of finished jobs whose results were not taken.
     pub(crate) fn done(&self) -> usize {
         self.shared.lock().done.len()
     }
@@ -133,7 +133,7 @@ impl<T> Drop for Pool<T> {
         drop(state);
         self.shared.come.notify_all();
         for thread in self.threads.drain(..) {
-            // What it did was not needed; a job that panics does not end it.
+            // Its result was not needed; a job that panics does not end the thread.
             thread.join().ok();
         }
     }

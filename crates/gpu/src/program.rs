@@ -86,7 +86,7 @@ pub(crate) const UNITS: &[(&str, &str)] = kernels![
     "sample.cu",
 ];
 
-/// The files as they are compiled: with what they share with Rust asserted.
+/// The files as they are compiled, with assertions about what they share with Rust.
 struct Checked {
     headers: Vec<(&'static str, String)>,
     units: Vec<(&'static str, String)>,
@@ -124,8 +124,8 @@ impl Key {
         Source { name, text, headers: &CHECKED.headers }
     }
 
-    /// What the compiler is told: which chip, and what the host takes it to be able to, which `kernels/chip` compares
-    /// with what it says itself. Nothing here changes the rounding of a kernel.
+    /// Options of the compiler: which chip, and the host's idea of the chip's abilities, which `kernels/chip` compares
+    /// with its own. No option changes how a kernel rounds.
     fn options(&self, Chip { target, abilities, .. }: &Chip) -> Vec<String> {
         let Abilities { wgmma, bulk_copies, clusters_max, .. } = *abilities;
         let mut options = vec![
@@ -139,7 +139,7 @@ impl Key {
         options
     }
 
-    /// About how long it takes to compile, as measured for Hopper: the longest are begun first.
+    /// Roughly how long it takes to compile, as measured for Hopper: the longest start first.
     fn cost_ms(&self) -> usize {
         let number = |name: &str| {
             let define = self.defines.iter().find_map(|define| define.strip_prefix(name)?.strip_prefix('='));
@@ -157,7 +157,7 @@ impl Key {
         }
     }
 
-    /// The name of its machine code: everything that decides over it.
+    /// The file name of its machine code: a digest of everything that the code depends on.
     fn digest(&self, chip: &Chip, (major, minor): (i32, i32)) -> String {
         let mut hash = Sha256::new();
         let source = self.source();
@@ -177,7 +177,7 @@ impl Key {
         digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Machine code from the folder, or compiled and put there.
+    /// Machine code from the folder; otherwise it is compiled and stored there.
     fn image(&self, chip: &Chip, folder: Option<&Path>, compiler: Compiler) -> Result<Vec<u8>, String> {
         let version = (compiler.version)()?;
         let path = folder.map(|folder| folder.join(format!("{}.cubin", self.digest(chip, version))));
@@ -188,8 +188,8 @@ impl Key {
         }
         let image = (compiler.compile)(&self.source(), &self.options(chip))?;
         if let Some(path) = path {
-            // Whoever loses a race writes the same bytes; a reader never sees half a file. Nobody else has this name,
-            // be it in this process or in another container that shares the folder.
+            // If two write at the same time, they write the same bytes, and a reader never sees half a file. The
+            // temporary name is unique, also among processes and containers that share the folder.
             static WRITTEN: AtomicUsize = AtomicUsize::new(0);
             let (process, number) = (std::process::id(), WRITTEN.fetch_add(1, Ordering::Relaxed));
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
@@ -198,7 +198,7 @@ impl Key {
                 .and_then(|()| File::create_new(&own)?.write_all(&image))
                 .and_then(|()| std::fs::rename(&own, &path));
             if kept.is_err() {
-                // It works without; `doctor` tells about the folder.
+                // It works without the folder; `doctor` reports it.
                 std::fs::remove_file(&own).ok();
             }
         }
@@ -206,7 +206,7 @@ impl Key {
     }
 }
 
-/// An ELF file to its end, as a cubin is: what a full disk left behind is not. The driver is told no length.
+/// Whether it is a whole ELF file, as a cubin is, and not what a full disk has left. The driver is not told the length.
 fn is_whole(image: &[u8]) -> bool {
     const HEADER: usize = 64;
     if image.len() <= HEADER || !image.starts_with(b"\x7fELF") {
@@ -215,7 +215,7 @@ fn is_whole(image: &[u8]) -> bool {
     let number = |at: usize, bytes: usize| {
         image[at..at + bytes].iter().rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte))
     };
-    // Of segments and of sections: where the table is, and how many there are of what size.
+    // For segments and for sections: the table's offset, and how many entries of what size it has.
     [(0x20, 0x36), (0x28, 0x3a)].into_iter().all(|(table, sizes)| {
         let end = number(table, 8).saturating_add(number(sizes, 2) * number(sizes + 2, 2));
         end <= image.len() as u64
@@ -226,11 +226,12 @@ fn is_whole(image: &[u8]) -> bool {
 pub(crate) struct Programs {
     device: Rc<Device>,
     folder: Option<PathBuf>,
-    /// Ends with this: nobody compiles behind the end of the process, where the compiler's own memory goes first.
+    /// Dropped with it: no thread may compile after the end of the process, when the compiler's own memory is already
+    /// gone.
     pool: RefCell<Pool<Image>>,
     programs: RefCell<HashMap<Key, Program>>,
     functions: RefCell<HashMap<(Key, &'static str), Function>>,
-    /// Those that may have as much shared memory as a block can.
+    /// Kernels that may use as much shared memory as a block can have.
     large: RefCell<HashSet<Function>>,
 }
 
@@ -240,7 +241,7 @@ type Image = Result<Vec<u8>, String>;
 enum Program {
     Compiling(Job),
     Compiled(Vec<u8>),
-    /// Kept: its functions are in use.
+    /// Kept because its functions are in use.
     Loaded(Module),
 }
 
@@ -260,7 +261,7 @@ impl Programs {
         })
     }
 
-    /// Starts to compile what will be needed.
+    /// Begins to compile a program that will be needed.
     pub(crate) fn prepare(&self, key: Key) {
         self.programs.borrow_mut().entry(key.clone()).or_insert_with(|| {
             let (chip, compiler) = (self.device.chip.clone(), self.device.compiler());
@@ -270,19 +271,20 @@ impl Programs {
         });
     }
 
-    /// Whether it was prepared.
+    /// Whether it was compiled ahead.
     pub(crate) fn has(&self, key: &Key) -> bool {
         self.programs.borrow().contains_key(key)
     }
 
-    /// Waits until everything that was begun is compiled, and says how much of all is. What is not used is not loaded.
+    /// Waits until everything that was begun is compiled, and reports the progress. Programs are loaded when they are
+    /// used.
     pub(crate) fn ready(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<(), Error> {
         let mut programs = self.programs.borrow_mut();
         let compiling = |program: &Program| matches!(program, Program::Compiling(_));
         let (total, pool) = (programs.len(), self.pool.borrow());
         let begun = programs.values().filter(|program| compiling(program)).count();
         let mut done = pool.done();
-        // Nothing is said of what is there already.
+        // Programs that are there already are not reported.
         while done < begun {
             progress(total - begun + done, total);
             done = pool.done_beyond(done);
@@ -336,12 +338,12 @@ impl Programs {
             }
             None => return Err(self.failed(format!("{} was not prepared", key.unit))),
         };
-        // Kept whatever comes: other functions of it may be in use.
+        // Kept in any case: other functions of it may be in use.
         programs.insert(key.clone(), Program::Loaded(module));
         let Some(Program::Loaded(module)) = programs.get(key) else { unreachable!("just put there") };
         let function = module.function(name)?;
         let able = self.device.abilities();
-        // Where kernels start before those in front of them have ended.
+        // Where kernels may start before those in front of them have ended.
         if able.early_start {
             function.prefer_shared(&self.device)?;
         }
@@ -352,8 +354,8 @@ impl Programs {
         Ok(function)
     }
 
-    /// Lets a kernel have so much dynamic shared memory: the driver wants to be asked once for what is above 48 KB,
-    /// static included.
+    /// Allows a kernel this much dynamic shared memory. The driver has to be asked once for more than 48 KB, static
+    /// memory included.
     pub(crate) fn allow_shared(&self, function: Function, bytes: u32) -> Result<(), Error> {
         if bytes > 0 && !self.large.borrow().contains(&function) {
             function.allow_shared(&self.device)?;
@@ -376,8 +378,8 @@ mod tests {
     use crate::memory::WeightPart;
     use crate::ops::shapes::HOPPER;
     use crate::ops::{
-        RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_program, program_one,
-        programs_several, sample_program, storage, wgmma_program,
+        HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_program,
+        program_one, programs_several, sample_program, storage, wgmma_program,
     };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
@@ -472,10 +474,11 @@ mod tests {
             }
         }
         let heads = Heads { query: 1, kv: 1, dim: 1 };
+        let heads_of = |(dim, group)| HeadGroup { dim, group };
         let causal = || Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0);
         for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8] {
             keys.push(Key { unit: "rope.cu", defines: storage(dtype) });
-            for shape in [(64, 3), (128, 7), (20, 2)] {
+            for shape in [(64, 3), (128, 7), (20, 2)].map(heads_of) {
                 keys.push(attention_program(shape, dtype, &causal()));
                 keys.extend(wgmma_program(shape, dtype, &causal(), true).map(|(key, _)| key));
             }
@@ -484,15 +487,15 @@ mod tests {
                 Attention { sinks: Some(()), ..causal() },
                 Attention { causal: false, ..causal() },
             ] {
-                keys.push(attention_program((64, 2), dtype, &other));
-                keys.extend(wgmma_program((128, 2), dtype, &other, false).map(|(key, _)| key));
+                keys.push(attention_program(heads_of((64, 2)), dtype, &other));
+                keys.extend(wgmma_program(heads_of((128, 2)), dtype, &other, false).map(|(key, _)| key));
             }
         }
         // Wide heads, as many of one as there may be, and one for each; queries that are rotated before.
-        for shape in [(256, 2), (128, 16), (128, 1)] {
+        for shape in [(256, 2), (128, 16), (128, 1)].map(heads_of) {
             keys.push(attention_program(shape, KvDType::F16, &causal()));
         }
-        keys.extend(wgmma_program((128, 1), KvDType::F16, &causal(), false).map(|(key, _)| key));
+        keys.extend(wgmma_program(heads_of((128, 1)), KvDType::F16, &causal(), false).map(|(key, _)| key));
         let singles = keys.iter().filter(|key| key.unit == "attention.cu").cloned();
         let rows: Vec<Key> = singles.map(|key| Key { unit: "attention_rows.cu", ..key }).collect();
         keys.extend(rows);

@@ -1,4 +1,4 @@
-//! What the device can do at most, measured: what other figures are shares of.
+//! The highest rates of the device, measured: other figures are given as shares of them.
 
 use std::path::PathBuf;
 
@@ -9,13 +9,13 @@ use crate::arena::Arena;
 use crate::driver::{Arg, CUDA, Device, Event, Launch, Pinned};
 use crate::program::{Key, Programs};
 
-/// Larger than any cache of a device, several times: what is copied where there is room for it twice. Where a model has
-/// taken most of the memory, it is less, but never less than is larger than a cache.
+/// Bytes that are copied where there is room for them twice: several times larger than any cache of a device. Where a
+/// model has taken most of the memory it is less, but always larger than a cache.
 const COPY_MAX: usize = 1 << 30;
 const COPY_MIN: usize = 128 << 20;
-/// As the loader pins.
+/// The same size as the loader pins.
 const PINNED_BYTES: usize = 64 << 20;
-/// The first warms up; the best counts.
+/// The first run warms up; the best one counts.
 const ROUNDS: usize = 6;
 
 /// Threads of a block of `rate.cu`, one block for each multiprocessor, and rounds of its loop: some milliseconds.
@@ -31,12 +31,12 @@ pub struct Rates {
     pub copy: f64,
     /// From pinned memory of the host to the device.
     pub host_to_device: f64,
-    /// Multiplications and additions of the matrix units, f16 with sums in f32, from operands that are there already:
-    /// more than any product of a model can have.
+    /// Multiplications and additions of the tensor cores, f16 with sums in f32, with operands that are already in
+    /// registers or shared memory: more than any product of a model can reach.
     pub matrix: f64,
 }
 
-/// How much is copied where this much memory is free: twice as much fits and leaves half.
+/// How much is copied where this much memory is free: twice as much still leaves half of it.
 fn copied_bytes(free: u64) -> usize {
     let fitting = usize::try_from(free / 4).unwrap_or(COPY_MAX);
     fitting.clamp(COPY_MIN, COPY_MAX) & !0xffff

@@ -16,17 +16,17 @@ use crate::program::{Key, Programs};
 const TILE_ROWS: usize = 16;
 const TILE_COLUMNS: usize = 32;
 const TILE_BYTES: usize = TILE_ROWS * TILE_COLUMNS;
-/// Room for words on their way in, and on their way out: more tokens go in several passes.
+/// Room for words that go in and come out. More tokens are computed in several passes.
 const WORDS_BYTES: usize = 8 << 20;
 const OUT_BYTES: usize = 32 << 20;
 /// The widest weight and the longest: one token of them fits that room.
 const COLUMNS_MAX: usize = WORDS_BYTES / 4;
 const ROWS_MAX: usize = OUT_BYTES / 4;
-/// Tokens of a block where there are many.
+/// Tokens per block where there are many.
 const MANY: usize = 16;
-/// Warps of such a block, with 32 rows each.
+/// Warps of such a block; each has 32 rows.
 const MANY_WARPS: usize = 4;
-/// Beyond this many threads the copy is the slowest.
+/// With more threads than this, copying is the bottleneck.
 const THREADS_MAX: usize = 8;
 
 /// How a [`CudaRing`] is made.
@@ -106,7 +106,7 @@ impl CudaRing {
         self.device.launch("ring product", &launch)
     }
 
-    /// A pass whose words fit the room for them.
+    /// One pass, whose words fit their room.
     fn pass(&self, matrix: &CudaRingMatrix, x: &[u32], out: &mut [u32]) -> Result<(), Error> {
         const OPERATION: &str = "ring product";
         let (rows, columns) = (matrix.rows, matrix.columns);
@@ -142,7 +142,7 @@ impl CudaRing {
             let grid = [row_tiles.div_ceil(2 * MANY_WARPS), tokens.div_ceil(MANY)];
             self.launch(name, grid, MANY_WARPS * 32, &args)?;
         } else {
-            // Where there are few rows, more warps share the columns of each, so that enough bytes are under way.
+            // With few rows, more warps share the columns of a row, so that enough bytes are under way.
             let busy = row_tiles >= 4 * self.device.abilities().multiprocessors;
             let warps = tiles.clamp(1, if busy { 8 } else { 16 });
             self.launch(name, [row_tiles, 1], warps * 32, &args)?;
@@ -214,12 +214,12 @@ impl Ring for CudaRing {
 
 impl Drop for CudaRing {
     fn drop(&mut self) {
-        // Nothing of what follows may be in use: a lost device answers with an error, which is as good.
+        // The device must not use any of what follows. A lost device answers with an error, which is as good.
         self.device.synchronize("close").ok();
     }
 }
 
-/// Rows in the order of ring.cu, zeros where rows or columns are missing; by several threads.
+/// Rows in the order of ring.cu, padded with zeros; by several threads.
 fn pack(rows: &[u8], columns: usize, out: &mut [u8]) {
     let row_tile = columns.div_ceil(TILE_COLUMNS) * TILE_BYTES;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -38,8 +38,8 @@ pub(crate) struct DeviceStep {
     pad: i32,
 }
 
-/// Words from one array to the next for this many tokens: few have a short copy. Steps that one recording is for have the
-/// same.
+/// Words from one array to the next for this many tokens: a short step has a short copy. All steps of one recording
+/// have the same stride.
 fn stride(tokens: usize, tokens_max: usize) -> usize {
     tokens.next_power_of_two().min(tokens_max)
 }
@@ -68,7 +68,7 @@ pub(crate) const MASK_BYTES: usize = 32 << 10;
 
 /// The most tokens that `sample.cu` tells apart.
 pub(crate) const VOCAB_MAX: u32 = 1 << 18;
-/// Bytes of what `sample.cu` knows of the stretches of a row: 64 of them, 32 bytes each.
+/// Bytes that `sample.cu` keeps for the stretches of a row: 64 stretches, 32 bytes each.
 pub(crate) const STRETCHES_BYTES: usize = 64 * 32;
 /// Changes to single logits that a step has room for.
 pub(crate) const CHANGES_MAX: usize = 1 << 15;
@@ -88,9 +88,9 @@ pub(crate) struct DeviceRow {
     /// 0 is greedy.
     pub(crate) halvings: f32,
     pub(crate) top_k: i32,
-    /// Where its changes begin and end.
+    /// The range of its changes.
     pub(crate) changes: [i32; 2],
-    /// Whether its log-probability is asked for.
+    /// Whether its log-probability is wanted.
     pub(crate) logprob: i32,
     pub(crate) pad: i32,
 }
@@ -101,7 +101,7 @@ pub(crate) struct DeviceRow {
 pub(crate) struct DeviceChange {
     pub(crate) token: u32,
     pub(crate) kind: i32,
-    /// The device's own.
+    /// Used by the device alone.
     pub(crate) before: [u32; 2],
     pub(crate) values: [f64; 2],
 }
@@ -165,7 +165,7 @@ pub struct Step {
     steps: Rc<Steps>,
 }
 
-/// A slot's memory, and what the host knows of the batch in it.
+/// A slot's memory, and what the host knows of its batch.
 pub(crate) struct Slot {
     /// Which slot it is: recorded graphs belong to one.
     pub(crate) index: usize,
@@ -176,11 +176,12 @@ pub(crate) struct Slot {
     pub(crate) stretches: Piece,
     staged: Pinned,
     pub(crate) staged_rows: Pinned,
-    /// Where the device writes what it has chosen: a copy behind it would keep the next step waiting.
+    /// Where the device writes its choices: a copy after the step would keep the next step waiting.
     pub(crate) chosen: Pinned,
-    /// Behind what was launched for this step.
+    /// Recorded after everything that was launched for this step.
     pub(crate) done: Event,
-    /// Whether it is behind all of it: a recorded step, or a choice of tokens. Otherwise operations may have followed.
+    /// Whether it comes after all of the step: after a recorded step, or a choice of tokens. Otherwise other operations
+    /// may have followed.
     pub(crate) behind: Cell<bool>,
     pub(crate) tokens: usize,
     pub(crate) wanted: usize,
@@ -188,16 +189,16 @@ pub(crate) struct Slot {
     pub(crate) decode: bool,
     /// Where single tokens of sequences follow each other, if not every row is one.
     pub(crate) singles: Vec<Run>,
-    /// The largest known token, and the slots whose sampled token is wanted.
+    /// The largest known token, and the slots whose sampled token is used.
     pub(crate) token_max: Option<u32>,
     pub(crate) sampled_slots: Vec<u32>,
     /// The largest absolute position.
     pub(crate) place_max: usize,
-    /// The largest position that a token is told.
+    /// The largest rotary position.
     position_max: u32,
     groups: usize,
     page_max: Vec<u32>,
-    /// The largest adapter that a sequence takes, if any takes one.
+    /// The largest number of an adapter, if a sequence uses one.
     pub(crate) adapter_max: Option<u32>,
     pub(crate) results: Vec<Outcome>,
     /// How many changes to logits it holds, and words of masks.
@@ -284,7 +285,7 @@ impl Steps {
         let mut step = Step { slot: Some(slot), steps: Rc::clone(self) };
         let slot = step.slot_mut();
         batch.check(self.tokens_max, self.slots, &mut slot.seen)?;
-        // A step that was dropped without being finished may still be reading what was staged for it.
+        // A step that was dropped before it was finished may still be reading what was staged for it.
         slot.done.wait("begin")?;
         let words = slot.fill(batch, self.tokens_max, self.pages_max)?;
         self.device.write_pinned("begin", slot.batch, slot.staged.room().part(0, words * 4))?;
@@ -295,7 +296,7 @@ impl Steps {
 }
 
 impl Slot {
-    /// Lays the batch out; how many words it takes.
+    /// Lays out the batch; how many words it takes.
     fn fill(&mut self, batch: &Batch, tokens_max: usize, pages_max: usize) -> Result<usize, Error> {
         let groups = batch.rows.first().map_or(0, |row| row.pages.len());
         let needed =

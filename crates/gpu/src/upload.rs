@@ -15,16 +15,16 @@ use crate::layout::{Format, PART_BYTES, TILE_ROWS};
 use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
 
-/// Little is pinned, and used again and again: eight slots were slower.
+/// Little memory is pinned, and used again and again: eight slots were slower.
 pub(crate) const SLOTS: usize = 4;
 const SLOT_BYTES: usize = 16 << 20;
-/// Slots that are gathered while those before them are copied.
+/// Slots that are filled while those before them are copied.
 const GATHERED: usize = SLOTS - 1;
-// What was copied waits to be packed where attention has its partial results: no step runs while a weight is uploaded.
+// Copied rows wait for packing in the room of attention's partial results: no step runs during an upload.
 const _: () = assert!(SLOTS * SLOT_BYTES <= PARTIALS_BYTES as usize);
-/// With this many the copy is the slowest.
+/// With this many threads, copying is the bottleneck.
 const THREADS_MAX: usize = 15;
-/// Rows that a launch packs at most: as many as a grid has, 16 at a time.
+/// The most rows per packing launch: the height of a grid, 16 rows each.
 const ROWS_MAX: usize = 1 << 19;
 
 /// `Rows` of pack.cu.
@@ -50,11 +50,11 @@ pub struct UploadTimes {
     pub memory: Duration,
     /// Beginning to compile kernels and waiting for those that pack.
     pub kernels: Duration,
-    /// Pinning memory, once, behind the first rows that it holds.
+    /// Pinning memory, once, after the first rows were written to it.
     pub pinning: Duration,
     /// Waiting until threads have gathered rows.
     pub gathering: Duration,
-    /// Waiting until the device has taken what a slot held: the copy is the slowest then.
+    /// Waiting for the device to take a slot's bytes: then copying is the bottleneck.
     pub slots: Duration,
     /// Putting copies and kernels on the stream.
     pub launching: Duration,
@@ -62,7 +62,7 @@ pub struct UploadTimes {
     pub checking: Duration,
 }
 
-/// Pinned memory in turns, and the threads that fill it.
+/// Slots of pinned memory that are used in rotation, and the threads that fill them.
 pub(crate) struct Ring {
     slots: Vec<Slot>,
     next: usize,
@@ -71,7 +71,7 @@ pub(crate) struct Ring {
 
 struct Slot {
     pinned: LatePinned,
-    /// What it held is on the device.
+    /// Passed when the slot's bytes are on the device.
     sent: Event,
 }
 
@@ -84,7 +84,7 @@ impl Slot {
 impl Ring {
     pub(crate) fn new(device: &Rc<Device>) -> Result<Ring, Error> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // One is for the thread that sends.
+        // One core is for the thread that sends.
         let threads = cores.saturating_sub(1).clamp(1, THREADS_MAX);
         let gatherers = Gatherers::new(threads, SLOTS).map_err(|error| Error::Device {
             backend: device.name(),
@@ -194,7 +194,7 @@ impl Cuda {
             times.pinning += timed(|| slots[slot].pinned.pin())?;
             let function = match function {
                 Some(function) => function,
-                // Once threads have something to do: it may have to be read and loaded.
+                // Only once the threads have something to do: the program may have to be read and loaded.
                 None => {
                     let started = Instant::now();
                     let found = self.programs.function(&packer(part.format), "pack")?;
@@ -203,7 +203,7 @@ impl Cuda {
                 }
             };
             times.launching += timed(|| pack(function, slot, &slots[slot], chunk(index)))?;
-            // What comes next begins behind the last that was used, also where this part fails.
+            // The next part begins with the slot after the last one used, also where this part fails.
             *next = (slot + 1) % SLOTS;
         }
         self.upload_times.set(times);
@@ -212,7 +212,7 @@ impl Cuda {
     }
 }
 
-/// How long something takes.
+/// Measures how long something takes.
 pub(crate) fn timed(body: impl FnOnce() -> Result<(), Error>) -> Result<Duration, Error> {
     let started = Instant::now();
     body()?;
@@ -220,7 +220,7 @@ pub(crate) fn timed(body: impl FnOnce() -> Result<(), Error>) -> Result<Duration
 }
 
 impl Cuda {
-    /// Multiplies the values of a part that is packed, or their scales, by its power of two: BF16 becomes f16.
+    /// Multiplies the values of a packed part, or their scales, by the part's power of two: BF16 becomes f16.
     fn to_f16(&self, weight: &Weight, part: &WeightPart) -> Result<(), Error> {
         const THREADS: usize = 256;
         let function = self.programs.function(&packer(part.format), "to_f16")?;

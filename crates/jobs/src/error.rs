@@ -23,7 +23,7 @@ pub enum Error {
     #[error("the jobs database failed: {0}")]
     Database(String),
     /// As many jobs wait as may.
-    #[error("{waiting} jobs wait already; {max} may")]
+    #[error("{waiting} jobs are waiting; at most {max} may wait")]
     QueueFull {
         /// Jobs in the queue.
         waiting: u64,
@@ -31,7 +31,7 @@ pub enum Error {
         max: u64,
     },
     /// As many jobs of one owner wait as may, while there are others.
-    #[error("{waiting} of your jobs wait already, as many as one key may have waiting")]
+    #[error("{waiting} of your jobs are waiting, the most that one key may have waiting")]
     ShareFull {
         /// Jobs of the owner in the queue.
         waiting: u64,
@@ -59,13 +59,13 @@ pub enum Error {
         bytes: u64,
     },
     /// As many batches are kept as may be.
-    #[error("{max} batches are kept, as many as may be; those that ended are forgotten in time")]
+    #[error("{max} batches are kept, the most allowed; ended batches are removed after a while")]
     BatchesFull {
         /// The bound.
         max: u64,
     },
     /// As many schemas are registered as may be.
-    #[error("{max} schemas are registered, as many as may be")]
+    #[error("{max} schemas are registered, the most allowed")]
     SchemasFull {
         /// The bound.
         max: u64,

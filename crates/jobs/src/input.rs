@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
+use fornax_code::Code;
 use fornax_form::Schema;
 use serde_json::{Map, Value, json};
 
@@ -191,7 +192,7 @@ fn schema(fields: &mut Map<String, Value>, at: &str) -> Result<Option<Arc<Schema
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(_)) => {
             let field = format!("{at}.schema");
-            Err(Failure::field("SCHEMA_NOT_FOUND", &field, "is not the name of a schema here"))
+            Err(Failure::field(Code::SchemaNotFound, &field, "is not the name of a schema here"))
         }
         Some(schema) => Ok(Some(Arc::new(Schema::new(&schema, name.as_deref())?))),
     }
@@ -281,7 +282,7 @@ mod tests {
     fn what_is_wrong_is_named() {
         let check = |input: Value, code: &str, wanted: &str| {
             let failure = Input::parse(&input).unwrap_err();
-            assert_eq!((failure.code, failure.message.as_str()), (code, wanted));
+            assert_eq!((failure.code.name(), failure.message.as_str()), (code, wanted));
         };
         let invalid = |input: Value, wanted: &str| check(input, "INVALID_INPUT", wanted);
         invalid(json!(5), "input: must be an object");

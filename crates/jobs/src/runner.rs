@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fornax_code::Code;
 use serde_json::{Value, json};
 use tokio::{
     sync::{oneshot, watch},
@@ -56,7 +57,7 @@ impl Default for RunnerOptions {
 const TEXT_PAUSE: Duration = Duration::from_millis(250);
 
 /// Failures with which a job is returned, as if it had not been taken.
-const RETURNED: [&str; 3] = ["QUEUE_FULL", "MODEL_NOT_READY", "CANCELLED"];
+const RETURNED: [Code; 3] = [Code::QueueFull, Code::ModelNotReady, Code::Cancelled];
 
 /// A worker.
 pub struct Runner<M> {
@@ -251,7 +252,7 @@ impl<M: Model> Attempt<M> {
             },
             () = tokio::time::sleep(limit) => {
                 let message = format!("the job was computed for longer than {} ms", limit.as_millis());
-                Some(Outcome::TimedOut(Failure::retryable("EXECUTION_TIMEOUT", "generate", message)))
+                Some(Outcome::TimedOut(Failure::retryable(Code::ExecutionTimeout, "generate", message)))
             }
         };
         if let Some(outcome) = outcome {
@@ -264,7 +265,7 @@ impl<M: Model> Attempt<M> {
         let (id, attempt) = (&self.claim.job.id, self.claim.job.attempts);
         let word = match &outcome {
             Outcome::Completed(_) => "completed",
-            Outcome::Failed(failure) | Outcome::TimedOut(failure) => failure.code,
+            Outcome::Failed(failure) | Outcome::TimedOut(failure) => failure.code.name(),
             Outcome::Returned => "returned",
         };
         match self.store.finish(&self.claim, outcome, execution).await {
@@ -375,7 +376,7 @@ impl<M: Model> Attempt<M> {
                 Some(Ok(ended)) => ended,
                 Some(Err(_)) => {
                     let message = "an item of the batch failed inside the server";
-                    failed = Some(Failure::retryable("INTERNAL", "generate", message));
+                    failed = Some(Failure::retryable(Code::Internal, "generate", message));
                     continue;
                 }
             };
@@ -405,7 +406,7 @@ impl<M: Model> Attempt<M> {
         if failed == results.len() && failed > 0 {
             let message = format!("each of the {failed} items failed");
             let diagnostics = Box::new(json!({"items": results}));
-            let code = results.first().map_or("INTERNAL", |result| known(&result["code"]));
+            let code = results.first().map_or(Code::Internal, |result| known(&result["code"]));
             return Outcome::Failed(Failure { diagnostics, ..Failure::new(code, "generate", message) });
         }
         let mut usage = Usage::default();
@@ -478,23 +479,26 @@ impl From<Failure> for Stop {
 
 impl From<crate::Error> for Stop {
     fn from(error: crate::Error) -> Stop {
-        let code = if matches!(error, crate::Error::DiskFull) { "DISK_FULL" } else { "INTERNAL" };
+        let code = if matches!(error, crate::Error::DiskFull) { Code::DiskFull } else { Code::Internal };
         Stop::Failed(Failure::retryable(code, "generate", error.to_string()))
     }
 }
 
-/// The name of a code that was stored: the same word, known when this was compiled.
-fn known(code: &Value) -> &'static str {
-    const CODES: [&str; 7] = [
-        "OUTPUT_TRUNCATED",
-        "SCHEMA_UNSUPPORTED",
-        "PROMPT_TOO_LONG",
-        "INVALID_INPUT",
-        "NUMERIC_FAULT",
-        "MODEL_UNSUPPORTED",
-        "MODEL_NOT_FOUND",
-    ];
-    CODES.into_iter().find(|known| code == known).unwrap_or("INTERNAL")
+/// The code of a stored result, where it says what is wrong with the batch as well.
+fn known(code: &Value) -> Code {
+    let of_batch = |code: &Code| {
+        matches!(
+            code,
+            Code::OutputTruncated
+                | Code::SchemaUnsupported
+                | Code::PromptTooLong
+                | Code::InvalidInput
+                | Code::NumericFault
+                | Code::ModelUnsupported
+                | Code::ModelNotFound
+        )
+    };
+    code.as_str().and_then(Code::named).filter(of_batch).unwrap_or(Code::Internal)
 }
 
 /// An answer as a result, if it is one: whole, and valid against its schema in the eyes of a second implementation.
@@ -507,7 +511,7 @@ fn settle(question: &Question, answer: &Answer) -> Result<Value, Failure> {
         Some(schema) => {
             let output = schema.judge(&answer.text).map_err(|place| {
                 let message = format!("the answer is not valid against its schema, at {place:?}");
-                Failure::new("INTERNAL", "validate", message)
+                Failure::new(Code::Internal, "validate", message)
             })?;
             (output, confidence(schema, &answer.text, &answer.tokens))
         }

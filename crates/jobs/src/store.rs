@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use fornax_code::Code;
 use serde_json::{Value, json};
 use sqlx::{
     Any, AnyPool, Row, Transaction,
@@ -524,16 +525,16 @@ impl Store {
         let end = match outcome {
             Outcome::Completed(output) => ended(State::Completed, output, "completed", None),
             Outcome::TimedOut(failure) => {
-                ended(State::TimedOut, failure.envelope(attempt), "timed out", Some(failure.code))
+                ended(State::TimedOut, failure.envelope(attempt), "timed out", Some(failure.code.name()))
             }
             Outcome::Failed(failure) if failure.retryable && attempt < max => {
                 let doublings = u32::try_from(attempt.saturating_sub(1)).unwrap_or(0).min(10);
                 let asked = i64::from(failure.retry_after_s.unwrap_or(0)) * 1_000_000;
                 let pause_us = (RETRY_PAUSE_US << doublings).max(asked);
-                End { pause_us, ..End::queued("failed, to be tried again", Some(failure.code)) }
+                End { pause_us, ..End::queued("failed, to be tried again", Some(failure.code.name())) }
             }
             Outcome::Failed(failure) => {
-                ended(State::Failed, failure.envelope(attempt), "failed", Some(failure.code))
+                ended(State::Failed, failure.envelope(attempt), "failed", Some(failure.code.name()))
             }
             Outcome::Returned => {
                 End { uncounted: true, pause_us: RETRY_PAUSE_US, ..End::queued("returned", None) }
@@ -604,7 +605,7 @@ impl Store {
     /// Cancels a job that waits or is worked on; one that has ended stays as it is. Returns how it stands then.
     pub async fn cancel(&self, id: &str) -> Result<Job, Error> {
         let job = self.get(id).await?.ok_or(Error::NotFound)?;
-        let failure = Failure::new("CANCELLED", "queue", "the job was cancelled");
+        let failure = Failure::new(Code::Cancelled, "queue", "the job was cancelled");
         let output = failure.envelope(job.attempts).to_string();
         match self.end(Guard::Open(id), End::stopped(State::Cancelled, output, "cancelled", None)).await? {
             Some(cancelled) => {
@@ -649,7 +650,7 @@ impl Store {
             let statement = "SELECT id FROM jobs WHERE model = $1 AND owner = $2 AND state = 0 LIMIT $3";
             let rows = sqlx::query(statement).bind(model).bind(owner).bind(SWEEP_MAX);
             let rows = rows.fetch_all(&self.inner.reader).await?;
-            let failure = Failure::new("CANCELLED", "queue", "the queue was purged");
+            let failure = Failure::new(Code::Cancelled, "queue", "the queue was purged");
             let mut some = false;
             for row in &rows {
                 let id: String = row.try_get("id")?;
@@ -678,9 +679,9 @@ impl Store {
     pub async fn recover(&self, lease: &str, beat: Option<i64>) -> Result<bool, Error> {
         let max = self.inner.options.attempts_max;
         let message = format!("the worker was lost in each of {max} attempts");
-        let failure = Failure::retryable("ATTEMPTS_EXHAUSTED", "generate", message);
+        let failure = Failure::retryable(Code::AttemptsExhausted, "generate", message);
         let output = failure.envelope(max).to_string();
-        let exhausted = End::stopped(State::Failed, output, "failed", Some(failure.code));
+        let exhausted = End::stopped(State::Failed, output, "failed", Some(failure.code.name()));
         let guard = |exhausted| Guard::Lost { lease, beat, attempts_max: max, exhausted };
         let lost = self.end(guard(true), exhausted).await?.is_some();
         Ok(lost
@@ -693,9 +694,9 @@ impl Store {
         let statement = "SELECT id FROM jobs WHERE state = 0 AND expires_us <= $1 LIMIT $2";
         for row in sqlx::query(statement).bind(now).bind(SWEEP_MAX).fetch_all(&self.inner.reader).await? {
             let id: String = row.try_get("id")?;
-            let failure = Failure::retryable("TTL_EXPIRED", "queue", "the job waited longer than its ttl");
+            let failure = Failure::retryable(Code::TtlExpired, "queue", "the job waited longer than its ttl");
             let output = failure.envelope(0).to_string();
-            let end = End::stopped(State::TimedOut, output, "timed out", Some(failure.code));
+            let end = End::stopped(State::TimedOut, output, "timed out", Some(failure.code.name()));
             self.end(Guard::Queued(&id), end).await?;
         }
         self.sweep_files().await?;

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use fornax_code::Code;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use tokio::{sync::watch, task::JoinSet};
@@ -73,7 +74,7 @@ impl Webhooks {
 
     /// Refuses an address that would never be called, when a job is submitted.
     pub fn check(&self, url: &str) -> Result<(), Failure> {
-        let wrong = |rule: &str| Err(Failure::field("WEBHOOK_REFUSED", "webhook", rule));
+        let wrong = |rule: &str| Err(Failure::field(Code::WebhookRefused, "webhook", rule));
         let Ok(uri) = url.parse::<Uri>() else {
             return wrong("must be an address as https://hooks.example/done");
         };

@@ -6,6 +6,7 @@ mod common;
 use std::{future::pending, sync::Arc, time::Duration};
 
 use common::databases;
+use fornax_code::Code;
 use fornax_jobs::{
     Answer, Batch, BatchAnswer, BatchRequest, BatchState, Failure, Model, NewBatch, NewFile, Page, Question,
     Runner, RunnerOptions, State, Store, StoreOptions,
@@ -22,13 +23,13 @@ impl Model for Obedient {
     }
 
     async fn answer(&self, _: &str, _: Question, _: impl Fn(&str) + Send + Sync) -> Result<Answer, Failure> {
-        Err(Failure::new("INTERNAL", "generate", "nobody asks"))
+        Err(Failure::new(Code::Internal, "generate", "nobody asks"))
     }
 
     async fn respond(&self, _: &str, route: &str, body: Value) -> Result<Value, Failure> {
         match body["do"].as_str().unwrap() {
             "say" => Ok(json!({"route": route, "said": body["what"]})),
-            "refuse" => Err(Failure::new("PROMPT_TOO_LONG", "prepare", "9 tokens; 8 fit")),
+            "refuse" => Err(Failure::new(Code::PromptTooLong, "prepare", "9 tokens; 8 fit")),
             _ => pending().await,
         }
     }

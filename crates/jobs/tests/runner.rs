@@ -15,6 +15,7 @@ use std::{
 };
 
 use common::databases;
+use fornax_code::Code;
 use fornax_jobs::{
     Answer, Body, Failure, Finish, Job, Model, NewJob, Policy, Question, Runner, RunnerOptions, State, Store,
     Usage, WebhookOptions, Webhooks, signature,
@@ -63,8 +64,8 @@ impl Model for Obedient {
             "cut" => {
                 Ok(Answer { text: rest.to_owned(), finish: Finish::Truncated, usage, ..Answer::default() })
             }
-            "break" => Err(Failure::retryable("INTERNAL", "generate", "the step panicked")),
-            "refuse" => Err(Failure::new("PROMPT_TOO_LONG", "prepare", "9 tokens; 8 fit")),
+            "break" => Err(Failure::retryable(Code::Internal, "generate", "the step panicked")),
+            "refuse" => Err(Failure::new(Code::PromptTooLong, "prepare", "9 tokens; 8 fit")),
             _ => {
                 hears("begun");
                 pending().await
@@ -73,7 +74,7 @@ impl Model for Obedient {
     }
 
     async fn respond(&self, _: &str, _: &str, _: Value) -> Result<Value, Failure> {
-        Err(Failure::new("INTERNAL", "generate", "nobody asks"))
+        Err(Failure::new(Code::Internal, "generate", "nobody asks"))
     }
 }
 

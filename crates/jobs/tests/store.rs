@@ -6,6 +6,7 @@ mod common;
 use std::{future::Future, time::Duration};
 
 use common::{Database, databases};
+use fornax_code::Code;
 use fornax_jobs::{Chunk, Claim, Error, Failure, Job, NewJob, Outcome, Policy, State, Store, StoreOptions};
 use serde_json::{Value, json};
 
@@ -62,7 +63,7 @@ fn completed(value: Value) -> Outcome {
 }
 
 fn broken() -> Outcome {
-    Outcome::Failed(Failure::retryable("INTERNAL", "generate", "the step panicked"))
+    Outcome::Failed(Failure::retryable(Code::Internal, "generate", "the step panicked"))
 }
 
 /// Ids of the newest jobs, and whether their outputs come along.

@@ -1,6 +1,6 @@
 //! Self-attention with grouped key/value heads, rotary positions and paged keys and values.
 
-use fornax_compute::{Backend, Error, Linear, Memory, Norm, QkNorm, Rope, Rows};
+use fornax_compute::{Backend, Error, Heads, Linear, Memory, Norm, QkNorm, Rope, Rows};
 
 use crate::decoder::{Activations, AttentionRoom, branch_off, norm};
 use crate::join::{Join, Meeting};
@@ -24,6 +24,8 @@ pub(crate) struct Attention<M: Memory> {
     /// Whether the feed-forward reads what this reads, and has no norm of its own.
     shares_input: bool,
     shape: fornax_compute::Attention<M::Buf>,
+    /// What its rows hold: those heads, or the queries alone where another layer's keys are read.
+    own_heads: Heads,
     /// Which of the step's buffers are as wide as these heads.
     room: usize,
     join: Join<M>,
@@ -32,9 +34,12 @@ pub(crate) struct Attention<M: Memory> {
 impl<M: Memory> Attention<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Attention<M>, crate::Error> {
         let config = loader.config;
-        let AttentionConfig { heads, rotary, .. } =
-            *config.layers[layer].attention().expect("asked of layers that attend");
-        let (weights, biases): (&[Tensor], &[Tensor]) = if loader.has(Tensor::Qkv, layer) {
+        let attention = *config.layers[layer].attention().expect("asked of layers that attend");
+        let AttentionConfig { heads, rotary, keys_of, .. } = attention;
+        check_keys(loader, layer)?;
+        let (weights, biases): (&[Tensor], &[Tensor]) = if keys_of.is_some() {
+            (&[Tensor::Query], &[Tensor::QueryBias])
+        } else if loader.has(Tensor::Qkv, layer) {
             (&[Tensor::Qkv], &[Tensor::QkvBias])
         } else {
             (
@@ -53,8 +58,15 @@ impl<M: Memory> Attention<M> {
         let norms_rotated = config.facts.norms_rotated;
         let rotates = config.rope.dims > 0 && rotary != Rotary::None;
         loader.memory.foresee(&shape, rotates && !norms_rotated);
-        let qk_norm =
-            (norm(loader, Tensor::QueryNorm, None, layer)?, norm(loader, Tensor::KeyNorm, None, layer)?);
+        let query_norm = norm(loader, Tensor::QueryNorm, None, layer)?;
+        let key_norm = match &query_norm {
+            // There are no keys that it would be applied to.
+            Some(query) if keys_of.is_some() => {
+                let weight = loader.memory.upload_values(&vec![1.0; heads.dim])?;
+                Some(Norm { kind: query.kind, weight, bias: None, eps: query.eps })
+            }
+            _ => norm(loader, Tensor::KeyNorm, None, layer)?,
+        };
         Ok(Attention {
             norm: norm(loader, Tensor::AttentionNorm, Some(Tensor::AttentionNormBias), layer)?,
             qkv: loader.weight(weights, layer)?,
@@ -65,7 +77,7 @@ impl<M: Memory> Attention<M> {
                 false => None,
             },
             gate_changes: loader.changes(&[Tensor::AttentionGate], layer)?,
-            qk_norm: match qk_norm {
+            qk_norm: match (query_norm, key_norm) {
                 (Some(query), Some(key)) => Some(QkNorm { query, key }),
                 _ => None,
             },
@@ -75,14 +87,34 @@ impl<M: Memory> Attention<M> {
             norms_rotated,
             shares_input: config.parallel && !config.facts.has(Tensor::MlpNorm),
             shape,
+            own_heads: attention.own_heads(),
             room: config
                 .heads(loader.stage)
                 .iter()
-                .position(|other| *other == heads)
+                .position(|other| *other == attention.own_heads())
                 .expect("the layer's own are there"),
             join: Join::load(loader, Tensor::AttentionPostNorm, layer)?,
         })
     }
+}
+
+/// Refuses a layer that reads keys which it cannot: of a layer behind it, of another stage, of other heads.
+fn check_keys<M: Memory>(loader: &Loader<'_, M>, layer: usize) -> Result<(), crate::Error> {
+    let layers = &loader.config.layers;
+    let Some(from) = loader.config.keys_of(layer) else { return Ok(()) };
+    let own = layers[layer].attention().map(|own| (own.heads.kv, own.heads.dim, own.window));
+    let there = layers.get(from).and_then(|layer| layer.attention());
+    let there = there.filter(|there| there.keys_of.is_none());
+    if from < layer
+        && loader.stage.layers.contains(&from)
+        && own == there.map(|there| (there.heads.kv, there.heads.dim, there.window))
+    {
+        return Ok(());
+    }
+    Err(crate::Error::Unsupported {
+        what: format!("layer {layer} with the keys of layer {from}"),
+        supported: "keys of an earlier layer on the same device, of the same heads and window".to_owned(),
+    })
 }
 
 impl<B: Backend> Attention<B> {
@@ -113,17 +145,24 @@ impl<B: Backend> Attention<B> {
         }
         let rope = match (&self.qk_norm, rope) {
             (Some(norm), Some(rope)) if self.norms_rotated => {
-                backend.rope(step, self.shape.heads, rope, qkv)?;
-                backend.qk_norm(step, self.shape.heads, norm, qkv)?;
+                backend.rope(step, self.own_heads, rope, qkv)?;
+                backend.qk_norm(step, self.own_heads, norm, qkv)?;
                 None
             }
             (Some(norm), rope) => {
-                backend.qk_norm(step, self.shape.heads, norm, qkv)?;
+                backend.qk_norm(step, self.own_heads, norm, qkv)?;
                 rope
             }
             (None, rope) => rope,
         };
-        backend.attend(step, &self.shape, rope, qkv, kv, attended)?;
+        if self.own_heads == self.shape.heads {
+            backend.attend(step, &self.shape, rope, qkv, kv, attended)?;
+        } else {
+            if let Some(rope) = rope {
+                backend.rope(step, self.own_heads, rope, qkv)?;
+            }
+            backend.attention(step, &self.shape, qkv, kv, attended)?;
+        }
         if let Some((_, gate)) = self.gate.as_ref().zip(gate.as_ref()) {
             backend.sigmoid_gate(step, gate, attended)?;
         }

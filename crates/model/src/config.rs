@@ -1,10 +1,12 @@
 //! The numbers of one model, read from its checkpoint and checked.
 
-use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooling};
+use std::ops::Range;
+
+use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooling, WeightPlace};
 use fornax_format::Checkpoint;
 
 use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule};
-use crate::layers::{self, KvShape, LayerConfig, Mixer, Mixture};
+use crate::layers::{self, AttentionConfig, KvShape, LayerConfig, Mixer, Mixture};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::recurrent::{StateWidths, checkpoint_every};
@@ -153,6 +155,14 @@ impl Config {
         self.rope.context = context.min(self.context);
     }
 
+    /// Says where the experts' weights of some layers lie.
+    pub fn place_experts(&mut self, layers: Range<usize>, place: WeightPlace) {
+        let count = self.layers.len();
+        let layers = &mut self.layers[layers.start.min(count)..layers.end.min(count)];
+        let with_experts = layers.iter_mut().filter(|layer| layer.feed_forward.mixture().is_some());
+        with_experts.for_each(|layer| layer.experts_at = place);
+    }
+
     /// The experts of the first layer that has some.
     pub fn mixture(&self) -> Option<Mixture> {
         self.layers.iter().find_map(|layer| layer.feed_forward.mixture())
@@ -182,8 +192,10 @@ impl Config {
             (Need::DeltaRule, self.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Delta(_)))),
             (Need::GatedNorm, self.facts.has(Tensor::StateNorm)),
             (Need::SigmoidGate, self.facts.has(Tensor::AttentionGate)),
+            (Need::SharedKeys, (0..self.layers.len()).any(|layer| self.keys_of(layer).is_some())),
         ];
-        needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need).collect()
+        let places = distinct(self.layers.iter().filter_map(|layer| layer.experts_at.need()));
+        needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need).chain(places).collect()
     }
 
     /// The groups of layers that share pages, each with `pages` pages: the layers of one have the same heads of keys and
@@ -220,13 +232,19 @@ impl Config {
         checkpoint_every(states.fold(0, usize::saturating_add), tokens.sum())
     }
 
-    /// Where a layer's keys and values are within [`kv_groups`](Config::kv_groups).
+    /// The layer whose keys and values a layer reads, where it has none of its own.
+    pub(crate) fn keys_of(&self, layer: usize) -> Option<usize> {
+        self.layers[layer].attention()?.keys_of
+    }
+
+    /// Where the keys and values that a layer reads are within [`kv_groups`](Config::kv_groups).
     pub fn kv_layer(&self, layer: usize) -> KvLayer {
         self.stage_kv_layer(&Stage::whole(self), layer)
     }
 
     /// The same within [`stage_kv_groups`](Config::stage_kv_groups).
     pub(crate) fn stage_kv_layer(&self, stage: &Stage, layer: usize) -> KvLayer {
+        let layer = self.keys_of(layer).unwrap_or(layer);
         let shape = self.layers[layer].kv_shape();
         let group = self.kv_shapes().iter().position(|other| Some(*other) == shape);
         let before = &self.layers[stage.layers.start..layer];
@@ -247,10 +265,10 @@ impl Config {
         }
     }
 
-    /// The heads that a stage's layers have, each once: attention of each has buffers of its own widths.
+    /// The heads that products of a stage's layers yield, each once: attention of each has buffers of its own widths.
     pub(crate) fn heads(&self, stage: &Stage) -> Vec<Heads> {
         let attending = self.layers[stage.layers.clone()].iter().filter_map(LayerConfig::attention);
-        distinct(attending.map(|attention| attention.heads))
+        distinct(attending.map(AttentionConfig::own_heads))
     }
 
     /// The widths of a stage's layers with states, each once.

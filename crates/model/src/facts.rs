@@ -85,7 +85,7 @@ pub struct Facts {
 /// What some layers have in place of attention, and which: as the file lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recurrent {
-    /// The gated delta rule. Where layers are not listed, every fourth attends, or every so manyth as the file says.
+    /// The gated delta rule. Where layers are not listed, every n-th attends: the fourth, or what the file says.
     DeltaRule {
         /// How value heads share key heads in GGUF. In Hugging Face files neighbours do.
         gguf: KeySharing,

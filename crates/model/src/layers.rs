@@ -1,6 +1,6 @@
 //! What each layer of a model is made of, read from its checkpoint: layers of one model may differ.
 
-use fornax_compute::{Heads, Routing, Shares};
+use fornax_compute::{Heads, Routing, Shares, WeightPlace};
 use fornax_format::{Array, Value};
 
 use crate::facts::{RotaryRule, ShareRule, WindowRule};
@@ -16,6 +16,8 @@ pub struct LayerConfig {
     pub mixer: Mixer,
     /// What each position takes for itself.
     pub feed_forward: FeedForward,
+    /// Where its experts' weights lie, where it has some. No file says it: whoever plans the memory does.
+    pub experts_at: WeightPlace,
 }
 
 /// What mixes the positions of a sequence.
@@ -38,6 +40,16 @@ pub struct AttentionConfig {
     pub window: Option<u32>,
     /// Which rotary positions it has.
     pub rotary: Rotary,
+    /// The layer whose keys and values it reads: an earlier one with the same heads of them and the same window. It then has
+    /// queries of its own and nothing else, and no room in the cache.
+    pub keys_of: Option<usize>,
+}
+
+impl AttentionConfig {
+    /// What its own products yield: its heads, without those of keys and values where it reads another layer's.
+    pub(crate) fn own_heads(&self) -> Heads {
+        if self.keys_of.is_some() { Heads { kv: 0, ..self.heads } } else { self.heads }
+    }
 }
 
 /// Which of a model's rotary positions a layer has.
@@ -92,8 +104,8 @@ impl LayerConfig {
     }
 
     pub(crate) fn kv_shape(&self) -> Option<KvShape> {
-        let AttentionConfig { heads, window, .. } = *self.attention()?;
-        Some(KvShape { heads: heads.kv, dim: heads.dim, window })
+        let AttentionConfig { heads, window, keys_of, .. } = *self.attention()?;
+        keys_of.is_none().then_some(KvShape { heads: heads.kv, dim: heads.dim, window })
     }
 }
 
@@ -166,11 +178,13 @@ pub(crate) fn read(
             Some(_) if windows_rotate => Rotary::Window,
             _ => Rotary::Model,
         },
+        keys_of: None,
     };
     let layer =
         |(((window, rotates), recurrent), feed_forward): ((_, Option<Mixer>), FeedForward)| LayerConfig {
             mixer: recurrent.unwrap_or_else(|| Mixer::Attention(attention(window, rotates))),
             feed_forward,
+            experts_at: WeightPlace::Device,
         };
     Ok(windows.into_iter().zip(rotates).zip(recurrent).zip(feed_forwards).map(layer).collect())
 }
@@ -318,7 +332,7 @@ fn dense_layers(source: &Source<'_>, layers: usize) -> Result<Vec<bool>, Error> 
     Ok((0..layers as u64).map(dense).collect())
 }
 
-/// Experts in every so manyth layer.
+/// Every n-th layer has experts: n.
 const SPARSE_STEP: &str = "decoder_sparse_step";
 
 /// The inner width. Where the configuration does not have it, some architectures' is four times the hidden size.

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use fornax_compute::{LowRank, Memory, Need, Part, Role};
-use fornax_format::{Checkpoint, DType, View};
+use fornax_format::{Checkpoint, DType, Gguf, View};
 
 use crate::config::distinct;
 use crate::layers::Mixer;
@@ -207,7 +207,9 @@ impl<'a, M: Memory> Loader<'a, M> {
     /// The matrices of all experts: of each one tensors stacked by their rows.
     pub(crate) fn experts(&mut self, tensors: &[Tensor], layer: usize) -> Result<M::Weight, Error> {
         let stored = self.experts_stored(tensors, layer)?;
-        let weight = self.memory.upload_experts(&parts(&stored)?, self.experts_count(layer))?;
+        let mut parts = parts(&stored)?;
+        parts.iter_mut().for_each(|part| part.place = self.config.layers[layer].experts_at);
+        let weight = self.memory.upload_experts(&parts, self.experts_count(layer))?;
         self.report(&stored);
         Ok(weight)
     }
@@ -555,7 +557,13 @@ impl Config {
                     .map(|beginning| (*beginning).to_owned())
             }
         };
-        distinct(tensor_names(checkpoint).into_iter().filter_map(beginning))
+        let beside = match checkpoint {
+            Checkpoint::Gguf(gguf) => gguf.beside(),
+            Checkpoint::HuggingFace(_) => &[],
+        };
+        let first_word = |name: &str| name.split_inclusive('.').next().unwrap_or_default().to_owned();
+        let beside = beside.iter().flat_map(Gguf::tensors).map(|view| first_word(view.name));
+        distinct(tensor_names(checkpoint).into_iter().filter_map(beginning).chain(beside))
     }
 }
 

@@ -82,6 +82,12 @@ pub enum Tensor {
 }
 
 impl Tensor {
+    /// Whether it makes keys or values.
+    pub(crate) fn is_of_keys(self) -> bool {
+        use Tensor::*;
+        matches!(self, Key | KeyBias | KeyNorm | Value | ValueBias)
+    }
+
     /// Whether it is the weight of a norm.
     fn is_norm(self) -> bool {
         use Tensor::*;
@@ -409,7 +415,7 @@ impl When {
 impl Dim {
     /// The size in this layer.
     pub(crate) fn size(self, config: &Config, layer: usize) -> usize {
-        let LayerConfig { mixer, feed_forward } = &config.layers[layer];
+        let LayerConfig { mixer, feed_forward, .. } = &config.layers[layer];
         let none = Heads { query: 0, kv: 0, dim: 0 };
         let heads = config.layers[layer].attention().map_or(none, |attention| attention.heads);
         let delta = |size: fn(&DeltaConfig) -> usize| match mixer {

@@ -117,7 +117,7 @@ mod key {
     pub(super) const INNER: Key = key("ssm.inner_size", "");
     pub(super) const TAPS: Key = key("ssm.conv_kernel", "linear_conv_kernel_dim");
     pub(super) const SHORT_TAPS: Key = key("shortconv.l_cache", "conv_L_cache");
-    /// Every how manyth layer attends.
+    /// Every n-th layer attends: n.
     pub(super) const INTERVAL: Key = key("full_attention_interval", "full_attention_interval");
 }
 

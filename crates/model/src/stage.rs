@@ -45,6 +45,7 @@ impl Stage {
     /// Whether the stage needs a weight of the model, or of a layer.
     pub(crate) fn needs(&self, config: &Config, row: &Name, layer: usize) -> bool {
         match (row.owner, row.tensor) {
+            (Owner::Layer, tensor) if tensor.is_of_keys() && config.keys_of(layer).is_some() => false,
             (Owner::Layer, _) => self.layers.contains(&layer),
             (Owner::Model, Tensor::Embedding) => self.embeds || (self.heads && config.tied),
             (

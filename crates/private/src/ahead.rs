@@ -1,7 +1,7 @@
 //! Party 1 ahead of its client. Its products need nothing but the seed, and an answer is written a token at a time by
-//! steps that are all alike. So after two equal steps it guesses that more will come, and multiplies the masks of several
-//! at once: each weight is read once for all of them. Nothing of a guess leaves the server before the client asks for
-//! just that product. A wrong guess costs the work: its masks are those of the products that come instead.
+//! steps that are all alike. So after two equal steps it guesses that more will come, and multiplies the masks of
+//! several at once: each weight is read once for all of them. Nothing of a guess leaves the server before the client
+//! asks for just that product. A wrong guess costs the work: its masks are those of the products that come instead.
 
 use zeroize::Zeroizing;
 

@@ -1,9 +1,9 @@
 //! Judges recorded views: whether what a party saw is what the claim says it sees.
 //!
 //! No test of samples proves secrecy; the proof is in docs/private.md. These checks find the mistakes that break it:
-//! frames that carry what they must not, places of the mask stream taken twice, pads used twice, both shares in one view,
-//! seeds that can be guessed from what is public, words that are not uniform. Each has a negative control among this
-//! crate's tests, which must fail.
+//! frames that carry what they must not, places of the mask stream taken twice, pads used twice, both shares in one
+//! view, seeds that can be guessed from what is public, words that are not uniform. Each has a negative control among
+//! this crate's tests, which must fail.
 
 use std::collections::{HashMap, HashSet};
 

@@ -130,6 +130,15 @@ impl<P: Products> Memory for Integer<P> {
     }
 }
 
+/// Operations that are the CPU's own.
+macro_rules! done_by_the_cpu {
+    ($($operation:ident($($operand:ident: $type:ty),*);)*) => {
+        $(fn $operation(&self, step: &cpu::Step, $($operand: $type),*) -> Result<(), ComputeError> {
+            self.cpu.$operation(step, $($operand),*)
+        })*
+    };
+}
+
 impl<P: Products> Backend for Integer<P> {
     type Step = cpu::Step;
 
@@ -209,115 +218,28 @@ impl<P: Products> Backend for Integer<P> {
         Ok(())
     }
 
-    fn add_vector(
-        &self,
-        step: &cpu::Step,
-        rows: Rows,
-        vector: &cpu::Buf,
-        x: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.add_vector(step, rows, vector, x)
-    }
-
-    fn add(&self, step: &cpu::Step, rows: Rows, y: &cpu::Buf, x: &mut cpu::Buf) -> Result<(), ComputeError> {
-        self.cpu.add(step, rows, y, x)
-    }
-
     fn add_positions(&self, step: &cpu::Step, table: &Weight, x: &mut cpu::Buf) -> Result<(), ComputeError> {
         self.cpu.add_positions(step, table.looked_up()?, x)
     }
 
-    fn pointwise(
-        &self,
-        step: &cpu::Step,
-        rows: Rows,
-        function: Pointwise,
-        x: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.pointwise(step, rows, function, x)
-    }
-
-    fn norm(
-        &self,
-        step: &cpu::Step,
-        rows: Rows,
-        norm: &Norm<cpu::Buf>,
-        x: &cpu::Buf,
-        out: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.norm(step, rows, norm, x, out)
-    }
-
-    fn qk_norm(
-        &self,
-        step: &cpu::Step,
-        heads: Heads,
-        norm: &QkNorm<cpu::Buf>,
-        qkv: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.qk_norm(step, heads, norm, qkv)
-    }
-
-    fn rope(
-        &self,
-        step: &cpu::Step,
-        heads: Heads,
-        rope: &Rope<cpu::Buf>,
-        qkv: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.rope(step, heads, rope, qkv)
-    }
-
-    fn kv_write(
-        &self,
-        step: &cpu::Step,
-        heads: Heads,
-        layer: KvLayer,
-        qkv: &cpu::Buf,
-        kv: &mut cpu::Kv,
-    ) -> Result<(), ComputeError> {
-        self.cpu.kv_write(step, heads, layer, qkv, kv)
-    }
-
-    fn attention(
-        &self,
-        step: &cpu::Step,
-        attention: &Attention<cpu::Buf>,
-        qkv: &cpu::Buf,
-        kv: &cpu::Kv,
-        out: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.attention(step, attention, qkv, kv, out)
-    }
-
-    fn glu(
-        &self,
-        step: &cpu::Step,
-        kind: Glu,
-        gate_up: &cpu::Buf,
-        out: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.glu(step, kind, gate_up, out)
-    }
-
-    fn add_gated(
-        &self,
-        step: &cpu::Step,
-        gate: &cpu::Buf,
-        y: &cpu::Buf,
-        x: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.add_gated(step, gate, y, x)
-    }
-
-    fn route(
-        &self,
-        step: &cpu::Step,
-        routing: &Routing,
-        logits: &cpu::Buf,
-        chosen: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.route(step, routing, logits, chosen)
+    done_by_the_cpu! {
+        add_vector(rows: Rows, vector: &cpu::Buf, x: &mut cpu::Buf);
+        add(rows: Rows, y: &cpu::Buf, x: &mut cpu::Buf);
+        pointwise(rows: Rows, function: Pointwise, x: &mut cpu::Buf);
+        norm(rows: Rows, norm: &Norm<cpu::Buf>, x: &cpu::Buf, out: &mut cpu::Buf);
+        qk_norm(heads: Heads, norm: &QkNorm<cpu::Buf>, qkv: &mut cpu::Buf);
+        rope(heads: Heads, rope: &Rope<cpu::Buf>, qkv: &mut cpu::Buf);
+        kv_write(heads: Heads, layer: KvLayer, qkv: &cpu::Buf, kv: &mut cpu::Kv);
+        attention(attention: &Attention<cpu::Buf>, qkv: &cpu::Buf, kv: &cpu::Kv, out: &mut cpu::Buf);
+        glu(kind: Glu, gate_up: &cpu::Buf, out: &mut cpu::Buf);
+        add_gated(gate: &cpu::Buf, y: &cpu::Buf, x: &mut cpu::Buf);
+        route(routing: &Routing, logits: &cpu::Buf, chosen: &mut cpu::Buf);
+        short_conv(conv: &ShortConv<cpu::Buf>, x: &cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
+        delta_rule(rule: &DeltaRule<cpu::Buf>, qkv: &mut cpu::Buf, mixed: &mut cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
+        gated_norm(norm: &GatedNorm<cpu::Buf>, gates: &cpu::Buf, x: &mut cpu::Buf);
+        sigmoid_gate(gates: &cpu::Buf, x: &mut cpu::Buf);
+        gather_wanted(x: &cpu::Buf, out: &mut cpu::Buf);
+        pool(pooling: Pooling, x: &cpu::Buf, out: &mut cpu::Buf);
     }
 
     fn experts(
@@ -330,57 +252,6 @@ impl<P: Products> Backend for Integer<P> {
         _residual: &mut cpu::Buf,
     ) -> Result<(), ComputeError> {
         supports(Need::Experts)
-    }
-
-    fn short_conv(
-        &self,
-        step: &cpu::Step,
-        conv: &ShortConv<cpu::Buf>,
-        x: &cpu::Buf,
-        kv: &mut cpu::Kv,
-        out: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.short_conv(step, conv, x, kv, out)
-    }
-
-    fn delta_rule(
-        &self,
-        step: &cpu::Step,
-        rule: &DeltaRule<cpu::Buf>,
-        qkv: &mut cpu::Buf,
-        mixed: &mut cpu::Buf,
-        kv: &mut cpu::Kv,
-        out: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.delta_rule(step, rule, qkv, mixed, kv, out)
-    }
-
-    fn gated_norm(
-        &self,
-        step: &cpu::Step,
-        norm: &GatedNorm<cpu::Buf>,
-        gates: &cpu::Buf,
-        x: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.gated_norm(step, norm, gates, x)
-    }
-
-    fn sigmoid_gate(&self, step: &cpu::Step, gates: &cpu::Buf, x: &mut cpu::Buf) -> Result<(), ComputeError> {
-        self.cpu.sigmoid_gate(step, gates, x)
-    }
-
-    fn gather_wanted(&self, step: &cpu::Step, x: &cpu::Buf, out: &mut cpu::Buf) -> Result<(), ComputeError> {
-        self.cpu.gather_wanted(step, x, out)
-    }
-
-    fn pool(
-        &self,
-        step: &cpu::Step,
-        pooling: Pooling,
-        x: &cpu::Buf,
-        out: &mut cpu::Buf,
-    ) -> Result<(), ComputeError> {
-        self.cpu.pool(step, pooling, x, out)
     }
 
     fn sample(

@@ -1,5 +1,5 @@
-//! What is claimed, from whom it protects, and what it does not: the text that `private info` prints, and the lists that
-//! servers tell.
+//! What is claimed, from whom it protects, and what it does not: the text that `private info` prints, and the lists
+//! that servers tell.
 
 /// What a server learns all the same.
 pub const LEAKS: [&str; 3] = [

@@ -226,8 +226,8 @@ impl Error {
 /// The backend's name in messages.
 pub(crate) const NAME: &str = "private";
 
-/// Refuses experts: whoever multiplies by the weights of those that were chosen knows who was chosen. And adapters, whose
-/// products no server has.
+/// Refuses experts: whoever multiplies by the weights of those that were chosen knows who was chosen. And adapters,
+/// whose products no server has.
 pub(crate) fn supports(need: Need) -> Result<(), fornax_compute::Error> {
     let what = match need {
         Need::Experts => {

@@ -1,8 +1,8 @@
 //! What crosses a connection: typed frames, bounded and versioned.
 //!
-//! A frame is its length (u32, of what follows), its kind (u8) and its body; numbers are little-endian. Each party has a
-//! request type of its own, and neither can carry two shares: party 0 is sent blinded words and never a seed, party 1 a
-//! seed once and never words. A product is named by its matrix, its rows and the place of its pad in the mask stream
+//! A frame is its length (u32, of what follows), its kind (u8) and its body; numbers are little-endian. Each party has
+//! a request type of its own, and neither can carry two shares: party 0 is sent blinded words and never a seed, party 1
+//! a seed once and never words. A product is named by its matrix, its rows and the place of its pad in the mask stream
 //! (`counter`, in words), which both sides count for themselves.
 
 use std::fmt;
@@ -20,8 +20,8 @@ pub const VERSION: u32 = 1;
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 /// Products that one frame may announce to party 1: those of a step.
 pub const DRAWS_MAX: usize = 1 << 14;
-/// Rows that a frame may ask to multiply by every matrix, or by some of them as many more as is the same work. Chosen well
-/// above the tokens of a client's step.
+/// Rows that a frame may ask to multiply by every matrix, or by some of them as many more as is the same work. Chosen
+/// well above the tokens of a client's step.
 const STEP_ROWS_MAX: u32 = 1024;
 /// Longest text of a refusal.
 const REASON_BYTES_MAX: usize = 512;

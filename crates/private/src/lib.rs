@@ -6,11 +6,12 @@
 //! W X. Everything else (norms, rotation, attention, sampling, the KV cache, the tokenizer) stays with the client.
 //! `docs/private.md` has the claim with its assumptions, and why it holds.
 //!
-//! [`Integer`] is the client's backend, so models run on it unchanged; [`Client`] is who multiplies for it, [`Reference`]
-//! the same without servers. [`Server`] is either server. [`audit`](mod@audit) judges recorded transcripts.
+//! [`Integer`] is the client's backend, so models run on it unchanged; [`Client`] is who multiplies for it,
+//! [`Reference`] the same without servers. [`Server`] is either server. [`audit`](mod@audit) judges recorded
+//! transcripts.
 //!
-//! This crate knows matrices by number. It must never know an architecture, a token, a file of a model, HTTP or a command
-//! line; and it never logs.
+//! This crate knows matrices by number. It must never know an architecture, a token, a file of a model, HTTP or a
+//! command line; and it never logs.
 
 mod ahead;
 pub mod audit;

@@ -1,8 +1,8 @@
 //! Masks: the keystream of ChaCha20 under a seed that lives as long as a session.
 //!
 //! A pad that blinds two messages gives away their difference. So a place in the stream is a [`Counter`], which is
-//! neither copied nor set, only moved forward; and every connection has a seed of its own, so that a reconnection cannot
-//! come back to a place either.
+//! neither copied nor set, only moved forward; and every connection has a seed of its own, so that a reconnection
+//! cannot come back to a place either.
 
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};

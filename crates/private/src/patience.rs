@@ -1,5 +1,5 @@
-//! Looking for a while before sleeping. To wake a thread takes tens of microseconds, as long as a product, and there are a
-//! hundred rounds in a token, each of which wakes four.
+//! Looking for a while before sleeping. To wake a thread takes tens of microseconds, as long as a product, and there
+//! are a hundred rounds in a token, each of which wakes four.
 
 use std::hint;
 use std::sync::OnceLock;

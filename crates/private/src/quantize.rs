@@ -1,8 +1,8 @@
 //! Weights as whole numbers: a byte each, with a public scale for each row.
 //!
 //! Everything here is a function of the stored weights alone and the same on every machine, so that client and servers
-//! agree on matrices, their numbers and their hash without asking each other. A matrix is numbered by the order in which
-//! the model's loader uploads it; what the loader stacks is one matrix.
+//! agree on matrices, their numbers and their hash without asking each other. A matrix is numbered by the order in
+//! which the model's loader uploads it; what the loader stacks is one matrix.
 
 use std::cell::RefCell;
 

@@ -1,11 +1,11 @@
 //! The one queue of a server: products wait here for the thread that owns the device.
 //!
 //! First come, first served; a session has only a few products here at a time, so this is a round of all sessions. What
-//! waits for the same matrix is computed as one product of more rows, which reads the weights once. Products that nobody
-//! asked for yet are computed when nothing else waits, until somebody does ask.
+//! waits for the same matrix is computed as one product of more rows, which reads the weights once. Products that
+//! nobody asked for yet are computed when nothing else waits, until somebody does ask.
 //!
-//! A device that need not stay on one thread is lent out: while nothing waits, whoever wants a product computes it at once.
-//! To hand it over and back would take longer than a small product does.
+//! A device that need not stay on one thread is lent out: while nothing waits, whoever wants a product computes it at
+//! once. To hand it over and back would take longer than a small product does.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

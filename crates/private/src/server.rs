@@ -1,9 +1,9 @@
 //! The two servers: each multiplies what it is sent, or what it draws, by public weights. Neither has a function that
 //! adds two shares, and nothing derived from a payload leaves a session.
 //!
-//! A thread for each connection reads, checks and answers; one thread owns the device and multiplies for all of them, from
-//! one queue ([`Queue`]). A session has few products waiting at a time, so that the queue's order is a round of all
-//! sessions; those that wait for the same matrix are computed as one.
+//! A thread for each connection reads, checks and answers; one thread owns the device and multiplies for all of them,
+//! from one queue ([`Queue`]). A session has few products waiting at a time, so that the queue's order is a round of
+//! all sessions; those that wait for the same matrix are computed as one.
 
 use std::collections::VecDeque;
 use std::io;
@@ -108,8 +108,8 @@ struct Shared {
 }
 
 impl Server {
-    /// Loads the weights on a thread of their own, which alone uses the device, and serves. Returns when the first client
-    /// can be answered.
+    /// Loads the weights on a thread of their own, which alone uses the device, and serves. Returns when the first
+    /// client can be answered.
     pub fn start<R: Ring, E: From<Error> + Send + 'static>(
         listener: TcpListener,
         options: ServerOptions,
@@ -118,7 +118,8 @@ impl Server {
         Server::launch(listener, options, load, |queue, loaded| queue.work(&loaded))
     }
 
-    /// The same with a device that may be used from any thread: a product that comes alone is computed where it arrived.
+    /// The same with a device that may be used from any thread: a product that comes alone is computed where it
+    /// arrived.
     pub fn start_lending<R: Ring<Matrix: Send> + Send + 'static, E: From<Error> + Send + 'static>(
         listener: TcpListener,
         options: ServerOptions,

@@ -1,7 +1,7 @@
 //! What crossed connections with one party, as bytes in a file: what that party saw, and nothing else.
 //!
-//! A line names the party; records follow: what it is (u8), which connection (u32), how many bytes (u32), the bytes. The
-//! bytes are those below TLS, so a record cuts frames wherever the system did.
+//! A line names the party; records follow: what it is (u8), which connection (u32), how many bytes (u32), the bytes.
+//! The bytes are those below TLS, so a record cuts frames wherever the system did.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,12 +1,12 @@
 //! Whether a product is right, at the cost of two dot products (Freivalds).
 //!
-//! The client draws a secret vector `s` for each matrix `W` and keeps `s` and `s^T W`. If the answer `Y` to `X` is right,
-//! then `s . Y = (s^T W) . X`. All three are taken as whole numbers modulo the prime 2^61 - 1 and not modulo 2^32: in a
-//! field a wrong answer passes for one `s` in 2^61, in the ring an error of 2^31 would pass for every second `s`. The
-//! true products are below 2^31 in magnitude, so reading an answer as a signed number loses nothing.
+//! The client draws a secret vector `s` for each matrix `W` and keeps `s` and `s^T W`. If the answer `Y` to `X` is
+//! right, then `s . Y = (s^T W) . X`. All three are taken as whole numbers modulo the prime 2^61 - 1 and not modulo
+//! 2^32: in a field a wrong answer passes for one `s` in 2^61, in the ring an error of 2^31 would pass for every second
+//! `s`. The true products are below 2^31 in magnitude, so reading an answer as a signed number loses nothing.
 //!
-//! `s` serves for as long as the client runs: an answer that passes tells a server nothing about it, and after the first
-//! that fails nothing more is sent.
+//! `s` serves for as long as the client runs: an answer that passes tells a server nothing about it, and after the
+//! first that fails nothing more is sent.
 
 use zeroize::Zeroize;
 

@@ -79,11 +79,11 @@ pub struct Progress {
 }
 
 /// Why there is no model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 pub struct Failed {
     /// What programs know it by.
-    pub code: String,
+    pub code: Code,
     /// For people.
     pub message: String,
 }
@@ -91,7 +91,7 @@ pub struct Failed {
 impl Failed {
     /// A failure of the server itself.
     pub(crate) fn internal(message: impl Into<String>) -> Failed {
-        Failed { code: Code::Internal.name().to_owned(), message: message.into() }
+        Failed { code: Code::Internal, message: message.into() }
     }
 }
 

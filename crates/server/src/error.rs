@@ -5,146 +5,64 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+pub use fornax_code::Code;
 use fornax_engine::{Failure, Refusal};
 use fornax_form::FormError;
 use serde_json::{Value, json};
 
 use crate::app::Failed;
 
-/// What programs know an error by. The names are the same wherever Fornax reports one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "the names say it; docs/api.md describes each")]
-pub enum Code {
-    ModelNotFound,
-    ModelNotReady,
-    ModelUnsupported,
-    ModelDoesNotFit,
-    ModelCorrupt,
-    OutOfMemory,
-    DeviceUnavailable,
-    DeviceLost,
-    NumericFault,
-    PromptTooLong,
-    OutputTruncated,
-    SchemaUnsupported,
-    InvalidInput,
-    BodyTooLarge,
-    UnknownEndpoint,
-    Unauthorized,
-    QueueFull,
-    Cancelled,
-    ExecutionTimeout,
-    JobNotFound,
-    KeyReused,
-    WrongState,
-    WebhookRefused,
-    SchemaNotFound,
-    SchemasFull,
-    FileNotFound,
-    FilesFull,
-    BatchNotFound,
-    BatchesFull,
-    DiskFull,
-    IntegrityFailure,
-    Internal,
+/// What a code means on the wire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meaning {
+    /// The status of a response that fails with it.
+    pub(crate) status: StatusCode,
+    /// OpenAI's word for the kind.
+    kind: &'static str,
+    /// Whether the same request may succeed later.
+    pub(crate) retryable: bool,
 }
 
-impl Code {
-    const ALL: [Code; 32] = [
-        Code::ModelNotFound,
-        Code::ModelNotReady,
-        Code::ModelUnsupported,
-        Code::ModelDoesNotFit,
-        Code::ModelCorrupt,
-        Code::OutOfMemory,
-        Code::DeviceUnavailable,
-        Code::DeviceLost,
-        Code::NumericFault,
-        Code::PromptTooLong,
-        Code::OutputTruncated,
-        Code::SchemaUnsupported,
-        Code::InvalidInput,
-        Code::BodyTooLarge,
-        Code::UnknownEndpoint,
-        Code::Unauthorized,
-        Code::QueueFull,
-        Code::Cancelled,
-        Code::ExecutionTimeout,
-        Code::JobNotFound,
-        Code::KeyReused,
-        Code::WrongState,
-        Code::WebhookRefused,
-        Code::SchemaNotFound,
-        Code::SchemasFull,
-        Code::FileNotFound,
-        Code::FilesFull,
-        Code::BatchNotFound,
-        Code::BatchesFull,
-        Code::DiskFull,
-        Code::IntegrityFailure,
-        Code::Internal,
-    ];
-
-    /// The code of that name.
-    pub(crate) fn named(name: &str) -> Option<Code> {
-        Code::ALL.into_iter().find(|code| code.name() == name)
-    }
-
-    /// As it is written on the wire.
-    pub fn name(self) -> &'static str {
-        self.facts().0
-    }
-
-    /// The status of a response that fails with it.
-    pub fn status(self) -> StatusCode {
-        self.facts().1
-    }
-
-    /// Whether the same request may succeed later.
-    pub fn retryable(self) -> bool {
-        self.facts().3
-    }
-
-    /// Name, status, OpenAI's word for the kind, whether to retry: the one mapping of errors to HTTP.
-    fn facts(self) -> (&'static str, StatusCode, &'static str, bool) {
-        const ASKED: &str = "invalid_request_error";
-        const SERVER: &str = "server_error";
-        match self {
-            Code::ModelNotFound => ("MODEL_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
-            Code::ModelNotReady => ("MODEL_NOT_READY", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
-            Code::ModelUnsupported => ("MODEL_UNSUPPORTED", StatusCode::BAD_REQUEST, ASKED, false),
-            // It fits where no other is in use: that was planned at the start.
-            Code::ModelDoesNotFit => ("MODEL_DOES_NOT_FIT", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
-            Code::ModelCorrupt => ("MODEL_CORRUPT", StatusCode::INTERNAL_SERVER_ERROR, SERVER, false),
-            Code::OutOfMemory => ("OUT_OF_MEMORY", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
-            Code::DeviceUnavailable => ("DEVICE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
-            Code::DeviceLost => ("DEVICE_LOST", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
-            Code::NumericFault => ("NUMERIC_FAULT", StatusCode::INTERNAL_SERVER_ERROR, SERVER, false),
-            Code::PromptTooLong => ("PROMPT_TOO_LONG", StatusCode::BAD_REQUEST, ASKED, false),
-            Code::OutputTruncated => ("OUTPUT_TRUNCATED", StatusCode::UNPROCESSABLE_ENTITY, ASKED, false),
-            Code::SchemaUnsupported => ("SCHEMA_UNSUPPORTED", StatusCode::BAD_REQUEST, ASKED, false),
-            Code::InvalidInput => ("INVALID_INPUT", StatusCode::BAD_REQUEST, ASKED, false),
-            Code::BodyTooLarge => ("BODY_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, ASKED, false),
-            Code::UnknownEndpoint => ("UNKNOWN_ENDPOINT", StatusCode::NOT_FOUND, ASKED, false),
-            Code::Unauthorized => ("UNAUTHORIZED", StatusCode::UNAUTHORIZED, "authentication_error", false),
-            Code::QueueFull => ("QUEUE_FULL", StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", true),
-            Code::Cancelled => ("CANCELLED", StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
-            Code::ExecutionTimeout => ("EXECUTION_TIMEOUT", StatusCode::GATEWAY_TIMEOUT, SERVER, true),
-            Code::JobNotFound => ("JOB_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
-            Code::KeyReused => ("KEY_REUSED", StatusCode::CONFLICT, ASKED, false),
-            Code::WrongState => ("WRONG_STATE", StatusCode::CONFLICT, ASKED, false),
-            Code::WebhookRefused => ("WEBHOOK_REFUSED", StatusCode::BAD_REQUEST, ASKED, false),
-            Code::SchemaNotFound => ("SCHEMA_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
-            Code::SchemasFull => ("SCHEMAS_FULL", StatusCode::CONFLICT, ASKED, false),
-            Code::FileNotFound => ("FILE_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
-            Code::FilesFull => ("FILES_FULL", StatusCode::CONFLICT, ASKED, false),
-            Code::BatchNotFound => ("BATCH_NOT_FOUND", StatusCode::NOT_FOUND, ASKED, false),
-            Code::BatchesFull => ("BATCHES_FULL", StatusCode::CONFLICT, ASKED, false),
-            Code::DiskFull => ("DISK_FULL", StatusCode::INSUFFICIENT_STORAGE, SERVER, true),
-            Code::IntegrityFailure => ("INTEGRITY_FAILURE", StatusCode::BAD_GATEWAY, SERVER, false),
-            Code::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),
-        }
-    }
+/// The one mapping of codes to HTTP.
+pub(crate) fn meaning(code: Code) -> Meaning {
+    const ASKED: &str = "invalid_request_error";
+    const SERVER: &str = "server_error";
+    let (status, kind, retryable) = match code {
+        Code::ModelNotFound => (StatusCode::NOT_FOUND, ASKED, false),
+        Code::ModelNotReady => (StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+        Code::ModelUnsupported => (StatusCode::BAD_REQUEST, ASKED, false),
+        // It fits where no other is in use: that was planned at the start.
+        Code::ModelDoesNotFit => (StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+        Code::ModelCorrupt => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, false),
+        Code::OutOfMemory => (StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+        Code::DeviceUnavailable => (StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+        Code::DeviceLost => (StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+        Code::NumericFault => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, false),
+        Code::PromptTooLong => (StatusCode::BAD_REQUEST, ASKED, false),
+        Code::OutputTruncated => (StatusCode::UNPROCESSABLE_ENTITY, ASKED, false),
+        Code::SchemaUnsupported => (StatusCode::BAD_REQUEST, ASKED, false),
+        Code::InvalidInput => (StatusCode::BAD_REQUEST, ASKED, false),
+        Code::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, ASKED, false),
+        Code::UnknownEndpoint => (StatusCode::NOT_FOUND, ASKED, false),
+        Code::Unauthorized => (StatusCode::UNAUTHORIZED, "authentication_error", false),
+        Code::QueueFull => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", true),
+        Code::Cancelled => (StatusCode::SERVICE_UNAVAILABLE, SERVER, true),
+        Code::ExecutionTimeout | Code::TtlExpired => (StatusCode::GATEWAY_TIMEOUT, SERVER, true),
+        Code::JobNotFound => (StatusCode::NOT_FOUND, ASKED, false),
+        Code::KeyReused => (StatusCode::CONFLICT, ASKED, false),
+        Code::WrongState => (StatusCode::CONFLICT, ASKED, false),
+        Code::WebhookRefused => (StatusCode::BAD_REQUEST, ASKED, false),
+        Code::SchemaNotFound => (StatusCode::NOT_FOUND, ASKED, false),
+        Code::SchemasFull => (StatusCode::CONFLICT, ASKED, false),
+        Code::FileNotFound => (StatusCode::NOT_FOUND, ASKED, false),
+        Code::FilesFull => (StatusCode::CONFLICT, ASKED, false),
+        Code::BatchNotFound => (StatusCode::NOT_FOUND, ASKED, false),
+        Code::BatchesFull => (StatusCode::CONFLICT, ASKED, false),
+        Code::DiskFull => (StatusCode::INSUFFICIENT_STORAGE, SERVER, true),
+        Code::WeightsDiffer | Code::IntegrityFailure => (StatusCode::BAD_GATEWAY, SERVER, false),
+        Code::AttemptsExhausted | Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),
+    };
+    Meaning { status, kind, retryable }
 }
 
 /// Routes of OpenAI's that take a prompt.
@@ -290,17 +208,17 @@ impl ApiError {
     }
 
     pub(crate) fn status(&self) -> StatusCode {
-        self.status.unwrap_or(self.code.status())
+        self.status.unwrap_or(meaning(self.code).status)
     }
 
     /// The body that OpenAI's clients expect, with what Fornax adds: every wrong field, and whether to retry.
     pub(crate) fn to_json(&self) -> Value {
-        let (name, _, kind, retryable) = self.code.facts();
+        let Meaning { kind, retryable, .. } = meaning(self.code);
         let mut error = json!({
             "message": self.message,
             "type": kind,
             "param": self.faults.first().map(|fault| fault.field.as_str()),
-            "code": name,
+            "code": self.code.name(),
             "retryable": retryable,
         });
         if !self.faults.is_empty() {
@@ -386,29 +304,22 @@ impl IntoResponse for ApiError {
 impl From<Failed> for ApiError {
     /// A model that was asked for could not be loaded.
     fn from(failed: Failed) -> ApiError {
-        match Code::named(&failed.code) {
-            Some(code) => ApiError::new(code, failed.message),
-            None => ApiError::new(Code::ModelNotReady, failed.to_string()),
-        }
+        ApiError::new(failed.code, failed.message)
     }
 }
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
-        let message = refusal.to_string();
+        let (code, message) = (refusal.code(), refusal.to_string());
         let too_long = |prompt, max_tokens, context| ApiError {
             length: Some(Length { prompt, max_tokens, context }),
-            ..ApiError::new(Code::PromptTooLong, message.as_str())
+            ..ApiError::new(code, message.as_str())
         };
         match refusal {
             Refusal::PromptTooLong { prompt, context } => too_long(prompt, None, context),
             Refusal::ContextExceeded { prompt, max_tokens, context } => {
                 too_long(prompt, Some(max_tokens), context)
             }
-            Refusal::PoolExceeded { .. } => ApiError::new(Code::PromptTooLong, message),
-            Refusal::QueueFull { .. } | Refusal::ShareFull { .. } => ApiError::new(Code::QueueFull, message),
-            Refusal::Closed => ApiError::new(Code::ModelNotReady, message),
-            Refusal::DeviceLost(reason) => ApiError::new(Code::DeviceLost, reason),
             Refusal::PromptEmpty | Refusal::TokenOutOfRange { .. } => ApiError::fault(Fault {
                 message,
                 ..Fault::rule("prompt", "tokens of the model, at least one")
@@ -416,6 +327,11 @@ impl From<Refusal> for ApiError {
             Refusal::Parameter { name, wanted, .. } => {
                 ApiError::fault(Fault { message, ..Fault::rule(name, wanted) })
             }
+            Refusal::PoolExceeded { .. }
+            | Refusal::QueueFull { .. }
+            | Refusal::ShareFull { .. }
+            | Refusal::Closed
+            | Refusal::DeviceLost(_) => ApiError::new(code, message),
         }
     }
 }
@@ -432,20 +348,7 @@ impl From<fornax_chat::Failed> for ApiError {
 
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> ApiError {
-        let code = match failure {
-            Failure::NumericFault { .. } => Code::NumericFault,
-            Failure::NothingAllowed { .. } => Code::InvalidInput,
-            Failure::DeviceLost(_) => Code::DeviceLost,
-            Failure::Integrity(_) => Code::IntegrityFailure,
-            Failure::EngineGone => Code::Cancelled,
-            // The form compiled, and following it took more than forms may take.
-            Failure::Form(_) => Code::SchemaUnsupported,
-            Failure::Backend(_) | Failure::Panicked(_) => Code::Internal,
-        };
-        let message = failure.to_string();
-        // The engine writes the code in front for people; here it has its own place.
-        let message = message.split_once(": ").map_or(message.as_str(), |(_, rest)| rest);
-        ApiError::new(code, message)
+        ApiError::new(failure.code(), failure.to_string())
     }
 }
 
@@ -454,7 +357,7 @@ impl ApiError {
     pub(crate) fn form(field: &str, error: &FormError) -> ApiError {
         let message = error.to_string();
         let faults = vec![Fault::rule(field, message.as_str())];
-        ApiError { faults, ..ApiError::new(Code::SchemaUnsupported, format!("{field}: {message}")) }
+        ApiError { faults, ..ApiError::new(error.code(), format!("{field}: {message}")) }
     }
 }
 

@@ -316,7 +316,7 @@ impl Models {
             }
             Err(failed) => {
                 let name = &slot.offer.card.name;
-                tracing::error!(model = name, code = failed.code, reason = failed.message, "failed");
+                tracing::error!(model = name, code = failed.code.name(), reason = failed.message, "failed");
                 slot.metrics.load_failed();
                 slot.set(State::Failed(failed));
             }
@@ -365,7 +365,7 @@ impl Models {
             let asked = room;
             match self.on_a_thread(index, move |offer| (offer.plan)(asked)).await {
                 Ok(()) => return Ok(going),
-                Err(refused) if refused.code == Code::ModelDoesNotFit.name() => match idle.next() {
+                Err(refused) if refused.code == Code::ModelDoesNotFit => match idle.next() {
                     Some((at, (_, bytes))) => {
                         going.push(at);
                         room.taken -= bytes;
@@ -494,7 +494,6 @@ async fn freed(served: Arc<Served>) {
 
 /// A generation of our own: what cannot answer this is not ready.
 async fn self_test(served: &Served) -> Result<(), Failed> {
-    let fail = |code: &str, message: String| Failed { code: code.to_owned(), message };
     let prompt = served.tokenizer.encode_prompt("Hello", Special::AsText);
     let prompt = prompt.map_err(|error| Failed::internal(error.to_string()))?;
     // A model that encodes has no answers: it shows what it makes of the prompt.
@@ -510,9 +509,8 @@ async fn self_test(served: &Served) -> Result<(), Failed> {
     for reply in &mut replies {
         while let Some(event) = reply.next().await {
             if let Event::Failed(failure) = event {
-                let message = failure.to_string();
-                let (code, message) = message.split_once(": ").unwrap_or(("INTERNAL", &message));
-                return Err(fail(code, format!("the self-test failed: {message}")));
+                let message = format!("the self-test failed: {failure}");
+                return Err(Failed { code: failure.code(), message });
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Other people's agents, unchanged, against a server whose model says what a script says: they are installed here, and the
-//! tests of `crates/server/tests/http/agents.rs` run them.
+//! Other people's agents, unchanged, against a server whose model says what a script says: they are installed here, and
+//! the tests of `crates/server/tests/http/agents.rs` run them.
 
 use std::fs;
 

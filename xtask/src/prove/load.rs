@@ -19,8 +19,8 @@ const REQUESTS: usize = 4000;
 /// Every tenth client leaves after its first piece of text.
 const LEAVES: usize = 10;
 
-/// Resident memory may grow by this much from a quarter of the requests on: what allocators keep for themselves. Pages of
-/// keys and values are promised from the start but resident only once they were used, so all are used before.
+/// Resident memory may grow by this much from a quarter of the requests on: what allocators keep for themselves. Pages
+/// of keys and values are promised from the start but resident only once they were used, so all are used before.
 const GROWTH_MAX: f64 = 0.03;
 
 /// Upper bounds of the histograms' buckets.

@@ -87,7 +87,8 @@ impl Server {
         Ok(text)
     }
 
-    /// Computes prompts that have nothing in common until every page of the pool keeps a part of one; how many there are.
+    /// Computes prompts that have nothing in common until every page of the pool keeps a part of one; how many there
+    /// are.
     pub(super) fn use_every_page(&self) -> Result<u64> {
         for own in 0..100 {
             let prompt: Vec<usize> = (0..480).map(|place| 1000 + own * 480 % 40_000 + place).collect();

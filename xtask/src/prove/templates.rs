@@ -1,7 +1,9 @@
-//! Chat templates that models carry, rendered by transformers and by us; and the calls of tools that they write, read back.
+//! Chat templates that models carry, rendered by transformers and by us; and the calls of tools that they write, read
+//! back.
 //!
-//! They are under licences that this work does not take, so they are fetched: llama.cpp keeps some hundred in its sources,
-//! as files and in a test, and the source archive of `llama-cpp-python` has those. Gemma 3's is in a package of npm.
+//! They are under licences that this work does not take, so they are fetched: llama.cpp keeps some hundred in its
+//! sources, as files and in a test, and the source archive of `llama-cpp-python` has those. Gemma 3's is in a package
+//! of npm.
 
 use std::fs;
 use std::path::Path;

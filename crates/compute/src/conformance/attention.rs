@@ -63,9 +63,10 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 });
             }
         }
-        for extra in [Need::SoftCap, Need::Sinks, Need::BothDirections] {
+        for extra in [Need::SoftCap, Need::Sinks, Need::BothDirections, Need::SharedKeys] {
             for (window, fused) in [(None, false), (Some(33), false), (None, true)] {
-                if window.is_some() && extra == Need::BothDirections {
+                // `attend` writes the keys that it reads.
+                if window.is_some() && extra == Need::BothDirections || fused && extra == Need::SharedKeys {
                     continue;
                 }
                 let extra = Some(extra);
@@ -89,7 +90,8 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             suite.compare(Sequences { heads, window: None, dtype, lengths, chunk, fused: true, extra: None });
         }
     }
-    // Eight streams with so many K/V heads, and heads so large, that a backend's blocks are many and have one tile in fast memory.
+    // Eight streams with so many K/V heads, and heads so large, that a backend's blocks are many and have one tile in
+    // fast memory.
     for (dtype, window, fused) in [
         (KvDType::F16, None, false),
         (KvDType::F16, None, true),
@@ -365,6 +367,17 @@ impl Sequences {
             batch.tokens.len(),
             self.heads.query * self.heads.dim,
         )?;
+        // The keys are there; what reads them brings queries of its own and nothing else.
+        let queries = match self.extra {
+            Some(Need::SharedKeys) => {
+                let own = self.heads.query * self.heads.dim;
+                let rows = values.chunks_exact(columns);
+                let alone: Vec<f32> =
+                    rows.flat_map(|row| row[..own].iter().map(|value| 0.5 - value)).collect();
+                Some(Bench::filled(backend, Purpose::Activations, own, &alone)?)
+            }
+            _ => None,
+        };
         let scale = 1.0 / (self.heads.dim as f32).sqrt();
         let mut attention = Attention::causal(self.heads, LAYER, scale);
         match self.extra {
@@ -384,7 +397,8 @@ impl Sequences {
             }
             backend.kv_write(step, self.heads, LAYER, &qkv.buf, kv)?;
             backend.kv_write(step, self.heads, OTHER_LAYER, &other.buf, kv)?;
-            Ok(backend.attention(step, &attention, &qkv.buf, kv, &mut out.buf)?)
+            let rows = queries.as_ref().unwrap_or(&qkv);
+            Ok(backend.attention(step, &attention, &rows.buf, kv, &mut out.buf)?)
         })?;
         out.table(backend)
     }

@@ -13,8 +13,8 @@ use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
 use super::{Failure, Op, Suite, within};
 
-/// Largest error against the specification of half activations: sums in another order may make one rounding on the way fall to
-/// the other side, of a value that outweighs the others of its row.
+/// Largest error against the specification of half activations: sums in another order may make one rounding on the way
+/// fall to the other side, of a value that outweighs the others of its row.
 const HALF_BOUND: f64 = 1e-6;
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     if suite.backend.supports(Need::Experts).is_err() {

@@ -6,10 +6,10 @@
 //! position alone: so a token's result is the same bits whichever tokens are computed beside it.
 //!
 //! Keys lie in a page as (dim, token), values as (token, dim). So neither product adds lanes of a register: scores have
-//! a lane for each key, outputs a lane for each value of the head. Few queries read a page as it is stored; many have it
-//! widened to f32 once. Both see the same numbers in the same order. Pages of 8-bit codes are always widened: behind the
-//! codes of a head, in the order of its keys or values, lie their scales, by (block of 32 values, token) or (token, block), or
-//! for 8-bit floats by token alone.
+//! a lane for each key, outputs a lane for each value of the head. Few queries read a page as it is stored; many have
+//! it widened to f32 once. Both see the same numbers in the same order. Pages of 8-bit codes are always widened: behind
+//! the codes of a head, in the order of its keys or values, lie their scales, by (block of 32 values, token) or (token,
+//! block), or for 8-bit floats by token alone.
 
 #![expect(
     clippy::needless_range_loop,
@@ -58,6 +58,8 @@ pub(super) struct Layer<'a> {
     pub(super) causal: bool,
     /// The layer's KV group, whose page tables it uses.
     pub(super) group: usize,
+    /// Columns of the rows that begin with the queries: of fused ones, or the queries alone.
+    pub(super) columns: usize,
     /// A query sees this many positions, its own included.
     pub(super) window: Option<u32>,
     pub(super) dtype: KvDType,
@@ -169,7 +171,7 @@ impl Layer<'_> {
         let (values, rest) = rest.split_at_mut(count * dim);
         let (outputs, rest) = rest.split_at_mut(count * dim);
         for (token, values) in values.chunks_exact_mut(shared * dim).enumerate() {
-            let at = (tokens.first + token) * self.heads.qkv_columns() + head * shared * dim;
+            let at = (tokens.first + token) * self.columns + head * shared * dim;
             for (value, query) in values.iter_mut().zip(&qkv[at..]) {
                 *value = query * self.scale;
             }
@@ -347,8 +349,8 @@ fn number(dtype: KvDType, stored: &[u8], index: usize) -> f32 {
     }
 }
 
-/// Takes a page's scores into a query's state: the weight of each key, zero for what is not seen, and what the output so
-/// far is to be multiplied by.
+/// Takes a page's scores into a query's state: the weight of each key, zero for what is not seen, and what the output
+/// so far is to be multiplied by.
 #[inline(always)]
 fn weigh(scores: &mut [f32; PAGE_TOKENS], page: Page<'_>, state: &mut Running) -> ([f32; PAGE_TOKENS], f32) {
     if let Some(cap) = page.soft_cap {
@@ -627,8 +629,8 @@ impl Writer<'_> {
     pub(super) fn write(mut self, pool: &Pool, step: &Slot, qkv: &[f32]) {
         let Heads { query, kv, dim } = self.heads;
         let pages = Disjoint::new(std::mem::take(&mut self.pages));
-        // SAFETY: what is asked for lies in one head's stretch of a page: no other thread touches that, and no two parts of it
-        // are held at a time.
+        // SAFETY: what is asked for lies in one head's stretch of a page: no other thread touches that, and no two
+        // parts of it are held at a time.
         let room = |to: usize, bytes: usize| unsafe { pages.part(to..to + bytes) };
         let write_heads = |heads: std::ops::Range<usize>| {
             for (index, row) in step.rows().iter().enumerate() {

@@ -1,7 +1,7 @@
 //! What adapters add to products: for each token two small products, in f32.
 //!
-//! A token's sums have one order, whatever else is in the step: so rows of different adapters, and of none, share a batch
-//! without changing each other's bits.
+//! A token's sums have one order, whatever else is in the step: so rows of different adapters, and of none, share a
+//! batch without changing each other's bits.
 
 use crate::RANK_MAX;
 

@@ -1,9 +1,9 @@
 //! Rows of activations times the rows of a weight.
 //!
-//! Threads divide the output columns (the weight's rows), so each weight byte is read by one thread only. Activations are
-//! laid out in panels once, a pass of rows at a time, as many as stay in the second cache; then a thread takes one group
-//! of sixteen weight rows after the other, which stays in the first cache while all panels pass over it. Neither passes
-//! nor panels nor threads touch the order inside one product: that is the format's own.
+//! Threads divide the output columns (the weight's rows), so each weight byte is read by one thread only. Activations
+//! are laid out in panels once, a pass of rows at a time, as many as stay in the second cache; then a thread takes one
+//! group of sixteen weight rows after the other, which stays in the first cache while all panels pass over it. Neither
+//! passes nor panels nor threads touch the order inside one product: that is the format's own.
 
 use std::ops::Range;
 

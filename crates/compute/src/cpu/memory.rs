@@ -15,7 +15,7 @@ use crate::landing::{Content, land};
 use crate::operands::Operand;
 use crate::{
     Error, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Need, PAGE_TOKENS, PageCopy, PageId, Part, Purpose,
-    Sizes, Usage,
+    Sizes, Usage, WeightPlace,
 };
 
 /// A cache line, and enough for any vector load.
@@ -73,8 +73,8 @@ impl Drop for Counted {
     }
 }
 
-/// Bytes of a large page. Weights lie in these, so that what is streamed from end to end misses the address cache rarely
-/// and is read ahead without a break.
+/// Bytes of a large page. Weights lie in these, so that what is streamed from end to end misses the address cache
+/// rarely and is read ahead without a break.
 const LARGE_PAGE: usize = 2 << 20;
 /// Weights share allocations of this size: most are smaller than a large page. What is not used of it is never touched,
 /// and so takes no memory.
@@ -727,12 +727,6 @@ impl CpuSizes {
 
     /// How many rows the part yields, after what holds for matrices and vectors alike.
     fn selected_rows(&self, part: &Part<'_>, stored_rows: usize) -> Result<usize, Error> {
-        if part.scales.is_some() {
-            return Err(Error::Unsupported {
-                what: format!("tensor {}: scales stored apart", part.view.name),
-                backend: NAME,
-            });
-        }
         let stored_bytes = part.view.dtype.bytes_for(part.view.shape.iter().product());
         assert_eq!(stored_bytes, Some(part.view.bytes.len()), "a view of {} holds its bytes", part.view.name);
         let Some(rows) = &part.rows else { return Ok(stored_rows) };
@@ -772,9 +766,15 @@ impl Sizes for CpuSizes {
 
     fn supports(&self, need: Need) -> Result<(), Error> {
         match need {
-            Need::Sections => Err(Error::Unsupported { what: need.to_string(), backend: NAME }),
+            Need::Sections | Need::FileWeights => {
+                Err(Error::Unsupported { what: need.to_string(), backend: NAME })
+            }
             _ => Ok(()),
         }
+    }
+
+    fn lies(&self, place: WeightPlace) -> WeightPlace {
+        if place == WeightPlace::Host { WeightPlace::Device } else { place }
     }
 
     fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
@@ -947,10 +947,6 @@ mod tests {
             &[part(DType::F32, &[2, 4]), part(DType::F16, &[2, 8])],
             "tensor blk.0.w: shape [2, 8], wanted [0, 4]",
         );
-        let mut scaled = part(DType::F32, &[2, 4]);
-        scaled.scales = Some(part(DType::F32, &[1]).view);
-        check(&[scaled.clone()], "tensor blk.0.w: scales stored apart is not available on cpu");
-        assert!(cpu.upload_vector(&[scaled.clone()]).is_err() && counting.upload_vector(&[scaled]).is_err());
         let vector = [part(DType::U8, &[4])];
         assert!(cpu.upload_vector(&vector).is_err() && counting.upload_vector(&vector).is_err());
     }

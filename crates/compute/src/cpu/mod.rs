@@ -71,7 +71,7 @@ pub enum Activations {
     /// that share their scales. As good as float (see the specification in `cpu/quant/activations.rs`), and faster.
     #[default]
     Integer,
-    /// Activations and weights are one f16 for each value (see the specification in `cpu/quant/halves.rs`), as matrix units of
+    /// Activations and weights are one f16 for each value (see the specification in `cpu/quant/halves.rs`), as tensor cores of
     /// GPUs take them. On the CPU by scalar code alone: it is what such devices are held against.
     Half,
 }
@@ -475,6 +475,7 @@ impl Backend for Cpu {
             sinks: attention.sinks.as_ref().map(|sinks| sinks.row(0)),
             causal: attention.causal,
             group: attention.layer.group,
+            columns: qkv.columns,
             window: group.window,
             dtype: kv.dtype,
             pages: kv.pages(attention.layer),

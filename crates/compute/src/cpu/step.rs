@@ -106,8 +106,8 @@ pub(super) struct Unit {
     pub(super) tokens: StepRow,
 }
 
-/// Bytes of one slot: what `Slot` reserves for each token and each row. States have no bound here, either: they grow to the
-/// most that a step names, some bytes for each row and checkpoint.
+/// Bytes of one slot: what `Slot` reserves for each token and each row. States have no bound here, either: they grow to
+/// the most that a step names, some bytes for each row and checkpoint.
 pub(super) fn slot_bytes(tokens_max: usize, slots: usize) -> usize {
     let token_bytes = size_of::<Token>() + 3 * size_of::<u32>();
     let row_bytes = size_of::<StepRow>() + size_of::<Sampled>() + size_of::<u32>() + size_of::<Option<u32>>();
@@ -317,8 +317,8 @@ impl Slot {
         RowState { from: *from, to: *to, saves: &self.saves[saves.clone()] }
     }
 
-    /// Which of the groups of states a group of the cache is, whose pool has `pages` states: every one that the step names is
-    /// among them.
+    /// Which of the groups of states a group of the cache is, whose pool has `pages` states: every one that the step
+    /// names is among them.
     pub(super) fn state_group(&self, group: usize, pages: usize) -> Result<usize, Error> {
         let behind = group.checked_sub(self.groups).unwrap_or(usize::MAX);
         match self.state_max.get(behind) {

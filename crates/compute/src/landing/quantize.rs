@@ -4,8 +4,9 @@ use half::f16;
 
 use crate::float8;
 
-/// Blocks of 32: the scale is the largest magnitude / 127 as f16, a code is value * (127 / magnitude), rounded to nearest,
-/// halves away from zero: bit by bit what llama.cpp and the `gguf` package write. Panics unless `out` has the blocks' room.
+/// Blocks of 32: the scale is the largest magnitude / 127 as f16, a code is value * (127 / magnitude), rounded to
+/// nearest, halves away from zero: bit by bit what llama.cpp and the `gguf` package write. Panics unless `out` has the
+/// blocks' room.
 pub fn quantize_q8_0(values: &[f32], out: &mut [u8]) {
     let (blocks, rest) = values.as_chunks::<32>();
     assert!(rest.is_empty() && out.len() == blocks.len() * 34, "rows of whole blocks");
@@ -20,8 +21,8 @@ pub fn quantize_q8_0(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Blocks of 32: the smallest power of two whose 448-fold no value exceeds, then 8-bit floats, rounded to nearest even: at most
-/// 1/16 of a value is lost. Panics unless `out` has the blocks' room.
+/// Blocks of 32: the smallest power of two whose 448-fold no value exceeds, then 8-bit floats, rounded to nearest even:
+/// at most 1/16 of a value is lost. Panics unless `out` has the blocks' room.
 pub fn quantize_mxfp8(values: &[f32], out: &mut [u8]) {
     let (blocks, rest) = values.as_chunks::<32>();
     assert!(rest.is_empty() && out.len() == blocks.len() * 33, "rows of whole blocks");

@@ -15,8 +15,8 @@ fn cpu(simd: Simd, activations: Activations, threads: usize) -> Cpu {
     Cpu::new(CpuOptions { simd, activations, threads, ..CpuOptions::default() }).unwrap()
 }
 
-/// Weights with other orders of sums on a device: a CPU has one order, and reading thousands of rows without vectors, or under
-/// an emulator, takes minutes. The fastest level has them, once.
+/// Weights with other orders of sums on a device: a CPU has one order, and reading thousands of rows without vectors,
+/// or under an emulator, takes minutes. The fastest level has them, once.
 fn large(op: Op, case: &str) -> bool {
     let rows = |word: &str| word.split_once('x').and_then(|(rows, _)| rows.parse().ok());
     op == Op::Invariance && case.split(' ').filter_map(rows).any(|rows: usize| rows >= 1000)

@@ -20,8 +20,8 @@ use super::{device, locate, output};
 
 /// Turn texts into vectors that tell how alike they are
 ///
-/// A vector for each text, in their order, at length one unless --raw: encoders pool as their files say; of a decoder it
-/// is what its head would read after the last token. Without --json or --out each vector is a line, a JSON array.
+/// A vector for each text, in their order, at length one unless --raw: encoders pool as their files say; of a decoder
+/// it is what its head would read after the last token. Without --json or --out each vector is a line, a JSON array.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax embed --text \"A cat sleeps.\" --text \"A kitten naps.\" --json

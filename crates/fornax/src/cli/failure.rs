@@ -119,7 +119,14 @@ fn line(code: Code, message: &str) -> Report {
         message.push_str(advice);
     }
     let exit = match code {
-        Code::InvalidInput | Code::SchemaUnsupported => 2,
+        Code::InvalidInput
+        | Code::SchemaUnsupported
+        | Code::SchemaNotFound
+        | Code::BodyTooLarge
+        | Code::UnknownEndpoint
+        | Code::WebhookRefused
+        | Code::KeyReused
+        | Code::WrongState => 2,
         Code::ModelDoesNotFit | Code::OutOfMemory => 3,
         Code::ModelNotFound | Code::ModelCorrupt | Code::ModelUnsupported => 4,
         Code::DeviceUnavailable | Code::DeviceLost => 5,
@@ -130,6 +137,16 @@ fn line(code: Code, message: &str) -> Report {
         | Code::PromptTooLong
         | Code::OutputTruncated
         | Code::QueueFull
+        | Code::Unauthorized
+        | Code::ExecutionTimeout
+        | Code::TtlExpired
+        | Code::AttemptsExhausted
+        | Code::JobNotFound
+        | Code::SchemasFull
+        | Code::FileNotFound
+        | Code::FilesFull
+        | Code::BatchNotFound
+        | Code::BatchesFull
         | Code::WeightsDiffer
         | Code::IntegrityFailure
         | Code::Internal => 1,

@@ -19,7 +19,8 @@ use super::{locate, output};
 
 /// Show what is in a model: metadata, architecture facts, tensors, tokenizer, chat template
 ///
-/// Nothing is loaded, and of a model of the hub only headers are fetched: vocabulary-only files and architectures that cannot be computed yet are shown too.
+/// Nothing is loaded, and of a model of the hub only headers are fetched: vocabulary-only files and architectures that
+/// cannot be computed yet are shown too.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax inspect

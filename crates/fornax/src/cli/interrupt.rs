@@ -19,8 +19,8 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes over the signals, once for the process: every handler of a signal runs. Until [`during`](Self::during) they
-    /// end the process as ever.
+    /// Takes over the signals, once for the process: every handler of a signal runs. Until [`during`](Self::during)
+    /// they end the process as ever.
     pub(crate) fn install() -> anyhow::Result<Interrupt> {
         let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(interrupt) = &*installed {
@@ -38,8 +38,8 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Leaves the next signal to whoever handles signals from here on: a server that has fetched a model lets answers end.
-    /// The one after it ends the process.
+    /// Leaves the next signal to whoever handles signals from here on: a server that has fetched a model lets answers
+    /// end. The one after it ends the process.
     pub(crate) fn leave() {
         if let Some(interrupt) = &*INSTALLED.lock().unwrap_or_else(PoisonError::into_inner) {
             interrupt.ends.store(false, Ordering::Relaxed);

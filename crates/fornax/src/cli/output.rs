@@ -17,8 +17,8 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Text out of a model's files as one line for a terminal. What a terminal would obey (escape sequences, a name that runs
-/// backwards) is written out instead: whoever made the file must not move the reader's cursor.
+/// Text out of a model's files as one line for a terminal. What a terminal would obey (escape sequences, a name that
+/// runs backwards) is written out instead: whoever made the file must not move the reader's cursor.
 pub(crate) fn line(text: &str) -> String {
     let obeyed = |c: char| {
         c.is_control()

@@ -19,9 +19,9 @@ use super::{card, device, locate, machine, output};
 /// Say what a model will take in memory, and whether it fits
 ///
 /// From headers and flags alone: nothing is loaded, and of a model of the hub only headers are fetched. --device also
-/// takes the name of a card that is not here (h100, rtx4090, ...). `run` and `generate` make the same plan first and refuse what does
-/// not fit. Where it does not fit, the plan says what would: a shorter context, fewer requests, or other types of the
-/// same matrices. Exit code 0 fits, 3 does not fit, 4 cannot be computed by this build.
+/// takes the name of a card that is not here (h100, rtx4090, ...). `run` and `generate` make the same plan first and
+/// refuse what does not fit. Where it does not fit, the plan says what would: a shorter context, fewer requests, or
+/// other types of the same matrices. Exit code 0 fits, 3 does not fit, 4 cannot be computed by this build.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax plan ./model.gguf

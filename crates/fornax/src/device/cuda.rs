@@ -14,7 +14,7 @@ use super::{Device, DeviceRates, Kind, Setup, Share, Suite};
 use crate::Error;
 use crate::private::loaded;
 
-/// A GPU's matrix units are busy from a thousand tokens on, and activations are little beside its memory. Where streams wait
+/// A GPU's tensor cores are busy from a thousand tokens on, and activations are little beside its memory. Where streams wait
 /// for a step, the engine makes it shorter.
 const STEP_TOKENS: usize = 2048;
 

@@ -1,8 +1,8 @@
 //! Devices by name, and the one place that knows which backend computes on each.
 //!
-//! A backend is an arm of [`Device::kind`] and a file beside this one, which says everything that differs: how the device
-//! is described, what it takes and has free, how it is opened, what its conformance is held against. All else, here and
-//! in the command line, is written once over [`Kind`] and [`Arm`](place::Arm).
+//! A backend is an arm of [`Device::kind`] and a file beside this one, which says everything that differs: how the
+//! device is described, what it takes and has free, how it is opened, what its conformance is held against. All else,
+//! here and in the command line, is written once over [`Kind`] and [`Arm`](place::Arm).
 
 mod cpu;
 mod cuda;
@@ -110,7 +110,7 @@ pub struct DeviceRates {
     pub copy: f64,
     /// Bytes a second from pinned memory of the host.
     pub host_to_device: f64,
-    /// Multiplications and additions of its matrix units in f16, in a second.
+    /// Multiplications and additions of its tensor cores in f16, in a second.
     pub matrix: f64,
 }
 

@@ -161,7 +161,8 @@ impl Entry {
         models_dir(cache).join(self.file.split('/').next().unwrap_or(self.file))
     }
 
-    /// The file, if it is there in full; what lies beside it was there before. Its checksum was verified when it got its name; see [`verify`].
+    /// The file, if it is there in full; what lies beside it was there before. Its checksum was verified when it got
+    /// its name; see [`verify`].
     #[must_use]
     pub fn installed(&self, cache: &Path) -> Option<PathBuf> {
         let path = self.path(cache);

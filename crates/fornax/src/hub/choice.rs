@@ -52,8 +52,8 @@ const BESIDE: [&str; 7] = [
     "1_Pooling/config.json",
 ];
 
-/// Quantisations from the one that suits most machines on: about four bits lose little, more bits cost memory and speed,
-/// fewer cost answers.
+/// Quantisations from the one that suits most machines on: about four bits lose little, more bits cost memory and
+/// speed, fewer cost answers.
 const PREFERRED: [&str; 27] = [
     "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "Q4_K", "MXFP4", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q5_K_M",
     "Q5_K_S", "Q5_K_L", "Q5_K_XL", "Q5_K", "Q5_0", "Q5_1", "Q6_K", "Q6_K_L", "Q8_0", "Q3_K_L", "Q3_K_M",

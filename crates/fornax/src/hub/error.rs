@@ -185,7 +185,7 @@ pub enum HubError {
         wanted: u64,
     },
     /// HF_HUB_OFFLINE is set and the model is not on disk.
-    #[error("{reference} is not complete in {}, and HF_HUB_OFFLINE forbids to fetch it; unset it, or pull the model where there is a network", .cache.display())]
+    #[error("{reference} is not complete in {}, and HF_HUB_OFFLINE forbids fetching it; unset it, or pull the model where there is a network", .cache.display())]
     Offline {
         /// What was asked for.
         reference: String,

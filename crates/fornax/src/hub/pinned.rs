@@ -28,8 +28,8 @@ impl From<HubError> for NotHad {
     }
 }
 
-/// Fetches `entry` from the hub into `cache`, where its packages would put it. Whoever calls has another way, so one attempt
-/// is enough.
+/// Fetches `entry` from the hub into `cache`, where its packages would put it. Whoever calls has another way, so one
+/// attempt is enough.
 ///
 /// # Errors
 /// [`NotHad`]. What of it is on disk by then is kept, and the next fetch goes on with it.

@@ -104,8 +104,8 @@ impl Reference {
     }
 
     /// Whether a text that may also be a prompt, a path or a misspelt name is a reference: it is marked as one, or is
-    /// nothing but `owner/name`, with `:QUANT` or `:FILE` behind it. With a further slash it is a path: whoever mistypes one
-    /// wants to be told so, and not that a network was asked.
+    /// nothing but `owner/name`, with `:QUANT` or `:FILE` behind it. With a further slash it is a path: whoever
+    /// mistypes one wants to be told so, and not that a network was asked.
     pub fn is_meant(text: &str) -> bool {
         let marked = PREFIXES.iter().any(|prefix| text.starts_with(prefix));
         let name = text.split(':').next().unwrap_or_default();

@@ -191,8 +191,8 @@ impl<'o> Remote<'o> {
         Ok(response)
     }
 
-    /// The first bytes of a file, `length` of them where it has so many. A server that knows no ranges sends all; no more
-    /// than wanted is read.
+    /// The first bytes of a file, `length` of them where it has so many. A server that knows no ranges sends all; no
+    /// more than wanted is read.
     pub(super) fn beginning(
         &self,
         reference: &Reference,

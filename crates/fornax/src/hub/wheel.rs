@@ -125,7 +125,7 @@ pub enum PullError {
         wanted: u64,
     },
     /// Whoever asked for it does not want it any more.
-    #[error("stopped: of a package that is not whole nothing is kept; the same command begins it again")]
+    #[error("stopped: an incomplete package is not kept; run the same command to start again")]
     Stopped,
     /// The file system is full.
     #[error(

@@ -1,8 +1,8 @@
 //! One device, one context, one stream, over whichever driver's table it was opened with.
 //!
 //! Everything is ordered by the stream: what is launched, copied or freed later never overtakes what came before, so
-//! memory can be used again as soon as the host lets go of it. Every call's result is checked where it is made and
-//! carries the name of the operation.
+//! memory can be used again as soon as the host has released it. The result of every call is checked where it is made,
+//! and errors carry the name of the operation.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_int, c_void};
@@ -16,7 +16,7 @@ use super::table::{Abilities, Chip, DeviceId, Driver, Failure, Handle, RawLaunch
 /// Lanes of a warp, as the host lays out blocks: `WARP` of `kernels/chip`.
 const WARP: usize = 32;
 
-/// What was found of a device, for people.
+/// A description of a device, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The card's name.
@@ -106,7 +106,7 @@ impl Device {
         let card = unsafe { (driver.device_name)(id) }.map_err(refuse("has no name"))?;
         // SAFETY: the device is valid; the context is released in `drop`.
         let context = unsafe { (driver.retain_context)(id) }.map_err(refuse("no context can be made"))?;
-        // From here on `drop` gives back what was taken.
+        // From here on, `drop` releases what was taken.
         let mut opened = Device {
             driver,
             name: driver.names.get(ordinal).copied().unwrap_or(driver.kind),
@@ -181,7 +181,7 @@ impl Device {
         }
     }
 
-    /// Gives memory back. The driver waits for work that still uses it. An error is of no use to anybody.
+    /// Gives memory back. The driver waits for work that still uses it. Nobody could do anything about an error.
     pub(crate) fn free(&self, pointer: u64) {
         // SAFETY: the pointer came from `alloc` and its owner is gone.
         let _ = unsafe { (self.driver.free)(pointer) };
@@ -200,7 +200,8 @@ impl Device {
         self.synchronize(operation)
     }
 
-    /// Copies to the device, and does not wait: the driver keeps what it has not sent yet of memory that is not pinned.
+    /// Copies to the device without waiting: of memory that is not pinned, the driver keeps a copy of what it has not
+    /// sent yet.
     pub(crate) fn write_kept(&self, operation: &'static str, to: u64, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -210,7 +211,7 @@ impl Device {
         self.check(operation, unsafe { (self.driver.copy_in)(to, bytes.as_ptr(), bytes.len(), self.stream) })
     }
 
-    /// Copies pinned memory to the device; the caller leaves it alone until an event behind the copy has passed.
+    /// Copies pinned memory to the device. The caller must not change it until an event after the copy has passed.
     pub(crate) fn write_pinned(
         &self,
         operation: &'static str,
@@ -236,7 +237,7 @@ impl Device {
         self.synchronize(operation)
     }
 
-    /// Copies from the device to pinned memory; to be read once an event behind the copy has passed.
+    /// Copies from the device to pinned memory, which may be read once an event after the copy has passed.
     pub(crate) fn read_pinned(
         &self,
         operation: &'static str,
@@ -291,7 +292,7 @@ impl Device {
             block: *block,
             shared: *shared,
             cluster: *cluster,
-            // A kernel may start before the one in front of it has ended: it waits by itself where it must.
+            // A kernel may start before the one in front of it has ended: it waits by itself where it has to.
             early_start: self.abilities().early_start,
             args: &args,
         };
@@ -389,8 +390,8 @@ impl Function {
         device.check("find kernel", unsafe { (device.driver.allow_shared)(self.0, bytes) })
     }
 
-    /// Wants as much of a multiprocessor's memory to be shared as there is. Where kernels want different shares, one's
-    /// blocks wait until those of the others have left a multiprocessor.
+    /// Asks for the largest part of a multiprocessor's memory to be shared memory. If kernels wanted different parts,
+    /// the blocks of one would wait until those of the other had left a multiprocessor.
     pub(crate) fn prefer_shared(self, device: &Device) -> Result<(), Error> {
         // SAFETY: the function belongs to a loaded module; only an attribute of it is set.
         device.check("find kernel", unsafe { (device.driver.prefer_shared)(self.0) })
@@ -410,8 +411,8 @@ impl Drop for Module {
     }
 }
 
-/// Some of the bytes of pinned memory, for whoever fills or reads them while the device has others. It must not outlive
-/// them.
+/// A range of pinned memory, which the host fills or reads while the device uses the rest. It must not outlive the
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PinnedRoom {
     start: *mut u8,
@@ -432,7 +433,8 @@ impl PinnedRoom {
     /// Its bytes.
     ///
     /// # Safety
-    /// The memory is alive, and nobody else reads or writes these bytes as long as the slice lives, the device included.
+    /// The memory is alive, and nobody else reads or writes these bytes as long as the slice lives, the device
+    /// included.
     pub(crate) unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
         // SAFETY: initialised by whoever allocated it; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
@@ -463,8 +465,7 @@ impl Pinned {
         Ok(Pinned { start, bytes, device: Rc::clone(device) })
     }
 
-    /// Its address for kernels: with unified addresses, which every 64-bit system has, the device sees it where the
-    /// host does.
+    /// Its address for kernels. With unified addresses, which every 64-bit system has, it is the same as on the host.
     pub(crate) fn pointer(&self) -> u64 {
         self.start.addr() as u64
     }
@@ -474,13 +475,13 @@ impl Pinned {
         PinnedRoom { start: self.start, bytes: self.bytes }
     }
 
-    /// To be read when nothing in flight writes it: behind an event.
+    /// May be read when nothing in flight writes it: after an event.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: allocated and initialised in `new`, alive as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// To be written when nothing in flight reads it: behind an event.
+    /// May be written when nothing in flight reads it: after an event.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `&mut self` makes the access exclusive on the host.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
@@ -494,22 +495,22 @@ impl Drop for Pinned {
     }
 }
 
-/// Memory of the host that is pinned once somebody has filled it: his threads bring its pages, many at a time, where
-/// the driver would bring, clear and pin one after the other.
+/// Host memory that is pinned after it has been filled: the threads that fill it bring in its pages in parallel, where
+/// the driver would bring in, clear and pin one page after the other.
 #[derive(Debug)]
 pub(crate) struct LatePinned {
-    /// Somewhat longer, so that it holds whole large pages.
+    /// A little longer, so that it holds whole large pages.
     _memory: MmapMut,
     start: *mut u8,
     bytes: usize,
-    /// Whether it is; nothing before somebody wanted it.
+    /// Whether it is pinned; not set before it was tried.
     pinned: Option<bool>,
     device: Rc<Device>,
 }
 
 impl LatePinned {
     const OPERATION: &str = "pin memory";
-    /// A large page.
+    /// The size of a large page.
     const PAGE: usize = 2 << 20;
 
     pub(crate) fn new(device: &Rc<Device>, bytes: usize) -> Result<LatePinned, Error> {
@@ -519,7 +520,7 @@ impl LatePinned {
             reason: error.to_string(),
         };
         let mut memory = MmapMut::map_anon(bytes + Self::PAGE).map_err(failed)?;
-        // It is advice: small pages only take longer.
+        // This is advice: small pages only take longer.
         #[cfg(target_os = "linux")]
         memory.advise(memmap2::Advice::HugePage).ok();
         let before = memory.as_ptr().addr().next_multiple_of(Self::PAGE) - memory.as_ptr().addr();
@@ -532,8 +533,8 @@ impl LatePinned {
         PinnedRoom { start: self.start, bytes: self.bytes }
     }
 
-    /// Pins it, the first time. Where that is refused, copies take longer: the driver takes the bytes before it
-    /// returns.
+    /// Pins it, the first time. Where pinning is refused, copies take longer, since the driver takes the bytes before
+    /// it returns.
     pub(crate) fn pin(&mut self) -> Result<(), Error> {
         if self.pinned.is_none() {
             // SAFETY: memory of this struct, which stays where it is until it was given back in `drop`.
@@ -574,12 +575,12 @@ impl Event {
         Ok(Event { device: Rc::clone(device), event })
     }
 
-    /// The device that it is a point of.
+    /// The device whose stream it is a point of.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Whether the device has come to it, or it was never put anywhere.
+    /// Whether the device has passed it, or it was never recorded.
     pub(crate) fn passed(&self) -> Result<bool, Error> {
         // SAFETY: the event is open.
         match unsafe { (self.device.driver.query_event)(self.event) } {
@@ -588,7 +589,7 @@ impl Event {
         }
     }
 
-    /// Puts it behind everything launched so far.
+    /// Records it after everything that was launched so far.
     pub(crate) fn record(&self) -> Result<(), Error> {
         // SAFETY: both are open.
         self.device.check("record event", unsafe {
@@ -596,7 +597,8 @@ impl Event {
         })
     }
 
-    /// Waits until the device has passed it; at once where it was never recorded. `operation` is what is waited for.
+    /// Waits until the device has passed it; returns at once if it was never recorded. `operation` names what is waited
+    /// for.
     pub(crate) fn wait(&self, operation: &'static str) -> Result<(), Error> {
         // SAFETY: the event is open.
         self.device.check(operation, unsafe { (self.device.driver.wait_event)(self.event) })
@@ -636,7 +638,7 @@ impl Graph {
         let done = body();
         // SAFETY: ends what was begun above, also when the body failed.
         let ended = unsafe { (driver.end_recording)(device.stream) };
-        // There is a graph even where the body failed. It is not needed once there is an instance.
+        // There is a graph even where the body failed. It is not needed once it is instantiated.
         let graph = ended.ok();
         let ended = device.check("end recording", ended);
         let instance = done.and(ended).and_then(|graph| {
@@ -674,7 +676,7 @@ mod tests {
         fake::willing();
         let device = Device::open(&FAKE, 0).unwrap();
         let before = fake::with(|fake| fake.calls.len());
-        // Through the same door: nobody has that many cards, and most who run this have no libcuda.
+        // Through the same functions: nobody has that many cards, and most machines that run this have no libcuda.
         let refused = Device::open(&LIBCUDA, 7777).map(|_| ()).unwrap_err();
         assert!(
             matches!(&refused, Error::DeviceUnavailable { device, .. } if device == "cuda:7777"),

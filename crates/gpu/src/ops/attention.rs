@@ -9,8 +9,8 @@ use crate::memory::{Buf, Kv, int};
 use crate::program::Key;
 use crate::step::{Run, Slot};
 
-/// Keys of a tile, threads of a block, rows of a block of attention_rows.cu, tiles that a cluster merges: as in
-/// attention*.cu.
+/// Keys of a tile, threads of a block, rows of a block of attention_rows.cu, and the most tiles that a cluster merges:
+/// the same constants as in attention*.cu.
 pub(super) const TILE: usize = 64;
 const THREADS: u32 = 128;
 const BLOCK_ROWS: usize = 64;
@@ -18,7 +18,7 @@ const CLUSTER_TILES: usize = 32;
 /// Threads and rows of a block of attention_wgmma.cu.
 const WGMMA_THREADS: u32 = 384;
 const WGMMA_ROWS: usize = 128;
-/// Runs of single tokens among prompts that are launched apart.
+/// Up to this many runs of single tokens among prompts are launched on their own.
 const RUNS_MAX: usize = 4;
 /// Query heads of a GQA group, which share a K/V head, and values of a head: what a block's shared memory holds.
 const GROUP_MAX: usize = 16;
@@ -78,20 +78,46 @@ pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("attention_wgmma.cu", "ROWS", WGMMA_ROWS),
 ];
 
-/// How the tiles of single tokens are shared out.
+/// Heads of a GQA group, which kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeadGroup {
+    /// Values of a head.
+    pub(crate) dim: usize,
+    /// Query heads that share a K/V head.
+    pub(crate) group: usize,
+}
+
+impl From<Heads> for HeadGroup {
+    fn from(heads: Heads) -> HeadGroup {
+        HeadGroup { dim: heads.dim, group: heads.query / heads.kv }
+    }
+}
+
+/// What attention of a step reads and writes.
+pub(super) struct Attended<'a> {
+    pub(super) slot: &'a Slot,
+    pub(super) attention: &'a Attention<Buf>,
+    /// Where queries and keys still have to be rotated, and keys and values to be stored.
+    pub(super) rope: Option<Rotation>,
+    pub(super) qkv: &'a Buf,
+    pub(super) kv: &'a Kv,
+    pub(super) out: &'a Buf,
+}
+
+/// How the tiles of single tokens are divided among blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Split {
-    /// Blocks for a token: a cluster, unless tiles are merged apart.
+    /// Blocks per token: they form a cluster, unless another kernel merges the tiles.
     blocks: usize,
     tiles: usize,
-    /// Tiles that a block has in shared memory at once.
+    /// Tiles that a block keeps in shared memory at the same time.
     stages: usize,
-    /// Whether each tile has a block and another kernel merges them.
+    /// Whether each tile has its own block and another kernel merges them.
     merged: bool,
 }
 
 impl Rotation {
-    /// Queries are rotated, and keys stored, already.
+    /// Queries are already rotated, and keys already stored.
     pub(super) const NONE: Rotation = Rotation { frequencies: 0, pairs: 0, magnitude: 0.0 };
 }
 
@@ -115,14 +141,11 @@ fn tiles_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
     }
 }
 
-/// Dynamic shared memory of a block of attention.cu, in a cluster with what `blocks` send of this many tiles.
-fn singles_bytes(
-    (dim, group): (usize, usize),
-    dtype: KvDType,
-    stages: usize,
-    (tiles, blocks): (usize, usize),
-) -> usize {
-    // Query heads in eights: `EIGHTS` of attention.cu.
+/// Dynamic shared memory of a block of attention.cu; in a cluster with room for what `blocks` blocks send of this many
+/// tiles.
+fn singles_bytes(heads: HeadGroup, dtype: KvDType, stages: usize, tiles: usize, blocks: usize) -> usize {
+    let HeadGroup { dim, group } = heads;
+    // Query heads in groups of eight: `EIGHTS` of attention.cu.
     let eights = group.div_ceil(8);
     let (queries, weights) = (2 * 8 * eights * row_bytes(dim), 2048 * eights);
     let ends = group * CLUSTER_TILES * 8;
@@ -136,7 +159,7 @@ fn rows_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
     tiles_bytes(dim, dtype, stages) + 2 * BLOCK_ROWS * row_bytes(dim)
 }
 
-/// Whether the kernels take such heads.
+/// Whether the kernels support such heads.
 fn takes(heads: Heads) -> bool {
     let group = heads.query / heads.kv;
     heads.query.is_multiple_of(heads.kv)
@@ -151,8 +174,9 @@ pub(crate) fn storage(dtype: KvDType) -> Vec<String> {
     vec![format!("KV_BYTES={bytes}"), format!("KV_BF16={}", i32::from(dtype == KvDType::BF16))]
 }
 
-/// The program for heads of `dim` values of which `group` have the same keys.
-pub(crate) fn program<Buf>((dim, group): (usize, usize), dtype: KvDType, attention: &Attention<Buf>) -> Key {
+/// The program for heads of `dim` values, `group` of which share their keys.
+pub(crate) fn program<Buf>(heads: HeadGroup, dtype: KvDType, attention: &Attention<Buf>) -> Key {
+    let HeadGroup { dim, group } = heads;
     let mut defines = storage(dtype);
     let (capped, sinks) = (attention.soft_cap.is_some(), attention.sinks.is_some());
     defines.extend([format!("DIM={dim}"), format!("GROUP={group}")]);
@@ -162,29 +186,30 @@ pub(crate) fn program<Buf>((dim, group): (usize, usize), dtype: KvDType, attenti
     Key { unit, defines }
 }
 
-/// The program for many tokens of a sequence by wgmma, and a block's dynamic shared memory, where it takes such heads.
-/// With `rotates` it rotates queries itself.
+/// The program for many tokens of a sequence by wgmma, and the dynamic shared memory of a block, where it supports such
+/// heads. With `rotates` it rotates queries itself.
 pub(crate) fn wgmma_program<Buf>(
-    (dim, group): (usize, usize),
+    heads: HeadGroup,
     dtype: KvDType,
     attention: &Attention<Buf>,
     rotates: bool,
 ) -> Option<(Key, usize)> {
-    // Tiles in the ring: as many as keep copies under way.
+    let HeadGroup { dim, group } = heads;
+    // Tiles of the ring: as many as keep copies under way.
     let ring = match (dim, dtype) {
         (64, KvDType::F16 | KvDType::BF16) => 6,
         (128, KvDType::F16 | KvDType::BF16) => 4,
         _ => return None,
     };
-    let mut key = Key { unit: "attention_wgmma.cu", ..program((dim, group), dtype, attention) };
+    let mut key = Key { unit: "attention_wgmma.cu", ..program(heads, dtype, attention) };
     key.defines.extend([format!("RING={ring}"), format!("ROTATES={}", i32::from(rotates))]);
     let angles = if rotates { WGMMA_ROWS / group * dim / 2 * 8 } else { 0 };
-    // Eight rows begin at 1024 bytes; 2048 are ones.
+    // Groups of eight rows are aligned to 1024 bytes; 2048 bytes hold ones.
     Some((key, 1024 + tiles_bytes(dim, dtype, ring) + 2 * WGMMA_ROWS * row_bytes(dim) + 2048 + angles))
 }
 
 impl Cuda {
-    /// Rotation alone stores nothing: any storage will do.
+    /// Rotation alone stores nothing, so any storage type will do.
     pub(crate) fn op_rope(
         &self,
         slot: &Slot,
@@ -241,8 +266,8 @@ impl Cuda {
         })
     }
 
-    /// `rope`, `kv_write` and `attention`: the first two in one pass, or where every row is one token all three. Then
-    /// no key that a token sees is stored by another block.
+    /// `rope`, `kv_write` and `attention`. The first two are one pass; where every row is a single token, all three
+    /// are, since then no key that a token sees is stored by another block.
     pub(crate) fn op_attend(
         &self,
         slot: &Slot,
@@ -257,19 +282,19 @@ impl Cuda {
             return self.op_attention(slot, attention, qkv, kv, out);
         };
         let rotation = rotation(slot, attention.heads, rope, qkv)?;
-        // Kernels of attention rotate two neighbours at a time.
+        // The kernels of attention rotate two neighbours at a time.
         let fuses = self.fuses() && attention.causal && rope.pairs.is_multiple_of(2);
         if slot.decode && fuses {
             return self.attention(slot, attention, Some(rotation), qkv, kv, out);
         }
-        // Where attention rotates the queries of prompts as well, only pages are written before.
+        // Where attention also rotates the queries of prompts, only pages are written before it.
         let keys = fuses && self.wgmma(attention, kv.dtype, true).is_some();
-        self.op_rope_and_write(slot, attention, (rope, keys), qkv, kv)?;
+        self.op_rope_and_write(slot, attention, rotation, keys, qkv, kv)?;
         self.attention(slot, attention, keys.then_some(rotation), qkv, kv, out)
     }
 
-    /// What is prepared when room for keys and values is taken: for single tokens, for many, and for pages. `rotates`:
-    /// queries and keys are rotated before.
+    /// What is compiled ahead when room for keys and values is taken: for single tokens, for many, and for pages.
+    /// `rotates`: queries and keys are rotated.
     pub(crate) fn attention_programs<B>(
         &self,
         attention: &Attention<B>,
@@ -280,10 +305,10 @@ impl Cuda {
         if !takes(heads) {
             return Vec::new();
         }
-        let key = program((heads.dim, heads.query / heads.kv), dtype, attention);
+        let key = program(heads.into(), dtype, attention);
         let mut keys = vec![Key { unit: "rope.cu", defines: storage(dtype) }];
         if dtype != KvDType::F32 && rows_bytes(heads.dim, dtype, 1) <= self.device.abilities().shared_max {
-            // As `op_attend` asks for them where operations are fused, which a recorded step's are.
+            // The same as `op_attend` uses where operations are fused, as in recorded steps.
             let rotating =
                 if attention.causal && rotates { self.wgmma(attention, dtype, true) } else { None };
             let many = rotating.or_else(|| self.wgmma(attention, dtype, false)).map(|(key, _)| key);
@@ -293,7 +318,7 @@ impl Cuda {
         keys
     }
 
-    /// The program of many tokens by wgmma, and its shared memory, where this device has both.
+    /// The program for many tokens by wgmma, and its shared memory, where this device supports both.
     fn wgmma<B>(&self, attention: &Attention<B>, dtype: KvDType, rotates: bool) -> Option<(Key, usize)> {
         let heads = attention.heads;
         // `attention` refuses such heads.
@@ -301,20 +326,21 @@ impl Cuda {
         if !self.device.abilities().wgmma || !(1..=GROUP_MAX).contains(&group) {
             return None;
         }
-        wgmma_program((heads.dim, group), dtype, attention, rotates)
+        wgmma_program(HeadGroup { dim: heads.dim, group }, dtype, attention, rotates)
             .filter(|(_, memory)| *memory <= self.device.abilities().shared_max)
     }
 
+    /// Rotates queries and keys, or with `keys` the keys alone, and stores keys and values.
     fn op_rope_and_write(
         &self,
         slot: &Slot,
         attention: &Attention<Buf>,
-        (rope, keys): (&Rope<Buf>, bool),
+        rotation: Rotation,
+        keys: bool,
         qkv: &mut Buf,
         kv: &mut Kv,
     ) -> Result<(), Error> {
         let (heads, layer) = (attention.heads, attention.layer);
-        let rotation = rotation(slot, heads, rope, qkv)?;
         self.pages_fit("attend", slot, heads, layer, kv)?;
         self.op(slot, &[&*qkv], &[&*qkv], || {
             let key = Key { unit: "rope.cu", defines: storage(kv.dtype) };
@@ -346,7 +372,7 @@ impl Cuda {
         self.attention(slot, attention, None, qkv, kv, out)
     }
 
-    /// With `rope`, queries and keys are yet to be rotated, and keys and values to be stored.
+    /// With `rope`, queries and keys still have to be rotated, and keys and values to be stored.
     fn attention(
         &self,
         slot: &Slot,
@@ -359,6 +385,7 @@ impl Cuda {
         let (heads, layer) = (attention.heads, attention.layer);
         let group = kv.group(layer);
         operands::attention(slot.tokens, attention, qkv, group, out)?;
+        operands::fits("attention", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         self.check(slot, Check::Pages { group: layer.group, pages: group.pages })?;
         if !takes(heads) {
             let (group, rest) = (heads.query / heads.kv, heads.query % heads.kv);
@@ -366,46 +393,41 @@ impl Cuda {
                 format!("attention of {group} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
-        // The largest score is looked for before it is scaled.
+        // The largest score is looked for before scaling.
         if attention.scale <= 0.0 {
             let what = format!("attention whose scores are multiplied by {}", attention.scale);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
-        // Where queries and keys are rotated here, they are written back.
+        let attended = Attended { slot, attention, rope, qkv, kv, out };
+        // Queries and keys that are rotated here are written back.
         let written = if rope.is_some() { qkv } else { &*out };
         self.op(slot, &[qkv], &[&*out, written], || {
             if kv.dtype == KvDType::F32 {
-                return self.attention_f32(slot, attention, rope, qkv, kv, out);
+                return self.attention_f32(&attended);
             }
             let whole =
                 Run { first: 0, tokens: self.grid_rows(slot, Rows::Tokens), places: self.grid_places(slot) };
             let rows_bytes = rows_bytes(heads.dim, kv.dtype, 1);
-            // Few runs of single tokens among prompts have launches of their own; more would cost more than they save.
+            // A few runs of single tokens among prompts are launched on their own; more launches would cost more than
+            // they save.
             let runs = match &slot.singles[..] {
                 _ if slot.decode || rows_bytes > self.device.abilities().shared_max => &[whole][..],
                 runs if runs.len() <= RUNS_MAX => runs,
                 _ => &[],
             };
             if !slot.decode && rows_bytes <= self.device.abilities().shared_max {
-                self.attention_rows(slot, attention, (rope, !runs.is_empty()), (qkv, kv, out))?;
+                self.attention_rows(&attended, !runs.is_empty())?;
             }
-            runs.iter()
-                .try_for_each(|run| self.attention_singles(slot, attention, (rope, *run), (qkv, kv, out)))
+            runs.iter().try_for_each(|run| self.attention_singles(&attended, *run))
         })
     }
 
-    /// Single tokens of sequences: one launch, or two where tiles are merged by a kernel of their own.
-    fn attention_singles(
-        &self,
-        slot: &Slot,
-        attention: &Attention<Buf>,
-        (rope, run): (Option<Rotation>, Run),
-        (qkv, kv, out): (&Buf, &Kv, &Buf),
-    ) -> Result<(), Error> {
+    /// Single tokens of sequences: one launch, or two where another kernel merges the tiles.
+    fn attention_singles(&self, attended: &Attended<'_>, run: Run) -> Result<(), Error> {
+        let Attended { slot, attention, rope, qkv, kv, out } = *attended;
         let heads = attention.heads;
-        let group = heads.query / heads.kv;
         let window = kv.group(attention.layer).window;
-        let split = self.shared_out((heads, kv.dtype), run, window);
+        let split = self.split(heads, kv.dtype, run, window);
         let clusters = split.blocks > 1 && !split.merged;
         let mut shape = self.shape(attention, kv, split.stages);
         shape.first = int(run.first);
@@ -413,8 +435,8 @@ impl Cuda {
         shape.tiles = int(split.blocks);
         shape.rope = rope.unwrap_or(Rotation::NONE);
         let tiles = if clusters { split.tiles.next_multiple_of(split.blocks) } else { 0 };
-        let memory = singles_bytes((heads.dim, group), kv.dtype, split.stages, (tiles, split.blocks));
-        let key = program((heads.dim, group), kv.dtype, attention);
+        let memory = singles_bytes(heads.into(), kv.dtype, split.stages, tiles, split.blocks);
+        let key = program(heads.into(), kv.dtype, attention);
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
@@ -440,14 +462,9 @@ impl Cuda {
         self.launch("attention", function, [heads.query, run.tokens, 1], (threads, 0), &args)
     }
 
-    /// Tokens of one sequence side by side: all but single ones where those are `alone`.
-    fn attention_rows(
-        &self,
-        slot: &Slot,
-        attention: &Attention<Buf>,
-        (rope, alone): (Option<Rotation>, bool),
-        (qkv, kv, out): (&Buf, &Kv, &Buf),
-    ) -> Result<(), Error> {
+    /// Tokens of one sequence side by side: all but the single ones where those have their own launch (`alone`).
+    fn attention_rows(&self, attended: &Attended<'_>, alone: bool) -> Result<(), Error> {
+        let Attended { slot, attention, rope, qkv, kv, out } = *attended;
         let heads = attention.heads;
         let group = heads.query / heads.kv;
         let stages =
@@ -460,7 +477,7 @@ impl Cuda {
             None => ("attention_rows", THREADS, BLOCK_ROWS),
         };
         let (key, memory) = wgmma.unwrap_or_else(|| {
-            let key = Key { unit: "attention_rows.cu", ..program((heads.dim, group), kv.dtype, attention) };
+            let key = Key { unit: "attention_rows.cu", ..program(heads.into(), kv.dtype, attention) };
             (key, rows_bytes(heads.dim, kv.dtype, stages))
         });
         let device_step = self.device_step(slot);
@@ -502,19 +519,18 @@ impl Cuda {
         }
     }
 
-    /// How many blocks share a token's tiles. The result has the same bits whatever it says.
-    fn shared_out(&self, (heads, dtype): (Heads, KvDType), run: Run, window: Option<u32>) -> Split {
-        // A window that begins inside a tile touches one more.
+    /// How many blocks share a token's tiles. The bits of the result do not depend on it.
+    fn split(&self, heads: Heads, dtype: KvDType, run: Run, window: Option<u32>) -> Split {
+        // A window that begins inside a tile touches one more tile.
         let seen = window.map_or(run.places, |window| run.places.min(window as usize + TILE));
         let tiles = seen.div_ceil(TILE);
         let alone = run.tokens * heads.kv;
         let room = 2 * self.device.abilities().multiprocessors;
-        let fits = |stages, (tiles, blocks): (usize, usize)| {
-            let head = (heads.dim, heads.query / heads.kv);
-            singles_bytes(head, dtype, stages, (tiles, blocks)) <= self.device.abilities().shared_max
+        let fits = |stages, tiles: usize, blocks| {
+            singles_bytes(heads.into(), dtype, stages, tiles, blocks) <= self.device.abilities().shared_max
         };
-        // Two tiles in shared memory leave room for fewer blocks: it pays where those are few, or small.
-        let stages = if (alone <= room || heads.dim <= 64) && fits(2, (0, 1)) { 2 } else { 1 };
+        // Two tiles in shared memory leave room for fewer blocks: this pays where blocks are few, or small.
+        let stages = if (alone <= room || heads.dim <= 64) && fits(2, 0, 1) { 2 } else { 1 };
         let one = Split { blocks: 1, tiles, stages, merged: false };
         if tiles < 2 || alone >= room {
             return one;
@@ -528,7 +544,7 @@ impl Cuda {
                 blocks /= 2;
             }
             let stages = if tiles > blocks { stages } else { 1 };
-            if fits(stages, (tiles.next_multiple_of(blocks), blocks)) {
+            if fits(stages, tiles.next_multiple_of(blocks), blocks) {
                 return Split { blocks, tiles, stages, merged: false };
             }
         }
@@ -540,7 +556,7 @@ impl Cuda {
         }
     }
 
-    /// Refuses pages that are not of this layer's shape, and page tables that name other pages than the pool has.
+    /// Refuses pages that do not have this layer's shape, and page tables that name pages which the pool does not have.
     fn pages_fit(
         &self,
         operation: &'static str,
@@ -574,13 +590,14 @@ mod tests {
     fn wgmma_takes_heads_of_64_and_128_and_rotates_queries_where_their_angles_fit() {
         let heads = Heads { query: 1, kv: 1, dim: 1 };
         let causal: Attention<()> = Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0);
-        let fits = |head, dtype, rotates| {
+        let fits = |(dim, group), dtype, rotates| {
+            let head = HeadGroup { dim, group };
             wgmma_program(head, dtype, &causal, rotates).is_some_and(|(_, memory)| memory <= HOPPER)
         };
         for dtype in [KvDType::F16, KvDType::BF16] {
             for group in 1..=GROUP_MAX {
                 assert!(fits((64, group), dtype, false) && fits((128, group), dtype, false), "{group}");
-                // Angles of 128 / group tokens, 512 bytes each, beside the ring and queries.
+                // The angles of 128 / group tokens, 512 bytes each, beside the ring and the queries.
                 assert_eq!(fits((128, group), dtype, true), group >= 3, "{group}");
             }
             assert!(!fits((32, 4), dtype, false) && !fits((96, 4), dtype, false));

@@ -1,13 +1,12 @@
 //! Attention over keys and values in f32, the reference precision, without tensor cores.
 
-use fornax_compute::{Attention, Error, Rows};
+use fornax_compute::{Error, Rows};
 
-use super::attention::{Rotation, program};
+use super::attention::{Attended, Rotation, program};
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
-use crate::memory::{Buf, Kv, int};
-use crate::step::Slot;
+use crate::memory::{Buf, int};
 
 const THREADS: u32 = 256;
 
@@ -31,17 +30,9 @@ pub(super) const LAYOUTS: &[Layout] = &[layout!(AttentionParams, "Attention" in 
 pub(super) const CONSTANTS: &[Constant] = &[Constant::new("attention_f32.cu", "THREADS", THREADS as usize)];
 
 impl Cuda {
-    /// Operands are checked already. With `rope`, queries and keys are yet to be rotated, and keys and values to be
-    /// stored.
-    pub(super) fn attention_f32(
-        &self,
-        slot: &Slot,
-        attention: &Attention<Buf>,
-        rope: Option<Rotation>,
-        qkv: &Buf,
-        kv: &Kv,
-        out: &Buf,
-    ) -> Result<(), Error> {
+    /// The operands are already checked.
+    pub(super) fn attention_f32(&self, attended: &Attended<'_>) -> Result<(), Error> {
+        let Attended { slot, attention, rope, qkv, kv, out } = *attended;
         let (heads, layer) = (attention.heads, attention.layer);
         let shape = AttentionParams {
             query: int(heads.query),
@@ -53,7 +44,7 @@ impl Cuda {
             rope: rope.unwrap_or(Rotation::NONE),
             sinks: attention.sinks.as_ref().map_or(0, Buf::pointer),
         };
-        let key = program((heads.dim, heads.query / heads.kv), kv.dtype, attention);
+        let key = program(heads.into(), kv.dtype, attention);
         let function = self.programs.function(&key, "attention")?;
         let device_step = self.device_step(slot);
         let args = [

@@ -1,16 +1,18 @@
 //! Experts: the choice, the products of each expert with the rows that chose it, the weighted sum.
 //!
-//! Only the device knows who chose whom. It gives each pair of a token and an expert a place (`deal`), those of one
-//! expert side by side, and products go from expert to expert: blocks stay, and find out from the places what there is
-//! to do. So a step can be recorded. Sums have one order, by the shape of an expert's weights, whoever does them:
-//! kernels of one token, of few rows for an expert, or of many.
+//! Only the device knows which tokens chose which expert. It gives each pair of a token and an expert a place (`deal`),
+//! with the places of one expert side by side. Products go through the experts with a persistent kernel, which finds
+//! its work from the places; so a step can be recorded. Sums have one order, given by the shape of an expert's weights,
+//! whichever kernel runs: that for one token, for few rows per expert, or for many.
 
 use std::ops::Range;
 
 use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares, operands};
 
 use super::gemm::{self, Many, room_for};
-use super::gemv::{self, Inputs, MULTIPROCESSORS, Product, form_program, form_threads, steps};
+use super::gemv::{
+    self, Call, Inputs, MULTIPROCESSORS, Prepared, Product, form_program, form_threads, steps,
+};
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::{Abilities, Arg, Function};
@@ -20,30 +22,30 @@ use crate::program::Key;
 use crate::step::Slot;
 
 const OPERATION: &str = "experts";
-/// Experts that a token can have, and a model: as in experts.cu and experts.cuh.
+/// The most experts of a token, and of a model: the same constants as in experts.cu and experts.cuh.
 const EACH_MAX: usize = 64;
 const EXPERTS_MAX: usize = 1024;
-/// (columns, tiles, slices): experts of at least this many columns and fewer tiles have their columns cut into this many
-/// slices. Otherwise a single token would have too few warps.
+/// (columns, tiles, slices): experts with at least this many columns and fewer tiles have their columns split into this
+/// many slices. Otherwise a single token would occupy too few warps.
 const SLICES: [(usize, usize, usize); 2] = [(8192, usize::MAX, 4), (2560, 512, 2)];
-/// Warps of a block of expert_f32.cu, each with an output.
+/// Warps of a block of expert_f32.cu; each computes one output.
 const WARPS_F32: usize = 8;
-/// Pairs of a token and an expert that have places at once: as many as a grid is high.
+/// The most pairs of a token and an expert that have places at a time: the height of a grid.
 const PAIRS_MAX: usize = 65_535;
-/// Up to this many tokens, each pair is always multiplied by itself; up to the second number, where there are at least
-/// `PAIRED_OF` times as many experts as pairs, so that few pairs share one.
+/// Up to this many tokens, each pair is multiplied on its own. Up to the second number the same is done where there are
+/// at least `PAIRED_OF` times as many experts as pairs, since then few pairs share an expert.
 const PAIRED: usize = 2;
 const PAIRED_MAX: usize = 4;
 const PAIRED_OF: usize = 4;
-/// Pairs for each thread of `deal` where it has few.
+/// Pairs per thread of `deal` where a thread has few.
 const DEALT_EACH: usize = 4;
-/// Rows of an expert, on the average, from which on the kernels of many rows are faster.
+/// From this many rows per expert on (the average), the kernels for many rows are faster.
 const MANY_MIN: usize = 16;
-/// Rows of activations of a block of expert_rows.cu.
+/// Rows of activations per block of expert_rows.cu.
 const ROWS: [usize; 3] = [8, 16, 32];
 const STAGES_MAX: usize = 4;
-/// Its blocks that share a multiprocessor at most: formats that are unpacked want many warps. And bytes of shared
-/// memory that each takes beside its stages.
+/// The most of its blocks that share a multiprocessor: formats that have to be unpacked want many warps. And the bytes
+/// of shared memory that each block needs beside its stages.
 const SHARERS_MAX: usize = 3;
 const SHARERS_BYTES: usize = 6 << 10;
 
@@ -73,19 +75,19 @@ pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("experts.cuh", "EXPERTS_MAX", EXPERTS_MAX),
 ];
 
-/// Rows of weights that some experts have alike, in one part of a weight.
+/// Weight rows that some experts have in common, in one part of a weight.
 struct Piece {
-    /// Of one expert.
+    /// Rows of one expert.
     part: WeightPart,
     device_part: DevicePart,
     experts: Range<usize>,
 }
 
-/// A weight cut into what its experts have alike: usually all of it. `rows`: of an expert.
+/// A weight divided into stretches that its experts have alike: usually all of it. `rows`: rows per expert.
 fn pieces(weight: &Weight, (experts, rows): (usize, usize)) -> Vec<Piece> {
     let piece = |part: &WeightPart, (first, own): (usize, usize), experts: Range<usize>| {
         let begin = experts.start * rows + first - part.first;
-        // Parts grow by whole tiles alone.
+        // A part grows by whole tiles only.
         assert!(begin.is_multiple_of(TILE_ROWS), "expert {} begins within a tile", experts.start);
         let device_part = weight.device_part_from(part, begin / TILE_ROWS).with_rows(own);
         Piece { part: WeightPart { first, rows: own, ..*part }, device_part, experts }
@@ -107,41 +109,41 @@ fn pieces(weight: &Weight, (experts, rows): (usize, usize)) -> Vec<Piece> {
     pieces
 }
 
-/// How many slices the columns of an expert's weights are cut into. It follows from the shape alone: sums have this
-/// order everywhere.
+/// How many slices the columns of an expert's weights are split into. This depends on the shape alone, so sums have the
+/// same order everywhere.
 fn slices(part: &WeightPart) -> usize {
     let fits =
         |(columns, tiles, _): &&(usize, usize, usize)| part.columns >= *columns && part.row_tiles() < *tiles;
     SLICES.iter().find(fits).map_or(1, |&(_, _, slices)| slices).min(steps(part))
 }
 
-/// How the product of few rows an expert is launched.
+/// How a product with few rows per expert is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ExpertPlan {
     slices: usize,
-    /// Of activations.
+    /// Stages of activations.
     rows: usize,
     warps: usize,
     stages: usize,
-    /// Blocks of a multiprocessor.
+    /// Blocks per multiprocessor.
     sharers: usize,
     /// Dynamic shared memory of a block.
     shared: usize,
 }
 
 impl ExpertPlan {
-    /// For experts that have about this many rows of activations.
+    /// The plan for experts that have about this many rows of activations.
     fn new(part: &WeightPart, each: usize, room: usize) -> ExpertPlan {
         let row_bytes = part.format.step_columns() * 2 + 64;
-        // Some have twice as many as the average.
+        // Some have twice the average.
         let wanted = (2 * each).next_power_of_two();
         let rows = ROWS.into_iter().find(|&rows| rows >= wanted).unwrap_or(ROWS[ROWS.len() - 1]);
-        // As many that tiles of an expert are dealt out without rest, or nearly.
+        // A number that divides the tiles of an expert without a rest, or nearly.
         let tiles = part.row_tiles();
         let rest = |warps: usize| tiles.next_multiple_of(warps) - tiles;
         let warps = [8, 7, 6].into_iter().min_by_key(|&warps| rest(warps)).unwrap_or(8).min(tiles);
         let stage = |warps: usize| rows * row_bytes + warps * part.format.step_bytes();
-        // What each of some blocks has; registers are enough for three of few rows.
+        // What each of several blocks gets; registers suffice for three blocks with few rows.
         let share = |sharers: usize| (room + SHARERS_BYTES) / sharers - SHARERS_BYTES;
         let most = if rows > 16 { 2 } else { SHARERS_MAX };
         let sharers = (1..=most).rev().find(|&sharers| 2 * stage(warps) <= share(sharers)).unwrap_or(1);
@@ -165,7 +167,7 @@ impl ExpertPlan {
     }
 }
 
-/// For a token and one of its experts, where it has this many.
+/// The plan for one pair of a token and an expert, where a token has this many.
 fn one(part: &WeightPart, gates: bool, each: usize, room: usize) -> Option<gemv::GemvPlan> {
     gemv::GemvPlan::one_of(part, gates, (slices(part), (MULTIPROCESSORS / each).max(1)), room)
 }
@@ -175,7 +177,7 @@ fn of_experts(mut key: Key) -> Key {
     key
 }
 
-/// The programs that products with an expert's part are made of, for steps of up to this many tokens.
+/// The programs of an expert part's products, for steps of up to this many tokens.
 pub(crate) fn programs(
     part: &WeightPart,
     (experts, tokens_max): (usize, usize),
@@ -186,7 +188,7 @@ pub(crate) fn programs(
     }
     let room = able.shared_max;
     let even = part.rows.is_multiple_of(2 * TILE_ROWS);
-    // How many a token has is not known here; what is guessed wrong is compiled at its first use.
+    // The number of experts per token is not known here; a wrong guess is compiled at its first use.
     let each = match experts {
         0..=16 => 2,
         17..=60 => 4,
@@ -209,45 +211,45 @@ pub(crate) fn programs(
     keys
 }
 
-/// Who multiplies.
+/// Which kernels multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Few tokens: a token and an expert at a time.
+    /// Those for few tokens: one pair of a token and an expert at a time.
     Pairs,
-    /// Experts have few rows.
+    /// Those for experts with few rows.
     Few,
     Many,
 }
 
-/// A layer of experts, ready to be done pass by pass.
+/// A layer of experts, to be computed pass by pass.
 struct ExpertLayer<'a> {
     slot: &'a Slot,
     experts: &'a Experts<'a, Cuda>,
     gate_up: Vec<Piece>,
     down: Vec<Piece>,
     way: Way,
-    /// Of all passes; each has its own tokens.
+    /// Tokens of all passes; each pass has its own.
     stack: Stack,
-    /// That grids are made for, and those of a pass.
+    /// Tokens that grids are made for, and those of one pass.
     tokens: usize,
     at_once: usize,
 }
 
-/// What all products of some tokens' experts share.
+/// What all products of some tokens' experts have in common.
 #[derive(Clone, Copy)]
 struct Pass<'a> {
     slot: &'a Slot,
     way: Way,
     stack: Stack,
-    /// Pairs of a token and an expert, at most.
+    /// The most pairs of a token and an expert.
     pairs: usize,
-    /// Rows of an expert on the average.
+    /// Rows per expert, on average.
     mean: usize,
     experts: usize,
 }
 
 impl Cuda {
-    /// What is prepared for the weights of experts when they are loaded.
+    /// What is compiled ahead when the weights of experts are loaded.
     pub(crate) fn programs_of_experts(&self, weight: &Weight, experts: usize) -> Vec<Key> {
         let able = self.device.abilities();
         let mut keys = [false, true].map(|experts| form_program(weight.columns, experts)).to_vec();
@@ -283,7 +285,7 @@ impl Cuda {
         chosen: &mut Buf,
     ) -> Result<(), Error> {
         const OPERATION: &str = "route";
-        // Nobody can take more experts than there are.
+        // A token cannot have more experts than there are.
         let each = routing.chosen.min(routing.experts);
         operands::route(slot.tokens, routing, logits, chosen)?;
         if each > EACH_MAX {
@@ -331,7 +333,7 @@ impl Cuda {
         })
     }
 
-    /// Chooses who multiplies, and lays out room for the places of pairs.
+    /// Chooses the kernels, and lays out room for the places of pairs.
     fn expert_layer<'a>(
         &self,
         slot: &'a Slot,
@@ -350,7 +352,7 @@ impl Cuda {
         let formed = || gate_up.iter().chain(&down).filter(|piece| piece.part.format != Format::F32);
         let fits_one =
             |piece: &Piece| one(&piece.part, false, each, self.device.abilities().shared_max).is_some();
-        // Rows of an expert, where tokens choose evenly.
+        // Rows per expert, if tokens choose evenly.
         let mean = (count * each).div_ceil(experts.count);
         let paired = count <= PAIRED || count <= PAIRED_MAX && count * each * PAIRED_OF <= experts.count;
         let way = match () {
@@ -358,7 +360,7 @@ impl Cuda {
             () if self.device.abilities().wgmma && mean >= MANY_MIN => Way::Many,
             () => Way::Few,
         };
-        // Tokens whose rows the scratch holds in form, and whose pairs have places.
+        // Tokens whose prepared rows fit the scratch, and whose pairs have places.
         let formed_rows = |columns| self.scratch.rows(columns) / room_for(1) * room_for(1);
         let pairs_max = match way {
             Way::Pairs => PAIRS_MAX,
@@ -392,7 +394,7 @@ impl Cuda {
         Ok(ExpertLayer { slot, experts, gate_up, down, way, stack, tokens: count, at_once })
     }
 
-    /// The experts of `limit` tokens from `token` on.
+    /// Computes the experts of up to `limit` tokens from `token` on.
     fn experts_pass(
         &self,
         layer: &ExpertLayer<'_>,
@@ -433,7 +435,7 @@ impl Cuda {
             gated: 0,
             ..product
         };
-        // Kernels of pairs let the next one begin when they know the choice; those of F32 before.
+        // Kernels of pairs let the next kernel begin once they know the choice; those of F32 before that.
         let waited = gate_up.iter().all(|piece| piece.part.format != Format::F32);
         let known = i32::from(way == Way::Pairs && waited);
         let pass = Pass { stack: Stack { gathers: 0, known, ..stack }, ..pass };
@@ -466,7 +468,7 @@ impl Cuda {
         self.launch(OPERATION, function, [experts, 1, 1], (threads, 0), &args)
     }
 
-    /// Whether the products with gates and their counterparts can do the gated activation.
+    /// Whether the products with gates can also apply the gated activation.
     fn gates_experts(&self, pass: &Pass<'_>, glu: Glu, gate_up: &[Piece], ffn: usize) -> bool {
         let [Piece { part, .. }] = gate_up else { return false };
         let whole = ffn.is_multiple_of(TILE_ROWS) && part.format != Format::F32;
@@ -512,7 +514,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Brings rows into form: of tokens for few rows an expert, who are looked up; else of places.
+    /// Prepares rows: for few rows per expert those of tokens, which are looked up; otherwise those of places.
     fn form_experts(&self, pass: &Pass<'_>, x: &Buf) -> Result<(), Error> {
         let Pass { slot, way, stack, pairs, .. } = *pass;
         let (columns, many) = (x.columns, way == Way::Many);
@@ -528,7 +530,8 @@ impl Cuda {
                 limit: stack.limit,
                 ..bytemuck::Zeroable::zeroed()
             };
-            return self.hold(OPERATION, (slot, Rows::Tokens), (columns, false, whole), &inputs);
+            let call = Call { operation: OPERATION, slot, rows: Rows::Tokens };
+            return self.hold(call, Prepared { columns, many: false, whole }, &inputs);
         }
         self.scratch.forget();
         let name = if columns.is_multiple_of(4) { "form_experts_fours" } else { "form_experts_any" };
@@ -545,7 +548,7 @@ impl Cuda {
             Arg::Pointer(factors),
             Arg::Int(if many { int(room_for(pairs)) } else { 0 }),
         ];
-        // Of many rows several share a multiprocessor.
+        // With many rows, several share a multiprocessor.
         let threads = form_threads(columns, if many { 512 } else { 1024 });
         self.launch(OPERATION, function, [pairs, 1, 1], (threads, 0), &args)
     }
@@ -573,7 +576,7 @@ impl Cuda {
         self.launch_product(function, (pass, piece), (inputs, product), grid, (block, shape.shared))
     }
 
-    /// Launches one of the kernels that models without experts have, too.
+    /// Launches a kernel that models without experts use, too.
     fn launch_product(
         &self,
         function: Function,

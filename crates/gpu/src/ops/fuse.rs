@@ -1,10 +1,10 @@
-//! Operations that one kernel does together.
+//! Fusion: operations that one kernel does together.
 //!
-//! Inside `record`, a product waits until the next operation is known: of one row, the gated activation of what it
-//! yields becomes its last act. A norm is left to the product that reads it: dot(w, g * x) / rms(x) is the norm's
-//! product. What waits is launched as soon as anything else happens; a norm that was left undone is written if somebody
-//! else reads it. Whether a norm is left depends on how the backend was made, never on the batch; a gated activation
-//! has the same bits either way.
+//! Inside `record`, a product is held back until the next operation is known. If that is the gated activation of its
+//! result (of one row), the product's kernel does it at its end. A norm is left to the product that reads it: dot(w, g
+//! * x) / rms(x) is the norm's product. Whatever else happens launches what is held back, and a norm that was left out
+//! is written when another operation reads its result. Whether a norm is left out depends on how the backend was made,
+//! never on the batch. A gated activation has the same bits either way.
 
 use std::cell::Cell;
 
@@ -16,17 +16,17 @@ use crate::layout::TILE_ROWS;
 use crate::memory::{Buf, int};
 use crate::step::Slot;
 
-/// What is due while a step's body runs.
+/// What is held back while a step's body runs.
 #[derive(Default)]
 pub(crate) struct Fuse {
     on: Cell<bool>,
-    /// Whether an operation is being done: nothing is launched otherwise.
+    /// Whether an operation is under way: only then may kernels be launched.
     inside: Cell<bool>,
     pending: Cell<Option<(Pending, u64)>>,
     due: Cell<Option<Due>>,
 }
 
-/// A norm whose result nobody has written: products have done it for themselves.
+/// A norm whose result is not written, because the products that read it have applied it themselves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Due {
     pub(super) x: u64,
@@ -34,22 +34,22 @@ pub(super) struct Due {
     pub(super) eps: f32,
     pub(super) columns: usize,
     pub(super) rows: Rows,
-    /// Where it belongs.
+    /// Where its result belongs.
     pub(super) out: u64,
     generation: u64,
 }
 
-/// A product that waits for the operation behind it.
+/// A product that is held back until the next operation is known.
 #[derive(Clone, Copy)]
 pub(crate) struct Pending {
     pub(super) gemv: Gemv,
-    /// Where it goes.
+    /// Where its result goes.
     pub(super) out: u64,
     pub(super) columns: usize,
 }
 
 impl Cuda {
-    /// Runs a step's body with operations fused; nothing is left undone behind it.
+    /// Runs a step's body with operations fused. At its end nothing is held back.
     pub(crate) fn fused(
         &self,
         slot: &Slot,
@@ -64,9 +64,9 @@ impl Cuda {
         done
     }
 
-    /// Does an operation: `body` launches its kernels. Before that what waits is launched, what the operation reads is
-    /// made to be there, and what was kept of what it writes is forgotten. Nothing can be launched elsewhere, so no
-    /// operation can leave out what it reads and writes.
+    /// Runs an operation: `body` launches its kernels. First, what is held back is launched, what the operation reads
+    /// is written if it was left out, and the scratch forgets what the operation writes. Kernels cannot be launched
+    /// anywhere else, so no operation can forget to say what it reads and writes.
     pub(super) fn op(
         &self,
         slot: &Slot,
@@ -82,7 +82,7 @@ impl Cuda {
         })
     }
 
-    /// Lets `body` launch kernels that belong to no step's operation: those of uploads.
+    /// Lets `body` launch kernels that belong to no operation of a step, as uploads do.
     pub(crate) fn launching<T>(&self, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let before = self.fuse.inside.replace(true);
         let done = body();
@@ -90,7 +90,7 @@ impl Cuda {
         done
     }
 
-    /// Whether something may be launched.
+    /// Whether kernels may be launched.
     pub(crate) fn is_launching(&self) -> bool {
         self.fuse.inside.get()
     }
@@ -103,7 +103,7 @@ impl Cuda {
         self.fuse.pending.set(Some((pending, self.generation())));
     }
 
-    /// The product that waits, if it writes `out`; whatever else waits is launched.
+    /// The product that is held back, if it writes `out`. Anything else that is held back is launched.
     fn pending_for(&self, out: &Buf, rows: Rows) -> Result<Option<Pending>, Error> {
         match self.fuse.pending.get() {
             Some((pending, generation))
@@ -119,24 +119,24 @@ impl Cuda {
         }
     }
 
-    /// Launches the product that waits.
+    /// Launches the product that is held back.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         let Some((pending, generation)) = self.fuse.pending.take() else { return Ok(()) };
         if generation != self.generation() {
-            // Its memory may be somebody else's by now.
+            // Its memory may belong to another buffer by now.
             let reason = "memory was allocated or freed while a step was recorded".to_owned();
             return Err(Error::Device { backend: self.device.name(), operation: "record", reason });
         }
         self.launching(|| self.multiply(&pending.gemv))
     }
 
-    /// The norm that `x` is the result of, where it is left to the product that reads it.
+    /// The norm that yields `x`, where it is left to the product that reads it.
     pub(super) fn due_norm(&self, x: &Buf, rows: Rows) -> Option<Due> {
         let same = |due: &Due| (due.out, due.rows, due.generation) == (x.pointer(), rows, self.generation());
         self.fuse.due.get().filter(same)
     }
 
-    /// An operation reads `buf`: it must be there.
+    /// An operation reads `buf`: a norm that was left out must be written now.
     fn touch_read(&self, slot: &Slot, buf: &Buf) -> Result<(), Error> {
         match self.fuse.due.get() {
             Some(due) if due.out == buf.pointer() => self.write_due(slot),
@@ -144,8 +144,8 @@ impl Cuda {
         }
     }
 
-    /// An operation writes these: what the scratch holds of them is no longer so, and a norm of one of them must be
-    /// written before.
+    /// An operation writes these buffers: what the scratch holds of them is out of date, and a norm that reads one of
+    /// them must be done before.
     fn touch_written(&self, slot: &Slot, written: &[&Buf]) -> Result<(), Error> {
         self.scratch.forget_written(written);
         let has = |pointer: u64| written.iter().any(|buf| buf.pointer() == pointer);
@@ -157,7 +157,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Writes the result of a norm that is due.
+    /// Writes the result of a norm that was left out.
     fn write_due(&self, slot: &Slot) -> Result<(), Error> {
         match self.fuse.due.take() {
             Some(due) if due.generation == self.generation() => self.launching(|| self.norm_rows(slot, &due)),
@@ -165,10 +165,11 @@ impl Cuda {
         }
     }
 
-    /// `rms_norm` inside a step, left to the product that reads it. `false` where it must be done at once.
+    /// `rms_norm` inside a step, left to the product that reads it. `false` where it must be done now.
     pub(super) fn fused_norm(
         &self,
-        (slot, rows): (&Slot, Rows),
+        slot: &Slot,
+        rows: Rows,
         norm: &Norm<Buf>,
         x: &Buf,
         out: &Buf,
@@ -184,7 +185,7 @@ impl Cuda {
         Ok(true)
     }
 
-    /// A norm that is to be done.
+    /// Does a norm.
     pub(super) fn due(&self, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &Buf) -> Due {
         Due {
             x: x.pointer(),
@@ -197,15 +198,15 @@ impl Cuda {
         }
     }
 
-    /// `glu` inside a step, by the product before it. `false` where it must be done alone.
+    /// `glu` inside a step, by the kernel of the product before it. `false` where it needs its own kernel.
     pub(super) fn fused_glu(&self, slot: &Slot, gate_up: &Buf, out: &Buf) -> Result<bool, Error> {
         let columns = out.columns;
         if !self.fuses() || !columns.is_multiple_of(TILE_ROWS) {
             return Ok(false);
         }
         let Some(mut pending) = self.pending_for(gate_up, Rows::Tokens)? else { return Ok(false) };
-        // Several rows are multiplied and gated apart, with the same bits: both at once take more registers than there
-        // are.
+        // With several rows, the activation is a kernel of its own, with the same bits: doing both at once takes more
+        // registers than there are.
         if !self.gates(&pending.gemv) {
             self.launching(|| self.multiply(&pending.gemv))?;
             return Ok(false);
@@ -213,7 +214,7 @@ impl Cuda {
         let product = &mut pending.gemv.product;
         product.pairs = int(columns / TILE_ROWS);
         product.gated = out.pointer();
-        // What it reads was looked at when the product was asked for.
+        // What it reads was checked when the product was asked for.
         self.op(slot, &[], &[out], || self.multiply(&pending.gemv))?;
         Ok(true)
     }

@@ -1,8 +1,8 @@
-//! Products with many rows of activations: prompts and large batches, by the matrix units of Hopper
+//! Products with many rows of activations (prompts and large batches) on Hopper's tensor cores, by wgmma
 //! (`kernels/gemm.cu`).
 //!
-//! Sums have the order that they have for one row, and the same bits. What is chosen here by the number of rows is only
-//! who does what.
+//! Sums have the same order and the same bits as for one row. The number of rows decides only which block computes
+//! what.
 
 use fornax_compute::{Error, Rows};
 
@@ -17,35 +17,35 @@ use crate::memory::{DevicePart, PARTIALS_BYTES, TICKETS, WeightPart, int};
 use crate::program::Key;
 use crate::step::DeviceStep;
 
-/// From this many rows on, these products, or those of few rows (`gemm_few.rs`), are faster than those of gemv.cu.
+/// From this many rows on, these products (or those of `gemm_few.rs`) are faster than those of gemv.cu.
 const ROWS_MIN: usize = 2;
-/// Rows of a weight that a warpgroup has; usually two of a block multiply.
+/// Weight rows per warpgroup; usually two warpgroups of a block multiply.
 const GROUP_ROWS: usize = 64;
 const GROUPS: usize = 2;
-/// Three, where sums leave them registers: up to this many rows of activations. Faster where many instructions unpack a
-/// weight, and as fast where it is two bytes a value.
+/// Three multiply up to this many rows of activations, since the sums leave enough registers. This is faster where
+/// unpacking a weight takes many instructions, and as fast where a value has two bytes.
 const GROUPS_TALL: usize = 3;
 const TALL_WIDTH: usize = 192;
-/// Blocks of a cluster, which have tiles below each other and copy the rows of activations that they share once for
-/// all: two are neighbours on every chip, so that as many of them run at once as there are multiprocessors.
+/// Blocks per cluster. They have tiles below each other and copy the rows of activations that they share only once.
+/// Clusters of two fit every chip without leaving multiprocessors over.
 const TALL: usize = 2;
-/// Rows of activations that a block may have: where there is one slice, and where several are added in registers.
+/// Rows of activations per block: with one slice, and where several slices are added up in registers.
 const WIDTHS: [usize; 7] = [64, 96, 128, 160, 192, 224, 256];
 const WIDTHS_SLICED: [usize; 4] = [64, 128, 160, 192];
-/// Those of experts, whose rows are never as many as a tile has.
+/// The same for experts, which never have as many rows as a tile.
 const WIDTHS_EXPERTS: [usize; 4] = [64, 128, 192, 256];
-/// Tiles of activations beside each other up to which steps may be shared out evenly: each goes through the whole
-/// weight.
+/// Up to this many tiles of activations beside each other, the steps may be divided evenly among blocks (stream-K):
+/// each tile goes through the whole weight.
 const EVEN_ACROSS: usize = 2;
-/// Warps of a warpgroup, each of which has tickets of its own.
+/// Warps of a warpgroup; each has its own tickets.
 const GROUP_WARPS: usize = 4;
-/// About how many cycles blocks of equal shares take to go on with each other's sums, and to add those of slices.
+/// Measured cycles for a block of stream-K to continue another block's sums, and to add up the sums of slices.
 const EVEN_PASSED: usize = 5000;
 const EVEN_ADDED: usize = 15_000;
-/// Slices of a weight whose steps may be shared out.
+/// A weight with up to this many slices may have its steps divided evenly.
 const EVEN_SLICES: usize = 8;
 const STAGES_MAX: usize = 8;
-/// Sums that a lane of a block with gates passes on at once, at most, of half of its own.
+/// The most sums (of half of its own) that a lane of a block with gates hands over at a time.
 const PASSED: usize = 16;
 
 /// `Inputs` of gemm.cu.
@@ -75,23 +75,23 @@ pub(super) struct GemmPlan {
     gates: bool,
     /// Warpgroups of a block that multiply.
     groups: usize,
-    /// Rows of activations of a block.
+    /// Rows of activations per block.
     width: usize,
-    /// Whether blocks have equal shares of all steps, and not whole tiles.
+    /// Whether blocks get equal shares of all steps (stream-K) instead of whole tiles.
     even: bool,
     /// Blocks of a cluster.
     tall: usize,
-    /// Of weights, and of activations.
+    /// Stages of weights, and of activations.
     stages: [usize; 2],
     /// Dynamic shared memory of a block.
     pub(super) shared: usize,
-    /// Tiles below each other, whole clusters of them, and all.
+    /// Tiles below each other, the same in whole clusters, and all tiles.
     pub(super) tiles: usize,
     tiles_all: usize,
 }
 
 impl GemmPlan {
-    /// The fastest for this many rows of activations.
+    /// The fastest plan for this many rows of activations.
     fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> GemmPlan {
         GemmPlan::every(part, gates, limit, able)
             .min_by_key(|shape| shape.cost(part, able.multiprocessors))
@@ -126,7 +126,8 @@ impl GemmPlan {
             .filter(move |shape| !shape.even || shape.fits_workspace(multiprocessors))
     }
 
-    /// The fastest for `experts` of a part's shape that have about `each` rows of activations, in this many slices.
+    /// The fastest plan for `experts` with a part of this shape, each with about `each` rows of activations, in this
+    /// many slices.
     pub(super) fn of_experts(
         part: &WeightPart,
         (gates, slices): (bool, usize),
@@ -139,7 +140,7 @@ impl GemmPlan {
             .iter()
             .filter(move |width| passes(gates, slices, width))
             .map(|&width| {
-                // Some experts have an eighth less, others more.
+                // Some experts have an eighth fewer rows, others more.
                 let groups = experts * ((7 * each).div_ceil(8 * width) + (9 * each).div_ceil(8 * width));
                 let groups = groups.div_ceil(2);
                 GemmPlan::new(part, (gates, slices), (GROUPS, width, false), 1, groups * width, room)
@@ -163,10 +164,10 @@ impl GemmPlan {
         let tiles = tiles.next_multiple_of(tall);
         let weights = block_rows / TILE_ROWS * part.format.step_bytes();
         let activations = width * 128;
-        // Where rows of eight begin; what is passed.
+        // The starts of groups of eight rows; what is handed over.
         let fixed = 1024 + if gates { passed(groups, width) * groups * 128 * 4 } else { 0 };
         let room = room - fixed;
-        // Half for activations; two steps of weights or more, of blocks that share activations three.
+        // Half is for activations. Weights get two steps or more, or three where blocks share activations.
         let least = if tall > 1 && room < 4 * activations + 3 * weights { 3 } else { 4 };
         let wanted =
             (room / 2 / activations).clamp(least, STAGES_MAX).min((room - 2 * weights) / activations);
@@ -186,7 +187,7 @@ impl GemmPlan {
         }
     }
 
-    /// What is shared out: slices of tiles, or whole tiles.
+    /// The units of work that are divided: slices of tiles, or whole tiles.
     fn units(&self) -> usize {
         self.tiles_all * if self.even { self.slices } else { 1 }
     }
@@ -195,7 +196,7 @@ impl GemmPlan {
         self.units().min((multiprocessors / self.tall).max(1) * self.tall)
     }
 
-    /// Whether there is room for what blocks of equal shares pass on and add up, and it is worth it.
+    /// Whether there is room for what stream-K blocks hand over and add up, and whether it is worth it.
     fn fits_workspace(&self, multiprocessors: usize) -> bool {
         let blocks = self.blocks(multiprocessors);
         let (sums, tickets) = match self.slices {
@@ -208,8 +209,8 @@ impl GemmPlan {
             && tickets * self.groups * GROUP_WARPS <= TICKETS
     }
 
-    /// About how many cycles it takes, as measured on an H200: the matrix unit's for 16 columns of two warpgroups or
-    /// three, some of waiting, and the ends of a tile.
+    /// Estimated cycles, as measured on an H200: the tensor cores' for 16 columns of two or three warpgroups, some
+    /// waiting, and the ends of a tile.
     fn cost(&self, part: &WeightPart, multiprocessors: usize) -> usize {
         let sixteens = part.format.step_columns() / 16;
         let of_row = if self.groups == GROUPS { 9 } else { 14 };
@@ -246,18 +247,18 @@ impl GemmPlan {
     }
 }
 
-/// Whether there are registers for what a block passes on where it has gates of several slices.
+/// Whether there are registers for what a block hands over when gates have several slices.
 fn passes(gates: bool, slices: usize, width: &usize) -> bool {
     !gates || slices == 1 || width.is_multiple_of(4 * PASSED)
 }
 
-/// Sums that a lane of a block with gates passes on at once.
+/// Sums that a lane of a block with gates hands over at a time.
 fn passed(groups: usize, width: usize) -> usize {
     if groups == GROUPS && width.is_multiple_of(4 * PASSED) { PASSED } else { PASSED / 2 }
 }
 
-/// The programs of products with more rows than `gemm_few.rs` takes: the fastest of every batch of `often` rows or
-/// fewer, and of chunks of prompts, which have `most` rows at most; chunks of other lengths take one of those.
+/// The programs of products with more rows than `gemm_few.rs` takes: the fastest for every batch of up to `often` rows,
+/// and for chunks of prompts with up to `most` rows. Chunks of other lengths use one of those.
 pub(crate) fn programs(
     part: &WeightPart,
     gates: bool,
@@ -265,7 +266,7 @@ pub(crate) fn programs(
     able: &Abilities,
 ) -> Vec<Key> {
     let few = gemm_few::rows_max(part);
-    // Steps that are recorded are made for this many rows.
+    // Recorded steps are made for these numbers of rows.
     let batches = (64..=256).step_by(32).filter(|&rows| rows < often + 32);
     let chunks = [128, 256, 512, 1024, 2048, 4096, 8192].into_iter().filter(|&rows| rows < most);
     let mut keys = Vec::new();
@@ -285,7 +286,7 @@ pub(crate) fn every_program(part: &WeightPart, limit: usize, able: &Abilities) -
     shapes.map(|shape| shape.program(part)).collect()
 }
 
-/// Rows of activations that there is room for where there are this many: they are swizzled eight at a time.
+/// Rows of activations to reserve for this many: they are swizzled eight at a time.
 pub(super) fn room_for(rows: usize) -> usize {
     rows.next_multiple_of(8)
 }
@@ -303,18 +304,18 @@ pub(super) struct Gemm {
 }
 
 impl Cuda {
-    /// Whether products of this many rows are made here, or as those of few rows.
+    /// Whether products of this many rows are done here; otherwise as those of few rows.
     pub(crate) fn takes_many(&self, rows: usize) -> bool {
         self.device.abilities().wgmma && rows >= ROWS_MIN
     }
 
-    /// The fastest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of
-    /// requests.
+    /// The fastest plan whose program was compiled ahead, with that program: no plan is worth waiting for the compiler
+    /// while requests are running.
     fn ready_shape(&self, part: &WeightPart, gates: bool, limit: usize) -> (GemmPlan, Key) {
         let able = self.device.abilities();
         let with_key = |shape: GemmPlan| (shape, shape.program(part));
         let ready = |(_, key): &(GemmPlan, Key)| self.programs.has(key);
-        // Nearly always the fastest of all.
+        // This is nearly always the fastest of all.
         let fastest = with_key(GemmPlan::of(part, gates, limit, able));
         if ready(&fastest) {
             return fastest;
@@ -323,7 +324,7 @@ impl Cuda {
         others.min_by_key(|(shape, _)| shape.cost(part, able.multiprocessors)).unwrap_or(fastest)
     }
 
-    /// The program that such a product is launched with.
+    /// The program that launches such a product.
     #[cfg(test)]
     pub(super) fn many_key(&self, part: &WeightPart, gates: bool, limit: usize) -> Key {
         match self.takes_few(part, gates, limit) {
@@ -390,7 +391,7 @@ mod tests {
         check((3584, 18_944), false, 150, (160, true));
         check((4608, 3584), false, 256, (128, false));
         check((152_064, 3584), false, 256, (256, false));
-        // What the conformance suite has.
+        // Shapes of the conformance suite.
         check((1100, 8192), false, 200, (128, true));
         check((1100, 8192), false, 150, (160, true));
         check((17_000, 512), false, 150, (160, false));
@@ -414,7 +415,7 @@ mod tests {
         check(Format::Q4_K, (37_888, 3584), true, 224, (2, 224, true));
         check(Format::Q6_K, (152_064, 3584), false, 160, (3, 160, false));
         check(Format::Q8_0, (3584, 18_944), false, 160, (2, 160, true));
-        // What the conformance suite has.
+        // Shapes of the conformance suite.
         check(Format::Q4_K, (25_300, 256), false, 70, (3, 96, false));
         check(Format::Q4_K, (17_024, 512), true, 190, (3, 192, false));
         check(Format::Q4_K, (25_600, 2048), true, 70, (3, 96, true));

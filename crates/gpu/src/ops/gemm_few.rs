@@ -1,7 +1,7 @@
-//! Products with few rows of activations, several streams at once, by the matrix units of Hopper
+//! Products with few rows of activations (several streams at once) on Hopper's tensor cores, by wgmma
 //! (`kernels/gemm_few.cu`).
 //!
-//! Sums have the order that they have for one row, and the same bits.
+//! Sums have the same order and the same bits as for one row.
 
 use fornax_compute::{Error, Rows};
 
@@ -14,20 +14,20 @@ use crate::driver::{Abilities, Arg};
 use crate::memory::{WeightPart, int};
 use crate::program::Key;
 
-/// Rows of activations that a block may have, all of them.
+/// Widths of a block in rows of activations.
 const WIDTHS: [usize; 6] = [8, 16, 32, 64, 96, 128];
 const ROWS_MAX: usize = WIDTHS[WIDTHS.len() - 1];
-/// And where there is one slice: beyond, blocks of `gemm.rs` are faster.
+/// The widest with one slice: beyond it, blocks of `gemm.rs` are faster.
 const ROWS_MAX_WHOLE: usize = 64;
-/// Tiles of 16 rows that a warpgroup has at once.
+/// Tiles of 16 rows that a warpgroup works on at the same time.
 const GROUP_TILES: usize = 4;
-/// Blocks of clusters that an H200 runs at once (15 clusters of 8, 30 of 4): a cluster is not spread.
+/// Blocks in clusters that an H200 runs at once (15 clusters of 8, 30 of 4): a cluster does not cross a GPC.
 const CLUSTERED: usize = 120;
 const STAGES_MAX: usize = 8;
-/// Columns of activations that are copied at once are 64, or where rows are few twice as many.
+/// Activations are copied 64 columns at a time, or twice as many where rows are few.
 const WIDTH_WIDE: usize = 64;
 
-/// Rows up to which products with a part are made here.
+/// Products with a part take these kernels up to this many rows.
 pub(super) fn rows_max(part: &WeightPart) -> usize {
     if slices(part) == 1 { ROWS_MAX_WHOLE } else { ROWS_MAX }
 }
@@ -57,24 +57,24 @@ struct FewPlan {
     width: usize,
     /// Warpgroups that multiply.
     groups: usize,
-    /// Tiles that a block has at once, at most.
+    /// The most tiles that a block works on at the same time.
     tiles: usize,
-    /// Of weights, and of activations.
+    /// Stages of weights, and of activations.
     stages: [usize; 2],
     /// Dynamic shared memory of a block.
     shared: usize,
-    /// Tiles of 16 rows, or of gates; and blocks that share them out.
+    /// Tiles of 16 rows, or of gates; and the blocks that they are divided among.
     units: usize,
     blocks: usize,
 }
 
 impl FewPlan {
-    /// For this many rows of activations; `None` where they are too many, or nothing fits.
+    /// The plan for this many rows of activations; `None` where they are too many, or nothing fits.
     fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> Option<FewPlan> {
         let room = able.shared_max;
         let width = WIDTHS.into_iter().find(|&width| limit <= width && width <= rows_max(part))?;
         let slices = slices(part);
-        // Gates of several slices are multiplied and gated apart.
+        // With several slices, gates are multiplied first and gated by another kernel.
         if gates && (slices > 1 || !part.row_tiles().is_multiple_of(2)) {
             return None;
         }
@@ -84,7 +84,7 @@ impl FewPlan {
             1 => able.multiprocessors,
             _ => CLUSTERED.min(able.multiprocessors) / slices,
         };
-        // Sums take registers.
+        // Sums need registers.
         let groups_max = match (width, slices) {
             (0..=WIDTH_WIDE, _) => 5,
             (_, 1) => 3,
@@ -93,7 +93,7 @@ impl FewPlan {
         let most = (1..=groups_max * GROUP_TILES / sides)
             .rev()
             .find(|&units| FewPlan::stages(part, gates, (width, units * sides), room).is_some())?;
-        // As few rounds as there can be, all of the same length; a block that has a slice has one.
+        // As few rounds as possible, all of the same length; a block of a slice has one round.
         let blocks = units.min(at_once.max(1));
         let share = units.div_ceil(blocks);
         let each = share.div_ceil(share.div_ceil(most));
@@ -116,7 +116,7 @@ impl FewPlan {
         })
     }
 
-    /// Stages of weights and of activations, and the shared memory for them: two and more of this many tiles.
+    /// Stages of weights and of activations, and the shared memory that they need: for two tiles and for more.
     fn stages(
         part: &WeightPart,
         gates: bool,
@@ -126,18 +126,18 @@ impl FewPlan {
         let weights = tiles * part.format.step_bytes();
         let pieces = if width < WIDTH_WIDE { 2 } else { 1 };
         let activations = pieces * width * 128;
-        // Where rows of eight begin; what is passed.
+        // The starts of groups of eight rows; what is handed over.
         let passed = tiles.next_multiple_of(GROUP_TILES) * (width / 4).min(8) * 128;
         let fixed = 1024 + if gates { passed } else { 0 };
         let room = room.checked_sub(fixed + 2 * weights)?;
-        // Weights have what activations leave.
+        // Weights get what activations leave,
         let ahead = (room / activations).min(if pieces == 2 { 3 } else { 4 });
         if ahead < 2 {
             return None;
         }
         let more = (room - ahead * activations) / weights;
         let stages = [(2 + more).min(STAGES_MAX), ahead];
-        // And those what weights leave.
+        // and activations get what weights leave.
         let rest = room + 2 * weights - stages[0] * weights;
         let stages = [stages[0], (rest / activations).min(STAGES_MAX)];
         Some((stages, fixed + stages[0] * weights + stages[1] * activations))
@@ -158,8 +158,8 @@ impl FewPlan {
     }
 }
 
-/// The programs of products with `often` rows or fewer, and now and then with as many as `most`. Gates have none where
-/// they are multiplied and gated apart.
+/// The programs of products with `often` rows or fewer, and sometimes with up to `most`. Gates have none where they are
+/// gated by another kernel.
 pub(crate) fn programs(
     part: &WeightPart,
     gates: bool,
@@ -169,7 +169,7 @@ pub(crate) fn programs(
     let most = most.min(rows_max(part));
     let mut below = 1;
     let needed = WIDTHS.into_iter().filter(|width| {
-        // More rows than a width have the next; what is rare does with few widths.
+        // A number of rows between two widths takes the wider one; rare numbers of rows share a few widths.
         let rare = [WIDTHS[0], WIDTH_WIDE, ROWS_MAX].contains(width) || most <= *width;
         let needed = below < most && (below < often || rare);
         below = *width;
@@ -180,13 +180,13 @@ pub(crate) fn programs(
 }
 
 impl Cuda {
-    /// Whether a product with this many rows has this kernel.
+    /// Whether a product with this many rows takes this kernel.
     pub(super) fn takes_few(&self, part: &WeightPart, gates: bool, limit: usize) -> bool {
         FewPlan::of(part, gates, limit, self.device.abilities()).is_some()
     }
 
-    /// The narrowest shape whose program was prepared, with it: none is worth waiting for the compiler in the midst of
-    /// requests.
+    /// The narrowest plan whose program was compiled ahead, with that program: no plan is worth waiting for the
+    /// compiler while requests are running.
     fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(FewPlan, Key)> {
         let wider = WIDTHS.into_iter().filter(|&width| limit <= width);
         let shapes = wider.filter_map(|width| FewPlan::of(part, gates, width, self.device.abilities()));
@@ -195,7 +195,7 @@ impl Cuda {
         shapes.find(|(_, key)| self.programs.has(key)).or(narrowest)
     }
 
-    /// The program that such a product is launched with.
+    /// The program that launches such a product.
     #[cfg(test)]
     pub(super) fn few_key(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<Key> {
         self.ready_few(part, gates, limit).map(|(_, key)| key)

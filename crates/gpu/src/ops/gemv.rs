@@ -1,8 +1,8 @@
-//! Products with weights, and the activations in the form they read.
+//! Products with a weight for one row of activations and for a few, and how rows are prepared for them.
 
 use std::cell::Cell;
 
-use fornax_compute::{Error, Rows, operands};
+use fornax_compute::{Error, Linear, Rows, operands};
 
 use super::fuse::Pending;
 use super::gemm::{Gemm, room_for};
@@ -16,70 +16,73 @@ use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, TICKETS, Weight, WeightPart
 use crate::program::Key;
 use crate::step::{DeviceStep, Slot};
 
-/// Multiprocessors that blocks are dealt out to: an H100's. A constant, because the order of summation follows from it.
+/// Multiprocessors that work is split for: those of an H100. It is a constant because the order of summation depends on
+/// it.
 pub(super) const MULTIPROCESSORS: usize = 132;
-/// Tiles of 16 rows from which on columns are cut into this many slices: enough warps for every multiprocessor.
+/// From this many tiles of 16 rows on, columns are split into this many slices: the fewer tiles, the more slices, so
+/// that every multiprocessor has enough warps.
 const SLICES: [(usize, usize); 4] =
     [(8 * MULTIPROCESSORS, 1), (4 * MULTIPROCESSORS, 2), (MULTIPROCESSORS, 4), (0, 8)];
-/// Warps of a block, for one row of activations and for several, whose sums take registers.
+/// Warps of a block: for one row of activations, and for several rows, whose sums need registers.
 const WARPS_MAX: usize = 18;
 const WARPS_SEVERAL: usize = 18;
-/// Fewer do not keep a multiprocessor busy.
+/// With fewer warps a multiprocessor is not busy all the time.
 const WARPS_ENOUGH: usize = 8;
-/// Columns of a slice beyond which there are twice as many.
+/// Slices of at least this many columns are halved.
 const SLICE_COLUMNS: usize = 4096;
-/// Tiles that a block has at once, where several warps share one: as many as there are barriers.
+/// The most tiles that a block works on at the same time where several warps share a tile: one barrier each.
 const TEAMS_MAX: usize = 15;
-/// Most groups of 128 columns that a warp prepares: it keeps them in registers.
+/// The most groups of 128 columns that one warp prepares: it keeps them in registers.
 const EACH_MAX: usize = 20;
-/// Up to this many rows, a block of 1024 threads prepares each: about one row for each multiprocessor.
+/// Up to this many rows, each row is prepared by a block of 1024 threads: about one row for each multiprocessor.
 const FORM_FEW: usize = 128;
-/// Columns that `form_fours` keeps in registers, and rows that are on their way to a block of `form_stream`: as in
-/// form.cu.
+/// Columns that `form_fours` keeps in registers, and the number of rows that are loaded ahead by a block of
+/// `form_stream`: the same constants as in form.cu.
 const FORM_KEPT: usize = 4096;
 const STREAM_MAX: usize = 8;
 const STAGES_MAX: usize = 8;
 /// Half of a multiprocessor's shared memory.
 const SHARED_HALF: usize = 113 << 10;
-/// Somewhat more than half: two such blocks do not fit one multiprocessor. Otherwise a multiprocessor that is free early
-/// would be given two blocks of the next kernel, and another one none.
+/// A little more than half, so that two such blocks do not fit on one multiprocessor. Otherwise a multiprocessor that
+/// is free early gets two blocks of the next kernel, and another one gets none.
 const SHARED_ALONE: usize = SHARED_HALF + 2048;
-/// Products that read at least this many bytes ask for `SHARED_ALONE`.
+/// A product that reads at least this many bytes asks for `SHARED_ALONE`.
 const ALONE_BYTES: usize = 6 << 20;
-/// What fits beside such a block. Small models' products other than gates ask for it. Then one of their blocks starts on
-/// each multiprocessor beside a block of the gates, and no multiprocessor has two of them while another has none.
+/// What fits beside such a block. Products of small models, other than gates, ask for it. One of their blocks then
+/// starts on each multiprocessor beside a block of the gates, and no multiprocessor gets two of them while another has
+/// none.
 const SHARED_BESIDE: usize = 109 << 10;
 /// The same bound as `ALONE_BYTES`, for products of small models.
 const SMALL_ALONE_BYTES: usize = 2 << 20;
-/// A product that reads at least this many bytes is not a small model's.
+/// A product that reads at least this many bytes does not belong to a small model.
 const LARGE_BYTES: usize = 24 << 20;
-/// Groups of 128 columns up to which one lane adds up the squares.
+/// Up to this many groups of 128 columns, one lane adds up the squares of the groups.
 const FEW_GROUPS: usize = 8;
-/// The most rows of activations of a product.
+/// The most rows of activations that one product takes.
 const PASS_ROWS_MAX: usize = 1024;
-/// And of a block.
+/// The most rows of activations that one block takes.
 const ROWS_MAX: usize = 64;
-/// Bytes of dynamic shared memory of a block: what every chip since Ampere has.
+/// Dynamic shared memory of a block in bytes: every chip since Ampere has this much.
 #[cfg(test)]
 pub(crate) const SHARED_MIN: usize = 96 << 10;
 
-/// Activations in the form that products read, of one buffer at a time.
+/// Prepared rows, of one buffer at a time.
 pub(crate) struct Scratch {
     area: Piece,
-    /// What is in it, if anything.
+    /// What the scratch holds, if anything.
     held: Cell<Option<Held>>,
 }
 
-/// Whose values the scratch holds.
+/// Which buffer's rows the scratch holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Held {
     pointer: u64,
-    /// The weight of the norm that is due, or 0.
+    /// The address of the weight of the norm that has not been applied yet, or 0.
     norm: u64,
     rows: Rows,
-    /// Whether they are in the form of products with many rows.
+    /// Whether the rows are prepared for products of many rows.
     many: bool,
-    /// Of the arena: an address may have a new owner.
+    /// The arena's generation: after a change the same address may belong to another buffer.
     generation: u64,
 }
 
@@ -120,6 +123,26 @@ pub(super) const LAYOUTS: &[Layout] = &[
 ];
 pub(super) const CONSTANTS: &[Constant] = &[Constant::new("form.cuh", "BLOCK", TILE_COLUMNS)];
 
+/// The operation of a step that something is done for.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a> {
+    /// Its name in messages.
+    pub(crate) operation: &'static str,
+    pub(crate) slot: &'a Slot,
+    /// The rows that it runs over.
+    pub(crate) rows: Rows,
+}
+
+/// Rows that are to be prepared.
+#[derive(Clone, Copy)]
+pub(super) struct Prepared {
+    pub(super) columns: usize,
+    /// For the products of many rows.
+    pub(super) many: bool,
+    /// Whether they are all rows of the step.
+    pub(super) whole: bool,
+}
+
 /// A product with one part of a weight, ready to be launched.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemv {
@@ -128,14 +151,14 @@ pub(crate) struct Gemv {
     device_part: DevicePart,
     step: DeviceStep,
     pub(super) rows: Rows,
-    /// Whether it is one of many rows, which have kernels of their own.
+    /// Whether it takes the kernels for many rows.
     many: bool,
     inputs: Inputs,
     pub(super) product: Product,
 }
 
 impl Cuda {
-    /// Whether the kernel of a product can do the gated activation of what it yields.
+    /// Whether the product's kernel can also apply the gated activation to its result.
     pub(super) fn gates(&self, gemv: &Gemv) -> bool {
         let limit = gemv.inputs.limit.cast_unsigned() as usize;
         gemv.many && self.gates_many(&gemv.part, limit)
@@ -143,7 +166,7 @@ impl Cuda {
                 && GemvPlan::one(&gemv.part, true, self.device.abilities().shared_max).is_some()
     }
 
-    /// The same of this many rows: of few, those of several slices are gated apart.
+    /// The same for this many rows: with few rows and several slices, the activation is a kernel of its own.
     pub(super) fn gates_many(&self, part: &WeightPart, limit: usize) -> bool {
         limit > rows_few(part) || self.takes_few(part, true, limit)
     }
@@ -158,7 +181,7 @@ impl Scratch {
         self.held.set(None);
     }
 
-    /// Of one of these buffers it holds nothing any more.
+    /// Forgets what it holds of one of these buffers.
     pub(super) fn forget_written(&self, written: &[&Buf]) {
         let held = self.held.get();
         if held.is_some_and(|held| written.iter().any(|buf| buf.pointer() == held.pointer)) {
@@ -166,7 +189,7 @@ impl Scratch {
         }
     }
 
-    /// How many rows of this many columns it holds: values, and a factor for each.
+    /// How many rows of this many columns fit: the values, and one factor for each row.
     pub(super) fn rows(&self, columns: usize) -> usize {
         let bytes = (columns.next_multiple_of(TILE_COLUMNS) * 2 + 4) as u64;
         usize::try_from(self.area.bytes() / bytes).expect("fits the device")
@@ -183,8 +206,8 @@ impl Scratch {
     }
 }
 
-/// How many slices the columns of a part are cut into. It follows from the whole weight's part alone: sums have this
-/// order everywhere, on a shard of it, too.
+/// How many slices the columns of a part are split into. This depends only on the part of the whole weight, so sums
+/// have the same order everywhere, also on a shard of it.
 pub(crate) fn slices(part: &WeightPart) -> usize {
     if let Some(slices) = part.slices {
         return slices;
@@ -202,28 +225,29 @@ pub(crate) fn steps(part: &WeightPart) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GemvPlan {
     slices: usize,
-    /// Rows of activations that a block has: one is brought into form by the block itself.
+    /// Rows of activations per block. With one row, the block prepares it itself.
     rows: usize,
     pub(super) warps: usize,
     pub(super) blocks: usize,
     stages: usize,
-    /// Whether all of a warp's weights are under way before it begins: each step has a stage.
+    /// Whether all of a warp's weights are requested before it begins: there is a stage for each step.
     all_ahead: bool,
-    /// Whether the next kernel may start before this one has asked for its weights.
+    /// Whether the next kernel may start before this one has requested its weights.
     early: bool,
-    /// Times 128 columns that a warp brings into form.
+    /// Groups of 128 columns that one warp prepares.
     each: usize,
     /// Dynamic shared memory of a block.
     pub(super) shared: usize,
 }
 
 impl GemvPlan {
-    /// For one row of activations; `None` where it does not fit a block. `room` is how much shared memory that has.
+    /// The plan for one row of activations; `None` where the row does not fit a block. `room` is the shared memory of a
+    /// block.
     fn one(part: &WeightPart, gates: bool, room: usize) -> Option<GemvPlan> {
         GemvPlan::one_of(part, gates, (slices(part), MULTIPROCESSORS), room)
     }
 
-    /// The same in this many slices, for this many multiprocessors.
+    /// The same with this many slices, on this many multiprocessors.
     pub(super) fn one_of(
         part: &WeightPart,
         gates: bool,
@@ -232,7 +256,7 @@ impl GemvPlan {
     ) -> Option<GemvPlan> {
         let (groups, sides) = (part.groups(), if gates { 2 } else { 1 });
         let (tiles, team, step_bytes) = (part.row_tiles() / sides, slices * sides, part.format.step_bytes());
-        // The row and its squares; sums, and a barrier for each stage.
+        // The row and its squares, the sums, and a barrier for each stage.
         let fixed =
             |warps: usize| groups * (TILE_COLUMNS * 2 + 4) + 8 + warps * (2 * TILE_ROWS * 4 + STAGES_MAX * 8);
         let fits = |teams: usize| {
@@ -241,8 +265,8 @@ impl GemvPlan {
                 && (team == 1 || teams <= TEAMS_MAX)
                 && fixed(warps) + warps * step_bytes <= room
         };
-        // Enough to bring a row into form; then as few rounds of a block's tiles as there are warps for, with as little
-        // idle.
+        // Enough warps to prepare a row; then as few rounds over a block's tiles as the warps allow, with as few idle
+        // warps as possible.
         let least = groups.div_ceil(EACH_MAX).div_ceil(team).max(1);
         let tiles_each = tiles.div_ceil(multiprocessors).max(1);
         let teams =
@@ -254,7 +278,7 @@ impl GemvPlan {
         let warps = teams * team;
         let blocks = tiles.min(multiprocessors);
         let each = groups.div_ceil(warps);
-        // Few programs: each is compiled.
+        // Keep the number of programs small: each one is compiled.
         let each = if each > 4 { each.next_multiple_of(5) } else { each };
         let (stage, fixed) = (warps * step_bytes, fixed(warps));
         let at_once = steps(part).div_ceil(slices) * rounds;
@@ -264,7 +288,7 @@ impl GemvPlan {
         let ahead = if beside { SHARED_BESIDE } else { SHARED_HALF }.saturating_sub(fixed).max(2 * stage);
         let stages = (room - fixed).min(ahead) / stage;
         let stages = stages.min(at_once).clamp(1, STAGES_MAX);
-        // Two blocks of a product on a multiprocessor would leave another one idle.
+        // Two blocks of a product on one multiprocessor would leave another one idle.
         let alone = match bytes >= if small { SMALL_ALONE_BYTES } else { ALONE_BYTES } {
             true if beside => SHARED_BESIDE,
             true => SHARED_ALONE,
@@ -275,16 +299,16 @@ impl GemvPlan {
         Some(GemvPlan { slices, rows: 1, warps, blocks, stages, all_ahead, early: small, each, shared })
     }
 
-    /// For `limit` rows that are in form. A block has one slice.
+    /// The plan for up to `limit` prepared rows. A block works on one slice.
     fn several(part: &WeightPart, limit: usize, room: usize) -> GemvPlan {
         let (slices, tiles, step_bytes) = (slices(part), part.row_tiles(), part.format.step_bytes());
         let row_bytes = part.format.step_columns() * 2 + 64;
         let stage = |rows: usize, warps: usize| rows * row_bytes + warps * step_bytes;
-        // As few tiles as take no longer: all blocks at once where there are slices, else one after the other.
+        // As few tiles as do not cost time: with slices all blocks run at once, else one after the other.
         let tiles_each = (tiles * slices).div_ceil(MULTIPROCESSORS);
         let rounds = tiles_each.div_ceil(WARPS_SEVERAL);
         let wanted = tiles_each.div_ceil(rounds);
-        // The most rows that fit two steps at once, then the most tiles.
+        // The most rows for which two steps fit at the same time, then the most tiles.
         let rows_wanted = limit.next_power_of_two().clamp(8, ROWS_MAX);
         let mut rows = [64, 32, 16, 8].into_iter().filter(|&rows| rows <= rows_wanted);
         let rows = rows.find(|&rows| 2 * stage(rows, wanted.min(8)) <= room).unwrap_or(8);
@@ -300,7 +324,7 @@ impl GemvPlan {
 
     pub(super) fn program(&self, part: &WeightPart, gates: bool) -> Key {
         let mut key = Key::quant("gemv.cu", part.format);
-        // What registers are shared out among.
+        // The registers that are divided among these.
         let threads = match self.warps {
             0..=8 => 256,
             9..=12 => 384,
@@ -328,19 +352,19 @@ impl GemvPlan {
     }
 }
 
-/// The program that brings rows of this many columns into form, or those of experts.
+/// The program that prepares rows of this many columns, or the rows of experts.
 pub(crate) fn form_program(columns: usize, experts: bool) -> Key {
     let flags = [("FOURS", columns.is_multiple_of(4)), ("EXPERTS", experts)];
     let defines = flags.map(|(name, on)| format!("{name}={}", i32::from(on)));
     Key { unit: "form.cu", defines: defines.to_vec() }
 }
 
-/// The program of a product with one row, where that fits a block.
+/// The program of a product with one row, where the row fits a block.
 pub(crate) fn program_one(part: &WeightPart, gates: bool, room: usize) -> Option<Key> {
     GemvPlan::one(part, gates, room).map(|shape| shape.program(part, gates))
 }
 
-/// The programs of products with up to this many rows, where these kernels do those.
+/// The programs of products with up to this many rows, as far as the kernels of gemv.cu do them.
 pub(crate) fn programs_several(part: &WeightPart, rows_max: usize, room: usize) -> Vec<Key> {
     let mut keys = Vec::new();
     for limit in [8, 16, 32, 64].into_iter().filter(|rows| *rows < 2 * rows_max.max(8)) {
@@ -353,15 +377,16 @@ pub(crate) fn programs_several(part: &WeightPart, rows_max: usize, room: usize) 
 }
 
 impl Cuda {
-    /// `out` = product, or with `adds` += product. Beside `out`, `room` need not keep what it holds.
+    /// `out` = product; with `room`, which may be overwritten, `out` += product.
     pub(crate) fn op_linear(
         &self,
-        (operation, adds): (&'static str, bool),
-        (slot, rows): (&Slot, Rows),
-        (weight, bias): (&Weight, Option<&Buf>),
+        call: Call<'_>,
+        linear: Linear<'_, Cuda>,
         x: &Buf,
-        (out, room): (&mut Buf, Option<&Buf>),
+        out: &mut Buf,
+        room: Option<&Buf>,
     ) -> Result<(), Error> {
+        let (Call { operation, slot, rows }, Linear { weight, bias }) = (call, linear);
         let count = slot.count(rows);
         operands::linear(operation, count, weight, bias, x, out)?;
         let written = room.unwrap_or(out);
@@ -369,8 +394,7 @@ impl Cuda {
             let plain = weight.parts.iter().any(|part| part.format == Format::F32);
             let due = self.due_norm(x, rows).filter(|_| !plain);
             if due.is_none() {
-                // Read only now: the norm that `x` is the result of may be left undone, unless what is written takes
-                // its input.
+                // Read only now: the norm that yields `x` may be left out, unless its input is about to be overwritten.
                 self.op(slot, &[x], &[], || Ok(()))?;
             }
             let count = self.grid_rows(slot, rows);
@@ -379,23 +403,23 @@ impl Cuda {
                 bias: bias.map_or(0, Buf::pointer),
                 columns: int(weight.rows),
                 first: 0,
-                adds: i32::from(adds),
+                adds: i32::from(room.is_some()),
                 pairs: 0,
                 gated: 0,
             };
             let (from, norm, eps) = due.map_or((x.pointer(), 0, 0.0), |due| (due.x, due.weight, due.eps));
             let at_once = self.scratch.rows(weight.columns);
-            // Of rows that are too long for it the scratch holds few.
+            // The scratch holds only a few rows that are too long for one block.
             let many = self.takes_many(count.min(at_once));
             let at_once = if many { at_once / room_for(1) * room_for(1) } else { at_once };
             for part in &weight.parts {
-                // Sums of slices need room as well.
+                // The sums of slices need room, too.
                 let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
                 let partials = PARTIALS_BYTES as usize / partial_bytes / 8 * 8;
                 let at_once = if many { at_once } else { at_once.min(partials.clamp(8, PASS_ROWS_MAX)) };
                 let product = Product { first: int(part.first), ..product };
                 if part.format == Format::F32 {
-                    self.multiply_f32(operation, (slot, rows), (weight, part), x, &product)?;
+                    self.multiply_f32(call, weight, part, x, &product)?;
                     continue;
                 }
                 let one =
@@ -419,14 +443,14 @@ impl Cuda {
                         tiles: 0,
                     };
                     if !one {
-                        let whole = count <= at_once;
-                        self.hold(operation, (slot, rows), (weight.columns, many, whole), &inputs)?;
+                        let prepared = Prepared { columns: weight.columns, many, whole: count <= at_once };
+                        self.hold(call, prepared, &inputs)?;
                     }
                     let device_part = weight.device_part(part);
                     let step = self.device_step(slot);
                     let gemv =
                         Gemv { operation, part: *part, device_part, step, rows, many, inputs, product };
-                    // The gated activation may be done by the same kernel.
+                    // The same kernel may apply the gated activation.
                     let whole = weight.parts.len() == 1 && count <= at_once;
                     if self.fuses() && whole {
                         self.pend(Pending { gemv, out: out.pointer(), columns: weight.rows });
@@ -439,31 +463,21 @@ impl Cuda {
         })
     }
 
-    /// Brings rows into the form that products read, unless the scratch has them. `whole`: they are all of the step's.
-    pub(super) fn hold(
-        &self,
-        operation: &'static str,
-        (slot, rows): (&Slot, Rows),
-        (columns, many, whole): (usize, bool, bool),
-        inputs: &Inputs,
-    ) -> Result<(), Error> {
+    /// Prepares rows for products, unless the scratch holds them already.
+    pub(super) fn hold(&self, call: Call<'_>, prepared: Prepared, inputs: &Inputs) -> Result<(), Error> {
+        let (Call { rows, .. }, Prepared { many, whole, .. }) = (call, prepared);
         let Inputs { x: pointer, norm, .. } = *inputs;
         let held = Held { pointer, norm, rows, many, generation: self.generation() };
         if self.scratch.held.get() != Some(held) || !whole {
-            self.form(operation, (slot, rows), (columns, many), inputs)?;
+            self.form(call, prepared, inputs)?;
             self.scratch.held.set(whole.then_some(held));
         }
         Ok(())
     }
 
-    /// Brings rows into the form that products read: of several rows, or of many.
-    fn form(
-        &self,
-        operation: &'static str,
-        (slot, rows): (&Slot, Rows),
-        (columns, many): (usize, bool),
-        inputs: &Inputs,
-    ) -> Result<(), Error> {
+    /// Prepares rows, for products of several rows or of many.
+    fn form(&self, call: Call<'_>, prepared: Prepared, inputs: &Inputs) -> Result<(), Error> {
+        let (Call { operation, slot, rows }, Prepared { columns, many, .. }) = (call, prepared);
         let few = inputs.limit.cast_unsigned() as usize <= FORM_FEW;
         let (name, threads) = match columns.is_multiple_of(4) {
             true if few => ("form_few", 1024),
@@ -471,7 +485,7 @@ impl Cuda {
             true => ("form_fours", 512),
             false => ("form_any", 1024),
         };
-        // Long rows come through shared memory, where two of them fit.
+        // Long rows go through shared memory, where two of them fit.
         let limit = inputs.limit.cast_unsigned() as usize;
         let (row_bytes, squares) = (columns * 4, 2 * columns.div_ceil(TILE_COLUMNS) * 4);
         let stages = self.device.abilities().shared_max.saturating_sub(squares) / row_bytes;
@@ -534,13 +548,14 @@ impl Cuda {
 
     fn multiply_f32(
         &self,
-        operation: &'static str,
-        (slot, rows): (&Slot, Rows),
-        (weight, part): (&Weight, &WeightPart),
+        call: Call<'_>,
+        weight: &Weight,
+        part: &WeightPart,
         x: &Buf,
         product: &Product,
     ) -> Result<(), Error> {
         const WARPS: usize = 8;
+        let Call { operation, slot, rows } = call;
         let function = self.programs.function(&Key::plain("gemv_f32.cu"), "gemv_f32")?;
         let device_part = weight.device_part(part);
         let product = Product { first: int(part.first), ..*product };
@@ -557,12 +572,12 @@ impl Cuda {
     }
 }
 
-/// Threads that bring a row into form: a warp for each 128 columns, at most this many.
+/// Threads that prepare a row: a warp for each 128 columns, up to this many.
 pub(super) fn form_threads(columns: usize, most: u32) -> u32 {
     row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(most)
 }
 
-/// Threads for a row of this many items: whole warps, at most a block.
+/// Threads for a row of this many items: whole warps, at most one block.
 pub(super) fn row_threads(items: usize) -> u32 {
     u32::try_from(items.next_multiple_of(32).clamp(32, 1024)).expect("at most 1024")
 }
@@ -594,7 +609,7 @@ mod tests {
 
     #[test]
     fn products_of_a_small_model_start_beside_its_gates_and_one_to_a_multiprocessor() {
-        // What blocks of a multiprocessor share, and what each takes besides.
+        // What all blocks of a multiprocessor share, and what each of them needs besides.
         let (all, each) = (228 << 10, 1 << 10);
         let shape = |format, shape, gates| GemvPlan::one(&part(format, shape), gates, 227 << 10).unwrap();
         for format in [Format::BF16, Format::Q8_0, Format::Q5_0] {
@@ -604,10 +619,10 @@ mod tests {
             assert!(gates.shared + 2 * down.shared + 3 * each > all, "{format:?}: {down:?}");
             assert!(gates.early && down.early);
         }
-        // Weights of Q8_0 are all under way before their row is there, those of BF16 are too many.
+        // All weights of Q8_0 are requested before their row is there; those of BF16 are too many for that.
         assert!(shape(Format::Q8_0, (896, 4864), false).all_ahead);
         assert!(!shape(Format::BF16, (896, 4864), false).all_ahead);
-        // A larger model's, and a head, have no such neighbours.
+        // Products of a larger model, and a head, do not run beside such blocks.
         for wide in [(4608, 3584), (3584, 18_944), (151_936, 896)] {
             let wide = shape(Format::Q8_0, wide, false);
             assert!(2 * (wide.shared + each) > all && !wide.early, "{wide:?}");

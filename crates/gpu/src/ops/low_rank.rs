@@ -1,4 +1,4 @@
-//! Low-rank adapters: two small products behind a product.
+//! LoRA: two small products that are added to a product.
 
 use fornax_compute::{Error, LowRank, Rows, operands};
 
@@ -9,13 +9,13 @@ use crate::memory::{Buf, int};
 use crate::program::Key;
 use crate::step::Slot;
 
-/// Changes that one launch takes: as in low_rank.cu. A kernel's parameters have 4 kB.
+/// The most changes per launch: the same as in low_rank.cu. A kernel's parameters have 4 kB.
 const CHANGES_MAX: usize = 32;
-/// Warps of a block of `low_rank_down`, each with an inner value.
+/// Warps of a block of `low_rank_down`; each computes one inner value.
 const WARPS: usize = 8;
 /// Threads of a block of `low_rank_up`.
 const THREADS: usize = 256;
-/// Rows that one launch has: as many as a grid.
+/// The most rows per launch: the height of a grid.
 const ROWS_MAX: usize = 65_535;
 
 /// `Change` of low_rank.cu.
@@ -66,7 +66,7 @@ impl Cuda {
     ) -> Result<(), Error> {
         operands::low_rank(slot.tokens, changes, x, out)?;
         self.check(slot, Check::Adapters { count: changes.len() })?;
-        // A recorded step with an adapter is another one than those without.
+        // A step with an adapter is recorded apart from those without.
         if slot.adapter_max.is_none() {
             return Ok(());
         }
@@ -78,7 +78,7 @@ impl Cuda {
         })
     }
 
-    /// Both products of some changes, for as many rows at once as there is room for the values between them.
+    /// Both products of some changes, for as many rows at a time as there is room for the inner values.
     fn launch_changes(&self, slot: &Slot, changes: &[DeviceChange], x: &Buf, out: &Buf) -> Result<(), Error> {
         let most =
             |size: fn(&DeviceChange) -> i32| changes.iter().map(size).max().unwrap_or(0).cast_unsigned();
@@ -119,7 +119,7 @@ impl Cuda {
     }
 }
 
-/// All changes, cut into what one launch takes. A row has one adapter, so those of different adapters share their room.
+/// All changes, divided into launches. A row has one adapter, so different adapters share their room.
 fn launches(changes: &[Vec<LowRank<Buf>>]) -> Vec<Vec<DeviceChange>> {
     let mut launches: Vec<Vec<DeviceChange>> = Vec::new();
     for (adapter, changes) in changes.iter().enumerate() {

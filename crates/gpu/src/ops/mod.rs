@@ -13,7 +13,7 @@ mod rows;
 mod sample;
 
 #[cfg(test)]
-pub(crate) use attention::{program as attention_program, storage, wgmma_program};
+pub(crate) use attention::{HeadGroup, program as attention_program, storage, wgmma_program};
 #[cfg(test)]
 pub(crate) use experts::programs as expert_programs;
 pub(crate) use fuse::Fuse;
@@ -21,7 +21,7 @@ pub(crate) use fuse::Fuse;
 pub(crate) use gemm::every_program as every_gemm;
 #[cfg(test)]
 pub(crate) use gemm_few::programs as few_programs;
-pub(crate) use gemv::{Scratch, slices, steps};
+pub(crate) use gemv::{Call, Scratch, slices, steps};
 #[cfg(test)]
 pub(crate) use gemv::{form_program, program_one, programs_several};
 #[cfg(test)]

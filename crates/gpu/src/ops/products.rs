@@ -1,4 +1,4 @@
-//! Which products with a weight are compiled when it is loaded: those that a step may ask for, and no others.
+//! Which products with a weight are compiled when it is loaded: those that a step may use, and no others.
 
 use fornax_compute::{Glu, Role};
 
@@ -8,30 +8,30 @@ use crate::layout::{Format, TILE_ROWS};
 use crate::memory::WeightPart;
 use crate::program::Key;
 
-/// Rows of streams and of their drafts that are verified together, which want logits: where few stream, no more.
+/// The most rows that want logits where few sequences stream: theirs, and drafts that are verified with them.
 const DRAFTED: usize = 16;
 
 /// How many rows of activations steps have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowCounts {
-    /// Batches of streams: every number up to this has its fastest product.
+    /// Batches of streams: each number of rows up to this one has its fastest product.
     pub(crate) often: usize,
-    /// Chunks of prompts: what is more.
+    /// Chunks of prompts: anything above.
     pub(crate) most: usize,
 }
 
-/// What becomes of a product.
+/// What happens to a product's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gating {
     Plain,
-    /// Gated by its own kernel, where there is one that does.
+    /// Gated by the product's own kernel, where one can do that.
     Gated,
-    /// One or the other, as the operation behind it says.
+    /// Either, depending on the next operation.
     Either,
 }
 
 impl Cuda {
-    /// The programs of products with a weight of these parts; without a role whatever may be asked for.
+    /// The programs of products with a weight of these parts; without a role, all that could be used.
     pub(crate) fn products(&self, parts: &[WeightPart], role: Option<Role>) -> Vec<Key> {
         let (gating, rows) = (self.gating_of(parts, role), self.row_counts(role));
         let mut keys: Vec<Key> = Vec::new();
@@ -55,10 +55,10 @@ impl Cuda {
         }
     }
 
-    /// As `op_linear` and `fused_glu` decide.
+    /// The same decision as in `op_linear` and `fused_glu`.
     fn gating_of(&self, parts: &[WeightPart], role: Option<Role>) -> Gating {
         let [part] = parts else { return Gating::Plain };
-        // Rows that are too many for the scratch are multiplied in several passes, and gated apart.
+        // Rows that do not fit the scratch are multiplied in several passes, and gated by another kernel.
         let at_once = self.options().tokens_max <= self.scratch.rows(part.columns);
         match role {
             _ if !part.rows.is_multiple_of(2 * TILE_ROWS) => Gating::Plain,
@@ -75,7 +75,7 @@ impl Cuda {
         }
         let able = self.device.abilities();
         let room = able.shared_max;
-        // Of each kind of product the gated ones, and the plain ones where those are wanted or there are no others.
+        // Of each kind of product the gated ones; the plain ones where they are wanted, or there are no others.
         let kinds = |programs: &dyn Fn(bool) -> Vec<Key>| {
             let gated = if gating == Gating::Plain { Vec::new() } else { programs(true) };
             let plain =
@@ -83,7 +83,7 @@ impl Cuda {
             [plain, gated].concat()
         };
         let one = kinds(&|gates| gemv::program_one(part, gates, room).into_iter().collect());
-        // What does not fit a block alone is one of several.
+        // A row that does not fit a block takes the products of several rows.
         let mut keys = if one.is_empty() { gemv::programs_several(part, 1, room) } else { one };
         keys.push(gemv::form_program(part.columns, false));
         if !self.takes_many(2) {

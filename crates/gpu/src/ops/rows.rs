@@ -108,7 +108,7 @@ impl Cuda {
         operands::fits("norm", "x", x, (count, columns))?;
         operands::fits("norm", "out", out, (count, columns))?;
         let plain = norm.kind == NormKind::Rms && norm.bias.is_none();
-        if plain && self.fused_norm((slot, rows), norm, x, out)? {
+        if plain && self.fused_norm(slot, rows, norm, x, out)? {
             return Ok(());
         }
         self.op(slot, &[x], &[&*out], || {

@@ -23,7 +23,7 @@ const STRETCH_THREADS: u32 = 256;
 /// Threads of a block of `cut`, and its dynamic shared memory: totals of as many bins twice, and a list of keys.
 const CUT_THREADS: u32 = 1024;
 const CUT_SHARED: u32 = CUT_THREADS * (2 * 12 + 4 * 8);
-/// Blocks that fill the device with adding up bins, each of which costs what it takes to add them to the row's.
+/// Blocks that fill the device when bins are added up; each block costs the time of adding its bins to the row's.
 const WEIGHING: usize = 1056;
 
 pub(super) const CONSTANTS: &[Constant] = &[
@@ -46,7 +46,7 @@ impl Cuda {
             true => Ok(()),
             false => Err(Error::BatchLimit { what, got, limit: count.saturating_sub(1) }),
         };
-        // How often the logits of each row are asked for.
+        // How often each row of logits is used.
         let mut times = vec![0u32; slot.wanted];
         for row in rows {
             row.check()?;
@@ -60,7 +60,7 @@ impl Cuda {
         let mut scratch = SampleScratch::default();
         for row in rows {
             let index = earlier + chosen.len();
-            // Logits are changed where they lie: whoever changes them is alone.
+            // Logits are changed in place, so a row that changes them must be their only user.
             let alone = !row.sampling.adjusts() || times[row.wanted as usize] == 1;
             let staged = match on_device(row, logits.columns) && alone && index < slots {
                 true => self.staged(slot, row, &mut scratch),
@@ -95,8 +95,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// A row as the kernels take it; its mask and its changes are staged beside it. `None` where the changes find no
-    /// room.
+    /// A row as the kernels take it; its mask and its changes are staged beside it. `None` where there is no room for
+    /// the changes.
     fn staged(&self, slot: &mut Slot, row: &SampleRow<'_>, scratch: &mut SampleScratch) -> Option<DeviceRow> {
         let sampling = row.sampling;
         let mut changes: Vec<DeviceChange> = Vec::new();
@@ -104,7 +104,7 @@ impl Cuda {
         if changes.len() > CHANGES_MAX - slot.changes {
             return None;
         }
-        // Those of a token together, in their order.
+        // The changes of one token together, in their order.
         changes.sort_by_key(|change| change.token);
         let first = slot.changes;
         slot.changes += changes.len();
@@ -138,7 +138,7 @@ impl Cuda {
         })
     }
 
-    /// Masks lie behind the rows, and changes behind them.
+    /// Masks come after the rows, and changes after the masks.
     fn masks_at(&self) -> usize {
         self.has_sampled.borrow().len() * size_of::<DeviceRow>()
     }
@@ -147,8 +147,8 @@ impl Cuda {
         self.masks_at() + self.has_sampled.borrow().len() * MASK_BYTES
     }
 
-    /// Chooses tokens of rows behind those of earlier calls for the step: `first` is how many rows and words of masks
-    /// those had.
+    /// Chooses the tokens of rows that follow those of earlier calls for the step: `first` is how many rows and words
+    /// of masks there were before.
     fn choose(
         &self,
         slot: &mut Slot,
@@ -192,7 +192,7 @@ impl Cuda {
         let block = (STRETCH_THREADS, 0);
         let drawn = |row: &&DeviceRow| row.halvings > 0.0;
         let is_cut = |row: &DeviceRow| row.top_k > 0 || row.top_p < 1.0;
-        // Logits are changed where they lie, and changed back.
+        // Logits are changed in place, and changed back.
         self.op(slot, &[logits_buf], &[logits_buf], || {
             if !changed.is_empty() {
                 launch("adjust", [count, 1], (256, 0), &[logits, columns, to, changes])?;
@@ -217,12 +217,12 @@ impl Cuda {
     }
 }
 
-/// The program of the kernels that find where rows are cut, or of the others.
+/// The program of the kernels that find where rows are cut, or that of the others.
 pub(crate) fn program(cuts: bool) -> Key {
     Key { unit: "sample.cu", defines: vec![format!("CUTS={}", i32::from(cuts))] }
 }
 
-/// Whether the kernels know everything that a row asks for.
+/// Whether the kernels support everything that a row asks for.
 fn on_device(row: &SampleRow<'_>, columns: usize) -> bool {
     let s = row.sampling;
     !s.is_rare()
@@ -230,9 +230,9 @@ fn on_device(row: &SampleRow<'_>, columns: usize) -> bool {
         && row.given.is_none()
         && row.vocab as usize <= columns
         && row.vocab <= VOCAB_MAX
-        // Log-probabilities are those of the logits before any change.
+        // Log-probabilities are those before any change of the logits.
         && s.top_logprobs.is_none_or(|count| count == 0 && !s.adjusts())
-        // A mask without words allows nothing; the kernels take it for none.
+        // A mask without words allows nothing, but the kernels take it for no mask.
         && row.mask.is_none_or(|mask| !mask.is_empty() && mask.len() * 4 <= MASK_BYTES)
 }
 

@@ -15,3 +15,22 @@ struct Error {
         if (!(relative() <= most)) emulated::fail("%s: error %.1e\n", what, relative());
     }
 };
+static std::vector<float> random_values(long count) {
+    std::vector<float> made(count);
+    for (auto& one : made) one = random_value();
+    return made;
+}
+// Every block of a grid, one after the other.
+template <class Body> static void launch(int x, int y, int z, int threads, Body body) {
+    static Body* kernel;
+    kernel = &body;
+    gridDim = {x, y, z};
+    for (int i = 0; i < x * y * z; i++) emulated::run({i % x, i / x % y, i / x / y}, 1, threads, [] { (*kernel)(); });
+}
+// The first `rows` rows are what `right` says for each value, and nothing behind them was touched.
+template <class Right> static void check(const char* what, const std::vector<float>& is, const std::vector<float>& before, int rows, int columns, Right right) {
+    Error error;
+    for (int i = 0; i < rows * columns; i++) error.add(is[i], right(i / columns, i % columns));
+    error.check(what, 1e-12);
+    expect(!memcmp(is.data() + rows * columns, before.data() + rows * columns, (is.size() - rows * columns) * 4), what);
+}

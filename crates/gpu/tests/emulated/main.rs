@@ -109,6 +109,16 @@ fn operations_on_rows_are_right_in_every_storage_of_keys() {
 }
 
 #[test]
+fn products_in_f32_lookups_and_adapters_are_right() {
+    let test = Test::new("products_in_f32_lookups_and_adapters_are_right", "plain.cpp");
+    test.passes(&[]);
+    test.fails_with(&[], ("gemv_f32.cu", "if (lane > 0) return;", "if (lane > 1) return;"));
+    test.fails_with(&[], ("expert_f32.cu", "(part.rows + 15) / 16 * 16", "part.rows"));
+    test.fails_with(&[], ("embed.cu", "if (id < 0) id = sampled[-1 - id];", "if (id < 0) id = 0;"));
+    test.fails_with(&[], ("low_rank.cu", "change.adapter != adapter || own < 0", "own < 0"));
+}
+
+#[test]
 fn experts_are_chosen_and_dealt_their_rows() {
     let test = Test::new("experts_are_chosen_and_dealt_their_rows", "experts.cpp");
     test.passes(&[]);

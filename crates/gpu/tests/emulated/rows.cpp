@@ -14,24 +14,7 @@ static const int firsts[TOKENS] = {0, 0, 0, 3, 3}, lasts[TOKENS] = {2, 2, 2, 4, 
 static std::vector<int> tables;
 static Step step = {nullptr, nullptr, positions, places, wanted, firsts, lasts, nullptr, nullptr, ROWS_MAX, TOKENS, WANTED, 0};
 
-template <class Body> static void launch(int x, int y, int threads, Body body) {
-    static Body* kernel;
-    kernel = &body;
-    gridDim = {x, y, 1};
-    for (int i = 0; i < x * y; i++) emulated::run({i % x, i / x, 0}, 1, threads, [] { (*kernel)(); });
-}
-static std::vector<float> random_rows(int columns) {
-    std::vector<float> made(ROWS_MAX * columns);
-    for (auto& one : made) one = random_value();
-    return made;
-}
-// The rows of the step are what `right` says for each value, and the others were not touched.
-template <class Right> static void check(const char* what, const std::vector<float>& is, const std::vector<float>& before, int rows, int columns, Right right) {
-    Error error;
-    for (int i = 0; i < rows * columns; i++) error.add(is[i], right(i / columns, i % columns));
-    error.check(what, 1e-12);
-    expect(!memcmp(is.data() + rows * columns, before.data() + rows * columns, (is.size() - rows * columns) * 4), what);
-}
+static std::vector<float> random_rows(int columns) { return random_values(ROWS_MAX * columns); }
 
 static void norms(int columns, int threads) {
     const auto x = random_rows(columns), weight = random_rows(columns), bias = random_rows(columns);
@@ -42,19 +25,19 @@ static void norms(int columns, int threads) {
         return (from[k] - mean) / sqrt(squares / count + 1e-5f) * weights[k] + (biased ? biases[k] : 0);
     };
     auto out = x;
-    launch(ROWS_MAX, 1, threads, [&] { rms_norm(step, 0, weight.data(), 1e-5f, x.data(), out.data(), columns); });
+    launch(ROWS_MAX, 1, 1, threads, [&] { rms_norm(step, 0, weight.data(), 1e-5f, x.data(), out.data(), columns); });
     check("rms_norm", out, x, TOKENS, columns, [&](int r, int k) { return of(&x[r * columns], columns, k, false, false, weight.data(), nullptr); });
     for (int kind = 0; kind < 4; kind++) {
         const Norm norm = {weight.data(), kind & 1 ? bias.data() : nullptr, 1e-5f, kind >> 1, columns, 0};
         out = x;
-        launch(ROWS_MAX, 1, threads, [&] { any_norm(step, 0, norm, x.data(), out.data()); });
+        launch(ROWS_MAX, 1, 1, threads, [&] { any_norm(step, 0, norm, x.data(), out.data()); });
         check("any_norm", out, x, TOKENS, columns, [&](int r, int k) { return of(&x[r * columns], columns, k, kind >> 1, kind & 1, weight.data(), bias.data()); });
     }
     // Two query heads, a key head and a value head of a quarter of the columns each.
     const int dim = columns / 4;
     const Norm query = {weight.data(), nullptr, 1e-5f, 0, dim, 0}, key = {bias.data(), nullptr, 1e-5f, 0, dim, 0};
     auto qkv = x;
-    launch(3, ROWS_MAX, threads, [&] { qk_norm(step, query, key, 2 * dim, columns, qkv.data()); });
+    launch(3, ROWS_MAX, 1, threads, [&] { qk_norm(step, query, key, 2 * dim, columns, qkv.data()); });
     check("qk_norm", qkv, x, TOKENS, columns, [&](int r, int k) {
         if (k >= 3 * dim) return (double)x[r * columns + k];
         return of(&x[r * columns + k / dim * dim], dim, k % dim, false, false, k < 2 * dim ? weight.data() : bias.data(), nullptr);
@@ -65,19 +48,19 @@ static void elementwise(int columns) {
     const int threads = 64, blocks = (columns + threads - 1) / threads;
     const auto x = random_rows(columns), y = random_rows(columns), both = random_rows(2 * columns);
     auto out = x;
-    launch(blocks, ROWS_MAX, threads, [&] { add(step, 0, y.data(), columns, out.data(), columns); });
+    launch(blocks, ROWS_MAX, 1, threads, [&] { add(step, 0, y.data(), columns, out.data(), columns); });
     check("add", out, x, TOKENS, columns, [&](int r, int k) { return (double)x[r * columns + k] + y[r * columns + k]; });
     out = x;
-    launch(blocks, ROWS_MAX, threads, [&] { add(step, 1, y.data(), 0, out.data(), columns); });
+    launch(blocks, ROWS_MAX, 1, threads, [&] { add(step, 1, y.data(), 0, out.data(), columns); });
     check("add of a vector", out, x, WANTED, columns, [&](int r, int k) { return (double)x[r * columns + k] + y[k]; });
     out = x;
-    launch(blocks, ROWS_MAX, threads, [&] { gather(step, y.data(), out.data(), columns); });
+    launch(blocks, ROWS_MAX, 1, threads, [&] { gather(step, y.data(), out.data(), columns); });
     check("gather", out, x, WANTED, columns, [&](int r, int k) { return (double)y[wanted[r] * columns + k]; });
     auto gelu_of = [](double v) { return 0.5 * v * erfc(-v / sqrt(2.0)); };
     auto gelu_tanh_of = [](double v) { return 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v))); };
     for (int function = 0; function < 4; function++) {
         out = x;
-        launch(blocks, ROWS_MAX, threads, [&] { pointwise(step, 0, function, 1.5f, out.data(), columns); });
+        launch(blocks, ROWS_MAX, 1, threads, [&] { pointwise(step, 0, function, 1.5f, out.data(), columns); });
         check("pointwise", out, x, TOKENS, columns, [&](int r, int k) {
             const double v = x[r * columns + k];
             return function == 0 ? v * 1.5 : function == 1 ? 1.5 * tanh(v / 1.5) : function == 2 ? gelu_of(v) : gelu_tanh_of(v);
@@ -85,7 +68,7 @@ static void elementwise(int columns) {
     }
     for (int kind = 0; kind < 3; kind++) {
         out = x;
-        launch(blocks, ROWS_MAX, threads, [&] { pool(step, kind, y.data(), out.data(), columns); });
+        launch(blocks, ROWS_MAX, 1, threads, [&] { pool(step, kind, y.data(), out.data(), columns); });
         check("pool", out, x, WANTED, columns, [&](int r, int k) {
             const int first = firsts[wanted[r]], last = lasts[wanted[r]];
             double mean = 0;
@@ -95,7 +78,7 @@ static void elementwise(int columns) {
     }
     for (int kind = 0; kind < 4; kind++) {
         out = x;
-        launch(blocks, ROWS_MAX, threads, [&] {
+        launch(blocks, ROWS_MAX, 1, threads, [&] {
             (kind == 0 ? glu_silu : kind == 1 ? glu_gelu : kind == 2 ? glu_gelu_tanh : glu_clamped)(step, 1, both.data(), out.data(), columns);
         });
         check("glu", out, x, TOKENS, columns, [&](int r, int k) {
@@ -127,7 +110,7 @@ static void rotation(int dim, int pairs, bool keys) {
         return 1.25 * (i < pairs ? a * cos(angle) - b * sin(angle) : b * cos(angle) + a * sin(angle));
     };
     auto qkv = before;
-    launch(heads.query + heads.kv, ROWS_MAX, 32, [&] { rope(step, heads, rope_of, qkv.data()); });
+    launch(heads.query + heads.kv, ROWS_MAX, 1, 32, [&] { rope(step, heads, rope_of, qkv.data()); });
     check("rope", qkv, before, TOKENS, columns, rotated_value);
     auto check_pages = [&](const char* what, const std::vector<Stored>& pages, const std::vector<Stored>& pages_before, bool as_rotated) {
         auto rest = pages;
@@ -152,12 +135,12 @@ static void rotation(int dim, int pairs, bool keys) {
     };
     const std::vector<Stored> empty(TOKENS * pages_each * 2 * heads.kv * head_values(dim), (Stored)7);
     auto pages = empty;
-    launch(heads.kv, ROWS_MAX, 64, [&] { kv_write(step, heads, 0, before.data(), pages.data()); });
+    launch(heads.kv, ROWS_MAX, 1, 64, [&] { kv_write(step, heads, 0, before.data(), pages.data()); });
     check_pages("kv_write", pages, empty, false);
     // 8-bit keys are stored from rotated rows, so those are written back there.
     if (keys && KV_F8) return;
     pages = empty, qkv = before;
-    launch(ROWS_MAX, 1, 256, [&] { rope_and_write(step, heads, rope_of, 0, qkv.data(), pages.data(), keys); });
+    launch(ROWS_MAX, 1, 1, 256, [&] { rope_and_write(step, heads, rope_of, 0, qkv.data(), pages.data(), keys); });
     check_pages("rope_and_write", pages, empty, true);
     check("rope_and_write", qkv, before, TOKENS, columns, [&](int r, int k) { return keys ? (double)before[r * columns + k] : rotated_value(r, k); });
 }

@@ -343,8 +343,9 @@ fn every_number_of_a_configuration_matters() {
 #[test]
 fn every_fact_of_a_layer_matters() {
     check_all::<Config>(
-        &fields!(LayerConfig { mixer, feed_forward }),
-        &[],
+        &fields!(LayerConfig { mixer, feed_forward, experts_at }),
+        // It moves bytes and no numbers: the plan's tests look at those.
+        &["experts_at"],
         &[
             ("mixer", "qwen35", Gguf, Refusal, |config| config.layers.swap(0, 1)),
             ("mixer", "lfm2", HuggingFace, Refusal, |config| config.layers.swap(1, 2)),
@@ -362,7 +363,7 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
-        &fields!(AttentionConfig { heads, window, rotary }),
+        &fields!(AttentionConfig { heads, window, rotary, keys_of }),
         &[],
         &[
             ("heads", "llama", Gguf, Refusal, |config| attention(config, 1).heads.kv = 4),
@@ -391,6 +392,11 @@ fn every_fact_of_a_layer_matters() {
             ("rotary", "llama", Gguf, Numbers, |config| attention(config, 1).rotary = Rotary::None),
             ("rotary", "gemma3", Gguf, Numbers, |config| attention(config, 0).rotary = Rotary::Model),
             ("rotary", "gemma3", HuggingFace, Numbers, |config| attention(config, 5).rotary = Rotary::Window),
+            ("keys_of", "llama", Gguf, Numbers, |config| attention(config, 1).keys_of = Some(0)),
+            ("keys_of", "qwen2", HuggingFace, Numbers, |config| attention(config, 1).keys_of = Some(0)),
+            ("keys_of", "qwen3", HuggingFace, Numbers, |config| attention(config, 1).keys_of = Some(0)),
+            ("keys_of", "llama", Gguf, Refusal, |config| attention(config, 0).keys_of = Some(1)),
+            ("keys_of", "gemma3", Gguf, Refusal, |config| attention(config, 5).keys_of = Some(0)),
         ],
         flip_config,
     );

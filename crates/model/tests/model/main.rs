@@ -11,6 +11,7 @@ mod fixture;
 mod flips;
 mod fuzz;
 mod golden;
+mod keys;
 mod real;
 mod refusals;
 mod rig;

@@ -354,7 +354,8 @@ fn negative_controls_fail() {
     check("a counter that goes back", back, "no place of a mask stream is taken twice");
 }
 
-/// Raw sockets, written down by somebody else than the client: no token is in them, in any way that numbers are written.
+/// Raw sockets, written down by somebody else than the client: no token is in them, in any way that numbers are
+/// written.
 #[test]
 fn the_sockets_contain_no_token() {
     let servers = serve(CASE);

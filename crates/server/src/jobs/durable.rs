@@ -10,7 +10,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use super::model::Engine;
 use crate::{
     app::App,
-    error::{ApiError, Code, Fault},
+    error::{ApiError, Code, Fault, meaning},
     front::keys::Caller,
     models::Chosen,
     openai::batches::line,
@@ -165,20 +165,19 @@ impl From<Error> for ApiError {
 
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> ApiError {
-        let code = Code::named(failure.code).unwrap_or(Code::Internal);
         let errors = failure.diagnostics["errors"].as_array().cloned().unwrap_or_default();
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let faults =
             errors.iter().map(|error| Fault::rule(text(&error["field"]), text(&error["constraint"])));
-        ApiError { faults: faults.collect(), ..ApiError::new(code, failure.message) }
+        ApiError { faults: faults.collect(), ..ApiError::new(failure.code, failure.message) }
     }
 }
 
 impl ApiError {
     /// As what a job failed with.
     pub(crate) fn failure(self, stage: &'static str) -> Failure {
-        let mut failure = Failure::new(self.code.name(), stage, self.message);
-        failure.retryable = self.code.retryable();
+        let mut failure = Failure::new(self.code, stage, self.message);
+        failure.retryable = meaning(self.code).retryable;
         failure.retry_after_s = self.retry_after_s;
         if !self.faults.is_empty() {
             let errors: Vec<_> = self.faults.iter().map(Fault::to_json).collect();

@@ -133,7 +133,11 @@ impl Model for Engine {
                         Finish::Length => Ended::Length,
                         Finish::Truncated | Finish::Cut(_) => Ended::Truncated,
                         Finish::Cancelled => {
-                            return Err(Failure::retryable("CANCELLED", "generate", "the engine stopped"));
+                            return Err(Failure::retryable(
+                                Code::Cancelled,
+                                "generate",
+                                "the engine stopped",
+                            ));
                         }
                     };
                     answer.usage =

@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 
 use crate::{
     app::{App, Phase, Progress},
+    error::Code,
     front::keys::Caller,
     models::{Slot, Standing, State as Stands},
     served::{Device, Served},
@@ -214,7 +215,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>, caller: Option<Extension
         Phase::Ready => {
             let mut loaded = app.models.all().iter().filter_map(Slot::loaded);
             let lost = loaded.find_map(|served| served.engine.stats().device_lost);
-            lost.map(|reason| format!("DEVICE_LOST: {reason}"))
+            lost.map(|reason| format!("{}: {reason}", Code::DeviceLost))
         }
         _ => None,
     };

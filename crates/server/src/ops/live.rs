@@ -15,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::health::Status;
 use crate::{
     app::{App, Phase, Progress},
-    error::{ApiError, Fault},
+    error::{ApiError, Code, Fault},
     models::{Slot, Standing, State as Stands},
     served::{Device, Served},
 };
@@ -201,7 +201,7 @@ pub(crate) async fn live(
         Phase::Failed(failed) => (None, Some(failed.to_string())),
         Phase::Ready => {
             let lost = served.as_ref().and_then(|served| served.engine.stats().device_lost);
-            let lost = lost.map(|reason| format!("DEVICE_LOST: {reason}"));
+            let lost = lost.map(|reason| format!("{}: {reason}", Code::DeviceLost));
             // Models come and go: how the one that was asked for stands.
             slot.map_or((None, lost.clone()), |slot| {
                 slot.look(|state| match state {

@@ -39,7 +39,7 @@ pub(crate) async fn loading(State(app): State<Arc<App>>) -> Response {
             }
             Phase::Ready => (json!({"status": "ready", "model": model}), true),
             Phase::Failed(failed) => {
-                (json!({"status": "failed", "code": failed.code, "message": failed.message}), true)
+                (json!({"status": "failed", "code": failed.code.name(), "message": failed.message}), true)
             }
         };
         Some((Ok::<_, Infallible>(event(&message)), (!is_last).then_some((phases, model))))

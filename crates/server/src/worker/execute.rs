@@ -23,7 +23,7 @@ use crate::{
         params::Word,
         prepare::{Preparing, admit},
     },
-    error::{ApiError, Fault},
+    error::{ApiError, Fault, meaning},
     front::{body::RawBody, keys::Caller},
     shape::{Unknown, body},
     sse::{self, Transcript, event},
@@ -91,7 +91,7 @@ pub(crate) async fn execute(
 
 /// An error as schedulers read it.
 fn failure(error: &ApiError) -> Value {
-    json!({"code": error.code.name(), "message": error.message, "retriable": error.code.retryable()})
+    json!({"code": error.code.name(), "message": error.message, "retriable": meaning(error.code).retryable})
 }
 
 async fn begin(app: &Arc<App>, caller: &Caller, body: RawBody) -> Result<Response, ApiError> {

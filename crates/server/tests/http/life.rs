@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fornax_server::{Failed, Progress, ServerOptions};
+use fornax_server::{Code, Failed, Progress, ServerOptions};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -54,7 +54,7 @@ async fn health_and_progress_answer_while_the_model_loads() {
 async fn what_cannot_be_loaded_ends_the_server_with_its_reason() {
     let (loaded, load) = oneshot::channel();
     let world = World::listening(Setup { load: Some(load), ..Setup::default() }).await;
-    let failed = Failed { code: "MODEL_CORRUPT".into(), message: "tensor x is short".into() };
+    let failed = Failed { code: Code::ModelCorrupt, message: "tensor x is short".into() };
     loaded.send(Err(failed.clone())).unwrap();
     let error = world.running.await.unwrap().unwrap_err();
     assert_eq!(error.to_string(), failed.to_string());

@@ -11,7 +11,7 @@ use std::{
 };
 
 use fornax_engine::{Engine, EngineOptions, Runner};
-use fornax_server::{Failed, Keeper, Offer, Progress, Server, ServerOptions};
+use fornax_server::{Code, Failed, Keeper, Offer, Progress, Server, ServerOptions};
 use serde_json::{Value, json};
 use tokio::{
     io::AsyncWriteExt,
@@ -82,7 +82,7 @@ fn offer(fake: Fake) -> (Offer, Seen) {
             gate.recv().unwrap_or_default();
         }
         if failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-            return Err(Failed { code: "MODEL_CORRUPT".into(), message: "tensor x is short".into() });
+            return Err(Failed { code: Code::ModelCorrupt, message: "tensor x is short".into() });
         }
         let mut script = Script::new(name.to_owned());
         script.gate = steps.lock().unwrap().take().map(Mutex::new);
@@ -105,7 +105,7 @@ fn offer(fake: Fake) -> (Offer, Seen) {
             return Ok(());
         }
         let message = format!("it needs {bytes} bytes, but {} may be used", BUDGET - room.taken);
-        Err(Failed { code: "MODEL_DOES_NOT_FIT".into(), message })
+        Err(Failed { code: Code::ModelDoesNotFit, message })
     };
     let offer = Offer { card: offered, context: 4096, preload, plan: Box::new(plan), load: Box::new(load) };
     (offer, seen)

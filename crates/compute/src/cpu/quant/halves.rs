@@ -1,4 +1,4 @@
-//! Activations and weights as one f16 for each value: what matrix units of GPUs multiply.
+//! Activations and weights as one f16 for each value: what tensor cores of GPUs multiply.
 //!
 //! **The specification of half activations.** A row is multiplied by the power of two that brings its largest magnitude
 //! to [2^13, 2^14), each value is rounded to f16 (nearest, ties to even), and the sums are multiplied by the inverse of

@@ -1,7 +1,7 @@
 //! Tiles of sixteen by sixteen words (AMX): four rows of activations, each as four limbs of a byte, times a group.
 //!
-//! A *block* is sixteen quads, 64 columns. A group's block is a tile as it lies. A panel has for each block one tile for each
-//! four rows: limb by limb the bytes of the 64 columns, so that a line of the tile is one limb of one row.
+//! A *block* is sixteen quads, 64 columns. A group's block is a tile as it lies. A panel has for each block one tile
+//! for each four rows: limb by limb the bytes of the 64 columns, so that a line of the tile is one limb of one row.
 
 use core::arch::asm;
 use core::arch::x86_64::*;
@@ -103,8 +103,8 @@ fn wide<const TILES: usize>(
     assert!(panel.len() * QUAD_BYTES == blocks * TILES * TILE, "a panel of {TILES} tiles");
     assert!(out.len() == TILES * TILE_ROWS && blocks > 0, "whole tiles");
     let mut sums = MaybeUninit::<[[[u32; GROUP]; LIMBS]; 4 * TILE_ROWS]>::uninit();
-    // SAFETY: a kernel is chosen only where its instructions are present and granted. The panel and the sums were checked;
-    // the group's owner lays readable bytes behind it. As many rows of sums are written as are read.
+    // SAFETY: a kernel is chosen only where its instructions are present and granted. The panel and the sums were
+    // checked; the group's owner lays readable bytes behind it. As many rows of sums are written as are read.
     unsafe {
         let (group, panel) = (group.as_ptr().cast(), panel.as_ptr().cast());
         let rows = sums.as_mut_ptr().cast::<[[u32; GROUP]; LIMBS]>();
@@ -145,7 +145,8 @@ macro_rules! prefetch_tile {
 }
 
 /// # Safety
-/// `blocks`, at least one, tiles can be read at `group` and four times as many at `panel`; four can be written at `sums`.
+/// `blocks`, at least one, tiles can be read at `group` and four times as many at `panel`; four can be written at
+/// `sums`.
 unsafe fn four(group: *const u8, panel: *const u8, blocks: usize, sums: *mut u8) {
     // SAFETY: the caller's; the tile registers are this function's alone from their shaping to their release.
     unsafe {

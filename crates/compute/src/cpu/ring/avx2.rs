@@ -1,5 +1,5 @@
-//! Four rows of a quad in one register as 16-bit numbers: a word is two signed halves, whose products with bytes are added
-//! in pairs.
+//! Four rows of a quad in one register as 16-bit numbers: a word is two signed halves, whose products with bytes are
+//! added in pairs.
 
 use core::arch::x86_64::*;
 
@@ -51,8 +51,8 @@ unsafe fn sums<const WIDTH: usize, const PARTS: usize>(
     for weights in group {
         // SAFETY: 16 bytes at a multiple of 16 below 64; the panel has 2 limbs of 8 bytes for each row and quad.
         unsafe {
-            // Few rows wait for memory. Asking never faults, also beyond the weight; the other registers' rows are in the
-            // same line.
+            // Few rows wait for memory. Asking never faults, also beyond the weight; the other registers' rows are in
+            // the same line.
             if first == 0 && WIDTH <= 2 {
                 _mm_prefetch::<_MM_HINT_T0>(weights.as_ptr().wrapping_add(AHEAD_BYTES).cast());
             }

@@ -49,8 +49,8 @@ unsafe fn sums<const WIDTH: usize>(
     for weights in group {
         // SAFETY: 64 bytes of a group; the panel has 4 limbs of 4 bytes for each row and quad.
         unsafe {
-            // Few rows wait for memory. Asking never faults, also beyond the weight; asked for in the second cache, which
-            // has more lines under way at a time than the first.
+            // Few rows wait for memory. Asking never faults, also beyond the weight; asked for in the second cache,
+            // which has more lines under way at a time than the first.
             if WIDTH <= 2 {
                 _mm_prefetch::<_MM_HINT_T1>(weights.as_ptr().wrapping_add(AHEAD_BYTES).cast());
             }
@@ -72,8 +72,8 @@ unsafe fn sums<const WIDTH: usize>(
     }
 }
 
-/// `sum` + four products of bytes in each lane, mod 2^32. Not the intrinsic, which the compiler takes apart where several
-/// add to one sum.
+/// `sum` + four products of bytes in each lane, mod 2^32. Not the intrinsic, which the compiler takes apart where
+/// several add to one sum.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn dot(sum: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {

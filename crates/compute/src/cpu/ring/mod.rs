@@ -1,10 +1,10 @@
 //! Exact products of bytes and words mod 2^32.
 //!
-//! The specification is [`multiply_stored`]. Vector code packs sixteen weight rows side by side, four columns of each at a
-//! time (a *quad*: 64 bytes), and lays activations out in panels of a few rows, quad by quad, as limbs that fit its
-//! multiplication: sums of products with a limb wrap mod 2^32, as they may, and are shifted into place once at the end.
-//! Threads divide the weight rows, so that each weight byte is read once: one row of activations runs as fast as memory is
-//! read.
+//! The specification is [`multiply_stored`]. Vector code packs sixteen weight rows side by side, four columns of each
+//! at a time (a *quad*: 64 bytes), and lays activations out in panels of a few rows, quad by quad, as limbs that fit
+//! its multiplication: sums of products with a limb wrap mod 2^32, as they may, and are shifted into place once at the
+//! end. Threads divide the weight rows, so that each weight byte is read once: one row of activations runs as fast as
+//! memory is read.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -7,16 +7,17 @@ use crate::cli::device::DeviceArgs;
 
 /// Measure how fast a model runs here
 ///
-/// Through the engine, as requests run: prefill of prompts of several lengths; decode of several streams together, and of
-/// one behind 8000 tokens where the context has room (on a GPU it is made to); a mixed load of requests that come by
-/// themselves, at random times and so many a second, with the times to the first token and between tokens; the same prompt
-/// of 1024 tokens twice (the second time it is found in the cache); and loading. Beside them: the bytes and operations that
-/// they take, and their shares of what this machine does at most, measured in the same run: memory that is read (a GPU's:
-/// copied), and a GPU's matrix units, multiplying f16 without loading anything. On a GPU also the time of a step, and
-/// what the engine's own thread takes for one: it is hidden where it is less.
+/// Through the engine, as requests run: prefill of prompts of several lengths; decode of several streams together, and
+/// of one behind 8000 tokens where the context has room (on a GPU it is made to); a mixed load of requests that arrive
+/// at random times at a given rate, with the times to the first token and between tokens; the same prompt of 1024
+/// tokens twice (the second time it is found in the cache); and loading. Beside them: the bytes and operations that
+/// they take, and their shares of what this machine does at most, measured in the same run: memory that is read (a
+/// GPU's: copied), and a GPU's tensor cores, multiplying f16 without loading anything. On a GPU also the time of a
+/// step, and what the engine's own thread takes for one: it is hidden where it is less.
 ///
-/// With --http a server is started beside it, on this machine and in this process, and decode and mixed load are measured
-/// again by clients that stream over its sockets; with --http=URL such a server, one without keys, is measured instead.
+/// With --http a server is started beside it, on this machine and in this process, and decode and mixed load are
+/// measured again by clients that stream over its sockets; with --http=URL such a server, one without keys, is measured
+/// instead.
 ///
 /// --json prints {model, device, threads, activations, kv_dtype, memory_bytes_per_second, upload_bytes_per_second and
 /// matrix_operations_per_second (of a GPU), load, prefill, decode, mixed, prefix, http, skipped}.
@@ -24,8 +25,9 @@ use crate::cli::device::DeviceArgs;
 /// With --make-random it writes a model of random weights in the shape of a real one instead, without a tokenizer, and
 /// prints its path.
 ///
-/// With --shapes it makes such models itself, one after the other in the types of --types, measures them and removes them.
-/// The largest of the usual shapes takes 15 GB. --json prints the same with {models} in place of one model's figures.
+/// With --shapes it makes such models itself, one after the other in the types of --types, measures them and removes
+/// them. The largest of the usual shapes takes 15 GB. --json prints the same with {models} in place of one model's
+/// figures.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax bench
@@ -40,8 +42,8 @@ use crate::cli::device::DeviceArgs;
 Shapes: tiny, smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b. Types: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, \
 q4_k, q5_k, q6_k, q4_k_m; rows that do not fill a block of the type fall back to another, as in llama.cpp.")]
 pub(crate) struct Bench {
-    /// Path, catalog name or hub reference of the model [default: smollm2]; with --make-random the file to write [default:
-    /// SHAPE-QUANT.gguf in this folder]
+    /// Path, catalog name or hub reference of the model [default: smollm2]; with --make-random the file to write
+    /// [default: SHAPE-QUANT.gguf in this folder]
     pub(crate) model: Option<String>,
     /// Measure these and nothing else
     #[arg(long, value_name = "PART,...", value_delimiter = ',', value_enum)]
@@ -101,7 +103,7 @@ pub(crate) enum Part {
     Prefill,
     /// Streams together
     Decode,
-    /// Requests that come by themselves
+    /// Requests that arrive at random times
     Mixed,
     /// A prompt that is found in the cache
     Prefix,

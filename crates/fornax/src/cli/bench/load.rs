@@ -123,8 +123,8 @@ impl Target {
 
 async fn ask_engine(handle: &Handle, ask: Ask) -> anyhow::Result<Timeline> {
     let Ask { prompt, tokens, seed, .. } = ask;
-    // At a temperature: what a random model says greedily repeats itself, which is not what models are for. Nothing ends
-    // an answer before its length.
+    // At a temperature: what a random model says greedily repeats itself, which is not what models are for. Nothing
+    // ends an answer before its length.
     let sampling = Sampling { temperature: 1.0, ..Sampling::greedy() };
     let sent = Instant::now();
     let mut replies = handle.submit(Request { seed, ..Request::new(prompt, tokens, sampling) })?;
@@ -143,7 +143,7 @@ async fn ask_engine(handle: &Handle, ask: Ask) -> anyhow::Result<Timeline> {
     Ok(Timeline { sent, came, tokens, cached_tokens })
 }
 
-/// Times between requests that come by themselves, so many a second: a Poisson process, the same for the same seed.
+/// Times between requests that arrive at random at a rate: a Poisson process, the same for the same seed.
 pub(super) fn arrivals(rate: f64, count: usize, random: &mut SplitMix64) -> Vec<Duration> {
     let gaps = (0..count).map(|_| -(1.0 - uniform(random)).ln() / rate);
     let times = gaps.scan(0.0, |now, gap| {
@@ -164,8 +164,8 @@ pub(super) fn between(least: usize, most: usize, random: &mut SplitMix64) -> usi
     least + (random.bits() % (most - least + 1) as u64) as usize
 }
 
-/// Tokens a second of all streams together while every one of them runs: from the first token of the last to begin until
-/// the first is done. Where that is no time at all, from the first token of all to the last.
+/// Tokens a second of all streams together while every one of them runs: from the first token of the last to begin
+/// until the first is done. Where that is no time at all, from the first token of all to the last.
 pub(super) fn steady_rate(timelines: &[Timeline]) -> f64 {
     let begun = timelines.iter().filter_map(|timeline| timeline.came.first()).max();
     let ended = timelines.iter().filter_map(|timeline| timeline.came.last()).min();

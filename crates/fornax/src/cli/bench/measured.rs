@@ -116,13 +116,13 @@ impl Setup {
 /// What the device can do at most, measured in the same run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Rates {
-    /// What all threads together read from memory; of a GPU, what it copies inside its own memory, read and written bytes
-    /// together.
+    /// What all threads together read from memory; of a GPU, what it copies inside its own memory, read and written
+    /// bytes together.
     pub(super) memory_bytes_per_second: f64,
     /// From pinned memory of the host to a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) upload_bytes_per_second: Option<f64>,
-    /// Multiplications and additions of a GPU's matrix units in f16, from operands that are there already.
+    /// Multiplications and additions of a GPU's tensor cores in f16, from operands that are there already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) matrix_operations_per_second: Option<f64>,
 }
@@ -156,7 +156,7 @@ impl Rates {
         };
         if let Some(matrix) = self.matrix_operations_per_second {
             let operations = matrix / 1e12;
-            words += &format!(", matrix units at {operations:.0} TFLOP/s (f16, nothing loaded)");
+            words += &format!(", tensor cores at {operations:.0} TFLOP/s (f16, nothing loaded)");
         }
         words
     }
@@ -322,7 +322,7 @@ struct Work {
     matrix_rate_percent: Option<f64>,
 }
 
-/// Requests of many lengths that come by themselves.
+/// Requests of many lengths that arrive at random times.
 #[derive(Debug, Serialize)]
 struct Mixed {
     requests: usize,
@@ -503,8 +503,8 @@ impl Measured<'_> {
         let mut random = self.random((streams << 16 ^ prompt) as u64);
         let ask = |seed| Ask { at: Duration::ZERO, prompt: self.prompt(prompt, &mut random), tokens, seed };
         let asks: Vec<Ask> = (0..streams as u64).map(ask).collect();
-        // The first answers warm up: steps of this size are run and recorded, and prompts are found in the cache the second
-        // time, so that all streams soon run together.
+        // The first answers warm up: steps of this size are run and recorded, and prompts are found in the cache the
+        // second time, so that all streams soon run together.
         let short = |ask: &Ask| Ask { tokens: tokens.min(WARM_TOKENS), ..ask.clone() };
         self.run(target, &asks.iter().map(short).collect::<Vec<_>>())?;
         let before = self.inside.as_ref().map(|inside| inside.model.stats());
@@ -534,7 +534,7 @@ impl Measured<'_> {
         Ok(decode)
     }
 
-    /// Requests that come by themselves, so many a second, whatever becomes of those before.
+    /// Requests that arrive at random times at a rate, whether or not earlier ones have ended.
     fn mixed(&self, target: &Target, rate: f64) -> anyhow::Result<Mixed> {
         // The lengths and times are the same for every target; the prompts are not, so that none is cached.
         let mut lengths = SplitMix64(self.setup.seed);
@@ -733,7 +733,7 @@ fn mixed_table(out: &mut String, engine: Option<&Mixed>, http: Option<&Mixed>) -
     let Some(any) = engine.or(http) else { return Ok(()) };
     writeln!(
         out,
-        "\n{} requests that come by themselves, {:.2} a second: {} tokens of prompts, {} of answers",
+        "\n{} requests at random times, {:.2} a second: {} tokens of prompts, {} of answers",
         any.requests, any.requests_per_second, any.prompt_tokens, any.generated_tokens
     )?;
     writeln!(

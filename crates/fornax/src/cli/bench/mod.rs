@@ -155,8 +155,8 @@ pub(crate) fn bench(args: &Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How the model is opened: with room for the longest conversation where there is that much, else for the others. What does
-/// not fit is refused with its numbers.
+/// How the model is opened: with room for the longest conversation where there is that much, else for the others. What
+/// does not fit is refused with its numbers.
 fn options(path: &Path, args: &Bench, setup: &Setup) -> anyhow::Result<OpenOptions> {
     let open = |context: usize| -> anyhow::Result<OpenOptions> {
         let options = device::options(path, &args.device)?.context(context).drafts(false);

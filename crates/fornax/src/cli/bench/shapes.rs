@@ -1,5 +1,5 @@
-//! `fornax bench --shapes`: the sizes and formats that people use, in one go. The models are random, made one after the other
-//! and removed again.
+//! `fornax bench --shapes`: the sizes and formats that people use, in one go. The models are random, made one after the
+//! other and removed again.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};

@@ -12,8 +12,9 @@ use crate::cli::run::Run;
 
 /// Have two servers compute, neither of which learns what
 ///
-/// Weights are public; prompt, activations and answer stay on this machine or leave it blinded. `private info` says what
-/// is protected, from whom, under which assumptions, and what is not. docs/private.md has the proof and the figures.
+/// Weights are public; prompt, activations and answer stay on this machine or leave it blinded. `private info` says
+/// what is protected, from whom, under which assumptions, and what is not. docs/private.md has the proof and the
+/// figures.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   fornax private serve smollm2 --party 0 --port 9000 --tls-cert cert.pem --tls-key key.pem --host 0.0.0.0
@@ -93,8 +94,8 @@ pub(crate) struct PartyHow {
 
 /// Serve one party's share of a model's products
 ///
-/// The server multiplies what it is sent (party 0) or draws (party 1) by the model's public weights, for many sessions at
-/// once. It learns how many rows each round has, when, and which model. It logs nothing of any session.
+/// The server multiplies what it is sent (party 0) or draws (party 1) by the model's public weights, for many sessions
+/// at once. It learns how many rows each round has, when, and which model. It logs nothing of any session.
 #[derive(Debug, Args)]
 pub(crate) struct PrivateServe {
     #[command(flatten)]
@@ -117,7 +118,8 @@ pub(crate) struct PrivateServe {
     /// Its private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Serve only clients with a certificate of this authority (PEM); without it, the service is open to all who reach it
+    /// Serve only clients with a certificate of this authority (PEM); without it, the service is open to all who reach
+    /// it
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) client_ca: Option<PathBuf>,
     /// Where to multiply: cpu or cuda:N

@@ -35,8 +35,8 @@ pub(crate) struct Run {
     /// What the model is told beforehand
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
-    /// Tell the model of the functions in this file, a JSON list as OpenAI's clients write it; its calls are shown, and in a
-    /// chat /result answers them
+    /// Tell the model of the functions in this file, a JSON list as OpenAI's clients write it; its calls are shown, and
+    /// in a chat /result answers them
     #[arg(long, value_name = "FILE")]
     pub(crate) tools: Option<PathBuf>,
     /// Let the model think for at most this many tokens; then it answers. Thoughts are shown on a terminal only

@@ -1,7 +1,7 @@
 //! Lines of words no wider than the terminal.
 //!
-//! A word waits until it ends, since only then is it known on which line it stands. Lines that a terminal broke by itself
-//! would break in the middle of words.
+//! A word waits until it ends, since only then is it known on which line it stands. Lines that a terminal broke by
+//! itself would break in the middle of words.
 
 use unicode_width::UnicodeWidthChar;
 

@@ -8,7 +8,8 @@ use fornax_format::Checkpoint;
 use fornax_server::ModelFiles;
 use sha2::{Digest, Sha256};
 
-/// Of each file so many places are looked at, and so many bytes at each: reading all of a large model would hold up the start.
+/// Of each file so many places are looked at, and so many bytes at each: reading all of a large model would hold up the
+/// start.
 const PLACES: u64 = 32;
 const PLACE_BYTES: u64 = 32 << 10;
 

@@ -358,7 +358,7 @@ fn offer(recipe: Recipe, preload: bool, trial: &Trial, failure: &Arc<Mutex<Optio
 }
 
 pub(super) fn failed(error: &Error) -> Failed {
-    Failed { code: error.code().to_string(), message: error.to_string() }
+    Failed { code: error.code(), message: error.to_string() }
 }
 
 /// Serves until it is told to stop.
@@ -393,7 +393,7 @@ async fn run(args: &Serve, offers: Vec<Offer>, models: &[String]) -> anyhow::Res
     tokio::spawn(async move { while hang_up.recv().await.is_some() && ask_reload.send(()).await.is_ok() {} });
     server.run(stop, reload).await.map_err(|error| {
         match &error {
-            fornax_server::Error::Failed(failed) => Failure::new(Code::Internal, failed.message.clone()),
+            fornax_server::Error::Failed(failed) => Failure::new(failed.code, failed.message.clone()),
             _ => Failure::usage(error.to_string()),
         }
         .into()
