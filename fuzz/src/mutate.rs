@@ -53,7 +53,10 @@ pub fn cases(name: &str, few: u64, mut case: impl FnMut(Random) -> bool) {
         done as f64 / seconds,
         slowest.0.as_secs_f64() * 1000.0
     );
-    assert!(done == 1 || accepted > 0 && accepted < done, "{accepted} of {done} were accepted: the changes are no test");
+    assert!(
+        done == 1 || accepted > 0 && accepted < done,
+        "{accepted} of {done} were accepted: the changes are no test"
+    );
     // A caller waits for half a minute at most; a machine may be ten times as slow as it should be.
     assert!(slowest.0 < Duration::from_secs(30), "case {} of {name} took {:?}", slowest.1, slowest.0);
 }

@@ -61,9 +61,9 @@ fn deny() -> Result<Outcome> {
         return Ok(Outcome::Passed);
     }
     if is_unreachable(&said) {
-        return Ok(Outcome::LeftOut(
-            format!("ADVISORIES ONLY: their database cannot be fetched here, so NO KNOWN VULNERABILITY WOULD BE FOUND; {ADVISORIES} may name a clone of it"),
-        ));
+        return Ok(Outcome::LeftOut(format!(
+            "ADVISORIES ONLY: their database cannot be fetched here, so NO KNOWN VULNERABILITY WOULD BE FOUND; {ADVISORIES} may name a clone of it"
+        )));
     }
     anyhow::bail!("{said}")
 }

@@ -231,12 +231,7 @@ impl App {
         self.entry(None, None, Whose { tenant, urgent })
     }
 
-    fn entry(
-        self: &Arc<App>,
-        span: Option<Arc<Span>>,
-        line: Option<Arc<Line>>,
-        whose: Whose,
-    ) -> Entry {
+    fn entry(self: &Arc<App>, span: Option<Arc<Span>>, line: Option<Arc<Line>>, whose: Whose) -> Entry {
         self.in_flight.send_modify(|count| *count += 1);
         Entry { app: Arc::clone(self), span, line, whose }
     }

@@ -198,7 +198,8 @@ impl Tally {
     }
 
     fn percentiles_99(&self) -> String {
-        let each: Vec<String> = self.each_99().iter().map(|time| format!("{:.0}", time.as_secs_f64() * 1e3)).collect();
+        let each: Vec<String> =
+            self.each_99().iter().map(|time| format!("{:.0}", time.as_secs_f64() * 1e3)).collect();
         format!("{} ms", each.join(", "))
     }
 
@@ -368,7 +369,8 @@ const ATTACKS: [Attack; 14] = [
     ("thousands of fields", |server, dice| {
         static BODIES: OnceLock<Vec<String>> = OnceLock::new();
         let bodies = BODIES.get_or_init(|| {
-            let fields = |count: usize| (0..count).map(|number| format!("\"k{number}\":0,")).collect::<String>();
+            let fields =
+                |count: usize| (0..count).map(|number| format!("\"k{number}\":0,")).collect::<String>();
             let counts = [10_000, 40_000, 110_000];
             counts.map(|count| format!("{{\"prompt\":\"a\",{}\"seed\":{}}}", fields(count), u64::MAX)).into()
         });

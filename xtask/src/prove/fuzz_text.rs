@@ -32,11 +32,7 @@ struct Kind {
 /// Templates and tokenizer files.
 pub(super) fn files() -> Result<Facts> {
     fuzzed(&[
-        Kind {
-            name: "templates",
-            program: "mutated",
-            test: "changed_templates_end_in_a_text_or_an_error",
-        },
+        Kind { name: "templates", program: "mutated", test: "changed_templates_end_in_a_text_or_an_error" },
         Kind {
             name: "tokenizer.json",
             program: "mutated",
@@ -85,7 +81,9 @@ fn fuzzed(kinds: &[Kind]) -> Result<Facts> {
     let processes = available_parallelism()?.get() as u64;
     let mut facts = vec![(
         "each",
-        format!("{CASES} cases, or as many as {processes} processes at a time have room for in {seconds} s of all together"),
+        format!(
+            "{CASES} cases, or as many as {processes} processes at a time have room for in {seconds} s of all together"
+        ),
     )];
     let programs = built(kinds)?;
     let work = tempfile::tempdir().context("cannot make a temporary folder")?;
@@ -126,7 +124,9 @@ impl Part {
         let file = |what: &str| work.join(format!("{}-{number}-{what}", kind.name));
         let (log, last) = (file("log"), file("last"));
         let mut command = command(&program.to_string_lossy(), &["--exact", kind.test, "--nocapture"]);
-        command.env("FORNAX_FUZZ_CASES", each.to_string()).env("FORNAX_FUZZ_FIRST", (number * each).to_string());
+        command
+            .env("FORNAX_FUZZ_CASES", each.to_string())
+            .env("FORNAX_FUZZ_FIRST", (number * each).to_string());
         command.env(SECONDS, (seconds / of).max(1).to_string()).env("FORNAX_FUZZ_LAST", &last);
         let written = File::create(&log)?;
         command.stdout(written.try_clone()?).stderr(written).stdin(Stdio::null());

@@ -136,7 +136,8 @@ fn inspect_outlives_hostile_tokenizers_and_templates() {
         String::new(),
     ] {
         fs::write(folder.path().join("tokenizer.json"), &tokenizer).unwrap();
-        for template in ["{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", &"{{ not ".repeat(100_000)] {
+        for template in ["{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", &"{{ not ".repeat(100_000)]
+        {
             fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
             let shown = fornax(["inspect", folder.path().to_str().unwrap()]);
             // A process that was ended by a signal has no code.

@@ -93,7 +93,6 @@ impl Line {
     fn note(&self, note: impl FnOnce(&mut Notes)) {
         note(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner));
     }
-
 }
 
 /// Whether a request is one of those that probes, collectors and open consoles send all the time.

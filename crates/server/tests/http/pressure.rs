@@ -81,11 +81,8 @@ async fn a_reader_who_never_reads_is_broken_off() {
 /// An answer under way keeps its connection from others: where nobody reads it, four thousand of them kept everybody out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_who_never_reads_makes_room_for_others() {
-    let options = ServerOptions {
-        write_timeout: Duration::from_millis(50),
-        connections_max: 2,
-        ..Default::default()
-    };
+    let options =
+        ServerOptions { write_timeout: Duration::from_millis(50), connections_max: 2, ..Default::default() };
     let setup = Setup { options, context: 30_000, ..Setup::saying(&"long ".repeat(5000)) };
     let world = World::ready(setup).await;
     let body = json!({"prompt": "a", "max_tokens": 25_000, "stream": true, "logprobs": 20});

@@ -83,10 +83,9 @@ async fn waiting_counts_as_a_request_too() {
     let stream = format!("/v2/default/stream/{}", accepted["id"].as_str().unwrap());
     let asked = json!({"input": {"prompt": "b"}}).to_string();
     let lines = [("Accept", "application/x-ndjson")];
-    for waits in [
-        request("GET", &stream, &lines, b""),
-        request("POST", "/v2/default/runsync", &[], asked.as_bytes()),
-    ] {
+    for waits in
+        [request("GET", &stream, &lines, b""), request("POST", "/v2/default/runsync", &[], asked.as_bytes())]
+    {
         let mut first = TcpStream::connect(world.address).await.unwrap();
         first.write_all(&waits).await.unwrap();
         // Nothing comes of it before the gate opens, but it is seen to be there.
