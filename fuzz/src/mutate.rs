@@ -3,6 +3,8 @@
 //! libFuzzer finds more, because coverage guides it; this finds what is near the seeds, in every run of the tests. Tests
 //! include this file by its path.
 
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -24,18 +26,22 @@ impl Random {
 }
 
 /// Runs `few` cases, or as many as FORNAX_FUZZ_CASES says and FORNAX_FUZZ_SECONDS leaves time for, and says how many
-/// there were, how many were accepted and how many were a second. FORNAX_FUZZ_FIRST is the number of the first.
+/// there were, how many were accepted and how many were a second. FORNAX_FUZZ_FIRST is the number of the first; the file
+/// FORNAX_FUZZ_LAST has the number of the one that was begun last, also where it ended the process.
 pub fn cases(name: &str, few: u64, mut case: impl FnMut(Random) -> bool) {
     let set = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let (first, count) = (set("FORNAX_FUZZ_FIRST").unwrap_or(0), set("FORNAX_FUZZ_CASES").unwrap_or(few));
     let limit = set("FORNAX_FUZZ_SECONDS").map_or(Duration::MAX, Duration::from_secs);
+    let mut last = std::env::var_os("FORNAX_FUZZ_LAST")
+        .map(|path| File::create(path).expect("the file of the last case can be written"));
     let (mut done, mut accepted, mut slowest) = (0, 0_u64, (Duration::ZERO, 0));
     let began = Instant::now();
     while done < count && (done == 0 || began.elapsed() < limit) {
         let (number, start) = (first + done, Instant::now());
-        // A case that ends the process has been named.
-        if std::env::var_os("FORNAX_FUZZ_SHOW").is_some() {
-            println!("case {number} of {name}");
+        let _named = Named { name, number };
+        if let Some(last) = &mut last {
+            let written = last.seek(SeekFrom::Start(0)).and_then(|_| write!(last, "{number:020}"));
+            written.expect("the file of the last case can be written");
         }
         accepted += u64::from(case(Random(number)));
         slowest = slowest.max((start.elapsed(), number));
@@ -43,13 +49,30 @@ pub fn cases(name: &str, few: u64, mut case: impl FnMut(Random) -> bool) {
     }
     let seconds = began.elapsed().as_secs_f64();
     println!(
-        "FUZZ {name}: {done} cases in {seconds:.0} s, {accepted} of them accepted, {:.0} a second, the slowest {:.0} ms",
+        "FUZZ {name}: {done} cases in {seconds:.1} s, {accepted} of them accepted, {:.0} a second, the slowest {:.0} ms",
         done as f64 / seconds,
         slowest.0.as_secs_f64() * 1000.0
     );
-    assert!(accepted > 0 && accepted < done, "{accepted} of {done} were accepted: the changes are no test");
+    assert!(
+        done == 1 || accepted > 0 && accepted < done,
+        "{accepted} of {done} were accepted: the changes are no test"
+    );
     // A caller waits for half a minute at most; a machine may be ten times as slow as it should be.
     assert!(slowest.0 < Duration::from_secs(30), "case {} of {name} took {:?}", slowest.1, slowest.0);
+}
+
+/// A case, named where it fails.
+struct Named<'a> {
+    name: &'a str,
+    number: u64,
+}
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("case {} of {} failed", self.number, self.name);
+        }
+    }
 }
 
 /// What is in the files of a folder of seeds, in the order of their names.

@@ -8,6 +8,9 @@ use anyhow::Result;
 use crate::phases::Outcome;
 use crate::{command, root, run};
 
+/// The versions of what they need.
+const CONSTRAINTS: &str = "xtask/python.txt";
+
 /// By name and version, from wherever pip gets its packages.
 const PACKAGES: &[&str] = &[
     "openai==3.49.0",
@@ -37,17 +40,19 @@ pub(crate) fn nvrtc_folder() -> Option<PathBuf> {
 pub(crate) fn prepare() -> Result<Outcome> {
     let python = interpreter();
     let stamp = root().join("target/python/packages");
-    if std::fs::read_to_string(&stamp).is_ok_and(|packages| packages == PACKAGES.join("\n")) {
+    let constraints = std::fs::read_to_string(root().join(CONSTRAINTS))?;
+    let wanted = format!("{}\n{constraints}", PACKAGES.join("\n"));
+    if std::fs::read_to_string(&stamp).is_ok_and(|packages| packages == wanted) {
         return Ok(Outcome::Passed);
     }
     let folder = root().join("target/python");
     let made = run(command("python3", &["-m", "venv"]).arg(&folder)).and_then(|()| {
         let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-        run(command(&python.to_string_lossy(), &pip).args(PACKAGES))
+        run(command(&python.to_string_lossy(), &pip).args(["--constraint", CONSTRAINTS]).args(PACKAGES))
     });
     if let Err(error) = made {
         return Ok(Outcome::LeftOut(format!("no Python with {}: {error:#}", PACKAGES.join(" and "))));
     }
-    std::fs::write(stamp, PACKAGES.join("\n"))?;
+    std::fs::write(stamp, wanted)?;
     Ok(Outcome::Passed)
 }

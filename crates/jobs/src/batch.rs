@@ -196,6 +196,10 @@ impl Store {
     /// Begins a batch. When this returns, it and all its requests are on disk.
     pub async fn begin_batch(&self, batch: NewBatch) -> Result<Batch, Error> {
         let fingerprint = batch.fingerprint();
+        if batch.shares {
+            let bytes = batch.requests.iter().map(|request| request.body.len() as u64).sum();
+            self.hold(&batch.owner, bytes).await?;
+        }
         let mut change = self.inner.writer.begin().await?;
         let statement = "SELECT COUNT(*) AS count FROM batches WHERE owner = $1";
         let row = sqlx::query(statement).bind(&batch.owner).fetch_one(&mut *change).await?;
@@ -287,8 +291,8 @@ impl Store {
         change: &mut sqlx::Transaction<'_, sqlx::Any>,
     ) -> Result<(), Error> {
         let statement = "INSERT INTO jobs (id, model, owner, fingerprint, state, priority, input, created_us, \
-             not_before_us, expires_us, execution_us, attempts, retries, beat, streamed, route, batch, line, custom_id) \
-             VALUES ($1, $2, $3, '', 0, 1, $4, $5, $5, $6, 0, 0, 0, 0, 0, $7, $8, $9, $10)";
+             not_before_us, expires_us, execution_us, attempts, retries, beat, streamed, route, batch, line, custom_id, bytes) \
+             VALUES ($1, $2, $3, '', 0, 1, $4, $5, $5, $6, 0, 0, 0, 0, 0, $7, $8, $9, $10, $11)";
         let insert = sqlx::query(statement)
             .bind(self.word(""))
             .bind(&request.model)
@@ -299,7 +303,8 @@ impl Store {
             .bind(&batch.route)
             .bind(id)
             .bind(i64::try_from(line).unwrap_or(i64::MAX))
-            .bind(&request.custom_id);
+            .bind(&request.custom_id)
+            .bind(i64::try_from(request.body.len()).unwrap_or(i64::MAX));
         insert.execute(&mut **change).await?;
         Ok(())
     }

@@ -36,6 +36,14 @@ pub enum Error {
         /// Jobs of the owner in the queue.
         waiting: u64,
     },
+    /// The jobs of one owner hold as many bytes as they may, while there are others.
+    #[error("your jobs hold {bytes} bytes, those that have ended among them; {max} may be kept for one key")]
+    BytesFull {
+        /// Bytes of what the owner's jobs ask.
+        bytes: u64,
+        /// The bound.
+        max: u64,
+    },
     /// An Idempotency-Key that came with another request before.
     #[error("this Idempotency-Key came with another request before")]
     KeyReused,

@@ -43,6 +43,9 @@ pub struct StoreOptions {
     pub files_max: u64,
     /// Bytes of all files of one owner; what answers are written to is counted, and never refused.
     pub file_bytes_max: u64,
+    /// Bytes of what one owner's jobs ask, while they are kept; known within a second. Where there are no other owners they
+    /// are not counted.
+    pub job_bytes_max: u64,
     /// Bytes that SQLite's file may grow to.
     pub bytes_max: Option<u64>,
     /// The time of day in microseconds, where it is not to be asked for.
@@ -59,6 +62,7 @@ impl StoreOptions {
             retention: Duration::from_secs(24 * 3600),
             files_max: 1000,
             file_bytes_max: 1 << 30,
+            job_bytes_max: 4 << 30,
             bytes_max: None,
             wall_us: None,
         }
@@ -111,6 +115,8 @@ pub(crate) struct Inner {
     /// Ids of jobs that changed, for those who wait for one.
     changes: broadcast::Sender<Arc<str>>,
     waiting: Mutex<Vec<Waiting>>,
+    /// By owner, the bytes of their jobs when they were last summed, and of those that came since.
+    held: Mutex<HashMap<String, (u64, Instant)>>,
     /// By model and owner, when a job of theirs was last taken here, as a number that grows.
     turns: Mutex<HashMap<(String, String), u64>>,
     /// Held as long as the store is open: nobody else has SQLite's file.
@@ -230,6 +236,7 @@ impl Store {
             released: Notify::new(),
             changes: broadcast::channel(1024).0,
             waiting: Mutex::default(),
+            held: Mutex::default(),
             turns: Mutex::default(),
             lock: Mutex::new(lock),
         });
@@ -246,11 +253,12 @@ impl Store {
 
     /// Accepts a job. When this returns it is on disk.
     pub async fn submit(&self, job: NewJob) -> Result<Submitted, Error> {
-        self.make_room(&job).await?;
+        let input = job.input.to_string();
+        self.make_room(&job, input.len() as u64).await?;
         let fingerprint = fingerprint(&job);
         let (reply, replied) = oneshot::channel();
         let gone = || Error::Database("the store is closed".to_owned());
-        let submission = Submission { id: self.job_id(), fingerprint, job, reply };
+        let submission = Submission { id: self.job_id(), fingerprint, input, job, reply };
         self.inner.submissions.send(submission).await.map_err(|_| gone())?;
         let submitted = replied.await.map_err(|_| gone())??;
         if submitted.is_new {
@@ -261,7 +269,7 @@ impl Store {
 
     /// Refuses when as many wait as may. An owner among others who has some waiting may have more only as long as that is
     /// no more than what is free: a flood of one takes half of the queue.
-    async fn make_room(&self, job: &NewJob) -> Result<(), Error> {
+    async fn make_room(&self, job: &NewJob, bytes: u64) -> Result<(), Error> {
         let max = self.inner.options.queue_max;
         let all = self.waiting(&job.model, None, max).await?;
         if all >= max {
@@ -273,8 +281,37 @@ impl Store {
             if own >= most {
                 return Err(Error::ShareFull { waiting: own });
             }
+            self.hold(&job.owner, bytes).await?;
         }
         Ok(())
+    }
+
+    /// Counts so many bytes among those of an owner's jobs, or refuses: what has ended is kept for a while, too, and the disk
+    /// is everybody's. What was summed is believed for a second.
+    pub(crate) async fn hold(&self, owner: &str, bytes: u64) -> Result<(), Error> {
+        let max = self.inner.options.job_bytes_max;
+        let add = |held: &mut HashMap<String, (u64, Instant)>, sum: Option<u64>| {
+            let known = held.get(owner).filter(|(_, summed)| summed.elapsed() < COUNT_AGE).copied();
+            let (sum, summed) = sum.map(|sum| (sum, Instant::now())).or(known)?;
+            let all = sum.saturating_add(bytes);
+            if all > max {
+                return Some(Err(Error::BytesFull { bytes: sum, max }));
+            }
+            held.insert(owner.to_owned(), (all, summed));
+            Some(Ok(()))
+        };
+        let lock = || self.inner.held.lock().unwrap_or_else(PoisonError::into_inner);
+        // A sum that looks full is made again: jobs may have been forgotten.
+        if let Some(Ok(())) = add(&mut lock(), None) {
+            return Ok(());
+        }
+        let statement = "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS bytes FROM jobs WHERE owner = $1";
+        let row = sqlx::query(statement).bind(owner).fetch_one(&self.inner.reader).await?;
+        let sum = u64::try_from(row.try_get::<i64, _>("bytes")?).unwrap_or(0);
+        let mut held = lock();
+        // What is not believed any more is as good as unknown.
+        held.retain(|_, (_, summed)| summed.elapsed() < COUNT_AGE);
+        add(&mut held, Some(sum)).unwrap_or(Ok(()))
     }
 
     /// How many wait; one more is added if that is below `max`. Counting a long queue takes its time, so what came since is
@@ -345,9 +382,11 @@ impl Store {
         format!("{milliseconds:012x}{}", random_word())
     }
 
-    /// A job by its id.
+    /// A job by its id, without what it asks: that may be megabytes, and whoever waits for a job looks at it again and again.
     pub async fn get(&self, id: &str) -> Result<Option<Job>, Error> {
-        let statement = concat!("SELECT ", columns!(), " FROM jobs WHERE id = $1");
+        let statement = "SELECT id, model, owner, state, priority, CAST('' AS TEXT) AS input, webhook, ttl_ms, \
+             execution_timeout_ms, created_us, started_us, finished_us, execution_us, attempts, retries, output, items, \
+             route FROM jobs WHERE id = $1";
         let row = sqlx::query(statement).bind(id).fetch_optional(&self.inner.reader).await?;
         Ok(row.as_ref().map(Job::read).transpose()?)
     }

@@ -27,6 +27,8 @@ pub struct Submitted {
 pub(crate) struct Submission {
     pub(crate) id: String,
     pub(crate) fingerprint: String,
+    /// The job's input as it is stored.
+    pub(crate) input: String,
     pub(crate) job: NewJob,
     pub(crate) reply: oneshot::Sender<Result<Submitted, Error>>,
 }
@@ -76,13 +78,13 @@ pub(crate) async fn write_together(
 async fn write(inner: &Inner, batch: &[Submission]) -> Result<Vec<Result<Submitted, Error>>, Error> {
     let mut change = inner.writer.begin().await?;
     let mut written = Vec::with_capacity(batch.len());
-    for Submission { id, fingerprint, job, .. } in batch {
+    for Submission { id, fingerprint, input, job, .. } in batch {
         let now = inner.clock.now_us();
         let expires = job.policy.ttl_ms.map_or(i64::MAX, |ttl| now.saturating_add(ttl.saturating_mul(1000)));
         let statement = "INSERT INTO jobs (id, model, owner, idempotency_key, fingerprint, state, priority, input, \
              webhook, ttl_ms, execution_timeout_ms, created_us, not_before_us, expires_us, execution_us, attempts, \
-             retries, beat, streamed, items) \
-             VALUES ($1, $2, $3, $4, $5, 0, $6, $7, $8, $9, $10, $11, $11, $12, 0, 0, 0, 0, 0, $13) \
+             retries, beat, streamed, items, bytes) \
+             VALUES ($1, $2, $3, $4, $5, 0, $6, $7, $8, $9, $10, $11, $11, $12, 0, 0, 0, 0, 0, $13, $14) \
              ON CONFLICT DO NOTHING";
         let insert = sqlx::query(statement)
             .bind(id)
@@ -91,13 +93,14 @@ async fn write(inner: &Inner, batch: &[Submission]) -> Result<Vec<Result<Submitt
             .bind(&job.idempotency_key)
             .bind(fingerprint)
             .bind(i64::from(job.policy.low_priority))
-            .bind(job.input.to_string())
+            .bind(input)
             .bind(&job.webhook)
             .bind(job.policy.ttl_ms)
             .bind(job.policy.execution_timeout_ms)
             .bind(now)
             .bind(expires)
-            .bind(job.input["items"].as_array().and_then(|items| i64::try_from(items.len()).ok()));
+            .bind(job.input["items"].as_array().and_then(|items| i64::try_from(items.len()).ok()))
+            .bind(i64::try_from(input.len()).unwrap_or(i64::MAX));
         if insert.execute(&mut *change).await?.rows_affected() > 0 {
             let statement =
                 "INSERT INTO events (job_id, at_us, event, attempt) VALUES ($1, $2, 'submitted', 0)";

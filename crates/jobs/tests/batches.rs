@@ -213,6 +213,14 @@ async fn one_owners_batches_leave_others_room_in_the_queue() {
         let refused = shared("alice", &three).await;
         assert!(matches!(refused, Err(fornax_jobs::Error::ShareFull { waiting: 4 })), "{refused:?}");
         shared("bob", &three).await.unwrap();
+        // Each copy of a file's requests is kept, so their bytes are counted as those of jobs are.
+        store.close().await;
+        drop(store);
+        let bounds = StoreOptions { queue_max: 9, job_bytes_max: 20, ..database.options() };
+        let store = Store::open(bounds).await.unwrap();
+        let dave = NewBatch { owner: "dave".to_owned(), shares: true, ..batch(&three) };
+        let refused = store.begin_batch(dave).await;
+        assert!(matches!(refused, Err(fornax_jobs::Error::BytesFull { max: 20, .. })), "{refused:?}");
         // Whoever shares with nobody may have all of it.
         let alone = NewBatch { owner: "carol".to_owned(), ..batch(&three[..2]) };
         store.begin_batch(alone).await.unwrap();

@@ -271,6 +271,31 @@ fn a_queue_has_an_end_and_makes_room() {
     );
 }
 
+/// A job of eight megabytes is a line to submit again and again, and what has ended is kept for a day.
+#[test]
+fn one_owners_jobs_leave_others_room_on_the_disk() {
+    check(
+        "one_owners_jobs_leave_others_room_on_the_disk",
+        |options| options.job_bytes_max = 1000,
+        async |store, _| {
+            let job = |owner: &str, length: usize| NewJob {
+                owner: owner.to_owned(),
+                shares: true,
+                // With the quotes around it.
+                ..new(json!("x".repeat(length - 2)))
+            };
+            let first = submit(&store, job("a", 600)).await;
+            // What has ended is still kept.
+            store.cancel(&first).await.unwrap();
+            submit(&store, job("a", 400)).await;
+            let full = store.submit(job("a", 3)).await.unwrap_err();
+            assert!(matches!(full, Error::BytesFull { bytes: 1000, max: 1000 }), "{full}");
+            submit(&store, job("b", 1000)).await;
+            submit(&store, NewJob { shares: false, ..job("a", 5000) }).await;
+        },
+    );
+}
+
 #[test]
 fn owners_take_turns_and_leave_each_other_room_in_the_queue() {
     check(

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use utoipa::ToSchema;
 
 use crate::{
@@ -198,7 +198,7 @@ impl App {
         self.options.ceiling.as_ref().map_or(Ok(()), |ceiling| ceiling.check(body_bytes))
     }
 
-    /// Lets a request in, if the server goes on and the key has not too much under way already.
+    /// Lets a request in, if the server goes on.
     pub(crate) fn enter(self: &Arc<App>, caller: &Caller) -> Result<Entry, ApiError> {
         self.check_ready()?;
         self.enter_without_model(caller)
@@ -209,13 +209,8 @@ impl App {
         if self.is_draining() {
             return Err(leaving());
         }
-        let Ok(permit) = Arc::clone(&caller.key.permits).try_acquire_owned() else {
-            let most = self.options.per_key_max;
-            let message = format!("{most} requests are under way already, as many as a key may have");
-            return Err(ApiError::new(Code::QueueFull, message));
-        };
         let whose = Whose { tenant: caller.tenant().clone(), urgent: caller.key.urgent };
-        Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), whose, Some(permit)))
+        Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), whose))
     }
 
     /// Room for so many bytes of a caller's, beside all that is being read or understood; they were sent before, so nobody
@@ -230,21 +225,15 @@ impl App {
         Ok(share)
     }
 
-    /// Lets in what a durable job asks: whoever submitted it is not waiting, and their count of requests is not its.
+    /// Lets in what a durable job asks: whoever submitted it is not waiting, and it is none of their requests under way.
     pub(crate) fn enter_job(self: &Arc<App>, owner: &str) -> Entry {
         let (tenant, urgent) = self.keys.tenant_of(owner);
-        self.entry(None, None, Whose { tenant, urgent }, None)
+        self.entry(None, None, Whose { tenant, urgent })
     }
 
-    fn entry(
-        self: &Arc<App>,
-        span: Option<Arc<Span>>,
-        line: Option<Arc<Line>>,
-        whose: Whose,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> Entry {
+    fn entry(self: &Arc<App>, span: Option<Arc<Span>>, line: Option<Arc<Line>>, whose: Whose) -> Entry {
         self.in_flight.send_modify(|count| *count += 1);
-        Entry { app: Arc::clone(self), span, line, whose, _permit: permit }
+        Entry { app: Arc::clone(self), span, line, whose }
     }
 }
 
@@ -265,7 +254,6 @@ pub(crate) struct Entry {
     span: Option<Arc<Span>>,
     line: Option<Arc<Line>>,
     whose: Whose,
-    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Entry {

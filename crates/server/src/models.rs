@@ -6,7 +6,7 @@
 use std::{
     ops::Deref,
     pin::pin,
-    sync::{Arc, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -132,14 +132,24 @@ pub(crate) struct Chosen {
     pub(crate) adapter: Option<usize>,
 }
 
+/// The last word of a client on how long a model stays without a request.
+#[derive(Default)]
+struct Kept {
+    stays: Option<Duration>,
+    /// Which word it is, so that none is missed.
+    word: u64,
+    /// Whether a task sees to it. One is enough, however many words there are.
+    is_seen_to: bool,
+}
+
 /// A model and where it stands.
 pub(crate) struct Slot {
     pub(crate) offer: Offer,
     /// Counted over all its loads.
     pub(crate) metrics: ModelMetrics,
     state: watch::Sender<State>,
-    /// How long it stays without a request, where the last client to say so decided that. Locked to read or write it.
-    kept: std::sync::Mutex<Option<Duration>>,
+    /// What clients said of how long it stays. Locked to read or write it.
+    kept: std::sync::Mutex<Kept>,
 }
 
 impl Slot {
@@ -181,8 +191,11 @@ impl Slot {
 
     /// How long it may stay unused, where the server's own rule is this.
     fn stays(&self, rule: Option<Duration>) -> Option<Duration> {
-        let kept = *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.or(rule).filter(|stays| *stays < FOR_EVER)
+        self.kept().stays.or(rule).filter(|stays| *stays < FOR_EVER)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// In how long it will be unloaded if nobody asks for it; `None` where it stays.
@@ -435,26 +448,48 @@ impl Models {
 
     /// A client's word on how long a model stays without a request, from the end of its own on. The next such word takes its
     /// place.
-    pub(crate) async fn keep(self: Arc<Models>, chosen: Chosen, stays: Duration) {
-        let slot = &self.slots[chosen.index];
-        *slot.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(stays);
-        if stays >= FOR_EVER {
-            return;
+    pub(crate) fn keep(self: &Arc<Models>, chosen: Chosen, stays: Duration) {
+        let mut kept = self.slots[chosen.index].kept();
+        (kept.stays, kept.word) = (Some(stays), kept.word + 1);
+        if !std::mem::replace(&mut kept.is_seen_to, true) {
+            let models = Arc::clone(self);
+            tokio::spawn(async move { models.see_to(chosen.index).await });
         }
+        drop(kept);
+        // Whoever sees to the word before waits for its time.
+        self.idle.notify_waiters();
+    }
+
+    /// Unloads a model when it has stayed for as long as the last word says.
+    async fn see_to(&self, index: usize) {
+        let slot = &self.slots[index];
         loop {
-            // Told whenever a model is idle, and looked at before, so that none is missed.
-            let freed = self.idle.notified();
-            let idle = slot.idle();
-            if slot.stays(None) != Some(stays) || slot.loaded().is_none() {
-                return;
-            }
-            match idle {
-                Some((last, _)) if last.elapsed() >= stays => {
+            // Told whenever a model is idle or a word is said; asked for before anything is looked at, so that none is missed.
+            let mut told = pin!(self.idle.notified());
+            told.as_mut().enable();
+            let word = slot.kept().word;
+            let due = match (slot.stays(None), slot.idle()) {
+                (Some(stays), Some((last, _))) => Some((last + stays, stays)),
+                _ => None,
+            };
+            match due {
+                Some((at, stays)) if at <= Instant::now() => {
                     let _turn = self.turn.lock().await;
-                    return self.unload(chosen.index, stays).await;
+                    self.unload(index, stays).await;
                 }
-                Some((last, _)) => tokio::time::sleep_until((last + stays).into()).await,
-                None => freed.await,
+                Some((at, _)) => tokio::select! {
+                    () = tokio::time::sleep_until(at.into()) => {}
+                    () = told => {}
+                },
+                None if slot.stays(None).is_some() && slot.loaded().is_some() => told.await,
+                None => {
+                    // It is gone, or stays for ever.
+                    let mut kept = slot.kept();
+                    if kept.word == word {
+                        kept.is_seen_to = false;
+                        return;
+                    }
+                }
             }
         }
     }

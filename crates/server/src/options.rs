@@ -27,11 +27,12 @@ pub struct ServerOptions {
     pub bodies_bytes_max: usize,
     /// How long a client may take to send its headers, or its body.
     pub read_timeout: Duration,
-    /// How long a stream may wait for a client that does not read, before it is cancelled.
+    /// How long a stream may wait for a client that does not read, before it is cancelled, and then its connection, before it
+    /// is closed.
     pub write_timeout: Duration,
     /// Connections at a time; further ones wait to be accepted.
     pub connections_max: usize,
-    /// Requests at a time for one key; without keys, for everybody together.
+    /// Requests at a time for one key, to the last byte of their answers; without keys, for everybody together.
     pub per_key_max: usize,
     /// Whether every key may let its requests go before others; keys may be given that one by one, too.
     pub priority_open: bool,

@@ -21,8 +21,10 @@ use tokio::{
 use crate::{
     app::{App, Failed, Phase, Progress},
     front::{
+        door::Place,
         keys::{Keys, KeysError, Rights},
         silent::{Answer, Guest, Silent},
+        stalled::Impatient,
     },
     jobs::durable::Durable,
     models::{Chosen, Offer, Slot, State},
@@ -294,15 +296,20 @@ async fn accept(
         drop(stream.set_nodelay(true));
         let (router, closed) = (router.clone(), closed.clone());
         let (acceptor, patience) = (tls.as_ref().map(|tls| tls.acceptor()), app.options.read_timeout);
+        let write_timeout = app.options.write_timeout;
         let guest = silent.welcome();
         connections.spawn(async move {
             let _seat = seat;
             let served = async {
                 match acceptor {
-                    None => serve(stream, router, &guest, patience, closed).await,
+                    None => {
+                        let stream = Impatient::new(stream, write_timeout);
+                        serve(stream, router, &guest, patience, closed).await;
+                    }
                     Some(acceptor) => {
                         if let Ok(Ok(stream)) = tokio::time::timeout(patience, acceptor.accept(stream)).await
                         {
+                            let stream = Impatient::new(stream, write_timeout);
                             serve(stream, router, &guest, patience, closed).await;
                         }
                     }
@@ -348,7 +355,12 @@ async fn serve<S>(
     let router = TowerToHyperService::new(router);
     let answering = service_fn(|request: Request<Incoming>| {
         let (asking, answer) = (guest.asks(), router.call(request));
-        async move { answer.await.map(|answer| answer.map(|body| Answer::new(body, asking))) }
+        async move {
+            answer.await.map(|mut answer| {
+                let place = answer.extensions_mut().remove::<Place>();
+                answer.map(|body| Answer::new(body, asking, place))
+            })
+        }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())

@@ -1,10 +1,14 @@
 //! Ten keys on one server, one of them hostile: what it sends is what attackers found, all of it at random and without
-//! a pause. The other nine ask what people ask, before it begins and beside it.
+//! a pause. The other nine ask what people ask, all the while.
+//!
+//! Quiet spells and hostile ones take turns, so that both meet whatever else the machine does: what is compared is the
+//! middle one of the 99th percentiles of the hostile spells with that of the quiet ones. How much of the machine other
+//! programs took is written down beside it.
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,7 +20,7 @@ use super::serving::Server;
 use super::{Facts, memory};
 use crate::{command, fixtures, run as run_tool};
 
-/// How long, in seconds, where it is not half an hour; a quarter of it is quiet.
+/// How long the hostile key asks in all, in seconds, where it is not half an hour; a quarter of that more is quiet.
 const SECONDS: &str = "FORNAX_CHAOS_SECONDS";
 const SECONDS_DEFAULT: u64 = 1800;
 
@@ -28,13 +32,16 @@ const HONEST: usize = 9;
 /// Connections that the hostile key has open at a time.
 const HOSTILE: usize = 8;
 
+/// Pairs of a quiet spell and a hostile one.
+const ROUNDS: u32 = 10;
+
 /// Between two requests of an honest key, so that quiet means quiet.
 const PAUSE: Duration = Duration::from_millis(1500);
 
 /// The slowest of a hundred honest requests may take so many times what it takes without the hostile key.
 const SLOWER_MAX: f64 = 2.0;
 
-/// Resident memory may grow by this much from the second quarter of the chaos to its last.
+/// Resident memory may grow by this much from the second quarter of the run to its last.
 const GROWTH_MAX: f64 = 0.05;
 
 pub(super) fn run() -> Result<Facts> {
@@ -52,7 +59,7 @@ pub(super) fn run() -> Result<Facts> {
     };
     let folder = std::env::temp_dir().join(format!("fornax-chaos-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
-    let proved = proved(&binary, &folder, seconds);
+    let proved = proved(&binary, &folder, Duration::from_secs(seconds) / ROUNDS);
     std::fs::remove_dir_all(&folder)?;
     proved
 }
@@ -61,7 +68,8 @@ fn key(number: usize) -> String {
     format!("key-of-caller-number-{number}")
 }
 
-fn proved(binary: &std::path::Path, folder: &std::path::Path, seconds: u64) -> Result<Facts> {
+/// `spell` is how long a hostile one lasts.
+fn proved(binary: &Path, folder: &Path, spell: Duration) -> Result<Facts> {
     let (keys, jobs) = (folder.join("keys"), folder.join("jobs.db"));
     std::fs::write(&keys, (0..=HONEST).map(|number| key(number) + "\n").collect::<String>())?;
     let (keys, jobs) = (keys.to_string_lossy(), jobs.to_string_lossy());
@@ -79,118 +87,199 @@ fn proved(binary: &std::path::Path, folder: &std::path::Path, seconds: u64) -> R
     ];
     let server = Server::start(binary, &args, &key(0))?;
     let pages = server.use_every_page()?;
-    let (quiet, chaos) = (Tally::default(), Tally::default());
+    let (mut quiet, mut chaos) = (Tally::default(), Tally::default());
+    let memory = Mutex::new(Vec::new());
     let sent: [AtomicUsize; ATTACKS.len()] = Default::default();
-    let spell = Duration::from_secs(seconds / 4);
-    honest_load(&server, spell, &quiet)?;
-    let over = AtomicBool::new(false);
-    let honest = std::thread::scope(|scope| {
-        for thread in 0..HOSTILE {
-            let (server, over, sent) = (&server, &over, &sent);
-            scope.spawn(move || hostile_load(server, thread, over, sent));
-        }
-        let honest = honest_load(&server, spell * 3, &chaos);
-        over.store(true, Ordering::Relaxed);
-        honest
-    });
-    let status = server.child.lock().expect("no holder panics").try_wait()?;
-    ensure!(status.is_none(), "the server is gone: {status:?}");
-    honest?;
-    // Jobs that were let in are done or cancelled.
-    server.exchange_as(&key(HONEST), "POST", "/v2/default/purge-queue", "")?;
+    for round in 0..ROUNDS {
+        quiet.spell(&server, || honest_load(&server, spell / 4, &memory))?;
+        let over = AtomicBool::new(false);
+        let hostile = std::thread::scope(|scope| {
+            for thread in 0..HOSTILE {
+                let (server, over, sent) = (&server, &over, &sent);
+                let seed = u64::from(round) * HOSTILE as u64 + thread as u64 + 1;
+                scope.spawn(move || hostile_load(server, seed, over, sent));
+            }
+            let spell = chaos.spell(&server, || honest_load(&server, spell, &memory));
+            over.store(true, Ordering::Relaxed);
+            spell
+        });
+        let status = server.child.lock().expect("no holder panics").try_wait()?;
+        ensure!(status.is_none(), "the server is gone: {status:?}");
+        hostile?;
+        end_jobs(&server)?;
+        println!("round {}: quiet {}; hostile {}", round + 1, quiet.last(), chaos.last());
+    }
     let health = server.settled()?;
-    let growth = chaos.growth();
-    let (quiet_99, chaos_99) = (quiet.percentile_99(), chaos.percentile_99());
+    let growth = growth(&memory.lock().expect("no holder panics"));
+    let peak = memory.lock().expect("no holder panics").iter().copied().max().unwrap_or(0);
+    let (quiet_99, chaos_99) = (quiet.middle_99(), chaos.middle_99());
     let slower = chaos_99.as_secs_f64() / quiet_99.as_secs_f64().max(1e-9);
-    let peak = chaos.memory.lock().expect("no holder panics").iter().copied().max().unwrap_or(0);
-    let (quiet_count, quiet_said) = quiet.said();
-    let (chaos_count, chaos_said) = chaos.said();
     let attacks: Vec<String> = ATTACKS
         .iter()
         .zip(&sent)
         .map(|((name, _), count)| format!("{name} {}", count.load(Ordering::Relaxed)))
         .collect();
-    println!(
-        "quiet {quiet_said}; chaos {chaos_said}; {slower:.2} times; growth {:.1} %; {attacks:?}",
-        growth * 100.0
-    );
-    ensure!(slower <= SLOWER_MAX, "the slowest of a hundred requests takes {slower:.2} times as long");
-    ensure!(growth <= GROWTH_MAX, "resident memory grew by {:.1} %", growth * 100.0);
-    Ok(vec![
+    let facts = vec![
         (
             "model",
             "SmolLM2-135M-Instruct Q4_1, --context 1024 --parallel 4, ten keys, jobs in SQLite".to_owned(),
         ),
-        ("quiet", format!("{} s, {quiet_count} honest requests, none failed", spell.as_secs())),
-        ("chaos", format!("{} s, {chaos_count} honest requests, none failed", 3 * spell.as_secs())),
+        ("quiet", format!("{ROUNDS} spells of {} s, {}", (spell / 4).as_secs(), quiet.counted())),
+        ("hostile", format!("{ROUNDS} spells of {} s, {}", spell.as_secs(), chaos.counted())),
         ("hostile requests by kind", attacks.join(", ")),
-        ("honest requests, quiet (50, 90, 99 %, most)", quiet_said),
-        ("honest requests, chaos (50, 90, 99 %, most)", chaos_said),
-        ("the 99th percentile beside the quiet one", format!("{slower:.2} times")),
+        ("honest requests, all of quiet spells (50, 90, 99 %, most)", quiet.said()),
+        ("honest requests, all of hostile spells (50, 90, 99 %, most)", chaos.said()),
+        ("99th percentiles of the quiet spells", quiet.percentiles_99()),
+        ("99th percentiles of the hostile spells", chaos.percentiles_99()),
+        ("the middle one of the latter beside that of the former", format!("{slower:.2} times")),
+        (
+            "other programs' part of the machine's time, quiet and hostile",
+            format!("{:.0} %, {:.0} %", quiet.others() * 100.0, chaos.others() * 100.0),
+        ),
         ("resident memory, most", format!("{} MiB", peak >> 20)),
         ("its growth from the second to the last quarter", format!("{:.1} %", growth * 100.0)),
         ("pages, all used before", pages.to_string()),
         ("pages and places held at the end", format!("{}", health["kv"]["pages_used"])),
-    ])
+    ];
+    for (name, value) in &facts {
+        println!("{name}: {value}");
+    }
+    ensure!(slower <= SLOWER_MAX, "the slowest of a hundred requests takes {slower:.2} times as long");
+    ensure!(growth <= GROWTH_MAX, "resident memory grew by {:.1} %", growth * 100.0);
+    Ok(facts)
 }
 
-/// What was seen.
+/// Ends the hostile key's jobs, which would go on in the quiet: those that wait, and those that are worked on.
+fn end_jobs(server: &Server) -> Result<()> {
+    let ask = |method: &str, path: &str| -> Result<Value> {
+        let answer = server.exchange_as(&key(HONEST), method, path, "")?;
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        serde_json::from_str(body).with_context(|| format!("{path}: {answer}"))
+    };
+    ask("POST", "/v2/default/purge-queue")?;
+    let jobs = ask("GET", "/v2/default/jobs?limit=100")?;
+    for job in jobs["jobs"].as_array().context("a list of jobs")? {
+        let id = job["id"].as_str().context("a job has an id")?;
+        ask("POST", &format!("/v2/default/cancel/{id}"))?;
+    }
+    server.settled().map(drop)
+}
+
+/// What was seen of the quiet spells, or of the others.
 #[derive(Default)]
 struct Tally {
-    times: Mutex<Vec<Duration>>,
-    /// Resident bytes, once a second.
-    memory: Mutex<Vec<u64>>,
+    /// How long honest requests took, a list for each spell.
+    spells: Vec<Vec<Duration>>,
+    /// Seconds of processor time: what there was, and what was of other programs.
+    time: f64,
+    of_others: f64,
 }
 
 impl Tally {
-    fn percentile_99(&self) -> Duration {
-        let mut times = self.times.lock().expect("no holder panics").clone();
+    fn spell(&mut self, server: &Server, load: impl FnOnce() -> Result<Vec<Duration>>) -> Result<()> {
+        let (began, of_others) = (Instant::now(), others(server)?);
+        let mut times = load()?;
         times.sort_unstable();
-        times.get(times.len() * 99 / 100).copied().unwrap_or_default()
+        self.time += began.elapsed().as_secs_f64() * std::thread::available_parallelism()?.get() as f64;
+        self.of_others += others(server)? - of_others;
+        self.spells.push(times);
+        Ok(())
     }
 
-    fn said(&self) -> (usize, String) {
-        let mut times = self.times.lock().expect("no holder panics").clone();
-        (times.len(), percentiles(&mut times))
+    fn each_99(&self) -> Vec<Duration> {
+        self.spells.iter().map(|times| times[times.len() * 99 / 100]).collect()
     }
 
-    /// By how much the median of the last quarter is above that of the second.
-    fn growth(&self) -> f64 {
-        let memory = self.memory.lock().expect("no holder panics");
-        let median = |from: usize, to: usize| {
-            let mut bytes: Vec<u64> = memory.get(from..to).unwrap_or_default().to_vec();
-            bytes.sort_unstable();
-            bytes.get(bytes.len() / 2).copied().unwrap_or(1) as f64
-        };
-        let quarter = memory.len() / 4;
-        median(3 * quarter, memory.len()) / median(quarter, 2 * quarter) - 1.0
+    /// The middle one of the spells' 99th percentiles.
+    fn middle_99(&self) -> Duration {
+        let mut each = self.each_99();
+        each.sort_unstable();
+        each[each.len() / 2]
+    }
+
+    fn percentiles_99(&self) -> String {
+        let each: Vec<String> =
+            self.each_99().iter().map(|time| format!("{:.0}", time.as_secs_f64() * 1e3)).collect();
+        format!("{} ms", each.join(", "))
+    }
+
+    fn counted(&self) -> String {
+        format!("{} honest requests, none failed", self.spells.iter().map(Vec::len).sum::<usize>())
+    }
+
+    fn said(&self) -> String {
+        percentiles(&mut self.spells.concat())
+    }
+
+    fn last(&self) -> String {
+        percentiles(&mut self.spells.last().cloned().unwrap_or_default())
+    }
+
+    /// The part of the machine's time that other programs took.
+    fn others(&self) -> f64 {
+        self.of_others / self.time.max(1e-9)
     }
 }
 
-/// Every honest key asks, one request after the other, each of which must be answered whole.
-fn honest_load(server: &Server, how_long: Duration, tally: &Tally) -> Result<()> {
+/// Seconds of processor time that neither the server and its processes nor this one has taken since the machine began.
+fn others(server: &Server) -> Result<f64> {
+    /// Of the clock in which Linux counts processor time for programs.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let sum = |text: &str, fields: std::ops::Range<usize>| -> Result<u64> {
+        let fields = text.split_whitespace().skip(fields.start).take(fields.len());
+        fields.map(|field| field.parse::<u64>().context("a number")).sum()
+    };
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let line = stat.lines().next().context("a line of all processors")?;
+    // user, nice, system; then idle and waiting; then interrupts.
+    let all = sum(line, 1..4)? + sum(line, 6..8)?;
+    let of = |process: &str| -> Result<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+        // Behind the name, which may have spaces: user, system, and those of children that have ended.
+        sum(stat.rsplit_once(')').context("a name")?.1, 11..15)
+    };
+    let ours = of(&server.id().to_string())? + of("self")?;
+    Ok(all.saturating_sub(ours) as f64 / TICKS_PER_SECOND)
+}
+
+/// By how much the median of the last quarter is above that of the second.
+fn growth(memory: &[u64]) -> f64 {
+    let median = |from: usize, to: usize| {
+        let mut bytes: Vec<u64> = memory.get(from..to).unwrap_or_default().to_vec();
+        bytes.sort_unstable();
+        bytes.get(bytes.len() / 2).copied().unwrap_or(1) as f64
+    };
+    let quarter = memory.len() / 4;
+    median(3 * quarter, memory.len()) / median(quarter, 2 * quarter) - 1.0
+}
+
+/// Every honest key asks, one request after the other, each of which must be answered whole. How long each took; resident
+/// memory is noted once a second.
+fn honest_load(server: &Server, how_long: Duration, memory: &Mutex<Vec<u64>>) -> Result<Vec<Duration>> {
     let until = Instant::now() + how_long;
-    std::thread::scope(|scope| -> Result<()> {
+    std::thread::scope(|scope| -> Result<Vec<Duration>> {
         let keys: Vec<_> = (0..HONEST)
             .map(|number| {
-                scope.spawn(move || -> Result<()> {
-                    let mut index = number;
+                scope.spawn(move || -> Result<Vec<Duration>> {
+                    let (mut index, mut times) = (number, Vec::new());
                     while Instant::now() < until {
                         let began = Instant::now();
                         honest_request(server, &key(number), index)?;
-                        tally.times.lock().expect("no holder panics").push(began.elapsed());
+                        times.push(began.elapsed());
                         index += HONEST;
                         sleep(PAUSE);
                     }
-                    Ok(())
+                    Ok(times)
                 })
             })
             .collect();
         while Instant::now() < until && !keys.iter().any(|key| key.is_finished()) {
-            tally.memory.lock().expect("no holder panics").push(server.resident()?);
+            memory.lock().expect("no holder panics").push(server.resident()?);
             sleep(Duration::from_secs(1));
         }
-        keys.into_iter().try_for_each(|key| key.join().expect("honest callers do not panic"))
+        let times: Result<Vec<_>> =
+            keys.into_iter().map(|key| key.join().expect("honest callers do not panic")).collect();
+        Ok(times?.concat())
     })
 }
 
@@ -236,8 +325,8 @@ impl Dice {
 }
 
 /// Asks whatever hurts, until it is told to stop. What becomes of it is its own business.
-fn hostile_load(server: &Server, thread: usize, over: &AtomicBool, sent: &[AtomicUsize]) {
-    let mut dice = Dice(thread as u64 + 1);
+fn hostile_load(server: &Server, seed: u64, over: &AtomicBool, sent: &[AtomicUsize]) {
+    let mut dice = Dice(seed);
     while !over.load(Ordering::Relaxed) {
         let kind = dice.below(ATTACKS.len());
         sent[kind].fetch_add(1, Ordering::Relaxed);
@@ -278,12 +367,15 @@ const ATTACKS: [Attack; 14] = [
         ask(server, dice, "/v1/completions", &json!({"prompt": "a", "guided_regex": regex}))
     }),
     ("thousands of fields", |server, dice| {
-        let mut body = json!({"prompt": "a"});
-        for number in 0..10_000 + dice.below(100_000) {
-            body[format!("k{number}")] = json!(0);
-        }
-        body["seed"] = json!(u64::MAX);
-        ask(server, dice, "/v1/completions", &body)
+        static BODIES: OnceLock<Vec<String>> = OnceLock::new();
+        let bodies = BODIES.get_or_init(|| {
+            let fields =
+                |count: usize| (0..count).map(|number| format!("\"k{number}\":0,")).collect::<String>();
+            let counts = [10_000, 40_000, 110_000];
+            counts.map(|count| format!("{{\"prompt\":\"a\",{}\"seed\":{}}}", fields(count), u64::MAX)).into()
+        });
+        let body = &bodies[dice.below(bodies.len())];
+        send(server, dice, "/v1/completions", body)
     }),
     ("millions of values", |server, dice| {
         let item = ["{\"\":0},", "[1],", "1,", "\"a\","][dice.below(4)];

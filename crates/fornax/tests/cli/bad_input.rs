@@ -114,6 +114,39 @@ fn inspect_writes_escape_sequences_of_a_file_out_instead_of_sending_them_to_the_
     assert!(!shown.contains('\u{1b}'), "{shown:?}");
 }
 
+/// To look at a file is what people do before they trust it: an id of 32 bits asked for 137 GB, and a map of characters that
+/// lies ended the process.
+#[test]
+fn inspect_outlives_hostile_tokenizers_and_templates() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(fixtures().join("llama").join(file), folder.path().join(file)).unwrap();
+    }
+    let vocabulary = |id: u32| serde_json::json!({"type": "BPE", "vocab": {"a": 0, "b": id}, "merges": []});
+    let with = |normalizer: &serde_json::Value, id: u32| {
+        serde_json::json!({"version": "1.0", "normalizer": normalizer, "model": vocabulary(id)}).to_string()
+    };
+    let charsmap = |map: &str| serde_json::json!({"type": "Precompiled", "precompiled_charsmap": map});
+    let deep = "[".repeat(1_000_000);
+    for tokenizer in [
+        with(&serde_json::Value::Null, u32::MAX),
+        with(&charsmap("AAAAgAAA"), 1),
+        with(&charsmap("BAAAAP////9hAA=="), 1),
+        deep,
+        String::new(),
+    ] {
+        fs::write(folder.path().join("tokenizer.json"), &tokenizer).unwrap();
+        for template in ["{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", &"{{ not ".repeat(100_000)]
+        {
+            fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+            let shown = fornax(["inspect", folder.path().to_str().unwrap()]);
+            // A process that was ended by a signal has no code.
+            assert!(matches!(shown.code, Some(0..=9)), "{:?}: {}", shown.code, shown.stderr);
+            assert!(!shown.stderr.contains("panicked"), "{}", shown.stderr);
+        }
+    }
+}
+
 #[test]
 fn an_encoder_has_no_logits_and_says_what_it_has() {
     let encoder = fixtures().join("bert-pair");

@@ -238,6 +238,25 @@ fn floods_get_a_clear_status_and_little_memory() {
     drop(half_open);
 }
 
+/// Two megabytes of text to be cut into tokens took more than a gigabyte, and one of a batch more than four.
+#[test]
+fn what_is_small_to_ask_takes_little_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = folder.path().join("jobs.db");
+    let serving = Serving::start(folder.path(), &["--context", "64", "--jobs-db", jobs.to_str().unwrap()]);
+    let text = json!({"content": "hello world ".repeat((2 << 20) / 12), "with_pieces": true}).to_string();
+    let items: Vec<_> = (0..4096).map(|id| json!({"id": id.to_string(), "text": "x"})).collect();
+    let batch = json!({"input": {"shared_prefix": "p ".repeat(500_000), "items": items}}).to_string();
+    std::fs::write(format!("/proc/{}/clear_refs", serving.child.id()), "5").unwrap();
+    let before = serving.memory("VmRSS:");
+    let pieces = serving.post("/tokenize", &text);
+    assert!(pieces.starts_with("HTTP/1.1 200") && pieces.len() > 8 << 20, "{} bytes", pieces.len());
+    let refused = serving.post("/v2/default/run", &batch);
+    assert!(refused.starts_with("HTTP/1.1 400"), "{refused}");
+    let grown = serving.memory("VmHWM:").saturating_sub(before);
+    assert!(grown < 256 << 20, "{grown} bytes");
+}
+
 #[test]
 fn runpod_python_runs_every_scenario() {
     let Some(python) = env::var_os("FORNAX_PYTHON").map(PathBuf::from).filter(|python| python.exists())

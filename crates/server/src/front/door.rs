@@ -8,10 +8,11 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     keys::{Caller, Key},
-    line::{Line, Names},
+    line::{Line, Names, is_polling},
     origin,
 };
 use crate::{
@@ -49,10 +50,12 @@ pub(crate) async fn door(State(app): State<Arc<App>>, mut request: Request, next
         let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
         span.request(method.as_str(), route, request_id.to_str().unwrap_or_default());
     }
-    let mut response = match admitted(&app, &request, key) {
-        Ok(Some(key)) => {
+    let mut response = match admitted(&app, &request, key).and_then(|key| with_place(&app, &request, key)) {
+        Ok(Some((key, place))) => {
             request.extensions_mut().insert(Caller { key, span: span.clone(), line: Arc::clone(&line) });
-            next.run(request).await
+            let mut response = next.run(request).await;
+            response.extensions_mut().insert(place);
+            response
         }
         Ok(None) => next.run(request).await,
         Err(error) => error.into_response(),
@@ -99,6 +102,27 @@ fn admitted(app: &App, request: &Request, key: Option<Key>) -> Result<Option<Key
         Some(key) => Ok(Some(key)),
         None if open => Ok(None),
         None => Err(ApiError::new(Code::Unauthorized, "this needs a key: Authorization: Bearer KEY")),
+    }
+}
+
+/// A place among the requests of a key that are under way. It goes along with the answer, down to its last byte: whoever
+/// does not read, or only waits, takes a connection and more all the same. What is polled all the time has none.
+#[derive(Clone)]
+pub(crate) struct Place(#[expect(dead_code, reason = "it is held")] Option<Arc<OwnedSemaphorePermit>>);
+
+/// A key with a place for its request.
+fn with_place(app: &App, request: &Request, key: Option<Key>) -> Result<Option<(Key, Place)>, ApiError> {
+    let Some(key) = key else { return Ok(None) };
+    if is_polling(request.method(), request.uri().path()) {
+        return Ok(Some((key, Place(None))));
+    }
+    match Arc::clone(&key.permits).try_acquire_owned() {
+        Ok(permit) => Ok(Some((key, Place(Some(Arc::new(permit)))))),
+        Err(_) => {
+            let most = app.options.per_key_max;
+            let message = format!("{most} requests are under way already, as many as a key may have");
+            Err(ApiError::new(Code::QueueFull, message))
+        }
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) struct Key {
     pub(crate) tenant: Tenant,
     /// Whether its requests may go before others.
     pub(crate) urgent: bool,
-    /// Requests that it may have under way.
+    /// Requests that it may have under way, to the last byte of their answers.
     pub(crate) permits: Arc<Semaphore>,
     digest: [u8; 32],
 }

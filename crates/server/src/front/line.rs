@@ -93,13 +93,13 @@ impl Line {
     fn note(&self, note: impl FnOnce(&mut Notes)) {
         note(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner));
     }
+}
 
-    /// Whether the request is one of those that probes, collectors and open consoles send all the time.
-    fn is_polling(&self) -> bool {
-        self.method == Method::GET
-            && (matches!(self.path.as_str(), "/health" | "/ready" | "/ping" | "/metrics" | "/console/live")
-                || console::is_page(&self.path))
-    }
+/// Whether a request is one of those that probes, collectors and open consoles send all the time.
+pub(super) fn is_polling(method: &Method, path: &str) -> bool {
+    method == Method::GET
+        && (matches!(path, "/health" | "/ready" | "/ping" | "/metrics" | "/console/live")
+            || console::is_page(path))
 }
 
 impl Drop for Line {
@@ -130,7 +130,7 @@ impl Drop for Line {
                 )
             };
         }
-        if is_fine && self.is_polling() { written!(debug) } else { written!(info) }
+        if is_fine && is_polling(&self.method, &self.path) { written!(debug) } else { written!(info) }
     }
 }
 

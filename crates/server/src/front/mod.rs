@@ -6,4 +6,5 @@ pub(crate) mod keys;
 pub(crate) mod line;
 pub(crate) mod origin;
 pub(crate) mod silent;
+pub(crate) mod stalled;
 pub(crate) mod upload;

@@ -15,6 +15,8 @@ use axum::body::Body;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::Notify;
 
+use super::door::Place;
+
 /// Those of a server.
 #[derive(Default)]
 pub(crate) struct Silent {
@@ -107,11 +109,13 @@ impl Drop for Asking {
 pub(crate) struct Answer {
     body: Body,
     _asking: Asking,
+    /// Among the requests of its key, where it was let in.
+    _place: Option<Place>,
 }
 
 impl Answer {
-    pub(crate) fn new(body: Body, asking: Asking) -> Answer {
-        Answer { body, _asking: asking }
+    pub(crate) fn new(body: Body, asking: Asking, place: Option<Place>) -> Answer {
+        Answer { body, _asking: asking, _place: place }
     }
 }
 

@@ -147,7 +147,9 @@ impl From<Error> for ApiError {
         let message = error.to_string();
         match error {
             Error::DiskFull => ApiError::new(Code::DiskFull, message),
-            Error::QueueFull { .. } | Error::ShareFull { .. } => ApiError::new(Code::QueueFull, message),
+            Error::QueueFull { .. } | Error::ShareFull { .. } | Error::BytesFull { .. } => {
+                ApiError::new(Code::QueueFull, message)
+            }
             Error::NotFound => ApiError::new(Code::JobNotFound, message),
             Error::KeyReused => ApiError::new(Code::KeyReused, message),
             Error::WrongState { .. } => ApiError::new(Code::WrongState, message),

@@ -181,7 +181,7 @@ async fn submit(
         Ok(input)
     })
     .await?;
-    drop((share, lease));
+    drop(lease);
     let policy = policy.map_or(Policy::default(), |policy| Policy {
         execution_timeout_ms: policy.execution_timeout,
         ttl_ms: policy.ttl,
@@ -190,7 +190,10 @@ async fn submit(
     let (model, owner) = (app.name_of(model).to_owned(), caller.key.owner.to_string());
     let shares = caller.tenant().is_some();
     let job = NewJob { model, owner, shares, input, webhook, policy, idempotency_key };
-    Ok(durable.store.submit(job).await?)
+    let submitted = durable.store.submit(job).await?;
+    // Until now: what waits for the disk is as large as what was sent.
+    drop(share);
+    Ok(submitted)
 }
 
 /// Fields of the chat route, as a job's client knows them.

@@ -47,9 +47,11 @@ pub(crate) async fn respond(
 ) -> Result<Response, ApiError> {
     let scored = ask.as_ref().is_some_and(|ask| ask.request.sampling.top_logprobs.is_some());
     let lines = Lines { scored, ..Lines::new(kind, admission.served.name()) };
+    // Where owners share a server, how long a model stays is the operator's to say: it is everybody's.
+    let keep = keep.filter(|_| admission.tenant().is_none());
     if let Some(stays) = keep {
         // The request is a use of the model: it goes when that is over, at the earliest.
-        tokio::spawn(Arc::clone(&admission.app.models).keep(admission.served.chosen(), stays));
+        admission.app.models.keep(admission.served.chosen(), stays);
     }
     let Some(ask) = ask else {
         // What clients send to have a model loaded.

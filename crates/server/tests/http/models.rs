@@ -400,6 +400,29 @@ async fn a_client_says_how_long_a_model_stays() {
     many.stopped().await;
 }
 
+/// A word of one key unloaded the model that all keys use, as often as it was said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_keys_are_tenants_none_says_how_long_a_model_stays_for_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    let keys = ["alices-key-0123456789", "bobs-key-0123456789"];
+    std::fs::write(&file, keys.join("\n")).unwrap();
+    let options = ServerOptions { api_key_file: Some(file), ..Default::default() };
+    let many = Many::ready(options, vec![fake("one", 40)]).await;
+    for number in 0..20 {
+        let bearer = format!("Bearer {}", keys[number % 2]);
+        let prompt = if number < 10 { json!("a") } else { json!("") };
+        let body = json!({"model": "one", "prompt": prompt, "raw": true, "stream": false, "keep_alive": 0});
+        let bytes =
+            request("POST", "/api/generate", &[("Authorization", &bearer)], body.to_string().as_bytes());
+        let said = client::raw(many.address, &bytes).await.json();
+        let reason = if number < 10 { "stop" } else { "load" };
+        assert_eq!(said["done_reason"], reason, "{said}");
+    }
+    assert_eq!(many.seen[0].counts(), (1, 1));
+    many.stopped().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_for_a_model_ends_with_the_deadline_or_the_server() {
     let (load, gate) = mpsc::channel();

@@ -78,6 +78,27 @@ async fn a_reader_who_never_reads_is_broken_off() {
     assert!(!read.whole && !read.body.contains("[DONE]"), "a stream that is broken off does not look ended");
 }
 
+/// An answer under way keeps its connection from others: where nobody reads it, four thousand of them kept everybody out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_who_never_reads_makes_room_for_others() {
+    let options =
+        ServerOptions { write_timeout: Duration::from_millis(50), connections_max: 2, ..Default::default() };
+    let setup = Setup { options, context: 30_000, ..Setup::saying(&"long ".repeat(5000)) };
+    let world = World::ready(setup).await;
+    let body = json!({"prompt": "a", "max_tokens": 25_000, "stream": true, "logprobs": 20});
+    let lazy = [send(&world, &body).await, send(&world, &body).await];
+    world.until_stepping().await;
+    in_time(async {
+        while world.engine.stats().ended.cancelled < 2 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // Both are still there, and read nothing.
+    assert_eq!(in_time(get(world.address, "/health")).await.status, 200);
+    drop(lazy);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_queue_is_told_at_once() {
     let setup =

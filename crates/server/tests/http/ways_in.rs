@@ -11,6 +11,7 @@ use tokio::{
 
 use crate::{
     client::{self, get, post, raw, request},
+    jobs::keeping,
     world::{Setup, World, in_time},
 };
 
@@ -70,6 +71,49 @@ async fn a_key_has_only_so_many_requests_at_a_time() {
     let first = client::read(&mut first).await;
     assert!(first.body.ends_with("data: [DONE]\n\n"));
     assert_eq!(post(world.address, "/v1/completions", &json!({"prompt": "b"})).await.status, 200);
+}
+
+/// What only waits holds a connection and looks at the store again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_counts_as_a_request_too() {
+    let options = ServerOptions { per_key_max: 1, ..Default::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let (world, gate) = World::gated(keeping(folder.path(), with(options))).await;
+    let accepted = post(world.address, "/v2/default/run", &json!({"input": {"prompt": "a"}})).await.json();
+    let stream = format!("/v2/default/stream/{}", accepted["id"].as_str().unwrap());
+    let asked = json!({"input": {"prompt": "b"}}).to_string();
+    let lines = [("Accept", "application/x-ndjson")];
+    for waits in
+        [request("GET", &stream, &lines, b""), request("POST", "/v2/default/runsync", &[], asked.as_bytes())]
+    {
+        let mut first = TcpStream::connect(world.address).await.unwrap();
+        first.write_all(&waits).await.unwrap();
+        // Nothing comes of it before the gate opens, but it is seen to be there.
+        in_time(async {
+            loop {
+                let second = raw(world.address, &request("GET", "/props", &[], b"")).await;
+                match second.status {
+                    429 => break assert_eq!(second.json()["error"]["code"], "QUEUE_FULL"),
+                    other => assert_eq!(other, 200, "{}", second.body),
+                }
+            }
+        })
+        .await;
+        for other in [
+            request("GET", &stream, &lines, b""),
+            request("GET", "/slots", &[], b""),
+            request("PUT", "/v2/default/schemas/a", &[], b"{}"),
+            request("POST", "/v2/default/run", &[], asked.as_bytes()),
+        ] {
+            let refused = raw(world.address, &other).await;
+            assert_eq!(refused.status, 429, "{}", refused.body);
+        }
+        // Whoever leaves is not counted any more.
+        drop(first);
+        in_time(async { while get(world.address, "/props").await.status != 200 {} }).await;
+    }
+    drop(gate);
+    world.stopped().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -178,6 +178,9 @@ pub(crate) struct JobArgs {
     /// Jobs that may wait; further ones get 429
     #[arg(long, value_name = "N", default_value = "100000", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) jobs_queue: usize,
+    /// Bytes of what the jobs of one key ask, for as long as they are kept, where there are several
+    #[arg(long, value_name = "BYTES", default_value = "4GiB", value_parser = byte_size)]
+    pub(crate) jobs_max_bytes: u64,
     /// Attempts before a job is given up
     #[arg(long, value_name = "N", default_value = "3", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) jobs_attempts: usize,

@@ -530,6 +530,7 @@ fn jobs(args: &Serve) -> anyhow::Result<Option<JobsOptions>> {
     Ok(Some(JobsOptions {
         store: StoreOptions {
             queue_max: flags.jobs_queue as u64,
+            job_bytes_max: flags.jobs_max_bytes,
             attempts_max: i64::try_from(flags.jobs_attempts).unwrap_or(i64::MAX),
             retention: flags.jobs_retention,
             ..StoreOptions::new(database)
