@@ -80,6 +80,7 @@ pub(crate) const UNITS: &[(&str, &str)] = kernels![
     "norm.cu",
     "pack.cu",
     "rate.cu",
+    "recurrence.cu",
     "ring.cu",
     "rope.cu",
     "rows.cu",
@@ -153,6 +154,7 @@ impl Key {
             unit if unit.starts_with("attention") => 600,
             "gemm_few.cu" => 220 + number("WIDTH"),
             "gemv.cu" | "expert_rows.cu" => 200,
+            "recurrence.cu" => 500,
             _ => 100,
         }
     }
@@ -399,10 +401,18 @@ mod tests {
     ];
 
     fn every_program() -> Vec<Key> {
-        let mut keys: Vec<Key> =
-            ["experts.cu", "glu.cu", "low_rank.cu", "norm.cu", "rate.cu", "ring.cu", "rows.cu"]
-                .map(Key::plain)
-                .to_vec();
+        let mut keys: Vec<Key> = [
+            "experts.cu",
+            "glu.cu",
+            "low_rank.cu",
+            "norm.cu",
+            "rate.cu",
+            "recurrence.cu",
+            "ring.cu",
+            "rows.cu",
+        ]
+        .map(Key::plain)
+        .to_vec();
         keys.extend([false, true].map(sample_program));
         for columns in [3584, 515] {
             keys.extend([false, true].map(|experts| form_program(columns, experts)));
@@ -489,7 +499,7 @@ mod tests {
             }
         }
         // Wide heads, as many of one as there may be, and one for each; queries that are rotated before.
-        for shape in [(256, 2), (128, 16), (128, 1)] {
+        for shape in [(256, 2), (256, 8), (128, 16), (128, 1)] {
             keys.push(attention_program(shape, KvDType::F16, &causal()));
         }
         keys.extend(wgmma_program((128, 1), KvDType::F16, &causal(), false).map(|(key, _)| key));

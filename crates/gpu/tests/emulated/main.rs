@@ -104,8 +104,39 @@ fn operations_on_rows_are_right_in_every_storage_of_keys() {
         test.passes(storage);
     }
     test.fails_with(&[], ("norm.cu", "if (norm.centred) {", "if (false) {"));
+    test.fails_with(
+        &[],
+        (
+            "norm.cu",
+            "for (int k = AT_ONCE * WARP + lane; k < norm.columns; k += WARP) squares",
+            "for (int k = 0; k < 0;) squares",
+        ),
+    );
     let barrier = "__syncthreads();\n        if (start == 0) wait_for_inputs();";
     test.fails_with(&[], ("rope.cu", barrier, ""));
+}
+
+#[test]
+fn what_keeps_a_state_is_right_in_any_chunks_and_leaves_it_where_it_should() {
+    let name = "what_keeps_a_state_is_right_in_any_chunks_and_leaves_it_where_it_should";
+    let test = Test::new(name, "recurrence.cpp");
+    test.passes(&[]);
+    for (needed, instead) in [
+        // The stage that is read is another than the one that is filled.
+        ("chunk % 2 * a.chunk * TOKEN", "0 * a.chunk * TOKEN"),
+        ("        __syncthreads();\n    }\n    if (there) store_share", "    }\n    if (there) store_share"),
+        ("state_at(a.states, row.from) + at, part", "state_at(a.states, row.to) + at, part"),
+        ("if (start + t + 1 == due) {", "if (start + t == due) {"),
+        ("tokens - before + i)", "row.tokens - before + i)"),
+        (
+            "fmaf_rn(kept, sum, __fmul_rn(of_column, shares.z))",
+            "fmaf_rn(kept, sum, __fmul_rn(change, shares.z))",
+        ),
+        ("a.turns ? head % a.key : head / (a.value / a.key)", "head % a.key"),
+        ("min(t + 1, count - 1) * TOKEN", "t * TOKEN"),
+    ] {
+        test.fails_with(&[], ("recurrence.cu", needed, instead));
+    }
 }
 
 #[test]
