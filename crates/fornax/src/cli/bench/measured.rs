@@ -168,6 +168,11 @@ pub(super) struct Traffic {
     pub(super) file_bytes: u64,
     /// Bytes of the weights that every step reads.
     weight_bytes: u64,
+    /// Bytes of all experts, and the share of them that a token takes.
+    expert_bytes: u64,
+    chosen: f64,
+    /// Bytes of a sequence's states, which a token reads and writes.
+    state_bytes: u64,
     /// Multiplications and additions of a token with all matrices but the head, and with the head.
     body_operations: f64,
     head_operations: f64,
@@ -191,6 +196,11 @@ impl Traffic {
         let mut traffic = Traffic {
             file_bytes,
             weight_bytes: 0,
+            expert_bytes: 0,
+            chosen: config
+                .mixture()
+                .map_or(0.0, |mixture| mixture.routing.chosen as f64 / mixture.routing.experts as f64),
+            state_bytes: model.plan().states().map_or(0, |(_, bytes, _)| bytes),
             body_operations: 0.0,
             head_operations: 0.0,
             layers: config.layers.iter().filter_map(|layer| layer.attention()).map(attention_of).collect(),
@@ -199,6 +209,11 @@ impl Traffic {
             let embeds = is(view, ["token_embd.weight", "model.embed_tokens.weight"]);
             // One row of an embedding is looked up; where the head is tied, all of it is multiplied by.
             if untied && embeds {
+                continue;
+            }
+            if ["_exps.", ".experts."].iter().any(|part| view.name.contains(part)) {
+                traffic.expert_bytes += view.bytes.len() as u64;
+                traffic.body_operations += 2.0 * view.values() as f64 * traffic.chosen;
                 continue;
             }
             traffic.weight_bytes += view.bytes.len() as u64;
@@ -212,6 +227,13 @@ impl Traffic {
             }
         }
         Ok(traffic)
+    }
+
+    /// Bytes of weights that a step of so many tokens reads: of the experts those that some token takes, if each takes any
+    /// of them as likely.
+    fn step_bytes(&self, tokens: usize) -> f64 {
+        let left = (1.0 - self.chosen).powi(i32::try_from(tokens).unwrap_or(i32::MAX));
+        self.weight_bytes as f64 + self.expert_bytes as f64 * (1.0 - left)
     }
 
     /// Operations of the tokens at these places, `heads` of which are asked for what follows them.
@@ -435,7 +457,9 @@ impl Measured<'_> {
         let Inside { model, traffic, rates } = inside;
         let steps = tokens.div_ceil(model.plan().step.tokens_max.max(1));
         let kv = model.plan().kv_token_bytes as f64 * tokens as f64;
-        let bytes = (traffic.weight_bytes * steps as u64) as f64 + kv;
+        // A step reads and writes a sequence's states once.
+        let each = traffic.step_bytes(tokens / steps.max(1)) + (2 * traffic.state_bytes) as f64;
+        let bytes = each * steps as f64 + kv;
         let operations = traffic.operations(0..tokens, 1) / seconds;
         Ok(Prefill {
             tokens,
@@ -486,7 +510,7 @@ impl Measured<'_> {
             Decode { streams, prompt, tokens_per_second, work: None, host_us_per_step: None, step_us: None };
         if let Some((Inside { model, traffic, rates }, before)) = self.inside.as_ref().zip(before) {
             let kv = model.plan().kv_token_bytes as f64 * (prompt as f64 + tokens as f64 / 2.0);
-            let bytes = traffic.weight_bytes as f64 / streams as f64 + kv;
+            let bytes = traffic.step_bytes(streams) / streams as f64 + kv + (2 * traffic.state_bytes) as f64;
             let each = traffic.operations(prompt..prompt + tokens, tokens) / tokens as f64;
             decode.work = Some(Work {
                 bytes_per_token: bytes,
@@ -736,6 +760,9 @@ mod tests {
         let traffic = Traffic {
             file_bytes: 0,
             weight_bytes: 0,
+            expert_bytes: 0,
+            chosen: 0.0,
+            state_bytes: 0,
             body_operations: 100.0,
             head_operations: 10.0,
             layers: vec![(2.0, None), (2.0, Some(2))],
@@ -746,5 +773,21 @@ mod tests {
         // Three tokens: 1 + 2 + 3 places in one layer, 1 + 2 + 2 in the other.
         check(0..3, 1, 300.0 + 10.0 + 2.0 * 11.0);
         check(2..3, 0, 100.0 + 2.0 * 5.0);
+    }
+
+    #[test]
+    fn a_step_reads_the_experts_that_its_tokens_take() {
+        let traffic = Traffic {
+            file_bytes: 0,
+            weight_bytes: 10,
+            expert_bytes: 1000,
+            chosen: 0.25,
+            state_bytes: 0,
+            body_operations: 0.0,
+            head_operations: 0.0,
+            layers: Vec::new(),
+        };
+        let bytes = [0, 1, 2, 1000].map(|tokens| traffic.step_bytes(tokens));
+        assert_eq!(bytes, [10.0, 260.0, 447.5, 1010.0]);
     }
 }
