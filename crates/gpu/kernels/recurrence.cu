@@ -119,7 +119,7 @@ DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // Brings `count` tokens from `first` on into a stage of the ring. The sums have one order, whatever else is in it.
 template <int ROWS> DEVICE void bring(const DeltaRule& a, float* stage, int first, int count, int head, int column, int lane) {
-    constexpr int PADDED = PARTS * ROWS, EACH = (PADDED + WARP - 1) / WARP, TOKEN = 2 * PADDED + TOKEN_REST, AT_ONCE = 4;
+    constexpr int PADDED = PARTS * ROWS, EACH = (PADDED + WARP - 1) / WARP, TOKEN = 2 * PADDED + TOKEN_REST, AT_ONCE = EACH > 4 ? 4 : 8;
     const int key_head = a.turns ? head % a.key : head / (a.value / a.key);
     const long columns = 2 * a.key * a.dim_k + a.value * a.dim_v;
     const float root = 1.0f / sqrtf((float)a.dim_k);
@@ -314,5 +314,5 @@ template <int ROWS> DEVICE void delta_rule(const Step& step, const DeltaRule& a)
 KERNEL __launch_bounds__(DELTA_THREADS) delta_rule_1(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<1>(step, rule); }
 KERNEL __launch_bounds__(DELTA_THREADS) delta_rule_2(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<2>(step, rule); }
 KERNEL __launch_bounds__(DELTA_THREADS) delta_rule_4(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<4>(step, rule); }
-KERNEL __launch_bounds__(DELTA_THREADS) delta_rule_8(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<8>(step, rule); }
+KERNEL __launch_bounds__(DELTA_THREADS, 3) delta_rule_8(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<8>(step, rule); }
 KERNEL __launch_bounds__(DELTA_THREADS) delta_rule_16(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<16>(step, rule); }

@@ -57,6 +57,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "quant/q5_k.cuh",
     "quant/q6_k.cuh",
     "quant/mxfp8.cuh",
+    "quant/fp8_128.cuh",
     "quant/coded.cuh",
 ];
 
@@ -383,7 +384,7 @@ mod tests {
     };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
-    const FORMATS: [Format; 14] = [
+    const FORMATS: [Format; 15] = [
         Format::F32,
         Format::F16,
         Format::BF16,
@@ -396,6 +397,7 @@ mod tests {
         Format::Q5_K,
         Format::Q6_K,
         Format::MXFP8,
+        Format::FP8_128,
         Format::Coded(DType::Q2_K),
         Format::Coded(DType::IQ2_XS),
     ];

@@ -169,6 +169,11 @@ fn products_of_one_row_and_of_several_are_right_whenever_their_copies_are_done()
     let test = Test::new(name, "gemv.cpp");
     test.passes(ONE);
     test.passes(SEVERAL);
+    for format in [ONE, SEVERAL] {
+        let floats = ["QUANT=\"quant/fp8_128.cuh\"", "F16_CODES=0", "F32_SCALES"];
+        let defines: Vec<&str> = format.iter().chain(&floats).copied().collect();
+        test.passes(&defines);
+    }
     test.fails_with(ONE, ("gemv.cu", "copy_wait<STAGES - 1>();", ""));
     test.fails_with(ONE, ("gemv.cu", "team_sync(team);\n        if (ends) {", "if (ends) {"));
     test.fails_with(SEVERAL, ("gemv.cu", "if (AHEAD > 0) copy_wait<(AHEAD > 0 ? AHEAD - 1 : 0)>();", ""));
@@ -193,7 +198,7 @@ impl Test {
     }
 
     /// The kernels as they are.
-    fn passes(&self, defines: Defines) {
+    fn passes(&self, defines: &[&str]) {
         let (right, said) = self.run(defines, None);
         assert!(right, "{} {defines:?}:\n{said}", self.program);
     }
@@ -205,7 +210,7 @@ impl Test {
     }
 
     /// Whether the kernels do what they should, and what was said.
-    fn run(&self, defines: Defines, mutant: Option<Mutant>) -> (bool, String) {
+    fn run(&self, defines: &[&str], mutant: Option<Mutant>) -> (bool, String) {
         if !self.runs {
             return (true, String::new());
         }
