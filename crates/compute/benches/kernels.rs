@@ -151,6 +151,10 @@ fn stored(dtype: DType, values: usize) -> Vec<u8> {
             block[0] = 110 + block[0] % 16;
             continue;
         }
+        if dtype == DType::FP8_128 {
+            block[3] = 0x3a;
+            continue;
+        }
         for &at in scales {
             block[at + 1] = exponent | block[at + 1] & 0x83;
         }

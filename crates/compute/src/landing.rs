@@ -1,16 +1,17 @@
 //! Weights that are computed in another type than they are stored in: what they land in, and how.
 //!
 //! Some matrices of safetensors files have no type that a backend multiplies: 8-bit floats with scales, AWQ and GPTQ.
-//! They land in the smallest type that holds their values exactly (an 8-bit float times a scale that is no power of two
-//! is rounded once, to f32):
+//! They land in the smallest type that holds their values exactly (an 8-bit float times a scale is rounded once, to f32,
+//! where it is computed):
 //!
 //! | stored | lands in |
 //! |---|---|
 //! | AWQ, GPTQ with every zero point 8 | Q4_0 |
 //! | AWQ, GPTQ with others | Q8_0 |
 //! | the same where 32 columns do not share a scale, or the scale is no f16 | F32 |
-//! | 8-bit floats whose scales are powers of two | BF16 |
-//! | 8-bit floats with other scales | F32 |
+//! | 8-bit floats of which whole runs of 128 columns share a scale of ordinary size | FP8_128, with their bits |
+//! | others whose scales are powers of two | BF16 |
+//! | others | F32 |
 //!
 //! And a float matrix may be asked to land in a smaller type ([`View::lands`]), which rounds as [`quantize_q8_0`],
 //! [`quantize_q4_k`] and [`quantize_mxfp8`] say. Sizes are known without reading a matrix, so that a plan is made at
@@ -46,8 +47,12 @@ pub fn landing(view: &View<'_>) -> DType {
     match (view.lands, view.packing.as_deref()) {
         (Some(dtype), _) => dtype,
         (None, None) => view.dtype,
-        (None, Some(Packing::Float8 { scales, .. })) => {
-            if floats(scales).all(is_power_of_two) {
+        (None, Some(Packing::Float8 { scales, block, .. })) => {
+            let columns = view.shape.last().copied().unwrap_or(0);
+            let runs = block.1.is_multiple_of(RUN) || block.1 >= columns;
+            if columns > 0 && columns.is_multiple_of(RUN) && runs && are_ordinary(scales) {
+                DType::FP8_128
+            } else if floats(scales).all(is_power_of_two) {
                 DType::BF16
             } else {
                 DType::F32
@@ -176,6 +181,20 @@ fn write_floats(view: &View<'_>, dtype: DType, first: usize, out: &mut [u8]) {
     let mut values = vec![0.0; columns];
     for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
         let stored = &view.bytes[row * stored_bytes..][..stored_bytes];
+        if let (DType::FP8_128, Some(Packing::Float8 { scales, block, first_row })) =
+            (dtype, view.packing.as_deref())
+        {
+            let all = (first_row + row) / block.0 * columns.div_ceil(block.1);
+            for (run, (out, codes)) in out.chunks_exact_mut(4 + RUN).zip(stored.chunks_exact(RUN)).enumerate()
+            {
+                let scale = float(scales, all + run * RUN / block.1);
+                // NaN in the file; here the code is a number.
+                let scale = if codes.iter().any(|code| code & 127 == 127) { f32::NAN } else { scale };
+                out[..4].copy_from_slice(&scale.to_le_bytes());
+                out[4..].copy_from_slice(codes);
+            }
+            continue;
+        }
         match view.packing.as_deref() {
             Some(Packing::Float8 { scales, block, first_row }) => {
                 let across = columns.div_ceil(block.1);
@@ -222,6 +241,16 @@ fn float(view: &View<'_>, index: usize) -> f32 {
 
 fn floats<'a>(view: &'a View<'_>) -> impl Iterator<Item = f32> + 'a {
     (0..view.values()).map(|index| float(view, index))
+}
+
+/// Columns that share a scale in [`DType::FP8_128`].
+const RUN: usize = 128;
+
+/// Scales whose largest an f16 times 256 holds, with room for the largest 8-bit float and for what is small beside it: a device
+/// multiplies so. What is much smaller than the largest has fewer bits there.
+fn are_ordinary(scales: &View<'_>) -> bool {
+    let most = floats(scales).fold(0.0f32, |most, scale| most.max(scale.abs()));
+    floats(scales).all(f32::is_finite) && (2.0f32.powi(-18)..=2.0f32.powi(6)).contains(&most)
 }
 
 /// Whose product with an 8-bit float a bf16 holds: powers of two far from the ends of the exponents.
@@ -329,6 +358,20 @@ mod tests {
                 ("channel.weight", DType::F32),
                 ("powers.weight", DType::BF16),
                 ("tensor.weight", DType::F32),
+            ],
+        );
+    }
+
+    #[test]
+    fn eight_bit_floats_whose_runs_share_a_scale_keep_their_bits() {
+        let fp8 = DType::FP8_128;
+        check(
+            "fp8_128",
+            &[
+                ("block.weight", fp8),
+                ("channel.weight", fp8),
+                ("tensor.weight", fp8),
+                ("tiny.weight", DType::F32),
             ],
         );
     }

@@ -75,6 +75,9 @@ pub enum DType {
     AWQ_4,
     /// 32 8-bit floats that share a power of two: what `--quant fp8` makes of float matrices; files have it nowhere.
     MXFP8,
+    /// 8-bit floats as in FP8 checkpoints, of which 128 of a row share an f32 scale that lies before them: what such matrices
+    /// land in ([`Packing`](crate::Packing)); no tensor of a file lies so.
+    FP8_128,
 }
 
 /// One row per type, in the order of the enum: (type, ggml id where it has one, name, values per block, bytes per
@@ -135,6 +138,7 @@ const TABLE: &[(DType, Option<u32>, &str, usize, usize)] = {
         (GPTQ_4, None, "GPTQ_4", 8, 4),
         (AWQ_4, None, "AWQ_4", 8, 4),
         (MXFP8, None, "MXFP8", 32, 33),
+        (FP8_128, None, "FP8_128", 128, 132),
     ]
 };
 

@@ -33,7 +33,7 @@ const HALF: Bounds = Bounds { tiny: 0.06, gemma3: 0.2, vector: 5e-3 };
 const REAL: f32 = 0.05;
 
 /// Models with experts. A choice is a jump: where two are nearly as good, one position of a model may have the other.
-const EXPERTS: [&str; 3] = ["moe", "mixtral", "gpt-oss"];
+const EXPERTS: [&str; 4] = ["moe", "mixtral", "gpt-oss", "qwen3next"];
 
 const FIXTURES: &str = "crates/model/tests/fixtures";
 

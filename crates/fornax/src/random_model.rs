@@ -29,10 +29,35 @@ pub struct Shape {
     rope_base: u32,
     tied: bool,
     qkv_bias: bool,
+    /// What stands in place of attention in all layers but every fourth.
+    delta: Option<Delta>,
+    experts: Option<Mixture>,
+}
+
+/// Layers of the gated delta rule: heads and the sizes of a query, key and value. Attention of such a model has gates, and
+/// rotates a quarter of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Delta {
+    key: u32,
+    value: u32,
+    dim: u32,
+}
+
+/// Inputs that the convolution in front of the delta rule sees.
+const TAPS: u32 = 4;
+/// Every how manyth layer of a hybrid attends.
+const ATTENDS: u32 = 4;
+
+/// Experts of every layer, with one that every token takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mixture {
+    count: u32,
+    chosen: u32,
+    ffn: u32,
 }
 
 /// Every shape that can be made.
-pub const SHAPES: [Shape; 6] = [
+pub const SHAPES: [Shape; 11] = [
     Shape {
         name: "tiny",
         architecture: "llama",
@@ -47,6 +72,8 @@ pub const SHAPES: [Shape; 6] = [
         rope_base: 10_000,
         tied: true,
         qkv_bias: false,
+        delta: None,
+        experts: None,
     },
     Shape {
         name: "smollm2-135m",
@@ -62,6 +89,8 @@ pub const SHAPES: [Shape; 6] = [
         rope_base: 100_000,
         tied: true,
         qkv_bias: false,
+        delta: None,
+        experts: None,
     },
     Shape {
         name: "qwen2.5-0.5b",
@@ -77,6 +106,8 @@ pub const SHAPES: [Shape; 6] = [
         rope_base: 1_000_000,
         tied: true,
         qkv_bias: true,
+        delta: None,
+        experts: None,
     },
     Shape {
         name: "qwen2.5-1.5b",
@@ -92,6 +123,8 @@ pub const SHAPES: [Shape; 6] = [
         rope_base: 1_000_000,
         tied: true,
         qkv_bias: true,
+        delta: None,
+        experts: None,
     },
     Shape {
         name: "qwen2.5-7b",
@@ -107,6 +140,8 @@ pub const SHAPES: [Shape; 6] = [
         rope_base: 1_000_000,
         tied: false,
         qkv_bias: true,
+        delta: None,
+        experts: None,
     },
     Shape {
         name: "llama3-70b",
@@ -122,6 +157,93 @@ pub const SHAPES: [Shape; 6] = [
         rope_base: 500_000,
         tied: false,
         qkv_bias: false,
+        delta: None,
+        experts: None,
+    },
+    Shape {
+        name: "tiny-hybrid",
+        architecture: "qwen35",
+        layers: 4,
+        hidden: 256,
+        ffn: 512,
+        heads: 4,
+        heads_kv: 2,
+        head_dim: 64,
+        vocab: 1024,
+        context: 2048,
+        rope_base: 10_000_000,
+        tied: true,
+        qkv_bias: false,
+        delta: Some(Delta { key: 2, value: 4, dim: 128 }),
+        experts: None,
+    },
+    Shape {
+        name: "tiny-hybrid-moe",
+        architecture: "qwen35moe",
+        layers: 4,
+        hidden: 256,
+        ffn: 256,
+        heads: 4,
+        heads_kv: 2,
+        head_dim: 64,
+        vocab: 1024,
+        context: 2048,
+        rope_base: 10_000_000,
+        tied: false,
+        qkv_bias: false,
+        delta: Some(Delta { key: 2, value: 4, dim: 128 }),
+        experts: Some(Mixture { count: 16, chosen: 4, ffn: 256 }),
+    },
+    Shape {
+        name: "qwen3.5-4b",
+        architecture: "qwen35",
+        layers: 32,
+        hidden: 2560,
+        ffn: 9216,
+        heads: 16,
+        heads_kv: 4,
+        head_dim: 256,
+        vocab: 248_320,
+        context: 262_144,
+        rope_base: 10_000_000,
+        tied: true,
+        qkv_bias: false,
+        delta: Some(Delta { key: 16, value: 32, dim: 128 }),
+        experts: None,
+    },
+    Shape {
+        name: "qwen3.6-27b",
+        architecture: "qwen35",
+        layers: 64,
+        hidden: 5120,
+        ffn: 17_408,
+        heads: 24,
+        heads_kv: 4,
+        head_dim: 256,
+        vocab: 248_320,
+        context: 262_144,
+        rope_base: 10_000_000,
+        tied: false,
+        qkv_bias: false,
+        delta: Some(Delta { key: 16, value: 48, dim: 128 }),
+        experts: None,
+    },
+    Shape {
+        name: "qwen3.6-35b-a3b",
+        architecture: "qwen35moe",
+        layers: 40,
+        hidden: 2048,
+        ffn: 512,
+        heads: 16,
+        heads_kv: 2,
+        head_dim: 256,
+        vocab: 248_320,
+        context: 262_144,
+        rope_base: 10_000_000,
+        tied: false,
+        qkv_bias: false,
+        delta: Some(Delta { key: 16, value: 32, dim: 128 }),
+        experts: Some(Mixture { count: 256, chosen: 8, ffn: 512 }),
     },
 ];
 
@@ -131,6 +253,8 @@ struct Tensor {
     columns: usize,
     /// None for a vector.
     rows: Option<usize>,
+    /// How many matrices these rows are of, where there are several.
+    stacked: Option<usize>,
     dtype: DType,
 }
 
@@ -245,6 +369,11 @@ fn write_rows(
                         None if tensor.name.ends_with("norm.weight") => {
                             rows.extend((0..tensor.columns).flat_map(|_| 1f32.to_le_bytes()));
                         }
+                        // Shares of a state that are forgotten: below zero.
+                        None if tensor.name.ends_with("ssm_a") => {
+                            let rates = (0..tensor.columns).map(|_| -0.01 - random.normal().abs());
+                            rows.extend(rates.collect::<Vec<_>>().into_iter().flat_map(f32::to_le_bytes));
+                        }
                         None => {
                             rows.extend(
                                 (0..tensor.columns).flat_map(|_| (random.normal() * 0.1).to_le_bytes()),
@@ -299,10 +428,18 @@ fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
         name,
         columns,
         rows: Some(rows),
+        stacked: None,
         dtype: fornax_engine::stored_as(if better { quant.better } else { quant.usual }, columns),
     };
     let matrix = |name, columns, rows| typed(false, name, columns, rows);
-    let vector = |name: String, columns| Tensor { name, columns, rows: None, dtype: DType::F32 };
+    let floats =
+        |name: String, columns, rows| Tensor { name, columns, rows, stacked: None, dtype: DType::F32 };
+    let vector = |name: String, columns| floats(name, columns, None);
+    let stacked = |experts: u32, tensor: Tensor| Tensor {
+        rows: tensor.rows.map(|rows| rows * size(experts)),
+        stacked: Some(size(experts)),
+        ..tensor
+    };
     let mut tensors = vec![
         typed(shape.tied, "token_embd.weight".to_owned(), hidden, vocab),
         vector("output_norm.weight".to_owned(), hidden),
@@ -312,17 +449,60 @@ fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
     }
     for layer in 0..shape.layers {
         let name = |name: &str| format!("blk.{layer}.{name}");
-        tensors.extend([
-            vector(name("attn_norm.weight"), hidden),
-            matrix(name("attn_q.weight"), hidden, query),
-            matrix(name("attn_k.weight"), hidden, kv),
-            typed(better(layer), name("attn_v.weight"), hidden, kv),
-            matrix(name("attn_output.weight"), query, hidden),
-            vector(name("ffn_norm.weight"), hidden),
-            matrix(name("ffn_gate.weight"), hidden, ffn),
-            matrix(name("ffn_up.weight"), hidden, ffn),
-            typed(better(layer), name("ffn_down.weight"), ffn, hidden),
-        ]);
+        let before_ffn = if shape.delta.is_some() { "post_attention_norm.weight" } else { "ffn_norm.weight" };
+        tensors.extend([vector(name("attn_norm.weight"), hidden), vector(name(before_ffn), hidden)]);
+        match shape.delta {
+            Some(Delta { key, value, dim }) if !(layer + 1).is_multiple_of(ATTENDS) => {
+                let (channels, values) = (size((2 * key + value) * dim), size(value * dim));
+                tensors.extend([
+                    matrix(name("attn_qkv.weight"), hidden, channels),
+                    matrix(name("attn_gate.weight"), hidden, values),
+                    matrix(name("ssm_beta.weight"), hidden, size(value)),
+                    matrix(name("ssm_alpha.weight"), hidden, size(value)),
+                    floats(name("ssm_conv1d.weight"), size(TAPS), Some(channels)),
+                    vector(name("ssm_a"), size(value)),
+                    vector(name("ssm_dt.bias"), size(value)),
+                    vector(name("ssm_norm.weight"), size(dim)),
+                    matrix(name("ssm_out.weight"), values, hidden),
+                ]);
+            }
+            hybrid => {
+                // Half of a hybrid's queries are gates.
+                let queries = if hybrid.is_some() { 2 * query } else { query };
+                tensors.extend([
+                    matrix(name("attn_q.weight"), hidden, queries),
+                    matrix(name("attn_k.weight"), hidden, kv),
+                    typed(better(layer), name("attn_v.weight"), hidden, kv),
+                    matrix(name("attn_output.weight"), query, hidden),
+                ]);
+                if hybrid.is_some() {
+                    let each = size(shape.head_dim);
+                    tensors.extend(
+                        ["attn_q_norm.weight", "attn_k_norm.weight"].map(|norm| vector(name(norm), each)),
+                    );
+                }
+            }
+        }
+        match shape.experts {
+            None => tensors.extend([
+                matrix(name("ffn_gate.weight"), hidden, ffn),
+                matrix(name("ffn_up.weight"), hidden, ffn),
+                typed(better(layer), name("ffn_down.weight"), ffn, hidden),
+            ]),
+            Some(Mixture { count, ffn, .. }) => {
+                let ffn = size(ffn);
+                tensors.extend([
+                    floats(name("ffn_gate_inp.weight"), hidden, Some(size(count))),
+                    stacked(count, matrix(name("ffn_gate_exps.weight"), hidden, ffn)),
+                    stacked(count, matrix(name("ffn_up_exps.weight"), hidden, ffn)),
+                    stacked(count, typed(better(layer), name("ffn_down_exps.weight"), ffn, hidden)),
+                    floats(name("ffn_gate_inp_shexp.weight"), hidden, None),
+                    matrix(name("ffn_gate_shexp.weight"), hidden, ffn),
+                    matrix(name("ffn_up_shexp.weight"), hidden, ffn),
+                    typed(better(layer), name("ffn_down_shexp.weight"), ffn, hidden),
+                ]);
+            }
+        }
         if shape.qkv_bias {
             tensors.extend([
                 vector(name("attn_q.bias"), query),
@@ -337,7 +517,7 @@ fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
 /// Metadata and the list of tensors, up to where data begins.
 fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
     // GGUF's numbers for the types of values.
-    let (u32_type, f32_type, string_type, array_type) = (4u32, 6u32, 8u32, 9u32);
+    let (u32_type, i32_type, f32_type, string_type, array_type) = (4u32, 5u32, 6u32, 8u32, 9u32);
     let string = |out: &mut Vec<u8>, text: &str| {
         out.extend((text.len() as u64).to_le_bytes());
         out.extend(text.as_bytes());
@@ -349,7 +529,7 @@ fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
         lists.push(("tokenizer.ggml.tokens", vocabulary(shape.vocab)));
         lists.push(("tokenizer.ggml.merges", Vec::new()));
     }
-    let integers = [
+    let mut integers = vec![
         ("block_count", shape.layers),
         ("embedding_length", shape.hidden),
         ("feed_forward_length", shape.ffn),
@@ -359,6 +539,32 @@ fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
         ("attention.value_length", shape.head_dim),
         ("context_length", shape.context),
     ];
+    let mut sections = Vec::new();
+    if let Some(Delta { key, value, dim }) = shape.delta {
+        let rotating = shape.head_dim / 4;
+        integers.extend([
+            ("rope.dimension_count", rotating),
+            ("ssm.conv_kernel", TAPS),
+            ("ssm.state_size", dim),
+            ("ssm.group_count", key),
+            ("ssm.time_step_rank", value),
+            ("ssm.inner_size", value * dim),
+            ("full_attention_interval", ATTENDS),
+        ]);
+        // Of pairs: by time, height and width, about a third each.
+        let pairs = rotating / 2;
+        let time = pairs.div_ceil(3);
+        let height = (pairs - time).div_ceil(2);
+        sections.extend([time, height, pairs - time - height, 0]);
+    }
+    if let Some(Mixture { count, chosen, ffn }) = shape.experts {
+        integers.extend([
+            ("expert_count", count),
+            ("expert_used_count", chosen),
+            ("expert_feed_forward_length", ffn),
+            ("expert_shared_feed_forward_length", ffn),
+        ]);
+    }
     let floats = [
         ("attention.layer_norm_rms_epsilon", 1e-6),
         #[expect(clippy::cast_precision_loss, reason = "powers of ten that f32 holds")]
@@ -367,7 +573,8 @@ fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((tensors.len() as u64).to_le_bytes());
     // With words there is an end, too.
-    let keys = strings.len() + integers.len() + floats.len() + lists.len() + usize::from(words);
+    let others = usize::from(words) + usize::from(!sections.is_empty());
+    let keys = strings.len() + integers.len() + floats.len() + lists.len() + others;
     out.extend((keys as u64).to_le_bytes());
     for (key, value) in strings {
         string(&mut out, key);
@@ -383,6 +590,13 @@ fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
         string(&mut out, &format!("{}.{key}", shape.architecture));
         out.extend(f32_type.to_le_bytes());
         out.extend(f32::to_le_bytes(value));
+    }
+    if !sections.is_empty() {
+        string(&mut out, &format!("{}.rope.dimension_sections", shape.architecture));
+        out.extend(array_type.to_le_bytes());
+        out.extend(i32_type.to_le_bytes());
+        out.extend((sections.len() as u64).to_le_bytes());
+        out.extend(sections.iter().flat_map(|pairs: &u32| pairs.to_le_bytes()));
     }
     for (key, values) in &lists {
         string(&mut out, key);
@@ -400,8 +614,9 @@ fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
     for tensor in tensors {
         string(&mut out, &tensor.name);
         // Fastest dimension first.
-        let dimensions: Vec<u64> =
-            std::iter::once(tensor.columns).chain(tensor.rows).map(|size| size as u64).collect();
+        let stacked = tensor.stacked.unwrap_or(1);
+        let sizes = [Some(tensor.columns), tensor.rows.map(|rows| rows / stacked), tensor.stacked];
+        let dimensions: Vec<u64> = sizes.into_iter().flatten().map(|size| size as u64).collect();
         out.extend((dimensions.len() as u32).to_le_bytes());
         out.extend(dimensions.iter().flat_map(|size| size.to_le_bytes()));
         out.extend(tensor.dtype.ggml_id().expect("a type of GGUF").to_le_bytes());
@@ -566,6 +781,39 @@ mod tests {
             let model = OpenOptions::new(&path).open().unwrap();
             let request = Request { max_tokens: Some(4), ..Request::tokens(vec![1, 2, 3]) };
             assert_eq!(model.generate(&request).unwrap().tokens.len(), 4, "{quant}");
+        }
+    }
+
+    #[test]
+    fn hybrids_are_what_the_loader_takes_them_for_and_compute() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["tiny-hybrid", "tiny-hybrid-moe"] {
+            let path = folder.path().join(format!("{name}.gguf"));
+            let shape = SHAPES.iter().find(|shape| shape.name == name).unwrap();
+            write_repeating(&path, shape, Types::Q4_K_M, &mut |_, _| ControlFlow::Continue(())).unwrap();
+            let model = OpenOptions::new(&path).open().unwrap();
+            let (states, _, _) = model.plan().states().unwrap();
+            assert!(states > 0, "{name}");
+            let request =
+                Request { max_tokens: Some(40), ignore_eos: true, ..Request::tokens(vec![1, 2, 3]) };
+            let answer = model.generate(&request).unwrap().tokens;
+            // Logits that are no numbers would choose nothing.
+            assert!(
+                answer.len() == 40 && answer.iter().any(|token| *token != answer[0]),
+                "{name}: {answer:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn shapes_of_hybrids_have_as_many_weights_as_their_names_say() {
+        for (name, billions) in [("qwen3.5-4b", 4.2), ("qwen3.6-27b", 26.9), ("qwen3.6-35b-a3b", 34.7)] {
+            let shape = SHAPES.iter().find(|shape| shape.name == name).unwrap();
+            let values: usize = tensors(shape, DType::BF16.into())
+                .iter()
+                .map(|tensor| tensor.columns * tensor.rows.unwrap_or(1))
+                .sum();
+            assert!((values as f64 / 1e9 - billions).abs() < 0.05, "{name}: {values}");
         }
     }
 

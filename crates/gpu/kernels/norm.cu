@@ -1,6 +1,6 @@
 // RMS and layer norms of rows, and of heads inside them: a block for each vector that is normalised. See
 // docs/kernels.md#norm.
-#include "prelude.cuh"
+#include "activation.cuh"
 
 #define AT_ONCE 8
 
@@ -83,4 +83,32 @@ KERNEL __launch_bounds__(1024) qk_norm(Step step, Norm query, Norm key, int quer
     const bool is_query = stretch < own;
     float* at = qkv + r * columns + (is_query ? stretch * query.columns : queries + (stretch - own) * key.columns);
     normalize(is_query ? query : key, at, at, scratch);
+}
+
+// x = the RMS norm of each group of its values, times silu of the gates: grid (groups, tokens), a warp for each group.
+KERNEL gated_norm(Step step, Norm norm, const float* gates, int gate_columns, float* x, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int lane = threadIdx.x % WARP, group = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    const long r = blockIdx.y;
+    if (r >= step_rows(step, 0) || group * norm.columns >= columns) return;
+    float* at = x + r * columns + group * norm.columns;
+    const float* gate = gates + r * gate_columns + group * norm.columns;
+    float values[AT_ONCE], opened[AT_ONCE], squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int k = i * WARP + lane;
+        values[i] = k < norm.columns ? at[k] : 0.0f;
+        opened[i] = k < norm.columns ? gate[k] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) squares = __fmaf_rn(values[i], values[i], squares);
+    for (int k = AT_ONCE * WARP + lane; k < norm.columns; k += WARP) squares = __fmaf_rn(at[k], at[k], squares);
+    const float inverse = 1.0f / sqrtf(warp_sum(squares) / (float)norm.columns + norm.eps);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int k = i * WARP + lane;
+        if (k < norm.columns) at[k] = __fmul_rn(values[i] * inverse * norm.weight[k], silu(opened[i]));
+    }
+    for (int k = AT_ONCE * WARP + lane; k < norm.columns; k += WARP) at[k] = __fmul_rn(at[k] * inverse * norm.weight[k], silu(gate[k]));
 }

@@ -12,6 +12,7 @@
 #define BLOCKS32 3  // Q4_0, Q4_1, Q5_0 and Q5_1: MINS and BITS say which
 #define SUPERBLOCKS 4  // Q4_K, and with BITS Q5_K
 #define Q6_K 5
+#define FP8_128 7
 #define CODED 6  // runs of 16 values as `layout.rs` makes them of the rarer formats, with MINS or without
 
 struct Rows {
@@ -141,6 +142,15 @@ KERNEL __launch_bounds__(64) pack(Part part, Rows rows) {
         for (int block = 0; block < 4; block++) most = max(most, (u32)scales[block] & 0x7fff);
         leave_most(part, most);
     }
+#elif FORMAT == FP8_128
+    const u8* from = stored + (long)blockIdx.x * 132;
+    u64 octets[4] = {0, 0, 0, 0};
+    if (here)
+        for (int block = 0; block < 4; block++) octets[block] = load_8(from + 4 + block * 32 + t * 8);
+    for (int two = 0; two < 2; two++)
+        *(uint4*)(part.codes + tile * 2048 + two * 1024 + half * 512 + lane * 16) =
+            make_uint4((u32)octets[2 * two], (u32)(octets[2 * two] >> 32), (u32)octets[2 * two + 1], (u32)(octets[2 * two + 1] >> 32));
+    if (t == 0) *(u32*)(part.scales + tile * 64 + row * 4) = here ? load_4(from) : 0;
 #elif FORMAT == SUPERBLOCKS
     const int block_bytes = 16 + 32 * BITS + 128, first = blockIdx.x % 2 * 4;
     const u8* from = stored + (long)(blockIdx.x / 2) * block_bytes;

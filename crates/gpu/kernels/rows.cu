@@ -11,6 +11,16 @@ KERNEL add(Step step, int wanted, const float* y, int y_stride, float* x, int co
     x[r * columns + k] += y[r * y_stride + k];
 }
 
+// x *= sigmoid(gates)
+KERNEL sigmoid_gate(Step step, const float* gates, float* x, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= step_rows(step, 0)) return;
+    x[r * columns + k] = __fmul_rn(x[r * columns + k], sigmoid(gates[r * columns + k]));
+}
+
 // out[r] = x[the r-th token that wants logits]
 KERNEL gather(Step step, const float* x, float* out, int columns) {
     let_next_start();

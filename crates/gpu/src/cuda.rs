@@ -10,9 +10,9 @@ use fornax_compute::cpu::dequantize;
 use fornax_compute::landing::{Content, land};
 use fornax_compute::operands;
 use fornax_compute::{
-    Attention, Backend, Batch, Error, ExpertRoom, Experts, Glu, Heads, KvLayer, KvSpec, Linear, LowRank,
-    Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope, Routing, Rows,
-    SampleFault, SampleRow, Sampled, Sizes, Usage,
+    Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
+    Linear, LowRank, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope,
+    Routing, Rows, SampleFault, SampleRow, Sampled, ShortConv, Sizes, Usage,
 };
 
 use crate::arena::{Arena, Piece};
@@ -20,7 +20,7 @@ use crate::check::Checks;
 use crate::driver::{Arg, CUDA, Device, Event, Function, Graph, Launch};
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
-use crate::ops::{Call, Fuse, Scratch, sample_program};
+use crate::ops::{Call, Fuse, Scratch, recurrence_program, sample_program};
 use crate::program::{Key, Programs};
 use crate::step::{BINS_BYTES, Chosen, DeviceStep, Outcome, Slot, Step, Steps};
 use crate::upload::{Ring, UploadTimes};
@@ -43,7 +43,8 @@ pub struct CudaOptions {
     pub slots: usize,
     /// Steps that may be begun while another one is unfinished.
     pub depth: usize,
-    /// Entries of all page tables of a step, and `tokens_max` more for each KV group.
+    /// Entries of all page tables of a step, and `tokens_max` more for each KV group. For each group of states six words for
+    /// each slot, and two for each checkpoint.
     pub pages_max: usize,
     /// Where compiled kernels are kept; `None` compiles them anew each time.
     pub kernel_folder: Option<PathBuf>,
@@ -146,6 +147,7 @@ pub(crate) enum Check {
     Positions { rows: usize },
     Pages { group: usize, pages: usize },
     Adapters { count: usize },
+    States { group: usize, groups: usize, pages: usize },
 }
 
 impl Cuda {
@@ -273,6 +275,11 @@ impl Cuda {
         step
     }
 
+    /// Whether a step's body is run for all steps of its bucket.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.bucket.get().is_some()
+    }
+
     /// Places of the longest sequence that grids are made for.
     pub(crate) fn grid_places(&self, slot: &Slot) -> usize {
         self.bucket.get().map_or(slot.place_max + 1, |bucket| bucket.places)
@@ -373,6 +380,7 @@ impl Check {
             Check::Positions { rows } => slot.check_positions(rows),
             Check::Pages { group, pages } => slot.check_pages(group, pages),
             Check::Adapters { count } => slot.check_adapters(count),
+            Check::States { group, groups, pages } => slot.check_states(group, groups, pages),
         }
     }
 }
@@ -454,6 +462,9 @@ impl Memory for Cuda {
         for (attention, rotates) in self.foreseen.borrow().iter() {
             let keys = self.attention_programs(attention, *rotates, spec.dtype);
             keys.into_iter().for_each(|key| self.programs.prepare(key));
+        }
+        if spec.groups.iter().any(|group| group.kind.is_state()) {
+            self.programs.prepare(recurrence_program());
         }
         for (pointer, bytes) in kv.memory() {
             self.poison(pointer, bytes)?;
@@ -685,6 +696,37 @@ impl Backend for Cuda {
         out: &mut Buf,
     ) -> Result<(), Error> {
         self.op_low_rank(step.slot(), changes, x, out)
+    }
+
+    fn short_conv(
+        &self,
+        step: &Step,
+        conv: &ShortConv<Buf>,
+        x: &Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_short_conv(step.slot(), conv, x, kv, out)
+    }
+
+    fn delta_rule(
+        &self,
+        step: &Step,
+        rule: &DeltaRule<Buf>,
+        qkv: &mut Buf,
+        mixed: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_delta_rule(step.slot(), rule, (qkv, mixed), kv, out)
+    }
+
+    fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
+        self.op_gated_norm(step.slot(), norm, gates, x)
+    }
+
+    fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
+        self.op_sigmoid_gate(step.slot(), gates, x)
     }
 
     fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {

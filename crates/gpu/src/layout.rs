@@ -44,6 +44,7 @@ pub(crate) enum Format {
     Q5_K,
     Q6_K,
     MXFP8,
+    FP8_128,
     /// One of the rarer formats, which share their kernels.
     Coded(DType),
 }
@@ -64,6 +65,7 @@ impl Format {
             DType::Q5_K => Format::Q5_K,
             DType::Q6_K => Format::Q6_K,
             DType::MXFP8 => Format::MXFP8,
+            DType::FP8_128 => Format::FP8_128,
             other => Format::Coded(Runs::of(other).map(|_| other)?),
         })
     }
@@ -155,6 +157,7 @@ impl Format {
             Format::Q5_K => "quant/q5_k.cuh",
             Format::Q6_K => "quant/q6_k.cuh",
             Format::MXFP8 => "quant/mxfp8.cuh",
+            Format::FP8_128 => "quant/fp8_128.cuh",
             Format::Coded(_) => "quant/coded.cuh",
         }
     }
@@ -190,6 +193,7 @@ impl Format {
             Format::F32 => [8192, 0, 0, 0],
             Format::F16 | Format::BF16 => [4096, 0, 0, 0],
             Format::Q8_0 | Format::MXFP8 => [2048, 0, 128, 0],
+            Format::FP8_128 => [2048, 0, 64, 0],
             Format::Q4_0 | Format::Q4_K => [1024, 0, 128, 0],
             Format::Q4_1 => [1024, 0, 128, 128],
             Format::Q5_0 | Format::Q5_K => [1024, 256, 128, 0],
@@ -244,6 +248,21 @@ impl Format {
                     for (t, octet) in stored[2..].chunks_exact(8).enumerate() {
                         for (to, code) in planes[0][at + t * 16..][..8].iter_mut().zip(octet) {
                             *to = code ^ higher;
+                        }
+                    }
+                }
+            }
+            Format::FP8_128 => {
+                for (tile, stored) in stored.chunks_exact(132).enumerate() {
+                    planes[2][tile * 64 + row * 4..][..4].copy_from_slice(&stored[..4]);
+                    for (block, stored) in stored[4..].chunks_exact(32).enumerate() {
+                        let at = tile * 2048
+                            + block / 2 * 1024
+                            + place.half * 512
+                            + place.lane * 16
+                            + block % 2 * 8;
+                        for (t, octet) in stored.chunks_exact(8).enumerate() {
+                            planes[0][at + t * 16..][..8].copy_from_slice(octet);
                         }
                     }
                 }
@@ -454,6 +473,12 @@ mod tests {
                 let code = u16::from(codes[at]);
                 scale(scales) * f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
             }
+            Format::FP8_128 => {
+                let at = tile * 2048 + block / 2 * 1024 + half * 512 + lane * 16 + block % 2 * 8 + i;
+                let code = u16::from(codes[at]);
+                let scale = f32::from_bits(word(&scales[tile * 64 + row % 16 * 4..]));
+                scale * (f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32() * 256.0)
+            }
             Format::Q4_0 => scale(scales) * (nibble() as f32 - 8.0),
             Format::Q4_1 => scale(scales) * nibble() as f32 + scale(mins),
             Format::Q5_0 => scale(scales) * ((nibble() | bit() << 4) as f32 - 16.0),
@@ -531,6 +556,10 @@ mod tests {
                     if dtype == DType::MXFP8 {
                         // What an f16 holds times the largest code.
                         block[0] = [255, 95 + block[0] % 40][usize::from(block[1] > 8)];
+                        continue;
+                    }
+                    if dtype == DType::FP8_128 {
+                        block[3] &= 0xbf;
                         continue;
                     }
                     exponents.iter().for_each(|&at| block[at] &= 0xbf);

@@ -4,7 +4,9 @@ use std::fmt;
 use std::rc::Rc;
 
 use fornax_compute::operands::Operand;
-use fornax_compute::{Error, KvDType, KvGroup, KvLayer, KvSpec, Need, PAGE_TOKENS, Part, Purpose, Sizes};
+use fornax_compute::{
+    Error, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Need, PAGE_TOKENS, Part, Purpose, Sizes,
+};
 
 use crate::CudaOptions;
 use crate::abi::{Constant, Layout, layout};
@@ -216,7 +218,7 @@ impl Weight {
 }
 
 /// The pages of all groups. Inside a group: (layer, page, K then V, head, token, dim), so that what attention reads of
-/// one page for one head is contiguous.
+/// one page for one head is contiguous; of states (layer, state, its values).
 pub struct Kv {
     pub(crate) dtype: KvDType,
     groups: Vec<(KvGroup, Piece)>,
@@ -404,11 +406,6 @@ impl Sizes for CudaSizes {
             Need::GivenRows
             | Need::Sections
             | Need::LastSeen
-            | Need::States
-            | Need::ShortConv
-            | Need::DeltaRule
-            | Need::GatedNorm
-            | Need::SigmoidGate
             | Need::SharedKeys
             | Need::HostWeights
             | Need::FileWeights => Err(Error::Unsupported { what: need.to_string(), backend: self.name }),
@@ -417,7 +414,14 @@ impl Sizes for CudaSizes {
     }
 
     fn keeps(&self, spec: &KvSpec) -> Result<(), Error> {
-        spec.pairs_only(self.name)?;
+        // Keys and values of one width, and states of whole values of f32.
+        let has = |kind: &KvKind| match *kind {
+            KvKind::State { bytes, .. } => bytes.is_multiple_of(size_of::<f32>()),
+            _ => kind.heads().is_some(),
+        };
+        if let Some(group) = spec.groups.iter().find(|group| !has(&group.kind)) {
+            return Err(Error::Unsupported { what: group.kind.to_string(), backend: self.name });
+        }
         let dtype = spec.dtype;
         if KV_DTYPES.contains(&dtype) {
             return Ok(());

@@ -57,6 +57,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = kernels![
     "quant/q5_k.cuh",
     "quant/q6_k.cuh",
     "quant/mxfp8.cuh",
+    "quant/fp8_128.cuh",
     "quant/coded.cuh",
 ];
 
@@ -80,6 +81,7 @@ pub(crate) const UNITS: &[(&str, &str)] = kernels![
     "norm.cu",
     "pack.cu",
     "rate.cu",
+    "recurrence.cu",
     "ring.cu",
     "rope.cu",
     "rows.cu",
@@ -153,6 +155,7 @@ impl Key {
             unit if unit.starts_with("attention") => 600,
             "gemm_few.cu" => 220 + number("WIDTH"),
             "gemv.cu" | "expert_rows.cu" => 200,
+            "recurrence.cu" => 500,
             _ => 100,
         }
     }
@@ -383,7 +386,7 @@ mod tests {
     };
 
     /// Of the rarer ones, which differ in their table alone, one with minima and one without.
-    const FORMATS: [Format; 14] = [
+    const FORMATS: [Format; 15] = [
         Format::F32,
         Format::F16,
         Format::BF16,
@@ -396,15 +399,24 @@ mod tests {
         Format::Q5_K,
         Format::Q6_K,
         Format::MXFP8,
+        Format::FP8_128,
         Format::Coded(DType::Q2_K),
         Format::Coded(DType::IQ2_XS),
     ];
 
     fn every_program() -> Vec<Key> {
-        let mut keys: Vec<Key> =
-            ["experts.cu", "glu.cu", "low_rank.cu", "norm.cu", "rate.cu", "ring.cu", "rows.cu"]
-                .map(Key::plain)
-                .to_vec();
+        let mut keys: Vec<Key> = [
+            "experts.cu",
+            "glu.cu",
+            "low_rank.cu",
+            "norm.cu",
+            "rate.cu",
+            "recurrence.cu",
+            "ring.cu",
+            "rows.cu",
+        ]
+        .map(Key::plain)
+        .to_vec();
         keys.extend([false, true].map(sample_program));
         for columns in [3584, 515] {
             keys.extend([false, true].map(|experts| form_program(columns, experts)));
@@ -492,7 +504,7 @@ mod tests {
             }
         }
         // Wide heads, as many of one as there may be, and one for each; queries that are rotated before.
-        for shape in [(256, 2), (128, 16), (128, 1)].map(heads_of) {
+        for shape in [(256, 2), (256, 8), (128, 16), (128, 1)].map(heads_of) {
             keys.push(attention_program(shape, KvDType::F16, &causal()));
         }
         keys.extend(wgmma_program(heads_of((128, 1)), KvDType::F16, &causal(), false).map(|(key, _)| key));

@@ -18,6 +18,24 @@ use crate::driver::{Device, Event, Pinned};
 const HEADER_WORDS: usize = 16;
 /// Arrays of a word for each token, in front of the page tables.
 const ARRAYS: usize = 7;
+/// Words of a checkpoint: after how many of its row's tokens, and in which state (`SAVE_WORDS` of recurrence.cu).
+const SAVE_WORDS: usize = 2;
+
+/// `RowState` of recurrence.cu: what a row does with its state in one group of states. They lie behind the tables' places,
+/// group after group, and checkpoints behind the tables.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct DeviceRowState {
+    first: i32,
+    tokens: i32,
+    from: i32,
+    to: i32,
+    saves: i32,
+    count: i32,
+}
+
+/// Words of one.
+const STATE_WORDS: usize = size_of::<DeviceRowState>() / size_of::<i32>();
 
 /// `Step` of prelude.cuh: where a slot's arrays lie. It follows from the slot and `stride`.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -123,6 +141,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     layout!(DeviceStep, "Step" in "prelude.cuh", {
         counts, ids, positions, places, wanted, firsts, lasts, adapters, tables, stride, known: known_tokens known_wanted, pad,
     }),
+    layout!(DeviceRowState, "RowState" in "recurrence.cu", { first, tokens, from, to, saves, count }),
     layout!(DeviceRow, "Row" in "sample.cu", {
         wanted, slot, vocab, mask_words, mask, random, top_p, log_min_p, halvings, top_k, changes: changes changes_end, logprob, pad,
     }),
@@ -130,6 +149,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     layout!(Chosen, "Chosen" in "sample.cu", { token, fault, logprob, pad }),
 ];
 pub(crate) const CONSTANTS: &[Constant] = &[
+    Constant::new("recurrence.cu", "SAVE_WORDS", SAVE_WORDS),
     Constant::new("sample.cu", "1 << ID_BITS", VOCAB_MAX as usize),
     Constant::new("sample.cu", "STRETCHES * sizeof(Stretch)", STRETCHES_BYTES),
     Constant::new("sample.cu", "sizeof(Bins)", BINS_BYTES),
@@ -196,8 +216,16 @@ pub(crate) struct Slot {
     pub(crate) place_max: usize,
     /// The largest rotary position.
     position_max: u32,
-    groups: usize,
+    /// Groups of pages; those of states come behind them.
+    pub(crate) groups: usize,
     page_max: Vec<u32>,
+    /// The largest state that is named in each group of states.
+    state_max: Vec<u32>,
+    /// Rows that there is room for in a group of states.
+    state_rows: usize,
+    /// Sequences in the step, and tokens of the longest.
+    pub(crate) row_count: usize,
+    pub(crate) len_max: usize,
     /// The largest number of an adapter, if a sequence uses one.
     pub(crate) adapter_max: Option<u32>,
     pub(crate) results: Vec<Outcome>,
@@ -262,6 +290,10 @@ impl Steps {
                 position_max: 0,
                 groups: 0,
                 page_max: Vec::new(),
+                state_max: Vec::new(),
+                state_rows: 0,
+                row_count: 0,
+                len_max: 0,
                 adapter_max: None,
                 results: Vec::new(),
                 changes: 0,
@@ -287,7 +319,7 @@ impl Steps {
         batch.check(self.tokens_max, self.slots, &mut slot.seen)?;
         // A step that was dropped before it was finished may still be reading what was staged for it.
         slot.done.wait("begin")?;
-        let words = slot.fill(batch, self.tokens_max, self.pages_max)?;
+        let words = slot.fill(batch, (self.tokens_max, self.slots), self.pages_max)?;
         self.device.write_pinned("begin", slot.batch, slot.staged.room().part(0, words * 4))?;
         slot.done.record()?;
         slot.behind.set(false);
@@ -297,11 +329,20 @@ impl Steps {
 
 impl Slot {
     /// Lays out the batch; how many words it takes.
-    fn fill(&mut self, batch: &Batch, tokens_max: usize, pages_max: usize) -> Result<usize, Error> {
+    fn fill(
+        &mut self,
+        batch: &Batch,
+        (tokens_max, slots): (usize, usize),
+        pages_max: usize,
+    ) -> Result<usize, Error> {
         let groups = batch.rows.first().map_or(0, |row| row.pages.len());
         let needed =
             |row: &fornax_compute::Row| (row.start as usize + row.len as usize).div_ceil(PAGE_TOKENS);
-        let pages = batch.rows.iter().map(|row| needed(row) * groups).sum::<usize>() + groups * tokens_max;
+        let state_groups = batch.states.first().map_or(0, Vec::len);
+        let saves = batch.states.iter().flatten().map(|state| state.saves.len()).sum::<usize>();
+        let states = state_groups * tokens_max.min(slots) * STATE_WORDS + saves * SAVE_WORDS;
+        let pages = batch.rows.iter().map(|row| needed(row) * groups).sum::<usize>();
+        let pages = pages + groups * tokens_max + states;
         if pages > pages_max {
             return Err(Error::BatchLimit { what: "pages", got: pages, limit: pages_max });
         }
@@ -316,12 +357,17 @@ impl Slot {
         self.place_max = 0;
         self.page_max.clear();
         self.page_max.resize(groups, 0);
+        self.state_max.clear();
+        self.state_max.resize(state_groups, 0);
+        self.row_count = batch.rows.len();
+        self.len_max = batch.rows.iter().map(|row| row.len as usize).max().unwrap_or(0);
         self.adapter_max = batch.adapters.iter().copied().flatten().max();
         self.results.clear();
         self.changes = 0;
         self.mask_words = 0;
 
         let stride = stride(tokens, tokens_max);
+        self.state_rows = stride.min(slots);
         self.arrays = DeviceStep::new(self.batch, stride);
         let [ids, positions, places, wanted_at, firsts, lasts, adapters, tables] =
             [0, 1, 2, 3, 4, 5, 6, ARRAYS].map(|index| HEADER_WORDS + index * stride);
@@ -346,7 +392,9 @@ impl Slot {
             *word = position.cast_signed();
         }
         self.position_max = batch.positions.iter().copied().max().unwrap_or(0);
-        let (mut first, mut wanted_next, mut page_next) = (0, wanted_at, tables + groups * stride);
+        let states_at = tables + groups * stride;
+        let (mut first, mut wanted_next) = (0, wanted_at);
+        let mut page_next = states_at + state_groups * self.state_rows * STATE_WORDS;
         for (index, row) in batch.rows.iter().enumerate() {
             let len = row.len as usize;
             for (group, table) in row.pages.iter().enumerate() {
@@ -366,6 +414,28 @@ impl Slot {
             let adapter = batch.adapters.get(index).copied().flatten();
             words[adapters + first..][..len]
                 .fill(adapter.map_or(-1, |adapter| crate::memory::int(adapter as usize)));
+            for (group, state) in batch.states.get(index).into_iter().flatten().enumerate() {
+                let page = |page: fornax_compute::PageId| page.0.cast_signed();
+                let saves = page_next - tables;
+                for &(end, to) in &state.saves {
+                    words[page_next..][..SAVE_WORDS]
+                        .copy_from_slice(&[(end - row.start).cast_signed(), page(to)]);
+                    page_next += SAVE_WORDS;
+                }
+                let device_state = DeviceRowState {
+                    first: crate::memory::int(first),
+                    tokens: crate::memory::int(len),
+                    from: state.from.map_or(-1, page),
+                    to: page(state.to),
+                    saves: crate::memory::int(saves),
+                    count: crate::memory::int(state.saves.len()),
+                };
+                let at = states_at + (group * self.state_rows + index) * STATE_WORDS;
+                words[at..][..STATE_WORDS]
+                    .copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(&device_state)));
+                let named = state.saves.iter().map(|(_, page)| *page).chain(state.from).chain([state.to]);
+                self.state_max[group] = named.fold(self.state_max[group], |max, page| max.max(page.0));
+            }
             if len == 1 && !self.decode {
                 let places = row.start as usize + 1;
                 match self.singles.last_mut() {
@@ -410,6 +480,30 @@ impl Slot {
             }
             Some(&page) if page as usize >= pages => {
                 Err(Error::BatchLimit { what: "page", got: page as usize, limit: pages.saturating_sub(1) })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Where the rows of a group of states begin, counted from the tables.
+    pub(crate) fn states_at(&self, group: usize) -> usize {
+        self.groups * self.arrays.stride.cast_unsigned() as usize + group * self.state_rows * STATE_WORDS
+    }
+
+    /// Checks that `group` is one of states behind `groups` of pages, and that every state named for it is in a pool of
+    /// `pages` states.
+    pub(crate) fn check_states(&self, group: usize, groups: usize, pages: usize) -> Result<(), Error> {
+        if self.groups != groups {
+            return Err(Error::BatchShape { what: "page tables of a row", got: self.groups, wanted: groups });
+        }
+        let behind = group.checked_sub(groups).unwrap_or(usize::MAX);
+        match self.state_max.get(behind) {
+            None => {
+                let (got, wanted) = (self.state_max.len(), behind.saturating_add(1));
+                Err(Error::BatchShape { what: "states of a row", got, wanted })
+            }
+            Some(&state) if state as usize >= pages => {
+                Err(Error::BatchLimit { what: "state", got: state as usize, limit: pages.saturating_sub(1) })
             }
             Some(_) => Ok(()),
         }
@@ -465,7 +559,57 @@ impl Drop for Step {
 
 #[cfg(test)]
 mod tests {
+    use fornax_compute::{Backend, PageId, Row, RowState};
+
     use super::*;
+    use crate::Cuda;
+    use crate::driver::fake;
+
+    #[test]
+    fn what_rows_do_with_their_states_lies_behind_the_places_of_their_tables() {
+        fake::willing();
+        let options = CudaOptions { tokens_max: 80, slots: 4, pages_max: 1 << 10, ..CudaOptions::default() };
+        let cuda = Cuda::new(options).unwrap();
+        let mut batch = Batch::default();
+        for (slot, start, len) in [(0, 32, 40), (1, 0, 1)] {
+            let pages = vec![vec![PageId(1), PageId(2), PageId(3 + slot)]];
+            batch.push(Row { slot, start, len, pages, wanted: 0 }, (0..len).map(Token::Known));
+        }
+        let state = |from: Option<u32>, to, saves: &[(u32, u32)]| {
+            let saves = saves.iter().map(|&(end, page)| (end, PageId(page))).collect();
+            RowState { from: from.map(PageId), to: PageId(to), saves }
+        };
+        batch.states = vec![
+            vec![state(Some(5), 5, &[(64, 7), (72, 4)]), state(Some(1), 2, &[])],
+            vec![state(None, 3, &[(1, 6)]), state(None, 9, &[])],
+        ];
+        let step = cuda.begin(&batch).unwrap();
+        let slot = step.slot();
+        let words: &[i32] = bytemuck::cast_slice(slot.staged.bytes());
+        // 41 tokens: arrays of 64 words.
+        let tables = &words[HEADER_WORDS + ARRAYS * 64..];
+        assert_eq!([slot.states_at(0), slot.states_at(1)], [64, 64 + 4 * STATE_WORDS]);
+        let row = |group, row: usize| {
+            let words = &tables[slot.states_at(group) + row * STATE_WORDS..][..STATE_WORDS];
+            let at = words[4].cast_unsigned() as usize;
+            let saves = tables[at..at + words[5].cast_unsigned() as usize * SAVE_WORDS].to_vec();
+            (words[..4].to_vec(), saves)
+        };
+        assert_eq!(row(0, 0), (vec![0, 40, 5, 5], vec![32, 7, 40, 4]));
+        assert_eq!(row(0, 1), (vec![40, 1, -1, 3], vec![1, 6]));
+        assert_eq!(row(1, 0), (vec![0, 40, 1, 2], vec![]));
+        assert_eq!(row(1, 1), (vec![40, 1, -1, 9], vec![]));
+        assert_eq!((slot.row_count, slot.len_max), (2, 40));
+        let said = |checked: Result<(), Error>| checked.map_err(|error| error.to_string());
+        assert_eq!(said(slot.check_states(1, 1, 8)), Ok(()));
+        assert_eq!(said(slot.check_states(1, 1, 7)), Err("batch: state 7 beyond the limit 6".to_owned()));
+        assert_eq!(said(slot.check_states(2, 1, 9)), Err("batch: state 9 beyond the limit 8".to_owned()));
+        assert_eq!(said(slot.check_states(3, 1, 9)), Err("batch: states of a row: 2, wanted 3".to_owned()));
+        assert_eq!(
+            said(slot.check_states(2, 2, 9)),
+            Err("batch: page tables of a row: 1, wanted 2".to_owned())
+        );
+    }
 
     #[test]
     fn arrays_of_few_tokens_lie_close_together_and_where_their_recording_wants_them() {

@@ -112,6 +112,7 @@ pub(crate) fn packer(format: Format) -> Key {
         Format::Q4_K => (4, 0, 0),
         Format::Q5_K => (4, 0, 1),
         Format::Q6_K => (5, 0, 0),
+        Format::FP8_128 => (7, 0, 0),
         Format::Coded(_) => (6, u8::from(format.runs().is_some_and(|runs| runs.mins)), 0),
     };
     let defines = vec![format!("FORMAT={number}"), format!("MINS={mins}"), format!("BITS={bits}")];

@@ -35,7 +35,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         }
     }
     // Sums are shared out differently in larger weights, and prompts have other kernels than batches.
-    for dtype in [DType::BF16, DType::Q8_0, DType::MXFP8, DType::Q4_K, DType::Q6_K] {
+    for dtype in [DType::BF16, DType::Q8_0, DType::MXFP8, DType::FP8_128, DType::Q4_K, DType::Q6_K] {
         for (rows, tokens) in [(1100, 300), (2200, 300), (8500, 150), (17_000, 150)] {
             let case = format!("matmul {dtype} {rows}x512: {tokens} rows, and in groups");
             suite.same_bits(case, |backend| regrouped(backend, dtype, (rows, 512), tokens));

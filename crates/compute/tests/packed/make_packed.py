@@ -69,6 +69,31 @@ def float8(rng):
     write("fp8", {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, tensors, values)
 
 
+def float8_runs(rng):
+    """The same where 128 columns share a scale: by blocks, by row, in all; and a scale beyond what a device multiplies."""
+    tensors, values = {}, {}
+
+    def add(name, rows, columns, scales, expand, end):
+        bits = rng.integers(0, 256, (rows, columns), dtype=np.uint8)
+        bits[bits & 127 == 127] = 0  # NaN
+        weight = torch.from_numpy(bits).view(torch.float8_e4m3fn)
+        tensors[f"{name}.weight"] = weight
+        tensors[f"{name}.weight_{end}"] = scales
+        values[f"{name}.weight"] = (weight.to(torch.float32) * expand(scales.to(torch.float32))).numpy()
+
+    def of(size, *shape):
+        return torch.from_numpy(rng.uniform(size, 100 * size, shape).astype(np.float32))
+
+    def blocks(scales):
+        return scales.repeat_interleave(128, 0)[:130].repeat_interleave(128, 1)
+
+    add("block", 130, 384, of(1e-4, 2, 3), blocks, "scale_inv")
+    add("channel", 24, 256, of(1e-4, 24, 1).to(torch.bfloat16), lambda scales: scales, "scale")
+    add("tensor", 24, 128, of(1e-4, 1), lambda scales: scales, "scale")
+    add("tiny", 130, 384, of(1e-12, 2, 3), blocks, "scale_inv")
+    write("fp8_128", {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, tensors, values)
+
+
 def codes_of(rng, rows, columns, groups, symmetric):
     codes = rng.integers(0, 16, (rows, columns))
     zeros = np.full((groups, rows), 8) if symmetric else rng.integers(0, 16, (groups, rows))
@@ -181,6 +206,7 @@ def main():
     float8(rng)
     gptq(rng)
     awq(rng)
+    float8_runs(np.random.default_rng(128))
     rows = rows_to_quantize(rng)
     eight = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.Q8_0)
     (HERE / "quantize.bin").write_bytes(rows.tobytes() + eight.tobytes() + q4_k(rows).tobytes())

@@ -8,6 +8,7 @@ float8.json       "values": what each of the 256 codes stands for, as the bits o
                   code, what lies beyond 448 taken as 448.
 mxfp8.bin         laid out as make_blocks.py says, without units and products: random blocks, then every code beside exponents
                   at the ends of their range.
+fp8_128.bin       the same of runs of 128 codes behind an f32 scale.
 mxfp8_rows.bin    the f32 rows of ../packed/quantize.bin as blocks: the smallest power of two whose 448-fold no value exceeds,
                   then the nearest codes.
 """
@@ -73,6 +74,17 @@ def main():
     with np.errstate(over="ignore"):
         expanded = blocks[:, :1].view(float8_e8m0fnu).astype(np.float32) * values_of(blocks[:, 1:])
     with open(HERE / "mxfp8.bin", "wb") as file:
+        file.write(np.array([0, 0, len(blocks)], "<u4").tobytes() + blocks.tobytes())
+        file.write(expanded.astype("<f4").tobytes())
+
+    # Random blocks, every code beside scales of several sizes, and what no file has.
+    rng = np.random.default_rng(128)
+    scales = np.concatenate([rng.uniform(-1e-2, 1e-2, 20), [1.0, 2.0**-126, 2.0**-140, 3e38, 0.0, np.inf, np.nan]]).astype("<f4")
+    codes = np.concatenate([rng.integers(0, 256, (20, 128), dtype=np.uint8), every.reshape(2, 128).repeat(4, 0)[: len(scales) - 20]])
+    with np.errstate(over="ignore", invalid="ignore"):
+        expanded = scales[:, None] * values_of(codes)
+    blocks = np.concatenate([scales.view(np.uint8).reshape(-1, 4), codes], axis=1)
+    with open(HERE / "fp8_128.bin", "wb") as file:
         file.write(np.array([0, 0, len(blocks)], "<u4").tobytes() + blocks.tobytes())
         file.write(expanded.astype("<f4").tobytes())
 

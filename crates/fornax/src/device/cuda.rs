@@ -21,6 +21,9 @@ const STEP_TOKENS: usize = 2048;
 /// The longest context that page tables have room for where none is asked for.
 const CONTEXT_MAX: usize = 1 << 18;
 
+/// Words that a sequence has for its states and their checkpoints: of three groups with a few checkpoints each.
+const STATE_WORDS: usize = 64;
+
 pub(super) struct Nvidia;
 
 impl Kind for Nvidia {
@@ -101,7 +104,8 @@ impl CudaArm {
         CudaArm { ordinal, context, assumed_bytes, kernel_folder: setup.kernel_folder.clone() }
     }
 
-    /// Page tables have room for every page of the context of each request, in two groups.
+    /// Page tables have room for every page of the context of each request, in two groups; and what sequences do with their
+    /// states, for a few groups of them.
     fn options(&self, step: StepLimits) -> CudaOptions {
         let pages = self.context.unwrap_or(CONTEXT_MAX).div_ceil(PAGE_TOKENS).saturating_mul(step.slots);
         CudaOptions {
@@ -109,7 +113,10 @@ impl CudaArm {
             tokens_max: step.tokens_max,
             wanted_max: step.wanted_max,
             slots: step.slots,
-            pages_max: pages.saturating_add(step.tokens_max).saturating_mul(2),
+            pages_max: pages
+                .saturating_add(step.tokens_max)
+                .saturating_mul(2)
+                .saturating_add(step.slots.saturating_mul(STATE_WORDS)),
             kernel_folder: self.kernel_folder.clone(),
             ..CudaOptions::default()
         }

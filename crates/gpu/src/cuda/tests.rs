@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use fornax_compute::{GivenRows, KvDType, KvGroup, KvKind, PageId, Row, RowState, Sampling, Sizes, Token};
+use fornax_compute::{
+    ConvForm, DeltaHeads, GivenRows, KeySharing, KvDType, KvGroup, KvKind, PageId, Row, RowState, Sampling,
+    Sizes, Token, conv_values,
+};
 use fornax_format::{DType, View};
 
 use super::*;
@@ -556,6 +559,117 @@ fn experts_of_streams_are_recorded_and_replayed() {
     }
 }
 
+/// A layer of the gated delta rule, of zeros, whose states lie behind a group of pages.
+struct Recurrent {
+    conv: ShortConv<Buf>,
+    rule: DeltaRule<Buf>,
+    norm: GatedNorm<Buf>,
+    kv: Kv,
+    mixed: Buf,
+    convolved: Buf,
+    read: Buf,
+}
+
+impl Recurrent {
+    const HEADS: DeltaHeads =
+        DeltaHeads { key: 1, value: 2, dim_k: 32, dim_v: 40, sharing: KeySharing::Neighbours };
+    const STATES: usize = 9;
+
+    fn new(cuda: &Cuda) -> Recurrent {
+        let (heads, taps) = (Recurrent::HEADS, 4);
+        let channels = heads.columns();
+        let before = conv_values(channels, taps);
+        let kind = KvKind::State { bytes: 4 * (before + heads.state_values()), every: 256 };
+        let layer = KvLayer { group: 1, layer: 0 };
+        let groups = vec![
+            KvGroup { layers: 1, kind: KvKind::pairs(HEADS.kv, HEADS.dim), window: None, pages: PAGES },
+            KvGroup { layers: 1, kind, window: None, pages: Recurrent::STATES },
+        ];
+        let zeros = |values: usize| cuda.upload_values(&vec![0.0; values]).unwrap();
+        let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
+        let out = heads.value * heads.dim_v;
+        Recurrent {
+            conv: ShortConv { layer, channels, taps, weight: zeros(taps * channels), form: ConvForm::Silu },
+            rule: DeltaRule { layer, heads, before, rate: zeros(heads.value), bias: zeros(heads.value) },
+            norm: GatedNorm { norm: Norm::rms(zeros(heads.dim_v), 1e-6), column: channels },
+            kv: cuda.alloc_kv(&KvSpec { groups, dtype: KvDType::F16 }).unwrap(),
+            mixed: rows(channels + out + 2 * heads.value),
+            convolved: rows(channels),
+            read: rows(out),
+        }
+    }
+
+    fn forward(&mut self, cuda: &Cuda, step: &Step) -> Result<(), Error> {
+        let Recurrent { conv, rule, norm, kv, mixed, convolved, read } = self;
+        cuda.short_conv(step, conv, mixed, kv, convolved)?;
+        cuda.delta_rule(step, rule, convolved, mixed, kv, read)?;
+        cuda.gated_norm(step, norm, mixed, read)
+    }
+
+    /// What a step of sequences launches that have so many tokens each, with the first's state in this place.
+    fn step(&mut self, cuda: &Cuda, tokens: &[u32], to: u32) -> Result<Vec<(String, [u32; 3], u32)>, Error> {
+        let mut batch = Batch::default();
+        for (slot, &len) in (0..).zip(tokens) {
+            let pages = vec![(0..=len / 32).map(|page| PageId(1 + 8 * slot + page)).collect()];
+            batch.push(Row { slot, start: 0, len, pages, wanted: 0 }, (0..len).map(|_| Token::Known(0)));
+            let to = PageId(if slot == 0 { to } else { 1 + slot });
+            batch.states.push(vec![RowState { from: None, to, saves: vec![] }]);
+        }
+        fake::with(|fake| fake.launched.clear());
+        let step = cuda.begin(&batch)?;
+        cuda.record(&step, &mut || self.forward(cuda, &step))?;
+        cuda.finish(step)?;
+        let launched = fake::with(|fake| std::mem::take(&mut fake.launched));
+        Ok(launched.into_iter().map(|launch| (launch.kernel, launch.grid, launch.shared)).collect())
+    }
+}
+
+#[test]
+fn states_have_a_block_for_some_columns_of_each_sequence_whatever_its_length() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let mut layer = Recurrent::new(&cuda);
+    cuda.ready(&mut |_, _| ()).unwrap();
+    let (total, _) = cuda.programs.counts();
+    // 144 channels; two blocks of columns of each head; a token's keys and queries, values and shares.
+    let token = (2 * 32 + 32 + 4) * 4;
+    let mut check = |tokens: &[u32], conv: [u32; 3], rule: ([u32; 3], u32), norm: [u32; 3]| {
+        let launched = layer.step(&cuda, tokens, 1).unwrap();
+        let wanted = [("short_conv", conv, 0), ("delta_rule_2", rule.0, rule.1), ("gated_norm", norm, 0)]
+            .map(|(kernel, grid, shared)| (kernel.to_owned(), grid, shared));
+        assert_eq!(launched, wanted, "{tokens:?}");
+        // Whether it was run, recorded or replayed: nothing is compiled.
+        assert_eq!(cuda.programs.counts(), (total, 0), "{tokens:?}");
+    };
+    check(&[40, 1, 3], [2, 3, 2], ([4, 3, 1], 2 * 16 * token), [1, 44, 1]);
+    check(&[16, 2], [2, 2, 1], ([4, 2, 1], 16 * token), [1, 18, 1]);
+    // Streams are recorded for as many as a power of two.
+    check(&[1, 1, 1], [2, 4, 1], ([4, 4, 1], token), [1, 4, 1]);
+    // Recorded, then replayed: a graph launches nothing by itself, and what it was checked against is checked again.
+    layer.step(&cuda, &[1, 1, 1], 1).unwrap();
+    assert_eq!(layer.step(&cuda, &[1, 1], 1).unwrap().len(), 3);
+    assert_eq!(layer.step(&cuda, &[1, 1, 1], 1).unwrap(), []);
+    let beyond = layer.step(&cuda, &[1, 1, 1], Recurrent::STATES as u32).unwrap_err().to_string();
+    assert_eq!(beyond, "batch: state 9 beyond the limit 8");
+    drop((layer, cuda));
+    assert_clean("states");
+}
+
+#[test]
+fn a_plan_counts_states_as_they_are_allocated() {
+    fake::willing();
+    let cuda = Cuda::new(options()).unwrap();
+    let layer = Recurrent::new(&cuda);
+    let pages = (PAGES * 2 * 2 * 32 * 32 * 2) as u64;
+    let heads = Recurrent::HEADS;
+    // Forty columns are three blocks of sixteen.
+    let state = 4 * (3 * heads.columns() + heads.value * 32 * 48) as u64;
+    let rounded = crate::arena::rounded(Recurrent::STATES as u64 * state);
+    assert_eq!(cuda.usage().bytes(Purpose::Kv), crate::arena::rounded(pages) + rounded);
+    drop((layer, cuda));
+    assert_clean("states");
+}
+
 #[test]
 fn a_bucket_is_run_then_recorded_then_replayed_until_memory_changes() {
     fake::willing();
@@ -1058,20 +1172,25 @@ fn what_a_batch_or_a_cache_has_beyond_text_is_refused_by_name() {
         change(&mut batch);
         cuda.begin(&batch).map(drop).unwrap_err().to_string()
     };
-    let state = RowState { from: None, to: PageId(1), saves: vec![] };
     let said = [
         refused(&|batch| batch.given = GivenRows { columns: 1, values: vec![0.5] }),
         refused(&|batch| batch.sections = vec![vec![0]]),
         refused(&|batch| batch.lasts = vec![0]),
-        refused(&|batch| batch.states = vec![vec![state.clone()]]),
     ];
-    let needs = [Need::GivenRows, Need::Sections, Need::LastSeen, Need::States];
+    let needs = [Need::GivenRows, Need::Sections, Need::LastSeen];
     assert_eq!(said, needs.map(|need| format!("{need} is not available on cuda")));
-    let kind = KvKind::Latent { width: 576 };
-    let group = KvGroup { layers: 1, kind, window: None, pages: PAGES };
-    let latent = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).map(drop);
-    let wanted = "a cache of one latent row of 576 a token is not available on cuda";
-    assert_eq!(latent.unwrap_err().to_string(), wanted);
+    for (kind, wanted) in [
+        (KvKind::Latent { width: 576 }, "a cache of one latent row of 576 a token is not available on cuda"),
+        // Values of four bytes do not fit.
+        (
+            KvKind::State { bytes: 1001, every: 256 },
+            "a cache of one state of 1001 bytes a sequence is not available on cuda",
+        ),
+    ] {
+        let group = KvGroup { layers: 1, kind, window: None, pages: PAGES };
+        let refused = cuda.alloc_kv(&KvSpec { groups: vec![group], dtype: KvDType::F16 }).map(drop);
+        assert_eq!(refused.unwrap_err().to_string(), wanted);
+    }
     drop(cuda);
     assert_clean("refusals");
 }

@@ -9,6 +9,7 @@ mod gemm_few;
 mod gemv;
 mod low_rank;
 mod products;
+mod recurrence;
 mod rows;
 mod sample;
 
@@ -27,12 +28,13 @@ pub(crate) use gemv::{form_program, program_one, programs_several};
 #[cfg(test)]
 pub(crate) use products::RowCounts;
 
+pub(crate) use recurrence::program as recurrence_program;
 pub(crate) use sample::program as sample_program;
 
 use crate::abi::{Constant, Layout};
 
 /// What the files here share with theirs in `kernels/`.
-pub(crate) const LAYOUTS: [&[Layout]; 8] = [
+pub(crate) const LAYOUTS: [&[Layout]; 9] = [
     attention::LAYOUTS,
     attention_f32::LAYOUTS,
     experts::LAYOUTS,
@@ -40,14 +42,16 @@ pub(crate) const LAYOUTS: [&[Layout]; 8] = [
     gemm_few::LAYOUTS,
     gemv::LAYOUTS,
     low_rank::LAYOUTS,
+    recurrence::LAYOUTS,
     rows::LAYOUTS,
 ];
-pub(crate) const CONSTANTS: [&[Constant]; 6] = [
+pub(crate) const CONSTANTS: [&[Constant]; 7] = [
     attention::CONSTANTS,
     attention_f32::CONSTANTS,
     experts::CONSTANTS,
     gemv::CONSTANTS,
     low_rank::CONSTANTS,
+    recurrence::CONSTANTS,
     sample::CONSTANTS,
 ];
 

@@ -17,7 +17,7 @@ const THREADS: usize = 256;
 /// `Norm` of norm.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct DeviceNorm {
+pub(super) struct DeviceNorm {
     weight: u64,
     bias: u64,
     eps: f32,
@@ -30,7 +30,7 @@ pub(super) const LAYOUTS: &[Layout] =
     &[layout!(DeviceNorm, "Norm" in "norm.cu", { weight, bias, eps, centred, columns, pad })];
 
 impl DeviceNorm {
-    fn new(norm: &Norm<Buf>) -> DeviceNorm {
+    pub(super) fn new(norm: &Norm<Buf>) -> DeviceNorm {
         DeviceNorm {
             weight: norm.weight.pointer(),
             bias: norm.bias.as_ref().map_or(0, Buf::pointer),

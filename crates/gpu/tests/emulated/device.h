@@ -21,7 +21,8 @@
 #define __grid_constant__
 // A section of their own, so that each block of a cluster can have its own in turn.
 #define __shared__ static __attribute__((section("block_variables")))
-extern "C" char __start_block_variables[], __stop_block_variables[];
+// Weak, for kernels without any.
+extern "C" __attribute__((weak)) char __start_block_variables[], __stop_block_variables[];
 
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };

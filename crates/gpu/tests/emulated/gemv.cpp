@@ -97,6 +97,12 @@ int main() {
     // Codes that are f16 have small exponents; any byte is a code of Q8_0, and scales are between 2^9 and 2^13.
     for (long i = 0; i < CODES; i++) arena[i] = F16_CODES && i % 2 ? 0x28 + emulated::chance(8) + emulated::chance(2) * 128 : emulated::chance(256);
     for (long i = 0; i < PLANE; i++) arena[CODES + i] = i % 2 ? 0x60 + emulated::chance(16) : emulated::chance(256);
+#ifdef F32_SCALES
+    for (long i = 0; i < PLANE; i += 4) {
+        const float scale = (1 + (float)fabs(random_value())) / 64 * (emulated::chance(2) ? 1 : -1);
+        memcpy(arena + CODES + i, &scale, 4);
+    }
+#endif
     const float largest_and_unscale[2] = {1.0f, 1.0f};
     memcpy(arena + CODES + PLANE, largest_and_unscale, 8);
     part = {arena, arena, arena + CODES, arena + CODES + PLANE, WEIGHT_ROWS, COLUMNS, GROUPS, 0};

@@ -104,6 +104,14 @@ fn operations_on_rows_are_right_in_every_storage_of_keys() {
         test.passes(storage);
     }
     test.fails_with(&[], ("norm.cu", "if (norm.centred) {", "if (false) {"));
+    test.fails_with(
+        &[],
+        (
+            "norm.cu",
+            "for (int k = AT_ONCE * WARP + lane; k < norm.columns; k += WARP) squares",
+            "for (int k = 0; k < 0;) squares",
+        ),
+    );
     let barrier = "__syncthreads();\n        if (start == 0) wait_for_inputs();";
     test.fails_with(&[], ("rope.cu", barrier, ""));
 }
@@ -116,6 +124,29 @@ fn products_in_f32_lookups_and_adapters_are_right() {
     test.fails_with(&[], ("expert_f32.cu", "(part.rows + 15) / 16 * 16", "part.rows"));
     test.fails_with(&[], ("embed.cu", "if (id < 0) id = sampled[-1 - id];", "if (id < 0) id = 0;"));
     test.fails_with(&[], ("low_rank.cu", "change.adapter != adapter || own < 0", "own < 0"));
+}
+
+#[test]
+fn what_keeps_a_state_is_right_in_any_chunks_and_leaves_it_where_it_should() {
+    let name = "what_keeps_a_state_is_right_in_any_chunks_and_leaves_it_where_it_should";
+    let test = Test::new(name, "recurrence.cpp");
+    test.passes(&[]);
+    for (needed, instead) in [
+        // The stage that is read is another than the one that is filled.
+        ("chunk % 2 * a.chunk * TOKEN", "0 * a.chunk * TOKEN"),
+        ("        __syncthreads();\n    }\n    if (there) store_share", "    }\n    if (there) store_share"),
+        ("state_at(a.states, row.from) + at, part", "state_at(a.states, row.to) + at, part"),
+        ("if (start + t + 1 == due) {", "if (start + t == due) {"),
+        ("tokens - before + i)", "row.tokens - before + i)"),
+        (
+            "fmaf_rn(kept, sum, __fmul_rn(of_column, shares.z))",
+            "fmaf_rn(kept, sum, __fmul_rn(change, shares.z))",
+        ),
+        ("a.turns ? head % a.key : head / (a.value / a.key)", "head % a.key"),
+        ("min(t + 1, count - 1) * TOKEN", "t * TOKEN"),
+    ] {
+        test.fails_with(&[], ("recurrence.cu", needed, instead));
+    }
 }
 
 #[test]
@@ -148,6 +179,11 @@ fn products_of_one_row_and_of_several_are_right_whenever_their_copies_are_done()
     let test = Test::new(name, "gemv.cpp");
     test.passes(ONE);
     test.passes(SEVERAL);
+    for format in [ONE, SEVERAL] {
+        let floats = ["QUANT=\"quant/fp8_128.cuh\"", "F16_CODES=0", "F32_SCALES"];
+        let defines: Vec<&str> = format.iter().chain(&floats).copied().collect();
+        test.passes(&defines);
+    }
     test.fails_with(ONE, ("gemv.cu", "copy_wait<STAGES - 1>();", ""));
     test.fails_with(ONE, ("gemv.cu", "team_sync(team);\n        if (ends) {", "if (ends) {"));
     test.fails_with(SEVERAL, ("gemv.cu", "if (AHEAD > 0) copy_wait<(AHEAD > 0 ? AHEAD - 1 : 0)>();", ""));
@@ -172,7 +208,7 @@ impl Test {
     }
 
     /// The kernels as they are.
-    fn passes(&self, defines: Defines) {
+    fn passes(&self, defines: &[&str]) {
         let (right, said) = self.run(defines, None);
         assert!(right, "{} {defines:?}:\n{said}", self.program);
     }
@@ -184,7 +220,7 @@ impl Test {
     }
 
     /// Whether the kernels do what they should, and what was said.
-    fn run(&self, defines: Defines, mutant: Option<Mutant>) -> (bool, String) {
+    fn run(&self, defines: &[&str], mutant: Option<Mutant>) -> (bool, String) {
         if !self.runs {
             return (true, String::new());
         }

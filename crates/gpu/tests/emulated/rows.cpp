@@ -44,6 +44,21 @@ static void norms(int columns, int threads) {
     });
 }
 
+// Groups of some of the columns, with gates behind others of a wider row.
+static void gated(int columns, int group) {
+    const int before = 3, gate_columns = columns + 5;
+    const auto x = random_rows(columns), gates = random_rows(gate_columns), weight = random_rows(group);
+    const Norm norm = {weight.data(), nullptr, 1e-5f, 0, group, 0};
+    auto out = x;
+    launch((columns / group + 3) / 4, ROWS_MAX, 1, 128, [&] { gated_norm(step, norm, gates.data() + before, gate_columns, out.data(), columns); });
+    check("gated_norm", out, x, TOKENS, columns, [&](int r, int k) {
+        double squares = 0;
+        for (int i = 0; i < group; i++) squares += x[r * columns + k / group * group + i] * (double)x[r * columns + k / group * group + i];
+        const double gate = gates[r * gate_columns + before + k];
+        return x[r * columns + k] / sqrt(squares / group + 1e-5f) * weight[k % group] * gate / (1 + exp(-gate));
+    });
+}
+
 static void elementwise(int columns) {
     const int threads = 64, blocks = (columns + threads - 1) / threads;
     const auto x = random_rows(columns), y = random_rows(columns), both = random_rows(2 * columns);
@@ -53,6 +68,9 @@ static void elementwise(int columns) {
     out = x;
     launch(blocks, ROWS_MAX, 1, threads, [&] { add(step, 1, y.data(), 0, out.data(), columns); });
     check("add of a vector", out, x, WANTED, columns, [&](int r, int k) { return (double)x[r * columns + k] + y[k]; });
+    out = x;
+    launch(blocks, ROWS_MAX, 1, threads, [&] { sigmoid_gate(step, y.data(), out.data(), columns); });
+    check("sigmoid_gate", out, x, TOKENS, columns, [&](int r, int k) { return x[r * columns + k] / (1 + exp(-(double)y[r * columns + k])); });
     out = x;
     launch(blocks, ROWS_MAX, 1, threads, [&] { gather(step, y.data(), out.data(), columns); });
     check("gather", out, x, WANTED, columns, [&](int r, int k) { return (double)y[wanted[r] * columns + k]; });
@@ -147,6 +165,7 @@ static void rotation(int dim, int pairs, bool keys) {
 
 int main() {
     norms(96, 64), norms(1000, 96);
+    gated(17, 17), gated(6 * 20, 20), gated(2 * 300, 300);
     elementwise(70);
     for (int keys = 0; keys < 2; keys++) rotation(64, 32, keys), rotation(40, 7, keys);
 }

@@ -12,7 +12,7 @@ use fornax_model::{Config, Facts};
 use crate::fixture::{Container, folder};
 
 /// What CUDA does not have; the refusals in its own tests list the same.
-const NOT_ON_CUDA: [Need; 4] = [Need::GivenRows, Need::Sections, Need::LastSeen, Need::States];
+const NOT_ON_CUDA: [Need; 3] = [Need::GivenRows, Need::Sections, Need::LastSeen];
 
 /// A checkpoint that tests compute.
 struct Tested {

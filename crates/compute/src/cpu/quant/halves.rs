@@ -7,7 +7,7 @@
 //!
 //! A weight's value is rounded to f16 once, except that the scales of superblocks are rounded before they meet their
 //! codes: Q4_K and Q5_K are `f16(f16(scale * scales[b]) * code - f16(min_scale * mins[b]))`, Q6_K is `f16(f16(scale *
-//! scales[b]) * (code - 32))`. F16 is exact as it is; so is BF16, whose part is multiplied by a power of two as rows
+//! scales[b]) * (code - 32))`, FP8_128 `f16(f16(256 * scale) * (float / 256))`. F16 is exact as it is; so is BF16, whose part is multiplied by a power of two as rows
 //! are. F32 weights meet float activations. Products are added in f32. A part of Q8_0, Q4_K, Q5_K or Q6_K is multiplied
 //! by a power of two as well, by its largest scale, so that what is below 2^-12 of the largest value that it could hold
 //! may be rounded to a multiple of 2^-22 of that: nothing beside the rest of a row, and not done here.
@@ -17,6 +17,8 @@
 
 use fornax_format::DType;
 use half::f16;
+
+use crate::float8;
 
 /// Rounds a row in place to what products see of it; the result multiplies their sums.
 pub(crate) fn round_row(row: &mut [f32]) -> f32 {
@@ -52,6 +54,15 @@ pub(crate) fn round_weights(dtype: DType, stored: &[u8], values: &mut [f32]) {
                         let high = block[128 + side * 32 + within % 32] >> (within / 32 * 2) & 3;
                         *value = rounded(rounded(by) * (f32::from(high << 4 | low) - 32.0));
                     }
+                }
+            }
+        }
+        DType::FP8_128 => {
+            for (block, values) in stored.chunks_exact(132).zip(values.chunks_exact_mut(128)) {
+                let (scale, codes) = block.split_at(4);
+                let scale = f32::from_le_bytes(scale.try_into().expect("four bytes"));
+                for (value, &code) in values.iter_mut().zip(codes) {
+                    *value = rounded(rounded(256.0 * scale) * (float8::value(code) / 256.0));
                 }
             }
         }
@@ -141,12 +152,18 @@ mod tests {
                 DType::TQ1_0 => &[53],
                 DType::TQ2_0 => &[65],
                 DType::MXFP4 | DType::MXFP8 => &[0],
+                DType::FP8_128 => &[3],
                 DType::NVFP4 => &[0, 1, 2, 3],
                 DType::IQ1_M => &[49, 51, 53, 55],
                 _ => &[1, 3],
             };
             for block in stored.chunks_exact_mut(dtype.block_bytes()) {
-                let ordinary = if matches!(dtype, DType::MXFP4 | DType::MXFP8) { 120 } else { 0x1c };
+                let ordinary = match dtype {
+                    DType::MXFP4 | DType::MXFP8 => 120,
+                    // With what stands behind it 2^-13 to 2^-11.
+                    DType::FP8_128 => 0x39,
+                    _ => 0x1c,
+                };
                 scales.iter().for_each(|&at| {
                     if let Some(byte) = block.get_mut(at) {
                         *byte = ordinary;

@@ -24,6 +24,7 @@ mod bytes;
 mod check;
 mod coded;
 mod float;
+mod fp8_128;
 mod grids;
 mod halves;
 mod iq1_m;
@@ -159,6 +160,7 @@ pub(crate) fn format(dtype: DType, simd: Simd) -> Option<Format> {
         DType::MXFP4 => mxfp4::format(simd),
         DType::NVFP4 => nvfp4::format(simd),
         DType::MXFP8 => mxfp8::format(simd),
+        DType::FP8_128 => fp8_128::format(simd),
         _ => return None,
     })
 }

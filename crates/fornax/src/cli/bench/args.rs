@@ -39,7 +39,8 @@ use crate::cli::device::DeviceArgs;
   fornax bench --make-random qwen2.5-0.5b --quant q8_0
   fornax bench ./random.gguf --make-random tiny --quant f16
 
-Shapes: tiny, smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b. Types: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, \
+Shapes: tiny, smollm2-135m, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, llama3-70b; of hybrids tiny-hybrid, tiny-hybrid-moe, \
+qwen3.5-4b, qwen3.6-27b, qwen3.6-35b-a3b. Types: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, \
 q4_k, q5_k, q6_k, q4_k_m; rows that do not fill a block of the type fall back to another, as in llama.cpp.")]
 pub(crate) struct Bench {
     /// Path, catalog name or hub reference of the model [default: smollm2]; with --make-random the file to write

@@ -172,6 +172,8 @@ pub(super) struct Traffic {
     expert_bytes: u64,
     /// The share of a layer's experts that one token takes: 1 where there are none.
     expert_share: f64,
+    /// Bytes of a sequence's states, which a step reads and writes.
+    state_bytes: u64,
     /// Multiplications and additions of a token with all matrices but the head, and with the head.
     body_operations: f64,
     head_operations: f64,
@@ -198,6 +200,7 @@ impl Traffic {
             weight_bytes: 0,
             expert_bytes: 0,
             expert_share: config.mixture().map_or(1.0, share),
+            state_bytes: model.plan().states().map_or(0, |(_, bytes, _)| bytes),
             body_operations: 0.0,
             head_operations: 0.0,
             layers: config.layers.iter().filter_map(|layer| layer.attention()).map(attention_of).collect(),
@@ -463,7 +466,8 @@ impl Measured<'_> {
         let (whole, rest) = (tokens / longest, tokens % longest);
         let kv = model.plan().kv_token_bytes as f64 * tokens as f64;
         let last = if rest > 0 { traffic.step_bytes(rest) } else { 0.0 };
-        let bytes = whole as f64 * traffic.step_bytes(longest) + last + kv;
+        let states = (2 * traffic.state_bytes) as f64 * tokens.div_ceil(longest) as f64;
+        let bytes = whole as f64 * traffic.step_bytes(longest) + last + kv + states;
         let operations = traffic.operations(0..tokens, 1) / seconds;
         Ok(Prefill {
             tokens,
@@ -514,7 +518,8 @@ impl Measured<'_> {
             Decode { streams, prompt, tokens_per_second, work: None, host_us_per_step: None, step_us: None };
         if let Some((Inside { model, traffic, rates }, before)) = self.inside.as_ref().zip(before) {
             let kv = model.plan().kv_token_bytes as f64 * (prompt as f64 + tokens as f64 / 2.0);
-            let bytes = traffic.step_bytes(streams) / streams as f64 + kv;
+            let states = (2 * traffic.state_bytes) as f64;
+            let bytes = traffic.step_bytes(streams) / streams as f64 + kv + states;
             let each = traffic.operations(prompt..prompt + tokens, tokens) / tokens as f64;
             decode.work = Some(Work {
                 bytes_per_token: bytes,
@@ -765,6 +770,7 @@ mod tests {
             weight_bytes: 0,
             expert_bytes: 0,
             expert_share: 1.0,
+            state_bytes: 0,
             body_operations: 100.0,
             head_operations: 10.0,
             layers: vec![(2.0, None), (2.0, Some(2))],
