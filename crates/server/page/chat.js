@@ -224,6 +224,7 @@ async function answer(resumed) {
   delete turn.figures;
   turn.isOpen = true;
   const run = { turn, controller: new AbortController(), conversation: one };
+  sessionStorage.setItem("conversation", one.id);
   running.set(one.id, run);
   draw();
   toEnd();

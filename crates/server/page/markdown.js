@@ -158,22 +158,24 @@ function link(address) {
 }
 
 const TASK = /^\[([ xX])\](?=\s|$)/;
+// Each has the direction of its own text.
+const HAS_DIRECTION = new Set(["paragraph_close", "heading_close", "list_item_close", "blockquote_close", "td_close", "th_close"]);
 const PLAIN = {
   blockquote_open: "blockquote", bullet_list_open: "ul", tbody_open: "tbody", thead_open: "thead", tr_open: "tr",
   em_open: "em", strong_open: "strong", s_open: "s", hr: "hr",
 };
 
 function begun(token) {
-  if (PLAIN[token.type]) return element(PLAIN[token.type], token.type === "blockquote_open" ? { dir: "auto" } : {});
+  if (PLAIN[token.type]) return element(PLAIN[token.type]);
   switch (token.type) {
-    case "paragraph_open": return element("p", { dir: "auto" });
+    case "paragraph_open": return element("p");
     // Below the message's own heading, and never a gap in their order; how large it is says its class.
-    case "heading_open": return element("h4", { className: `level-${token.tag[1]}`, dir: "auto" });
+    case "heading_open": return element("h4", { className: `level-${token.tag[1]}` });
     case "ordered_list_open": return element("ol", { start: Number(token.attrGet("start") ?? 1) });
-    case "list_item_open": return element("li", { dir: "auto" });
+    case "list_item_open": return element("li");
     case "table_open": return element("table");
-    case "th_open": return element("th", { scope: "col", dir: "auto", className: aligned(token) });
-    case "td_open": return element("td", { dir: "auto", className: aligned(token) });
+    case "th_open": return element("th", { scope: "col", className: aligned(token) });
+    case "td_open": return element("td", { className: aligned(token) });
     case "link_open": return link(token.attrGet("href"));
     default: return element("span");
   }
@@ -231,7 +233,9 @@ function build(tokens, host) {
       if (node !== top) top.append(token.type === "table_open" ? element("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": "Table" }, node) : node);
       open.push(node);
     } else if (token.nesting === -1) {
-      open.pop();
+      // Set when all of it is there: a browser looks through it whenever something is added.
+      const node = open.pop();
+      if (HAS_DIRECTION.has(token.type) && !token.hidden) node.dir = "auto";
     } else {
       top.append(leaf(token));
     }
