@@ -27,7 +27,7 @@ function batch(one) {
   if (one.error_file_id) results.append(button("Errors", () => save(one.error_file_id, `${one.id}-errors.jsonl`), { className: "small", "aria-label": `Errors of ${one.id}` }));
   const act = one.status === "in_progress"
     ? button("Cancel", () => attempt("page-error", () => send(`/v1/batches/${one.id}/cancel`)), { className: "small", "aria-label": `Cancel ${one.id}` }) : "";
-  const line = row([[one.id, "mono"], [one.status, one.status === "completed" ? "COMPLETED" : ["failed", "expired"].includes(one.status) ? "FAILED" : ""],
+  const line = row([[element("span", { textContent: `${one.id.slice(0, 16)}…`, title: one.id }), "mono"], [one.status, one.status === "completed" ? "COMPLETED" : ["failed", "expired"].includes(one.status) ? "FAILED" : ""],
     when(one.created_at), element("div", {}, done, ...wrong), results, act]);
   line.dataset.id = one.id;
   return line;
@@ -37,7 +37,7 @@ function file(one) {
   const acts = element("span", { className: "buttons" },
     button("Download", () => save(one.id, one.filename), { className: "small", "aria-label": `Download ${one.filename}` }),
     button("Delete", () => attempt("page-error", () => send(`/v1/files/${one.id}`, undefined, "DELETE")), { className: "small", "aria-label": `Delete ${one.filename}` }));
-  const line = row([one.filename, one.purpose, [amount(one.bytes), "number"], when(one.created_at), when(one.expires_at), acts]);
+  const line = row([element("span", { className: "broken", textContent: one.filename }), one.purpose, [amount(one.bytes), "number"], when(one.created_at), when(one.expires_at), acts]);
   line.dataset.id = one.id;
   return line;
 }

@@ -44,7 +44,7 @@ function facts(live) {
     ["Model", live.model ?? "–"], ["Architecture", live.architecture ?? "–"], ["Weights", live.quant ?? "–"],
     ["Context", live.context ? `${live.context} tokens` : "–"], ["Running", running], ["Waiting", waiting],
     ["Tokens/s", rate(counts.generated_tokens, then.generated_tokens)], ["Prompt tokens/s", rate(counts.prompt_tokens, then.prompt_tokens)],
-    ["Prefix found in the cache", hits], ["Preempted", counts.preemptions ?? 0], ["Up", time(live.uptime)], ["Version", live.version],
+    ["Prefix cache hits", hits], ["Preempted", counts.preemptions ?? 0], ["Up", time(live.uptime)], ["Version", live.version],
   ];
   $("facts").replaceChildren(...list.map(([name, value]) => {
     const pair = document.createElement("div");
@@ -89,7 +89,9 @@ function pages(live) {
   while (host.children.length > groups.length) host.lastChild.remove();
   groups.forEach((group, index) => {
     const canvas = host.children[index] ?? host.appendChild(document.createElement("canvas"));
-    const columns = Math.min(128, Math.max(1, group.pages_total));
+    // On a phone in more lines, so that each page is still seen.
+    const wide = Math.max(32, Math.min(128, Math.floor(host.clientWidth / 8)));
+    const columns = Math.min(wide, Math.max(1, group.pages_total));
     const cell = Math.max(2, Math.min(16, Math.floor(1024 / columns)));
     canvas.width = columns * cell;
     canvas.height = Math.max(1, Math.ceil(group.pages_total / columns)) * cell;
