@@ -21,6 +21,8 @@ let conversation = store.newConversation();
 const running = new Map();
 // What is shown, by turn.
 const views = new Map();
+// Deleted while they were answered: what still arrives is not kept.
+const forgotten = new Set();
 // Files that the next question takes along.
 let attached = [];
 
@@ -87,6 +89,7 @@ function changedNow() {
 }
 
 async function keepNow(one) {
+  if (forgotten.has(one.id)) return;
   if (Object.keys(one.turns).length === 0) await store.forget(one.id);
   else await store.keep(one);
   await history.list();
@@ -264,7 +267,7 @@ async function answer(resumed) {
       later();
       if (state.last - kept > KEEP_EVERY) {
         kept = state.last;
-        store.keep(one);
+        if (!forgotten.has(one.id)) store.keep(one);
       }
     }
   } catch (error) {
@@ -393,6 +396,8 @@ function turnTo(one) {
 async function open(id) {
   const here = running.get(id)?.conversation ?? (await store.all()).find((one) => one.id === id);
   if (!here) return;
+  // Deletion was undone.
+  if (!running.has(id)) forgotten.delete(id);
   for (const turn of Object.values(here.turns)) {
     if (!turn.isOpen || running.has(id)) continue;
     delete turn.isOpen;
@@ -409,6 +414,12 @@ function begin() {
   $("question").focus();
 }
 
+function forget(id) {
+  if (!running.has(id)) return;
+  forgotten.add(id);
+  running.get(id).controller.abort();
+}
+
 const inUse = (id) => (id === conversation.id ? conversation : running.get(id)?.conversation);
 
 const ready = history.start({
@@ -420,12 +431,12 @@ const ready = history.start({
     if (one === conversation) draw();
   },
   async remove(id) {
-    running.get(id)?.controller.abort();
+    forget(id);
     await store.forget(id);
     if (id === conversation.id) begin();
   },
   async removeAll() {
-    for (const { controller } of running.values()) controller.abort();
+    for (const id of running.keys()) forget(id);
     await store.forgetAll();
     begin();
   },

@@ -621,7 +621,20 @@ def conversations_are_kept_named_searched_exported_and_imported(page):
     page.set_input_files("#import-file", saved)
     expect(page.locator("#ask-error")).to_contain_text("no conversation is in this file")
     expect(page.locator("#conversations .open")).to_have_count(many + 1)
-    # They outlive the page, and another tab sees them; the key is in neither.
+    # Deleted while it is answered, it does not come back.
+    page.click("#new")
+    page.evaluate(SLOWLY, [[{"content": f"word{number} "} for number in range(400)], 10])
+    page.fill("#question", "Forget this.")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_contain_text("word3")
+    expect(opened).to_have_text("Forget this.")
+    page.locator("#conversations li.chosen").hover()
+    page.get_by_role("button", name="Delete Forget this.").click()
+    expect(page.locator("#conversations .open")).to_have_count(many + 1)
+    expect(page.locator("#empty")).to_be_visible()
+    page.get_by_role("button", name="Ping?", exact=True).click()
+    expect(answers(page)).to_have_text(f"Pong {MARKUP}")
+    # They outlive the page, and another tab sees them.
     reload(page)
     expect(page.locator("#conversations .open")).to_have_count(many + 1)
     expect(answers(page)).to_have_text(f"Pong {MARKUP}")
