@@ -9,8 +9,10 @@ use crate::arena::Arena;
 use crate::driver::{Arg, CUDA, Device, Event, Launch, Pinned};
 use crate::program::{Key, Programs};
 
-/// Larger than any cache of a device, several times.
-const COPY_BYTES: usize = 1 << 30;
+/// Larger than any cache of a device, several times: what is copied where there is room for it twice. Where a model has
+/// taken most of the memory, it is less, but never less than is larger than a cache.
+const COPY_MAX: usize = 1 << 30;
+const COPY_MIN: usize = 128 << 20;
 /// As the loader pins.
 const PINNED_BYTES: usize = 64 << 20;
 /// The first warms up; the best counts.
@@ -34,7 +36,13 @@ pub struct Rates {
     pub matrix: f64,
 }
 
-/// Measures a device: takes two gigabytes of it for some milliseconds. The kernel that multiplies is kept in the
+/// How much is copied where this much memory is free: twice as much fits and leaves half.
+fn copied_bytes(free: u64) -> usize {
+    let fitting = usize::try_from(free / 4).unwrap_or(COPY_MAX);
+    fitting.clamp(COPY_MIN, COPY_MAX) & !0xffff
+}
+
+/// Measures a device: takes up to two gigabytes of it for some milliseconds. The kernel that multiplies is kept in the
 /// folder.
 pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Error> {
     let device = Device::open(&CUDA, ordinal)?;
@@ -51,10 +59,11 @@ pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Er
         }
         Ok(f64::from(best) / 1e3)
     };
-    let piece = || arena.cut(Purpose::Workspace, COPY_BYTES as u64);
+    let bytes = copied_bytes(device.memory_free);
+    let piece = || arena.cut(Purpose::Workspace, bytes as u64);
     let (from, to) = (piece()?, piece()?);
-    device.fill("measure rates", from.pointer(), 0x5a, COPY_BYTES)?;
-    let copied = best(&mut || device.copy("measure rates", to.pointer(), from.pointer(), COPY_BYTES))?;
+    device.fill("measure rates", from.pointer(), 0x5a, bytes)?;
+    let copied = best(&mut || device.copy("measure rates", to.pointer(), from.pointer(), bytes))?;
     let pinned = Pinned::new(&device, PINNED_BYTES)?;
     let sent = best(&mut || device.write_pinned("measure rates", to.pointer(), pinned.room()))?;
 
@@ -69,7 +78,7 @@ pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Er
     let products = if device.abilities().wgmma { 2 * 64 * 256 * 64 } else { 8 * 16 * 16 * 8 * 16 };
     let operations = 2.0 * f64::from(products) * f64::from(MATRIX_ROUNDS) * f64::from(blocks);
     Ok(Rates {
-        copy: 2.0 * COPY_BYTES as f64 / copied,
+        copy: 2.0 * bytes as f64 / copied,
         host_to_device: PINNED_BYTES as f64 / sent,
         matrix: operations / multiplied,
     })
@@ -78,6 +87,14 @@ pub fn rates(ordinal: usize, kernel_folder: Option<PathBuf>) -> Result<Rates, Er
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_are_measured_beside_a_model_that_left_little_memory() {
+        assert_eq!(copied_bytes(140 << 30), COPY_MAX);
+        // A mixture with room for 256 streams had left half a gigabyte.
+        assert_eq!(copied_bytes(512 << 20), 128 << 20);
+        assert_eq!(copied_bytes(0), COPY_MIN);
+    }
 
     #[test]
     fn a_device_that_does_not_exist_is_refused_by_name() {

@@ -54,7 +54,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             });
         }
         suite.same_bits(format_args!("{case}: whole, and going on from a checkpoint"), |backend| {
-            case.from_checkpoint(backend)
+            case.resumed_at_a_checkpoint(backend)
         });
     }
 }
@@ -224,7 +224,7 @@ impl Sequences {
     }
 
     /// The first sequence from its second page on: as part of the whole, and from two checkpoints that a first step left.
-    fn from_checkpoint<B: Backend>(&self, backend: &B) -> Result<(Table, Table), Failure> {
+    fn resumed_at_a_checkpoint<B: Backend>(&self, backend: &B) -> Result<(Table, Table), Failure> {
         let mut kv = self.states(backend)?;
         let saves = vec![(count(PAGE_TOKENS), PageId(4)), (count(2 * PAGE_TOKENS), PageId(2))];
         let state = RowState { from: None, to: PageId(1), saves };

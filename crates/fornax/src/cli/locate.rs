@@ -301,7 +301,9 @@ mod tests {
         check("./missing", false);
         check("/missing", false);
         check("hello", false);
-        check("mistral", false);
+        // A short name means a model of the hub; what is only near to one means nothing.
+        check("mistral", true);
+        check("mistrall", false);
         check("qwen2.5:0.5bb", false);
         check("天空为什么是蓝色的？", false);
     }

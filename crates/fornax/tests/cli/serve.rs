@@ -871,7 +871,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
     check(&["smollm2", "--port", "0", "--jobs-db", "/dev/null/jobs"], 2, "INVALID_INPUT", &["jobs database"]);
     check(&["smollm2", "--webhook-host", "a.example"], 2, "INVALID_INPUT", &["--webhook-secret-file"]);
     check(&["smollm2", "--callback-url", "scheduler"], 2, "INVALID_INPUT", &["--callback-url"]);
-    check(&["smollm2", "--memory-limit", "40MiB"], 3, "MODEL_DOES_NOT_FIT", &["weights", "41943040"]);
+    check(&["smollm2", "--memory-limit", "40MiB"], 3, "MODEL_DOES_NOT_FIT", &["weights", "40.0 MiB"]);
     check(&["missing.gguf"], 4, "MODEL_NOT_FOUND", &["missing.gguf"]);
     check(&["--config", "missing.toml"], 2, "INVALID_INPUT", &["missing.toml"]);
     check(&["--drain-timeout", "soon"], 2, "INVALID_INPUT", &["seconds"]);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fornax::{Device, Error, Fornax};
 use fornax_compute::SplitMix64;
 use fornax_format::{Checkpoint, View};
-use fornax_model::AttentionConfig;
+use fornax_model::{AttentionConfig, Mixture};
 use serde::Serialize;
 
 use super::args::{Bench, Part};
@@ -168,6 +168,10 @@ pub(super) struct Traffic {
     pub(super) file_bytes: u64,
     /// Bytes of the weights that every step reads.
     weight_bytes: u64,
+    /// Bytes of all experts, of which a step reads those that are chosen.
+    expert_bytes: u64,
+    /// The share of a layer's experts that one token takes: 1 where there are none.
+    expert_share: f64,
     /// Multiplications and additions of a token with all matrices but the head, and with the head.
     body_operations: f64,
     head_operations: f64,
@@ -188,9 +192,12 @@ impl Traffic {
         let head = ["output.weight", "lm_head.weight"];
         let untied = tensors.iter().any(|view| is(view, head));
         let config = model.config();
+        let share = |mixture: Mixture| mixture.routing.chosen as f64 / mixture.routing.experts.max(1) as f64;
         let mut traffic = Traffic {
             file_bytes,
             weight_bytes: 0,
+            expert_bytes: 0,
+            expert_share: config.mixture().map_or(1.0, share),
             body_operations: 0.0,
             head_operations: 0.0,
             layers: config.layers.iter().filter_map(|layer| layer.attention()).map(attention_of).collect(),
@@ -201,17 +208,31 @@ impl Traffic {
             if untied && embeds {
                 continue;
             }
-            traffic.weight_bytes += view.bytes.len() as u64;
+            let chosen = is_of_experts(view.name);
+            if chosen {
+                traffic.expert_bytes += view.bytes.len() as u64;
+            } else {
+                traffic.weight_bytes += view.bytes.len() as u64;
+            }
             if view.shape.len() > 1 {
                 let operations = 2.0 * view.values() as f64;
                 if embeds || is(view, head) {
                     traffic.head_operations += operations;
+                } else if chosen {
+                    traffic.body_operations += operations * traffic.expert_share;
                 } else {
                     traffic.body_operations += operations;
                 }
             }
         }
         Ok(traffic)
+    }
+
+    /// Bytes of weights that a step of so many tokens reads. Which experts are chosen is the model's affair: this counts
+    /// as many as even choices touch.
+    fn step_bytes(&self, tokens: usize) -> f64 {
+        let untouched = (1.0 - self.expert_share).powf(tokens as f64);
+        self.weight_bytes as f64 + self.expert_bytes as f64 * (1.0 - untouched)
     }
 
     /// Operations of the tokens at these places, `heads` of which are asked for what follows them.
@@ -223,6 +244,11 @@ impl Traffic {
         let attention = self.layers.iter().map(seen).sum::<f64>();
         places.len() as f64 * self.body_operations + heads as f64 * self.head_operations + attention
     }
+}
+
+/// Whether a tensor belongs to experts that are chosen, in either container. Shared experts have names of their own.
+fn is_of_experts(name: &str) -> bool {
+    name.contains("_exps.") || name.contains(".experts.")
 }
 
 /// Multiplications and additions of one layer's attention for each place seen, and its window.
@@ -433,9 +459,11 @@ impl Measured<'_> {
             }
         }
         let Inside { model, traffic, rates } = inside;
-        let steps = tokens.div_ceil(model.plan().step.tokens_max.max(1));
+        let longest = model.plan().step.tokens_max.max(1);
+        let (whole, rest) = (tokens / longest, tokens % longest);
         let kv = model.plan().kv_token_bytes as f64 * tokens as f64;
-        let bytes = (traffic.weight_bytes * steps as u64) as f64 + kv;
+        let last = if rest > 0 { traffic.step_bytes(rest) } else { 0.0 };
+        let bytes = whole as f64 * traffic.step_bytes(longest) + last + kv;
         let operations = traffic.operations(0..tokens, 1) / seconds;
         Ok(Prefill {
             tokens,
@@ -486,7 +514,7 @@ impl Measured<'_> {
             Decode { streams, prompt, tokens_per_second, work: None, host_us_per_step: None, step_us: None };
         if let Some((Inside { model, traffic, rates }, before)) = self.inside.as_ref().zip(before) {
             let kv = model.plan().kv_token_bytes as f64 * (prompt as f64 + tokens as f64 / 2.0);
-            let bytes = traffic.weight_bytes as f64 / streams as f64 + kv;
+            let bytes = traffic.step_bytes(streams) / streams as f64 + kv;
             let each = traffic.operations(prompt..prompt + tokens, tokens) / tokens as f64;
             decode.work = Some(Work {
                 bytes_per_token: bytes,
@@ -731,15 +759,44 @@ fn mixed_table(out: &mut String, engine: Option<&Mixed>, http: Option<&Mixed>) -
 mod tests {
     use super::*;
 
-    #[test]
-    fn operations_are_those_of_every_product() {
-        let traffic = Traffic {
+    fn traffic() -> Traffic {
+        Traffic {
             file_bytes: 0,
             weight_bytes: 0,
+            expert_bytes: 0,
+            expert_share: 1.0,
             body_operations: 100.0,
             head_operations: 10.0,
             layers: vec![(2.0, None), (2.0, Some(2))],
-        };
+        }
+    }
+
+    #[test]
+    fn a_step_reads_the_experts_that_are_chosen() {
+        let dense = Traffic { weight_bytes: 1000, ..traffic() };
+        assert_eq!(dense.step_bytes(1), 1000.0);
+        // Two of eight for each token: a quarter for one token, 7/16 for two, nearly all for many.
+        let mixture = Traffic { expert_bytes: 1600, expert_share: 0.25, ..dense };
+        assert_eq!(mixture.step_bytes(1), 1400.0);
+        assert_eq!(mixture.step_bytes(2), 1700.0);
+        assert!(mixture.step_bytes(64) > 2599.9 && mixture.step_bytes(64) < 2600.0);
+    }
+
+    #[test]
+    fn experts_are_known_by_their_tensors_names() {
+        let of_experts = ["blk.3.ffn_gate_exps.weight", "model.layers.0.mlp.experts.7.up_proj.weight"];
+        let others = [
+            "blk.3.ffn_gate_shexp.weight",
+            "blk.3.ffn_gate_inp.weight",
+            "model.layers.0.mlp.shared_expert.up_proj.weight",
+        ];
+        assert!(of_experts.into_iter().all(is_of_experts));
+        assert!(!others.into_iter().any(is_of_experts));
+    }
+
+    #[test]
+    fn operations_are_those_of_every_product() {
+        let traffic = traffic();
         let check = |places, heads, wanted| assert_eq!(traffic.operations(places, heads), wanted);
         // The first token sees itself in both layers.
         check(0..1, 1, 100.0 + 10.0 + 2.0 * 2.0);

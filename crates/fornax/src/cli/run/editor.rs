@@ -209,7 +209,7 @@ mod tests {
         let names = |beginning| -> Vec<String> {
             commands(beginning).into_iter().map(|pair| pair.replacement).collect()
         };
-        assert_eq!(names("/s"), ["/system ", "/seed ", "/schema ", "/save ", "/stats"]);
+        assert_eq!(names("/s"), ["/system ", "/seed ", "/set ", "/schema ", "/save ", "/stats"]);
         assert_eq!(names("/st"), ["/stats"]);
         assert_eq!(names("/x").len(), 0);
     }
