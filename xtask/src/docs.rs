@@ -13,7 +13,10 @@ use crate::{command, output, root};
 const CONTENTS: &str = "docs/SUMMARY.md";
 
 pub(crate) fn check() -> Result<Outcome> {
-    let listed = output(&mut command("git", &["ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]))?;
+    let listed = output(&mut command(
+        "git",
+        &["ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
+    ))?;
     let names = listed.split('\0').filter(|name| !name.is_empty() && root().join(name).is_file());
     let mut pages = HashMap::new();
     for name in names {
@@ -33,7 +36,8 @@ fn offences(pages: &HashMap<PathBuf, String>, exists: impl Fn(&Path) -> bool) ->
     let mut contents = BTreeSet::new();
     for (page, text) in pages {
         for (line, target) in links(text) {
-            let mut offend = |what: &str| offences.push(format!("{}:{line}: {what}: {target}", page.display()));
+            let mut offend =
+                |what: &str| offences.push(format!("{}:{line}: {what}: {target}", page.display()));
             let (path, anchor) = target.split_once('#').unwrap_or((&target, ""));
             let path = match path {
                 "" => page.clone(),
@@ -107,7 +111,8 @@ fn headings(text: &str) -> BTreeSet<String> {
         is_code ^= line.trim_start().starts_with("```");
         let Some(heading) = line.strip_prefix('#').filter(|_| !is_code) else { continue };
         let heading = heading.trim_start_matches('#').trim().to_lowercase();
-        let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'));
+        let kept =
+            heading.chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'));
         let name: String = kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect();
         let count = counts.entry(name.clone()).or_default();
         found.insert(if *count == 0 { name } else { format!("{name}-{count}") });
@@ -128,7 +133,10 @@ mod tests {
     fn wrong_links_and_forgotten_pages_are_found() {
         let page = |name: &str, text: &str| (PathBuf::from(name), text.to_owned());
         let pages = HashMap::from([
-            page("README.md", "[a](docs/a.md#what-is-it) [b](docs/b.md) [c](https://example.org) `[x](y)`\n```\n[d](e)\n```"),
+            page(
+                "README.md",
+                "[a](docs/a.md#what-is-it) [b](docs/b.md) [c](https://example.org) `[x](y)`\n```\n[d](e)\n```",
+            ),
             page("docs/a.md", "# What *is* it?\n[up](../README.md) [here](#nowhere)"),
             page("docs/c.md", ""),
             page("docs/SUMMARY.md", "[A](a.md)\n[A](a.md)"),

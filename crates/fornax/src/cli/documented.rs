@@ -102,7 +102,8 @@ fn unknown_flags(words: &[String]) -> Vec<String> {
         (command, rest) = (inner, &rest[1..]);
     }
     let known = |flag: &str| command.get_arguments().any(|one| one.get_long() == Some(flag));
-    let flags = rest.iter().filter_map(|word| word.strip_prefix("--")).map(|flag| flag.split('=').next().unwrap());
+    let flags =
+        rest.iter().filter_map(|word| word.strip_prefix("--")).map(|flag| flag.split('=').next().unwrap());
     flags.filter(|flag| !known(flag)).map(str::to_owned).collect()
 }
 
@@ -116,7 +117,10 @@ fn every_command_of_the_documentation_is_one() {
         for shown in commands(&name, &std::fs::read_to_string(&page).unwrap()) {
             count += 1;
             let said = if shown.is_whole {
-                Cli::try_parse_from(&shown.words).err().filter(clap::Error::use_stderr).map(|error| error.to_string())
+                Cli::try_parse_from(&shown.words)
+                    .err()
+                    .filter(clap::Error::use_stderr)
+                    .map(|error| error.to_string())
             } else {
                 let flags = unknown_flags(&shown.words);
                 (!flags.is_empty()).then(|| format!("no such flags: {flags:?}"))
@@ -134,7 +138,12 @@ fn commands_are_found_as_a_shell_would_read_them() {
         fornax private chat --party0 ...      asks both\ncurl fornax\n```\n";
     let found: Vec<(String, bool)> =
         commands("page", page).into_iter().map(|shown| (shown.words.join("|"), shown.is_whole)).collect();
-    let wanted = [("fornax|run|a b", true), ("fornax|run|c", true), ("fornax|serve|--port|1", true), ("fornax|private|chat|--party0|...", false)];
+    let wanted = [
+        ("fornax|run|a b", true),
+        ("fornax|run|c", true),
+        ("fornax|serve|--port|1", true),
+        ("fornax|private|chat|--party0|...", false),
+    ];
     assert_eq!(found, wanted.map(|(words, is_whole)| (words.to_owned(), is_whole)));
     assert_eq!(unknown_flags(&words("fornax private chat --party0 ... --colour")), ["colour"]);
 }

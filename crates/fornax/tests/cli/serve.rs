@@ -337,7 +337,11 @@ fn examples_in_python_answer() {
     let text = folder.path().join("facts.txt");
     std::fs::write(&text, facts.join("\n\n")).unwrap();
     let serving = Serving::start(folder.path(), &["minilm", "--model-context", "smollm2=1024"]);
-    let said = run(&serving, "retrieval/retrieve.py", &["At what temperature does iron melt?", text.to_str().unwrap()]);
+    let said = run(
+        &serving,
+        "retrieval/retrieve.py",
+        &["At what temperature does iron melt?", text.to_str().unwrap()],
+    );
     // The paragraph that answers is the first of three, and an answer follows.
     assert!(said.lines().next().unwrap().contains("Iron melts"), "{said}");
     assert!(said.lines().count() >= 4, "{said}");
@@ -347,7 +351,8 @@ fn examples_in_python_answer() {
     let args = ["--context", "2048", "--chat-template-file", template.to_str().unwrap()];
     let serving = Serving::start(folder.path(), &args);
     let inputs = root.join("examples/documents/in");
-    let said = run(&serving, "agent/agent.py", &["Which files are there?", inputs.to_str().unwrap(), "--must-call"]);
+    let said =
+        run(&serving, "agent/agent.py", &["Which files are there?", inputs.to_str().unwrap(), "--must-call"]);
     let calls = ["calls files({})", "calls read({", "calls add({"];
     assert!(calls.iter().any(|call| said.starts_with(call)), "{said}");
 }
