@@ -41,6 +41,10 @@ function reached(isThere) {
   if (gone.hidden === isThere) return;
   gone.hidden = isThere;
   gone.textContent = isThere ? "" : "The server does not answer. Trying again…";
+  const status = document.getElementById("status");
+  status.textContent = isThere ? "" : "no answer";
+  if (isThere) delete status.dataset.state;
+  else status.dataset.state = "gone";
 }
 
 async function request(path, options) {
