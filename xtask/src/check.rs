@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::phases::{Outcome, Phases};
-use crate::{command, house, run};
+use crate::{command, docs, house, run};
 
 /// Runs every check, also after one has failed.
 pub(crate) fn run_all() -> Result<()> {
@@ -16,6 +16,7 @@ pub(crate) fn run_all() -> Result<()> {
         tool(&mut command("cargo", &["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]))
     });
     phases.run("house", house::check);
+    phases.run("pages", docs::check);
     phases.run("clippy", || {
         let args = ["clippy", "--workspace", "--all-targets", "--profile", "checked", "--", "-D", "warnings"];
         tool(&mut command("cargo", &args))

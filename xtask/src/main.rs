@@ -8,6 +8,7 @@
 mod bench_peers;
 mod check;
 mod dist;
+mod docs;
 mod fixtures;
 mod house;
 mod models;

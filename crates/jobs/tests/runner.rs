@@ -360,7 +360,7 @@ fn webhooks_are_signed_and_tried_until_they_arrive() {
 
         // Somebody without leave to call private addresses calls none.
         let careful = Webhooks::new(WebhookOptions { allow_private: false, ..options.clone() });
-        assert_eq!(careful.check(&url).unwrap_err().code, "WEBHOOK_REFUSED");
+        assert_eq!(careful.check(&url).unwrap_err().code, Code::WebhookRefused);
 
         // The first delivery is claimed by a sender that dies: it is due again, and nothing is lost.
         let lost = world.store.next_delivery(|_| Duration::ZERO).await.unwrap().unwrap();

@@ -1,22 +1,14 @@
 // The engine as it stands: looked at once a second while somebody looks.
 import { get, getText } from "./api.js";
+import { $, amount, element } from "./dom.js";
 
-const $ = (id) => document.getElementById(id);
 const EVERY = 1000;
+// Requests that the server lists at most.
+const LISTED_MAX = 256;
 // The last look, for what is per second.
 let before = null;
 let shown = null;
 
-const amount = (bytes) => {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let unit = 0;
-  let value = bytes;
-  while (value >= 1024 && unit < units.length - 1) {
-    value /= 1024;
-    unit += 1;
-  }
-  return `${unit === 0 ? value : value.toFixed(1)} ${units[unit]}`;
-};
 const time = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`);
 
 function cells(row, values) {
@@ -33,7 +25,16 @@ function rows(table, lines) {
   body.replaceChildren(...lines.map((values) => cells(document.createElement("tr"), values)));
 }
 
+// Counts are those of the list where it is whole: both are of the same moment then.
+function standing(live) {
+  const list = live.requests ?? [];
+  if (list.length >= LISTED_MAX || list.length === 0) return { running: live.running ?? 0, waiting: live.waiting ?? 0 };
+  const running = list.filter(({ state }) => state === "running").length;
+  return { running, waiting: list.length - running };
+}
+
 function facts(live) {
+  const { running, waiting } = standing(live);
   const seconds = before ? (live.at - before.at) / 1000 : 0;
   const rate = (now, then) => (seconds > 0 && now >= then ? ((now - then) / seconds).toFixed(1) : "–");
   const counts = live.counts ?? {};
@@ -41,9 +42,9 @@ function facts(live) {
   const hits = counts.prefix_queries ? `${(counts.prefix_hits / counts.prefix_queries * 100).toFixed(0)} %` : "–";
   const list = [
     ["Model", live.model ?? "–"], ["Architecture", live.architecture ?? "–"], ["Weights", live.quant ?? "–"],
-    ["Context", live.context ? `${live.context} tokens` : "–"], ["Running", live.running ?? 0], ["Waiting", live.waiting ?? 0],
+    ["Context", live.context ? `${live.context} tokens` : "–"], ["Running", running], ["Waiting", waiting],
     ["Tokens/s", rate(counts.generated_tokens, then.generated_tokens)], ["Prompt tokens/s", rate(counts.prompt_tokens, then.prompt_tokens)],
-    ["Prefix found in the cache", hits], ["Preempted", counts.preemptions ?? 0], ["Up", time(live.uptime)], ["Version", live.version],
+    ["Prefix cache hits", hits], ["Preempted", counts.preemptions ?? 0], ["Up", time(live.uptime)], ["Version", live.version],
   ];
   $("facts").replaceChildren(...list.map(([name, value]) => {
     const pair = document.createElement("div");
@@ -88,7 +89,9 @@ function pages(live) {
   while (host.children.length > groups.length) host.lastChild.remove();
   groups.forEach((group, index) => {
     const canvas = host.children[index] ?? host.appendChild(document.createElement("canvas"));
-    const columns = Math.min(128, Math.max(1, group.pages_total));
+    // On a phone in more lines, so that each page is still seen.
+    const wide = Math.max(32, Math.min(128, Math.floor(host.clientWidth / 8)));
+    const columns = Math.min(wide, Math.max(1, group.pages_total));
     const cell = Math.max(2, Math.min(16, Math.floor(1024 / columns)));
     canvas.width = columns * cell;
     canvas.height = Math.max(1, Math.ceil(group.pages_total / columns)) * cell;
@@ -110,7 +113,7 @@ function pages(live) {
 
 function requests(live) {
   const list = live.requests ?? [];
-  const more = (live.running ?? 0) + (live.waiting ?? 0) - list.length;
+  const more = list.length >= LISTED_MAX ? (live.running ?? 0) + (live.waiting ?? 0) - list.length : 0;
   $("requests-words").textContent = list.length === 0 ? "Nobody asks for anything." : more > 0 ? `${more} more are not shown.` : "";
   const seconds = before ? (live.at - before.at) / 1000 : 0;
   rows($("requests"), list.map((one) => {
@@ -174,27 +177,76 @@ function chart(metrics, [name, title], model) {
   return figure;
 }
 
+// What the codes mean to whoever looks here, and what can be done.
+const MEANINGS = {
+  INVALID_INPUT: "A field of the request was wrong; its answer names it.",
+  PROMPT_TOO_LONG: "The prompt did not fit into the context.",
+  context_length_exceeded: "The prompt did not fit into the context.",
+  SCHEMA_UNSUPPORTED: "A schema or grammar cannot be followed exactly.",
+  MODEL_UNSUPPORTED: "The model cannot do what was asked.",
+  MODEL_NOT_FOUND: "A model was asked for that is not served here.",
+  UNAUTHORIZED: "A key was missing or wrong.",
+  UNKNOWN_ENDPOINT: "There is nothing at the path.",
+  BODY_TOO_LARGE: "A body was larger than --max-body.",
+  QUEUE_FULL: "Too much waited: more --parallel, or fewer callers.",
+  MODEL_NOT_READY: "A model was still loading, or the server ends.",
+  MODEL_DOES_NOT_FIT: "A model found no room beside those in use.",
+  OUT_OF_MEMORY: "Too little memory was left.",
+  EXECUTION_TIMEOUT: "An answer took longer than --request-timeout.",
+  DEVICE_LOST: "The device is gone: start the server again.",
+  DEVICE_UNAVAILABLE: "The device cannot be used.",
+  CANCELLED: "The client left, or the server stopped first.",
+  OUTPUT_TRUNCATED: "An answer was cut before its form was complete.",
+  NUMERIC_FAULT: "A computation gave no numbers.",
+  INTERNAL: "A fault of the server: its log says more.",
+};
+// When each code was last seen to grow, and how often it had come by then.
+const seen = new Map();
+
 function errors(metrics) {
   const lines = metrics.split("\n").filter((line) => line.startsWith("fornax_failures_total{"));
-  const counts = lines.map((line) => [[/code="([^"]+)"/.exec(line)[1]], [line.slice(line.lastIndexOf(" ") + 1), "number"]]);
+  const sums = new Map();
+  for (const line of lines) {
+    const [, code] = /code="([^"]+)"/.exec(line);
+    sums.set(code, (sums.get(code) ?? 0) + Number(line.slice(line.lastIndexOf(" ") + 1)));
+  }
+  const isFirst = seen.size === 0 && !errors.wasCalled;
+  errors.wasCalled = true;
+  const counts = [...sums].map(([code, sum]) => {
+    const known = seen.get(code);
+    if (known?.sum !== sum) seen.set(code, { sum, at: isFirst ? null : new Date() });
+    const { at } = seen.get(code);
+    return [[code, "mono"], [sum, "number"], [at ? at.toLocaleTimeString() : "before this page"], [MEANINGS[code] ?? ""]];
+  });
   rows($("errors"), counts);
+  $("errors").hidden = counts.length === 0;
   $("no-errors").hidden = counts.length > 0;
 }
 
-// Where there are several models one is chosen to be looked at; until then it is the first that is loaded.
+// Where there are several models one is chosen to be looked at; until then it is the one that has most to do.
 const picker = $("watched-model");
 let models = "";
+let busiest = "";
 
 function chooser(live) {
-  $("watched").hidden = (live.models ?? []).length < 2;
-  const words = (live.models ?? []).map(({ id, state }) => [id, `${id} (${state})`]);
+  const all = live.models ?? [];
+  $("watched").hidden = all.length < 2;
+  const words = all.map(({ id, state }) => [id, `${id} (${state})`]);
   if (models !== JSON.stringify(words)) {
     models = JSON.stringify(words);
     const chosen = picker.value;
-    const option = ([value, textContent]) => Object.assign(document.createElement("option"), { value, textContent });
-    picker.replaceChildren(...[["", "the first that is loaded"], ...words].map(option));
+    const option = ([value, textContent]) => element("option", { value, textContent });
+    picker.replaceChildren(...[["", "the busiest"], ...words].map(option));
     picker.value = words.some(([id]) => id === chosen) ? chosen : "";
   }
+  const load = ({ running = 0, waiting = 0 }) => running + waiting;
+  const most = all.reduce((best, one) => (load(one) > load(best ?? {}) ? one : best), null);
+  // It stays with the one that was busy last.
+  if (most) busiest = most.id;
+  else if (all.find(({ id }) => id === busiest)?.state !== "loaded") busiest = "";
+  const sum = (field) => all.reduce((total, one) => total + (one[field] ?? 0), 0);
+  $("totals").hidden = all.length < 2;
+  $("totals").textContent = `All models together: ${sum("running")} running, ${sum("waiting")} waiting.`;
 }
 picker.addEventListener("change", () => {
   // What was of another model says nothing of this one's speed.
@@ -202,28 +254,48 @@ picker.addEventListener("change", () => {
   lookNow();
 });
 
-function status(live) {
-  $("status").textContent = live.model ? `${live.status}: ${live.model}` : live.status;
+// What failed: the server, the model that is looked at, or another.
+function failures(live) {
+  const failed = (live.models ?? []).filter(({ error }) => error).map(({ id, error }) => `${id}: ${error}`);
+  $("engine-error").textContent = [live.error, ...failed.filter((line) => !live.error || !line.endsWith(live.error))].filter(Boolean).join(" ");
+}
+
+function status(live, isWatched) {
+  const model = isWatched ? live.model : null;
+  const line = $("status");
+  line.textContent = model ? `${live.status}: ${model}` : live.status;
+  line.dataset.state = live.status;
   $("loading").hidden = !live.loading;
   if (live.loading) {
     const { stage, bytes, bytes_total: total } = live.loading;
-    $("loading-stage").textContent = total > 0 ? `${stage}, ${amount(bytes)} of ${amount(total)}` : stage;
+    const words = total > 0 ? `${stage}, ${amount(bytes)} of ${amount(total)}` : stage;
+    $("loading-stage").textContent = words;
+    if (!isWatched) line.textContent = `${live.status}: ${words}`;
     if (total > 0) Object.assign($("loading-bar"), { max: total, value: bytes });
     else $("loading-bar").removeAttribute("value");
   }
 }
 
 async function look() {
-  const watched = !$("engine").hidden;
+  const isWatched = !$("engine").hidden;
   try {
-    const model = picker.value;
+    const picked = picker.value;
+    const model = picked || busiest;
     const live = { at: performance.now(), ...await get(`/console/live${model && `?model=${encodeURIComponent(model)}`}`) };
     // Another one was chosen meanwhile.
-    if (model !== picker.value) return live;
-    status(live);
+    if (picked !== picker.value) return live;
+    const followed = busiest;
+    status(live, isWatched);
     chooser(live);
-    $("engine-error").textContent = live.error ?? "";
-    if (!watched) return live;
+    failures(live);
+    if (!isWatched) return live;
+    // Another one has become the busiest: it is looked at next, at once.
+    if (!picked && busiest !== followed && busiest !== live.model) {
+      before = null;
+      queueMicrotask(lookNow);
+      return live;
+    }
+    if (before && before.model !== live.model) before = null;
     facts(live);
     memory(live);
     pages(live);
@@ -234,27 +306,33 @@ async function look() {
     errors(metrics);
     return live;
   } catch (error) {
-    $("status").textContent = "the server does not answer";
+    $("status").textContent = error.code === "MODEL_NOT_FOUND" ? "ready" : "no answer";
+    $("status").dataset.state = "gone";
     $("engine-error").textContent = error.message;
+    busiest = "";
     return null;
   }
 }
 
-// Looks for as long as the page is open, seldom while nobody sees it; `loaded` is called when a model is.
-export async function watch(loaded) {
+// Looks for as long as the page is open, seldom while nobody sees it; `changed` is called when models come or go.
+export async function watch(changed) {
   let known = null;
+  let wasThere = true;
   for (;;) {
     if (!document.hidden) {
       const live = await look();
-      if (live?.status === "ready" && live.model && live.model !== known) {
-        known = live.model;
-        loaded();
+      const now = live && JSON.stringify([live.status, live.models?.map(({ id, state }) => [id, state])]);
+      if (live?.status === "ready" && now !== known) {
+        known = now;
+        changed();
       }
+      wasThere = live !== null;
     }
-    const pause = $("engine").hidden ? EVERY * 5 : EVERY;
+    // A server that is away is looked for more often.
+    const pause = $("engine").hidden && wasThere && known !== null ? EVERY * 5 : EVERY;
     await new Promise((resolve) => {
       wake = resolve;
-      setTimeout(resolve, known === null ? EVERY : pause);
+      setTimeout(resolve, pause);
     });
   }
 }

@@ -8,6 +8,8 @@ const views = ["chat", "engine"];
 function show() {
   const asked = location.hash.slice(1);
   const view = views.includes(asked) ? asked : "chat";
+  document.title = view === "engine" ? "Fornax: engine" : "Fornax";
+  document.body.dataset.view = view;
   for (const name of views) document.getElementById(name).hidden = name !== view;
   for (const link of document.querySelectorAll("nav a[data-view]")) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");

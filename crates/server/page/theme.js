@@ -13,3 +13,5 @@ choice.addEventListener("change", () => {
   localStorage.setItem("theme", choice.value);
   apply(choice.value);
 });
+// What is painted by a script is painted anew.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("theme")));

@@ -194,6 +194,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(cancel::cancel))
         .routes(routes!(console::console))
         .routes(routes!(console::jobs))
+        .routes(routes!(console::files))
         .routes(routes!(live::live))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))

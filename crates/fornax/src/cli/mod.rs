@@ -9,6 +9,7 @@ pub(crate) mod config;
 mod conformance;
 mod device;
 pub(crate) mod doctor;
+mod documented;
 pub(crate) mod embed;
 pub(crate) mod failure;
 pub(crate) mod generate;

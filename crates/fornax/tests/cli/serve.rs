@@ -298,7 +298,7 @@ fn a_browser_chats_looks_at_the_engine_and_follows_jobs() {
         Command::new(python).arg(suite).args([&base, KEY]).arg(chromium).arg(screenshots).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 18, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 32, "{said}");
 }
 
 #[test]
@@ -325,7 +325,55 @@ fn a_page_of_an_allowed_origin_calls_as_its_clients_do() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 2, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 3, "{said}");
+}
+
+#[test]
+fn examples_in_python_answer() {
+    const NAME: &str = "examples_in_python_answer";
+    let Some(python) = program("python3") else {
+        println!("SKIP {NAME}: no python3");
+        return;
+    };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let run = |serving: &Serving, script: &str, args: &[&str]| {
+        let ran = Command::new(&python)
+            .arg(root.join("examples").join(script))
+            .arg(format!("http://{}", serving.address))
+            .args(args)
+            .args(["--key", KEY])
+            .output()
+            .unwrap();
+        assert!(ran.status.success(), "{script}: {}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let facts = [
+        "The heron is a tall bird with a long neck.",
+        "Iron melts at 1538 degrees.",
+        "Bread is made of flour and water.",
+    ];
+    let text = folder.path().join("facts.txt");
+    std::fs::write(&text, facts.join("\n\n")).unwrap();
+    let serving = Serving::start(folder.path(), &["minilm", "--model-context", "smollm2=1024"]);
+    let said = run(
+        &serving,
+        "retrieval/retrieve.py",
+        &["At what temperature does iron melt?", text.to_str().unwrap()],
+    );
+    // The paragraph that answers is the first of three, and an answer follows.
+    assert!(said.lines().next().unwrap().contains("Iron melts"), "{said}");
+    assert!(said.lines().count() >= 4, "{said}");
+    drop(serving);
+
+    let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/tools.jinja");
+    let args = ["--context", "2048", "--chat-template-file", template.to_str().unwrap()];
+    let serving = Serving::start(folder.path(), &args);
+    let inputs = root.join("examples/documents/in");
+    let said =
+        run(&serving, "agent/agent.py", &["Which files are there?", inputs.to_str().unwrap(), "--must-call"]);
+    let calls = ["calls files({})", "calls read({", "calls add({"];
+    assert!(calls.iter().any(|call| said.starts_with(call)), "{said}");
 }
 
 /// A program of the system's, if it is installed.

@@ -5,8 +5,9 @@ import functools
 import http.server
 import sys
 import threading
+from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 base, key, model, chromium, port = sys.argv[1:6]
 
@@ -34,14 +35,17 @@ FETCH = """async ([url, headers, body]) => {
 }"""
 
 
+CHAT = Path(__file__).parents[4] / "examples/chat/index.html"
+
+
 class Page(http.server.BaseHTTPRequestHandler):
-    """An empty page."""
+    """An empty page, and the example of a chat."""
 
     def do_GET(self):
         self.send_response(200)
         self.send_header("content-type", "text/html")
         self.end_headers()
-        self.wfile.write(b"<!doctype html><title>a page</title>")
+        self.wfile.write(CHAT.read_bytes() if self.path == "/chat" else b"<!doctype html><title>a page</title>")
 
     def log_message(self, *_):
         pass
@@ -64,4 +68,14 @@ with sync_playwright() as playwright:
         page.goto(may_not)
         assert "TypeError" in call(), (name, call())
         print(f"ok {name}", flush=True)
+    # The chat app of the examples.
+    page.goto(f"{may}chat")
+    page.locator("summary").click()
+    page.fill("#server", base)
+    page.fill("#key", key)
+    page.fill("#question", "What is the capital of France?")
+    page.keyboard.press("Enter")
+    expect(page.locator("#said .assistant")).to_contain_text("Paris", timeout=90_000)
+    expect(page.locator("#stop")).to_be_disabled(timeout=90_000)
+    print("ok chat app", flush=True)
     browser.close()

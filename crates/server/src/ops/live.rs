@@ -44,6 +44,30 @@ pub(crate) struct Live {
 struct Watched {
     id: String,
     state: Standing,
+    /// Requests that are computed.
+    running: usize,
+    /// Requests that wait.
+    waiting: usize,
+    /// Why its last load failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Watched {
+    fn of(slot: &Slot) -> Watched {
+        let stats = slot.loaded().map(|served| served.engine.stats());
+        let error = slot.look(|state| match state {
+            Stands::Failed(failed) => Some(failed.to_string()),
+            _ => None,
+        });
+        Watched {
+            id: slot.offer.card.name.clone(),
+            state: slot.look(Stands::standing),
+            running: stats.as_ref().map_or(0, |stats| stats.running),
+            waiting: stats.as_ref().map_or(0, |stats| stats.requests_waiting + stats.preempted),
+            error,
+        }
+    }
 }
 
 /// Which engine is looked at.
@@ -213,15 +237,13 @@ pub(crate) async fn live(
         }
         Phase::Starting => (None, None),
     };
-    let watched =
-        |slot: &Slot| Watched { id: slot.offer.card.name.clone(), state: slot.look(Stands::standing) };
     Ok(Json(Live {
         status: Status::of(&app),
         error,
         version: env!("CARGO_PKG_VERSION"),
         uptime: app.started.elapsed().as_secs_f64(),
         loading,
-        models: slots.iter().map(watched).collect(),
+        models: slots.iter().map(Watched::of).collect(),
         engine: served.map(|served| Engine::of(&served)),
     }))
 }

@@ -23,6 +23,11 @@ async fn pages_are_open_and_what_they_show_is_not() {
     for (path, kind) in [
         ("/", "text/html; charset=utf-8"),
         ("/console/jobs", "text/html; charset=utf-8"),
+        ("/console/files", "text/html; charset=utf-8"),
+        ("/console/face.svg", "image/svg+xml"),
+        ("/console/manifest.webmanifest", "application/manifest+json"),
+        ("/console/temml.js", "text/javascript; charset=utf-8"),
+        ("/console/licences.txt", "text/plain; charset=utf-8"),
         ("/console/main.js", "text/javascript; charset=utf-8"),
         ("/console/style.css", "text/css; charset=utf-8"),
     ] {
@@ -119,5 +124,5 @@ async fn the_live_view_tells_how_far_loading_is() {
     world.until("/console/live", |live| live.json()["status"] == "ready").await;
     let live = get(world.address, "/console/live").await.json();
     assert_eq!((live.get("loading"), &live["model"]), (None, &json!("script")));
-    assert_eq!(live["models"], json!([{"id": "script", "state": "loaded"}]));
+    assert_eq!(live["models"], json!([{"id": "script", "state": "loaded", "running": 0, "waiting": 0}]));
 }

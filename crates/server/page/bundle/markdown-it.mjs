@@ -1,0 +1,1 @@
+export { default as MarkdownIt } from "markdown-it";
