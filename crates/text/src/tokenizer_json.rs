@@ -3,6 +3,8 @@
 //! The crate trusts the file: an id becomes the length of a list, a merge whose token is missing panics, a normaliser
 //! may multiply every text. A file from a stranger must end in an error instead.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 
 /// Bytes of a file. Vocabularies of a quarter of a million tokens take some tens of MB.
@@ -102,27 +104,58 @@ fn growth(normalizer: &Value) -> Result<usize, String> {
     }
 }
 
-/// A map of characters begins with the length of its first part, for which memory is taken before it is read.
-fn charsmap(base64: &str) -> Result<(), String> {
+/// A map of characters is the length of its trie, the trie, and the texts that the trie's leaves point into. The crate
+/// that follows it believes all of it: it takes memory for the length first, and looks wherever a unit points. So every
+/// unit that some text leads to is followed here, and whatever it points to must exist.
+fn charsmap(encoded: &str) -> Result<(), String> {
     let wrong = |what: &str| Err(format!("the normalizer's precompiled_charsmap {what}"));
-    let digit = |byte: u8| match byte {
-        b'A'..=b'Z' => Some(u32::from(byte - b'A')),
-        b'a'..=b'z' => Some(u32::from(byte - b'a') + 26),
-        b'0'..=b'9' => Some(u32::from(byte - b'0') + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
+    let Ok(map) = BASE64_STANDARD.decode(encoded) else {
+        return wrong("is not base64");
     };
-    let digits: Option<Vec<u32>> = base64.bytes().take(6).map(digit).collect();
-    let Some([a, b, c, d, e, f]) = digits.as_deref() else {
-        return wrong("is too short to hold its length, or is not base64");
+    let Some((length, rest)) = map.split_first_chunk::<4>() else {
+        return wrong("is too short to hold its length");
     };
-    // Six digits are 36 bits; the first 32 are four bytes, the lowest first.
-    let bits = [a, b, c, d, e, f].into_iter().fold(0u64, |bits, digit| (bits << 6) | u64::from(*digit));
-    let trie_bytes = u64::from(u32::try_from(bits >> 4).unwrap_or(u32::MAX).swap_bytes());
-    let bytes = (base64.trim_end_matches('=').len() * 3 / 4) as u64;
-    if trie_bytes == 0 || trie_bytes % 4 != 0 || trie_bytes + 4 > bytes {
-        return wrong(&format!("says that its first part has {trie_bytes} bytes, of {bytes} in all"));
+    let trie_bytes = u32::from_le_bytes(*length) as usize;
+    if trie_bytes == 0 || !trie_bytes.is_multiple_of(4) || trie_bytes > rest.len() {
+        return wrong(&format!("says that its first part has {trie_bytes} bytes, of {} in all", map.len()));
+    }
+    let (trie, texts) = rest.split_at(trie_bytes);
+    let (units, _) = trie.as_chunks::<4>();
+    let unit = |at: usize| units.get(at).map(|unit| u32::from_le_bytes(*unit) as usize);
+    let Ok(texts) = std::str::from_utf8(texts) else {
+        return wrong("has texts that are not UTF-8");
+    };
+    // Where a unit's children begin: each of them stands at that place with its byte flipped into it.
+    let children = |at: usize, unit: usize| at ^ ((unit >> 10) << ((unit & (1 << 9)) >> 6));
+    let mut seen = vec![false; units.len()];
+    // With the number of bytes that lead there.
+    let mut waiting = vec![(children(0, unit(0).unwrap_or_default()), 1)];
+    while let Some((begin, depth)) = waiting.pop() {
+        for byte in 1..=usize::from(u8::MAX) {
+            let at = begin ^ byte;
+            let Some(unit) = unit(at) else {
+                return wrong(&format!("points to unit {at} of {}", units.len()));
+            };
+            // A unit that belongs to another byte ends the search there.
+            if unit & ((1 << 31) | 0xff) != byte || std::mem::replace(&mut seen[at], true) {
+                continue;
+            }
+            let next = children(at, unit);
+            if unit & (1 << 8) != 0 {
+                let Some(leaf) = units.get(next).map(|leaf| u32::from_le_bytes(*leaf) as usize) else {
+                    return wrong(&format!("points to unit {next} of {}", units.len()));
+                };
+                let text = leaf & ((1 << 31) - 1);
+                let Some(text) = texts.get(text..) else {
+                    return wrong(&format!("points to byte {text} of {} bytes of texts", texts.len()));
+                };
+                let bytes = text.find('\0').unwrap_or(text.len());
+                if bytes > GROWTH_MAX * depth {
+                    return wrong(&format!("makes {bytes} bytes of {depth}"));
+                }
+            }
+            waiting.push((next, depth + 1));
+        }
     }
     Ok(())
 }
@@ -186,14 +219,38 @@ mod tests {
 
     #[test]
     fn a_map_of_characters_that_lies_about_its_length_is_refused() {
-        let file =
-            |charsmap: &str| json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}});
         // 00 00 00 80 and two more bytes: two gigabytes announced.
         refused(&file("AAAAgAAA"), "2147483648 bytes, of 6");
         refused(&file("////////"), "4294967295 bytes");
         refused(&file("AA"), "too short");
         refused(&file("!!!!!!!!"), "not base64");
-        // 04 00 00 00, a trie of four bytes, and one character.
-        taken(&file("BAAAAAAAAABh"));
+    }
+
+    fn file(charsmap: &str) -> Value {
+        json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}})
+    }
+
+    /// A map of 256 units in which "a" becomes a text: what the unit of "a" and its leaf are, and all texts.
+    fn map_of_a(unit: u32, leaf: u32, texts: &str) -> Value {
+        let mut units = [0u32; 256];
+        units[usize::from(b'a')] = unit;
+        units[usize::from(b'a') ^ 1] = leaf;
+        let units = units.iter().flat_map(|unit| unit.to_le_bytes());
+        let map: Vec<u8> = 1024u32.to_le_bytes().into_iter().chain(units).chain(texts.bytes()).collect();
+        file(&BASE64_STANDARD.encode(map))
+    }
+
+    #[test]
+    fn a_map_of_characters_that_points_beyond_itself_is_refused() {
+        // Its byte, that a leaf belongs to it, and that its children begin one unit from it.
+        let unit = u32::from(b'a') | 1 << 8 | 1 << 10;
+        taken(&map_of_a(unit, 0, "b"));
+        taken(&map_of_a(unit, 2, "é\0b"));
+        refused(&map_of_a(unit, 1, "é"), "points to byte 1 of 2");
+        refused(&map_of_a(unit, 9, "b"), "points to byte 9 of 1");
+        refused(&map_of_a(unit, 0, &"b".repeat(17)), "makes 17 bytes of 1");
+        refused(&map_of_a(u32::from(b'a') | 1 << 8 | 1 << 20, 0, "b"), "points to unit 1121 of 256");
+        // A trie of one unit, which every other byte is beside.
+        refused(&file("BAAAAAAAAABh"), "of 1");
     }
 }

@@ -197,11 +197,6 @@ fn a_hostile_tokenizer_json_is_an_error() {
     refused("normalisers that multiply", file(vocab.clone(), json!([]), many));
     let charsmap = |map: &str| json!({"type": "Precompiled", "precompiled_charsmap": map});
     refused("a map that lies", file(vocab.clone(), json!([]), charsmap("AAAAgAAA")));
-    // Its length is right and what it says is not: the crate reads behind the end of its table.
-    let wild = charsmap("BAAAAP////9hAA==");
-    let (_folder, checkpoint) =
-        open(&[("config.json", json!({})), ("tokenizer.json", file(vocab, json!([]), wild))]);
-    if let Ok(tokenizer) = Tokenizer::open(&checkpoint) {
-        assert!(matches!(tokenizer.encode_prompt("ab", Special::Parse), Err(Error::Encode { .. })));
-    }
+    // Its length is right and what it says is not: the crate would read behind the end of its table.
+    refused("a map that points beyond itself", file(vocab, json!([]), charsmap("BAAAAP////9hAA==")));
 }

@@ -670,7 +670,7 @@ mod tests {
             let stopped =
                 fetch_with(python.as_os_str(), &ENTRY, &registry.cache(), &mut |_| ControlFlow::Break(()));
             let message = stopped.unwrap_err().to_string();
-            assert!(message.contains("nothing is kept"), "{message}");
+            assert!(message.contains("is not kept"), "{message}");
             assert_eq!(files_under(&registry.cache()), Vec::<PathBuf>::new());
         }
     }

@@ -46,7 +46,11 @@ impl Ran {
     fn fails(&self, exit: i32, code: &str, says: &[&str]) {
         // Refusals come before anything is said; these come after work has begun.
         let late = matches!(code, "NUMERIC_FAULT" | "OUTPUT_TRUNCATED");
-        let begun = |line: &&str| late && (line.starts_with("device: ") || line.contains(" tokens · "));
+        let begun = |line: &&str| {
+            // How far loading is, which a slow machine says now and then.
+            line.starts_with("loading: ")
+                || late && (line.starts_with("device: ") || line.contains(" tokens · "))
+        };
         let lines: Vec<&str> = self.stderr.lines().filter(|line| !begun(line)).collect();
         let [line] = lines[..] else { panic!("{} lines: {:?}", lines.len(), self.stderr) };
         assert_eq!(self.code, Some(exit), "{line}");
