@@ -12,7 +12,7 @@ use fornax_compute::operands;
 use fornax_compute::{
     Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
     Linear, LowRank, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope,
-    Routing, Rows, SampleFault, SampleRow, Sampled, ShortConv, Sizes, Usage,
+    Routing, Rows, SampleFault, SampleRow, Sampled, SelectiveScan, ShortConv, Sizes, Usage,
 };
 
 use crate::arena::{Arena, Piece};
@@ -719,6 +719,18 @@ impl Backend for Cuda {
         out: &mut Buf,
     ) -> Result<(), Error> {
         self.op_delta_rule(step.slot(), rule, (qkv, mixed), kv, out)
+    }
+
+    fn selective_scan(
+        &self,
+        step: &Step,
+        scan: &SelectiveScan<Buf>,
+        x: &Buf,
+        mixed: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_selective_scan(step.slot(), scan, (x, mixed), kv, out)
     }
 
     fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
