@@ -11,6 +11,16 @@ KERNEL add(Step step, int wanted, const float* y, int y_stride, float* x, int co
     x[r * columns + k] += y[r * y_stride + k];
 }
 
+// x *= factors, column by column
+KERNEL scale_columns(Step step, const float* factors, float* x, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= step_rows(step, 0)) return;
+    x[r * columns + k] = __fmul_rn(x[r * columns + k], factors[k]);
+}
+
 // x *= sigmoid(gates)
 KERNEL sigmoid_gate(Step step, const float* gates, float* x, int columns) {
     let_next_start();
@@ -45,6 +55,7 @@ KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x,
         case 1: result = soft_cap(value, parameter); break;
         case 2: result = gelu(value); break;
         case 3: result = gelu_tanh(value); break;
+        case 4: result = relu_squared(value); break;
     }
     x[r * columns + k] = result;
 }

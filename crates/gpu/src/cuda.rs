@@ -634,6 +634,10 @@ impl Backend for Cuda {
         self.op_pointwise(step.slot(), rows, function, x)
     }
 
+    fn scale_columns(&self, step: &Step, factors: &Buf, x: &mut Buf) -> Result<(), Error> {
+        self.op_scale_columns(step.slot(), factors, x)
+    }
+
     fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         self.op_norm(step.slot(), rows, norm, x, out)
     }

@@ -100,6 +100,21 @@ impl Cuda {
         })
     }
 
+    pub(crate) fn op_scale_columns(&self, slot: &Slot, factors: &Buf, x: &mut Buf) -> Result<(), Error> {
+        const OPERATION: &str = "scale_columns";
+        operands::pair(OPERATION, ("factors", factors), ("x", x), (1, slot.tokens))?;
+        self.op(slot, &[factors, &*x], &[&*x], || {
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Pointer(factors.pointer()),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(x.columns)),
+            ];
+            self.launch_values((OPERATION, "rows.cu"), slot, Rows::Tokens, x.columns, &args)
+        })
+    }
+
     pub(crate) fn op_norm(
         &self,
         slot: &Slot,
@@ -205,6 +220,7 @@ impl Cuda {
                 Pointwise::SoftCap(cap) => (1, cap),
                 Pointwise::Gelu => (2, 0.0),
                 Pointwise::GeluTanh => (3, 0.0),
+                Pointwise::ReluSquared => (4, 0.0),
             };
             let device_step = self.device_step(slot);
             let args = [
@@ -282,6 +298,7 @@ impl Cuda {
             Glu::Silu => "glu_silu",
             Glu::Gelu => "glu_gelu",
             Glu::GeluTanh => "glu_gelu_tanh",
+            Glu::ReluSquared => "glu_relu_squared",
             Glu::Clamped => "glu_clamped",
         };
         let function = self.programs.function(&Key::plain("glu.cu"), name)?;

@@ -116,6 +116,13 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("granite-hybrid-dense", Container::Gguf),
     ("granite-hybrid-dense", Container::HuggingFace),
     ("granite-hybrid-rope", Container::HuggingFace),
+    ("mamba2", Container::Gguf),
+    ("mamba2", Container::HuggingFace),
+    ("nemotron-h", Container::Gguf),
+    ("nemotron-h", Container::HuggingFace),
+    ("falcon-h1", Container::Gguf),
+    ("falcon-h1", Container::HuggingFace),
+    ("falcon-h1-norm", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {
