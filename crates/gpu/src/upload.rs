@@ -11,6 +11,7 @@ use crate::check::Checks;
 use crate::cuda::Cuda;
 use crate::driver::{Arg, Device, Event, Function, LatePinned};
 use crate::gather::{Gatherers, Stored};
+use crate::grid::Grid;
 use crate::layout::{Format, PART_BYTES, TILE_ROWS};
 use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
@@ -123,17 +124,19 @@ impl Cuda {
     /// Sends the stored rows of a weight's parts to their planes.
     pub(crate) fn send(
         &self,
-        (ring, checks): (&mut Ring, &mut Option<Checks>),
+        ring: &mut Ring,
+        checks: &mut Option<Checks>,
         weight: &Weight,
         parts: &[Part<'_>],
     ) -> Result<(), Error> {
         let mut parts = weight.parts.iter().map(|part| (part, Stored::new(parts, part)));
-        parts.try_for_each(|(part, rows)| self.send_part((ring, checks), weight, part, &rows))
+        parts.try_for_each(|(part, rows)| self.send_part(ring, checks, weight, part, &rows))
     }
 
     fn send_part(
         &self,
-        (ring, checks): (&mut Ring, &mut Option<Checks>),
+        ring: &mut Ring,
+        checks: &mut Option<Checks>,
         weight: &Weight,
         part: &WeightPart,
         rows: &Stored<'_>,
@@ -159,7 +162,7 @@ impl Cuda {
             let args =
                 [Arg::Struct(bytemuck::bytes_of(&device_part)), Arg::Struct(bytemuck::bytes_of(&stored))];
             let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
-            self.launching(|| self.launch("upload", function, grid, (64, 0), &args))?;
+            self.launching(|| self.launch("upload", function, Grid::new(grid, 64), &args))?;
             slot.sent.record()
         };
         let Ring { slots, next, gatherers } = ring;
@@ -229,6 +232,7 @@ impl Cuda {
         let device_part = weight.device_part(part);
         let args = [Arg::Struct(bytemuck::bytes_of(&device_part))];
         let blocks = eights.div_ceil(THREADS).min(16 * self.device.abilities().multiprocessors);
-        self.launching(|| self.launch("upload", function, [blocks, 1, 1], (THREADS as u32, 0), &args))
+        let grid = Grid::new([blocks, 1, 1], THREADS);
+        self.launching(|| self.launch("upload", function, grid, &args))
     }
 }

@@ -7,6 +7,7 @@ use super::gemv::row_threads;
 use crate::abi::{Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
+use crate::grid::Grid;
 use crate::memory::{Buf, Weight, int};
 use crate::program::Key;
 use crate::step::Slot;
@@ -42,6 +43,14 @@ impl DeviceNorm {
     }
 }
 
+/// Rows that are gated: so many of each of these tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Gated {
+    pub(super) tokens: usize,
+    pub(super) each: usize,
+    pub(super) kind: Glu,
+}
+
 impl Cuda {
     pub(crate) fn op_embed(&self, slot: &Slot, table: &Weight, out: &mut Buf) -> Result<(), Error> {
         operands::fits("embed", "out", out, (slot.tokens, table.columns))?;
@@ -61,7 +70,7 @@ impl Cuda {
                     Arg::Int(int(table.columns)),
                 ];
                 let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-                self.launch("embed", function, grid, (row_threads(table.columns), 0), &args)?;
+                self.launch("embed", function, Grid::new(grid, row_threads(table.columns)), &args)?;
             }
             Ok(())
         })
@@ -91,7 +100,7 @@ impl Cuda {
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
+            self.launch(operation, function, self.value_grid(slot, rows, columns), &args)
         })
     }
 
@@ -126,7 +135,7 @@ impl Cuda {
                 Arg::Pointer(out.pointer()),
             ];
             let grid = [self.grid_rows(slot, rows), 1, 1];
-            self.launch("norm", function, grid, (row_threads(columns), 0), &args)
+            self.launch("norm", function, Grid::new(grid, row_threads(columns)), &args)
         })
     }
 
@@ -156,7 +165,7 @@ impl Cuda {
                 Arg::Pointer(qkv.pointer()),
             ];
             let grid = [stretches, self.grid_rows(slot, Rows::Tokens), 1];
-            self.launch(OPERATION, function, grid, (row_threads(widest), 0), &args)
+            self.launch(OPERATION, function, Grid::new(grid, row_threads(widest)), &args)
         })
     }
 
@@ -177,7 +186,7 @@ impl Cuda {
                     Arg::Int(int(table.columns)),
                 ];
                 let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-                self.launch(OPERATION, function, grid, (row_threads(table.columns), 0), &args)?;
+                self.launch(OPERATION, function, Grid::new(grid, row_threads(table.columns)), &args)?;
             }
             Ok(())
         })
@@ -210,7 +219,7 @@ impl Cuda {
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch_values((OPERATION, "rows.cu"), slot, rows, columns, &args)
+            self.launch_values(Call { operation: OPERATION, slot, rows }, "rows.cu", columns, &args)
         })
     }
 
@@ -233,7 +242,8 @@ impl Cuda {
                 Arg::Pointer(out.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch_values((OPERATION, "rows.cu"), slot, Rows::Wanted, columns, &args)
+            let call = Call { operation: OPERATION, slot, rows: Rows::Wanted };
+            self.launch_values(call, "rows.cu", columns, &args)
         })
     }
 
@@ -249,8 +259,8 @@ impl Cuda {
             Arg::Pointer(due.out),
             Arg::Int(int(due.columns)),
         ];
-        let threads = row_threads(due.columns);
-        self.launch("rms_norm", function, [self.grid_rows(slot, due.rows), 1, 1], (threads, 0), &args)
+        let grid = [self.grid_rows(slot, due.rows), 1, 1];
+        self.launch("rms_norm", function, Grid::new(grid, row_threads(due.columns)), &args)
     }
 
     pub(crate) fn op_glu(&self, slot: &Slot, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
@@ -259,7 +269,8 @@ impl Cuda {
             return Ok(());
         }
         self.op(slot, &[gate_up], &[&*out], || {
-            self.gate_rows("glu", slot, (self.grid_rows(slot, Rows::Tokens), 1), kind, gate_up, out)
+            let gated = Gated { tokens: self.grid_rows(slot, Rows::Tokens), each: 1, kind };
+            self.gate_rows("glu", slot, gated, gate_up, out)
         })
     }
 
@@ -268,8 +279,7 @@ impl Cuda {
         &self,
         operation: &'static str,
         slot: &Slot,
-        (tokens, each): (usize, usize),
-        kind: Glu,
+        Gated { tokens, each, kind }: Gated,
         gate_up: &Buf,
         out: &Buf,
     ) -> Result<(), Error> {
@@ -289,7 +299,7 @@ impl Cuda {
             Arg::Int(int(out.columns)),
         ];
         let grid = [out.columns.div_ceil(THREADS), tokens * each, 1];
-        self.launch(operation, function, grid, (THREADS as u32, 0), &args)
+        self.launch(operation, function, Grid::new(grid, THREADS), &args)
     }
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
@@ -304,30 +314,23 @@ impl Cuda {
                 Arg::Pointer(out.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch(
-                "gather_wanted",
-                function,
-                self.value_grid(slot, Rows::Wanted, columns),
-                (THREADS as u32, 0),
-                &args,
-            )
+            self.launch("gather_wanted", function, self.value_grid(slot, Rows::Wanted, columns), &args)
         })
     }
 
     /// Launches a kernel of its operation's name with a thread for every value.
     pub(super) fn launch_values(
         &self,
-        (operation, unit): (&'static str, &'static str),
-        slot: &Slot,
-        rows: Rows,
+        Call { operation, slot, rows }: Call<'_>,
+        unit: &'static str,
         columns: usize,
         args: &[Arg<'_>],
     ) -> Result<(), Error> {
         let function = self.programs.function(&Key::plain(unit), operation)?;
-        self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), args)
+        self.launch(operation, function, self.value_grid(slot, rows, columns), args)
     }
 
-    fn value_grid(&self, slot: &Slot, rows: Rows, columns: usize) -> [usize; 3] {
-        [columns.div_ceil(THREADS), self.grid_rows(slot, rows), 1]
+    fn value_grid(&self, slot: &Slot, rows: Rows, columns: usize) -> Grid {
+        Grid::new([columns.div_ceil(THREADS), self.grid_rows(slot, rows), 1], THREADS)
     }
 }
