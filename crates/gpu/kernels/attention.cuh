@@ -213,6 +213,9 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const Ti
     for (int v = 0; v < 2; v++) stage_half<THREADS>(a, to, pages, two, kv, v, tile, from, last, fresh);
 }
 #endif
+#ifdef HOST_TILES_BYTES
+static_assert(TILES_BYTES(1) == HOST_TILES_BYTES, "the shared memory that a launch asks for");
+#endif
 // Zeros the padding columns, once.
 template <int THREADS> DEVICE void clear_padding(u32 to, int rows) {
 #if DIM != DIM_PADDED

@@ -99,24 +99,24 @@ impl Ring {
 
 /// The program that packs rows of a format.
 pub(crate) fn packer(format: Format) -> Key {
-    // As pack.cu counts them: (format, minima, upper bits).
-    let (number, mins, bits) = match format {
-        Format::F32 => (0, 0, 0),
-        Format::F16 => (1, 0, 0),
-        Format::BF16 => (1, 0, 1),
-        Format::Q8_0 => (2, 0, 0),
-        Format::MXFP8 => (2, 0, 1),
-        Format::Q4_0 => (3, 0, 0),
-        Format::Q4_1 => (3, 1, 0),
-        Format::Q5_0 => (3, 0, 1),
-        Format::Q5_1 => (3, 1, 1),
-        Format::Q4_K => (4, 0, 0),
-        Format::Q5_K => (4, 0, 1),
-        Format::Q6_K => (5, 0, 0),
-        Format::FP8_128 => (7, 0, 0),
-        Format::Coded(_) => (6, u8::from(format.runs().is_some_and(|runs| runs.mins)), 0),
+    // As pack.cu calls them: (format, minima, upper bits).
+    let (name, mins, bits) = match format {
+        Format::F32 => ("F32", 0, 0),
+        Format::F16 => ("HALVES", 0, 0),
+        Format::BF16 => ("HALVES", 0, 1),
+        Format::Q8_0 => ("Q8_0", 0, 0),
+        Format::MXFP8 => ("Q8_0", 0, 1),
+        Format::Q4_0 => ("BLOCKS32", 0, 0),
+        Format::Q4_1 => ("BLOCKS32", 1, 0),
+        Format::Q5_0 => ("BLOCKS32", 0, 1),
+        Format::Q5_1 => ("BLOCKS32", 1, 1),
+        Format::Q4_K => ("SUPERBLOCKS", 0, 0),
+        Format::Q5_K => ("SUPERBLOCKS", 0, 1),
+        Format::Q6_K => ("Q6_K", 0, 0),
+        Format::FP8_128 => ("FP8_128", 0, 0),
+        Format::Coded(_) => ("CODED", u8::from(format.runs().is_some_and(|runs| runs.mins)), 0),
     };
-    let defines = vec![format!("FORMAT={number}"), format!("MINS={mins}"), format!("BITS={bits}")];
+    let defines = vec![format!("FORMAT={name}"), format!("MINS={mins}"), format!("BITS={bits}")];
     Key { unit: "pack.cu", defines }
 }
 

@@ -71,11 +71,11 @@ pub(super) const LAYOUTS: &[Layout] = &[
 ];
 pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("attention.cuh", "TILE", TILE),
-    Constant::new("attention.cu", "THREADS", THREADS as usize),
+    Constant::new("attention.cu", "THREADS", THREADS),
     Constant::new("attention.cu", "CLUSTER_TILES", CLUSTER_TILES),
-    Constant::new("attention_rows.cu", "THREADS", THREADS as usize),
+    Constant::new("attention_rows.cu", "THREADS", THREADS),
     Constant::new("attention_rows.cu", "ROWS", BLOCK_ROWS),
-    Constant::new("attention_wgmma.cu", "THREADS", WGMMA_THREADS as usize),
+    Constant::new("attention_wgmma.cu", "THREADS", WGMMA_THREADS),
     Constant::new("attention_wgmma.cu", "ROWS", WGMMA_ROWS),
 ];
 
@@ -183,8 +183,12 @@ pub(crate) fn program<Buf>(heads: HeadGroup, dtype: KvDType, attention: &Attenti
     defines.extend([format!("DIM={dim}"), format!("GROUP={group}")]);
     let flags = [("CAPPED", capped), ("SINKS", sinks), ("BOTH", !attention.causal)];
     defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
-    let unit = if dtype == KvDType::F32 { "attention_f32.cu" } else { "attention.cu" };
-    Key { unit, defines }
+    if dtype == KvDType::F32 {
+        return Key { unit: "attention_f32.cu", defines };
+    }
+    // Compared there with what the kernel takes.
+    defines.push(format!("HOST_TILES_BYTES={}", tiles_bytes(dim, dtype, 1)));
+    Key { unit: "attention.cu", defines }
 }
 
 /// The program for many tokens of a sequence by wgmma, and the dynamic shared memory of a block, where it supports such

@@ -28,7 +28,7 @@ struct AttentionParams {
 pub(super) const LAYOUTS: &[Layout] = &[layout!(AttentionParams, "Attention" in "attention_f32.cu", {
     query, kv, group, window, scale, cap, rope, sinks,
 })];
-pub(super) const CONSTANTS: &[Constant] = &[Constant::new("attention_f32.cu", "THREADS", THREADS as usize)];
+pub(super) const CONSTANTS: &[Constant] = &[Constant::new("attention_f32.cu", "THREADS", THREADS)];
 
 impl Cuda {
     /// The operands are already checked.

@@ -38,8 +38,9 @@ const TEAMS_MAX: usize = 15;
 const EACH_MAX: usize = 20;
 /// Up to this many rows, each row is prepared by a block of 1024 threads: about one row for each multiprocessor.
 const FORM_FEW: usize = 128;
-/// Columns that `form_fours` keeps in registers, and the number of rows that are loaded ahead by a block of
-/// `form_stream`: the same constants as in form.cu.
+/// Threads of a block of `form_fours`, columns that it keeps in registers, and rows that are loaded ahead by a block of
+/// `form_stream`.
+const FORM_FOURS: usize = 512;
 const FORM_KEPT: usize = 4096;
 const STREAM_MAX: usize = 8;
 const STAGES_MAX: usize = 8;
@@ -123,7 +124,12 @@ pub(super) const LAYOUTS: &[Layout] = &[
     }),
     layout!(Product, "Result" in "result.cuh", { values, bias, columns, first, adds, pairs, gated }),
 ];
-pub(super) const CONSTANTS: &[Constant] = &[Constant::new("form.cuh", "BLOCK", TILE_COLUMNS)];
+pub(super) const CONSTANTS: &[Constant] = &[
+    Constant::new("form.cuh", "BLOCK", TILE_COLUMNS),
+    Constant::new("form.cu", "FOURS_THREADS", FORM_FOURS),
+    Constant::new("form.cu", "FOURS_KEPT * BLOCK * (FOURS_THREADS / WARP)", FORM_KEPT),
+    Constant::new("form.cu", "STREAM_MAX", STREAM_MAX),
+];
 
 /// The operation of a step that something is done for.
 #[derive(Clone, Copy)]
@@ -502,7 +508,7 @@ impl Cuda {
         let (name, threads) = match columns.is_multiple_of(4) {
             true if few => ("form_few", 1024),
             // Several rows share a multiprocessor.
-            true => ("form_fours", 512),
+            true => ("form_fours", FORM_FOURS),
             false => ("form_any", 1024),
         };
         // Long rows go through shared memory, where two of them fit.

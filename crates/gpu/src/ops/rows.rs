@@ -3,8 +3,8 @@
 use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows, operands};
 
 use super::fuse::Due;
-use super::gemv::row_threads;
-use crate::abi::{Layout, layout};
+use super::gemv::{Call, row_threads};
+use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
 use crate::grid::Grid;
@@ -29,6 +29,25 @@ pub(super) struct DeviceNorm {
 
 pub(super) const LAYOUTS: &[Layout] =
     &[layout!(DeviceNorm, "Norm" in "norm.cu", { weight, bias, eps, centred, columns, pad })];
+
+/// The functions of rows.cu, and what it makes of a sequence's rows, as it numbers them.
+const SCALE: usize = 0;
+const SOFT_CAP: usize = 1;
+const GELU: usize = 2;
+const GELU_TANH: usize = 3;
+const MEAN: usize = 0;
+const FIRST: usize = 1;
+const LAST: usize = 2;
+
+pub(super) const CONSTANTS: &[Constant] = &[
+    Constant::new("rows.cu", "SCALE", SCALE),
+    Constant::new("rows.cu", "SOFT_CAP", SOFT_CAP),
+    Constant::new("rows.cu", "GELU", GELU),
+    Constant::new("rows.cu", "GELU_TANH", GELU_TANH),
+    Constant::new("rows.cu", "MEAN", MEAN),
+    Constant::new("rows.cu", "FIRST", FIRST),
+    Constant::new("rows.cu", "LAST", LAST),
+];
 
 impl DeviceNorm {
     pub(super) fn new(norm: &Norm<Buf>) -> DeviceNorm {
@@ -203,18 +222,17 @@ impl Cuda {
         let columns = x.columns;
         operands::fits(OPERATION, "x", x, (slot.count(rows), columns))?;
         self.op(slot, &[&*x], &[&*x], || {
-            // As rows.cu numbers them.
             let (number, parameter) = match function {
-                Pointwise::Scale(factor) => (0, factor),
-                Pointwise::SoftCap(cap) => (1, cap),
-                Pointwise::Gelu => (2, 0.0),
-                Pointwise::GeluTanh => (3, 0.0),
+                Pointwise::Scale(factor) => (SCALE, factor),
+                Pointwise::SoftCap(cap) => (SOFT_CAP, cap),
+                Pointwise::Gelu => (GELU, 0.0),
+                Pointwise::GeluTanh => (GELU_TANH, 0.0),
             };
             let device_step = self.device_step(slot);
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
                 Arg::Int(i32::from(rows == Rows::Wanted)),
-                Arg::Int(number),
+                Arg::Int(int(number)),
                 Arg::Float(parameter),
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(columns)),
@@ -228,16 +246,15 @@ impl Cuda {
         let columns = out.columns;
         operands::pair(OPERATION, ("x", x), ("out", out), (slot.tokens, slot.wanted))?;
         self.op(slot, &[x], &[&*out], || {
-            // As rows.cu numbers them.
             let number = match pooling {
-                Pooling::Mean => 0,
-                Pooling::First => 1,
-                Pooling::Last => 2,
+                Pooling::Mean => MEAN,
+                Pooling::First => FIRST,
+                Pooling::Last => LAST,
             };
             let device_step = self.device_step(slot);
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Int(number),
+                Arg::Int(int(number)),
                 Arg::Pointer(x.pointer()),
                 Arg::Pointer(out.pointer()),
                 Arg::Int(int(columns)),

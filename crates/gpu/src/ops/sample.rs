@@ -33,9 +33,9 @@ const WEIGHING: usize = 1056;
 
 pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("sample.cu", "STRETCH", STRETCH as usize),
-    Constant::new("sample.cu", "THREADS", STRETCH_THREADS as usize),
-    Constant::new("sample.cu", "BINS", CUT_THREADS as usize),
-    Constant::new("sample.cu", "LISTED", 4 * CUT_THREADS as usize),
+    Constant::new("sample.cu", "THREADS", STRETCH_THREADS),
+    Constant::new("sample.cu", "BINS", CUT_THREADS),
+    Constant::new("sample.cu", "LISTED", 4 * CUT_THREADS),
 ];
 
 impl Cuda {
