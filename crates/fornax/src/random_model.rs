@@ -34,8 +34,8 @@ pub struct Shape {
     experts: Option<Mixture>,
 }
 
-/// Layers of the gated delta rule: heads and the sizes of a query, key and value. Attention of such a model has gates, and
-/// rotates a quarter of a head.
+/// Layers of the gated delta rule: heads and the sizes of a query, key and value. Attention of such a model has gates,
+/// and rotates a quarter of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Delta {
     key: u32,
@@ -355,7 +355,7 @@ fn write_rows(
     let mut random = Random(SplitMix64(seed));
     let mut rows = Vec::new();
     for tensor in &tensors {
-        // At most so many bytes are held at once, unless they come again.
+        // At most this many bytes are held at once, unless they come again.
         let count = tensor.rows.unwrap_or(1);
         let at_once = if distinct < count { distinct } else { 1 };
         let mut left = count;

@@ -44,8 +44,8 @@ pub struct CudaOptions {
     pub slots: usize,
     /// Steps that may be begun while another one is unfinished.
     pub depth: usize,
-    /// Entries of all page tables of a step, and `tokens_max` more for each KV group. For each group of states six words for
-    /// each slot, and two for each checkpoint.
+    /// Entries of all page tables of a step, and `tokens_max` more for each KV group. For each group of states six
+    /// words for each slot, and two for each checkpoint.
     pub pages_max: usize,
     /// Where compiled kernels are kept; `None` compiles them anew each time.
     pub kernel_folder: Option<PathBuf>,

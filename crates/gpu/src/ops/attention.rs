@@ -11,7 +11,7 @@ use crate::program::Key;
 use crate::step::{Run, Slot};
 
 /// Keys of a tile, threads of a block, rows of a block of attention_rows.cu, and the most tiles that a cluster merges:
-/// the same constants as in attention*.cu.
+/// they stand in attention*.cu, too.
 pub(super) const TILE: usize = 64;
 const THREADS: usize = 128;
 const BLOCK_ROWS: usize = 64;
@@ -134,7 +134,7 @@ fn row_bytes(dim: usize) -> usize {
     if bytes.is_multiple_of(128) { bytes } else { bytes + 16 }
 }
 
-/// Tiles of keys and values in shared memory: `TILES_BYTES` of attention.cuh.
+/// Tiles of keys and values in shared memory: `TILES_BYTES` of attention.cuh, where the two are compared.
 fn tiles_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
     match dtype {
         KvDType::F8 => 2 * TILE * (row_bytes(dim) + stages * dtype.bytes_of(dim)),

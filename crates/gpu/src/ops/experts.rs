@@ -397,7 +397,7 @@ impl Cuda {
         Ok(ExpertLayer { slot, experts, gate_up, down, way, stack, tokens: count, at_once })
     }
 
-    /// Computes the experts of up to `limit` tokens from `token` on.
+    /// Computes the experts of these tokens.
     fn experts_pass(
         &self,
         layer: &ExpertLayer<'_>,

@@ -143,8 +143,7 @@ impl GemmPlan {
             .filter(move |plan| !plan.even || plan.fits_workspace(multiprocessors))
     }
 
-    /// The fastest plan for `experts` with a part of this shape, each with about `each` rows of activations, in this
-    /// many slices.
+    /// The fastest plan for `experts` with a part of this shape, each with about `each` rows of activations.
     pub(super) fn of_experts(
         part: &WeightPart,
         cut: Cut,

@@ -291,7 +291,7 @@ impl Cuda {
         })
     }
 
-    /// The gated activation of `each` rows for each of this many tokens.
+    /// The gated activation of rows.
     pub(super) fn gate_rows(
         &self,
         operation: &'static str,

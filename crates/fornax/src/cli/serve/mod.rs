@@ -173,8 +173,8 @@ impl Recipe {
     }
 }
 
-/// Every model that was named. Before anything is listened on: one that would not fit if it were alone, or that cannot be
-/// run, is refused at once.
+/// Every model that was named. Before anything is listened on: one that would not fit if it were alone, or that cannot
+/// be run, is refused at once.
 fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<Vec<Recipe>> {
     if args.models.len() > MODELS_MAX {
         let message = format!("{} models are too many: at most {MODELS_MAX}", args.models.len());
@@ -546,8 +546,8 @@ fn jobs(args: &Serve) -> anyhow::Result<Option<JobsOptions>> {
     }))
 }
 
-/// Standard error, whose reader may be gone. Lines that cannot be written are lost; a logger that is told so panics, and
-/// takes the request along.
+/// Standard error, whose reader may be gone. Lines that cannot be written are lost; a logger that is told so panics,
+/// and takes the request along.
 struct Lines;
 
 impl Write for Lines {
