@@ -17,8 +17,8 @@ impl Caller {
         Caller { server, connection: None, left: Vec::new() }
     }
 
-    /// Sends the input, whose first line is a route and whose rest is a body. Whether it was accepted; a server that answers
-    /// nothing whole, or by a fault of its own, fails.
+    /// Sends the input, whose first line is a route and whose rest is a body. Whether it was accepted; a server that
+    /// answers nothing whole, or by a fault of its own, fails.
     pub fn body(&mut self, data: &[u8]) -> bool {
         let line = data.iter().position(|&byte| byte == b'\n').unwrap_or(data.len());
         let path: String =

@@ -45,7 +45,7 @@ pub fn linear<B: Operand>(
     bias.map_or(Ok(()), |bias| fits(operation, "bias", bias, (1, weight.rows())))
 }
 
-/// What is read and what is written, with as many columns; of so many rows each.
+/// What is read and what is written, with as many columns; of this many rows each.
 pub fn pair<B: Operand>(
     operation: &'static str,
     (read, x): (&'static str, &B),
@@ -177,7 +177,7 @@ where
     stacks("down", experts.down, experts.down_bias, hidden, ffn)
 }
 
-/// A layer's states that have room for so many values.
+/// A layer's states that have room for this many values.
 fn state_fits(operation: &'static str, values: usize, group: &KvGroup) -> Result<(), Error> {
     let wanted = values.saturating_mul(size_of::<f32>());
     match group.kind {
@@ -189,7 +189,7 @@ fn state_fits(operation: &'static str, values: usize, group: &KvGroup) -> Result
     }
 }
 
-/// Rows that have so many columns, and perhaps more.
+/// Rows that have this many columns, and perhaps more.
 fn begins(
     operation: &'static str,
     operand: &'static str,

@@ -473,7 +473,7 @@ impl Scheduler {
         }
     }
 
-    /// A step of so many tokens took so long.
+    /// A step of this many tokens took this long.
     pub(crate) fn observe(&mut self, tokens: usize, seconds: f64) {
         self.speculator.observe(tokens, seconds);
     }
@@ -622,7 +622,7 @@ impl StepDraft {
     }
 }
 
-/// The keys and values of so many positions are there.
+/// The keys and values of this many positions are there.
 fn computed(sequence: &mut Sequence, positions: usize, pages: &mut Pages) {
     sequence.computed = positions;
     let seat = sequence.seat.as_mut().expect("kept while in flight");

@@ -254,29 +254,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         {
             return self.relaid(row, &name, expert, interleave);
         }
-        let view = match (expert, name.split_once(EXPERT)) {
-            (Some(expert), Some((before, after))) => {
-                find(self.checkpoint, format!("{before}{expert}{after}"))?
-            }
-            (Some(expert), None) => {
-                let mut view = find(self.checkpoint, name.clone())?.rows(expert..expert + 1)?;
-                view.shape.remove(0);
-                if let (Transform::Stacked(turn, _), Checkpoint::HuggingFace(_)) =
-                    (row.transform, self.checkpoint)
-                {
-                    let rows = view.shape[0] / turn.of;
-                    view = view.rows(turn.at * rows..(turn.at + 1) * rows)?;
-                }
-                view
-            }
-            (None, _) => {
-                let mut view = find(self.checkpoint, name)?;
-                if row.shape.first() == Some(&Dim::One) && view.shape.len() < row.shape.len() {
-                    view.shape.insert(0, 1);
-                }
-                view
-            }
-        };
+        let view = self.view(row, name, expert)?;
         let (LayerConfig { mixer, .. }, rope) = (&self.config.layers[layer], &self.config.rope);
         let stored_bytes = view.bytes.len() as u64;
         let mut part = Part::from(view);
@@ -322,6 +300,33 @@ impl<'a, M: Memory> Loader<'a, M> {
             _ => {}
         }
         Ok(Stored { row, part, relaid, stored_bytes: share.of(stored_bytes) })
+    }
+
+    /// A tensor as it lies in the file, or an expert's share of it: by its name, or as one of those that lie together.
+    fn view(&self, row: &Name, name: String, expert: Option<usize>) -> Result<View<'a>, Error> {
+        match (expert, name.split_once(EXPERT)) {
+            (Some(expert), Some((before, after))) => {
+                find(self.checkpoint, format!("{before}{expert}{after}"))
+            }
+            (Some(expert), None) => {
+                let mut view = find(self.checkpoint, name)?.rows(expert..expert + 1)?;
+                view.shape.remove(0);
+                if let (Transform::Stacked(share, _), Checkpoint::HuggingFace(_)) =
+                    (row.transform, self.checkpoint)
+                {
+                    let rows = view.shape[0] / share.of;
+                    view = view.rows(share.at * rows..(share.at + 1) * rows)?;
+                }
+                Ok(view)
+            }
+            (None, _) => {
+                let mut view = find(self.checkpoint, name)?;
+                if row.shape.first() == Some(&Dim::One) && view.shape.len() < row.shape.len() {
+                    view.shape.insert(0, 1);
+                }
+                Ok(view)
+            }
+        }
     }
 
     /// An expert's matrix of those whose rows alternate.

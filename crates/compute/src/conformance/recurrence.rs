@@ -59,7 +59,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     }
 }
 
-/// `sigmoid_gate`, or `gated_norm` of so many values together.
+/// `sigmoid_gate`, or `gated_norm` of this many values together.
 struct Gates {
     columns: usize,
     size: f32,

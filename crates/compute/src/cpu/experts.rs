@@ -53,8 +53,8 @@ fn rank(logits: &[f32], a: usize, b: usize) -> Ordering {
     key(b).total_cmp(&key(a)).then(a.cmp(&b))
 }
 
-/// A row for each expert of each token, those of one expert side by side. Its tables keep their capacity and grow to the
-/// largest step once, at eight bytes for each expert of a token.
+/// A row for each expert of each token, those of one expert side by side. Its tables keep their capacity and grow to
+/// the largest step once, at eight bytes for each expert of a token.
 #[derive(Default)]
 pub(super) struct Places {
     /// How many experts a token has.

@@ -71,8 +71,8 @@ pub enum Activations {
     /// that share their scales. As good as float (see the specification in `cpu/quant/activations.rs`), and faster.
     #[default]
     Integer,
-    /// Activations and weights are one f16 for each value (see the specification in `cpu/quant/halves.rs`), as tensor cores of
-    /// GPUs take them. On the CPU by scalar code alone: it is what such devices are held against.
+    /// Activations and weights are one f16 for each value (see the specification in `cpu/quant/halves.rs`), as tensor
+    /// cores of GPUs take them. On the CPU by scalar code alone: it is what such devices are held against.
     Half,
 }
 

@@ -5,10 +5,12 @@ use fornax_compute::{
     TAPS_MAX, operands,
 };
 
+use super::gemv::Call;
 use super::rows::DeviceNorm;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
+use crate::grid::Grid;
 use crate::memory::{Buf, Kv, int};
 use crate::program::Key;
 use crate::step::Slot;
@@ -142,7 +144,7 @@ impl Cuda {
             ];
             let (rows, tokens) = self.grid_states(slot);
             let grid = [conv.channels.div_ceil(CONV_THREADS), rows, tokens.div_ceil(CONV_TOKENS)];
-            self.launch("short_conv", function, grid, (CONV_THREADS as u32, 0), &args)
+            self.launch("short_conv", function, Grid::new(grid, CONV_THREADS), &args)
         })
     }
 
@@ -150,7 +152,8 @@ impl Cuda {
         &self,
         slot: &Slot,
         rule: &DeltaRule<Buf>,
-        (qkv, mixed): (&Buf, &Buf),
+        qkv: &Buf,
+        mixed: &Buf,
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
@@ -188,8 +191,8 @@ impl Cuda {
                 Arg::Struct(bytemuck::bytes_of(&device_rule)),
             ];
             let grid = [heads.dim_v.div_ceil(DELTA_COLUMNS) * heads.value, rows, 1];
-            let shared = int(delta_bytes(each, chunk, stages)).cast_unsigned();
-            self.launch("delta_rule", function, grid, (DELTA_THREADS as u32, shared), &args)
+            let grid = Grid::new(grid, DELTA_THREADS).with_shared(delta_bytes(each, chunk, stages));
+            self.launch("delta_rule", function, grid, &args)
         })
     }
 
@@ -219,7 +222,7 @@ impl Cuda {
             ];
             let groups = x.columns / gated.norm.weight.columns;
             let grid = [groups.div_ceil(NORM_WARPS), self.grid_rows(slot, Rows::Tokens), 1];
-            self.launch("gated_norm", function, grid, (NORM_WARPS as u32 * 32, 0), &args)
+            self.launch("gated_norm", function, Grid::new(grid, NORM_WARPS * 32), &args)
         })
     }
 
@@ -234,7 +237,7 @@ impl Cuda {
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(x.columns)),
             ];
-            self.launch_values((OPERATION, "rows.cu"), slot, Rows::Tokens, x.columns, &args)
+            self.launch_values(Call::of_tokens(OPERATION, slot), "rows.cu", x.columns, &args)
         })
     }
 

@@ -92,7 +92,8 @@ fn half_precision_keys_and_values_cost_their_missing_bits() {
                 continue;
             }
             let (mut rig, golden) = rig(case, *container, Mode { kv, ..Mode::float() }, 1);
-            // Norms make queries and keys larger: of one it has seven layers, of the others scaled embeddings or several heads.
+            // Norms make queries and keys larger: of one it has seven layers, of the others scaled embeddings or
+            // several heads.
             let bound = match *case {
                 "gemma3" => 6.0 * bound,
                 "gemma" => 2.0 * bound,
