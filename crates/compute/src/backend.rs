@@ -2,7 +2,7 @@
 
 use crate::{
     Batch, DeltaRule, Error, GatedNorm, KvLayer, Memory, Need, PageCopy, PageId, SampleRow, Sampled,
-    ShortConv,
+    SelectiveScan, ShortConv,
 };
 
 /// Which rows of the step an operation runs over.
@@ -440,7 +440,31 @@ pub trait Backend: Memory {
         Err(Error::Unsupported { what: Need::DeltaRule.to_string(), backend: self.name() })
     }
 
-    /// `x` = the norm of each group of its values, times `silu` of the gates. `gates` has as many columns from [`GatedNorm::column`] on as `x`, and perhaps more.
+    /// `out` = what each head's matrix S says about the token's query, after the row's tokens have changed it one by one:
+    ///
+    /// ```text
+    /// t    = softplus(step + bias)
+    /// S    = S * e^(rate * t) + k (v * t)'
+    /// out  = S' q + v * skip
+    /// ```
+    ///
+    /// `x` is (tokens, values, keys, queries). A row of `mixed` ends with the heads' steps. `out` is (tokens, heads x `dim`).
+    /// What the steps hold afterwards is nobody's business.
+    fn selective_scan(
+        &self,
+        step: &Self::Step,
+        scan: &SelectiveScan<Self::Buf>,
+        x: &Self::Buf,
+        mixed: &mut Self::Buf,
+        kv: &mut Self::Kv,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, scan, x, mixed, kv, out);
+        Err(Error::Unsupported { what: Need::SelectiveScan.to_string(), backend: self.name() })
+    }
+
+    /// `x` = the norm of each group of its values, times `silu` of the gates, in the order that [`GatedNorm::order`] says.
+    /// `gates` has as many columns from [`GatedNorm::column`] on as `x`, and perhaps more.
     fn gated_norm(
         &self,
         step: &Self::Step,

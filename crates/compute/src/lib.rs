@@ -39,7 +39,8 @@ pub use kv::{KV_BLOCK, KvDType, KvGroup, KvKind, KvLayer, KvSpec, PAGE_TOKENS, P
 pub use memory::{Counting, Memory, Need, Part, Purpose, Role, Sizes, Usage, WeightPlace};
 pub use philox::{random_bits, uniform};
 pub use recurrence::{
-    ConvForm, DeltaHeads, DeltaRule, GatedNorm, KeySharing, STATE_LANES, ShortConv, TAPS_MAX, conv_values,
+    ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm, KeySharing, STATE_LANES, ScanHeads, SelectiveScan,
+    ShortConv, TAPS_MAX, conv_values,
 };
 pub use ring::{Ring, check_weights, check_words};
 pub use sample::{

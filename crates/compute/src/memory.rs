@@ -166,6 +166,8 @@ pub enum Need {
     ShortConv,
     /// [`delta_rule`](crate::Backend::delta_rule).
     DeltaRule,
+    /// [`selective_scan`](crate::Backend::selective_scan).
+    SelectiveScan,
     /// [`gated_norm`](crate::Backend::gated_norm).
     GatedNorm,
     /// [`sigmoid_gate`](crate::Backend::sigmoid_gate).
@@ -180,7 +182,7 @@ pub enum Need {
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 22] = [
+    pub const ALL: [Need; 23] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -198,6 +200,7 @@ impl Need {
         Need::States,
         Need::ShortConv,
         Need::DeltaRule,
+        Need::SelectiveScan,
         Need::GatedNorm,
         Need::SigmoidGate,
         Need::SharedKeys,
@@ -226,6 +229,7 @@ impl fmt::Display for Need {
             Need::States => "a state for each sequence",
             Need::ShortConv => "a short convolution",
             Need::DeltaRule => "the gated delta rule",
+            Need::SelectiveScan => "a selective scan",
             Need::GatedNorm => "a gated norm",
             Need::SigmoidGate => "attention with a gate",
             Need::SharedKeys => "attention over the keys of another layer",

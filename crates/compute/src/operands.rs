@@ -6,7 +6,7 @@
 
 use crate::{
     Attention, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Heads, KvGroup, KvKind, LowRank, Memory,
-    Norm, QkNorm, RANK_MAX, Rope, Routing, ShortConv, TAPS_MAX, conv_values,
+    Norm, QkNorm, RANK_MAX, Rope, Routing, SelectiveScan, ShortConv, TAPS_MAX, conv_values,
 };
 
 /// What has rows and columns: a buffer, or a weight.
@@ -214,6 +214,9 @@ pub fn short_conv<B: Operand>(
         return Err(Error::OperandShape { operation: OPERATION, operand: "taps", got, wanted });
     }
     fits(OPERATION, "weight", &conv.weight, (1, taps * channels))?;
+    if let Some(bias) = &conv.bias {
+        fits(OPERATION, "bias", bias, (1, channels))?;
+    }
     begins(OPERATION, "x", x, (count, conv.form.columns(channels)))?;
     fits(OPERATION, "out", out, (count, channels))?;
     state_fits(OPERATION, conv_values(channels, taps), group)
@@ -241,14 +244,43 @@ pub fn delta_rule<B: Operand>(
     state_fits(OPERATION, rule.before.saturating_add(heads.state_values()), group)
 }
 
-/// A norm of groups of values with gates.
+/// The selective scan.
+pub fn selective_scan<B: Operand>(
+    count: usize,
+    scan: &SelectiveScan<B>,
+    (x, mixed): (&B, &B),
+    group: &KvGroup,
+    out: &B,
+) -> Result<(), Error> {
+    const OPERATION: &str = "selective_scan";
+    let heads = scan.heads;
+    if heads.groups == 0 || !heads.heads.is_multiple_of(heads.groups) {
+        let (got, wanted) = ((1, heads.heads), (1, heads.groups));
+        return Err(Error::OperandShape { operation: OPERATION, operand: "heads", got, wanted });
+    }
+    fits(OPERATION, "rate", &scan.rate, (1, heads.heads))?;
+    fits(OPERATION, "bias", &scan.bias, (1, heads.heads))?;
+    fits(OPERATION, "skip", &scan.skip, (1, heads.heads))?;
+    fits(OPERATION, "x", x, (count, heads.columns()))?;
+    begins(OPERATION, "mixed", mixed, (count, heads.heads))?;
+    fits(OPERATION, "out", out, (count, heads.heads * heads.dim))?;
+    state_fits(OPERATION, scan.before.saturating_add(heads.state_values()), group)
+}
+
+/// Gates, and a norm of groups of values.
 pub fn gated_norm<B: Operand>(count: usize, gated: &GatedNorm<B>, gates: &B, x: &B) -> Result<(), Error> {
     const OPERATION: &str = "gated_norm";
-    norm(OPERATION, &gated.norm)?;
-    let (columns, group) = (x.columns(), gated.norm.weight.columns());
-    if group == 0 || !columns.is_multiple_of(group) {
-        let (got, wanted) = ((1, group), (1, columns));
-        return Err(Error::OperandShape { operation: OPERATION, operand: "weight", got, wanted });
+    let (columns, group) = (x.columns(), gated.group);
+    if let Some(gated_norm) = &gated.norm {
+        norm(OPERATION, gated_norm)?;
+        if group == 0 || !columns.is_multiple_of(group) {
+            let (got, wanted) = ((1, group), (1, columns));
+            return Err(Error::OperandShape { operation: OPERATION, operand: "group", got, wanted });
+        }
+        if ![group, columns].contains(&gated_norm.weight.columns()) {
+            let (got, wanted) = ((1, gated_norm.weight.columns()), (1, columns));
+            return Err(Error::OperandShape { operation: OPERATION, operand: "weight", got, wanted });
+        }
     }
     fits(OPERATION, "x", x, (count, columns))?;
     begins(OPERATION, "gates", gates, (count, gated.column + columns))

@@ -1,4 +1,4 @@
-//! What mixes positions without keeping all of them: short convolutions, the gated delta rule.
+//! What mixes positions without keeping all of them: short convolutions, the gated delta rule, the selective scan.
 //!
 //! Each keeps a state of its sequence ([`KvKind::State`](crate::KvKind)), f32 values that lie as this file says: first the
 //! last inputs of the layer's convolution, (taps - 1, channels), the newest last; then its matrices, head after head. The
@@ -27,6 +27,8 @@ pub struct ShortConv<Buf> {
     pub taps: usize,
     /// (taps, channels), the oldest input's first, as one row of f32
     pub weight: Buf,
+    /// (channels): what sums begin with, where there is one
+    pub bias: Option<Buf>,
     /// What is convolved, and what is made of the sum.
     pub form: ConvForm,
 }
@@ -79,13 +81,57 @@ pub struct DeltaRule<Buf> {
     pub bias: Buf,
 }
 
-/// A norm of groups of a row's values, with a gate for each value.
+/// Heads of the selective scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ScanHeads {
+    /// Heads, each with a matrix.
+    pub heads: usize,
+    /// Groups of neighbouring heads that share a key and a query (B and C of the papers).
+    pub groups: usize,
+    /// Values of a head: columns of a matrix.
+    pub dim: usize,
+    /// Values of a key or query: its rows.
+    pub state: usize,
+}
+
+/// The selective scan of Mamba-2: a matrix of each head forgets a share of itself and takes in the token's values, both by
+/// how long a step the token is.
+#[derive(Debug)]
+pub struct SelectiveScan<Buf> {
+    /// Where the layer's states are.
+    pub layer: KvLayer,
+    /// Its heads.
+    pub heads: ScanHeads,
+    /// Values of the state that lie before the matrices.
+    pub before: usize,
+    /// (heads): less than zero; the matrix keeps `e^(rate * step)` of itself
+    pub rate: Buf,
+    /// (heads): what is added to steps
+    pub bias: Buf,
+    /// (heads): the share of the values that goes past the matrix
+    pub skip: Buf,
+}
+
+/// A gate for each of a row's values, and perhaps a norm of groups of them.
 #[derive(Debug)]
 pub struct GatedNorm<Buf> {
-    /// By the root mean square; as many values are normalised together as it has weights.
-    pub norm: Norm<Buf>,
+    /// By the root mean square, with a weight for each value of a group, or for each of a row; gates alone where there is none.
+    pub norm: Option<Norm<Buf>>,
+    /// How many values are normalised together.
+    pub group: usize,
     /// Where the gates begin in their rows.
     pub column: usize,
+    /// Which of both is first.
+    pub order: GateOrder,
+}
+
+/// Whether a norm comes before its gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GateOrder {
+    /// What is normalised is gated.
+    NormFirst,
+    /// What is gated is normalised.
+    GatesFirst,
 }
 
 impl ConvForm {
@@ -117,5 +163,17 @@ impl DeltaHeads {
     /// Values of a state that its matrices take.
     pub fn state_values(&self) -> usize {
         matrix_values(self.dim_k, self.dim_v).saturating_mul(self.value)
+    }
+}
+
+impl ScanHeads {
+    /// Columns of values, keys and queries side by side.
+    pub fn columns(&self) -> usize {
+        self.heads * self.dim + 2 * self.groups * self.state
+    }
+
+    /// Values of a state that its matrices take.
+    pub fn state_values(&self) -> usize {
+        matrix_values(self.state, self.dim).saturating_mul(self.heads)
     }
 }

@@ -258,3 +258,8 @@ fn a_qwen35_whose_layers_keep_states_answers_with_the_same_bits_whatever_else_ru
 fn an_lfm2_of_short_convolutions_answers_with_the_same_bits_whatever_else_runs() {
     check_all("lfm2.gguf", true);
 }
+
+#[test]
+fn a_granite_of_selective_scans_and_experts_answers_with_the_same_bits_whatever_else_runs() {
+    check_all("granite-hybrid.gguf", true);
+}

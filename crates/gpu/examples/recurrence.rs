@@ -5,9 +5,9 @@
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 
 use fornax_compute::{
-    Backend, Batch, ConvForm, DeltaHeads, DeltaRule, Error, GatedNorm, KeySharing, KvDType, KvGroup, KvKind,
-    KvLayer, KvSpec, Memory, Norm, PAGE_TOKENS, PageId, Purpose, Row, RowState, ShortConv, Token,
-    conv_values,
+    Backend, Batch, ConvForm, DeltaHeads, DeltaRule, Error, GateOrder, GatedNorm, KeySharing, KvDType,
+    KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PAGE_TOKENS, PageId, Purpose, Row, RowState, ShortConv,
+    Token, conv_values,
 };
 use fornax_gpu::{Buf, Cuda, CudaOptions, Kv};
 
@@ -98,6 +98,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 channels,
                 taps: TAPS,
                 weight: cuda.upload_values(&values(TAPS * channels, 1.0))?,
+                bias: None,
                 form: ConvForm::Silu,
             },
             rule: DeltaRule {
@@ -108,8 +109,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 bias: cuda.upload_values(&values(heads.value, 0.1))?,
             },
             norm: GatedNorm {
-                norm: Norm::rms(cuda.upload_values(&vec![1.0; heads.dim_v])?, 1e-6),
+                norm: Some(Norm::rms(cuda.upload_values(&vec![1.0; heads.dim_v])?, 1e-6)),
+                group: heads.dim_v,
                 column: channels,
+                order: GateOrder::NormFirst,
             },
         });
     }

@@ -112,3 +112,33 @@ KERNEL gated_norm(Step step, Norm norm, const float* gates, int gate_columns, fl
     }
     for (int k = AT_ONCE * WARP + lane; k < norm.columns; k += WARP) at[k] = __fmul_rn(at[k] * inverse * norm.weight[k], silu(gate[k]));
 }
+
+// The same where gates may come first, groups may be as wide as a row and have weights of their own; without weights x is
+// gated alone. Grid (groups, tokens), a block for each group.
+KERNEL __launch_bounds__(1024) gated_group_norm(Step step, Norm norm, int group, int gates_first, const float* gates, int gate_columns,
+                                                float* x, int columns) {
+    __shared__ float scratch[WARP];
+    let_next_start();
+    wait_for_inputs();
+    const long r = blockIdx.y;
+    if (r >= step_rows(step, 0)) return;
+    const int start = blockIdx.x * group, width = min(group, columns - start);
+    float* at = x + r * columns + start;
+    const float* gate = gates + r * gate_columns + start;
+    if (!norm.weight) {
+        for (int k = threadIdx.x; k < width; k += blockDim.x) at[k] = __fmul_rn(at[k], silu(gate[k]));
+        return;
+    }
+    const float* weight = norm.weight + (norm.columns > group ? start : 0);
+    float squares = 0.0f;
+    for (int k = threadIdx.x; k < width; k += blockDim.x) {
+        const float value = gates_first ? __fmul_rn(at[k], silu(gate[k])) : at[k];
+        squares = __fmaf_rn(value, value, squares);
+    }
+    const float inverse = 1.0f / sqrtf(block_sum(squares, scratch) / (float)width + norm.eps);
+    for (int k = threadIdx.x; k < width; k += blockDim.x) {
+        // One product after the other, in the order that was asked for.
+        const float opened = silu(gate[k]);
+        at[k] = gates_first ? __fmul_rn(at[k], opened) * inverse * weight[k] : __fmul_rn(at[k] * inverse * weight[k], opened);
+    }
+}

@@ -1,5 +1,5 @@
-// What goes through a sequence token by token and keeps a state of it: short convolutions and the gated delta rule. How
-// a state lies is said in crates/compute/src/recurrence.rs. See docs/kernels.md#recurrence.
+// What goes through a sequence token by token and keeps a state of it: short convolutions, the gated delta rule and the
+// selective scan. How a state lies is said in crates/compute/src/recurrence.rs. See docs/kernels.md#recurrence.
 #include "activation.cuh"
 
 // What a row of the step does with its state in one group of states; they lie behind the page tables.
@@ -32,6 +32,7 @@ struct ShortConv {
     States states;
     const float* x;       // (tokens, columns)
     const float* weight;  // (taps, channels), the oldest input's first
+    const float* bias;    // (channels), or null
     float* out;           // (tokens, channels)
     int channels, taps, columns;
     int gated;  // a row is b, c and x; else it begins with the channels
@@ -46,6 +47,7 @@ KERNEL __launch_bounds__(128) short_conv(Step step, ShortConv a) {
         const int tap = i - (TAPS_MAX - a.taps);
         weights[i] = tap >= 0 && channel < a.channels ? a.weight[(long)tap * a.channels + channel] : 0.0f;
     }
+    const float bias = a.bias && channel < a.channels ? a.bias[channel] : 0.0f;
     wait_for_inputs();
     if ((int)blockIdx.y >= state_rows(step, a.states) || channel >= a.channels) return;
     const RowState row = row_state(step, a.states, blockIdx.y);
@@ -65,7 +67,7 @@ KERNEL __launch_bounds__(128) short_conv(Step step, ShortConv a) {
 #pragma unroll
         for (int i = 1; i < TAPS_MAX; i++) seen[i - 1] = seen[i];
         seen[TAPS_MAX - 1] = input(token);
-        float sum = 0.0f;
+        float sum = bias;
 #pragma unroll
         for (int i = 0; i < TAPS_MAX; i++)
             if (i >= TAPS_MAX - a.taps) sum = __fadd_rn(sum, __fmul_rn(weights[i], seen[i]));
@@ -317,3 +319,142 @@ KERNEL __launch_bounds__(DELTA_THREADS) delta_rule_2(Step step, const __grid_con
 KERNEL __launch_bounds__(DELTA_THREADS) delta_rule_4(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<4>(step, rule); }
 KERNEL __launch_bounds__(DELTA_THREADS, 3) delta_rule_8(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<8>(step, rule); }
 KERNEL __launch_bounds__(DELTA_THREADS) delta_rule_16(Step step, const __grid_constant__ DeltaRule rule) { delta_rule<16>(step, rule); }
+
+// ---- The selective scan: grid (blocks of COLUMNS columns of each head's matrix, rows) ----
+//
+// As the delta rule, but a matrix takes in a token's values as they are, so there is one reduction and nothing waits for it:
+//   S = kept S + k (step v)';  out = S'q + skip v
+
+struct SelectiveScan {
+    States states;
+    const float* x;      // (tokens, values, keys, queries)
+    const float* mixed;  // (tokens, mixed_columns): the last are steps
+    const float* rate;   // (heads)
+    const float* bias;   // (heads)
+    const float* skip;   // (heads)
+    float* out;          // (tokens, heads x dim)
+    int heads, groups, dim, state;
+    int before;  // values of a state before its matrices
+    int mixed_columns;
+    int chunk;  // at most a warp's lanes
+    int pad;
+};
+
+// Brings `count` tokens from `first` on into a stage: keys beside queries, values, then kept and the step.
+template <int ROWS> DEVICE void bring_scan(const SelectiveScan& a, float* stage, int first, int count, int head, int column, int lane) {
+    constexpr int PADDED = PARTS * ROWS, TOKEN = 2 * PADDED + TOKEN_REST;
+    const long columns = a.heads * a.dim + 2 * a.groups * a.state;
+    const int key = a.heads * a.dim + head / (a.heads / a.groups) * a.state;
+    if (lane < count) {
+        const float asked = a.mixed[(long)(first + lane + 1) * a.mixed_columns - a.heads + head];
+        const float length = softplus(__fadd_rn(asked, a.bias[head]));
+        float* token = stage + lane * TOKEN;
+        token[2 * PADDED + COLUMNS] = expf(__fmul_rn(a.rate[head], length)), token[2 * PADDED + COLUMNS + 1] = length;
+    }
+#pragma unroll 4
+    for (int t = 0; t < count; t++) {
+        const float* row = a.x + (first + t) * columns;
+        float* token = stage + t * TOKEN;
+        for (int i = lane; i < PADDED; i += WARP) {
+            const bool is_row = i < a.state;
+            ((float2*)token)[i] = make_float2(is_row ? row[key + i] : 0.0f, is_row ? row[key + a.groups * a.state + i] : 0.0f);
+        }
+        if (lane < COLUMNS) token[2 * PADDED + lane] = column + lane < a.dim ? row[head * a.dim + column + lane] : 0.0f;
+    }
+}
+
+template <int ROWS> DEVICE void selective_scan(const Step& step, const SelectiveScan& a) {
+    constexpr int PADDED = PARTS * ROWS, TOKEN = 2 * PADDED + TOKEN_REST;
+    DYNAMIC_SHARED(float4, ring);
+    let_next_start();
+    if ((int)blockIdx.y >= state_rows(step, a.states)) return wait_for_inputs();
+    const RowState row = row_state(step, a.states, blockIdx.y);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int blocks = (a.dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / blocks, column = blockIdx.x % blocks * COLUMNS;
+    const int chunks = (row.tokens + a.chunk - 1) / a.chunk;
+    auto stage_of = [&](int chunk) { return (float*)ring + (chunk & 1) * a.chunk * TOKEN; };
+
+    if (warp == COMPUTE_WARPS) {
+        wait_for_inputs();
+        bring_scan<ROWS>(a, stage_of(0), row.first, min(a.chunk, row.tokens), head, column, lane);
+        __syncthreads();
+        for (int chunk = 1; chunk <= chunks; chunk++) {
+            const int start = chunk * a.chunk;
+            if (chunk < chunks) bring_scan<ROWS>(a, stage_of(chunk), row.first + start, min(a.chunk, row.tokens - start), head, column, lane);
+            __syncthreads();
+        }
+        return;
+    }
+
+    const int quad = lane % 2, part = lane / 2, own = column + warp * 8 + quad * 4;
+    const int lanes_blocks = (a.dim + STATE_LANES - 1) / STATE_LANES;
+    const bool there = own < lanes_blocks * STATE_LANES;
+    const long at = a.before + ((long)head * lanes_blocks + own / STATE_LANES) * a.state * STATE_LANES + own % STATE_LANES;
+    float share[ROWS][4];
+    // What is read here no other kernel of this step writes, as in the delta rule.
+    if (there && row.from >= 0) {
+        const float* from = state_at(a.states, row.from) + at;
+        load_share<ROWS>(share, from, part, a.state);
+    } else {
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) share[j][0] = share[j][1] = share[j][2] = share[j][3] = 0.0f;
+    }
+    const float skip = a.skip[head];
+    wait_for_inputs();
+    const int* saves = step.tables + row.saves;
+    int saved = 0, due = row.count > 0 ? saves[0] : -1;
+    // After the reduction a lane has the sum of this column of its four.
+    const int mine = lane / 16 * 2 + lane / 8 % 2;
+    const bool high = lane >= 16, odd = lane / 8 % 2, writes = lane % 8 < 2 && own + mine < a.dim;
+    float* out = a.out + ((long)row.first * a.heads + head) * a.dim + own + mine;
+    __syncthreads();
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        const float* stage = stage_of(chunk);
+        const int start = chunk * a.chunk, count = there ? min(a.chunk, row.tokens - start) : 0;
+        for (int t = 0; t < count; t++) {
+            const float* token = stage + t * TOKEN;
+            const float kept = token[2 * PADDED + COLUMNS], length = token[2 * PADDED + COLUMNS + 1];
+            const float4 values = *(const float4*)(token + 2 * PADDED + warp * 8 + quad * 4);
+            const float changes[4] = {__fmul_rn(values.x, length), __fmul_rn(values.y, length), __fmul_rn(values.z, length), __fmul_rn(values.w, length)};
+            float sums[4] = {};
+#pragma unroll
+            for (int j = 0; j < ROWS; j++) {
+                const float2 both = ((const float2*)token)[part + j * PARTS];
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    share[j][c] = __fmaf_rn(both.x, changes[c], __fmul_rn(share[j][c], kept));
+                    sums[c] = __fmaf_rn(share[j][c], both.y, sums[c]);
+                }
+            }
+            // Halves of the warp keep two columns, quarters one.
+            float two[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const float other = __shfl_xor_sync(ALL_LANES, high ? sums[c] : sums[c + 2], 16);
+                two[c] = __fadd_rn(high ? sums[c + 2] : sums[c], other);
+            }
+            const float other = __shfl_xor_sync(ALL_LANES, odd ? two[0] : two[1], 8);
+            float sum = __fadd_rn(odd ? two[1] : two[0], other);
+            sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 4));
+            sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 2));
+            const float value = high ? (odd ? values.w : values.z) : (odd ? values.y : values.x);
+            if (writes) *out = __fmaf_rn(value, skip, sum);
+            out += (long)a.heads * a.dim;
+            if (due == start + t + 1) {
+                store_share<ROWS>(share, state_at(a.states, saves[saved * SAVE_WORDS + 1]) + at, part, a.state);
+                saved++;
+                due = saved < row.count ? saves[saved * SAVE_WORDS] : -1;
+            }
+        }
+        __syncthreads();
+    }
+    // What is left is where the next step goes on.
+    if (there) store_share<ROWS>(share, state_at(a.states, row.to) + at, part, a.state);
+}
+
+// By the rows of a matrix that a lane has.
+KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_1(Step step, const __grid_constant__ SelectiveScan scan) { selective_scan<1>(step, scan); }
+KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_2(Step step, const __grid_constant__ SelectiveScan scan) { selective_scan<2>(step, scan); }
+KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_4(Step step, const __grid_constant__ SelectiveScan scan) { selective_scan<4>(step, scan); }
+KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_8(Step step, const __grid_constant__ SelectiveScan scan) { selective_scan<8>(step, scan); }
+KERNEL __launch_bounds__(DELTA_THREADS) selective_scan_16(Step step, const __grid_constant__ SelectiveScan scan) { selective_scan<16>(step, scan); }

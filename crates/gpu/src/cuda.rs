@@ -12,7 +12,7 @@ use fornax_compute::operands;
 use fornax_compute::{
     Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
     Linear, LowRank, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope,
-    Routing, Rows, SampleFault, SampleRow, Sampled, ShortConv, Sizes, Usage,
+    Routing, Rows, SampleFault, SampleRow, Sampled, SelectiveScan, ShortConv, Sizes, Usage,
 };
 
 use crate::arena::{Arena, Piece};
@@ -635,6 +635,7 @@ impl Backend for Cuda {
         low_rank => op_low_rank(changes: &[Vec<LowRank<Buf>>], x: &Buf, out: &mut Buf);
         short_conv => op_short_conv(conv: &ShortConv<Buf>, x: &Buf, kv: &mut Kv, out: &mut Buf);
         delta_rule => op_delta_rule(rule: &DeltaRule<Buf>, qkv: &mut Buf, mixed: &mut Buf, kv: &mut Kv, out: &mut Buf);
+        selective_scan => op_selective_scan(scan: &SelectiveScan<Buf>, x: &Buf, mixed: &mut Buf, kv: &mut Kv, out: &mut Buf);
         gated_norm => op_gated_norm(norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf);
         sigmoid_gate => op_sigmoid_gate(gates: &Buf, x: &mut Buf);
         route => op_route(routing: &Routing, logits: &Buf, chosen: &mut Buf);

@@ -110,7 +110,7 @@ impl Config {
         let source = Source::new(checkpoint, facts)?;
         refuse_what_is_not_computed(&source, facts)?;
         let hidden = source.size(key::HIDDEN)?;
-        let heads = layers::heads(&source, hidden)?;
+        let heads = layers::heads(&source, facts, hidden)?;
         let context = source.positions(key::CONTEXT)?;
         let biases = biases(&source, checkpoint, facts)?;
         let (rope, window_rope) = Rope::read(&source, checkpoint, facts, heads.dim, context)?;
@@ -189,6 +189,7 @@ impl Config {
             (Need::Pooling, self.pooling.is_some()),
             (Need::States, !self.state_sizes().is_empty()),
             (Need::ShortConv, !self.state_sizes().is_empty()),
+            (Need::SelectiveScan, self.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Scan(_)))),
             (Need::DeltaRule, self.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Delta(_)))),
             (Need::GatedNorm, self.facts.has(Tensor::StateNorm)),
             (Need::SigmoidGate, self.facts.has(Tensor::AttentionGate)),

@@ -36,6 +36,7 @@ impl<M: Memory> Convolution<M> {
                 channels: conv.channels,
                 taps: conv.taps,
                 weight: loader.taps(Tensor::Conv, layer)?,
+                bias: None,
                 form: ConvForm::Gated,
             },
             output: loader.weight(&[Tensor::ConvOutput], layer)?,

@@ -11,6 +11,7 @@ use crate::loader::Loader;
 use crate::mlp::Mlp;
 use crate::names::Tensor;
 use crate::recurrent::StateRoom;
+use crate::scan::Scan;
 use crate::{Limits, Mixer, Model, Rotary};
 
 /// Weights and activations.
@@ -32,11 +33,14 @@ enum LayerMixer<M: Memory> {
     Attention(Box<Attention<M>>, Rotary),
     Delta(Box<DeltaNet<M>>),
     Conv(Box<Convolution<M>>),
+    Scan(Box<Scan<M>>),
+    None,
 }
 
 enum FeedForward<M: Memory> {
     Dense(Mlp<M>),
     Experts(Experts<M>),
+    None,
 }
 
 impl<M: Memory> Decoder<M> {
@@ -62,10 +66,15 @@ impl<M: Memory> Layer<M> {
                 }
                 Mixer::Delta(delta) => LayerMixer::Delta(Box::new(DeltaNet::load(loader, layer, delta)?)),
                 Mixer::Conv(conv) => LayerMixer::Conv(Box::new(Convolution::load(loader, layer, conv)?)),
+                Mixer::Scan(scan) => LayerMixer::Scan(Box::new(Scan::load(loader, layer, scan)?)),
+                Mixer::None => LayerMixer::None,
             },
-            feed_forward: match loader.config.layers[layer].feed_forward.mixture() {
-                None => FeedForward::Dense(Mlp::load(loader, layer)?),
-                Some(mixture) => FeedForward::Experts(Experts::load(loader, &mixture, layer)?),
+            feed_forward: match &loader.config.layers[layer].feed_forward {
+                crate::FeedForward::Dense { .. } => FeedForward::Dense(Mlp::load(loader, layer)?),
+                crate::FeedForward::Mixture(mixture) => {
+                    FeedForward::Experts(Experts::load(loader, mixture, layer)?)
+                }
+                crate::FeedForward::None => FeedForward::None,
             },
         })
     }
@@ -92,10 +101,13 @@ impl<B: Backend> Model<B> for Decoder<B> {
                 }
                 LayerMixer::Delta(delta) => delta.forward(backend, step, kv, a)?,
                 LayerMixer::Conv(conv) => conv.forward(backend, step, kv, a)?,
+                LayerMixer::Scan(scan) => scan.forward(backend, step, kv, a)?,
+                LayerMixer::None => {}
             }
             match &layer.feed_forward {
                 FeedForward::Dense(mlp) => mlp.forward(backend, step, a)?,
                 FeedForward::Experts(experts) => experts.forward(backend, step, a)?,
+                FeedForward::None => {}
             }
         }
         match exit {
@@ -242,7 +254,7 @@ impl<B: Backend> Exit<B> {
 pub(crate) struct Activations<M: Memory> {
     pub(crate) residual: M::Buf,                   // (tokens, hidden)
     pub(crate) branch: M::Buf,                     // (tokens, hidden): what a branch reads, then what it adds
-    pub(crate) room: Option<M::Buf>,               // (tokens, hidden): what it adds, where that is normalised
+    pub(crate) room: Option<M::Buf>, // (tokens, hidden): what it adds, where that is normalised or gathered first
     pub(crate) beside: Option<M::Buf>, // (tokens, hidden): what the feed-forward reads, where attention reads the same
     pub(crate) attention: Vec<AttentionRoom<M>>, // by `Config::heads`
     pub(crate) states: Vec<StateRoom<M>>, // by `Config::state_widths`
@@ -279,6 +291,7 @@ impl<M: Memory> Activations<M> {
         let wanted_max = if stage.heads { wanted_max } else { 0 };
         let tokens = |columns| memory.alloc(Purpose::Activations, tokens_max, columns);
         let post_norms = config.facts.has(Tensor::AttentionPostNorm) || config.facts.has(Tensor::MlpPostNorm);
+        let gathers = config.residual_scale != 1.0 && config.mixture().is_some();
         let attention = |heads: &Heads| -> Result<_, Error> {
             let attended = heads.query * heads.dim;
             Ok(AttentionRoom {
@@ -298,7 +311,11 @@ impl<M: Memory> Activations<M> {
         Ok(Activations {
             residual: memory.alloc(Purpose::Residual, tokens_max, config.hidden)?,
             branch: tokens(config.hidden)?,
-            room: if post_norms { Some(tokens(config.hidden)?) } else { None },
+            room: match (post_norms, gathers) {
+                (_, true) => Some(memory.alloc(Purpose::Residual, tokens_max, config.hidden)?),
+                (true, false) => Some(tokens(config.hidden)?),
+                (false, false) => None,
+            },
             beside: if config.parallel { Some(tokens(config.hidden)?) } else { None },
             attention: config.heads(stage).iter().map(attention).collect::<Result<_, _>>()?,
             states: config.state_widths(stage).into_iter().map(state).collect::<Result<_, _>>()?,

@@ -2,8 +2,8 @@
 //! learns from them, and what it says is normalised with gates.
 
 use fornax_compute::{
-    Backend, ConvForm, DeltaRule, Error, GatedNorm, Linear, Memory, Norm, NormKind, Rows, ShortConv,
-    conv_values,
+    Backend, ConvForm, DeltaRule, Error, GateOrder, GatedNorm, Linear, Memory, Norm, NormKind, Rows,
+    ShortConv, conv_values,
 };
 
 use crate::DeltaConfig;
@@ -48,6 +48,7 @@ impl<M: Memory> DeltaNet<M> {
                 channels,
                 taps,
                 weight: loader.taps(Tensor::Conv, layer)?,
+                bias: None,
                 form: ConvForm::Silu,
             },
             rule: DeltaRule {
@@ -58,13 +59,15 @@ impl<M: Memory> DeltaNet<M> {
                 bias: loader.vector(&[Tensor::StateBias], layer)?,
             },
             gated: GatedNorm {
-                norm: Norm {
+                norm: Some(Norm {
                     kind: NormKind::Rms,
                     weight: loader.vector(&[Tensor::StateNorm], layer)?,
                     bias: None,
                     eps: loader.config.norm_eps,
-                },
+                }),
+                group: heads.dim_v,
                 column: channels,
+                order: GateOrder::NormFirst,
             },
             output: loader.weight(&[Tensor::StateOutput], layer)?,
             output_changes: loader.changes(&[Tensor::StateOutput], layer)?,

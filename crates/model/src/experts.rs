@@ -1,7 +1,9 @@
 //! The feed-forward of experts: a router chooses a few of them for each token. Some models have one more expert that
 //! every token takes, as it is or with a share of its own.
 
-use fornax_compute::{Backend, Error, ExpertRoom, Glu, Memory, Norm, Purpose, Role, Routing, Rows};
+use fornax_compute::{
+    Backend, Error, ExpertRoom, Glu, Memory, Norm, Pointwise, Purpose, Role, Routing, Rows,
+};
 
 use crate::decoder::{Activations, InnerRoom, inner_room, norm};
 use crate::loader::Loader;
@@ -21,6 +23,8 @@ pub(crate) struct Experts<M: Memory> {
     room: usize,
     routing: Routing,
     glu: Glu,
+    /// What all of it is multiplied by before it is added.
+    scale: f32,
 }
 
 /// The expert that every token takes.
@@ -39,6 +43,12 @@ impl<M: Memory> Experts<M> {
         layer: usize,
     ) -> Result<Experts<M>, crate::Error> {
         let mixtures = loader.config.mixtures(loader.stage);
+        if loader.config.residual_scale != 1.0 && !loader.has(Tensor::SharedUp, layer) {
+            return Err(crate::Error::Unsupported {
+                what: "experts whose sum is scaled, without one that every token takes".to_owned(),
+                supported: "one that every token takes".to_owned(),
+            });
+        }
         let missing = || crate::Error::MissingTensor { tensor: format!("{:?}", Tensor::MlpNorm) };
         Ok(Experts {
             norm: norm(loader, Tensor::MlpNorm, None, layer)?.ok_or_else(missing)?,
@@ -68,6 +78,7 @@ impl<M: Memory> Experts<M> {
             room: mixtures.iter().position(|other| other == mixture).expect("the layer's own are there"),
             routing: mixture.routing,
             glu: loader.config.glu,
+            scale: loader.config.residual_scale,
         })
     }
 }
@@ -88,6 +99,17 @@ impl<B: Backend> Experts<B> {
             down_bias: self.down_bias.as_ref(),
             glu: self.glu,
         };
+        let together = self.shared.as_ref().zip(a.room.as_mut()).filter(|_| self.scale != 1.0);
+        if let Some((shared, sum)) = together {
+            // What every token takes is where the sum begins, which is scaled before it is added.
+            let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };
+            backend.matmul(step, tokens, &shared.gate_up, &a.branch, gate_up)?;
+            backend.glu(step, self.glu, gate_up, gated)?;
+            backend.matmul(step, tokens, &shared.down, gated, sum)?;
+            backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, sum)?;
+            backend.pointwise(step, tokens, Pointwise::Scale(self.scale), sum)?;
+            return backend.add(step, tokens, sum, &mut a.residual);
+        }
         backend.experts(step, &experts, &room.chosen, &a.branch, &mut room.inner, &mut a.residual)?;
         let Some(shared) = &self.shared else { return Ok(()) };
         let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };

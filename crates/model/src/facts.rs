@@ -2,7 +2,7 @@
 //!
 //! Code asks a fact; it never asks which architecture it is. A fact that is not flipped by a test is not here.
 
-use fornax_compute::{Glu, KeySharing, NormKind, Shares};
+use fornax_compute::{GateOrder, Glu, KeySharing, NormKind, Shares};
 
 use crate::arch::{NOT_YET, TABLE};
 use crate::{Error, Name};
@@ -92,6 +92,13 @@ pub enum Recurrent {
     },
     /// A gated short convolution. Where layers are not listed, all attend.
     ShortConv,
+    /// The selective scan. Where layers are not listed, none attends.
+    Scan {
+        /// Whether a norm comes before its gates.
+        gates: GateOrder,
+        /// Whether a layer is one branch alone: a scan, attention, or a feed-forward.
+        alone: bool,
+    },
 }
 
 /// How the rows of a head's Q and K follow each other, which decides the rows that rotate together.
@@ -128,6 +135,8 @@ pub enum RotaryRule {
     AllButEvery(u32),
     /// Those with a window; all where no layer has one.
     Windows,
+    /// All if `position_embedding_type` is `rope`, else none; in GGUF, `rope.scaling.finetuned` says so.
+    Configured,
 }
 
 /// Whether both branches of a layer read the same.

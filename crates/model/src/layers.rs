@@ -3,9 +3,9 @@
 use fornax_compute::{Heads, Routing, Shares, WeightPlace};
 use fornax_format::{Array, Value};
 
-use crate::facts::{RotaryRule, ShareRule, WindowRule};
+use crate::facts::{Recurrent, RotaryRule, ShareRule, WindowRule};
 use crate::names::Tensor;
-use crate::recurrent::{self, ConvConfig, DeltaConfig};
+use crate::recurrent::{self, ConvConfig, DeltaConfig, ScanConfig};
 use crate::source::{Json, Key, Source, bad};
 use crate::{Error, Facts};
 
@@ -29,6 +29,10 @@ pub enum Mixer {
     Delta(DeltaConfig),
     /// A gated short convolution.
     Conv(ConvConfig),
+    /// The selective scan.
+    Scan(ScanConfig),
+    /// Nothing: the layer is a feed-forward alone.
+    None,
 }
 
 /// A layer's attention.
@@ -73,6 +77,8 @@ pub enum FeedForward {
     },
     /// A router chooses experts for each token.
     Mixture(Mixture),
+    /// There is none: the layer mixes positions alone.
+    None,
 }
 
 /// The experts of a layer.
@@ -99,7 +105,7 @@ impl LayerConfig {
     pub fn attention(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Delta(_) | Mixer::Conv(_) => None,
+            Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Scan(_) | Mixer::None => None,
         }
     }
 
@@ -113,7 +119,7 @@ impl FeedForward {
     /// Its experts, where it has some.
     pub fn mixture(&self) -> Option<Mixture> {
         match self {
-            FeedForward::Dense { .. } => None,
+            FeedForward::Dense { .. } | FeedForward::None => None,
             FeedForward::Mixture(mixture) => Some(*mixture),
         }
     }
@@ -123,10 +129,13 @@ impl FeedForward {
         match self {
             FeedForward::Dense { ffn } => *ffn,
             FeedForward::Mixture(mixture) => mixture.shared_ffn.unwrap_or(0),
+            FeedForward::None => 0,
         }
     }
 }
 
+/// The inner width of the feed-forward.
+pub(crate) const FFN: Key = Key { gguf: "feed_forward_length", hugging_face: "intermediate_size" };
 /// Heads of keys and values.
 pub(crate) const HEADS_KV: Key = Key { gguf: "attention.head_count_kv", hugging_face: "num_key_value_heads" };
 
@@ -140,7 +149,7 @@ mod key {
 
     pub(super) const LAYERS: Key = key("block_count", "num_hidden_layers");
     pub(super) const LAYERS_AHEAD: Key = key("nextn_predict_layers", "");
-    pub(super) const FFN: Key = key("feed_forward_length", "intermediate_size");
+    pub(super) const FFN: Key = super::FFN;
     pub(super) const EXPERTS: Key = key("expert_count", "num_local_experts");
     /// What older files call it.
     pub(super) const NUM_EXPERTS: Key = key("expert_count", "num_experts");
@@ -167,6 +176,10 @@ pub(crate) fn read(
 ) -> Result<Vec<LayerConfig>, Error> {
     let count = count(source)?;
     let recurrent = recurrent::read(source, facts, hidden, count)?;
+    if heads.query == 0 && recurrent.contains(&None) {
+        return Err(Error::MissingKey { key: source.spelling(key::HEADS) });
+    }
+    let alone = matches!(facts.recurrent, Some(Recurrent::Scan { alone: true, .. }));
     let windows = windows(source, facts, count)?;
     let feed_forwards = feed_forwards(source, facts, hidden, count)?;
     let rotates = rotates(source, facts, &windows)?;
@@ -183,7 +196,11 @@ pub(crate) fn read(
     let layer =
         |(((window, rotates), recurrent), feed_forward): ((_, Option<Mixer>), FeedForward)| LayerConfig {
             mixer: recurrent.unwrap_or_else(|| Mixer::Attention(attention(window, rotates))),
-            feed_forward,
+            feed_forward: if alone && recurrent != Some(Mixer::None) {
+                FeedForward::None
+            } else {
+                feed_forward
+            },
             experts_at: WeightPlace::Device,
         };
     Ok(windows.into_iter().zip(rotates).zip(recurrent).zip(feed_forwards).map(layer).collect())
@@ -198,6 +215,7 @@ fn rotates(source: &Source<'_>, facts: &Facts, windows: &[Option<u32>]) -> Resul
             let none = windows.iter().all(Option::is_none);
             return Ok(windows.iter().map(|window| none || window.is_some()).collect());
         }
+        RotaryRule::Configured => return Ok(vec![is_rotary(source)?; layers]),
         RotaryRule::AllButEvery(n) => u64::from(n),
     };
     let all_but_every = |n: u64| (1..=layers as u64).map(|layer| !layer.is_multiple_of(n)).collect();
@@ -212,6 +230,24 @@ fn rotates(source: &Source<'_>, facts: &Facts, windows: &[Option<u32>]) -> Resul
     }
     let interval = json.opt_u64("no_rope_layer_interval")?.unwrap_or(n);
     Ok(all_but_every(interval.max(1)))
+}
+
+/// Whether a file that may say so says that layers rotate.
+fn is_rotary(source: &Source<'_>) -> Result<bool, Error> {
+    match source {
+        Source::Gguf { metadata, .. } => {
+            let key = source.spelling(Key { gguf: "rope.scaling.finetuned", hugging_face: "" });
+            Ok(metadata.opt_bool(&key)?.unwrap_or(true))
+        }
+        Source::HuggingFace { json, .. } => match json.opt_str("position_embedding_type")? {
+            Some("rope") => Ok(true),
+            None | Some("nope") => Ok(false),
+            Some(other) => Err(Error::Unsupported {
+                what: format!("position_embedding_type {other:?}"),
+                supported: "rope, nope".to_owned(),
+            }),
+        },
+    }
 }
 
 /// Layers that only guess ahead.
@@ -232,7 +268,12 @@ fn count(source: &Source<'_>) -> Result<usize, Error> {
 }
 
 /// The heads of every layer.
-pub(crate) fn heads(source: &Source<'_>, hidden: usize) -> Result<Heads, Error> {
+pub(crate) fn heads(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<Heads, Error> {
+    // Where all layers keep states there may be none.
+    let scans = matches!(facts.recurrent, Some(Recurrent::Scan { .. }));
+    if scans && source.opt_whole(key::HEADS)?.unwrap_or(0) == 0 {
+        return Ok(Heads { query: 0, kv: 0, dim: 0 });
+    }
     let query = source.size(key::HEADS)?;
     let listed = kv_heads_listed(source)?;
     let kv = match (listed, source) {
@@ -275,19 +316,30 @@ fn one_kv_head(json: &Json<'_>) -> Result<bool, Error> {
 /// The heads of keys and values where a GGUF file lists them: those of layers that attend are all the same, the others have
 /// none.
 fn kv_heads_listed(source: &Source<'_>) -> Result<Option<usize>, Error> {
-    let Source::Gguf { metadata, .. } = source else { return Ok(None) };
+    let Some(counts) = whole_numbers(source, key::HEADS_KV) else { return Ok(None) };
     let key = source.spelling(key::HEADS_KV);
-    let counts: Vec<i64> = match metadata.get(&key) {
-        Some(Value::Array(Array::I32(counts))) => counts.iter().map(|count| i64::from(*count)).collect(),
-        Some(Value::Array(Array::U32(counts))) => counts.iter().map(|count| i64::from(*count)).collect(),
-        _ => return Ok(None),
-    };
-    let mut some = counts.iter().filter(|count| **count > 0);
-    match some.next() {
-        Some(first) if some.all(|other| other == first) => Ok(usize::try_from(*first).ok()),
-        Some(_) => Err(bad(&key, "several numbers of heads", "one for all layers that attend")),
-        None => Err(bad(&key, "no heads in any layer", "a layer that attends")),
+    match (one_but_zero(&counts), counts.iter().any(|count| *count > 0)) {
+        (Some(kv), _) => Ok(Some(kv)),
+        (None, true) => Err(bad(&key, "several numbers of heads", "one for all layers that attend")),
+        (None, false) => Err(bad(&key, "no heads in any layer", "a layer that attends")),
     }
+}
+
+/// The numbers of all layers where a GGUF file lists them.
+pub(crate) fn whole_numbers(source: &Source<'_>, key: Key) -> Option<Vec<i64>> {
+    let Source::Gguf { metadata, .. } = source else { return None };
+    match metadata.get(&source.spelling(key)) {
+        Some(Value::Array(Array::I32(list))) => Some(list.iter().map(|one| i64::from(*one)).collect()),
+        Some(Value::Array(Array::U32(list))) => Some(list.iter().map(|one| i64::from(*one)).collect()),
+        _ => None,
+    }
+}
+
+/// The number of all layers that have another one than zero.
+fn one_but_zero(list: &[i64]) -> Option<usize> {
+    let mut some = list.iter().filter(|one| **one > 0);
+    let first = some.next()?;
+    usize::try_from(*first).ok().filter(|_| some.all(|other| other == first))
 }
 
 fn feed_forwards(
@@ -296,6 +348,9 @@ fn feed_forwards(
     hidden: usize,
     layers: usize,
 ) -> Result<Vec<FeedForward>, Error> {
+    if facts.experts.is_none() && !facts.has(Tensor::Down) {
+        return Ok(vec![FeedForward::None; layers]);
+    }
     let Some(mixture) = mixture(source, facts)? else {
         return Ok(vec![FeedForward::Dense { ffn: ffn(source, facts, hidden)? }; layers]);
     };
@@ -337,6 +392,9 @@ const SPARSE_STEP: &str = "decoder_sparse_step";
 
 /// The inner width. Where the configuration does not have it, some architectures' is four times the hidden size.
 fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error> {
+    if let Some(ffn) = whole_numbers(source, key::FFN).and_then(|list| one_but_zero(&list)) {
+        return Ok(ffn);
+    }
     match (source.opt_size(key::FFN)?, facts.ffn_of_hidden) {
         (Some(ffn), _) => Ok(ffn),
         (None, Some(times)) => Ok(times * hidden),
@@ -346,6 +404,10 @@ fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error
 
 fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error> {
     let Some(rule) = facts.experts else { return Ok(None) };
+    // One architecture's files may have experts or not.
+    if facts.has(Tensor::Down) && source.opt_whole(key::EXPERTS)? == Some(0) {
+        return Ok(None);
+    }
     let experts = source.opt_size(key::EXPERTS)?.map_or_else(|| source.size(key::NUM_EXPERTS), Ok)?;
     let chosen = source.size(key::EXPERTS_CHOSEN)?;
     if chosen > experts {

@@ -26,6 +26,7 @@ mod names;
 mod recurrent;
 mod relaid;
 mod rope;
+mod scan;
 mod source;
 mod stage;
 
@@ -44,8 +45,8 @@ pub use facts::{
     ShareRule, SoftCaps, WindowRule,
 };
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
-pub use names::{Dim, Name, Owner, Portion, Tensor, Transform, When};
-pub use recurrent::{ConvConfig, DeltaConfig};
+pub use names::{Dim, Name, Owner, Portion, Stretch, Tensor, Transform, When};
+pub use recurrent::{ConvConfig, DeltaConfig, ScanConfig};
 pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;

@@ -2,6 +2,7 @@
 //! reported.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use fornax_compute::{LowRank, Memory, Need, Part, Role};
 use fornax_format::{Checkpoint, DType, Gguf, View};
@@ -284,6 +285,18 @@ impl<'a, M: Memory> Loader<'a, M> {
                     part.rows = Some(rows);
                 }
             }
+            (Transform::Stretch(stretch), _) => {
+                if let Mixer::Scan(scan) = mixer {
+                    let (all, rows) = stretch.rows(scan.heads);
+                    share = Share { own: rows.len(), all };
+                    part.rows = Some(row_numbers(rows));
+                }
+            }
+            (Transform::Below(turn), Checkpoint::HuggingFace(_)) => {
+                let rows = part.view.shape[0] / turn.of;
+                share = Share { own: 1, all: turn.of };
+                part.rows = Some(row_numbers(turn.at * rows..(turn.at + 1) * rows));
+            }
             (Transform::Ungrouped, Checkpoint::HuggingFace(_)) => {
                 part.rows =
                     self.config.layers[layer].attention().map(|attention| names::ungrouped(attention.heads));
@@ -413,6 +426,11 @@ fn find(checkpoint: &Checkpoint, name: String) -> Result<View<'_>, Error> {
     tensor(checkpoint, &name).ok_or(Error::MissingTensor { tensor: name })
 }
 
+/// Rows one after the other.
+fn row_numbers(rows: Range<usize>) -> Vec<u32> {
+    rows.map(|row| u32::try_from(row).expect("sizes are bounded when read")).collect()
+}
+
 /// Where the number of an expert stands in a name.
 const EXPERT: &str = "{}";
 
@@ -470,6 +488,13 @@ fn expected(
                 return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
             }
         }
+        (Transform::Stretch(stretch), Mixer::Scan(scan)) => {
+            let (all, rows) = stretch.rows(scan.heads);
+            return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
+        }
+        (Transform::Groups, Mixer::Scan(scan)) if gguf => {
+            return one(vec![scan.heads.groups, shape[0] / scan.heads.groups], 1);
+        }
         _ => {}
     }
     if gguf {
@@ -485,6 +510,7 @@ fn expected(
     }
     match (row.transform, &shape[..]) {
         (Transform::Transposed, _) => one(shape.into_iter().rev().collect(), 1),
+        (Transform::Below(Interleave { of, .. }), &[rows, columns]) => one(vec![of * rows, columns], of),
         (Transform::Alternate(Interleave { of, .. }), &[experts, values]) => {
             one(vec![experts, of * values], of)
         }

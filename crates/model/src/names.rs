@@ -1,10 +1,12 @@
 //! The table of weights: canonical name, spelling in each container, shape, and what loading does to the rows.
 
-use fornax_compute::{DeltaHeads, Heads};
+use std::ops::Range;
+
+use fornax_compute::{DeltaHeads, Heads, ScanHeads};
 
 use crate::facts::QkRows;
 use crate::relaid::Interleave;
-use crate::{Config, ConvConfig, DeltaConfig, Facts, LayerConfig, Mixer};
+use crate::{Config, ConvConfig, DeltaConfig, Facts, FeedForward, LayerConfig, Mixer, ScanConfig};
 
 /// A weight by its place in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,9 +76,14 @@ pub enum Tensor {
     DeltaDecay,
     ConvMixed,
     Conv,
+    ConvBias,
     ConvOutput,
+    ScanChannels,
+    ScanGate,
+    ScanStep,
     StateRate,
     StateBias,
+    StateSkip,
     StateNorm,
     StateOutput,
 }
@@ -145,6 +152,12 @@ pub enum Dim {
     DeltaHeads,
     /// The size of one.
     DeltaHead,
+    /// Values, keys and queries of the selective scan.
+    ScanChannels,
+    /// Its values: heads times their size.
+    ScanValues,
+    /// Its heads.
+    ScanHeads,
 }
 
 /// Whether a model, or one of its layers, has the weight.
@@ -164,6 +177,10 @@ pub enum When {
     Attends,
     Delta,
     Conv,
+    Scan,
+    ScanConvBias,
+    Mixes,
+    Feeds,
 }
 
 /// What loading does to the stored rows.
@@ -192,6 +209,23 @@ pub enum Transform {
     Stacked(Interleave, &'static str),
     /// Minus e to the power of each value, in Hugging Face files.
     NegativeExp,
+    /// Takes one of so many matrices that lie below each other in Hugging Face files.
+    Below(Interleave),
+    /// Takes a stretch of the rows of a matrix of the selective scan.
+    Stretch(Stretch),
+    /// A vector that lies group by group, as rows of a matrix, in GGUF.
+    Groups,
+}
+
+/// What of the rows of the selective scan's matrix is meant: first are the gates, then what is convolved, then steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stretch {
+    /// The gates.
+    Gates,
+    /// What is convolved: values, keys, queries.
+    Channels,
+    /// How long a step is.
+    Steps,
 }
 
 /// What of a key head's rows in a matrix of the delta rule is meant.
@@ -393,7 +427,7 @@ impl Facts {
 impl When {
     /// Whether this layer has the weight; of the model's own weights, whether the model has it.
     pub(crate) fn holds(self, config: &Config, layer: usize) -> bool {
-        let dense = || config.layers[layer].feed_forward.mixture().is_none();
+        let dense = || matches!(config.layers[layer].feed_forward, FeedForward::Dense { .. });
         match self {
             When::Always => true,
             When::Untied => !config.tied,
@@ -401,13 +435,19 @@ impl When {
             When::OutputBias => config.output_bias && config.layers[layer].attention().is_some(),
             When::MlpBias => config.mlp_bias && dense(),
             When::Dense => dense(),
-            When::Mixture => !dense(),
+            When::Mixture => config.layers[layer].feed_forward.mixture().is_some(),
             When::RopeFactors => !config.rope.factors.is_empty(),
             When::LongRopeFactors => config.rope.long.is_some(),
             When::Ranks => config.ranks,
             When::Attends => config.layers[layer].attention().is_some(),
             When::Delta => matches!(config.layers[layer].mixer, Mixer::Delta(_)),
             When::Conv => matches!(config.layers[layer].mixer, Mixer::Conv(_)),
+            When::Scan => matches!(config.layers[layer].mixer, Mixer::Scan(_)),
+            When::Mixes => config.layers[layer].mixer != Mixer::None,
+            When::Feeds => config.layers[layer].feed_forward != FeedForward::None,
+            When::ScanConvBias => {
+                matches!(config.layers[layer].mixer, Mixer::Scan(ScanConfig { conv_bias: true, .. }))
+            }
         }
     }
 }
@@ -424,6 +464,10 @@ impl Dim {
         };
         let conv = |size: fn(&ConvConfig) -> usize| match mixer {
             Mixer::Conv(conv) => size(conv),
+            _ => 0,
+        };
+        let scan = |size: fn(&ScanConfig) -> usize| match mixer {
+            Mixer::Scan(scan) => size(scan),
             _ => 0,
         };
         let mixture = feed_forward.mixture();
@@ -443,13 +487,16 @@ impl Dim {
             Dim::ExpertFfn => mixture.map_or(0, |mixture| mixture.ffn),
             Dim::One => 1,
             Dim::TokenTypes => config.token_types,
-            Dim::Taps => delta(|delta| delta.taps) + conv(|conv| conv.taps),
+            Dim::Taps => delta(|delta| delta.taps) + conv(|conv| conv.taps) + scan(|scan| scan.taps),
             Dim::ConvChannels => conv(|conv| conv.channels),
             Dim::ConvMixed => conv(|conv| 3 * conv.channels),
             Dim::DeltaChannels => delta(|delta| delta.heads.columns()),
             Dim::DeltaValues => delta(|delta| delta.heads.value * delta.heads.dim_v),
             Dim::DeltaHeads => delta(|delta| delta.heads.value),
             Dim::DeltaHead => delta(|delta| delta.heads.dim_v),
+            Dim::ScanChannels => scan(|scan| scan.heads.columns()),
+            Dim::ScanValues => scan(ScanConfig::values),
+            Dim::ScanHeads => scan(|scan| scan.heads.heads),
         }
     }
 }
@@ -494,6 +541,20 @@ impl Portion {
         let rows = own.iter().flat_map(of_heads);
         let rows = rows.map(|row| u32::try_from(row).expect("sizes are bounded when read")).collect();
         Some((key * all, rows))
+    }
+}
+
+impl Stretch {
+    /// How many rows the stored matrix has, and which are meant.
+    pub(crate) fn rows(self, heads: ScanHeads) -> (usize, Range<usize>) {
+        let (values, channels) = (heads.heads * heads.dim, heads.columns());
+        let all = values + channels + heads.heads;
+        let rows = match self {
+            Stretch::Gates => 0..values,
+            Stretch::Channels => values..values + channels,
+            Stretch::Steps => values + channels..all,
+        };
+        (all, rows)
     }
 }
 
@@ -555,6 +616,14 @@ mod tests {
         assert_eq!(Portion::Gates.rows(heads, true), None);
         assert_eq!(Portion::Betas.rows(heads, true), Some((8, vec![0, 1, 4, 5])));
         assert_eq!(Portion::Decays.rows(heads, false), Some((8, vec![2, 3, 6, 7])));
+    }
+
+    #[test]
+    fn stretches_of_a_scan_are_all_of_its_rows() {
+        let heads = ScanHeads { heads: 4, groups: 2, dim: 3, state: 5 };
+        assert_eq!(Stretch::Gates.rows(heads), (48, 0..12));
+        assert_eq!(Stretch::Channels.rows(heads), (48, 12..44));
+        assert_eq!(Stretch::Steps.rows(heads), (48, 44..48));
     }
 
     #[test]

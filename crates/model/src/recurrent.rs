@@ -1,13 +1,15 @@
 //! Layers that keep a state of a sequence in place of its keys and values: which they are, how large their states, and what
 //! they are computed in.
 
-use fornax_compute::{DeltaHeads, KeySharing, Memory, PAGE_TOKENS, Purpose, TAPS_MAX, conv_values};
+use fornax_compute::{
+    DeltaHeads, GateOrder, KeySharing, Memory, PAGE_TOKENS, Purpose, ScanHeads, TAPS_MAX, conv_values,
+};
 use fornax_format::{Array, Value};
 
 use crate::facts::Recurrent;
 use crate::layers::Mixer;
 use crate::loader::Loader;
-use crate::source::{Key, Source, bad};
+use crate::source::{Json, Key, Source, bad};
 use crate::{Error, Facts, Limits};
 
 /// A layer of the gated delta rule.
@@ -26,6 +28,26 @@ pub struct ConvConfig {
     pub channels: usize,
     /// Inputs that it sees.
     pub taps: usize,
+}
+
+/// A layer of the selective scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScanConfig {
+    /// Its heads.
+    pub heads: ScanHeads,
+    /// Inputs that its convolution sees.
+    pub taps: usize,
+    /// Whether the convolution's sums begin with a bias.
+    pub conv_bias: bool,
+    /// Whether what comes out is normalised before it is gated, group by group.
+    pub gates: GateOrder,
+}
+
+impl ScanConfig {
+    /// Values that come out of it.
+    pub(crate) fn values(&self) -> usize {
+        self.heads.heads * self.heads.dim
+    }
 }
 
 /// Columns of what such a layer is computed in.
@@ -69,24 +91,31 @@ impl Mixer {
     /// Bytes of a layer's state; nothing of attention.
     pub(crate) fn state_bytes(&self) -> Option<usize> {
         let values = match self {
-            Mixer::Attention(_) => return None,
+            Mixer::Attention(_) | Mixer::None => return None,
             Mixer::Delta(DeltaConfig { heads, taps }) => {
                 conv_values(heads.columns(), *taps).saturating_add(heads.state_values())
             }
             Mixer::Conv(ConvConfig { channels, taps }) => conv_values(*channels, *taps),
+            Mixer::Scan(ScanConfig { heads, taps, .. }) => {
+                conv_values(heads.columns(), *taps).saturating_add(heads.state_values())
+            }
         };
         Some(values.saturating_mul(size_of::<f32>()))
     }
 
     pub(crate) fn widths(&self) -> Option<StateWidths> {
         match self {
-            Mixer::Attention(_) => None,
+            Mixer::Attention(_) | Mixer::None => None,
             Mixer::Delta(DeltaConfig { heads, .. }) => {
                 let (convolved, read) = (heads.columns(), heads.value * heads.dim_v);
                 Some(StateWidths { mixed: convolved + read + 2 * heads.value, convolved, read })
             }
             Mixer::Conv(ConvConfig { channels, .. }) => {
                 Some(StateWidths { mixed: 3 * channels, convolved: *channels, read: 0 })
+            }
+            Mixer::Scan(scan) => {
+                let (convolved, read) = (scan.heads.columns(), scan.values());
+                Some(StateWidths { mixed: convolved + read + scan.heads.heads, convolved, read })
             }
         }
     }
@@ -116,6 +145,12 @@ mod key {
     pub(super) const VALUE_DIM: Key = key("", "linear_value_head_dim");
     pub(super) const INNER: Key = key("ssm.inner_size", "");
     pub(super) const TAPS: Key = key("ssm.conv_kernel", "linear_conv_kernel_dim");
+    pub(super) const SCAN_HEADS: Key = key("ssm.time_step_rank", "mamba_n_heads");
+    pub(super) const SCAN_GROUPS: Key = key("ssm.group_count", "mamba_n_groups");
+    pub(super) const SCAN_STATE: Key = key("ssm.state_size", "mamba_d_state");
+    pub(super) const SCAN_DIM: Key = key("", "mamba_d_head");
+    pub(super) const SCAN_EXPAND: Key = key("", "mamba_expand");
+    pub(super) const SCAN_TAPS: Key = key("ssm.conv_kernel", "mamba_d_conv");
     pub(super) const SHORT_TAPS: Key = key("shortconv.l_cache", "conv_L_cache");
     /// Every n-th layer attends: n.
     pub(super) const INTERVAL: Key = key("full_attention_interval", "full_attention_interval");
@@ -134,9 +169,14 @@ pub(crate) fn read(
         Recurrent::ShortConv => {
             Mixer::Conv(ConvConfig { channels: hidden, taps: taps(source, key::SHORT_TAPS)? })
         }
+        Recurrent::Scan { gates, .. } => Mixer::Scan(scan(source, gates, hidden)?),
     };
-    let attends = attends(source, rule, layers)?;
-    Ok(attends.into_iter().map(|attends| (!attends).then_some(mixer)).collect())
+    let of = |kind: Kind| match kind {
+        Kind::Attends => None,
+        Kind::Keeps => Some(mixer),
+        Kind::Feeds => Some(Mixer::None),
+    };
+    Ok(kinds(source, rule, layers)?.into_iter().map(of).collect())
 }
 
 fn taps(source: &Source<'_>, key: Key) -> Result<usize, Error> {
@@ -169,65 +209,151 @@ fn delta(source: &Source<'_>, gguf: KeySharing) -> Result<DeltaConfig, Error> {
     Ok(DeltaConfig { heads, taps: taps(source, key::TAPS)? })
 }
 
-/// Which layers attend: as the file lists them, or as its period says.
-fn attends(source: &Source<'_>, rule: Recurrent, layers: usize) -> Result<Vec<bool>, Error> {
-    let other = match rule {
-        Recurrent::DeltaRule { .. } => "linear_attention",
-        Recurrent::ShortConv => "conv",
+fn scan(source: &Source<'_>, gates: GateOrder, hidden: usize) -> Result<ScanConfig, Error> {
+    let (heads, groups) = (source.size(key::SCAN_HEADS)?, source.opt_size(key::SCAN_GROUPS)?.unwrap_or(1));
+    if !heads.is_multiple_of(groups) {
+        let wanted = format!("a divisor of the {heads} heads");
+        return Err(bad(&source.spelling(key::SCAN_GROUPS), groups, &wanted));
+    }
+    let of_heads = |values: usize, key: Key| match values.is_multiple_of(heads) {
+        true => Ok(values / heads),
+        false => Err(bad(&source.spelling(key), values, &format!("a multiple of the {heads} heads"))),
     };
-    let listed = |key: &str, count: usize, list: Vec<bool>| match count == layers {
+    let (dim, conv_bias) = match source {
+        // Files of llama.cpp always have one.
+        Source::Gguf { .. } => (of_heads(source.size(key::INNER)?, key::INNER)?, true),
+        Source::HuggingFace { json, facts } => {
+            refuse_other_scans(source, json)?;
+            let said = json.get(source.own(key::SCAN_DIM)).filter(|dim| dim.as_str() != Some("auto"));
+            let dim = match said {
+                Some(_) => source.size(key::SCAN_DIM)?,
+                None => {
+                    let expand = source.opt_size(key::SCAN_EXPAND)?.unwrap_or(2);
+                    of_heads(expand.saturating_mul(hidden), key::SCAN_HEADS)?
+                }
+            };
+            (dim, json.opt_bool(facts.own("mamba_conv_bias"))?.unwrap_or(true))
+        }
+    };
+    let heads = ScanHeads { heads, groups, dim, state: source.size(key::SCAN_STATE)? };
+    Ok(ScanConfig { heads, taps: taps(source, key::SCAN_TAPS)?, conv_bias, gates })
+}
+
+/// Keys of config.json that make of the scan something that is not computed.
+fn refuse_other_scans(source: &Source<'_>, json: &Json<'_>) -> Result<(), Error> {
+    let own = |key| source.own(Key { gguf: "", hugging_face: key });
+    let refuse =
+        |what: String, supported: &str| Err(Error::Unsupported { what, supported: supported.to_owned() });
+    let bias = own("mamba_proj_bias");
+    if json.opt_bool(bias)? == Some(true) {
+        return refuse(format!("{bias} true"), "projections without biases");
+    }
+    // Steps are above zero as they are.
+    let limits = own("time_step_limit");
+    let Some(limit) = json.get(limits) else { return Ok(()) };
+    let within = match limit.as_array().map(Vec::as_slice) {
+        Some([least, most]) => {
+            let endless = |most: &serde_json::Value| {
+                most.is_null()
+                    || most["__float__"] == "Infinity"
+                    || most.as_str() == Some("inf")
+                    || most.as_f64().is_some_and(|most| most >= f64::from(f32::MAX))
+            };
+            least.as_f64() == Some(0.0) && endless(most)
+        }
+        _ => false,
+    };
+    if within { Ok(()) } else { refuse(format!("{limits} {limit}"), "steps without limits") }
+}
+
+/// What a layer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Attends,
+    /// It keeps a state.
+    Keeps,
+    /// It is a feed-forward and nothing else.
+    Feeds,
+}
+
+/// What layers are: as the file lists them, or as its period says.
+fn kinds(source: &Source<'_>, rule: Recurrent, layers: usize) -> Result<Vec<Kind>, Error> {
+    let listed = |key: &str, list: Vec<Kind>| match list.len() == layers {
         true => Ok(list),
         false => {
             let wanted = format!("one for each of the {layers} layers");
-            Err(bad(key, format!("{count} layers"), &wanted))
+            Err(bad(key, format!("{} layers", list.len()), &wanted))
         }
     };
+    let or_keeps = |attends: bool| if attends { Kind::Attends } else { Kind::Keeps };
     match source {
         Source::HuggingFace { json, .. } => {
-            if let Some(types) = json.opt_strs("layer_types")? {
-                let attends = |kind: &&str| match *kind {
-                    "full_attention" => Ok(true),
-                    kind if kind == other => Ok(false),
-                    kind => Err(Error::Unsupported {
-                        what: format!("layer type {kind:?}"),
-                        supported: format!("full_attention, {other}"),
-                    }),
-                };
-                let list = types.iter().map(attends).collect::<Result<_, _>>()?;
-                return listed("layer_types", types.len(), list);
+            for key in ["layer_types", "layers_block_type"] {
+                if let Some(types) = json.opt_strs(key)? {
+                    let kind = |name: &&str| named(rule, name);
+                    return listed(key, types.iter().map(kind).collect::<Result<_, _>>()?);
+                }
+            }
+            let key = "hybrid_override_pattern";
+            if let Some(pattern) = json.opt_str(key)? {
+                let kind = |sign: char| named(rule, sign.encode_utf8(&mut [0; 4]));
+                return listed(key, pattern.chars().map(kind).collect::<Result<_, _>>()?);
             }
             if let Some(attending) = json.opt_u64s("full_attn_idxs")? {
-                return Ok((0..layers as u64).map(|layer| attending.contains(&layer)).collect());
+                return Ok((0..layers as u64).map(|layer| or_keeps(attending.contains(&layer))).collect());
             }
         }
         Source::Gguf { metadata, .. } => {
-            let key = source.spelling(crate::layers::HEADS_KV);
-            let counts = match metadata.get(&key) {
-                Some(Value::Array(Array::I32(counts))) => {
-                    Some(counts.iter().map(|count| *count > 0).collect())
-                }
-                Some(Value::Array(Array::U32(counts))) => {
-                    Some(counts.iter().map(|count| *count > 0).collect())
-                }
-                _ => None,
-            };
-            if let Some(list) = counts {
-                let list: Vec<bool> = list;
-                return listed(&key, list.len(), list);
+            let key = crate::layers::HEADS_KV;
+            let fed = crate::layers::whole_numbers(source, crate::layers::FFN).filter(|_| is_alone(rule));
+            if let Some(heads) = crate::layers::whole_numbers(source, key) {
+                let feeds = |layer: usize| {
+                    fed.as_ref().and_then(|fed| fed.get(layer)).is_some_and(|width| *width > 0)
+                };
+                let kind = |(layer, heads): (usize, &i64)| match feeds(layer) {
+                    true => Kind::Feeds,
+                    false => or_keeps(*heads > 0),
+                };
+                return listed(&source.spelling(key), heads.iter().enumerate().map(kind).collect());
             }
             let key = source.spelling(Key { gguf: "attention.recurrent_layers", hugging_face: "" });
             if let Some(Value::Array(Array::Bool(recurrent))) = metadata.get(&key) {
-                let list: Vec<bool> = recurrent.iter().take(layers).map(|recurrent| !recurrent).collect();
-                return listed(&key, list.len(), list);
+                let list: Vec<_> = recurrent.iter().take(layers).map(|keeps| or_keeps(!keeps)).collect();
+                return listed(&key, list);
             }
         }
     }
     match rule {
         Recurrent::DeltaRule { .. } => {
             let every = source.opt_size(key::INTERVAL)?.unwrap_or(4);
-            Ok((1..=layers).map(|layer| layer.is_multiple_of(every)).collect())
+            Ok((1..=layers).map(|layer| or_keeps(layer.is_multiple_of(every))).collect())
         }
-        Recurrent::ShortConv => Ok(vec![true; layers]),
+        Recurrent::ShortConv => Ok(vec![Kind::Attends; layers]),
+        Recurrent::Scan { .. } => Ok(vec![Kind::Keeps; layers]),
+    }
+}
+
+fn is_alone(rule: Recurrent) -> bool {
+    matches!(rule, Recurrent::Scan { alone: true, .. })
+}
+
+/// What files call a kind of layer.
+fn named(rule: Recurrent, name: &str) -> Result<Kind, Error> {
+    let (keeps, feeds): (&[&str], &[&str]) = match rule {
+        Recurrent::DeltaRule { .. } => (&["linear_attention"], &[]),
+        Recurrent::ShortConv => (&["conv"], &[]),
+        Recurrent::Scan { alone: false, .. } => (&["mamba", "linear_attention"], &[]),
+        Recurrent::Scan { alone: true, .. } => (&["mamba", "linear_attention", "M"], &["mlp", "-"]),
+    };
+    match name {
+        "full_attention" | "attention" => Ok(Kind::Attends),
+        "*" if is_alone(rule) => Ok(Kind::Attends),
+        name if keeps.contains(&name) => Ok(Kind::Keeps),
+        name if feeds.contains(&name) => Ok(Kind::Feeds),
+        name => Err(Error::Unsupported {
+            what: format!("layer type {name:?}"),
+            supported: format!("full_attention, {}", [keeps, feeds].concat().join(", ")),
+        }),
     }
 }
 

@@ -7,7 +7,7 @@ use fornax_compute::cpu::{self, Cpu, CpuSizes};
 use fornax_compute::{
     Attention, Backend, Batch, DeltaRule, Error as ComputeError, ExpertRoom, Experts, GatedNorm, Glu, Heads,
     KvLayer, KvSpec, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing,
-    Rows, SampleRow, ShortConv, Sizes, Usage, operands,
+    Rows, SampleRow, SelectiveScan, ShortConv, Sizes, Usage, operands,
 };
 
 use crate::Error;
@@ -236,6 +236,7 @@ impl<P: Products> Backend for Integer<P> {
         route(routing: &Routing, logits: &cpu::Buf, chosen: &mut cpu::Buf);
         short_conv(conv: &ShortConv<cpu::Buf>, x: &cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
         delta_rule(rule: &DeltaRule<cpu::Buf>, qkv: &mut cpu::Buf, mixed: &mut cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
+        selective_scan(scan: &SelectiveScan<cpu::Buf>, x: &cpu::Buf, mixed: &mut cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
         gated_norm(norm: &GatedNorm<cpu::Buf>, gates: &cpu::Buf, x: &mut cpu::Buf);
         sigmoid_gate(gates: &cpu::Buf, x: &mut cpu::Buf);
         gather_wanted(x: &cpu::Buf, out: &mut cpu::Buf);

@@ -1,4 +1,4 @@
-//! Operations over states: short convolutions, the gated delta rule, and the gates and norms beside them.
+//! Operations over states: short convolutions, the gated delta rule, the selective scan, and the gates and norms beside them.
 
 use std::fmt;
 
@@ -6,25 +6,33 @@ use super::bench::{Bench, Table, batch, count, step};
 use super::random::Random;
 use super::{Case, Failure, Op, Suite};
 use crate::{
-    Backend, Batch, ConvForm, DeltaHeads, DeltaRule, GatedNorm, KeySharing, KvDType, KvGroup, KvKind,
-    KvLayer, KvSpec, Need, Norm, PAGE_TOKENS, PageId, Purpose, Row, RowState, ShortConv, Token, conv_values,
+    Backend, Batch, ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm, KeySharing, KvDType, KvGroup,
+    KvKind, KvLayer, KvSpec, Need, Norm, PAGE_TOKENS, PageId, Purpose, Row, RowState, ScanHeads,
+    SelectiveScan, ShortConv, Token, conv_values,
 };
 
 pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     for columns in [1, 17, 64, 300] {
         // exp overflows f32 beyond 88.
         for size in [1.0, 100.0] {
-            suite.compare(Gates { columns, size, norm: None });
-            suite.compare(Gates { columns: 3 * columns, size, norm: Some(columns) });
+            suite.compare(Gates { columns, size, kind: GateKind::Sigmoid });
+            suite.compare(Gates { columns, size, kind: GateKind::Silu });
+            for order in [GateOrder::NormFirst, GateOrder::GatesFirst] {
+                for weights in [columns, 3 * columns] {
+                    let kind = GateKind::Norm { group: columns, weights, order };
+                    suite.compare(Gates { columns: 3 * columns, size, kind });
+                }
+            }
         }
     }
     let both = [KeySharing::Neighbours, KeySharing::Turns];
     let heads = |key, value, dim_k, dim_v, sharing| DeltaHeads { key, value, dim_k, dim_v, sharing };
     let convolutions = [
-        Kind::Conv { channels: 5, taps: 4, form: ConvForm::Silu },
-        Kind::Conv { channels: 300, taps: 4, form: ConvForm::Silu },
-        Kind::Conv { channels: 130, taps: 3, form: ConvForm::Gated },
-        Kind::Conv { channels: 16, taps: 1, form: ConvForm::Gated },
+        Kind::Conv { channels: 5, taps: 4, form: ConvForm::Silu, biased: false },
+        Kind::Conv { channels: 300, taps: 4, form: ConvForm::Silu, biased: false },
+        Kind::Conv { channels: 150, taps: 4, form: ConvForm::Silu, biased: true },
+        Kind::Conv { channels: 130, taps: 3, form: ConvForm::Gated, biased: false },
+        Kind::Conv { channels: 16, taps: 1, form: ConvForm::Gated, biased: false },
     ];
     let rules = [
         Kind::Delta(heads(2, 4, 32, 32, both[0])),
@@ -33,7 +41,12 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         Kind::Delta(heads(1, 3, 13, 21, both[0])),
         Kind::Delta(heads(2, 2, 128, 128, both[1])),
     ];
-    for kind in convolutions.into_iter().chain(rules) {
+    let scans = [
+        Kind::Scan(ScanHeads { heads: 4, groups: 2, dim: 32, state: 32 }),
+        Kind::Scan(ScanHeads { heads: 3, groups: 1, dim: 21, state: 13 }),
+        Kind::Scan(ScanHeads { heads: 2, groups: 2, dim: 64, state: 128 }),
+    ];
+    for kind in convolutions.into_iter().chain(rules).chain(scans) {
         for chunk in [1, 3, 100] {
             suite.compare(Sequences { kind, lengths: &[40, 2, 35], chunk });
         }
@@ -59,28 +72,43 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     }
 }
 
-/// `sigmoid_gate`, or `gated_norm` of this many values together.
+/// Gates, and what is done beside them.
 struct Gates {
     columns: usize,
     size: f32,
-    norm: Option<usize>,
+    kind: GateKind,
+}
+
+enum GateKind {
+    /// `sigmoid_gate`
+    Sigmoid,
+    /// `gated_norm` without a norm
+    Silu,
+    /// `gated_norm` of so many values together, with so many weights
+    Norm { group: usize, weights: usize, order: GateOrder },
 }
 
 impl fmt::Display for Gates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Gates { columns, size, norm } = self;
+        let Gates { columns, size, kind } = self;
         write!(f, "{columns} columns, gates up to {size}")?;
-        norm.map_or(Ok(()), |group| write!(f, ", norm of {group}"))
+        match kind {
+            GateKind::Sigmoid => Ok(()),
+            GateKind::Silu => write!(f, ", no norm"),
+            GateKind::Norm { group, weights, order } => {
+                write!(f, ", norm of {group} with {weights} weights, {order:?}")
+            }
+        }
     }
 }
 
 impl Case for Gates {
     fn op(&self) -> Op {
-        if self.norm.is_some() { Op::GatedNorm } else { Op::SigmoidGate }
+        if let GateKind::Sigmoid = self.kind { Op::SigmoidGate } else { Op::GatedNorm }
     }
 
     fn needs(&self) -> Vec<Need> {
-        vec![if self.norm.is_some() { Need::GatedNorm } else { Need::SigmoidGate }]
+        vec![if let GateKind::Sigmoid = self.kind { Need::SigmoidGate } else { Need::GatedNorm }]
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
@@ -93,23 +121,21 @@ impl Case for Gates {
                 random.values(ROWS * columns).iter().map(|gate| gate * self.size).collect();
             Ok(Bench::filled(backend, Purpose::Activations, columns, &values)?)
         };
-        match self.norm {
-            None => {
-                let gates = gates(self.columns)?;
-                step(backend, &batch(ROWS, 0), |step| {
-                    Ok(backend.sigmoid_gate(step, &gates.buf, &mut x.buf)?)
-                })?;
-            }
-            Some(group) => {
-                // Other things stand before and behind the gates.
-                let gates = gates(self.columns + 7)?;
-                let norm = Norm::rms(backend.upload_values(&random.values(group))?, 1e-5);
-                let gated = GatedNorm { norm, column: 5 };
-                step(backend, &batch(ROWS, 0), |step| {
-                    Ok(backend.gated_norm(step, &gated, &gates.buf, &mut x.buf)?)
-                })?;
-            }
+        if let GateKind::Sigmoid = self.kind {
+            let gates = gates(self.columns)?;
+            step(backend, &batch(ROWS, 0), |step| Ok(backend.sigmoid_gate(step, &gates.buf, &mut x.buf)?))?;
+            return x.table(backend);
         }
+        // Other things stand before and behind the gates.
+        let gates = gates(self.columns + 7)?;
+        let (norm, group, order) = match self.kind {
+            GateKind::Norm { group, weights, order } => {
+                (Some(Norm::rms(backend.upload_values(&random.values(weights))?, 1e-5)), group, order)
+            }
+            _ => (None, 1, GateOrder::NormFirst),
+        };
+        let gated = GatedNorm { norm, group, column: 5, order };
+        step(backend, &batch(ROWS, 0), |step| Ok(backend.gated_norm(step, &gated, &gates.buf, &mut x.buf)?))?;
         x.table(backend)
     }
 }
@@ -117,11 +143,12 @@ impl Case for Gates {
 /// What goes through a sequence.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    Conv { channels: usize, taps: usize, form: ConvForm },
+    Conv { channels: usize, taps: usize, form: ConvForm, biased: bool },
     Delta(DeltaHeads),
+    Scan(ScanHeads),
 }
 
-/// Values of a state before the delta rule's own, and columns before its betas.
+/// Values of a state before the matrices, and columns before betas and steps.
 const BEFORE: usize = 6;
 
 impl Kind {
@@ -129,6 +156,7 @@ impl Kind {
         match self {
             Kind::Conv { .. } => vec![Need::States, Need::ShortConv],
             Kind::Delta(_) => vec![Need::States, Need::DeltaRule],
+            Kind::Scan(_) => vec![Need::States, Need::SelectiveScan],
         }
     }
 
@@ -136,15 +164,17 @@ impl Kind {
         match self {
             Kind::Conv { channels, taps, .. } => conv_values(channels, taps).max(1),
             Kind::Delta(heads) => BEFORE + heads.state_values(),
+            Kind::Scan(heads) => BEFORE + heads.state_values(),
         }
     }
 
-    /// Columns of what is read, and for the delta rule of betas and decays with what stands before them.
+    /// Columns of what is read, and of betas and decays, or of steps, with what stands before them.
     fn columns(self) -> (usize, usize) {
         match self {
             // One more than it reads.
             Kind::Conv { channels, form, .. } => (form.columns(channels) + 1, 0),
             Kind::Delta(heads) => (heads.columns(), BEFORE + 2 * heads.value),
+            Kind::Scan(heads) => (heads.columns(), BEFORE + heads.heads),
         }
     }
 
@@ -152,6 +182,7 @@ impl Kind {
         match self {
             Kind::Conv { channels, .. } => channels,
             Kind::Delta(heads) => heads.value * heads.dim_v,
+            Kind::Scan(heads) => heads.heads * heads.dim,
         }
     }
 }
@@ -179,6 +210,7 @@ impl Case for Sequences {
         match self.kind {
             Kind::Conv { .. } => Op::ShortConv,
             Kind::Delta(_) => Op::DeltaRule,
+            Kind::Scan(_) => Op::SelectiveScan,
         }
     }
 
@@ -278,9 +310,10 @@ impl Sequences {
         let mut out = Bench::poisoned(backend, Purpose::Activations, tokens, self.kind.out_columns())?;
         let mut random = Random::of(format_args!("{:?} weights", self.kind));
         match self.kind {
-            Kind::Conv { channels, taps, form } => {
+            Kind::Conv { channels, taps, form, biased } => {
                 let weight = backend.upload_values(&random.values(taps * channels))?;
-                let conv = ShortConv { layer: LAYER, channels, taps, weight, form };
+                let bias = biased.then(|| backend.upload_values(&random.values(channels))).transpose()?;
+                let conv = ShortConv { layer: LAYER, channels, taps, weight, bias, form };
                 step(backend, &batch, |step| {
                     Ok(backend.short_conv(step, &conv, &x.buf, kv, &mut out.buf)?)
                 })?;
@@ -297,6 +330,22 @@ impl Sequences {
                 let mut mixed = Bench::filled(backend, Purpose::Activations, mixed_columns, &mixed)?;
                 step(backend, &batch, |step| {
                     Ok(backend.delta_rule(step, &rule, &mut x.buf, &mut mixed.buf, kv, &mut out.buf)?)
+                })?;
+                mixed.table(backend)?;
+            }
+            Kind::Scan(heads) => {
+                let rate: Vec<f32> = random.values(heads.heads).iter().map(|rate| -rate.abs()).collect();
+                let scan = SelectiveScan {
+                    layer: LAYER,
+                    heads,
+                    before: BEFORE,
+                    rate: backend.upload_values(&rate)?,
+                    bias: backend.upload_values(&random.values(heads.heads))?,
+                    skip: backend.upload_values(&random.values(heads.heads))?,
+                };
+                let mut mixed = Bench::filled(backend, Purpose::Activations, mixed_columns, &mixed)?;
+                step(backend, &batch, |step| {
+                    Ok(backend.selective_scan(step, &scan, &x.buf, &mut mixed.buf, kv, &mut out.buf)?)
                 })?;
                 mixed.table(backend)?;
             }

@@ -48,7 +48,7 @@ use crate::operands::{self, fits};
 use crate::{
     Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
     LowRank, Memory, Need, Norm, Output, PageCopy, PageId, Part, Pointwise, Pooling, Purpose, QkNorm, Rope,
-    Routing, Rows, SampleRow, SampleScratch, ShortConv, Sizes, Token, Usage, sample,
+    Routing, Rows, SampleRow, SampleScratch, SelectiveScan, ShortConv, Sizes, Token, Usage, sample,
 };
 
 const NAME: &str = "cpu";
@@ -556,6 +556,7 @@ impl Backend for Cpu {
             channels: conv.channels,
             taps: conv.taps,
             weight: conv.weight.row(0),
+            bias: conv.bias.as_ref().map(|bias| bias.row(0)),
             form: conv.form,
         };
         let out = &mut out.values_mut()[..count * conv.channels];
@@ -589,12 +590,37 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn selective_scan(
+        &self,
+        step: &Step,
+        scan: &SelectiveScan<Buf>,
+        x: &Buf,
+        mixed: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let step = step.slot();
+        let (count, columns, heads) = (step.tokens().len(), mixed.columns, scan.heads);
+        let group = kv.group(scan.layer);
+        operands::selective_scan(count, scan, (x, mixed), group, out)?;
+        let states = step.state_group(scan.layer.group, group.pages)?;
+        let (values, each) = kv.states_mut(scan.layer);
+        let states = recurrence::States::new(values, each, states);
+        let mixed = &mut mixed.values_mut()[..count * columns];
+        recurrence::Scan::prepare(&self.pool, scan.bias.row(0), (mixed, columns));
+        let (rate, skip) = (scan.rate.row(0), scan.skip.row(0));
+        let rule = recurrence::Scan { heads, x: x.values(), mixed, columns, rate, skip };
+        let out = out.values_mut();
+        recurrence::recur((&self.pool, self.options.simd), &rule, step, scan.before, &states, out);
+        Ok(())
+    }
+
     fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
         let (count, columns) = (step.slot().tokens().len(), x.columns);
         operands::gated_norm(count, norm, gates, x)?;
         recurrence::gated_norm(
             (&self.pool, self.options.simd),
-            row_norm(&norm.norm),
+            (norm.norm.as_ref().map(row_norm), norm.group, norm.order),
             (gates.values(), gates.columns, norm.column),
             (&mut x.values_mut()[..count * columns], columns),
         );

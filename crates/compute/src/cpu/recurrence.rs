@@ -1,4 +1,4 @@
-//! Short convolutions and the gated delta rule: what goes through a sequence token by token.
+//! Short convolutions, the gated delta rule and the selective scan: what goes through a sequence token by token.
 //!
 //! A region's items are a row of the step and some columns of its state: channels of a convolution, a block of
 //! [`STATE_LANES`] columns of a head's matrix. An item takes all tokens of its row, prompt or not, so its state stays in the
@@ -12,7 +12,7 @@ use super::norm::{RowNorm, sum};
 use super::pool::Pool;
 use super::quant::Simd;
 use super::step::{RowState, Slot};
-use crate::{ConvForm, DeltaHeads, KeySharing, STATE_LANES, TAPS_MAX};
+use crate::{ConvForm, DeltaHeads, GateOrder, KeySharing, STATE_LANES, ScanHeads, TAPS_MAX};
 
 /// Sixteen columns of a row of a matrix.
 type Lanes = [f32; STATE_LANES];
@@ -107,6 +107,8 @@ pub(super) struct Conv<'a> {
     pub(super) taps: usize,
     /// (taps, channels)
     pub(super) weight: &'a [f32],
+    /// (channels)
+    pub(super) bias: Option<&'a [f32]>,
     pub(super) form: ConvForm,
 }
 
@@ -181,7 +183,10 @@ impl Conv<'_> {
             }
             // SAFETY: an item has its own channels of its row's tokens.
             let out = unsafe { out.part(token * channels + first..token * channels + first + width) };
-            out.fill(0.0);
+            match self.bias {
+                Some(bias) => out.copy_from_slice(&bias[first..][..width]),
+                None => out.fill(0.0),
+            }
             for (tap, seen) in seen[..self.taps].iter().enumerate() {
                 let weight = &self.weight[tap * channels + first..][..width];
                 out.iter_mut().zip(weight).zip(seen).for_each(|((out, weight), seen)| *out += weight * seen);
@@ -235,11 +240,23 @@ impl Conv<'_> {
     }
 }
 
+/// What changes matrices, token by token.
+pub(super) trait Recurrence: Sync {
+    /// Matrices of a sequence.
+    fn matrices(&self) -> usize;
+
+    /// (rows, columns) of one.
+    fn shape(&self) -> (usize, usize);
+
+    /// A token's change of some columns of a matrix, and what is read from them.
+    fn token(&self, token: usize, matrix: usize, columns: (usize, usize), state: &mut [Lanes]) -> Lanes;
+}
+
 /// Takes all rows of the step through their matrices, which lie behind `before` other values of their states.
 /// `out` is (tokens, matrices x columns).
 pub(super) fn recur(
     (pool, simd): (&Pool, Simd),
-    recurrence: &Delta<'_>,
+    recurrence: &impl Recurrence,
     step: &Slot,
     before: usize,
     states: &States<'_>,
@@ -286,7 +303,7 @@ impl Block {
     #[inline(always)]
     fn run(
         &self,
-        recurrence: &Delta<'_>,
+        recurrence: &impl Recurrence,
         step: &Slot,
         row: usize,
         part: &Part<'_, '_>,
@@ -313,7 +330,7 @@ impl Block {
     #[target_feature(enable = "avx2")]
     fn run_avx2(
         &self,
-        recurrence: &Delta<'_>,
+        recurrence: &impl Recurrence,
         step: &Slot,
         row: usize,
         part: &Part<'_, '_>,
@@ -326,7 +343,7 @@ impl Block {
     #[target_feature(enable = "avx512f")]
     fn run_avx512(
         &self,
-        recurrence: &Delta<'_>,
+        recurrence: &impl Recurrence,
         step: &Slot,
         row: usize,
         part: &Part<'_, '_>,
@@ -400,18 +417,15 @@ impl Delta<'_> {
     }
 }
 
-impl Delta<'_> {
-    /// Matrices of a sequence.
+impl Recurrence for Delta<'_> {
     fn matrices(&self) -> usize {
         self.heads.value
     }
 
-    /// (rows, columns) of one.
     fn shape(&self) -> (usize, usize) {
         (self.heads.dim_k, self.heads.dim_v)
     }
 
-    /// A token's change of some columns of a matrix, and what is read from them.
     #[inline(always)]
     fn token(
         &self,
@@ -455,17 +469,96 @@ impl Delta<'_> {
     }
 }
 
-/// `x` = the norm of each group of its values, times silu of the gates: as many of their row from `column` on as `x` has.
+/// The selective scan of a step.
+pub(super) struct Scan<'a> {
+    pub(super) heads: ScanHeads,
+    /// (tokens, values, keys, queries)
+    pub(super) x: &'a [f32],
+    /// (tokens, columns): the last are how long a step is for each head.
+    pub(super) mixed: &'a [f32],
+    pub(super) columns: usize,
+    pub(super) rate: &'a [f32],
+    pub(super) skip: &'a [f32],
+}
+
+impl Scan<'_> {
+    /// Makes steps of what was asked for.
+    pub(super) fn prepare(pool: &Pool, bias: &[f32], (mixed, columns): (&mut [f32], usize)) {
+        for_each_row(pool, mixed, columns, |_, row| {
+            let steps = &mut row[columns - bias.len()..];
+            steps.iter_mut().zip(bias).for_each(|(step, bias)| *step = softplus(*step + bias));
+        });
+    }
+}
+
+impl Recurrence for Scan<'_> {
+    fn matrices(&self) -> usize {
+        self.heads.heads
+    }
+
+    fn shape(&self) -> (usize, usize) {
+        (self.heads.state, self.heads.dim)
+    }
+
+    #[inline(always)]
+    fn token(
+        &self,
+        token: usize,
+        matrix: usize,
+        (first, width): (usize, usize),
+        state: &mut [Lanes],
+    ) -> Lanes {
+        let ScanHeads { heads, groups, dim, state: size } = self.heads;
+        let row = &self.x[token * self.heads.columns()..][..self.heads.columns()];
+        let group = matrix / (heads / groups);
+        let (k, q) = row[heads * dim..].split_at(groups * size);
+        let (k, q) = (&k[group * size..][..size], &q[group * size..][..size]);
+        let v = lanes(&row[matrix * dim + first..][..width]);
+        let step = self.mixed[(token + 1) * self.columns - heads + matrix];
+        let (kept, skip) = (exp(self.rate[matrix] * step), self.skip[matrix]);
+
+        let mut change = v;
+        change.iter_mut().for_each(|v| *v *= step);
+        let mut sums = [[0.0; STATE_LANES]; SUMS];
+        for ((state, k), q) in state.chunks_mut(SUMS).zip(k.chunks(SUMS)).zip(q.chunks(SUMS)) {
+            for (((sum, state), k), q) in sums.iter_mut().zip(state).zip(k).zip(q) {
+                for ((sum, state), change) in sum.iter_mut().zip(state).zip(change) {
+                    *state = *state * kept + k * change;
+                    *sum += *state * q;
+                }
+            }
+        }
+        let mut read = total(sums);
+        read.iter_mut().zip(v).for_each(|(read, v)| *read += v * skip);
+        read
+    }
+}
+
+/// `x` = the norm of each group of its values where there is one, times silu of the gates: as many of their row from `column`
+/// on as `x` has.
 pub(super) fn gated_norm(
     (pool, simd): (&Pool, Simd),
-    norm: RowNorm<'_>,
+    (norm, group, order): (Option<RowNorm<'_>>, usize, GateOrder),
     (gates, gate_columns, column): (&[f32], usize, usize),
     (x, columns): (&mut [f32], usize),
 ) {
     for_each_row(pool, x, columns, |row, x| {
-        x.chunks_exact_mut(norm.weight.len()).for_each(|x| norm.row(simd, x));
         let gates = &gates[row * gate_columns + column..][..columns];
-        x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= silu(*gate));
+        let gate = |x: &mut [f32]| x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= silu(*gate));
+        if order == GateOrder::GatesFirst {
+            gate(x);
+        }
+        if let Some(norm) = norm {
+            let own = norm.weight.len();
+            for (at, x) in x.chunks_exact_mut(group).enumerate() {
+                // Each group has the same weights, or its own.
+                let weight = &norm.weight[at * group % own..][..group];
+                RowNorm { weight, ..norm }.row(simd, x);
+            }
+        }
+        if order == GateOrder::NormFirst {
+            gate(x);
+        }
     });
 }
 

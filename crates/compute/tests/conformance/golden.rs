@@ -2,9 +2,9 @@
 
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
-    Attention, Backend, Batch, ConvForm, DeltaHeads, DeltaRule, GatedNorm, Glu, Heads, KeySharing, KvDType,
-    KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId, Part, Purpose, Rope, Row, RowState, Rows,
-    ShortConv, Token, conv_values,
+    Attention, Backend, Batch, ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm, Glu, Heads, KeySharing,
+    KvDType, KvGroup, KvKind, KvLayer, KvSpec, Memory, Norm, PageId, Part, Purpose, Rope, Row, RowState,
+    Rows, ScanHeads, SelectiveScan, ShortConv, Token, conv_values,
 };
 use fornax_format::{DType, View};
 use serde::Deserialize;
@@ -21,6 +21,8 @@ struct Ops {
     short_conv: Vec<Convolved>,
     delta_rule: Delta,
     gated_norm: NormGated,
+    selective_scan: Scanned,
+    grouped_norm: Vec<NormGrouped>,
 }
 
 #[derive(Deserialize)]
@@ -29,6 +31,7 @@ struct Convolved {
     channels: usize,
     taps: usize,
     weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
     x: Vec<f32>,
     out: Vec<f64>,
 }
@@ -49,6 +52,31 @@ struct Delta {
 #[derive(Deserialize)]
 struct Shared {
     turns: bool,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Scanned {
+    heads: usize,
+    groups: usize,
+    dim: usize,
+    state: usize,
+    rate: Vec<f32>,
+    bias: Vec<f32>,
+    skip: Vec<f32>,
+    x: Vec<f32>,
+    steps: Vec<f32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct NormGrouped {
+    gates_first: bool,
+    groups: usize,
+    eps: f32,
+    x: Vec<f32>,
+    gates: Vec<f32>,
+    weight: Vec<f32>,
     out: Vec<f64>,
 }
 
@@ -317,7 +345,8 @@ fn short_convolutions_are_those_of_transformers() {
         for first in [tokens, 1, 17] {
             on_each(|cpu| {
                 let weight = cpu.upload_values(&case.weight).unwrap();
-                let conv = ShortConv { layer: STATE, channels, taps, weight, form };
+                let bias = case.bias.as_ref().map(|bias| cpu.upload_values(bias).unwrap());
+                let conv = ShortConv { layer: STATE, channels, taps, weight, bias, form };
                 let got = in_chunks(cpu, (tokens, first, conv_values(channels, taps)), |step, range, kv| {
                     let x = filled(cpu, columns, &case.x[range.start * columns..range.end * columns]);
                     let mut out = poisoned(cpu, range.len(), channels);
@@ -369,7 +398,7 @@ fn the_gated_norm_is_that_of_transformers() {
     let case = ops().gated_norm;
     on_each(|cpu| {
         let norm = Norm::rms(cpu.upload_values(&case.weight).unwrap(), case.eps);
-        let gated = GatedNorm { norm, column: 0 };
+        let gated = GatedNorm { norm: Some(norm), group: case.group, column: 0, order: GateOrder::NormFirst };
         let columns = 2 * case.group;
         let rows = case.x.len() / columns;
         let (mut x, gates) = (filled(cpu, columns, &case.x), filled(cpu, columns, &case.gates));
@@ -377,4 +406,51 @@ fn the_gated_norm_is_that_of_transformers() {
         cpu.gated_norm(&step, &gated, &gates, &mut x).unwrap();
         check("gated norm", &cpu.read(&x, 0, rows).unwrap(), &case.out, 1e-12);
     });
+}
+
+#[test]
+fn the_selective_scan_is_that_of_transformers() {
+    let case = ops().selective_scan;
+    let heads = ScanHeads { heads: case.heads, groups: case.groups, dim: case.dim, state: case.state };
+    let tokens = case.x.len() / heads.columns();
+    for first in [tokens, 1, 17] {
+        on_each(|cpu| {
+            let scan = SelectiveScan {
+                layer: STATE,
+                heads,
+                before: 5,
+                rate: cpu.upload_values(&case.rate).unwrap(),
+                bias: cpu.upload_values(&case.bias).unwrap(),
+                skip: cpu.upload_values(&case.skip).unwrap(),
+            };
+            let got = in_chunks(cpu, (tokens, first, 5 + heads.state_values()), |step, range, kv| {
+                let part = |all: &[f32], columns: usize| {
+                    filled(cpu, columns, &all[range.start * columns..range.end * columns])
+                };
+                let (x, mut steps) = (part(&case.x, heads.columns()), part(&case.steps, heads.heads));
+                let mut out = poisoned(cpu, range.len(), heads.heads * heads.dim);
+                cpu.selective_scan(step, &scan, &x, &mut steps, kv, &mut out).unwrap();
+                cpu.read(&out, 0, range.len()).unwrap()
+            });
+            // The reference computes in f32 as well.
+            check("selective scan", &got, &case.out, 1e-11);
+        });
+    }
+}
+
+#[test]
+fn grouped_norms_and_gates_in_either_order_are_those_of_transformers() {
+    for case in ops().grouped_norm {
+        let columns = case.weight.len();
+        let order = if case.gates_first { GateOrder::GatesFirst } else { GateOrder::NormFirst };
+        on_each(|cpu| {
+            let norm = Norm::rms(cpu.upload_values(&case.weight).unwrap(), case.eps);
+            let gated = GatedNorm { norm: Some(norm), group: columns / case.groups, column: 0, order };
+            let rows = case.x.len() / columns;
+            let (mut x, gates) = (filled(cpu, columns, &case.x), filled(cpu, columns, &case.gates));
+            let step = cpu.begin(&batch(0, rows, vec![])).unwrap();
+            cpu.gated_norm(&step, &gated, &gates, &mut x).unwrap();
+            check("grouped norm", &cpu.read(&x, 0, rows).unwrap(), &case.out, 1e-12);
+        });
+    }
 }

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.lfm2.modeling_lfm2 import causal_conv1d_fn as plain_conv
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
@@ -178,9 +180,56 @@ def gated_norm():
     return dict(group=group, eps=eps, x=written(x), gates=written(gates), weight=written(weight), out=written(out.double().numpy()))
 
 
+def conv_with_bias():
+    channels, taps, tokens = 19, 4, 40
+    weight, bias, x = values(channels, taps), values(channels), values(tokens, channels)
+    wide = lambda x: torch.tensor(x).double()
+    out = causal_conv1d_fn(wide(x).T[None], wide(weight), wide(bias), activation="silu")
+    return dict(
+        gated=False, channels=channels, taps=taps, weight=written(weight.T), bias=written(bias), x=written(x), out=written(out[0].T)
+    )
+
+
+def selective_scan():
+    heads, groups, dim, state, tokens = 4, 2, 20, 12, 40
+    v, k, q = values(tokens, heads, dim), values(tokens, groups, state), values(tokens, groups, state)
+    steps, bias, skip = values(tokens, heads, size=2.0), values(heads), values(heads)
+    rate = -np.abs(values(heads, size=0.5)) - np.float32(0.1)
+    wide = lambda x: torch.tensor(x)[None]
+    # Chunks as long as all of it: the form that goes token by token is what is to be tested.
+    out = mamba2_chunk_scan(
+        wide(v), wide(steps), torch.tensor(rate), wide(k), wide(q), chunk_size=tokens, D=torch.tensor(skip),
+        dt_bias=torch.tensor(bias), dt_softplus=True,
+    )
+    flat = lambda *parts: written(np.concatenate([part.reshape(tokens, -1) for part in parts], -1))
+    return dict(
+        heads=heads, groups=groups, dim=dim, state=state, rate=written(rate), bias=written(bias), skip=written(skip),
+        x=flat(v, k, q), steps=written(steps), out=written(out[0].double().numpy()),
+    )
+
+
+def grouped_norm():
+    cases = []
+    for gates_first in (False, True):
+        columns, groups, rows, eps = 42, 3, 3, 1e-5
+        x, gates, weight = values(rows, columns), values(rows, columns, size=3.0), values(columns)
+        norm = FalconH1RMSNormGated(columns, eps=eps, n_groups=groups, norm_before_gate=not gates_first)
+        norm.weight.data = torch.tensor(weight)
+        out = norm(torch.tensor(x)[None], torch.tensor(gates)[None])
+        cases.append(
+            dict(
+                gates_first=gates_first, groups=groups, eps=eps, x=written(x), gates=written(gates), weight=written(weight),
+                out=written(out.double().numpy()),
+            )
+        )
+    return cases
+
+
 with torch.no_grad():
     out = dict(rms_norm=rms_norm(), rope=rope(), glu=glu(), attention=attention(), matmul=matmul())
     out.update(short_conv=short_conv(), delta_rule=delta_rule(), gated_norm=gated_norm())
+    out["short_conv"].append(conv_with_bias())
+    out.update(selective_scan=selective_scan(), grouped_norm=grouped_norm())
 text = json.dumps(out, separators=(",", ":")).replace(',"', ',\n"')
 pathlib.Path(__file__).with_name("ops.json").write_text(text + "\n")
 print(len(text), "bytes")

@@ -4,10 +4,11 @@ use std::cell::Cell;
 
 use fornax_compute::conformance::{self, Op, Reference, Report, Subject};
 use fornax_compute::cpu::{Activations, Cpu, Simd};
+use fornax_compute::operands::Operand;
 use fornax_compute::{
-    Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KeySharing,
-    KvLayer, KvSpec, LowRank, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Rope, Routing,
-    Rows, SampleRow, Shares, ShortConv, Token, Usage,
+    Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GateOrder, GatedNorm, Glu, Heads,
+    KeySharing, KvLayer, KvSpec, LowRank, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm,
+    Rope, Routing, Rows, SampleRow, ScanHeads, SelectiveScan, Shares, ShortConv, Token, Usage,
 };
 
 use crate::{cpu, large};
@@ -112,8 +113,20 @@ enum Fault {
     KeysShared,
     /// A state's last bit depends on how long the step is.
     StateDependsOnChunk,
+    /// The same of a scan's.
+    ScanDependsOnChunk,
+    /// Nothing goes past the matrices of a scan.
+    NothingSkipped,
+    /// Every head has keys and queries of the first group.
+    OneGroup,
+    /// A convolution's sums begin with nothing.
+    ConvWithoutBias,
     /// A norm's gates are those of the row's beginning.
     FirstGates,
+    /// A norm comes before its gates, whatever is said.
+    NormAlwaysFirst,
+    /// All of a row is normalised together.
+    OneNorm,
     /// Gates let everything through.
     GatesOpen,
 }
@@ -166,7 +179,14 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::TapsReversed, Op::ShortConv),
     (Fault::KeysShared, Op::DeltaRule),
     (Fault::StateDependsOnChunk, Op::Invariance),
+    (Fault::GoesOnFromOwn, Op::SelectiveScan),
+    (Fault::NothingSkipped, Op::SelectiveScan),
+    (Fault::OneGroup, Op::SelectiveScan),
+    (Fault::ScanDependsOnChunk, Op::Invariance),
+    (Fault::ConvWithoutBias, Op::ShortConv),
     (Fault::FirstGates, Op::GatedNorm),
+    (Fault::NormAlwaysFirst, Op::GatedNorm),
+    (Fault::OneNorm, Op::GatedNorm),
     (Fault::GatesOpen, Op::SigmoidGate),
 ];
 
@@ -231,6 +251,21 @@ impl Mutant {
     fn nudge(&self, buf: &mut Buf, rows: usize) -> Result<(), Error> {
         let values: Vec<f32> = self.inner.read(buf, 0, rows)?.iter().map(|value| value.next_up()).collect();
         self.inner.write(buf, 0, &values)
+    }
+
+    /// The same rows, with the first group's keys and queries in every group.
+    fn first_group(&self, heads: ScanHeads, x: &Buf, tokens: usize) -> Result<Buf, Error> {
+        let ScanHeads { groups, state, .. } = heads;
+        let mut values = self.inner.read(x, 0, tokens)?;
+        for row in values.chunks_exact_mut(heads.columns()) {
+            let shared = row.split_at_mut(heads.heads * heads.dim).1;
+            for kind in shared.chunks_exact_mut(groups * state) {
+                (1..groups).for_each(|group| kind.copy_within(..state, group * state));
+            }
+        }
+        let mut copy = self.inner.alloc(Purpose::Activations, tokens, heads.columns())?;
+        self.inner.write(&mut copy, 0, &values)?;
+        Ok(copy)
     }
 
     /// Another vector of the same values.
@@ -512,7 +547,11 @@ impl Backend for Mutant {
             weight = reversed.collect();
         }
         let weight = self.inner.upload_values(&weight)?;
-        let conv = ShortConv { layer, channels, taps, weight, form };
+        let bias = match &conv.bias {
+            Some(bias) if !self.has(Fault::ConvWithoutBias) => Some(self.copy(bias)?),
+            _ => None,
+        };
+        let conv = ShortConv { layer, channels, taps, weight, bias, form };
         self.inner.short_conv(&step.inner, &conv, x, kv, out)
     }
 
@@ -541,8 +580,47 @@ impl Backend for Mutant {
 
     fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
         let column = if self.has(Fault::FirstGates) { 0 } else { norm.column };
-        let norm = Norm::rms(self.copy(&norm.norm.weight)?, norm.norm.eps);
-        self.inner.gated_norm(&step.inner, &GatedNorm { norm, column }, gates, x)
+        let order = if self.has(Fault::NormAlwaysFirst) { GateOrder::NormFirst } else { norm.order };
+        let mut group = norm.group;
+        let norm = match &norm.norm {
+            None => None,
+            Some(norm) => {
+                if self.has(Fault::OneNorm) && norm.weight.columns() == x.columns() {
+                    group = x.columns();
+                }
+                Some(Norm::rms(self.copy(&norm.weight)?, norm.eps))
+            }
+        };
+        self.inner.gated_norm(&step.inner, &GatedNorm { norm, group, column, order }, gates, x)
+    }
+
+    fn selective_scan(
+        &self,
+        step: &Step,
+        scan: &SelectiveScan<Buf>,
+        x: &Buf,
+        mixed: &mut Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let SelectiveScan { layer, heads, before, .. } = *scan;
+        let (rate, bias) = (self.copy(&scan.rate)?, self.copy(&scan.bias)?);
+        let mut skip = self.inner.read(&scan.skip, 0, 1)?;
+        if self.has(Fault::NothingSkipped) {
+            skip.fill(0.0);
+        }
+        let skip = self.inner.upload_values(&skip)?;
+        let of_first;
+        let x = if self.has(Fault::OneGroup) {
+            of_first = self.first_group(heads, x, step.tokens)?;
+            &of_first
+        } else {
+            x
+        };
+        let scan = SelectiveScan { layer, heads, before, rate, bias, skip };
+        self.inner.selective_scan(&step.inner, &scan, x, mixed, kv, out)?;
+        let nudged = self.has(Fault::ScanDependsOnChunk) && step.tokens > 1;
+        if nudged { self.nudge(out, step.tokens) } else { Ok(()) }
     }
 
     fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {

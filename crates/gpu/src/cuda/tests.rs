@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use fornax_compute::{
-    ConvForm, DeltaHeads, GivenRows, KeySharing, KvDType, KvGroup, KvKind, PageId, Row, RowState, Sampling,
-    Sizes, Token, conv_values,
+    ConvForm, DeltaHeads, GateOrder, GivenRows, KeySharing, KvDType, KvGroup, KvKind, PageId, Row, RowState,
+    Sampling, ScanHeads, Sizes, Token, conv_values,
 };
 use fornax_format::{DType, View};
 
@@ -559,11 +559,14 @@ fn experts_of_streams_are_recorded_and_replayed() {
     }
 }
 
-/// A layer of the gated delta rule, of zeros, whose states lie behind a group of pages.
+/// A layer of the gated delta rule, of zeros, whose states lie behind a group of pages; and of the selective scan in the same
+/// places.
 struct Recurrent {
     conv: ShortConv<Buf>,
     rule: DeltaRule<Buf>,
     norm: GatedNorm<Buf>,
+    scan: SelectiveScan<Buf>,
+    gated: GatedNorm<Buf>,
     kv: Kv,
     mixed: Buf,
     convolved: Buf,
@@ -573,6 +576,7 @@ struct Recurrent {
 impl Recurrent {
     const HEADS: DeltaHeads =
         DeltaHeads { key: 1, value: 2, dim_k: 32, dim_v: 40, sharing: KeySharing::Neighbours };
+    const SCAN: ScanHeads = ScanHeads { heads: 2, groups: 1, dim: 40, state: 32 };
     const STATES: usize = 9;
 
     fn new(cuda: &Cuda) -> Recurrent {
@@ -589,9 +593,35 @@ impl Recurrent {
         let rows = |columns| cuda.alloc(Purpose::Activations, TOKENS_MAX, columns).unwrap();
         let out = heads.value * heads.dim_v;
         Recurrent {
-            conv: ShortConv { layer, channels, taps, weight: zeros(taps * channels), form: ConvForm::Silu },
+            conv: ShortConv {
+                layer,
+                channels,
+                taps,
+                weight: zeros(taps * channels),
+                bias: None,
+                form: ConvForm::Silu,
+            },
             rule: DeltaRule { layer, heads, before, rate: zeros(heads.value), bias: zeros(heads.value) },
-            norm: GatedNorm { norm: Norm::rms(zeros(heads.dim_v), 1e-6), column: channels },
+            norm: GatedNorm {
+                norm: Some(Norm::rms(zeros(heads.dim_v), 1e-6)),
+                group: heads.dim_v,
+                column: channels,
+                order: GateOrder::NormFirst,
+            },
+            scan: SelectiveScan {
+                layer,
+                heads: Recurrent::SCAN,
+                before,
+                rate: zeros(2),
+                bias: zeros(2),
+                skip: zeros(2),
+            },
+            gated: GatedNorm {
+                norm: Some(Norm::rms(zeros(out), 1e-6)),
+                group: out / 2,
+                column: channels,
+                order: GateOrder::GatesFirst,
+            },
             kv: cuda.alloc_kv(&KvSpec { groups, dtype: KvDType::F16 }).unwrap(),
             mixed: rows(channels + out + 2 * heads.value),
             convolved: rows(channels),
@@ -600,10 +630,12 @@ impl Recurrent {
     }
 
     fn forward(&mut self, cuda: &Cuda, step: &Step) -> Result<(), Error> {
-        let Recurrent { conv, rule, norm, kv, mixed, convolved, read } = self;
+        let Recurrent { conv, rule, norm, scan, gated, kv, mixed, convolved, read } = self;
         cuda.short_conv(step, conv, mixed, kv, convolved)?;
         cuda.delta_rule(step, rule, convolved, mixed, kv, read)?;
-        cuda.gated_norm(step, norm, mixed, read)
+        cuda.gated_norm(step, norm, mixed, read)?;
+        cuda.selective_scan(step, scan, convolved, mixed, kv, read)?;
+        cuda.gated_norm(step, gated, mixed, read)
     }
 
     /// What a step of sequences launches that have this many tokens each, with the first's state in this place.
@@ -635,8 +667,11 @@ fn states_have_a_block_for_some_columns_of_each_sequence_whatever_its_length() {
     let token = (2 * 32 + 32 + 4) * 4;
     let mut check = |tokens: &[u32], conv: [u32; 3], rule: ([u32; 3], u32), norm: [u32; 3]| {
         let launched = layer.step(&cuda, tokens, 1).unwrap();
-        let wanted = [("short_conv", conv, 0), ("delta_rule_2", rule.0, rule.1), ("gated_norm", norm, 0)]
-            .map(|(kernel, grid, shared)| (kernel.to_owned(), grid, shared));
+        let scan = ("selective_scan_2", rule.0, rule.1);
+        let group = ("gated_group_norm", [2, norm[1], 1], 0);
+        let wanted =
+            [("short_conv", conv, 0), ("delta_rule_2", rule.0, rule.1), ("gated_norm", norm, 0), scan, group]
+                .map(|(kernel, grid, shared)| (kernel.to_owned(), grid, shared));
         assert_eq!(launched, wanted, "{tokens:?}");
         // Whether it was run, recorded or replayed: nothing is compiled.
         assert_eq!(cuda.programs.counts(), (total, 0), "{tokens:?}");
@@ -647,7 +682,7 @@ fn states_have_a_block_for_some_columns_of_each_sequence_whatever_its_length() {
     check(&[1, 1, 1], [2, 4, 1], ([4, 4, 1], token), [1, 4, 1]);
     // Recorded, then replayed: a graph launches nothing by itself, and what it was checked against is checked again.
     layer.step(&cuda, &[1, 1, 1], 1).unwrap();
-    assert_eq!(layer.step(&cuda, &[1, 1], 1).unwrap().len(), 3);
+    assert_eq!(layer.step(&cuda, &[1, 1], 1).unwrap().len(), 5);
     assert_eq!(layer.step(&cuda, &[1, 1, 1], 1).unwrap(), []);
     let beyond = layer.step(&cuda, &[1, 1, 1], Recurrent::STATES as u32).unwrap_err().to_string();
     assert_eq!(beyond, "batch: state 9 beyond the limit 8");

@@ -1,8 +1,8 @@
 //! What goes through a sequence token by token and keeps a state of it.
 
 use fornax_compute::{
-    ConvForm, DeltaRule, Error, GatedNorm, KeySharing, KvLayer, NormKind, Rows, STATE_LANES, ShortConv,
-    TAPS_MAX, operands,
+    ConvForm, DeltaRule, Error, GateOrder, GatedNorm, KeySharing, KvLayer, NormKind, Rows, STATE_LANES,
+    SelectiveScan, ShortConv, TAPS_MAX, operands,
 };
 
 use super::gemv::Call;
@@ -34,8 +34,19 @@ const DELTA_KERNELS: [(usize, &str); 5] = [
     (8, "delta_rule_8"),
     (16, "delta_rule_16"),
 ];
+/// The same of `selective_scan`, whose blocks are as large.
+const SCAN_KERNELS: [(usize, &str); 5] = [
+    (1, "selective_scan_1"),
+    (2, "selective_scan_2"),
+    (4, "selective_scan_4"),
+    (8, "selective_scan_8"),
+    (16, "selective_scan_16"),
+];
 /// Warps of a block of `gated_norm`, each with a group of values.
 const NORM_WARPS: usize = 4;
+/// Values from which on a group has a block of its own, whose threads have about so many each.
+const WIDE_GROUP: usize = 512;
+const GROUP_EACH: usize = 8;
 
 /// `States` of recurrence.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -55,6 +66,7 @@ struct DeviceConv {
     states: DeviceStates,
     x: u64,
     weight: u64,
+    bias: u64,
     out: u64,
     channels: i32,
     taps: i32,
@@ -82,11 +94,35 @@ struct DeviceDelta {
     chunk: i32,
 }
 
+/// `SelectiveScan` of recurrence.cu.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct DeviceScan {
+    states: DeviceStates,
+    x: u64,
+    mixed: u64,
+    rate: u64,
+    bias: u64,
+    skip: u64,
+    out: u64,
+    heads: i32,
+    groups: i32,
+    dim: i32,
+    state: i32,
+    before: i32,
+    mixed_columns: i32,
+    chunk: i32,
+    pad: i32,
+}
+
 pub(super) const LAYOUTS: &[Layout] = &[
     layout!(DeviceStates, "States" in "recurrence.cu", { values, each, at, rows, pad }),
-    layout!(DeviceConv, "ShortConv" in "recurrence.cu", { states, x, weight, out, channels, taps, columns, gated }),
+    layout!(DeviceConv, "ShortConv" in "recurrence.cu", { states, x, weight, bias, out, channels, taps, columns, gated }),
     layout!(DeviceDelta, "DeltaRule" in "recurrence.cu", {
         states, qkv, mixed, rate, bias, out, key, value, dim_k, dim_v, turns, before, mixed_columns, chunk,
+    }),
+    layout!(DeviceScan, "SelectiveScan" in "recurrence.cu", {
+        states, x, mixed, rate, bias, skip, out, heads, groups, dim, state, before, mixed_columns, chunk, pad,
     }),
 ];
 pub(super) const CONSTANTS: &[Constant] = &[
@@ -104,9 +140,15 @@ pub(crate) fn program() -> Key {
     Key::plain("recurrence.cu")
 }
 
-/// The rows of a matrix of `dim_k` rows that a lane has, and the kernel's name, if there is one.
-fn delta_kernel(dim_k: usize) -> Option<(usize, &'static str)> {
-    DELTA_KERNELS.into_iter().find(|(rows, _)| rows * DELTA_PARTS >= dim_k)
+/// The rows of a matrix of so many that a lane has, and the kernel's name among these, if there is one.
+fn by_rows(kernels: [(usize, &'static str); 5], matrix_rows: usize) -> Option<(usize, &'static str)> {
+    kernels.into_iter().find(|(rows, _)| rows * DELTA_PARTS >= matrix_rows)
+}
+
+/// Tokens that are in shared memory at once, and how many times.
+fn stages(tokens: usize) -> (usize, usize) {
+    // Where a row has more tokens, the next ones come while these are computed.
+    if tokens <= DELTA_TOKENS { (tokens.max(1), 1) } else { (DELTA_TOKENS, 2) }
 }
 
 /// Bytes of `stages` times this many tokens in shared memory.
@@ -130,6 +172,7 @@ impl Cuda {
                 states,
                 x: x.pointer(),
                 weight: conv.weight.pointer(),
+                bias: conv.bias.as_ref().map_or(0, Buf::pointer),
                 out: out.pointer(),
                 channels: int(conv.channels),
                 taps: int(conv.taps),
@@ -159,15 +202,14 @@ impl Cuda {
     ) -> Result<(), Error> {
         let heads = rule.heads;
         operands::delta_rule(slot.tokens, rule, (qkv, mixed), kv.group(rule.layer), out)?;
-        let Some((each, name)) = delta_kernel(heads.dim_k) else {
+        let Some((each, name)) = by_rows(DELTA_KERNELS, heads.dim_k) else {
             let what = format!("the gated delta rule with keys of {}", heads.dim_k);
             return Err(Error::Unsupported { what, backend: self.device.name() });
         };
         let states = self.states(slot, rule.layer, kv)?;
         self.op(slot, &[qkv, mixed], &[&*out], || {
             let (rows, tokens) = self.grid_states(slot);
-            // Where a row has more tokens, the next ones come while these are computed.
-            let (chunk, stages) = if tokens <= DELTA_TOKENS { (tokens.max(1), 1) } else { (DELTA_TOKENS, 2) };
+            let (chunk, stages) = stages(tokens);
             let device_rule = DeviceDelta {
                 states,
                 qkv: qkv.pointer(),
@@ -196,6 +238,54 @@ impl Cuda {
         })
     }
 
+    pub(crate) fn op_selective_scan(
+        &self,
+        slot: &Slot,
+        scan: &SelectiveScan<Buf>,
+        x: &Buf,
+        mixed: &Buf,
+        kv: &mut Kv,
+        out: &mut Buf,
+    ) -> Result<(), Error> {
+        let heads = scan.heads;
+        operands::selective_scan(slot.tokens, scan, (x, mixed), kv.group(scan.layer), out)?;
+        let Some((each, name)) = by_rows(SCAN_KERNELS, heads.state) else {
+            let what = format!("a selective scan with keys of {}", heads.state);
+            return Err(Error::Unsupported { what, backend: self.device.name() });
+        };
+        let states = self.states(slot, scan.layer, kv)?;
+        self.op(slot, &[x, mixed], &[&*out], || {
+            let (rows, tokens) = self.grid_states(slot);
+            let (chunk, stages) = stages(tokens);
+            let device_scan = DeviceScan {
+                states,
+                x: x.pointer(),
+                mixed: mixed.pointer(),
+                rate: scan.rate.pointer(),
+                bias: scan.bias.pointer(),
+                skip: scan.skip.pointer(),
+                out: out.pointer(),
+                heads: int(heads.heads),
+                groups: int(heads.groups),
+                dim: int(heads.dim),
+                state: int(heads.state),
+                before: int(scan.before),
+                mixed_columns: int(mixed.columns),
+                chunk: int(chunk),
+                pad: 0,
+            };
+            let function = self.programs.function(&program(), name)?;
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&device_scan)),
+            ];
+            let grid = [heads.dim.div_ceil(DELTA_COLUMNS) * heads.heads, rows, 1];
+            let grid = Grid::new(grid, DELTA_THREADS).with_shared(delta_bytes(each, chunk, stages));
+            self.launch("selective_scan", function, grid, &args)
+        })
+    }
+
     pub(crate) fn op_gated_norm(
         &self,
         slot: &Slot,
@@ -204,25 +294,37 @@ impl Cuda {
         x: &mut Buf,
     ) -> Result<(), Error> {
         operands::gated_norm(slot.tokens, gated, gates, x)?;
-        if gated.norm.kind != NormKind::Rms || gated.norm.bias.is_some() {
+        if gated.norm.as_ref().is_some_and(|norm| norm.kind != NormKind::Rms || norm.bias.is_some()) {
             let what = "a gated norm that is centred or has a bias".to_owned();
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
+        let group = if gated.norm.is_some() { gated.group } else { x.columns.min(WIDE_GROUP) };
+        let each = gated.norm.as_ref().is_some_and(|norm| norm.weight.columns == gated.group);
+        let warps = each && gated.order == GateOrder::NormFirst && group < WIDE_GROUP;
         self.op(slot, &[gates, &*x], &[&*x], || {
-            let norm = DeviceNorm::new(&gated.norm);
-            let function = self.programs.function(&Key::plain("norm.cu"), "gated_norm")?;
+            let norm = gated.norm.as_ref().map_or(DeviceNorm::none(), DeviceNorm::new);
+            let name = if warps { "gated_norm" } else { "gated_group_norm" };
+            let function = self.programs.function(&Key::plain("norm.cu"), name)?;
             let device_step = self.device_step(slot);
-            let args = [
-                Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Struct(bytemuck::bytes_of(&norm)),
+            let mut args =
+                vec![Arg::Struct(bytemuck::bytes_of(&device_step)), Arg::Struct(bytemuck::bytes_of(&norm))];
+            if !warps {
+                let first = gated.order == GateOrder::GatesFirst;
+                args.extend([Arg::Int(int(group)), Arg::Int(i32::from(first))]);
+            }
+            args.extend([
                 Arg::Pointer(gates.pointer() + (gated.column * size_of::<f32>()) as u64),
                 Arg::Int(int(gates.columns)),
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(x.columns)),
-            ];
-            let groups = x.columns / gated.norm.weight.columns;
-            let grid = [groups.div_ceil(NORM_WARPS), self.grid_rows(slot, Rows::Tokens), 1];
-            self.launch("gated_norm", function, Grid::new(grid, NORM_WARPS * 32), &args)
+            ]);
+            let groups = x.columns.div_ceil(group);
+            let (blocks, threads) = match warps {
+                true => (groups.div_ceil(NORM_WARPS), NORM_WARPS * 32),
+                false => (groups, group.div_ceil(GROUP_EACH).next_multiple_of(32).min(1024)),
+            };
+            let grid = [blocks, self.grid_rows(slot, Rows::Tokens), 1];
+            self.launch(name, function, Grid::new(grid, threads), &args)
         })
     }
 
@@ -275,11 +377,12 @@ mod tests {
     #[test]
     fn keys_of_every_size_up_to_256_have_a_kernel_whose_tokens_fit() {
         for dim_k in 1..=256 {
-            let (rows, _) = delta_kernel(dim_k).unwrap();
+            let (rows, _) = by_rows(DELTA_KERNELS, dim_k).unwrap();
+            assert_eq!(by_rows(SCAN_KERNELS, dim_k).unwrap().0, rows);
             assert!(rows * DELTA_PARTS >= dim_k && (rows == 1 || rows * DELTA_PARTS < 2 * dim_k), "{dim_k}");
             // The smallest that any card has.
             assert!(delta_bytes(rows, DELTA_TOKENS, 2) <= 99 << 10, "{dim_k}");
         }
-        assert_eq!(delta_kernel(257), None);
+        assert_eq!(by_rows(DELTA_KERNELS, 257), None);
     }
 }

@@ -50,6 +50,11 @@ pub(super) const CONSTANTS: &[Constant] = &[
 ];
 
 impl DeviceNorm {
+    /// No norm at all.
+    pub(super) fn none() -> DeviceNorm {
+        DeviceNorm { weight: 0, bias: 0, eps: 0.0, centred: 0, columns: 0, pad: 0 }
+    }
+
     pub(super) fn new(norm: &Norm<Buf>) -> DeviceNorm {
         DeviceNorm {
             weight: norm.weight.pointer(),

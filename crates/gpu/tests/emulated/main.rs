@@ -144,6 +144,16 @@ fn what_keeps_a_state_is_right_in_any_chunks_and_leaves_it_where_it_should() {
         ),
         ("a.turns ? head % a.key : head / (a.value / a.key)", "head % a.key"),
         ("min(t + 1, count - 1) * TOKEN", "t * TOKEN"),
+        ("float sum = bias;", "float sum = 0.0f;"),
+        ("(chunk & 1) * a.chunk * TOKEN", "0 * a.chunk * TOKEN"),
+        (
+            "const float* from = state_at(a.states, row.from) + at;",
+            "const float* from = state_at(a.states, row.to) + at;",
+        ),
+        ("if (due == start + t + 1) {", "if (due == start + t) {"),
+        ("head / (a.heads / a.groups) * a.state", "head % a.groups * a.state"),
+        ("__fmaf_rn(value, skip, sum)", "sum"),
+        ("odd ? values.w : values.z", "odd ? values.z : values.w"),
     ] {
         test.fails_with(&[], ("recurrence.cu", needed, instead));
     }

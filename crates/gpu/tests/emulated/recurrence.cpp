@@ -98,11 +98,12 @@ struct Layer {
 
 struct Convolution : Layer {
     ShortConv a;
-    std::vector<float> weight;
-    Convolution(int channels, int taps, int gated) {
+    std::vector<float> weight, bias;
+    Convolution(int channels, int taps, int gated, bool biased = false) {
         columns = (gated ? 3 : 1) * channels + 1, out_columns = channels, each = (taps - 1) * channels + 2;
-        x = random_values(SEQUENCES * LENGTH * columns), weight = random_values(taps * channels);
-        a = {{}, nullptr, weight.data(), nullptr, channels, taps, columns, gated};
+        x = random_values(SEQUENCES * LENGTH * columns), weight = random_values(taps * channels), bias = random_values(channels);
+        if (!biased) bias.assign(channels, 0.0f);
+        a = {{}, nullptr, weight.data(), biased ? bias.data() : nullptr, nullptr, channels, taps, columns, gated};
         for (int s = 0; s < SEQUENCES; s++) {
             auto input = [&](int t, int c) {
                 const float* row = &x[(s * LENGTH + t) * columns];
@@ -113,6 +114,7 @@ struct Convolution : Layer {
                 for (int i = 0; i < (taps - 1) * channels; i++) state[i] = input(t - (taps - 1) + i / channels, i % channels);
                 after[s].push_back(state);
                 for (int c = 0; c < channels && t < LENGTH; c++) {
+                    y[c] = bias[c];
                     for (int tap = 0; tap < taps; tap++) y[c] += weight[tap * channels + c] * input(t - taps + 1 + tap, c);
                     y[c] *= gated ? x[(s * LENGTH + t) * columns + channels + c] : 1 / (1 + exp(-y[c]));
                 }
@@ -185,7 +187,59 @@ template <int ROWS> struct Delta : Layer {
     }
 };
 
+template <int ROWS> struct Scan : Layer {
+    SelectiveScan a;
+    std::vector<float> rate, bias, skip;
+    Scan(int heads, int groups, int dim, int size, int before) {
+        const int lanes_blocks = (dim + 15) / 16;
+        columns = heads * dim + 2 * groups * size, mixed_columns = 5 + heads, out_columns = heads * dim;
+        each = before + heads * lanes_blocks * 16 * size;
+        x = random_values(SEQUENCES * LENGTH * columns), mixed = random_values(SEQUENCES * LENGTH * mixed_columns);
+        rate = random_values(heads), bias = random_values(heads), skip = random_values(heads);
+        for (auto& one : rate) one = -fabsf(one);
+        a = {{}, nullptr, nullptr, rate.data(), bias.data(), skip.data(), nullptr, heads, groups, dim, size, before, mixed_columns, 0, 0};
+        for (int s = 0; s < SEQUENCES; s++) {
+            std::vector<double> state(each);
+            for (int t = 0; t <= LENGTH; t++) {
+                auto now = state;
+                std::fill_n(now.begin(), before, NAN);
+                after[s].push_back(now);
+                if (t == LENGTH) break;
+                const float *row = &x[(s * LENGTH + t) * columns], *steps = &mixed[(s * LENGTH + t + 1) * mixed_columns - heads];
+                std::vector<double> y(out_columns);
+                for (int h = 0; h < heads; h++) {
+                    const float* k = row + heads * dim + h / (heads / groups) * size;
+                    const float* q = k + groups * size;
+                    const double length = log1p(exp((double)steps[h] + bias[h]));
+                    for (int c = 0; c < dim; c++) {
+                        double* column = &state[before + (h * lanes_blocks + c / 16) * size * 16 + c % 16];
+                        const double v = row[h * dim + c];
+                        for (int i = 0; i < size; i++) {
+                            column[i * 16] = column[i * 16] * exp(rate[h] * length) + k[i] * v * length;
+                            y[h * dim + c] += column[i * 16] * q[i];
+                        }
+                        y[h * dim + c] += v * skip[h];
+                    }
+                }
+                out[s].push_back(y);
+            }
+        }
+        everything();
+    }
+    std::vector<float> run(const Batch& batch, const std::vector<float>& x, const std::vector<float>& mixed, int rows) override {
+        std::vector<float> out_rows((size_t)batch.tokens * out_columns + SPARE, 7.0f);
+        const int most = std::array<int, 4>{1, 3, 16, 32}[emulated::chance(4)];
+        a.chunk = std::min(most, batch.longest);
+        emulated::shared_bytes = (batch.longest > a.chunk ? 2 : 1) * a.chunk * (2 * PARTS * ROWS + TOKEN_REST) * 4;
+        a.states = {states.data(), each, 3, rows, 0}, a.x = x.data(), a.mixed = mixed.data(), a.out = out_rows.data();
+        launch((a.dim + COLUMNS - 1) / COLUMNS * a.heads, rows, 1, DELTA_THREADS, [&] { selective_scan<ROWS>(batch.step, a); });
+        return out_rows;
+    }
+};
+
 int main() {
+    Convolution(70, 4, 0, true);
+    Scan<1>(3, 1, 21, 13, 6), Scan<2>(4, 2, 32, 32, 8), Scan<8>(2, 2, 40, 128, 0);
     Convolution(130, 4, 0), Convolution(20, 3, 1), Convolution(9, 1, 1), Convolution(5, 8, 0);
     Delta<1>(1, 3, 13, 21, 0, 6), Delta<2>(2, 4, 32, 32, 1, 8), Delta<4>(2, 4, 64, 16, 0, 4), Delta<8>(1, 1, 128, 40, 0, 0);
 }

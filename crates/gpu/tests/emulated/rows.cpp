@@ -59,6 +59,26 @@ static void gated(int columns, int group) {
     });
 }
 
+// The same in either order, with weights of each group or of the row, and without a norm.
+static void group_gated(int columns, int group, int threads) {
+    const int before = 3, gate_columns = columns + 5;
+    const auto x = random_rows(columns), gates = random_rows(gate_columns), weight = random_rows(columns);
+    for (int kind = 0; kind < 5; kind++) {
+        const bool first = kind & 1, own = kind & 2, none = kind == 4;
+        const Norm norm = {none ? nullptr : weight.data(), nullptr, 1e-5f, 0, own ? columns : group, 0};
+        auto out = x;
+        launch((columns + group - 1) / group, ROWS_MAX, 1, threads,
+               [&] { gated_group_norm(step, norm, group, first, gates.data() + before, gate_columns, out.data(), columns); });
+        check("gated_group_norm", out, x, TOKENS, columns, [&](int r, int k) {
+            auto gate = [&](int k) { const double gate = gates[r * gate_columns + before + k]; return gate / (1 + exp(-gate)); };
+            if (none) return x[r * columns + k] * gate(k);
+            double squares = 0;
+            for (int i = k / group * group; i < k / group * group + group; i++) squares += pow(x[r * columns + i] * (first ? gate(i) : 1.0), 2);
+            return x[r * columns + k] * gate(k) / sqrt(squares / group + 1e-5f) * weight[own ? k : k % group];
+        });
+    }
+}
+
 static void elementwise(int columns) {
     const int threads = 64, blocks = (columns + threads - 1) / threads;
     const auto x = random_rows(columns), y = random_rows(columns), both = random_rows(2 * columns);
@@ -166,6 +186,7 @@ static void rotation(int dim, int pairs, bool keys) {
 int main() {
     norms(96, 64), norms(1000, 96);
     gated(17, 17), gated(6 * 20, 20), gated(2 * 300, 300);
+    group_gated(3 * 50, 50, 32), group_gated(300, 300, 96), group_gated(60, 20, 32);
     elementwise(70);
     for (int keys = 0; keys < 2; keys++) rotation(64, 32, keys), rotation(40, 7, keys);
 }

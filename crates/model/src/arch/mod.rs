@@ -11,6 +11,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod helium;
 mod hunyuan;
 mod lfm2;
@@ -72,6 +73,7 @@ pub(crate) const TABLE: &[Facts] = &[
     qwen35::QWEN35_MOE,
     qwen35::QWEN3_NEXT,
     lfm2::LFM2,
+    granite_hybrid::GRANITE_HYBRID,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
@@ -89,7 +91,7 @@ pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
         ],
         "state-space layers",
     ),
-    (&["granitehybrid", "granitemoehybrid", "bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
+    (&["bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
     (&["kimi-linear", "kimi_linear"], "layers of linear attention that decay value by value"),
     (&["lfm2moe", "lfm2_moe"], "experts that are chosen by sigmoid"),

@@ -97,6 +97,10 @@ fn layers_with_states_form_groups_behind_the_others() {
         // columns.
         let state = 4 * (3 * (2 * 2 * 12 + 4 * 20) + 4 * 12 * 32);
         assert_eq!(groups("qwen35", container), [(1, attends, 9), (2, keeps(state), 9)]);
+        // Values of four heads of 20, two keys and two queries of 12; then the heads' matrices.
+        let scan = 4 * (3 * (4 * 20 + 2 * 2 * 12) + 4 * 12 * 32);
+        let one = KvKind::pairs(1, 20);
+        assert_eq!(groups("granite-hybrid", container), [(1, one, 9), (2, keeps(scan), 9)]);
         assert_eq!(groups("lfm2", container), [(1, KvKind::pairs(2, 16), 9), (2, keeps(4 * 2 * 64), 9)]);
     }
     let config = Config::read(&open("qwen35", Container::Gguf)).unwrap();
@@ -175,7 +179,7 @@ fn layers_without_experts_are_those_that_the_file_names() {
         let config = Config::read(&open(case, Container::HuggingFace)).unwrap();
         let ffn = |layer: &LayerConfig| match layer.feed_forward {
             FeedForward::Dense { ffn } => Some(ffn),
-            FeedForward::Mixture(_) => None,
+            FeedForward::Mixture(_) | FeedForward::None => None,
         };
         config.layers.iter().map(ffn).collect::<Vec<_>>()
     };

@@ -111,6 +111,11 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("qwen3next", Container::HuggingFace),
     ("lfm2", Container::Gguf),
     ("lfm2", Container::HuggingFace),
+    ("granite-hybrid", Container::Gguf),
+    ("granite-hybrid", Container::HuggingFace),
+    ("granite-hybrid-dense", Container::Gguf),
+    ("granite-hybrid-dense", Container::HuggingFace),
+    ("granite-hybrid-rope", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {

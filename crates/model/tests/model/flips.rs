@@ -1,12 +1,12 @@
 //! Every fact is flipped, and the flip must show: either the load refuses, or log-probabilities move by at least ten
 //! times the bound that the right fact keeps. So no fact is untested, and none is here that does not matter.
 
-use fornax_compute::{DeltaHeads, Glu, Heads, KeySharing, NormKind, Shares};
+use fornax_compute::{DeltaHeads, GateOrder, Glu, Heads, KeySharing, NormKind, ScanHeads, Shares};
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
     FeedForward, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, Portion,
-    QkRows, Recurrent, Rope, Rotary, RotaryRule, Scaling, ShareRule, Transform, When, WindowRule,
+    QkRows, Recurrent, Rope, Rotary, RotaryRule, Scaling, ScanConfig, ShareRule, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -168,6 +168,18 @@ fn every_fact_of_an_architecture_matters() {
             ("recurrent", "qwen3next", Gguf, Numbers, |facts| {
                 facts.recurrent = Some(Recurrent::DeltaRule { gguf: KeySharing::Turns })
             }),
+            ("recurrent", "granite-hybrid", Gguf, Refusal, |facts| facts.recurrent = None),
+            ("recurrent", "granite-hybrid", HuggingFace, Numbers, |facts| {
+                facts.recurrent = Some(Recurrent::Scan { gates: GateOrder::NormFirst, alone: false })
+            }),
+            ("rotary", "granite-hybrid", Gguf, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
+            ("rotary", "granite-hybrid-dense", HuggingFace, Numbers, |facts| {
+                facts.rotary = RotaryRule::EveryLayer
+            }),
+            ("rotary", "granite-hybrid-rope", HuggingFace, Numbers, |facts| {
+                facts.rotary = RotaryRule::AllButEvery(2)
+            }),
+            ("keys", "granite-hybrid", HuggingFace, Refusal, |facts| facts.keys = &[]),
             ("window_rope_base", "gemma3", Gguf, Numbers, |facts| facts.window_rope_base = None),
             ("window_rope_base", "gemma3-images", HuggingFace, Numbers, |facts| {
                 facts.window_rope_base = Some(1000.0)
@@ -330,6 +342,7 @@ fn every_number_of_a_configuration_matters() {
             ("window_rope", "gemma3", Gguf, Numbers, |config| config.window_rope = None),
             ("embedding_scale", "granite", Gguf, Numbers, |config| config.embedding_scale = 1.0),
             ("residual_scale", "granite", Gguf, Numbers, |config| config.residual_scale = 1.0),
+            ("residual_scale", "granite-hybrid", HuggingFace, Numbers, |config| config.residual_scale = 1.0),
             ("attention_scale", "granite", Gguf, Numbers, |config| config.attention_scale = 0.25),
             ("logit_scale", "granite", HuggingFace, Numbers, |config| config.logit_scale = 1.0),
             ("norm_eps", "gpt2", HuggingFace, Numbers, |config| config.norm_eps = 1e-5),
@@ -349,6 +362,7 @@ fn every_fact_of_a_layer_matters() {
         &[
             ("mixer", "qwen35", Gguf, Refusal, |config| config.layers.swap(0, 1)),
             ("mixer", "lfm2", HuggingFace, Refusal, |config| config.layers.swap(1, 2)),
+            ("mixer", "granite-hybrid", Gguf, Refusal, |config| config.layers.swap(0, 1)),
             ("feed_forward", "llama", Gguf, Refusal, |config| {
                 config.layers[1].feed_forward = FeedForward::Dense { ffn: 32 }
             }),
@@ -435,6 +449,34 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
+        &fields!(ScanConfig { heads, taps, conv_bias, gates }),
+        // They have their own list below.
+        &["heads"],
+        &[
+            ("taps", "granite-hybrid", Gguf, Refusal, |config| scan(config).taps = 3),
+            ("conv_bias", "granite-hybrid", Gguf, Refusal, |config| scan(config).conv_bias = false),
+            ("conv_bias", "granite-hybrid-rope", HuggingFace, Refusal, |config| {
+                scan(config).conv_bias = true
+            }),
+            ("gates", "granite-hybrid", Gguf, Numbers, |config| scan(config).gates = GateOrder::NormFirst),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(ScanHeads { heads, groups, dim, state }),
+        &[],
+        &[
+            ("heads", "granite-hybrid", HuggingFace, Refusal, |config| scan(config).heads.heads = 2),
+            ("groups", "granite-hybrid", HuggingFace, Numbers, |config| {
+                // The same weights cut into fewer and larger groups.
+                (scan(config).heads.groups, scan(config).heads.state) = (1, 24)
+            }),
+            ("dim", "granite-hybrid", Gguf, Refusal, |config| scan(config).heads.dim = 24),
+            ("state", "granite-hybrid", HuggingFace, Refusal, |config| scan(config).heads.state = 10),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
         &fields!(Mixture { routing, ffn, shared_ffn }),
         &[],
         &[
@@ -487,6 +529,14 @@ fn conv(config: &mut Config) -> &mut ConvConfig {
     }
 }
 
+/// The selective scan of the first layer.
+fn scan(config: &mut Config) -> &mut ScanConfig {
+    match &mut config.layers[0].mixer {
+        Mixer::Scan(scan) => scan,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Changes the attention of every layer.
 fn each(config: &mut Config, change: fn(&mut AttentionConfig)) {
     (0..config.layers.len()).for_each(|layer| change(attention(config, layer)));
@@ -496,7 +546,7 @@ fn each(config: &mut Config, change: fn(&mut AttentionConfig)) {
 fn mixture(config: &mut Config) -> &mut Mixture {
     match &mut config.layers.last_mut().unwrap().feed_forward {
         FeedForward::Mixture(mixture) => mixture,
-        FeedForward::Dense { .. } => panic!("no experts"),
+        FeedForward::Dense { .. } | FeedForward::None => panic!("no experts"),
     }
 }
 
@@ -651,6 +701,8 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("qwen35", Gguf),
         ("qwen35moe", HuggingFace),
         ("lfm2", HuggingFace),
+        ("granite-hybrid", Gguf),
+        ("granite-hybrid-dense", Gguf),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
@@ -714,6 +766,8 @@ fn every_name_and_every_shape_matters() {
         ("qwen35", Gguf),
         ("qwen3next", HuggingFace),
         ("lfm2", Gguf),
+        ("granite-hybrid", Gguf),
+        ("granite-hybrid-dense", Gguf),
     ];
     for (case, container) in cases {
         let checkpoint = open(case, container);
@@ -765,7 +819,9 @@ fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
 #[test]
 fn every_turn_of_a_matrix_matters() {
     let other = |one: Interleave| Interleave { at: (one.at + 1) % one.of, ..one };
-    for (case, wanted) in [("gpt-oss", 4), ("gpt-oss-float", 4), ("qwen35moe", 4), ("qwen3next", 4)] {
+    for (case, wanted) in
+        [("gpt-oss", 4), ("gpt-oss-float", 4), ("qwen35moe", 4), ("qwen3next", 4), ("granite-hybrid", 4)]
+    {
         let checkpoint = open(case, HuggingFace);
         let names = Config::read(&checkpoint).unwrap().facts.names.concat();
         let mut exchanged = 0;
@@ -774,6 +830,7 @@ fn every_turn_of_a_matrix_matters() {
                 Transform::AlternateRows(one) if one.of > 1 => Transform::AlternateRows(other(one)),
                 Transform::Alternate(one) => Transform::Alternate(other(one)),
                 Transform::HeadShare(turn) => Transform::HeadShare(other(turn)),
+                Transform::Below(turn) if name.when == When::Mixture => Transform::Below(other(turn)),
                 Transform::Stacked(turn, apart) if turn.of > 1 => Transform::Stacked(other(turn), apart),
                 Transform::KeyHeads(Portion::Betas) => Transform::KeyHeads(Portion::Decays),
                 Transform::KeyHeads(Portion::Decays) => Transform::KeyHeads(Portion::Betas),

@@ -233,6 +233,24 @@ fn layers_and_states_that_contradict_the_file_are_refused_by_name() {
         json!({"linear_value_head_dim": 16}),
         "tensor \"model.layers.0.linear_attn.conv1d.weight\" has shape [96, 1, 4], wanted [112, 1, 4]",
     );
+    let scans = "granite-hybrid";
+    with(scans, json!({"mamba_n_heads": 3}), "key \"mamba_n_groups\" is 2, wanted a divisor of the 3 heads");
+    with(
+        scans,
+        json!({"mamba_d_state": 10}),
+        "tensor \"model.layers.0.mamba.in_proj.weight\" has shape [212, 40], wanted [204, 40]",
+    );
+    with(scans, json!({"mamba_d_conv": 9}), "\"mamba_d_conv\" is 9, wanted at most 8");
+    with(scans, json!({"mamba_proj_bias": true}), "mamba_proj_bias true is not supported");
+    with(scans, json!({"time_step_limit": [0.0, 0.1]}), "time_step_limit [0.0,0.1] is not supported");
+    with(scans, json!({"position_embedding_type": "alibi"}), "position_embedding_type \"alibi\" is not");
+    with(
+        scans,
+        types(["mamba", "conv", "mamba"]),
+        "layer type \"conv\" is not supported; supported: full_attention, mamba, linear_attention",
+    );
+    let inner = |bytes: &mut Vec<u8>| set_u32(bytes, "granitehybrid.ssm.inner_size", 81);
+    gguf(scans, inner, "\"granitehybrid.ssm.inner_size\" is 81, wanted a multiple of the 4 heads");
     let size = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.ssm.inner_size", 81);
     gguf("qwen35", size, "\"qwen35.ssm.inner_size\" is 81, wanted a multiple of the 4 value heads");
     let every = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.full_attention_interval", 3);
@@ -249,6 +267,9 @@ fn a_hybrid_is_refused_by_what_its_backend_lacks() {
         ("qwen35", Need::DeltaRule),
         ("qwen35", Need::GatedNorm),
         ("qwen35", Need::SigmoidGate),
+        ("granite-hybrid", Need::SelectiveScan),
+        ("granite-hybrid", Need::GatedNorm),
+        ("granite-hybrid-dense", Need::ShortConv),
     ] {
         let said = load_on(&open(case, Container::Gguf), Floats(leaked(need))).unwrap_err().to_string();
         assert_eq!(said, format!("{need} is not available on floats"), "{case}");

@@ -89,6 +89,7 @@ fn a_model_in_stages_gives_the_bits_of_the_whole() {
     // States that a stage has no layer of, and none but states.
     check("qwen35", Gguf, &[1, 2]);
     check("lfm2", HuggingFace, &[1]);
+    check("granite-hybrid", Gguf, &[1, 2]);
 }
 
 #[test]
