@@ -729,8 +729,15 @@ impl Backend for Cuda {
         self.op_sigmoid_gate(step.slot(), gates, x)
     }
 
-    fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
-        self.op_route(step.slot(), routing, logits, chosen)
+    fn route(
+        &self,
+        step: &Step,
+        routing: &Routing,
+        logits: &Buf,
+        correction: Option<&Buf>,
+        chosen: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_route(step.slot(), routing, logits, correction, chosen)
     }
 
     fn experts(
