@@ -6,7 +6,7 @@
 
 use crate::{
     Attention, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Heads, KvGroup, KvKind, LowRank, Memory,
-    Norm, QkNorm, RANK_MAX, Rope, Routing, SelectiveScan, ShortConv, TAPS_MAX, conv_values,
+    Norm, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, SelectiveScan, ShortConv, TAPS_MAX, conv_values,
 };
 
 /// What has rows and columns: a buffer, or a weight.
@@ -140,10 +140,35 @@ pub fn low_rank<B: Operand>(count: usize, changes: &[Vec<LowRank<B>>], x: &B, ou
     Ok(())
 }
 
-/// The choice of experts. Nobody can take more of them than there are.
-pub fn route<B: Operand>(count: usize, routing: &Routing, logits: &B, chosen: &B) -> Result<(), Error> {
-    fits("route", "logits", logits, (count, routing.experts))?;
-    fits("route", "chosen", chosen, (count, 2 * routing.chosen.min(routing.experts)))
+/// The choice of experts. Nobody can take more of them than there are, or than there are in their groups.
+pub fn route<B: Operand>(
+    count: usize,
+    routing: &Routing,
+    logits: &B,
+    correction: Option<&B>,
+    chosen: &B,
+) -> Result<(), Error> {
+    const OPERATION: &str = "route";
+    let Routing { experts, groups, .. } = *routing;
+    fits(OPERATION, "logits", logits, (count, experts))?;
+    if let Some(correction) = correction {
+        fits(OPERATION, "correction", correction, (1, experts))?;
+    }
+    if experts > ROUTED_MAX {
+        let (got, wanted) = ((count, experts), (count, ROUTED_MAX));
+        return Err(Error::OperandShape { operation: OPERATION, operand: "logits", got, wanted });
+    }
+    if let Some(groups) = groups {
+        let each = experts.checked_div(groups.count).filter(|each| each * groups.count == experts);
+        let enough = |each: usize| {
+            (1..=groups.count).contains(&groups.chosen) && routing.chosen <= groups.chosen * each
+        };
+        if !each.is_some_and(|each| each > usize::from(groups.by_two) && enough(each)) {
+            let (got, wanted) = ((groups.chosen, groups.count), (groups.chosen, experts));
+            return Err(Error::OperandShape { operation: OPERATION, operand: "groups", got, wanted });
+        }
+    }
+    fits(OPERATION, "chosen", chosen, (count, 2 * routing.chosen.min(experts)))
 }
 
 /// A layer of experts.

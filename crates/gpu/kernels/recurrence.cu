@@ -117,8 +117,6 @@ struct DeltaRule {
     int chunk;  // at most a warp's lanes
 };
 
-DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
 // Brings `count` tokens from `first` on into a stage of the ring. The sums have one order, whatever else is in it.
 template <int ROWS> DEVICE void bring(const DeltaRule& a, float* stage, int first, int count, int head, int column, int lane) {
     constexpr int PADDED = PARTS * ROWS, EACH = (PADDED + WARP - 1) / WARP, TOKEN = 2 * PADDED + TOKEN_REST, AT_ONCE = EACH > 4 ? 4 : 8;

@@ -638,7 +638,7 @@ impl Backend for Cuda {
         selective_scan => op_selective_scan(scan: &SelectiveScan<Buf>, x: &Buf, mixed: &mut Buf, kv: &mut Kv, out: &mut Buf);
         gated_norm => op_gated_norm(norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf);
         sigmoid_gate => op_sigmoid_gate(gates: &Buf, x: &mut Buf);
-        route => op_route(routing: &Routing, logits: &Buf, chosen: &mut Buf);
+        route => op_route(routing: &Routing, logits: &Buf, correction: Option<&Buf>, chosen: &mut Buf);
         experts => op_experts(experts: &Experts<'_, Cuda>, chosen: &Buf, x: &Buf, room: &mut ExpertRoom<Buf>, residual: &mut Buf);
         gather_wanted => op_gather(x: &Buf, out: &mut Buf);
         pool => op_pool(pooling: Pooling, x: &Buf, out: &mut Buf);

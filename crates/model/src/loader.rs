@@ -578,14 +578,13 @@ impl Config {
     /// images, layers that only guess ahead.
     pub fn not_computed(&self, checkpoint: &Checkpoint) -> Vec<String> {
         let beginning = |name: &str| match checkpoint {
-            Checkpoint::Gguf(_) => {
-                is_ahead(self, name).then(|| name.split('.').take(2).collect::<Vec<_>>().join(".") + ".")
-            }
+            Checkpoint::Gguf(_) => is_ahead(self, checkpoint, name),
             Checkpoint::HuggingFace(_) => {
                 let mut beginnings = self.facts.not_text.iter();
                 beginnings
                     .find(|beginning| name.starts_with(**beginning))
                     .map(|beginning| (*beginning).to_owned())
+                    .or_else(|| is_ahead(self, checkpoint, name))
             }
         };
         let beside = match checkpoint {
@@ -598,16 +597,24 @@ impl Config {
     }
 }
 
-/// Whether a GGUF tensor belongs to a layer that only guesses ahead; these are counted behind the others.
-fn is_ahead(config: &Config, name: &str) -> bool {
-    let number = name.strip_prefix("blk.").and_then(|name| name.split('.').next()?.parse::<usize>().ok());
-    config.ahead && number.is_some_and(|number| number >= config.layers.len())
+/// The beginning of a tensor's name where it belongs to a layer that only guesses ahead; these are counted behind the
+/// others.
+fn is_ahead(config: &Config, checkpoint: &Checkpoint, name: &str) -> Option<String> {
+    let layers = match checkpoint {
+        Checkpoint::Gguf(_) => "blk",
+        Checkpoint::HuggingFace(_) => config.facts.layers,
+    };
+    let number = name.strip_prefix(layers)?.strip_prefix('.')?.split('.').next()?.parse::<usize>().ok()?;
+    (config.ahead && number >= config.layers.len()).then(|| format!("{layers}.{number}."))
 }
 
 /// Tensors that say again what is known: frequencies that follow from config.json, and the head of a Hugging Face
 /// model that is declared tied, where the embedding is what counts.
 fn is_redundant(checkpoint: &Checkpoint, config: &Config, name: &str) -> bool {
-    let Checkpoint::HuggingFace(_) = checkpoint else { return is_ahead(config, name) };
+    if is_ahead(config, checkpoint, name).is_some() {
+        return true;
+    }
+    let Checkpoint::HuggingFace(_) = checkpoint else { return false };
     let head = config.facts.row(Tensor::Output).and_then(|row| row.hugging_face);
     names::NOT_WEIGHTS.iter().any(|end| name.ends_with(end))
         || config.facts.not_text.iter().any(|beginning| name.starts_with(beginning))

@@ -635,12 +635,21 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+    fn route(
+        &self,
+        step: &Step,
+        routing: &Routing,
+        logits: &Buf,
+        correction: Option<&Buf>,
+        chosen: &mut Buf,
+    ) -> Result<(), Error> {
         let count = step.slot().tokens().len();
-        operands::route(count, routing, logits, chosen)?;
+        operands::route(count, routing, logits, correction, chosen)?;
         let (logits, columns) = (logits.values(), chosen.columns);
+        let correction = correction.map(|correction| correction.row(0));
         for_each_row(&self.pool, &mut chosen.values_mut()[..count * columns], columns, |row, chosen| {
-            experts::route(routing.shares, &logits[row * routing.experts..][..routing.experts], chosen);
+            let logits = &logits[row * routing.experts..][..routing.experts];
+            experts::route(routing, logits, correction, chosen);
         });
         Ok(())
     }

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares, operands};
+use fornax_compute::{Error, ExpertRoom, Experts, Glu, ROUTED_MAX, Routing, Rows, Scores, Shares, operands};
 
 use super::gemm::{self, Cut, Many, room_for};
 use super::gemv::{
@@ -26,7 +26,7 @@ use crate::step::Slot;
 const OPERATION: &str = "experts";
 /// The most experts of a token, and of a model: the same constants as in experts.cu and experts.cuh.
 const EACH_MAX: usize = 64;
-const EXPERTS_MAX: usize = 1024;
+const EXPERTS_MAX: usize = ROUTED_MAX;
 /// (columns, tiles, slices): experts with at least this many columns and fewer tiles have their columns split into this
 /// many slices. Otherwise a single token would occupy too few warps.
 const SLICES: [(usize, usize, usize); 2] = [(8192, usize::MAX, 4), (2560, 512, 2)];
@@ -71,11 +71,61 @@ struct Stack {
     pad: i32,
 }
 
-pub(super) const LAYOUTS: &[Layout] = &[layout!(Stack, "Stack" in "experts.cuh", {
-    chosen, starts, list, places, token, limit, each, first, count, gathers, known, pad,
-})];
+/// `Route` of experts.cu.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Route {
+    experts: i32,
+    each: i32,
+    scores: i32,
+    groups: i32,
+    groups_chosen: i32,
+    by_two: i32,
+    by_score: i32,
+    by_all: i32,
+    of_all: i32,
+    added: f32,
+    least: f32,
+    scale: f32,
+}
+
+impl Route {
+    fn new(routing: &Routing, each: usize, corrected: bool) -> Route {
+        let groups = routing.groups;
+        Route {
+            experts: int(routing.experts),
+            each: int(each),
+            scores: match routing.scores {
+                Scores::Softmax => 0,
+                Scores::Sigmoid => 1,
+                Scores::SqrtSoftplus => 2,
+            },
+            groups: groups.map_or(0, |groups| int(groups.count)),
+            groups_chosen: groups.map_or(0, |groups| int(groups.chosen)),
+            by_two: i32::from(groups.is_some_and(|groups| groups.by_two)),
+            by_score: i32::from(routing.chooses_by_score(corrected)),
+            by_all: i32::from(routing.weighs_by_all()),
+            of_all: i32::from(routing.shares == Shares::OfAll),
+            added: routing.added,
+            least: routing.least,
+            scale: routing.scale,
+        }
+    }
+}
+
+pub(super) const LAYOUTS: &[Layout] = &[
+    layout!(Stack, "Stack" in "experts.cuh", {
+        chosen, starts, list, places, token, limit, each, first, count, gathers, known, pad,
+    }),
+    layout!(Route, "Route" in "experts.cu", {
+        experts, each, scores, groups, groups_chosen, by_two, by_score, by_all, of_all, added, least, scale,
+    }),
+];
 pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("experts.cu", "EACH_MAX", EACH_MAX),
+    Constant::new("experts.cu", "SOFTMAX", 0),
+    Constant::new("experts.cu", "SIGMOID", 1),
+    Constant::new("experts.cu", "SQRT_SOFTPLUS", 2),
     Constant::new("experts.cuh", "EXPERTS_MAX", EXPERTS_MAX),
 ];
 
@@ -283,25 +333,27 @@ impl Cuda {
         slot: &Slot,
         routing: &Routing,
         logits: &Buf,
+        correction: Option<&Buf>,
         chosen: &mut Buf,
     ) -> Result<(), Error> {
         const OPERATION: &str = "route";
         // A token cannot have more experts than there are.
         let each = routing.chosen.min(routing.experts);
-        operands::route(slot.tokens, routing, logits, chosen)?;
+        operands::route(slot.tokens, routing, logits, correction, chosen)?;
         if each > EACH_MAX {
             let what = format!("{each} experts for a token; at most {EACH_MAX} can be");
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
-        self.op(slot, &[logits], &[&*chosen], || {
+        let reads: Vec<&Buf> = std::iter::once(logits).chain(correction).collect();
+        self.op(slot, &reads, &[&*chosen], || {
             let function = self.programs.function(&Key::plain("experts.cu"), OPERATION)?;
             let device_step = self.device_step(slot);
+            let route = Route::new(routing, each, correction.is_some());
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&route)),
                 Arg::Pointer(logits.pointer()),
-                Arg::Int(int(routing.experts)),
-                Arg::Int(int(each)),
-                Arg::Int(i32::from(routing.shares == Shares::OfAll)),
+                Arg::Pointer(correction.map_or(0, Buf::pointer)),
                 Arg::Pointer(chosen.pointer()),
             ];
             let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];

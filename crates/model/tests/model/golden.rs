@@ -59,7 +59,16 @@ fn chunks_change_no_bit() {
 #[test]
 fn a_sequence_among_others_is_what_it_is_alone() {
     let hybrids = ["qwen35", "qwen3next", "lfm2", "granite-hybrid", "granite-hybrid-dense"];
-    let others = ["llama", "llama-bias", "qwen2-window", "mixtral", "qwen2moe", "qwen2moe-dense", "gpt-oss"];
+    let others = [
+        "llama",
+        "llama-bias",
+        "qwen2-window",
+        "mixtral",
+        "qwen2moe",
+        "qwen2moe-dense",
+        "gpt-oss",
+        "glm4-moe",
+    ];
     for case in others.into_iter().chain(hybrids) {
         let (mut rig, golden) = rig(case, Container::HuggingFace, Mode::float(), 2);
         let alone = logits(&mut rig, &golden.tokens, 16);
