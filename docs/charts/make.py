@@ -1,7 +1,7 @@
 """Draws the charts of docs/performance.md: `python3 docs/charts/make.py`. Standard library only.
 
 The figures are in data.json beside this file, with the command and the commit they come from; those of the CPU are read
-from the table that `cargo xtask bench-peers` writes into docs/performance.md.
+from the table that `cargo xtask bench-peers` writes into docs/performance-figures.md.
 """
 
 import html
@@ -11,7 +11,7 @@ import pathlib
 import re
 
 FOLDER = pathlib.Path(__file__).parent
-TABLE = FOLDER.parent / "performance.md"
+TABLE = FOLDER.parent / "performance-figures.md"
 MARKS = ("<!-- bench-peers: begin -->", "<!-- bench-peers: end -->")
 # Told apart in greyscale, too; the first is ours.
 COLORS = ["#1f5fa8", "#e0933a", "#7fb069", "#c9c9c9"]

@@ -16,8 +16,8 @@ pub fn grammars() -> Grammars {
     Grammars::new(Vocabulary { bytes, end_tokens: vec![256], encode }).expect("bytes are a vocabulary")
 }
 
-/// Reads the input as a form: its first byte says in which language the rest is. Compiles it and writes an answer to it.
-/// Whether it is one that can be had.
+/// Reads the input as a form: its first byte says in which language the rest is. Compiles it and writes an answer to
+/// it. Whether it is one that can be had.
 pub fn form(grammars: &Grammars, data: &[u8]) -> bool {
     let Some((&kind, rest)) = data.split_first() else { return false };
     let Ok(text) = std::str::from_utf8(rest) else { return false };

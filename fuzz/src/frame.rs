@@ -9,8 +9,8 @@ fn shapes() -> Shapes {
     Shapes(vec![(4, 3), (1, 8), (64, 64), (1 << 20, 2)])
 }
 
-/// Reads the input as frames: its first byte says who reads them, the rest is read to the first that is none. Whatever is
-/// read is written again as the same bytes. Whether there was a frame.
+/// Reads the input as frames: its first byte says who reads them, the rest is read to the first that is none. Whatever
+/// is read is written again as the same bytes. Whether there was a frame.
 pub fn frame(data: &[u8]) -> bool {
     let Some((&reader, bytes)) = data.split_first() else { return false };
     let shapes = shapes();

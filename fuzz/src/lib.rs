@@ -1,7 +1,7 @@
 //! What the fuzz targets do with an input, apart from libFuzzer so that a corpus can be replayed without it.
 //!
-//! An input of `gguf` and `safetensors` is one file, or several with [`SEPARATOR`] between them, and nothing touches the
-//! disk. What the others do is in a file each, which the tests of the crates include, too.
+//! An input of `gguf` and `safetensors` is one file, or several with [`SEPARATOR`] between them, and nothing touches
+//! the disk. What the others do is in a file each, which the tests of the crates include, too.
 
 mod adapter;
 mod form;

@@ -1,7 +1,7 @@
 //! Cases that follow from their numbers, for tests that any compiler builds: seeds that are changed at random.
 //!
-//! libFuzzer finds more, because coverage guides it; this finds what is near the seeds, in every run of the tests. Tests
-//! include this file by its path.
+//! libFuzzer finds more, because coverage guides it; this finds what is near the seeds, in every run of the tests.
+//! Tests include this file by its path.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -26,8 +26,8 @@ impl Random {
 }
 
 /// Runs `few` cases, or as many as FORNAX_FUZZ_CASES says and FORNAX_FUZZ_SECONDS leaves time for, and says how many
-/// there were, how many were accepted and how many were a second. FORNAX_FUZZ_FIRST is the number of the first; the file
-/// FORNAX_FUZZ_LAST has the number of the one that was begun last, also where it ended the process.
+/// there were, how many were accepted and how many were a second. FORNAX_FUZZ_FIRST is the number of the first; the
+/// file FORNAX_FUZZ_LAST has the number of the one that was begun last, also where it ended the process.
 pub fn cases(name: &str, few: u64, mut case: impl FnMut(Random) -> bool) {
     let set = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let (first, count) = (set("FORNAX_FUZZ_FIRST").unwrap_or(0), set("FORNAX_FUZZ_CASES").unwrap_or(few));

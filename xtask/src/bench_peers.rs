@@ -1,5 +1,5 @@
 //! `cargo xtask bench-peers`: Fornax beside llama.cpp on the same files, threads and machine, and the table of it in
-//! docs/performance.md.
+//! docs/performance-figures.md.
 //!
 //! The engines take turns, a process each, so that what else the machine does falls on all of them; the ratio is that
 //! of the medians. llama.cpp comes twice: as PyPI's `xllamacpp` wheel, made for every processor with AVX2, and as
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::{command, fixtures, output, root, run};
 
-const FILE: &str = "docs/performance.md";
+const FILE: &str = "docs/performance-figures.md";
 /// The part of the file that this writes anew.
 const MARKS: (&str, &str) = ("<!-- bench-peers: begin -->", "<!-- bench-peers: end -->");
 /// What both engines report, and whether more is better.
@@ -49,7 +49,7 @@ impl Peer {
         }
     }
 
-    /// The package it is, in the version that docs/performance.md has figures of.
+    /// The package it is, in the version that docs/performance-figures.md has figures of.
     fn package(self) -> &'static str {
         match self {
             Peer::Wheel => "xllamacpp==2026.10.11549",

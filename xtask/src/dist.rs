@@ -1,8 +1,8 @@
 //! `cargo xtask dist`: what is shipped for the machine that this runs on.
 //!
-//! The binary is built by the profile `dist`: optimised, stripped, and it knows its commit. Around it are made an archive, a
-//! Debian package, the script that installs the archive, and a file with the checksums of all of them. Nothing is made for
-//! a machine that the binary was not built for.
+//! The binary is built by the profile `dist`: optimised, stripped, and it knows its commit. Around it are made an
+//! archive, a Debian package, the script that installs the archive, and a file with the checksums of all of them.
+//! Nothing is made for a machine that the binary was not built for.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -84,8 +84,8 @@ const IGNORED: &[&str] = &[concat!("#[", "ignore"), concat!("```", "ignore")];
 const UNFINISHED: &[&str] =
     &[concat!("todo", "!("), concat!("unimplemented", "!("), concat!("TO", "DO"), concat!("FIX", "ME")];
 
-/// The lint that unsafe code must be excused from, and the only places that may do so: kernels, the driver, the file map and
-/// the proof that breaks a device.
+/// The lint that unsafe code must be excused from, and the only places that may do so: kernels, the driver, the file
+/// map and the proof that breaks a device.
 const UNSAFE: &str = concat!("unsafe", "_code");
 const MAY_BE_UNSAFE: &[&str] = &[
     "crates/compute/src/cpu/",

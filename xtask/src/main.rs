@@ -50,7 +50,7 @@ enum Task {
     },
     /// Build the binary that is shipped, and its packages: an archive, a Debian package, their checksums
     Dist,
-    /// Compare with llama.cpp, taking turns, and write the table into docs/performance.md
+    /// Compare with llama.cpp, taking turns, and write the table into docs/performance-figures.md
     BenchPeers(bench_peers::BenchPeers),
     /// Write docs/models.md anew from the table of architectures and its tests' checkpoints
     Models,

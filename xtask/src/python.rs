@@ -1,5 +1,5 @@
-//! What tests need of Python's packages: other people's clients, and the compiler of GPU kernels, in a virtual environment
-//! below `target`.
+//! What tests need of Python's packages: other people's clients, and the compiler of GPU kernels, in a virtual
+//! environment below `target`.
 
 use std::path::PathBuf;
 

@@ -178,8 +178,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Hands a question over: one answer for each choice, in the order of their numbers. A model without a tokenizer says
-    /// nothing, but tells its tokens.
+    /// Hands a question over: one answer for each choice, in the order of their numbers. A model without a tokenizer
+    /// says nothing, but tells its tokens.
     pub fn submit(
         engine: &Handle,
         tokenizer: Option<&Arc<Tokenizer>>,
@@ -399,8 +399,8 @@ impl Answer {
         false
     }
 
-    /// Whether in this text the model begins to say something, rather than to call, where what it says has a form. It is
-    /// then asked for anew as that. Behind a call it says nothing more: the answer ends.
+    /// Whether in this text the model begins to say something, rather than to call, where what it says has a form. It
+    /// is then asked for anew as that. Behind a call it says nothing more: the answer ends.
     fn begins_to_say(&mut self, text: &str) -> bool {
         let Some(reading) = self.reading.as_ref().filter(|reading| reading.said.is_some()) else {
             return false;
@@ -446,8 +446,8 @@ impl Answer {
         self.ask_anew(self.written - settled.unwrap_or(0), &opening, form)
     }
 
-    /// Takes back the last bytes of the text, whether they were released or not, and asks for them as a form, behind what opens
-    /// it; whether it does.
+    /// Takes back the last bytes of the text, whether they were released or not, and asks for them as a form, behind
+    /// what opens it; whether it does.
     fn ask_anew(&mut self, bytes: usize, opening: &[u32], form: Grammar) -> bool {
         let Some(onward) = &mut self.onward else { return false };
         let Some(fewer) = onward.take_back(bytes) else { return false };
@@ -463,8 +463,8 @@ impl Answer {
         true
     }
 
-    /// The arguments of a call are complete. Where others may follow, the call is closed as the model would, and the answer
-    /// goes on behind it; whether it does.
+    /// The arguments of a call are complete. Where others may follow, the call is closed as the model would, and the
+    /// answer goes on behind it; whether it does.
     fn call_again(&mut self) -> bool {
         if !self.reading.as_ref().is_some_and(|reading| reading.held && reading.several) {
             return false;
@@ -504,8 +504,8 @@ impl Answer {
         true
     }
 
-    /// Goes on with another reply; whether there is one. Dropping the one before lets go of the answer so far, whose pages
-    /// are found again as a prefix.
+    /// Goes on with another reply; whether there is one. Dropping the one before lets go of the answer so far, whose
+    /// pages are found again as a prefix.
     fn continue_as(&mut self, submitted: Result<Reply, Refusal>) -> bool {
         match submitted {
             Ok(reply) => self.reply = Some(reply),

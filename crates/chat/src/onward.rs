@@ -13,8 +13,8 @@ pub(crate) struct Onward {
     request: Request,
     /// Of the last tokens of the prompt, which are the answer's: the text that each completed.
     texts: Vec<String>,
-    /// Stop strings before any text. They are looked for in what the model says by itself and in what it is held to, but not
-    /// from one into the other.
+    /// Stop strings before any text. They are looked for in what the model says by itself and in what it is held to,
+    /// but not from one into the other.
     stops: StopStrings,
 }
 
@@ -45,8 +45,8 @@ impl Onward {
         self.texts.push(text.to_owned());
     }
 
-    /// Takes back the last bytes of the text and the tokens that made them; how many tokens fewer there are. Of a token that is
-    /// taken back in part the rest is encoded anew. `None` where that is not possible.
+    /// Takes back the last bytes of the text and the tokens that made them; how many tokens fewer there are. Of a token
+    /// that is taken back in part the rest is encoded anew. `None` where that is not possible.
     pub(crate) fn take_back(&mut self, mut bytes: usize) -> Option<usize> {
         let before = self.texts.len();
         while bytes > 0 {
@@ -70,7 +70,8 @@ impl Onward {
         self.texts.pop()
     }
 
-    /// Takes back the beginning of a character whose end was taken back: it completed no text, but is no control token either.
+    /// Takes back the beginning of a character whose end was taken back: it completed no text, but is no control token
+    /// either.
     fn pop_beginnings(&mut self) {
         while let (Some(&token), Some(text)) = (self.request.prompt.last(), self.texts.last()) {
             if !text.is_empty() || self.tokenizer.is_control(token) {
@@ -90,8 +91,8 @@ impl Onward {
         self.stops.clone()
     }
 
-    /// Asks for what follows the answer so far and these tokens, of which `generated` are the answer's. `None` where its limit
-    /// is reached.
+    /// Asks for what follows the answer so far and these tokens, of which `generated` are the answer's. `None` where
+    /// its limit is reached.
     pub(crate) fn go_on(
         &self,
         tokens: &[u32],

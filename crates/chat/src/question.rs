@@ -52,7 +52,8 @@ pub type Compile<'a> = &'a dyn Fn(&Form) -> Result<Grammar, FormError>;
 pub struct Prepared {
     /// The prompt.
     pub prompt: Vec<u32>,
-    /// What the answer must look like, and where that is asked for: the question's own form, or that of a demanded call.
+    /// What the answer must look like, and where that is asked for: the question's own form, or that of a demanded
+    /// call.
     pub form: Option<(&'static str, Form)>,
     /// How the answer is read.
     pub reading: Reading,
@@ -85,7 +86,8 @@ impl Question {
         Ok(model.tokenizer.encode_chat(&prompt)?)
     }
 
-    /// The prompt and how its answer is read. Renders, encodes and compiles: it takes as long as the conversation makes it.
+    /// The prompt and how its answer is read. Renders, encodes and compiles: it takes as long as the conversation makes
+    /// it.
     pub fn prepare(&self, model: Model<'_>, compile: Compile<'_>) -> Result<Prepared, Error> {
         let settled = self.settle(model)?;
         let mut prompt = settled.render()?;
@@ -155,8 +157,8 @@ impl Question {
 }
 
 impl Settled<'_> {
-    /// The conversation as the template writes it. A template that cannot tell the model of its tools, or calls that cannot
-    /// be read, are an error: nothing is guessed.
+    /// The conversation as the template writes it. A template that cannot tell the model of its tools, or calls that
+    /// cannot be read, are an error: nothing is guessed.
     fn render(&self) -> Result<ChatPrompt, Error> {
         let mut chat = Chat::new(self.question.conversation.to_json(self.template.source()));
         chat.variables.clone_from(&self.variables);
@@ -198,8 +200,8 @@ impl Settled<'_> {
         Err(failed)
     }
 
-    /// Writes what the answer begins with, where that is not left to the model: the end of thinking, or of a demanded call
-    /// all that stands before its arguments.
+    /// Writes what the answer begins with, where that is not left to the model: the end of thinking, or of a demanded
+    /// call all that stands before its arguments.
     fn begin_answer(&self, prompt: &mut ChatPrompt) {
         let is_said =
             self.question.form.is_some() && self.question.tools.is_none() || self.question.continues;

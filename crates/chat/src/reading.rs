@@ -17,7 +17,8 @@ pub struct Reading {
     pub(crate) budget: Option<(usize, Vec<u32>)>,
     /// By tool, what the arguments of a call must look like once the model makes one.
     pub(crate) strict: Arc<[(String, Grammar)]>,
-    /// What the model says must look like, where it does not call, and tokens that open what is said. `None` once it is asked for.
+    /// What the model says must look like, where it does not call, and tokens that open what is said. `None` once it is
+    /// asked for.
     pub(crate) said: Option<(Grammar, Vec<u32>)>,
     /// A call whose arguments are a form is being made.
     pub(crate) held: bool,

@@ -10,7 +10,7 @@ use crate::{Fault, Place};
 pub struct Thinking {
     /// How hard, where the template knows degrees of it.
     pub effort: Option<Effort>,
-    /// At most so many tokens; then the answer begins.
+    /// At most this many tokens; then the answer begins.
     pub budget: Option<usize>,
 }
 
@@ -39,8 +39,8 @@ impl Effort {
     }
 }
 
-/// Sets what the template knows. Degrees that it does not know leave the model to think as it does; only not to think at
-/// all is more than a wish, and refused where nobody can tell the model.
+/// Sets what the template knows. Degrees that it does not know leave the model to think as it does; only not to think
+/// at all is more than a wish, and refused where nobody can tell the model.
 pub(crate) fn apply(
     effort: Option<Effort>,
     template: &ChatTemplate,

@@ -20,8 +20,8 @@ pub struct Definition {
     pub description: Option<String>,
     /// The JSON Schema of its arguments, an object's; without it, or where it is empty, there are none.
     pub parameters: Option<Value>,
-    /// Whether arguments follow the schema by construction; those of a call that is demanded do in any case. Such a call
-    /// ends the answer, unless several may follow each other ([`Tools::parallel`]).
+    /// Whether arguments follow the schema by construction; those of a call that is demanded do in any case. Such a
+    /// call ends the answer, unless several may follow each other ([`Tools::parallel`]).
     pub strict: bool,
 }
 
@@ -133,15 +133,15 @@ impl Tools {
         Ok(demand.map(|demand| Tools { list: list.into(), described, demand, strict, parallel: None }))
     }
 
-    /// Whether one answer may have several calls. Without a word it may, but for calls that are strict or demanded: behind
-    /// those others follow only where this is true, and where the model's format has JSON for arguments.
+    /// Whether one answer may have several calls. Without a word it may, but for calls that are strict or demanded:
+    /// behind those others follow only where this is true, and where the model's format has JSON for arguments.
     #[must_use]
     pub fn parallel(self, parallel: Option<bool>) -> Tools {
         Tools { parallel, ..self }
     }
 
-    /// What the arguments of calls look like that the model makes by itself: those of strict tools, and behind a call that
-    /// was demanded those of every tool that may have been.
+    /// What the arguments of calls look like that the model makes by itself: those of strict tools, and behind a call
+    /// that was demanded those of every tool that may have been.
     pub(crate) fn held_forms(&self, several: bool) -> impl Iterator<Item = (&Tool, Form)> {
         let held = self.list.iter().zip(&self.strict).enumerate().filter(move |(at, (_, strict))| match self
             .demand
@@ -212,8 +212,8 @@ fn keep<T>(list: &mut Vec<T>, chosen: &[bool]) {
     list.retain(|_| chosen.next() == Some(&true));
 }
 
-/// The schema that arguments are held to. One that says there are no properties would let a model invent some, and callers
-/// hand them to functions that take none: such arguments are the empty object.
+/// The schema that arguments are held to. One that says there are no properties would let a model invent some, and
+/// callers hand them to functions that take none: such arguments are the empty object.
 fn held_to(parameters: &Value) -> Value {
     const SAY_NOTHING: [&str; 7] =
         ["type", "properties", "required", "title", "description", "$schema", "$id"];

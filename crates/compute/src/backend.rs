@@ -158,23 +158,78 @@ pub struct Linear<'a, M: Memory + ?Sized> {
     pub bias: Option<&'a M::Buf>,
 }
 
-/// How a token's experts are chosen: those with the largest logits; among equal logits those with the lowest numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a token's experts are chosen: those with the largest scores; among equal scores those with the lowest numbers. A
+/// correction may be added to the scores for the choice; weights are made of the scores as they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// Experts there are.
+    /// Experts there are; at most [`ROUTED_MAX`].
     pub experts: usize,
     /// How many of them a token takes.
     pub chosen: usize,
+    /// What a router's logits become.
+    pub scores: Scores,
+    /// The groups that the experts are in, if they are.
+    pub groups: Option<Groups>,
     /// What the weights of the chosen are shares of.
     pub shares: Shares,
+    /// Added to what [`Shares::OfChosen`] divides by.
+    pub added: f32,
+    /// What it divides by is at least this.
+    pub least: f32,
+    /// Multiplies the weights.
+    pub scale: f32,
+}
+
+impl Routing {
+    /// Scores by softmax, and nothing else.
+    pub const fn plain(experts: usize, chosen: usize, shares: Shares) -> Routing {
+        let (scores, groups) = (Scores::Softmax, None);
+        Routing { experts, chosen, scores, groups, shares, added: 0.0, least: 0.0, scale: 1.0 }
+    }
+
+    /// Whether the choice takes more than the order of the logits.
+    pub fn chooses_by_score(&self, corrected: bool) -> bool {
+        corrected || self.groups.is_some()
+    }
+
+    /// Whether weights take the scores of all experts.
+    pub fn weighs_by_all(&self) -> bool {
+        self.shares == Shares::OfAll || self.added != 0.0 || self.least != 0.0
+    }
+}
+
+/// The most experts that a router chooses from.
+pub const ROUTED_MAX: usize = 1024;
+
+/// What a router's logits become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// Softmax over all experts.
+    Softmax,
+    /// `1 / (1 + exp(-logit))`, each alone.
+    Sigmoid,
+    /// The root of `ln(1 + exp(logit))`, each alone.
+    SqrtSoftplus,
+}
+
+/// Groups of experts, equal in size, one behind the other. A token's experts are of its best groups; among equal groups
+/// the first are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// How many there are.
+    pub count: usize,
+    /// How many of them a token's experts are of.
+    pub chosen: usize,
+    /// Whether a group is as good as its two best experts together, and not as its best one.
+    pub by_two: bool,
 }
 
 /// What an expert's weight is a share of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shares {
-    /// Softmax over all experts: the weights of the chosen add up to less than one.
+    /// Of all there is, which is the score itself: of softmax the weights of the chosen add up to less than one.
     OfAll,
-    /// Softmax over the chosen experts: their weights add up to one.
+    /// Of the chosen experts' scores: their weights add up to one.
     OfChosen,
 }
 
@@ -364,13 +419,15 @@ pub trait Backend: Memory {
         y: &Self::Buf,
         x: &mut Self::Buf,
     ) -> Result<(), Error>;
-    /// Chooses each token's experts. `logits` is (tokens, experts). A row of `chosen` is the numbers of the chosen
-    /// experts, ascending, then their weights in the same order; its purpose is one of full precision.
+    /// Chooses each token's experts. `logits` is (tokens, experts), `correction` (experts). A row of `chosen` is the
+    /// numbers of the chosen experts, ascending, then their weights in the same order; its purpose is one of full
+    /// precision.
     fn route(
         &self,
         step: &Self::Step,
         routing: &Routing,
         logits: &Self::Buf,
+        correction: Option<&Self::Buf>,
         chosen: &mut Self::Buf,
     ) -> Result<(), Error>;
     /// `residual` += for each token the weighted sum of what its chosen experts make of `x`, added up in the order of

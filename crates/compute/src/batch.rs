@@ -37,7 +37,7 @@ pub struct RowState {
     pub from: Option<PageId>,
     /// Where the state after the row's last token is left; may be `from`.
     pub to: PageId,
-    /// Checkpoints: the state after so many positions of the sequence is left here as well. Within the row, ascending.
+    /// Checkpoints: the state after this many positions of the sequence is left here as well. Within the row, ascending.
     pub saves: Vec<(u32, PageId)>,
 }
 

@@ -1,8 +1,8 @@
 //! Weights that are computed in another type than they are stored in: what they land in, and how.
 //!
 //! Some matrices of safetensors files have no type that a backend multiplies: 8-bit floats with scales, AWQ and GPTQ.
-//! They land in the smallest type that holds their values exactly (an 8-bit float times a scale is rounded once, to f32,
-//! where it is computed):
+//! They land in the smallest type that holds their values exactly (an 8-bit float times a scale is rounded once, to
+//! f32, where it is computed):
 //!
 //! | stored | lands in |
 //! |---|---|
@@ -246,8 +246,8 @@ fn floats<'a>(view: &'a View<'_>) -> impl Iterator<Item = f32> + 'a {
 /// Columns that share a scale in [`DType::FP8_128`].
 const RUN: usize = 128;
 
-/// Scales whose largest an f16 times 256 holds, with room for the largest 8-bit float and for what is small beside it: a device
-/// multiplies so. What is much smaller than the largest has fewer bits there.
+/// Scales whose largest an f16 times 256 holds, with room for the largest 8-bit float and for what is small beside it:
+/// a device multiplies so. What is much smaller than the largest has fewer bits there.
 fn are_ordinary(scales: &View<'_>) -> bool {
     let most = floats(scales).fold(0.0f32, |most, scale| most.max(scale.abs()));
     floats(scales).all(f32::is_finite) && (2.0f32.powi(-18)..=2.0f32.powi(6)).contains(&most)

@@ -29,8 +29,8 @@ mod sample;
 mod splitmix;
 
 pub use backend::{
-    Attention, Backend, ExpertRoom, Experts, Glu, Heads, Linear, LowRank, Norm, NormKind, Output, Pointwise,
-    Pooling, QkNorm, RANK_MAX, Rope, Routing, Rows, Shares,
+    Attention, Backend, ExpertRoom, Experts, Glu, Groups, Heads, Linear, LowRank, Norm, NormKind, Output,
+    Pointwise, Pooling, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, Rows, Scores, Shares,
 };
 pub use batch::{Batch, GivenRows, Row, RowState, Token};
 pub use conformance::WEIGHT_TYPES;

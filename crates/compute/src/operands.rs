@@ -6,7 +6,7 @@
 
 use crate::{
     Attention, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Heads, KvGroup, KvKind, LowRank, Memory,
-    Norm, QkNorm, RANK_MAX, Rope, Routing, SelectiveScan, ShortConv, TAPS_MAX, conv_values,
+    Norm, QkNorm, RANK_MAX, ROUTED_MAX, Rope, Routing, SelectiveScan, ShortConv, TAPS_MAX, conv_values,
 };
 
 /// What has rows and columns: a buffer, or a weight.
@@ -45,7 +45,7 @@ pub fn linear<B: Operand>(
     bias.map_or(Ok(()), |bias| fits(operation, "bias", bias, (1, weight.rows())))
 }
 
-/// What is read and what is written, with as many columns; of so many rows each.
+/// What is read and what is written, with as many columns; of this many rows each.
 pub fn pair<B: Operand>(
     operation: &'static str,
     (read, x): (&'static str, &B),
@@ -140,10 +140,35 @@ pub fn low_rank<B: Operand>(count: usize, changes: &[Vec<LowRank<B>>], x: &B, ou
     Ok(())
 }
 
-/// The choice of experts. Nobody can take more of them than there are.
-pub fn route<B: Operand>(count: usize, routing: &Routing, logits: &B, chosen: &B) -> Result<(), Error> {
-    fits("route", "logits", logits, (count, routing.experts))?;
-    fits("route", "chosen", chosen, (count, 2 * routing.chosen.min(routing.experts)))
+/// The choice of experts. Nobody can take more of them than there are, or than there are in their groups.
+pub fn route<B: Operand>(
+    count: usize,
+    routing: &Routing,
+    logits: &B,
+    correction: Option<&B>,
+    chosen: &B,
+) -> Result<(), Error> {
+    const OPERATION: &str = "route";
+    let Routing { experts, groups, .. } = *routing;
+    fits(OPERATION, "logits", logits, (count, experts))?;
+    if let Some(correction) = correction {
+        fits(OPERATION, "correction", correction, (1, experts))?;
+    }
+    if experts > ROUTED_MAX {
+        let (got, wanted) = ((count, experts), (count, ROUTED_MAX));
+        return Err(Error::OperandShape { operation: OPERATION, operand: "logits", got, wanted });
+    }
+    if let Some(groups) = groups {
+        let each = experts.checked_div(groups.count).filter(|each| each * groups.count == experts);
+        let enough = |each: usize| {
+            (1..=groups.count).contains(&groups.chosen) && routing.chosen <= groups.chosen * each
+        };
+        if !each.is_some_and(|each| each > usize::from(groups.by_two) && enough(each)) {
+            let (got, wanted) = ((groups.chosen, groups.count), (groups.chosen, experts));
+            return Err(Error::OperandShape { operation: OPERATION, operand: "groups", got, wanted });
+        }
+    }
+    fits(OPERATION, "chosen", chosen, (count, 2 * routing.chosen.min(experts)))
 }
 
 /// A layer of experts.
@@ -177,7 +202,7 @@ where
     stacks("down", experts.down, experts.down_bias, hidden, ffn)
 }
 
-/// A layer's states that have room for so many values.
+/// A layer's states that have room for this many values.
 fn state_fits(operation: &'static str, values: usize, group: &KvGroup) -> Result<(), Error> {
     let wanted = values.saturating_mul(size_of::<f32>());
     match group.kind {
@@ -189,7 +214,7 @@ fn state_fits(operation: &'static str, values: usize, group: &KvGroup) -> Result
     }
 }
 
-/// Rows that have so many columns, and perhaps more.
+/// Rows that have this many columns, and perhaps more.
 fn begins(
     operation: &'static str,
     operand: &'static str,

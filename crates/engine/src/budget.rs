@@ -8,7 +8,8 @@ use crate::pace::Pace;
 /// that the cost of a step is spread over many tokens.
 const STEP: Duration = Duration::from_millis(100);
 
-/// And where streams wait for their next token meanwhile, so long: they should not stutter.
+/// And where streams wait for their next token meanwhile, so long: they should not stutter. So long, too, where several
+/// owners ask: whoever comes next waits for the step under way.
 const STEP_BESIDE: Duration = Duration::from_millis(40);
 
 /// But as many times what a step costs without any token: not more than a ninth of the time goes into that.
@@ -17,9 +18,23 @@ const STEP_BESIDE_COSTS: f64 = 8.0;
 /// Fewer are never scheduled: a slow device would otherwise spend its time on step overhead.
 const TOKENS_MIN: usize = 16;
 
+/// And so few of each owner where streams of another wait.
+const TOKENS_MIN_OF_STRANGERS: usize = 4;
+
 /// Steps tell how long a token takes when their lengths vary by half of their mean: a few streams more or less say
 /// nothing about a prompt.
 const DISTINCT: f64 = 0.25;
+
+/// What a step is for, besides the tokens of prompts that it may have.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Beside {
+    /// Streams that wait for one token.
+    pub(crate) streams: usize,
+    /// Owners of prompts, where a stream of another owner waits; else 0.
+    pub(crate) strangers: usize,
+    /// Whether requests have come from more than one owner.
+    pub(crate) several: bool,
+}
 
 /// Adapts the token budget to what steps have cost.
 #[derive(Debug)]
@@ -33,13 +48,25 @@ impl Budget {
         Budget { tokens_max, pace: Pace::new(DISTINCT) }
     }
 
-    /// Tokens for the next step, in which so many streams wait for one token. There is room for all of them.
-    pub(crate) fn tokens(&self, streams: usize) -> usize {
-        let least = TOKENS_MIN.saturating_add(streams).min(self.tokens_max);
+    /// Tokens for the next step. There is room for all streams.
+    ///
+    /// Prompts beside streams of their own owner make a step longer, up to a length at which nothing stutters. Prompts
+    /// of somebody else have no claim to that: each of their owners gets as much of the step as the streams take.
+    pub(crate) fn tokens(&self, beside: Beside) -> usize {
+        let Beside { streams, strangers, several } = beside;
+        let least = match strangers {
+            0 => TOKENS_MIN,
+            _ => TOKENS_MIN.min(TOKENS_MIN_OF_STRANGERS * strangers),
+        };
+        let least = least.saturating_add(streams).min(self.tokens_max);
         let Some((step, token)) = self.pace.now() else { return self.tokens_max };
-        let seconds = match streams {
-            0 => STEP.as_secs_f64(),
-            _ => STEP_BESIDE.as_secs_f64().max(STEP_BESIDE_COSTS * step).min(STEP.as_secs_f64()),
+        let (longest, short) = (STEP.as_secs_f64(), STEP_BESIDE.as_secs_f64());
+        let beside = short.max(STEP_BESIDE_COSTS * step).min(longest);
+        let seconds = match (streams, strangers) {
+            (0, _) if several => beside,
+            (0, _) => longest,
+            (_, 0) => beside,
+            _ => beside.min((step + token * streams as f64) * (1 + strangers) as f64),
         };
         #[expect(
             clippy::cast_sign_loss,
@@ -63,12 +90,12 @@ mod tests {
     #[test]
     fn slow_steps_shrink_the_budget_and_fast_ones_restore_it() {
         let mut budget = Budget::new(512);
-        assert_eq!(budget.tokens(0), 512);
+        assert_eq!(budget.tokens(Beside::default()), 512);
         let mut steps = |tokens: usize, elapsed: Duration| {
             for _ in 0..300 {
                 budget.observe(tokens, elapsed);
             }
-            budget.tokens(0)
+            budget.tokens(Beside::default())
         };
         assert!(steps(100, Duration::from_millis(400)).abs_diff(25) <= 1);
         assert_eq!(steps(100, Duration::from_secs(60)), TOKENS_MIN);
@@ -80,7 +107,7 @@ mod tests {
     fn prompts_are_cut_shorter_where_streams_wait() {
         let mut budget = Budget::new(2048);
         let check = |budget: &Budget, streams: usize, wanted: usize| {
-            let got = budget.tokens(streams);
+            let got = budget.tokens(Beside { streams, ..Beside::default() });
             assert!(got.abs_diff(wanted) <= 1, "{streams} streams: {got}, not {wanted}");
         };
         for tokens in [2048, 32, 32, 2048, 32] {
@@ -97,5 +124,36 @@ mod tests {
         check(&budget, 0, TOKENS_MIN);
         check(&budget, 8, TOKENS_MIN + 8);
         check(&budget, 300, 256);
+    }
+
+    /// The same GPU, with several owners.
+    #[test]
+    fn prompts_of_strangers_take_as_much_of_a_step_as_the_streams() {
+        let mut budget = Budget::new(2048);
+        for tokens in [2048, 32, 32, 2048, 32] {
+            budget.observe(tokens, Duration::from_micros(4000 + 25 * tokens as u64));
+        }
+        let check = |streams: usize, strangers: usize, wanted: usize| {
+            let got = budget.tokens(Beside { streams, strangers, several: true });
+            assert!(
+                got.abs_diff(wanted) <= 1,
+                "{streams} streams, {strangers} strangers: {got}, not {wanted}"
+            );
+        };
+        // 4 ms and 100 us for the streams, as much for the prompts: 164 tokens of them.
+        check(4, 1, 4 + 164);
+        check(4, 3, 4 + 3 * 164);
+        // Until nothing would stutter but for them.
+        check(4, 100, 1440);
+        // Nobody waits; the next to come should not wait for long.
+        check(0, 0, 1440);
+        // Where a step costs nothing but its tokens: a few for each, whatever else.
+        let mut budget = Budget::new(256);
+        for _ in 0..9 {
+            budget.observe(16, Duration::from_millis(160));
+        }
+        for (streams, strangers, wanted) in [(1, 1, 5), (1, 2, 9), (1, 9, 17), (8, 1, 12)] {
+            assert_eq!(budget.tokens(Beside { streams, strangers, several: true }), wanted);
+        }
     }
 }

@@ -13,7 +13,7 @@ use fornax_compute::{Error, KvGroup, PAGE_TOKENS, SampleFault, Sampled};
 
 use crate::{
     Clock,
-    budget::Budget,
+    budget::{Beside, Budget},
     event::{EndReason, Event, Failure, Usage},
     grammar::Grammar,
     handle::{Door, Handle, QueueLimits},
@@ -288,7 +288,9 @@ impl Engine {
     /// Puts the next step together and starts it; `false` when there was nothing to start.
     fn launch(&mut self) -> bool {
         let mut step = std::mem::take(&mut self.spare);
-        step.rows = self.scheduler.schedule(|streams| self.budget.tokens(streams), step.rows);
+        let several = self.line.is_shared();
+        let budget = |streams, strangers| self.budget.tokens(Beside { streams, strangers, several });
+        step.rows = self.scheduler.schedule(budget, step.rows);
         if step.rows.is_empty() {
             self.spare = step;
             return false;

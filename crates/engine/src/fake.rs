@@ -104,12 +104,12 @@ impl Fake {
         Fake { feeds_back: false, ..self }
     }
 
-    /// The same, taking rows of so many values in place of tokens.
+    /// The same, taking rows of this many values in place of tokens.
     pub fn with_given(self, columns: usize) -> Fake {
         Fake { given: Some(columns), ..self }
     }
 
-    /// The same, with positions of so many sections.
+    /// The same, with positions of this many sections.
     pub fn with_sections(self, sections: usize) -> Fake {
         Fake { sections, ..self }
     }

@@ -297,18 +297,8 @@ mod tests {
 
     #[test]
     fn what_the_queue_could_never_hold_is_not_told_to_come_again() {
-        let capacity = Capacity {
-            context: 100,
-            vocab: 50,
-            pages: 10,
-            encodes: false,
-            pairs: false,
-            adapters: 0,
-            given: None,
-            sections: 1,
-        };
         let limits = QueueLimits { requests_max: 4, tokens_max: 20 };
-        let door = Door::new(capacity, limits, std::sync::Arc::new(|| Duration::ZERO), Duration::MAX);
+        let door = Door::new(Capacity::SMALL, limits, std::sync::Arc::new(|| Duration::ZERO), Duration::MAX);
         let handle = Handle::new(door);
         let request = |prompt: usize, choices| Request {
             choices,
@@ -325,18 +315,8 @@ mod tests {
 
     #[test]
     fn owners_who_flood_the_queue_leave_room_for_the_next_one() {
-        let capacity = Capacity {
-            context: 100,
-            vocab: 50,
-            pages: 10,
-            encodes: false,
-            pairs: false,
-            adapters: 0,
-            given: None,
-            sections: 1,
-        };
         let limits = QueueLimits { requests_max: 12, tokens_max: 1000 };
-        let door = Door::new(capacity, limits, std::sync::Arc::new(|| Duration::ZERO), Duration::MAX);
+        let door = Door::new(Capacity::SMALL, limits, std::sync::Arc::new(|| Duration::ZERO), Duration::MAX);
         let handle = Handle::new(Arc::clone(&door));
         let submit = |owner: Option<&str>, prompt: usize| {
             let owner = owner.map(Arc::from);

@@ -45,7 +45,7 @@ impl<B: Backend> Local<B> {
         Local { backend, model, kv, groups, limits, depth, vocab, given: None, steps: VecDeque::new() }
     }
 
-    /// The same, taking rows of so many values in place of tokens: the model's own width.
+    /// The same, taking rows of this many values in place of tokens: the model's own width.
     pub fn with_given(self, columns: usize) -> Self {
         Local { given: Some(columns), ..self }
     }

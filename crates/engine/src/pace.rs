@@ -16,7 +16,7 @@ impl Pace {
         Pace { distinct, sums: [0.0; 5], fit: None }
     }
 
-    /// A step of so many tokens took so long.
+    /// A step of this many tokens took this long.
     pub(crate) fn observe(&mut self, tokens: usize, seconds: f64) {
         let tokens = tokens as f64;
         let seen = [1.0, tokens, seconds, tokens * tokens, tokens * seconds];

@@ -40,7 +40,7 @@ struct States {
     read: bool,
     /// The sequence's own state, which its steps go on from.
     own: Option<PageId>,
-    /// Checkpoints that are not in the tree yet: after so many positions, in this page. Ascending.
+    /// Checkpoints that are not in the tree yet: after this many positions, in this page. Ascending.
     saves: Vec<(usize, PageId)>,
 }
 
@@ -286,7 +286,7 @@ impl Pages {
         }
     }
 
-    /// Enters the checkpoints after so many positions. The sequence itself has no use for them any more.
+    /// Enters the checkpoints after this many positions. The sequence itself has no use for them any more.
     fn commit_states(&mut self, tables: &mut Tables, node: NodeId, after: usize) {
         for (index, states) in tables.states.iter_mut().enumerate() {
             let (group, pool) = (self.paged + index, &mut self.pools[self.paged + index]);

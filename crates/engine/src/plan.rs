@@ -447,7 +447,7 @@ impl States {
         States { least, prompts: parallel, every: every.unwrap_or(usize::MAX).max(1) }
     }
 
-    /// What every prefix of so many pages can leave.
+    /// What every prefix of this many pages can leave.
     fn wanted(&self, pages: usize) -> usize {
         self.least.saturating_add(self.prompts).saturating_add(pages / self.every)
     }

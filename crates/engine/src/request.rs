@@ -216,6 +216,21 @@ pub struct Capacity {
     pub sections: usize,
 }
 
+#[cfg(test)]
+impl Capacity {
+    /// Of a decoder of text that holds little.
+    pub(crate) const SMALL: Capacity = Capacity {
+        context: 100,
+        vocab: 50,
+        pages: 10,
+        encodes: false,
+        pairs: false,
+        adapters: 0,
+        given: None,
+        sections: 1,
+    };
+}
+
 impl Request {
     /// One answer to `prompt`, with nothing special asked for; the fields are public to ask for more.
     pub fn new(prompt: Vec<u32>, max_tokens: usize, sampling: Sampling) -> Request {
@@ -424,16 +439,7 @@ mod tests {
 
     #[test]
     fn given_content_lies_in_the_prompt_one_after_the_other_and_fits_the_model() {
-        let text = Capacity {
-            context: 100,
-            vocab: 50,
-            pages: 10,
-            encodes: false,
-            pairs: false,
-            adapters: 0,
-            given: None,
-            sections: 1,
-        };
+        let text = Capacity::SMALL;
         let capacity = Capacity { given: Some(4), ..text };
         let piece = |at, rows: usize, columns: usize| Piece {
             at,
@@ -484,16 +490,7 @@ mod tests {
 
     #[test]
     fn what_could_never_be_answered_is_refused_with_its_numbers() {
-        let capacity = Capacity {
-            context: 100,
-            vocab: 50,
-            pages: 2,
-            encodes: false,
-            pairs: false,
-            adapters: 1,
-            given: None,
-            sections: 1,
-        };
+        let capacity = Capacity { pages: 2, adapters: 1, ..Capacity::SMALL };
         let good = Request::new(vec![1, 2, 3], 10, Sampling::greedy());
         assert_eq!(good.check(&capacity), Ok(()));
         let check = |request: Request, wanted: &str| {

@@ -7,7 +7,10 @@
 //! behind, so somebody always moves on, and nobody is overtaken for ever. Where several owners want something, seats
 //! and the tokens of a step are shared out among them first (`shares.rs`).
 
-use std::{collections::BTreeSet, ops::Range};
+use std::{
+    collections::{BTreeSet, HashSet},
+    ops::Range,
+};
 
 use fornax_compute::{Batch, KvGroup, PAGE_TOKENS, Row, Token};
 use slotmap::{Key, SlotMap};
@@ -137,11 +140,11 @@ impl Scheduler {
         id
     }
 
-    /// Puts the next batch together, at most as many tokens as `budget` says for the streams that want one: what each
-    /// of its rows is, in `rows`; none when nothing can move.
+    /// Puts the next batch together: what each of its rows is, in `rows`; none when nothing can move. It has at most as
+    /// many tokens as `budget` says for the streams that want one, and for the owners of prompts beside streams of others.
     pub(crate) fn schedule(
         &mut self,
-        budget: impl FnOnce(usize) -> usize,
+        budget: impl FnOnce(usize, usize) -> usize,
         mut rows: Vec<Scheduled>,
     ) -> Vec<Scheduled> {
         rows.clear();
@@ -175,7 +178,7 @@ impl Scheduler {
             tokens_left: if self.computed.whole {
                 self.limits.tokens_max
             } else {
-                budget(one.len()).clamp(1, self.limits.tokens_max)
+                budget(one.len(), self.strangers(&one, &more)).clamp(1, self.limits.tokens_max)
             },
             wanted_left: self.limits.wanted_max,
             computed: self.computed,
@@ -241,6 +244,17 @@ impl Scheduler {
                 return;
             }
         }
+    }
+
+    /// How many owners have prompts, seated or in line, where a stream of another owner wants its next token; else 0.
+    fn strangers(&self, streams: &[SequenceId], prompts: &[SequenceId]) -> usize {
+        let owner = |id: &SequenceId| &self.sequence(*id).request.owner;
+        let Some(first) = streams.first().map(owner) else { return 0 };
+        let prompts = prompts.iter().map(owner).chain(self.waiting.iter().map(|(_, id)| owner(id)));
+        let owners: HashSet<&Owner> = prompts.collect();
+        let beside_another =
+            owners.iter().any(|prompt| *prompt != first || streams.iter().any(|id| owner(id) != first));
+        if beside_another { owners.len() } else { 0 }
     }
 
     /// Who has seats and who waits for one.
@@ -459,7 +473,7 @@ impl Scheduler {
         }
     }
 
-    /// A step of so many tokens took so long.
+    /// A step of this many tokens took this long.
     pub(crate) fn observe(&mut self, tokens: usize, seconds: f64) {
         self.speculator.observe(tokens, seconds);
     }
@@ -608,7 +622,7 @@ impl StepDraft {
     }
 }
 
-/// The keys and values of so many positions are there.
+/// The keys and values of this many positions are there.
 fn computed(sequence: &mut Sequence, positions: usize, pages: &mut Pages) {
     sequence.computed = positions;
     let seat = sequence.seat.as_mut().expect("kept while in flight");

@@ -42,6 +42,11 @@ impl Line {
         place
     }
 
+    /// Whether there are several owners.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.last.len() > 1
+    }
+
     /// A place has its seat.
     pub(crate) fn seat(&mut self, place: i64) {
         self.seated = self.seated.max(place);

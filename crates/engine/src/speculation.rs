@@ -9,7 +9,7 @@ use std::fmt;
 use crate::{pace::Pace, sequence::Sequence};
 use fornax_compute::Mirostat;
 
-/// Guesses what follows these tokens, at most so many.
+/// Guesses what follows these tokens, at most this many.
 pub type Drafter = Box<dyn FnMut(&[u32], usize) -> Vec<u32> + Send>;
 
 /// When answers are drafted.
@@ -146,7 +146,7 @@ impl Speculator {
         sequence.draft.guess.truncate(DRAFT_MAX);
     }
 
-    /// How many tokens of its guess a sequence should compute in a step of so many streams.
+    /// How many tokens of its guess a sequence should compute in a step of this many streams.
     pub(crate) fn count(&self, draft: &Draft, streams: usize) -> usize {
         let guessed = draft.guess.len();
         match self.speculation {

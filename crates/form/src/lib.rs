@@ -1,9 +1,9 @@
 //! What an answer must look like: JSON schemas, regular expressions, grammars, choices.
 //!
 //! A [`Form`] is checked (what would be ignored or bent is refused), written for the compiler, and compiled against a
-//! model's [`Vocabulary`] into a grammar that masks tokens, which is all that the engine sees of it. A [`Schema`] judges
-//! a finished answer. This crate knows text and the languages that forms are written in. It must never know a model, a
-//! tokenizer, a request or anyone's API.
+//! model's [`Vocabulary`] into a grammar that masks tokens, which is all that the engine sees of it. A [`Schema`]
+//! judges a finished answer. This crate knows text and the languages that forms are written in. It must never know a
+//! model, a tokenizer, a request or anyone's API.
 
 mod compiler;
 mod form;

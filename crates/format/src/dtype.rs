@@ -75,8 +75,8 @@ pub enum DType {
     AWQ_4,
     /// 32 8-bit floats that share a power of two: what `--quant fp8` makes of float matrices; files have it nowhere.
     MXFP8,
-    /// 8-bit floats as in FP8 checkpoints, of which 128 of a row share an f32 scale that lies before them: what such matrices
-    /// land in ([`Packing`](crate::Packing)); no tensor of a file lies so.
+    /// 8-bit floats as in FP8 checkpoints, of which 128 of a row share an f32 scale that lies before them: what such
+    /// matrices land in ([`Packing`](crate::Packing)); no tensor of a file lies so.
     FP8_128,
 }
 

@@ -136,7 +136,7 @@ pub enum Error {
         /// Bytes that are left.
         left: usize,
     },
-    /// A count that cannot be true: the file is too short for so many.
+    /// A count that cannot be true: the file is too short for this many.
     #[error("{what} says {count}, but the {left} bytes left can hold at most {most}")]
     Count {
         /// What is counted.

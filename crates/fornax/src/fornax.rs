@@ -318,8 +318,8 @@ impl Fornax {
         Ok(completions.into_iter().flatten().collect())
     }
 
-    /// What the model makes of each prompt, which is at least one token, in their order; as many are computed together as
-    /// [`OpenOptions::parallel`] allows. `report` is told how many are done, and cancels by breaking.
+    /// What the model makes of each prompt, which is at least one token, in their order; as many are computed together
+    /// as [`OpenOptions::parallel`] allows. `report` is told how many are done, and cancels by breaking.
     pub fn embed(
         &self,
         prompts: &[Vec<u32>],
@@ -420,7 +420,7 @@ impl Fornax {
         self.grammars()?.compile(form).map_err(Error::Form)
     }
 
-    /// How many tokens may follow a prompt of so many: as many as asked for, else what is left of the context. What
+    /// How many tokens may follow a prompt of this many: as many as asked for, else what is left of the context. What
     /// does not fit is refused here, with counts, and never cut.
     pub fn room(&self, prompt: usize, max_tokens: Option<usize>) -> Result<usize, Error> {
         let (context, trained) = (self.context(), self.plan().context_trained);

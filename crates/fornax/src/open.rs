@@ -36,8 +36,8 @@ pub struct OpenOptions {
     adapters: Vec<(String, PathBuf)>,
 }
 
-/// Rows of logits beyond one for each request: for drafts that are verified and prompts that are scored. They take 10 MB
-/// for a vocabulary of 150,000.
+/// Rows of logits beyond one for each request: for drafts that are verified and prompts that are scored. They take 10
+/// MB for a vocabulary of 150,000.
 const LOGIT_ROWS: usize = 15;
 
 impl OpenOptions {
@@ -120,16 +120,16 @@ impl OpenOptions {
         self
     }
 
-    /// Whether the model may be asked anew in the middle of an answer, as strict tools, several calls and bounded thinking
-    /// need. What was said until then is computed again where it is not found in the cache.
+    /// Whether the model may be asked anew in the middle of an answer, as strict tools, several calls and bounded
+    /// thinking need. What was said until then is computed again where it is not found in the cache.
     pub fn asks_anew(mut self, asks_anew: bool) -> OpenOptions {
         self.asks_anew = asks_anew;
         self
     }
 
     /// Products with weights are done as private inference does them, everything else on the CPU. What would make the
-    /// rows of a round depend on what is said (drafts, reuse of prefixes, forced tokens together, asking anew in the middle
-    /// of an answer) is off from here on.
+    /// rows of a round depend on what is said (drafts, reuse of prefixes, forced tokens together, asking anew in the
+    /// middle of an answer) is off from here on.
     pub fn private(mut self, private: Private) -> OpenOptions {
         self.setup.private = Some(private);
         self.drafts(false).prefix_reuse(false).fast_forward(false).asks_anew(false)
@@ -142,8 +142,8 @@ impl OpenOptions {
         self
     }
 
-    /// How activations enter products with quantised weights on the CPU; on a GPU they are float. [`Activations::Half`] is
-    /// slow: the specification of what a GPU computes, to compare it with.
+    /// How activations enter products with quantised weights on the CPU; on a GPU they are float. [`Activations::Half`]
+    /// is slow: the specification of what a GPU computes, to compare it with.
     pub fn activations(mut self, activations: Activations) -> OpenOptions {
         self.setup.activations = activations;
         self
@@ -161,15 +161,15 @@ impl OpenOptions {
         self
     }
 
-    /// Bytes of the device's memory that others will have given back before this model is loaded: for plans of what would
-    /// fit then.
+    /// Bytes of the device's memory that others will have given back before this model is loaded: for plans of what
+    /// would fit then.
     pub fn returning(mut self, bytes: u64) -> OpenOptions {
         self.returning = bytes;
         self
     }
 
-    /// Plans for a GPU with so many free bytes, without looking whether one is there. A model planned so can be loaded only
-    /// where one is.
+    /// Plans for a GPU with so many free bytes, without looking whether one is there. A model planned so can be loaded
+    /// only where one is.
     pub fn assume_free(mut self, bytes: u64) -> OpenOptions {
         self.setup.assumed_bytes = Some(bytes);
         self
@@ -187,8 +187,8 @@ impl OpenOptions {
         self
     }
 
-    /// Brings the matrices of a safetensors model into Q8_0, MXFP8 or Q4_K while they are loaded, which loses some precision;
-    /// a GGUF file is refused. Rows that do not fill blocks of Q4_K become Q8_0.
+    /// Brings the matrices of a safetensors model into Q8_0, MXFP8 or Q4_K while they are loaded, which loses some
+    /// precision; a GGUF file is refused. Rows that do not fill blocks of Q4_K become Q8_0.
     pub fn quantize(mut self, dtype: DType) -> OpenOptions {
         self.quantize = Some(dtype);
         self

@@ -34,8 +34,8 @@ pub struct Shape {
     experts: Option<Mixture>,
 }
 
-/// Layers of the gated delta rule: heads and the sizes of a query, key and value. Attention of such a model has gates, and
-/// rotates a quarter of a head.
+/// Layers of the gated delta rule: heads and the sizes of a query, key and value. Attention of such a model has gates,
+/// and rotates a quarter of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Delta {
     key: u32,
@@ -355,7 +355,7 @@ fn write_rows(
     let mut random = Random(SplitMix64(seed));
     let mut rows = Vec::new();
     for tensor in &tensors {
-        // At most so many bytes are held at once, unless they come again.
+        // At most this many bytes are held at once, unless they come again.
         let count = tensor.rows.unwrap_or(1);
         let at_once = if distinct < count { distinct } else { 1 };
         let mut left = count;
@@ -516,103 +516,14 @@ fn tensors(shape: &Shape, quant: Types) -> Vec<Tensor> {
 
 /// Metadata and the list of tensors, up to where data begins.
 fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
-    // GGUF's numbers for the types of values.
-    let (u32_type, i32_type, f32_type, string_type, array_type) = (4u32, 5u32, 6u32, 8u32, 9u32);
-    let string = |out: &mut Vec<u8>, text: &str| {
-        out.extend((text.len() as u64).to_le_bytes());
-        out.extend(text.as_bytes());
-    };
-    let mut strings = vec![("general.architecture", shape.architecture), ("general.name", shape.name)];
-    let mut lists: Vec<(&str, Vec<String>)> = Vec::new();
-    if words {
-        strings.extend([("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "qwen2")]);
-        lists.push(("tokenizer.ggml.tokens", vocabulary(shape.vocab)));
-        lists.push(("tokenizer.ggml.merges", Vec::new()));
-    }
-    let mut integers = vec![
-        ("block_count", shape.layers),
-        ("embedding_length", shape.hidden),
-        ("feed_forward_length", shape.ffn),
-        ("attention.head_count", shape.heads),
-        ("attention.head_count_kv", shape.heads_kv),
-        ("attention.key_length", shape.head_dim),
-        ("attention.value_length", shape.head_dim),
-        ("context_length", shape.context),
-    ];
-    let mut sections = Vec::new();
-    if let Some(Delta { key, value, dim }) = shape.delta {
-        let rotating = shape.head_dim / 4;
-        integers.extend([
-            ("rope.dimension_count", rotating),
-            ("ssm.conv_kernel", TAPS),
-            ("ssm.state_size", dim),
-            ("ssm.group_count", key),
-            ("ssm.time_step_rank", value),
-            ("ssm.inner_size", value * dim),
-            ("full_attention_interval", ATTENDS),
-        ]);
-        // Of pairs: by time, height and width, about a third each.
-        let pairs = rotating / 2;
-        let time = pairs.div_ceil(3);
-        let height = (pairs - time).div_ceil(2);
-        sections.extend([time, height, pairs - time - height, 0]);
-    }
-    if let Some(Mixture { count, chosen, ffn }) = shape.experts {
-        integers.extend([
-            ("expert_count", count),
-            ("expert_used_count", chosen),
-            ("expert_feed_forward_length", ffn),
-            ("expert_shared_feed_forward_length", ffn),
-        ]);
-    }
-    let floats = [
-        ("attention.layer_norm_rms_epsilon", 1e-6),
-        #[expect(clippy::cast_precision_loss, reason = "powers of ten that f32 holds")]
-        ("rope.freq_base", shape.rope_base as f32),
-    ];
+    let metadata = metadata(shape, words);
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((tensors.len() as u64).to_le_bytes());
-    // With words there is an end, too.
-    let others = usize::from(words) + usize::from(!sections.is_empty());
-    let keys = strings.len() + integers.len() + floats.len() + lists.len() + others;
-    out.extend((keys as u64).to_le_bytes());
-    for (key, value) in strings {
-        string(&mut out, key);
-        out.extend(string_type.to_le_bytes());
-        string(&mut out, value);
-    }
-    for (key, value) in integers {
-        string(&mut out, &format!("{}.{key}", shape.architecture));
-        out.extend(u32_type.to_le_bytes());
-        out.extend(value.to_le_bytes());
-    }
-    for (key, value) in floats {
-        string(&mut out, &format!("{}.{key}", shape.architecture));
-        out.extend(f32_type.to_le_bytes());
-        out.extend(f32::to_le_bytes(value));
-    }
-    if !sections.is_empty() {
-        string(&mut out, &format!("{}.rope.dimension_sections", shape.architecture));
-        out.extend(array_type.to_le_bytes());
-        out.extend(i32_type.to_le_bytes());
-        out.extend((sections.len() as u64).to_le_bytes());
-        out.extend(sections.iter().flat_map(|pairs: &u32| pairs.to_le_bytes()));
-    }
-    for (key, values) in &lists {
-        string(&mut out, key);
-        out.extend(array_type.to_le_bytes());
-        out.extend(string_type.to_le_bytes());
-        out.extend((values.len() as u64).to_le_bytes());
-        values.iter().for_each(|value| string(&mut out, value));
-    }
-    if words {
-        string(&mut out, "tokenizer.ggml.eos_token_id");
-        out.extend(u32_type.to_le_bytes());
-        out.extend((shape.vocab - 1).to_le_bytes());
-    }
+    out.extend(metadata.keys.to_le_bytes());
+    out.extend(metadata.out);
     let mut offset = 0u64;
     for tensor in tensors {
-        string(&mut out, &tensor.name);
+        put_string(&mut out, &tensor.name);
         // Fastest dimension first.
         let stacked = tensor.stacked.unwrap_or(1);
         let sizes = [Some(tensor.columns), tensor.rows.map(|rows| rows / stacked), tensor.stacked];
@@ -625,6 +536,123 @@ fn header(shape: &Shape, tensors: &[Tensor], words: bool) -> Vec<u8> {
     }
     out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
     out
+}
+
+fn metadata(shape: &Shape, words: bool) -> Metadata {
+    let mut metadata = Metadata { keys: 0, out: Vec::new() };
+    metadata.string("general.architecture", shape.architecture);
+    metadata.string("general.name", shape.name);
+    if words {
+        metadata.string("tokenizer.ggml.model", "gpt2");
+        metadata.string("tokenizer.ggml.pre", "qwen2");
+    }
+    let own = |key: &str| format!("{}.{key}", shape.architecture);
+    let mut integers = vec![
+        ("block_count", shape.layers),
+        ("embedding_length", shape.hidden),
+        ("feed_forward_length", shape.ffn),
+        ("attention.head_count", shape.heads),
+        ("attention.head_count_kv", shape.heads_kv),
+        ("attention.key_length", shape.head_dim),
+        ("attention.value_length", shape.head_dim),
+        ("context_length", shape.context),
+    ];
+    let rotating = shape.head_dim / 4;
+    if let Some(Delta { key, value, dim }) = shape.delta {
+        integers.extend([
+            ("rope.dimension_count", rotating),
+            ("ssm.conv_kernel", TAPS),
+            ("ssm.state_size", dim),
+            ("ssm.group_count", key),
+            ("ssm.time_step_rank", value),
+            ("ssm.inner_size", value * dim),
+            ("full_attention_interval", ATTENDS),
+        ]);
+    }
+    if let Some(Mixture { count, chosen, ffn }) = shape.experts {
+        integers.extend([
+            ("expert_count", count),
+            ("expert_used_count", chosen),
+            ("expert_feed_forward_length", ffn),
+            ("expert_shared_feed_forward_length", ffn),
+        ]);
+    }
+    for (key, value) in integers {
+        metadata.integer(&own(key), value);
+    }
+    metadata.float(&own("attention.layer_norm_rms_epsilon"), 1e-6);
+    #[expect(clippy::cast_precision_loss, reason = "powers of ten that f32 holds")]
+    metadata.float(&own("rope.freq_base"), shape.rope_base as f32);
+    if shape.delta.is_some() {
+        // Of pairs: by time, height and width, about a third each.
+        let pairs = rotating / 2;
+        let time = pairs.div_ceil(3);
+        let height = (pairs - time).div_ceil(2);
+        metadata.integers(&own("rope.dimension_sections"), &[time, height, pairs - time - height, 0]);
+    }
+    if words {
+        metadata.strings("tokenizer.ggml.tokens", &vocabulary(shape.vocab));
+        metadata.strings("tokenizer.ggml.merges", &[]);
+        metadata.integer("tokenizer.ggml.eos_token_id", shape.vocab - 1);
+    }
+    metadata
+}
+
+/// Keys and values as GGUF writes them.
+struct Metadata {
+    keys: u64,
+    out: Vec<u8>,
+}
+
+impl Metadata {
+    // GGUF's numbers for the types of values.
+    const U32: u32 = 4;
+    const I32: u32 = 5;
+    const F32: u32 = 6;
+    const STRING: u32 = 8;
+    const ARRAY: u32 = 9;
+
+    fn key(&mut self, key: &str, kind: u32) {
+        self.keys += 1;
+        put_string(&mut self.out, key);
+        self.out.extend(kind.to_le_bytes());
+    }
+
+    fn string(&mut self, key: &str, value: &str) {
+        self.key(key, Metadata::STRING);
+        put_string(&mut self.out, value);
+    }
+
+    fn integer(&mut self, key: &str, value: u32) {
+        self.key(key, Metadata::U32);
+        self.out.extend(value.to_le_bytes());
+    }
+
+    fn float(&mut self, key: &str, value: f32) {
+        self.key(key, Metadata::F32);
+        self.out.extend(value.to_le_bytes());
+    }
+
+    fn list(&mut self, key: &str, kind: u32, count: usize) {
+        self.key(key, Metadata::ARRAY);
+        self.out.extend(kind.to_le_bytes());
+        self.out.extend((count as u64).to_le_bytes());
+    }
+
+    fn integers(&mut self, key: &str, values: &[u32]) {
+        self.list(key, Metadata::I32, values.len());
+        self.out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+
+    fn strings(&mut self, key: &str, values: &[String]) {
+        self.list(key, Metadata::STRING, values.len());
+        values.iter().for_each(|value| put_string(&mut self.out, value));
+    }
+}
+
+fn put_string(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
 }
 
 /// Every byte, as byte-level vocabularies spell them, then words with a space before them.

@@ -49,8 +49,8 @@ pub struct Request {
     pub tools: Option<Tools>,
     /// How much to think in a chat. With a budget thoughts are told apart from what it says.
     pub thinking: Thinking,
-    /// Tell thoughts apart from what is said in a chat also where nothing else asks for it. Otherwise the text is all that
-    /// the model wrote.
+    /// Tell thoughts apart from what is said in a chat also where nothing else asks for it. Otherwise the text is all
+    /// that the model wrote.
     pub parts: bool,
 }
 
@@ -119,8 +119,8 @@ pub(crate) fn random_seed() -> u64 {
 /// What a request yields.
 #[derive(Clone, Debug)]
 pub struct Completion {
-    /// The generated text, without control tokens and without the stop string that ended it. Where parts are told apart, what
-    /// was said.
+    /// The generated text, without control tokens and without the stop string that ended it. Where parts are told
+    /// apart, what was said.
     pub text: String,
     /// What was thought before, where parts are told apart.
     pub thought: String,

@@ -514,7 +514,7 @@ fn run(
     Ok(())
 }
 
-/// Choosing tokens of so many rows, nearly normal logits, ones that few tokens rule, and ones near each other.
+/// Choosing tokens of this many rows, nearly normal logits, ones that few tokens rule, and ones near each other.
 fn choosing(cuda: &Cuda, vocab: usize, rows: usize) -> Result<(), Error> {
     let mut logits = cuda.alloc(Purpose::Logits, STREAMS_MAX, vocab)?;
     let plain = Sampling::default;
@@ -652,7 +652,7 @@ fn steps(
     Ok(())
 }
 
-/// Steps of so many streams as the engine makes them, for so long that the card's clock is what its power allows: the
+/// Steps of this many streams as the engine makes them, for so long that the card's clock is what its power allows: the
 /// first ones and the others, without and with choosing tokens.
 fn lasting(cuda: &Cuda, model: &mut Model, kv: &mut Kv, streams: usize) -> Result<(), Error> {
     let sampling = Sampling { temperature: 1.0, ..Sampling::greedy() };
@@ -745,7 +745,7 @@ fn remember(
     compute(&mut batch)
 }
 
-/// A token of each of so many sequences.
+/// A token of each of this many sequences.
 fn streams_batch(streams: usize) -> Batch {
     let mut batch = Batch::default();
     let pages = BEHIND / PAGE_TOKENS + 1;

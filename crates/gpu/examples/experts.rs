@@ -216,7 +216,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if different == 0 { Ok(()) } else { Err("bits depend on the batch".into()) }
 }
 
-/// A token of each of so many sequences, or one sequence's.
+/// A token of each of this many sequences, or one sequence's.
 fn batch(tokens: usize) -> Batch {
     let mut batch = Batch::default();
     if tokens <= STREAMS_MAX {

@@ -1,6 +1,6 @@
-//! A layer of the gated delta rule in a real shape, without its products: `recurrence SHAPE [KERNEL_FOLDER]`, where SHAPE is
-//! 35b (Qwen3.6-35B-A3B) or 27b (Qwen3.6-27B). Prints how long its kernels take for streams that decode and for prompts, and
-//! the rate of the states' bytes, each read and written once in a step.
+//! A layer of the gated delta rule in a real shape, without its products: `recurrence SHAPE [KERNEL_FOLDER]`, where
+//! SHAPE is 35b (Qwen3.6-35B-A3B) or 27b (Qwen3.6-27B). Prints how long its kernels take for streams that decode and
+//! for prompts, and the rate of the states' bytes, each read and written once in a step.
 
 #![expect(clippy::print_stdout, reason = "an example talks to a person")]
 

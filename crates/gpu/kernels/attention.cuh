@@ -3,17 +3,16 @@
 // and queries that also see later tokens of their sequence (BOTH).
 //
 // Keys are taken in tiles of 64, aligned to absolute places. Each tile has its own softmax, and tiles are merged in
-// order, so a token's result has the same bits whichever tokens are computed beside it, and whether one block does all its
-// tiles or each tile has its own. Every kernel does the following for a tile, in this order of sums:
+// order, so a token's result has the same bits whichever tokens are computed beside it, and whether one block does all
+// its tiles or each tile has its own. Every kernel does the following for a tile, in this order of sums:
 //   scores   16 queries x 8 keys by mma.sync, over the head's values in steps of 16. A query's value is two numbers of the
 //            stored type (hi and lo), after scaling by a power of two that brings the row's largest into
 //            [2^13, 2^14): one number alone costs 1e-7 to 5e-7 of a row's mean square, as it would for the weights.
 //   weights  2^(score - the row's maximum), as hi and lo again;
 //   sums     weights x values, and weights x 1, by mma.sync over the keys in steps of 16.
-// 8-bit floats are copied as they are stored and widened to f16 tile by tile, which is exact where f16 has the value: everything
-// else is as with f16.
-// What a row does not see of a tile has a weight of zero. A value that is not finite therefore spoils every row of the same
-// sequence that shares its tile; never another sequence.
+// 8-bit floats are copied as they are stored and widened to f16 tile by tile, which is exact where f16 has the value:
+// everything else is as with f16. What a row does not see of a tile has a weight of zero. A value that is not finite
+// therefore spoils every row of the same sequence that shares its tile; never another sequence.
 #pragma once
 #include "activation.cuh"
 #include "kv.cuh"
@@ -212,6 +211,9 @@ DEVICE void stage_tile(const Attention& a, u32 to, const Stored* pages, const Ti
 #pragma unroll
     for (int v = 0; v < 2; v++) stage_half<THREADS>(a, to, pages, two, kv, v, tile, from, last, fresh);
 }
+#endif
+#ifdef HOST_TILES_BYTES
+static_assert(TILES_BYTES(1) == HOST_TILES_BYTES, "the shared memory that a launch asks for");
 #endif
 // Zeros the padding columns, once.
 template <int THREADS> DEVICE void clear_padding(u32 to, int rows) {

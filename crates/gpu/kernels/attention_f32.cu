@@ -2,13 +2,14 @@
 // one head size (DIM) and GQA group (GROUP: query heads of a K/V head); soft-capped scores (CAPPED), attention sinks
 // (SINKS), and queries that also see later tokens of their sequence (BOTH). See docs/kernels.md#attention_f32.
 //
-// Grid (kv heads, tokens): a block has the GROUP query heads of one K/V head of one token and takes its keys in tiles of 64,
-// aligned to absolute positions, with an online softmax. Every sum has one order, so a token's bits do not depend on the batch.
+// Grid (kv heads, tokens): a block has the GROUP query heads of one K/V head of one token and takes its keys in tiles
+// of 64, aligned to absolute positions, with an online softmax. Every sum has one order, so a token's bits do not
+// depend on the batch.
 //   scores   a thread per key and head, over the head's values in order
 //   softmax  a warp per head
 //   values   a thread per output, over the keys in order
-// With `rope` set, every row of the step is one token: the kernel rotates queries and the new key and stores key and value.
-// Reads qkv (tokens, (query + 2 kv) x DIM) and pages; writes out (tokens, query x DIM) and, with `rope`, pages.
+// With `rope` set, every row of the step is one token: the kernel rotates queries and the new key and stores key and
+// value. Reads qkv (tokens, (query + 2 kv) x DIM) and pages; writes out (tokens, query x DIM) and, with `rope`, pages.
 #include "activation.cuh"
 #include "kv.cuh"
 #include "rope.cuh"

@@ -1,15 +1,17 @@
 // MoE beside the products: routing, the assignment of rows to places (experts.cuh), and the weighted sum of what the
 // chosen experts return. A row of `chosen` is a token's expert numbers, ascending, then their weights; pair (token,
 // choice) has the number token * each + choice. See docs/kernels.md#experts.
+#include "activation.cuh"
 #include "experts.cuh"
 
 #define EACH_MAX 64
 
-// Larger logits first, then lower numbers, as one number each. A NaN is above all others: it becomes the weights.
-DEVICE u64 rank(float logit, int expert) {
-    const u32 bits = __float_as_uint(logit + 0.0f);
-    return (u64)(bits & 0x80000000 ? ~bits : bits | 0x80000000) << 32 | (0xffffffffu - expert);
+// Larger values first, then lower numbers, as one number each. A NaN is above all others: it becomes the weights.
+DEVICE u64 rank(float value, int number) {
+    const u32 bits = __float_as_uint(value + 0.0f);
+    return (u64)(bits & 0x80000000 ? ~bits : bits | 0x80000000) << 32 | (0xffffffffu - number);
 }
+DEVICE int ranked(u64 rank) { return (int)(0xffffffffu - (u32)rank); }
 DEVICE u64 warp_max_64(u64 value) {
     for (int step = WARP / 2; step > 0; step /= 2) {
         const u64 other = __shfl_xor_sync(ALL_LANES, value, step);
@@ -17,27 +19,86 @@ DEVICE u64 warp_max_64(u64 value) {
     }
     return value;
 }
+// The best that comes after `last`.
+DEVICE u64 next_best(const float* values, int count, u64 last) {
+    u64 best = 0;
+    for (int i = threadIdx.x; i < count; i += WARP) {
+        const u64 own = rank(values[i], i);
+        if (own < last && own > best) best = own;
+    }
+    return warp_max_64(best);
+}
+
+enum Scores { SOFTMAX, SIGMOID, SQRT_SOFTPLUS };
+struct Route {
+    int experts, each;
+    int scores;                         // what logits become
+    int groups, groups_chosen, by_two;  // groups of experts, or 0; whether a group is as good as its two best together
+    int by_score, by_all, of_all;       // whether scores choose; whether weights take all logits; are shares of all
+    float added, least, scale;          // to what weights are divided by; its least; times the weights
+};
+
+// A score that looks at no other logit.
+DEVICE float alone(int scores, float logit) { return scores == SQRT_SOFTPLUS ? sqrtf(softplus(logit)) : sigmoid(logit); }
+DEVICE float most_of(const float* from, int count, float most) {
+    for (int i = threadIdx.x; i < count; i += WARP) most = fmaxf(most, from[i]);
+    for (int step = WARP / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, step));
+    return most;
+}
+DEVICE float powers_of(const float* from, int count, float most) {
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < count; i += WARP) sum += expf(from[i] - most);
+    return warp_sum(sum);
+}
+// What experts are chosen by: scores with the correction, and minus infinity outside the token's groups.
+DEVICE void rank_by_score(const Route& route, const float* from, const float* correction, float* to, float* groups) {
+    const int lane = threadIdx.x, softmax = route.scores == SOFTMAX;
+    const float most = softmax ? most_of(from, route.experts, -INFINITY_F) : 0.0f;
+    const float all = softmax ? powers_of(from, route.experts, most) : 1.0f;
+    for (int e = lane; e < route.experts; e += WARP) {
+        const float score = softmax ? __fdiv_rn(expf(from[e] - most), all) : alone(route.scores, from[e]);
+        to[e] = correction ? __fadd_rn(score, correction[e]) : score;
+    }
+    __syncwarp();
+    if (route.groups == 0) return;
+    const int size = route.experts / route.groups;
+    for (int g = lane; g < route.groups; g += WARP) {
+        u64 best = 0, second = 0;
+        for (int i = 0; i < size; i++) {
+            const u64 own = rank(to[g * size + i], i);
+            if (own > second) second = own;
+            if (second > best) second = best, best = own;
+        }
+        groups[g] = to[g * size + ranked(best)];
+        if (route.by_two) groups[g] = __fadd_rn(groups[g], to[g * size + ranked(second)]);
+    }
+    __syncwarp();
+    u64 last = ~0ull;
+    for (int i = 0; i < route.groups_chosen; i++) last = next_best(groups, route.groups, last);
+    for (int e = lane; e < route.experts; e += WARP)
+        if (rank(groups[e / size], e / size) < last) to[e] = -INFINITY_F;
+    __syncwarp();
+}
 
 // Grid (tokens), a warp each. Sums in the same order whatever the batch.
-KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts, int each, int of_all, float* chosen) {
+KERNEL __launch_bounds__(WARP) route(Step step, Route route, const float* logits, const float* correction, float* chosen) {
     __shared__ int numbers[EACH_MAX];
+    __shared__ float scored[EXPERTS_MAX], groups[EXPERTS_MAX];
     let_next_start();
     wait_for_inputs();
-    const int r = blockIdx.x, lane = threadIdx.x;
+    const int r = blockIdx.x, lane = threadIdx.x, experts = route.experts, each = route.each;
     if (r >= step_rows(step, 0)) return;
     const float* from = logits + (long)r * experts;
     float* to = chosen + (long)r * 2 * each;
+    if (route.by_score) rank_by_score(route, from, correction, scored, groups);
+    // The larger logit has the larger score.
+    const float* values = route.by_score ? scored : from;
     u64 last = ~0ull;
     for (int i = 0; i < each; i++) {
-        u64 best = 0;
-        for (int expert = lane; expert < experts; expert += WARP) {
-            const u64 own = rank(from[expert], expert);
-            if (own < last && own > best) best = own;
-        }
-        last = warp_max_64(best);
+        last = next_best(values, experts, last);
         if (lane == 0) {
             // Among those before it, in their order.
-            const int number = (int)(0xffffffffu - (u32)last);
+            const int number = ranked(last);
             int at = i;
             while (at > 0 && numbers[at - 1] > number) {
                 numbers[at] = numbers[at - 1];
@@ -47,18 +108,30 @@ KERNEL __launch_bounds__(WARP) route(Step step, const float* logits, int experts
         }
     }
     __syncwarp();
-    float most = -INFINITY_F;
-    for (int i = 0; i < each; i++) most = fmaxf(most, from[numbers[i]]);
-    float sum = 0.0f;
-    if (of_all) {
-        for (int expert = lane; expert < experts; expert += WARP) sum += expf(from[expert] - most);
-        sum = warp_sum(sum);
+    const bool softmax = route.scores == SOFTMAX;
+    float most = -INFINITY_F, all = 1.0f, sum = 0.0f;
+    if (softmax) {
+        for (int i = 0; i < each; i++) most = fmaxf(most, from[numbers[i]]);
+        if (route.by_all) {
+            most = most_of(from, experts, most);
+            all = powers_of(from, experts, most);
+        }
+    }
+    auto score = [&](int i) {
+        const float logit = from[numbers[i]];
+        return softmax ? expf(logit - most) : alone(route.scores, logit);
+    };
+    if (route.of_all) {
+        sum = all;
     } else {
-        for (int i = 0; i < each; i++) sum += expf(from[numbers[i]] - most);
+        for (int i = 0; i < each; i++) sum += score(i);
+        sum = __fadd_rn(sum, __fmul_rn(route.added, all));
+        const float least = __fmul_rn(route.least, all);
+        if (sum < least) sum = least;
     }
     for (int i = lane; i < each; i += WARP) {
         to[i] = (float)numbers[i];
-        to[each + i] = __fdiv_rn(expf(from[numbers[i]] - most), sum);
+        to[each + i] = __fmul_rn(__fdiv_rn(score(i), sum), route.scale);
     }
 }
 

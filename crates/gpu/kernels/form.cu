@@ -8,6 +8,11 @@
 #include "experts.cuh"
 #include "form.cuh"
 
+#define FOURS_THREADS 512  // of a block of `form_fours`
+#define FOURS_KEPT 2       // times 128 columns that a warp of it keeps in registers
+#define STREAM_MAX 8       // rows in flight
+#define STREAM_KEPT 5      // times 128 columns of a warp
+
 // Where a converted row goes, and its block's shared memory.
 struct RowTarget {
     u8* values;
@@ -111,17 +116,15 @@ KERNEL __launch_bounds__(1024, 2) form_experts_any(const float* x, const float* 
     convert<2>(x, norm, eps, columns, step, 0, stack.token, values, factors, capacity, &stack);
 }
 #elif FOURS
-KERNEL __launch_bounds__(512, 4) form_fours(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
-                                            u8* values, float* factors, int capacity) {
-    convert<2>(x, norm, eps, columns, step, wanted, first, values, factors, capacity);
+KERNEL __launch_bounds__(FOURS_THREADS, 4) form_fours(const float* x, const float* norm, float eps, int columns, Step step, int wanted,
+                                                      int first, u8* values, float* factors, int capacity) {
+    convert<FOURS_KEPT>(x, norm, eps, columns, step, wanted, first, values, factors, capacity);
 }
 // Few rows: more threads for each.
 KERNEL __launch_bounds__(1024, 1) form_few(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,
                                            u8* values, float* factors, int capacity) {
     convert<5>(x, norm, eps, columns, step, wanted, first, values, factors, capacity);
 }
-#define STREAM_MAX 8   // rows in flight
-#define STREAM_KEPT 5  // times 128 columns of a warp
 // Many long rows, on Hopper: a persistent block takes one row after another while the next `stages` are copied into
 // shared memory, so that each is read once. Behind the ring lie squares, double-buffered.
 KERNEL __launch_bounds__(1024, 1) form_stream(const float* x, const float* norm, float eps, int columns, Step step, int wanted, int first,

@@ -6,6 +6,7 @@
 // zeros where rows or columns are missing.
 #include "prelude.cuh"
 
+// What FORMAT is defined as, with MINS and BITS.
 #define F32 0
 #define HALVES 1  // F16, and with BITS BF16
 #define Q8_0 2  // and with BITS MXFP8, whose codes stay as they are

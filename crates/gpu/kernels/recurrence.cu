@@ -91,9 +91,9 @@ KERNEL __launch_bounds__(128) short_conv(Step step, ShortConv a) {
 //   change = (v - kept known) learned;  S = kept S + k change';  out = S'q = kept read + change (k'q).
 // So both sums over a matrix's rows are known at once, and a token has one reduction.
 //
-// A warp has 8 columns: lane 2p + c has the columns 4c to 4c + 3 of rows p, p + 16, ...; its share of the matrix stays in
-// registers through all tokens of the row. One more warp runs ahead: it brings queries, keys and values of `chunk` tokens
-// into shared memory, normalised, with what depends on the token alone.
+// A warp has 8 columns: lane 2p + c has the columns 4c to 4c + 3 of rows p, p + 16, ...; its share of the matrix stays
+// in registers through all tokens of the row. One more warp runs ahead: it brings queries, keys and values of `chunk`
+// tokens into shared memory, normalised, with what depends on the token alone.
 
 #define STATE_LANES 16  // columns that lie side by side
 #define PARTS 16        // lanes that share a column's rows
@@ -116,8 +116,6 @@ struct DeltaRule {
     int mixed_columns;
     int chunk;  // at most a warp's lanes
 };
-
-DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // Brings `count` tokens from `first` on into a stage of the ring. The sums have one order, whatever else is in it.
 template <int ROWS> DEVICE void bring(const DeltaRule& a, float* stage, int first, int count, int head, int column, int lane) {
@@ -231,8 +229,8 @@ template <int ROWS> DEVICE void delta_rule(const Step& step, const DeltaRule& a)
     const bool there = own < lanes_blocks * STATE_LANES;
     const long at = a.before + ((long)head * lanes_blocks + own / STATE_LANES) * a.dim_k * STATE_LANES + own % STATE_LANES;
     float share[ROWS][4];
-    // No kernel of this step writes the matrices of this layer but this one, and no other block of it these columns of the
-    // row; those of steps before have ended, for a copy to the device is between.
+    // No kernel of this step writes the matrices of this layer but this one, and no other block of it these columns of
+    // the row; those of steps before have ended, for a copy to the device is between.
     if (there && row.from >= 0) {
         load_share<ROWS>(share, state_at(a.states, row.from) + at, part, a.dim_k);
     } else {
@@ -242,7 +240,8 @@ template <int ROWS> DEVICE void delta_rule(const Step& step, const DeltaRule& a)
     wait_for_inputs();
     const int* saves = step.tables + row.saves;
     int saved = 0, due = row.count > 0 ? saves[0] : -1;
-    // After the reduction a lane has one sum: `known` in the first half of the warp, `read` in the second, of this column.
+    // After the reduction a lane has one sum: `known` in the first half of the warp, `read` in the second, of this
+    // column.
     const int mine = lane / 8 % 2 * 2 + lane / 4 % 2;
     const bool reads = lane >= 16, writes = reads && lane % 4 < 2 && own + mine < a.dim_v;
     float* out = a.out + ((long)row.first * a.value + head) * a.dim_v + own + mine;

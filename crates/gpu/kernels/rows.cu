@@ -41,7 +41,9 @@ KERNEL gather(Step step, const float* x, float* out, int columns) {
     out[r * columns + k] = x[(long)step.wanted[r] * columns + k];
 }
 
-// x = a function of each value, numbered as in rows.rs.
+enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH, RELU_SQUARED };
+
+// x = a function of each value.
 KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x, int columns) {
     let_next_start();
     wait_for_inputs();
@@ -51,17 +53,18 @@ KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x,
     const float value = x[r * columns + k];
     float result = value;
     switch (function) {
-        case 0: result = __fmul_rn(value, parameter); break;
-        case 1: result = soft_cap(value, parameter); break;
-        case 2: result = gelu(value); break;
-        case 3: result = gelu_tanh(value); break;
-        case 4: result = relu_squared(value); break;
+        case SCALE: result = __fmul_rn(value, parameter); break;
+        case SOFT_CAP: result = soft_cap(value, parameter); break;
+        case GELU: result = gelu(value); break;
+        case GELU_TANH: result = gelu_tanh(value); break;
+        case RELU_SQUARED: result = relu_squared(value); break;
     }
     x[r * columns + k] = result;
 }
 
-// out[r] = what becomes of all rows of the sequence that the r-th wanted token is of: 0 their mean, 1 the first, 2 the
-// last.
+enum Pooling { MEAN, FIRST, LAST };
+
+// out[r] = what becomes of all rows of the sequence that the r-th wanted token is of.
 KERNEL pool(Step step, int kind, const float* x, float* out, int columns) {
     let_next_start();
     wait_for_inputs();
@@ -70,11 +73,11 @@ KERNEL pool(Step step, int kind, const float* x, float* out, int columns) {
     if (k >= columns || r >= step_rows(step, 1)) return;
     const int token = step.wanted[r], first = step.firsts[token], last = step.lasts[token];
     float value = 0.0f;
-    if (kind == 0) {
+    if (kind == MEAN) {
         for (long at = first; at <= last; at++) value = __fadd_rn(value, x[at * columns + k]);
         value = __fdiv_rn(value, (float)(last - first + 1));
     } else {
-        value = x[(long)(kind == 1 ? first : last) * columns + k];
+        value = x[(long)(kind == FIRST ? first : last) * columns + k];
     }
     out[r * columns + k] = value;
 }

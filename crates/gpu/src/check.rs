@@ -12,6 +12,7 @@ use fornax_format::DType;
 use crate::cuda::Cuda;
 use crate::driver::{Arg, Device, Event, Pinned};
 use crate::gather::Stored;
+use crate::grid::Grid;
 use crate::layout::Format;
 use crate::memory::{COLUMNS_MAX, Weight, WeightPart, int};
 use crate::program::Key;
@@ -156,7 +157,7 @@ impl Cuda {
             Arg::Int(int(part.columns)),
         ];
         let function = self.programs.function(&Key::quant("embed.cu", part.format), "rows_of")?;
-        self.launching(|| self.launch(OPERATION, function, [rows, 1, 1], (256, 0), &args))?;
+        self.launching(|| self.launch(OPERATION, function, Grid::new([rows, 1, 1], 256), &args))?;
         let event = match checks.spare.pop() {
             Some(event) => event,
             None => Event::new(&self.device)?,

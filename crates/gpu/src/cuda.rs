@@ -18,6 +18,7 @@ use fornax_compute::{
 use crate::arena::{Arena, Piece};
 use crate::check::Checks;
 use crate::driver::{Arg, CUDA, Device, Event, Function, Graph, Launch};
+use crate::grid::Grid;
 use crate::layout::Format;
 use crate::memory::{Buf, CudaSizes, Kv, PARTIALS_BYTES, TICKETS, Weight, formed_bytes, int};
 use crate::ops::{Call, Fuse, Scratch, recurrence_program, sample_program};
@@ -43,8 +44,8 @@ pub struct CudaOptions {
     pub slots: usize,
     /// Steps that may be begun while another one is unfinished.
     pub depth: usize,
-    /// Entries of all page tables of a step, and `tokens_max` more for each KV group. For each group of states six words for
-    /// each slot, and two for each checkpoint.
+    /// Entries of all page tables of a step, and `tokens_max` more for each KV group. For each group of states six
+    /// words for each slot, and two for each checkpoint.
     pub pages_max: usize,
     /// Where compiled kernels are kept; `None` compiles them anew each time.
     pub kernel_folder: Option<PathBuf>,
@@ -228,23 +229,11 @@ impl Cuda {
         &self,
         operation: &'static str,
         function: Function,
-        grid: [usize; 3],
-        (block, shared): (u32, u32),
+        grid: Grid,
         args: &[Arg<'_>],
     ) -> Result<(), Error> {
-        self.launch_clusters(operation, function, grid, (block, shared, 1), args)
-    }
-
-    /// The same where `cluster` blocks, neighbours in the third dimension of the grid, see each other's shared memory.
-    pub(crate) fn launch_clusters(
-        &self,
-        operation: &'static str,
-        function: Function,
-        grid: [usize; 3],
-        (block, shared, cluster): (u32, u32, usize),
-        args: &[Arg<'_>],
-    ) -> Result<(), Error> {
-        let [x, y, z, cluster] = [grid[0], grid[1], grid[2], cluster]
+        let Grid { blocks: [x, y, z], threads, shared, cluster } = grid;
+        let [x, y, z, block, shared, cluster] = [x, y, z, threads, shared, cluster]
             .map(|count| u32::try_from(count).expect("grids are counted in 32 bits"));
         assert!(
             self.is_launching(),
@@ -327,7 +316,7 @@ impl Cuda {
             None => ring.insert(Ring::new(&self.device)?),
         };
         let mut checked = self.checked.borrow_mut();
-        self.send((ring, &mut *checked), &weight, parts)?;
+        self.send(ring, &mut checked, &weight, parts)?;
         let checked = match checked.as_mut() {
             Some(checked) => checked,
             None => checked.insert(Checks::new(&self.device)?),
@@ -508,6 +497,15 @@ impl Cuda {
     }
 }
 
+/// Operations of `Backend`, and the method in `ops` that does each.
+macro_rules! done_in_ops {
+    ($($operation:ident => $method:ident($($operand:ident: $type:ty),*);)*) => {
+        $(fn $operation(&self, step: &Step, $($operand: $type),*) -> Result<(), Error> {
+            self.$method(step.slot(), $($operand),*)
+        })*
+    };
+}
+
 impl Backend for Cuda {
     type Step = Step;
 
@@ -583,10 +581,6 @@ impl Backend for Cuda {
         Ok(values)
     }
 
-    fn embed(&self, step: &Step, table: &Weight, out: &mut Buf) -> Result<(), Error> {
-        self.op_embed(step.slot(), table, out)
-    }
-
     fn matmul(&self, step: &Step, rows: Rows, weight: &Weight, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let call = Call { operation: "matmul", slot: step.slot(), rows };
         self.op_linear(call, Linear { weight, bias: None }, x, out, None)
@@ -626,147 +620,29 @@ impl Backend for Cuda {
         self.op_add("add", step.slot(), rows, y, x)
     }
 
-    fn add_positions(&self, step: &Step, table: &Weight, x: &mut Buf) -> Result<(), Error> {
-        self.op_add_positions(step.slot(), table, x)
-    }
-
-    fn pointwise(&self, step: &Step, rows: Rows, function: Pointwise, x: &mut Buf) -> Result<(), Error> {
-        self.op_pointwise(step.slot(), rows, function, x)
-    }
-
-    fn scale_columns(&self, step: &Step, factors: &Buf, x: &mut Buf) -> Result<(), Error> {
-        self.op_scale_columns(step.slot(), factors, x)
-    }
-
-    fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
-        self.op_norm(step.slot(), rows, norm, x, out)
-    }
-
-    fn qk_norm(&self, step: &Step, heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf) -> Result<(), Error> {
-        self.op_qk_norm(step.slot(), heads, norm, qkv)
-    }
-
-    fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
-        self.op_rope(step.slot(), heads, rope, qkv)
-    }
-
-    fn kv_write(
-        &self,
-        step: &Step,
-        heads: Heads,
-        layer: KvLayer,
-        qkv: &Buf,
-        kv: &mut Kv,
-    ) -> Result<(), Error> {
-        self.op_kv_write(step.slot(), heads, layer, qkv, kv)
-    }
-
-    fn attention(
-        &self,
-        step: &Step,
-        attention: &Attention<Buf>,
-        qkv: &Buf,
-        kv: &Kv,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
-        self.op_attention(step.slot(), attention, qkv, kv, out)
-    }
-
-    fn attend(
-        &self,
-        step: &Step,
-        attention: &Attention<Buf>,
-        rope: Option<&Rope<Buf>>,
-        qkv: &mut Buf,
-        kv: &mut Kv,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
-        self.op_attend(step.slot(), attention, rope, qkv, kv, out)
-    }
-
-    fn glu(&self, step: &Step, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
-        self.op_glu(step.slot(), kind, gate_up, out)
-    }
-
-    fn add_gated(&self, step: &Step, gate: &Buf, y: &Buf, x: &mut Buf) -> Result<(), Error> {
-        self.op_add_gated(step.slot(), gate, y, x)
-    }
-
-    fn low_rank(
-        &self,
-        step: &Step,
-        changes: &[Vec<LowRank<Buf>>],
-        x: &Buf,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
-        self.op_low_rank(step.slot(), changes, x, out)
-    }
-
-    fn short_conv(
-        &self,
-        step: &Step,
-        conv: &ShortConv<Buf>,
-        x: &Buf,
-        kv: &mut Kv,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
-        self.op_short_conv(step.slot(), conv, x, kv, out)
-    }
-
-    fn delta_rule(
-        &self,
-        step: &Step,
-        rule: &DeltaRule<Buf>,
-        qkv: &mut Buf,
-        mixed: &mut Buf,
-        kv: &mut Kv,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
-        self.op_delta_rule(step.slot(), rule, (qkv, mixed), kv, out)
-    }
-
-    fn selective_scan(
-        &self,
-        step: &Step,
-        scan: &SelectiveScan<Buf>,
-        x: &Buf,
-        mixed: &mut Buf,
-        kv: &mut Kv,
-        out: &mut Buf,
-    ) -> Result<(), Error> {
-        self.op_selective_scan(step.slot(), scan, (x, mixed), kv, out)
-    }
-
-    fn gated_norm(&self, step: &Step, norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
-        self.op_gated_norm(step.slot(), norm, gates, x)
-    }
-
-    fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
-        self.op_sigmoid_gate(step.slot(), gates, x)
-    }
-
-    fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
-        self.op_route(step.slot(), routing, logits, chosen)
-    }
-
-    fn experts(
-        &self,
-        step: &Step,
-        experts: &Experts<'_, Cuda>,
-        chosen: &Buf,
-        x: &Buf,
-        room: &mut ExpertRoom<Buf>,
-        residual: &mut Buf,
-    ) -> Result<(), Error> {
-        self.op_experts(step.slot(), experts, chosen, x, room, residual)
-    }
-
-    fn gather_wanted(&self, step: &Step, x: &Buf, out: &mut Buf) -> Result<(), Error> {
-        self.op_gather(step.slot(), x, out)
-    }
-
-    fn pool(&self, step: &Step, pooling: Pooling, x: &Buf, out: &mut Buf) -> Result<(), Error> {
-        self.op_pool(step.slot(), pooling, x, out)
+    done_in_ops! {
+        embed => op_embed(table: &Weight, out: &mut Buf);
+        add_positions => op_add_positions(table: &Weight, x: &mut Buf);
+        pointwise => op_pointwise(rows: Rows, function: Pointwise, x: &mut Buf);
+        scale_columns => op_scale_columns(factors: &Buf, x: &mut Buf);
+        norm => op_norm(rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf);
+        qk_norm => op_qk_norm(heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf);
+        rope => op_rope(heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf);
+        kv_write => op_kv_write(heads: Heads, layer: KvLayer, qkv: &Buf, kv: &mut Kv);
+        attention => op_attention(attention: &Attention<Buf>, qkv: &Buf, kv: &Kv, out: &mut Buf);
+        attend => op_attend(attention: &Attention<Buf>, rope: Option<&Rope<Buf>>, qkv: &mut Buf, kv: &mut Kv, out: &mut Buf);
+        glu => op_glu(kind: Glu, gate_up: &Buf, out: &mut Buf);
+        add_gated => op_add_gated(gate: &Buf, y: &Buf, x: &mut Buf);
+        low_rank => op_low_rank(changes: &[Vec<LowRank<Buf>>], x: &Buf, out: &mut Buf);
+        short_conv => op_short_conv(conv: &ShortConv<Buf>, x: &Buf, kv: &mut Kv, out: &mut Buf);
+        delta_rule => op_delta_rule(rule: &DeltaRule<Buf>, qkv: &mut Buf, mixed: &mut Buf, kv: &mut Kv, out: &mut Buf);
+        selective_scan => op_selective_scan(scan: &SelectiveScan<Buf>, x: &Buf, mixed: &mut Buf, kv: &mut Kv, out: &mut Buf);
+        gated_norm => op_gated_norm(norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf);
+        sigmoid_gate => op_sigmoid_gate(gates: &Buf, x: &mut Buf);
+        route => op_route(routing: &Routing, logits: &Buf, correction: Option<&Buf>, chosen: &mut Buf);
+        experts => op_experts(experts: &Experts<'_, Cuda>, chosen: &Buf, x: &Buf, room: &mut ExpertRoom<Buf>, residual: &mut Buf);
+        gather_wanted => op_gather(x: &Buf, out: &mut Buf);
+        pool => op_pool(pooling: Pooling, x: &Buf, out: &mut Buf);
     }
 
     fn sample(&self, step: &mut Step, logits: &Buf, rows: &[SampleRow<'_>]) -> Result<(), Error> {

@@ -27,6 +27,7 @@ mod check;
 mod cuda;
 mod driver;
 mod gather;
+mod grid;
 mod layout;
 mod memory;
 mod opening;

@@ -127,8 +127,8 @@ pub(crate) struct DevicePart {
     rows: i32,
     columns: i32,
     groups: i32,
-    /// Tiles of 16 rows before the place where the planes begin, less those that follow `rows` in the part. So the tiles
-    /// of `rows` less this number are what the part has from there on (`row_tiles_left` in prelude.cuh).
+    /// Tiles of 16 rows before the place where the planes begin, less those that follow `rows` in the part. So the
+    /// tiles of `rows` less this number are what the part has from there on (`row_tiles_left` in prelude.cuh).
     row_tile: i32,
 }
 

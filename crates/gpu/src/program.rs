@@ -377,9 +377,7 @@ mod tests {
 
     use super::*;
     use crate::driver::{NVRTC, chip_of_capability as chip};
-    use crate::layout::PLANES;
-    use crate::memory::WeightPart;
-    use crate::ops::shapes::HOPPER;
+    use crate::ops::shapes::{HOPPER, part};
     use crate::ops::{
         HeadGroup, RowCounts, attention_program, every_gemm, expert_programs, few_programs, form_program,
         program_one, programs_several, sample_program, storage, wgmma_program,
@@ -404,8 +402,22 @@ mod tests {
         Format::Coded(DType::IQ2_XS),
     ];
 
+    /// Programs without one twice.
+    #[derive(Default)]
+    struct Keys(Vec<Key>);
+
+    impl Keys {
+        fn add(&mut self, keys: impl IntoIterator<Item = Key>) {
+            for key in keys {
+                if !self.0.contains(&key) {
+                    self.0.push(key);
+                }
+            }
+        }
+    }
+
     fn every_program() -> Vec<Key> {
-        let mut keys: Vec<Key> = [
+        let plain = [
             "experts.cu",
             "glu.cu",
             "low_rank.cu",
@@ -414,104 +426,88 @@ mod tests {
             "recurrence.cu",
             "ring.cu",
             "rows.cu",
-        ]
-        .map(Key::plain)
-        .to_vec();
-        keys.extend([false, true].map(sample_program));
+        ];
+        let mut keys = Keys::default();
+        keys.add(plain.map(Key::plain));
+        keys.add([false, true].map(sample_program));
         for columns in [3584, 515] {
-            keys.extend([false, true].map(|experts| form_program(columns, experts)));
+            keys.add([false, true].map(|experts| form_program(columns, experts)));
         }
         for format in FORMATS {
-            keys.push(Key::quant("embed.cu", format));
-            // Few columns, and so many that they are cut into slices.
-            for columns in [2048, 14_336] {
-                let part =
-                    WeightPart { format, first: 0, rows: 1536, columns, planes: [0; PLANES], slices: None };
-                let every = expert_programs(&part, (128, 4096), &HOPPER);
-                // Those with gates and with the most rows have the most registers.
-                let some = |at: usize| format == Format::Q4_K || columns == 2048 && [1, 4, 6].contains(&at);
-                let wanted = |key: &Key, at: usize| !keys.contains(key) && (some(at) || every.len() == 1);
-                let new = every.iter().enumerate().filter(|(at, key)| wanted(key, *at));
-                let new = new.map(|(_, key)| key.clone()).collect::<Vec<_>>();
-                keys.extend(new);
+            keys.add([Key::quant("embed.cu", format), crate::upload::packer(format)]);
+            add_experts(format, &mut keys);
+            add_products(format, &mut keys);
+        }
+        add_attention(&mut keys);
+        keys.0
+    }
+
+    fn add_experts(format: Format, keys: &mut Keys) {
+        // Few columns, and so many that they are cut into slices.
+        for columns in [2048, 14_336] {
+            let every = expert_programs(&part(format, (1536, columns)), 128, 4096, &HOPPER);
+            // Those with gates and with the most rows have the most registers.
+            let some = |at: usize| format == Format::Q4_K || columns == 2048 && [1, 4, 6].contains(&at);
+            let count = every.len();
+            keys.add(
+                every.into_iter().enumerate().filter(|(at, _)| some(*at) || count == 1).map(|(_, key)| key),
+            );
+        }
+    }
+
+    fn add_products(format: Format, keys: &mut Keys) {
+        if format == Format::F32 {
+            return keys.add([Key::plain("gemv_f32.cu")]);
+        }
+        for rows in [3584, 37_888] {
+            let part = part(format, (rows, 3584));
+            // The widest have the most registers, with two warpgroups and with three.
+            for limit in [192, 256] {
+                let mut every = every_gemm(&part, limit, &HOPPER);
+                let all = format == Format::Q4_K && limit == 192;
+                let some = if all { 0 } else { every.len() - 1 };
+                keys.add(every.drain(some..));
             }
-            let packer = crate::upload::packer(format);
-            if !keys.contains(&packer) {
-                keys.push(packer);
-            }
-            if format != Format::F32 {
-                for rows in [3584, 37_888] {
-                    let part = WeightPart {
-                        format,
-                        first: 0,
-                        rows,
-                        columns: 3584,
-                        planes: [0; PLANES],
-                        slices: None,
-                    };
-                    // The widest have the most registers, with two warpgroups and with three.
-                    for limit in [192, 256] {
-                        let every = every_gemm(&part, limit, &HOPPER);
-                        let all = format == Format::Q4_K && limit == 192;
-                        let some = if all { 0 } else { every.len() - 1 };
-                        let new = every[some..].iter().filter(|key| !keys.contains(key)).cloned();
-                        let new = new.collect::<Vec<_>>();
-                        keys.extend(new);
-                    }
-                    let rows = RowCounts { often: 128, most: 128 };
-                    for gates in [false, true] {
-                        let few = few_programs(&part, gates, rows, &HOPPER);
-                        keys.extend(few.last().cloned());
-                    }
-                }
-            }
-            // A weight of many rows and one of few: their products differ in how far ahead they read.
-            for rows in [3584, 151_936] {
-                let part =
-                    WeightPart { format, first: 0, rows, columns: 3584, planes: [0; PLANES], slices: None };
-                let room = 96 << 10;
-                let every = match format {
-                    Format::F32 => vec![Key::plain("gemv_f32.cu")],
-                    _ => [false, true]
-                        .into_iter()
-                        .filter_map(|gates| program_one(&part, gates, room))
-                        .chain(programs_several(&part, 64, room))
-                        .collect(),
-                };
-                for key in every {
-                    if !keys.contains(&key) {
-                        keys.push(key);
-                    }
-                }
+            let rows = RowCounts { often: 128, most: 128 };
+            for gates in [false, true] {
+                keys.add(few_programs(&part, gates, rows, &HOPPER).pop());
             }
         }
+        // A weight of many rows and one of few: their products differ in how far ahead they read.
+        for rows in [3584, 151_936] {
+            let (part, room) = (part(format, (rows, 3584)), 96 << 10);
+            keys.add([false, true].into_iter().filter_map(|gates| program_one(&part, gates, room)));
+            keys.add(programs_several(&part, 64, room));
+        }
+    }
+
+    fn add_attention(keys: &mut Keys) {
         let heads = Heads { query: 1, kv: 1, dim: 1 };
         let heads_of = |(dim, group)| HeadGroup { dim, group };
         let causal = || Attention::causal(heads, KvLayer { group: 0, layer: 0 }, 1.0);
+        let mut attention: Vec<Key> = Vec::new();
         for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16, KvDType::F8] {
-            keys.push(Key { unit: "rope.cu", defines: storage(dtype) });
-            for shape in [(64, 3), (128, 7), (20, 2)].map(heads_of) {
-                keys.push(attention_program(shape, dtype, &causal()));
-                keys.extend(wgmma_program(shape, dtype, &causal(), true).map(|(key, _)| key));
+            keys.add([Key { unit: "rope.cu", defines: storage(dtype) }]);
+            for heads in [(64, 3), (128, 7), (20, 2)].map(heads_of) {
+                attention.push(attention_program(heads, dtype, &causal()));
+                keys.add(wgmma_program(heads, dtype, &causal(), true).map(|(key, _)| key));
             }
             for other in [
                 Attention { soft_cap: Some(50.0), ..causal() },
                 Attention { sinks: Some(()), ..causal() },
                 Attention { causal: false, ..causal() },
             ] {
-                keys.push(attention_program(heads_of((64, 2)), dtype, &other));
-                keys.extend(wgmma_program(heads_of((128, 2)), dtype, &other, false).map(|(key, _)| key));
+                attention.push(attention_program(heads_of((64, 2)), dtype, &other));
+                keys.add(wgmma_program(heads_of((128, 2)), dtype, &other, false).map(|(key, _)| key));
             }
         }
         // Wide heads, as many of one as there may be, and one for each; queries that are rotated before.
-        for shape in [(256, 2), (256, 8), (128, 16), (128, 1)].map(heads_of) {
-            keys.push(attention_program(shape, KvDType::F16, &causal()));
-        }
-        keys.extend(wgmma_program(heads_of((128, 1)), KvDType::F16, &causal(), false).map(|(key, _)| key));
-        let singles = keys.iter().filter(|key| key.unit == "attention.cu").cloned();
-        let rows: Vec<Key> = singles.map(|key| Key { unit: "attention_rows.cu", ..key }).collect();
-        keys.extend(rows);
-        keys
+        let wide = [(256, 2), (256, 8), (128, 16), (128, 1)].map(heads_of);
+        attention.extend(wide.map(|heads| attention_program(heads, KvDType::F16, &causal())));
+        keys.add(wgmma_program(heads_of((128, 1)), KvDType::F16, &causal(), false).map(|(key, _)| key));
+        let singles = attention.iter().filter(|key| key.unit == "attention.cu").cloned();
+        keys.add(singles.map(|key| Key { unit: "attention_rows.cu", ..key }));
+        keys.add(attention);
     }
 
     /// The chips that people have: A100, RTX 30, RTX 40, H100 and H200, RTX 50.

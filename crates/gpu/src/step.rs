@@ -7,16 +7,24 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use fornax_compute::{Batch, Error, PAGE_TOKENS, Purpose, Rows, Sampled, Token};
+use fornax_compute::{Batch, Error, PAGE_TOKENS, PageId, Purpose, Row, RowState, Rows, Sampled, Token};
 
 use crate::CudaOptions;
 use crate::abi::{Constant, Layout, layout};
 use crate::arena::{Arena, Piece};
 use crate::driver::{Device, Event, Pinned};
+use crate::memory::int;
 
 /// Words in front of the arrays: what is counted.
 const HEADER_WORDS: usize = 16;
-/// Arrays of a word for each token, in front of the page tables.
+/// Arrays of a word for each token, in the order in which they lie, and how many there are in front of the page tables.
+const IDS: usize = 0;
+const POSITIONS: usize = 1;
+const PLACES: usize = 2;
+const WANTED: usize = 3;
+const FIRSTS: usize = 4;
+const LASTS: usize = 5;
+const ADAPTERS: usize = 6;
 const ARRAYS: usize = 7;
 /// Words of a checkpoint: after how many of its row's tokens, and in which state (`SAVE_WORDS` of recurrence.cu).
 const SAVE_WORDS: usize = 2;
@@ -62,20 +70,25 @@ fn stride(tokens: usize, tokens_max: usize) -> usize {
     tokens.next_power_of_two().min(tokens_max)
 }
 
+/// Where an array begins, in words.
+fn array(index: usize, stride: usize) -> usize {
+    HEADER_WORDS + index * stride
+}
+
 impl DeviceStep {
     fn new(start: u64, stride: usize) -> DeviceStep {
-        let array = |index: usize| start + ((HEADER_WORDS + index * stride) * 4) as u64;
+        let array = |index: usize| start + (array(index, stride) * 4) as u64;
         DeviceStep {
             counts: start,
-            ids: array(0),
-            positions: array(1),
-            places: array(2),
-            wanted: array(3),
-            firsts: array(4),
-            lasts: array(5),
-            adapters: array(6),
+            ids: array(IDS),
+            positions: array(POSITIONS),
+            places: array(PLACES),
+            wanted: array(WANTED),
+            firsts: array(FIRSTS),
+            lasts: array(LASTS),
+            adapters: array(ADAPTERS),
             tables: array(ARRAYS),
-            stride: crate::memory::int(stride),
+            stride: int(stride),
             known: [-1; 2],
             pad: 0,
         }
@@ -319,7 +332,7 @@ impl Steps {
         batch.check(self.tokens_max, self.slots, &mut slot.seen)?;
         // A step that was dropped before it was finished may still be reading what was staged for it.
         slot.done.wait("begin")?;
-        let words = slot.fill(batch, (self.tokens_max, self.slots), self.pages_max)?;
+        let words = slot.fill(batch, self)?;
         self.device.write_pinned("begin", slot.batch, slot.staged.room().part(0, words * 4))?;
         slot.done.record()?;
         slot.behind.set(false);
@@ -329,131 +342,89 @@ impl Steps {
 
 impl Slot {
     /// Lays out the batch; how many words it takes.
-    fn fill(
-        &mut self,
-        batch: &Batch,
-        (tokens_max, slots): (usize, usize),
-        pages_max: usize,
-    ) -> Result<usize, Error> {
-        let groups = batch.rows.first().map_or(0, |row| row.pages.len());
-        let needed =
-            |row: &fornax_compute::Row| (row.start as usize + row.len as usize).div_ceil(PAGE_TOKENS);
-        let state_groups = batch.states.first().map_or(0, Vec::len);
-        let saves = batch.states.iter().flatten().map(|state| state.saves.len()).sum::<usize>();
-        let states = state_groups * tokens_max.min(slots) * STATE_WORDS + saves * SAVE_WORDS;
-        let pages = batch.rows.iter().map(|row| needed(row) * groups).sum::<usize>();
-        let pages = pages + groups * tokens_max + states;
-        if pages > pages_max {
-            return Err(Error::BatchLimit { what: "pages", got: pages, limit: pages_max });
+    fn fill(&mut self, batch: &Batch, steps: &Steps) -> Result<usize, Error> {
+        self.note(batch);
+        let stride = stride(self.tokens, steps.tokens_max);
+        self.state_rows = stride.min(steps.slots);
+        self.arrays = DeviceStep::new(self.batch, stride);
+        self.check_room(batch, steps)?;
+        let tables = array(ARRAYS, stride);
+        let states = tables + self.groups * stride;
+        let mut words = Words {
+            stride,
+            tables,
+            states,
+            wanted_next: array(WANTED, stride),
+            next: states + self.state_max.len() * self.state_rows * STATE_WORDS,
+            words: bytemuck::cast_slice_mut(self.staged.bytes_mut()),
+        };
+        words.write_tokens(batch);
+        let mut first = 0;
+        for (index, row) in batch.rows.iter().enumerate() {
+            words.write_row(first, row, batch.adapters.get(index).copied().flatten());
+            words.write_pages(first, row);
+            for (group, state) in batch.states.get(index).into_iter().flatten().enumerate() {
+                words.write_state(first, row, state, group * self.state_rows + index);
+            }
+            first += row.len as usize;
         }
-        let (tokens, wanted) = (batch.tokens.len(), batch.wanted());
-        self.tokens = tokens;
-        self.wanted = wanted;
-        self.groups = groups;
-        self.decode = batch.rows.iter().all(|row| row.len == 1);
-        self.singles.clear();
-        self.token_max = None;
-        self.sampled_slots.clear();
-        self.place_max = 0;
-        self.page_max.clear();
-        self.page_max.resize(groups, 0);
-        self.state_max.clear();
-        self.state_max.resize(state_groups, 0);
+        Ok(words.next)
+    }
+
+    /// Notes what the host has to know of the batch.
+    fn note(&mut self, batch: &Batch) {
+        self.tokens = batch.tokens.len();
+        self.wanted = batch.wanted();
+        self.groups = batch.rows.first().map_or(0, |row| row.pages.len());
         self.row_count = batch.rows.len();
         self.len_max = batch.rows.iter().map(|row| row.len as usize).max().unwrap_or(0);
+        self.decode = batch.rows.iter().all(|row| row.len == 1);
+        self.singles.clear();
+        if !self.decode {
+            note_singles(batch, &mut self.singles);
+        }
+        self.token_max = None;
+        self.sampled_slots.clear();
+        for token in &batch.tokens {
+            match *token {
+                Token::Known(id) => self.token_max = self.token_max.max(Some(id)),
+                Token::Sampled(slot) => self.sampled_slots.push(slot),
+                Token::Given(_) => unreachable!("refused before"),
+            }
+        }
+        self.place_max = batch.rows.iter().map(|row| (row.start + row.len - 1) as usize).max().unwrap_or(0);
+        self.position_max = batch.positions.iter().copied().max().unwrap_or(0);
         self.adapter_max = batch.adapters.iter().copied().flatten().max();
+        self.page_max.clear();
+        self.page_max.resize(self.groups, 0);
+        for row in &batch.rows {
+            for (max, table) in self.page_max.iter_mut().zip(&row.pages) {
+                *max = table[..pages_read(row)].iter().fold(*max, |max, page| max.max(page.0));
+            }
+        }
+        self.state_max.clear();
+        self.state_max.resize(batch.states.first().map_or(0, Vec::len), 0);
+        for states in &batch.states {
+            for (max, state) in self.state_max.iter_mut().zip(states) {
+                let named = state.saves.iter().map(|(_, page)| *page).chain(state.from).chain([state.to]);
+                *max = named.fold(*max, |max, page| max.max(page.0));
+            }
+        }
         self.results.clear();
         self.changes = 0;
         self.mask_words = 0;
+    }
 
-        let stride = stride(tokens, tokens_max);
-        self.state_rows = stride.min(slots);
-        self.arrays = DeviceStep::new(self.batch, stride);
-        let [ids, positions, places, wanted_at, firsts, lasts, adapters, tables] =
-            [0, 1, 2, 3, 4, 5, 6, ARRAYS].map(|index| HEADER_WORDS + index * stride);
-        let words: &mut [i32] = bytemuck::cast_slice_mut(self.staged.bytes_mut());
-        words[0] = crate::memory::int(tokens);
-        words[1] = crate::memory::int(wanted);
-        for (word, token) in words[ids..].iter_mut().zip(&batch.tokens) {
-            *word = match *token {
-                Token::Known(id) => {
-                    self.token_max = self.token_max.max(Some(id));
-                    // Ids beyond any table are refused by the operation that looks them up.
-                    i32::try_from(id).unwrap_or(i32::MAX)
-                }
-                Token::Sampled(slot) => {
-                    self.sampled_slots.push(slot);
-                    -1 - slot.cast_signed()
-                }
-                Token::Given(_) => unreachable!("refused before"),
-            };
+    /// Refuses a batch whose page tables and states do not fit behind the arrays.
+    fn check_room(&self, batch: &Batch, steps: &Steps) -> Result<(), Error> {
+        let pages = batch.rows.iter().map(|row| pages_read(row) * self.groups).sum::<usize>();
+        let saves = batch.states.iter().flatten().map(|state| state.saves.len()).sum::<usize>();
+        let states = self.state_max.len() * steps.tokens_max.min(steps.slots) * STATE_WORDS;
+        let got = pages + self.groups * steps.tokens_max + states + saves * SAVE_WORDS;
+        if got > steps.pages_max {
+            return Err(Error::BatchLimit { what: "pages", got, limit: steps.pages_max });
         }
-        for (word, position) in words[positions..].iter_mut().zip(&batch.positions) {
-            *word = position.cast_signed();
-        }
-        self.position_max = batch.positions.iter().copied().max().unwrap_or(0);
-        let states_at = tables + groups * stride;
-        let (mut first, mut wanted_next) = (0, wanted_at);
-        let mut page_next = states_at + state_groups * self.state_rows * STATE_WORDS;
-        for (index, row) in batch.rows.iter().enumerate() {
-            let len = row.len as usize;
-            for (group, table) in row.pages.iter().enumerate() {
-                let start = crate::memory::int(page_next - tables);
-                words[tables + group * stride + first..][..len].fill(start);
-                for page in &table[..needed(row)] {
-                    words[page_next] = page.0.cast_signed();
-                    page_next += 1;
-                    self.page_max[group] = self.page_max[group].max(page.0);
-                }
-            }
-            for (word, place) in words[places + first..][..len].iter_mut().zip(row.start..) {
-                *word = place.cast_signed();
-            }
-            words[firsts + first..][..len].fill(crate::memory::int(first));
-            words[lasts + first..][..len].fill(crate::memory::int(first + len - 1));
-            let adapter = batch.adapters.get(index).copied().flatten();
-            words[adapters + first..][..len]
-                .fill(adapter.map_or(-1, |adapter| crate::memory::int(adapter as usize)));
-            for (group, state) in batch.states.get(index).into_iter().flatten().enumerate() {
-                let page = |page: fornax_compute::PageId| page.0.cast_signed();
-                let saves = page_next - tables;
-                for &(end, to) in &state.saves {
-                    words[page_next..][..SAVE_WORDS]
-                        .copy_from_slice(&[(end - row.start).cast_signed(), page(to)]);
-                    page_next += SAVE_WORDS;
-                }
-                let device_state = DeviceRowState {
-                    first: crate::memory::int(first),
-                    tokens: crate::memory::int(len),
-                    from: state.from.map_or(-1, page),
-                    to: page(state.to),
-                    saves: crate::memory::int(saves),
-                    count: crate::memory::int(state.saves.len()),
-                };
-                let at = states_at + (group * self.state_rows + index) * STATE_WORDS;
-                words[at..][..STATE_WORDS]
-                    .copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(&device_state)));
-                let named = state.saves.iter().map(|(_, page)| *page).chain(state.from).chain([state.to]);
-                self.state_max[group] = named.fold(self.state_max[group], |max, page| max.max(page.0));
-            }
-            if len == 1 && !self.decode {
-                let places = row.start as usize + 1;
-                match self.singles.last_mut() {
-                    Some(run) if run.first + run.tokens == first => {
-                        run.tokens += 1;
-                        run.places = run.places.max(places);
-                    }
-                    _ => self.singles.push(Run { first, tokens: 1, places }),
-                }
-            }
-            first += len;
-            self.place_max = self.place_max.max(row.start as usize + len - 1);
-            for token in first - row.wanted as usize..first {
-                words[wanted_next] = crate::memory::int(token);
-                wanted_next += 1;
-            }
-        }
-        Ok(page_next)
+        Ok(())
     }
 
     /// Where its arrays lie, as kernels take it.
@@ -541,6 +512,113 @@ impl Slot {
     }
 }
 
+/// Pages of a group that a row's tokens lie in or look at.
+fn pages_read(row: &Row) -> usize {
+    (row.start as usize + row.len as usize).div_ceil(PAGE_TOKENS)
+}
+
+/// Finds the runs of rows of one token.
+fn note_singles(batch: &Batch, singles: &mut Vec<Run>) {
+    let mut first = 0;
+    for row in &batch.rows {
+        if row.len == 1 {
+            let places = row.start as usize + 1;
+            match singles.last_mut() {
+                Some(run) if run.first + run.tokens == first => {
+                    run.tokens += 1;
+                    run.places = run.places.max(places);
+                }
+                _ => singles.push(Run { first, tokens: 1, places }),
+            }
+        }
+        first += row.len as usize;
+    }
+}
+
+/// A slot's words while a batch is laid out in them. Rows are named by their first token.
+struct Words<'a> {
+    words: &'a mut [i32],
+    stride: usize,
+    /// Where each token's page tables are named, group after group.
+    tables: usize,
+    /// Where rows' states are described.
+    states: usize,
+    /// Where the next wanted token is named.
+    wanted_next: usize,
+    /// Where the next page table or list of checkpoints begins.
+    next: usize,
+}
+
+impl Words<'_> {
+    /// The words of the tokens from `first` on in one of the arrays.
+    fn array(&mut self, index: usize, first: usize) -> &mut [i32] {
+        &mut self.words[array(index, self.stride) + first..]
+    }
+
+    fn write_tokens(&mut self, batch: &Batch) {
+        self.words[0] = int(batch.tokens.len());
+        self.words[1] = int(batch.wanted());
+        for (word, token) in self.array(IDS, 0).iter_mut().zip(&batch.tokens) {
+            *word = match *token {
+                // Ids beyond any table are refused by the operation that looks them up.
+                Token::Known(id) => i32::try_from(id).unwrap_or(i32::MAX),
+                Token::Sampled(slot) => -1 - slot.cast_signed(),
+                Token::Given(_) => unreachable!("refused before"),
+            };
+        }
+        for (word, position) in self.array(POSITIONS, 0).iter_mut().zip(&batch.positions) {
+            *word = position.cast_signed();
+        }
+    }
+
+    fn write_row(&mut self, first: usize, row: &Row, adapter: Option<u32>) {
+        let len = row.len as usize;
+        for (word, place) in self.array(PLACES, first)[..len].iter_mut().zip(row.start..) {
+            *word = place.cast_signed();
+        }
+        self.array(FIRSTS, first)[..len].fill(int(first));
+        self.array(LASTS, first)[..len].fill(int(first + len - 1));
+        self.array(ADAPTERS, first)[..len].fill(adapter.map_or(-1, |adapter| int(adapter as usize)));
+        for token in first + len - row.wanted as usize..first + len {
+            self.words[self.wanted_next] = int(token);
+            self.wanted_next += 1;
+        }
+    }
+
+    /// Writes a row's page tables, and for each of its tokens where they are.
+    fn write_pages(&mut self, first: usize, row: &Row) {
+        for (group, table) in row.pages.iter().enumerate() {
+            let named = self.tables + group * self.stride + first;
+            self.words[named..][..row.len as usize].fill(int(self.next - self.tables));
+            let pages = &table[..pages_read(row)];
+            for (word, page) in self.words[self.next..].iter_mut().zip(pages) {
+                *word = page.0.cast_signed();
+            }
+            self.next += pages.len();
+        }
+    }
+
+    /// Writes what a row does with its state in one group, as the description `index`, and its checkpoints.
+    fn write_state(&mut self, first: usize, row: &Row, state: &RowState, index: usize) {
+        let page = |page: PageId| page.0.cast_signed();
+        let described = DeviceRowState {
+            first: int(first),
+            tokens: int(row.len as usize),
+            from: state.from.map_or(-1, page),
+            to: page(state.to),
+            saves: int(self.next - self.tables),
+            count: int(state.saves.len()),
+        };
+        let words = &mut self.words[self.states + index * STATE_WORDS..][..STATE_WORDS];
+        words.copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(&described)));
+        for &(end, to) in &state.saves {
+            let save = [(end - row.start).cast_signed(), page(to)];
+            self.words[self.next..][..SAVE_WORDS].copy_from_slice(&save);
+            self.next += SAVE_WORDS;
+        }
+    }
+}
+
 impl Step {
     pub(crate) fn slot(&self) -> &Slot {
         self.slot.as_ref().expect("held until the drop")
@@ -559,7 +637,7 @@ impl Drop for Step {
 
 #[cfg(test)]
 mod tests {
-    use fornax_compute::{Backend, PageId, Row, RowState};
+    use fornax_compute::Backend;
 
     use super::*;
     use crate::Cuda;

@@ -11,6 +11,7 @@ use crate::check::Checks;
 use crate::cuda::Cuda;
 use crate::driver::{Arg, Device, Event, Function, LatePinned};
 use crate::gather::{Gatherers, Stored};
+use crate::grid::Grid;
 use crate::layout::{Format, PART_BYTES, TILE_ROWS};
 use crate::memory::{PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
@@ -98,24 +99,24 @@ impl Ring {
 
 /// The program that packs rows of a format.
 pub(crate) fn packer(format: Format) -> Key {
-    // As pack.cu counts them: (format, minima, upper bits).
-    let (number, mins, bits) = match format {
-        Format::F32 => (0, 0, 0),
-        Format::F16 => (1, 0, 0),
-        Format::BF16 => (1, 0, 1),
-        Format::Q8_0 => (2, 0, 0),
-        Format::MXFP8 => (2, 0, 1),
-        Format::Q4_0 => (3, 0, 0),
-        Format::Q4_1 => (3, 1, 0),
-        Format::Q5_0 => (3, 0, 1),
-        Format::Q5_1 => (3, 1, 1),
-        Format::Q4_K => (4, 0, 0),
-        Format::Q5_K => (4, 0, 1),
-        Format::Q6_K => (5, 0, 0),
-        Format::FP8_128 => (7, 0, 0),
-        Format::Coded(_) => (6, u8::from(format.runs().is_some_and(|runs| runs.mins)), 0),
+    // As pack.cu calls them: (format, minima, upper bits).
+    let (name, mins, bits) = match format {
+        Format::F32 => ("F32", 0, 0),
+        Format::F16 => ("HALVES", 0, 0),
+        Format::BF16 => ("HALVES", 0, 1),
+        Format::Q8_0 => ("Q8_0", 0, 0),
+        Format::MXFP8 => ("Q8_0", 0, 1),
+        Format::Q4_0 => ("BLOCKS32", 0, 0),
+        Format::Q4_1 => ("BLOCKS32", 1, 0),
+        Format::Q5_0 => ("BLOCKS32", 0, 1),
+        Format::Q5_1 => ("BLOCKS32", 1, 1),
+        Format::Q4_K => ("SUPERBLOCKS", 0, 0),
+        Format::Q5_K => ("SUPERBLOCKS", 0, 1),
+        Format::Q6_K => ("Q6_K", 0, 0),
+        Format::FP8_128 => ("FP8_128", 0, 0),
+        Format::Coded(_) => ("CODED", u8::from(format.runs().is_some_and(|runs| runs.mins)), 0),
     };
-    let defines = vec![format!("FORMAT={number}"), format!("MINS={mins}"), format!("BITS={bits}")];
+    let defines = vec![format!("FORMAT={name}"), format!("MINS={mins}"), format!("BITS={bits}")];
     Key { unit: "pack.cu", defines }
 }
 
@@ -123,17 +124,19 @@ impl Cuda {
     /// Sends the stored rows of a weight's parts to their planes.
     pub(crate) fn send(
         &self,
-        (ring, checks): (&mut Ring, &mut Option<Checks>),
+        ring: &mut Ring,
+        checks: &mut Option<Checks>,
         weight: &Weight,
         parts: &[Part<'_>],
     ) -> Result<(), Error> {
         let mut parts = weight.parts.iter().map(|part| (part, Stored::new(parts, part)));
-        parts.try_for_each(|(part, rows)| self.send_part((ring, checks), weight, part, &rows))
+        parts.try_for_each(|(part, rows)| self.send_part(ring, checks, weight, part, &rows))
     }
 
     fn send_part(
         &self,
-        (ring, checks): (&mut Ring, &mut Option<Checks>),
+        ring: &mut Ring,
+        checks: &mut Option<Checks>,
         weight: &Weight,
         part: &WeightPart,
         rows: &Stored<'_>,
@@ -159,7 +162,7 @@ impl Cuda {
             let args =
                 [Arg::Struct(bytemuck::bytes_of(&device_part)), Arg::Struct(bytemuck::bytes_of(&stored))];
             let grid = [part.groups(), count.div_ceil(TILE_ROWS), 1];
-            self.launching(|| self.launch("upload", function, grid, (64, 0), &args))?;
+            self.launching(|| self.launch("upload", function, Grid::new(grid, 64), &args))?;
             slot.sent.record()
         };
         let Ring { slots, next, gatherers } = ring;
@@ -229,6 +232,7 @@ impl Cuda {
         let device_part = weight.device_part(part);
         let args = [Arg::Struct(bytemuck::bytes_of(&device_part))];
         let blocks = eights.div_ceil(THREADS).min(16 * self.device.abilities().multiprocessors);
-        self.launching(|| self.launch("upload", function, [blocks, 1, 1], (THREADS as u32, 0), &args))
+        let grid = Grid::new([blocks, 1, 1], THREADS);
+        self.launching(|| self.launch("upload", function, grid, &args))
     }
 }

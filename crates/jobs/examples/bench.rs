@@ -1,5 +1,5 @@
-//! How fast jobs are accepted and taken: `cargo run --release -p fornax-jobs --example bench -- DATABASE`, where DATABASE is
-//! a new file or `postgres://…`. Every submit is on disk before it counts.
+//! How fast jobs are accepted and taken: `cargo run --release -p fornax-jobs --example bench -- DATABASE`, where
+//! DATABASE is a new file or `postgres://…`. Every submit is on disk before it counts.
 #![expect(
     clippy::print_stdout,
     clippy::unwrap_used,

@@ -349,8 +349,8 @@ impl Store {
         Ok(batch)
     }
 
-    /// Cancels a batch that has not ended: what waits or is being answered is not wanted any more. Returns how it stands
-    /// then; one that has ended stays as it is.
+    /// Cancels a batch that has not ended: what waits or is being answered is not wanted any more. Returns how it
+    /// stands then; one that has ended stays as it is.
     pub async fn cancel_batch(&self, owner: &str, id: &str) -> Result<Batch, Error> {
         let now = self.inner.clock.now_us();
         let mut change = self.inner.writer.begin().await?;
@@ -367,8 +367,8 @@ impl Store {
         self.batch(owner, id).await?.ok_or(Error::NotFound)
     }
 
-    /// Ends every batch whose last request has ended: its answers are written to files, in the order of its lines, each as
-    /// the text that `write` makes of it. Returns how many ended.
+    /// Ends every batch whose last request has ended: its answers are written to files, in the order of its lines, each
+    /// as the text that `write` makes of it. Returns how many ended.
     pub async fn settle_batches(&self, write: impl Fn(&BatchAnswer) -> String) -> Result<usize, Error> {
         let statement = "SELECT id FROM batches WHERE state < 2 AND NOT EXISTS \
              (SELECT 1 FROM jobs WHERE batch = batches.id AND state IN (0, 1)) LIMIT $1";

@@ -64,7 +64,7 @@ pub struct Page<'a> {
     pub after: Option<&'a str>,
     /// The newest first.
     pub newest_first: bool,
-    /// At most so many.
+    /// At most this many.
     pub most: i64,
 }
 

@@ -4,8 +4,8 @@
 //! handed ([`Model`]), lets a second implementation judge every answer, and writes what became of them. [`Webhooks`]
 //! tell those who wait.
 //!
-//! This crate knows what a job is and when it is done. It must never know HTTP routes, a tokenizer or an engine: whoever
-//! serves hands it a model that answers questions. It never writes what was asked or answered into a log.
+//! This crate knows what a job is and when it is done. It must never know HTTP routes, a tokenizer or an engine:
+//! whoever serves hands it a model that answers questions. It never writes what was asked or answered into a log.
 
 mod batch;
 mod clock;

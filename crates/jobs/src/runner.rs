@@ -341,7 +341,8 @@ impl<M: Model> Attempt<M> {
         Ok(Outcome::Completed(envelope))
     }
 
-    /// A result or an error for each item. Those that are finished are written down: another attempt goes on behind them.
+    /// A result or an error for each item. Those that are finished are written down: another attempt goes on behind
+    /// them.
     async fn batch(&self, items: Vec<Item>) -> Result<Outcome, Stop> {
         let finished = self.store.finished_items(&self.claim.job.id).await.map_err(Stop::from)?;
         let mut results: Vec<Option<Value>> = vec![None; items.len()];

@@ -43,8 +43,8 @@ pub struct StoreOptions {
     pub files_max: u64,
     /// Bytes of all files of one owner; what answers are written to is counted, and never refused.
     pub file_bytes_max: u64,
-    /// Bytes of what one owner's jobs ask, while they are kept; known within a second. Where there are no other owners they
-    /// are not counted.
+    /// Bytes of what one owner's jobs ask, while they are kept; known within a second. Where there are no other owners
+    /// they are not counted.
     pub job_bytes_max: u64,
     /// Bytes that SQLite's file may grow to.
     pub bytes_max: Option<u64>,
@@ -79,8 +79,8 @@ enum Kind {
 /// Submissions written in one transaction: enough to hide the disk's latency, few enough to answer soon.
 const TOGETHER_MAX: usize = 256;
 
-/// Connections to PostgreSQL, and readers of SQLite's file. SQLite has one writer, so that writers queue here and not in
-/// busy loops.
+/// Connections to PostgreSQL, and readers of SQLite's file. SQLite has one writer, so that writers queue here and not
+/// in busy loops.
 const CONNECTIONS: u32 = 8;
 
 /// Rows that one sweep deletes or times out, so that nobody waits long behind it.
@@ -267,8 +267,8 @@ impl Store {
         Ok(submitted)
     }
 
-    /// Refuses when as many wait as may. An owner among others who has some waiting may have more only as long as that is
-    /// no more than what is free: a flood of one takes half of the queue.
+    /// Refuses when as many wait as may. An owner among others who has some waiting may have more only as long as that
+    /// is no more than what is free: a flood of one takes half of the queue.
     async fn make_room(&self, job: &NewJob, bytes: u64) -> Result<(), Error> {
         let max = self.inner.options.queue_max;
         let all = self.waiting(&job.model, None, max).await?;
@@ -286,8 +286,8 @@ impl Store {
         Ok(())
     }
 
-    /// Counts so many bytes among those of an owner's jobs, or refuses: what has ended is kept for a while, too, and the disk
-    /// is everybody's. What was summed is believed for a second.
+    /// Counts this many bytes among those of an owner's jobs, or refuses: what has ended is kept for a while, too, and
+    /// the disk is everybody's. What was summed is believed for a second.
     pub(crate) async fn hold(&self, owner: &str, bytes: u64) -> Result<(), Error> {
         let max = self.inner.options.job_bytes_max;
         let add = |held: &mut HashMap<String, (u64, Instant)>, sum: Option<u64>| {
@@ -314,8 +314,8 @@ impl Store {
         add(&mut held, Some(sum)).unwrap_or(Ok(()))
     }
 
-    /// How many wait; one more is added if that is below `max`. Counting a long queue takes its time, so what came since is
-    /// added to the last count, and only a queue that looks full is counted again.
+    /// How many wait; one more is added if that is below `max`. Counting a long queue takes its time, so what came
+    /// since is added to the last count, and only a queue that looks full is counted again.
     async fn waiting(&self, model: &str, owner: Option<&str>, max: u64) -> Result<u64, Error> {
         let is_it = |known: &Waiting| known.model == model && known.owner.as_deref() == owner;
         {
@@ -375,14 +375,15 @@ impl Store {
         format!("{kind}{:014x}{}", self.inner.clock.now_us(), random_word())
     }
 
-    /// A name for a job: its time, then 128 random bits, so that nobody guesses another's. The time comes first because an
-    /// index of random names is written all over, every new row on another page.
+    /// A name for a job: its time, then 128 random bits, so that nobody guesses another's. The time comes first because
+    /// an index of random names is written all over, every new row on another page.
     fn job_id(&self) -> String {
         let milliseconds = self.inner.clock.now_us() / 1000;
         format!("{milliseconds:012x}{}", random_word())
     }
 
-    /// A job by its id, without what it asks: that may be megabytes, and whoever waits for a job looks at it again and again.
+    /// A job by its id, without what it asks: that may be megabytes, and whoever waits for a job looks at it again and
+    /// again.
     pub async fn get(&self, id: &str) -> Result<Option<Job>, Error> {
         let statement = "SELECT id, model, owner, state, priority, CAST('' AS TEXT) AS input, webhook, ttl_ms, \
              execution_timeout_ms, created_us, started_us, finished_us, execution_us, attempts, retries, output, items, \
@@ -450,8 +451,8 @@ impl Store {
         Ok(row.try_get("count")?)
     }
 
-    /// Takes the next job: important before unimportant; of the owner with the fewest under way, and of those whose last
-    /// turn is the longest ago; the oldest. Nobody else gets it.
+    /// Takes the next job: important before unimportant; of the owner with the fewest under way, and of those whose
+    /// last turn is the longest ago; the oldest. Nobody else gets it.
     pub async fn claim(&self, model: &str, worker: &str) -> Result<Option<Claim>, Error> {
         for owner in self.owners_in_turn(model).await? {
             if let Some(claim) = self.claim_of(model, &owner, worker).await? {
@@ -713,8 +714,8 @@ impl Store {
         Ok(rows.iter().map(read).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Takes a lease from a worker that is gone, if it gave no sign of life since `beat`. The job waits again, or has had
-    /// its attempts. Returns whether the lease was taken.
+    /// Takes a lease from a worker that is gone, if it gave no sign of life since `beat`. The job waits again, or has
+    /// had its attempts. Returns whether the lease was taken.
     pub async fn recover(&self, lease: &str, beat: Option<i64>) -> Result<bool, Error> {
         let max = self.inner.options.attempts_max;
         let message = format!("the worker was lost in each of {max} attempts");

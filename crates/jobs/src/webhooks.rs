@@ -185,7 +185,8 @@ pub async fn deliver(sender: &Arc<Webhooks>, store: &Store, delivery: Delivery) 
 }
 
 /// `sha256=` and, in hexadecimal, the HMAC-SHA256 of `TIMESTAMP.DELIVERY.BODY` under the shared secret. The time and the
-/// delivery's id are signed with the body, so that a request that somebody recorded is no good later, nor a second time.
+/// delivery's id are signed with the body, so that a request that somebody recorded is no good later, nor a second
+/// time.
 pub fn signature(secret: &[u8], sent_s: u64, delivery: &str, body: &str) -> String {
     format!("sha256={}", hmac(secret, &format!("{sent_s}.{delivery}.{body}")))
 }

@@ -34,7 +34,7 @@ const TEST: &str = "workers_killed_at_random_moments_lose_nothing_and_complete_n
 /// Jobs that a worker submits before it only works.
 const JOBS: usize = 12;
 
-/// A worker is killed within so many milliseconds from when it is open.
+/// A worker is killed within this many milliseconds from when it is open.
 const LIFE_MS: u64 = 250;
 
 /// Says what it was asked, after a while that depends on it.
@@ -284,8 +284,8 @@ impl Worker {
     }
 }
 
-/// Kills so many workers, each after a random time, while as many as `beside` others work on the same queue. Who is left
-/// goes on.
+/// Kills so many workers, each after a random time, while as many as `beside` others work on the same queue. Who is
+/// left goes on.
 fn kill_workers(
     database: &Database,
     kills: u64,

@@ -1,9 +1,11 @@
-//! How fast a model file runs on the CPU, as one line of JSON: what `cargo xtask bench-peers` puts beside another engine.
+//! How fast a model file runs on the CPU, as one line of JSON: what `cargo xtask bench-peers` puts beside another
+//! engine.
 //!
 //! `cargo run --release -p fornax-model --example speed -- MODEL THREADS [SIMD]`
 //!
-//! Prefill: a prompt of 512 tokens in one step. Decode: 64 greedy tokens behind a prompt of 32. Streams: eight sequences,
-//! 32 greedy tokens each, behind prompts of 32. Each once, after a warm-up: whoever compares takes turns and medians.
+//! Prefill: a prompt of 512 tokens in one step. Decode: 64 greedy tokens behind a prompt of 32. Streams: eight
+//! sequences, 32 greedy tokens each, behind prompts of 32. Each once, after a warm-up: whoever compares takes turns and
+//! medians.
 
 #![expect(
     clippy::unwrap_used,

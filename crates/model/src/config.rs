@@ -8,7 +8,7 @@ use fornax_format::Checkpoint;
 use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule};
 use crate::layers::{self, AttentionConfig, KvShape, LayerConfig, Mixer, Mixture};
 use crate::loader::{stored_name, tensor};
-use crate::names::Tensor;
+use crate::names::{Tensor, When};
 use crate::recurrent::{StateWidths, checkpoint_every};
 use crate::source::{Json, Key, Source, bad, within};
 use crate::{Error, Facts, Rope, Stage};
@@ -20,7 +20,7 @@ pub struct Config {
     pub facts: Facts,
     /// Blocks, first to last.
     pub layers: Vec<LayerConfig>,
-    /// Whether a GGUF file has further layers behind them, which only guess ahead and are not computed.
+    /// Whether the file has further layers behind them, which only guess ahead and are not computed.
     pub ahead: bool,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -38,6 +38,8 @@ pub struct Config {
     pub tied: bool,
     /// Whether the feed-forward of a layer reads what its attention reads, and both are added together.
     pub parallel: bool,
+    /// Whether queries and keys are normalised where files of one architecture differ in it.
+    pub qk_norm: bool,
     /// Whether Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output of attention has a bias.
@@ -116,7 +118,7 @@ impl Config {
         let context = source.positions(key::CONTEXT)?;
         let biases = biases(&source, checkpoint, facts)?;
         let (rope, window_rope) = Rope::read(&source, checkpoint, facts, heads.dim, context)?;
-        let mut layers = layers::read(&source, facts, (hidden, heads), window_rope.is_some())?;
+        let mut layers = layers::read(&source, checkpoint, facts, (hidden, heads), window_rope.is_some())?;
         // Files in GGUF do not say it otherwise.
         let norm = stored(checkpoint, facts, Tensor::StateNorm);
         if matches!(source, Source::Gguf { .. }) && tensor(checkpoint, &norm).is_none() {
@@ -140,6 +142,7 @@ impl Config {
             window_rope,
             tied: tied(&source, checkpoint, facts)?,
             parallel: parallel(&source, facts)?,
+            qk_norm: qk_norm(&source, checkpoint, facts)?,
             qkv_bias: biases.qkv,
             output_bias: biases.output,
             mlp_bias: biases.mlp,
@@ -192,7 +195,7 @@ impl Config {
         let scaled = self.embedding_scale != 1.0 || self.residual_scale != 1.0 || self.logit_scale != 1.0;
         let needs = [
             (Need::LayerNorm, self.facts.norm == NormKind::Layer),
-            (Need::QkNorm, self.facts.has(Tensor::QueryNorm)),
+            (Need::QkNorm, self.qk_norm),
             (Need::Positions, self.facts.has(Tensor::Positions)),
             (
                 Need::Pointwise,
@@ -396,6 +399,18 @@ fn tied(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<b
             };
             Ok(whole.or(json.opt_bool("tie_word_embeddings")?).unwrap_or(absent))
         }
+    }
+}
+
+/// GGUF files show it.
+fn qk_norm(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<bool, Error> {
+    match (facts.row(Tensor::QueryNorm), source) {
+        (None, _) => Ok(false),
+        (Some(row), _) if row.when != When::QkNorm => Ok(true),
+        (_, Source::Gguf { .. }) => {
+            Ok(tensor(checkpoint, &stored(checkpoint, facts, Tensor::QueryNorm)).is_some())
+        }
+        (_, Source::HuggingFace { json, .. }) => Ok(json.opt_bool("use_qk_norm")?.unwrap_or(false)),
     }
 }
 

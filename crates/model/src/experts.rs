@@ -14,6 +14,7 @@ pub(crate) struct Experts<M: Memory> {
     norm: Norm<M::Buf>,           // (hidden)
     router: M::Weight,            // (experts, hidden)
     router_bias: Option<M::Buf>,  // (experts)
+    correction: Option<M::Buf>,   // (experts): added to scores for the choice alone
     gate_up: M::Weight,           // (experts, 2 ffn, hidden): of each expert gate, then up
     gate_up_bias: Option<M::Buf>, // (experts, 2 ffn)
     down: M::Weight,              // (experts, hidden, ffn)
@@ -54,6 +55,7 @@ impl<M: Memory> Experts<M> {
             norm: norm(loader, Tensor::MlpNorm, None, layer)?.ok_or_else(missing)?,
             router: loader.weight(&[Tensor::Router], layer)?,
             router_bias: loader.opt_vector(&[Tensor::RouterBias], layer)?,
+            correction: loader.opt_vector(&[Tensor::RouterCorrection], layer)?,
             gate_up: loader.experts(&[Tensor::ExpertGate, Tensor::ExpertUp], layer)?,
             gate_up_bias: loader
                 .opt_experts_vector(&[Tensor::ExpertGateBias, Tensor::ExpertUpBias], layer)?,
@@ -90,7 +92,8 @@ impl<B: Backend> Experts<B> {
         let room = &mut a.experts[self.room];
         backend.norm(step, tokens, &self.norm, &a.residual, &mut a.branch)?;
         backend.linear(step, tokens, &self.router, bias, &a.branch, &mut room.logits)?;
-        backend.route(step, &self.routing, &room.logits, &mut room.chosen)?;
+        let correction = self.correction.as_ref();
+        backend.route(step, &self.routing, &room.logits, correction, &mut room.chosen)?;
         let experts = fornax_compute::Experts {
             count: self.routing.experts,
             gate_up: &self.gate_up,

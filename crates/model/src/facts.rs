@@ -2,7 +2,7 @@
 //!
 //! Code asks a fact; it never asks which architecture it is. A fact that is not flipped by a test is not here.
 
-use fornax_compute::{GateOrder, Glu, KeySharing, NormKind, Shares};
+use fornax_compute::{GateOrder, Glu, KeySharing, NormKind, Scores, Shares};
 
 use crate::arch::{NOT_YET, TABLE};
 use crate::{Error, Name};
@@ -79,6 +79,10 @@ pub struct Facts {
     pub ffn_of_hidden: Option<usize>,
     /// Whether the feed-forward is made of experts, and what their weights are shares of.
     pub experts: Option<ShareRule>,
+    /// What a router's logits become. GGUF files may say so, too.
+    pub scores: Scores,
+    /// What keeps the sum of the chosen experts' scores from zero.
+    pub floor: Floor,
     /// The activation of the feed-forward where the configuration does not say: GGUF never does.
     pub glu: Glu,
     /// What some layers have in place of attention.
@@ -195,11 +199,24 @@ pub enum WindowRule {
 pub enum ShareRule {
     /// Of the chosen experts.
     OfChosen,
-    /// Of the chosen experts if `norm_topk_prob` in config.json says so, else of all. GGUF does not have the key.
+    /// Of the chosen experts if `norm_topk_prob` in config.json or `expert_weights_norm` in GGUF says so, else of all.
     Configured {
-        /// What files in GGUF mean.
+        /// What files in GGUF mean that do not say.
         gguf: Shares,
+        /// What config.json means that does not say.
+        hugging_face: Shares,
     },
+}
+
+/// What keeps the sum of the chosen experts' scores from zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Floor {
+    /// Nothing.
+    None,
+    /// This is added.
+    Added(f32),
+    /// It is at least this, or what `moe_norm_min` in config.json says.
+    Least(f32),
 }
 
 /// What query-key products are multiplied by.

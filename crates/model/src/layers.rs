@@ -1,12 +1,13 @@
 //! What each layer of a model is made of, read from its checkpoint: layers of one model may differ.
 
-use fornax_compute::{Heads, Routing, Shares, WeightPlace};
-use fornax_format::{Array, Value};
+use fornax_compute::{Groups, Heads, ROUTED_MAX, Routing, Scores, Shares, WeightPlace};
+use fornax_format::{Array, Checkpoint, Value};
 
-use crate::facts::{Recurrent, RotaryRule, ScanLayers, ShareRule, WindowRule};
+use crate::facts::{Floor, Recurrent, RotaryRule, ScanLayers, ShareRule, WindowRule};
+use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::recurrent::{self, ConvConfig, DeltaConfig, ScanConfig};
-use crate::source::{Json, Key, Source, bad};
+use crate::source::{Json, Key, Source, bad, within};
 use crate::{Error, Facts};
 
 /// One layer.
@@ -70,7 +71,7 @@ pub enum Rotary {
 }
 
 /// A layer's feed-forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForward {
     /// Every token takes all of it.
     Dense {
@@ -84,7 +85,7 @@ pub enum FeedForward {
 }
 
 /// The experts of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixture {
     /// How many there are, and how they are chosen.
     pub routing: Routing,
@@ -158,7 +159,7 @@ mod key {
     }
 
     pub(super) const LAYERS: Key = key("block_count", "num_hidden_layers");
-    pub(super) const LAYERS_AHEAD: Key = key("nextn_predict_layers", "");
+    pub(super) const LAYERS_AHEAD: Key = key("nextn_predict_layers", "num_nextn_predict_layers");
     pub(super) const FFN: Key = super::FFN;
     pub(super) const EXPERTS: Key = key("expert_count", "num_local_experts");
     /// What older files call it.
@@ -167,8 +168,16 @@ mod key {
     pub(super) const EXPERT_FFN: Key = key("expert_feed_forward_length", "moe_intermediate_size");
     pub(super) const SHARED_FFN: Key =
         key("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    /// How many experts wide it is where its own width is not there.
+    pub(super) const SHARED_COUNT: Key = key("expert_shared_count", "n_shared_experts");
     /// Layers before the first that has experts.
     pub(super) const FIRST_DENSE: Key = key("leading_dense_block_count", "first_k_dense_replace");
+    /// Every n-th layer has experts: n.
+    pub(super) const SPARSE_STEP: Key = key("interleave_moe_layer_step", "decoder_sparse_step");
+    pub(super) const GROUPS: Key = key("expert_group_count", "n_group");
+    pub(super) const GROUPS_CHOSEN: Key = key("expert_group_used_count", "topk_group");
+    pub(super) const ROUTED_SCALE: Key = key("expert_weights_scale", "routed_scaling_factor");
+    pub(super) const SUM_MIN: Key = key("", "moe_norm_min");
     pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
     pub(super) const HEADS_KV: Key = super::HEADS_KV;
     pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
@@ -180,6 +189,7 @@ mod key {
 /// their own.
 pub(crate) fn read(
     source: &Source<'_>,
+    checkpoint: &Checkpoint,
     facts: &Facts,
     (hidden, heads): (usize, Heads),
     windows_rotate: bool,
@@ -194,7 +204,7 @@ pub(crate) fn read(
         _ => None,
     };
     let windows = windows(source, facts, count)?;
-    let feed_forwards = feed_forwards(source, facts, hidden, count)?;
+    let feed_forwards = feed_forwards(source, checkpoint, facts, (hidden, count))?;
     let rotates = rotates(source, facts, &windows)?;
     let attention = |window: Option<u32>, rotates: bool| AttentionConfig {
         heads,
@@ -276,15 +286,14 @@ fn is_rotary(source: &Source<'_>) -> Result<bool, Error> {
 
 /// Layers that only guess ahead.
 pub(crate) fn ahead(source: &Source<'_>) -> Result<u64, Error> {
-    match source {
-        Source::Gguf { .. } => Ok(source.opt_whole(key::LAYERS_AHEAD)?.unwrap_or(0)),
-        Source::HuggingFace { .. } => Ok(0),
-    }
+    Ok(source.opt_whole(key::LAYERS_AHEAD)?.unwrap_or(0))
 }
 
 /// Layers without those that only guess ahead: GGUF files count these among them.
 fn count(source: &Source<'_>) -> Result<usize, Error> {
-    let (all, ahead) = (source.size(key::LAYERS)?, ahead(source)?);
+    let all = source.size(key::LAYERS)?;
+    let Source::Gguf { .. } = source else { return Ok(all) };
+    let ahead = ahead(source)?;
     let left = usize::try_from(ahead).ok().and_then(|ahead| all.checked_sub(ahead)).filter(|left| *left > 0);
     left.ok_or_else(|| {
         bad(&source.spelling(key::LAYERS_AHEAD), ahead, &format!("fewer than the {all} layers"))
@@ -368,9 +377,9 @@ fn one_but_zero(list: &[i64]) -> Option<usize> {
 
 fn feed_forwards(
     source: &Source<'_>,
+    checkpoint: &Checkpoint,
     facts: &Facts,
-    hidden: usize,
-    layers: usize,
+    (hidden, layers): (usize, usize),
 ) -> Result<Vec<FeedForward>, Error> {
     if facts.experts.is_none() && !facts.has(Tensor::Down) {
         return Ok(vec![FeedForward::None; layers]);
@@ -379,7 +388,7 @@ fn feed_forwards(
         return Ok(vec![FeedForward::Dense { ffn: ffn(source, facts, hidden)? }; layers]);
     };
     let mut all = vec![FeedForward::Mixture(mixture); layers];
-    let dense = dense_layers(source, layers)?;
+    let dense = dense_layers(source, checkpoint, facts, layers)?;
     if dense.contains(&true) {
         if !facts.has(Tensor::Down) {
             return Err(Error::Unsupported {
@@ -397,22 +406,62 @@ fn feed_forwards(
 
 /// Which layers of a mixture have no experts. The keys are listened to whatever the architecture: a file that has one which
 /// does not hold for it lacks the tensors that follow from the key, and is refused.
-fn dense_layers(source: &Source<'_>, layers: usize) -> Result<Vec<bool>, Error> {
-    let first = source.opt_whole(key::FIRST_DENSE)?.unwrap_or(0);
-    let (mut every, mut listed) = (1, Vec::new());
+fn dense_layers(
+    source: &Source<'_>,
+    checkpoint: &Checkpoint,
+    facts: &Facts,
+    layers: usize,
+) -> Result<Vec<bool>, Error> {
+    let first = match (source.opt_whole(key::FIRST_DENSE)?, source) {
+        (Some(first), _) => first,
+        // The file shows it.
+        (None, Source::Gguf { .. }) => {
+            let routes = |layer: &usize| {
+                let name =
+                    facts.row(Tensor::Router).and_then(|row| stored_name(checkpoint, facts, row, *layer));
+                name.is_some_and(|name| tensor(checkpoint, &name).is_some())
+            };
+            // Without any router it lacks them.
+            (0..layers).find(routes).unwrap_or(0) as u64
+        }
+        (None, Source::HuggingFace { .. }) => 0,
+    };
+    let every = source.opt_whole(key::SPARSE_STEP)?.unwrap_or(1);
+    if every == 0 {
+        return Err(bad(&source.spelling(key::SPARSE_STEP), every, "at least 1"));
+    }
+    let (mut last, mut listed) = (u64::MAX, Vec::new());
     if let Source::HuggingFace { json, .. } = source {
-        every = json.opt_u64(SPARSE_STEP)?.unwrap_or(1);
-        if every == 0 {
-            return Err(bad(&json.spelling(SPARSE_STEP), every, "at least 1"));
+        if let Some(types) = mlp_types(json, layers)? {
+            return Ok(types);
         }
         listed = json.opt_u64s("mlp_only_layers")?.unwrap_or_default();
+        // The last layer with experts, or -1 for the last of all.
+        let end = json.opt_f64("moe_layer_end_index")?.filter(|last| *last >= 0.0);
+        #[expect(clippy::cast_sign_loss, reason = "not below zero")]
+        let end = end.map(|last| last as u64);
+        last = end.unwrap_or(last);
     }
-    let dense = |layer: u64| layer < first || listed.contains(&layer) || !(layer + 1).is_multiple_of(every);
+    let dense = |layer: u64| {
+        layer < first || layer > last || listed.contains(&layer) || !(layer + 1).is_multiple_of(every)
+    };
     Ok((0..layers as u64).map(dense).collect())
 }
 
-/// Every n-th layer has experts: n.
-const SPARSE_STEP: &str = "decoder_sparse_step";
+/// The same where config.json says it layer by layer.
+fn mlp_types(json: &Json<'_>, layers: usize) -> Result<Option<Vec<bool>>, Error> {
+    let Some(types) = json.opt_strs("mlp_layer_types")? else { return Ok(None) };
+    if types.len() != layers {
+        let wanted = format!("one for each of the {layers} layers");
+        return Err(bad("mlp_layer_types", format!("{} types", types.len()), &wanted));
+    }
+    let dense = |kind: &str| match kind {
+        "dense" => Ok(true),
+        "sparse" => Ok(false),
+        other => Err(bad("mlp_layer_types", format!("{other:?}"), "dense or sparse")),
+    };
+    types.into_iter().map(dense).collect::<Result<_, _>>().map(Some)
+}
 
 /// The inner width. Where the configuration does not have it, some architectures' is four times the hidden size.
 fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error> {
@@ -438,21 +487,96 @@ fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error>
         let wanted = format!("at most the {experts} experts");
         return Err(bad(&source.spelling(key::EXPERTS_CHOSEN), chosen, &wanted));
     }
-    let shares = match (rule, source) {
-        (ShareRule::OfChosen, _) => Shares::OfChosen,
-        (ShareRule::Configured { gguf }, Source::Gguf { .. }) => gguf,
-        (ShareRule::Configured { .. }, Source::HuggingFace { json, .. }) => {
-            match json.opt_bool("norm_topk_prob")?.unwrap_or(false) {
-                true => Shares::OfChosen,
-                false => Shares::OfAll,
-            }
-        }
-    };
+    if experts > ROUTED_MAX {
+        let key = source.spelling(key::EXPERTS_CHOSEN);
+        return Err(bad(&key, format!("{chosen} of {experts} experts"), &format!("at most {ROUTED_MAX}")));
+    }
     // Files older than their own keys have these widths under the dense one's.
     let width = |key| source.opt_size(key)?.map_or_else(|| source.size(key::FFN), Ok);
-    let shared_ffn = facts.has(Tensor::SharedUp).then(|| width(key::SHARED_FFN)).transpose()?;
     let ffn = width(key::EXPERT_FFN)?;
-    Ok(Some(Mixture { routing: Routing { experts, chosen, shares }, ffn, shared_ffn }))
+    let shared_ffn = match (source.opt_size(key::SHARED_FFN)?, source.opt_whole(key::SHARED_COUNT)?) {
+        _ if !facts.has(Tensor::SharedUp) => None,
+        (Some(ffn), _) => Some(ffn),
+        (None, Some(count)) => usize::try_from(count).ok().map(|count| count.saturating_mul(ffn)),
+        (None, None) => Some(source.size(key::FFN)?),
+    };
+    let shared_ffn = shared_ffn.filter(|ffn| *ffn > 0);
+    let routing = routing(source, facts, rule, (experts, chosen))?;
+    Ok(Some(Mixture { routing, ffn, shared_ffn }))
+}
+
+/// How experts are chosen and weighed.
+fn routing(
+    source: &Source<'_>,
+    facts: &Facts,
+    rule: ShareRule,
+    (experts, chosen): (usize, usize),
+) -> Result<Routing, Error> {
+    let (mut scores, mut of_chosen) = (facts.scores, None);
+    if let Source::Gguf { metadata, architecture } = source {
+        of_chosen = metadata.opt_bool(&format!("{architecture}.expert_weights_norm"))?;
+        let key = format!("{architecture}.expert_gating_func");
+        match metadata.opt_u32(&key)?.unwrap_or(0) {
+            0 => {}
+            1 => scores = Scores::Softmax,
+            2 => scores = Scores::Sigmoid,
+            // A softmax over the chosen alone.
+            3 => (scores, of_chosen) = (Scores::Softmax, Some(true)),
+            4 => scores = Scores::SqrtSoftplus,
+            other => return Err(bad(&key, other, "0 to 4")),
+        }
+    }
+    let shares = match (rule, source) {
+        (ShareRule::OfChosen, _) => Shares::OfChosen,
+        (ShareRule::Configured { gguf, .. }, Source::Gguf { .. }) => shares(of_chosen, gguf),
+        (ShareRule::Configured { hugging_face, .. }, Source::HuggingFace { json, .. }) => {
+            shares(json.opt_bool("norm_topk_prob")?, hugging_face)
+        }
+    };
+    let (added, least) = match facts.floor {
+        Floor::None => (0.0, 0.0),
+        Floor::Added(added) => (added, 0.0),
+        Floor::Least(least) => {
+            let said =
+                if let Source::Gguf { .. } = source { None } else { source.opt_number(key::SUM_MIN)? };
+            (0.0, said.map_or(least, |said| said as f32))
+        }
+    };
+    // Zero is none.
+    let scale = source.opt_number(key::ROUTED_SCALE)?.filter(|scale| *scale != 0.0).unwrap_or(1.0);
+    let scale = within(&source.spelling(key::ROUTED_SCALE), scale, 1e-6..=1e6)? as f32;
+    let groups = groups(source, scores, (experts, chosen))?;
+    Ok(Routing { scores, groups, added, least, scale, ..Routing::plain(experts, chosen, shares) })
+}
+
+fn shares(of_chosen: Option<bool>, missing: Shares) -> Shares {
+    match of_chosen {
+        None => missing,
+        Some(true) => Shares::OfChosen,
+        Some(false) => Shares::OfAll,
+    }
+}
+
+/// The groups that experts are chosen of; none where all of them are.
+fn groups(
+    source: &Source<'_>,
+    scores: Scores,
+    (experts, chosen): (usize, usize),
+) -> Result<Option<Groups>, Error> {
+    let Some(count) = source.opt_size(key::GROUPS)?.filter(|count| *count > 1) else { return Ok(None) };
+    let of_groups = source.opt_size(key::GROUPS_CHOSEN)?.unwrap_or(count);
+    // Groups were ranked by their best expert as long as scores were a softmax.
+    let by_two = scores != Scores::Softmax;
+    if !experts.is_multiple_of(count) || experts / count <= usize::from(by_two) {
+        let wanted = format!("equal groups of the {experts} experts");
+        return Err(bad(&source.spelling(key::GROUPS), count, &wanted));
+    }
+    let enough = chosen.div_ceil(experts / count);
+    if !(enough..=count).contains(&of_groups) {
+        let wanted = format!("{enough} to {count}, for {chosen} experts of {count} groups");
+        return Err(bad(&source.spelling(key::GROUPS_CHOSEN), of_groups, &wanted));
+    }
+    Ok((of_groups < count).then_some(Groups { count, chosen: of_groups, by_two }))
 }
 
 /// What config.json calls the kind of a layer.

@@ -255,29 +255,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         {
             return self.relaid(row, &name, expert, interleave);
         }
-        let view = match (expert, name.split_once(EXPERT)) {
-            (Some(expert), Some((before, after))) => {
-                find(self.checkpoint, format!("{before}{expert}{after}"))?
-            }
-            (Some(expert), None) => {
-                let mut view = find(self.checkpoint, name.clone())?.rows(expert..expert + 1)?;
-                view.shape.remove(0);
-                if let (Transform::Stacked(turn, _), Checkpoint::HuggingFace(_)) =
-                    (row.transform, self.checkpoint)
-                {
-                    let rows = view.shape[0] / turn.of;
-                    view = view.rows(turn.at * rows..(turn.at + 1) * rows)?;
-                }
-                view
-            }
-            (None, _) => {
-                let mut view = find(self.checkpoint, name)?;
-                if row.shape.first() == Some(&Dim::One) && view.shape.len() < row.shape.len() {
-                    view.shape.insert(0, 1);
-                }
-                view
-            }
-        };
+        let view = self.view(row, name, expert)?;
         let (LayerConfig { mixer, .. }, rope) = (&self.config.layers[layer], &self.config.rope);
         let stored_bytes = view.bytes.len() as u64;
         let mut part = Part::from(view);
@@ -335,6 +313,33 @@ impl<'a, M: Memory> Loader<'a, M> {
             _ => {}
         }
         Ok(Stored { row, part, relaid, stored_bytes: share.of(stored_bytes) })
+    }
+
+    /// A tensor as it lies in the file, or an expert's share of it: by its name, or as one of those that lie together.
+    fn view(&self, row: &Name, name: String, expert: Option<usize>) -> Result<View<'a>, Error> {
+        match (expert, name.split_once(EXPERT)) {
+            (Some(expert), Some((before, after))) => {
+                find(self.checkpoint, format!("{before}{expert}{after}"))
+            }
+            (Some(expert), None) => {
+                let mut view = find(self.checkpoint, name)?.rows(expert..expert + 1)?;
+                view.shape.remove(0);
+                if let (Transform::Stacked(share, _), Checkpoint::HuggingFace(_)) =
+                    (row.transform, self.checkpoint)
+                {
+                    let rows = view.shape[0] / share.of;
+                    view = view.rows(share.at * rows..(share.at + 1) * rows)?;
+                }
+                Ok(view)
+            }
+            (None, _) => {
+                let mut view = find(self.checkpoint, name)?;
+                if row.shape.first() == Some(&Dim::One) && view.shape.len() < row.shape.len() {
+                    view.shape.insert(0, 1);
+                }
+                Ok(view)
+            }
+        }
     }
 
     /// An expert's matrix of those whose rows alternate.
@@ -573,14 +578,13 @@ impl Config {
     /// images, layers that only guess ahead.
     pub fn not_computed(&self, checkpoint: &Checkpoint) -> Vec<String> {
         let beginning = |name: &str| match checkpoint {
-            Checkpoint::Gguf(_) => {
-                is_ahead(self, name).then(|| name.split('.').take(2).collect::<Vec<_>>().join(".") + ".")
-            }
+            Checkpoint::Gguf(_) => is_ahead(self, checkpoint, name),
             Checkpoint::HuggingFace(_) => {
                 let mut beginnings = self.facts.not_text.iter();
                 beginnings
                     .find(|beginning| name.starts_with(**beginning))
                     .map(|beginning| (*beginning).to_owned())
+                    .or_else(|| is_ahead(self, checkpoint, name))
             }
         };
         let beside = match checkpoint {
@@ -593,16 +597,24 @@ impl Config {
     }
 }
 
-/// Whether a GGUF tensor belongs to a layer that only guesses ahead; these are counted behind the others.
-fn is_ahead(config: &Config, name: &str) -> bool {
-    let number = name.strip_prefix("blk.").and_then(|name| name.split('.').next()?.parse::<usize>().ok());
-    config.ahead && number.is_some_and(|number| number >= config.layers.len())
+/// The beginning of a tensor's name where it belongs to a layer that only guesses ahead; these are counted behind the
+/// others.
+fn is_ahead(config: &Config, checkpoint: &Checkpoint, name: &str) -> Option<String> {
+    let layers = match checkpoint {
+        Checkpoint::Gguf(_) => "blk",
+        Checkpoint::HuggingFace(_) => config.facts.layers,
+    };
+    let number = name.strip_prefix(layers)?.strip_prefix('.')?.split('.').next()?.parse::<usize>().ok()?;
+    (config.ahead && number >= config.layers.len()).then(|| format!("{layers}.{number}."))
 }
 
 /// Tensors that say again what is known: frequencies that follow from config.json, and the head of a Hugging Face
 /// model that is declared tied, where the embedding is what counts.
 fn is_redundant(checkpoint: &Checkpoint, config: &Config, name: &str) -> bool {
-    let Checkpoint::HuggingFace(_) = checkpoint else { return is_ahead(config, name) };
+    if is_ahead(config, checkpoint, name).is_some() {
+        return true;
+    }
+    let Checkpoint::HuggingFace(_) = checkpoint else { return false };
     let head = config.facts.row(Tensor::Output).and_then(|row| row.hugging_face);
     names::NOT_WEIGHTS.iter().any(|end| name.ends_with(end))
         || config.facts.not_text.iter().any(|beginning| name.starts_with(beginning))

@@ -57,6 +57,7 @@ pub enum Tensor {
     MlpPostNorm,
     Router,
     RouterBias,
+    RouterCorrection,
     ExpertGate,
     ExpertUp,
     ExpertDown,
@@ -171,6 +172,8 @@ pub enum When {
     MlpBias,
     Dense,
     Mixture,
+    Shared,
+    QkNorm,
     RopeFactors,
     LongRopeFactors,
     Ranks,
@@ -384,6 +387,22 @@ pub(crate) const QWEN_EXPERTS: &[Name] = {
     ]
 };
 
+/// What is added to scores for the choice, and experts that every token takes as they are, as DeepSeek names them.
+#[rustfmt::skip]
+pub(crate) const DEEPSEEK_EXPERTS: &[Name] = {
+    use Dim::{Experts, Ffn, Hidden};
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::Keep;
+    use When::{Mixture, Shared};
+    &[
+        name(T::RouterCorrection, Layer, "exp_probs_b.bias", Some("mlp.gate.e_score_correction_bias"), (&[Experts], Mixture, Keep)),
+        name(T::SharedGate, Layer, "ffn_gate_shexp.weight", Some("mlp.shared_experts.gate_proj.weight"), (&[Ffn, Hidden], Shared, Keep)),
+        name(T::SharedUp, Layer, "ffn_up_shexp.weight", Some("mlp.shared_experts.up_proj.weight"), (&[Ffn, Hidden], Shared, Keep)),
+        name(T::SharedDown, Layer, "ffn_down_shexp.weight", Some("mlp.shared_experts.down_proj.weight"), (&[Hidden, Ffn], Shared, Keep)),
+    ]
+};
+
 /// A decoder of the llama family.
 pub(crate) const DECODER: &[&[Name]] = &[ENDS, PRE_NORMS, ATTENTION, MLP];
 
@@ -436,7 +455,12 @@ impl When {
             When::OutputBias => config.output_bias && config.layers[layer].attention().is_some(),
             When::MlpBias => config.mlp_bias && dense(),
             When::Dense => dense(),
-            When::Mixture => config.layers[layer].feed_forward.mixture().is_some(),
+            When::Mixture => !dense(),
+            When::Shared => {
+                let mixture = config.layers[layer].feed_forward.mixture();
+                mixture.is_some_and(|mixture| mixture.shared_ffn.is_some())
+            }
+            When::QkNorm => config.qk_norm && config.layers[layer].attention().is_some(),
             When::RopeFactors => !config.rope.factors.is_empty(),
             When::LongRopeFactors => config.rope.long.is_some(),
             When::Ranks => config.ranks,

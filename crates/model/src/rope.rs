@@ -268,7 +268,10 @@ impl Rope {
         };
         let partial = partial_rotary(&[Some(*json), scaling], facts)?;
         #[expect(clippy::cast_sign_loss, reason = "neither factor is negative")]
-        let dims = (head_dim as f64 * partial) as usize;
+        let dims = match rotary_dim(json, facts, head_dim)? {
+            Some(dims) => dims,
+            None => (head_dim as f64 * partial) as usize,
+        };
         let inside = scaling.map(|scaling| scaling.opt_f64("rope_theta")).transpose()?.flatten();
         let base = match inside {
             Some(base) => base,
@@ -302,6 +305,16 @@ fn partial_rotary(objects: &[Option<Json<'_>>], facts: &Facts) -> Result<f64, Er
         }
     }
     Ok(share)
+}
+
+/// The part of a head that rotates where a file counts it.
+fn rotary_dim(json: &Json<'_>, facts: &Facts, head_dim: usize) -> Result<Option<usize>, Error> {
+    let key = "rotary_dim";
+    let Some(dims) = json.opt_u64(key)?.filter(|_| facts.partial_rotary.is_some()) else { return Ok(None) };
+    match usize::try_from(dims) {
+        Ok(dims) if dims <= head_dim && dims.is_multiple_of(2) => Ok(Some(dims)),
+        _ => Err(bad(&json.spelling(key), dims, &format!("an even number of at most {head_dim}"))),
+    }
 }
 
 /// Files that say "dynamic" and have an alpha mean a larger base, whatever the sequence's length.

@@ -234,7 +234,7 @@ impl<P: Products> Backend for Integer<P> {
         attention(attention: &Attention<cpu::Buf>, qkv: &cpu::Buf, kv: &cpu::Kv, out: &mut cpu::Buf);
         glu(kind: Glu, gate_up: &cpu::Buf, out: &mut cpu::Buf);
         add_gated(gate: &cpu::Buf, y: &cpu::Buf, x: &mut cpu::Buf);
-        route(routing: &Routing, logits: &cpu::Buf, chosen: &mut cpu::Buf);
+        route(routing: &Routing, logits: &cpu::Buf, correction: Option<&cpu::Buf>, chosen: &mut cpu::Buf);
         short_conv(conv: &ShortConv<cpu::Buf>, x: &cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
         delta_rule(rule: &DeltaRule<cpu::Buf>, qkv: &mut cpu::Buf, mixed: &mut cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);
         selective_scan(scan: &SelectiveScan<cpu::Buf>, x: &cpu::Buf, mixed: &mut cpu::Buf, kv: &mut cpu::Kv, out: &mut cpu::Buf);

@@ -394,7 +394,7 @@ impl RequestOne {
 pub enum Awaited {
     /// Info, a session, or a refusal.
     Control,
-    /// A product of so many words, or a refusal.
+    /// A product of this many words, or a refusal.
     Product {
         /// How many.
         words: usize,

@@ -17,7 +17,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Products by so many threads.
+    /// Products by this many threads.
     pub fn new(threads: usize) -> Reference {
         Reference { matrices: Vec::new(), threads: threads.max(1) }
     }

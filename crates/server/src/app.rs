@@ -193,7 +193,7 @@ impl App {
         }
     }
 
-    /// Refuses what there is no memory for, a body of so many bytes among it.
+    /// Refuses what there is no memory for, a body of this many bytes among it.
     pub(crate) fn check_memory(&self, body_bytes: usize) -> Result<(), ApiError> {
         self.options.ceiling.as_ref().map_or(Ok(()), |ceiling| ceiling.check(body_bytes))
     }
@@ -213,7 +213,7 @@ impl App {
         Ok(self.entry(caller.span.clone(), Some(Arc::clone(&caller.line)), whose))
     }
 
-    /// Room for so many bytes of a caller's, beside all that is being read or understood; they were sent before, so nobody
+    /// Room for this many bytes of a caller's, beside all that is being read or understood; they were sent before, so nobody
     /// keeps them from coming, and waiting for room has the bounds of a body's arrival.
     pub(crate) async fn room(&self, tenant: &Tenant, bytes: usize) -> Result<Share, ApiError> {
         let taken =

@@ -25,7 +25,7 @@ impl Ceiling {
         Ceiling { left: Arc::new(left) }
     }
 
-    /// Refuses what would need more than is left, a body of so many bytes among it.
+    /// Refuses what would need more than is left, a body of this many bytes among it.
     pub(crate) fn check(&self, body_bytes: usize) -> Result<(), ApiError> {
         let needed = LEFT_MIN.saturating_add((body_bytes as u64).saturating_mul(BODY_TIMES));
         match (self.left)() {

@@ -98,7 +98,7 @@ impl ModelMetrics {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The model was loaded in so many seconds.
+    /// The model was loaded in this many seconds.
     pub(crate) fn loaded(&self, seconds: f64) {
         let microseconds = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_micros();
         self.load_us.store(u64::try_from(microseconds).unwrap_or(u64::MAX), Ordering::Relaxed);

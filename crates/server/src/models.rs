@@ -464,7 +464,8 @@ impl Models {
     async fn see_to(&self, index: usize) {
         let slot = &self.slots[index];
         loop {
-            // Told whenever a model is idle or a word is said; asked for before anything is looked at, so that none is missed.
+            // Told whenever a model is idle or a word is said; asked for before anything is looked at, so that none is
+            // missed.
             let mut told = pin!(self.idle.notified());
             told.as_mut().enable();
             let word = slot.kept().word;

@@ -257,8 +257,8 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE])
-        // Clients send headers of their own (x-stainless-os, anthropic-version, ...), more with each version; which pages may
-        // call is decided by their origin alone.
+        // Clients send headers of their own (x-stainless-os, anthropic-version, ...), more with each version; which
+        // pages may call is decided by their origin alone.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, CORRELATION_ID, retry_after])
 }

@@ -48,7 +48,7 @@ impl Shares {
         Arc::new(Shares { state: Mutex::new(State { free: units, parts: VecDeque::new() }) })
     }
 
-    /// Waits for so many units, which must not be more than there are. Whoever stops waiting is forgotten.
+    /// Waits for this many units, which must not be more than there are. Whoever stops waiting is forgotten.
     pub(crate) async fn take(self: &Arc<Shares>, tenant: &Tenant, units: usize) -> Share {
         let (granted, grant) = oneshot::channel();
         let grants = {

@@ -2,8 +2,8 @@
 //!
 //! The template engine counts instructions, but a single one can double a string, repeat a list, or join a million
 //! references to a long text. So a compiled template is changed before it runs: what makes values or looks through them
-//! goes by way of this module, which weighs what goes in, counts what comes out, and ends the rendering before memory or
-//! patience end. Bytes and work are counted, not time, so that a template that renders once renders always.
+//! goes by way of this module, which weighs what goes in, counts what comes out, and ends the rendering before memory
+//! or patience end. Bytes and work are counted, not time, so that a template that renders once renders always.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -25,8 +25,8 @@ const VALUE_BYTES_MAX: usize = 16 << 20;
 /// Bytes that one rendering may make in all. Templates that grow a string message by message make it anew each time.
 const MADE_BYTES_MAX: usize = 256 << 20;
 
-/// Values, and stretches of [`STRETCH`] bytes, that one rendering may look at in operations that look through all of what
-/// they are given. Chosen as a few seconds' worth; not measured.
+/// Values, and stretches of [`STRETCH`] bytes, that one rendering may look at in operations that look through all of
+/// what they are given. Chosen as a few seconds' worth; not measured.
 const WORK_MAX: usize = 100_000_000;
 
 /// Bytes of text that are looked through as fast as one value.

@@ -2,8 +2,8 @@
 //!
 //! In: a [`ChatTemplate`] turns a conversation into the text that the model was trained on, and a [`Tokenizer`] cuts
 //! text into tokens, from GGUF metadata or a `tokenizer.json`. Out: a [`Detokenizer`] turns tokens into text as they
-//! come, whole characters only, [`StopStrings`] watches that text for where it should end, and a [`Reader`] tells what of
-//! it is thinking, what is said and which tools are called, in the [`Dialect`] that the template shows.
+//! come, whole characters only, [`StopStrings`] watches that text for where it should end, and a [`Reader`] tells what
+//! of it is thinking, what is said and which tools are called, in the [`Dialect`] that the template shows.
 //!
 //! It knows vocabularies, the pre-tokenizers of each family of models, Jinja, and one rule above all: what a user
 //! wrote never becomes a control token. That is decided character by character ([`ChatPrompt`]) before anything is

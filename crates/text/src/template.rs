@@ -23,12 +23,12 @@ use crate::{Dialect, Error, Tokenizer, python};
 /// never holds it; where it does all the same, it is doubled.
 const MARK: char = '\u{fdd0}';
 
-/// Instructions that one rendering may take, chosen to leave room for long conversations. It stops endless loops. It also
-/// bounds how deep values can be nested, and with that the stack that dropping or comparing them takes.
+/// Instructions that one rendering may take, chosen to leave room for long conversations. It stops endless loops. It
+/// also bounds how deep values can be nested, and with that the stack that dropping or comparing them takes.
 const FUEL: u64 = 5_000_000;
 
-/// Lexical tokens between `{{` and `}}`, or `{%` and `%}`. The parser goes one call deeper for each operator of a chain.
-/// Chosen far above what templates write; not measured.
+/// Lexical tokens between `{{` and `}}`, or `{%` and `%}`. The parser goes one call deeper for each operator of a
+/// chain. Chosen far above what templates write; not measured.
 const EXPRESSION_TOKENS_MAX: usize = 4096;
 
 /// Stack of the thread that parses and renders. Only what is touched takes memory. A test nests 99,990
@@ -252,7 +252,8 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Re
 /// Refuses expressions so long that parsing them would reach the end of any stack.
 fn check_expressions(source: &str) -> Result<(), Error> {
     let mut rest = source;
-    // Not by looking for each of both to the end, which takes the square of the tags where there are only such of one kind.
+    // Not by looking for each of both to the end, which takes the square of the tags where there are only such of one
+    // kind.
     let opening = |text: &str| text.as_bytes().windows(2).position(|pair| pair == b"{{" || pair == b"{%");
     while let Some(open) = opening(rest) {
         let inside = &rest[open + 2..];

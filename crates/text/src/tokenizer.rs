@@ -273,15 +273,15 @@ impl Tokenizer {
         Ok(self.dress(self.encode(text, special)?))
     }
 
-    /// The tokens of a text behind another one in the same prompt, as BERT reads pairs: with what ends a text, without what
-    /// begins it.
+    /// The tokens of a text behind another one in the same prompt, as BERT reads pairs: with what ends a text, without
+    /// what begins it.
     pub fn encode_second(&self, text: &str, special: Special) -> Result<Vec<u32>, Error> {
         let mut tokens = self.encode(text, special)?;
         tokens.extend_from_slice(&self.suffix);
         Ok(tokens)
     }
 
-    /// The same of as much of a text's beginning as makes at most so many tokens.
+    /// The same of as much of a text's beginning as makes at most this many tokens.
     pub fn encode_prompt_within(&self, text: &str, special: Special, most: usize) -> Result<Vec<u32>, Error> {
         let mut tokens = self.encode(text, special)?;
         let begins = usize::from(tokens.starts_with(&self.prefix)) * self.prefix.len();

@@ -96,7 +96,8 @@ struct Tally {
     same_refusal: usize,
     /// Python itself fails, and so does ours.
     both_fail: usize,
-    /// Python itself fails where ours goes on: some templates go through lists that are not there, which are empty to ours.
+    /// Python itself fails where ours goes on: some templates go through lists that are not there, which are empty to
+    /// ours.
     only_python_fails: usize,
     /// Equal but for what Python escapes as HTML: adding to a string that is `safe` does so there, and not here.
     escaped: usize,

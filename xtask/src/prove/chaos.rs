@@ -253,8 +253,8 @@ fn growth(memory: &[u64]) -> f64 {
     median(3 * quarter, memory.len()) / median(quarter, 2 * quarter) - 1.0
 }
 
-/// Every honest key asks, one request after the other, each of which must be answered whole. How long each took; resident
-/// memory is noted once a second.
+/// Every honest key asks, one request after the other, each of which must be answered whole. How long each took;
+/// resident memory is noted once a second.
 fn honest_load(server: &Server, how_long: Duration, memory: &Mutex<Vec<u64>>) -> Result<Vec<Duration>> {
     let until = Instant::now() + how_long;
     std::thread::scope(|scope| -> Result<Vec<Duration>> {

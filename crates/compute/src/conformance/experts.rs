@@ -7,7 +7,9 @@ use std::ops::Range;
 use fornax_format::DType;
 
 use crate::cpu::{Activations, expand_rows};
-use crate::{Backend, ExpertRoom, Experts, Glu, Need, Part, Purpose, Routing, Shares, WEIGHT_TYPES};
+use crate::{
+    Backend, ExpertRoom, Experts, Glu, Groups, Need, Part, Purpose, Routing, Scores, Shares, WEIGHT_TYPES,
+};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
@@ -29,12 +31,12 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 (5, Logits::Equal),
                 (5, Logits::Large),
             ] {
-                let route = Route { routing: Routing { experts, chosen, shares }, tokens, logits };
-                let wanted = route.formula();
-                suite.against(Op::Route, &route, &wanted.1, |backend| route.compute(backend, &wanted.0));
+                let routing = Routing::plain(experts, chosen, shares);
+                suite.route(&Route { routing, corrected: false, tokens, logits });
             }
         }
     }
+    routes(suite);
     let usual = Mixture {
         experts: 8,
         chosen: 2,
@@ -108,7 +110,67 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     }
 }
 
+/// Scores other than a softmax, corrections, groups, and what weights are divided and multiplied by.
+fn routes<B: Backend>(suite: &mut Suite<'_, B>) {
+    let groups = |count, chosen, by_two| Some(Groups { count, chosen, by_two });
+    for scores in [Scores::Softmax, Scores::Sigmoid, Scores::SqrtSoftplus] {
+        for (experts, chosen, of_groups) in [
+            (1, 1, None),
+            (4, 4, None),
+            (60, 4, None),
+            (384, 8, None),
+            (8, 2, groups(4, 1, true)),
+            (8, 2, groups(4, 2, false)),
+            (6, 6, groups(1, 1, true)),
+            (256, 8, groups(8, 4, true)),
+            (160, 6, groups(8, 3, false)),
+            (120, 3, groups(40, 7, true)),
+        ] {
+            let usual = Routing {
+                scores,
+                groups: of_groups,
+                added: 1e-20,
+                ..Routing::plain(experts, chosen, Shares::OfChosen)
+            };
+            for (tokens, logits, corrected) in [
+                (1, Logits::Usual, true),
+                (33, Logits::Usual, true),
+                (17, Logits::Usual, false),
+                (9, Logits::Ties, false),
+                (5, Logits::Equal, true),
+            ] {
+                suite.route(&Route { routing: usual, corrected, tokens, logits });
+            }
+            for routing in [
+                Routing { shares: Shares::OfAll, scale: 2.5, ..usual },
+                Routing { added: 0.25, ..usual },
+                Routing { added: 0.0, least: 0.75, scale: 0.5, ..usual },
+            ] {
+                suite.route(&Route { routing, corrected: true, tokens: 17, logits: Logits::Usual });
+            }
+            let route = Route { routing: usual, corrected: true, tokens: 9, logits: Logits::Usual };
+            suite.same_bits(format_args!("{route}: all tokens, and one by one"), |backend| {
+                let (numbers, _) = route.formula();
+                let mut alone = Table::new(chosen);
+                for token in 0..route.tokens {
+                    alone.append(route.compute(backend, token..token + 1, &numbers)?);
+                }
+                Ok((route.compute(backend, 0..route.tokens, &numbers)?, alone))
+            });
+        }
+    }
+}
+
 impl<B: Backend> Suite<'_, B> {
+    fn route(&mut self, route: &Route) {
+        if !(self.chosen)(Op::Route, &route.to_string()) {
+            return;
+        }
+        let (numbers, wanted) = route.formula();
+        let compute = |backend: &B| route.compute(backend, 0..route.tokens, &numbers);
+        self.against(Op::Route, route, &wanted, compute);
+    }
+
     /// All tokens at once, and some after the others.
     fn regrouped(&mut self, mixture: Mixture, groups: &[Range<usize>]) {
         self.same_bits(format_args!("{mixture}: all tokens, and in groups"), |backend| {
@@ -153,69 +215,148 @@ enum Logits {
     Large,
 }
 
+/// How close two experts of which one is chosen may be where scores decide, unless they are equal: the backend's own are
+/// not exact.
+const HAIR: f64 = 1e-5;
+
 struct Route {
     routing: Routing,
+    corrected: bool,
     tokens: usize,
     logits: Logits,
 }
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Routing { experts, chosen, shares } = self.routing;
-        write!(
-            f,
-            "{chosen} of {experts} experts, {shares:?}, {} tokens, {:?} logits",
-            self.tokens, self.logits
-        )
+        let Routing { experts, chosen, scores, groups, shares, added, least, scale } = self.routing;
+        write!(f, "{chosen} of {experts} experts, {scores:?}, ")?;
+        if let Some(Groups { count, chosen, by_two }) = groups {
+            write!(f, "{chosen} of {count} groups by {}, ", if by_two { "two" } else { "one" })?;
+        }
+        write!(f, "{shares:?} + {added}, at least {least}, times {scale}, ")?;
+        let corrected = if self.corrected { ", corrected" } else { "" };
+        write!(f, "{} tokens, {:?} logits{corrected}", self.tokens, self.logits)
     }
 }
 
+/// The first of the best: a stable sort keeps the lower number before its equals. `None` where it is by a hair.
+fn best(values: &[f64], count: usize, hair: f64) -> Option<Vec<usize>> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[b].partial_cmp(&values[a]).expect("no NaN here"));
+    let gap = order.get(count).map_or(f64::INFINITY, |&next| values[order[count - 1]] - values[next]);
+    order.truncate(count);
+    order.sort_unstable();
+    (gap == 0.0 || gap > hair).then_some(order)
+}
+
 impl Route {
-    fn logits(&self) -> Vec<f32> {
+    /// The logits, and the correction.
+    fn inputs(&self) -> (Vec<f32>, Option<Vec<f32>>) {
         let mut random = Random::of(self);
-        let logit = |_| match self.logits {
-            Logits::Usual => 3.0 * random.value(),
-            Logits::Ties => [-1.0, -0.0, 0.0, 0.0, 2.0][random.below(5)],
-            Logits::Equal => 0.25,
-            Logits::Large => 200.0 * random.value(),
-        };
-        (0..self.tokens * self.routing.experts).map(logit).collect()
+        let experts = self.routing.experts;
+        let correction =
+            self.corrected.then(|| (0..experts).map(|_| 0.2 * random.value()).collect::<Vec<_>>());
+        let mut all = Vec::new();
+        while all.len() < self.tokens * experts {
+            let logit = |_| match self.logits {
+                Logits::Usual => 3.0 * random.value(),
+                Logits::Ties => [-1.0, -0.0, 0.0, 0.0, 2.0][random.below(5)],
+                Logits::Equal => 0.25,
+                Logits::Large => 200.0 * random.value(),
+            };
+            let logits: Vec<f32> = (0..experts).map(logit).collect();
+            if self.choice(&logits, correction.as_deref()).is_some() {
+                all.extend(logits);
+            }
+        }
+        (all, correction)
+    }
+
+    fn scores(&self, logits: &[f32]) -> Vec<f64> {
+        let logits = logits.iter().copied().map(f64::from);
+        match self.routing.scores {
+            Scores::Softmax => {
+                let largest = logits.clone().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = logits.clone().map(|logit| (logit - largest).exp()).sum();
+                logits.map(|logit| (logit - largest).exp() / sum).collect()
+            }
+            Scores::Sigmoid => logits.map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+            Scores::SqrtSoftplus => logits.map(|logit| logit.exp().ln_1p().sqrt()).collect(),
+        }
+    }
+
+    /// A token's experts; `None` where rounding may decide.
+    fn choice(&self, logits: &[f32], correction: Option<&[f32]>) -> Option<Vec<usize>> {
+        let Routing { chosen, groups, .. } = self.routing;
+        if !self.routing.chooses_by_score(correction.is_some()) {
+            let logits: Vec<f64> = logits.iter().copied().map(f64::from).collect();
+            return best(&logits, chosen, 0.0);
+        }
+        let mut ranked = self.scores(logits);
+        if let Some(correction) = correction {
+            ranked.iter_mut().zip(correction).for_each(|(ranked, one)| *ranked += f64::from(*one));
+        }
+        if let Some(groups) = groups {
+            let each = ranked.len() / groups.count;
+            let good = |group: &[f64]| {
+                let mut group = group.to_vec();
+                group.sort_by(f64::total_cmp);
+                let second = if groups.by_two { group[each - 2] } else { 0.0 };
+                group[each - 1] + second
+            };
+            let taken = best(&ranked.chunks_exact(each).map(good).collect::<Vec<_>>(), groups.chosen, HAIR)?;
+            for (expert, ranked) in ranked.iter_mut().enumerate() {
+                if !taken.contains(&(expert / each)) {
+                    *ranked = -1e9;
+                }
+            }
+        }
+        best(&ranked, chosen, HAIR)
     }
 
     /// The numbers and the weights of the chosen.
     fn formula(&self) -> (Vec<f32>, Table) {
-        let Routing { experts, chosen, shares } = self.routing;
+        let Routing { experts, chosen, shares, added, least, scale, .. } = self.routing;
+        let (logits, correction) = self.inputs();
         let (mut numbers, mut weights) = (Vec::new(), Table::new(chosen));
-        for logits in self.logits().chunks_exact(experts) {
-            let logit = |expert: usize| f64::from(logits[expert]);
-            let mut order: Vec<usize> = (0..experts).collect();
-            // A stable sort keeps the lower number before its equals.
-            order.sort_by(|&a, &b| logit(b).partial_cmp(&logit(a)).expect("no NaN here"));
-            let largest = logit(order[0]);
-            let mut taken = order[..chosen].to_vec();
-            taken.sort_unstable();
-            let whole = match shares {
-                Shares::OfAll => &order,
-                Shares::OfChosen => &taken,
+        for logits in logits.chunks_exact(experts) {
+            let taken = self.choice(logits, correction.as_deref()).expect("others are not drawn");
+            let scores = self.scores(logits);
+            let sum = match shares {
+                Shares::OfAll => 1.0,
+                Shares::OfChosen => {
+                    let sum: f64 = taken.iter().map(|&expert| scores[expert]).sum();
+                    (sum + f64::from(added)).max(f64::from(least))
+                }
             };
-            let sum: f64 = whole.iter().map(|&expert| (logit(expert) - largest).exp()).sum();
-            weights.values.extend(taken.iter().map(|&expert| ((logit(expert) - largest).exp() / sum) as f32));
+            let weight = |&expert: &usize| (scores[expert] / sum * f64::from(scale)) as f32;
+            weights.values.extend(taken.iter().map(weight));
             numbers.extend(taken.iter().map(|&expert| expert as f32));
         }
         (numbers, weights)
     }
 
-    /// The weights, if the numbers are the wanted ones.
-    fn compute<B: Backend>(&self, backend: &B, numbers: &[f32]) -> Result<Table, Failure> {
+    /// The weights of some tokens, if the numbers are the wanted ones.
+    fn compute<B: Backend>(
+        &self,
+        backend: &B,
+        tokens: Range<usize>,
+        numbers: &[f32],
+    ) -> Result<Table, Failure> {
         let Routing { experts, chosen, .. } = self.routing;
-        let logits = Bench::filled(backend, Purpose::Logits, experts, &self.logits())?;
-        let mut out = Bench::poisoned(backend, Purpose::Residual, self.tokens, 2 * chosen)?;
-        step(backend, &batch(self.tokens, 0), |step| {
-            Ok(backend.route(step, &self.routing, &logits.buf, &mut out.buf)?)
+        let (logits, correction) = self.inputs();
+        let logits = &logits[tokens.start * experts..tokens.end * experts];
+        let logits = Bench::filled(backend, Purpose::Logits, experts, logits)?;
+        let correction = correction.map(|correction| backend.upload_values(&correction)).transpose()?;
+        let mut out = Bench::poisoned(backend, Purpose::Residual, tokens.len(), 2 * chosen)?;
+        step(backend, &batch(tokens.len(), 0), |step| {
+            Ok(backend.route(step, &self.routing, &logits.buf, correction.as_ref(), &mut out.buf)?)
         })?;
         let mut weights = Table::new(chosen);
-        for (token, (row, numbers)) in
-            out.table(backend)?.rows().zip(numbers.chunks_exact(chosen)).enumerate()
+        for ((token, row), numbers) in tokens
+            .clone()
+            .zip(out.table(backend)?.rows())
+            .zip(numbers[tokens.start * chosen..].chunks_exact(chosen))
         {
             if row[..chosen] != *numbers {
                 let got = &row[..chosen];

@@ -74,7 +74,7 @@ impl Case for Layers {
 }
 
 impl Layers {
-    /// The logits of every token of one sequence, computed in steps of so many tokens.
+    /// The logits of every token of one sequence, computed in steps of this many tokens.
     fn logits<B: Backend>(&self, backend: &B, chunks: &[usize]) -> Result<Table, Failure> {
         let Layers { hidden, ffn, heads, dtypes } = *self;
         let mut random = Random::of(self);

@@ -116,7 +116,8 @@ pub enum Op {
 
 /// The same where roundings to f16 of two computations fall to different sides, and softmax and norms enlarge it.
 const LAYER_BOUND_HALF: f64 = 3e-4;
-/// Of experts against a formula that rounds nothing: two products one behind the other, of weights and activations in f16.
+/// Of experts against a formula that rounds nothing: two products one behind the other, of weights and activations in
+/// f16.
 const EXPERTS_BOUND_HALF: f64 = 1e-5;
 
 impl Op {
@@ -169,8 +170,8 @@ impl fmt::Display for Op {
     }
 }
 
-/// What a backend is held against: the scalar specification of its kind of activations, and what it has computed so far. Who
-/// judges several backends by it pays for that once.
+/// What a backend is held against: the scalar specification of its kind of activations, and what it has computed so
+/// far. Who judges several backends by it pays for that once.
 pub struct Reference {
     cpu: Cpu,
     computed: RefCell<HashMap<(Op, String), Rc<Table>>>,
@@ -268,7 +269,8 @@ impl Report {
     }
 }
 
-/// Runs the cases that `chosen` says yes to, by their operation and their words; `on_case` hears each result as it comes.
+/// Runs the cases that `chosen` says yes to, by their operation and their words; `on_case` hears each result as it
+/// comes.
 pub fn run_where<B: Backend, S: Sizes + Clone>(
     chosen: &dyn Fn(Op, &str) -> bool,
     subject: &Subject<'_, B, S>,
@@ -437,8 +439,8 @@ fn within(bound: f64, got: &Table, wanted: &Table) -> Result<f64, Failure> {
     Ok(worst)
 }
 
-/// Squared difference over squared size. A row of zeros, or of what rounding leaves where everything cancels, is measured
-/// against one.
+/// Squared difference over squared size. A row of zeros, or of what rounding leaves where everything cancels, is
+/// measured against one.
 fn normalized_error(got: &[f32], wanted: &[f32]) -> f64 {
     let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
     let difference = squares(&mut got.iter().zip(wanted).map(|(a, b)| f64::from(*a) - f64::from(*b)));

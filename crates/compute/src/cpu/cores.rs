@@ -21,7 +21,7 @@ pub(super) fn threads_by_default() -> usize {
     largest.map_or(allowed, |largest| allowed.min(largest))
 }
 
-/// The processors of one node for so many threads; `None` where there is nothing to choose: the process has those of
+/// The processors of one node for this many threads; `None` where there is nothing to choose: the process has those of
 /// one node only, or no node has enough, or the system does not tell.
 pub(super) fn node_for(threads: usize) -> Option<Processors> {
     one_of(shares(Path::new(NODES))?, threads, current())

@@ -71,8 +71,8 @@ pub enum Activations {
     /// that share their scales. As good as float (see the specification in `cpu/quant/activations.rs`), and faster.
     #[default]
     Integer,
-    /// Activations and weights are one f16 for each value (see the specification in `cpu/quant/halves.rs`), as tensor cores of
-    /// GPUs take them. On the CPU by scalar code alone: it is what such devices are held against.
+    /// Activations and weights are one f16 for each value (see the specification in `cpu/quant/halves.rs`), as tensor
+    /// cores of GPUs take them. On the CPU by scalar code alone: it is what such devices are held against.
     Half,
 }
 
@@ -645,12 +645,21 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+    fn route(
+        &self,
+        step: &Step,
+        routing: &Routing,
+        logits: &Buf,
+        correction: Option<&Buf>,
+        chosen: &mut Buf,
+    ) -> Result<(), Error> {
         let count = step.slot().tokens().len();
-        operands::route(count, routing, logits, chosen)?;
+        operands::route(count, routing, logits, correction, chosen)?;
         let (logits, columns) = (logits.values(), chosen.columns);
+        let correction = correction.map(|correction| correction.row(0));
         for_each_row(&self.pool, &mut chosen.values_mut()[..count * columns], columns, |row, chosen| {
-            experts::route(routing.shares, &logits[row * routing.experts..][..routing.experts], chosen);
+            let logits = &logits[row * routing.experts..][..routing.experts];
+            experts::route(routing, logits, correction, chosen);
         });
         Ok(())
     }

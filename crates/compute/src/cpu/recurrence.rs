@@ -373,7 +373,7 @@ fn total([a, b, c, d]: [Lanes; SUMS]) -> Lanes {
 
 /// `ln(1 + e^x)`.
 #[inline(always)]
-fn softplus(x: f32) -> f32 {
+pub(super) fn softplus(x: f32) -> f32 {
     // Beyond it the difference to x is below half a unit in the last place.
     if x > 20.0 { x } else { exp(x).ln_1p() }
 }

@@ -62,7 +62,7 @@ pub(super) struct Slot {
     state_groups: usize,
     /// The largest state's number of each group of them.
     state_max: Vec<u32>,
-    /// Checkpoints of all states: after so many tokens of the row, in this page.
+    /// Checkpoints of all states: after this many tokens of the row, in this page.
     saves: Vec<(u32, u32)>,
     sampled: Vec<Sampled>,
     /// Scratch of the checks.
@@ -94,7 +94,7 @@ pub(super) struct RowState<'a> {
     pub(super) from: Option<u32>,
     /// Its own.
     pub(super) to: u32,
-    /// Checkpoints: after so many tokens of the row, in this page. Ascending.
+    /// Checkpoints: after this many tokens of the row, in this page. Ascending.
     pub(super) saves: &'a [(u32, u32)],
 }
 

@@ -26,7 +26,7 @@ pub struct Sampling {
     pub min_p: f32,
     /// Keep the most typical, whose probability together reaches this; 1 keeps all.
     pub typical_p: f32,
-    /// Keep logits within so many standard deviations of the largest; 0 keeps all.
+    /// Keep logits within this many standard deviations of the largest; 0 keeps all.
     pub top_n_sigma: f32,
     /// How often the most likely are excluded (XTC); 0 is never.
     pub xtc_probability: f32,
@@ -63,7 +63,7 @@ pub struct Sampling {
     pub bad_words: Vec<Vec<u32>>,
     /// The only tokens that may be chosen; `None` allows all.
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// Forbids `end_tokens` until so many tokens are generated.
+    /// Forbids `end_tokens` until this many tokens are generated.
     pub min_tokens: u32,
     /// What ends the sequence: the model's end tokens and the request's own.
     pub end_tokens: Vec<u32>,

@@ -63,7 +63,8 @@ fn feed_forward(cpu: &Cpu, case: &Case) -> Vec<f32> {
     let shares = if case.shares == "all" { Shares::OfAll } else { Shares::OfChosen };
     let (mut logits, mut chosen) = (buf(tokens, experts), buf(tokens, 2 * each));
     cpu.matmul(&step, Rows::Tokens, &matrix(hidden, &case.router), &x, &mut logits).unwrap();
-    cpu.route(&step, &Routing { experts, chosen: each, shares }, &logits, &mut chosen).unwrap();
+    let routing = Routing::plain(experts, each, shares);
+    cpu.route(&step, &routing, &logits, None, &mut chosen).unwrap();
     let (gate_up, down) =
         (matrices(cpu, experts, hidden, &case.gate_up), matrices(cpu, experts, ffn, &case.down));
     let weights = Experts {

@@ -8,7 +8,7 @@ use fornax_compute::operands::Operand;
 use fornax_compute::{
     Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GateOrder, GatedNorm, Glu, Heads,
     KeySharing, KvLayer, KvSpec, LowRank, Memory, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm,
-    Rope, Routing, Rows, SampleRow, ScanHeads, SelectiveScan, Shares, ShortConv, Token, Usage,
+    Rope, Routing, Rows, SampleRow, ScanHeads, Scores, SelectiveScan, Shares, ShortConv, Token, Usage,
 };
 
 use crate::{cpu, large};
@@ -61,6 +61,24 @@ enum Fault {
     SharesOfAll,
     /// Ties go to the highest numbers.
     LastOfEqualExperts,
+    /// Each expert's score depends on the others'.
+    SoftmaxForSigmoid,
+    /// Scores end at one.
+    SigmoidForSoftplus,
+    /// Experts are chosen by their scores alone.
+    CorrectionIgnored,
+    /// What chooses also weighs.
+    CorrectionWeighs,
+    /// A token's experts are of any group.
+    GroupsIgnored,
+    /// A group is as good as its best expert.
+    GroupsByTheBest,
+    /// Weights are not scaled.
+    RoutedUnscaled,
+    /// Nothing is added to what weights are divided by.
+    NothingAdded,
+    /// What weights are divided by has no bound.
+    NoLeastSum,
     /// All tokens get the first one's experts.
     OneChoice,
     /// Experts are added up without their weights.
@@ -154,6 +172,15 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::OneAdapter, Op::LowRank),
     (Fault::SharesOfAll, Op::Route),
     (Fault::LastOfEqualExperts, Op::Route),
+    (Fault::SoftmaxForSigmoid, Op::Route),
+    (Fault::SigmoidForSoftplus, Op::Route),
+    (Fault::CorrectionIgnored, Op::Route),
+    (Fault::CorrectionWeighs, Op::Route),
+    (Fault::GroupsIgnored, Op::Route),
+    (Fault::GroupsByTheBest, Op::Route),
+    (Fault::RoutedUnscaled, Op::Route),
+    (Fault::NothingAdded, Op::Route),
+    (Fault::NoLeastSum, Op::Route),
     (Fault::OneChoice, Op::Experts),
     (Fault::ExpertsUnweighed, Op::Experts),
     (Fault::ExpertsDependOnBatch, Op::Invariance),
@@ -636,12 +663,43 @@ impl Backend for Mutant {
         if self.has(Fault::GatesOpen) { Ok(()) } else { self.inner.sigmoid_gate(&step.inner, gates, x) }
     }
 
-    fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {
-        let mut routing = *routing;
-        if self.has(Fault::SharesOfAll) {
-            routing.shares = Shares::OfAll;
+    fn route(
+        &self,
+        step: &Step,
+        routing: &Routing,
+        logits: &Buf,
+        correction: Option<&Buf>,
+        chosen: &mut Buf,
+    ) -> Result<(), Error> {
+        let (mut routing, mut correction) = (*routing, correction);
+        match self.fault {
+            Fault::SharesOfAll => routing.shares = Shares::OfAll,
+            Fault::SoftmaxForSigmoid if routing.scores == Scores::Sigmoid => routing.scores = Scores::Softmax,
+            Fault::SigmoidForSoftplus if routing.scores == Scores::SqrtSoftplus => {
+                routing.scores = Scores::Sigmoid;
+            }
+            Fault::CorrectionIgnored => correction = None,
+            Fault::GroupsIgnored => routing.groups = None,
+            Fault::GroupsByTheBest => routing.groups.iter_mut().for_each(|groups| groups.by_two = false),
+            Fault::RoutedUnscaled => routing.scale = 1.0,
+            Fault::NothingAdded => routing.added = 0.0,
+            Fault::NoLeastSum => routing.least = 0.0,
+            _ => {}
         }
-        self.inner.route(&step.inner, &routing, logits, chosen)?;
+        self.inner.route(&step.inner, &routing, logits, correction, chosen)?;
+        if self.has(Fault::CorrectionWeighs)
+            && let Some(correction) = correction
+        {
+            // The correction of an expert is in its weight.
+            let correction = self.inner.read(correction, 0, 1)?;
+            let mut values = self.inner.read(chosen, 0, step.tokens)?;
+            for row in values.chunks_exact_mut(2 * routing.chosen) {
+                let (numbers, weights) = row.split_at_mut(routing.chosen);
+                let pairs = weights.iter_mut().zip(numbers);
+                pairs.for_each(|(weight, number)| *weight += correction[*number as usize]);
+            }
+            self.inner.write(chosen, 0, &values)?;
+        }
         if !self.has(Fault::LastOfEqualExperts) {
             return Ok(());
         }
@@ -650,7 +708,7 @@ impl Backend for Mutant {
         values.chunks_exact_mut(experts).for_each(<[f32]>::reverse);
         let mut mirrored = self.inner.alloc(Purpose::Logits, step.tokens, experts)?;
         self.inner.write(&mut mirrored, 0, &values)?;
-        self.inner.route(&step.inner, &routing, &mirrored, chosen)?;
+        self.inner.route(&step.inner, &routing, &mirrored, None, chosen)?;
         let mut values = self.inner.read(chosen, 0, step.tokens)?;
         for row in values.chunks_exact_mut(2 * routing.chosen) {
             let (numbers, weights) = row.split_at_mut(routing.chosen);

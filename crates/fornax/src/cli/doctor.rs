@@ -89,7 +89,8 @@ pub(crate) fn doctor(args: &Doctor) -> anyhow::Result<()> {
 }
 
 fn findings() -> Vec<Finding> {
-    let mut findings = vec![processor(), memory(), gpu()];
+    let mut findings = vec![processor(), memory()];
+    findings.extend(fornax::Device::numbered().map(gpu));
     findings.extend(cache());
     findings.push(python());
     findings.push(Finding {
@@ -131,9 +132,9 @@ fn memory() -> Finding {
     }
 }
 
-fn gpu() -> Finding {
-    match fornax::Device::Cuda(0).describe() {
-        Ok(words) => Finding { what: "gpu", state: State::Fine, words: format!("cuda:0: {words}") },
+fn gpu(device: fornax::Device) -> Finding {
+    match device.describe() {
+        Ok(words) => Finding { what: "gpu", state: State::Fine, words: format!("{device}: {words}") },
         Err(error) => Finding { what: "gpu", state: State::Missing, words: error.to_string() },
     }
 }

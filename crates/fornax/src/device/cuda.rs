@@ -14,8 +14,8 @@ use super::{Device, DeviceRates, Kind, Setup, Share, Suite};
 use crate::Error;
 use crate::private::loaded;
 
-/// A GPU's tensor cores are busy from a thousand tokens on, and activations are little beside its memory. Where streams wait
-/// for a step, the engine makes it shorter.
+/// A GPU's tensor cores are busy from a thousand tokens on, and activations are little beside its memory. Where streams
+/// wait for a step, the engine makes it shorter.
 const STEP_TOKENS: usize = 2048;
 
 /// The longest context that page tables have room for where none is asked for.
@@ -104,8 +104,8 @@ impl CudaArm {
         CudaArm { ordinal, context, assumed_bytes, kernel_folder: setup.kernel_folder.clone() }
     }
 
-    /// Page tables have room for every page of the context of each request, in two groups; and what sequences do with their
-    /// states, for a few groups of them.
+    /// Page tables have room for every page of the context of each request, in two groups; and what sequences do with
+    /// their states, for a few groups of them.
     fn options(&self, step: StepLimits) -> CudaOptions {
         let pages = self.context.unwrap_or(CONTEXT_MAX).div_ceil(PAGE_TOKENS).saturating_mul(step.slots);
         CudaOptions {

@@ -123,6 +123,11 @@ impl Device {
         }
     }
 
+    /// The first of each kind of which a machine may have several, whether it is there or not.
+    pub fn numbered() -> impl Iterator<Item = Device> {
+        KINDS.iter().map(|device| device(0)).filter(|device| device.kind().0.is_numbered())
+    }
+
     /// The device that is called so, whether it is there or not.
     pub fn named(name: &str) -> Option<Device> {
         let (kind, ordinal) = match name.split_once(':') {

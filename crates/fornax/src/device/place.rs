@@ -37,7 +37,7 @@ pub(crate) trait Arm: Send + 'static {
         KvDType::F16
     }
 
-    /// Bytes that the process itself takes of its memory, beside a tokenizer of so many tokens.
+    /// Bytes that the process itself takes of its memory, beside a tokenizer of this many tokens.
     fn runtime_bytes(&self, vocabulary: u64) -> u64;
 
     /// Bytes that are free on it now; `None` where whoever asks knows better.

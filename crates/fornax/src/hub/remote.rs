@@ -191,7 +191,7 @@ impl<'o> Remote<'o> {
         Ok(response)
     }
 
-    /// The first bytes of a file, `length` of them where it has so many. A server that knows no ranges sends all; no
+    /// The first bytes of a file, `length` of them where it has this many. A server that knows no ranges sends all; no
     /// more than wanted is read.
     pub(super) fn beginning(
         &self,

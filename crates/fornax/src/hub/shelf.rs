@@ -1,7 +1,7 @@
 //! Models of the hub by short names: the ones that people ask for, under the names that they know them by.
 //!
-//! Nothing of these was read when this list was written, so no checksum is pinned: sizes are what their pages say, and a
-//! fetch is held to the checksum that the hub publishes. What a file really holds is what `fornax plan` reads of it.
+//! Nothing of these was read when this list was written, so no checksum is pinned: sizes are what their pages say, and
+//! a fetch is held to the checksum that the hub publishes. What a file really holds is what `fornax plan` reads of it.
 
 /// What a model is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -274,8 +274,8 @@ fn remove_stale(cache: &Path) {
 }
 
 /// pip, standing in a folder that has to be empty. `-m` looks for modules in the current folder first, so a `pip.py` in
-/// the folder that a user happens to be in would be executed. Versions of Python from 3.11 on are told as well. (`-I` would
-/// hide a pip that the user installed.)
+/// the folder that a user happens to be in would be executed. Versions of Python from 3.11 on are told as well. (`-I`
+/// would hide a pip that the user installed.)
 pub fn pip(python: &OsStr, empty: &Path) -> Command {
     let mut command = Command::new(python);
     command.args(["-m", "pip"]).current_dir(empty).env("PYTHONSAFEPATH", "1");

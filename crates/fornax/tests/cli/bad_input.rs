@@ -114,8 +114,8 @@ fn inspect_writes_escape_sequences_of_a_file_out_instead_of_sending_them_to_the_
     assert!(!shown.contains('\u{1b}'), "{shown:?}");
 }
 
-/// To look at a file is what people do before they trust it: an id of 32 bits asked for 137 GB, and a map of characters that
-/// lies ended the process.
+/// To look at a file is what people do before they trust it: an id of 32 bits asked for 137 GB, and a map of characters
+/// that lies ended the process.
 #[test]
 fn inspect_outlives_hostile_tokenizers_and_templates() {
     let folder = tempfile::tempdir().unwrap();
@@ -267,7 +267,8 @@ fn wrong_usage_is_one_line_with_the_flag() {
     let check = |args: &[&str], says: &[&str]| fornax(args).fails(2, "INVALID_INPUT", says);
     check(&[], &["no command given", "fornax --help"]);
     check(&["frobnicate"], &["frobnicate"]);
-    // A model and an empty cache of its own: the default would be fetched first where it is not there, which takes lines.
+    // A model and an empty cache of its own: the default would be fetched first where it is not there, which takes
+    // lines.
     let (path, cache) = (fixtures().join("llama"), tempfile::tempdir().unwrap());
     let check = |args: &[&str], says: &[&str]| {
         let args = [&args[..1], &[path.to_str().unwrap()], &args[1..]].concat();

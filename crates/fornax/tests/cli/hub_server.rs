@@ -1,5 +1,5 @@
-//! A server that speaks as much of the hub's API as a fetch asks for, and a second one that serves its large files, as a
-//! content delivery network does. Failures are told to it.
+//! A server that speaks as much of the hub's API as a fetch asks for, and a second one that serves its large files, as
+//! a content delivery network does. Failures are told to it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ pub(crate) struct Asked {
 /// An answer in the place of the right one.
 #[derive(Clone, Debug)]
 pub(crate) enum Wrong {
-    /// The right answer, whose connection breaks after so many bytes of its body.
+    /// The right answer, whose connection breaks after this many bytes of its body.
     Cut(usize),
     /// A status with headers.
     Status(u16, &'static [(&'static str, &'static str)]),

@@ -66,8 +66,8 @@ fn fp8_gptq_and_awq_compute_what_transformers_does_with_their_values() {
     }
 }
 
-/// Q8_0 is bit by bit that of the `gguf` package, whose values transformers computed with. What Q4_K loses is compared with
-/// llama.cpp's quantiser where it is written (`compute/src/landing/quantize.rs`).
+/// Q8_0 is bit by bit that of the `gguf` package, whose values transformers computed with. What Q4_K loses is compared
+/// with llama.cpp's quantiser where it is written (`compute/src/landing/quantize.rs`).
 #[test]
 fn quantising_on_load_gives_the_logits_of_the_quantised_model_and_is_said() {
     let path = fixtures().join("llama");

@@ -662,8 +662,8 @@ fn models_make_way_for_each_other_and_give_their_memory_back() {
         assert_eq!(health["models"][1]["state"], "unloaded");
         resident.push(serving.memory("VmRSS"));
     }
-    // Each round loads a hundred megabytes twice. The allocator takes what it wants at moments of its own, on a busy machine in half
-    // of the rounds, and then no more; what is lost would be lost in every round.
+    // Each round loads a hundred megabytes twice. The allocator takes what it wants at moments of its own, on a busy
+    // machine in half of the rounds, and then no more; what is lost would be lost in every round.
     let mut growth: Vec<i64> =
         resident.windows(2).map(|pair| pair[1].cast_signed() - pair[0].cast_signed()).collect();
     growth.sort_unstable();
@@ -696,7 +696,7 @@ fn an_idle_model_goes_and_the_next_request_brings_it_back() {
     assert!(serving.ask("smollm2").contains("200 OK"));
 }
 
-/// Writes an adapter of rank 2 for what attention of the first layer adds, in rows of so many values.
+/// Writes an adapter of rank 2 for what attention of the first layer adds, in rows of this many values.
 fn write_adapter(folder: &Path, columns: usize) {
     std::fs::create_dir_all(folder).unwrap();
     let config =

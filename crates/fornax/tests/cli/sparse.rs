@@ -16,7 +16,7 @@ pub(crate) fn gguf(folder: &Path, shape: &str, quant: DType) -> (PathBuf, u64) {
     (path, size)
 }
 
-/// Mixtral 8x7B as its own repository has it, with every tensor in one safetensors type of so many bytes.
+/// Mixtral 8x7B as its own repository has it, with every tensor in one safetensors type of this many bytes.
 pub(crate) fn mixtral(folder: &Path, dtype: &str, bytes: usize) -> PathBuf {
     let (layers, hidden, ffn, experts, vocab, kv) = (32, 4096, 14336, 8, 32000, 1024);
     let mut tensors = vec![
@@ -49,7 +49,7 @@ pub(crate) fn mixtral(folder: &Path, dtype: &str, bytes: usize) -> PathBuf {
     folder.to_owned()
 }
 
-/// A safetensors file of these tensors, each of a type of so many bytes, all holes.
+/// A safetensors file of these tensors, each of a type of this many bytes, all holes.
 pub(crate) fn safetensors(
     folder: &Path,
     tensors: Vec<(String, Vec<usize>)>,

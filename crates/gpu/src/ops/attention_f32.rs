@@ -6,9 +6,10 @@ use super::attention::{Attended, Rotation, program};
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::Arg;
+use crate::grid::Grid;
 use crate::memory::{Buf, int};
 
-const THREADS: u32 = 256;
+const THREADS: usize = 256;
 
 /// `Attention` of attention_f32.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -27,14 +28,14 @@ struct AttentionParams {
 pub(super) const LAYOUTS: &[Layout] = &[layout!(AttentionParams, "Attention" in "attention_f32.cu", {
     query, kv, group, window, scale, cap, rope, sinks,
 })];
-pub(super) const CONSTANTS: &[Constant] = &[Constant::new("attention_f32.cu", "THREADS", THREADS as usize)];
+pub(super) const CONSTANTS: &[Constant] = &[Constant::new("attention_f32.cu", "THREADS", THREADS)];
 
 impl Cuda {
     /// The operands are already checked.
     pub(super) fn attention_f32(&self, attended: &Attended<'_>) -> Result<(), Error> {
         let Attended { slot, attention, rope, qkv, kv, out } = *attended;
         let (heads, layer) = (attention.heads, attention.layer);
-        let shape = AttentionParams {
+        let params = AttentionParams {
             query: int(heads.query),
             kv: int(heads.kv),
             group: int(layer.group),
@@ -49,12 +50,12 @@ impl Cuda {
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&shape)),
+            Arg::Struct(bytemuck::bytes_of(&params)),
             Arg::Pointer(qkv.pointer()),
             Arg::Pointer(kv.pages(layer)),
             Arg::Pointer(out.pointer()),
         ];
         let grid = [heads.kv, self.grid_rows(slot, Rows::Tokens), 1];
-        self.launch("attention", function, grid, (THREADS, 0), &args)
+        self.launch("attention", function, Grid::new(grid, THREADS), &args)
     }
 }

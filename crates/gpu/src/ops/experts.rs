@@ -7,15 +7,17 @@
 
 use std::ops::Range;
 
-use fornax_compute::{Error, ExpertRoom, Experts, Glu, Routing, Rows, Shares, operands};
+use fornax_compute::{Error, ExpertRoom, Experts, Glu, ROUTED_MAX, Routing, Rows, Scores, Shares, operands};
 
-use super::gemm::{self, Many, room_for};
+use super::gemm::{self, Cut, Many, room_for};
 use super::gemv::{
     self, Call, Inputs, MULTIPROCESSORS, Prepared, Product, form_program, form_threads, steps,
 };
+use super::rows::Gated;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::{Abilities, Arg, Function};
+use crate::grid::Grid;
 use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, Weight, WeightPart, int};
 use crate::program::Key;
@@ -24,12 +26,14 @@ use crate::step::Slot;
 const OPERATION: &str = "experts";
 /// The most experts of a token, and of a model: the same constants as in experts.cu and experts.cuh.
 const EACH_MAX: usize = 64;
-const EXPERTS_MAX: usize = 1024;
+const EXPERTS_MAX: usize = ROUTED_MAX;
 /// (columns, tiles, slices): experts with at least this many columns and fewer tiles have their columns split into this
 /// many slices. Otherwise a single token would occupy too few warps.
 const SLICES: [(usize, usize, usize); 2] = [(8192, usize::MAX, 4), (2560, 512, 2)];
 /// Warps of a block of expert_f32.cu; each computes one output.
 const WARPS_F32: usize = 8;
+/// Threads of a block of `combine`; each has one column.
+const COMBINE_THREADS: usize = 256;
 /// The most pairs of a token and an expert that have places at a time: the height of a grid.
 const PAIRS_MAX: usize = 65_535;
 /// Up to this many tokens, each pair is multiplied on its own. Up to the second number the same is done where there are
@@ -67,11 +71,61 @@ struct Stack {
     pad: i32,
 }
 
-pub(super) const LAYOUTS: &[Layout] = &[layout!(Stack, "Stack" in "experts.cuh", {
-    chosen, starts, list, places, token, limit, each, first, count, gathers, known, pad,
-})];
+/// `Route` of experts.cu.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Route {
+    experts: i32,
+    each: i32,
+    scores: i32,
+    groups: i32,
+    groups_chosen: i32,
+    by_two: i32,
+    by_score: i32,
+    by_all: i32,
+    of_all: i32,
+    added: f32,
+    least: f32,
+    scale: f32,
+}
+
+impl Route {
+    fn new(routing: &Routing, each: usize, corrected: bool) -> Route {
+        let groups = routing.groups;
+        Route {
+            experts: int(routing.experts),
+            each: int(each),
+            scores: match routing.scores {
+                Scores::Softmax => 0,
+                Scores::Sigmoid => 1,
+                Scores::SqrtSoftplus => 2,
+            },
+            groups: groups.map_or(0, |groups| int(groups.count)),
+            groups_chosen: groups.map_or(0, |groups| int(groups.chosen)),
+            by_two: i32::from(groups.is_some_and(|groups| groups.by_two)),
+            by_score: i32::from(routing.chooses_by_score(corrected)),
+            by_all: i32::from(routing.weighs_by_all()),
+            of_all: i32::from(routing.shares == Shares::OfAll),
+            added: routing.added,
+            least: routing.least,
+            scale: routing.scale,
+        }
+    }
+}
+
+pub(super) const LAYOUTS: &[Layout] = &[
+    layout!(Stack, "Stack" in "experts.cuh", {
+        chosen, starts, list, places, token, limit, each, first, count, gathers, known, pad,
+    }),
+    layout!(Route, "Route" in "experts.cu", {
+        experts, each, scores, groups, groups_chosen, by_two, by_score, by_all, of_all, added, least, scale,
+    }),
+];
 pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("experts.cu", "EACH_MAX", EACH_MAX),
+    Constant::new("experts.cu", "SOFTMAX", 0),
+    Constant::new("experts.cu", "SIGMOID", 1),
+    Constant::new("experts.cu", "SQRT_SOFTPLUS", 2),
     Constant::new("experts.cuh", "EXPERTS_MAX", EXPERTS_MAX),
 ];
 
@@ -84,7 +138,7 @@ struct Piece {
 }
 
 /// A weight divided into stretches that its experts have alike: usually all of it. `rows`: rows per expert.
-fn pieces(weight: &Weight, (experts, rows): (usize, usize)) -> Vec<Piece> {
+fn pieces(weight: &Weight, experts: usize, rows: usize) -> Vec<Piece> {
     let piece = |part: &WeightPart, (first, own): (usize, usize), experts: Range<usize>| {
         let begin = experts.start * rows + first - part.first;
         // A part grows by whole tiles only.
@@ -169,7 +223,7 @@ impl ExpertPlan {
 
 /// The plan for one pair of a token and an expert, where a token has this many.
 fn one(part: &WeightPart, gates: bool, each: usize, room: usize) -> Option<gemv::GemvPlan> {
-    gemv::GemvPlan::one_of(part, gates, (slices(part), (MULTIPROCESSORS / each).max(1)), room)
+    gemv::GemvPlan::one_of(part, gates, slices(part), (MULTIPROCESSORS / each).max(1), room)
 }
 
 fn of_experts(mut key: Key) -> Key {
@@ -178,11 +232,7 @@ fn of_experts(mut key: Key) -> Key {
 }
 
 /// The programs of an expert part's products, for steps of up to this many tokens.
-pub(crate) fn programs(
-    part: &WeightPart,
-    (experts, tokens_max): (usize, usize),
-    able: &Abilities,
-) -> Vec<Key> {
+pub(crate) fn programs(part: &WeightPart, experts: usize, tokens_max: usize, able: &Abilities) -> Vec<Key> {
     if part.format == Format::F32 {
         return vec![Key::plain("expert_f32.cu")];
     }
@@ -204,8 +254,9 @@ pub(crate) fn programs(
     }
     if able.wgmma && mean_max >= MANY_MIN {
         for gates in sides() {
-            let shape = gemm::GemmPlan::of_experts(part, (gates, slices(part)), (experts, mean_max), able);
-            keys.push(of_experts(shape.program(part)));
+            let cut = Cut { gates, slices: slices(part) };
+            let plan = gemm::GemmPlan::of_experts(part, cut, experts, mean_max, able);
+            keys.push(of_experts(plan.program(part)));
         }
     }
     keys
@@ -253,8 +304,8 @@ impl Cuda {
     pub(crate) fn programs_of_experts(&self, weight: &Weight, experts: usize) -> Vec<Key> {
         let able = self.device.abilities();
         let mut keys = [false, true].map(|experts| form_program(weight.columns, experts)).to_vec();
-        for piece in pieces(weight, (experts, weight.rows / experts.max(1))) {
-            let programs = programs(&piece.part, (experts, self.options().tokens_max), able);
+        for piece in pieces(weight, experts, weight.rows / experts.max(1)) {
+            let programs = programs(&piece.part, experts, self.options().tokens_max, able);
             keys.extend(programs.into_iter().filter(|key| !keys.contains(key)).collect::<Vec<_>>());
         }
         keys
@@ -273,7 +324,7 @@ impl Cuda {
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch_values((OPERATION, "experts.cu"), slot, Rows::Tokens, columns, &args)
+            self.launch_values(Call::of_tokens(OPERATION, slot), "experts.cu", columns, &args)
         })
     }
 
@@ -282,28 +333,31 @@ impl Cuda {
         slot: &Slot,
         routing: &Routing,
         logits: &Buf,
+        correction: Option<&Buf>,
         chosen: &mut Buf,
     ) -> Result<(), Error> {
         const OPERATION: &str = "route";
         // A token cannot have more experts than there are.
         let each = routing.chosen.min(routing.experts);
-        operands::route(slot.tokens, routing, logits, chosen)?;
+        operands::route(slot.tokens, routing, logits, correction, chosen)?;
         if each > EACH_MAX {
             let what = format!("{each} experts for a token; at most {EACH_MAX} can be");
             return Err(Error::Unsupported { what, backend: self.device.name() });
         }
-        self.op(slot, &[logits], &[&*chosen], || {
+        let reads: Vec<&Buf> = std::iter::once(logits).chain(correction).collect();
+        self.op(slot, &reads, &[&*chosen], || {
             let function = self.programs.function(&Key::plain("experts.cu"), OPERATION)?;
             let device_step = self.device_step(slot);
+            let route = Route::new(routing, each, correction.is_some());
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Struct(bytemuck::bytes_of(&route)),
                 Arg::Pointer(logits.pointer()),
-                Arg::Int(int(routing.experts)),
-                Arg::Int(int(each)),
-                Arg::Int(i32::from(routing.shares == Shares::OfAll)),
+                Arg::Pointer(correction.map_or(0, Buf::pointer)),
                 Arg::Pointer(chosen.pointer()),
             ];
-            self.launch(OPERATION, function, [self.grid_rows(slot, Rows::Tokens), 1, 1], (32, 0), &args)
+            let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
+            self.launch(OPERATION, function, Grid::new(grid, 32), &args)
         })
     }
 
@@ -324,11 +378,11 @@ impl Cuda {
             if each == 0 || tokens == 0 {
                 return Ok(());
             }
-            let layer = self.expert_layer(slot, experts, chosen, (hidden, ffn))?;
+            let layer = self.expert_layer(slot, experts, chosen, hidden, ffn)?;
             let count = layer.tokens;
             (0..count).step_by(layer.at_once).try_for_each(|token| {
-                let limit = layer.at_once.min(count - token);
-                self.experts_pass(&layer, (token, limit), x, room, residual)
+                let tokens = token..count.min(token + layer.at_once);
+                self.experts_pass(&layer, tokens, x, room, residual)
             })
         })
     }
@@ -339,15 +393,16 @@ impl Cuda {
         slot: &'a Slot,
         experts: &'a Experts<'a, Cuda>,
         chosen: &Buf,
-        (hidden, ffn): (usize, usize),
+        hidden: usize,
+        ffn: usize,
     ) -> Result<ExpertLayer<'a>, Error> {
         let each = chosen.columns / 2;
         let refused = |what| Err(Error::Unsupported { what, backend: self.device.name() });
         if experts.count > EXPERTS_MAX {
             return refused(format!("{} experts; at most {EXPERTS_MAX} can be", experts.count));
         }
-        let gate_up = pieces(experts.gate_up, (experts.count, 2 * ffn));
-        let down = pieces(experts.down, (experts.count, hidden));
+        let gate_up = pieces(experts.gate_up, experts.count, 2 * ffn);
+        let down = pieces(experts.down, experts.count, hidden);
         let count = self.grid_rows(slot, Rows::Tokens);
         let formed = || gate_up.iter().chain(&down).filter(|piece| piece.part.format != Format::F32);
         let fits_one =
@@ -394,18 +449,19 @@ impl Cuda {
         Ok(ExpertLayer { slot, experts, gate_up, down, way, stack, tokens: count, at_once })
     }
 
-    /// Computes the experts of up to `limit` tokens from `token` on.
+    /// Computes the experts of these tokens.
     fn experts_pass(
         &self,
         layer: &ExpertLayer<'_>,
-        (token, limit): (usize, usize),
+        tokens: Range<usize>,
         x: &Buf,
         room: &ExpertRoom<Buf>,
         residual: &Buf,
     ) -> Result<(), Error> {
         let ExpertLayer { slot, experts, gate_up, down, way, .. } = layer;
         let (slot, way, hidden, ffn) = (*slot, *way, x.columns, room.gated.columns);
-        let stack = Stack { token: int(token), limit: int(limit), ..layer.stack };
+        let limit = tokens.len();
+        let stack = Stack { token: int(tokens.start), limit: int(limit), ..layer.stack };
         let each = stack.each.cast_unsigned() as usize;
         let mean = (limit * each).div_ceil(experts.count);
         let pass = Pass { slot, way, stack, pairs: limit * each, mean, experts: experts.count };
@@ -424,8 +480,8 @@ impl Cuda {
         };
         self.multiply_experts(&pass, gate_up, x, &product)?;
         if !gates {
-            let tokens = (limit, each);
-            self.gate_rows(OPERATION, slot, tokens, experts.glu, &room.gate_up, &room.gated)?;
+            let gated = Gated { tokens: limit, each, kind: experts.glu };
+            self.gate_rows(OPERATION, slot, gated, &room.gate_up, &room.gated)?;
         }
         let product = Product {
             values: room.rows.pointer(),
@@ -440,16 +496,23 @@ impl Cuda {
         let known = i32::from(way == Way::Pairs && waited);
         let pass = Pass { stack: Stack { gathers: 0, known, ..stack }, ..pass };
         self.multiply_experts(&pass, down, &room.gated, &product)?;
+        self.combine(slot, &stack, &room.rows, residual)
+    }
+
+    /// Adds each token's experts to its row, weighted.
+    fn combine(&self, slot: &Slot, stack: &Stack, rows: &Buf, residual: &Buf) -> Result<(), Error> {
+        let (columns, tokens) = (residual.columns, stack.limit.cast_unsigned() as usize);
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_step)),
-            Arg::Struct(bytemuck::bytes_of(&stack)),
-            Arg::Pointer(room.rows.pointer()),
+            Arg::Struct(bytemuck::bytes_of(stack)),
+            Arg::Pointer(rows.pointer()),
             Arg::Pointer(residual.pointer()),
-            Arg::Int(int(hidden)),
+            Arg::Int(int(columns)),
         ];
         let function = self.programs.function(&Key::plain("experts.cu"), "combine")?;
-        self.launch(OPERATION, function, [hidden.div_ceil(256), limit, 1], (256, 0), &args)
+        let grid = Grid::new([columns.div_ceil(COMBINE_THREADS), tokens, 1], COMBINE_THREADS);
+        self.launch(OPERATION, function, grid, &args)
     }
 
     /// Gives every pair of a token and an expert its place.
@@ -465,7 +528,7 @@ impl Cuda {
             Arg::Pointer(stack.places),
         ];
         let threads = super::gemv::row_threads(pairs.div_ceil(DEALT_EACH));
-        self.launch(OPERATION, function, [experts, 1, 1], (threads, 0), &args)
+        self.launch(OPERATION, function, Grid::new([experts, 1, 1], threads), &args)
     }
 
     /// Whether the products with gates can also apply the gated activation.
@@ -530,7 +593,7 @@ impl Cuda {
                 limit: stack.limit,
                 ..bytemuck::Zeroable::zeroed()
             };
-            let call = Call { operation: OPERATION, slot, rows: Rows::Tokens };
+            let call = Call::of_tokens(OPERATION, slot);
             return self.hold(call, Prepared { columns, many: false, whole }, &inputs);
         }
         self.scratch.forget();
@@ -550,7 +613,7 @@ impl Cuda {
         ];
         // With many rows, several share a multiprocessor.
         let threads = form_threads(columns, if many { 512 } else { 1024 });
-        self.launch(OPERATION, function, [pairs, 1, 1], (threads, 0), &args)
+        self.launch(OPERATION, function, Grid::new([pairs, 1, 1], threads), &args)
     }
 
     fn experts_of_pairs(
@@ -562,28 +625,27 @@ impl Cuda {
     ) -> Result<(), Error> {
         let (part, gates) = (&piece.part, product.pairs > 0);
         let each = pass.stack.each.cast_unsigned() as usize;
-        let shape = one(part, gates, each, self.device.abilities().shared_max).expect("asked before");
-        let function = self.programs.function(&of_experts(shape.program(part, gates)), "gemv_one")?;
+        let plan = one(part, gates, each, self.device.abilities().shared_max).expect("asked before");
+        let function = self.programs.function(&of_experts(plan.program(part, gates)), "gemv_one")?;
         let inputs = Inputs {
             x: x.pointer(),
             limit: 1,
             tiles: int(part.row_tiles() / if gates { 2 } else { 1 }),
             ..bytemuck::Zeroable::zeroed()
         };
-        let block = u32::try_from(shape.warps * 32).expect("a few warps");
-        let grid = [shape.blocks, pass.pairs, 1];
-        let inputs = bytemuck::bytes_of(&inputs);
-        self.launch_product(function, (pass, piece), (inputs, product), grid, (block, shape.shared))
+        let grid = Grid::new([plan.blocks, pass.pairs, 1], plan.warps * 32).with_shared(plan.shared);
+        let product = (bytemuck::bytes_of(&inputs), product);
+        self.launch_product(function, grid, pass, piece, product)
     }
 
     /// Launches a kernel that models without experts use, too.
     fn launch_product(
         &self,
         function: Function,
-        (pass, piece): (&Pass<'_>, &Piece),
+        grid: Grid,
+        pass: &Pass<'_>,
+        piece: &Piece,
         (inputs, product): (&[u8], &Product),
-        grid: [usize; 3],
-        (block, shared): (u32, usize),
     ) -> Result<(), Error> {
         let device_step = self.device_step(pass.slot);
         let args = [
@@ -594,8 +656,7 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(product)),
             Arg::Struct(bytemuck::bytes_of(&pass.stack)),
         ];
-        let shared = u32::try_from(shared).expect("at most what a block has");
-        self.launch(OPERATION, function, grid, (block, shared), &args)
+        self.launch(OPERATION, function, grid, &args)
     }
 
     fn experts_of_few(
@@ -606,8 +667,8 @@ impl Cuda {
         product: &Product,
     ) -> Result<(), Error> {
         let part = &piece.part;
-        let shape = ExpertPlan::new(part, pass.mean, self.device.abilities().shared_max);
-        let function = self.programs.function(&shape.program(part), "expert_rows")?;
+        let plan = ExpertPlan::new(part, pass.mean, self.device.abilities().shared_max);
+        let function = self.programs.function(&plan.program(part), "expert_rows")?;
         let args = [
             Arg::Struct(bytemuck::bytes_of(&piece.device_part)),
             Arg::Struct(bytemuck::bytes_of(&pass.stack)),
@@ -615,12 +676,11 @@ impl Cuda {
             Arg::Pointer(self.scratch.factors(columns)),
             Arg::Struct(bytemuck::bytes_of(product)),
         ];
-        let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let block = u32::try_from(shape.warps * 32).expect("a few warps");
         // Each pair has rows of its own at most.
-        let items = part.row_tiles().div_ceil(shape.warps) * pass.pairs;
-        let blocks = items.min(self.device.abilities().multiprocessors * shape.sharers);
-        self.launch(OPERATION, function, [blocks, 1, 1], (block, shared), &args)
+        let items = part.row_tiles().div_ceil(plan.warps) * pass.pairs;
+        let blocks = items.min(self.device.abilities().multiprocessors * plan.sharers);
+        let grid = Grid::new([blocks, 1, 1], plan.warps * 32).with_shared(plan.shared);
+        self.launch(OPERATION, function, grid, &args)
     }
 
     fn experts_of_many(
@@ -632,24 +692,24 @@ impl Cuda {
     ) -> Result<(), Error> {
         let part = &piece.part;
         let able = self.device.abilities();
-        let cut = (product.pairs > 0, slices(part));
-        let shape = gemm::GemmPlan::of_experts(part, cut, (piece.experts.len(), pass.mean), able);
-        let function = self.programs.function(&of_experts(shape.program(part)), "gemm")?;
+        let cut = Cut { gates: product.pairs > 0, slices: slices(part) };
+        let plan = gemm::GemmPlan::of_experts(part, cut, piece.experts.len(), pass.mean, able);
+        let function = self.programs.function(&of_experts(plan.program(part)), "gemm")?;
         let many = Many {
             values: self.scratch.values(),
             factors: self.scratch.factors(columns),
             first: 0,
             limit: int(pass.pairs),
             rows: int(room_for(pass.pairs)),
-            tiles: int(shape.tiles),
-            slices: int(shape.slices),
+            tiles: int(plan.tiles),
+            slices: int(plan.slices),
             pad: 0,
             partials: 0,
             tickets: 0,
         };
-        let grid = [(shape.tiles * pass.pairs).min(able.multiprocessors), 1, 1];
-        let inputs = bytemuck::bytes_of(&many);
-        self.launch_product(function, (pass, piece), (inputs, product), grid, (shape.threads(), shape.shared))
+        let blocks = (plan.tiles * pass.pairs).min(able.multiprocessors);
+        let grid = Grid::new([blocks, 1, 1], plan.threads()).with_shared(plan.shared);
+        self.launch_product(function, grid, pass, piece, (bytemuck::bytes_of(&many), product))
     }
 
     fn experts_f32(&self, pass: &Pass<'_>, piece: &Piece, x: &Buf, product: &Product) -> Result<(), Error> {
@@ -663,20 +723,15 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(product)),
         ];
         let grid = [pass.pairs, piece.part.rows.div_ceil(WARPS_F32), 1];
-        self.launch(OPERATION, function, grid, (WARPS_F32 as u32 * 32, 0), &args)
+        self.launch(OPERATION, function, Grid::new(grid, WARPS_F32 * 32), &args)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::PLANES;
     use crate::ops::gemv::SHARED_MIN;
-    use crate::ops::shapes::HOPPER;
-
-    fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES], slices: None }
-    }
+    use crate::ops::shapes::{HOPPER, part};
 
     #[test]
     fn blocks_of_few_rows_fit_every_chip_and_read_ahead() {
@@ -701,7 +756,8 @@ mod tests {
             let part = part(Format::Q4_K, shape);
             assert_eq!(slices(&part), wanted, "{shape:?}");
             let many = [8, 64, 300].map(|each| {
-                gemm::GemmPlan::of_experts(&part, (false, slices(&part)), (8, each), &HOPPER).slices
+                let cut = Cut { gates: false, slices: slices(&part) };
+                gemm::GemmPlan::of_experts(&part, cut, 8, each, &HOPPER).slices
             });
             let few = [1, 20].map(|each| ExpertPlan::new(&part, each, HOPPER.shared_max).slices);
             assert_eq!((many, few), ([wanted; 3], [wanted; 2]), "{shape:?}");

@@ -1,10 +1,10 @@
 //! Fusion: operations that one kernel does together.
 //!
 //! Inside `record`, a product is held back until the next operation is known. If that is the gated activation of its
-//! result (of one row), the product's kernel does it at its end. A norm is left to the product that reads it: the norm's
-//! product is dot(w, g * x) / rms(x). Whatever else happens launches what is held back, and a norm that was left out
-//! is written when another operation reads its result. Whether a norm is left out depends on how the backend was made,
-//! never on the batch. A gated activation has the same bits either way.
+//! result (of one row), the product's kernel does it at its end. A norm is left to the product that reads it: the
+//! norm's product is dot(w, g * x) / rms(x). Whatever else happens launches what is held back, and a norm that was left
+//! out is written when another operation reads its result. Whether a norm is left out depends on how the backend was
+//! made, never on the batch. A gated activation has the same bits either way.
 
 use std::cell::Cell;
 

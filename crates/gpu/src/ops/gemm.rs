@@ -12,6 +12,7 @@ use super::products::RowCounts;
 use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::{Abilities, Arg};
+use crate::grid::Grid;
 use crate::layout::{Format, TILE_ROWS};
 use crate::memory::{DevicePart, PARTIALS_BYTES, TICKETS, WeightPart, int};
 use crate::program::Key;
@@ -68,6 +69,22 @@ pub(super) const LAYOUTS: &[Layout] = &[layout!(Many, "Inputs" in "gemm.cu", {
     values, factors, first, limit, rows, tiles, slices, pad, partials, tickets,
 })];
 
+/// How a weight is divided: whether gates and their counterparts are multiplied together, and the slices of its
+/// columns.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    pub(super) gates: bool,
+    pub(super) slices: usize,
+}
+
+/// What a block multiplies, with the names of [`GemmPlan`].
+#[derive(Clone, Copy)]
+struct Block {
+    groups: usize,
+    width: usize,
+    even: bool,
+}
+
 /// How a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GemmPlan {
@@ -94,7 +111,7 @@ impl GemmPlan {
     /// The fastest plan for this many rows of activations.
     fn of(part: &WeightPart, gates: bool, limit: usize, able: &Abilities) -> GemmPlan {
         GemmPlan::every(part, gates, limit, able)
-            .min_by_key(|shape| shape.cost(part, able.multiprocessors))
+            .min_by_key(|plan| plan.cost(part, able.multiprocessors))
             .expect("there is always one")
     }
 
@@ -109,32 +126,32 @@ impl GemmPlan {
         let widths: &[usize] = if slices == 1 { &WIDTHS } else { &WIDTHS_SLICED };
         let part = *part;
         let whole = widths.iter().filter(move |width| passes(gates, slices, width));
-        let whole = whole.map(|&width| (GROUPS, width, false));
+        let whole = whole.map(|&width| Block { groups: GROUPS, width, even: false });
         // Gates have one slice here.
         let slices_max = if gates { 1 } else { EVEN_SLICES };
-        let even =
-            WIDTHS.into_iter().filter(move |_| slices <= slices_max).map(|width| (GROUPS, width, true));
+        let even = WIDTHS.into_iter().filter(move |_| slices <= slices_max);
+        let even = even.map(|width| Block { groups: GROUPS, width, even: true });
         let takes_tall = slices == 1 && matches!(part.format, Format::Q4_K | Format::Q6_K | Format::Q8_0);
         let tall = WIDTHS
             .into_iter()
             .filter(move |&width| takes_tall && (limit..=TALL_WIDTH).contains(&width))
-            .flat_map(|width| [false, true].map(|even| (GROUPS_TALL, width, even)));
+            .flat_map(|width| [false, true].map(|even| Block { groups: GROUPS_TALL, width, even }));
         whole
             .chain(even)
             .chain(tall)
-            .map(move |block| GemmPlan::new(&part, (gates, slices), block, TALL, limit, room))
-            .filter(move |shape| !shape.even || shape.fits_workspace(multiprocessors))
+            .map(move |block| GemmPlan::new(&part, Cut { gates, slices }, block, TALL, limit, room))
+            .filter(move |plan| !plan.even || plan.fits_workspace(multiprocessors))
     }
 
-    /// The fastest plan for `experts` with a part of this shape, each with about `each` rows of activations, in this
-    /// many slices.
+    /// The fastest plan for `experts` with a part of this shape, each with about `each` rows of activations.
     pub(super) fn of_experts(
         part: &WeightPart,
-        (gates, slices): (bool, usize),
-        (experts, each): (usize, usize),
+        cut: Cut,
+        experts: usize,
+        each: usize,
         able: &Abilities,
     ) -> GemmPlan {
-        let room = able.shared_max;
+        let (Cut { gates, slices }, room) = (cut, able.shared_max);
         let widths: &[usize] = if slices == 1 { &WIDTHS_EXPERTS } else { &WIDTHS_SLICED };
         widths
             .iter()
@@ -143,16 +160,17 @@ impl GemmPlan {
                 // Some experts have an eighth fewer rows, others more.
                 let groups = experts * ((7 * each).div_ceil(8 * width) + (9 * each).div_ceil(8 * width));
                 let groups = groups.div_ceil(2);
-                GemmPlan::new(part, (gates, slices), (GROUPS, width, false), 1, groups * width, room)
+                let block = Block { groups: GROUPS, width, even: false };
+                GemmPlan::new(part, cut, block, 1, groups * width, room)
             })
-            .min_by_key(|shape| shape.cost(part, able.multiprocessors))
+            .min_by_key(|plan| plan.cost(part, able.multiprocessors))
             .expect("there is always one")
     }
 
     fn new(
         part: &WeightPart,
-        (gates, slices): (bool, usize),
-        (groups, width, even): (usize, usize, bool),
+        Cut { gates, slices }: Cut,
+        Block { groups, width, even }: Block,
         tall: usize,
         limit: usize,
         room: usize,
@@ -226,8 +244,8 @@ impl GemmPlan {
         }
     }
 
-    pub(super) fn threads(&self) -> u32 {
-        u32::try_from((self.groups + 1) * 128).expect("at most 512")
+    pub(super) fn threads(&self) -> usize {
+        (self.groups + 1) * 128
     }
 
     pub(super) fn program(&self, part: &WeightPart) -> Key {
@@ -282,8 +300,8 @@ pub(crate) fn programs(
 /// Every program of a part, for the compiler's test.
 #[cfg(test)]
 pub(crate) fn every_program(part: &WeightPart, limit: usize, able: &Abilities) -> Vec<Key> {
-    let shapes = [false, true].into_iter().flat_map(|gates| GemmPlan::every(part, gates, limit, able));
-    shapes.map(|shape| shape.program(part)).collect()
+    let plans = [false, true].into_iter().flat_map(|gates| GemmPlan::every(part, gates, limit, able));
+    plans.map(|plan| plan.program(part)).collect()
 }
 
 /// Rows of activations to reserve for this many: they are swizzled eight at a time.
@@ -311,9 +329,9 @@ impl Cuda {
 
     /// The fastest plan whose program was compiled ahead, with that program: no plan is worth waiting for the compiler
     /// while requests are running.
-    fn ready_shape(&self, part: &WeightPart, gates: bool, limit: usize) -> (GemmPlan, Key) {
+    fn ready_plan(&self, part: &WeightPart, gates: bool, limit: usize) -> (GemmPlan, Key) {
         let able = self.device.abilities();
-        let with_key = |shape: GemmPlan| (shape, shape.program(part));
+        let with_key = |plan: GemmPlan| (plan, plan.program(part));
         let ready = |(_, key): &(GemmPlan, Key)| self.programs.has(key);
         // This is nearly always the fastest of all.
         let fastest = with_key(GemmPlan::of(part, gates, limit, able));
@@ -321,7 +339,7 @@ impl Cuda {
             return fastest;
         }
         let others = GemmPlan::every(part, gates, limit, able).map(with_key).filter(ready);
-        others.min_by_key(|(shape, _)| shape.cost(part, able.multiprocessors)).unwrap_or(fastest)
+        others.min_by_key(|(plan, _)| plan.cost(part, able.multiprocessors)).unwrap_or(fastest)
     }
 
     /// The program that launches such a product.
@@ -329,7 +347,7 @@ impl Cuda {
     pub(super) fn many_key(&self, part: &WeightPart, gates: bool, limit: usize) -> Key {
         match self.takes_few(part, gates, limit) {
             true => self.few_key(part, gates, limit).expect("it takes them"),
-            false => self.ready_shape(part, gates, limit).1,
+            false => self.ready_plan(part, gates, limit).1,
         }
     }
 
@@ -340,7 +358,7 @@ impl Cuda {
         if self.takes_few(&part, product.pairs > 0, limit) {
             return self.multiply_few(gemm);
         }
-        let (shape, key) = self.ready_shape(&part, product.pairs > 0, limit);
+        let (plan, key) = self.ready_plan(&part, product.pairs > 0, limit);
         let function = self.programs.function(&key, "gemm")?;
         let many = Many {
             values: inputs.values,
@@ -348,8 +366,8 @@ impl Cuda {
             first: inputs.first,
             limit: inputs.limit,
             rows: int(room_for(limit)),
-            tiles: int(shape.tiles),
-            slices: int(shape.slices),
+            tiles: int(plan.tiles),
+            slices: int(plan.slices),
             pad: 0,
             partials: inputs.partials,
             tickets: inputs.tickets,
@@ -361,10 +379,9 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(&many)),
             Arg::Struct(bytemuck::bytes_of(&product)),
         ];
-        let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let clusters = shape.blocks(self.device.abilities().multiprocessors) / shape.tall;
-        let block = (shape.threads(), shared, shape.tall);
-        self.launch_clusters(operation, function, [clusters, 1, shape.tall], block, &args)
+        let clusters = plan.blocks(self.device.abilities().multiprocessors) / plan.tall;
+        let grid = Grid::new([clusters, 1, plan.tall], plan.threads()).with_shared(plan.shared);
+        self.launch(operation, function, grid.in_clusters(plan.tall), &args)
     }
 }
 

@@ -11,6 +11,7 @@ use super::products::RowCounts;
 use crate::abi::{Layout, layout};
 use crate::cuda::Cuda;
 use crate::driver::{Abilities, Arg};
+use crate::grid::Grid;
 use crate::memory::{WeightPart, int};
 use crate::program::Key;
 
@@ -92,14 +93,14 @@ impl FewPlan {
         };
         let most = (1..=groups_max * GROUP_TILES / sides)
             .rev()
-            .find(|&units| FewPlan::stages(part, gates, (width, units * sides), room).is_some())?;
+            .find(|&units| FewPlan::stages(part, gates, width, units * sides, room).is_some())?;
         // As few rounds as possible, all of the same length; a block of a slice has one round.
         let blocks = units.min(at_once.max(1));
         let share = units.div_ceil(blocks);
         let each = share.div_ceil(share.div_ceil(most));
         let blocks = if slices == 1 { blocks } else { units.div_ceil(each) };
         let tiles = each * sides;
-        let (stages, shared) = FewPlan::stages(part, gates, (width, tiles), room)?;
+        let (stages, shared) = FewPlan::stages(part, gates, width, tiles, room)?;
         let groups = tiles.div_ceil(GROUP_TILES);
         let sums = if slices > 1 { 1024 + groups * GROUP_TILES * 64 * width } else { 0 };
         let shared = shared.max(sums);
@@ -120,7 +121,8 @@ impl FewPlan {
     fn stages(
         part: &WeightPart,
         gates: bool,
-        (width, tiles): (usize, usize),
+        width: usize,
+        tiles: usize,
         room: usize,
     ) -> Option<([usize; 2], usize)> {
         let weights = tiles * part.format.step_bytes();
@@ -175,8 +177,8 @@ pub(crate) fn programs(
         below = *width;
         needed
     });
-    let shapes = needed.filter_map(|width| FewPlan::of(part, gates, width, able));
-    shapes.map(|shape| shape.program(part)).collect()
+    let plans = needed.filter_map(|width| FewPlan::of(part, gates, width, able));
+    plans.map(|plan| plan.program(part)).collect()
 }
 
 impl Cuda {
@@ -189,10 +191,10 @@ impl Cuda {
     /// compiler while requests are running.
     fn ready_few(&self, part: &WeightPart, gates: bool, limit: usize) -> Option<(FewPlan, Key)> {
         let wider = WIDTHS.into_iter().filter(|&width| limit <= width);
-        let shapes = wider.filter_map(|width| FewPlan::of(part, gates, width, self.device.abilities()));
-        let mut shapes = shapes.map(|shape| (shape, shape.program(part))).peekable();
-        let narrowest = shapes.peek().cloned();
-        shapes.find(|(_, key)| self.programs.has(key)).or(narrowest)
+        let plans = wider.filter_map(|width| FewPlan::of(part, gates, width, self.device.abilities()));
+        let mut plans = plans.map(|plan| (plan, plan.program(part))).peekable();
+        let narrowest = plans.peek().cloned();
+        plans.find(|(_, key)| self.programs.has(key)).or(narrowest)
     }
 
     /// The program that launches such a product.
@@ -205,7 +207,7 @@ impl Cuda {
     pub(super) fn multiply_few(&self, gemm: &Gemm) -> Result<(), Error> {
         let Gemm { operation, part, device_part, step, rows, inputs, product } = *gemm;
         let limit = inputs.limit.cast_unsigned() as usize;
-        let (shape, key) = self.ready_few(&part, product.pairs > 0, limit).expect("asked before");
+        let (plan, key) = self.ready_few(&part, product.pairs > 0, limit).expect("asked before");
         let function = self.programs.function(&key, "gemm_few")?;
         let few = Few {
             values: inputs.values,
@@ -213,7 +215,7 @@ impl Cuda {
             first: inputs.first,
             limit: inputs.limit,
             rows: int(room_for(limit)),
-            units: int(shape.units),
+            units: int(plan.units),
             pad: [0; 2],
         };
         let args = [
@@ -223,10 +225,9 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(&few)),
             Arg::Struct(bytemuck::bytes_of(&product)),
         ];
-        let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let threads = u32::try_from((shape.groups + 1) * 128).expect("at most 768");
-        let grid = [shape.blocks, 1, shape.slices];
-        self.launch_clusters(operation, function, grid, (threads, shared, shape.slices), &args)
+        let grid = Grid::new([plan.blocks, 1, plan.slices], (plan.groups + 1) * 128);
+        let grid = grid.with_shared(plan.shared).in_clusters(plan.slices);
+        self.launch(operation, function, grid, &args)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use bytemuck::Zeroable;
 use fornax_compute::{Error, Linear, Rows, operands};
 
 use super::fuse::Pending;
@@ -11,6 +12,7 @@ use crate::abi::{Constant, Layout, layout};
 use crate::arena::Piece;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
+use crate::grid::Grid;
 use crate::layout::{Format, TILE_COLUMNS, TILE_ROWS};
 use crate::memory::{Buf, DevicePart, PARTIALS_BYTES, TICKETS, Weight, WeightPart, int};
 use crate::program::Key;
@@ -36,8 +38,9 @@ const TEAMS_MAX: usize = 15;
 const EACH_MAX: usize = 20;
 /// Up to this many rows, each row is prepared by a block of 1024 threads: about one row for each multiprocessor.
 const FORM_FEW: usize = 128;
-/// Columns that `form_fours` keeps in registers, and the number of rows that are loaded ahead by a block of
-/// `form_stream`: the same constants as in form.cu.
+/// Threads of a block of `form_fours`, columns that it keeps in registers, and rows that are loaded ahead by a block of
+/// `form_stream`.
+const FORM_FOURS: usize = 512;
 const FORM_KEPT: usize = 4096;
 const STREAM_MAX: usize = 8;
 const STAGES_MAX: usize = 8;
@@ -121,7 +124,12 @@ pub(super) const LAYOUTS: &[Layout] = &[
     }),
     layout!(Product, "Result" in "result.cuh", { values, bias, columns, first, adds, pairs, gated }),
 ];
-pub(super) const CONSTANTS: &[Constant] = &[Constant::new("form.cuh", "BLOCK", TILE_COLUMNS)];
+pub(super) const CONSTANTS: &[Constant] = &[
+    Constant::new("form.cuh", "BLOCK", TILE_COLUMNS),
+    Constant::new("form.cu", "FOURS_THREADS", FORM_FOURS),
+    Constant::new("form.cu", "FOURS_KEPT * BLOCK * (FOURS_THREADS / WARP)", FORM_KEPT),
+    Constant::new("form.cu", "STREAM_MAX", STREAM_MAX),
+];
 
 /// The operation of a step that something is done for.
 #[derive(Clone, Copy)]
@@ -131,6 +139,13 @@ pub(crate) struct Call<'a> {
     pub(crate) slot: &'a Slot,
     /// The rows that it runs over.
     pub(crate) rows: Rows,
+}
+
+impl Call<'_> {
+    /// Over all tokens.
+    pub(super) fn of_tokens<'a>(operation: &'static str, slot: &'a Slot) -> Call<'a> {
+        Call { operation, slot, rows: Rows::Tokens }
+    }
 }
 
 /// Rows that are to be prepared.
@@ -244,14 +259,15 @@ impl GemvPlan {
     /// The plan for one row of activations; `None` where the row does not fit a block. `room` is the shared memory of a
     /// block.
     fn one(part: &WeightPart, gates: bool, room: usize) -> Option<GemvPlan> {
-        GemvPlan::one_of(part, gates, (slices(part), MULTIPROCESSORS), room)
+        GemvPlan::one_of(part, gates, slices(part), MULTIPROCESSORS, room)
     }
 
     /// The same with this many slices, on this many multiprocessors.
     pub(super) fn one_of(
         part: &WeightPart,
         gates: bool,
-        (slices, multiprocessors): (usize, usize),
+        slices: usize,
+        multiprocessors: usize,
         room: usize,
     ) -> Option<GemvPlan> {
         let (groups, sides) = (part.groups(), if gates { 2 } else { 1 });
@@ -361,7 +377,7 @@ pub(crate) fn form_program(columns: usize, experts: bool) -> Key {
 
 /// The program of a product with one row, where the row fits a block.
 pub(crate) fn program_one(part: &WeightPart, gates: bool, room: usize) -> Option<Key> {
-    GemvPlan::one(part, gates, room).map(|shape| shape.program(part, gates))
+    GemvPlan::one(part, gates, room).map(|plan| plan.program(part, gates))
 }
 
 /// The programs of products with up to this many rows, as far as the kernels of gemv.cu do them.
@@ -387,8 +403,7 @@ impl Cuda {
         room: Option<&Buf>,
     ) -> Result<(), Error> {
         let (Call { operation, slot, rows }, Linear { weight, bias }) = (call, linear);
-        let count = slot.count(rows);
-        operands::linear(operation, count, weight, bias, x, out)?;
+        operands::linear(operation, slot.count(rows), weight, bias, x, out)?;
         let written = room.unwrap_or(out);
         self.op(slot, &[], &[&*out, written], || {
             let plain = weight.parts.iter().any(|part| part.format == Format::F32);
@@ -397,70 +412,81 @@ impl Cuda {
                 // Read only now: the norm that yields `x` may be left out, unless its input is about to be overwritten.
                 self.op(slot, &[x], &[], || Ok(()))?;
             }
-            let count = self.grid_rows(slot, rows);
-            let product = Product {
-                values: out.pointer(),
-                bias: bias.map_or(0, Buf::pointer),
-                columns: int(weight.rows),
-                first: 0,
-                adds: i32::from(room.is_some()),
-                pairs: 0,
-                gated: 0,
-            };
             let (from, norm, eps) = due.map_or((x.pointer(), 0, 0.0), |due| (due.x, due.weight, due.eps));
-            let at_once = self.scratch.rows(weight.columns);
-            // The scratch holds only a few rows that are too long for one block.
-            let many = self.takes_many(count.min(at_once));
-            let at_once = if many { at_once / room_for(1) * room_for(1) } else { at_once };
+            let inputs = Inputs {
+                x: from,
+                norm,
+                eps,
+                partials: self.partials.pointer(),
+                tickets: self.tickets.pointer(),
+                ..Inputs::zeroed()
+            };
             for part in &weight.parts {
-                // The sums of slices need room, too.
-                let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
-                let partials = PARTIALS_BYTES as usize / partial_bytes / 8 * 8;
-                let at_once = if many { at_once } else { at_once.min(partials.clamp(8, PASS_ROWS_MAX)) };
-                let product = Product { first: int(part.first), ..product };
-                if part.format == Format::F32 {
-                    self.multiply_f32(call, weight, part, x, &product)?;
-                    continue;
-                }
-                let one =
-                    count == 1 && GemvPlan::one(part, false, self.device.abilities().shared_max).is_some();
-                for first in (0..count).step_by(at_once) {
-                    let limit = at_once.min(count - first);
-                    let (values, factors) = match one {
-                        true => (0, 0),
-                        false => (self.scratch.area.pointer(), self.scratch.factors(weight.columns)),
-                    };
-                    let inputs = Inputs {
-                        x: from,
-                        values,
-                        factors,
-                        norm,
-                        partials: self.partials.pointer(),
-                        tickets: self.tickets.pointer(),
-                        first: int(first),
-                        limit: int(limit),
-                        eps,
-                        tiles: 0,
-                    };
-                    if !one {
-                        let prepared = Prepared { columns: weight.columns, many, whole: count <= at_once };
-                        self.hold(call, prepared, &inputs)?;
-                    }
-                    let device_part = weight.device_part(part);
-                    let step = self.device_step(slot);
-                    let gemv =
-                        Gemv { operation, part: *part, device_part, step, rows, many, inputs, product };
-                    // The same kernel may apply the gated activation.
-                    let whole = weight.parts.len() == 1 && count <= at_once;
-                    if self.fuses() && whole {
-                        self.pend(Pending { gemv, out: out.pointer(), columns: weight.rows });
-                    } else {
-                        self.multiply(&gemv)?;
-                    }
+                let product = Product {
+                    values: out.pointer(),
+                    bias: bias.map_or(0, Buf::pointer),
+                    columns: int(weight.rows),
+                    first: int(part.first),
+                    adds: i32::from(room.is_some()),
+                    pairs: 0,
+                    gated: 0,
+                };
+                match part.format {
+                    Format::F32 => self.multiply_f32(call, weight, part, x, &product)?,
+                    _ => self.multiply_part(call, weight, part, inputs, product)?,
                 }
             }
             Ok(())
         })
+    }
+
+    /// The product with one part of a weight, in as many passes over the rows as scratch and partial sums ask for.
+    /// `inputs` says what is read; each pass adds which of its rows, and where they are prepared.
+    fn multiply_part(
+        &self,
+        call: Call<'_>,
+        weight: &Weight,
+        part: &WeightPart,
+        inputs: Inputs,
+        product: Product,
+    ) -> Result<(), Error> {
+        let Call { operation, slot, rows } = call;
+        let count = self.grid_rows(slot, rows);
+        let (at_once, many) = self.rows_at_once(weight, part, count);
+        let whole = count <= at_once;
+        // One row is prepared by the product itself.
+        let one = count == 1 && GemvPlan::one(part, false, self.device.abilities().shared_max).is_some();
+        for first in (0..count).step_by(at_once) {
+            let limit = at_once.min(count - first);
+            let mut inputs = Inputs { first: int(first), limit: int(limit), ..inputs };
+            if !one {
+                inputs.values = self.scratch.values();
+                inputs.factors = self.scratch.factors(weight.columns);
+                self.hold(call, Prepared { columns: weight.columns, many, whole }, &inputs)?;
+            }
+            let (device_part, step) = (weight.device_part(part), self.device_step(slot));
+            let gemv = Gemv { operation, part: *part, device_part, step, rows, many, inputs, product };
+            // The same kernel may apply the gated activation.
+            if self.fuses() && weight.parts.len() == 1 && whole {
+                self.pend(Pending { gemv, out: product.values, columns: weight.rows });
+            } else {
+                self.multiply(&gemv)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many of `count` rows one pass takes, and whether with the kernels for many.
+    fn rows_at_once(&self, weight: &Weight, part: &WeightPart, count: usize) -> (usize, bool) {
+        // The scratch holds only a few rows that are too long for one block.
+        let held = self.scratch.rows(weight.columns);
+        if self.takes_many(count.min(held)) {
+            return (held / room_for(1) * room_for(1), true);
+        }
+        // The sums of slices need room, too.
+        let partial_bytes = slices(part) * part.row_tiles() * TILE_ROWS * 4;
+        let partials = PARTIALS_BYTES as usize / partial_bytes / 8 * 8;
+        (held.min(partials.clamp(8, PASS_ROWS_MAX)), false)
     }
 
     /// Prepares rows for products, unless the scratch holds them already.
@@ -482,7 +508,7 @@ impl Cuda {
         let (name, threads) = match columns.is_multiple_of(4) {
             true if few => ("form_few", 1024),
             // Several rows share a multiprocessor.
-            true => ("form_fours", 512),
+            true => ("form_fours", FORM_FOURS),
             false => ("form_any", 1024),
         };
         // Long rows go through shared memory, where two of them fit.
@@ -508,11 +534,11 @@ impl Cuda {
         if streams {
             let stages = stages.min(STREAM_MAX);
             args.extend([Arg::Int(int(limit)), Arg::Int(int(stages))]);
-            let shared = int(stages * row_bytes + squares).cast_unsigned();
-            let grid = [limit.min(self.device.abilities().multiprocessors), 1, 1];
-            return self.launch(operation, function, grid, (1024, shared), &args);
+            let grid = Grid::new([limit.min(self.device.abilities().multiprocessors), 1, 1], 1024);
+            let grid = grid.with_shared(stages * row_bytes + squares);
+            return self.launch(operation, function, grid, &args);
         }
-        self.launch(operation, function, [limit, 1, 1], (form_threads(columns, threads), 0), &args)
+        self.launch(operation, function, Grid::new([limit, 1, 1], form_threads(columns, threads)), &args)
     }
 
     /// Launches a product.
@@ -524,12 +550,12 @@ impl Cuda {
         let limit = inputs.limit.cast_unsigned() as usize;
         let gates = product.pairs > 0;
         let room = self.device.abilities().shared_max;
-        let shape = match inputs.values {
+        let plan = match inputs.values {
             0 => GemvPlan::one(&part, gates, room).expect("asked before"),
             _ => GemvPlan::several(&part, limit, room),
         };
-        let name = if shape.rows == 1 { "gemv_one" } else { "gemv_several" };
-        let function = self.programs.function(&shape.program(&part, gates), name)?;
+        let name = if plan.rows == 1 { "gemv_one" } else { "gemv_several" };
+        let function = self.programs.function(&plan.program(&part, gates), name)?;
         inputs.tiles = int(part.row_tiles() / if gates { 2 } else { 1 });
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_part)),
@@ -538,12 +564,11 @@ impl Cuda {
             Arg::Struct(bytemuck::bytes_of(&inputs)),
             Arg::Struct(bytemuck::bytes_of(&product)),
         ];
-        let shared = u32::try_from(shape.shared).expect("at most what a block has");
-        let block = u32::try_from(shape.warps * 32).expect("a few warps");
-        let slices = if shape.rows == 1 { 1 } else { shape.slices };
-        let grid = [shape.blocks, limit.div_ceil(shape.rows), slices];
-        assert!(slices == 1 || grid[0] * grid[1] <= TICKETS, "{grid:?} blocks count their slices");
-        self.launch(operation, function, grid, (block, shared), &args)
+        let slices = if plan.rows == 1 { 1 } else { plan.slices };
+        let blocks = [plan.blocks, limit.div_ceil(plan.rows), slices];
+        assert!(slices == 1 || blocks[0] * blocks[1] <= TICKETS, "{blocks:?} blocks count their slices");
+        let grid = Grid::new(blocks, plan.warps * 32).with_shared(plan.shared);
+        self.launch(operation, function, grid, &args)
     }
 
     fn multiply_f32(
@@ -558,38 +583,33 @@ impl Cuda {
         let Call { operation, slot, rows } = call;
         let function = self.programs.function(&Key::plain("gemv_f32.cu"), "gemv_f32")?;
         let device_part = weight.device_part(part);
-        let product = Product { first: int(part.first), ..*product };
         let device_step = self.device_step(slot);
         let args = [
             Arg::Struct(bytemuck::bytes_of(&device_part)),
             Arg::Struct(bytemuck::bytes_of(&device_step)),
             Arg::Int(i32::from(rows == Rows::Wanted)),
             Arg::Pointer(x.pointer()),
-            Arg::Struct(bytemuck::bytes_of(&product)),
+            Arg::Struct(bytemuck::bytes_of(product)),
         ];
         let grid = [part.rows.div_ceil(WARPS), self.grid_rows(slot, rows), 1];
-        self.launch(operation, function, grid, (WARPS as u32 * 32, 0), &args)
+        self.launch(operation, function, Grid::new(grid, WARPS * 32), &args)
     }
 }
 
 /// Threads that prepare a row: a warp for each 128 columns, up to this many.
-pub(super) fn form_threads(columns: usize, most: u32) -> u32 {
+pub(super) fn form_threads(columns: usize, most: usize) -> usize {
     row_threads(columns.div_ceil(TILE_COLUMNS) * 32).min(most)
 }
 
 /// Threads for a row of this many items: whole warps, at most one block.
-pub(super) fn row_threads(items: usize) -> u32 {
-    u32::try_from(items.next_multiple_of(32).clamp(32, 1024)).expect("at most 1024")
+pub(super) fn row_threads(items: usize) -> usize {
+    items.next_multiple_of(32).clamp(32, 1024)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::PLANES;
-
-    fn part(format: Format, (rows, columns): (usize, usize)) -> WeightPart {
-        WeightPart { format, first: 0, rows, columns, planes: [0; PLANES], slices: None }
-    }
+    use crate::ops::shapes::part;
 
     #[test]
     fn the_shape_of_a_product_of_one_row_follows_from_the_weight() {

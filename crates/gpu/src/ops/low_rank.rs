@@ -5,6 +5,7 @@ use fornax_compute::{Error, LowRank, Rows, operands};
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
+use crate::grid::Grid;
 use crate::memory::{Buf, int};
 use crate::program::Key;
 use crate::step::Slot;
@@ -110,10 +111,10 @@ impl Cuda {
             let key = Key::plain("low_rank.cu");
             let down = self.programs.function(&key, "low_rank_down")?;
             let grid = [(rank as usize).div_ceil(WARPS), rows, changes.len()];
-            self.launch("low_rank", down, grid, (WARPS as u32 * 32, 0), &args)?;
+            self.launch("low_rank", down, Grid::new(grid, WARPS * 32), &args)?;
             let up = self.programs.function(&key, "low_rank_up")?;
             let grid = [out.columns.div_ceil(THREADS), rows, 1];
-            self.launch("low_rank", up, grid, (THREADS as u32, 0), &args)?;
+            self.launch("low_rank", up, Grid::new(grid, THREADS), &args)?;
         }
         Ok(())
     }

@@ -45,13 +45,14 @@ pub(crate) const LAYOUTS: [&[Layout]; 9] = [
     recurrence::LAYOUTS,
     rows::LAYOUTS,
 ];
-pub(crate) const CONSTANTS: [&[Constant]; 7] = [
+pub(crate) const CONSTANTS: [&[Constant]; 8] = [
     attention::CONSTANTS,
     attention_f32::CONSTANTS,
     experts::CONSTANTS,
     gemv::CONSTANTS,
     low_rank::CONSTANTS,
     recurrence::CONSTANTS,
+    rows::CONSTANTS,
     sample::CONSTANTS,
 ];
 

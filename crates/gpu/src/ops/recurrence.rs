@@ -5,10 +5,12 @@ use fornax_compute::{
     SelectiveScan, ShortConv, TAPS_MAX, operands,
 };
 
+use super::gemv::Call;
 use super::rows::DeviceNorm;
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
+use crate::grid::Grid;
 use crate::memory::{Buf, Kv, int};
 use crate::program::Key;
 use crate::step::Slot;
@@ -185,7 +187,7 @@ impl Cuda {
             ];
             let (rows, tokens) = self.grid_states(slot);
             let grid = [conv.channels.div_ceil(CONV_THREADS), rows, tokens.div_ceil(CONV_TOKENS)];
-            self.launch("short_conv", function, grid, (CONV_THREADS as u32, 0), &args)
+            self.launch("short_conv", function, Grid::new(grid, CONV_THREADS), &args)
         })
     }
 
@@ -193,7 +195,8 @@ impl Cuda {
         &self,
         slot: &Slot,
         rule: &DeltaRule<Buf>,
-        (qkv, mixed): (&Buf, &Buf),
+        qkv: &Buf,
+        mixed: &Buf,
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
@@ -230,8 +233,8 @@ impl Cuda {
                 Arg::Struct(bytemuck::bytes_of(&device_rule)),
             ];
             let grid = [heads.dim_v.div_ceil(DELTA_COLUMNS) * heads.value, rows, 1];
-            let shared = int(delta_bytes(each, chunk, stages)).cast_unsigned();
-            self.launch("delta_rule", function, grid, (DELTA_THREADS as u32, shared), &args)
+            let grid = Grid::new(grid, DELTA_THREADS).with_shared(delta_bytes(each, chunk, stages));
+            self.launch("delta_rule", function, grid, &args)
         })
     }
 
@@ -239,7 +242,8 @@ impl Cuda {
         &self,
         slot: &Slot,
         scan: &SelectiveScan<Buf>,
-        (x, mixed): (&Buf, &Buf),
+        x: &Buf,
+        mixed: &Buf,
         kv: &mut Kv,
         out: &mut Buf,
     ) -> Result<(), Error> {
@@ -277,8 +281,8 @@ impl Cuda {
                 Arg::Struct(bytemuck::bytes_of(&device_scan)),
             ];
             let grid = [heads.dim.div_ceil(DELTA_COLUMNS) * heads.heads, rows, 1];
-            let shared = int(delta_bytes(each, chunk, stages)).cast_unsigned();
-            self.launch("selective_scan", function, grid, (DELTA_THREADS as u32, shared), &args)
+            let grid = Grid::new(grid, DELTA_THREADS).with_shared(delta_bytes(each, chunk, stages));
+            self.launch("selective_scan", function, grid, &args)
         })
     }
 
@@ -320,7 +324,7 @@ impl Cuda {
                 false => (groups, group.div_ceil(GROUP_EACH).next_multiple_of(32).min(1024)),
             };
             let grid = [blocks, self.grid_rows(slot, Rows::Tokens), 1];
-            self.launch(name, function, grid, (threads as u32, 0), &args)
+            self.launch(name, function, Grid::new(grid, threads), &args)
         })
     }
 
@@ -335,7 +339,7 @@ impl Cuda {
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(x.columns)),
             ];
-            self.launch_values((OPERATION, "rows.cu"), slot, Rows::Tokens, x.columns, &args)
+            self.launch_values(Call::of_tokens(OPERATION, slot), "rows.cu", x.columns, &args)
         })
     }
 

@@ -3,10 +3,11 @@
 use fornax_compute::{Error, Glu, Heads, Norm, NormKind, Pointwise, Pooling, QkNorm, Rows, operands};
 
 use super::fuse::Due;
-use super::gemv::row_threads;
-use crate::abi::{Layout, layout};
+use super::gemv::{Call, row_threads};
+use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
 use crate::driver::Arg;
+use crate::grid::Grid;
 use crate::memory::{Buf, Weight, int};
 use crate::program::Key;
 use crate::step::Slot;
@@ -29,6 +30,27 @@ pub(super) struct DeviceNorm {
 pub(super) const LAYOUTS: &[Layout] =
     &[layout!(DeviceNorm, "Norm" in "norm.cu", { weight, bias, eps, centred, columns, pad })];
 
+/// The functions of rows.cu, and what it makes of a sequence's rows, as it numbers them.
+const SCALE: usize = 0;
+const SOFT_CAP: usize = 1;
+const GELU: usize = 2;
+const GELU_TANH: usize = 3;
+const RELU_SQUARED: usize = 4;
+const MEAN: usize = 0;
+const FIRST: usize = 1;
+const LAST: usize = 2;
+
+pub(super) const CONSTANTS: &[Constant] = &[
+    Constant::new("rows.cu", "SCALE", SCALE),
+    Constant::new("rows.cu", "SOFT_CAP", SOFT_CAP),
+    Constant::new("rows.cu", "GELU", GELU),
+    Constant::new("rows.cu", "GELU_TANH", GELU_TANH),
+    Constant::new("rows.cu", "RELU_SQUARED", RELU_SQUARED),
+    Constant::new("rows.cu", "MEAN", MEAN),
+    Constant::new("rows.cu", "FIRST", FIRST),
+    Constant::new("rows.cu", "LAST", LAST),
+];
+
 impl DeviceNorm {
     /// No norm at all.
     pub(super) fn none() -> DeviceNorm {
@@ -45,6 +67,14 @@ impl DeviceNorm {
             pad: 0,
         }
     }
+}
+
+/// Rows that are gated: so many of each of these tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Gated {
+    pub(super) tokens: usize,
+    pub(super) each: usize,
+    pub(super) kind: Glu,
 }
 
 impl Cuda {
@@ -66,7 +96,7 @@ impl Cuda {
                     Arg::Int(int(table.columns)),
                 ];
                 let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-                self.launch("embed", function, grid, (row_threads(table.columns), 0), &args)?;
+                self.launch("embed", function, Grid::new(grid, row_threads(table.columns)), &args)?;
             }
             Ok(())
         })
@@ -96,7 +126,7 @@ impl Cuda {
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), &args)
+            self.launch(operation, function, self.value_grid(slot, rows, columns), &args)
         })
     }
 
@@ -111,7 +141,7 @@ impl Cuda {
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(x.columns)),
             ];
-            self.launch_values((OPERATION, "rows.cu"), slot, Rows::Tokens, x.columns, &args)
+            self.launch_values(Call::of_tokens(OPERATION, slot), "rows.cu", x.columns, &args)
         })
     }
 
@@ -146,7 +176,7 @@ impl Cuda {
                 Arg::Pointer(out.pointer()),
             ];
             let grid = [self.grid_rows(slot, rows), 1, 1];
-            self.launch("norm", function, grid, (row_threads(columns), 0), &args)
+            self.launch("norm", function, Grid::new(grid, row_threads(columns)), &args)
         })
     }
 
@@ -176,7 +206,7 @@ impl Cuda {
                 Arg::Pointer(qkv.pointer()),
             ];
             let grid = [stretches, self.grid_rows(slot, Rows::Tokens), 1];
-            self.launch(OPERATION, function, grid, (row_threads(widest), 0), &args)
+            self.launch(OPERATION, function, Grid::new(grid, row_threads(widest)), &args)
         })
     }
 
@@ -197,7 +227,7 @@ impl Cuda {
                     Arg::Int(int(table.columns)),
                 ];
                 let grid = [self.grid_rows(slot, Rows::Tokens), 1, 1];
-                self.launch(OPERATION, function, grid, (row_threads(table.columns), 0), &args)?;
+                self.launch(OPERATION, function, Grid::new(grid, row_threads(table.columns)), &args)?;
             }
             Ok(())
         })
@@ -214,24 +244,23 @@ impl Cuda {
         let columns = x.columns;
         operands::fits(OPERATION, "x", x, (slot.count(rows), columns))?;
         self.op(slot, &[&*x], &[&*x], || {
-            // As rows.cu numbers them.
             let (number, parameter) = match function {
-                Pointwise::Scale(factor) => (0, factor),
-                Pointwise::SoftCap(cap) => (1, cap),
-                Pointwise::Gelu => (2, 0.0),
-                Pointwise::GeluTanh => (3, 0.0),
-                Pointwise::ReluSquared => (4, 0.0),
+                Pointwise::Scale(factor) => (SCALE, factor),
+                Pointwise::SoftCap(cap) => (SOFT_CAP, cap),
+                Pointwise::Gelu => (GELU, 0.0),
+                Pointwise::GeluTanh => (GELU_TANH, 0.0),
+                Pointwise::ReluSquared => (RELU_SQUARED, 0.0),
             };
             let device_step = self.device_step(slot);
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
                 Arg::Int(i32::from(rows == Rows::Wanted)),
-                Arg::Int(number),
+                Arg::Int(int(number)),
                 Arg::Float(parameter),
                 Arg::Pointer(x.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch_values((OPERATION, "rows.cu"), slot, rows, columns, &args)
+            self.launch_values(Call { operation: OPERATION, slot, rows }, "rows.cu", columns, &args)
         })
     }
 
@@ -240,21 +269,21 @@ impl Cuda {
         let columns = out.columns;
         operands::pair(OPERATION, ("x", x), ("out", out), (slot.tokens, slot.wanted))?;
         self.op(slot, &[x], &[&*out], || {
-            // As rows.cu numbers them.
             let number = match pooling {
-                Pooling::Mean => 0,
-                Pooling::First => 1,
-                Pooling::Last => 2,
+                Pooling::Mean => MEAN,
+                Pooling::First => FIRST,
+                Pooling::Last => LAST,
             };
             let device_step = self.device_step(slot);
             let args = [
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
-                Arg::Int(number),
+                Arg::Int(int(number)),
                 Arg::Pointer(x.pointer()),
                 Arg::Pointer(out.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch_values((OPERATION, "rows.cu"), slot, Rows::Wanted, columns, &args)
+            let call = Call { operation: OPERATION, slot, rows: Rows::Wanted };
+            self.launch_values(call, "rows.cu", columns, &args)
         })
     }
 
@@ -270,8 +299,8 @@ impl Cuda {
             Arg::Pointer(due.out),
             Arg::Int(int(due.columns)),
         ];
-        let threads = row_threads(due.columns);
-        self.launch("rms_norm", function, [self.grid_rows(slot, due.rows), 1, 1], (threads, 0), &args)
+        let grid = [self.grid_rows(slot, due.rows), 1, 1];
+        self.launch("rms_norm", function, Grid::new(grid, row_threads(due.columns)), &args)
     }
 
     pub(crate) fn op_glu(&self, slot: &Slot, kind: Glu, gate_up: &Buf, out: &mut Buf) -> Result<(), Error> {
@@ -280,17 +309,17 @@ impl Cuda {
             return Ok(());
         }
         self.op(slot, &[gate_up], &[&*out], || {
-            self.gate_rows("glu", slot, (self.grid_rows(slot, Rows::Tokens), 1), kind, gate_up, out)
+            let gated = Gated { tokens: self.grid_rows(slot, Rows::Tokens), each: 1, kind };
+            self.gate_rows("glu", slot, gated, gate_up, out)
         })
     }
 
-    /// The gated activation of `each` rows for each of this many tokens.
+    /// The gated activation of rows.
     pub(super) fn gate_rows(
         &self,
         operation: &'static str,
         slot: &Slot,
-        (tokens, each): (usize, usize),
-        kind: Glu,
+        Gated { tokens, each, kind }: Gated,
         gate_up: &Buf,
         out: &Buf,
     ) -> Result<(), Error> {
@@ -311,7 +340,7 @@ impl Cuda {
             Arg::Int(int(out.columns)),
         ];
         let grid = [out.columns.div_ceil(THREADS), tokens * each, 1];
-        self.launch(operation, function, grid, (THREADS as u32, 0), &args)
+        self.launch(operation, function, Grid::new(grid, THREADS), &args)
     }
 
     pub(crate) fn op_gather(&self, slot: &Slot, x: &Buf, out: &mut Buf) -> Result<(), Error> {
@@ -326,30 +355,23 @@ impl Cuda {
                 Arg::Pointer(out.pointer()),
                 Arg::Int(int(columns)),
             ];
-            self.launch(
-                "gather_wanted",
-                function,
-                self.value_grid(slot, Rows::Wanted, columns),
-                (THREADS as u32, 0),
-                &args,
-            )
+            self.launch("gather_wanted", function, self.value_grid(slot, Rows::Wanted, columns), &args)
         })
     }
 
     /// Launches a kernel of its operation's name with a thread for every value.
     pub(super) fn launch_values(
         &self,
-        (operation, unit): (&'static str, &'static str),
-        slot: &Slot,
-        rows: Rows,
+        Call { operation, slot, rows }: Call<'_>,
+        unit: &'static str,
         columns: usize,
         args: &[Arg<'_>],
     ) -> Result<(), Error> {
         let function = self.programs.function(&Key::plain(unit), operation)?;
-        self.launch(operation, function, self.value_grid(slot, rows, columns), (THREADS as u32, 0), args)
+        self.launch(operation, function, self.value_grid(slot, rows, columns), args)
     }
 
-    fn value_grid(&self, slot: &Slot, rows: Rows, columns: usize) -> [usize; 3] {
-        [columns.div_ceil(THREADS), self.grid_rows(slot, rows), 1]
+    fn value_grid(&self, slot: &Slot, rows: Rows, columns: usize) -> Grid {
+        Grid::new([columns.div_ceil(THREADS), self.grid_rows(slot, rows), 1], THREADS)
     }
 }

@@ -5,11 +5,14 @@
 //! likelihoods of several tokens, have their logits read back and given to the specification itself, so that there is
 //! one meaning of each parameter.
 
-use fornax_compute::{Change, Error, SampleRow, SampleScratch, halvings, operands, random_bits, sample};
+use fornax_compute::{
+    Change, Error, SampleRow, SampleScratch, Sampled, halvings, operands, random_bits, sample,
+};
 
 use crate::abi::Constant;
 use crate::cuda::Cuda;
 use crate::driver::Arg;
+use crate::grid::Grid;
 use crate::memory::{Buf, int};
 use crate::program::Key;
 use crate::step::{
@@ -19,18 +22,20 @@ use crate::step::{
 
 /// Tokens of a stretch, and threads of a block that holds one.
 const STRETCH: u32 = 4096;
-const STRETCH_THREADS: u32 = 256;
+const STRETCH_THREADS: usize = 256;
 /// Threads of a block of `cut`, and its dynamic shared memory: totals of as many bins twice, and a list of keys.
-const CUT_THREADS: u32 = 1024;
-const CUT_SHARED: u32 = CUT_THREADS * (2 * 12 + 4 * 8);
+const CUT_THREADS: usize = 1024;
+const CUT_SHARED: usize = CUT_THREADS * (2 * 12 + 4 * 8);
+/// Threads of a block that changes a row's logits.
+const CHANGE_THREADS: usize = 256;
 /// Blocks that fill the device when bins are added up; each block costs the time of adding its bins to the row's.
 const WEIGHING: usize = 1056;
 
 pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("sample.cu", "STRETCH", STRETCH as usize),
-    Constant::new("sample.cu", "THREADS", STRETCH_THREADS as usize),
-    Constant::new("sample.cu", "BINS", CUT_THREADS as usize),
-    Constant::new("sample.cu", "LISTED", 4 * CUT_THREADS as usize),
+    Constant::new("sample.cu", "THREADS", STRETCH_THREADS),
+    Constant::new("sample.cu", "BINS", CUT_THREADS),
+    Constant::new("sample.cu", "LISTED", 4 * CUT_THREADS),
 ];
 
 impl Cuda {
@@ -71,20 +76,12 @@ impl Cuda {
                 let logprob = row.sampling.top_logprobs.is_some();
                 Outcome::Device { index, logprob, mu: row.mirostat_mu }
             } else {
-                let mut values = vec![0f32; logits.columns];
-                let from = logits.pointer() + (row.wanted as usize * logits.columns * 4) as u64;
-                self.device.read("sample", from, bytemuck::cast_slice_mut(&mut values))?;
-                let sampled = sample(&values, row, &mut scratch);
-                if row.given.is_none() {
-                    let to = self.sampled.pointer() + u64::from(row.slot) * 4;
-                    self.device.write("sample", to, &sampled.token.to_le_bytes())?;
-                }
-                Outcome::Known(sampled)
+                Outcome::Known(self.sample_on_host(logits, row, &mut scratch)?)
             };
             slot.results.push(outcome);
         }
         if !chosen.is_empty() {
-            self.choose(slot, logits, (earlier, first_mask), &chosen)?;
+            self.choose(slot, logits, earlier, first_mask, &chosen)?;
         }
         let mut has = self.has_sampled.borrow_mut();
         for row in rows.iter().filter(|row| row.given.is_none()) {
@@ -93,6 +90,24 @@ impl Cuda {
         slot.done.record()?;
         slot.behind.set(true);
         Ok(())
+    }
+
+    /// Reads a row's logits, and tells the device which token was chosen.
+    fn sample_on_host(
+        &self,
+        logits: &Buf,
+        row: &SampleRow<'_>,
+        scratch: &mut SampleScratch,
+    ) -> Result<Sampled, Error> {
+        let mut values = vec![0f32; logits.columns];
+        let from = logits.pointer() + (row.wanted as usize * logits.columns * 4) as u64;
+        self.device.read("sample", from, bytemuck::cast_slice_mut(&mut values))?;
+        let sampled = sample(&values, row, scratch);
+        if row.given.is_none() {
+            let to = self.sampled.pointer() + u64::from(row.slot) * 4;
+            self.device.write("sample", to, &sampled.token.to_le_bytes())?;
+        }
+        Ok(sampled)
     }
 
     /// A row as the kernels take it; its mask and its changes are staged beside it. `None` where there is no room for
@@ -153,7 +168,8 @@ impl Cuda {
         &self,
         slot: &mut Slot,
         logits: &Buf,
-        (first, first_mask): (usize, usize),
+        first: usize,
+        first_mask: usize,
         rows: &[DeviceRow],
     ) -> Result<(), Error> {
         let row_bytes = size_of::<DeviceRow>();
@@ -182,35 +198,37 @@ impl Cuda {
         let [to, stretches, chosen, bins, sampled, changes] =
             [to, stretches, chosen, bins, self.sampled.pointer(), start + changes_at as u64]
                 .map(Arg::Pointer);
-        let launch = |name, grid: [usize; 2], block, args: &[Arg<'_>]| {
+        let launch = |name, grid: Grid, args: &[Arg<'_>]| {
             let function = self.programs.function(&program(["weigh", "cut"].contains(&name)), name)?;
-            self.launch("sample", function, [grid[0], grid[1], 1], block, args)
+            self.launch("sample", function, grid, args)
         };
         let count = rows.len();
         let longest = rows.iter().map(|row| row.vocab.cast_unsigned()).max().unwrap_or(0);
         let every = longest.div_ceil(STRETCH) as usize;
-        let block = (STRETCH_THREADS, 0);
+        let changing = Grid::new([count, 1, 1], CHANGE_THREADS);
+        let stretched = |blocks| Grid::new([blocks, count, 1], STRETCH_THREADS);
         let drawn = |row: &&DeviceRow| row.halvings > 0.0;
         let is_cut = |row: &DeviceRow| row.top_k > 0 || row.top_p < 1.0;
         // Logits are changed in place, and changed back.
         self.op(slot, &[logits_buf], &[logits_buf], || {
             if !changed.is_empty() {
-                launch("adjust", [count, 1], (256, 0), &[logits, columns, to, changes])?;
+                launch("adjust", changing, &[logits, columns, to, changes])?;
             }
-            launch("scan", [every, count], block, &[logits, columns, to, stretches])?;
+            launch("scan", stretched(every), &[logits, columns, to, stretches])?;
             let args = [logits, columns, to, stretches, bins];
             if rows.iter().filter(drawn).any(is_cut) {
                 let blocks = (WEIGHING / count).clamp(8.min(every), every);
-                launch("weigh", [blocks, count], block, &args)?;
-                launch("cut", [count, 1], (CUT_THREADS, CUT_SHARED), &args)?;
+                launch("weigh", stretched(blocks), &args)?;
+                let cut = Grid::new([count, 1, 1], CUT_THREADS).with_shared(CUT_SHARED);
+                launch("cut", cut, &args)?;
             }
             if rows.iter().filter(drawn).any(|row| is_cut(row) || row.log_min_p > f64::NEG_INFINITY) {
-                launch("keep", [every, count], block, &args)?;
+                launch("keep", stretched(every), &args)?;
             }
             let args = [logits, columns, to, stretches, bins, sampled, chosen];
-            launch("draw", [count, 1], block, &args)?;
+            launch("draw", Grid::new([count, 1, 1], STRETCH_THREADS), &args)?;
             if !changed.is_empty() {
-                launch("restore", [count, 1], (256, 0), &[logits, columns, to, changes])?;
+                launch("restore", changing, &[logits, columns, to, changes])?;
             }
             Ok(())
         })

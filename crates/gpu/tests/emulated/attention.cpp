@@ -1,15 +1,18 @@
 // `attention.cu` for one shape of heads and one way of storing, against attention in f64: one block for all tiles of a token, a block
-// for each tile and `merge_tiles` behind them, clusters; one and two tiles in shared memory; whenever copies are done. All of them
-// give the same bits. Keys and values that a token does not see are NaN, and page tables lead nowhere outside of what it has.
+// for each tile and `merge_tiles` behind them, clusters; one and two tiles in shared memory; whenever copies are done.
+// All of them give the same bits. Keys and values that a token does not see are NaN, and page tables lead nowhere
+// outside of what it has.
 #include "compare.h"
 #include "prelude.cuh"
 
 #include "attention.cu"
 
-// Tokens of one key, of whole tiles and of one key more, and of several tiles; blocks of a cluster are left without a tile.
+// Tokens of one key, of whole tiles and of one key more, and of several tiles; blocks of a cluster are left without a
+// tile.
 static const int KV_HEADS = 2, TOKENS = 4, QUERY_HEADS = KV_HEADS * GROUP, COLUMNS = (QUERY_HEADS + 2 * KV_HEADS) * DIM;
 static const int PLACES[TOKENS] = {0, 63, 128, 330}, POSITIONS[TOKENS] = {3, 60, 128, 331};
-// Mean square errors, relative to mean squares: of results, and of new keys and values, which are rounded to what is stored.
+// Mean square errors, relative to mean squares: of results, and of new keys and values, which are rounded to what is
+// stored.
 static const double RESULT_ERROR = 1e-9, STORED_ERROR = KV_F8 ? 2e-3 : KV_BF16 ? 5e-6 : 1e-7;
 
 static Step step;

@@ -167,7 +167,9 @@ fn experts_are_chosen_and_dealt_their_rows() {
         &[],
         ("experts.cu", "__syncthreads();\n    int start = 0, all = 0;", "int start = 0, all = 0;"),
     );
-    test.fails_with(&[], ("experts.cu", "(0xffffffffu - expert)", "(u32)expert"));
+    test.fails_with(&[], ("experts.cu", "(0xffffffffu - number)", "(u32)number"));
+    test.fails_with(&[], ("experts.cu", "rank(groups[e / size], e / size) < last", "false"));
+    test.fails_with(&[], ("experts.cu", "if (sum < least) sum = least;", ""));
 }
 
 #[test]

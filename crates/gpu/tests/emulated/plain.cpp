@@ -1,5 +1,6 @@
-// Kernels that multiply in f32 or look rows up, against f64: products with F32 weights (`gemv_f32.cu`, `expert_f32.cu`), embedding,
-// positions and rows read back (`embed.cu`), and adapters (`low_rank.cu`). Rows that are not in the step stay as they are.
+// Kernels that multiply in f32 or look rows up, against f64: products with F32 weights (`gemv_f32.cu`,
+// `expert_f32.cu`), embedding, positions and rows read back (`embed.cu`), and adapters (`low_rank.cu`). Rows that are
+// not in the step stay as they are.
 #include "compare.h"
 #include "prelude.cuh"
 

@@ -1,5 +1,6 @@
-// Kernels that keep a state of a sequence, against f64 token by token: what comes out, where states and checkpoints are left,
-// and that nothing else is touched. A sequence has the same bits in whatever chunks it comes, and going on from a checkpoint.
+// Kernels that keep a state of a sequence, against f64 token by token: what comes out, where states and checkpoints are
+// left, and that nothing else is touched. A sequence has the same bits in whatever chunks it comes, and going on from a
+// checkpoint.
 #include "compare.h"
 #include "prelude.cuh"
 
@@ -34,7 +35,7 @@ static const int SEQUENCES = 3, LENGTH = 75;
 struct Layer {
     int columns, out_columns, each, mixed_columns = 0;
     std::vector<float> x, mixed, states;
-    // What a position yields, and the state after so many positions; of f64.
+    // What a position yields, and the state after this many positions; of f64.
     std::vector<std::vector<double>> out[SEQUENCES], after[SEQUENCES];
     std::vector<float> rows_of(const std::vector<float>& all, int width, const std::vector<Share>& parts) const {
         std::vector<float> rows;

@@ -1,5 +1,5 @@
-// Kernels that go through rows value by value, norms, gated units, rotation and the writing of pages, each against f64. Rows that are
-// not in the step stay as they are.
+// Kernels that go through rows value by value, norms, gated units, rotation and the writing of pages, each against f64.
+// Rows that are not in the step stay as they are.
 #include "compare.h"
 #include "prelude.cuh"
 

@@ -1,6 +1,6 @@
-// Sampling against a plain softmax in f64: greedy rows, rows drawn with and without top-k, top-p and min-p under a mask, broken rows,
-// log-probabilities, and changes of logits and their undoing. A draw's random number is the middle of the interval that the wanted
-// token has, so that no rounding decides.
+// Sampling against a plain softmax in f64: greedy rows, rows drawn with and without top-k, top-p and min-p under a
+// mask, broken rows, log-probabilities, and changes of logits and their undoing. A draw's random number is the middle
+// of the interval that the wanted token has, so that no rounding decides.
 #include "compare.h"
 #include "prelude.cuh"
 

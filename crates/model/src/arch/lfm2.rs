@@ -1,8 +1,11 @@
-//! LFM2: gated short convolutions in most layers, attention in the others.
+//! LFM2: gated short convolutions in most layers, attention in the others. Some have experts behind the first layers, chosen
+//! by sigmoid and a correction.
+
+use fornax_compute::{Scores, Shares};
 
 use super::qwen3::QWEN3;
 use crate::Facts;
-use crate::facts::{BiasRule, Recurrent, WindowRule};
+use crate::facts::{BiasRule, Floor, Recurrent, ShareRule, WindowRule};
 use crate::names::{Dim, Name, Owner, Tensor, Transform, When, name};
 
 pub(crate) const LFM2: Facts = Facts {
@@ -17,6 +20,35 @@ pub(crate) const LFM2: Facts = Facts {
     rope_base: 1_000_000.0,
     recurrent: Some(Recurrent::ShortConv),
     ..QWEN3
+};
+
+pub(crate) const LFM2_MOE: Facts = Facts {
+    name: "lfm2moe",
+    gguf: Some("lfm2moe"),
+    model_types: &["lfm2_moe"],
+    classes: &["Lfm2MoeForCausalLM"],
+    keys: &[("rms_norm_eps", "norm_eps"), ("first_k_dense_replace", "num_dense_layers")],
+    names: &[ENDS, LAYER, EXPERTS],
+    experts: Some(ShareRule::Configured { gguf: Shares::OfChosen, hugging_face: Shares::OfChosen }),
+    scores: Scores::Sigmoid,
+    floor: Floor::Added(1e-6),
+    ..LFM2
+};
+
+#[rustfmt::skip] // A table: one line per weight.
+const EXPERTS: &[Name] = {
+    use Dim::{ExpertFfn, Experts, Hidden};
+    use Owner::Layer;
+    use Tensor as T;
+    use Transform::Keep;
+    use When::Mixture;
+    &[
+        name(T::Router, Layer, "ffn_gate_inp.weight", Some("feed_forward.gate.weight"), (&[Experts, Hidden], Mixture, Keep)),
+        name(T::RouterCorrection, Layer, "exp_probs_b.bias", Some("feed_forward.expert_bias"), (&[Experts], Mixture, Keep)),
+        name(T::ExpertGate, Layer, "ffn_gate_exps.weight", Some("feed_forward.experts.{}.w1.weight"), (&[Experts, ExpertFfn, Hidden], Mixture, Keep)),
+        name(T::ExpertUp, Layer, "ffn_up_exps.weight", Some("feed_forward.experts.{}.w3.weight"), (&[Experts, ExpertFfn, Hidden], Mixture, Keep)),
+        name(T::ExpertDown, Layer, "ffn_down_exps.weight", Some("feed_forward.experts.{}.w2.weight"), (&[Experts, Hidden, ExpertFfn], Mixture, Keep)),
+    ]
 };
 
 #[rustfmt::skip] // A table: one line per weight.

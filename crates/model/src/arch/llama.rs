@@ -1,9 +1,9 @@
 //! Llama 2 and 3, and what has its blocks: Mistral, SmolLM, TinyLlama.
 
-use fornax_compute::{Glu, NormKind};
+use fornax_compute::{Glu, NormKind, Scores};
 
 use crate::facts::{
-    AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule, QkRows, RotaryRule, WindowRule,
+    AttentionScale, BiasRule, EmbeddingScale, Floor, LogitScale, ParallelRule, QkRows, RotaryRule, WindowRule,
 };
 use crate::{Facts, names};
 
@@ -40,6 +40,8 @@ pub(crate) const LLAMA: Facts = Facts {
     logit_scale: LogitScale::None,
     ffn_of_hidden: None,
     experts: None,
+    scores: Scores::Softmax,
+    floor: Floor::None,
     glu: Glu::Silu,
     recurrent: None,
 };

@@ -17,7 +17,7 @@ pub(crate) const MIXTRAL: Facts = Facts {
 };
 
 #[rustfmt::skip] // A table: one line per weight.
-const EXPERTS: &[Name] = {
+pub(super) const EXPERTS: &[Name] = {
     use Dim::{ExpertFfn, Experts, Hidden};
     use Owner::Layer;
     use Tensor as T;

@@ -2,12 +2,14 @@
 
 mod bert;
 mod cohere;
+mod dots1;
 mod ernie4_5;
 mod exaone4;
 mod falcon;
 mod falcon_h1;
 mod gemma;
 mod glm4;
+mod glm4moe;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
@@ -18,6 +20,7 @@ mod hunyuan;
 mod lfm2;
 mod llama;
 mod mamba2;
+mod minimax_m2;
 mod mixtral;
 mod nemotron_h;
 mod olmo2;
@@ -80,15 +83,22 @@ pub(crate) const TABLE: &[Facts] = &[
     mamba2::MAMBA2,
     nemotron_h::NEMOTRON_H,
     falcon_h1::FALCON_H1,
+    lfm2::LFM2_MOE,
+    glm4moe::GLM4_MOE,
+    glm4moe::SOLAR_OPEN,
+    minimax_m2::MINIMAX_M2,
+    ernie4_5::ERNIE4_5_MOE,
+    dots1::DOTS1,
+    exaone4::EXAONE_MOE,
+    hunyuan::HY_V3,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
 pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
     (&["mamba", "falcon_mamba", "jamba", "bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
-    (&["nemotron_h_moe"], "experts that are chosen by sigmoid"),
+    (&["nemotron_h_moe"], "experts of squared ReLU"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
     (&["kimi-linear", "kimi_linear"], "layers of linear attention that decay value by value"),
-    (&["lfm2moe", "lfm2_moe"], "experts that are chosen by sigmoid"),
     (
         &[
             "deepseek2",
@@ -107,24 +117,9 @@ pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
         &["deepseek32", "deepseek_v32", "deepseek4", "deepseek_v4", "glm-dsa", "glm_moe_dsa"],
         "attention to positions that an indexer chooses",
     ),
-    (
-        &[
-            "glm4moe",
-            "glm4_moe",
-            "minimax-m2",
-            "minimax_m2",
-            "dots1",
-            "bailingmoe2",
-            "bailing_moe_v2",
-            "ernie4_5-moe",
-            "ernie4_5_moe",
-            "exaone-moe",
-            "exaone_moe",
-            "afmoe",
-            "solar_open",
-        ],
-        "experts chosen by other scores than a softmax",
-    ),
+    (&["bailingmoe2", "bailing_moe_v2"], "another implementation to be compared with"),
+    (&["afmoe"], "norms behind experts"),
+    (&["granitemoe", "granitemoeshared"], "experts whose sum is scaled"),
     (&["arcee", "nemotron", "persimmon", "opt"], "a feed-forward of (squared) ReLU"),
     (&["apertus"], "a feed-forward of xIELU"),
     (&["mistral3", "ministral3", "llama4", "llama4_text"], "queries scaled by their positions"),

@@ -15,6 +15,6 @@ pub(crate) const OLMOE: Facts = Facts {
     classes: &["OlmoeForCausalLM"],
     names: &[ENDS, PRE_NORMS, ATTENTION, QK_NORMS, QWEN_EXPERTS],
     gguf_qk_rows: QkRows::Halves,
-    experts: Some(ShareRule::Configured { gguf: Shares::OfAll }),
+    experts: Some(ShareRule::Configured { gguf: Shares::OfAll, hugging_face: Shares::OfAll }),
     ..LLAMA
 };

@@ -15,7 +15,7 @@ pub(crate) const QWEN2_MOE: Facts = Facts {
     model_types: &["qwen2_moe"],
     classes: &["Qwen2MoeForCausalLM"],
     names: &[ENDS, PRE_NORMS, ATTENTION, MLP, QWEN_EXPERTS, SHARED],
-    experts: Some(ShareRule::Configured { gguf: Shares::OfAll }),
+    experts: Some(ShareRule::Configured { gguf: Shares::OfAll, hugging_face: Shares::OfAll }),
     ..QWEN2
 };
 

@@ -47,7 +47,7 @@ pub(crate) const QWEN3_NEXT: Facts = Facts {
     beginnings: &[],
     not_text: &["mtp.", "model.mtp."],
     names: &[ENDS, NORMS, ATTENTION, QK_NORMS, DELTA, INPUTS_BY_KEY_HEAD, MLP, QWEN_EXPERTS, SHARED],
-    experts: Some(ShareRule::Configured { gguf: Shares::OfChosen }),
+    experts: Some(ShareRule::Configured { gguf: Shares::OfChosen, hugging_face: Shares::OfAll }),
     recurrent: Some(Recurrent::DeltaRule { gguf: KeySharing::Neighbours }),
     ..QWEN35
 };

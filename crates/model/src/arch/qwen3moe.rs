@@ -13,6 +13,6 @@ pub(crate) const QWEN3_MOE: Facts = Facts {
     model_types: &["qwen3_moe"],
     classes: &["Qwen3MoeForCausalLM"],
     names: &[ENDS, PRE_NORMS, ATTENTION, QK_NORMS, MLP, QWEN_EXPERTS],
-    experts: Some(ShareRule::Configured { gguf: Shares::OfChosen }),
+    experts: Some(ShareRule::Configured { gguf: Shares::OfChosen, hugging_face: Shares::OfAll }),
     ..QWEN3
 };

@@ -93,7 +93,8 @@ fn layers_with_states_form_groups_behind_the_others() {
         groups.iter().map(|group| (group.layers, group.kind, group.pages)).collect::<Vec<_>>()
     };
     for container in [Container::Gguf, Container::HuggingFace] {
-        // Three inputs of two key heads of 12, twice, and four value heads of 20; then their matrices, which fill 32 columns.
+        // Three inputs of two key heads of 12, twice, and four value heads of 20; then their matrices, which fill 32
+        // columns.
         let state = 4 * (3 * (2 * 2 * 12 + 4 * 20) + 4 * 12 * 32);
         assert_eq!(groups("qwen35", container), [(1, attends, 9), (2, keeps(state), 9)]);
         // Values of four heads of 20, two keys and two queries of 12; then the heads' matrices.

@@ -1,13 +1,15 @@
 //! Every fact is flipped, and the flip must show: either the load refuses, or log-probabilities move by at least ten
 //! times the bound that the right fact keeps. So no fact is untested, and none is here that does not matter.
 
-use fornax_compute::{DeltaHeads, GateOrder, Glu, Heads, KeySharing, NormKind, ScanHeads, Shares};
+use fornax_compute::{
+    DeltaHeads, GateOrder, Glu, Groups, Heads, KeySharing, NormKind, Routing, ScanHeads, Scores, Shares,
+};
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
-    FeedForward, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule, Portion,
-    QkRows, Recurrent, Rope, Rotary, RotaryRule, Scales, Scaling, ScanConfig, ScanLayers, ScanScales,
-    ShareRule, Transform, When, WindowRule,
+    FeedForward, Floor, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule,
+    Portion, QkRows, Recurrent, Rope, Rotary, RotaryRule, Scales, Scaling, ScanConfig, ScanLayers,
+    ScanScales, ShareRule, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -113,6 +115,8 @@ fn every_fact_of_an_architecture_matters() {
         logit_scale,
         ffn_of_hidden,
         experts,
+        scores,
+        floor,
         glu,
         recurrent,
     });
@@ -248,6 +252,16 @@ fn every_fact_of_an_architecture_matters() {
                 facts.rope_base = 500.0;
             }),
             ("embedding_scale", "gemma", Gguf, Numbers, |facts| facts.embedding_scale = EmbeddingScale::One),
+            ("scores", "glm4-moe", HuggingFace, Numbers, |facts| facts.scores = Scores::Softmax),
+            ("scores", "dots1", Gguf, Numbers, |facts| facts.scores = Scores::Softmax),
+            ("scores", "ernie4-5-moe", Gguf, Numbers, |facts| facts.scores = Scores::Sigmoid),
+            ("scores", "minimax-m2", HuggingFace, Numbers, |facts| facts.scores = Scores::SqrtSoftplus),
+            ("floor", "lfm2-moe", HuggingFace, Numbers, |facts| facts.floor = Floor::Added(0.5)),
+            ("floor", "hy-v3", Gguf, Numbers, |facts| facts.floor = Floor::Least(4.0)),
+            ("floor", "ernie4-5-moe", Gguf, Numbers, |facts| facts.floor = Floor::Least(0.9)),
+            ("keys", "ernie4-5-moe", HuggingFace, Refusal, |facts| facts.keys = &[]),
+            ("partial_rotary", "glm4-moe-air", HuggingFace, Refusal, |facts| facts.partial_rotary = None),
+            ("experts", "glm4-moe-air", Gguf, Numbers, |facts| facts.experts = Some(ShareRule::OfChosen)),
             ("experts", "olmoe", Gguf, Numbers, |facts| facts.experts = Some(ShareRule::OfChosen)),
             ("attention_scale", "gemma3-images", HuggingFace, Numbers, |facts| {
                 facts.attention_scale = AttentionScale::HeadSize
@@ -276,14 +290,17 @@ fn every_fact_of_an_architecture_matters() {
             ("experts", "mixtral", Gguf, Refusal, |facts| facts.experts = None),
             ("experts", "mixtral", HuggingFace, Refusal, |facts| facts.experts = None),
             ("experts", "mixtral", HuggingFace, Numbers, |facts| {
-                facts.experts = Some(ShareRule::Configured { gguf: Shares::OfChosen })
+                facts.experts =
+                    Some(ShareRule::Configured { gguf: Shares::OfChosen, hugging_face: Shares::OfAll })
             }),
             ("experts", "qwen2moe", HuggingFace, Numbers, |facts| facts.experts = Some(ShareRule::OfChosen)),
             ("experts", "qwen2moe", Gguf, Numbers, |facts| {
-                facts.experts = Some(ShareRule::Configured { gguf: Shares::OfChosen })
+                facts.experts =
+                    Some(ShareRule::Configured { gguf: Shares::OfChosen, hugging_face: Shares::OfAll })
             }),
             ("experts", "qwen3moe", Gguf, Numbers, |facts| {
-                facts.experts = Some(ShareRule::Configured { gguf: Shares::OfAll })
+                facts.experts =
+                    Some(ShareRule::Configured { gguf: Shares::OfAll, hugging_face: Shares::OfAll })
             }),
         ],
         |checkpoint, change| {
@@ -308,6 +325,7 @@ fn every_number_of_a_configuration_matters() {
         window_rope,
         tied,
         parallel,
+        qk_norm,
         qkv_bias,
         output_bias,
         mlp_bias,
@@ -340,6 +358,9 @@ fn every_number_of_a_configuration_matters() {
             ("tied", "qwen2", Gguf, Refusal, |config| config.tied = false),
             ("parallel", "gpt-neox", Gguf, Numbers, |config| config.parallel = false),
             ("parallel", "llama", Gguf, Numbers, |config| config.parallel = true),
+            ("qk_norm", "glm4-moe", Gguf, Refusal, |config| config.qk_norm = false),
+            ("qk_norm", "glm4-moe-air", HuggingFace, Refusal, |config| config.qk_norm = true),
+            ("ahead", "glm4-moe", HuggingFace, Refusal, |config| config.ahead = false),
             ("qkv_bias", "qwen2", Gguf, Refusal, |config| config.qkv_bias = false),
             ("qkv_bias", "llama", HuggingFace, Refusal, |config| config.qkv_bias = true),
             ("output_bias", "llama-bias", Gguf, Refusal, |config| config.output_bias = false),
@@ -526,6 +547,30 @@ fn every_fact_of_a_layer_matters() {
             }),
             ("dim", "granite-hybrid", Gguf, Refusal, |config| scan(config).heads.dim = 24),
             ("state", "granite-hybrid", HuggingFace, Refusal, |config| scan(config).heads.state = 10),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(Routing { experts, chosen, scores, groups, shares, added, least, scale }),
+        &[],
+        &[
+            ("experts", "dots1", Gguf, Refusal, |config| mixture(config).routing.experts = 5),
+            ("chosen", "minimax-m2", Gguf, Numbers, |config| mixture(config).routing.chosen = 3),
+            ("scores", "exaone-moe", Gguf, Numbers, |config| {
+                mixture(config).routing.scores = Scores::SqrtSoftplus
+            }),
+            ("groups", "glm4-moe", Gguf, Numbers, |config| mixture(config).routing.groups = None),
+            ("groups", "glm4-moe", HuggingFace, Numbers, |config| {
+                mixture(config).routing.groups = Some(Groups { count: 4, chosen: 2, by_two: false })
+            }),
+            ("groups", "dots1", HuggingFace, Numbers, |config| {
+                mixture(config).routing.groups = Some(Groups { count: 3, chosen: 1, by_two: true })
+            }),
+            ("shares", "hy-v3", Gguf, Numbers, |config| mixture(config).routing.shares = Shares::OfAll),
+            ("added", "lfm2-moe", Gguf, Numbers, |config| mixture(config).routing.added = 0.3),
+            ("least", "solar-open", HuggingFace, Numbers, |config| mixture(config).routing.least = 3.0),
+            ("scale", "hy-v3", HuggingFace, Numbers, |config| mixture(config).routing.scale = 1.0),
+            ("scale", "exaone-moe", Gguf, Numbers, |config| mixture(config).routing.scale = 2.0),
         ],
         flip_config,
     );
@@ -759,6 +804,7 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("mamba2", Gguf),
         ("nemotron-h", Gguf),
         ("falcon-h1", Gguf),
+        ("glm4-moe", HuggingFace),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
@@ -767,7 +813,7 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         for (a, b) in (0..names.len()).flat_map(|b| (0..b).map(move |a| (a, b))) {
             let same = (names[a].shape, names[a].owner) == (names[b].shape, names[b].owner);
             // No layer has both.
-            if let (When::Dense, When::Mixture) = (names[a].when, names[b].when) {
+            if let (When::Dense, When::Mixture | When::Shared) = (names[a].when, names[b].when) {
                 continue;
             }
             // Shares of one tensor.
@@ -827,6 +873,8 @@ fn every_name_and_every_shape_matters() {
         ("mamba2", Gguf),
         ("nemotron-h", Gguf),
         ("falcon-h1", Gguf),
+        ("glm4-moe", Gguf),
+        ("ernie4-5-moe", HuggingFace),
     ];
     for (case, container) in cases {
         let checkpoint = open(case, container);

@@ -68,7 +68,16 @@ fn a_sequence_among_others_is_what_it_is_alone() {
         "nemotron-h",
         "falcon-h1",
     ];
-    let others = ["llama", "llama-bias", "qwen2-window", "mixtral", "qwen2moe", "qwen2moe-dense", "gpt-oss"];
+    let others = [
+        "llama",
+        "llama-bias",
+        "qwen2-window",
+        "mixtral",
+        "qwen2moe",
+        "qwen2moe-dense",
+        "gpt-oss",
+        "glm4-moe",
+    ];
     for case in others.into_iter().chain(hybrids) {
         let (mut rig, golden) = rig(case, Container::HuggingFace, Mode::float(), 2);
         let alone = logits(&mut rig, &golden.tokens, 16);
@@ -101,7 +110,8 @@ fn half_precision_keys_and_values_cost_their_missing_bits() {
                 continue;
             }
             let (mut rig, golden) = rig(case, *container, Mode { kv, ..Mode::float() }, 1);
-            // Norms make queries and keys larger: of one it has seven layers, of the others scaled embeddings or several heads.
+            // Norms make queries and keys larger: of one it has seven layers, of the others scaled embeddings or
+            // several heads.
             let bound = match *case {
                 "gemma3" => 6.0 * bound,
                 "gemma" => 2.0 * bound,

@@ -95,7 +95,8 @@ fn a_model_in_stages_gives_the_bits_of_the_whole() {
 
 #[test]
 fn a_stage_demands_its_own_tensors_and_no_others() {
-    // A tensor of the second layer is gone: the first stage does without it. One under an unknown name is known to nobody.
+    // A tensor of the second layer is gone: the first stage does without it. One under an unknown name is known to
+    // nobody.
     let without = open_gguf("llama", |bytes| rename(bytes, "blk.1.ffn_up.weight", "blk.0.ffn_up.weigh_"));
     let config = Config::read(&open("llama", Gguf)).unwrap();
     let limits = Limits { tokens_max: 8, wanted_max: 8 };

@@ -46,7 +46,7 @@ pub(crate) struct MessagesBody {
     model: Option<String>,
     #[schema(required = true, min_items = 1, max_items = 16384)]
     messages: Vec<AnthropicMessage>,
-    /// At most so many tokens follow.
+    /// At most this many tokens follow.
     #[schema(required = true, minimum = 1, maximum = 1_000_000_000)]
     max_tokens: u32,
     #[serde(flatten)]

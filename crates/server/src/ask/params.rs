@@ -144,7 +144,7 @@ pub(crate) struct Params {
     pub(crate) frequency_penalty: Option<f32>,
     /// Up to 4096 token ids and what is added to their logits.
     pub(crate) logit_bias: Option<BTreeMap<String, Bias>>,
-    /// No end before so many tokens.
+    /// No end before this many tokens.
     #[schema(minimum = 0, maximum = 1_000_000_000)]
     pub(crate) min_tokens: Option<u32>,
     /// Go on behind the model's own end.
@@ -332,7 +332,7 @@ impl Params {
     pub(crate) fn ask(&self, served: &Preparing<'_>, wanted: Wanted) -> Result<Ask, ApiError> {
         let form = wanted.form;
         if let (Some((field, _)), Some(true)) = (&form, self.ignore_eos) {
-            let rule = format!("cannot be had with {field}, whose end it would ignore");
+            let rule = format!("cannot be combined with {field}, whose end it would ignore");
             return Err(ApiError::fault(Fault::rule("ignore_eos", rule)));
         }
         let grammar = match &form {
@@ -436,7 +436,7 @@ impl Params {
             outputs.forms(&mut forms)?;
         }
         if let [(first, _), (second, _), ..] = &forms[..] {
-            return Err(ApiError::fault(Fault::rule(*second, format!("cannot be had with {first}"))));
+            return Err(ApiError::fault(Fault::rule(*second, format!("cannot be combined with {first}"))));
         }
         Ok(forms.pop())
     }

@@ -12,6 +12,7 @@ use std::{
 use fornax_engine::Grammar;
 use fornax_form::{Form, FormError};
 use serde_json::Value;
+use tokio::sync::oneshot;
 
 use crate::{
     app::{Admission, App, Entry},
@@ -107,11 +108,16 @@ pub(crate) async fn blocking<T: Send + 'static>(
     let limit = app.options.prepare_timeout;
     let patience = Arc::new(Patience { until: Instant::now() + limit, limit, left: AtomicBool::new(false) });
     let asker = Asker(Arc::clone(&patience));
-    let working = tokio::task::spawn_blocking(move || {
-        let _turn = turn;
-        patience.check()?;
-        work(&patience)
+    let (done, working) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {
+        give_way();
+        let made = patience.check().and_then(|()| work(&patience));
+        drop(turn);
+        drop(done.send(made));
     });
+    if thread.is_err() {
+        return Err(ApiError::new(Code::OutOfMemory, "no thread to prepare the request"));
+    }
     // The thread looks at the clock between two pieces of work; whoever asked need not wait for the end of one.
     let done = tokio::time::timeout(limit, working).await;
     let late = asker.0.late();
@@ -120,6 +126,17 @@ pub(crate) async fn blocking<T: Send + 'static>(
         Ok(done) => done.map_err(|_| gone())?,
         Err(_) => Err(late),
     }
+}
+
+/// Lets what is computed for those who were let in go before this thread, where both want a core. It cannot be taken back
+/// without privileges, so the thread is for nothing else.
+fn give_way() {
+    /// A third of the weight of a thread that gives no way.
+    #[cfg(target_os = "linux")]
+    const NICE: i32 = 5;
+    // On Linux that is this thread's alone; elsewhere it would be the whole program's.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(NICE);
 }
 
 fn gone() -> ApiError {

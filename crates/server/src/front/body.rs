@@ -31,7 +31,7 @@ impl FromRequest<Arc<App>> for RawBody {
 }
 
 impl RawBody {
-    /// Reads a body of at most so many bytes.
+    /// Reads a body of at most this many bytes.
     pub(super) async fn read(request: Request, app: &Arc<App>, most: usize) -> Result<RawBody, ApiError> {
         let too_large = || ApiError::new(Code::BodyTooLarge, format!("a body may have {most} bytes"));
         let announced = request.headers().get(header::CONTENT_LENGTH);

@@ -313,7 +313,7 @@ mod tests {
         };
         check("# nothing\n", "holds no key");
         check("a-key-of-good-length\nsecret\n", "line 2");
-        check("a-secret-with a space in it\n", "owner=NAME and priority, and nothing else");
+        check("a-secret-of-good-length with words\n", "owner=NAME and priority, and nothing else");
         check("a-secret-with-an-owner owner=a/b\n", "owner=NAME and priority, and nothing else");
         check("a-secret-with-an-\u{fc}mlaut\n", "no header can carry");
         fs::remove_file(&file).unwrap();

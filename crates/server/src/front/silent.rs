@@ -1,8 +1,8 @@
 //! Connections on which nothing is asked.
 //!
 //! For holding a socket open nobody needs a key. When there is no place for another connection, the one that has been
-//! silent for the longest makes room, so that sockets alone shut nobody out. One whose request is being answered, down to
-//! the last byte of the answer, is not silent.
+//! silent for the longest makes room, so that sockets alone shut nobody out. One whose request is being answered, down
+//! to the last byte of the answer, is not silent.
 
 use std::{
     collections::BTreeMap,

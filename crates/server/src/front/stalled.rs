@@ -1,7 +1,7 @@
 //! Connections whose client does not read.
 //!
-//! What is written waits in the system's buffers; when they are full, it waits for the client. Whoever takes nothing for
-//! long is let go: an answer that nobody reads would keep its connection from others for ever.
+//! What is written waits in the system's buffers; when they are full, it waits for the client. Whoever takes nothing
+//! for long is let go: an answer that nobody reads would keep its connection from others for ever.
 
 use std::{
     future::Future,

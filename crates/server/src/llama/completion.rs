@@ -56,7 +56,7 @@ pub(crate) struct LlamaBody {
     /// A string, or an array of token ids; one prompt.
     #[schema(required = true)]
     prompt: Prompt,
-    /// At most so many tokens follow; -1, the default, for what is left of the context.
+    /// At most this many tokens follow; -1, the default, for what is left of the context.
     #[schema(minimum = -1, maximum = 1_000_000_000)]
     n_predict: Option<i64>,
     stream: Option<bool>,
@@ -124,7 +124,7 @@ impl LlamaBody {
             faults.push(Fault::rule("n", "must be 1 here; /v1/completions takes more"));
         }
         if self.params.prompt_logprobs.is_some() {
-            faults.push(Fault::rule("prompt_logprobs", "is told by /v1/completions"));
+            faults.push(Fault::rule("prompt_logprobs", "is given by /v1/completions"));
         }
         let max_tokens = match self.n_predict {
             None | Some(-1) => None,
@@ -144,7 +144,7 @@ impl LlamaBody {
         let params = self.params();
         let form = match (params.form(None, None)?, &self.json_schema) {
             (Some((field, _)), Some(_)) => {
-                let rule = format!("cannot be had with {field}");
+                let rule = format!("cannot be combined with {field}");
                 return Err(ApiError::fault(Fault::rule("json_schema", rule)));
             }
             (None, Some(schema)) => Some(("json_schema", Form::JsonSchema(schema.clone()))),

@@ -108,7 +108,7 @@ impl GenerateBody {
         if self.raw == Some(true) {
             for (field, given) in [("system", self.system.is_some()), ("think", self.think.is_some())] {
                 if given {
-                    return Err(ApiError::fault(Fault::rule(field, "cannot be had with raw")));
+                    return Err(ApiError::fault(Fault::rule(field, "cannot be combined with raw")));
                 }
             }
             check_length(served, prompt.len())?;

@@ -36,7 +36,7 @@ pub(crate) struct OllamaOptions {
     #[schema(minimum = 0)]
     #[expect(dead_code, reason = "what matters is whether the request fits")]
     num_ctx: Option<u64>,
-    /// At most so many tokens follow; below 0, what is left of the context.
+    /// At most this many tokens follow; below 0, what is left of the context.
     #[schema(minimum = -2, maximum = 1_000_000_000)]
     num_predict: Option<i64>,
     seed: Option<i64>,

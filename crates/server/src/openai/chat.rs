@@ -44,7 +44,7 @@ pub(crate) struct ChatBody {
     model: Option<String>,
     #[schema(required = true, min_items = 1, max_items = 16384)]
     messages: Vec<Message>,
-    /// At most so many tokens follow; by default what is left of the context.
+    /// At most this many tokens follow; by default what is left of the context.
     #[schema(minimum = 1, maximum = 1_000_000_000)]
     max_tokens: Option<u32>,
     /// The newer name of max_tokens.
@@ -71,7 +71,7 @@ pub(crate) struct ChatBody {
     reasoning_effort: Option<Effort>,
     /// The same, and how much.
     reasoning: Option<Reasoning>,
-    /// At most so many tokens are thought; then the answer begins.
+    /// At most this many tokens are thought; then the answer begins.
     #[schema(minimum = 0, maximum = 1_000_000_000)]
     thinking_budget: Option<u32>,
     /// Whether the answer goes on behind the last message, the assistant's, instead of beginning anew.
@@ -156,7 +156,7 @@ pub(crate) struct StreamOptions {
 }
 
 impl StreamOptions {
-    /// What is streamed of a response, whose choices are counted by prompts of so many.
+    /// What is streamed of a response, whose choices are counted by prompts of this many.
     pub(crate) fn parts(self, head: Head, object: &'static str, per_prompt: usize) -> Parts {
         let include_usage = self.include_usage.unwrap_or(false);
         Parts { head, object, include_usage, per_prompt, usage: Usage::default() }
@@ -383,8 +383,10 @@ impl ChatBody {
         match (self.add_generation_prompt, self.continue_final_message) {
             (Some(false), Some(true)) | (None | Some(true), None | Some(false)) | (None, Some(true)) => {}
             (Some(true), Some(true)) => {
-                faults
-                    .push(Fault::rule("add_generation_prompt", "cannot be had with continue_final_message"));
+                faults.push(Fault::rule(
+                    "add_generation_prompt",
+                    "cannot be combined with continue_final_message",
+                ));
             }
             (Some(false), _) => {
                 faults
@@ -473,7 +475,7 @@ pub(crate) fn stream_options(
         faults.push(Fault::rule("stream_options", "needs stream"));
     }
     if params.prompt_logprobs.is_some() && stream {
-        faults.push(Fault::rule("prompt_logprobs", "cannot be had with stream"));
+        faults.push(Fault::rule("prompt_logprobs", "cannot be combined with stream"));
     }
     stream.then(|| options.unwrap_or(StreamOptions { include_usage: None }))
 }

@@ -50,7 +50,7 @@ pub(crate) struct CompletionBody {
     /// A string, an array of strings, an array of token ids, or an array of such arrays.
     #[schema(required = true)]
     prompt: Prompt,
-    /// At most so many tokens follow; 16 by default. 0 only where something about the prompt is asked for.
+    /// At most this many tokens follow; 16 by default. 0 only where something about the prompt is asked for.
     #[schema(minimum = 0, maximum = 1_000_000_000)]
     max_tokens: Option<u32>,
     /// Tell the prompt again before what follows, with `logprobs` also how likely its tokens are.

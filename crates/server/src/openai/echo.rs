@@ -41,10 +41,10 @@ impl Echo {
         Echo { text, tokens: tokens.to_vec(), hides, scores: Vec::new(), last: BTreeMap::new() }
     }
 
-    /// What cannot be had with it.
+    /// What cannot be combined with it.
     pub(crate) fn check(prompt_logprobs: bool, scored: bool, streamed: bool, choices: u32) -> Option<Fault> {
         if prompt_logprobs {
-            let rule = "cannot be had with echo, which tells them with logprobs";
+            let rule = "cannot be combined with echo, which tells them with logprobs";
             return Some(Fault::rule("prompt_logprobs", rule));
         }
         // The prompt's are known with the first choice; another may be told before.

@@ -1,7 +1,7 @@
 //! `POST /v1/embeddings`.
 //!
-//! A decoder's embedding of a text is what its head would read after the last token, at length one: the last position is
-//! the only one that has seen the whole text.
+//! A decoder's embedding of a text is what its head would read after the last token, at length one: the last position
+//! is the only one that has seen the whole text.
 
 use std::sync::Arc;
 

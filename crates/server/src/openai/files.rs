@@ -117,7 +117,7 @@ pub(crate) async fn upload(
 pub(crate) struct Listed {
     /// Those behind this one.
     after: Option<String>,
-    /// At most so many.
+    /// At most this many.
     limit: Option<i64>,
     /// `desc`, the newest first, or `asc`.
     order: Option<String>,

@@ -1,7 +1,8 @@
 //! `POST /v1/rerank` and `POST /rerank`, with the fields of Cohere's and Jina's API.
 //!
-//! A model that reads query and document together (a cross-encoder) says of each pair how well they fit. Others embed texts
-//! one by one: documents are then ordered by how alike their embeddings are to the query's (the cosine). The answer says which.
+//! A model that reads query and document together (a cross-encoder) says of each pair how well they fit. Others embed
+//! texts one by one: documents are then ordered by how alike their embeddings are to the query's (the cosine). The
+//! answer says which.
 
 use std::sync::Arc;
 

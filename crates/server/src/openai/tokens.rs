@@ -71,7 +71,7 @@ pub(crate) async fn tokenize(
             (Some(text), None) | (None, Some(text)) => text,
             (None, None) => return Err(ApiError::fault(Fault::rule("content", "is required"))),
             (Some(_), Some(_)) => {
-                return Err(ApiError::fault(Fault::rule("prompt", "cannot be had with content")));
+                return Err(ApiError::fault(Fault::rule("prompt", "cannot be combined with content")));
             }
         };
         let special = if body.parse_special == Some(true) { Special::Parse } else { Special::AsText };

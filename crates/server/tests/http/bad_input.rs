@@ -58,7 +58,7 @@ async fn every_wrong_field_gives_400_with_the_field_and_its_rule() {
     check(json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs", "from 0 to 20").await;
     check(json!({"logprobs": 3}), "logprobs", "true or false").await;
     check(json!({"stream_options": {"include_usage": true}}), "stream_options", "needs stream").await;
-    check(json!({"stream": true, "prompt_logprobs": 1}), "prompt_logprobs", "cannot be had with stream")
+    check(json!({"stream": true, "prompt_logprobs": 1}), "prompt_logprobs", "cannot be combined with stream")
         .await;
     check(json!({"mirostat": 2, "top_p": 0.5}), "top_p", "mirostat").await;
     check(json!({"mirostat": 3}), "mirostat", "from 0 to 2").await;
@@ -66,7 +66,8 @@ async fn every_wrong_field_gives_400_with_the_field_and_its_rule() {
     check(json!({"seed": "secret"}), "seed", "an integer").await;
     check(json!({"seed": u64::MAX}), "seed", "an integer of 64 bits").await;
     check(json!({"ignore_eos": true, "guided_regex": "a"}), "ignore_eos", "guided_regex").await;
-    check(json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice", "cannot be had with").await;
+    check(json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice", "cannot be combined with")
+        .await;
     check(json!({"messages": []}), "messages", "an array").await;
     check(json!({"messages": "secret"}), "messages", "an array").await;
     check(json!({"messages": [{"role": "user"}]}), "messages[0].content", "is required").await;
@@ -89,7 +90,7 @@ async fn every_wrong_field_gives_400_with_the_field_and_its_rule() {
     )
     .await;
     let both = json!({"structured_outputs": {"regex": "a", "choice": ["a"]}});
-    check(both, "structured_outputs.choice", "cannot be had with").await;
+    check(both, "structured_outputs.choice", "cannot be combined with").await;
     let schema = json!({"response_format": {"type": "json_object", "schema": 123}});
     check(schema, "response_format.schema", "a JSON Schema").await;
     let schema = json!({"response_format": {"type": "text", "schema": {}}});

@@ -1,5 +1,6 @@
 //! The server over real sockets, with a scripted model.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::print_stdout, reason = "counts and skips are for people to read")]
 
 mod agents;
 mod anthropic;

@@ -260,7 +260,8 @@ async fn each_model_is_looked_at_by_its_name_and_not_loaded_by_that() {
     let unnamed = get(many.address, "/console/live").await.json();
     assert_eq!(unnamed["model"], "one");
     let models = [("one", "loaded"), ("slow", "unloaded"), ("broken", "unloaded")];
-    assert_eq!(unnamed["models"], json!(models.map(|(id, state)| json!({"id": id, "state": state}))));
+    let models = models.map(|(id, state)| json!({"id": id, "state": state, "running": 0, "waiting": 0}));
+    assert_eq!(unnamed["models"], json!(models));
     let before = live("slow").await.json();
     assert_eq!(
         (before.get("model"), before.get("loading"), &before["status"]),

@@ -1,13 +1,13 @@
 //! Clients that leave, that do not read, that are too many.
 
-use std::time::Duration;
+use std::{sync::mpsc, time::Duration};
 
 use fornax_engine::QueueLimits;
 use fornax_server::ServerOptions;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 
 use crate::{
@@ -18,7 +18,10 @@ use crate::{
 const COMPLETIONS: &str = "/v1/completions";
 
 async fn send(world: &World, body: &Value) -> TcpStream {
-    let mut stream = TcpStream::connect(world.address).await.unwrap();
+    send_over(TcpStream::connect(world.address).await.unwrap(), body).await
+}
+
+async fn send_over(mut stream: TcpStream, body: &Value) -> TcpStream {
     stream.write_all(&request("POST", COMPLETIONS, &[], body.to_string().as_bytes())).await.unwrap();
     stream
 }
@@ -66,14 +69,40 @@ async fn a_reader_who_does_not_read_slows_nobody() {
     assert!(read.whole && read.body.ends_with("data: [DONE]\n\n"));
 }
 
+/// Answers that are longer than anybody waits for.
+fn endless(options: ServerOptions) -> Setup {
+    Setup { options, context: 30_000, ..Setup::saying(&"long ".repeat(2000)) }
+}
+
+/// Streams of four answers each, of which nobody reads anything, and little fits into what the system keeps for them.
+async fn unread<const STREAMS: usize>(world: &World) -> [TcpStream; STREAMS] {
+    let body = json!({"prompt": "a", "max_tokens": 10_000, "stream": true, "logprobs": 20, "n": 4});
+    let mut streams = Vec::new();
+    for _ in 0..STREAMS {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        streams.push(send_over(socket.connect(world.address).await.unwrap(), &body).await);
+    }
+    streams.try_into().unwrap()
+}
+
+/// Lets the model be no faster than one is: otherwise all would be said before anybody is missed.
+async fn until_cancelled(world: &World, gate: &mpsc::Sender<()>, choices: u64) {
+    in_time(async {
+        while world.engine.stats().ended.cancelled < choices {
+            gate.send(()).unwrap();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_who_never_reads_is_broken_off() {
     let options = ServerOptions { write_timeout: Duration::from_millis(50), ..Default::default() };
-    let setup = Setup { options, context: 30_000, ..Setup::saying(&"long ".repeat(5000)) };
-    let world = World::ready(setup).await;
-    let body = json!({"prompt": "a", "max_tokens": 25_000, "stream": true, "logprobs": 20});
-    let mut lazy = send(&world, &body).await;
-    world.until("/metrics", |page| page.body.contains("finished_reason=\"abort\"} 1")).await;
+    let (world, gate) = World::gated(endless(options)).await;
+    let [mut lazy] = unread(&world).await;
+    until_cancelled(&world, &gate, 4).await;
     let read = client::read(&mut lazy).await;
     assert!(!read.whole && !read.body.contains("[DONE]"), "a stream that is broken off does not look ended");
 }
@@ -83,17 +112,10 @@ async fn a_reader_who_never_reads_is_broken_off() {
 async fn a_reader_who_never_reads_makes_room_for_others() {
     let options =
         ServerOptions { write_timeout: Duration::from_millis(50), connections_max: 2, ..Default::default() };
-    let setup = Setup { options, context: 30_000, ..Setup::saying(&"long ".repeat(5000)) };
-    let world = World::ready(setup).await;
-    let body = json!({"prompt": "a", "max_tokens": 25_000, "stream": true, "logprobs": 20});
-    let lazy = [send(&world, &body).await, send(&world, &body).await];
-    world.until_stepping().await;
-    in_time(async {
-        while world.engine.stats().ended.cancelled < 2 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    let (world, gate) = World::gated(endless(options)).await;
+    let lazy: [TcpStream; 2] = unread(&world).await;
+    until_cancelled(&world, &gate, 8).await;
+    drop(gate);
     // Both are still there, and read nothing.
     assert_eq!(in_time(get(world.address, "/health")).await.status, 200);
     drop(lazy);

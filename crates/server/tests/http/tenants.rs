@@ -217,7 +217,12 @@ async fn a_flood_of_one_key_delays_another_by_some_steps() {
         page.body.contains("fornax_failures_total{code=\"QUEUE_FULL\"}")
     })
     .await;
+    let waiting = async |wanted: u64| {
+        until_keyed(world.address, BOB, "/health", |health| health.json()["waiting"] == wanted).await;
+    };
+    waiting(8).await;
     let mut his = send(&world, "/v1/completions", BOB, &json!({"prompt": "b", "max_tokens": 5})).await;
+    waiting(9).await;
     let answered = tokio::spawn(async move { client::read(&mut his).await });
     let mut steps = 0;
     while !answered.is_finished() {

@@ -121,7 +121,8 @@ async fn a_strict_call_of_the_model_s_own_follows_its_schema() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_calls_follow_their_schemas_where_that_is_asked_for() {
-    // Acts: the model's own words; the arguments, which only the schema makes right; what follows behind them, and so on.
+    // Acts: the model's own words; the arguments, which only the schema makes right; what follows behind them, and so
+    // on.
     let call = |zone: &str| {
         format!("<tool_call>{{\"name\": \"get_time\", \"arguments\": {{\"zone\": \"{zone}\"}}}}</tool_call>")
     };

@@ -187,7 +187,8 @@ impl Reader {
         reader
     }
 
-    /// For an answer that begins as a call, a JSON object with [`Dialect::call_keys`]. Others may follow if there are tools.
+    /// For an answer that begins as a call, a JSON object with [`Dialect::call_keys`]. Others may follow if there are
+    /// tools.
     pub fn call_of_any(dialect: Dialect, tools: Arc<[Tool]>) -> Reader {
         let mut reader = Reader::new(dialect, tools, "");
         reader.enter(State::Sequence);
@@ -249,8 +250,8 @@ impl Reader {
         matches!(self.state, State::Thinking | State::Message(Channel::Thought))
     }
 
-    /// Whether words may follow, and all that was read is decided: none of it is part of what may yet become a call, a thought
-    /// or a mark.
+    /// Whether words may follow, and all that was read is decided: none of it is part of what may yet become a call, a
+    /// thought or a mark.
     pub fn is_settled(&self) -> bool {
         let words = matches!(self.state, State::Content | State::Message(Channel::Said));
         words && self.held.is_empty() && self.raw.is_empty()
@@ -267,7 +268,8 @@ impl Reader {
         self.enter(State::Forced);
     }
 
-    /// The call that was expected is whole. What has to be written behind it, so that the answer goes on as the model's own;
+    /// The call that was expected is whole. What has to be written behind it, so that the answer goes on as the model's
+    /// own;
     /// `None` where it cannot.
     pub fn call_ended(&mut self) -> Option<&'static str> {
         let rest = self.dialect.call_rest()?;

@@ -7,10 +7,11 @@
 //!
 //! A weight's value is rounded to f16 once, except that the scales of superblocks are rounded before they meet their
 //! codes: Q4_K and Q5_K are `f16(f16(scale * scales[b]) * code - f16(min_scale * mins[b]))`, Q6_K is `f16(f16(scale *
-//! scales[b]) * (code - 32))`, FP8_128 `f16(f16(256 * scale) * (float / 256))`. F16 is exact as it is; so is BF16, whose part is multiplied by a power of two as rows
-//! are. F32 weights meet float activations. Products are added in f32. A part of Q8_0, Q4_K, Q5_K or Q6_K is multiplied
-//! by a power of two as well, by its largest scale, so that what is below 2^-12 of the largest value that it could hold
-//! may be rounded to a multiple of 2^-22 of that: nothing beside the rest of a row, and not done here.
+//! scales[b]) * (code - 32))`, FP8_128 `f16(f16(256 * scale) * (float / 256))`. F16 is exact as it is; so is BF16,
+//! whose part is multiplied by a power of two as rows are. F32 weights meet float activations. Products are added in
+//! f32. A part of Q8_0, Q4_K, Q5_K or Q6_K is multiplied by a power of two as well, by its largest scale, so that what
+//! is below 2^-12 of the largest value that it could hold may be rounded to a multiple of 2^-22 of that: nothing beside
+//! the rest of a row, and not done here.
 //!
 //! Every rounding costs at most 2^-12 of a value. Against float activations a product's mean squared error is 4e-8 to
 //! 8e-8 of its mean square, of which one half each is the activations' and the weights'.

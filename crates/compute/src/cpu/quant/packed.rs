@@ -89,9 +89,9 @@ pub(super) trait Packed: bytemuck::Pod {
 pub(super) trait PackedFloat: 'static {
     /// Values of a row that are stored together,
     const VALUES: usize;
-    /// in so many bytes,
+    /// in this many bytes,
     const STORED_BYTES: usize;
-    /// and sixteen rows of them packed in so many.
+    /// and sixteen rows of them packed in this many.
     const PACKED_BYTES: usize;
     /// Writes one row's values: `out` is the group.
     fn pack(stored: &[u8], row: usize, out: &mut [u8]);
@@ -142,7 +142,7 @@ fn store_pairs(out: &mut [i16; BLOCK], values: &[i16; BLOCK]) {
 
 /// How one stored type is packed and multiplied at one SIMD level.
 pub(crate) struct Kernels {
-    /// Bytes of a group of so many columns; a multiple of 64.
+    /// Bytes of a group of this many columns; a multiple of 64.
     pub(crate) group_bytes: fn(usize) -> usize,
     /// Packs up to sixteen stored rows; the rows that are missing stay as `out` is, which must be zeros.
     pub(crate) pack: fn(&mut dyn Iterator<Item = &[u8]>, usize, &mut [u8]),

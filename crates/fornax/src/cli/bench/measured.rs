@@ -231,8 +231,8 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// Bytes of weights that a step of so many tokens reads. Which experts are chosen is the model's affair: this counts
-    /// as many as even choices touch.
+    /// Bytes of weights that a step of this many tokens reads. Which experts are chosen is the model's affair: this
+    /// counts as many as even choices touch.
     fn step_bytes(&self, tokens: usize) -> f64 {
         let untouched = (1.0 - self.expert_share).powf(tokens as f64);
         self.weight_bytes as f64 + self.expert_bytes as f64 * (1.0 - untouched)

@@ -26,7 +26,7 @@ pub(super) struct Wrap {
 }
 
 impl Wrap {
-    /// For lines of so many columns.
+    /// For lines of this many columns.
     pub(super) fn new(width: Option<usize>) -> Wrap {
         // Narrower than this nothing reads well, and a terminal may say that it has no columns at all.
         Wrap { width: width.filter(|&width| width >= 20), ..Wrap::default() }

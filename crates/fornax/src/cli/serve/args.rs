@@ -11,8 +11,9 @@ use crate::cli::device::DeviceArgs;
 /// Serve models over HTTP, for OpenAI's clients, for a scheduler, for operators
 ///
 /// The server answers /health and /loading while the first model loads, and requests once that has answered a question
-/// of the server's own; other models are loaded when a request names them, and idle ones make way for them. SIGTERM (and Ctrl-C) lets requests under way finish; SIGHUP reads keys and certificate again.
-/// docs/api.md describes every route.
+/// of the server's own; other models are loaded when a request names them, and idle ones make way for them. SIGTERM
+/// (and Ctrl-C) lets requests under way finish; SIGHUP reads keys and certificate again. docs/api.md describes every
+/// route.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   fornax serve                                     the default model on 127.0.0.1:8080
@@ -43,8 +44,8 @@ pub(crate) struct Serve {
     /// Use this Jinja file as the chat template of the first model instead of its own
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub(crate) chat_template_file: Option<PathBuf>,
-    /// Load the low-rank adapter in this folder (PEFT's layout) beside a model (the first where none is named), under a name
-    /// that requests choose it by; may be repeated
+    /// Load the low-rank adapter in this folder (PEFT's layout) beside a model (the first where none is named), under a
+    /// name that requests choose it by; may be repeated
     #[arg(long, value_name = "NAME[@MODEL]=FOLDER", help_heading = "Model")]
     pub(crate) adapter: Vec<String>,
     /// Tokens of a request of this model, prompt and answer together; --context is for the others; may be repeated
@@ -100,8 +101,8 @@ fn model_context(text: &str) -> Result<(String, usize), String> {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
 pub(crate) struct AccessArgs {
-    /// Keys, one a line; every route but /ready then needs one. Behind a key may stand owner=NAME (keys of one owner see
-    /// each other's jobs) and priority (its requests may go before others)
+    /// Keys, one a line; every route but /ready then needs one. Behind a key may stand owner=NAME (keys of one owner
+    /// see each other's jobs) and priority (its requests may go before others)
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Keys find each other's cached prefixes: faster where they send the same, and each can find out what others sent

@@ -173,8 +173,8 @@ impl Recipe {
     }
 }
 
-/// Every model that was named. Before anything is listened on: one that would not fit if it were alone, or that cannot be
-/// run, is refused at once.
+/// Every model that was named. Before anything is listened on: one that would not fit if it were alone, or that cannot
+/// be run, is refused at once.
 fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::Result<Vec<Recipe>> {
     if args.models.len() > MODELS_MAX {
         let message = format!("{} models are too many: at most {MODELS_MAX}", args.models.len());
@@ -226,10 +226,8 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
             let beside = recipe.planned(Room { taken: taken_bytes, returning: 0 });
             beside.map_err(|error| match error {
                 Error::DoesNotFit { .. } => {
-                    let names: Vec<String> =
-                        recipes.iter().map(|recipe| format!("{:?}", recipe.card.name)).collect();
-                    Failure::new(Code::ModelDoesNotFit, format!("{error}, beside {}", names.join(", ")))
-                        .into()
+                    let words = format!("{error}, beside {}", names_told(&recipes));
+                    Failure::new(Code::ModelDoesNotFit, words).into()
                 }
                 other => anyhow::Error::from(other),
             })?;
@@ -245,26 +243,24 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         recipe.headline = format!("{} · {device} · {bytes}", headline::model(&recipe.card.name, &plan));
         recipes.push(recipe);
     }
-    if let Some((name, tokens)) = contexts.first() {
-        let names: Vec<String> = recipes.iter().map(|recipe| format!("{:?}", recipe.card.name)).collect();
-        let message = format!(
-            "--model-context {name}={tokens}: no model is called {name:?}, or it was named before; there are {}",
-            names.join(", ")
-        );
-        return Err(Failure::usage(message).into());
-    }
-    match adapters.first() {
+    let left = contexts.first().map(|(name, tokens)| {
+        format!("--model-context {name}={tokens}: no model is called {name:?}, or it was named before")
+    });
+    let left = left.or_else(|| {
+        let AdapterFlag { name, of, .. } = adapters.first()?;
+        let model = of.unwrap_or_default();
+        Some(format!("--adapter {name}@{model}: no model is called {model:?}"))
+    });
+    match left {
         None => Ok(recipes),
-        Some(AdapterFlag { name, of, .. }) => {
-            let model = of.unwrap_or_default();
-            let names: Vec<String> = recipes.iter().map(|recipe| format!("{:?}", recipe.card.name)).collect();
-            let message = format!(
-                "--adapter {name}@{model}: no model is called {model:?}; there are {}",
-                names.join(", ")
-            );
-            Err(Failure::usage(message).into())
-        }
+        Some(left) => Err(Failure::usage(format!("{left}; there are {}", names_told(&recipes))).into()),
     }
+}
+
+/// The names of models, as messages tell them.
+fn names_told(recipes: &[Recipe]) -> String {
+    let names: Vec<String> = recipes.iter().map(|recipe| format!("{:?}", recipe.card.name)).collect();
+    names.join(", ")
 }
 
 /// `NAME[@MODEL]=FOLDER`.
@@ -550,8 +546,8 @@ fn jobs(args: &Serve) -> anyhow::Result<Option<JobsOptions>> {
     }))
 }
 
-/// Standard error, whose reader may be gone. Lines that cannot be written are lost; a logger that is told so panics, and
-/// takes the request along.
+/// Standard error, whose reader may be gone. Lines that cannot be written are lost; a logger that is told so panics,
+/// and takes the request along.
 struct Lines;
 
 impl Write for Lines {
