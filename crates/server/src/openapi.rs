@@ -31,7 +31,7 @@ use crate::{
     llama, ollama,
     openai::{batches, chat, completions, embeddings, files, models, rerank, tokens},
     ops::{console, health, live, loading, metrics},
-    responses::create,
+    responses::{create, stored},
     worker::{cancel, execute},
 };
 
@@ -155,6 +155,9 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(messages::messages))
         .routes(routes!(count::count))
         .routes(routes!(create::create))
+        .routes(routes!(stored::retrieve, stored::delete))
+        .routes(routes!(stored::cancel))
+        .routes(routes!(stored::input_items))
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::rerank_short))
         .routes(routes!(ollama::chat::chat))

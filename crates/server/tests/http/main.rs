@@ -13,6 +13,7 @@ mod document;
 mod forms;
 mod fuzz;
 mod jobs;
+mod kept;
 mod life;
 mod llama;
 mod models;
