@@ -334,6 +334,8 @@ def remembers():
     question = {"role": "user", "content": "What is my name?"}
     whole = client.responses.create(input=[*so_far, question], store=False, **few)
     assert (then.output_text, then.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+    counted = client.responses.input_tokens.count(model=model, input="What is my name?", previous_response_id=first.id)
+    assert counted.input_tokens == then.usage.input_tokens
     named = [so_far[0], *({"type": "item_reference", "id": item.id} for item in first.output), question]
     assert client.responses.create(input=named, **few).output_text == then.output_text
     with client.responses.stream(input="What is my name?", previous_response_id=first.id, **few) as stream:
@@ -360,6 +362,25 @@ def remembers():
         assert error.param == "previous_response_id", error
 
 
-for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes, echoes, batches, remembers, embeddings):
+def decides():
+    questions = {
+        "animal": {"type": "noul", "instructions": "Is a cat an animal?"},
+        "colour": {"type": "choice", "instructions": "Which colour is the sky?", "criteria": {"blue": None, "green": "as grass"}},
+        "heat": {"type": "score", "instructions": "How hot is it?", "criteria": ["cold", "warm", "hot"]},
+    }
+    body = {"model": model, "state": "It is a day in August, without a cloud.", "questions": questions}
+    told = post("/v1/systemone", body)
+    for name, answer in told["answers"].items():
+        assert abs(sum(answer["probabilities"].values()) - 1) < 1e-9, answer
+        assert 0 <= answer["confidence"] <= told["diagnostics"][name]["label_mass"] <= 1.00001
+        # The same to the bit, alone and among others.
+        alone = post("/v1/systemone", {**body, "questions": {name: questions[name]}})
+        assert alone["answers"][name] == answer and alone["diagnostics"][name] == told["diagnostics"][name]
+    assert told["answers"]["animal"]["noul"] == told["answers"]["animal"]["probabilities"]["yes"]
+    levels = told["answers"]["heat"]["probabilities"]
+    assert abs(told["answers"]["heat"]["score"] - sum(int(level) * share for level, share in levels.items())) < 1e-9
+
+
+for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes, echoes, batches, remembers, decides, embeddings):
     scenario()
     print(f"ok {scenario.__name__}", flush=True)

@@ -95,6 +95,38 @@ pub(crate) async fn create(
     Ok(Json(response).into_response())
 }
 
+/// How many tokens a request has.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct InputTokens {
+    object: &'static str,
+    input_tokens: usize,
+}
+
+/// Count the tokens of a request for a response
+///
+/// Those that the same request would compute, its conversation before it included. Nothing is asked.
+#[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai", request_body = ResponsesBody, responses(
+    (status = 200, body = InputTokens, description = "How many"),
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
+))]
+pub(crate) async fn count(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Result<Json<InputTokens>, ApiError> {
+    let _entry = app.enter(&caller)?;
+    let Read { body, model, share } = read::<ResponsesBody>(&app, caller.tenant(), body).await?;
+    let memory = app.remember(&caller.key.owner, caller.tenant(), &body).await?;
+    let lease = app.lease(app.models.named(model.as_deref())?).await?;
+    let counted = on_a_thread(&app, caller.tenant(), lease.served(), move |served| {
+        Ok(body.ask(&memory, served)?.request.prompt.len())
+    });
+    let input_tokens = counted.await?;
+    drop(share);
+    Ok(Json(InputTokens { object: "response.input_tokens", input_tokens }))
+}
+
 /// An item as it is kept.
 fn kept(item: &InputItem) -> ResponseItem {
     let (id, body) = item.kept();

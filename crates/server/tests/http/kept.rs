@@ -96,6 +96,9 @@ async fn a_conversation_goes_on_from_what_was_kept() {
     let third = ask(&world, &on(&second, &thanks)).await;
     let so_far = joined(&[&so_far, &second["output"], &thanks]);
     was_asked(&world, &third, &so_far).await;
+    let counted = post(world.address, "/v1/responses/input_tokens", &on(&second, &thanks)).await.json();
+    let wanted = json!({"object": "response.input_tokens", "input_tokens": third["usage"]["input_tokens"]});
+    assert_eq!(counted, wanted);
     // Two may go on from one, and a text is a message.
     let other = ask(&world, &on(&first, &json!("Never mind."))).await;
     let never_mind = json!([{"role": "user", "content": "Never mind."}]);

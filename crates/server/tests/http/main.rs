@@ -9,6 +9,7 @@ mod chat;
 mod client;
 mod completions;
 mod console;
+mod decisions;
 mod document;
 mod forms;
 mod fuzz;
