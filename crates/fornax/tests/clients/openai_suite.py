@@ -338,8 +338,8 @@ def remembers():
     assert counted.input_tokens == then.usage.input_tokens
     named = [so_far[0], *({"type": "item_reference", "id": item.id} for item in first.output), question]
     assert client.responses.create(input=named, **few).output_text == then.output_text
-    with client.responses.stream(input="What is my name?", previous_response_id=first.id, **few) as stream:
-        streamed = stream.get_final_response()
+    events = list(client.responses.create(input="What is my name?", previous_response_id=first.id, stream=True, **few))
+    streamed = events[-1].response
     assert client.responses.retrieve(streamed.id).output_text == streamed.output_text == then.output_text
     late = client.responses.create(input="What is my name?", previous_response_id=first.id, background=True, **few)
     assert late.status == "queued"
