@@ -117,6 +117,8 @@ pub enum Glu {
     Gelu,
     /// Like `Gelu`, by its approximation with tanh.
     GeluTanh,
+    /// The square of `gate` where it is above zero, else zero, times `up`.
+    ReluSquared,
     /// `gate * sigmoid(1.702 gate) * (up + 1)`, of a gate of at most 7 and an up of -7 to 7.
     Clamped,
 }
@@ -132,6 +134,8 @@ pub enum Pointwise {
     Gelu,
     /// The approximation of `Gelu` with tanh.
     GeluTanh,
+    /// The square of `x` where it is above zero, else zero.
+    ReluSquared,
 }
 
 /// How the rows of a sequence become one.
@@ -350,6 +354,11 @@ pub trait Backend: Memory {
         function: Pointwise,
         x: &mut Self::Buf,
     ) -> Result<(), Error>;
+    /// Every row of `x` times `factors`, column by column.
+    fn scale_columns(&self, step: &Self::Step, factors: &Self::Buf, x: &mut Self::Buf) -> Result<(), Error> {
+        let _ = (step, factors, x);
+        Err(Error::Unsupported { what: Need::ColumnFactors.to_string(), backend: self.name() })
+    }
     /// `out` = the norm of `x`, row by row.
     fn norm(
         &self,

@@ -168,6 +168,8 @@ pub enum Need {
     DeltaRule,
     /// [`selective_scan`](crate::Backend::selective_scan).
     SelectiveScan,
+    /// [`scale_columns`](crate::Backend::scale_columns).
+    ColumnFactors,
     /// [`gated_norm`](crate::Backend::gated_norm).
     GatedNorm,
     /// [`sigmoid_gate`](crate::Backend::sigmoid_gate).
@@ -182,7 +184,7 @@ pub enum Need {
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 23] = [
+    pub const ALL: [Need; 24] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -201,6 +203,7 @@ impl Need {
         Need::ShortConv,
         Need::DeltaRule,
         Need::SelectiveScan,
+        Need::ColumnFactors,
         Need::GatedNorm,
         Need::SigmoidGate,
         Need::SharedKeys,
@@ -230,6 +233,7 @@ impl fmt::Display for Need {
             Need::ShortConv => "a short convolution",
             Need::DeltaRule => "the gated delta rule",
             Need::SelectiveScan => "a selective scan",
+            Need::ColumnFactors => "a factor for each column",
             Need::GatedNorm => "a gated norm",
             Need::SigmoidGate => "attention with a gate",
             Need::SharedKeys => "attention over the keys of another layer",

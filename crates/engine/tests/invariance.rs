@@ -197,10 +197,18 @@ fn mostly_right(wanted: &[Answer]) -> Speculation {
 }
 
 fn check(fixture: &'static str) {
-    check_all(fixture, false);
+    check_all(fixture, Keeps::Keys);
 }
 
-fn check_all(fixture: &'static str, hybrid: bool) {
+/// What a model's layers keep of a sequence.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    Keys,
+    States,
+    Both,
+}
+
+fn check_all(fixture: &'static str, keeps: Keeps) {
     for (activations, kv) in [(Activations::Integer, KvDType::F16), (Activations::Float, KvDType::F32)] {
         let base = Setting { fixture, activations, kv, tokens_max: 256, slots: 8, pages: 80, threads: 1 };
         let wanted = alone(&base);
@@ -211,8 +219,11 @@ fn check_all(fixture: &'static str, hybrid: bool) {
             together(&Setting { tokens_max, ..base }, &wanted, "chunks");
         }
         // A state cannot go back, so nothing is drafted where there is one.
-        if hybrid {
+        if keeps == Keeps::Both {
             in_few_pages(&base, &wanted);
+        }
+        // Where there are states alone a sequence has one however long it is, so nobody has to make room.
+        if keeps != Keeps::Keys {
             continue;
         }
         let drafts = together_drafting(&base, &wanted, "drafts", mostly_right(&wanted));
@@ -251,15 +262,20 @@ fn a_windowed_mistral_answers_with_the_same_bits_whatever_else_runs() {
 
 #[test]
 fn a_qwen35_whose_layers_keep_states_answers_with_the_same_bits_whatever_else_runs() {
-    check_all("qwen35", true);
+    check_all("qwen35", Keeps::Both);
 }
 
 #[test]
 fn an_lfm2_of_short_convolutions_answers_with_the_same_bits_whatever_else_runs() {
-    check_all("lfm2.gguf", true);
+    check_all("lfm2.gguf", Keeps::Both);
 }
 
 #[test]
 fn a_granite_of_selective_scans_and_experts_answers_with_the_same_bits_whatever_else_runs() {
-    check_all("granite-hybrid.gguf", true);
+    check_all("granite-hybrid.gguf", Keeps::Both);
+}
+
+#[test]
+fn a_mamba2_without_attention_answers_with_the_same_bits_whatever_else_runs() {
+    check_all("mamba2.gguf", Keeps::States);
 }

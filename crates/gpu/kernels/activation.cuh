@@ -12,6 +12,7 @@ DEVICE float silu(float x) {
 DEVICE float gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
 // Its approximation: x / 2 * (1 + tanh(u)) is x / (1 + e^(-2u)).
 DEVICE float gelu_tanh(float x) { return __fdiv_rn(x, 1.0f + expf(-1.5957691f * (x + 0.044715f * x * x * x))); }
+DEVICE float relu_squared(float x) { return x < 0.0f ? 0.0f : __fmul_rn(x, x); }
 DEVICE float sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + expf(-x)); }
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 DEVICE float soft_cap(float x, float cap) { return __fmul_rn(cap, tanhf(__fdiv_rn(x, cap))); }

@@ -11,6 +11,16 @@ KERNEL add(Step step, int wanted, const float* y, int y_stride, float* x, int co
     x[r * columns + k] += y[r * y_stride + k];
 }
 
+// x *= factors, column by column
+KERNEL scale_columns(Step step, const float* factors, float* x, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= step_rows(step, 0)) return;
+    x[r * columns + k] = __fmul_rn(x[r * columns + k], factors[k]);
+}
+
 // x *= sigmoid(gates)
 KERNEL sigmoid_gate(Step step, const float* gates, float* x, int columns) {
     let_next_start();
@@ -31,7 +41,7 @@ KERNEL gather(Step step, const float* x, float* out, int columns) {
     out[r * columns + k] = x[(long)step.wanted[r] * columns + k];
 }
 
-enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH };
+enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH, RELU_SQUARED };
 
 // x = a function of each value.
 KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x, int columns) {
@@ -47,6 +57,7 @@ KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x,
         case SOFT_CAP: result = soft_cap(value, parameter); break;
         case GELU: result = gelu(value); break;
         case GELU_TANH: result = gelu_tanh(value); break;
+        case RELU_SQUARED: result = relu_squared(value); break;
     }
     x[r * columns + k] = result;
 }

@@ -624,6 +624,7 @@ impl Backend for Cuda {
         embed => op_embed(table: &Weight, out: &mut Buf);
         add_positions => op_add_positions(table: &Weight, x: &mut Buf);
         pointwise => op_pointwise(rows: Rows, function: Pointwise, x: &mut Buf);
+        scale_columns => op_scale_columns(factors: &Buf, x: &mut Buf);
         norm => op_norm(rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf);
         qk_norm => op_qk_norm(heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf);
         rope => op_rope(heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf);

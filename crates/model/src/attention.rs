@@ -93,7 +93,7 @@ impl<M: Memory> Attention<M> {
                 .iter()
                 .position(|other| *other == attention.own_heads())
                 .expect("the layer's own are there"),
-            join: Join::load(loader, Tensor::AttentionPostNorm, layer)?,
+            join: Join::load(loader, Tensor::AttentionPostNorm, layer)?.times(config.scales.attention),
         })
     }
 }
@@ -118,6 +118,11 @@ fn check_keys<M: Memory>(loader: &Loader<'_, M>, layer: usize) -> Result<(), cra
 }
 
 impl<B: Backend> Attention<B> {
+    /// The norm of what it reads.
+    pub(crate) fn norm(&self) -> Option<&Norm<B::Buf>> {
+        self.norm.as_ref()
+    }
+
     /// `residual` += attention of it.
     pub(crate) fn forward(
         &self,

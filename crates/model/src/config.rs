@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooling, WeightPlace};
+use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooling, ScanHeads, WeightPlace};
 use fornax_format::Checkpoint;
 
 use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule};
@@ -58,6 +58,8 @@ pub struct Config {
     pub logit_scale: f32,
     /// Logits bend towards this.
     pub logit_cap: Option<f32>,
+    /// Multipliers of the parts of a layer.
+    pub scales: Scales,
     /// The activation of the feed-forward.
     pub glu: Glu,
     /// Kinds of token that the embedding tells apart; 0 where it does not.
@@ -116,7 +118,18 @@ impl Config {
         let context = source.positions(key::CONTEXT)?;
         let biases = biases(&source, checkpoint, facts)?;
         let (rope, window_rope) = Rope::read(&source, checkpoint, facts, heads.dim, context)?;
-        let layers = layers::read(&source, checkpoint, facts, (hidden, heads), window_rope.is_some())?;
+        let mut layers = layers::read(&source, checkpoint, facts, (hidden, heads), window_rope.is_some())?;
+        // Files in GGUF do not say it otherwise.
+        let norm = stored(checkpoint, facts, Tensor::StateNorm);
+        if matches!(source, Source::Gguf { .. }) && tensor(checkpoint, &norm).is_none() {
+            let mixers = layers.iter_mut().map(|layer| &mut layer.mixer);
+            mixers.for_each(|mixer| {
+                if let Mixer::Beside(_, scan) = mixer {
+                    scan.normed = false;
+                }
+            });
+        }
+        let scales = Scales::read(&source, facts)?;
         let multipliers = multipliers(&source, facts, hidden)?;
         let caps = facts.soft_caps;
         Ok(Config {
@@ -133,7 +146,8 @@ impl Config {
             qkv_bias: biases.qkv,
             output_bias: biases.output,
             mlp_bias: biases.mlp,
-            attention_scale: attention_scale(&source, facts, heads, layers.len(), hidden)?,
+            attention_scale: attention_scale(&source, facts, heads, layers.len(), hidden)? * scales.scores,
+            scales: scales.parts,
             layers,
             ahead: layers::ahead(&source)? > 0,
             attention_cap: cap(
@@ -183,7 +197,10 @@ impl Config {
             (Need::LayerNorm, self.facts.norm == NormKind::Layer),
             (Need::QkNorm, self.qk_norm),
             (Need::Positions, self.facts.has(Tensor::Positions)),
-            (Need::Pointwise, scaled || self.logit_cap.is_some() || !self.gated()),
+            (
+                Need::Pointwise,
+                scaled || self.logit_cap.is_some() || (self.facts.has(Tensor::Down) && !self.gated()),
+            ),
             (Need::Gelu, self.gated() && matches!(self.glu, Glu::Gelu | Glu::GeluTanh)),
             (Need::SoftCap, self.attention_cap.is_some()),
             (Need::Sinks, self.facts.has(Tensor::Sinks)),
@@ -192,7 +209,8 @@ impl Config {
             (Need::Pooling, self.pooling.is_some()),
             (Need::States, !self.state_sizes().is_empty()),
             (Need::ShortConv, !self.state_sizes().is_empty()),
-            (Need::SelectiveScan, self.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Scan(_)))),
+            (Need::SelectiveScan, self.layers.iter().any(|layer| layer.scan().is_some())),
+            (Need::ColumnFactors, self.scales.gate != 1.0 || self.scales.scan_inputs != ScanScales::ONES),
             (Need::DeltaRule, self.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Delta(_)))),
             (Need::GatedNorm, self.facts.has(Tensor::StateNorm)),
             (Need::SigmoidGate, self.facts.has(Tensor::AttentionGate)),
@@ -484,6 +502,105 @@ fn multipliers(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<Mult
     })
 }
 
+/// What the parts of a layer are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scales {
+    /// What attention adds to the residual stream.
+    pub attention: f32,
+    /// What a selective scan adds.
+    pub scan: f32,
+    /// What the feed-forward adds.
+    pub mlp: f32,
+    /// Its gates.
+    pub gate: f32,
+    /// What goes into a selective scan.
+    pub scan_inputs: ScanScales,
+}
+
+/// What goes into a selective scan is multiplied by these.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScanScales {
+    /// The gates.
+    pub gates: f32,
+    /// The values.
+    pub values: f32,
+    /// The keys.
+    pub keys: f32,
+    /// The queries.
+    pub queries: f32,
+    /// How long steps are.
+    pub steps: f32,
+}
+
+impl ScanScales {
+    /// Nothing is changed.
+    pub const ONES: ScanScales = ScanScales { gates: 1.0, values: 1.0, keys: 1.0, queries: 1.0, steps: 1.0 };
+
+    /// The factor of each column, in the order in which a layer computes them.
+    pub(crate) fn columns(&self, heads: ScanHeads) -> Vec<f32> {
+        let (values, shared) = (heads.heads * heads.dim, heads.groups * heads.state);
+        [
+            vec![self.values; values],
+            vec![self.keys; shared],
+            vec![self.queries; shared],
+            vec![self.gates; values],
+            vec![self.steps; heads.heads],
+        ]
+        .concat()
+    }
+}
+
+/// The scales, and what scores of attention are multiplied by besides.
+struct ReadScales {
+    parts: Scales,
+    scores: f32,
+}
+
+impl Scales {
+    const ONES: Scales =
+        Scales { attention: 1.0, scan: 1.0, mlp: 1.0, gate: 1.0, scan_inputs: ScanScales::ONES };
+
+    fn read(source: &Source<'_>, facts: &Facts) -> Result<ReadScales, Error> {
+        let none = ReadScales { parts: Scales::ONES, scores: 1.0 };
+        let Source::HuggingFace { json, .. } = source else { return Ok(none) };
+        if !facts.part_multipliers {
+            return Ok(none);
+        }
+        let one = |key: &str| -> Result<f32, Error> {
+            let number = json.opt_f64(key)?.unwrap_or(1.0);
+            Ok(within(&json.spelling(key), number, -1e6..=1e6)? as f32)
+        };
+        let list = |key: &str, count: usize| -> Result<Vec<f32>, Error> {
+            let Some(list) = json.opt_f64s(key)? else { return Ok(vec![1.0; count]) };
+            if list.len() != count {
+                return Err(bad(&json.spelling(key), format!("{} numbers", list.len()), &count.to_string()));
+            }
+            let number = |number: f64| Ok(within(&json.spelling(key), number, -1e6..=1e6)? as f32);
+            list.into_iter().map(number).collect()
+        };
+        let (input, mlp) = (one("attention_in_multiplier")?, list("mlp_multipliers", 2)?);
+        let scans = list("ssm_multipliers", 5)?;
+        let of_scan = one("ssm_in_multiplier")?;
+        Ok(ReadScales {
+            parts: Scales {
+                // Values are multiplied by what goes in, and what comes out is linear in them.
+                attention: input * one("attention_out_multiplier")?,
+                scan: one("ssm_out_multiplier")?,
+                mlp: mlp[1],
+                gate: mlp[0],
+                scan_inputs: ScanScales {
+                    gates: of_scan * scans[0],
+                    values: of_scan * scans[1],
+                    keys: of_scan * scans[2],
+                    queries: of_scan * scans[3],
+                    steps: of_scan * scans[4],
+                },
+            },
+            scores: input * input * one("key_multiplier")?,
+        })
+    }
+}
+
 /// What logits are multiplied by; zero is none.
 fn logit_scale(source: &Source<'_>, facts: &Facts) -> Result<f64, Error> {
     let said = |key| Ok::<_, Error>(source.opt_number(key)?.filter(|number| *number != 0.0).unwrap_or(1.0));
@@ -528,13 +645,14 @@ fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
         None => facts.glu,
         Some("silu" | "swish") => Glu::Silu,
         Some("gelu") => Glu::Gelu,
+        Some("relu2") if !facts.gated() => Glu::ReluSquared,
         Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Glu::GeluTanh,
         Some(other) => {
             let supported = "silu, gelu, gelu_new, gelu_pytorch_tanh".to_owned();
             return Err(Error::Unsupported { what: format!("{key} {other:?}"), supported });
         }
     };
-    if glu == Glu::Silu && !facts.gated() {
+    if glu == Glu::Silu && facts.has(Tensor::Down) && !facts.gated() {
         let what = "silu without gates".to_owned();
         return Err(Error::Unsupported { what, supported: "gelu, gelu_new, gelu_pytorch_tanh".to_owned() });
     }

@@ -34,6 +34,7 @@ enum LayerMixer<M: Memory> {
     Delta(Box<DeltaNet<M>>),
     Conv(Box<Convolution<M>>),
     Scan(Box<Scan<M>>),
+    Beside(Box<Scan<M>>, Box<Attention<M>>, Rotary),
     None,
 }
 
@@ -67,6 +68,11 @@ impl<M: Memory> Layer<M> {
                 Mixer::Delta(delta) => LayerMixer::Delta(Box::new(DeltaNet::load(loader, layer, delta)?)),
                 Mixer::Conv(conv) => LayerMixer::Conv(Box::new(Convolution::load(loader, layer, conv)?)),
                 Mixer::Scan(scan) => LayerMixer::Scan(Box::new(Scan::load(loader, layer, scan)?)),
+                Mixer::Beside(attention, scan) => LayerMixer::Beside(
+                    Box::new(Scan::load(loader, layer, scan)?),
+                    Box::new(Attention::load(loader, layer)?),
+                    attention.rotary,
+                ),
                 Mixer::None => LayerMixer::None,
             },
             feed_forward: match &loader.config.layers[layer].feed_forward {
@@ -92,16 +98,16 @@ impl<B: Backend> Model<B> for Decoder<B> {
             }
             match &layer.mixer {
                 LayerMixer::Attention(attention, rotary) => {
-                    let rope = match rotary {
-                        Rotary::Model => rotation.rope.as_ref(),
-                        Rotary::Window => rotation.window_rope.as_ref(),
-                        Rotary::None => None,
-                    };
-                    attention.forward(backend, step, rope, kv, a)?;
+                    attention.forward(backend, step, rotation.of(*rotary), kv, a)?;
                 }
                 LayerMixer::Delta(delta) => delta.forward(backend, step, kv, a)?,
                 LayerMixer::Conv(conv) => conv.forward(backend, step, kv, a)?,
                 LayerMixer::Scan(scan) => scan.forward(backend, step, kv, a)?,
+                LayerMixer::Beside(scan, attention, rotary) => {
+                    scan.look(backend, step, attention.norm(), kv, a)?;
+                    attention.forward(backend, step, rotation.of(*rotary), kv, a)?;
+                    scan.join(backend, step, a)?;
+                }
                 LayerMixer::None => {}
             }
             match &layer.feed_forward {
@@ -142,6 +148,14 @@ struct Rotation<M: Memory> {
 }
 
 impl<M: Memory> Rotation<M> {
+    fn of(&self, rotary: Rotary) -> Option<&Rope<M::Buf>> {
+        match rotary {
+            Rotary::Model => self.rope.as_ref(),
+            Rotary::Window => self.window_rope.as_ref(),
+            Rotary::None => None,
+        }
+    }
+
     fn load(loader: &Loader<'_, M>) -> Result<Rotation<M>, crate::Error> {
         let config = loader.config;
         let rope = |rope: &crate::Rope| -> Result<_, Error> {

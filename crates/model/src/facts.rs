@@ -70,6 +70,9 @@ pub struct Facts {
     pub embedding_scale: EmbeddingScale,
     /// Whether the configuration has multipliers for embedding, branches and attention.
     pub multipliers: bool,
+    /// Whether config.json has a multiplier for what goes into each part and for what comes out of it. Weights of GGUF files
+    /// are multiplied already.
+    pub part_multipliers: bool,
     /// What the configuration's number for logits does.
     pub logit_scale: LogitScale,
     /// How many times the hidden size the feed-forward's inner width is where the configuration does not say.
@@ -100,9 +103,20 @@ pub enum Recurrent {
     Scan {
         /// Whether a norm comes before its gates.
         gates: GateOrder,
-        /// Whether a layer is one branch alone: a scan, attention, or a feed-forward.
-        alone: bool,
+        /// Where scans are.
+        layers: ScanLayers,
     },
+}
+
+/// Which layers have a selective scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScanLayers {
+    /// Those that do not attend.
+    InPlace,
+    /// Each layer is one branch alone: a scan, attention, or a feed-forward.
+    Alone,
+    /// All, beside attention: what both say of the residual stream is added to it.
+    Beside,
 }
 
 /// How the rows of a head's Q and K follow each other, which decides the rows that rotate together.
@@ -139,6 +153,8 @@ pub enum RotaryRule {
     AllButEvery(u32),
     /// Those with a window; all where no layer has one.
     Windows,
+    /// None.
+    Never,
     /// All if `position_embedding_type` is `rope`, else none; in GGUF, `rope.scaling.finetuned` says so.
     Configured,
 }

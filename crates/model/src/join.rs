@@ -23,6 +23,13 @@ impl<M: Memory> Join<M> {
     }
 }
 
+impl<M: Memory> Join<M> {
+    /// The same with a factor more.
+    pub(crate) fn times(self, factor: f32) -> Join<M> {
+        Join { scale: self.scale * factor, ..self }
+    }
+}
+
 /// Where a branch meets the residual stream.
 pub(crate) struct Meeting<'a, M: Memory> {
     pub(crate) branch: &'a mut M::Buf,       // (tokens, hidden)

@@ -3,7 +3,7 @@
 use fornax_compute::{Groups, Heads, ROUTED_MAX, Routing, Scores, Shares, WeightPlace};
 use fornax_format::{Array, Checkpoint, Value};
 
-use crate::facts::{Floor, Recurrent, RotaryRule, ShareRule, WindowRule};
+use crate::facts::{Floor, Recurrent, RotaryRule, ScanLayers, ShareRule, WindowRule};
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::recurrent::{self, ConvConfig, DeltaConfig, ScanConfig};
@@ -32,6 +32,8 @@ pub enum Mixer {
     Conv(ConvConfig),
     /// The selective scan.
     Scan(ScanConfig),
+    /// Attention and the selective scan, each of what the other reads.
+    Beside(AttentionConfig, ScanConfig),
     /// Nothing: the layer is a feed-forward alone.
     None,
 }
@@ -105,8 +107,16 @@ impl LayerConfig {
     /// Its attention, where it attends.
     pub fn attention(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
-            Mixer::Attention(attention) => Some(attention),
+            Mixer::Attention(attention) | Mixer::Beside(attention, _) => Some(attention),
             Mixer::Delta(_) | Mixer::Conv(_) | Mixer::Scan(_) | Mixer::None => None,
+        }
+    }
+
+    /// Its selective scan, where it has one.
+    pub(crate) fn scan(&self) -> Option<&ScanConfig> {
+        match &self.mixer {
+            Mixer::Scan(scan) | Mixer::Beside(_, scan) => Some(scan),
+            Mixer::Attention(_) | Mixer::Delta(_) | Mixer::Conv(_) | Mixer::None => None,
         }
     }
 
@@ -186,10 +196,13 @@ pub(crate) fn read(
 ) -> Result<Vec<LayerConfig>, Error> {
     let count = count(source)?;
     let recurrent = recurrent::read(source, facts, hidden, count)?;
-    if heads.query == 0 && recurrent.contains(&None) {
+    if heads.query == 0 && (recurrent.contains(&None) || is_beside(facts)) {
         return Err(Error::MissingKey { key: source.spelling(key::HEADS) });
     }
-    let alone = matches!(facts.recurrent, Some(Recurrent::Scan { alone: true, .. }));
+    let scans = match facts.recurrent {
+        Some(Recurrent::Scan { layers, .. }) => Some(layers),
+        _ => None,
+    };
     let windows = windows(source, facts, count)?;
     let feed_forwards = feed_forwards(source, checkpoint, facts, (hidden, count))?;
     let rotates = rotates(source, facts, &windows)?;
@@ -205,15 +218,25 @@ pub(crate) fn read(
     };
     let layer =
         |(((window, rotates), recurrent), feed_forward): ((_, Option<Mixer>), FeedForward)| LayerConfig {
-            mixer: recurrent.unwrap_or_else(|| Mixer::Attention(attention(window, rotates))),
-            feed_forward: if alone && recurrent != Some(Mixer::None) {
-                FeedForward::None
-            } else {
-                feed_forward
+            mixer: match recurrent {
+                None => Mixer::Attention(attention(window, rotates)),
+                Some(Mixer::Scan(scan)) if scans == Some(ScanLayers::Beside) => {
+                    Mixer::Beside(attention(window, rotates), scan)
+                }
+                Some(mixer) => mixer,
+            },
+            feed_forward: match scans {
+                Some(ScanLayers::Alone) if recurrent != Some(Mixer::None) => FeedForward::None,
+                _ => feed_forward,
             },
             experts_at: WeightPlace::Device,
         };
     Ok(windows.into_iter().zip(rotates).zip(recurrent).zip(feed_forwards).map(layer).collect())
+}
+
+/// Whether attention is beside selective scans.
+fn is_beside(facts: &Facts) -> bool {
+    matches!(facts.recurrent, Some(Recurrent::Scan { layers: ScanLayers::Beside, .. }))
 }
 
 /// Which layers rotate.
@@ -221,6 +244,7 @@ fn rotates(source: &Source<'_>, facts: &Facts, windows: &[Option<u32>]) -> Resul
     let layers = windows.len();
     let n = match facts.rotary {
         RotaryRule::EveryLayer => return Ok(vec![true; layers]),
+        RotaryRule::Never => return Ok(vec![false; layers]),
         RotaryRule::Windows => {
             let none = windows.iter().all(Option::is_none);
             return Ok(windows.iter().map(|window| none || window.is_some()).collect());

@@ -38,11 +38,11 @@ use crate::encoder::Encoder;
 use crate::loader::Loader;
 
 pub use adapter::{Adapter, AdapterFault};
-pub use config::Config;
+pub use config::{Config, Scales, ScanScales};
 pub use error::Error;
 pub use facts::{
     AttentionScale, BiasRule, EmbeddingScale, Facts, Floor, LogitScale, ParallelRule, QkRows, Recurrent,
-    RotaryRule, ShareRule, SoftCaps, WindowRule,
+    RotaryRule, ScanLayers, ShareRule, SoftCaps, WindowRule,
 };
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
 pub use names::{Dim, Name, Owner, Portion, Stretch, Tensor, Transform, When};

@@ -286,7 +286,7 @@ impl<'a, M: Memory> Loader<'a, M> {
                 }
             }
             (Transform::Stretch(stretch), _) => {
-                if let Mixer::Scan(scan) = mixer {
+                if let Some(scan) = self.config.layers[layer].scan() {
                     let (all, rows) = stretch.rows(scan.heads);
                     share = Share { own: rows.len(), all };
                     part.rows = Some(row_numbers(rows));
@@ -488,11 +488,11 @@ fn expected(
                 return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
             }
         }
-        (Transform::Stretch(stretch), Mixer::Scan(scan)) => {
+        (Transform::Stretch(stretch), Mixer::Scan(scan) | Mixer::Beside(_, scan)) => {
             let (all, rows) = stretch.rows(scan.heads);
             return shared([&[all], &shape[1..]].concat(), Share { own: rows.len(), all });
         }
-        (Transform::Groups, Mixer::Scan(scan)) if gguf => {
+        (Transform::Groups, Mixer::Scan(scan) | Mixer::Beside(_, scan)) if gguf => {
             return one(vec![scan.heads.groups, shape[0] / scan.heads.groups], 1);
         }
         _ => {}

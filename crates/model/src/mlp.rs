@@ -12,7 +12,8 @@ pub(crate) struct Mlp<M: Memory> {
     gate_up: M::Weight,           // (2 ffn, hidden): gate, then up; (ffn, hidden) without gates
     gate_up_bias: Option<M::Buf>, // (2 ffn), or (ffn)
     gate_up_changes: Changes<M>,
-    down: M::Weight, // (hidden, ffn)
+    gate_factors: Option<M::Buf>, // (2 ffn): gate's, then ones
+    down: M::Weight,              // (hidden, ffn)
     down_changes: Changes<M>,
     down_bias: Option<M::Buf>, // (hidden)
     glu: Glu,
@@ -33,7 +34,10 @@ impl<M: Memory> Mlp<M> {
         let gate_up_changes = loader.changes(weights, layer)?;
         let role = match weights {
             [Tensor::Up] => Role::Tokens,
-            _ => Role::Gates { glu: loader.config.glu, adapted: !gate_up_changes.is_empty() },
+            _ => {
+                let adapted = !gate_up_changes.is_empty() || loader.config.scales.gate != 1.0;
+                Role::Gates { glu: loader.config.glu, adapted }
+            }
         };
         Ok(Mlp {
             norm: norm(loader, Tensor::MlpNorm, Some(Tensor::MlpNormBias), layer)?,
@@ -45,7 +49,15 @@ impl<M: Memory> Mlp<M> {
             down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,
             glu: loader.config.glu,
             room: inner_room(loader, layer),
-            join: Join::load(loader, Tensor::MlpPostNorm, layer)?,
+            gate_factors: match loader.config.scales.gate {
+                1.0 => None,
+                gate => {
+                    let ffn = loader.config.layers[layer].feed_forward.ffn();
+                    let factors = [vec![gate; ffn], vec![1.0; ffn]].concat();
+                    Some(loader.memory.upload_values(&factors)?)
+                }
+            },
+            join: Join::load(loader, Tensor::MlpPostNorm, layer)?.times(loader.config.scales.mlp),
         })
     }
 }
@@ -72,9 +84,15 @@ impl<B: Backend> Mlp<B> {
         if !self.gate_up_changes.is_empty() {
             backend.low_rank(step, &self.gate_up_changes, x, gate_up)?;
         }
+        if let Some(factors) = &self.gate_factors {
+            backend.scale_columns(step, factors, gate_up)?;
+        }
         match (&mut *gated, self.glu) {
             (Some(gated), glu) => backend.glu(step, glu, gate_up, gated)?,
             (None, Glu::GeluTanh) => backend.pointwise(step, Rows::Tokens, Pointwise::GeluTanh, gate_up)?,
+            (None, Glu::ReluSquared) => {
+                backend.pointwise(step, Rows::Tokens, Pointwise::ReluSquared, gate_up)?;
+            }
             (None, _) => backend.pointwise(step, Rows::Tokens, Pointwise::Gelu, gate_up)?,
         }
         let down = Linear { weight: &self.down, bias: self.down_bias.as_ref() };

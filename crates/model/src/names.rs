@@ -182,6 +182,7 @@ pub enum When {
     Conv,
     Scan,
     ScanConvBias,
+    ScanNorm,
     Mixes,
     Feeds,
 }
@@ -466,12 +467,11 @@ impl When {
             When::Attends => config.layers[layer].attention().is_some(),
             When::Delta => matches!(config.layers[layer].mixer, Mixer::Delta(_)),
             When::Conv => matches!(config.layers[layer].mixer, Mixer::Conv(_)),
-            When::Scan => matches!(config.layers[layer].mixer, Mixer::Scan(_)),
+            When::Scan => config.layers[layer].scan().is_some(),
+            When::ScanNorm => config.layers[layer].scan().is_some_and(|scan| scan.normed),
             When::Mixes => config.layers[layer].mixer != Mixer::None,
             When::Feeds => config.layers[layer].feed_forward != FeedForward::None,
-            When::ScanConvBias => {
-                matches!(config.layers[layer].mixer, Mixer::Scan(ScanConfig { conv_bias: true, .. }))
-            }
+            When::ScanConvBias => config.layers[layer].scan().is_some_and(|scan| scan.conv_bias),
         }
     }
 }
@@ -490,10 +490,7 @@ impl Dim {
             Mixer::Conv(conv) => size(conv),
             _ => 0,
         };
-        let scan = |size: fn(&ScanConfig) -> usize| match mixer {
-            Mixer::Scan(scan) => size(scan),
-            _ => 0,
-        };
+        let scan = |size: fn(&ScanConfig) -> usize| config.layers[layer].scan().map_or(0, size);
         let mixture = feed_forward.mixture();
         match self {
             Dim::Vocab => config.vocab,

@@ -6,7 +6,7 @@ use fornax_compute::{
 };
 use fornax_format::{Array, Value};
 
-use crate::facts::Recurrent;
+use crate::facts::{Recurrent, ScanLayers};
 use crate::layers::Mixer;
 use crate::loader::Loader;
 use crate::source::{Json, Key, Source, bad};
@@ -39,7 +39,9 @@ pub struct ScanConfig {
     pub taps: usize,
     /// Whether the convolution's sums begin with a bias.
     pub conv_bias: bool,
-    /// Whether what comes out is normalised before it is gated, group by group.
+    /// Whether what comes out is normalised, group by group.
+    pub normed: bool,
+    /// Whether it is normalised before it is gated.
     pub gates: GateOrder,
 }
 
@@ -96,7 +98,8 @@ impl Mixer {
                 conv_values(heads.columns(), *taps).saturating_add(heads.state_values())
             }
             Mixer::Conv(ConvConfig { channels, taps }) => conv_values(*channels, *taps),
-            Mixer::Scan(ScanConfig { heads, taps, .. }) => {
+            Mixer::Scan(ScanConfig { heads, taps, .. })
+            | Mixer::Beside(_, ScanConfig { heads, taps, .. }) => {
                 conv_values(heads.columns(), *taps).saturating_add(heads.state_values())
             }
         };
@@ -113,7 +116,7 @@ impl Mixer {
             Mixer::Conv(ConvConfig { channels, .. }) => {
                 Some(StateWidths { mixed: 3 * channels, convolved: *channels, read: 0 })
             }
-            Mixer::Scan(scan) => {
+            Mixer::Scan(scan) | Mixer::Beside(_, scan) => {
                 let (convolved, read) = (scan.heads.columns(), scan.values());
                 Some(StateWidths { mixed: convolved + read + scan.heads.heads, convolved, read })
             }
@@ -149,6 +152,7 @@ mod key {
     pub(super) const SCAN_GROUPS: Key = key("ssm.group_count", "mamba_n_groups");
     pub(super) const SCAN_STATE: Key = key("ssm.state_size", "mamba_d_state");
     pub(super) const SCAN_DIM: Key = key("", "mamba_d_head");
+    pub(super) const SCAN_INNER: Key = key("", "mamba_d_ssm");
     pub(super) const SCAN_EXPAND: Key = key("", "mamba_expand");
     pub(super) const SCAN_TAPS: Key = key("ssm.conv_kernel", "mamba_d_conv");
     pub(super) const SHORT_TAPS: Key = key("shortconv.l_cache", "conv_L_cache");
@@ -169,7 +173,7 @@ pub(crate) fn read(
         Recurrent::ShortConv => {
             Mixer::Conv(ConvConfig { channels: hidden, taps: taps(source, key::SHORT_TAPS)? })
         }
-        Recurrent::Scan { gates, .. } => Mixer::Scan(scan(source, gates, hidden)?),
+        Recurrent::Scan { gates, layers } => Mixer::Scan(scan(source, (gates, layers), hidden)?),
     };
     let of = |kind: Kind| match kind {
         Kind::Attends => None,
@@ -209,7 +213,11 @@ fn delta(source: &Source<'_>, gguf: KeySharing) -> Result<DeltaConfig, Error> {
     Ok(DeltaConfig { heads, taps: taps(source, key::TAPS)? })
 }
 
-fn scan(source: &Source<'_>, gates: GateOrder, hidden: usize) -> Result<ScanConfig, Error> {
+fn scan(
+    source: &Source<'_>,
+    (gates, layers): (GateOrder, ScanLayers),
+    hidden: usize,
+) -> Result<ScanConfig, Error> {
     let (heads, groups) = (source.size(key::SCAN_HEADS)?, source.opt_size(key::SCAN_GROUPS)?.unwrap_or(1));
     if !heads.is_multiple_of(groups) {
         let wanted = format!("a divisor of the {heads} heads");
@@ -229,14 +237,22 @@ fn scan(source: &Source<'_>, gates: GateOrder, hidden: usize) -> Result<ScanConf
                 Some(_) => source.size(key::SCAN_DIM)?,
                 None => {
                     let expand = source.opt_size(key::SCAN_EXPAND)?.unwrap_or(2);
-                    of_heads(expand.saturating_mul(hidden), key::SCAN_HEADS)?
+                    let inner = source.opt_size(key::SCAN_INNER)?.unwrap_or(expand.saturating_mul(hidden));
+                    of_heads(inner, key::SCAN_HEADS)?
                 }
             };
             (dim, json.opt_bool(facts.own("mamba_conv_bias"))?.unwrap_or(true))
         }
     };
     let heads = ScanHeads { heads, groups, dim, state: source.size(key::SCAN_STATE)? };
-    Ok(ScanConfig { heads, taps: taps(source, key::SCAN_TAPS)?, conv_bias, gates })
+    let (mut normed, mut gates) = (true, gates);
+    if let (Source::HuggingFace { json, .. }, ScanLayers::Beside) = (source, layers) {
+        normed = json.opt_bool("mamba_rms_norm")?.unwrap_or(false);
+        if json.opt_bool("mamba_norm_before_gate")?.unwrap_or(true) {
+            gates = GateOrder::NormFirst;
+        }
+    }
+    Ok(ScanConfig { heads, taps: taps(source, key::SCAN_TAPS)?, conv_bias, normed, gates })
 }
 
 /// Keys of config.json that make of the scan something that is not computed.
@@ -244,9 +260,10 @@ fn refuse_other_scans(source: &Source<'_>, json: &Json<'_>) -> Result<(), Error>
     let own = |key| source.own(Key { gguf: "", hugging_face: key });
     let refuse =
         |what: String, supported: &str| Err(Error::Unsupported { what, supported: supported.to_owned() });
-    let bias = own("mamba_proj_bias");
-    if json.opt_bool(bias)? == Some(true) {
-        return refuse(format!("{bias} true"), "projections without biases");
+    for bias in [own("mamba_proj_bias"), "projectors_bias"] {
+        if json.opt_bool(bias)? == Some(true) {
+            return refuse(format!("{bias} true"), "projections without biases");
+        }
     }
     // Steps are above zero as they are.
     let limits = own("time_step_limit");
@@ -285,6 +302,9 @@ fn kinds(source: &Source<'_>, rule: Recurrent, layers: usize) -> Result<Vec<Kind
             Err(bad(key, format!("{} layers", list.len()), &wanted))
         }
     };
+    if let Recurrent::Scan { layers: ScanLayers::Beside, .. } = rule {
+        return Ok(vec![Kind::Keeps; layers]);
+    }
     let or_keeps = |attends: bool| if attends { Kind::Attends } else { Kind::Keeps };
     match source {
         Source::HuggingFace { json, .. } => {
@@ -334,7 +354,7 @@ fn kinds(source: &Source<'_>, rule: Recurrent, layers: usize) -> Result<Vec<Kind
 }
 
 fn is_alone(rule: Recurrent) -> bool {
-    matches!(rule, Recurrent::Scan { alone: true, .. })
+    matches!(rule, Recurrent::Scan { layers: ScanLayers::Alone, .. })
 }
 
 /// What files call a kind of layer.
@@ -342,8 +362,10 @@ fn named(rule: Recurrent, name: &str) -> Result<Kind, Error> {
     let (keeps, feeds): (&[&str], &[&str]) = match rule {
         Recurrent::DeltaRule { .. } => (&["linear_attention"], &[]),
         Recurrent::ShortConv => (&["conv"], &[]),
-        Recurrent::Scan { alone: false, .. } => (&["mamba", "linear_attention"], &[]),
-        Recurrent::Scan { alone: true, .. } => (&["mamba", "linear_attention", "M"], &["mlp", "-"]),
+        Recurrent::Scan { layers: ScanLayers::Alone, .. } => {
+            (&["mamba", "linear_attention", "M"], &["mlp", "-"])
+        }
+        Recurrent::Scan { .. } => (&["mamba", "linear_attention"], &[]),
     };
     match name {
         "full_attention" | "attention" => Ok(Kind::Attends),

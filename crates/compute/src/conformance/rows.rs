@@ -34,13 +34,18 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         // exp overflows f32 beyond 88.
         suite.compare(AddGated { columns, size: 1.0 });
         suite.compare(AddGated { columns, size: 100.0 });
+        suite.compare(Factors { columns });
         for size in [1.0, 100.0] {
-            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
+            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::ReluSquared, Glu::Clamped] {
                 suite.compare(Gated { kind, columns, size });
             }
-            for function in
-                [Pointwise::Scale(-0.7), Pointwise::SoftCap(30.0), Pointwise::Gelu, Pointwise::GeluTanh]
-            {
+            for function in [
+                Pointwise::Scale(-0.7),
+                Pointwise::SoftCap(30.0),
+                Pointwise::Gelu,
+                Pointwise::GeluTanh,
+                Pointwise::ReluSquared,
+            ] {
                 suite.compare(Each { function, columns, size });
             }
         }
@@ -239,7 +244,7 @@ impl Case for Gated {
     fn needs(&self) -> Vec<Need> {
         match self.kind {
             Glu::Silu => Vec::new(),
-            Glu::Gelu | Glu::GeluTanh => vec![Need::Gelu],
+            Glu::Gelu | Glu::GeluTanh | Glu::ReluSquared => vec![Need::Gelu],
             Glu::Clamped => vec![Need::Experts],
         }
     }
@@ -315,6 +320,36 @@ impl Case for Each {
         step(backend, &nine_rows(), |step| {
             Ok(backend.pointwise(step, Rows::Tokens, self.function, &mut x.buf)?)
         })?;
+        x.table(backend)
+    }
+}
+
+/// A factor for each column.
+struct Factors {
+    columns: usize,
+}
+
+impl fmt::Display for Factors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "factors of {} columns", self.columns)
+    }
+}
+
+impl Case for Factors {
+    fn op(&self) -> Op {
+        Op::Pointwise
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::ColumnFactors]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut random = Random::of(self);
+        let values = random.values(9 * self.columns);
+        let mut x = Bench::filled(backend, Purpose::Activations, self.columns, &values)?;
+        let factors = backend.upload_values(&random.values(self.columns))?;
+        step(backend, &nine_rows(), |step| Ok(backend.scale_columns(step, &factors, &mut x.buf)?))?;
         x.table(backend)
     }
 }

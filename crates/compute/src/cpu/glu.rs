@@ -40,6 +40,7 @@ fn glu_row(kind: Glu, gate: &[f32], up: &[f32], out: &mut [f32]) {
         Glu::Silu => gated(gate, up, out, silu),
         Glu::Gelu => gated(gate, up, out, gelu),
         Glu::GeluTanh => gated(gate, up, out, gelu_tanh),
+        Glu::ReluSquared => gated(gate, up, out, relu_squared),
         Glu::Clamped => clamped(gate, up, out),
     }
 }
@@ -68,6 +69,7 @@ fn pointwise_row(function: Pointwise, x: &mut [f32]) {
         Pointwise::SoftCap(cap) => each(x, |x| soft_cap(cap, x)),
         Pointwise::Gelu => each(x, gelu),
         Pointwise::GeluTanh => each(x, gelu_tanh),
+        Pointwise::ReluSquared => each(x, relu_squared),
     }
 }
 
@@ -88,6 +90,12 @@ pub(super) fn soft_cap(cap: f32, x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
+}
+
+/// NaN takes the second branch and stays.
+#[inline(always)]
+fn relu_squared(x: f32) -> f32 {
+    if x < 0.0 { 0.0 } else { x * x }
 }
 
 /// `x / 2 * (1 + tanh(u))` is `x / (1 + e^(-2u))`.
@@ -183,7 +191,7 @@ mod tests {
     fn every_instruction_set_agrees_in_every_bit() {
         for (rows, columns) in [(1, 1), (3, 15), (7, 1536)] {
             let gate_up: Vec<_> = numbers(3, rows * 2 * columns).iter().map(|x| x * 40.0).collect();
-            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
+            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::ReluSquared, Glu::Clamped] {
                 let mut scalar = vec![f32::NAN; rows * columns];
                 glu(&Pool::new(1).unwrap(), Simd::Scalar, kind, columns, &gate_up, &mut scalar);
                 for simd in Simd::present() {
@@ -192,9 +200,13 @@ mod tests {
                     assert_eq!(bits(&out), bits(&scalar), "{kind:?} {rows} x {columns}");
                 }
             }
-            for function in
-                [Pointwise::Scale(0.3), Pointwise::SoftCap(7.0), Pointwise::Gelu, Pointwise::GeluTanh]
-            {
+            for function in [
+                Pointwise::Scale(0.3),
+                Pointwise::SoftCap(7.0),
+                Pointwise::Gelu,
+                Pointwise::GeluTanh,
+                Pointwise::ReluSquared,
+            ] {
                 let mut scalar = gate_up.clone();
                 pointwise(&Pool::new(1).unwrap(), Simd::Scalar, function, columns, &mut scalar);
                 for simd in Simd::present() {
@@ -255,7 +267,9 @@ mod tests {
 
     #[test]
     fn a_nan_stays() {
-        for function in [Pointwise::SoftCap(7.0), Pointwise::Gelu, Pointwise::GeluTanh] {
+        for function in
+            [Pointwise::SoftCap(7.0), Pointwise::Gelu, Pointwise::GeluTanh, Pointwise::ReluSquared]
+        {
             let mut x = [f32::NAN];
             pointwise_row(function, &mut x);
             assert!(x[0].is_nan(), "{function:?}");

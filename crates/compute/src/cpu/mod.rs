@@ -391,6 +391,16 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn scale_columns(&self, step: &Step, factors: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let (count, columns) = (step.slot().tokens().len(), x.columns);
+        operands::pair("scale_columns", ("factors", factors), ("x", x), (1, count))?;
+        let factors = factors.row(0);
+        for_each_row(&self.pool, &mut x.values_mut()[..count * columns], columns, |_, x| {
+            x.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+        });
+        Ok(())
+    }
+
     fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {
         let step = step.slot();
         let (count, columns) = (step.count(rows), norm.weight.columns);

@@ -139,6 +139,8 @@ enum Fault {
     OneGroup,
     /// A convolution's sums begin with nothing.
     ConvWithoutBias,
+    /// Only the first row is multiplied by the factors of columns.
+    FactorsOnce,
     /// A norm's gates are those of the row's beginning.
     FirstGates,
     /// A norm comes before its gates, whatever is said.
@@ -211,6 +213,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::OneGroup, Op::SelectiveScan),
     (Fault::ScanDependsOnChunk, Op::Invariance),
     (Fault::ConvWithoutBias, Op::ShortConv),
+    (Fault::FactorsOnce, Op::Pointwise),
     (Fault::FirstGates, Op::GatedNorm),
     (Fault::NormAlwaysFirst, Op::GatedNorm),
     (Fault::OneNorm, Op::GatedNorm),
@@ -462,6 +465,12 @@ impl Backend for Mutant {
 
     fn pointwise(&self, step: &Step, rows: Rows, function: Pointwise, x: &mut Buf) -> Result<(), Error> {
         self.inner.pointwise(&step.inner, rows, function, x)
+    }
+
+    fn scale_columns(&self, step: &Step, factors: &Buf, x: &mut Buf) -> Result<(), Error> {
+        let rest = self.inner.read(x, 1, step.tokens - 1)?;
+        self.inner.scale_columns(&step.inner, factors, x)?;
+        if self.has(Fault::FactorsOnce) { self.inner.write(x, 1, &rest) } else { Ok(()) }
     }
 
     fn norm(&self, step: &Step, rows: Rows, norm: &Norm<Buf>, x: &Buf, out: &mut Buf) -> Result<(), Error> {

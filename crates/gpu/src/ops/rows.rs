@@ -35,6 +35,7 @@ const SCALE: usize = 0;
 const SOFT_CAP: usize = 1;
 const GELU: usize = 2;
 const GELU_TANH: usize = 3;
+const RELU_SQUARED: usize = 4;
 const MEAN: usize = 0;
 const FIRST: usize = 1;
 const LAST: usize = 2;
@@ -44,6 +45,7 @@ pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("rows.cu", "SOFT_CAP", SOFT_CAP),
     Constant::new("rows.cu", "GELU", GELU),
     Constant::new("rows.cu", "GELU_TANH", GELU_TANH),
+    Constant::new("rows.cu", "RELU_SQUARED", RELU_SQUARED),
     Constant::new("rows.cu", "MEAN", MEAN),
     Constant::new("rows.cu", "FIRST", FIRST),
     Constant::new("rows.cu", "LAST", LAST),
@@ -125,6 +127,21 @@ impl Cuda {
                 Arg::Int(int(columns)),
             ];
             self.launch(operation, function, self.value_grid(slot, rows, columns), &args)
+        })
+    }
+
+    pub(crate) fn op_scale_columns(&self, slot: &Slot, factors: &Buf, x: &mut Buf) -> Result<(), Error> {
+        const OPERATION: &str = "scale_columns";
+        operands::pair(OPERATION, ("factors", factors), ("x", x), (1, slot.tokens))?;
+        self.op(slot, &[factors, &*x], &[&*x], || {
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Pointer(factors.pointer()),
+                Arg::Pointer(x.pointer()),
+                Arg::Int(int(x.columns)),
+            ];
+            self.launch_values(Call::of_tokens(OPERATION, slot), "rows.cu", x.columns, &args)
         })
     }
 
@@ -232,6 +249,7 @@ impl Cuda {
                 Pointwise::SoftCap(cap) => (SOFT_CAP, cap),
                 Pointwise::Gelu => (GELU, 0.0),
                 Pointwise::GeluTanh => (GELU_TANH, 0.0),
+                Pointwise::ReluSquared => (RELU_SQUARED, 0.0),
             };
             let device_step = self.device_step(slot);
             let args = [
@@ -309,6 +327,7 @@ impl Cuda {
             Glu::Silu => "glu_silu",
             Glu::Gelu => "glu_gelu",
             Glu::GeluTanh => "glu_gelu_tanh",
+            Glu::ReluSquared => "glu_relu_squared",
             Glu::Clamped => "glu_clamped",
         };
         let function = self.programs.function(&Key::plain("glu.cu"), name)?;

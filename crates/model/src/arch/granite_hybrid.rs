@@ -5,7 +5,7 @@ use fornax_compute::GateOrder;
 
 use super::granite::GRANITE;
 use crate::Facts;
-use crate::facts::{Recurrent, RotaryRule, ShareRule};
+use crate::facts::{Recurrent, RotaryRule, ScanLayers, ShareRule};
 use crate::names::{ATTENTION, Dim, ENDS, Name, Owner, PRE_NORMS, Stretch, Tensor, Transform, When, name};
 use crate::relaid::Interleave;
 
@@ -22,17 +22,17 @@ pub(crate) const GRANITE_HYBRID: Facts = Facts {
     names: &[ENDS, PRE_NORMS, ATTENTION, SCAN, MLP],
     rotary: RotaryRule::Configured,
     experts: Some(ShareRule::OfChosen),
-    recurrent: Some(Recurrent::Scan { gates: GateOrder::GatesFirst, alone: false }),
+    recurrent: Some(Recurrent::Scan { gates: GateOrder::GatesFirst, layers: ScanLayers::InPlace }),
     ..GRANITE
 };
 
 #[rustfmt::skip] // A table: one line per weight.
-const SCAN: &[Name] = {
+pub(super) const SCAN: &[Name] = {
     use Dim::{Hidden, One, ScanChannels, ScanHeads, ScanValues, Taps};
     use Owner::Layer;
     use Tensor as T;
     use Transform::{Groups, Keep, NegativeExp};
-    use When::{Scan, ScanConvBias};
+    use When::{Scan, ScanConvBias, ScanNorm};
     const CHANNELS: Transform = Transform::Stretch(Stretch::Channels);
     const GATES: Transform = Transform::Stretch(Stretch::Gates);
     const STEPS: Transform = Transform::Stretch(Stretch::Steps);
@@ -45,7 +45,7 @@ const SCAN: &[Name] = {
         name(T::StateRate, Layer, "ssm_a", Some("mamba.A_log"), (&[ScanHeads, One], Scan, NegativeExp)),
         name(T::StateBias, Layer, "ssm_dt.bias", Some("mamba.dt_bias"), (&[ScanHeads], Scan, Keep)),
         name(T::StateSkip, Layer, "ssm_d", Some("mamba.D"), (&[ScanHeads, One], Scan, Keep)),
-        name(T::StateNorm, Layer, "ssm_norm.weight", Some("mamba.norm.weight"), (&[ScanValues], Scan, Groups)),
+        name(T::StateNorm, Layer, "ssm_norm.weight", Some("mamba.norm.weight"), (&[ScanValues], ScanNorm, Groups)),
         name(T::StateOutput, Layer, "ssm_out.weight", Some("mamba.out_proj.weight"), (&[Hidden, ScanValues], Scan, Keep)),
     ]
 };

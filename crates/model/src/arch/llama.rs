@@ -36,6 +36,7 @@ pub(crate) const LLAMA: Facts = Facts {
     soft_caps: None,
     embedding_scale: EmbeddingScale::One,
     multipliers: false,
+    part_multipliers: false,
     logit_scale: LogitScale::None,
     ffn_of_hidden: None,
     experts: None,

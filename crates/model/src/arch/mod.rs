@@ -6,6 +6,7 @@ mod dots1;
 mod ernie4_5;
 mod exaone4;
 mod falcon;
+mod falcon_h1;
 mod gemma;
 mod glm4;
 mod glm4moe;
@@ -18,8 +19,10 @@ mod helium;
 mod hunyuan;
 mod lfm2;
 mod llama;
+mod mamba2;
 mod minimax_m2;
 mod mixtral;
+mod nemotron_h;
 mod olmo2;
 mod olmoe;
 mod phi2;
@@ -85,24 +88,15 @@ pub(crate) const TABLE: &[Facts] = &[
     dots1::DOTS1,
     exaone4::EXAONE_MOE,
     hunyuan::HY_V3,
+    mamba2::MAMBA2,
+    nemotron_h::NEMOTRON_H,
+    falcon_h1::FALCON_H1,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
 pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
-    (
-        &[
-            "mamba",
-            "mamba2",
-            "falcon_mamba",
-            "jamba",
-            "falcon-h1",
-            "falcon_h1",
-            "nemotron_h",
-            "nemotron_h_moe",
-        ],
-        "state-space layers",
-    ),
-    (&["bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
+    (&["mamba", "falcon_mamba", "jamba", "bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
+    (&["nemotron_h_moe"], "experts that are chosen by sigmoid"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
     (&["kimi-linear", "kimi_linear"], "layers of linear attention that decay value by value"),
     (

@@ -135,6 +135,13 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("exaone-moe", Container::HuggingFace),
     ("hy-v3", Container::Gguf),
     ("hy-v3", Container::HuggingFace),
+    ("mamba2", Container::Gguf),
+    ("mamba2", Container::HuggingFace),
+    ("nemotron-h", Container::Gguf),
+    ("nemotron-h", Container::HuggingFace),
+    ("falcon-h1", Container::Gguf),
+    ("falcon-h1", Container::HuggingFace),
+    ("falcon-h1-norm", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {

@@ -8,8 +8,8 @@ use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
     FeedForward, Floor, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule,
-    Portion, QkRows, Recurrent, Rope, Rotary, RotaryRule, Scaling, ScanConfig, ShareRule, Transform, When,
-    WindowRule,
+    Portion, QkRows, Recurrent, Rope, Rotary, RotaryRule, Scales, Scaling, ScanConfig, ScanLayers,
+    ScanScales, ShareRule, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -111,6 +111,7 @@ fn every_fact_of_an_architecture_matters() {
         soft_caps,
         embedding_scale,
         multipliers,
+        part_multipliers,
         logit_scale,
         ffn_of_hidden,
         experts,
@@ -175,8 +176,25 @@ fn every_fact_of_an_architecture_matters() {
             }),
             ("recurrent", "granite-hybrid", Gguf, Refusal, |facts| facts.recurrent = None),
             ("recurrent", "granite-hybrid", HuggingFace, Numbers, |facts| {
-                facts.recurrent = Some(Recurrent::Scan { gates: GateOrder::NormFirst, alone: false })
+                facts.recurrent =
+                    Some(Recurrent::Scan { gates: GateOrder::NormFirst, layers: ScanLayers::InPlace })
             }),
+            ("recurrent", "nemotron-h", Gguf, Refusal, |facts| {
+                facts.recurrent =
+                    Some(Recurrent::Scan { gates: GateOrder::GatesFirst, layers: ScanLayers::InPlace })
+            }),
+            ("recurrent", "falcon-h1", HuggingFace, Refusal, |facts| {
+                facts.recurrent =
+                    Some(Recurrent::Scan { gates: GateOrder::GatesFirst, layers: ScanLayers::InPlace })
+            }),
+            ("part_multipliers", "falcon-h1", HuggingFace, Numbers, |facts| facts.part_multipliers = false),
+            ("gguf_qk_rows", "falcon-h1", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Pairs),
+            ("logit_scale", "falcon-h1", HuggingFace, Numbers, |facts| facts.logit_scale = LogitScale::None),
+            ("rotary", "nemotron-h", HuggingFace, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
+            ("glu", "nemotron-h", Gguf, Numbers, |facts| facts.glu = Glu::Gelu),
+            ("keys", "nemotron-h", HuggingFace, Refusal, |facts| facts.keys = &[]),
+            ("keys", "mamba2", HuggingFace, Refusal, |facts| facts.keys = &[]),
+            ("defaults", "mamba2", HuggingFace, Refusal, |facts| facts.defaults = &[]),
             ("rotary", "granite-hybrid", Gguf, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
             ("rotary", "granite-hybrid-dense", HuggingFace, Numbers, |facts| {
                 facts.rotary = RotaryRule::EveryLayer
@@ -317,13 +335,14 @@ fn every_number_of_a_configuration_matters() {
         residual_scale,
         logit_scale,
         logit_cap,
+        scales,
         glu,
         token_types,
         pooling,
         ranks,
     });
-    // Facts, rope and encoders have their own tests. The context bounds requests and computes nothing.
-    let untested = ["facts", "rope", "context", "token_types", "pooling", "ranks"];
+    // Facts, rope, scales and encoders have their own tests. The context bounds requests and computes nothing.
+    let untested = ["facts", "rope", "context", "scales", "token_types", "pooling", "ranks"];
     check_all::<Config>(
         &fields,
         &untested,
@@ -384,6 +403,10 @@ fn every_fact_of_a_layer_matters() {
         &[
             ("mixer", "qwen35", Gguf, Refusal, |config| config.layers.swap(0, 1)),
             ("mixer", "lfm2", HuggingFace, Refusal, |config| config.layers.swap(1, 2)),
+            ("mixer", "nemotron-h", Gguf, Refusal, |config| config.layers[1].mixer = config.layers[0].mixer),
+            ("feed_forward", "nemotron-h", HuggingFace, Refusal, |config| {
+                config.layers[1].feed_forward = FeedForward::None
+            }),
             ("mixer", "granite-hybrid", Gguf, Refusal, |config| config.layers.swap(0, 1)),
             ("feed_forward", "llama", Gguf, Refusal, |config| {
                 config.layers[1].feed_forward = FeedForward::Dense { ffn: 32 }
@@ -471,7 +494,7 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
-        &fields!(ScanConfig { heads, taps, conv_bias, gates }),
+        &fields!(ScanConfig { heads, taps, conv_bias, normed, gates }),
         // They have their own list below.
         &["heads"],
         &[
@@ -480,7 +503,36 @@ fn every_fact_of_a_layer_matters() {
             ("conv_bias", "granite-hybrid-rope", HuggingFace, Refusal, |config| {
                 scan(config).conv_bias = true
             }),
+            ("normed", "granite-hybrid", Gguf, Refusal, |config| scan(config).normed = false),
+            ("normed", "falcon-h1", HuggingFace, Refusal, |config| scan(config).normed = true),
+            ("gates", "falcon-h1-norm", HuggingFace, Numbers, |config| {
+                scan(config).gates = GateOrder::GatesFirst
+            }),
             ("gates", "granite-hybrid", Gguf, Numbers, |config| scan(config).gates = GateOrder::NormFirst),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(Scales { attention, scan, mlp, gate, scan_inputs }),
+        // They have their own list below.
+        &["scan_inputs"],
+        &[
+            ("attention", "falcon-h1", HuggingFace, Numbers, |config| config.scales.attention = 1.0),
+            ("scan", "falcon-h1", HuggingFace, Numbers, |config| config.scales.scan = 1.0),
+            ("mlp", "falcon-h1", HuggingFace, Numbers, |config| config.scales.mlp = 1.0),
+            ("gate", "falcon-h1", HuggingFace, Numbers, |config| config.scales.gate = 1.0),
+        ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(ScanScales { gates, values, keys, queries, steps }),
+        &[],
+        &[
+            ("gates", "falcon-h1", HuggingFace, Numbers, |config| config.scales.scan_inputs.gates = 1.0),
+            ("values", "falcon-h1", HuggingFace, Numbers, |config| config.scales.scan_inputs.values = 1.0),
+            ("keys", "falcon-h1", HuggingFace, Numbers, |config| config.scales.scan_inputs.keys = 1.0),
+            ("queries", "falcon-h1", HuggingFace, Numbers, |config| config.scales.scan_inputs.queries = 2.0),
+            ("steps", "falcon-h1", HuggingFace, Numbers, |config| config.scales.scan_inputs.steps = 1.0),
         ],
         flip_config,
     );
@@ -578,7 +630,7 @@ fn conv(config: &mut Config) -> &mut ConvConfig {
 /// The selective scan of the first layer.
 fn scan(config: &mut Config) -> &mut ScanConfig {
     match &mut config.layers[0].mixer {
-        Mixer::Scan(scan) => scan,
+        Mixer::Scan(scan) | Mixer::Beside(_, scan) => scan,
         other => panic!("{other:?}"),
     }
 }
@@ -750,6 +802,9 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("granite-hybrid", Gguf),
         ("granite-hybrid-dense", Gguf),
         ("glm4-moe", HuggingFace),
+        ("mamba2", Gguf),
+        ("nemotron-h", Gguf),
+        ("falcon-h1", Gguf),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
@@ -817,6 +872,9 @@ fn every_name_and_every_shape_matters() {
         ("granite-hybrid-dense", Gguf),
         ("glm4-moe", Gguf),
         ("ernie4-5-moe", HuggingFace),
+        ("mamba2", Gguf),
+        ("nemotron-h", Gguf),
+        ("falcon-h1", Gguf),
     ];
     for (case, container) in cases {
         let checkpoint = open(case, container);

@@ -58,7 +58,16 @@ fn chunks_change_no_bit() {
 
 #[test]
 fn a_sequence_among_others_is_what_it_is_alone() {
-    let hybrids = ["qwen35", "qwen3next", "lfm2", "granite-hybrid", "granite-hybrid-dense"];
+    let hybrids = [
+        "qwen35",
+        "qwen3next",
+        "lfm2",
+        "granite-hybrid",
+        "granite-hybrid-dense",
+        "mamba2",
+        "nemotron-h",
+        "falcon-h1",
+    ];
     let others = [
         "llama",
         "llama-bias",

@@ -249,6 +249,14 @@ fn layers_and_states_that_contradict_the_file_are_refused_by_name() {
         types(["mamba", "conv", "mamba"]),
         "layer type \"conv\" is not supported; supported: full_attention, mamba, linear_attention",
     );
+    let pattern = |letters: &str| json!({"hybrid_override_pattern": letters});
+    with(
+        "nemotron-h",
+        pattern("M-*ME"),
+        "layer type \"E\" is not supported; supported: full_attention, mamba",
+    );
+    with("nemotron-h", pattern("M-*M"), "is 4 layers, wanted one for each of the 5 layers");
+    with("nemotron-h", pattern("M-MM-"), "tensor \"backbone.layers.2.mixer.in_proj.weight\" is missing");
     let inner = |bytes: &mut Vec<u8>| set_u32(bytes, "granitehybrid.ssm.inner_size", 81);
     gguf(scans, inner, "\"granitehybrid.ssm.inner_size\" is 81, wanted a multiple of the 4 heads");
     let size = |bytes: &mut Vec<u8>| set_u32(bytes, "qwen35.ssm.inner_size", 81);
@@ -268,6 +276,7 @@ fn a_hybrid_is_refused_by_what_its_backend_lacks() {
         ("qwen35", Need::GatedNorm),
         ("qwen35", Need::SigmoidGate),
         ("granite-hybrid", Need::SelectiveScan),
+        ("falcon-h1", Need::GatedNorm),
         ("granite-hybrid", Need::GatedNorm),
         ("granite-hybrid-dense", Need::ShortConv),
     ] {

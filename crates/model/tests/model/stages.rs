@@ -90,6 +90,7 @@ fn a_model_in_stages_gives_the_bits_of_the_whole() {
     check("qwen35", Gguf, &[1, 2]);
     check("lfm2", HuggingFace, &[1]);
     check("granite-hybrid", Gguf, &[1, 2]);
+    check("nemotron-h", HuggingFace, &[1, 3]);
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl Prompt {
             Prompt::Text(text) => Ok(vec![infill(served, text, suffix, &[])?]),
             Prompt::Texts(texts) => texts.iter().map(|text| infill(served, text, suffix, &[])).collect(),
             Prompt::Tokens(_) | Prompt::TokenLists(_) => {
-                Err(ApiError::fault(Fault::rule("suffix", "cannot be had with a prompt of tokens")))
+                Err(ApiError::fault(Fault::rule("suffix", "cannot be combined with a prompt of tokens")))
             }
         }
     }

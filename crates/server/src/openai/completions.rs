@@ -153,7 +153,7 @@ impl CompletionBody {
         }
         let suffix = self.suffix.as_deref().filter(|suffix| !suffix.is_empty());
         if suffix.is_some() && self.is_echoed() {
-            faults.push(Fault::rule("suffix", "cannot be had with echo"));
+            faults.push(Fault::rule("suffix", "cannot be combined with echo"));
         }
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
