@@ -62,6 +62,7 @@ codes! {
     FilesFull "FILES_FULL"
     BatchNotFound "BATCH_NOT_FOUND"
     BatchesFull "BATCHES_FULL"
+    ResponseNotFound "RESPONSE_NOT_FOUND"
     DiskFull "DISK_FULL"
     WeightsDiffer "WEIGHTS_DIFFER"
     IntegrityFailure "INTEGRITY_FAILURE"

@@ -43,8 +43,12 @@ pub struct StoreOptions {
     pub files_max: u64,
     /// Bytes of all files of one owner; what answers are written to is counted, and never refused.
     pub file_bytes_max: u64,
-    /// Bytes of what one owner's jobs ask, while they are kept; known within a second. Where there are no other owners
-    /// they are not counted.
+    /// Responses that one owner may keep; those that were not used for the longest make room.
+    pub responses_max: u64,
+    /// Bytes of all responses of one owner.
+    pub response_bytes_max: u64,
+    /// Bytes of what one owner's jobs ask, while they are kept; known within a second. Where there are no other owners they
+    /// are not counted.
     pub job_bytes_max: u64,
     /// Bytes that SQLite's file may grow to.
     pub bytes_max: Option<u64>,
@@ -62,6 +66,8 @@ impl StoreOptions {
             retention: Duration::from_secs(24 * 3600),
             files_max: 1000,
             file_bytes_max: 1 << 30,
+            responses_max: 10_000,
+            response_bytes_max: 256 << 20,
             job_bytes_max: 4 << 30,
             bytes_max: None,
             wall_us: None,
@@ -267,9 +273,9 @@ impl Store {
         Ok(submitted)
     }
 
-    /// Refuses when as many wait as may. An owner among others who has some waiting may have more only as long as that
-    /// is no more than what is free: a flood of one takes half of the queue.
-    async fn make_room(&self, job: &NewJob, bytes: u64) -> Result<(), Error> {
+    /// Refuses when as many wait as may. An owner among others who has some waiting may have more only as long as that is
+    /// no more than what is free: a flood of one takes half of the queue.
+    pub(crate) async fn make_room(&self, job: &NewJob, bytes: u64) -> Result<(), Error> {
         let max = self.inner.options.queue_max;
         let all = self.waiting(&job.model, None, max).await?;
         if all >= max {
@@ -359,6 +365,11 @@ impl Store {
     /// How many files an owner may keep, and of how many bytes.
     pub(crate) fn file_bounds(&self) -> (u64, u64) {
         (self.inner.options.files_max, self.inner.options.file_bytes_max)
+    }
+
+    /// How many responses an owner may keep, and of how many bytes.
+    pub(crate) fn response_bounds(&self) -> (u64, u64) {
+        (self.inner.options.responses_max, self.inner.options.response_bytes_max)
     }
 
     /// Something may have come into the queue.
@@ -741,9 +752,11 @@ impl Store {
         }
         self.sweep_files().await?;
         self.sweep_batches().await?;
+        self.sweep_responses().await?;
         let before = now.saturating_sub(self.retention_us());
         let mut change = self.inner.writer.begin().await?;
-        let statement = "SELECT id FROM jobs WHERE finished_us < $1 AND batch IS NULL LIMIT $2";
+        let statement =
+            "SELECT id FROM jobs WHERE finished_us < $1 AND batch IS NULL AND route IS NULL LIMIT $2";
         for row in sqlx::query(statement).bind(before).bind(SWEEP_MAX).fetch_all(&mut *change).await? {
             let id: String = row.try_get("id")?;
             for statement in [
@@ -937,7 +950,7 @@ impl Store {
         self.note(change, &job.id, event, job.attempts, detail).await
     }
 
-    async fn note(
+    pub(crate) async fn note(
         &self,
         change: &mut Transaction<'_, Any>,
         id: &str,

@@ -58,6 +58,7 @@ pub(crate) fn meaning(code: Code) -> Meaning {
         Code::FilesFull => (StatusCode::CONFLICT, ASKED, false),
         Code::BatchNotFound => (StatusCode::NOT_FOUND, ASKED, false),
         Code::BatchesFull => (StatusCode::CONFLICT, ASKED, false),
+        Code::ResponseNotFound => (StatusCode::NOT_FOUND, ASKED, false),
         Code::DiskFull => (StatusCode::INSUFFICIENT_STORAGE, SERVER, true),
         Code::WeightsDiffer | Code::IntegrityFailure => (StatusCode::BAD_GATEWAY, SERVER, false),
         Code::AttemptsExhausted | Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, true),
@@ -67,6 +68,9 @@ pub(crate) fn meaning(code: Code) -> Meaning {
 
 /// Routes of OpenAI's that take a prompt.
 const OPENAI: [&str; 4] = ["/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/responses"];
+
+/// Routes of llama.cpp's that do.
+const LLAMA: [&str; 4] = ["/completion", "/chat/completions", "/embeddings", "/infill"];
 
 /// One wrong field. What the client wrote as text is never repeated.
 #[derive(Clone, Debug, PartialEq)]
@@ -240,6 +244,20 @@ impl ApiError {
         body
     }
 
+    /// The same on llama.cpp's routes: its clients look for another word, and for the numbers.
+    fn to_llama(&self) -> Value {
+        let mut body = self.to_json();
+        if self.code == Code::PromptTooLong {
+            body["error"]["type"] = json!("exceed_context_size_error");
+        }
+        if let Some(length) = self.length {
+            body["error"]["message"] = json!(length.openai());
+            body["error"]["n_prompt_tokens"] = json!(length.prompt);
+            body["error"]["n_ctx"] = json!(length.context);
+        }
+        body
+    }
+
     /// The body that Anthropic's clients expect, with the code beside their word for it.
     pub(crate) fn to_anthropic(&self) -> Value {
         let kind = match self.status().as_u16() {
@@ -274,6 +292,8 @@ impl ApiError {
             Some(self.respond(self.to_ollama()))
         } else if self.code == Code::PromptTooLong && OPENAI.iter().any(|route| path.starts_with(route)) {
             Some(self.respond(self.to_openai()))
+        } else if self.code == Code::PromptTooLong && LLAMA.iter().any(|route| path.starts_with(route)) {
+            Some(self.respond(self.to_llama()))
         } else {
             None
         }

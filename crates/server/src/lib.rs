@@ -15,6 +15,7 @@ mod anthropic;
 mod app;
 mod ask;
 mod ceiling;
+mod elsewhere;
 mod error;
 mod front;
 mod jobs;

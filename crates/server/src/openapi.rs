@@ -25,13 +25,14 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     anthropic::{count, messages},
     app::App,
+    elsewhere::nothing,
     error::{ApiError, Code},
     front::door::{CORRELATION_ID, REQUEST_ID, door},
     jobs::{control, run, schemas, status, stream},
     llama, ollama,
-    openai::{batches, chat, completions, embeddings, files, models, rerank, tokens},
+    openai::{batches, chat, completions, decisions, embeddings, files, models, rerank, score, tokens},
     ops::{console, health, live, loading, metrics},
-    responses::create,
+    responses::{create, stored},
     worker::{cancel, execute},
 };
 
@@ -155,8 +156,15 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(messages::messages))
         .routes(routes!(count::count))
         .routes(routes!(create::create))
+        .routes(routes!(create::count))
+        .routes(routes!(stored::retrieve, stored::delete))
+        .routes(routes!(stored::cancel))
+        .routes(routes!(stored::input_items))
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::rerank_short))
+        .routes(routes!(score::score))
+        .routes(routes!(score::score_short))
+        .routes(routes!(decisions::decide))
         .routes(routes!(ollama::chat::chat))
         .routes(routes!(ollama::generate::generate))
         .routes(routes!(ollama::embed::embed))
@@ -164,6 +172,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(ollama::models::list))
         .routes(routes!(ollama::models::running))
         .routes(routes!(ollama::models::show))
+        .routes(routes!(ollama::models::pull))
         .routes(routes!(ollama::models::version))
         .routes(routes!(files::upload, files::list))
         .routes(routes!(files::retrieve, files::delete))
@@ -173,6 +182,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .routes(routes!(batches::cancel))
         .routes(routes!(llama::completion::completion))
         .routes(routes!(llama::completion::completions))
+        .routes(routes!(llama::completion::infill))
         .routes(routes!(llama::aliases::chat))
         .routes(routes!(llama::aliases::embeddings))
         .routes(routes!(llama::aliases::models))
@@ -216,7 +226,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     let router = router
         .route("/openapi.json", get(async move || document.clone()))
         .route("/console/{file}", get(console::part))
-        .fallback(async || ApiError::new(Code::UnknownEndpoint, "there is nothing at this path"))
+        .fallback(nothing)
         .method_not_allowed_fallback(async || {
             let wrong = ApiError::new(Code::UnknownEndpoint, "this path does not take that method");
             ApiError { status: Some(StatusCode::METHOD_NOT_ALLOWED), ..wrong }

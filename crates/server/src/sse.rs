@@ -1,6 +1,9 @@
 //! Work as server-sent events, or as lines of JSON.
 
-use std::time::Duration;
+use std::{
+    future::{Future, ready},
+    time::Duration,
+};
 
 use axum::{
     body::Body,
@@ -24,6 +27,10 @@ const EVENTS_AHEAD: usize = 16;
 pub(crate) trait Transcript<Word = Event>: Send + 'static {
     /// Events that say a piece.
     fn say(&mut self, work: &Work, index: usize, piece: Piece) -> Vec<Word>;
+    /// What is to be done once none has failed, before that is said.
+    fn finish(&mut self) -> impl Future<Output = Result<(), ApiError>> + Send {
+        ready(Ok(()))
+    }
     /// Events after the last piece of answers of which none failed.
     fn close(&mut self) -> Vec<Word>;
     /// The event that ends a stream in which something failed.
@@ -101,7 +108,13 @@ async fn pump<Word: Send>(
                 vec![transcript.fail(&error)]
             }
             Some((index, Ok(piece))) => transcript.say(&work, index, piece),
-            None => transcript.close(),
+            None => match transcript.finish().await {
+                Ok(()) => transcript.close(),
+                Err(error) => {
+                    work.failed_midway(&error);
+                    vec![transcript.fail(&error)]
+                }
+            },
         };
         let last = is_last.then_some(Said::Over);
         for word in events.into_iter().map(Said::Event).chain(last) {

@@ -387,6 +387,17 @@ impl Tokenizer {
         &self.end_tokens
     }
 
+    /// A control token, or one that is kept whole, by its name.
+    pub(crate) fn whole_named(&self, name: &[u8]) -> Option<u32> {
+        let is_whole = |id: u32| self.is_control(id) || self.vocab.kind(id) == Kind::UserDefined;
+        self.vocab.ids().find(|&id| self.vocab.bytes(id) == name && is_whole(id))
+    }
+
+    /// What goes before a prompt.
+    pub(crate) fn prefix(&self) -> &[u32] {
+        &self.prefix
+    }
+
     pub(crate) fn strips_space(&self) -> bool {
         self.strips_space
     }

@@ -7,7 +7,7 @@
 
 mod support;
 
-use fornax_text::{Chat, ChatTemplate, Error, Special, Tokenizer};
+use fornax_text::{Chat, ChatTemplate, Error, Snippet, Special, Tokenizer};
 use serde_json::json;
 use support::{BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary};
 
@@ -309,4 +309,72 @@ fn every_family_s_answers_end_where_its_models_end_them() {
     check("granite", "<|end_of_text|>", &granite, &["<|end_of_text|>"]);
     let deepseek = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"];
     check("deepseek", "<｜end▁of▁sentence｜>", &deepseek, &["<｜end▁of▁sentence｜>"]);
+}
+
+/// A vocabulary of bytes with these control tokens, and a start that goes before every prompt.
+fn bytes_with(controls: &[&str]) -> Tokenizer {
+    let printable = (0x21..=0x7e).chain(0xa1..=0xac).chain(0xae..=0xff).chain(0x100..=0x143);
+    let bytes: Vec<String> = printable.map(|c| char::from_u32(c).unwrap().to_string()).collect();
+    let mut tokens: Vec<(&str, i32)> = bytes.iter().map(|byte| (byte.as_str(), NORMAL)).collect();
+    tokens.push(("<BOS>", CONTROL));
+    tokens.extend(controls.iter().map(|&control| (control, CONTROL)));
+    Vocabulary::default()
+        .str("general.architecture", "llama")
+        .str("tokenizer.ggml.model", "gpt2")
+        .str("tokenizer.ggml.pre", "gpt-2")
+        .tokens(&tokens)
+        .strings("tokenizer.ggml.merges", &[])
+        .u32("tokenizer.ggml.bos_token_id", 256)
+        .u32("tokenizer.ggml.eos_token_id", 256)
+        .bool("tokenizer.ggml.add_bos_token", true)
+        .tokenizer()
+        .unwrap()
+}
+
+/// The prompts as their makers published them, read as a template's text would be.
+#[test]
+fn a_gap_is_asked_for_as_each_family_was_trained() {
+    let check = |controls: &[&str], published: &str| {
+        let tokenizer = bytes_with(controls);
+        let asked = tokenizer.encode_infill("def f(a):\n", "\nf(1) <fim_suffix>", &[]).unwrap().unwrap();
+        let text = published.replace("{before}", "def f(a):\n");
+        let (front, rest) = text.split_once("{behind}").unwrap();
+        // Control tokens that a user spells out are text.
+        let mut wanted = tokenizer.encode_prompt(front, Special::Parse).unwrap();
+        wanted.extend(tokenizer.encode("\nf(1) <fim_suffix>", Special::AsText).unwrap());
+        wanted.extend(tokenizer.encode(rest, Special::Parse).unwrap());
+        assert_eq!(asked, wanted, "{published}");
+        assert_eq!(asked[0], 256, "{published}");
+    };
+    check(
+        &["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"],
+        "<|fim_prefix|>{before}<|fim_suffix|>{behind}<|fim_middle|>",
+    );
+    check(
+        &["<fim_prefix>", "<fim_middle>", "<fim_suffix>"],
+        "<fim_prefix>{before}<fim_suffix>{behind}<fim_middle>",
+    );
+    check(
+        &["<｜fim▁hole｜>", "<｜fim▁begin｜>", "<｜fim▁end｜>"],
+        "<｜fim▁begin｜>{before}<｜fim▁hole｜>{behind}<｜fim▁end｜>",
+    );
+    check(
+        &["<|code_prefix|>", "<|code_middle|>", "<|code_suffix|>"],
+        "<|code_prefix|>{before}<|code_suffix|>{behind}<|code_middle|>",
+    );
+    check(&["[PREFIX]", "[MIDDLE]", "[SUFFIX]"], "[SUFFIX]{behind}[PREFIX]{before}");
+    let none = bytes_with(&["<|fim_prefix|>", "<|fim_suffix|>"]);
+    assert_eq!(none.encode_infill("a", "b", &[]).unwrap(), None);
+}
+
+#[test]
+fn other_files_stand_before_a_gap_as_files_of_a_repository() {
+    let controls = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>"];
+    let tokenizer = bytes_with(&controls);
+    let others = [("x.py", "x = 1"), ("y.py", "y = 2")]
+        .map(|(name, text)| Snippet { name: name.to_owned(), text: text.to_owned() });
+    let asked = tokenizer.encode_infill("a", "b", &others).unwrap().unwrap();
+    let published = "<|repo_name|>repository\n<|file_sep|>x.py\nx = 1<|file_sep|>y.py\ny = 2\
+                     <|file_sep|>this file\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>";
+    assert_eq!(asked, tokenizer.encode_prompt(published, Special::Parse).unwrap());
 }

@@ -146,6 +146,7 @@ fn line(code: Code, message: &str) -> Report {
         | Code::FileNotFound
         | Code::FilesFull
         | Code::BatchNotFound
+        | Code::ResponseNotFound
         | Code::BatchesFull
         | Code::WeightsDiffer
         | Code::IntegrityFailure

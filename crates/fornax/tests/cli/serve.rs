@@ -160,7 +160,7 @@ fn openai_python_runs_every_scenario() {
     let ran = Command::new(python).arg(suite).args([&base, KEY, "smollm2"]).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
-    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 20, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("ok ")).count(), 22, "{said}");
     // Every one of them has left.
     serving.until("/health", "\"pages_used\":0");
 }
@@ -850,6 +850,18 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
         assert!((result["relevance_score"].as_f64().unwrap() - wanted).abs() <= 1e-4, "{wanted}: {ranked}");
     }
     assert!(results.is_sorted_by(|a, b| a["relevance_score"].as_f64() >= b["relevance_score"].as_f64()));
+    // The same pairs in their own order, and texts one by one.
+    let (_, scored) = post("/v1/score", json!({"model": "ranker", "text_1": query, "text_2": documents}));
+    for (score, (_, logit)) in scored["data"].as_array().unwrap().iter().zip(&pairs) {
+        let wanted = 1.0 / (1.0 + (-f64::from(*logit)).exp());
+        assert!((score["score"].as_f64().unwrap() - wanted).abs() <= 1e-4, "{wanted}: {scored}");
+    }
+    assert_eq!(scored["data"].as_array().unwrap().len(), 4);
+    let (_, alike) =
+        post("/score", json!({"model": "encoder", "text_1": ["w1 w2 w3", "w4"], "text_2": ["w4", "w4"]}));
+    let cosine: f64 = vector(0).iter().zip(vector(1)).map(|(a, b)| a * b).sum();
+    assert!((alike["data"][0]["score"].as_f64().unwrap() - cosine).abs() < 1e-5, "{alike}");
+    assert!((alike["data"][1]["score"].as_f64().unwrap() - 1.0).abs() < 1e-5, "{alike}");
 
     let refused = |path: &str, body: serde_json::Value, says: &str| {
         let (status, said) = post(path, body);
@@ -870,6 +882,8 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     let long = ["w1"; 100].join(" ");
     let too_long = json!({"model": "ranker", "query": "w1", "documents": [long]});
     assert_eq!(refused("/v1/rerank", too_long, "context"), "PROMPT_TOO_LONG");
+    let uneven = json!({"model": "ranker", "text_1": ["w1", "w2"], "text_2": ["w1", "w2", "w3"]});
+    assert_eq!(refused("/v1/score", uneven, "text_1"), "INVALID_INPUT");
 }
 
 #[test]

@@ -322,6 +322,65 @@ def batches():
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled", "completed")
 
 
-for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes, echoes, batches, embeddings):
+def remembers():
+    few = {"model": model, "max_output_tokens": 12, "temperature": 0}
+    first = client.responses.create(input="My name is Ada.", metadata={"a": "b"}, **few)
+    assert first.store and first.metadata == {"a": "b"}
+    assert client.responses.retrieve(first.id) == first
+    asked = list(client.responses.input_items.list(first.id))
+    assert [item.content[0].text for item in asked] == ["My name is Ada."]
+    then = client.responses.create(input="What is my name?", previous_response_id=first.id, **few)
+    so_far = [{"role": "user", "content": "My name is Ada."}, *(item.model_dump(exclude_none=True) for item in first.output)]
+    question = {"role": "user", "content": "What is my name?"}
+    whole = client.responses.create(input=[*so_far, question], store=False, **few)
+    assert (then.output_text, then.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+    counted = client.responses.input_tokens.count(model=model, input="What is my name?", previous_response_id=first.id)
+    assert counted.input_tokens == then.usage.input_tokens
+    named = [so_far[0], *({"type": "item_reference", "id": item.id} for item in first.output), question]
+    assert client.responses.create(input=named, **few).output_text == then.output_text
+    events = list(client.responses.create(input="What is my name?", previous_response_id=first.id, stream=True, **few))
+    streamed = events[-1].response
+    assert client.responses.retrieve(streamed.id).output_text == streamed.output_text == then.output_text
+    late = client.responses.create(input="What is my name?", previous_response_id=first.id, background=True, **few)
+    assert late.status == "queued"
+    until(lambda: client.responses.retrieve(late.id).status not in ("queued", "in_progress"))
+    late = client.responses.retrieve(late.id)
+    assert (late.status, late.output_text) == ("incomplete" if then.status == "incomplete" else "completed", then.output_text)
+    endless = client.responses.create(model=model, input="Count to a thousand.", background=True)
+    assert client.responses.cancel(endless.id).status in ("cancelled", "completed")
+    client.responses.delete(first.id)
+    for gone in (lambda: client.responses.retrieve(first.id), lambda: client.responses.retrieve("resp_none")):
+        try:
+            gone()
+            raise AssertionError("it is still there")
+        except openai.NotFoundError as error:
+            assert error.code == "RESPONSE_NOT_FOUND", error
+    try:
+        client.responses.create(input="And?", previous_response_id=then.id, **few)
+        raise AssertionError("its beginning is gone")
+    except openai.BadRequestError as error:
+        assert error.param == "previous_response_id", error
+
+
+def decides():
+    questions = {
+        "animal": {"type": "noul", "instructions": "Is a cat an animal?"},
+        "colour": {"type": "choice", "instructions": "Which colour is the sky?", "criteria": {"blue": None, "green": "as grass"}},
+        "heat": {"type": "score", "instructions": "How hot is it?", "criteria": ["cold", "warm", "hot"]},
+    }
+    body = {"model": model, "state": "It is a day in August, without a cloud.", "questions": questions}
+    told = post("/v1/systemone", body)
+    for name, answer in told["answers"].items():
+        assert abs(sum(answer["probabilities"].values()) - 1) < 1e-9, answer
+        assert 0 <= answer["confidence"] <= told["diagnostics"][name]["label_mass"] <= 1.00001
+        # The same to the bit, alone and among others.
+        alone = post("/v1/systemone", {**body, "questions": {name: questions[name]}})
+        assert alone["answers"][name] == answer and alone["diagnostics"][name] == told["diagnostics"][name]
+    assert told["answers"]["animal"]["noul"] == told["answers"]["animal"]["probabilities"]["yes"]
+    levels = told["answers"]["heat"]["probabilities"]
+    assert abs(told["answers"]["heat"]["score"] - sum(int(level) * share for level, share in levels.items())) < 1e-9
+
+
+for scenario in (answers, streams, several, seeds, logprobs, structured, stops, cached, models, errors, cancels, full, together, steered, scored_stream, tokens, completes, echoes, batches, remembers, decides, embeddings):
     scenario()
     print(f"ok {scenario.__name__}", flush=True)

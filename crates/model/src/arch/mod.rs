@@ -80,9 +80,6 @@ pub(crate) const TABLE: &[Facts] = &[
     qwen35::QWEN3_NEXT,
     lfm2::LFM2,
     granite_hybrid::GRANITE_HYBRID,
-    mamba2::MAMBA2,
-    nemotron_h::NEMOTRON_H,
-    falcon_h1::FALCON_H1,
     lfm2::LFM2_MOE,
     glm4moe::GLM4_MOE,
     glm4moe::SOLAR_OPEN,
@@ -91,6 +88,9 @@ pub(crate) const TABLE: &[Facts] = &[
     dots1::DOTS1,
     exaone4::EXAONE_MOE,
     hunyuan::HY_V3,
+    mamba2::MAMBA2,
+    nemotron_h::NEMOTRON_H,
+    falcon_h1::FALCON_H1,
 ];
 
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.

@@ -116,13 +116,6 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("granite-hybrid-dense", Container::Gguf),
     ("granite-hybrid-dense", Container::HuggingFace),
     ("granite-hybrid-rope", Container::HuggingFace),
-    ("mamba2", Container::Gguf),
-    ("mamba2", Container::HuggingFace),
-    ("nemotron-h", Container::Gguf),
-    ("nemotron-h", Container::HuggingFace),
-    ("falcon-h1", Container::Gguf),
-    ("falcon-h1", Container::HuggingFace),
-    ("falcon-h1-norm", Container::HuggingFace),
     ("lfm2-moe", Container::Gguf),
     ("lfm2-moe", Container::HuggingFace),
     ("glm4-moe", Container::Gguf),
@@ -142,6 +135,13 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("exaone-moe", Container::HuggingFace),
     ("hy-v3", Container::Gguf),
     ("hy-v3", Container::HuggingFace),
+    ("mamba2", Container::Gguf),
+    ("mamba2", Container::HuggingFace),
+    ("nemotron-h", Container::Gguf),
+    ("nemotron-h", Container::HuggingFace),
+    ("falcon-h1", Container::Gguf),
+    ("falcon-h1", Container::HuggingFace),
+    ("falcon-h1-norm", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {

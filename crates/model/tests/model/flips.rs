@@ -801,10 +801,10 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("lfm2", HuggingFace),
         ("granite-hybrid", Gguf),
         ("granite-hybrid-dense", Gguf),
+        ("glm4-moe", HuggingFace),
         ("mamba2", Gguf),
         ("nemotron-h", Gguf),
         ("falcon-h1", Gguf),
-        ("glm4-moe", HuggingFace),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
@@ -870,11 +870,11 @@ fn every_name_and_every_shape_matters() {
         ("lfm2", Gguf),
         ("granite-hybrid", Gguf),
         ("granite-hybrid-dense", Gguf),
+        ("glm4-moe", Gguf),
+        ("ernie4-5-moe", HuggingFace),
         ("mamba2", Gguf),
         ("nemotron-h", Gguf),
         ("falcon-h1", Gguf),
-        ("glm4-moe", Gguf),
-        ("ernie4-5-moe", HuggingFace),
     ];
     for (case, container) in cases {
         let checkpoint = open(case, container);

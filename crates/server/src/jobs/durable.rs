@@ -14,6 +14,7 @@ use crate::{
     front::keys::Caller,
     models::Chosen,
     openai::batches::line,
+    responses::memory::ended,
 };
 
 /// How durable jobs are kept, run and told of.
@@ -60,14 +61,17 @@ impl Durable {
     }
 }
 
-/// How often batches are looked at whose last request may have ended.
+/// How often batches are looked at whose last request may have ended, and responses whose job may have.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// Writes down the answers of batches that have ended.
+/// Writes down the answers of batches and responses that have ended.
 async fn settle(store: Store, mut stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
         if let Err(error) = store.settle_batches(line).await {
             tracing::error!(reason = error.to_string(), "cannot end the batches");
+        }
+        if let Err(error) = store.settle_responses(ended).await {
+            tracing::error!(reason = error.to_string(), "cannot end the responses in the background");
         }
         tokio::select! {
             _ = stop.changed() => {}

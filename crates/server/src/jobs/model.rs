@@ -160,7 +160,7 @@ impl Model for Engine {
     async fn respond(&self, owner: &str, route: &str, body: Value) -> Result<Value, Failure> {
         let route = App::route(route).map_err(|error| error.failure("prepare"))?;
         let admission = self.admitted(owner).await.map_err(|error| error.failure("load"))?;
-        let answered = route.respond(&self.app, admission, body).await;
+        let answered = route.respond(&self.app, admission, owner, body).await;
         answered.map_err(|error| error.failure("generate"))
     }
 }

@@ -48,6 +48,7 @@ impl Route {
         self,
         app: &App,
         admission: Admission,
+        owner: &str,
         body: Value,
     ) -> Result<Value, ApiError> {
         let (tenant, served) = (admission.tenant().clone(), Arc::clone(admission.served.served()));
@@ -55,20 +56,29 @@ impl Route {
         match self {
             Route::Chat => {
                 let ask =
-                    prepared(app, whose, body, |body: &ChatBody, served| Ok(body.ask(served)?.0)).await?;
+                    prepared(app, whose, body, |body: ChatBody, served| Ok(body.ask(served)?.0)).await?;
                 Ok(as_written(&chat::answer(admission, ask).await?))
             }
             Route::Completions => {
-                let asked = prepared(app, whose, body, CompletionBody::asked).await?;
+                let asked =
+                    prepared(app, whose, body, |body: CompletionBody, served| body.asked(served)).await?;
                 Ok(as_written(&completions::answer(admission, asked).await?))
             }
             Route::Embeddings => {
-                let asked = prepared(app, whose, body, EmbeddingBody::ask).await?;
+                let asked =
+                    prepared(app, whose, body, |body: EmbeddingBody, served| body.ask(served)).await?;
                 Ok(as_written(&embeddings::answer(admission, asked).await?))
             }
             Route::Responses => {
-                let asked = prepared(app, whose, body, |body: &ResponsesBody, served| {
-                    Ok((body.ask(served)?, body.repeated()))
+                let body = prepared(app, whose, body, |body: ResponsesBody, _| Ok(body)).await?;
+                if body.is_background() {
+                    let rule = "cannot be had of a request that is answered later anyway";
+                    return Err(ApiError::fault(Fault::rule("background", rule)));
+                }
+                let memory = app.remember(owner, &tenant, &body).await?;
+                // What is asked in a file of requests is answered in one, and not kept twice.
+                let asked = on_a_thread(app, &tenant, &served, move |served| {
+                    Ok((body.ask(&memory, served)?, body.repeated(false)))
                 });
                 let asked = asked.await?;
                 create::answer(admission, asked).await
@@ -88,7 +98,7 @@ async fn prepared<B: Body + Send, T: Send + 'static>(
     app: &App,
     (tenant, served): (&Tenant, &Arc<Served>),
     body: Value,
-    work: impl FnOnce(&B, &Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
+    work: impl FnOnce(B, &Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     if body.get("stream").is_some_and(|stream| *stream == json!(true)) {
         return Err(ApiError::fault(Fault::rule(
@@ -96,7 +106,7 @@ async fn prepared<B: Body + Send, T: Send + 'static>(
             "cannot be had of a request that is answered later",
         )));
     }
-    on_a_thread(app, tenant, served, move |served| work(&shape::understand(body, B::UNKNOWN)?, served)).await
+    on_a_thread(app, tenant, served, move |served| work(shape::understand(body, B::UNKNOWN)?, served)).await
 }
 
 impl App {

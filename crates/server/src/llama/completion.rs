@@ -9,17 +9,17 @@ use axum::{
 };
 use fornax_chat::{Ask, Counts, Finish, Piece, TokenScore};
 use fornax_form::Form;
-use fornax_text::Tokenizer;
+use fornax_text::{Snippet, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::{
-    app::App,
+    app::{Admission, App},
     ask::{
         params::{Params, Wanted},
         prepare::{Preparing, admit},
-        prompt::Prompt,
+        prompt::{Prompt, infill as gap},
     },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
@@ -56,6 +56,13 @@ pub(crate) struct LlamaBody {
     /// A string, or an array of token ids; one prompt.
     #[schema(required = true)]
     prompt: Prompt,
+    #[serde(flatten)]
+    more: LlamaFields,
+}
+
+/// What llama.cpp's routes have in common.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct LlamaFields {
     /// At most this many tokens follow; -1, the default, for what is left of the context.
     #[schema(minimum = -1, maximum = 1_000_000_000)]
     n_predict: Option<i64>,
@@ -77,6 +84,38 @@ pub(crate) struct LlamaBody {
 
 body!(LlamaBody, Unknown::IgnoreBut(UNSUPPORTED));
 
+/// A gap to fill.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct InfillBody {
+    /// The name of a served model; without it, the first of them.
+    #[schema(min_length = 1, max_length = 512)]
+    #[expect(dead_code, reason = "the request was let in to it already")]
+    model: Option<String>,
+    /// What stands before the gap.
+    #[schema(required = true)]
+    input_prefix: String,
+    /// What stands behind the gap.
+    #[schema(required = true)]
+    input_suffix: String,
+    /// Texts of other files that may help.
+    #[schema(max_items = 1024)]
+    input_extra: Option<Vec<Extra>>,
+    /// The beginning of what fills the gap.
+    prompt: Option<String>,
+    #[serde(flatten)]
+    more: LlamaFields,
+}
+
+body!(InfillBody, Unknown::IgnoreBut(UNSUPPORTED));
+
+/// A text of another file.
+#[derive(Debug, Deserialize, ToSchema)]
+struct Extra {
+    text: String,
+    #[schema(max_length = 4096)]
+    filename: Option<String>,
+}
+
 /// Continue a text, as llama.cpp answers
 ///
 /// What is not said has llama.cpp's defaults: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. With `stream`,
@@ -91,7 +130,14 @@ pub(crate) async fn completion(
     Extension(caller): Extension<Caller>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let (admission, (ask, teller, streamed)) = admit(&app, &caller, body, LlamaBody::ask).await?;
+    let prepared = admit(&app, &caller, body, LlamaBody::ask).await?;
+    answer(&app, prepared).await
+}
+
+async fn answer(
+    app: &App,
+    (admission, (ask, teller, streamed)): (Admission, (Ask, Teller, bool)),
+) -> Result<Response, ApiError> {
     let mut work = Work::submit(admission, vec![ask])?;
     let mut teller = Teller { model: work.model().to_owned(), ..teller };
     if streamed {
@@ -101,6 +147,24 @@ pub(crate) async fn completion(
         teller.take(&work.served().tokenizer, piece?);
     }
     Ok(Json(teller.whole()).into_response())
+}
+
+/// Fill a gap between two texts, as llama.cpp answers
+///
+/// For models that were trained to. Nothing is cut off: what does not fit is refused. Defaults and answers are those of
+/// /completion.
+#[utoipa::path(post, path = "/infill", tag = "llama.cpp", request_body = InfillBody, responses(
+    (status = 200, description = "As of /completion"),
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
+))]
+pub(crate) async fn infill(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Result<Response, ApiError> {
+    let prepared = admit(&app, &caller, body, InfillBody::ask).await?;
+    answer(&app, prepared).await
 }
 
 /// The same under its other path
@@ -119,6 +183,41 @@ pub(crate) async fn completions(
 
 impl LlamaBody {
     fn ask(&self, served: &Preparing<'_>) -> Result<(Ask, Teller, bool), ApiError> {
+        let mut prompts = self.prompt.tokens(served)?;
+        let prompt = prompts.pop().filter(|_| prompts.is_empty()).ok_or_else(|| {
+            let rule = "must be one prompt; /v1/completions takes several";
+            ApiError::fault(Fault::rule("prompt", rule))
+        })?;
+        let shown = match &self.prompt {
+            Prompt::Text(text) => text.clone(),
+            _ => served.tokenizer.decode(&prompt),
+        };
+        self.more.ask(served, prompt, shown)
+    }
+}
+
+impl InfillBody {
+    fn ask(&self, served: &Preparing<'_>) -> Result<(Ask, Teller, bool), ApiError> {
+        let snippet = |extra: &Extra| Snippet {
+            name: extra.filename.clone().unwrap_or_else(|| "tmp".to_owned()),
+            text: extra.text.clone(),
+        };
+        let others: Vec<Snippet> = self.input_extra.iter().flatten().map(snippet).collect();
+        let begun = self.prompt.as_deref().unwrap_or_default();
+        let before = self.input_prefix.clone() + begun;
+        let prompt = gap(served, &before, &self.input_suffix, &others)?;
+        let shown = served.tokenizer.decode(&prompt);
+        self.more.ask(served, prompt, shown)
+    }
+}
+
+impl LlamaFields {
+    fn ask(
+        &self,
+        served: &Preparing<'_>,
+        prompt: Vec<u32>,
+        shown: String,
+    ) -> Result<(Ask, Teller, bool), ApiError> {
         let mut faults = Vec::new();
         if self.params.n.is_some_and(|n| n > 1) {
             faults.push(Fault::rule("n", "must be 1 here; /v1/completions takes more"));
@@ -133,14 +232,9 @@ impl LlamaBody {
                 None
             }),
         };
-        let mut prompts = self.prompt.tokens(served)?;
-        if prompts.len() != 1 {
-            faults.push(Fault::rule("prompt", "must be one prompt; /v1/completions takes several"));
-        }
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
         }
-        let prompt = prompts.pop().unwrap_or_default();
         let params = self.params();
         let form = match (params.form(None, None)?, &self.json_schema) {
             (Some((field, _)), Some(_)) => {
@@ -163,10 +257,7 @@ impl LlamaBody {
             "n_probs": self.n_probs.unwrap_or(0)});
         let teller = Teller {
             settings,
-            prompt: match &self.prompt {
-                Prompt::Text(text) => text.clone(),
-                _ => served.tokenizer.decode(&ask.request.prompt),
-            },
+            prompt: shown,
             stops: params.stop_words(),
             scored: top_logprobs.is_some(),
             ..Teller::new()

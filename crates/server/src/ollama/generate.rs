@@ -19,6 +19,7 @@ use crate::{
         chat::ChatAsk,
         params::Wanted,
         prepare::{Preparing, admit, check_length},
+        prompt::infill,
     },
     error::{ApiError, Fault},
     front::{body::RawBody, keys::Caller},
@@ -29,7 +30,6 @@ use crate::{
 const UNSUPPORTED: &[Unsupported] = &[
     Unsupported { field: "context", neutral: &["[]"] },
     Unsupported { field: "images", neutral: &["[]"] },
-    Unsupported { field: "suffix", neutral: &["\"\""] },
     Unsupported { field: "template", neutral: &["\"\""] },
 ];
 
@@ -42,6 +42,8 @@ pub(crate) struct GenerateBody {
     model: String,
     /// What the user says, or with `raw` the text to go on with; without it, nothing is answered.
     prompt: Option<String>,
+    /// What stands behind the gap that is to be filled; the prompt stands before it.
+    suffix: Option<String>,
     system: Option<String>,
     /// `json`, or a JSON Schema.
     format: Option<Value>,
@@ -105,14 +107,22 @@ impl GenerateBody {
         };
         let form = form(self.format.as_ref())?;
         let (params, max_tokens) = self.options.clone().unwrap_or_default().params()?;
-        if self.raw == Some(true) {
+        let suffix = self.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+        if self.raw == Some(true) || suffix.is_some() {
+            let with = if suffix.is_some() { "suffix" } else { "raw" };
             for (field, given) in [("system", self.system.is_some()), ("think", self.think.is_some())] {
                 if given {
-                    return Err(ApiError::fault(Fault::rule(field, "cannot be combined with raw")));
+                    let rule = format!("cannot be combined with {with}");
+                    return Err(ApiError::fault(Fault::rule(field, rule)));
                 }
             }
-            check_length(served, prompt.len())?;
-            let prompt = served.tokenizer.encode_prompt(prompt, Special::AsText)?;
+            let prompt = match suffix {
+                Some(suffix) => infill(served, prompt, suffix, &[])?,
+                None => {
+                    check_length(served, prompt.len())?;
+                    served.tokenizer.encode_prompt(prompt, Special::AsText)?
+                }
+            };
             let wanted = Wanted {
                 prompt,
                 max_tokens,

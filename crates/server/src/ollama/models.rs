@@ -1,8 +1,13 @@
-//! `GET /api/tags`, `GET /api/ps`, `POST /api/show`, `GET /api/version`.
+//! `GET /api/tags`, `GET /api/ps`, `POST /api/show`, `POST /api/pull`, `GET /api/version`.
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Extension, Json, extract::State};
+use axum::{
+    Extension, Json,
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -222,6 +227,52 @@ pub(crate) async fn show(
         })
     });
     Ok(Json(shown.await?))
+}
+
+/// A model to have.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct PullBody {
+    #[schema(min_length = 1, max_length = 512)]
+    model: Option<String>,
+    /// The older name of model.
+    #[schema(min_length = 1, max_length = 512)]
+    name: Option<String>,
+    /// Lines as they come, unless this is false.
+    stream: Option<bool>,
+}
+
+body!(PullBody, Unknown::IgnoreBut(&[]));
+
+/// How far it is.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Pulled {
+    status: &'static str,
+}
+
+/// Have a model, as Ollama's clients ask
+///
+/// A model that is served is there; others are not fetched. Lines of JSON unless `stream` is false.
+#[utoipa::path(post, path = "/api/pull", tag = "ollama", request_body = PullBody, responses(
+    (status = 200, description = "It is there",
+        content((Pulled = "application/json"), (Pulled = "application/x-ndjson"))),
+    crate::openapi::Refusals,
+    crate::openapi::DoorRefusals
+))]
+pub(crate) async fn pull(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: RawBody,
+) -> Result<Response, ApiError> {
+    let body = read::<PullBody>(&app, caller.tenant(), body).await?.body;
+    let name = body.model.as_ref().or(body.name.as_ref());
+    let name = name.ok_or_else(|| ApiError::fault(Fault::rule("model", "is required")))?;
+    // One that is not served is refused with the names of those that are.
+    app.models.named(Some(untagged(name)))?;
+    if body.stream == Some(false) {
+        return Ok(Json(Pulled { status: "success" }).into_response());
+    }
+    let lines = "{\"status\":\"pulling manifest\"}\n{\"status\":\"success\"}\n";
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }
 
 /// Which version answers.

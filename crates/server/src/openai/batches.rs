@@ -164,12 +164,7 @@ pub(crate) async fn create(
         ));
     }
     let metadata = metadata.unwrap_or_default();
-    let short = |(name, value): (&String, &Value)| {
-        name.chars().count() <= 64 && value.as_str().is_some_and(|value| value.chars().count() <= 512)
-    };
-    if metadata.len() > 16 || !metadata.iter().all(short) {
-        faults.push(Fault::rule("metadata", "must have at most 16 strings of 512 characters under 64"));
-    }
+    check_metadata(&metadata, &mut faults);
     let (Some(route), Some(window_us), true) = (route, window_us, faults.is_empty()) else {
         return Err(ApiError::faults(faults));
     };
@@ -205,6 +200,16 @@ pub(crate) async fn create(
     let begun = store.begin_batch(batch).await?;
     drop(room);
     Ok(Json(begun.into()))
+}
+
+/// Adds what is wrong with a client's own notes.
+pub(crate) fn check_metadata(metadata: &Map<String, Value>, faults: &mut Vec<Fault>) {
+    let short = |(name, value): (&String, &Value)| {
+        name.chars().count() <= 64 && value.as_str().is_some_and(|value| value.chars().count() <= 512)
+    };
+    if metadata.len() > 16 || !metadata.iter().all(short) {
+        faults.push(Fault::rule("metadata", "must have at most 16 strings of 512 characters under 64"));
+    }
 }
 
 /// Hours as microseconds.

@@ -50,6 +50,8 @@ pub(crate) struct CompletionBody {
     /// A string, an array of strings, an array of token ids, or an array of such arrays.
     #[schema(required = true)]
     prompt: Prompt,
+    /// What stands behind the gap that is to be filled; the prompt stands before it. For models that were trained to fill gaps.
+    suffix: Option<String>,
     /// At most this many tokens follow; 16 by default. 0 only where something about the prompt is asked for.
     #[schema(minimum = 0, maximum = 1_000_000_000)]
     max_tokens: Option<u32>,
@@ -149,10 +151,17 @@ impl CompletionBody {
             let wants = self.params.prompt_logprobs.is_some();
             faults.extend(Echo::check(wants, scored, stream.is_some(), choices));
         }
+        let suffix = self.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+        if suffix.is_some() && self.is_echoed() {
+            faults.push(Fault::rule("suffix", "cannot be combined with echo"));
+        }
         if !faults.is_empty() {
             return Err(ApiError::faults(faults));
         }
-        let prompts = self.prompt.tokens(served)?;
+        let prompts = match suffix {
+            None => self.prompt.tokens(served)?,
+            Some(suffix) => self.prompt.around(suffix, served)?,
+        };
         let asked = self.max_tokens.unwrap_or(MAX_TOKENS) as usize;
         let response_format = self.response_format.as_ref();
         let top_logprobs = form.as_ref().and_then(|(_, alternatives)| *alternatives).or(self.logprobs);

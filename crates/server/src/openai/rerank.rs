@@ -88,13 +88,13 @@ pub(crate) struct Ranking {
 /// How scores are made.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-enum Method {
+pub(crate) enum Method {
     CrossEncoder,
     Cosine,
 }
 
 impl Method {
-    fn of(served: &Served) -> Method {
+    pub(crate) fn of(served: &Served) -> Method {
         if served.engine.capacity().pairs { Method::CrossEncoder } else { Method::Cosine }
     }
 }
@@ -110,9 +110,16 @@ struct Ranked {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct RerankUsage {
+pub(crate) struct RerankUsage {
     prompt_tokens: usize,
     total_tokens: usize,
+}
+
+impl RerankUsage {
+    /// Nothing is written: all tokens are read.
+    pub(crate) fn of(tokens: usize) -> RerankUsage {
+        RerankUsage { prompt_tokens: tokens, total_tokens: tokens }
+    }
 }
 
 /// Order documents by a query
@@ -137,7 +144,7 @@ pub(crate) async fn rerank(
     let (scores, usage) = match method {
         Method::CrossEncoder => {
             let (rows, usage) = made(admission, asks).await?;
-            (rows.iter().map(|row| 1.0 / (1.0 + (-row[0]).exp())).collect(), usage)
+            (rows.iter().map(|row| sigmoid(row[0])).collect(), usage)
         }
         Method::Cosine => {
             let (vectors, usage) = vectors(admission, asks).await?;
@@ -156,8 +163,7 @@ pub(crate) async fn rerank(
     // Of documents that are as good, the earlier one first: the order of a stable sort.
     results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
     results.truncate(top_n.unwrap_or(usize::MAX));
-    let tokens = usage.prompt_tokens();
-    let usage = RerankUsage { prompt_tokens: tokens, total_tokens: tokens };
+    let usage = RerankUsage::of(usage.prompt_tokens());
     Ok(Json(Ranking { id: format!("rerank-{}", random_id()), model, method, results, usage }))
 }
 
@@ -186,28 +192,12 @@ impl RerankBody {
         let documents = self.documents.iter().enumerate();
         let texts = documents.map(|(index, document)| (format!("documents[{index}]"), document.text()));
         let pairs = served.engine.capacity().pairs;
-        let encoded = |(field, text): (String, &str), is_second: bool| {
-            check_length(served, text.len())?;
-            let prompt = match is_second {
-                true => served.tokenizer.encode_second(text, Special::AsText)?,
-                false => served.tokenizer.encode_prompt(text, Special::AsText)?,
-            };
-            match prompt.is_empty() {
-                true => Err(ApiError::fault(Fault::rule(field, "must have at least one token"))),
-                false => Ok(prompt),
-            }
-        };
-        let query = encoded(("query".to_owned(), &self.query), false)?;
-        let documents = texts.map(|text| encoded(text, pairs));
+        let query = encoded(served, "query", &self.query, false)?;
+        let documents = texts.map(|(field, text)| encoded(served, &field, text, pairs));
         if !pairs {
             return [Ok(query)].into_iter().chain(documents).map(|text| Ok(embedding_of(text?))).collect();
         }
-        let pair = |document: Vec<u32>| {
-            let mut ask = embedding_of([&query[..], &document].concat());
-            ask.request.second = Some(query.len());
-            ask
-        };
-        documents.map(|document| Ok(pair(document?))).collect()
+        documents.map(|document| Ok(pair(&query, &document?))).collect()
     }
 
     /// The documents, where they are wanted back.
@@ -215,6 +205,36 @@ impl RerankBody {
         let wanted = self.documents.iter().filter(|_| self.return_documents == Some(true));
         wanted.map(|document| TextDocument { text: document.text().to_owned() }).collect()
     }
+}
+
+/// The tokens of a text, as a model reads it alone or behind another one.
+pub(crate) fn encoded(
+    served: &Preparing<'_>,
+    field: &str,
+    text: &str,
+    is_second: bool,
+) -> Result<Vec<u32>, ApiError> {
+    check_length(served, text.len())?;
+    let prompt = match is_second {
+        true => served.tokenizer.encode_second(text, Special::AsText)?,
+        false => served.tokenizer.encode_prompt(text, Special::AsText)?,
+    };
+    match prompt.is_empty() {
+        true => Err(ApiError::fault(Fault::rule(field, "must have at least one token"))),
+        false => Ok(prompt),
+    }
+}
+
+/// The question how well two texts fit together.
+pub(crate) fn pair(first: &[u32], second: &[u32]) -> Ask {
+    let mut ask = embedding_of([first, second].concat());
+    ask.request.second = Some(first.len());
+    ask
+}
+
+/// What a cross-encoder says, from 0 to 1.
+pub(crate) fn sigmoid(value: f32) -> f32 {
+    1.0 / (1.0 + (-value).exp())
 }
 
 /// How alike each vector is to the first; all have length one.

@@ -93,7 +93,7 @@ impl Items {
         let mut response = json!({"id": self.id, "object": "response", "created_at": self.created,
             "status": status, "error": null, "incomplete_details": reason, "model": self.model,
             "output": items.collect::<Vec<Value>>(), "previous_response_id": null, "store": false,
-            "truncation": "disabled", "metadata": {}, "reasoning": {"effort": null, "summary": null},
+            "background": false, "truncation": "disabled", "metadata": {}, "reasoning": {"effort": null, "summary": null},
             "usage": usage});
         if let (Some(into), Some(from)) = (response.as_object_mut(), self.repeated.as_object()) {
             into.extend(from.clone());

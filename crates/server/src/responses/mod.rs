@@ -1,8 +1,11 @@
-//! OpenAI's newer API, without its memory: nothing is stored, so every request brings its whole conversation.
+//! OpenAI's newer API.
 //!
 //! A request becomes a conversation with its tools, which is checked and asked like any other; an answer's parts become
-//! items.
+//! items. Where the server keeps jobs it keeps responses, too: later requests go on from them, and those in the background
+//! are jobs.
 
 pub(crate) mod create;
 pub(crate) mod items;
+pub(crate) mod memory;
 pub(crate) mod request;
+pub(crate) mod stored;

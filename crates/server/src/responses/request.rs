@@ -1,14 +1,18 @@
 //! A request for a response, and the question that it asks.
 
+use std::collections::BTreeMap;
+
 use fornax_chat::{
     Ask, Call, Choice, Content, Definition, Effort, Message, Outcome, Question, Role, Thinking, Tools,
 };
 use fornax_form::Form;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+use super::memory::Memory;
 use crate::{
+    app::random_id,
     ask::{
         chat::{ChatAsk, Names},
         params::Params,
@@ -16,6 +20,7 @@ use crate::{
     },
     error::{ApiError, Fault},
     openai::{
+        batches::check_metadata,
         chat::{Verbosity, unreadable},
         tools::Function,
     },
@@ -38,27 +43,32 @@ const ITEMS_MAX: usize = 16384;
 
 /// Fields of OpenAI's API that would change the answer and are not honoured.
 const UNSUPPORTED: &[Unsupported] = &[
-    // Nothing is remembered between requests.
-    Unsupported { field: "store", neutral: &["false"] },
-    Unsupported { field: "previous_response_id", neutral: &["\"\""] },
     Unsupported { field: "conversation", neutral: &[] },
-    Unsupported { field: "background", neutral: &["false"] },
     Unsupported { field: "prompt", neutral: &[] },
     Unsupported { field: "top_logprobs", neutral: &["0"] },
     // Nothing is cut: what is too long is refused, which `auto` leaves open.
     Unsupported { field: "truncation", neutral: &["\"disabled\"", "\"auto\""] },
 ];
 
-/// A conversation to go on with.
-#[derive(Debug, Deserialize, ToSchema)]
+/// A conversation to go on with. What is answered later is kept as it is written again: its fields that mean something.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct ResponsesBody {
     /// The served model's name; without it, that model.
     #[schema(min_length = 1, max_length = 512)]
-    #[expect(dead_code, reason = "the request was let in to it already")]
     model: Option<String>,
-    /// A string, or items: messages, function_call, function_call_output, reasoning.
+    /// A string, or items: messages, function_call, function_call_output, reasoning, item_reference.
     #[schema(required = true)]
-    input: ResponsesInput,
+    pub(crate) input: ResponsesInput,
+    /// The response that this one goes on from: its conversation stands before `input`. Needs a server that keeps responses.
+    #[schema(max_length = 256)]
+    previous_response_id: Option<String>,
+    /// Whether the response is kept; true by default, where the server keeps responses.
+    pub(crate) store: Option<bool>,
+    /// Answer later: the response is queued, and retrieved until it has ended. Needs a server that keeps responses.
+    pub(crate) background: Option<bool>,
+    /// Up to 16 notes of the client's own.
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Map<String, Value>>,
     instructions: Option<String>,
     #[schema(minimum = 1, maximum = 1_000_000_000)]
     max_output_tokens: Option<u32>,
@@ -82,45 +92,58 @@ pub(crate) struct ResponsesBody {
 body!(ResponsesBody, Unknown::IgnoreBut(UNSUPPORTED));
 
 /// A string, or items.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
-enum ResponsesInput {
+pub(crate) enum ResponsesInput {
     Text(String),
     Items(Vec<InputItem>),
 }
 
 /// A message, a call, its result or a thought, with the fields of its type.
-#[derive(Debug, Deserialize, ToSchema)]
-struct InputItem {
-    /// message (by default), function_call, function_call_output or reasoning.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+pub(crate) struct InputItem {
+    /// message (by default), function_call, function_call_output, reasoning or item_reference.
+    #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<String>,
+    /// What it is called by; of a reference, the item that is meant: one of a response that was kept.
+    #[schema(max_length = 256)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<String>,
     /// Of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<String>,
     /// Of a message: a string, or parts of type input_text, output_text or text; of reasoning: parts of type
     /// reasoning_text.
+    #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<Value>,
     /// Of a call and its result.
     #[schema(max_length = 256)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     call_id: Option<String>,
     #[schema(max_length = 256)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     arguments: Option<String>,
     /// Of a result: a string, or parts of type input_text.
+    #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<Value>,
     /// Of reasoning without content: parts of type summary_text.
+    #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<Value>,
 }
 
 /// How the answer must look.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
 struct TextBody {
     format: Option<TextFormat>,
     /// How much to say. A wish that no model here is told of.
+    #[serde(skip_serializing)]
     #[expect(dead_code, reason = "it asks for nothing that can be had")]
     verbosity: Option<Verbosity>,
 }
 
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
 struct TextFormat {
     /// text, json_object or json_schema.
     r#type: String,
@@ -136,9 +159,46 @@ impl ResponsesBody {
         self.stream == Some(true)
     }
 
+    pub(crate) fn is_background(&self) -> bool {
+        self.background == Some(true)
+    }
+
+    /// The response that it goes on from.
+    pub(crate) fn previous(&self) -> Option<&str> {
+        self.previous_response_id.as_deref().filter(|id| !id.is_empty())
+    }
+
+    /// The items that it names instead of sending them again, and how often.
+    pub(crate) fn references(&self) -> BTreeMap<String, usize> {
+        let mut named = BTreeMap::new();
+        for id in self.items().iter().filter_map(InputItem::reference) {
+            *named.entry(id.to_owned()).or_insert(0) += 1;
+        }
+        named
+    }
+
+    fn items(&self) -> &[InputItem] {
+        match &self.input {
+            ResponsesInput::Text(_) => &[],
+            ResponsesInput::Items(items) => items,
+        }
+    }
+
+    /// Its own part of the conversation: what was sent, or named.
+    pub(crate) fn asked(&self, memory: &Memory) -> Vec<InputItem> {
+        match &self.input {
+            ResponsesInput::Text(text) => vec![InputItem::user(text)],
+            ResponsesInput::Items(items) => {
+                items.iter().map(|item| memory.meant(item).unwrap_or(item).clone()).collect()
+            }
+        }
+    }
+
     /// What a response repeats of its request.
-    pub(crate) fn repeated(&self) -> Value {
-        json!({"instructions": self.instructions, "max_output_tokens": self.max_output_tokens,
+    pub(crate) fn repeated(&self, stored: bool) -> Value {
+        json!({"previous_response_id": self.previous(), "store": stored, "background": self.is_background(),
+            "metadata": self.metadata.clone().unwrap_or_default(),
+            "instructions": self.instructions, "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature, "top_p": self.top_p,
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
             "tool_choice": self.tool_choice.clone().unwrap_or_else(|| json!("auto")),
@@ -148,9 +208,12 @@ impl ResponsesBody {
     }
 
     /// The question that it asks.
-    pub(crate) fn ask(&self, served: &Preparing<'_>) -> Result<Ask, ApiError> {
+    pub(crate) fn ask(&self, memory: &Memory, served: &Preparing<'_>) -> Result<Ask, ApiError> {
         let mut faults = Vec::new();
-        let messages = self.messages(&mut faults);
+        if let Some(metadata) = &self.metadata {
+            check_metadata(metadata, &mut faults);
+        }
+        let messages = self.messages(memory, &mut faults);
         let tools = self.tools(&mut faults);
         let thinking = Thinking { effort: self.effort(&mut faults), budget: None };
         let form = self.form(&mut faults);
@@ -174,8 +237,11 @@ impl ResponsesBody {
         chat.ask(served)
     }
 
-    fn messages(&self, faults: &mut Vec<Fault>) -> Vec<Message> {
+    fn messages(&self, memory: &Memory, faults: &mut Vec<Fault>) -> Vec<Message> {
         let mut messages: Vec<Message> = self.instructions.iter().map(Message::system).collect();
+        for item in &memory.before {
+            item.write("previous_response_id", &mut messages, faults);
+        }
         match &self.input {
             ResponsesInput::Text(text) => messages.push(Message::user(text)),
             ResponsesInput::Items(items) if items.len() > ITEMS_MAX => {
@@ -184,7 +250,8 @@ impl ResponsesBody {
             }
             ResponsesInput::Items(items) => {
                 for (index, item) in items.iter().enumerate() {
-                    item.write(&format!("input[{index}]"), &mut messages, faults);
+                    let meant = memory.meant(item).unwrap_or(item);
+                    meant.write(&format!("input[{index}]"), &mut messages, faults);
                 }
             }
         }
@@ -289,6 +356,54 @@ fn definition(tool: &Value, path: &str, faults: &mut Vec<Fault>) -> Option<Defin
 }
 
 impl InputItem {
+    fn user(text: &str) -> InputItem {
+        InputItem {
+            r#type: None,
+            id: None,
+            role: Some("user".to_owned()),
+            content: Some(json!(text)),
+            call_id: None,
+            name: None,
+            arguments: None,
+            output: None,
+            summary: None,
+        }
+    }
+
+    /// The item that it stands for.
+    pub(crate) fn reference(&self) -> Option<&str> {
+        self.id.as_deref().filter(|_| self.r#type.as_deref() == Some("item_reference"))
+    }
+
+    /// As it is kept and listed: with its type and an id, and of its parts what was read. It was understood before.
+    pub(crate) fn kept(&self) -> (String, Value) {
+        let kind = self.r#type.as_deref().unwrap_or("message");
+        let (prefix, part) = match (kind, self.role.as_deref()) {
+            ("message", Some("assistant")) => ("msg", "output_text"),
+            ("message", _) => ("msg", "input_text"),
+            ("reasoning", _) => ("rs", "reasoning_text"),
+            ("function_call", _) => ("fc", "input_text"),
+            ("function_call_output", _) => ("fco", "input_text"),
+            _ => ("item", "input_text"),
+        };
+        let id = self.id.clone().filter(|id| !id.is_empty());
+        let id = id.unwrap_or_else(|| format!("{prefix}_{}", random_id()));
+        let mut kept = json!({"type": kind, "id": id, "status": "completed"});
+        let mut set = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                kept[name] = value;
+            }
+        };
+        set("role", self.role.as_ref().map(|role| json!(role)));
+        set("content", self.content.as_ref().map(|content| parts(content, part)));
+        set("call_id", self.call_id.as_ref().map(|id| json!(id)));
+        set("name", self.name.as_ref().map(|name| json!(name)));
+        set("arguments", self.arguments.as_ref().map(|arguments| json!(arguments)));
+        set("output", self.output.as_ref().map(|output| text_or_parts(output)));
+        set("summary", self.summary.as_ref().map(|summary| parts(summary, "summary_text")));
+        (id, kept)
+    }
+
     /// Adds what it means to the conversation: thoughts, words and calls of one answer are one message of the assistant.
     fn write(&self, path: &str, messages: &mut Vec<Message>, faults: &mut Vec<Fault>) {
         let needed = |name: &str, faults: &mut Vec<Fault>| {
@@ -345,10 +460,15 @@ impl InputItem {
                 let outcome = Outcome { call: self.call_id.clone(), name: None, text };
                 messages.push(Message::of(Role::User, vec![Content::Result(outcome)]));
             }
+            "item_reference" => {
+                let rule = "is no item of a response that this key has kept";
+                faults.push(Fault::rule(format!("{path}.id"), rule));
+            }
             // What was left out of the tools was not called either.
             "web_search_call" | "image_generation_call" | "tool_search_call" => {}
             other => {
-                let rule = "one of message, function_call, function_call_output and reasoning";
+                let rule =
+                    "one of message, function_call, function_call_output, reasoning and item_reference";
                 faults.push(Fault::value(format!("{path}.type"), rule, &json!(other)));
             }
         }
@@ -357,6 +477,26 @@ impl InputItem {
 
 fn is_thought(message: &Message) -> bool {
     message.role == Role::Assistant && message.content.iter().all(|part| matches!(part, Content::Thought(_)))
+}
+
+/// Parts with text, of what was understood as such.
+fn parts(content: &Value, kind: &str) -> Value {
+    let part = |kind: &Value, text: &str| match kind.as_str() {
+        Some("output_text") => json!({"type": kind, "text": text, "annotations": []}),
+        _ => json!({"type": kind, "text": text}),
+    };
+    match content {
+        Value::String(text) => json!([part(&json!(kind), text)]),
+        Value::Array(parts) => {
+            parts.iter().map(|own| part(&own["type"], own["text"].as_str().unwrap_or_default())).collect()
+        }
+        _ => json!([]),
+    }
+}
+
+/// The same of what may be one string.
+fn text_or_parts(content: &Value) -> Value {
+    if content.is_string() { content.clone() } else { parts(content, "input_text") }
 }
 
 /// A string, or the texts of parts.

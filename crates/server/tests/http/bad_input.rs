@@ -117,7 +117,6 @@ async fn what_is_known_and_not_honoured_is_refused_by_name_and_the_unknown_ignor
     check("tool_choice", json!("required"), 400).await;
     check("echo", json!(true), 200).await;
     check("best_of", json!(2), 400).await;
-    check("suffix", json!("x"), 400).await;
     for name in [
         "banned_tokens",
         "ebnf",

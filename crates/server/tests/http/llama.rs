@@ -113,3 +113,99 @@ async fn health_waits_for_the_model_where_launchers_take_it_for_readiness() {
         assert_eq!(get(world.address, "/health").await.status, 200);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_that_is_too_long_is_refused_in_llama_cpps_words_too() {
+    let world = World::ready(Setup { context: 64, fills: true, ..Setup::default() }).await;
+    let long = "a".repeat(70);
+    for (path, body, tokens) in [
+        ("/completion", json!({"prompt": long}), 70),
+        ("/infill", json!({"input_prefix": long, "input_suffix": "b"}), gap(&long, "b")),
+        ("/embeddings", json!({"input": long}), 70),
+    ] {
+        let refused = post(world.address, path, &body).await;
+        let error = &refused.json()["error"];
+        let said = (&error["type"], &error["n_prompt_tokens"], &error["n_ctx"], &error["code"]);
+        let wanted =
+            (&json!("exceed_context_size_error"), &json!(tokens), &json!(64), &json!("PROMPT_TOO_LONG"));
+        assert_eq!((refused.status, said), (400, wanted), "{path}");
+        assert!(error["message"].as_str().unwrap().contains("maximum context length is 64"), "{error}");
+    }
+}
+
+/// What a prompt of these parts has as tokens, each text's bytes and each control token one.
+fn gap(before: &str, behind: &str) -> usize {
+    before.len() + behind.len() + 3
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gap_is_filled_on_every_api_that_asks_for_it() {
+    let world = World::ready(Setup { fills: true, ..Setup::saying("return a") }).await;
+    let (before, behind) = ("def f(a):\n    ", "\n\nf(1)\n<|fim_middle|>");
+    // Control tokens that are spelled out are text.
+    let asked = gap(before, behind);
+    let body = json!({"input_prefix": before, "input_suffix": behind, "n_predict": 8});
+    let filled = post(world.address, "/infill", &body).await.json();
+    assert_eq!(
+        (&filled["content"], &filled["tokens_evaluated"]),
+        (&json!("return a"), &json!(asked)),
+        "{filled}"
+    );
+    let mut begun = body.clone();
+    begun["prompt"] = json!("ret");
+    begun["stream"] = json!(true);
+    let events = post(world.address, "/infill", &begun).await.events();
+    assert_eq!(events.last().unwrap()["tokens_evaluated"], asked + 3);
+    // Other files stand before it; this model has no tokens for them.
+    let mut more = body.clone();
+    more["input_extra"] = json!([{"text": "x = 1", "filename": "x.py"}, {"text": "y = 2"}]);
+    let more = post(world.address, "/infill", &more).await.json();
+    assert_eq!(more["tokens_evaluated"], asked + 2 * ("x = 1".len() + "\n\n--- snippet ---\n\n".len()));
+    let body = json!({"prompt": before, "suffix": behind});
+    let openai = post(world.address, "/v1/completions", &body).await.json();
+    assert_eq!(
+        (&openai["choices"][0]["text"], &openai["usage"]["prompt_tokens"]),
+        (&json!("return a"), &json!(asked))
+    );
+    let ollama = json!({"model": "script", "prompt": before, "suffix": behind, "stream": false});
+    let ollama = post(world.address, "/api/generate", &ollama).await.json();
+    assert_eq!((&ollama["response"], &ollama["prompt_eval_count"]), (&json!("return a"), &json!(asked)));
+    let check = async |path: &str, body: Value, param: &str| {
+        let refused = post(world.address, path, &body).await;
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(param)), "{body}");
+    };
+    check("/infill", json!({"input_prefix": "a"}), "input_suffix").await;
+    check(
+        "/infill",
+        json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]}),
+        "input_extra[0].text",
+    )
+    .await;
+    check("/v1/completions", json!({"prompt": [1, 2], "suffix": "b"}), "suffix").await;
+    check("/v1/completions", json!({"prompt": "a", "suffix": "b", "echo": true}), "suffix").await;
+
+    let none = World::ready(Setup::default()).await;
+    for (path, body) in [
+        ("/infill", json!({"input_prefix": "a", "input_suffix": "b"})),
+        ("/v1/completions", json!({"prompt": "a", "suffix": "b"})),
+    ] {
+        let refused = post(none.address, path, &body).await;
+        assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("MODEL_UNSUPPORTED")));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn routes_of_other_servers_that_are_not_here_say_why() {
+    let world = World::ready(Setup::default()).await;
+    for (path, why) in [
+        ("/slots/0?action=save", "slots are not saved"),
+        ("/v1/classify", "/v1/systemone"),
+        ("/v1/audio/speech", "no sound"),
+        ("/v1/nothing", "nothing at this path"),
+    ] {
+        let refused = post(world.address, path, &json!({})).await;
+        let error = &refused.json()["error"];
+        assert_eq!((refused.status, &error["code"]), (404, &json!("UNKNOWN_ENDPOINT")));
+        assert!(error["message"].as_str().unwrap().contains(why), "{error}");
+    }
+}

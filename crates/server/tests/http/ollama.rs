@@ -120,6 +120,16 @@ async fn texts_are_cut_where_that_is_asked_for_and_the_older_route_leaves_length
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_served_need_not_be_pulled() {
+    let world = World::ready(Setup::default()).await;
+    let pulled = post(world.address, "/api/pull", &json!({"model": "script:latest"})).await;
+    assert_eq!(lines(&pulled.body), [json!({"status": "pulling manifest"}), json!({"status": "success"})]);
+    let whole = post(world.address, "/api/pull", &json!({"name": "script", "stream": false})).await;
+    assert_eq!(whole.json(), json!({"status": "success"}));
+    world.stopped().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_come_with_their_log_probabilities() {
     let world = World::ready(Setup::saying("Hi")).await;
     let ask = json!({"model": "script", "messages": [{"role": "user", "content": "a"}], "prompt": "a",
@@ -165,7 +175,10 @@ async fn errors_are_a_text_and_nothing_is_accepted_in_vain() {
     check("/api/chat", chat(image), 400, "messages[0].images: this model reads no images").await;
     check("/api/chat", chat(json!({"tools": tools()})), 400, "tools").await;
     check("/api/chat", chat(json!({"format": "yaml"})), 400, "format").await;
-    check("/api/generate", json!({"model": "script", "prompt": "a", "suffix": "b"}), 400, "suffix").await;
+    let gap = json!({"model": "script", "prompt": "a", "suffix": "b"});
+    check("/api/generate", gap, 400, "no tokens to ask for what stands between").await;
+    check("/api/pull", json!({"model": "other"}), 404, "no such model").await;
+    check("/api/copy", json!({"source": "script", "destination": "b"}), 404, "not copied here").await;
     check("/api/nothing", json!({}), 404, "nothing at this path").await;
     world.stopped().await.unwrap();
 }

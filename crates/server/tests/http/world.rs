@@ -30,6 +30,10 @@ use crate::client::{Response, get, raw, request};
 /// Bytes are tokens of the same number; then the two markers of a chat.
 const IM_START: u32 = 256;
 const IM_END: u32 = 257;
+/// Before, behind and in the place of a gap, for models that fill some.
+const GAP: [&str; 3] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+
+/// Tokens of a model that fills none.
 const VOCAB: u32 = 258;
 
 /// Knows neither tools nor thoughts.
@@ -69,6 +73,8 @@ pub(crate) struct Setup {
     pub(crate) template: &'static str,
     /// Where forms are compiled first.
     pub(crate) trial: Option<Trial>,
+    /// Whether the model has tokens for gaps.
+    pub(crate) fills: bool,
 }
 
 impl Default for Setup {
@@ -85,6 +91,7 @@ impl Default for Setup {
             slots: 8,
             template: TEMPLATE,
             trial: None,
+            fills: false,
         }
     }
 }
@@ -127,6 +134,7 @@ impl World {
             slots,
             template,
             trial,
+            fills,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let began = Instant::now();
@@ -139,6 +147,7 @@ impl World {
             gate: gate.map(Mutex::new),
             slots,
             asked: Arc::clone(&asked),
+            vocab: VOCAB + if fills { 3 } else { 0 },
             ..Script::new(script)
         };
         // A page of its own for each 32 tokens of the longest request, and the one that nobody reads.
@@ -160,7 +169,10 @@ impl World {
                     wait(load, progress, &mut progress_seen.lock().unwrap())?;
                 }
                 let handle = handle.lock().unwrap().take().unwrap();
-                let served = served(handle, template, card("script"), Keeper::new(()));
+                let mut served = served(handle, template, card("script"), Keeper::new(()));
+                if fills {
+                    served.tokenizer = Arc::new(tokenizer(&GAP));
+                }
                 if let Some(trial) = &trial {
                     served.grammars.try_with(Arc::clone(trial));
                 }
@@ -282,7 +294,7 @@ pub(crate) fn card(name: &str) -> ModelCard {
 }
 
 pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Keeper) -> Served {
-    let tokenizer = Arc::new(tokenizer());
+    let tokenizer = Arc::new(tokenizer(&[]));
     let encoder = Arc::clone(&tokenizer);
     let encode = Arc::new(move |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => encoder.encode(text, Special::AsText).unwrap(),
@@ -311,8 +323,8 @@ pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Ke
     }
 }
 
-/// The tokenizer of a GGUF file made here: byte-level, without merges.
-fn tokenizer() -> Tokenizer {
+/// The tokenizer of a GGUF file made here: byte-level, without merges, with these control tokens behind the others.
+fn tokenizer(more: &[&str]) -> Tokenizer {
     fn string(out: &mut Vec<u8>, text: &str) {
         out.extend((text.len() as u64).to_le_bytes());
         out.extend(text.as_bytes());
@@ -336,8 +348,9 @@ fn tokenizer() -> Tokenizer {
         string(&mut file, value);
     }
     key(&mut file, "tokenizer.ggml.tokens", ARRAY);
+    let vocab = VOCAB + u32::try_from(more.len()).unwrap();
     file.extend(STRING.to_le_bytes());
-    file.extend(u64::from(VOCAB).to_le_bytes());
+    file.extend(u64::from(vocab).to_le_bytes());
     let mut beyond = 256u32;
     for byte in 0..=255u8 {
         // GPT-2's table: printable bytes are themselves, the others follow from 256 on.
@@ -348,10 +361,11 @@ fn tokenizer() -> Tokenizer {
     }
     string(&mut file, "<|im_start|>");
     string(&mut file, "<|im_end|>");
+    more.iter().for_each(|token| string(&mut file, token));
     key(&mut file, "tokenizer.ggml.token_type", ARRAY);
     file.extend(I32.to_le_bytes());
-    file.extend(u64::from(VOCAB).to_le_bytes());
-    for token in 0..VOCAB {
+    file.extend(u64::from(vocab).to_le_bytes());
+    for token in 0..vocab {
         let kind: i32 = if token >= IM_START { 3 } else { 1 };
         file.extend(kind.to_le_bytes());
     }
@@ -375,6 +389,7 @@ pub(crate) struct Script {
     slots: usize,
     steps: VecDeque<Vec<Sampled>>,
     asked: Arc<Mutex<Option<Asked>>>,
+    vocab: u32,
 }
 
 impl Script {
@@ -388,6 +403,7 @@ impl Script {
             slots: 1,
             steps: VecDeque::new(),
             asked: Arc::default(),
+            vocab: VOCAB,
         }
     }
 
@@ -421,8 +437,11 @@ impl Script {
         }
         let act = self.act(row.position - row.generated);
         let scripted = act.get(row.generated as usize).map_or(IM_END, |&byte| u32::from(byte));
-        let allowed =
-            |token: &u32| row.mask.is_none_or(|mask| mask[*token as usize / 32] >> (token % 32) & 1 == 1);
+        let listed = row.sampling.allowed_token_ids.as_ref();
+        let allowed = |token: &u32| {
+            row.mask.is_none_or(|mask| mask[*token as usize / 32] >> (token % 32) & 1 == 1)
+                && listed.is_none_or(|ids| ids.contains(token))
+        };
         let token = (scripted..VOCAB).chain(0..scripted).find(allowed).unwrap();
         let count = row.sampling.top_logprobs;
         Sampled {
@@ -477,6 +496,6 @@ impl Runner for Script {
     }
 
     fn vocab(&self) -> u32 {
-        VOCAB
+        self.vocab
     }
 }
