@@ -316,7 +316,7 @@ impl Cuda {
             None => ring.insert(Ring::new(&self.device)?),
         };
         let mut checked = self.checked.borrow_mut();
-        self.send(ring, &mut *checked, &weight, parts)?;
+        self.send(ring, &mut checked, &weight, parts)?;
         let checked = match checked.as_mut() {
             Some(checked) => checked,
             None => checked.insert(Checks::new(&self.device)?),

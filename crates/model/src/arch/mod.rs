@@ -96,7 +96,7 @@ pub(crate) const TABLE: &[Facts] = &[
 /// What people ask for and cannot have: spellings in both containers, and what there is no operation for.
 pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
     (&["mamba", "falcon_mamba", "jamba", "bamba", "zamba", "zamba2", "plamo2"], "state-space layers"),
-    (&["nemotron_h_moe"], "experts that are chosen by sigmoid"),
+    (&["nemotron_h_moe"], "experts of squared ReLU"),
     (&["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7", "rwkv"], "recurrent layers"),
     (&["kimi-linear", "kimi_linear"], "layers of linear attention that decay value by value"),
     (
