@@ -1,8 +1,8 @@
-//! Answers that are kept, so that a conversation goes on from them without being sent again; and those that are made while
-//! nobody waits, each by a job of the same id.
+//! Answers that are kept, so that a conversation goes on from them without being sent again; and those that are made
+//! while nobody waits, each by a job of the same id.
 //!
-//! A response has the items that it was asked with and those that it answered, and names the one before it: together they
-//! are the conversation. Whoever goes on from a response keeps all of its conversation for longer.
+//! A response has the items that it was asked with and those that it answered, and names the one before it: together
+//! they are the conversation. Whoever goes on from a response keeps all of its conversation for longer.
 
 use serde_json::Value;
 use sqlx::{Any, Row, Transaction, any::AnyRow};
@@ -75,8 +75,8 @@ pub struct Conversation {
 }
 
 impl Store {
-    /// Keeps a response. When this returns it is on disk. Where its owner has as many as may be kept, those that were not
-    /// used for the longest make room.
+    /// Keeps a response. When this returns it is on disk. Where its owner has as many as may be kept, those that were
+    /// not used for the longest make room.
     pub async fn keep_response(&self, response: &NewResponse) -> Result<(), Error> {
         let mut change = self.inner.writer.begin().await?;
         self.write_response(&mut change, response, false).await?;
@@ -84,7 +84,8 @@ impl Store {
         Ok(())
     }
 
-    /// Begins a response that a job answers while nobody waits. When this returns both are on disk. The job asks `route`.
+    /// Begins a response that a job answers while nobody waits. When this returns both are on disk. The job asks
+    /// `route`.
     pub async fn begin_response(
         &self,
         response: &NewResponse,
@@ -136,7 +137,7 @@ impl Store {
         write_items(change, &response.id, &response.items, 0).await
     }
 
-    /// Makes room for so many bytes of an owner's.
+    /// Makes room for this many bytes of an owner's.
     async fn forget_unused(
         &self,
         change: &mut Transaction<'_, Any>,
@@ -262,7 +263,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Ends every response whose job has ended: it is told and has answered what `write` makes of it. Returns how many ended.
+    /// Ends every response whose job has ended: it is told and has answered what `write` makes of it. Returns how many
+    /// ended.
     pub async fn settle_responses(
         &self,
         write: impl Fn(EndedResponse) -> (String, Vec<ResponseItem>),

@@ -2,8 +2,9 @@
 
 use crate::{Error, Special, Tokenizer};
 
-/// The tokens before the text in front of a gap, before the text behind it, and before what fills it, as families of models
-/// call them: Qwen, CodeGemma and others; StarCoder and Granite; SantaCoder; DeepSeek; Code Llama; GLM; Falcon-H1.
+/// The tokens before the text in front of a gap, before the text behind it, and before what fills it, as families of
+/// models call them: Qwen, CodeGemma and others; StarCoder and Granite; SantaCoder; DeepSeek; Code Llama; GLM;
+/// Falcon-H1.
 const GAPS: [[&str; 3]; 8] = [
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
@@ -35,8 +36,8 @@ pub struct Snippet {
 }
 
 impl Tokenizer {
-    /// The prompt that asks for what stands between two texts, behind others that may help; `None` where the model has no
-    /// tokens for that. Control tokens that are spelled in a text are text.
+    /// The prompt that asks for what stands between two texts, behind others that may help; `None` where the model has
+    /// no tokens for that. Control tokens that are spelled in a text are text.
     pub fn encode_infill(
         &self,
         before: &str,

@@ -466,7 +466,19 @@ fn jobs_of_the_command_line_survive_a_killed_server() {
         &iron,
     ];
     let id = ask(&serving, &submit).stdout.trim().to_owned();
-    // Killed at once, whether or not it was begun.
+    let respond = |serving: &Serving, body: serde_json::Value| {
+        let answer = serving.post("/v1/responses", &body.to_string());
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        serde_json::from_str::<serde_json::Value>(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    };
+    let few = |input: &str| json!({"input": input, "max_output_tokens": 8, "temperature": 0});
+    let first = respond(&serving, few("My name is Ada."));
+    let mut later = few("What is my name?");
+    later["previous_response_id"] = first["id"].clone();
+    let whole = respond(&serving, later.clone());
+    later["background"] = json!(true);
+    let queued = respond(&serving, later);
+    // Killed at once, whether or not they were begun.
     serving.signal("KILL");
     drop(serving);
     let serving = Serving::start(folder.path(), &args);
@@ -476,6 +488,14 @@ fn jobs_of_the_command_line_survive_a_killed_server() {
         (&status["status"], &status["output"]["success"]),
         (&"COMPLETED".into(), &true.into()),
         "{status}"
+    );
+    let path = format!("/v1/responses/{}", queued["id"].as_str().unwrap());
+    serving.until(&path, "\"output_tokens\"");
+    let late = serving.json(&path);
+    assert_eq!(
+        (&late["usage"]["input_tokens"], &late["output"][0]["content"], &late["previous_response_id"]),
+        (&whole["usage"]["input_tokens"], &whole["output"][0]["content"], &first["id"]),
+        "{late}"
     );
     let results = status["output"]["output"].as_array().unwrap();
     let ids: Vec<&str> = results.iter().map(|result| result["id"].as_str().unwrap()).collect();

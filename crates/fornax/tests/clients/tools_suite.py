@@ -202,12 +202,23 @@ def ollama_knows_models():
     assert len(llama.embeddings(model=model, prompt="a cat").embedding) == len(vectors[0])
     scored = llama.chat(model=model, messages=ASK, logprobs=True, top_logprobs=2, keep_alive="5m", options={"num_predict": 2, "num_ctx": 100000})
     assert len(scored.logprobs) == 2 and len(scored.logprobs[0].top_logprobs) == 2, scored
-    try:
-        llama.chat(model="another", messages=ASK)
-    except ollama.ResponseError as error:
-        assert error.status_code == 404 and "no such model" in error.error, error
-    else:
-        raise AssertionError("there is no such model")
+    assert llama.pull(model).status == "success"
+    assert [part.status for part in llama.pull(model, stream=True)] == ["pulling manifest", "success"]
+    refused = {
+        "no such model": [lambda: llama.chat(model="another", messages=ASK), lambda: llama.pull("another")],
+        "not copied": [lambda: llama.copy(model, "another")],
+        "not deleted": [lambda: llama.delete(model)],
+        "not made": [lambda: llama.create(model="another", from_=model)],
+        "no tokens to ask for": [lambda: llama.generate(model=model, prompt="def f(", suffix="return a")],
+    }
+    for reason, asks in refused.items():
+        for ask in asks:
+            try:
+                ask()
+            except ollama.ResponseError as error:
+                assert reason in error.error, error
+            else:
+                raise AssertionError(f"it was not refused: {reason}")
 
 
 for scenario in (openai_forces, openai_goes_on, openai_formats_beside_tools, openai_thinks, openai_responds, anthropic_answers, anthropic_calls, anthropic_thinks, anthropic_formats_and_goes_on, anthropic_errs, ollama_answers, ollama_knows_models):

@@ -50,7 +50,8 @@ pub(crate) struct CompletionBody {
     /// A string, an array of strings, an array of token ids, or an array of such arrays.
     #[schema(required = true)]
     prompt: Prompt,
-    /// What stands behind the gap that is to be filled; the prompt stands before it. For models that were trained to fill gaps.
+    /// What stands behind the gap that is to be filled; the prompt stands before it. For models that were trained to
+    /// fill gaps.
     suffix: Option<String>,
     /// At most this many tokens follow; 16 by default. 0 only where something about the prompt is asked for.
     #[schema(minimum = 0, maximum = 1_000_000_000)]

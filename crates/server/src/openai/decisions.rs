@@ -1,8 +1,9 @@
-//! `POST /v1/systemone`, as vLLM and others have it: typed questions about a state, each answered with the probabilities of
-//! all its answers.
+//! `POST /v1/systemone`, as vLLM and others have it: typed questions about a state, each answered with the
+//! probabilities of all its answers.
 //!
-//! Nothing is generated: a question is a chat whose reply would be one label, and what is told is how likely each label is as
-//! the reply's first token, by the model's own distribution. The same request gives the same bits, whoever else asks.
+//! Nothing is generated: a question is a chat whose reply would be one label, and what is told is how likely each label
+//! is as the reply's first token, by the model's own distribution. The same request gives the same bits, whoever else
+//! asks.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -71,8 +72,8 @@ struct QuestionBody {
     r#type: Kind,
     /// A string, or JSON that is asked as its text.
     instructions: Value,
-    /// Of a choice: what its options are, by name, each a description or null. Of a noul: {true, false}, what each means, or
-    /// null. Of a score: its levels, the lowest first.
+    /// Of a choice: what its options are, by name, each a description or null. Of a noul: {true, false}, what each
+    /// means, or null. Of a score: its levels, the lowest first.
     criteria: Option<Value>,
 }
 
@@ -96,15 +97,16 @@ pub(crate) struct Decisions {
     answers: Map<String, Value>,
     #[schema(value_type = Object)]
     usage: Value,
-    /// {label_mass, argmax_is_label}: how likely any of the labels was, and whether one was the likeliest of all tokens.
+    /// {label_mass, argmax_is_label}: how likely any of the labels was, and whether one was the likeliest of all
+    /// tokens.
     #[schema(value_type = Object)]
     diagnostics: Map<String, Value>,
 }
 
 /// Answer typed questions with probabilities
 ///
-/// `probabilities` are those of the labels among each other; `confidence` is the answer's own among all tokens. Nothing is
-/// generated.
+/// `probabilities` are those of the labels among each other; `confidence` is the answer's own among all tokens. Nothing
+/// is generated.
 #[utoipa::path(post, path = "/v1/systemone", tag = "openai", request_body = DecisionBody, responses(
     (status = 200, body = Decisions, description = "An answer to each question"),
     crate::openapi::Refusals,

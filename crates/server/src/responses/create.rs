@@ -50,8 +50,8 @@ pub(crate) struct ResponseAnswer {
 
 /// Go on with a conversation, as OpenAI's newer clients ask
 ///
-/// With `stream`, the events of that API; an error in the middle is an `error` event. Closing the connection cancels. With
-/// `background` the response is on disk before it is returned, queued, and answered later.
+/// With `stream`, the events of that API; an error in the middle is an `error` event. Closing the connection cancels.
+/// With `background` the response is on disk before it is returned, queued, and answered later.
 #[utoipa::path(post, path = "/v1/responses", tag = "openai", request_body = ResponsesBody, responses(
     (status = 200, description = "The answer, or a stream of its parts",
         content((ResponseAnswer = "application/json"), (String = "text/event-stream"))),

@@ -59,7 +59,8 @@ pub(crate) struct ResponsesBody {
     /// A string, or items: messages, function_call, function_call_output, reasoning, item_reference.
     #[schema(required = true)]
     pub(crate) input: ResponsesInput,
-    /// The response that this one goes on from: its conversation stands before `input`. Needs a server that keeps responses.
+    /// The response that this one goes on from: its conversation stands before `input`. Needs a server that keeps
+    /// responses.
     #[schema(max_length = 256)]
     previous_response_id: Option<String>,
     /// Whether the response is kept; true by default, where the server keeps responses.
@@ -399,7 +400,7 @@ impl InputItem {
         set("call_id", self.call_id.as_ref().map(|id| json!(id)));
         set("name", self.name.as_ref().map(|name| json!(name)));
         set("arguments", self.arguments.as_ref().map(|arguments| json!(arguments)));
-        set("output", self.output.as_ref().map(|output| text_or_parts(output)));
+        set("output", self.output.as_ref().map(text_or_parts));
         set("summary", self.summary.as_ref().map(|summary| parts(summary, "summary_text")));
         (id, kept)
     }

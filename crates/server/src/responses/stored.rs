@@ -52,8 +52,8 @@ pub(crate) async fn retrieve(
 
 /// Forget a response
 ///
-/// One that is being answered in the background is stopped. Whoever goes on from a later one of the same conversation finds
-/// it broken.
+/// One that is being answered in the background is stopped. Whoever goes on from a later one of the same conversation
+/// finds it broken.
 #[utoipa::path(delete, path = "/v1/responses/{response_id}", tag = "openai", params(("response_id" = String, Path)),
     responses(
         (status = 200, description = "{id, object, deleted}"),

@@ -9,8 +9,8 @@ use crate::{
 
 const ROUTE: &str = "/v1/systemone";
 
-/// The model here says one byte: its likelihood is exp(-0.5), that of the next one exp(-1.5), and so on for 128 bytes; of one
-/// that is the only one allowed exp(-0.5).
+/// The model here says one byte: its likelihood is exp(-0.5), that of the next one exp(-1.5), and so on for 128 bytes;
+/// of one that is the only one allowed exp(-0.5).
 const LIKELY: f64 = -0.5;
 
 fn close(got: &Value, wanted: f64) -> bool {

@@ -53,7 +53,8 @@ async fn ended(world: &World, id: &Value) -> Value {
     told(world, id).await
 }
 
-/// The conversation that the answer was made for is this one, to the token: sent whole, nearly all of it is found computed.
+/// The conversation that the answer was made for is this one, to the token: sent whole, nearly all of it is found
+/// computed.
 async fn was_asked(world: &World, response: &Value, input: &Value) {
     let whole = ask(world, &json!({"input": input, "tools": tools(), "store": false})).await;
     let tokens = whole["usage"]["input_tokens"].as_u64().unwrap();
