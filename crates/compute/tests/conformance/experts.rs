@@ -2,7 +2,8 @@
 
 use fornax_compute::cpu::{Activations, Cpu, Simd};
 use fornax_compute::{
-    Backend, Batch, ExpertRoom, Experts, Glu, Memory, Part, Purpose, Routing, Row, Rows, Shares, Token,
+    Backend, Batch, ExpertRoom, Experts, Glu, Groups, Memory, Part, Purpose, Routing, Row, Rows, Scores,
+    Shares, Token,
 };
 use fornax_format::{DType, View};
 use serde::Deserialize;
@@ -22,12 +23,39 @@ struct Case {
     gate_up: Vec<f32>,
     down: Vec<f32>,
     shared: Option<Shared>,
+    scores: Option<String>,
+    correction: Option<Vec<f32>>,
+    groups: Option<usize>,
+    groups_chosen: Option<usize>,
+    by_two: Option<bool>,
+    #[serde(default)]
+    added: f32,
+    #[serde(default)]
+    least: f32,
+    scale: Option<f32>,
+}
+
+impl Case {
+    fn routing(&self) -> Routing {
+        let shares = if self.shares == "all" { Shares::OfAll } else { Shares::OfChosen };
+        let scores = if self.scores.is_some() { Scores::Sigmoid } else { Scores::Softmax };
+        let groups = self.groups.map(|count| Groups {
+            count,
+            chosen: self.groups_chosen.unwrap(),
+            by_two: self.by_two.unwrap(),
+        });
+        let Case { added, least, .. } = *self;
+        let scale = self.scale.unwrap_or(1.0);
+        let plain = Routing::plain(self.experts, self.chosen, shares);
+        Routing { scores, groups, added, least, scale, ..plain }
+    }
 }
 
 #[derive(Deserialize)]
 struct Shared {
     ffn: usize,
-    gate: Vec<f32>,
+    /// Without it everything counts in full.
+    gate: Option<Vec<f32>>,
     gate_up: Vec<f32>,
     down: Vec<f32>,
 }
@@ -60,11 +88,10 @@ fn feed_forward(cpu: &Cpu, case: &Case) -> Vec<f32> {
     let len = u32::try_from(tokens).unwrap();
     batch.push(Row { slot: 0, start: 0, len, pages: vec![], wanted: 0 }, vec![Token::Known(0); tokens]);
     let step = cpu.begin(&batch).unwrap();
-    let shares = if case.shares == "all" { Shares::OfAll } else { Shares::OfChosen };
     let (mut logits, mut chosen) = (buf(tokens, experts), buf(tokens, 2 * each));
     cpu.matmul(&step, Rows::Tokens, &matrix(hidden, &case.router), &x, &mut logits).unwrap();
-    let routing = Routing::plain(experts, each, shares);
-    cpu.route(&step, &routing, &logits, None, &mut chosen).unwrap();
+    let correction = case.correction.as_ref().map(|correction| cpu.upload_values(correction).unwrap());
+    cpu.route(&step, &case.routing(), &logits, correction.as_ref(), &mut chosen).unwrap();
     let (gate_up, down) =
         (matrices(cpu, experts, hidden, &case.gate_up), matrices(cpu, experts, ffn, &case.down));
     let weights = Experts {
@@ -83,11 +110,16 @@ fn feed_forward(cpu: &Cpu, case: &Case) -> Vec<f32> {
     if let Some(shared) = &case.shared {
         let (mut gate, mut gate_up) = (buf(tokens, 1), buf(tokens, 2 * shared.ffn));
         let (mut gated, mut out) = (buf(tokens, shared.ffn), buf(tokens, hidden));
-        cpu.matmul(&step, Rows::Tokens, &matrix(hidden, &shared.gate), &x, &mut gate).unwrap();
         cpu.matmul(&step, Rows::Tokens, &matrix(hidden, &shared.gate_up), &x, &mut gate_up).unwrap();
         cpu.glu(&step, Glu::Silu, &gate_up, &mut gated).unwrap();
         cpu.matmul(&step, Rows::Tokens, &matrix(shared.ffn, &shared.down), &gated, &mut out).unwrap();
-        cpu.add_gated(&step, &gate, &out, &mut residual).unwrap();
+        match &shared.gate {
+            None => cpu.add(&step, Rows::Tokens, &out, &mut residual).unwrap(),
+            Some(weight) => {
+                cpu.matmul(&step, Rows::Tokens, &matrix(hidden, weight), &x, &mut gate).unwrap();
+                cpu.add_gated(&step, &gate, &out, &mut residual).unwrap();
+            }
+        }
     }
     cpu.finish(step).unwrap();
     cpu.read(&residual, 0, tokens).unwrap()
@@ -96,7 +128,7 @@ fn feed_forward(cpu: &Cpu, case: &Case) -> Vec<f32> {
 #[test]
 fn a_feed_forward_of_experts_is_that_of_transformers() {
     let cases: Vec<Case> = serde_json::from_str(include_str!("experts.json")).unwrap();
-    assert_eq!(cases.len(), 2);
+    assert_eq!(cases.len(), 7);
     for case in &cases {
         for simd in Simd::present() {
             for activations in [Activations::Float, Activations::Integer] {

@@ -9,7 +9,20 @@ import pathlib
 
 import numpy as np
 import torch
-from transformers import MixtralConfig, Qwen2MoeConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Ernie4_5_MoeConfig,
+    Lfm2MoeConfig,
+    MiniMaxM2Config,
+    MixtralConfig,
+    Qwen2MoeConfig,
+)
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeSparseMoeBlock
+from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeSparseMoeBlock
+from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2SparseMoeBlock
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
@@ -28,11 +41,12 @@ def written(array):
     return [float(str(x)) if array.dtype == np.float32 else float(f"{x:.9g}") for x in array]
 
 
-def case(block, chosen, shares, shared):
+def case(block, chosen, shares, shared, **routing):
     block = block.double().eval()
     stored = {}
-    for name, weight in block.named_parameters():
-        stored[name] = values(*weight.shape, size=0.5)
+    for name, weight in [*block.named_parameters(), *block.named_buffers()]:
+        # Corrections as large as scores differ.
+        stored[name] = values(*weight.shape, size=0.2 if "bias" in name else 0.5)
         weight.data = torch.tensor(stored[name]).double()
     x = values(TOKENS, HIDDEN)
     with torch.no_grad():
@@ -43,7 +57,17 @@ def case(block, chosen, shares, shared):
         gate_up=written(stored["experts.gate_up_proj"]),
         down=written(stored["experts.down_proj"]),
     )
-    if shared:
+    fields |= routing
+    for name in stored:
+        if "correction_bias" in name or "expert_bias" in name:
+            fields["correction"] = written(stored[name])
+    if shared == "as it is":
+        fields["shared"] = dict(
+            ffn=FFN,
+            gate_up=written(np.concatenate([stored[f"shared_experts.{name}_proj.weight"] for name in ("gate", "up")])),
+            down=written(stored["shared_experts.down_proj.weight"]),
+        )
+    elif shared:
         fields["shared"] = dict(
             ffn=SHARED,
             gate=written(stored["shared_expert_gate.weight"]),
@@ -53,7 +77,10 @@ def case(block, chosen, shares, shared):
     return fields
 
 
-shape = dict(hidden_size=HIDDEN, intermediate_size=FFN, moe_intermediate_size=FFN, experts_implementation="eager")
+heads = dict(num_attention_heads=2, num_key_value_heads=2)
+shape = dict(
+    heads, hidden_size=HIDDEN, intermediate_size=FFN, moe_intermediate_size=FFN, experts_implementation="eager"
+)
 torch.set_default_dtype(torch.float64)
 cases = [
     case(MixtralSparseMoeBlock(MixtralConfig(**shape, num_local_experts=EXPERTS, num_experts_per_tok=2)), 2, "chosen", False),
@@ -65,6 +92,41 @@ cases = [
             )
         ),
         3, "all", True,
+    ),
+]
+many = dict(shape, num_experts_per_tok=3)
+groups = dict(n_group=4, topk_group=2, n_shared_experts=1, routed_scaling_factor=2.5)
+# Groups are ranked by their best expert here, and by their two best where there is a correction.
+experts = EXPERTS
+EXPERTS = 8
+cases += [
+    case(
+        DeepseekV2Moe(DeepseekV2Config(**many, **groups, n_routed_experts=8, topk_method="group_limited_greedy")),
+        3, "all", "as it is", groups=4, groups_chosen=2, by_two=False, scale=2.5,
+    ),
+    case(
+        DeepseekV3MoE(DeepseekV3Config(**many, **groups, n_routed_experts=8, norm_topk_prob=True)),
+        3, "chosen", "as it is", scores="sigmoid", groups=4, groups_chosen=2, by_two=True, scale=2.5, added=1e-20,
+    ),
+]
+EXPERTS = experts
+few = dict(shape, hidden_act="silu")
+cases += [
+    case(
+        Ernie4_5_MoeSparseMoeBlock(
+            Ernie4_5_MoeConfig(**few, moe_num_experts=EXPERTS, moe_k=2, moe_num_shared_experts=1, moe_norm_min=0.5)
+        ),
+        2, "chosen", "as it is", least=0.5,
+    ),
+    case(
+        MiniMaxM2SparseMoeBlock(MiniMaxM2Config(**few, num_local_experts=EXPERTS, num_experts_per_tok=2)),
+        2, "chosen", False, scores="sigmoid",
+    ),
+    case(
+        Lfm2MoeSparseMoeBlock(
+            Lfm2MoeConfig(**few, num_experts=EXPERTS, num_experts_per_tok=2, routed_scaling_factor=1.5)
+        ),
+        2, "chosen", False, scores="sigmoid", added=1e-6, scale=1.5,
     ),
 ]
 text = json.dumps(cases, separators=(",", ":")).replace(',"', ',\n"')

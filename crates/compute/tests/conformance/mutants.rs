@@ -695,8 +695,9 @@ impl Backend for Mutant {
             let mut values = self.inner.read(chosen, 0, step.tokens)?;
             for row in values.chunks_exact_mut(2 * routing.chosen) {
                 let (numbers, weights) = row.split_at_mut(routing.chosen);
-                let pairs = weights.iter_mut().zip(numbers);
-                pairs.for_each(|(weight, number)| *weight += correction[*number as usize]);
+                #[expect(clippy::cast_sign_loss, reason = "no number of an expert is negative")]
+                let own = |number: &f32| correction[*number as usize];
+                weights.iter_mut().zip(&*numbers).for_each(|(weight, number)| *weight += own(number));
             }
             self.inner.write(chosen, 0, &values)?;
         }

@@ -40,6 +40,9 @@ pub(crate) const ERNIE4_5_MOE: Facts = Facts {
         ("first_k_dense_replace", "moe_layer_start_index"),
         ("decoder_sparse_step", "moe_layer_interval"),
     ],
+    defaults: &[("first_k_dense_replace", 1.0)],
+    // Layers that guess ahead.
+    not_text: &["model.mtp_"],
     names: &[ENDS, PRE_NORMS, ATTENTION, MLP, QWEN_EXPERTS, EXPERTS],
     experts: Some(ShareRule::OfChosen),
     floor: Floor::Least(1e-12),

@@ -38,6 +38,7 @@ pub(crate) const EXAONE_MOE: Facts = Facts {
     model_types: &["exaone_moe"],
     classes: &["ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"],
     keys: &[("n_shared_experts", "num_shared_experts")],
+    defaults: &[("first_k_dense_replace", 1.0)],
     not_text: &["mtp."],
     names: &[ENDS, PRE_NORMS, ATTENTION, QK_NORMS, MLP, QWEN_EXPERTS, CHOICE],
     experts: Some(ShareRule::Configured { gguf: Shares::OfAll, hugging_face: Shares::OfChosen }),

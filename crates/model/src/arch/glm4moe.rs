@@ -21,6 +21,7 @@ pub(crate) const GLM4_MOE: Facts = Facts {
     model_types: &["glm4_moe"],
     classes: &["Glm4MoeForCausalLM"],
     keys: &[("num_local_experts", "n_routed_experts")],
+    defaults: &[("first_k_dense_replace", 1.0)],
     names: &[ENDS, NORMS, ATTENTION, MLP, QWEN_EXPERTS, DEEPSEEK_EXPERTS],
     gguf_qk_rows: QkRows::Halves,
     bias: BiasRule::QkvConfigured,
@@ -37,6 +38,7 @@ pub(crate) const SOLAR_OPEN: Facts = Facts {
     gguf: None,
     model_types: &["solar_open"],
     classes: &["SolarOpenForCausalLM"],
+    defaults: &[],
     rope_base: 1_000_000.0,
     partial_rotary: None,
     ..GLM4_MOE

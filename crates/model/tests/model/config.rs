@@ -20,6 +20,8 @@ fn both_containers_of_a_model_say_the_same() {
         "gemma3",
         "granite",
         "gpt2",
+        "glm4-moe",
+        "minimax-m2",
     ] {
         let mut gguf = Config::read(&open(case, Container::Gguf)).unwrap();
         let hugging_face = Config::read(&open(case, Container::HuggingFace)).unwrap();

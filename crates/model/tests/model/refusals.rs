@@ -373,6 +373,41 @@ fn what_is_not_computed_is_refused_and_not_ignored() {
 }
 
 #[test]
+fn a_choice_of_experts_that_cannot_be_is_refused() {
+    with("glm4-moe", json!({"n_group": 3}), "key \"n_group\" is 3, wanted equal groups of the 8 experts");
+    with("glm4-moe", json!({"n_group": 8}), "key \"n_group\" is 8, wanted equal groups of the 8 experts");
+    let few = "key \"topk_group\" is 1, wanted 2 to 4, for 3 experts of 4 groups";
+    with("glm4-moe", json!({"topk_group": 1}), few);
+    with("glm4-moe", json!({"topk_group": 5}), "key \"topk_group\" is 5, wanted 2 to 4");
+    with("dots1", json!({"n_routed_experts": 1025}), "is 2 of 1025 experts, wanted at most 1024");
+    with("dots1", json!({"routed_scaling_factor": -1.0}), "key \"routed_scaling_factor\" is -1");
+    with(
+        "hy-v3",
+        json!({"mlp_layer_types": ["dense"]}),
+        "key \"mlp_layer_types\" is 1 types, wanted one for each",
+    );
+    with(
+        "hy-v3",
+        json!({"mlp_layer_types": ["dense", "sparse", "thin"]}),
+        "is \"thin\", wanted dense or sparse",
+    );
+    with(
+        "ernie4-5-moe",
+        json!({"moe_layer_interval": 0}),
+        "key \"moe_layer_interval\" is 0, wanted at least 1",
+    );
+    let past = "tensor \"model.layers.2.mlp.gate.weight\" is missing";
+    with("ernie4-5-moe-middle", json!({"moe_layer_end_index": -1}), past);
+    with(
+        "minimax-m2",
+        json!({"rotary_dim": 13}),
+        "key \"rotary_dim\" is 13, wanted an even number of at most 12",
+    );
+    let gating = |bytes: &mut Vec<u8>| set_u32(bytes, "glm4moe.expert_gating_func", 9);
+    gguf("glm4-moe", gating, "key \"glm4moe.expert_gating_func\" is 9, wanted 0 to 4");
+}
+
+#[test]
 fn what_a_backend_does_not_have_is_refused_before_anything_is_loaded() {
     let check = |case, needs: &[Need]| {
         let checkpoint = open(case, Container::HuggingFace);
