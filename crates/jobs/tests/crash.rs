@@ -459,7 +459,8 @@ async fn check_batches(store: &Store, said: &Said) -> (usize, usize) {
             }
         }
         assert_eq!(ids.len(), LINES, "{batch:?}");
-        assert_eq!((batch.completed + batch.failed, batch.requests), (LINES as i64, LINES as i64));
+        let lines = i64::try_from(LINES).unwrap();
+        assert_eq!((batch.completed + batch.failed, batch.requests), (lines, lines));
     }
     (answered, lost)
 }

@@ -129,7 +129,7 @@ fn models_that_are_served_beside_each_other_have_contexts_of_their_own() {
         (models["data"][index]["id"].as_str(), models["data"][index]["max_model_len"].as_u64())
     };
     assert_eq!((of(0), of(1)), ((Some("smollm2"), Some(1024)), (Some("minilm"), Some(256))));
-    let wrong = fornax(&["serve", "smollm2", "--port", "0", "--model-context", "other=256"]);
+    let wrong = fornax(["serve", "smollm2", "--port", "0", "--model-context", "other=256"]);
     assert!(wrong.stderr.contains("no model is called \"other\""), "{}", wrong.stderr);
 }
 

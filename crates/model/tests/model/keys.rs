@@ -18,7 +18,7 @@ fn place(file: &[u8], name: &str) -> std::ops::Range<usize> {
 }
 
 /// A first layer that adds nothing, and a second one with its norm and its keys and values: both make the same ones.
-fn make_alike(file: &mut Vec<u8>) {
+fn make_alike(file: &mut [u8]) {
     let layer = |layer: usize, name: &str| format!("model.layers.{layer}.{name}.weight");
     for name in ["self_attn.o_proj", "mlp.down_proj"] {
         let place = place(file, &layer(0, name));

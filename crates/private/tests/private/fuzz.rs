@@ -58,7 +58,7 @@ fn changed_frames_end_their_own_session_alone() {
         drop(stream.shutdown(Shutdown::Write));
         let mut answer = Vec::new();
         drop(stream.read_to_end(&mut answer));
-        answer.first().is_some() && answer[4] != 132
+        answer.get(4).is_some_and(|byte| *byte != 132)
     });
     let mut rig = Rig::private(CASE, options(&servers)).unwrap();
     assert!(rig.step(PROMPT).is_ok(), "an honest client is served as before");
