@@ -32,7 +32,7 @@ fn make_alike(file: &mut [u8]) {
 
 #[test]
 fn a_layer_reads_the_keys_of_the_layer_that_it_names() {
-    let checkpoint = open_hugging_face(CASE, |_| {}, make_alike);
+    let checkpoint = open_hugging_face(CASE, |_| {}, |file| make_alike(file));
     let own = Config::read(&checkpoint).unwrap();
     let mut shared = own.clone();
     let Mixer::Attention(attention) = &mut shared.layers[1].mixer else { panic!("it attends") };
