@@ -99,12 +99,15 @@ pub struct Attention<Buf> {
     /// Whether a query sees its own position and those before it only. Otherwise it sees every position up to its row's
     /// last: such rows hold their whole sequence.
     pub causal: bool,
+    /// How many positions before its own, and how many behind it, a query sees that is not causal; all of its row where there
+    /// is none. Its group has no window then.
+    pub reach: Option<u32>,
 }
 
 impl<Buf> Attention<Buf> {
     /// Causal, with neither cap nor sinks.
     pub fn causal(heads: Heads, layer: KvLayer, scale: f32) -> Attention<Buf> {
-        Attention { heads, layer, scale, soft_cap: None, sinks: None, causal: true }
+        Attention { heads, layer, scale, soft_cap: None, sinks: None, causal: true, reach: None }
     }
 }
 
@@ -132,6 +135,10 @@ pub enum Pointwise {
     Gelu,
     /// The approximation of `Gelu` with tanh.
     GeluTanh,
+    /// Zero for what is less.
+    Relu,
+    /// The square of that.
+    ReluSquared,
 }
 
 /// How the rows of a sequence become one.

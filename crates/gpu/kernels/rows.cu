@@ -45,6 +45,8 @@ KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x,
         case 1: result = soft_cap(value, parameter); break;
         case 2: result = gelu(value); break;
         case 3: result = gelu_tanh(value); break;
+        case 4: result = value < 0.0f ? 0.0f : value; break;
+        case 5: result = value < 0.0f ? 0.0f : __fmul_rn(value, value); break;
     }
     x[r * columns + k] = result;
 }

@@ -83,12 +83,7 @@ impl<B: Backend> Model<B> for Decoder<B> {
             }
             match &layer.mixer {
                 LayerMixer::Attention(attention, rotary) => {
-                    let rope = match rotary {
-                        Rotary::Model => rotation.rope.as_ref(),
-                        Rotary::Window => rotation.window_rope.as_ref(),
-                        Rotary::None => None,
-                    };
-                    attention.forward(backend, step, rope, kv, a)?;
+                    attention.forward(backend, step, rotation.of(*rotary), kv, a)?;
                 }
                 LayerMixer::Delta(delta) => delta.forward(backend, step, kv, a)?,
                 LayerMixer::Conv(conv) => conv.forward(backend, step, kv, a)?,
@@ -124,13 +119,13 @@ impl<B: Backend> Model<B> for Decoder<B> {
 }
 
 /// The frequencies that layers rotate by.
-struct Rotation<M: Memory> {
+pub(crate) struct Rotation<M: Memory> {
     rope: Option<Rope<M::Buf>>,        // (rotating pairs of a head)
     window_rope: Option<Rope<M::Buf>>, // (rotating pairs of a head): layers with `Rotary::Window`
 }
 
 impl<M: Memory> Rotation<M> {
-    fn load(loader: &Loader<'_, M>) -> Result<Rotation<M>, crate::Error> {
+    pub(crate) fn load(loader: &Loader<'_, M>) -> Result<Rotation<M>, crate::Error> {
         let config = loader.config;
         let rope = |rope: &crate::Rope| -> Result<_, Error> {
             Ok(Rope {
@@ -143,6 +138,15 @@ impl<M: Memory> Rotation<M> {
         let window_rope = config.window_rope.as_ref().filter(rotates).map(rope).transpose()?;
         let rope = Some(&config.rope).filter(rotates).map(rope).transpose()?;
         Ok(Rotation { rope, window_rope })
+    }
+
+    /// A layer's.
+    pub(crate) fn of(&self, rotary: Rotary) -> Option<&Rope<M::Buf>> {
+        match rotary {
+            Rotary::Model => self.rope.as_ref(),
+            Rotary::Window => self.window_rope.as_ref(),
+            Rotary::None => None,
+        }
     }
 }
 

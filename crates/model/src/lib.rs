@@ -40,8 +40,8 @@ pub use adapter::{Adapter, AdapterFault};
 pub use config::Config;
 pub use error::Error;
 pub use facts::{
-    AttentionScale, BiasRule, EmbeddingScale, Facts, LogitScale, ParallelRule, QkRows, Recurrent, RotaryRule,
-    ShareRule, SoftCaps, WindowRule,
+    AttentionScale, BiasRule, EmbeddingScale, Facts, FirstPosition, LogitScale, ParallelRule, QkRows,
+    Recurrent, RotaryRule, ShareRule, SoftCaps, WindowRule,
 };
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
 pub use names::{Dim, Name, Owner, Portion, Tensor, Transform, When};

@@ -274,7 +274,10 @@ impl<'a, M: Memory> Loader<'a, M> {
                 if row.shape.first() == Some(&Dim::One) && view.shape.len() < row.shape.len() {
                     view.shape.insert(0, 1);
                 }
-                view
+                match row.transform {
+                    Transform::FromFirst => view.rows(self.config.first_position..view.shape[0])?,
+                    _ => view,
+                }
             }
         };
         let (LayerConfig { mixer, .. }, rope) = (&self.config.layers[layer], &self.config.rope);
@@ -466,6 +469,10 @@ fn expected(
             }
         }
         _ => {}
+    }
+    if row.transform == Transform::FromFirst {
+        let share = Share { own: shape[0] - config.first_position, all: shape[0] };
+        return shared(shape, share);
     }
     if gguf {
         return one(shape, 1);

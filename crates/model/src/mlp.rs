@@ -16,6 +16,7 @@ pub(crate) struct Mlp<M: Memory> {
     down_changes: Changes<M>,
     down_bias: Option<M::Buf>, // (hidden)
     glu: Glu,
+    function: Pointwise,
     /// Which of the step's buffers are as wide.
     room: usize,
     join: Join<M>,
@@ -44,6 +45,7 @@ impl<M: Memory> Mlp<M> {
             down: loader.weight(&[Tensor::Down], layer)?,
             down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,
             glu: loader.config.glu,
+            function: loader.config.function,
             room: inner_room(loader, layer),
             join: Join::load(loader, Tensor::MlpPostNorm, layer)?,
         })
@@ -74,8 +76,7 @@ impl<B: Backend> Mlp<B> {
         }
         match (&mut *gated, self.glu) {
             (Some(gated), glu) => backend.glu(step, glu, gate_up, gated)?,
-            (None, Glu::GeluTanh) => backend.pointwise(step, Rows::Tokens, Pointwise::GeluTanh, gate_up)?,
-            (None, _) => backend.pointwise(step, Rows::Tokens, Pointwise::Gelu, gate_up)?,
+            (None, _) => backend.pointwise(step, Rows::Tokens, self.function, gate_up)?,
         }
         let down = Linear { weight: &self.down, bias: self.down_bias.as_ref() };
         let inner = gated.as_ref().unwrap_or(gate_up);

@@ -38,9 +38,14 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
                 suite.compare(Gated { kind, columns, size });
             }
-            for function in
-                [Pointwise::Scale(-0.7), Pointwise::SoftCap(30.0), Pointwise::Gelu, Pointwise::GeluTanh]
-            {
+            for function in [
+                Pointwise::Scale(-0.7),
+                Pointwise::SoftCap(30.0),
+                Pointwise::Gelu,
+                Pointwise::GeluTanh,
+                Pointwise::Relu,
+                Pointwise::ReluSquared,
+            ] {
                 suite.compare(Each { function, columns, size });
             }
         }

@@ -68,6 +68,8 @@ fn pointwise_row(function: Pointwise, x: &mut [f32]) {
         Pointwise::SoftCap(cap) => each(x, |x| soft_cap(cap, x)),
         Pointwise::Gelu => each(x, gelu),
         Pointwise::GeluTanh => each(x, gelu_tanh),
+        Pointwise::Relu => each(x, relu),
+        Pointwise::ReluSquared => each(x, |x| relu(x) * relu(x)),
     }
 }
 
@@ -119,6 +121,12 @@ fn gelu(x: f32) -> f32 {
     // NaN takes the second branch and stays.
     let share = if x < 0.0 { tail } else { 2.0 - tail };
     0.5 * x * share
+}
+
+/// Zero for what is less. NaN takes the second branch and stays.
+#[inline(always)]
+fn relu(x: f32) -> f32 {
+    if x < 0.0 { 0.0 } else { x }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -192,9 +200,14 @@ mod tests {
                     assert_eq!(bits(&out), bits(&scalar), "{kind:?} {rows} x {columns}");
                 }
             }
-            for function in
-                [Pointwise::Scale(0.3), Pointwise::SoftCap(7.0), Pointwise::Gelu, Pointwise::GeluTanh]
-            {
+            for function in [
+                Pointwise::Scale(0.3),
+                Pointwise::SoftCap(7.0),
+                Pointwise::Gelu,
+                Pointwise::GeluTanh,
+                Pointwise::Relu,
+                Pointwise::ReluSquared,
+            ] {
                 let mut scalar = gate_up.clone();
                 pointwise(&Pool::new(1).unwrap(), Simd::Scalar, function, columns, &mut scalar);
                 for simd in Simd::present() {
@@ -254,8 +267,25 @@ mod tests {
     }
 
     #[test]
+    fn what_is_below_zero_is_cut_off() {
+        for (function, wanted) in
+            [(Pointwise::Relu, [0.0, 0.0, 0.0, 2.5]), (Pointwise::ReluSquared, [0.0, 0.0, 0.0, 6.25])]
+        {
+            let mut x = [-1e30, -0.5, 0.0, 2.5];
+            pointwise_row(function, &mut x);
+            assert_eq!(x, wanted, "{function:?}");
+        }
+    }
+
+    #[test]
     fn a_nan_stays() {
-        for function in [Pointwise::SoftCap(7.0), Pointwise::Gelu, Pointwise::GeluTanh] {
+        for function in [
+            Pointwise::SoftCap(7.0),
+            Pointwise::Gelu,
+            Pointwise::GeluTanh,
+            Pointwise::Relu,
+            Pointwise::ReluSquared,
+        ] {
             let mut x = [f32::NAN];
             pointwise_row(function, &mut x);
             assert!(x[0].is_nan(), "{function:?}");

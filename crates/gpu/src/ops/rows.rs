@@ -200,6 +200,8 @@ impl Cuda {
                 Pointwise::SoftCap(cap) => (1, cap),
                 Pointwise::Gelu => (2, 0.0),
                 Pointwise::GeluTanh => (3, 0.0),
+                Pointwise::Relu => (4, 0.0),
+                Pointwise::ReluSquared => (5, 0.0),
             };
             let device_step = self.device_step(slot);
             let args = [

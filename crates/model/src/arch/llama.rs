@@ -1,9 +1,10 @@
 //! Llama 2 and 3, and what has its blocks: Mistral, SmolLM, TinyLlama.
 
-use fornax_compute::{Glu, NormKind};
+use fornax_compute::{Glu, NormKind, Pointwise};
 
 use crate::facts::{
-    AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule, QkRows, RotaryRule, WindowRule,
+    AttentionScale, BiasRule, EmbeddingScale, FirstPosition, LogitScale, ParallelRule, QkRows, RotaryRule,
+    WindowRule,
 };
 use crate::{Facts, names};
 
@@ -23,6 +24,8 @@ pub(crate) const LLAMA: Facts = Facts {
     norm: NormKind::Rms,
     norm_less_one: false,
     encoder: false,
+    first_position: FirstPosition::Zero,
+    head_function: Pointwise::SoftCap(1.0),
     bias: BiasRule::Configured,
     window: WindowRule::Never,
     rope_base: 10000.0,
@@ -40,6 +43,7 @@ pub(crate) const LLAMA: Facts = Facts {
     ffn_of_hidden: None,
     experts: None,
     glu: Glu::Silu,
+    function: None,
     recurrent: None,
 };
 

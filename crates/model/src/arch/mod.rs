@@ -1,8 +1,11 @@
 //! One file per architecture: its row of facts. A row begins from another's and says what differs.
 
+mod arcee;
 mod bert;
 mod cohere;
+mod cwm;
 mod ernie4_5;
+mod eurobert;
 mod exaone4;
 mod falcon;
 mod gemma;
@@ -13,11 +16,17 @@ mod gpt_oss;
 mod granite;
 mod helium;
 mod hunyuan;
+mod hyperclovax;
+mod jais2;
 mod lfm2;
 mod llama;
 mod mixtral;
+mod modernbert;
+mod nemotron;
+mod nomic_bert;
 mod olmo2;
 mod olmoe;
+mod opt;
 mod phi2;
 mod phi3;
 mod qwen2;
@@ -29,6 +38,7 @@ mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod xlm_roberta;
 
 use crate::Facts;
 
@@ -67,7 +77,19 @@ pub(crate) const TABLE: &[Facts] = &[
     falcon::FALCON,
     olmoe::OLMOE,
     helium::HELIUM,
+    arcee::ARCEE,
+    nemotron::NEMOTRON,
+    jais2::JAIS2,
+    opt::OPT,
+    hyperclovax::HYPERCLOVAX,
+    cwm::CWM,
+    gemma::VAULTGEMMA,
     bert::BERT,
+    xlm_roberta::XLM_ROBERTA,
+    nomic_bert::NOMIC_BERT,
+    modernbert::MODERNBERT,
+    gemma::EMBEDDING_GEMMA,
+    eurobert::EUROBERT,
     qwen35::QWEN35,
     qwen35::QWEN35_MOE,
     qwen35::QWEN3_NEXT,
@@ -129,15 +151,14 @@ pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
         ],
         "experts chosen by other scores than a softmax",
     ),
-    (&["arcee", "nemotron", "persimmon", "opt"], "a feed-forward of (squared) ReLU"),
+    (&["persimmon"], "layer norms of queries and keys"),
     (&["apertus"], "a feed-forward of xIELU"),
     (&["mistral3", "ministral3", "llama4", "llama4_text"], "queries scaled by their positions"),
     (
         &["gemma3n", "gemma3n_text", "gemma4", "gemma4_text"],
         "embeddings for each layer and layers that share keys",
     ),
-    (&["modern-bert", "modernbert", "nomic-bert", "nomic_bert", "eurobert"], "an encoder that rotates"),
-    (&["xlm-roberta", "roberta", "mpnet"], "an encoder whose positions do not begin at zero"),
+    (&["mpnet", "deberta", "deberta-v2"], "attention biased by buckets of distance"),
     (&["t5", "t5encoder", "bart", "mbart", "whisper"], "attention between an encoder and a decoder"),
     (&["bloom", "mpt", "baichuan"], "attention biased by distance"),
 ];

@@ -111,6 +111,16 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("qwen3next", Container::HuggingFace),
     ("lfm2", Container::Gguf),
     ("lfm2", Container::HuggingFace),
+    ("arcee", Container::Gguf),
+    ("arcee", Container::HuggingFace),
+    ("nemotron", Container::Gguf),
+    ("nemotron", Container::HuggingFace),
+    ("jais2", Container::Gguf),
+    ("jais2", Container::HuggingFace),
+    ("opt", Container::HuggingFace),
+    ("hyperclovax", Container::HuggingFace),
+    ("cwm", Container::HuggingFace),
+    ("vaultgemma", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {
