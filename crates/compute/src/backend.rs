@@ -99,12 +99,15 @@ pub struct Attention<Buf> {
     /// Whether a query sees its own position and those before it only. Otherwise it sees every position up to its row's
     /// last: such rows hold their whole sequence.
     pub causal: bool,
+    /// How many positions before its own, and how many behind it, a query sees that is not causal; all of its row where there
+    /// is none. Its group has no window then.
+    pub reach: Option<u32>,
 }
 
 impl<Buf> Attention<Buf> {
     /// Causal, with neither cap nor sinks.
     pub fn causal(heads: Heads, layer: KvLayer, scale: f32) -> Attention<Buf> {
-        Attention { heads, layer, scale, soft_cap: None, sinks: None, causal: true }
+        Attention { heads, layer, scale, soft_cap: None, sinks: None, causal: true, reach: None }
     }
 }
 
@@ -117,8 +120,6 @@ pub enum Glu {
     Gelu,
     /// Like `Gelu`, by its approximation with tanh.
     GeluTanh,
-    /// The square of `gate` where it is above zero, else zero, times `up`.
-    ReluSquared,
     /// `gate * sigmoid(1.702 gate) * (up + 1)`, of a gate of at most 7 and an up of -7 to 7.
     Clamped,
 }
@@ -134,7 +135,9 @@ pub enum Pointwise {
     Gelu,
     /// The approximation of `Gelu` with tanh.
     GeluTanh,
-    /// The square of `x` where it is above zero, else zero.
+    /// `x` where it is above zero, else zero.
+    Relu,
+    /// The square of that.
     ReluSquared,
 }
 

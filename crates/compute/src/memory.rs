@@ -147,6 +147,8 @@ pub enum Need {
     Sinks,
     /// Attention that is not causal.
     BothDirections,
+    /// [`Attention::reach`](crate::Attention).
+    Reach,
     /// [`pool`](crate::Backend::pool).
     Pooling,
     /// [`route`](crate::Backend::route), [`experts`](crate::Backend::experts) and
@@ -184,7 +186,7 @@ pub enum Need {
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 24] = [
+    pub const ALL: [Need; 25] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -193,6 +195,7 @@ impl Need {
         Need::SoftCap,
         Need::Sinks,
         Need::BothDirections,
+        Need::Reach,
         Need::Pooling,
         Need::Experts,
         Need::LowRank,
@@ -223,6 +226,7 @@ impl fmt::Display for Need {
             Need::SoftCap => "a soft cap on attention",
             Need::Sinks => "attention sinks",
             Need::BothDirections => "attention in both directions",
+            Need::Reach => "attention in both directions to near positions alone",
             Need::Pooling => "pooling",
             Need::Experts => "a mixture of experts",
             Need::LowRank => "low-rank adapters",

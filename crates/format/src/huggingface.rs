@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::map::Map;
 use crate::packing::Quantization;
-use crate::safetensors::Safetensors;
+use crate::safetensors::{SINGLE, Safetensors};
 use crate::{DType, Error, json};
 
 /// Configuration, tokenizer files and weights of one directory. What the configuration means is not known here.
@@ -19,6 +19,7 @@ pub struct HuggingFace {
     tokenizer_json: Option<PathBuf>,
     chat_template: Option<String>,
     pooling: Option<Value>,
+    dense: Vec<Dense>,
     weights: Safetensors,
 }
 
@@ -31,25 +32,67 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const TOKENIZER_CONFIG_BYTES_MAX: u64 = 8 << 20;
 const CHAT_TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 
-/// The configuration of the pooling module that `modules.json` names.
-fn pooling_of(directory: &Path) -> Result<Option<Value>, Error> {
-    let file = directory.join("modules.json");
-    let modules: Option<Value> = json::read_if_there(&file, CONFIG_BYTES_MAX)?;
-    let modules = modules.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let field = |module: &Value, name: &str| module.get(name).and_then(Value::as_str).map(str::to_owned);
-    for module in modules.iter().filter_map(|module| field(module, "type")) {
-        let kind = module.rsplit('.').next().unwrap_or_default();
-        // A vector's length is up to who asks for it.
-        if !["Transformer", "Pooling", "Normalize"].contains(&kind) {
-            return Err(Error::Module { module }.at(&file));
+/// A matrix behind the pooled vector of sentence-transformers, with nothing added and nothing done to what it makes. It is the
+/// tensor `linear.weight` in a folder of its own; here it has the folder before its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dense {
+    /// Its folder.
+    pub folder: String,
+    /// Values it reads.
+    pub inputs: usize,
+    /// Values it makes.
+    pub outputs: usize,
+}
+
+/// What `modules.json` names behind the model.
+#[derive(Debug, Default)]
+struct Modules {
+    /// The pooling module's configuration.
+    pooling: Option<Value>,
+    dense: Vec<Dense>,
+}
+
+impl Modules {
+    fn read(directory: &Path) -> Result<Modules, Error> {
+        let file = directory.join("modules.json");
+        let listed: Option<Value> = json::read_if_there(&file, CONFIG_BYTES_MAX)?;
+        let listed = listed.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let mut modules = Modules::default();
+        for module in listed {
+            let Some(kind) = module["type"].as_str() else { continue };
+            // A folder of this directory and nothing else.
+            let folder = module["path"]
+                .as_str()
+                .filter(|path| Path::new(path).file_name().is_some_and(|name| name == *path));
+            let config = || match folder {
+                Some(folder) => json::read_if_there(&directory.join(folder).join(CONFIG), CONFIG_BYTES_MAX),
+                None => Ok(None),
+            };
+            let refuse = || Err(Error::Module { module: kind.to_owned() }.at(&file));
+            match kind.rsplit('.').next().unwrap_or_default() {
+                // A vector's length is up to who asks for it.
+                "Transformer" | "Normalize" => {}
+                "Pooling" if modules.pooling.is_none() => modules.pooling = config()?,
+                "Pooling" => {}
+                "Dense" => match config()?.as_ref().and_then(|config| Dense::of(folder?, config)) {
+                    Some(dense) => modules.dense.push(dense),
+                    None => return refuse(),
+                },
+                _ => return refuse(),
+            }
         }
+        Ok(modules)
     }
-    let pools = |module: &&Value| field(module, "type").is_some_and(|kind| kind.ends_with("Pooling"));
-    let path = modules.iter().find(pools).and_then(|module| field(module, "path"));
-    // A folder of this directory and nothing else.
-    match path.filter(|path| Path::new(path).file_name().is_some_and(|name| name == path.as_str())) {
-        Some(path) => json::read_if_there(&directory.join(path).join(CONFIG), CONFIG_BYTES_MAX),
-        None => Ok(None),
+}
+
+impl Dense {
+    /// `None` where it does more than multiply.
+    fn of(folder: &str, config: &Value) -> Option<Dense> {
+        let function = config["activation_function"].as_str().unwrap_or("Identity");
+        let plain = function.ends_with("Identity") && config["bias"] == Value::Bool(false);
+        let size = |key: &str| usize::try_from(config[key].as_u64()?).ok();
+        let (inputs, outputs) = (size("in_features")?, size("out_features")?);
+        plain.then(|| Dense { folder: folder.to_owned(), inputs, outputs })
     }
 }
 
@@ -72,8 +115,11 @@ impl HuggingFace {
             Some(template) => Some(template),
             None => tokenizer_config.as_ref().and_then(template_in).map(str::to_owned),
         };
-        let pooling = pooling_of(directory)?;
+        let Modules { pooling, dense } = Modules::read(directory)?;
         let mut weights = Safetensors::open(weights)?;
+        for Dense { folder, .. } in &dense {
+            weights.add(&directory.join(folder).join(SINGLE), &format!("{folder}."))?;
+        }
         if let Some(quantization) = Quantization::of(&config).map_err(|error| error.at(directory))? {
             weights.read_as(quantization).map_err(|error| error.at(directory))?;
         }
@@ -86,6 +132,7 @@ impl HuggingFace {
             tokenizer_json,
             chat_template,
             pooling,
+            dense,
             weights,
         })
     }
@@ -114,6 +161,11 @@ impl HuggingFace {
     /// one.
     pub fn pooling(&self) -> Option<&Value> {
         self.pooling.as_ref()
+    }
+
+    /// The matrices behind the pooled vector, in their order.
+    pub fn dense(&self) -> &[Dense] {
+        &self.dense
     }
 
     /// The path of `tokenizer.json`, where it exists.

@@ -26,7 +26,7 @@ pub use checkpoint::Checkpoint;
 pub use dtype::DType;
 pub use error::Error;
 pub use gguf::Gguf;
-pub use huggingface::HuggingFace;
+pub use huggingface::{Dense, HuggingFace};
 pub use metadata::{Array, Metadata, Value};
 pub use packing::{AWQ_ORDER, Packing};
 pub use safetensors::Safetensors;

@@ -66,6 +66,19 @@ impl Safetensors {
         })
     }
 
+    /// Adds the tensors of another file, with this before their names.
+    pub(crate) fn add(&mut self, path: &Path, beginning: &str) -> Result<(), Error> {
+        let map = Map::open(path)?;
+        let mut entries = Vec::new();
+        let file = u32::try_from(self.maps.len()).expect("an index has fewer files");
+        header::parse(&map, file, &mut entries).map_err(|error| error.at(path))?;
+        entries.iter_mut().for_each(|entry| entry.name = format!("{beginning}{}", entry.name).into());
+        self.table.add(entries).map_err(|error| error.at(path))?;
+        self.paths.push(path.to_path_buf());
+        self.maps.push(map);
+        Ok(())
+    }
+
     /// Reads one file from memory.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Safetensors, Error> {
         Safetensors::assemble(vec![Map::from_bytes(Path::new(SINGLE), bytes)])

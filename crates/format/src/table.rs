@@ -55,6 +55,14 @@ impl Table {
         Ok(Table { entries, by_name: order })
     }
 
+    /// Takes more of them.
+    pub(crate) fn add(&mut self, more: Vec<Entry>) -> Result<(), Error> {
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.extend(more);
+        *self = Table::new(entries)?;
+        Ok(())
+    }
+
     pub(crate) fn find(&self, name: &str) -> Option<&Entry> {
         let at = self.by_name.binary_search_by_key(&name, |&position| &*self.entries[position].name).ok()?;
         Some(&self.entries[self.by_name[at]])

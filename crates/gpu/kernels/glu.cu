@@ -19,9 +19,7 @@ KERNEL glu_gelu(Step step, int each, const float* gate_up, float* out, int colum
 KERNEL glu_gelu_tanh(Step step, int each, const float* gate_up, float* out, int columns) {
     glu(step, each, gate_up, out, columns, [](float gate, float up) { return __fmul_rn(gelu_tanh(gate), up); });
 }
-KERNEL glu_relu_squared(Step step, int each, const float* gate_up, float* out, int columns) {
-    glu(step, each, gate_up, out, columns, [](float gate, float up) { return __fmul_rn(relu_squared(gate), up); });
-}
+
 KERNEL glu_clamped(Step step, int each, const float* gate_up, float* out, int columns) {
     glu(step, each, gate_up, out, columns, [](float gate, float up) {
         // Not fminf and fmaxf, which make numbers of NaN.

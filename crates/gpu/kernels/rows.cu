@@ -41,7 +41,7 @@ KERNEL gather(Step step, const float* x, float* out, int columns) {
     out[r * columns + k] = x[(long)step.wanted[r] * columns + k];
 }
 
-enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH, RELU_SQUARED };
+enum Function { SCALE, SOFT_CAP, GELU, GELU_TANH, RELU, RELU_SQUARED };
 
 // x = a function of each value.
 KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x, int columns) {
@@ -57,6 +57,7 @@ KERNEL pointwise(Step step, int wanted, int function, float parameter, float* x,
         case SOFT_CAP: result = soft_cap(value, parameter); break;
         case GELU: result = gelu(value); break;
         case GELU_TANH: result = gelu_tanh(value); break;
+        case RELU: result = value < 0.0f ? 0.0f : value; break;
         case RELU_SQUARED: result = relu_squared(value); break;
     }
     x[r * columns + k] = result;

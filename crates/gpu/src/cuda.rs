@@ -471,7 +471,7 @@ impl Memory for Cuda {
                 == (heads, soft_cap.is_some(), sinks.is_some(), causal, rotates)
         };
         if !foreseen.iter().any(alike) {
-            foreseen.push((Attention { heads, layer, scale, soft_cap, sinks, causal }, rotates));
+            foreseen.push((Attention { heads, layer, scale, soft_cap, sinks, causal, reach: None }, rotates));
         }
     }
 

@@ -407,6 +407,7 @@ impl Sizes for CudaSizes {
             | Need::Sections
             | Need::LastSeen
             | Need::SharedKeys
+            | Need::Reach
             | Need::HostWeights
             | Need::FileWeights => Err(Error::Unsupported { what: need.to_string(), backend: self.name }),
             _ => Ok(()),

@@ -54,6 +54,7 @@ impl<M: Memory> Attention<M> {
             soft_cap: config.attention_cap,
             sinks: loader.opt_vector(&[Tensor::Sinks], layer)?,
             causal: config.pooling.is_none(),
+            reach: attention.reach,
         };
         let norms_rotated = config.facts.norms_rotated;
         let rotates = config.rope.dims > 0 && rotary != Rotary::None;

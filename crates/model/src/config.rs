@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
-use fornax_compute::{Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pooling, ScanHeads, WeightPlace};
+use fornax_compute::{
+    Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pointwise, Pooling, ScanHeads, WeightPlace,
+};
 use fornax_format::Checkpoint;
 
-use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, LogitScale, ParallelRule};
+use crate::facts::{AttentionScale, BiasRule, EmbeddingScale, FirstPosition, LogitScale, ParallelRule};
 use crate::layers::{self, AttentionConfig, KvShape, LayerConfig, Mixer, Mixture};
 use crate::loader::{stored_name, tensor};
 use crate::names::{Tensor, When};
@@ -28,6 +30,8 @@ pub struct Config {
     pub vocab: usize,
     /// Positions the model was made for.
     pub context: u32,
+    /// Rows of its table of positions that are no position's and come first.
+    pub first_position: usize,
     /// Added to the mean square in every norm.
     pub norm_eps: f32,
     /// Rotary positions.
@@ -62,12 +66,16 @@ pub struct Config {
     pub scales: Scales,
     /// The activation of the feed-forward.
     pub glu: Glu,
+    /// The activation of a feed-forward without gates.
+    pub function: Pointwise,
     /// Kinds of token that the embedding tells apart; 0 where it does not.
     pub token_types: usize,
     /// How an encoder makes one vector of a text; `None` of decoders.
     pub pooling: Option<Pooling>,
     /// Whether an encoder reads two texts together and has a head that tells how well they fit.
     pub ranks: bool,
+    /// What the first of two dense layers behind an encoder's pooled vector makes; 0 where there are none.
+    pub dense: usize,
 }
 
 /// Values under one key in each container.
@@ -115,7 +123,8 @@ impl Config {
         refuse_what_is_not_computed(&source, facts)?;
         let hidden = source.size(key::HIDDEN)?;
         let heads = layers::heads(&source, facts, hidden)?;
-        let context = source.positions(key::CONTEXT)?;
+        let first_position = first_position(&source, facts)?;
+        let context = positions(&source, facts, first_position)?;
         let biases = biases(&source, checkpoint, facts)?;
         let (rope, window_rope) = Rope::read(&source, checkpoint, facts, heads.dim, context)?;
         let mut layers = layers::read(&source, checkpoint, facts, (hidden, heads), window_rope.is_some())?;
@@ -137,6 +146,7 @@ impl Config {
             hidden,
             vocab: vocab(&source, checkpoint, facts)?,
             context,
+            first_position,
             norm_eps: norm_eps(&source, facts)?,
             rope,
             window_rope,
@@ -161,15 +171,32 @@ impl Config {
             logit_scale: multipliers.logits,
             logit_cap: cap(&source, key::LOGIT_CAP, caps.and_then(|caps| caps.logits), caps.is_some())?,
             glu: glu(&source, facts)?,
+            function: function(&source, facts)?,
             token_types: token_types(&source, facts)?,
             pooling: pooling(&source, checkpoint, facts)?,
-            ranks: ranks(&source, facts)?,
+            ranks: ranks(&source, checkpoint, facts)?,
+            dense: dense(&source, checkpoint, facts, hidden)?,
         })
     }
 
     /// Says that no sequence will be longer: some models rotate otherwise in long contexts.
     pub fn limit_context(&mut self, context: u32) {
         self.rope.context = context.min(self.context);
+    }
+
+    /// Says how an encoder is to pool, whatever its files say.
+    pub fn pool_by(&mut self, pooling: Pooling) -> Result<(), Error> {
+        match &mut self.pooling {
+            Some(own) if !self.ranks => {
+                *own = pooling;
+                Ok(())
+            }
+            None if pooling == Pooling::Last => Ok(()),
+            own => Err(Error::Unsupported {
+                what: format!("pooling {pooling:?} of what is no encoder of single texts").to_lowercase(),
+                supported: if own.is_some() { "none".to_owned() } else { "last".to_owned() },
+            }),
+        }
     }
 
     /// Says where the experts' weights of some layers lie.
@@ -199,13 +226,20 @@ impl Config {
             (Need::Positions, self.facts.has(Tensor::Positions)),
             (
                 Need::Pointwise,
-                scaled || self.logit_cap.is_some() || (self.facts.has(Tensor::Down) && !self.gated()),
+                scaled
+                    || self.ranks
+                    || self.logit_cap.is_some()
+                    || (self.facts.has(Tensor::Down) && !self.gated()),
             ),
             (Need::Gelu, self.gated() && matches!(self.glu, Glu::Gelu | Glu::GeluTanh)),
             (Need::SoftCap, self.attention_cap.is_some()),
             (Need::Sinks, self.facts.has(Tensor::Sinks)),
             (Need::Experts, self.mixture().is_some()),
             (Need::BothDirections, self.pooling.is_some()),
+            (
+                Need::Reach,
+                self.layers.iter().any(|layer| layer.attention().is_some_and(|it| it.reach.is_some())),
+            ),
             (Need::Pooling, self.pooling.is_some()),
             (Need::States, !self.state_sizes().is_empty()),
             (Need::ShortConv, !self.state_sizes().is_empty()),
@@ -375,8 +409,14 @@ fn norm_eps(source: &Source<'_>, facts: &Facts) -> Result<f32, Error> {
         NormKind::Rms => key::RMS_NORM_EPS,
         NormKind::Layer => key::LAYER_NORM_EPS,
     };
+    let said = match (source, source.opt_number(key)?) {
+        // The converter writes either norm's under this one where config.json calls it `norm_eps`.
+        (Source::Gguf { .. }, None) => source.opt_number(key::RMS_NORM_EPS)?,
+        (_, said) => said,
+    };
+    let said = said.ok_or_else(|| Error::MissingKey { key: source.spelling(key) })?;
     // Above one it would drown what it guards; zero is a choice some models make.
-    let eps = within(&source.spelling(key), source.number(key)?, 0.0..=1.0)?;
+    let eps = within(&source.spelling(key), said, 0.0..=1.0)?;
     Ok(eps as f32)
 }
 
@@ -397,7 +437,13 @@ fn tied(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<b
                 }
                 Checkpoint::Gguf(_) => None,
             };
-            Ok(whole.or(json.opt_bool("tie_word_embeddings")?).unwrap_or(absent))
+            // What only embeds may leave its head out, whatever it says.
+            let embeds = match checkpoint {
+                Checkpoint::HuggingFace(model) => model.pooling().is_some(),
+                Checkpoint::Gguf(_) => false,
+            };
+            let said = whole.or(json.opt_bool("tie_word_embeddings")?);
+            Ok((absent && embeds) || said.unwrap_or(absent))
         }
     }
 }
@@ -628,7 +674,9 @@ const PARALLEL: &str = "use_parallel_residual";
 fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
     let key = source.own(Key { gguf: "", hugging_face: "hidden_act" });
     let said = match source {
-        Source::Gguf { .. } => None,
+        Source::Gguf { metadata, architecture } => {
+            metadata.opt_str(&format!("{architecture}.hidden_activation"))?
+        }
         Source::HuggingFace { json, .. } => json.opt_str(key)?,
     };
     if let (Glu::Clamped, Source::HuggingFace { json, .. }) = (facts.glu, source) {
@@ -643,20 +691,38 @@ fn glu(source: &Source<'_>, facts: &Facts) -> Result<Glu, Error> {
     }
     let glu = match said {
         None => facts.glu,
-        Some("silu" | "swish") => Glu::Silu,
+        // Without gates it is the function below.
+        Some("relu" | "relu2") if !facts.gated() => facts.glu,
+        Some("silu" | "swish" | "swiglu") => Glu::Silu,
         Some("gelu") => Glu::Gelu,
-        Some("relu2") if !facts.gated() => Glu::ReluSquared,
         Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Glu::GeluTanh,
         Some(other) => {
             let supported = "silu, gelu, gelu_new, gelu_pytorch_tanh".to_owned();
             return Err(Error::Unsupported { what: format!("{key} {other:?}"), supported });
         }
     };
-    if glu == Glu::Silu && facts.has(Tensor::Down) && !facts.gated() {
+    if glu == Glu::Silu && facts.has(Tensor::Down) && !facts.gated() && facts.function.is_none() {
         let what = "silu without gates".to_owned();
         return Err(Error::Unsupported { what, supported: "gelu, gelu_new, gelu_pytorch_tanh".to_owned() });
     }
     Ok(glu)
+}
+
+/// The activation of a feed-forward without gates.
+fn function(source: &Source<'_>, facts: &Facts) -> Result<Pointwise, Error> {
+    let said = match source {
+        Source::Gguf { .. } => None,
+        Source::HuggingFace { json, .. } => {
+            json.opt_str(source.own(Key { gguf: "", hugging_face: "hidden_act" }))?
+        }
+    };
+    Ok(match (said, facts.function) {
+        (Some("relu"), _) => Pointwise::Relu,
+        (Some("relu2"), _) => Pointwise::ReluSquared,
+        (None, Some(function)) => function,
+        _ if glu(source, facts)? == Glu::GeluTanh => Pointwise::GeluTanh,
+        _ => Pointwise::Gelu,
+    })
 }
 
 fn token_types(source: &Source<'_>, facts: &Facts) -> Result<usize, Error> {
@@ -673,22 +739,88 @@ fn token_types(source: &Source<'_>, facts: &Facts) -> Result<usize, Error> {
     }
 }
 
-/// Whether the file says that it classifies, which is computed where there is one class: how well two texts fit.
-fn ranks(source: &Source<'_>, facts: &Facts) -> Result<bool, Error> {
-    let Source::HuggingFace { json, .. } = source else { return Ok(false) };
+/// The first position's row of the table of positions.
+fn first_position(source: &Source<'_>, facts: &Facts) -> Result<usize, Error> {
+    match (facts.first_position, source) {
+        (FirstPosition::Zero, _) | (_, Source::Gguf { .. }) => Ok(0),
+        (FirstPosition::Third, _) => Ok(2),
+        (FirstPosition::BehindPadding, Source::HuggingFace { json, .. }) => {
+            let padding = json.opt_u64("pad_token_id")?.unwrap_or(1);
+            let first = usize::try_from(padding).ok().and_then(|padding| padding.checked_add(1));
+            first.ok_or_else(|| bad("pad_token_id", padding, "a token"))
+        }
+    }
+}
+
+/// Positions the model was made for. Some files count the rows of the table before the first, too.
+fn positions(source: &Source<'_>, facts: &Facts, first: usize) -> Result<u32, Error> {
+    let all = source.positions(key::CONTEXT)?;
+    if facts.first_position != FirstPosition::BehindPadding {
+        return Ok(all);
+    }
+    let left = u32::try_from(first).ok().and_then(|first| all.checked_sub(first)).filter(|left| *left > 0);
+    left.ok_or_else(|| bad(&source.spelling(key::CONTEXT), all, &format!("more than the first {first}")))
+}
+
+/// Whether the file says that it classifies, which is computed where there is one class: how well two texts fit. A GGUF file
+/// has the head.
+fn ranks(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Result<bool, Error> {
+    let refuse = |labels: usize| {
+        Err(Error::Unsupported {
+            what: format!("a classifier of {labels} classes"),
+            supported: "one class: how well two texts fit".to_owned(),
+        })
+    };
+    let json = match source {
+        _ if !facts.encoder => return Ok(false),
+        Source::Gguf { metadata, architecture } => {
+            let ranks = metadata.opt_u32(&format!("{architecture}.pooling_type"))? == Some(RANKS);
+            let head = tensor(checkpoint, &stored(checkpoint, facts, Tensor::Classifier));
+            return match head.as_ref().map(|head| &head.shape[..]) {
+                Some([labels, _]) if *labels != 1 => refuse(*labels),
+                head => Ok(ranks || head.is_some()),
+            };
+        }
+        Source::HuggingFace { json, .. } => json,
+    };
     let classes = json.opt_strs("architectures")?.unwrap_or_default();
-    if !facts.encoder || !classes.iter().any(|class| class.ends_with("ForSequenceClassification")) {
+    if !classes.iter().any(|class| class.ends_with("ForSequenceClassification")) {
         return Ok(false);
     }
     // Where the classes have no names there are two.
     let names = json.get("id2label").and_then(|names| names.as_object()).map(serde_json::Map::len);
     let labels = names.or(json.opt_u64("num_labels")?.and_then(|count| usize::try_from(count).ok()));
-    let types = token_types(source, facts)?;
-    match (labels.unwrap_or(2), types) {
-        (1, 2) => Ok(true),
-        (labels, types) => Err(Error::Unsupported {
-            what: format!("a classifier of {labels} classes with {types} kinds of token"),
-            supported: "one class, two kinds of token: how well two texts fit".to_owned(),
+    match labels.unwrap_or(2) {
+        1 => Ok(true),
+        labels => refuse(labels),
+    }
+}
+
+/// What GGUF files say of how they pool where they rank.
+const RANKS: u32 = 4;
+
+/// What the first of two dense layers behind pooling makes.
+fn dense(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts, hidden: usize) -> Result<usize, Error> {
+    let modules = match checkpoint {
+        Checkpoint::HuggingFace(model) => model.dense(),
+        Checkpoint::Gguf(_) if facts.has(Tensor::DenseUp) => {
+            return Ok(source.opt_size(Key { gguf: "dense_2_feat_out", hugging_face: "" })?.unwrap_or(0));
+        }
+        Checkpoint::Gguf(_) => return Ok(0),
+    };
+    match modules {
+        [] => Ok(0),
+        [up, down]
+            if facts.has(Tensor::DenseUp)
+                && (up.folder.as_str(), down.folder.as_str()) == ("2_Dense", "3_Dense")
+                && (up.inputs, down.outputs) == (hidden, hidden)
+                && up.outputs == down.inputs =>
+        {
+            Ok(up.outputs)
+        }
+        modules => Err(Error::Unsupported {
+            what: format!("{} dense layers behind the {} architecture", modules.len(), facts.name),
+            supported: "none, or two from the hidden size and back to it of gemma-embedding".to_owned(),
         }),
     }
 }
@@ -704,13 +836,16 @@ fn pooling(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Resul
         (Source::Gguf { metadata, architecture }, _) => {
             let key = format!("{architecture}.pooling_type");
             match metadata.opt_u32(&key)? {
+                _ if ranks(source, checkpoint, facts)? => ranking_pooling(source, facts)?,
                 None | Some(1) => Pooling::Mean,
                 Some(2) => Pooling::First,
                 Some(3) => Pooling::Last,
                 Some(other) => return refuse(format!("{key} {other}")),
             }
         }
-        (_, Checkpoint::HuggingFace(_)) if ranks(source, facts)? => Pooling::First,
+        (_, Checkpoint::HuggingFace(_)) if ranks(source, checkpoint, facts)? => {
+            ranking_pooling(source, facts)?
+        }
         (_, Checkpoint::HuggingFace(model)) => {
             let Some(pooling) = model.pooling() else { return Ok(Some(Pooling::Mean)) };
             let json = Json::new("pooling", pooling)?;
@@ -735,6 +870,24 @@ fn pooling(source: &Source<'_>, checkpoint: &Checkpoint, facts: &Facts) -> Resul
     Ok(Some(pooling))
 }
 
+/// What the head of a model that ranks reads: the first row, unless it may be said.
+fn ranking_pooling(source: &Source<'_>, facts: &Facts) -> Result<Pooling, Error> {
+    let said = match source {
+        // Every file with such a head is read so by those that write them.
+        Source::Gguf { .. } if facts.has(Tensor::PoolerNorm) => return Ok(Pooling::Mean),
+        Source::Gguf { .. } => None,
+        Source::HuggingFace { json, .. } => json.opt_str("classifier_pooling")?,
+    };
+    match said {
+        None | Some("cls") => Ok(Pooling::First),
+        Some("mean") => Ok(Pooling::Mean),
+        Some(other) => Err(Error::Unsupported {
+            what: format!("classifier_pooling {other:?}"),
+            supported: "cls, mean".to_owned(),
+        }),
+    }
+}
+
 /// Keys that turn these architectures into something else.
 fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(), Error> {
     let refuse =
@@ -755,6 +908,14 @@ fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(),
             let positions = json.opt_str("position_embedding_type")?.filter(|_| facts.has(Tensor::Positions));
             if let Some(kind) = positions.filter(|kind| *kind != "absolute") {
                 return refuse(format!("position_embedding_type {kind:?}"), "absolute");
+            }
+            // Of models that see images it may be a word, which holds for images alone.
+            let both = json.get("use_bidirectional_attention").is_some_and(|both| *both == true);
+            if both != facts.encoder && (both || facts.model_types.is_empty()) {
+                return refuse(
+                    format!("use_bidirectional_attention {both} in the {} architecture", facts.name),
+                    if facts.encoder { "true" } else { "false" },
+                );
             }
             if json.opt_bool("alibi")? == Some(true) {
                 return refuse("attention biased by distance (alibi true)".to_owned(), "rotary positions");

@@ -142,21 +142,13 @@ impl<B: Backend> Model<B> for Decoder<B> {
 }
 
 /// The frequencies that layers rotate by.
-struct Rotation<M: Memory> {
+pub(crate) struct Rotation<M: Memory> {
     rope: Option<Rope<M::Buf>>,        // (rotating pairs of a head)
     window_rope: Option<Rope<M::Buf>>, // (rotating pairs of a head): layers with `Rotary::Window`
 }
 
 impl<M: Memory> Rotation<M> {
-    fn of(&self, rotary: Rotary) -> Option<&Rope<M::Buf>> {
-        match rotary {
-            Rotary::Model => self.rope.as_ref(),
-            Rotary::Window => self.window_rope.as_ref(),
-            Rotary::None => None,
-        }
-    }
-
-    fn load(loader: &Loader<'_, M>) -> Result<Rotation<M>, crate::Error> {
+    pub(crate) fn load(loader: &Loader<'_, M>) -> Result<Rotation<M>, crate::Error> {
         let config = loader.config;
         let rope = |rope: &crate::Rope| -> Result<_, Error> {
             Ok(Rope {
@@ -169,6 +161,15 @@ impl<M: Memory> Rotation<M> {
         let window_rope = config.window_rope.as_ref().filter(rotates).map(rope).transpose()?;
         let rope = Some(&config.rope).filter(rotates).map(rope).transpose()?;
         Ok(Rotation { rope, window_rope })
+    }
+
+    /// A layer's.
+    pub(crate) fn of(&self, rotary: Rotary) -> Option<&Rope<M::Buf>> {
+        match rotary {
+            Rotary::Model => self.rope.as_ref(),
+            Rotary::Window => self.window_rope.as_ref(),
+            Rotary::None => None,
+        }
     }
 }
 

@@ -4,20 +4,24 @@
 use fornax_compute::{Backend, Error, Memory, Norm, Pointwise, Pooling, Purpose, Rows};
 
 use crate::attention::Attention;
-use crate::decoder::{Activations, norm};
+use crate::decoder::{Activations, Rotation, norm};
 use crate::loader::Loader;
 use crate::mlp::Mlp;
 use crate::names::Tensor;
-use crate::{Limits, Model, Stage};
+use crate::{Limits, Model, Rotary, Stage};
 
-/// Weights and activations.
+/// Weights and activations. What an architecture does not have its tables of names do not have.
 pub(crate) struct Encoder<M: Memory> {
-    embedding: M::Weight,         // (vocab, hidden)
-    positions: M::Weight,         // (context, hidden), or with the kinds of token (2 context, hidden)
+    rotation: Rotation<M>,
+    embedding: M::Weight, // (vocab, hidden)
+    embedding_scale: f32,
+    positions: Option<M::Weight>, // (context, hidden), or with the kinds of token (kinds x context, hidden)
     token_type: Option<M::Buf>,   // (hidden): of texts that are no pair, where positions do not have it
-    embedding_norm: Norm<M::Buf>, // (hidden)
+    embedding_norm: Option<Norm<M::Buf>>, // (hidden)
     layers: Vec<Layer<M>>,
+    norm: Option<Norm<M::Buf>>, // (hidden): of the last layer's sums
     pooling: Pooling,
+    dense: Option<Dense<M>>,
     head: Option<Head<M>>,
     /// Behind the positions of a first text those of a second.
     pairs: Option<u32>,
@@ -26,30 +30,52 @@ pub(crate) struct Encoder<M: Memory> {
     other: M::Buf,
 }
 
+/// Two layers behind the pooled vector.
+struct Dense<M: Memory> {
+    up: M::Weight,   // (dense, hidden)
+    down: M::Weight, // (hidden, dense)
+    inner: M::Buf,   // (wanted, dense)
+}
+
 /// What tells of two texts how well they fit.
 struct Head<M: Memory> {
-    pooler: M::Weight,       // (hidden, hidden)
-    pooler_bias: M::Buf,     // (hidden)
-    classifier: M::Weight,   // (1, hidden)
-    classifier_bias: M::Buf, // (1)
+    pooler: M::Weight,           // (hidden, hidden)
+    pooler_bias: Option<M::Buf>, // (hidden)
+    function: Pointwise,
+    norm: Option<Norm<M::Buf>>,      // (hidden)
+    classifier: M::Weight,           // (1, hidden)
+    classifier_bias: Option<M::Buf>, // (1)
 }
 
 impl<M: Memory> Head<M> {
     fn load(loader: &mut Loader<'_, M>) -> Result<Head<M>, crate::Error> {
         Ok(Head {
             pooler: loader.weight(&[Tensor::Pooler], 0)?,
-            pooler_bias: loader.vector(&[Tensor::PoolerBias], 0)?,
+            pooler_bias: loader.opt_vector(&[Tensor::PoolerBias], 0)?,
+            function: loader.config.facts.head_function,
+            norm: norm(loader, Tensor::PoolerNorm, None, 0)?,
             classifier: loader.weight(&[Tensor::Classifier], 0)?,
-            classifier_bias: loader.vector(&[Tensor::ClassifierBias], 0)?,
+            classifier_bias: loader.opt_vector(&[Tensor::ClassifierBias], 0)?,
+        })
+    }
+}
+
+impl<M: Memory> Dense<M> {
+    fn load(loader: &mut Loader<'_, M>, limits: Limits) -> Result<Dense<M>, crate::Error> {
+        Ok(Dense {
+            up: loader.weight(&[Tensor::DenseUp], 0)?,
+            down: loader.weight(&[Tensor::DenseDown], 0)?,
+            inner: loader.memory.alloc(Purpose::Activations, limits.wanted_max, loader.config.dense)?,
         })
     }
 }
 
 struct Layer<M: Memory> {
     attention: Attention<M>,
-    attention_norm: Norm<M::Buf>, // (hidden)
+    rotary: Rotary,
+    attention_norm: Option<Norm<M::Buf>>, // (hidden): of the sum
     mlp: Mlp<M>,
-    mlp_norm: Norm<M::Buf>, // (hidden)
+    mlp_norm: Option<Norm<M::Buf>>, // (hidden): of the sum
 }
 
 impl<M: Memory> Encoder<M> {
@@ -64,17 +90,31 @@ impl<M: Memory> Encoder<M> {
             return Err(crate::Error::Unsupported { what, supported: "the whole".to_owned() });
         }
         let ranks = config.ranks;
+        let (learned, kinds) = (loader.has(Tensor::Positions, 0), loader.has(Tensor::TokenTypes, 0));
         Ok(Encoder {
+            rotation: Rotation::load(loader)?,
             embedding: loader.table(Tensor::Embedding)?,
-            positions: if ranks { loader.typed_positions()? } else { loader.table(Tensor::Positions)? },
-            token_type: if ranks { None } else { Some(loader.first_row(Tensor::TokenTypes)?) },
-            embedding_norm: required(loader, Tensor::EmbeddingNorm, Tensor::EmbeddingNormBias, 0)?,
+            embedding_scale: config.embedding_scale,
+            positions: match learned {
+                true if ranks => Some(loader.typed_positions()?),
+                true => Some(loader.table(Tensor::Positions)?),
+                false => None,
+            },
+            token_type: if kinds && !(ranks && learned) {
+                Some(loader.first_row(Tensor::TokenTypes)?)
+            } else {
+                None
+            },
+            embedding_norm: norm(loader, Tensor::EmbeddingNorm, Some(Tensor::EmbeddingNormBias), 0)?,
             layers: (0..config.layers.len())
                 .map(|layer| Layer::load(loader, layer))
                 .collect::<Result<_, _>>()?,
+            norm: norm(loader, Tensor::OutputNorm, None, 0)?,
             pooling,
+            dense: if config.dense > 0 { Some(Dense::load(loader, limits)?) } else { None },
             head: if ranks { Some(Head::load(loader)?) } else { None },
-            pairs: ranks.then_some(config.context),
+            // Where tokens are of one kind, positions alone tell the texts apart.
+            pairs: ranks.then_some(if config.token_types > 1 { config.context } else { 0 }),
             activations: Activations::alloc(loader, limits)?,
             other: loader.memory.alloc(Purpose::Residual, limits.tokens_max, config.hidden)?,
         })
@@ -83,43 +123,28 @@ impl<M: Memory> Encoder<M> {
 
 impl<M: Memory> Layer<M> {
     fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Layer<M>, crate::Error> {
+        let attention = loader.config.layers[layer].attention();
+        let rotary = attention.map_or(Rotary::None, |attention| attention.rotary);
+        let (attention_bias, mlp_bias) = (Some(Tensor::AttentionSumNormBias), Some(Tensor::MlpSumNormBias));
         Ok(Layer {
             attention: Attention::load(loader, layer)?,
-            attention_norm: required(loader, Tensor::AttentionSumNorm, Tensor::AttentionSumNormBias, layer)?,
+            rotary,
+            attention_norm: norm(loader, Tensor::AttentionSumNorm, attention_bias, layer)?,
             mlp: Mlp::load(loader, layer)?,
-            mlp_norm: required(loader, Tensor::MlpSumNorm, Tensor::MlpSumNormBias, layer)?,
+            mlp_norm: norm(loader, Tensor::MlpSumNorm, mlp_bias, layer)?,
         })
     }
 }
 
-fn required<M: Memory>(
-    loader: &mut Loader<'_, M>,
-    weight: Tensor,
-    bias: Tensor,
-    layer: usize,
-) -> Result<Norm<M::Buf>, crate::Error> {
-    let missing = || crate::Error::MissingTensor { tensor: format!("{weight:?}") };
-    norm(loader, weight, Some(bias), layer)?.ok_or_else(missing)
-}
-
 impl<B: Backend> Model<B> for Encoder<B> {
     fn forward(&mut self, backend: &B, kv: &mut B::Kv, step: &B::Step) -> Result<(), Error> {
-        let Encoder { layers, activations: a, other, .. } = self;
-        backend.embed(step, &self.embedding, other)?;
-        backend.add_positions(step, &self.positions, other)?;
-        if let Some(token_type) = &self.token_type {
-            backend.add_vector(step, Rows::Tokens, token_type, other)?;
-        }
-        backend.norm(step, Rows::Tokens, &self.embedding_norm, other, &mut a.residual)?;
+        self.embed(backend, step)?;
+        let Encoder { rotation, layers, activations: a, other, .. } = self;
         for layer in layers {
-            // Twice a layer, so that a step ends in the buffer where it began, and can be recorded.
-            layer.attention.forward(backend, step, None, kv, a)?;
-            backend.norm(step, Rows::Tokens, &layer.attention_norm, &a.residual, other)?;
-            std::mem::swap(&mut a.residual, other);
-
+            layer.attention.forward(backend, step, rotation.of(layer.rotary), kv, a)?;
+            normalise(backend, step, layer.attention_norm.as_ref(), &mut a.residual, other)?;
             layer.mlp.forward(backend, step, a)?;
-            backend.norm(step, Rows::Tokens, &layer.mlp_norm, &a.residual, other)?;
-            std::mem::swap(&mut a.residual, other);
+            normalise(backend, step, layer.mlp_norm.as_ref(), &mut a.residual, other)?;
         }
         self.read(backend, step).map(|_| ())
     }
@@ -145,27 +170,77 @@ impl<B: Backend> Model<B> for Encoder<B> {
     }
 }
 
+/// `residual` = its norm. Both norms of a layer exchange the buffers, so that a step ends in the buffer where it began, and can
+/// be recorded.
+fn normalise<B: Backend>(
+    backend: &B,
+    step: &B::Step,
+    norm: Option<&Norm<B::Buf>>,
+    residual: &mut B::Buf,
+    other: &mut B::Buf,
+) -> Result<(), Error> {
+    let Some(norm) = norm else { return Ok(()) };
+    backend.norm(step, Rows::Tokens, norm, residual, other)?;
+    std::mem::swap(residual, other);
+    Ok(())
+}
+
 impl<M: Memory> Encoder<M> {
+    /// `residual` = the embedding.
+    fn embed<B>(&mut self, backend: &B, step: &B::Step) -> Result<(), Error>
+    where
+        B: Backend<Weight = M::Weight, Buf = M::Buf>,
+    {
+        let (residual, other) = (&mut self.activations.residual, &mut self.other);
+        let to = if self.embedding_norm.is_some() { &mut *other } else { &mut *residual };
+        backend.embed(step, &self.embedding, to)?;
+        if self.embedding_scale != 1.0 {
+            backend.pointwise(step, Rows::Tokens, Pointwise::Scale(self.embedding_scale), to)?;
+        }
+        if let Some(positions) = &self.positions {
+            backend.add_positions(step, positions, to)?;
+        }
+        if let Some(token_type) = &self.token_type {
+            backend.add_vector(step, Rows::Tokens, token_type, to)?;
+        }
+        match &self.embedding_norm {
+            Some(norm) => backend.norm(step, Rows::Tokens, norm, other, residual),
+            None => Ok(()),
+        }
+    }
+
     /// What becomes of the last layer: (wanted, hidden), or with a head (wanted, 1).
     fn read<B>(&mut self, backend: &B, step: &B::Step) -> Result<&M::Buf, Error>
     where
         B: Backend<Weight = M::Weight, Buf = M::Buf>,
     {
         let (a, wanted) = (&mut self.activations, Rows::Wanted);
-        backend.pool(step, self.pooling, &a.residual, &mut a.wanted_normed)?;
+        let rows = match &self.norm {
+            Some(norm) => {
+                backend.norm(step, Rows::Tokens, norm, &a.residual, &mut self.other)?;
+                &self.other
+            }
+            None => &a.residual,
+        };
+        backend.pool(step, self.pooling, rows, &mut a.wanted_normed)?;
+        if let Some(Dense { up, down, inner }) = &mut self.dense {
+            backend.linear(step, wanted, up, None, &a.wanted_normed, inner)?;
+            backend.linear(step, wanted, down, None, inner, &mut a.wanted)?;
+            return Ok(&a.wanted);
+        }
         let Some(head) = &self.head else { return Ok(&a.wanted_normed) };
-        backend.linear(
-            step,
-            wanted,
-            &head.pooler,
-            Some(&head.pooler_bias),
-            &a.wanted_normed,
-            &mut a.wanted,
-        )?;
-        // A cap of one is the hyperbolic tangent.
-        backend.pointwise(step, wanted, Pointwise::SoftCap(1.0), &mut a.wanted)?;
-        let (weight, bias) = (&head.classifier, Some(&head.classifier_bias));
-        backend.linear(step, wanted, weight, bias, &a.wanted, &mut a.logits)?;
+        let bias = head.pooler_bias.as_ref();
+        backend.linear(step, wanted, &head.pooler, bias, &a.wanted_normed, &mut a.wanted)?;
+        backend.pointwise(step, wanted, head.function, &mut a.wanted)?;
+        let read = match &head.norm {
+            Some(norm) => {
+                backend.norm(step, wanted, norm, &a.wanted, &mut a.wanted_normed)?;
+                &a.wanted_normed
+            }
+            None => &a.wanted,
+        };
+        let (weight, bias) = (&head.classifier, head.classifier_bias.as_ref());
+        backend.linear(step, wanted, weight, bias, read, &mut a.logits)?;
         Ok(&a.logits)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Code asks a fact; it never asks which architecture it is. A fact that is not flipped by a test is not here.
 
-use fornax_compute::{GateOrder, Glu, KeySharing, NormKind, Scores, Shares};
+use fornax_compute::{GateOrder, Glu, KeySharing, NormKind, Pointwise, Scores, Shares};
 
 use crate::arch::{NOT_YET, TABLE};
 use crate::{Error, Name};
@@ -40,9 +40,13 @@ pub struct Facts {
     pub norm: NormKind,
     /// Whether Hugging Face files hold the weights of norms less one. GGUF files never do.
     pub norm_less_one: bool,
-    /// Whether it encodes: positions see each other in both directions, sums are normalised, and there is no head; a text
-    /// becomes one vector.
+    /// Whether it encodes: positions see each other in both directions, and there is no head; a text becomes one vector.
     pub encoder: bool,
+    /// Where the table of learned positions begins in Hugging Face files.
+    pub first_position: FirstPosition,
+    /// What stands between the two matrices of a head that tells how well two texts fit. A cap of one is the hyperbolic
+    /// tangent.
+    pub head_function: Pointwise,
     /// Which projections have biases.
     pub bias: BiasRule,
     /// Which layers have an attention window.
@@ -85,6 +89,8 @@ pub struct Facts {
     pub floor: Floor,
     /// The activation of the feed-forward where the configuration does not say: GGUF never does.
     pub glu: Glu,
+    /// The activation of a feed-forward without gates where it is none of gelu's.
+    pub function: Option<Pointwise>,
     /// What some layers have in place of attention.
     pub recurrent: Option<Recurrent>,
 }
@@ -117,6 +123,17 @@ pub enum ScanLayers {
     Alone,
     /// All, beside attention: what both say of the residual stream is added to it.
     Beside,
+}
+
+/// Which row of a table of positions is the first position's. GGUF files leave out those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstPosition {
+    /// The first.
+    Zero,
+    /// The one behind that of the padding token's number. Those before it are counted among the positions.
+    BehindPadding,
+    /// The third. Those before it are not counted.
+    Third,
 }
 
 /// How the rows of a head's Q and K follow each other, which decides the rows that rotate together.
@@ -190,6 +207,9 @@ pub enum WindowRule {
     EveryLayer(Option<u32>),
     /// Every `n`-th layer sees everything, the others have the window; unless `layer_types` or a pattern says which.
     AllButEvery(u32),
+    /// The first of every `n` layers sees everything, the others have the window; unless `layer_types` or a pattern says
+    /// which.
+    AllButFirstOf(u32),
     /// `layer_types` says which, else the layers from `max_window_layers` on; all of it only if `use_sliding_window`.
     SomeLayers,
 }
@@ -271,11 +291,15 @@ impl Facts {
 
     /// The row of a config.json by its `model_type`, or by its `architectures` where there is no type.
     pub fn of_hugging_face(model_type: Option<&str>, classes: &[&str]) -> Result<&'static Facts, Error> {
+        let named = |facts: &&Facts| classes.iter().any(|class| facts.classes.contains(class));
+        // Some share their type with others, and only their classes tell them apart.
+        let alone = |facts: &&Facts| facts.model_types.is_empty() && named(facts);
         let known = |facts: &&Facts| match model_type {
             Some(model_type) => facts.model_types.contains(&model_type),
-            None => classes.iter().any(|class| facts.classes.contains(class)),
+            None => named(facts),
         };
-        let Some(facts) = Facts::TABLE.iter().find(known) else {
+        let mut all = Facts::TABLE.iter();
+        let Some(facts) = all.clone().find(alone).or_else(|| all.find(known)) else {
             return Err(match (model_type, classes) {
                 (Some(model_type), _) => unknown("model_type", model_type, |facts| facts.model_types),
                 (None, [class, ..]) => unsupported(format!("architecture {class:?}"), |facts| facts.classes),

@@ -65,15 +65,16 @@ impl<B: Backend> Join<B> {
     /// `residual` += `branch`, normalised and scaled. `branch` is used up.
     pub(crate) fn add(&self, backend: &B, step: &B::Step, meeting: Meeting<'_, B>) -> Result<(), Error> {
         let Meeting { branch, room, residual } = meeting;
-        if self.scale != 1.0 {
-            backend.pointwise(step, Rows::Tokens, Pointwise::Scale(self.scale), branch)?;
-        }
-        match (&self.norm, room) {
+        let added = match (&self.norm, room) {
             (Some(norm), Some(room)) => {
                 backend.norm(step, Rows::Tokens, norm, branch, room)?;
-                backend.add(step, Rows::Tokens, room, residual)
+                room
             }
-            _ => backend.add(step, Rows::Tokens, branch, residual),
+            _ => branch,
+        };
+        if self.scale != 1.0 {
+            backend.pointwise(step, Rows::Tokens, Pointwise::Scale(self.scale), added)?;
         }
+        backend.add(step, Rows::Tokens, added, residual)
     }
 }

@@ -45,6 +45,8 @@ pub struct AttentionConfig {
     pub heads: Heads,
     /// How many positions a query sees, its own included; all where there is none.
     pub window: Option<u32>,
+    /// How many positions a query of an encoder sees on each side of its own; all where there is none.
+    pub reach: Option<u32>,
     /// Which rotary positions it has.
     pub rotary: Rotary,
     /// The layer whose keys and values it reads: an earlier one with the same heads of them and the same window. It then has
@@ -208,7 +210,9 @@ pub(crate) fn read(
     let rotates = rotates(source, facts, &windows)?;
     let attention = |window: Option<u32>, rotates: bool| AttentionConfig {
         heads,
-        window,
+        window: window.filter(|_| !facts.encoder),
+        // An encoder's window lies around a query, half of it on each side.
+        reach: window.filter(|_| facts.encoder).map(|window| window / 2),
         rotary: match window {
             _ if !rotates => Rotary::None,
             Some(_) if windows_rotate => Rotary::Window,
@@ -592,6 +596,12 @@ impl LayerType {
         let kind = |layer: u32| if layer.is_multiple_of(n) { LayerType::Full } else { LayerType::Sliding };
         (1..).take(layers).map(kind).collect()
     }
+
+    /// The first of every `n` layers sees everything, the others have the window.
+    fn all_but_first_of(n: u32, layers: usize) -> Vec<LayerType> {
+        let kind = |layer: u32| if layer.is_multiple_of(n) { LayerType::Full } else { LayerType::Sliding };
+        (0..).take(layers).map(kind).collect()
+    }
 }
 
 /// Each layer's window.
@@ -606,8 +616,12 @@ fn windows(source: &Source<'_>, facts: &Facts, layers: usize) -> Result<Vec<Opti
             let window = metadata.opt_u32(&source.spelling(key::WINDOW))?.filter(|window| *window > 0);
             return match (window, facts.window) {
                 (Some(window), WindowRule::AllButEvery(n)) => {
-                    let types = gguf_pattern(source, layers)?;
+                    let types = gguf_pattern(source, layers, LayerType::all_but_every)?;
                     some(window, types.unwrap_or_else(|| LayerType::all_but_every(n, layers)))
+                }
+                (Some(window), WindowRule::AllButFirstOf(n)) => {
+                    let types = gguf_pattern(source, layers, LayerType::all_but_first_of)?;
+                    some(window, types.unwrap_or_else(|| LayerType::all_but_first_of(n, layers)))
                 }
                 // Converters write the key for others where it holds for every layer.
                 (window, _) => every(window),
@@ -619,20 +633,35 @@ fn windows(source: &Source<'_>, facts: &Facts, layers: usize) -> Result<Vec<Opti
     match facts.window {
         WindowRule::Never => every(None),
         WindowRule::EveryLayer(default) if !given => every(default),
-        WindowRule::EveryLayer(_) | WindowRule::AllButEvery(_) if given && null => every(None),
+        WindowRule::EveryLayer(_) | WindowRule::AllButEvery(_) | WindowRule::AllButFirstOf(_)
+            if given && null =>
+        {
+            every(None)
+        }
         WindowRule::EveryLayer(_) => every(Some(source.positions(key::WINDOW)?)),
         // Neither the file nor the architecture has one.
-        WindowRule::AllButEvery(_) if source.opt_whole(key::WINDOW)?.is_none() => every(None),
-        WindowRule::AllButEvery(n) => {
+        WindowRule::AllButEvery(_) | WindowRule::AllButFirstOf(_)
+            if source.opt_whole(key::WINDOW)?.is_none() =>
+        {
+            every(None)
+        }
+        WindowRule::AllButEvery(n) | WindowRule::AllButFirstOf(n) => {
             let window = source.positions(key::WINDOW)?;
             if let Some(types) = layer_types(json, layers)? {
                 return some(window, types);
             }
             let n = json
-                .opt_u64(key::WINDOW_PATTERN.hugging_face)?
+                .opt_u64(source.own(key::WINDOW_PATTERN))?
                 .and_then(|n| u32::try_from(n).ok())
-                .unwrap_or(n);
-            some(window, LayerType::all_but_every(n.max(1), layers))
+                .unwrap_or(n)
+                .max(1);
+            some(
+                window,
+                match facts.window {
+                    WindowRule::AllButFirstOf(_) => LayerType::all_but_first_of(n, layers),
+                    _ => LayerType::all_but_every(n, layers),
+                },
+            )
         }
         WindowRule::SomeLayers => {
             if !json.opt_bool("use_sliding_window")?.unwrap_or(false) || null {
@@ -652,7 +681,11 @@ fn windows(source: &Source<'_>, facts: &Facts, layers: usize) -> Result<Vec<Opti
 }
 
 /// The layers' types where a GGUF file says them: layer by layer, or every how many one has no window.
-fn gguf_pattern(source: &Source<'_>, layers: usize) -> Result<Option<Vec<LayerType>>, Error> {
+fn gguf_pattern(
+    source: &Source<'_>,
+    layers: usize,
+    every: fn(u32, usize) -> Vec<LayerType>,
+) -> Result<Option<Vec<LayerType>>, Error> {
     let Source::Gguf { metadata, .. } = source else { return Ok(None) };
     let key = source.spelling(key::WINDOW_PATTERN);
     match metadata.get(&key) {
@@ -667,7 +700,7 @@ fn gguf_pattern(source: &Source<'_>, layers: usize) -> Result<Option<Vec<LayerTy
         }
         Some(_) => {
             let n = metadata.opt_u32(&key)?.unwrap_or(0).max(1);
-            Ok(Some(LayerType::all_but_every(n, layers)))
+            Ok(Some(every(n, layers)))
         }
     }
 }

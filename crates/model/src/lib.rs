@@ -41,8 +41,8 @@ pub use adapter::{Adapter, AdapterFault};
 pub use config::{Config, Scales, ScanScales};
 pub use error::Error;
 pub use facts::{
-    AttentionScale, BiasRule, EmbeddingScale, Facts, Floor, LogitScale, ParallelRule, QkRows, Recurrent,
-    RotaryRule, ScanLayers, ShareRule, SoftCaps, WindowRule,
+    AttentionScale, BiasRule, EmbeddingScale, Facts, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,
+    Recurrent, RotaryRule, ScanLayers, ShareRule, SoftCaps, WindowRule,
 };
 pub use layers::{AttentionConfig, FeedForward, LayerConfig, Mixer, Mixture, Rotary};
 pub use names::{Dim, Name, Owner, Portion, Stretch, Tensor, Transform, When};

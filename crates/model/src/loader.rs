@@ -337,7 +337,10 @@ impl<'a, M: Memory> Loader<'a, M> {
                 if row.shape.first() == Some(&Dim::One) && view.shape.len() < row.shape.len() {
                     view.shape.insert(0, 1);
                 }
-                Ok(view)
+                match row.transform {
+                    Transform::FromFirst => Ok(view.rows(self.config.first_position..view.shape[0])?),
+                    _ => Ok(view),
+                }
             }
         }
     }
@@ -496,6 +499,10 @@ fn expected(
             return one(vec![scan.heads.groups, shape[0] / scan.heads.groups], 1);
         }
         _ => {}
+    }
+    if row.transform == Transform::FromFirst {
+        let share = Share { own: shape[0] - config.first_position, all: shape[0] };
+        return shared(shape, share);
     }
     if gguf {
         return one(shape, 1);

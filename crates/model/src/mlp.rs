@@ -17,6 +17,7 @@ pub(crate) struct Mlp<M: Memory> {
     down_changes: Changes<M>,
     down_bias: Option<M::Buf>, // (hidden)
     glu: Glu,
+    function: Pointwise,
     /// Which of the step's buffers are as wide.
     room: usize,
     join: Join<M>,
@@ -48,6 +49,7 @@ impl<M: Memory> Mlp<M> {
             down: loader.weight(&[Tensor::Down], layer)?,
             down_bias: loader.opt_vector(&[Tensor::DownBias], layer)?,
             glu: loader.config.glu,
+            function: loader.config.function,
             room: inner_room(loader, layer),
             gate_factors: match loader.config.scales.gate {
                 1.0 => None,
@@ -89,11 +91,7 @@ impl<B: Backend> Mlp<B> {
         }
         match (&mut *gated, self.glu) {
             (Some(gated), glu) => backend.glu(step, glu, gate_up, gated)?,
-            (None, Glu::GeluTanh) => backend.pointwise(step, Rows::Tokens, Pointwise::GeluTanh, gate_up)?,
-            (None, Glu::ReluSquared) => {
-                backend.pointwise(step, Rows::Tokens, Pointwise::ReluSquared, gate_up)?;
-            }
-            (None, _) => backend.pointwise(step, Rows::Tokens, Pointwise::Gelu, gate_up)?,
+            (None, _) => backend.pointwise(step, Rows::Tokens, self.function, gate_up)?,
         }
         let down = Linear { weight: &self.down, bias: self.down_bias.as_ref() };
         let inner = gated.as_ref().unwrap_or(gate_up);

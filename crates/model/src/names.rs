@@ -19,8 +19,11 @@ pub enum Tensor {
     EmbeddingNormBias,
     Pooler,
     PoolerBias,
+    PoolerNorm,
     Classifier,
     ClassifierBias,
+    DenseUp,
+    DenseDown,
     OutputNorm,
     OutputNormBias,
     Output,
@@ -131,6 +134,10 @@ pub enum Dim {
     Pairs,
     /// Positions the model was made for.
     Context,
+    /// Rows of the table of positions: those, and what is before the first.
+    Positions,
+    /// What the first dense layer behind pooling makes.
+    Dense,
     /// Experts.
     Experts,
     /// An expert's inner size.
@@ -185,6 +192,8 @@ pub enum When {
     ScanNorm,
     Mixes,
     Feeds,
+    BehindFirst,
+    DenseLayers,
 }
 
 /// What loading does to the stored rows.
@@ -192,6 +201,8 @@ pub enum When {
 pub enum Transform {
     /// Nothing.
     Keep,
+    /// Leaves out the rows of a table of positions before the first position's.
+    FromFirst,
     /// Puts the rows that rotate together where rotation wants them, if the container has another order.
     QkRows,
     /// Puts queries before keys before values where Hugging Face files have, for each head of keys and values, its queries,
@@ -371,6 +382,12 @@ pub(crate) const MLP: &[Name] = {
     ]
 };
 
+/// The feed-forward without gates.
+pub(crate) const UNGATED: &[Name] = {
+    let [_, up, down, _, up_bias, down_bias] = MLP else { panic!() };
+    &[*up, *down, *up_bias, *down_bias]
+};
+
 /// Experts, as Qwen names them.
 #[rustfmt::skip]
 pub(crate) const QWEN_EXPERTS: &[Name] = {
@@ -472,6 +489,8 @@ impl When {
             When::Mixes => config.layers[layer].mixer != Mixer::None,
             When::Feeds => config.layers[layer].feed_forward != FeedForward::None,
             When::ScanConvBias => config.layers[layer].scan().is_some_and(|scan| scan.conv_bias),
+            When::BehindFirst => layer > 0,
+            When::DenseLayers => config.dense > 0,
         }
     }
 }
@@ -504,6 +523,8 @@ impl Dim {
             Dim::TwoFfn => 2 * feed_forward.ffn(),
             Dim::Pairs => config.rope.dims / 2,
             Dim::Context => config.context as usize,
+            Dim::Positions => config.context as usize + config.first_position,
+            Dim::Dense => config.dense,
             Dim::Experts => mixture.map_or(0, |mixture| mixture.routing.experts),
             Dim::ExpertFfn => mixture.map_or(0, |mixture| mixture.ffn),
             Dim::One => 1,

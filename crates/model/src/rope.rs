@@ -183,7 +183,8 @@ impl Rope {
                 ));
             }
         }
-        let window = facts.window_rope_base.map(|default| rope.of_windows(source, default)).transpose()?;
+        let window =
+            facts.window_rope_base.map(|default| rope.of_windows(source, facts, default)).transpose()?;
         Ok((rope, window))
     }
 
@@ -193,14 +194,14 @@ impl Rope {
     }
 
     /// The rotation of layers with a window beside this one: nearer positions need no scaling.
-    fn of_windows(&self, source: &Source<'_>, default: f64) -> Result<Rope, Error> {
+    fn of_windows(&self, source: &Source<'_>, facts: &Facts, default: f64) -> Result<Rope, Error> {
         let base = match source {
             Source::Gguf { .. } => source.opt_number(Key { gguf: "rope.freq_base_swa", hugging_face: "" })?,
             Source::HuggingFace { json, .. } => {
                 let own = layer_kind(json, "sliding_attention")?;
                 match own.map(|own| own.opt_f64("rope_theta")).transpose()?.flatten() {
                     Some(base) => Some(base),
-                    None => json.opt_f64("rope_local_base_freq")?,
+                    None => json.opt_f64(facts.own("rope_local_base_freq"))?,
                 }
             }
         };

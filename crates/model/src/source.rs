@@ -71,7 +71,10 @@ impl<'a> Source<'a> {
             Source::HuggingFace { json, .. } => {
                 #[expect(clippy::cast_sign_loss, reason = "the table's own numbers of things")]
                 let default = || self.default(key).map(|number| number as u64);
-                json.opt_same_u64(self.own(key))?.or_else(default)
+                let said = json.opt_same_u64(self.own(key))?;
+                // Newer files of an architecture with names of its own may have everyone's.
+                said.map_or_else(|| json.opt_same_u64(key.hugging_face), |said| Ok(Some(said)))?
+                    .or_else(default)
             }
         })
     }
@@ -106,7 +109,12 @@ impl<'a> Source<'a> {
     pub(crate) fn opt_number(&self, key: Key) -> Result<Option<f64>, Error> {
         match self {
             Source::Gguf { metadata, .. } => opt_f32(metadata, &self.spelling(key)),
-            Source::HuggingFace { json, .. } => Ok(json.opt_f64(self.own(key))?.or(self.default(key))),
+            Source::HuggingFace { json, .. } => {
+                let said = json.opt_f64(self.own(key))?;
+                Ok(said
+                    .map_or_else(|| json.opt_f64(key.hugging_face), |said| Ok(Some(said)))?
+                    .or(self.default(key)))
+            }
         }
     }
 }

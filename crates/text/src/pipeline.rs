@@ -7,6 +7,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tokenizers::tokenizer::normalizer::Range as NormalizedRange;
 use tokenizers::{
@@ -15,6 +17,7 @@ use tokenizers::{
 };
 
 use crate::special::{Trust, Whole, WholeTokens};
+use crate::spm::Spaces;
 use crate::vocab::{Kind, Spelling, looks_reserved};
 use crate::{Error, tokenizer_json};
 
@@ -26,6 +29,8 @@ pub(crate) struct Pipeline {
     raw: WholeTokens,
     /// Sought after normalisation.
     normalized: WholeTokens,
+    /// Which tokens only templates may spell, by id: a model of pieces could find them in any text.
+    reserved: Vec<bool>,
 }
 
 /// What a `tokenizer.json` says about its tokens and the ends of a text.
@@ -39,6 +44,8 @@ pub(crate) struct Description {
     pub(crate) prefix: Vec<u32>,
     /// Tokens that the post-processor puts after a text.
     pub(crate) suffix: Vec<u32>,
+    /// Tokens that it puts before a second text, behind those after the first.
+    pub(crate) second: Vec<u32>,
 }
 
 impl Pipeline {
@@ -64,11 +71,19 @@ impl Pipeline {
         };
         let (bare, dressed) = (ends("a", false)?, ends("a", true)?);
         let start = dressed.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
+        let suffix = dressed[start + bare.len()..].to_vec();
+        // A post-processor without a form for two texts fails, or puts nothing between them.
+        let pair =
+            tokenizer.encode_fast(("a", "a"), true).map(|pair| pair.get_ids().to_vec()).unwrap_or_default();
+        let behind = [&dressed[..start], &bare[..], &suffix[..]].concat();
+        let end = [&bare[..], &suffix[..]].concat();
+        let second = pair.strip_prefix(&behind[..]).and_then(|rest| rest.strip_suffix(&end[..]));
         let description = Description {
             tokens: describe(&tokenizer, spelling),
             strips_space: spelling.strips_space,
             prefix: dressed[..start].to_vec(),
-            suffix: dressed[start + bare.len()..].to_vec(),
+            second: second.unwrap_or_default().to_vec(),
+            suffix,
         };
         let pipeline = Pipeline::new(tokenizer, &description.tokens);
         Ok((pipeline, description))
@@ -115,6 +130,40 @@ impl Pipeline {
         Ok(Pipeline::new(tokenizer, &described))
     }
 
+    /// Unigram pieces as GGUF stores them, with the map of characters that texts go through first.
+    pub(crate) fn unigram(
+        tokens: &[String],
+        kinds: &[Kind],
+        scores: &[f32],
+        unknown: u32,
+        charsmap: &[u8],
+        spaces: Spaces,
+    ) -> Result<Pipeline, Error> {
+        let wrong = |reason: String| Error::Encode { reason };
+        let vocab: Vec<Value> =
+            tokens.iter().zip(scores).map(|(token, score)| json!([token, f64::from(*score)])).collect();
+        let normalizer = match charsmap {
+            [] => Value::Null,
+            map => json!({"type": "Precompiled", "precompiled_charsmap": BASE64_STANDARD.encode(map)}),
+        };
+        let scheme = if spaces.add_prefix { "always" } else { "never" };
+        let metaspace =
+            json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
+        let words = json!({"type": "WhitespaceSplit"});
+        let steps = if spaces.remove_extra { vec![words, metaspace] } else { vec![metaspace] };
+        let description = json!({
+            "model": { "type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": false },
+            "normalizer": normalizer,
+            "pre_tokenizer": { "type": "Sequence", "pretokenizers": steps },
+        });
+        tokenizer_json::check(description.to_string().as_bytes()).map_err(wrong)?;
+        let read = || serde_json::from_value::<Tokenizer>(description).map_err(|e| e.to_string());
+        let tokenizer = unpanicked(read).unwrap_or_else(Err).map_err(wrong)?;
+        let described: Vec<_> =
+            tokens.iter().zip(kinds).map(|(token, &kind)| (token.as_bytes().to_vec(), kind)).collect();
+        Ok(Pipeline::new(tokenizer, &described))
+    }
+
     fn new(tokenizer: Tokenizer, tokens: &[(Vec<u8>, Kind)]) -> Pipeline {
         let added = tokenizer.get_added_tokens_decoder();
         let mut raw = Vec::new();
@@ -145,7 +194,8 @@ impl Pipeline {
         let trie = |tokens: Vec<(Vec<u8>, Whole)>| {
             WholeTokens::new(tokens.iter().map(|(bytes, whole)| (bytes.as_slice(), whole.clone())))
         };
-        Pipeline { tokenizer, raw: trie(raw), normalized: trie(normalized) }
+        let reserved = tokens.iter().map(|(_, kind)| kind.is_reserved()).collect();
+        Pipeline { tokenizer, raw: trie(raw), normalized: trie(normalized), reserved }
     }
 
     /// The same with other kinds of tokens: only the configuration files around it name all end tokens, and what is
@@ -173,12 +223,44 @@ impl Pipeline {
         if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
         }
-        let model = self.tokenizer.get_model();
-        pieces.tokenize(|piece| model.tokenize(piece.get()))?;
+        pieces.tokenize(|piece| self.tokens(piece.get()))?;
         for (_, _, tokens) in pieces.get_splits(OffsetReferential::Original, OffsetType::None) {
             out.extend(tokens.iter().flatten().map(|token| token.id));
         }
         Ok(())
+    }
+}
+
+impl Pipeline {
+    /// The tokens of a piece of text. Where the model finds what only templates may spell, the piece is cut behind the first
+    /// character of it, as often as it takes.
+    fn tokens(&self, piece: &str) -> tokenizers::Result<Vec<Token>> {
+        let model = self.tokenizer.get_model();
+        let mut out = Vec::new();
+        let mut waiting = vec![(0, piece.len())];
+        while let Some((from, to)) = waiting.pop() {
+            let tokens = model.tokenize(&piece[from..to])?;
+            let mut cuts = vec![from];
+            for Token { id, value, offsets } in &tokens {
+                // What nobody knows has a reserved token, too, which it does not spell.
+                let spelled = || piece.get(from + offsets.0..from + offsets.1) == Some(value.as_str());
+                let first = value.chars().next().map_or(0, char::len_utf8);
+                if self.reserved.get(*id as usize) == Some(&true) && first < value.len() && spelled() {
+                    cuts.push(from + offsets.0 + first);
+                }
+            }
+            if let [_] = cuts[..] {
+                let moved = |mut token: Token| {
+                    token.offsets = (token.offsets.0 + from, token.offsets.1 + from);
+                    token
+                };
+                out.extend(tokens.into_iter().map(moved));
+                continue;
+            }
+            cuts.push(to);
+            waiting.extend(cuts.windows(2).rev().map(|ends| (ends[0], ends[1])));
+        }
+        Ok(out)
     }
 }
 

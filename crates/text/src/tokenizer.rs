@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fornax_format::{Checkpoint, HuggingFace, Metadata};
+use fornax_format::{Array, Checkpoint, HuggingFace, Metadata, Value as FormatValue};
 use serde_json::Value;
 
 use crate::bpe::Bpe;
@@ -35,6 +35,8 @@ pub struct Tokenizer {
     /// What goes before and after a prompt.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    /// What goes before a second text, behind the first one's suffix.
+    second: Vec<u32>,
     /// Ascending.
     end_tokens: Vec<u32>,
 }
@@ -173,11 +175,32 @@ impl Tokenizer {
                     Pipeline::word_piece(tokens, &kinds, unknown, lowercase, strip_accents)?.into(),
                 )
             }
+            "t5" => {
+                strips_space = true;
+                let scores = metadata.f32s("tokenizer.ggml.scores")?;
+                check_length("tokenizer.ggml.scores", tokens.len(), scores.len())?;
+                let spaces = Spaces {
+                    add_prefix: metadata.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
+                    remove_extra: metadata
+                        .opt_bool("tokenizer.ggml.remove_extra_whitespaces")?
+                        .unwrap_or(true),
+                };
+                let unknown = u64::from(named.unknown.unwrap_or(2));
+                let unknown = known_id("tokenizer.ggml.unknown_token_id", unknown, tokens.len())?;
+                let charsmap = charsmap(metadata)?;
+                Model::Pipeline(
+                    Pipeline::unigram(tokens, &kinds, &scores, unknown, &charsmap, spaces)?.into(),
+                )
+            }
             other => return Err(Error::UnsupportedModel { model: other.to_owned() }),
         };
-        if metadata.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false) {
+        let unigram = family == "t5";
+        if metadata.opt_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(unigram) {
             suffix.extend(named.eos);
         }
+        // RoBERTa and its kin, whichever pieces they have, put two ends between two texts; no key says so.
+        let two_ends = family != "bert" && metadata.opt_str("general.architecture")? == Some("bert");
+        let second = named.eos.filter(|_| two_ends).into_iter().collect();
         let add_bos = metadata.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
         let prefix = named.bos.filter(|_| add_bos).into_iter().collect();
         // Phi-3's markers swallow the line break that its template writes after them; GGUF has no field for it.
@@ -191,7 +214,7 @@ impl Tokenizer {
             (kind.is_reserved() || kind == Kind::UserDefined).then_some((bytes, whole))
         }));
         let end_tokens = all_end_tokens(&vocab, ends);
-        Ok(Tokenizer { vocab, model, wholes, strips_space, named, prefix, suffix, end_tokens })
+        Ok(Tokenizer { vocab, model, wholes, strips_space, named, prefix, suffix, second, end_tokens })
     }
 
     /// The tokenizer of a Hugging Face directory (`tokenizer.json` and the configuration files beside it).
@@ -253,10 +276,10 @@ impl Tokenizer {
         let reserved = vocab.ids().filter(|&id| vocab.kind(id).is_reserved());
         let wholes = WholeTokens::new(reserved.map(|id| (vocab.bytes(id), Whole::new(id, true))));
         let end_tokens = all_end_tokens(&vocab, ends);
-        let (prefix, suffix) = (description.prefix, description.suffix);
+        let (prefix, suffix, second) = (description.prefix, description.suffix, description.second);
         let strips_space = description.strips_space;
         let model = Model::Pipeline(pipeline.into());
-        Ok(Tokenizer { vocab, model, wholes, strips_space, named, prefix, suffix, end_tokens })
+        Ok(Tokenizer { vocab, model, wholes, strips_space, named, prefix, suffix, second, end_tokens })
     }
 
     /// The tokens of `text` and nothing else: no BOS, no end token.
@@ -273,10 +296,11 @@ impl Tokenizer {
         Ok(self.dress(self.encode(text, special)?))
     }
 
-    /// The tokens of a text behind another one in the same prompt, as BERT reads pairs: with what ends a text, without
-    /// what begins it.
+    /// The tokens of a text behind another one in the same prompt, as BERT reads pairs: with what ends a text, without what
+    /// begins it, and with what else stands between two.
     pub fn encode_second(&self, text: &str, special: Special) -> Result<Vec<u32>, Error> {
-        let mut tokens = self.encode(text, special)?;
+        let mut tokens = self.second.clone();
+        tokens.append(&mut self.encode(text, special)?);
         tokens.extend_from_slice(&self.suffix);
         Ok(tokens)
     }
@@ -420,6 +444,19 @@ struct Configs<'a> {
     tokenizer: Option<&'a Value>,
     generation: Option<&'a Value>,
     model: Option<&'a Value>,
+}
+
+/// The map of characters that texts go through first, as its bytes; empty where there is none.
+fn charsmap(metadata: &Metadata) -> Result<Vec<u8>, Error> {
+    const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
+    match metadata.get(KEY) {
+        None => Ok(Vec::new()),
+        Some(FormatValue::Array(Array::U8(bytes))) => Ok(bytes.clone()),
+        Some(FormatValue::Array(Array::I8(bytes))) => {
+            Ok(bytes.iter().map(|byte| byte.cast_unsigned()).collect())
+        }
+        Some(_) => Err(Error::Encode { reason: format!("{KEY} is no list of bytes") }),
+    }
 }
 
 fn check_length(key: &'static str, wanted: usize, got: usize) -> Result<(), Error> {

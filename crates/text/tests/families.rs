@@ -198,8 +198,8 @@ fn what_is_not_known_is_refused_by_name() {
     refused(bpe(|v| v.str("tokenizer.ggml.pre", "gpt-5000")), "gpt-5000");
     refused(bpe(|v| v), "tokenizer.ggml.pre");
     refused(
-        Vocabulary::default().str("tokenizer.ggml.model", "t5").tokens(&[("a", NORMAL)]).tokenizer(),
-        "'t5'",
+        Vocabulary::default().str("tokenizer.ggml.model", "rwkv").tokens(&[("a", NORMAL)]).tokenizer(),
+        "'rwkv'",
     );
     refused(Vocabulary::default().tokenizer(), "tokenizer.ggml.model");
     refused(spm(&PIECES, |v| v.u32("tokenizer.ggml.eos_token_id", 9999)), "9999");

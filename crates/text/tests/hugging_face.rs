@@ -200,3 +200,41 @@ fn a_hostile_tokenizer_json_is_an_error() {
     // Its length is right and what it says is not: the crate would read behind the end of its table.
     refused("a map that points beyond itself", file(vocab, json!([]), charsmap("BAAAAP////9hAA==")));
 }
+
+/// Pieces that weigh, with a map of characters: in both containers as sentencepiece cuts them, and two texts as the hub's own
+/// tokenizer puts them together.
+#[test]
+fn unigram_pieces_are_those_of_sentencepiece_in_both_containers() {
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    let golden = std::fs::read(fixtures.join("xlm-roberta-pair/golden.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&golden).unwrap();
+    let tokens = |value: &Value| -> Vec<u32> { serde_json::from_value(value["tokens"].clone()).unwrap() };
+    for place in ["xlm-roberta-pair", "xlm-roberta-pair.gguf"] {
+        let tokenizer = Tokenizer::open(&Checkpoint::open(&fixtures.join(place)).unwrap()).unwrap();
+        for case in golden["encodings"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let ours = tokenizer.encode(text, Special::AsText).unwrap();
+            assert_eq!(ours, tokens(case), "{place}: {text:?}");
+        }
+        for pair in golden["pairs"].as_array().unwrap() {
+            let text = |which: &str| pair[which].as_str().unwrap();
+            let mut both = tokenizer.encode_prompt(text("query"), Special::AsText).unwrap();
+            assert_eq!(both.len() as u64, pair["second"].as_u64().unwrap(), "{place}");
+            both.extend(tokenizer.encode_second(text("document"), Special::AsText).unwrap());
+            assert_eq!(both, tokens(pair), "{place}");
+        }
+        assert_eq!(
+            tokenizer.decode(&tokenizer.encode("sky is blue", Special::AsText).unwrap()),
+            "sky is blue"
+        );
+        // Pieces that are written as control tokens weigh nothing, so that a model of pieces likes them best.
+        for text in ["<s>", "sky</s>blue", "<s></s><s><pad>", "</</s>s>"] {
+            let ours = tokenizer.encode(text, Special::AsText).unwrap();
+            assert!(ours.iter().all(|&id| ![0, 1, 2].contains(&id)), "{place}: {text} is {ours:?}");
+        }
+        assert_eq!(tokenizer.encode("<s>", Special::Parse).unwrap(), [0], "{place}");
+        // Many of them are cut in one pass.
+        let many = "<s>".repeat(1_000);
+        assert!(tokenizer.encode(&many, Special::AsText).unwrap().iter().all(|&id| id > 2), "{place}");
+    }
+}

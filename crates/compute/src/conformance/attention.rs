@@ -63,10 +63,11 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 });
             }
         }
-        for extra in [Need::SoftCap, Need::Sinks, Need::BothDirections, Need::SharedKeys] {
+        for extra in [Need::SoftCap, Need::Sinks, Need::BothDirections, Need::Reach, Need::SharedKeys] {
             for (window, fused) in [(None, false), (Some(33), false), (None, true)] {
                 // `attend` writes the keys that it reads.
-                if window.is_some() && extra == Need::BothDirections || fused && extra == Need::SharedKeys {
+                let both = matches!(extra, Need::BothDirections | Need::Reach);
+                if window.is_some() && both || fused && extra == Need::SharedKeys {
                     continue;
                 }
                 let extra = Some(extra);
@@ -387,6 +388,7 @@ impl Sequences {
                 attention.sinks = Some(backend.upload_values(&sinks)?);
             }
             Some(Need::BothDirections) => attention.causal = false,
+            Some(Need::Reach) => (attention.causal, attention.reach) = (false, Some(20)),
             _ => {}
         }
         step(backend, batch, |step| {

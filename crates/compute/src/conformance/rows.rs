@@ -36,7 +36,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
         suite.compare(AddGated { columns, size: 100.0 });
         suite.compare(Factors { columns });
         for size in [1.0, 100.0] {
-            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::ReluSquared, Glu::Clamped] {
+            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
                 suite.compare(Gated { kind, columns, size });
             }
             for function in [
@@ -44,6 +44,7 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 Pointwise::SoftCap(30.0),
                 Pointwise::Gelu,
                 Pointwise::GeluTanh,
+                Pointwise::Relu,
                 Pointwise::ReluSquared,
             ] {
                 suite.compare(Each { function, columns, size });
@@ -244,7 +245,7 @@ impl Case for Gated {
     fn needs(&self) -> Vec<Need> {
         match self.kind {
             Glu::Silu => Vec::new(),
-            Glu::Gelu | Glu::GeluTanh | Glu::ReluSquared => vec![Need::Gelu],
+            Glu::Gelu | Glu::GeluTanh => vec![Need::Gelu],
             Glu::Clamped => vec![Need::Experts],
         }
     }

@@ -56,6 +56,8 @@ pub(super) struct Layer<'a> {
     pub(super) sinks: Option<&'a [f32]>,
     /// Whether a query sees nothing behind its own position; else all of its row.
     pub(super) causal: bool,
+    /// How many positions on each side of its own a query sees that is not causal.
+    pub(super) reach: Option<usize>,
     /// The layer's KV group, whose page tables it uses.
     pub(super) group: usize,
     /// Columns of the rows that begin with the queries: of fused ones, or the queries alone.
@@ -194,7 +196,7 @@ impl Layer<'_> {
         let end_of = |position: usize| match sees.lasts {
             Some(lasts) => lasts[position - tokens.start] as usize + 1,
             None if self.causal => position + 1,
-            None => sees.row_end,
+            None => self.reach.map_or(sees.row_end, |reach| sees.row_end.min(position + reach + 1)),
         };
         let last = tokens.start + tokens.len - 1;
         let end = sees
@@ -254,7 +256,8 @@ impl Layer<'_> {
 
     /// The first position that a query at `position` sees.
     fn first_seen(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
+        let near = self.reach.map_or(0, |reach| position.saturating_sub(reach));
+        near.max(self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize)))
     }
 }
 

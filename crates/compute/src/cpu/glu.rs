@@ -40,7 +40,6 @@ fn glu_row(kind: Glu, gate: &[f32], up: &[f32], out: &mut [f32]) {
         Glu::Silu => gated(gate, up, out, silu),
         Glu::Gelu => gated(gate, up, out, gelu),
         Glu::GeluTanh => gated(gate, up, out, gelu_tanh),
-        Glu::ReluSquared => gated(gate, up, out, relu_squared),
         Glu::Clamped => clamped(gate, up, out),
     }
 }
@@ -69,7 +68,8 @@ fn pointwise_row(function: Pointwise, x: &mut [f32]) {
         Pointwise::SoftCap(cap) => each(x, |x| soft_cap(cap, x)),
         Pointwise::Gelu => each(x, gelu),
         Pointwise::GeluTanh => each(x, gelu_tanh),
-        Pointwise::ReluSquared => each(x, relu_squared),
+        Pointwise::Relu => each(x, relu),
+        Pointwise::ReluSquared => each(x, |x| relu(x) * relu(x)),
     }
 }
 
@@ -90,12 +90,6 @@ pub(super) fn soft_cap(cap: f32, x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
-}
-
-/// NaN takes the second branch and stays.
-#[inline(always)]
-fn relu_squared(x: f32) -> f32 {
-    if x < 0.0 { 0.0 } else { x * x }
 }
 
 /// `x / 2 * (1 + tanh(u))` is `x / (1 + e^(-2u))`.
@@ -127,6 +121,12 @@ fn gelu(x: f32) -> f32 {
     // NaN takes the second branch and stays.
     let share = if x < 0.0 { tail } else { 2.0 - tail };
     0.5 * x * share
+}
+
+/// Zero for what is less. NaN takes the second branch and stays.
+#[inline(always)]
+fn relu(x: f32) -> f32 {
+    if x < 0.0 { 0.0 } else { x }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -191,7 +191,7 @@ mod tests {
     fn every_instruction_set_agrees_in_every_bit() {
         for (rows, columns) in [(1, 1), (3, 15), (7, 1536)] {
             let gate_up: Vec<_> = numbers(3, rows * 2 * columns).iter().map(|x| x * 40.0).collect();
-            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::ReluSquared, Glu::Clamped] {
+            for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
                 let mut scalar = vec![f32::NAN; rows * columns];
                 glu(&Pool::new(1).unwrap(), Simd::Scalar, kind, columns, &gate_up, &mut scalar);
                 for simd in Simd::present() {
@@ -205,6 +205,7 @@ mod tests {
                 Pointwise::SoftCap(7.0),
                 Pointwise::Gelu,
                 Pointwise::GeluTanh,
+                Pointwise::Relu,
                 Pointwise::ReluSquared,
             ] {
                 let mut scalar = gate_up.clone();
@@ -266,10 +267,25 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_stays() {
-        for function in
-            [Pointwise::SoftCap(7.0), Pointwise::Gelu, Pointwise::GeluTanh, Pointwise::ReluSquared]
+    fn what_is_below_zero_is_cut_off() {
+        for (function, wanted) in
+            [(Pointwise::Relu, [0.0, 0.0, 0.0, 2.5]), (Pointwise::ReluSquared, [0.0, 0.0, 0.0, 6.25])]
         {
+            let mut x = [-1e30, -0.5, 0.0, 2.5];
+            pointwise_row(function, &mut x);
+            assert_eq!(x, wanted, "{function:?}");
+        }
+    }
+
+    #[test]
+    fn a_nan_stays() {
+        for function in [
+            Pointwise::SoftCap(7.0),
+            Pointwise::Gelu,
+            Pointwise::GeluTanh,
+            Pointwise::Relu,
+            Pointwise::ReluSquared,
+        ] {
             let mut x = [f32::NAN];
             pointwise_row(function, &mut x);
             assert!(x[0].is_nan(), "{function:?}");

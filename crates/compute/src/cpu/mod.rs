@@ -484,6 +484,7 @@ impl Backend for Cpu {
             soft_cap: attention.soft_cap,
             sinks: attention.sinks.as_ref().map(|sinks| sinks.row(0)),
             causal: attention.causal,
+            reach: attention.reach.map(|reach| reach as usize),
             group: attention.layer.group,
             columns: qkv.columns,
             window: group.window,

@@ -119,6 +119,8 @@ enum Fault {
     CapIgnored,
     /// No query sees what comes after it.
     AlwaysCausal,
+    /// A query sees one position too few behind it, or before it.
+    ReachOffByOne,
     /// The last row stands for the sequence.
     PoolsLast,
     /// A row goes on from where it writes instead of from where it is told.
@@ -201,6 +203,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::SinksIgnored, Op::Attention),
     (Fault::CapIgnored, Op::Attention),
     (Fault::AlwaysCausal, Op::Attention),
+    (Fault::ReachOffByOne, Op::Attention),
     (Fault::PoolsLast, Op::Pool),
     (Fault::GoesOnFromOwn, Op::DeltaRule),
     (Fault::GoesOnFromOwn, Op::ShortConv),
@@ -523,6 +526,7 @@ impl Backend for Mutant {
             Fault::SinksIgnored => attention.sinks = None,
             Fault::CapIgnored => attention.soft_cap = None,
             Fault::AlwaysCausal => attention.causal = true,
+            Fault::ReachOffByOne => attention.reach = attention.reach.map(|reach| reach - 1),
             _ => {}
         }
         self.inner.attention(&step.inner, &attention, qkv, kv, out)?;

@@ -1,6 +1,6 @@
 //! Rotation, pages and attention over them.
 
-use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Rope, Rows, operands};
+use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Need, Rope, Rows, operands};
 
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
@@ -392,6 +392,9 @@ impl Cuda {
             let what =
                 format!("attention of {group} query heads, {rest} over, per K/V head of {}", heads.dim);
             return Err(Error::Unsupported { what, backend: self.device.name() });
+        }
+        if attention.reach.is_some() {
+            return Err(Error::Unsupported { what: Need::Reach.to_string(), backend: self.device.name() });
         }
         // The largest score is looked for before scaling.
         if attention.scale <= 0.0 {

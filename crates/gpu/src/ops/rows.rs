@@ -35,7 +35,8 @@ const SCALE: usize = 0;
 const SOFT_CAP: usize = 1;
 const GELU: usize = 2;
 const GELU_TANH: usize = 3;
-const RELU_SQUARED: usize = 4;
+const RELU: usize = 4;
+const RELU_SQUARED: usize = 5;
 const MEAN: usize = 0;
 const FIRST: usize = 1;
 const LAST: usize = 2;
@@ -45,6 +46,7 @@ pub(super) const CONSTANTS: &[Constant] = &[
     Constant::new("rows.cu", "SOFT_CAP", SOFT_CAP),
     Constant::new("rows.cu", "GELU", GELU),
     Constant::new("rows.cu", "GELU_TANH", GELU_TANH),
+    Constant::new("rows.cu", "RELU", RELU),
     Constant::new("rows.cu", "RELU_SQUARED", RELU_SQUARED),
     Constant::new("rows.cu", "MEAN", MEAN),
     Constant::new("rows.cu", "FIRST", FIRST),
@@ -249,6 +251,7 @@ impl Cuda {
                 Pointwise::SoftCap(cap) => (SOFT_CAP, cap),
                 Pointwise::Gelu => (GELU, 0.0),
                 Pointwise::GeluTanh => (GELU_TANH, 0.0),
+                Pointwise::Relu => (RELU, 0.0),
                 Pointwise::ReluSquared => (RELU_SQUARED, 0.0),
             };
             let device_step = self.device_step(slot);
@@ -327,7 +330,6 @@ impl Cuda {
             Glu::Silu => "glu_silu",
             Glu::Gelu => "glu_gelu",
             Glu::GeluTanh => "glu_gelu_tanh",
-            Glu::ReluSquared => "glu_relu_squared",
             Glu::Clamped => "glu_clamped",
         };
         let function = self.programs.function(&Key::plain("glu.cu"), name)?;

@@ -6,9 +6,9 @@ use fornax_compute::{Glu, NormKind};
 use super::llama::LLAMA;
 use crate::Facts;
 use crate::facts::{BiasRule, QkRows};
-use crate::names::Dim::{Context, Ffn, Hidden, Kv, One, Query, TokenTypes, Vocab};
+use crate::names::Dim::{Ffn, Hidden, Kv, One, Positions, Query, TokenTypes, Vocab};
 use crate::names::Owner::{Layer, Model};
-use crate::names::Transform::Keep;
+use crate::names::Transform::{FromFirst, Keep};
 use crate::names::When::{Always, MlpBias, OutputBias, QkvBias, Ranks};
 use crate::names::{Name, Tensor as T, name};
 
@@ -20,7 +20,7 @@ pub(crate) const BERT: Facts = Facts {
     layers: "encoder.layer",
     beginnings: &[("", "bert.")],
     not_text: &["pooler.", "bert.pooler."],
-    names: &[NAMES],
+    names: &[BODY, HEAD],
     gguf_qk_rows: QkRows::Halves,
     norm: NormKind::Layer,
     encoder: true,
@@ -30,16 +30,12 @@ pub(crate) const BERT: Facts = Facts {
 };
 
 #[rustfmt::skip] // A table: one line per weight.
-const NAMES: &[Name] = &[
+pub(crate) const BODY: &[Name] = &[
     name(T::Embedding, Model, "token_embd.weight", Some("embeddings.word_embeddings.weight"), (&[Vocab, Hidden], Always, Keep)),
-    name(T::Positions, Model, "position_embd.weight", Some("embeddings.position_embeddings.weight"), (&[Context, Hidden], Always, Keep)),
+    name(T::Positions, Model, "position_embd.weight", Some("embeddings.position_embeddings.weight"), (&[Positions, Hidden], Always, FromFirst)),
     name(T::TokenTypes, Model, "token_types.weight", Some("embeddings.token_type_embeddings.weight"), (&[TokenTypes, Hidden], Always, Keep)),
     name(T::EmbeddingNorm, Model, "token_embd_norm.weight", Some("embeddings.LayerNorm.weight"), (&[Hidden], Always, Keep)),
     name(T::EmbeddingNormBias, Model, "token_embd_norm.bias", Some("embeddings.LayerNorm.bias"), (&[Hidden], Always, Keep)),
-    name(T::Pooler, Model, "cls.weight", Some("pooler.dense.weight"), (&[Hidden, Hidden], Ranks, Keep)),
-    name(T::PoolerBias, Model, "cls.bias", Some("pooler.dense.bias"), (&[Hidden], Ranks, Keep)),
-    name(T::Classifier, Model, "cls.output.weight", Some("classifier.weight"), (&[One, Hidden], Ranks, Keep)),
-    name(T::ClassifierBias, Model, "cls.output.bias", Some("classifier.bias"), (&[One], Ranks, Keep)),
     name(T::Query, Layer, "attn_q.weight", Some("attention.self.query.weight"), (&[Query, Hidden], Always, Keep)),
     name(T::Key, Layer, "attn_k.weight", Some("attention.self.key.weight"), (&[Kv, Hidden], Always, Keep)),
     name(T::Value, Layer, "attn_v.weight", Some("attention.self.value.weight"), (&[Kv, Hidden], Always, Keep)),
@@ -56,4 +52,12 @@ const NAMES: &[Name] = &[
     name(T::DownBias, Layer, "ffn_down.bias", Some("output.dense.bias"), (&[Hidden], MlpBias, Keep)),
     name(T::MlpSumNorm, Layer, "layer_output_norm.weight", Some("output.LayerNorm.weight"), (&[Hidden], Always, Keep)),
     name(T::MlpSumNormBias, Layer, "layer_output_norm.bias", Some("output.LayerNorm.bias"), (&[Hidden], Always, Keep)),
+];
+
+#[rustfmt::skip]
+const HEAD: &[Name] = &[
+    name(T::Pooler, Model, "cls.weight", Some("pooler.dense.weight"), (&[Hidden, Hidden], Ranks, Keep)),
+    name(T::PoolerBias, Model, "cls.bias", Some("pooler.dense.bias"), (&[Hidden], Ranks, Keep)),
+    name(T::Classifier, Model, "cls.output.weight", Some("classifier.weight"), (&[One, Hidden], Ranks, Keep)),
+    name(T::ClassifierBias, Model, "cls.output.bias", Some("classifier.bias"), (&[One], Ranks, Keep)),
 ];

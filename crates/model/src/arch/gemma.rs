@@ -6,9 +6,10 @@ use fornax_compute::Glu;
 use super::llama::LLAMA;
 use crate::Facts;
 use crate::facts::{AttentionScale, EmbeddingScale, QkRows, SoftCaps, WindowRule};
-use crate::names::Dim::Hidden;
-use crate::names::Owner::Layer;
-use crate::names::{ATTENTION, ENDS, MLP, Name, QK_NORMS, Tensor, Transform::Keep, When::Always, name};
+use crate::names::Dim::{Dense, Hidden, Vocab};
+use crate::names::Owner::{Layer, Model};
+use crate::names::When::{Always, DenseLayers};
+use crate::names::{ATTENTION, ENDS, MLP, Name, QK_NORMS, Tensor, Transform::Keep, name};
 
 /// Its files say "gelu" under another key and mean the approximation.
 pub(crate) const GEMMA: Facts = Facts {
@@ -35,6 +36,16 @@ pub(crate) const GEMMA2: Facts = Facts {
     attention_scale: AttentionScale::PreAttentionScalar { layers: 46 },
     soft_caps: Some(SoftCaps { attention: Some(50.0), logits: Some(30.0) }),
     ..GEMMA
+};
+
+/// Gemma 2 without norms behind the branches. No GGUF file has it.
+pub(crate) const VAULTGEMMA: Facts = Facts {
+    name: "vaultgemma",
+    gguf: None,
+    model_types: &["vaultgemma"],
+    classes: &["VaultGemmaForCausalLM"],
+    names: &[ENDS, VAULT_NORMS, ATTENTION, MLP],
+    ..GEMMA2
 };
 
 /// Of the models that see images only the part that reads text.
@@ -68,10 +79,39 @@ pub(crate) const GEMMA3: Facts = Facts {
     ..GEMMA2
 };
 
+/// Gemma 3 as an encoder. In Hugging Face files only the class tells it apart; two dense layers behind the pooled vector are
+/// modules of their own there.
+pub(crate) const EMBEDDING_GEMMA: Facts = Facts {
+    name: "gemma-embedding",
+    gguf: Some("gemma-embedding"),
+    model_types: &[],
+    classes: &["Gemma3TextModel"],
+    layers: "layers",
+    beginnings: &[("", "model.")],
+    not_text: &[],
+    names: &[ENCODER_ENDS, NORMS, ATTENTION, QK_NORMS, MLP],
+    encoder: true,
+    ..GEMMA3
+};
+
 #[rustfmt::skip] // A table: one line per weight.
+const ENCODER_ENDS: &[Name] = &[
+    name(Tensor::Embedding, Model, "token_embd.weight", Some("embed_tokens.weight"), (&[Vocab, Hidden], Always, Keep)),
+    name(Tensor::OutputNorm, Model, "output_norm.weight", Some("norm.weight"), (&[Hidden], Always, Keep)),
+    name(Tensor::DenseUp, Model, "dense_2.weight", Some("2_Dense.linear.weight"), (&[Dense, Hidden], DenseLayers, Keep)),
+    name(Tensor::DenseDown, Model, "dense_3.weight", Some("3_Dense.linear.weight"), (&[Hidden, Dense], DenseLayers, Keep)),
+];
+
+#[rustfmt::skip]
 const NORMS: &[Name] = &[
     name(Tensor::AttentionNorm, Layer, "attn_norm.weight", Some("input_layernorm.weight"), (&[Hidden], Always, Keep)),
     name(Tensor::AttentionPostNorm, Layer, "post_attention_norm.weight", Some("post_attention_layernorm.weight"), (&[Hidden], Always, Keep)),
     name(Tensor::MlpNorm, Layer, "ffn_norm.weight", Some("pre_feedforward_layernorm.weight"), (&[Hidden], Always, Keep)),
     name(Tensor::MlpPostNorm, Layer, "post_ffw_norm.weight", Some("post_feedforward_layernorm.weight"), (&[Hidden], Always, Keep)),
 ];
+
+#[rustfmt::skip]
+const VAULT_NORMS: &[Name] = {
+    let [before_attention, _, before_mlp, _] = NORMS else { panic!() };
+    &[*before_attention, *before_mlp]
+};

@@ -1,9 +1,10 @@
 //! Llama 2 and 3, and what has its blocks: Mistral, SmolLM, TinyLlama.
 
-use fornax_compute::{Glu, NormKind, Scores};
+use fornax_compute::{Glu, NormKind, Pointwise, Scores};
 
 use crate::facts::{
-    AttentionScale, BiasRule, EmbeddingScale, Floor, LogitScale, ParallelRule, QkRows, RotaryRule, WindowRule,
+    AttentionScale, BiasRule, EmbeddingScale, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,
+    RotaryRule, WindowRule,
 };
 use crate::{Facts, names};
 
@@ -23,6 +24,8 @@ pub(crate) const LLAMA: Facts = Facts {
     norm: NormKind::Rms,
     norm_less_one: false,
     encoder: false,
+    first_position: FirstPosition::Zero,
+    head_function: Pointwise::SoftCap(1.0),
     bias: BiasRule::Configured,
     window: WindowRule::Never,
     rope_base: 10000.0,
@@ -43,6 +46,7 @@ pub(crate) const LLAMA: Facts = Facts {
     scores: Scores::Softmax,
     floor: Floor::None,
     glu: Glu::Silu,
+    function: None,
     recurrent: None,
 };
 

@@ -1,9 +1,12 @@
 //! One file per architecture: its row of facts. A row begins from another's and says what differs.
 
+mod arcee;
 mod bert;
 mod cohere;
+mod cwm;
 mod dots1;
 mod ernie4_5;
+mod eurobert;
 mod exaone4;
 mod falcon;
 mod falcon_h1;
@@ -17,14 +20,20 @@ mod granite;
 mod granite_hybrid;
 mod helium;
 mod hunyuan;
+mod hyperclovax;
+mod jais2;
 mod lfm2;
 mod llama;
 mod mamba2;
 mod minimax_m2;
 mod mixtral;
+mod modernbert;
+mod nemotron;
 mod nemotron_h;
+mod nomic_bert;
 mod olmo2;
 mod olmoe;
+mod opt;
 mod phi2;
 mod phi3;
 mod qwen2;
@@ -36,6 +45,7 @@ mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod xlm_roberta;
 
 use crate::Facts;
 
@@ -74,7 +84,19 @@ pub(crate) const TABLE: &[Facts] = &[
     falcon::FALCON,
     olmoe::OLMOE,
     helium::HELIUM,
+    arcee::ARCEE,
+    nemotron::NEMOTRON,
+    jais2::JAIS2,
+    opt::OPT,
+    hyperclovax::HYPERCLOVAX,
+    cwm::CWM,
+    gemma::VAULTGEMMA,
     bert::BERT,
+    xlm_roberta::XLM_ROBERTA,
+    nomic_bert::NOMIC_BERT,
+    modernbert::MODERNBERT,
+    gemma::EMBEDDING_GEMMA,
+    eurobert::EUROBERT,
     qwen35::QWEN35,
     qwen35::QWEN35_MOE,
     qwen35::QWEN3_NEXT,
@@ -120,15 +142,14 @@ pub(crate) const NOT_YET: &[(&[&str], &str)] = &[
     (&["bailingmoe2", "bailing_moe_v2"], "another implementation to be compared with"),
     (&["afmoe"], "norms behind experts"),
     (&["granitemoe", "granitemoeshared"], "experts whose sum is scaled"),
-    (&["arcee", "nemotron", "persimmon", "opt"], "a feed-forward of (squared) ReLU"),
+    (&["persimmon"], "layer norms of queries and keys"),
     (&["apertus"], "a feed-forward of xIELU"),
     (&["mistral3", "ministral3", "llama4", "llama4_text"], "queries scaled by their positions"),
     (
         &["gemma3n", "gemma3n_text", "gemma4", "gemma4_text"],
         "embeddings for each layer and layers that share keys",
     ),
-    (&["modern-bert", "modernbert", "nomic-bert", "nomic_bert", "eurobert"], "an encoder that rotates"),
-    (&["xlm-roberta", "roberta", "mpnet"], "an encoder whose positions do not begin at zero"),
+    (&["mpnet", "deberta", "deberta-v2"], "attention biased by buckets of distance"),
     (&["t5", "t5encoder", "bart", "mbart", "whisper"], "attention between an encoder and a decoder"),
     (&["bloom", "mpt", "baichuan"], "attention biased by distance"),
 ];

@@ -1,7 +1,7 @@
 //! Nemotron-H: each layer is one branch alone, a selective scan, attention without rotation, or a feed-forward of squared
 //! ReLU.
 
-use fornax_compute::{GateOrder, Glu};
+use fornax_compute::{GateOrder, Pointwise};
 
 use super::llama::LLAMA;
 use super::mamba2::{ENDS, SCAN};
@@ -29,7 +29,7 @@ pub(crate) const NEMOTRON_H: Facts = Facts {
     names: &[ENDS, LAYER, SCAN],
     bias: BiasRule::Configured,
     rotary: RotaryRule::Never,
-    glu: Glu::ReluSquared,
+    function: Some(Pointwise::ReluSquared),
     recurrent: Some(Recurrent::Scan { gates: GateOrder::GatesFirst, layers: ScanLayers::Alone }),
     ..LLAMA
 };

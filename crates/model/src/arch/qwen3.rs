@@ -10,6 +10,8 @@ pub(crate) const QWEN3: Facts = Facts {
     gguf: Some("qwen3"),
     model_types: &["qwen3"],
     classes: &["Qwen3ForCausalLM"],
+    // The models that embed.
+    beginnings: &[("model.", "")],
     names: &[ENDS, PRE_NORMS, ATTENTION, QK_NORMS, MLP],
     gguf_qk_rows: QkRows::Halves,
     window: WindowRule::SomeLayers,

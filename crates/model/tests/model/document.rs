@@ -12,7 +12,7 @@ use fornax_model::{Config, Facts};
 use crate::fixture::{Container, folder};
 
 /// What CUDA does not have; the refusals in its own tests list the same.
-const NOT_ON_CUDA: [Need; 3] = [Need::GivenRows, Need::Sections, Need::LastSeen];
+const NOT_ON_CUDA: [Need; 4] = [Need::GivenRows, Need::Sections, Need::LastSeen, Need::Reach];
 
 /// A checkpoint that tests compute.
 struct Tested {
@@ -67,7 +67,8 @@ computes a model where it has every operation that is asked for beyond those of 
             text,
             "| {} | {} | {} | yes | {} | {} HF, {} GGUF | {} |",
             facts.name,
-            code(facts.model_types),
+            // Some share their type with others, and only their class tells them apart.
+            code(if facts.model_types.is_empty() { facts.classes } else { facts.model_types }),
             facts.gguf.map_or("none of its own".to_owned(), |name| code(&[name])),
             if cuda { "yes" } else { "no" },
             count(Container::HuggingFace),

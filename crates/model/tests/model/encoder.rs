@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use fornax_compute::Pooling;
 use fornax_compute::cpu::Simd;
+use fornax_compute::{Pointwise, Pooling};
 use fornax_format::Checkpoint;
-use fornax_model::{Config, Facts};
+use fornax_model::{Config, Facts, FirstPosition, Mixer, Rotary, WindowRule};
 use serde_json::Value;
 
+use crate::fixture::Container::{Gguf, HuggingFace};
 use crate::fixture::{Container, folder, open, open_gguf, open_hugging_face, path, rename, set_u32};
 use crate::rig::{Mode, Rig, Room, Share};
 
@@ -22,8 +23,8 @@ struct Golden {
     firsts: Vec<Vec<f32>>,
 }
 
-fn golden() -> Golden {
-    let folder = folder().join("bert");
+fn golden(case: &str) -> Golden {
+    let folder = folder().join(case);
     let json: Value = serde_json::from_slice(&fs::read(folder.join("golden.json")).unwrap()).unwrap();
     let texts: Vec<Vec<u32>> = serde_json::from_value(json["texts"].clone()).unwrap();
     let bytes = fs::read(folder.join("golden.bin")).unwrap();
@@ -51,38 +52,156 @@ fn worst(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f32 {
     pairs.map(|(ours, theirs)| (ours - theirs).abs()).fold(0.0, f32::max)
 }
 
+/// Every encoder, and how its files pool.
+const ALL: &[(&str, Container, Pooling)] = &[
+    ("bert", HuggingFace, Pooling::Mean),
+    ("bert", Gguf, Pooling::First),
+    ("xlm-roberta", HuggingFace, Pooling::Mean),
+    ("xlm-roberta", Gguf, Pooling::Mean),
+    ("nomic-bert", HuggingFace, Pooling::Mean),
+    ("nomic-bert", Gguf, Pooling::First),
+    ("modernbert", HuggingFace, Pooling::Mean),
+    ("modernbert", Gguf, Pooling::First),
+    ("modernbert-words", HuggingFace, Pooling::Mean),
+    ("embedding-gemma", HuggingFace, Pooling::Mean),
+    ("embedding-gemma", Gguf, Pooling::Mean),
+    ("eurobert", HuggingFace, Pooling::Mean),
+    ("eurobert", Gguf, Pooling::Mean),
+];
+
 #[test]
 fn every_text_of_a_batch_agrees_in_both_containers() {
-    let golden = golden();
-    for (container, pooling, wanted) in [
-        (Container::HuggingFace, Pooling::Mean, &golden.means),
-        (Container::Gguf, Pooling::First, &golden.firsts),
-    ] {
-        let checkpoint = open("bert", container);
-        let config = Config::read(&checkpoint).unwrap();
-        assert_eq!(config.pooling, Some(pooling));
+    for &(case, container, pooling) in ALL {
+        let (golden, checkpoint) = (golden(case), open(case, container));
+        let wanted = if pooling == Pooling::Mean { &golden.means } else { &golden.firsts };
+        let config = Config::read(&checkpoint).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(config.pooling, Some(pooling), "{case} {container:?}");
         for simd in Simd::present() {
             let ours = embeddings(&checkpoint, &config, Mode { simd, ..Mode::float() }, &golden.texts);
             let error = worst(&ours, wanted);
-            assert!(error <= BOUND, "{container:?} {simd:?}: {error:e}");
+            println!("{case} {container:?} {simd:?}: {error:e}");
+            assert!(error <= BOUND, "{case} {container:?} {simd:?}: {error:e}");
         }
     }
 }
 
 #[test]
+fn a_decoder_embeds_a_text_as_its_last_token_in_both_containers() {
+    let golden = golden("qwen3-embedding");
+    for container in [HuggingFace, Gguf] {
+        let checkpoint = open("qwen3-embedding", container);
+        let config = Config::read(&checkpoint).unwrap();
+        assert_eq!((config.pooling, config.tied), (None, true), "{container:?}");
+        let error = worst(&embeddings(&checkpoint, &config, Mode::float(), &golden.texts), &golden.firsts);
+        assert!(error <= BOUND, "{container:?}: {error:e}");
+    }
+    let checkpoint = open("qwen3-embedding", HuggingFace);
+    let mut config = Config::read(&checkpoint).unwrap();
+    config.pool_by(Pooling::Last).unwrap();
+    let refused = config.pool_by(Pooling::Mean).unwrap_err().to_string();
+    assert!(refused.contains("pooling mean of what is no encoder"), "{refused}");
+}
+
+#[test]
+fn how_an_encoder_pools_may_be_said() {
+    let (golden, checkpoint) = (golden("modernbert"), open("modernbert", Gguf));
+    let mut config = Config::read(&checkpoint).unwrap();
+    config.pool_by(Pooling::Mean).unwrap();
+    let error = worst(&embeddings(&checkpoint, &config, Mode::float(), &golden.texts), &golden.means);
+    assert!(error <= BOUND, "{error:e}");
+    let mut ranks = Config::read(&open("bert-pair", HuggingFace)).unwrap();
+    assert!(ranks.pool_by(Pooling::Mean).is_err());
+}
+
+#[test]
 fn a_text_among_others_is_what_it_is_alone() {
-    let (golden, checkpoint) = (golden(), open("bert", Container::HuggingFace));
-    let config = Config::read(&checkpoint).unwrap();
-    let together = embeddings(&checkpoint, &config, Mode::float(), &golden.texts);
-    for (text, together) in golden.texts.iter().zip(together) {
-        let alone = embeddings(&checkpoint, &config, Mode::float(), std::slice::from_ref(text));
-        assert_eq!(alone, [together]);
+    for case in ["bert", "modernbert", "embedding-gemma"] {
+        let (golden, checkpoint) = (golden(case), open(case, HuggingFace));
+        let config = Config::read(&checkpoint).unwrap();
+        let together = embeddings(&checkpoint, &config, Mode::float(), &golden.texts);
+        for (text, together) in golden.texts.iter().zip(together) {
+            let alone = embeddings(&checkpoint, &config, Mode::float(), std::slice::from_ref(text));
+            assert_eq!(alone, [together], "{case}");
+        }
+    }
+}
+
+/// Reads a case by changed facts, or changes what was read, and demands that the means move, or that loading refuses.
+fn flip(case: &str, container: Container, facts: fn(&mut Facts), change: fn(&mut Config), refused: bool) {
+    let (golden, checkpoint) = (golden(case), open(case, container));
+    let mut changed = Config::read(&checkpoint).unwrap().facts;
+    facts(&mut changed);
+    let read = Config::with_facts(&checkpoint, &changed).map(|mut config| {
+        change(&mut config);
+        config
+    });
+    let context = golden.texts.iter().map(Vec::len).max().unwrap();
+    let room = Room { tokens_max: context, sequences: 1, context };
+    let loads = |config: &Config| Rig::new(&checkpoint, config, Mode::float(), room).is_ok();
+    match read {
+        Ok(config) if !refused => {
+            let pooled = Config { pooling: Some(Pooling::Mean), ..config };
+            let ours = embeddings(&checkpoint, &pooled, Mode::float(), &golden.texts);
+            let moved = worst(&ours, &golden.means);
+            assert!(moved >= 10.0 * BOUND, "{case}: {moved:e}");
+        }
+        Ok(config) => assert!(!loads(&config), "{case}: loaded"),
+        Err(error) => assert!(refused, "{case}: {error}"),
+    }
+}
+
+/// Changes how far the queries of every layer see.
+fn reach(config: &mut Config, change: impl Fn(u32) -> Option<u32>) {
+    for layer in &mut config.layers {
+        if let Mixer::Attention(attention) = &mut layer.mixer {
+            attention.reach = attention.reach.and_then(&change);
+        }
     }
 }
 
 #[test]
+fn every_fact_that_tells_encoders_apart_matters() {
+    let numbers = |case, container, facts| flip(case, container, facts, |_| {}, false);
+    let refuses = |case, container, facts| flip(case, container, facts, |_| {}, true);
+    let config = |case, container, change| flip(case, container, |_| {}, change, false);
+    numbers("xlm-roberta", HuggingFace, |facts| facts.first_position = FirstPosition::Zero);
+    refuses("xlm-roberta", HuggingFace, |facts| facts.first_position = FirstPosition::Third);
+    numbers("bert", HuggingFace, |facts| facts.first_position = FirstPosition::BehindPadding);
+    config("xlm-roberta", HuggingFace, |config| {
+        // The same rows of the table, counted from an earlier one.
+        config.first_position -= 1;
+        config.context += 1;
+    });
+    for container in [HuggingFace, Gguf] {
+        numbers("modernbert", container, |facts| facts.window = WindowRule::Never);
+        config("nomic-bert", container, |config| config.glu = fornax_compute::Glu::Gelu);
+        for case in ["modernbert", "embedding-gemma"] {
+            config(case, container, |config| reach(config, |near| Some(near + 1)));
+            config(case, container, |config| reach(config, |near| Some(near - 1)));
+            config(case, container, |config| reach(config, |_| None));
+            config(case, container, |config| config.window_rope = Some(config.rope.clone()));
+        }
+        config("nomic-bert", container, |config| config.rope.base = 10000.0);
+        flip("embedding-gemma", container, |_| {}, |config| config.dense = 0, true);
+        flip("embedding-gemma", container, |_| {}, |config| config.dense = 40, true);
+    }
+    numbers("modernbert", Gguf, |facts| facts.window = WindowRule::AllButEvery(3));
+    numbers("modernbert-words", HuggingFace, |facts| facts.window = WindowRule::AllButEvery(3));
+    numbers("modernbert-words", HuggingFace, |facts| facts.keys = &[("layer_norm_eps", "norm_eps")]);
+    config("embedding-gemma", HuggingFace, |config| {
+        for layer in &mut config.layers {
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                attention.rotary = Rotary::Model;
+            }
+        }
+    });
+    refuses("modernbert", HuggingFace, |facts| facts.encoder = false);
+    refuses("embedding-gemma", HuggingFace, |facts| facts.encoder = false);
+}
+
+#[test]
 fn facts_and_numbers_of_encoders_matter() {
-    let (golden, checkpoint) = (golden(), open("bert", Container::HuggingFace));
+    let (golden, checkpoint) = (golden("bert"), open("bert", Container::HuggingFace));
     let check = |change: fn(&mut Config)| {
         let mut config = Config::read(&checkpoint).unwrap();
         change(&mut config);
@@ -93,7 +212,7 @@ fn facts_and_numbers_of_encoders_matter() {
     check(|config| config.pooling = Some(Pooling::Last));
     check(|config| config.norm_eps = 1e-6);
     check(|config| config.attention_scale = 0.2);
-    check(|config| config.glu = fornax_compute::Glu::GeluTanh);
+    check(|config| config.function = Pointwise::GeluTanh);
     let mut config = Config::read(&checkpoint).unwrap();
     config.token_types = 1;
     let room = Room { tokens_max: 8, sequences: 1, context: 8 };
@@ -104,8 +223,8 @@ fn facts_and_numbers_of_encoders_matter() {
 }
 
 /// Pairs of texts: their tokens, where the second begins, and what transformers says of them.
-fn pairs() -> Vec<(Vec<u32>, usize, f32)> {
-    let folder = folder().join("bert-pair");
+fn pairs(case: &str) -> Vec<(Vec<u32>, usize, f32)> {
+    let folder = folder().join(case);
     let json: Value = serde_json::from_slice(&fs::read(folder.join("golden.json")).unwrap()).unwrap();
     let scores = fs::read(folder.join("golden.bin")).unwrap();
     let scores = scores.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
@@ -115,12 +234,16 @@ fn pairs() -> Vec<(Vec<u32>, usize, f32)> {
 }
 
 /// What a model that reads pairs says of them, where second texts begin as `second` says.
-fn scores(config: &Config, mode: Mode, second: fn(usize) -> usize) -> Vec<f32> {
-    let checkpoint = open("bert-pair", Container::HuggingFace);
-    let pairs = pairs();
+fn scores(
+    (case, checkpoint): (&str, &Checkpoint),
+    config: &Config,
+    mode: Mode,
+    second: fn(usize) -> usize,
+) -> Vec<f32> {
+    let pairs = pairs(case);
     let tokens_max = pairs.iter().map(|(tokens, ..)| tokens.len()).sum();
     let room = Room { tokens_max, sequences: pairs.len(), context: config.context as usize };
-    let mut rig = Rig::new(&checkpoint, config, mode, room).unwrap();
+    let mut rig = Rig::new(checkpoint, config, mode, room).unwrap();
     let share = |(slot, (tokens, ..)): (usize, &'_ (Vec<u32>, usize, f32))| {
         let tokens: &'static [u32] = tokens.clone().leak();
         Share { slot, start: 0, tokens }
@@ -131,27 +254,52 @@ fn scores(config: &Config, mode: Mode, second: fn(usize) -> usize) -> Vec<f32> {
     rows.into_iter().map(|row| <[f32; 1]>::try_from(row).unwrap()[0]).collect()
 }
 
+/// How far that is from what transformers says.
+fn off(case: &str, ours: &[f32]) -> f32 {
+    let wanted = pairs(case).into_iter().map(|(.., score)| score);
+    ours.iter().zip(wanted).map(|(ours, wanted)| (ours - wanted).abs()).fold(0.0, f32::max)
+}
+
 #[test]
 fn two_texts_read_together_fit_as_well_as_transformers_says() {
-    let checkpoint = open("bert-pair", Container::HuggingFace);
-    let config = Config::read(&checkpoint).unwrap();
-    assert_eq!((config.ranks, config.pooling, config.token_types), (true, Some(Pooling::First), 2));
-    let wanted: Vec<f32> = pairs().into_iter().map(|(.., score)| score).collect();
-    let worst = |ours: &[f32]| {
-        ours.iter().zip(&wanted).map(|(ours, wanted)| (ours - wanted).abs()).fold(0.0, f32::max)
-    };
-    for simd in Simd::present() {
-        let error = worst(&scores(&config, Mode { simd, ..Mode::float() }, |second| second));
-        assert!(error <= 1e-5, "{simd:?}: {error:e}");
-    }
-    // A head that nobody reads is a tensor without a place.
-    let headless = Config { ranks: false, ..config.clone() };
-    let room = Room { tokens_max: 8, sequences: 1, context: 8 };
-    assert!(Rig::new(&checkpoint, &headless, Mode::float(), room).is_err());
-    // Which text is which matters, and where the second begins.
-    for wrong in [|_| usize::MAX, |_| 0, |second| second + 1] {
-        let moved = worst(&scores(&config, Mode::float(), wrong));
-        assert!(moved >= 1e-3, "{moved:e}");
+    for (case, container, pooling, kinds) in [
+        ("bert-pair", HuggingFace, Pooling::First, 2),
+        ("xlm-roberta-pair", HuggingFace, Pooling::First, 1),
+        ("xlm-roberta-pair", Gguf, Pooling::First, 1),
+        ("modernbert-pair", HuggingFace, Pooling::Mean, 0),
+        ("modernbert-pair", Gguf, Pooling::Mean, 0),
+    ] {
+        let checkpoint = open(case, container);
+        let config = Config::read(&checkpoint).unwrap();
+        assert_eq!(
+            (config.ranks, config.pooling, config.token_types),
+            (true, Some(pooling), kinds),
+            "{case}"
+        );
+        let scores = |config: &Config, mode, second| scores((case, &checkpoint), config, mode, second);
+        for simd in Simd::present() {
+            let error = off(case, &scores(&config, Mode { simd, ..Mode::float() }, |second| second));
+            assert!(error <= 1e-5, "{case} {container:?} {simd:?}: {error:e}");
+        }
+        // A head that nobody reads is a tensor without a place.
+        let headless = Config { ranks: false, ..config.clone() };
+        let room = Room { tokens_max: 8, sequences: 1, context: 8 };
+        assert!(Rig::new(&checkpoint, &headless, Mode::float(), room).is_err(), "{case}");
+        let moves = |changed: &Config, second| {
+            let moved = off(case, &scores(changed, Mode::float(), second));
+            assert!(moved >= 1e-3, "{case}: {moved:e}");
+        };
+        // Which text is which matters where tokens have kinds, and where the second begins.
+        for wrong in [|_| usize::MAX, |_| 0, |second| second + 1].into_iter().filter(|_| kinds > 1) {
+            moves(&config, wrong);
+        }
+        let other = match config.facts.head_function {
+            Pointwise::Gelu => Pointwise::SoftCap(1.0),
+            _ => Pointwise::Gelu,
+        };
+        let facts = Facts { head_function: other, ..config.facts };
+        moves(&Config { facts, ..config.clone() }, |second| second);
+        moves(&Config { pooling: Some(Pooling::Last), ..config.clone() }, |second| second);
     }
 }
 
@@ -162,18 +310,21 @@ fn a_classifier_of_several_classes_is_refused_by_name() {
         Config::read(&checkpoint).unwrap_err().to_string()
     };
     let three = refused(|config| config["id2label"] = serde_json::json!({"0": "a", "1": "b", "2": "c"}));
-    assert!(three.contains("a classifier of 3 classes with 2 kinds of token is not supported"), "{three}");
+    assert!(three.contains("a classifier of 3 classes is not supported"), "{three}");
     let unsaid = refused(|config| drop(config.as_object_mut().unwrap().remove("id2label")));
     assert!(unsaid.contains("a classifier of 2 classes"), "{unsaid}");
-    let one_kind = refused(|config| config["type_vocab_size"] = 1.into());
-    assert!(one_kind.contains("with 1 kinds of token"), "{one_kind}");
 }
 
 #[test]
 fn pooling_that_is_not_computed_is_refused_by_name() {
     let refused = |checkpoint: &Checkpoint| Config::read(checkpoint).unwrap_err().to_string();
     let ranks = open_gguf("bert", |bytes| set_u32(bytes, "bert.pooling_type", 4));
-    assert!(refused(&ranks).contains("bert.pooling_type 4 is not supported"), "{}", refused(&ranks));
+    // What ranks has a head, and this file has none.
+    let room = Room { tokens_max: 8, sequences: 1, context: 8 };
+    let headless = Rig::new(&ranks, &Config::read(&ranks).unwrap(), Mode::float(), room).err().unwrap();
+    assert!(headless.to_string().contains("tensor \"cls.weight\" is missing"), "{headless}");
+    let other = open_gguf("bert", |bytes| set_u32(bytes, "bert.pooling_type", 7));
+    assert!(refused(&other).contains("bert.pooling_type 7 is not supported"), "{}", refused(&other));
     let unsaid = open_gguf("bert", |bytes| rename(bytes, "bert.pooling_type", "bert.pooling_typ_"));
     assert_eq!(Config::read(&unsaid).unwrap().pooling, Some(Pooling::Mean));
     let relative =

@@ -142,6 +142,16 @@ pub(crate) const ALL: &[(&str, Container)] = &[
     ("falcon-h1", Container::Gguf),
     ("falcon-h1", Container::HuggingFace),
     ("falcon-h1-norm", Container::HuggingFace),
+    ("arcee", Container::Gguf),
+    ("arcee", Container::HuggingFace),
+    ("nemotron", Container::Gguf),
+    ("nemotron", Container::HuggingFace),
+    ("jais2", Container::Gguf),
+    ("jais2", Container::HuggingFace),
+    ("opt", Container::HuggingFace),
+    ("hyperclovax", Container::HuggingFace),
+    ("cwm", Container::HuggingFace),
+    ("vaultgemma", Container::HuggingFace),
 ];
 
 pub(crate) fn folder() -> PathBuf {

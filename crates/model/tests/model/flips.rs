@@ -2,14 +2,15 @@
 //! times the bound that the right fact keeps. So no fact is untested, and none is here that does not matter.
 
 use fornax_compute::{
-    DeltaHeads, GateOrder, Glu, Groups, Heads, KeySharing, NormKind, Routing, ScanHeads, Scores, Shares,
+    DeltaHeads, GateOrder, Glu, Groups, Heads, KeySharing, NormKind, Pointwise, Routing, ScanHeads, Scores,
+    Shares,
 };
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
-    FeedForward, Floor, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner, ParallelRule,
-    Portion, QkRows, Recurrent, Rope, Rotary, RotaryRule, Scales, Scaling, ScanConfig, ScanLayers,
-    ScanScales, ShareRule, Transform, When, WindowRule,
+    FeedForward, FirstPosition, Floor, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner,
+    ParallelRule, Portion, QkRows, Recurrent, Rope, Rotary, RotaryRule, Scales, Scaling, ScanConfig,
+    ScanLayers, ScanScales, ShareRule, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -98,6 +99,8 @@ fn every_fact_of_an_architecture_matters() {
         norm,
         norm_less_one,
         encoder,
+        first_position,
+        head_function,
         bias,
         window,
         rope_base,
@@ -118,10 +121,12 @@ fn every_fact_of_an_architecture_matters() {
         scores,
         floor,
         glu,
+        function,
         recurrent,
     });
-    // A label; what finds the row, which the table's own tests flip; two with tests of their own below, one beside.
-    let elsewhere = ["name", "model_types", "classes", "names", "rope_base", "encoder"];
+    // A label; what finds the row, which the table's own tests flip; two with tests of their own below; those of encoders
+    // beside.
+    let elsewhere = ["name", "model_types", "classes", "names", "rope_base", "encoder", "head_function"];
     check_all::<Facts>(
         &fields,
         &elsewhere,
@@ -141,6 +146,17 @@ fn every_fact_of_an_architecture_matters() {
             }),
             ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::SomeLayers),
             ("window", "mistral", HuggingFace, Numbers, |facts| facts.window = WindowRule::AllButEvery(2)),
+            ("function", "arcee", Gguf, Numbers, |facts| facts.function = Some(Pointwise::Relu)),
+            ("function", "arcee", Gguf, Refusal, |facts| facts.function = None),
+            ("first_position", "opt", HuggingFace, Refusal, |facts| {
+                facts.first_position = FirstPosition::Zero
+            }),
+            ("norm_less_one", "nemotron", HuggingFace, Numbers, |facts| facts.norm_less_one = false),
+            ("partial_rotary", "nemotron", HuggingFace, Refusal, |facts| facts.partial_rotary = None),
+            ("window", "cwm", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
+            ("logit_scale", "hyperclovax", HuggingFace, Numbers, |facts| {
+                facts.logit_scale = LogitScale::Divides
+            }),
             ("layers", "llama", HuggingFace, Refusal, |facts| facts.layers = "layers"),
             ("keys", "gpt2", HuggingFace, Refusal, |facts| facts.keys = &[]),
             ("keys", "gemma2", HuggingFace, Numbers, |facts| {
@@ -320,6 +336,7 @@ fn every_number_of_a_configuration_matters() {
         hidden,
         vocab,
         context,
+        first_position,
         norm_eps,
         rope,
         window_rope,
@@ -337,16 +354,20 @@ fn every_number_of_a_configuration_matters() {
         logit_cap,
         scales,
         glu,
+        function,
         token_types,
         pooling,
         ranks,
+        dense,
     });
     // Facts, rope, scales and encoders have their own tests. The context bounds requests and computes nothing.
-    let untested = ["facts", "rope", "context", "scales", "token_types", "pooling", "ranks"];
+    let untested =
+        ["facts", "rope", "context", "first_position", "scales", "token_types", "pooling", "ranks", "dense"];
     check_all::<Config>(
         &fields,
         &untested,
         &[
+            ("function", "nemotron", Gguf, Numbers, |config| config.function = Pointwise::Gelu),
             ("layers", "llama", Gguf, Refusal, |config| config.layers.truncate(1)),
             ("ahead", "qwen35", Gguf, Refusal, |config| config.ahead = false),
             ("hidden", "llama", Gguf, Refusal, |config| config.hidden = 32),
@@ -422,8 +443,8 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
-        &fields!(AttentionConfig { heads, window, rotary, keys_of }),
-        &[],
+        &fields!(AttentionConfig { heads, window, reach, rotary, keys_of }),
+        &["reach"],
         &[
             ("heads", "llama", Gguf, Refusal, |config| attention(config, 1).heads.kv = 4),
             ("heads", "qwen2", HuggingFace, Numbers, |config| {

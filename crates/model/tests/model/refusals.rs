@@ -427,6 +427,8 @@ fn what_a_backend_does_not_have_is_refused_before_anything_is_loaded() {
     check("gpt2", &[Need::LayerNorm, Need::Positions, Need::Pointwise]);
     let bert = [Need::LayerNorm, Need::Positions, Need::Pointwise, Need::BothDirections, Need::Pooling];
     check("bert", &bert);
+    let modernbert = [Need::LayerNorm, Need::Gelu, Need::BothDirections, Need::Reach, Need::Pooling];
+    check("modernbert", &modernbert);
     // Nothing of the list is asked of what does not need it.
     load_on(&open("llama", Container::Gguf), Floats(&Need::ALL)).unwrap();
 }
