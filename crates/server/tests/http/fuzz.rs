@@ -71,6 +71,8 @@ const WORDS: &[&[u8]] = &[
     b"\"role\":\"tool\",",
     b"\"type\":\"image\",",
     b"\"suffix\":\"x\",",
+    b"\"background\":true,",
+    b"\"type\":\"item_reference\",",
     b"\"best_of\":2,",
     b"\"cache_salt\":\"x\",",
     b"\"webhook\":\"http://127.0.0.1/\",",
