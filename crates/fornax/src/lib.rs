@@ -52,7 +52,7 @@ pub use fornax::{Event, Fornax, Memory};
 pub use fornax_chat::{Call, Choice, Content, Definition, Effort, Message, Outcome, Role, Thinking, Tools};
 pub use fornax_code::Code;
 pub use fornax_compute::cpu::Activations;
-pub use fornax_compute::{KvDType, Mirostat, Sampling};
+pub use fornax_compute::{KvDType, Mirostat, Pooling, Sampling};
 pub use fornax_engine::{Change, Plan, Remedy};
 pub use fornax_form::Form;
 pub use hub::catalog;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use fornax_compute::cpu::Activations;
-use fornax_compute::{KvDType, Purpose};
+use fornax_compute::{KvDType, Pooling, Purpose};
 use fornax_engine::{Change, Plan, Remedy};
 use fornax_format::{AdapterFiles, Checkpoint, DType};
 use fornax_model::{Adapter, Config, Limits};
@@ -32,6 +32,7 @@ pub struct OpenOptions {
     chat_template: Option<String>,
     queue: Option<usize>,
     quantize: Option<DType>,
+    pooling: Option<Pooling>,
     /// Names and folders.
     adapters: Vec<(String, PathBuf)>,
 }
@@ -68,6 +69,7 @@ impl OpenOptions {
             chat_template: None,
             queue: None,
             quantize: None,
+            pooling: None,
             adapters: Vec::new(),
         }
     }
@@ -194,6 +196,13 @@ impl OpenOptions {
         self
     }
 
+    /// How an encoder makes one vector of a text, whatever its files say. Of what is no encoder it is the last, and of what
+    /// ranks there is none: other ways are refused there.
+    pub fn pooling(mut self, pooling: Pooling) -> OpenOptions {
+        self.pooling = Some(pooling);
+        self
+    }
+
     /// Loads a low-rank adapter beside the model, from a folder as PEFT writes it. Requests of the engine's own kind
     /// ([`Fornax::handle`]) take it by its place among all that were named; each may take another one, in one batch.
     pub fn adapter(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> OpenOptions {
@@ -297,6 +306,9 @@ impl Unloaded {
     /// anything is loaded.
     fn blueprint(self, planned: Option<Planned>) -> Result<Blueprint, Error> {
         let mut config = Config::read(&self.checkpoint)?;
+        if let Some(pooling) = self.options.pooling {
+            config.pool_by(pooling)?;
+        }
         // A plan waits for the device, and a tokenizer takes as long to read.
         let (planned, text) = thread::scope(|scope| {
             let (checkpoint, template) = (&self.checkpoint, self.options.chat_template.as_deref());

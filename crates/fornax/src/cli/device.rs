@@ -83,6 +83,27 @@ impl Activations {
     }
 }
 
+/// How the vectors of a text's tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pooling {
+    /// Their mean
+    Mean,
+    /// The first
+    Cls,
+    /// The last
+    Last,
+}
+
+impl Pooling {
+    pub(crate) fn of_model(self) -> fornax::Pooling {
+        match self {
+            Pooling::Mean => fornax::Pooling::Mean,
+            Pooling::Cls => fornax::Pooling::First,
+            Pooling::Last => fornax::Pooling::Last,
+        }
+    }
+}
+
 /// The device that a name stands for; `auto` takes the first that can be used. Nothing falls back to another device
 /// than the one asked for.
 pub(crate) fn named(name: &str) -> Result<Device, Failure> {

@@ -12,7 +12,7 @@ use fornax_text::Special;
 use serde::Serialize;
 
 use super::args::ModelArg;
-use super::device::CapacityArgs;
+use super::device::{CapacityArgs, Pooling};
 use super::failure::Failure;
 use super::interrupt::Interrupt;
 use super::meter::Meter;
@@ -35,6 +35,9 @@ pub(crate) struct Embed {
     /// Leave the vectors as long as the model makes them
     #[arg(long)]
     pub(crate) raw: bool,
+    /// How an encoder makes one vector of a text [default: as its files say]
+    #[arg(long, value_enum)]
+    pub(crate) pooling: Option<Pooling>,
     /// Write rows of little-endian f32 to a file
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     pub(crate) out: Option<PathBuf>,
@@ -76,8 +79,11 @@ pub(crate) fn embed(args: &Embed) -> anyhow::Result<()> {
     let texts = texts(&args.source)?;
     let path = locate::locate(args.model.name())?;
     let interrupt = Interrupt::install()?;
-    let model =
-        device::open(device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel))?;
+    let mut options = device::options(&path, &args.capacity.device)?.parallel(args.capacity.parallel);
+    if let Some(pooling) = args.pooling {
+        options = options.pooling(pooling.of_model());
+    }
+    let model = device::open(options)?;
     let prompts = prompts(&model, &texts)?;
     device::announce(model.device(), &args.capacity.device)?;
     let mut embeddings = interrupt.during(|| {

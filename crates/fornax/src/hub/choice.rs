@@ -41,8 +41,9 @@ pub(super) enum Undecided {
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
-/// What is read of a folder beside its weights; the last are how a sentence encoder pools.
-const BESIDE: [&str; 7] = [
+/// What is read of a folder beside its weights; the last are how a sentence encoder pools, and what
+/// stands behind.
+const BESIDE: [&str; 11] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -50,6 +51,10 @@ const BESIDE: [&str; 7] = [
     "chat_template.jinja",
     "modules.json",
     "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Dense/config.json",
+    "3_Dense/model.safetensors",
 ];
 
 /// Quantisations from the one that suits most machines on: about four bits lose little, more bits cost memory and

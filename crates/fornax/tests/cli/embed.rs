@@ -128,3 +128,21 @@ fn sentences_are_embedded_as_sentence_transformers_does() {
     }
     fornax(["embed", &path, "--text", &long]).fails(1, "PROMPT_TOO_LONG", &["513 tokens", "holds 512"]);
 }
+
+#[test]
+fn how_an_encoder_pools_may_be_said() {
+    let fixtures = crate::tiny::fixtures();
+    let encoder = fixtures.join("xlm-roberta.gguf");
+    let embed = |more: &[&str]| {
+        let base = ["embed", encoder.to_str().unwrap(), "--device", "cpu", "--text", "sky light", "--json"];
+        let made = fornax([&base[..], &EXACT[..4], more].concat()).json();
+        floats(&made["embeddings"][0])
+    };
+    let ways = ["mean", "cls", "last"].map(|way| embed(&["--pooling", way]));
+    assert_eq!(ways[0], embed(&[]), "its file does not say");
+    assert!(ways[0] != ways[1] && ways[1] != ways[2] && ways[0] != ways[2]);
+    let ranker = fixtures.join("bert-pair");
+    let refused = fornax(["embed", ranker.to_str().unwrap(), "--text", "w1", "--pooling", "mean"]);
+    assert!(refused.stderr.contains("pooling mean"), "{}", refused.stderr);
+    assert_ne!(refused.code, Some(0));
+}

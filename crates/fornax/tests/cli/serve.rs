@@ -828,8 +828,9 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     let encoder = format!("encoder={}", tiny_encoder(folder.path()).display());
     let fixture = crate::tiny::fixtures().join("bert-pair");
     let ranker = format!("ranker={}", fixture.display());
-    let serving =
-        Serving::start(folder.path(), &[&encoder, &ranker, "--activations", "float", "--kv-dtype", "f32"]);
+    let pieces = format!("pieces={}", crate::tiny::fixtures().join("xlm-roberta-pair.gguf").display());
+    let exact = ["--activations", "float", "--kv-dtype", "f32"];
+    let serving = Serving::start(folder.path(), &[&[&*encoder, &*ranker, &*pieces], &exact[..]].concat());
     let post = |path: &str, body: serde_json::Value| {
         let answer = serving.post(path, &body.to_string());
         let (_, text) = answer.split_once("\r\n\r\n").unwrap();
@@ -882,6 +883,20 @@ fn encoders_embed_and_order_documents_and_chat_with_nobody() {
     let cosine: f64 = vector(0).iter().zip(vector(1)).map(|(a, b)| a * b).sum();
     assert!((alike["data"][0]["score"].as_f64().unwrap() - cosine).abs() < 1e-5, "{alike}");
     assert!((alike["data"][1]["score"].as_f64().unwrap() - 1.0).abs() < 1e-5, "{alike}");
+
+    // The same from GGUF, of a model that reads pieces and puts two ends between the texts.
+    let fixture = crate::tiny::fixtures().join("xlm-roberta-pair");
+    let golden = std::fs::read_to_string(fixture.join("golden.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(&golden).unwrap();
+    let scores = crate::tiny::floats(&std::fs::read(fixture.join("golden.bin")).unwrap());
+    for (pair, logit) in golden["pairs"].as_array().unwrap().iter().zip(scores) {
+        let documents = json!([pair["document"]]);
+        let (_, ranked) =
+            post("/rerank", json!({"model": "pieces", "query": pair["query"], "documents": documents}));
+        let wanted = 1.0 / (1.0 + (-f64::from(logit)).exp());
+        let score = ranked["results"][0]["relevance_score"].as_f64();
+        assert!(score.is_some_and(|score| (score - wanted).abs() <= 1e-4), "{wanted}: {ranked}");
+    }
 
     let refused = |path: &str, body: serde_json::Value, says: &str| {
         let (status, said) = post(path, body);

@@ -165,7 +165,7 @@ def errors():
         raise AssertionError("a wrong key was let in")
     except openai.AuthenticationError as error:
         assert error.code == "UNAUTHORIZED"
-    for wrong in ({"input": []}, {"input": ""}, {"input": "text", "dimensions": 7}):
+    for wrong in ({"input": []}, {"input": ""}, {"input": "text", "dimensions": 100000}):
         try:
             client.embeddings.create(model=model, **wrong)
             raise AssertionError(f"{wrong} was embedded")

@@ -12,7 +12,7 @@ use crate::{
     ask::prepare::{Preparing, admit, check_length},
     error::ApiError,
     front::{body::RawBody, keys::Caller},
-    openai::embeddings::{check_count, check_dimensions, check_embeds, embeddings_of, made, vectors},
+    openai::embeddings::{check_count, check_embeds, embeddings_of, made, vectors},
     shape::{Unknown, body},
 };
 
@@ -28,7 +28,7 @@ pub(crate) struct EmbedBody {
     input: Texts,
     /// Whether a text that is too long for the model is cut at its end; without it, it is refused.
     truncate: Option<bool>,
-    /// As many numbers as the model makes; no other count is possible.
+    /// How many numbers, at most as many as the model makes: the first of them, at length one again.
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
 }
@@ -85,10 +85,7 @@ pub(crate) async fn embed(
     });
     let (admission, (asks, dimensions)) = prepared.await?;
     let model = admission.served.name().to_owned();
-    let (embeddings, usage) = vectors(admission, asks).await?;
-    if let Some(first) = embeddings.first() {
-        check_dimensions(dimensions, first.len())?;
-    }
+    let (embeddings, usage) = vectors(admission, asks, dimensions).await?;
     let total_duration = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let prompt_eval_count = usage.prompt_tokens();
     Ok(Json(Embedded { model, embeddings, total_duration, load_duration: 0, prompt_eval_count }))

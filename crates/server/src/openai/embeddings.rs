@@ -45,7 +45,8 @@ pub(crate) struct EmbeddingBody {
     input: Prompt,
     /// Numbers in JSON, or their 32-bit floats, little-endian, in base64; `float` by default.
     encoding_format: Option<EncodingFormat>,
-    /// As many numbers as the model makes; no other count is possible.
+    /// How many numbers, at most as many as the model makes: the first of them, at length one again. Models that were trained
+    /// for it lose little by it.
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
     /// A label of the client's; it changes nothing.
@@ -112,10 +113,7 @@ pub(crate) async fn answer(
     (asks, shape): (Vec<Ask>, Shape),
 ) -> Result<Embeddings, ApiError> {
     let model = admission.served.name().to_owned();
-    let (vectors, usage) = vectors(admission, asks).await?;
-    if let Some(vector) = vectors.first() {
-        shape.check(vector.len())?;
-    }
+    let (vectors, usage) = vectors(admission, asks, shape.dimensions).await?;
     let data = vectors.into_iter().enumerate().map(|(index, values)| Embedding {
         object: "embedding",
         index,
@@ -124,12 +122,21 @@ pub(crate) async fn answer(
     Ok(Embeddings { object: "list", data: data.collect(), model, usage })
 }
 
-/// What the model makes of each text, of length one.
+/// What the model makes of each text, or so many numbers of it, of length one.
 pub(crate) async fn vectors(
     admission: Admission,
     asks: Vec<Ask>,
+    dimensions: Option<usize>,
 ) -> Result<(Vec<Vec<f32>>, Usage), ApiError> {
-    let (vectors, usage) = made(admission, asks).await?;
+    let (mut vectors, usage) = made(admission, asks).await?;
+    if let Some(asked) = dimensions {
+        let most = vectors.first().map_or(asked, Vec::len);
+        if asked > most {
+            let rule = format!("must be at most {most}, what this model makes");
+            return Err(ApiError::fault(Fault::rule("dimensions", rule)));
+        }
+        vectors.iter_mut().for_each(|vector| vector.truncate(asked));
+    }
     Ok((vectors.into_iter().map(of_length_one).collect(), usage))
 }
 
@@ -215,24 +222,6 @@ pub(crate) fn embedding_of(prompt: Vec<u32>) -> Ask {
 pub(crate) struct Shape {
     format: EncodingFormat,
     dimensions: Option<usize>,
-}
-
-impl Shape {
-    /// How many numbers an embedding has is the model's: cutting them off would change which texts are alike.
-    pub(crate) fn check(self, made: usize) -> Result<(), ApiError> {
-        check_dimensions(self.dimensions, made)
-    }
-}
-
-/// The same, wherever it is asked for.
-pub(crate) fn check_dimensions(asked: Option<usize>, made: usize) -> Result<(), ApiError> {
-    match asked {
-        Some(asked) if asked != made => {
-            let rule = format!("must be {made}, what this model makes");
-            Err(ApiError::fault(Fault::rule("dimensions", rule)))
-        }
-        _ => Ok(()),
-    }
 }
 
 impl EncodingFormat {

@@ -147,7 +147,7 @@ pub(crate) async fn rerank(
             (rows.iter().map(|row| sigmoid(row[0])).collect(), usage)
         }
         Method::Cosine => {
-            let (vectors, usage) = vectors(admission, asks).await?;
+            let (vectors, usage) = vectors(admission, asks, None).await?;
             (cosines(&vectors), usage)
         }
     };

@@ -112,6 +112,8 @@ async fn embeddings_come_in_order_and_of_length_one() {
     check(json!({"input": [1, 2, 3], "encoding_format": "float"}), 1, 3, numbers).await;
     check(json!({"input": [[1], [2, 3]], "dimensions": null}), 2, 3, numbers).await;
     check(json!({"input": "ab", "dimensions": 3}), 1, 2, numbers).await;
+    // The first of them, at length one again.
+    check(json!({"input": "ab", "dimensions": 2}), 1, 2, "[1.0,0.0]").await;
     check(json!({"input": vec!["ab"; 100]}), 100, 200, numbers).await;
     check(json!({"input": ["a"], "encoding_format": "base64"}), 1, 1, "\"mpkZPwAAAADNzEy/\"").await;
 }
@@ -130,7 +132,7 @@ async fn what_cannot_be_embedded_is_refused_with_its_field() {
     check(json!({"input": vec!["a"; 2049]}), "INVALID_INPUT", json!("input")).await;
     check(json!({"input": {"text": "a"}}), "INVALID_INPUT", json!("input")).await;
     check(json!({"input": "a", "encoding_format": "hex"}), "INVALID_INPUT", json!("encoding_format")).await;
-    check(json!({"input": "a", "dimensions": 2}), "INVALID_INPUT", json!("dimensions")).await;
+    check(json!({"input": "a", "dimensions": 4}), "INVALID_INPUT", json!("dimensions")).await;
     check(json!({"input": "a".repeat(5000)}), "context_length_exceeded", Value::Null).await;
     check(json!({"input": ["a", ""]}), "INVALID_INPUT", json!("input")).await;
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::cli::args::{byte_size, positive, seconds};
-use crate::cli::device::DeviceArgs;
+use crate::cli::device::{DeviceArgs, Pooling};
 
 /// Serve models over HTTP, for OpenAI's clients, for a scheduler, for operators
 ///
@@ -44,8 +44,11 @@ pub(crate) struct Serve {
     /// Use this Jinja file as the chat template of the first model instead of its own
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub(crate) chat_template_file: Option<PathBuf>,
-    /// Load the low-rank adapter in this folder (PEFT's layout) beside a model (the first where none is named), under a
-    /// name that requests choose it by; may be repeated
+    /// How the first model, an encoder, makes one vector of a text [default: as its files say]
+    #[arg(long, value_enum, help_heading = "Model")]
+    pub(crate) pooling: Option<Pooling>,
+    /// Load the low-rank adapter in this folder (PEFT's layout) beside a model (the first where none is named), under a name
+    /// that requests choose it by; may be repeated
     #[arg(long, value_name = "NAME[@MODEL]=FOLDER", help_heading = "Model")]
     pub(crate) adapter: Vec<String>,
     /// Tokens of a request of this model, prompt and answer together; --context is for the others; may be repeated

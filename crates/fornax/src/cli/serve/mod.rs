@@ -197,6 +197,9 @@ fn recipes(args: &Serve, adapt: &dyn Fn(OpenOptions) -> OpenOptions) -> anyhow::
         if let Some(file) = args.chat_template_file.as_ref().filter(|_| is_first) {
             open = open.chat_template(output::text_of(file)?);
         }
+        if let Some(pooling) = args.pooling.filter(|_| is_first) {
+            open = open.pooling(pooling.of_model());
+        }
         let served_name = args.served_model_name.as_deref().filter(|_| is_first);
         let mut card = card(&path, served_name.into_iter().chain(names).collect(), reference);
         let own = |adapter: &AdapterFlag<'_>| match adapter.of {
