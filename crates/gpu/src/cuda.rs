@@ -12,7 +12,7 @@ use fornax_compute::operands;
 use fornax_compute::{
     Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
     Linear, LowRank, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope,
-    Routing, Rows, SampleFault, SampleRow, Sampled, ShortConv, Sizes, Usage,
+    Routing, Rows, SampleFault, SampleRow, Sampled, ShortConv, Sizes, Usage, WeightPlace,
 };
 
 use crate::arena::{Arena, Piece};
@@ -295,8 +295,14 @@ impl Cuda {
 
     /// Room for a weight of these parts. Packing kernels are compiled from here on, before anything else.
     fn weight(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        let weight =
-            self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
+        let place = parts.first().map_or(WeightPlace::Device, |part| part.place);
+        let weight = self.timed(
+            |times| &mut times.memory,
+            || match place {
+                WeightPlace::Host => Weight::in_host(&self.device, &self.sizes, parts),
+                _ => Weight::new(&self.arena, &self.sizes, parts),
+            },
+        )?;
         for part in &weight.parts {
             self.programs.prepare(crate::upload::packer(part.format));
             self.programs.prepare(Key::quant("embed.cu", part.format));
@@ -727,6 +733,21 @@ impl Backend for Cuda {
 
     fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
         self.op_sigmoid_gate(step.slot(), gates, x)
+    }
+
+    fn glu_beside(
+        &self,
+        step: &Step,
+        kind: Glu,
+        up: &Buf,
+        column: usize,
+        gate: &mut Buf,
+    ) -> Result<(), Error> {
+        self.op_glu_beside(step.slot(), kind, up, column, gate)
+    }
+
+    fn scale_chosen(&self, step: &Step, scales: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+        self.op_scale_chosen(step.slot(), scales, chosen)
     }
 
     fn route(&self, step: &Step, routing: &Routing, logits: &Buf, chosen: &mut Buf) -> Result<(), Error> {

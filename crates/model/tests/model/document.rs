@@ -12,7 +12,16 @@ use fornax_model::{Config, Facts};
 use crate::fixture::{Container, folder};
 
 /// What CUDA does not have; the refusals in its own tests list the same.
-const NOT_ON_CUDA: [Need; 3] = [Need::GivenRows, Need::Sections, Need::LastSeen];
+const NOT_ON_CUDA: [Need; 8] = [
+    Need::GivenRows,
+    Need::Sections,
+    Need::LastSeen,
+    Need::SharedKeys,
+    Need::WideGroups,
+    Need::LayerEmbeddings,
+    Need::ExpertScales,
+    Need::HostTables,
+];
 
 /// A checkpoint that tests compute.
 struct Tested {

@@ -59,8 +59,9 @@ fn chunks_change_no_bit() {
 #[test]
 fn a_sequence_among_others_is_what_it_is_alone() {
     let hybrids = ["qwen35", "qwen3next", "lfm2"];
+    let gemmas = ["gemma4", "gemma4-e", "gemma4-experts"];
     let others = ["llama", "llama-bias", "qwen2-window", "mixtral", "qwen2moe", "qwen2moe-dense", "gpt-oss"];
-    for case in others.into_iter().chain(hybrids) {
+    for case in others.into_iter().chain(hybrids).chain(gemmas) {
         let (mut rig, golden) = rig(case, Container::HuggingFace, Mode::float(), 2);
         let alone = logits(&mut rig, &golden.tokens, 16);
         // The second sequence has the tokens in reverse and runs ahead, so positions and lengths differ.
