@@ -61,14 +61,16 @@ impl<Buf> Norm<Buf> {
     }
 }
 
-/// Norms of queries and keys before they are rotated. The number of weights says what is normalised at once: a head,
-/// with the same weights for all of them, or all heads together.
+/// Norms of queries and keys before they are rotated, and of values. The number of weights says what is normalised at once:
+/// a head, with the same weights for all of them, or all heads together.
 #[derive(Debug)]
 pub struct QkNorm<Buf> {
     /// Of the query heads.
     pub query: Norm<Buf>,
     /// Of the key heads.
     pub key: Norm<Buf>,
+    /// Of the value heads, which few models normalise.
+    pub value: Option<Norm<Buf>>,
 }
 
 /// Rotary embedding. Pairs are split halves: value `i` rotates with value `i + n` where `n` is the number of
@@ -371,7 +373,7 @@ pub trait Backend: Memory {
         x: &Self::Buf,
         out: &mut Self::Buf,
     ) -> Result<(), Error>;
-    /// Normalises the query and key heads of each fused QKV row.
+    /// Normalises the query and key heads of each fused QKV row, and perhaps the value heads.
     fn qk_norm(
         &self,
         step: &Self::Step,
@@ -549,6 +551,30 @@ pub trait Backend: Memory {
     fn sigmoid_gate(&self, step: &Self::Step, gates: &Self::Buf, x: &mut Self::Buf) -> Result<(), Error> {
         let _ = (step, gates, x);
         Err(Error::Unsupported { what: Need::SigmoidGate.to_string(), backend: self.name() })
+    }
+
+    /// `gate` = activation(`gate`) * the columns of `up` from `column` on, which is wider. (tokens, columns)
+    fn glu_beside(
+        &self,
+        step: &Self::Step,
+        kind: Glu,
+        up: &Self::Buf,
+        column: usize,
+        gate: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, kind, up, column, gate);
+        Err(Error::Unsupported { what: Need::LayerEmbeddings.to_string(), backend: self.name() })
+    }
+
+    /// Multiplies the weights of each token's chosen experts by what `scales` has for these experts.
+    fn scale_chosen(
+        &self,
+        step: &Self::Step,
+        scales: &Self::Buf,
+        chosen: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, scales, chosen);
+        Err(Error::Unsupported { what: Need::ExpertScales.to_string(), backend: self.name() })
     }
 
     /// `matmul`, then `add_vector` when there is a bias.

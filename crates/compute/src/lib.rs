@@ -36,7 +36,9 @@ pub use batch::{Batch, GivenRows, Row, RowState, Token};
 pub use conformance::WEIGHT_TYPES;
 pub use error::Error;
 pub use kv::{KV_BLOCK, KvDType, KvGroup, KvKind, KvLayer, KvSpec, PAGE_TOKENS, PageCopy, PageId};
-pub use memory::{Counting, Memory, Need, Part, Purpose, Role, Sizes, Usage, WeightPlace};
+pub use memory::{
+    Counting, GROUP_MAX, GROUP_VALUES_MAX, Memory, Need, Part, Purpose, Role, Sizes, Usage, WeightPlace,
+};
 pub use philox::{random_bits, uniform};
 pub use recurrence::{
     ConvForm, DeltaHeads, DeltaRule, GateOrder, GatedNorm, KeySharing, STATE_LANES, ScanHeads, SelectiveScan,

@@ -93,7 +93,7 @@ pub enum WeightPlace {
 }
 
 impl WeightPlace {
-    /// What a backend must have for it.
+    /// What a backend must have for weights there that it multiplies by.
     pub fn need(self) -> Option<Need> {
         match self {
             WeightPlace::Device => None,
@@ -126,6 +126,11 @@ impl<'a> From<View<'a>> for Part<'a> {
         Part { view, rows: None, columns: None, whole: None, place: WeightPlace::Device }
     }
 }
+
+/// Query heads of a head of keys, and values of all these, up to which every backend has attention.
+pub const GROUP_MAX: usize = 16;
+/// The values.
+pub const GROUP_VALUES_MAX: usize = 2048;
 
 /// Something that not every model asks for and not every backend has. Loading asks for all of it first, so that a model
 /// is refused before it is loaded and not in the middle of a step.
@@ -178,7 +183,15 @@ pub enum Need {
     SigmoidGate,
     /// [`attention`](crate::Backend::attention) of rows that hold queries alone.
     SharedKeys,
-    /// [`WeightPlace::Host`].
+    /// Attention of more than [`GROUP_MAX`] query heads, or more than [`GROUP_VALUES_MAX`] of their values, to a head of keys.
+    WideGroups,
+    /// [`glu_beside`](crate::Backend::glu_beside).
+    LayerEmbeddings,
+    /// [`scale_chosen`](crate::Backend::scale_chosen).
+    ExpertScales,
+    /// [`WeightPlace::Host`] of a table whose rows are looked up.
+    HostTables,
+    /// [`WeightPlace::Host`] of what is multiplied by.
     HostWeights,
     /// [`WeightPlace::File`].
     FileWeights,
@@ -186,7 +199,7 @@ pub enum Need {
 
 impl Need {
     /// Every one.
-    pub const ALL: [Need; 25] = [
+    pub const ALL: [Need; 29] = [
         Need::LayerNorm,
         Need::QkNorm,
         Need::Positions,
@@ -210,6 +223,10 @@ impl Need {
         Need::GatedNorm,
         Need::SigmoidGate,
         Need::SharedKeys,
+        Need::WideGroups,
+        Need::LayerEmbeddings,
+        Need::ExpertScales,
+        Need::HostTables,
         Need::HostWeights,
         Need::FileWeights,
     ];
@@ -241,6 +258,10 @@ impl fmt::Display for Need {
             Need::GatedNorm => "a gated norm",
             Need::SigmoidGate => "attention with a gate",
             Need::SharedKeys => "attention over the keys of another layer",
+            Need::WideGroups => "more than 16 query heads, or 2048 of their values, to a head of keys",
+            Need::LayerEmbeddings => "embeddings for each layer",
+            Need::ExpertScales => "a scale for each expert",
+            Need::HostTables => "a table in the host's memory",
             Need::HostWeights => "weights in the host's memory",
             Need::FileWeights => "weights that stay in their file",
         })

@@ -63,11 +63,13 @@ pub fn norm<B: Operand>(operation: &'static str, norm: &Norm<B>) -> Result<(), E
     norm.bias.as_ref().map_or(Ok(()), |bias| fits(operation, "bias", bias, (1, columns)))
 }
 
-/// Norms of queries and keys: of each head, or of all of them together.
+/// Norms of queries, keys and perhaps values: of each head, or of all of them together.
 pub fn qk_norm<B: Operand>(count: usize, heads: Heads, norms: &QkNorm<B>, qkv: &B) -> Result<(), Error> {
     const OPERATION: &str = "qk_norm";
     fits(OPERATION, "qkv", qkv, (count, heads.qkv_columns()))?;
-    for (operand, own, count) in [("query", &norms.query, heads.query), ("key", &norms.key, heads.kv)] {
+    let value = norms.value.as_ref().map(|value| ("value", value, heads.kv));
+    let others = [("query", &norms.query, heads.query), ("key", &norms.key, heads.kv)];
+    for (operand, own, count) in others.into_iter().chain(value) {
         let (got, whole) = (own.weight.columns(), count * heads.dim);
         if got != heads.dim && got != whole {
             let (got, wanted) = ((1, got), (1, whole));
@@ -114,6 +116,18 @@ pub fn attention<B: Operand>(
 pub fn glu<B: Operand>(count: usize, gate_up: &B, out: &B) -> Result<(), Error> {
     fits("glu", "gate_up", gate_up, (count, 2 * out.columns()))?;
     fits("glu", "out", out, (count, out.columns()))
+}
+
+/// A gated activation whose other half is some columns of wider rows.
+pub fn glu_beside<B: Operand>(count: usize, up: &B, column: usize, gate: &B) -> Result<(), Error> {
+    fits("glu_beside", "gate", gate, (count, gate.columns()))?;
+    begins("glu_beside", "up", up, (count, column.saturating_add(gate.columns())))
+}
+
+/// A number for each expert, of which each token has chosen some.
+pub fn scale_chosen<B: Operand>(count: usize, scales: &B, chosen: &B) -> Result<(), Error> {
+    fits("scale_chosen", "scales", scales, (1, scales.columns()))?;
+    fits("scale_chosen", "chosen", chosen, (count, chosen.columns() / 2 * 2))
 }
 
 /// A sum whose second operand has a gate for each row.
@@ -359,11 +373,13 @@ mod tests {
     fn norms_of_queries_are_of_a_head_or_of_all() {
         let heads = Heads { query: 4, kv: 2, dim: 8 };
         let norm = |columns| Norm { kind: NormKind::Rms, weight: Shape(1, columns), bias: None, eps: 1e-5 };
-        let check = |query, key| {
-            qk_norm(3, heads, &QkNorm { query: norm(query), key: norm(key) }, &Shape(3, heads.qkv_columns()))
+        let check = |query, key, value: Option<usize>| {
+            let norms = QkNorm { query: norm(query), key: norm(key), value: value.map(norm) };
+            qk_norm(3, heads, &norms, &Shape(3, heads.qkv_columns()))
         };
-        assert!(check(8, 8).is_ok() && check(32, 16).is_ok());
-        assert_eq!((refused(check(16, 8)), refused(check(8, 32))), ("query", "key"));
+        assert!(check(8, 8, None).is_ok() && check(32, 16, None).is_ok() && check(8, 8, Some(8)).is_ok());
+        assert_eq!((refused(check(16, 8, None)), refused(check(8, 32, None))), ("query", "key"));
+        assert_eq!(refused(check(8, 8, Some(24))), "value");
     }
 
     #[test]

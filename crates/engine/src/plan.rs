@@ -147,6 +147,11 @@ impl Plan {
         self.sum(|device| device.runtime_bytes)
     }
 
+    /// Bytes of weights in the host's memory, beside the devices'.
+    pub fn host_bytes(&self) -> u64 {
+        self.sum(|device| device.host_bytes)
+    }
+
     /// Bytes left for what nobody counts.
     pub fn margin_bytes(&self) -> u64 {
         self.sum(|device| device.margin_bytes)

@@ -261,6 +261,11 @@ fn a_windowed_mistral_answers_with_the_same_bits_whatever_else_runs() {
 }
 
 #[test]
+fn a_gemma4_whose_layers_share_keys_answers_with_the_same_bits_whatever_else_runs() {
+    check("gemma4-e.gguf");
+}
+
+#[test]
 fn a_qwen35_whose_layers_keep_states_answers_with_the_same_bits_whatever_else_runs() {
     check_all("qwen35", Keeps::Both);
 }

@@ -130,7 +130,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) attention(Step step, Attention a, cons
     float4 items[ITEMS][HEAD_FOURS];
     if (count > 0) {
         // A warp has a head; all its loads are in flight at once.
-        const float* q = qkv + (long)r * (a.query + 2 * a.kv) * DIM;
+        const float* q = qkv + (long)r * a.columns;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int item = i * WARPS + warp;

@@ -42,6 +42,7 @@ struct Attention {
     const float* sinks;  // (query heads)
     float cap;
     int tiles;        // of each token, in `partials`
+    int columns, pad;  // of a row: queries, keys and values, or queries alone where keys are stored already
 };
 
 // The last place that a token sees, and the first.

@@ -9,7 +9,8 @@
 //   softmax  a warp per head
 //   values   a thread per output, over the keys in order
 // With `rope` set, every row of the step is one token: the kernel rotates queries and the new key and stores key and
-// value. Reads qkv (tokens, (query + 2 kv) x DIM) and pages; writes out (tokens, query x DIM) and, with `rope`, pages.
+// value. Reads qkv (tokens, (query + 2 kv) x DIM, or queries alone) and pages; writes out (tokens, query x DIM) and, with
+// `rope`, pages.
 #include "activation.cuh"
 #include "kv.cuh"
 #include "rope.cuh"
@@ -24,6 +25,7 @@ struct Attention {
     float scale, cap;
     Rotation rope;       // no frequencies: queries are rotated and keys are stored already
     const float* sinks;  // (query heads)
+    int columns, pad;    // of a row: queries, keys and values, or queries alone where keys are stored already
 };
 
 KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float* qkv, Stored* pages, float* out) {
@@ -38,9 +40,9 @@ KERNEL __launch_bounds__(THREADS) attention(Step step, Attention a, const float*
     const int first = a.window ? max(position + 1 - a.window, 0) : 0;
     const bool rotates = a.rope.frequencies;
 
-    const float* row = qkv + (long)r * (a.query + 2 * a.kv) * DIM;
+    const float* row = qkv + (long)r * a.columns;
     for (int i = threadIdx.x; i < OUTPUTS; i += THREADS) query[i] = row[kv * OUTPUTS + i];
-    for (int i = threadIdx.x; i < 2 * DIM; i += THREADS) fresh[i] = row[(a.query + i / DIM * a.kv + kv) * DIM + i % DIM];
+    for (int i = threadIdx.x; rotates && i < 2 * DIM; i += THREADS) fresh[i] = row[(a.query + i / DIM * a.kv + kv) * DIM + i % DIM];
     __syncthreads();
     // A thread per pair of each query head, and of the new key.
     for (int i = threadIdx.x; rotates && i < (GROUP + 1) * a.rope.pairs; i += THREADS) {

@@ -22,7 +22,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_rows(Step step, Attention a, cons
     __shared__ float factors[ROWS];
     const u32 staged_at = shared_address(staged), queries_at = shared_address(queries);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
-    const int kv = blockIdx.x, columns = (a.query + 2 * a.kv) * DIM;
+    const int kv = blockIdx.x, columns = a.columns;
     const int begin = (gridDim.y - 1 - blockIdx.y) * TOKENS;
     const int tokens = min(begin + TOKENS, step_rows(step, 0));
     let_next_start();

@@ -90,7 +90,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(Step step, Attention a, con
 
     registers_take<232>();
     const int group = warp / 4 - 1, g = lane / 4, t = lane % 4, own_warp = warp % 4 * 16;
-    const int columns = (a.query + 2 * a.kv) * DIM;
+    const int columns = a.columns;
     const u32 queries_at = ring + RING * 2 * TILE_BYTES + group * QUERIES_BYTES;
     u8* queries = smem + (queries_at - shared_address(smem));
     u8* ones = queries + (2 - group) * QUERIES_BYTES;

@@ -71,18 +71,28 @@ KERNEL __launch_bounds__(1024) any_norm(Step step, int wanted, Norm norm, const 
     normalize(norm, x + r * norm.columns, out + r * norm.columns, scratch);
 }
 
-// Queries and keys of fused rows, in place: as many values at once as there are weights. Grid (stretches of queries,
-// then of keys; tokens).
-KERNEL __launch_bounds__(1024) qk_norm(Step step, Norm query, Norm key, int queries, int columns, float* qkv) {
+// Queries and keys of fused rows, and perhaps values, in place: as many values at once as there are weights. Grid
+// (stretches of queries, then of keys, then of values; tokens).
+KERNEL __launch_bounds__(1024) qk_norm(Step step, Norm query, Norm key, Norm value, int queries, int keys, int columns, float* qkv) {
     __shared__ float scratch[WARP];
     let_next_start();
     wait_for_inputs();
     const long r = blockIdx.y;
     if (r >= step_rows(step, 0)) return;
-    const int stretch = blockIdx.x, own = queries / query.columns;
-    const bool is_query = stretch < own;
-    float* at = qkv + r * columns + (is_query ? stretch * query.columns : queries + (stretch - own) * key.columns);
-    normalize(is_query ? query : key, at, at, scratch);
+    int stretch = blockIdx.x, begins = 0;
+    const Norm* norm = &query;
+    if (stretch >= queries / query.columns) {
+        stretch -= queries / query.columns;
+        begins = queries;
+        norm = &key;
+        if (stretch >= keys / key.columns) {
+            stretch -= keys / key.columns;
+            begins += keys;
+            norm = &value;
+        }
+    }
+    float* at = qkv + r * columns + begins + stretch * norm->columns;
+    normalize(*norm, at, at, scratch);
 }
 
 // x = the RMS norm of each group of its values, times silu of the gates: grid (groups, tokens), a warp for each group.

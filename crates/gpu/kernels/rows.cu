@@ -31,6 +31,34 @@ KERNEL sigmoid_gate(Step step, const float* gates, float* x, int columns) {
     x[r * columns + k] = __fmul_rn(x[r * columns + k], sigmoid(gates[r * columns + k]));
 }
 
+// gate = activation(gate) * up, where rows of `up` are `up_columns` apart; activations are numbered as in rows.rs.
+KERNEL glu_beside(Step step, int kind, const float* up, int up_columns, float* gate, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x;
+    const long r = blockIdx.y;
+    if (k >= columns || r >= step_rows(step, 0)) return;
+    const float value = gate[r * columns + k], other = up[r * up_columns + k];
+    float opened = value;
+    switch (kind) {
+        case 0: opened = silu(value); break;
+        case 1: opened = gelu(value); break;
+        case 2: opened = gelu_tanh(value); break;
+    }
+    gate[r * columns + k] = __fmul_rn(opened, other);
+}
+
+// Rows of `chosen` are numbers of experts, then as many weights, which are multiplied by the experts' scales.
+KERNEL scale_chosen(Step step, const float* scales, int experts, float* chosen, int columns) {
+    let_next_start();
+    wait_for_inputs();
+    const int k = blockIdx.x * blockDim.x + threadIdx.x, each = columns / 2;
+    const long r = blockIdx.y;
+    if (k >= each || r >= step_rows(step, 0)) return;
+    float* row = chosen + r * columns;
+    row[each + k] = __fmul_rn(row[each + k], scales[min(max((int)row[k], 0), experts - 1)]);
+}
+
 // out[r] = x[the r-th token that wants logits]
 KERNEL gather(Step step, const float* x, float* out, int columns) {
     let_next_start();

@@ -12,7 +12,7 @@ use fornax_compute::operands;
 use fornax_compute::{
     Attention, Backend, Batch, DeltaRule, Error, ExpertRoom, Experts, GatedNorm, Glu, Heads, KvLayer, KvSpec,
     Linear, LowRank, Memory, Need, Norm, Output, Part, Pointwise, Pooling, Purpose, QkNorm, Role, Rope,
-    Routing, Rows, SampleFault, SampleRow, Sampled, SelectiveScan, ShortConv, Sizes, Usage,
+    Routing, Rows, SampleFault, SampleRow, Sampled, SelectiveScan, ShortConv, Sizes, Usage, WeightPlace,
 };
 
 use crate::arena::{Arena, Piece};
@@ -284,8 +284,14 @@ impl Cuda {
 
     /// Room for a weight of these parts. Packing kernels are compiled from here on, before anything else.
     fn weight(&self, parts: &[Part<'_>]) -> Result<Weight, Error> {
-        let weight =
-            self.timed(|times| &mut times.memory, || Weight::new(&self.arena, &self.sizes, parts))?;
+        let place = parts.first().map_or(WeightPlace::Device, |part| part.place);
+        let weight = self.timed(
+            |times| &mut times.memory,
+            || match place {
+                WeightPlace::Host => Weight::in_host(&self.device, &self.sizes, parts),
+                _ => Weight::new(&self.arena, &self.sizes, parts),
+            },
+        )?;
         for part in &weight.parts {
             self.programs.prepare(crate::upload::packer(part.format));
             self.programs.prepare(Key::quant("embed.cu", part.format));
@@ -639,6 +645,8 @@ impl Backend for Cuda {
         selective_scan => op_selective_scan(scan: &SelectiveScan<Buf>, x: &Buf, mixed: &mut Buf, kv: &mut Kv, out: &mut Buf);
         gated_norm => op_gated_norm(norm: &GatedNorm<Buf>, gates: &Buf, x: &mut Buf);
         sigmoid_gate => op_sigmoid_gate(gates: &Buf, x: &mut Buf);
+        glu_beside => op_glu_beside(kind: Glu, up: &Buf, column: usize, gate: &mut Buf);
+        scale_chosen => op_scale_chosen(scales: &Buf, chosen: &mut Buf);
         route => op_route(routing: &Routing, logits: &Buf, correction: Option<&Buf>, chosen: &mut Buf);
         experts => op_experts(experts: &Experts<'_, Cuda>, chosen: &Buf, x: &Buf, room: &mut ExpertRoom<Buf>, residual: &mut Buf);
         gather_wanted => op_gather(x: &Buf, out: &mut Buf);

@@ -11,6 +11,7 @@ use fornax_compute::{
 use crate::CudaOptions;
 use crate::abi::{Constant, Layout, layout};
 use crate::arena::{Arena, Piece, rounded};
+use crate::driver::{Device, Pinned};
 use crate::layout::{Format, PART_BYTES, PLANES, TILE_COLUMNS, TILE_ROWS};
 use crate::ops::{slices, steps};
 use crate::step;
@@ -82,7 +83,14 @@ pub struct Weight {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) parts: Vec<WeightPart>,
-    piece: Piece,
+    home: Home,
+}
+
+/// Whose memory a weight lies in.
+enum Home {
+    Device(Piece),
+    /// A few rows of it are read through the bus.
+    Host(Pinned),
 }
 
 /// Consecutive output rows of one format.
@@ -183,14 +191,36 @@ impl WeightPart {
 impl Weight {
     pub(crate) fn new(arena: &Rc<Arena>, sizes: &CudaSizes, parts: &[Part<'_>]) -> Result<Weight, Error> {
         let (placed, bytes) = sizes.placed(parts)?;
-        let piece = arena.cut(Purpose::Weights, bytes)?;
-        let rows = placed.iter().map(|part| part.rows).sum();
-        Ok(Weight { rows, columns: placed.first().map_or(0, |part| part.columns), parts: placed, piece })
+        Ok(Weight::at(Home::Device(arena.cut(Purpose::Weights, bytes)?), placed))
+    }
+
+    /// A table in the host's memory, which kernels read rows of.
+    pub(crate) fn in_host(
+        device: &Rc<Device>,
+        sizes: &CudaSizes,
+        parts: &[Part<'_>],
+    ) -> Result<Weight, Error> {
+        let (placed, bytes) = sizes.placed(parts)?;
+        let bytes = usize::try_from(bytes).expect("a file was as large");
+        Ok(Weight::at(Home::Host(Pinned::new(device, bytes)?), placed))
+    }
+
+    fn at(home: Home, parts: Vec<WeightPart>) -> Weight {
+        let rows = parts.iter().map(|part| part.rows).sum();
+        Weight { rows, columns: parts.first().map_or(0, |part| part.columns), parts, home }
+    }
+
+    /// Where it begins, for kernels.
+    pub(crate) fn pointer(&self) -> u64 {
+        match &self.home {
+            Home::Device(piece) => piece.pointer(),
+            Home::Host(pinned) => pinned.pointer(),
+        }
     }
 
     /// Where a plane of a part lies.
     pub(crate) fn plane(&self, part: &WeightPart, plane: usize) -> u64 {
-        self.piece.pointer() + part.planes[plane]
+        self.pointer() + part.planes[plane]
     }
 
     /// A part as kernels take it.
@@ -408,6 +438,10 @@ impl Sizes for CudaSizes {
             | Need::LastSeen
             | Need::SharedKeys
             | Need::Reach
+            | Need::WideGroups
+            | Need::LayerEmbeddings
+            | Need::ExpertScales
+            | Need::HostTables
             | Need::HostWeights
             | Need::FileWeights => Err(Error::Unsupported { what: need.to_string(), backend: self.name }),
             _ => Ok(()),

@@ -35,12 +35,17 @@ impl<M: Memory> Attention<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Attention<M>, crate::Error> {
         let config = loader.config;
         let attention = *config.layers[layer].attention().expect("asked of layers that attend");
-        let AttentionConfig { heads, rotary, keys_of, .. } = attention;
+        let AttentionConfig { heads, rotary, keys_of, keys_are_values, .. } = attention;
         check_keys(loader, layer)?;
         let (weights, biases): (&[Tensor], &[Tensor]) = if keys_of.is_some() {
             (&[Tensor::Query], &[Tensor::QueryBias])
         } else if loader.has(Tensor::Qkv, layer) {
             (&[Tensor::Qkv], &[Tensor::QkvBias])
+        } else if keys_are_values {
+            (
+                &[Tensor::Query, Tensor::Key, Tensor::Key],
+                &[Tensor::QueryBias, Tensor::KeyBias, Tensor::KeyBias],
+            )
         } else {
             (
                 &[Tensor::Query, Tensor::Key, Tensor::Value],
@@ -58,8 +63,16 @@ impl<M: Memory> Attention<M> {
         };
         let norms_rotated = config.facts.norms_rotated;
         let rotates = config.rope.dims > 0 && rotary != Rotary::None;
-        loader.memory.foresee(&shape, rotates && !norms_rotated);
+        // Queries beside another layer's keys are rotated on their own.
+        loader.memory.foresee(&shape, rotates && !norms_rotated && keys_of.is_none());
         let query_norm = norm(loader, Tensor::QueryNorm, None, layer)?;
+        let value_norm = match &query_norm {
+            Some(query) if config.facts.norms_values && keys_of.is_none() => {
+                let weight = loader.memory.upload_values(&vec![1.0; heads.dim])?;
+                Some(Norm { kind: query.kind, weight, bias: None, eps: query.eps })
+            }
+            _ => None,
+        };
         let key_norm = match &query_norm {
             // There are no keys that it would be applied to.
             Some(query) if keys_of.is_some() => {
@@ -79,7 +92,7 @@ impl<M: Memory> Attention<M> {
             },
             gate_changes: loader.changes(&[Tensor::AttentionGate], layer)?,
             qk_norm: match (query_norm, key_norm) {
-                (Some(query), Some(key)) => Some(QkNorm { query, key }),
+                (Some(query), Some(key)) => Some(QkNorm { query, key, value: value_norm }),
                 _ => None,
             },
             output: loader.weight(&[Tensor::AttentionOutput], layer)?,

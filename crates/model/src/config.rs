@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use fornax_compute::{
-    Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pointwise, Pooling, ScanHeads, WeightPlace,
+    GROUP_MAX, GROUP_VALUES_MAX, Glu, Heads, KvGroup, KvKind, KvLayer, Need, NormKind, Pointwise, Pooling,
+    ScanHeads, WeightPlace,
 };
 use fornax_format::Checkpoint;
 
@@ -64,6 +65,8 @@ pub struct Config {
     pub logit_cap: Option<f32>,
     /// Multipliers of the parts of a layer.
     pub scales: Scales,
+    /// What each layer reads of its tokens beside the residual stream; `None` of most models.
+    pub layer_inputs: Option<LayerInputs>,
     /// The activation of the feed-forward.
     pub glu: Glu,
     /// The activation of a feed-forward without gates.
@@ -76,6 +79,16 @@ pub struct Config {
     pub ranks: bool,
     /// What the first of two dense layers behind an encoder's pooled vector makes; 0 where there are none.
     pub dense: usize,
+}
+
+/// Embeddings that layers have of their own: one table, a row of which is what all layers read of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInputs {
+    /// Values that a layer reads.
+    pub width: usize,
+    /// Where the table lies. It is larger than all other weights together, and a token reads one row of it, so it is never
+    /// copied into a device's own memory.
+    pub table_at: WeightPlace,
 }
 
 /// Values under one key in each container.
@@ -95,6 +108,8 @@ mod key {
     pub(super) const RESIDUAL_SCALE: Key = key("residual_scale", "residual_multiplier");
     pub(super) const LOGITS_SCALING: Key = key("logit_scale", "logits_scaling");
     pub(super) const LOGIT_SCALE: Key = key("logit_scale", "logit_scale");
+    pub(super) const LAYER_INPUT: Key =
+        key("embedding_length_per_layer_input", "hidden_size_per_layer_input");
     pub(super) const ATTENTION_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
     pub(super) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
 }
@@ -122,12 +137,14 @@ impl Config {
         let source = Source::new(checkpoint, facts)?;
         refuse_what_is_not_computed(&source, facts)?;
         let hidden = source.size(key::HIDDEN)?;
-        let heads = layers::heads(&source, facts, hidden)?;
+        let windows = layers::windows(&source, facts)?;
+        let heads = layers::heads(&source, facts, hidden, &windows)?;
         let first_position = first_position(&source, facts)?;
         let context = positions(&source, facts, first_position)?;
         let biases = biases(&source, checkpoint, facts)?;
-        let (rope, window_rope) = Rope::read(&source, checkpoint, facts, heads.dim, context)?;
-        let mut layers = layers::read(&source, checkpoint, facts, (hidden, heads), window_rope.is_some())?;
+        let (rope, window_rope) = Rope::read(&source, checkpoint, facts, heads, context)?;
+        let rotate = window_rope.is_some();
+        let mut layers = layers::read((&source, checkpoint), facts, (hidden, heads), &windows, rotate)?;
         // Files in GGUF do not say it otherwise.
         let norm = stored(checkpoint, facts, Tensor::StateNorm);
         if matches!(source, Source::Gguf { .. }) && tensor(checkpoint, &norm).is_none() {
@@ -156,7 +173,8 @@ impl Config {
             qkv_bias: biases.qkv,
             output_bias: biases.output,
             mlp_bias: biases.mlp,
-            attention_scale: attention_scale(&source, facts, heads, layers.len(), hidden)? * scales.scores,
+            attention_scale: attention_scale(&source, facts, heads.full, layers.len(), hidden)?
+                * scales.scores,
             scales: scales.parts,
             layers,
             ahead: layers::ahead(&source)? > 0,
@@ -170,6 +188,7 @@ impl Config {
             residual_scale: multipliers.residual,
             logit_scale: multipliers.logits,
             logit_cap: cap(&source, key::LOGIT_CAP, caps.and_then(|caps| caps.logits), caps.is_some())?,
+            layer_inputs: layer_inputs(&source, facts)?,
             glu: glu(&source, facts)?,
             function: function(&source, facts)?,
             token_types: token_types(&source, facts)?,
@@ -219,6 +238,7 @@ impl Config {
 
     /// What the model needs that not every backend has.
     pub fn needs(&self) -> Vec<Need> {
+        let table_at = self.layer_inputs.map(|inputs| inputs.table_at);
         let scaled = self.embedding_scale != 1.0 || self.residual_scale != 1.0 || self.logit_scale != 1.0;
         let needs = [
             (Need::LayerNorm, self.facts.norm == NormKind::Layer),
@@ -248,7 +268,12 @@ impl Config {
             (Need::DeltaRule, self.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Delta(_)))),
             (Need::GatedNorm, self.facts.has(Tensor::StateNorm)),
             (Need::SigmoidGate, self.facts.has(Tensor::AttentionGate)),
+            (Need::ExpertScales, self.mixture().is_some() && self.facts.has(Tensor::ExpertScales)),
             (Need::SharedKeys, (0..self.layers.len()).any(|layer| self.keys_of(layer).is_some())),
+            (Need::WideGroups, self.layers.iter().filter_map(LayerConfig::attention).any(is_wide)),
+            (Need::LayerEmbeddings, self.layer_inputs.is_some()),
+            (Need::HostTables, table_at == Some(WeightPlace::Host)),
+            (Need::FileWeights, table_at == Some(WeightPlace::File)),
         ];
         let places = distinct(self.layers.iter().filter_map(|layer| layer.experts_at.need()));
         needs.into_iter().filter(|(_, asked)| *asked).map(|(need, _)| need).chain(places).collect()
@@ -356,6 +381,12 @@ impl Config {
     fn state_sizes(&self) -> Vec<usize> {
         distinct(self.layers.iter().filter_map(|layer| layer.mixer.state_bytes()))
     }
+}
+
+/// Whether more queries read a head of keys than every backend has attention of.
+fn is_wide(attention: &AttentionConfig) -> bool {
+    let Heads { query, kv, dim } = attention.heads;
+    query / kv > GROUP_MAX || query / kv * dim > GROUP_VALUES_MAX
 }
 
 /// Each of them once, in the order in which they come.
@@ -502,6 +533,7 @@ fn attention_scale(
     }
     let head_size = root(heads.dim as f64);
     match (facts.attention_scale, source) {
+        (AttentionScale::One, _) => Ok(1.0),
         (AttentionScale::HeadSize, _) => Ok(head_size),
         (AttentionScale::PreAttentionScalar { .. }, Source::HuggingFace { .. }) => {
             let scalar = Key { gguf: "", hugging_face: "query_pre_attn_scalar" };
@@ -655,6 +687,16 @@ fn logit_scale(source: &Source<'_>, facts: &Facts) -> Result<f64, Error> {
         LogitScale::Divides => Ok(1.0 / said(key::LOGITS_SCALING)?),
         LogitScale::Multiplies => said(key::LOGIT_SCALE),
     }
+}
+
+/// Zero and null are none.
+fn layer_inputs(source: &Source<'_>, facts: &Facts) -> Result<Option<LayerInputs>, Error> {
+    let key = key::LAYER_INPUT;
+    let null = matches!(source, Source::HuggingFace { json, .. } if json.has(key.hugging_face) && json.get(key.hugging_face).is_none());
+    if !facts.has(Tensor::LayerTable) || null || source.opt_whole(key)?.unwrap_or(0) == 0 {
+        return Ok(None);
+    }
+    Ok(Some(LayerInputs { width: source.size(key)?, table_at: WeightPlace::Host }))
 }
 
 fn parallel(source: &Source<'_>, facts: &Facts) -> Result<bool, Error> {
@@ -909,8 +951,9 @@ fn refuse_what_is_not_computed(source: &Source<'_>, facts: &Facts) -> Result<(),
             if let Some(kind) = positions.filter(|kind| *kind != "absolute") {
                 return refuse(format!("position_embedding_type {kind:?}"), "absolute");
             }
-            // Of models that see images it may be a word, which holds for images alone.
-            let both = json.get("use_bidirectional_attention").is_some_and(|both| *both == true);
+            // Of models that see images it may be a word, which holds for images alone but where it is this one.
+            let said = json.get("use_bidirectional_attention");
+            let both = said.is_some_and(|both| *both == true || both == "all");
             if both != facts.encoder && (both || facts.model_types.is_empty()) {
                 return refuse(
                     format!("use_bidirectional_attention {both} in the {} architecture", facts.name),

@@ -7,6 +7,7 @@ use crate::attention::Attention;
 use crate::conv::Convolution;
 use crate::delta::DeltaNet;
 use crate::experts::{ExpertActivations, Experts};
+use crate::layer_inputs::{Input, InputRoom, Table};
 use crate::loader::Loader;
 use crate::mlp::Mlp;
 use crate::names::Tensor;
@@ -27,6 +28,9 @@ pub(crate) struct Decoder<M: Memory> {
 struct Layer<M: Memory> {
     mixer: LayerMixer<M>,
     feed_forward: FeedForward<M>,
+    input: Option<Input<M>>,
+    /// Multiplies the residual stream behind the layer.
+    scale: Option<f32>,
 }
 
 enum LayerMixer<M: Memory> {
@@ -47,6 +51,12 @@ enum FeedForward<M: Memory> {
 impl<M: Memory> Decoder<M> {
     pub(crate) fn load(loader: &mut Loader<'_, M>, limits: Limits) -> Result<Decoder<M>, crate::Error> {
         let stage = loader.stage;
+        if !stage.embeds && loader.config.layer_inputs.is_some() {
+            return Err(crate::Error::Unsupported {
+                what: "layers with embeddings of their own without the model's".to_owned(),
+                supported: "all layers on one device".to_owned(),
+            });
+        }
         let rotation = Rotation::load(loader)?;
         let entry = if stage.embeds { Some(Entry::load(loader)?) } else { None };
         let exit = if stage.heads { Some(Exit::load(loader)?) } else { None };
@@ -82,6 +92,11 @@ impl<M: Memory> Layer<M> {
                 }
                 crate::FeedForward::None => FeedForward::None,
             },
+            input: Input::load(loader, layer)?,
+            scale: match loader.has(Tensor::LayerScale, layer) {
+                true => Some(loader.values(Tensor::LayerScale, layer)?[0]),
+                false => None,
+            },
         })
     }
 }
@@ -114,6 +129,12 @@ impl<B: Backend> Model<B> for Decoder<B> {
                 FeedForward::Dense(mlp) => mlp.forward(backend, step, a)?,
                 FeedForward::Experts(experts) => experts.forward(backend, step, a)?,
                 FeedForward::None => {}
+            }
+            if let Some(input) = &layer.input {
+                input.forward(backend, step, a)?;
+            }
+            if let Some(scale) = layer.scale {
+                backend.pointwise(step, Rows::Tokens, Pointwise::Scale(scale), &mut a.residual)?;
             }
         }
         match exit {
@@ -178,6 +199,7 @@ struct Entry<M: Memory> {
     embedding: M::Weight, // (vocab, hidden)
     scale: f32,
     positions: Option<M::Weight>, // (context, hidden)
+    layer_inputs: Option<Table<M>>,
 }
 
 impl<M: Memory> Entry<M> {
@@ -189,20 +211,24 @@ impl<M: Memory> Entry<M> {
                 true => Some(loader.table(Tensor::Positions)?),
                 false => None,
             },
+            layer_inputs: Table::load(loader)?,
         })
     }
 }
 
 impl<B: Backend> Entry<B> {
-    /// `residual` = the embedding.
+    /// `residual` = the embedding; and what layers read beside it.
     fn embed(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
         backend.embed(step, &self.embedding, &mut a.residual)?;
         if self.scale != 1.0 {
             let scale = Pointwise::Scale(self.scale);
             backend.pointwise(step, Rows::Tokens, scale, &mut a.residual)?;
         }
-        match &self.positions {
-            Some(positions) => backend.add_positions(step, positions, &mut a.residual),
+        if let Some(positions) = &self.positions {
+            backend.add_positions(step, positions, &mut a.residual)?;
+        }
+        match &self.layer_inputs {
+            Some(table) => table.look_up(backend, step, a),
             None => Ok(()),
         }
     }
@@ -275,9 +301,11 @@ pub(crate) struct Activations<M: Memory> {
     pub(crate) states: Vec<StateRoom<M>>, // by `Config::state_widths`
     pub(crate) inner: Vec<InnerRoom<M>>, // by `Config::ffns`
     pub(crate) experts: Vec<ExpertActivations<M>>, // by `Config::mixtures`
-    pub(crate) wanted: M::Buf,         // (wanted, hidden)
-    pub(crate) wanted_normed: M::Buf,  // (wanted, hidden)
-    pub(crate) logits: M::Buf,         // (wanted, vocab); nothing of an encoder
+    pub(crate) layer_inputs: Option<InputRoom<M>>,
+    pub(crate) sum: Option<M::Buf>, // (tokens, hidden): of experts, where it is normalised on its own
+    pub(crate) wanted: M::Buf,      // (wanted, hidden)
+    pub(crate) wanted_normed: M::Buf, // (wanted, hidden)
+    pub(crate) logits: M::Buf,      // (wanted, vocab); nothing of an encoder
 }
 
 /// What attention with some heads is computed in.
@@ -336,6 +364,14 @@ impl<M: Memory> Activations<M> {
             states: config.state_widths(stage).into_iter().map(state).collect::<Result<_, _>>()?,
             inner: config.ffns(stage).into_iter().map(inner).collect::<Result<_, _>>()?,
             experts: config.mixtures(stage).iter().map(experts).collect::<Result<_, _>>()?,
+            layer_inputs: config
+                .layer_inputs
+                .map(|inputs| InputRoom::alloc(memory, inputs, config.layers.len(), limits))
+                .transpose()?,
+            sum: match config.facts.has(Tensor::ExpertsPostNorm) && config.mixture().is_some() {
+                true => Some(memory.alloc(Purpose::Residual, tokens_max, config.hidden)?),
+                false => None,
+            },
             wanted: memory.alloc(Purpose::Residual, wanted_max, config.hidden)?,
             wanted_normed: memory.alloc(Purpose::Activations, wanted_max, config.hidden)?,
             logits: memory.alloc(

@@ -20,6 +20,8 @@ pub(crate) struct Experts<M: Memory> {
     down: M::Weight,              // (experts, hidden, ffn)
     down_bias: Option<M::Buf>,    // (experts, hidden)
     shared: Option<Shared<M>>,
+    router_scales: Option<M::Buf>, // (experts)
+    apart: Option<Apart<M>>,
     /// Which of the step's buffers are for such experts.
     room: usize,
     routing: Routing,
@@ -35,6 +37,43 @@ struct Shared<M: Memory> {
     down: M::Weight,           // (hidden, ffn)
     /// Which of the step's buffers are as wide.
     room: usize,
+}
+
+/// Norms of models whose experts stand beside what every token takes: each reads and adds by norms of its own.
+struct Apart<M: Memory> {
+    router_norm: Norm<M::Buf>, // (hidden)
+    norm: Norm<M::Buf>,        // (hidden): before the experts
+    nothing: Norm<M::Buf>,     // (hidden): weights of zero, which make the zeros that experts add to
+    shared_post: Norm<M::Buf>, // (hidden)
+    post: Norm<M::Buf>,        // (hidden): behind the experts
+    sum_post: Norm<M::Buf>,    // (hidden): behind the sum of both
+}
+
+impl<M: Memory> Apart<M> {
+    fn load(loader: &mut Loader<'_, M>, layer: usize) -> Result<Option<Apart<M>>, crate::Error> {
+        if !loader.has(Tensor::ExpertsPostNorm, layer) {
+            return Ok(None);
+        }
+        let (hidden, eps) = (loader.config.hidden, loader.config.norm_eps);
+        let mut own =
+            |tensor| -> Result<_, crate::Error> { Ok(Norm::rms(loader.vector(&[tensor], layer)?, eps)) };
+        let [norm, shared_post, post, sum_post] =
+            [Tensor::ExpertsNorm, Tensor::SharedPostNorm, Tensor::ExpertsPostNorm, Tensor::MlpPostNorm]
+                .map(&mut own);
+        let (norm, shared_post, post, sum_post) = (norm?, shared_post?, post?, sum_post?);
+        // What the router reads is divided by the root of its width.
+        let width = (hidden as f32).sqrt();
+        let scales = loader.values(Tensor::RouterScale, layer)?;
+        let scales: Vec<f32> = scales.iter().map(|scale| scale / width).collect();
+        Ok(Some(Apart {
+            router_norm: Norm::rms(loader.memory.upload_values(&scales)?, eps),
+            norm,
+            nothing: Norm::rms(loader.memory.upload_values(&vec![0.0; hidden])?, eps),
+            shared_post,
+            post,
+            sum_post,
+        }))
+    }
 }
 
 impl<M: Memory> Experts<M> {
@@ -77,6 +116,8 @@ impl<M: Memory> Experts<M> {
                 }),
                 false => None,
             },
+            router_scales: loader.opt_vector(&[Tensor::ExpertScales], layer)?,
+            apart: Apart::load(loader, layer)?,
             room: mixtures.iter().position(|other| other == mixture).expect("the layer's own are there"),
             routing: mixture.routing,
             glu: loader.config.glu,
@@ -88,20 +129,16 @@ impl<M: Memory> Experts<M> {
 impl<B: Backend> Experts<B> {
     /// `residual` += feed-forward of it.
     pub(crate) fn forward(&self, backend: &B, step: &B::Step, a: &mut Activations<B>) -> Result<(), Error> {
+        if let (Some(apart), Some(shared)) = (&self.apart, &self.shared) {
+            return self.forward_apart(backend, step, (apart, shared), a);
+        }
         let (tokens, bias) = (Rows::Tokens, self.router_bias.as_ref());
         let room = &mut a.experts[self.room];
         backend.norm(step, tokens, &self.norm, &a.residual, &mut a.branch)?;
         backend.linear(step, tokens, &self.router, bias, &a.branch, &mut room.logits)?;
         let correction = self.correction.as_ref();
         backend.route(step, &self.routing, &room.logits, correction, &mut room.chosen)?;
-        let experts = fornax_compute::Experts {
-            count: self.routing.experts,
-            gate_up: &self.gate_up,
-            gate_up_bias: self.gate_up_bias.as_ref(),
-            down: &self.down,
-            down_bias: self.down_bias.as_ref(),
-            glu: self.glu,
-        };
+        let experts = self.weights();
         let together = self.shared.as_ref().zip(a.room.as_mut()).filter(|_| self.scale != 1.0);
         if let Some((shared, sum)) = together {
             // What every token takes is where the sum begins, which is scaled before it is added.
@@ -126,6 +163,52 @@ impl<B: Backend> Experts<B> {
             Some(_) => backend.add_gated(step, &room.share, &a.branch, &mut a.residual),
             None => backend.add(step, tokens, &a.branch, &mut a.residual),
         }
+    }
+}
+
+impl<B: Backend> Experts<B> {
+    fn weights(&self) -> fornax_compute::Experts<'_, B> {
+        fornax_compute::Experts {
+            count: self.routing.experts,
+            gate_up: &self.gate_up,
+            gate_up_bias: self.gate_up_bias.as_ref(),
+            down: &self.down,
+            down_bias: self.down_bias.as_ref(),
+            glu: self.glu,
+        }
+    }
+
+    /// The same where both have norms of their own, and their sum has one, too.
+    fn forward_apart(
+        &self,
+        backend: &B,
+        step: &B::Step,
+        (apart, shared): (&Apart<B>, &Shared<B>),
+        a: &mut Activations<B>,
+    ) -> Result<(), Error> {
+        let tokens = Rows::Tokens;
+        let InnerRoom { gate_up, gated: Some(gated) } = &mut a.inner[shared.room] else { return Ok(()) };
+        let (Some(both), Some(sum)) = (&mut a.room, &mut a.sum) else { return Ok(()) };
+        backend.norm(step, tokens, &self.norm, &a.residual, &mut a.branch)?;
+        backend.matmul(step, tokens, &shared.gate_up, &a.branch, gate_up)?;
+        backend.glu(step, self.glu, gate_up, gated)?;
+        backend.matmul(step, tokens, &shared.down, gated, &mut a.branch)?;
+        backend.norm(step, tokens, &apart.shared_post, &a.branch, both)?;
+
+        let room = &mut a.experts[self.room];
+        backend.norm(step, tokens, &apart.router_norm, &a.residual, &mut a.branch)?;
+        backend.linear(step, tokens, &self.router, self.router_bias.as_ref(), &a.branch, &mut room.logits)?;
+        backend.route(step, &self.routing, &room.logits, self.correction.as_ref(), &mut room.chosen)?;
+        if let Some(scales) = &self.router_scales {
+            backend.scale_chosen(step, scales, &mut room.chosen)?;
+        }
+        backend.norm(step, tokens, &apart.nothing, &a.residual, sum)?;
+        backend.norm(step, tokens, &apart.norm, &a.residual, &mut a.branch)?;
+        backend.experts(step, &self.weights(), &room.chosen, &a.branch, &mut room.inner, sum)?;
+        backend.norm(step, tokens, &apart.post, sum, &mut a.branch)?;
+        backend.add(step, tokens, &a.branch, both)?;
+        backend.norm(step, tokens, &apart.sum_post, both, &mut a.branch)?;
+        backend.add(step, tokens, &a.branch, &mut a.residual)
     }
 }
 

@@ -58,12 +58,20 @@ pub struct Facts {
     /// The share of a head that rotates where config.json does not have `partial_rotary_factor`; `None` where the
     /// architecture has no such key, and all of a head rotates.
     pub partial_rotary: Option<f64>,
+    /// The share of a head's pairs that turn in layers without a window where config.json does not say; the others stand still,
+    /// and the frequencies are those of a whole head. `None` where there is no such rotation.
+    pub proportional_rotary: Option<f64>,
     /// Which layers rotate.
     pub rotary: RotaryRule,
     /// Rotary base of layers with a window where they have their own and the configuration does not say.
     pub window_rope_base: Option<f64>,
+    /// The head size of layers without a window where the configuration does not say. Those with a window then have heads of
+    /// their own, and the others' keys may be their values, too. `None` where all layers have the same heads.
+    pub full_head_dim: Option<usize>,
     /// Whether queries and keys are normalised after they are rotated instead of before.
     pub norms_rotated: bool,
+    /// Whether values are normalised, by no weights.
+    pub norms_values: bool,
     /// Whether the feed-forward reads what attention reads, and both are added to the residual stream together.
     pub parallel: ParallelRule,
     /// Query-key products are multiplied by this.
@@ -87,6 +95,8 @@ pub struct Facts {
     pub scores: Scores,
     /// What keeps the sum of the chosen experts' scores from zero.
     pub floor: Floor,
+    /// Whether files of the same type may have no experts; they count none.
+    pub dense_too: bool,
     /// The activation of the feed-forward where the configuration does not say: GGUF never does.
     pub glu: Glu,
     /// The activation of a feed-forward without gates where it is none of gelu's.
@@ -242,6 +252,8 @@ pub enum Floor {
 /// What query-key products are multiplied by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionScale {
+    /// One.
+    One,
     /// One over the root of the head size.
     HeadSize,
     /// One over the root of `query_pre_attn_scalar`. GGUF does not have the key: there it is the head size, but in the

@@ -7,7 +7,7 @@ use crate::facts::{Floor, Recurrent, RotaryRule, ScanLayers, ShareRule, WindowRu
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::recurrent::{self, ConvConfig, DeltaConfig, ScanConfig};
-use crate::source::{Json, Key, Source, bad, within};
+use crate::source::{Json, Key, SIZE_MAX, Source, bad, within};
 use crate::{Error, Facts};
 
 /// One layer.
@@ -52,6 +52,8 @@ pub struct AttentionConfig {
     /// The layer whose keys and values it reads: an earlier one with the same heads of them and the same window. It then has
     /// queries of its own and nothing else, and no room in the cache.
     pub keys_of: Option<usize>,
+    /// Whether its keys are its values, too, before either is normalised: there is one weight for both.
+    pub keys_are_values: bool,
 }
 
 impl AttentionConfig {
@@ -149,6 +151,14 @@ impl FeedForward {
 
 /// The inner width of the feed-forward.
 pub(crate) const FFN: Key = Key { gguf: "feed_forward_length", hugging_face: "intermediate_size" };
+
+/// The heads of layers without a window, and of those with one.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerHeads {
+    pub(crate) full: Heads,
+    pub(crate) window: Heads,
+}
+
 /// Heads of keys and values.
 pub(crate) const HEADS_KV: Key = Key { gguf: "attention.head_count_kv", hugging_face: "num_key_value_heads" };
 
@@ -183,49 +193,59 @@ mod key {
     pub(super) const HEADS: Key = key("attention.head_count", "num_attention_heads");
     pub(super) const HEADS_KV: Key = super::HEADS_KV;
     pub(super) const HEAD_DIM: Key = key("attention.key_length", "head_dim");
+    /// Of layers with a window, where those have heads of their own; GGUF has the others' under the common key.
+    pub(super) const WINDOW_HEAD_DIM: Key = key("attention.key_length_swa", "");
+    /// Layers at the end that read the keys of earlier ones.
+    pub(super) const SHARING_KEYS: Key = key("attention.shared_kv_layers", "num_kv_shared_layers");
     pub(super) const WINDOW: Key = key("attention.sliding_window", "sliding_window");
     pub(super) const WINDOW_PATTERN: Key = key("attention.sliding_window_pattern", "sliding_window_pattern");
 }
 
-/// All layers. `heads` are those of every layer; `windows_rotate` tells whether layers with a window have rotary positions of
+/// All layers, whose windows and heads are known. `windows_rotate` tells whether layers with a window have rotary positions of
 /// their own.
 pub(crate) fn read(
-    source: &Source<'_>,
-    checkpoint: &Checkpoint,
+    (source, checkpoint): (&Source<'_>, &Checkpoint),
     facts: &Facts,
-    (hidden, heads): (usize, Heads),
+    (hidden, heads): (usize, LayerHeads),
+    windows: &[Option<u32>],
     windows_rotate: bool,
 ) -> Result<Vec<LayerConfig>, Error> {
-    let count = count(source)?;
+    let count = windows.len();
     let recurrent = recurrent::read(source, facts, hidden, count)?;
-    if heads.query == 0 && (recurrent.contains(&None) || is_beside(facts)) {
+    if heads.full.query == 0 && (recurrent.contains(&None) || is_beside(facts)) {
         return Err(Error::MissingKey { key: source.spelling(key::HEADS) });
     }
     let scans = match facts.recurrent {
         Some(Recurrent::Scan { layers, .. }) => Some(layers),
         _ => None,
     };
-    let windows = windows(source, facts, count)?;
-    let feed_forwards = feed_forwards(source, checkpoint, facts, (hidden, count))?;
-    let rotates = rotates(source, facts, &windows)?;
-    let attention = |window: Option<u32>, rotates: bool| AttentionConfig {
-        heads,
-        window: window.filter(|_| !facts.encoder),
-        // An encoder's window lies around a query, half of it on each side.
-        reach: window.filter(|_| facts.encoder).map(|window| window / 2),
-        rotary: match window {
-            _ if !rotates => Rotary::None,
-            Some(_) if windows_rotate => Rotary::Window,
-            _ => Rotary::Model,
-        },
-        keys_of: None,
-    };
-    let layer =
-        |(((window, rotates), recurrent), feed_forward): ((_, Option<Mixer>), FeedForward)| LayerConfig {
+    let keys_of = keys_of(source, windows)?;
+    let feed_forwards = feed_forwards(source, checkpoint, facts, hidden, &keys_of)?;
+    let rotates = rotates(source, facts, windows)?;
+    let mut layers = Vec::with_capacity(count);
+    for (layer, (recurrent, feed_forward)) in recurrent.into_iter().zip(feed_forwards).enumerate() {
+        let window = windows[layer];
+        let attention = AttentionConfig {
+            heads: if window.is_some() { heads.window } else { heads.full },
+            window: window.filter(|_| !facts.encoder),
+            // An encoder's window lies around a query, half of it on each side.
+            reach: window.filter(|_| facts.encoder).map(|window| window / 2),
+            rotary: match window {
+                _ if !rotates[layer] => Rotary::None,
+                Some(_) if windows_rotate => Rotary::Window,
+                _ => Rotary::Model,
+            },
+            keys_of: keys_of[layer],
+            keys_are_values: facts.full_head_dim.is_some()
+                && window.is_none()
+                && keys_of[layer].is_none()
+                && keys_are_values(source, checkpoint, facts, layer)?,
+        };
+        layers.push(LayerConfig {
             mixer: match recurrent {
-                None => Mixer::Attention(attention(window, rotates)),
+                None => Mixer::Attention(attention),
                 Some(Mixer::Scan(scan)) if scans == Some(ScanLayers::Beside) => {
-                    Mixer::Beside(attention(window, rotates), scan)
+                    Mixer::Beside(attention, scan)
                 }
                 Some(mixer) => mixer,
             },
@@ -234,8 +254,39 @@ pub(crate) fn read(
                 _ => feed_forward,
             },
             experts_at: WeightPlace::Device,
-        };
-    Ok(windows.into_iter().zip(rotates).zip(recurrent).zip(feed_forwards).map(layer).collect())
+        });
+    }
+    Ok(layers)
+}
+
+/// For each layer the one whose keys it reads: of those that share, the last of the others with the same window.
+fn keys_of(source: &Source<'_>, windows: &[Option<u32>]) -> Result<Vec<Option<usize>>, Error> {
+    let sharing = source.opt_whole(key::SHARING_KEYS)?.unwrap_or(0);
+    let refused = |wanted: &str| bad(&source.spelling(key::SHARING_KEYS), sharing, wanted);
+    let first = usize::try_from(sharing).ok().and_then(|sharing| windows.len().checked_sub(sharing));
+    let first = first.ok_or_else(|| refused(&format!("at most the {} layers", windows.len())))?;
+    let (own, others) = windows.split_at(first);
+    let of = |window: &Option<u32>| {
+        let found = own.iter().rposition(|other| other == window);
+        found.map(Some).ok_or_else(|| refused("before them a layer with the same window"))
+    };
+    own.iter().map(|_| Ok(None)).chain(others.iter().map(of)).collect()
+}
+
+/// Whether a layer without a window has one weight for keys and values: config.json says it, in GGUF the tensor is not there.
+fn keys_are_values(
+    source: &Source<'_>,
+    checkpoint: &Checkpoint,
+    facts: &Facts,
+    layer: usize,
+) -> Result<bool, Error> {
+    match source {
+        Source::HuggingFace { json, .. } => Ok(json.opt_bool("attention_k_eq_v")?.unwrap_or(false)),
+        Source::Gguf { .. } => {
+            let name = facts.row(Tensor::Value).and_then(|row| stored_name(checkpoint, facts, row, layer));
+            Ok(name.is_some_and(|name| tensor(checkpoint, &name).is_none()))
+        }
+    }
 }
 
 /// Whether attention is beside selective scans.
@@ -304,24 +355,96 @@ fn count(source: &Source<'_>) -> Result<usize, Error> {
     })
 }
 
-/// The heads of every layer.
-pub(crate) fn heads(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<Heads, Error> {
+/// The heads of layers with these windows.
+pub(crate) fn heads(
+    source: &Source<'_>,
+    facts: &Facts,
+    hidden: usize,
+    windows: &[Option<u32>],
+) -> Result<LayerHeads, Error> {
     // Where all layers keep states there may be none.
     let scans = matches!(facts.recurrent, Some(Recurrent::Scan { .. }));
     if scans && source.opt_whole(key::HEADS)?.unwrap_or(0) == 0 {
-        return Ok(Heads { query: 0, kv: 0, dim: 0 });
+        let none = Heads { query: 0, kv: 0, dim: 0 };
+        return Ok(LayerHeads { full: none, window: none });
     }
+    let Some(default) = facts.full_head_dim else {
+        let heads = common_heads(source, hidden, kv_heads_listed(source, &|_| true)?)?;
+        return Ok(LayerHeads { full: heads, window: heads });
+    };
+    let of_full = kv_heads_listed(source, &|layer| windows.get(layer) == Some(&None))?;
+    let common = common_heads(source, hidden, of_full)?;
+    let heads = match source {
+        Source::Gguf { .. } => {
+            let kv = kv_heads_listed(source, &|layer| matches!(windows.get(layer), Some(Some(_))))?;
+            let dim = source.opt_size(key::WINDOW_HEAD_DIM)?.unwrap_or(common.dim);
+            LayerHeads { full: common, window: Heads { kv: kv.unwrap_or(common.kv), dim, ..common } }
+        }
+        Source::HuggingFace { json, .. } => {
+            LayerHeads { full: full_heads(json, default, common, windows)?, window: common }
+        }
+    };
+    for own in [heads.full, heads.window] {
+        check_kv_heads(source, own)?;
+    }
+    Ok(heads)
+}
+
+/// What config.json says of the heads of layers without a window, beside those of all: layer by layer, or under keys of their
+/// own.
+fn full_heads(
+    json: &Json<'_>,
+    default: usize,
+    common: Heads,
+    windows: &[Option<u32>],
+) -> Result<Heads, Error> {
+    const LAYERS: &str = "per_layer_config";
+    let size = |json: &Json<'_>, key: &str, or: usize| -> Result<usize, Error> {
+        let Some(said) = json.opt_u64(key)? else { return Ok(or) };
+        let size = usize::try_from(said).ok().filter(|size| (1..=SIZE_MAX).contains(size));
+        size.ok_or_else(|| bad(&json.spelling(key), said, &format!("1 to {SIZE_MAX}")))
+    };
+    let Some(listed) = json.opt_object(LAYERS)? else {
+        let one_weight = json.opt_bool("attention_k_eq_v")?.unwrap_or(false);
+        let kv = if one_weight { size(json, "num_global_key_value_heads", common.kv)? } else { common.kv };
+        return Ok(Heads { kv, dim: size(json, "global_head_dim", default)?, ..common });
+    };
+    let mut full = None;
+    for (layer, window) in windows.iter().enumerate() {
+        let own = match listed.get(&layer.to_string()) {
+            None => common,
+            Some(own) => {
+                let own = Json::new(LAYERS, own)?;
+                let kv = size(&own, HEADS_KV.hugging_face, common.kv)?;
+                Heads { kv, dim: size(&own, key::HEAD_DIM.hugging_face, common.dim)?, ..common }
+            }
+        };
+        let alike = if window.is_some() { common } else { *full.get_or_insert(own) };
+        if own != alike {
+            let got = format!("{} heads of {} in layer {layer}", own.kv, own.dim);
+            return Err(bad(LAYERS, got, "the same in all layers with a window, and in all without"));
+        }
+    }
+    Ok(full.unwrap_or(common))
+}
+
+fn check_kv_heads(source: &Source<'_>, Heads { query, kv, .. }: Heads) -> Result<(), Error> {
+    if query.is_multiple_of(kv) {
+        return Ok(());
+    }
+    let wanted = format!("a divisor of the {query} query heads");
+    Err(bad(&source.spelling(key::HEADS_KV), kv, &wanted))
+}
+
+/// The heads that a file says without telling layers apart, but for those of keys and values that it may have listed.
+fn common_heads(source: &Source<'_>, hidden: usize, listed: Option<usize>) -> Result<Heads, Error> {
     let query = source.size(key::HEADS)?;
-    let listed = kv_heads_listed(source)?;
     let kv = match (listed, source) {
         (Some(kv), _) => kv,
         (None, Source::HuggingFace { json, .. }) if one_kv_head(json)? => 1,
         (None, _) => source.opt_size(key::HEADS_KV)?.unwrap_or(query),
     };
-    if !query.is_multiple_of(kv) {
-        let wanted = format!("a divisor of the {query} query heads");
-        return Err(bad(&source.spelling(key::HEADS_KV), kv, &wanted));
-    }
+    check_kv_heads(source, Heads { query, kv, dim: 0 })?;
     let dim = match source.opt_size(key::HEAD_DIM)? {
         Some(dim) => dim,
         None if hidden.is_multiple_of(query) => hidden / query,
@@ -350,12 +473,14 @@ fn one_kv_head(json: &Json<'_>) -> Result<bool, Error> {
         && json.opt_bool("new_decoder_architecture")? != Some(true))
 }
 
-/// The heads of keys and values where a GGUF file lists them: those of layers that attend are all the same, the others have
-/// none.
-fn kv_heads_listed(source: &Source<'_>) -> Result<Option<usize>, Error> {
+/// The heads of keys and values of some layers where a GGUF file lists them: those of layers that attend are all the same,
+/// the others have none.
+fn kv_heads_listed(source: &Source<'_>, chosen: &dyn Fn(usize) -> bool) -> Result<Option<usize>, Error> {
     let Some(counts) = whole_numbers(source, key::HEADS_KV) else { return Ok(None) };
     let key = source.spelling(key::HEADS_KV);
-    match (one_but_zero(&counts), counts.iter().any(|count| *count > 0)) {
+    let own: Vec<i64> =
+        (0..).zip(counts).filter(|(layer, _)| chosen(*layer)).map(|(_, count)| count).collect();
+    match (one_but_zero(&own), own.iter().any(|count| *count > 0)) {
         (Some(kv), _) => Ok(Some(kv)),
         (None, true) => Err(bad(&key, "several numbers of heads", "one for all layers that attend")),
         (None, false) => Err(bad(&key, "no heads in any layer", "a layer that attends")),
@@ -383,13 +508,16 @@ fn feed_forwards(
     source: &Source<'_>,
     checkpoint: &Checkpoint,
     facts: &Facts,
-    (hidden, layers): (usize, usize),
+    hidden: usize,
+    keys_of: &[Option<usize>],
 ) -> Result<Vec<FeedForward>, Error> {
+    let layers = keys_of.len();
     if facts.experts.is_none() && !facts.has(Tensor::Down) {
         return Ok(vec![FeedForward::None; layers]);
     }
     let Some(mixture) = mixture(source, facts)? else {
-        return Ok(vec![FeedForward::Dense { ffn: ffn(source, facts, hidden)? }; layers]);
+        let dense = ffns(source, facts, hidden, keys_of)?.into_iter().map(|ffn| FeedForward::Dense { ffn });
+        return Ok(dense.collect());
     };
     let mut all = vec![FeedForward::Mixture(mixture); layers];
     let dense = dense_layers(source, checkpoint, facts, layers)?;
@@ -467,6 +595,31 @@ fn mlp_types(json: &Json<'_>, layers: usize) -> Result<Option<Vec<bool>>, Error>
     types.into_iter().map(dense).collect::<Result<_, _>>().map(Some)
 }
 
+/// The inner widths of dense layers: of some models those that share keys have wider ones.
+fn ffns(
+    source: &Source<'_>,
+    facts: &Facts,
+    hidden: usize,
+    keys_of: &[Option<usize>],
+) -> Result<Vec<usize>, Error> {
+    let twice = match source {
+        Source::Gguf { .. } => {
+            // Some layers of a hybrid have none; the others have the same.
+            let Some(listed) = whole_numbers(source, key::FFN).filter(|listed| !listed.contains(&0)) else {
+                return Ok(vec![ffn(source, facts, hidden)?; keys_of.len()]);
+            };
+            let size = |ffn: &i64| usize::try_from(*ffn).ok().filter(|ffn| (1..=SIZE_MAX).contains(ffn));
+            let sizes: Option<Vec<usize>> = listed.iter().map(size).collect();
+            let sizes = sizes.filter(|sizes| sizes.len() == keys_of.len());
+            let wanted = format!("a size for each of the {} layers", keys_of.len());
+            return sizes.ok_or_else(|| bad(&source.spelling(key::FFN), format!("{listed:?}"), &wanted));
+        }
+        Source::HuggingFace { json, .. } => json.opt_bool("use_double_wide_mlp")?.unwrap_or(false),
+    };
+    let ffn = ffn(source, facts, hidden)?;
+    Ok(keys_of.iter().map(|keys_of| if twice && keys_of.is_some() { 2 * ffn } else { ffn }).collect())
+}
+
 /// The inner width. Where the configuration does not have it, some architectures' is four times the hidden size.
 fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error> {
     if let Some(ffn) = whole_numbers(source, key::FFN).and_then(|list| one_but_zero(&list)) {
@@ -482,7 +635,8 @@ fn ffn(source: &Source<'_>, facts: &Facts, hidden: usize) -> Result<usize, Error
 fn mixture(source: &Source<'_>, facts: &Facts) -> Result<Option<Mixture>, Error> {
     let Some(rule) = facts.experts else { return Ok(None) };
     // One architecture's files may have experts or not.
-    if facts.has(Tensor::Down) && source.opt_whole(key::EXPERTS)? == Some(0) {
+    let none = facts.has(Tensor::Down) && source.opt_whole(key::EXPERTS)? == Some(0);
+    if none || facts.dense_too && is_dense(source)? {
         return Ok(None);
     }
     let experts = source.opt_size(key::EXPERTS)?.map_or_else(|| source.size(key::NUM_EXPERTS), Ok)?;
@@ -583,6 +737,15 @@ fn groups(
     Ok((of_groups < count).then_some(Groups { count, chosen: of_groups, by_two }))
 }
 
+/// Whether a file counts no experts, or says that it has none.
+fn is_dense(source: &Source<'_>) -> Result<bool, Error> {
+    let has = match source {
+        Source::HuggingFace { json, .. } => json.opt_bool("enable_moe_block")?.unwrap_or(false),
+        Source::Gguf { .. } => source.opt_whole(key::EXPERTS)?.is_some_and(|experts| experts > 0),
+    };
+    Ok(!has)
+}
+
 /// What config.json calls the kind of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LayerType {
@@ -605,7 +768,8 @@ impl LayerType {
 }
 
 /// Each layer's window.
-fn windows(source: &Source<'_>, facts: &Facts, layers: usize) -> Result<Vec<Option<u32>>, Error> {
+pub(crate) fn windows(source: &Source<'_>, facts: &Facts) -> Result<Vec<Option<u32>>, Error> {
+    let layers = count(source)?;
     let every = |window: Option<u32>| Ok(vec![window; layers]);
     let some = |window: u32, types: Vec<LayerType>| {
         Ok(types.into_iter().map(|kind| (kind == LayerType::Sliding).then_some(window)).collect())

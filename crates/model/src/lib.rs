@@ -19,6 +19,7 @@ mod error;
 mod experts;
 mod facts;
 mod join;
+mod layer_inputs;
 mod layers;
 mod loader;
 mod mlp;
@@ -38,7 +39,7 @@ use crate::encoder::Encoder;
 use crate::loader::Loader;
 
 pub use adapter::{Adapter, AdapterFault};
-pub use config::{Config, Scales, ScanScales};
+pub use config::{Config, LayerInputs, Scales, ScanScales};
 pub use error::Error;
 pub use facts::{
     AttentionScale, BiasRule, EmbeddingScale, Facts, FirstPosition, Floor, LogitScale, ParallelRule, QkRows,

@@ -120,8 +120,12 @@ impl<'a, M: Memory> Loader<'a, M> {
         tensors: &[Tensor],
         layer: usize,
     ) -> Result<M::Weight, Error> {
-        let stored = self.stored(tensors, layer)?;
+        let mut stored = self.stored(tensors, layer)?;
         let weight = self.memory.upload_for(role, &parts(&stored)?)?;
+        // What is stacked twice is stored once.
+        for at in (1..tensors.len()).filter(|at| tensors[..*at].contains(&tensors[*at])) {
+            stored[at].stored_bytes = 0;
+        }
         self.report(&stored);
         Ok(weight)
     }
@@ -130,7 +134,11 @@ impl<'a, M: Memory> Loader<'a, M> {
     pub(crate) fn table(&mut self, tensor: Tensor) -> Result<M::Weight, Error> {
         let stored = self.stored(&[tensor], 0)?;
         let tied = self.config.tied && tensor == Tensor::Embedding;
-        let table = self.memory.upload_table(&parts(&stored)?, tied)?;
+        let mut parts = parts(&stored)?;
+        if let (Some(inputs), Tensor::LayerTable) = (self.config.layer_inputs, tensor) {
+            parts.iter_mut().for_each(|part| part.place = inputs.table_at);
+        }
+        let table = self.memory.upload_table(&parts, tied)?;
         self.report(&stored);
         Ok(table)
     }
@@ -152,6 +160,17 @@ impl<'a, M: Memory> Loader<'a, M> {
         };
         self.report(&stored);
         Ok(vector)
+    }
+
+    /// The numbers of a vector, for what is made of them here.
+    pub(crate) fn values(&mut self, tensor: Tensor, layer: usize) -> Result<Vec<f32>, Error> {
+        let stored = self.stored(&[tensor], layer)?;
+        let values = match self.memory.reads() {
+            true => numbers(&stored[0].part)?,
+            false => vec![1.0; stored[0].part.view.values()],
+        };
+        self.report(&stored);
+        Ok(values)
     }
 
     /// A short convolution's weights, (taps, channels) as one row: they are stored channel by channel.
@@ -322,11 +341,9 @@ impl<'a, M: Memory> Loader<'a, M> {
                 find(self.checkpoint, format!("{before}{expert}{after}"))
             }
             (Some(expert), None) => {
-                let mut view = find(self.checkpoint, name)?.rows(expert..expert + 1)?;
+                let mut view = find(self.checkpoint, name.clone())?.rows(expert..expert + 1)?;
                 view.shape.remove(0);
-                if let (Transform::Stacked(share, _), Checkpoint::HuggingFace(_)) =
-                    (row.transform, self.checkpoint)
-                {
+                if let Some(share) = stacked(self.checkpoint, row, &name) {
                     let rows = view.shape[0] / share.of;
                     view = view.rows(share.at * rows..(share.at + 1) * rows)?;
                 }
@@ -464,6 +481,16 @@ impl Share {
     }
 }
 
+/// Which of the matrices that lie below each other for each expert a weight is, where its tensor has several.
+fn stacked(checkpoint: &Checkpoint, row: &Name, name: &str) -> Option<Interleave> {
+    let gguf = matches!(checkpoint, Checkpoint::Gguf(_));
+    match row.transform {
+        Transform::Stacked(turn, _) if !gguf && !name.contains(EXPERT) => Some(turn),
+        Transform::StackedInBoth(turn, _) if !gguf || name.ends_with(row.gguf) => Some(turn),
+        _ => None,
+    }
+}
+
 /// Whether a tensor has the shape but for dimensions of one, which files may leave out.
 fn is_without_ones(row: &Name, got: &[usize], wanted: &[usize]) -> bool {
     let others = row.shape.iter().zip(wanted).filter(|(dim, _)| **dim != Dim::One).map(|(_, size)| size);
@@ -504,6 +531,9 @@ fn expected(
         let share = Share { own: shape[0] - config.first_position, all: shape[0] };
         return shared(shape, share);
     }
+    if let (Some(turn), &[experts, rows, columns]) = (stacked(checkpoint, row, &name), &shape[..]) {
+        return one(vec![experts, turn.of * rows, columns], turn.of);
+    }
     if gguf {
         return one(shape, 1);
     }
@@ -532,9 +562,6 @@ fn expected(
                 Expected { name: format!("{name}{SCALES}"), shape: vec![experts, of * rows, count], share },
             ]
         }
-        (Transform::Stacked(Interleave { of, .. }, _), &[experts, rows, columns]) => {
-            one(vec![experts, of * rows, columns], of)
-        }
         _ => one(shape, 1),
     }
 }
@@ -555,7 +582,12 @@ pub(crate) fn stored_name(
         Owner::Layer => format!("{layers}.{layer}.{}", name?),
     };
     if let Checkpoint::Gguf(_) = checkpoint {
-        return Some(name);
+        return match row.transform {
+            Transform::StackedInBoth(_, apart) if tensor(checkpoint, &name).is_none() => {
+                Some(format!("{layers}.{layer}.{apart}"))
+            }
+            _ => Some(name),
+        };
     }
     let found = |name: String| {
         // Where each expert has a tensor, the first one's is looked for.

@@ -58,6 +58,18 @@ pub enum Tensor {
     UpBias,
     DownBias,
     MlpPostNorm,
+    LayerScale,
+    LayerTable,
+    LayerProjection,
+    LayerProjectionNorm,
+    LayerGate,
+    LayerUp,
+    LayerPostNorm,
+    RouterScale,
+    ExpertScales,
+    ExpertsNorm,
+    ExpertsPostNorm,
+    SharedPostNorm,
     Router,
     RouterBias,
     RouterCorrection,
@@ -142,6 +154,10 @@ pub enum Dim {
     Experts,
     /// An expert's inner size.
     ExpertFfn,
+    /// What a layer reads of its token's own embedding.
+    LayerInput,
+    /// The same of all layers.
+    LayerInputs,
     /// One; files may leave it out before another dimension.
     One,
     /// Kinds of token.
@@ -185,6 +201,8 @@ pub enum When {
     LongRopeFactors,
     Ranks,
     Attends,
+    /// It attends, and its values have a weight of their own.
+    Values,
     Delta,
     Conv,
     Scan,
@@ -194,6 +212,7 @@ pub enum When {
     Feeds,
     BehindFirst,
     DenseLayers,
+    LayerInputs,
 }
 
 /// What loading does to the stored rows.
@@ -222,6 +241,8 @@ pub enum Transform {
     /// Takes one of so many matrices that lie below each other for each expert of a Hugging Face file. Where that tensor is
     /// not there, each expert has one of its own under the other name.
     Stacked(Interleave, &'static str),
+    /// The same in both containers; where that tensor is not in a GGUF file, all experts have one under the other name.
+    StackedInBoth(Interleave, &'static str),
     /// Minus e to the power of each value, in Hugging Face files.
     NegativeExp,
     /// Takes one of so many matrices that lie below each other in Hugging Face files.
@@ -482,6 +503,9 @@ impl When {
             When::LongRopeFactors => config.rope.long.is_some(),
             When::Ranks => config.ranks,
             When::Attends => config.layers[layer].attention().is_some(),
+            When::Values => {
+                config.layers[layer].attention().is_some_and(|attention| !attention.keys_are_values)
+            }
             When::Delta => matches!(config.layers[layer].mixer, Mixer::Delta(_)),
             When::Conv => matches!(config.layers[layer].mixer, Mixer::Conv(_)),
             When::Scan => config.layers[layer].scan().is_some(),
@@ -491,6 +515,7 @@ impl When {
             When::ScanConvBias => config.layers[layer].scan().is_some_and(|scan| scan.conv_bias),
             When::BehindFirst => layer > 0,
             When::DenseLayers => config.dense > 0,
+            When::LayerInputs => config.layer_inputs.is_some(),
         }
     }
 }
@@ -527,6 +552,8 @@ impl Dim {
             Dim::Dense => config.dense,
             Dim::Experts => mixture.map_or(0, |mixture| mixture.routing.experts),
             Dim::ExpertFfn => mixture.map_or(0, |mixture| mixture.ffn),
+            Dim::LayerInput => config.layer_inputs.map_or(0, |inputs| inputs.width),
+            Dim::LayerInputs => config.layer_inputs.map_or(0, |inputs| config.layers.len() * inputs.width),
             Dim::One => 1,
             Dim::TokenTypes => config.token_types,
             Dim::Taps => delta(|delta| delta.taps) + conv(|conv| conv.taps) + scan(|scan| scan.taps),

@@ -4,6 +4,7 @@ use std::f64::consts::TAU;
 
 use fornax_format::{Checkpoint, DType};
 
+use crate::layers::LayerHeads;
 use crate::loader::{stored_name, tensor};
 use crate::names::Tensor;
 use crate::source::{Json, Key, Source, bad, opt_f32, within};
@@ -155,9 +156,10 @@ impl Rope {
         source: &Source<'_>,
         checkpoint: &Checkpoint,
         facts: &Facts,
-        head_dim: usize,
+        heads: LayerHeads,
         context: u32,
     ) -> Result<(Rope, Option<Rope>), Error> {
+        let head_dim = heads.full.dim;
         if facts.has(Tensor::Positions) {
             return Ok((Rope::plain(facts.rope_base, 0, context), None));
         }
@@ -183,9 +185,10 @@ impl Rope {
                 ));
             }
         }
-        let window =
-            facts.window_rope_base.map(|default| rope.of_windows(source, facts, default)).transpose()?;
-        Ok((rope, window))
+        // Heads of their own rotate whole; where all layers have the same heads, as much of them.
+        let dims = if facts.full_head_dim.is_some() { heads.window.dim } else { rope.dims };
+        let of_windows = |default| rope.of_windows(source, facts, default, dims);
+        Ok((rope.clone(), facts.window_rope_base.map(of_windows).transpose()?))
     }
 
     /// Unscaled.
@@ -194,7 +197,18 @@ impl Rope {
     }
 
     /// The rotation of layers with a window beside this one: nearer positions need no scaling.
-    fn of_windows(&self, source: &Source<'_>, facts: &Facts, default: f64) -> Result<Rope, Error> {
+    fn of_windows(
+        &self,
+        source: &Source<'_>,
+        facts: &Facts,
+        default: f64,
+        dims: usize,
+    ) -> Result<Rope, Error> {
+        const DIMS: Key = Key { gguf: "rope.dimension_count_swa", hugging_face: "" };
+        let said = if let Source::Gguf { .. } = source { source.opt_size(DIMS)? } else { None };
+        if let Some(other) = said.filter(|other| *other != dims) {
+            return Err(bad(&source.spelling(DIMS), other, &format!("{dims}")));
+        }
         let base = match source {
             Source::Gguf { .. } => source.opt_number(Key { gguf: "rope.freq_base_swa", hugging_face: "" })?,
             Source::HuggingFace { json, .. } => {
@@ -206,7 +220,7 @@ impl Rope {
             }
         };
         let base = within("the rotary base of layers with a window", base.unwrap_or(default), 1.001..=1e12)?;
-        Ok(Rope::plain(base, self.dims, self.context))
+        Ok(Rope::plain(base, dims, self.context))
     }
 
     fn read_gguf(
@@ -267,6 +281,9 @@ impl Rope {
             }
             (Some(_), Some(_)) => layer_kind(json, "full_attention")?,
         };
+        if let Some(share) = facts.proportional_rotary {
+            return proportional(scaling.as_ref(), facts, share, (head_dim, context));
+        }
         let partial = partial_rotary(&[Some(*json), scaling], facts)?;
         #[expect(clippy::cast_sign_loss, reason = "neither factor is negative")]
         let dims = match rotary_dim(json, facts, head_dim)? {
@@ -316,6 +333,33 @@ fn rotary_dim(json: &Json<'_>, facts: &Facts, head_dim: usize) -> Result<Option<
         Ok(dims) if dims <= head_dim && dims.is_multiple_of(2) => Ok(Some(dims)),
         _ => Err(bad(&json.spelling(key), dims, &format!("an even number of at most {head_dim}"))),
     }
+}
+
+/// The first pairs of a head turn as if all did, the others stand still.
+fn proportional(
+    json: Option<&Json<'_>>,
+    facts: &Facts,
+    share: f64,
+    (head_dim, context): (usize, u32),
+) -> Result<Rope, Error> {
+    let number = |key: &str, or: f64| {
+        Ok::<_, Error>(json.map(|json| json.opt_f64(key)).transpose()?.flatten().unwrap_or(or))
+    };
+    if let Some(other) = json.map(kind).transpose()?.flatten().filter(|kind| *kind != "proportional") {
+        let what = format!("rope scaling {other:?}");
+        return Err(Error::Unsupported { what, supported: "proportional".to_owned() });
+    }
+    let base = within("rope_theta", number("rope_theta", facts.rope_base)?, 1.001..=1e12)?;
+    let factor = within("factor", number("factor", 1.0)?, POSITIVE)?;
+    let share = within("partial_rotary_factor", number("partial_rotary_factor", share)?, 0.0..=1.0)?;
+    #[expect(clippy::cast_sign_loss, reason = "the share is not negative")]
+    let turning = (share * head_dim as f64 / 2.0) as usize;
+    let divisor = |pair: usize| if pair < turning { 1.0 } else { f32::INFINITY };
+    Ok(Rope {
+        scaling: if factor == 1.0 { Scaling::None } else { Scaling::Linear { factor } },
+        factors: (0..head_dim / 2).map(divisor).collect(),
+        ..Rope::plain(base, head_dim, context)
+    })
 }
 
 /// Files that say "dynamic" and have an alpha mean a larger base, whatever the sequence's length.
@@ -486,7 +530,9 @@ fn stored_factors(checkpoint: &Checkpoint, facts: &Facts, wanted: Tensor) -> Res
     }
     let (chunks, _) = view.bytes.as_chunks::<4>();
     let factors: Vec<f32> = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    match factors.iter().position(|factor| !POSITIVE.contains(&f64::from(*factor))) {
+    // Pairs that stand still have one that no position makes up for.
+    let fits = |factor: &f32| factor.is_finite() && f64::from(*factor) >= *POSITIVE.start();
+    match factors.iter().position(|factor| !fits(factor)) {
         Some(index) => Err(Error::TensorValue {
             tensor: name,
             got: factors[index],

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{Error, Facts};
 
 /// No real model comes near, and products of three sizes stay far below 64 bits.
-const SIZE_MAX: usize = 1 << 20;
+pub(crate) const SIZE_MAX: usize = 1 << 20;
 
 /// One configuration value in both containers. GGUF keys have the architecture before them.
 #[derive(Clone, Copy)]

@@ -50,7 +50,13 @@ impl Stage {
             (Owner::Model, Tensor::Embedding) => self.embeds || (self.heads && config.tied),
             (
                 Owner::Model,
-                Tensor::Positions | Tensor::TokenTypes | Tensor::EmbeddingNorm | Tensor::EmbeddingNormBias,
+                Tensor::Positions
+                | Tensor::TokenTypes
+                | Tensor::EmbeddingNorm
+                | Tensor::EmbeddingNormBias
+                | Tensor::LayerTable
+                | Tensor::LayerProjection
+                | Tensor::LayerProjectionNorm,
             ) => self.embeds,
             // Every stage rotates.
             (Owner::Model, Tensor::RopeFactors | Tensor::RopeFactorsLong) => true,

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Attention, Backend, Batch, Error, Heads, KvDType, KvGroup, KvKind, KvLayer, KvSpec, Need, PAGE_TOKENS,
-    PageId, Purpose, Rope, Row, Token,
+    Attention, Backend, Batch, Error, GROUP_MAX, GROUP_VALUES_MAX, Heads, KvDType, KvGroup, KvKind, KvLayer,
+    KvSpec, Need, PAGE_TOKENS, PageId, Purpose, Rope, Row, Token,
 };
 
 use super::bench::{Bench, Table, batch, count, step};
@@ -87,6 +87,8 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             (Heads { query: 2, kv: 2, dim: 128 }, &LENGTHS, 100),
             (Heads { query: 14, kv: 2, dim: 128 }, &LENGTHS, 100),
             (Heads { query: 12, kv: 1, dim: 64 }, &LENGTHS, 1),
+            // The widest that models have.
+            (Heads { query: 8, kv: 1, dim: 512 }, &[40, 3][..], 20),
         ] {
             suite.compare(Sequences { heads, window: None, dtype, lengths, chunk, fused: true, extra: None });
         }
@@ -239,7 +241,9 @@ impl Case for Sequences {
     }
 
     fn needs(&self) -> Vec<Need> {
-        self.extra.into_iter().collect()
+        let Heads { query, kv, dim } = self.heads;
+        let wide = query / kv > GROUP_MAX || query / kv * dim > GROUP_VALUES_MAX;
+        self.extra.into_iter().chain(wide.then_some(Need::WideGroups)).collect()
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {

@@ -13,7 +13,7 @@ use crate::{
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
-use super::{Failure, Op, Suite, within};
+use super::{Case, Failure, Op, Suite, within};
 
 /// Largest error against the specification of half activations: sums in another order may make one rounding on the way
 /// fall to the other side, of a value that outweighs the others of its row.
@@ -32,7 +32,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
                 (5, Logits::Large),
             ] {
                 let routing = Routing::plain(experts, chosen, shares);
-                suite.route(&Route { routing, corrected: false, tokens, logits });
+                let route = Route { routing, corrected: false, tokens, logits };
+                suite.route(&route);
+                suite.compare(Scaled { route });
             }
         }
     }
@@ -365,6 +367,38 @@ impl Route {
             weights.values.extend(&row[chosen..]);
         }
         Ok(weights)
+    }
+}
+
+/// Each expert's weight times a number of its own.
+struct Scaled {
+    route: Route,
+}
+
+impl fmt::Display for Scaled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, scaled", self.route)
+    }
+}
+
+impl Case for Scaled {
+    fn op(&self) -> Op {
+        Op::Route
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::Experts, Need::ExpertScales]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let Route { routing, tokens, .. } = self.route;
+        let (numbers, weights) = self.route.formula();
+        let rows = numbers.chunks_exact(routing.chosen).zip(weights.rows());
+        let chosen: Vec<f32> = rows.flat_map(|(numbers, weights)| [numbers, weights].concat()).collect();
+        let mut chosen = Bench::filled(backend, Purpose::Residual, 2 * routing.chosen, &chosen)?;
+        let scales = backend.upload_values(&Random::of(self).values(routing.experts))?;
+        step(backend, &batch(tokens, 0), |step| Ok(backend.scale_chosen(step, &scales, &mut chosen.buf)?))?;
+        chosen.table(backend)
     }
 }
 

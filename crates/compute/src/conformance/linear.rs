@@ -4,7 +4,7 @@ use std::fmt;
 
 use fornax_format::DType;
 
-use crate::{Backend, Glu, Linear, Need, Purpose, Rows, Token, WEIGHT_TYPES};
+use crate::{Backend, Glu, Linear, Need, Part, Purpose, Rows, Token, WEIGHT_TYPES, WeightPlace};
 
 use super::bench::{Bench, Table, batch, step};
 use super::random::{Random, Stored};
@@ -17,8 +17,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             if !columns.is_multiple_of(dtype.block_values()) {
                 continue;
             }
-            suite.compare(Embed { dtype, columns, positions: false });
-            suite.compare(Embed { dtype, columns, positions: true });
+            suite.compare(Embed { dtype, columns, positions: false, host: false });
+            suite.compare(Embed { dtype, columns, positions: true, host: false });
+            suite.compare(Embed { dtype, columns, positions: false, host: true });
             let tokens: &[usize] = if columns <= 256 { &[1, 2, 3, 7, 33, 128] } else { &[1, 3, 7] };
             for &tokens in tokens {
                 suite.compare(Matmul::plain(dtype, 33, columns, tokens));
@@ -118,12 +119,14 @@ struct Embed {
     dtype: DType,
     columns: usize,
     positions: bool,
+    /// Whether the table is to lie in the host's memory.
+    host: bool,
 }
 
 impl fmt::Display for Embed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let by = if self.positions { ", by position" } else { "" };
-        write!(f, "{} 37x{}{by}", self.dtype, self.columns)
+        write!(f, "{} 37x{}{by}{}", self.dtype, self.columns, if self.host { ", in the host" } else { "" })
     }
 }
 
@@ -133,11 +136,23 @@ impl Case for Embed {
     }
 
     fn needs(&self) -> Vec<Need> {
-        if self.positions { vec![Need::Positions] } else { Vec::new() }
+        match (self.positions, self.host) {
+            (true, _) => vec![Need::Positions],
+            (false, true) => vec![Need::HostTables],
+            (false, false) => Vec::new(),
+        }
     }
 
     fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
-        let table = weight(backend, &mut Random::of(self), &[Rowset::plain(self.dtype, 37)], self.columns)?;
+        let in_host = || -> Result<_, Failure> {
+            let stored = Stored::matrix(&mut Random::of(self), self.dtype, 37, self.columns);
+            Ok(backend.upload_table(&[Part { place: WeightPlace::Host, ..stored.part()? }], false)?)
+        };
+        let table = if self.host {
+            in_host()?
+        } else {
+            weight(backend, &mut Random::of(self), &[Rowset::plain(self.dtype, 37)], self.columns)?
+        };
         let ids = [36, 0, 5, 5, 31, 1];
         let mut batch = batch(ids.len(), 0);
         if self.positions {

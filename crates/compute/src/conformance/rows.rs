@@ -39,6 +39,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
             for kind in [Glu::Silu, Glu::Gelu, Glu::GeluTanh, Glu::Clamped] {
                 suite.compare(Gated { kind, columns, size });
             }
+            for kind in [Glu::Silu, Glu::GeluTanh] {
+                suite.compare(GatedBeside { kind, columns, size });
+            }
             for function in [
                 Pointwise::Scale(-0.7),
                 Pointwise::SoftCap(30.0),
@@ -57,8 +60,9 @@ pub(super) fn cases<B: Backend>(suite: &mut Suite<'_, B>) {
     }
     for (query, kv, dim) in [(1, 1, 16), (4, 2, 24), (9, 3, 64), (16, 8, 128)] {
         let heads = Heads { query, kv, dim };
-        suite.compare(QkNormed { heads, whole: false });
-        suite.compare(QkNormed { heads, whole: true });
+        suite.compare(QkNormed { heads, whole: false, values: false });
+        suite.compare(QkNormed { heads, whole: true, values: false });
+        suite.compare(QkNormed { heads, whole: false, values: true });
     }
     suite.same_bits("norm 576: 33 rows, and one by one", |backend| {
         let norm = |values: &[f32]| {
@@ -189,16 +193,22 @@ impl Case for Add {
     }
 }
 
-/// Queries and keys of fused rows, head by head or all together.
+/// Queries and keys of fused rows, head by head or all together, and perhaps values.
 struct QkNormed {
     heads: Heads,
     whole: bool,
+    values: bool,
 }
 
 impl fmt::Display for QkNormed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let QkNormed { heads: Heads { query, kv, dim }, whole } = self;
-        write!(f, "queries and keys of {query}/{kv} heads of {dim}{}", if *whole { ", together" } else { "" })
+        let QkNormed { heads: Heads { query, kv, dim }, whole, values } = self;
+        write!(
+            f,
+            "queries and keys of {query}/{kv} heads of {dim}{}",
+            if *whole { ", together" } else { "" }
+        )?;
+        f.write_str(if *values { ", and values" } else { "" })
     }
 }
 
@@ -217,7 +227,9 @@ impl Case for QkNormed {
             let columns = if self.whole { count * heads.dim } else { heads.dim };
             Ok(Norm::rms(backend.upload_values(&random.values(columns))?, 1e-5))
         };
-        let norm = QkNorm { query: norm(heads.query)?, key: norm(heads.kv)? };
+        let (query, key) = (norm(heads.query)?, norm(heads.kv)?);
+        let value = if self.values { Some(norm(heads.kv)?) } else { None };
+        let norm = QkNorm { query, key, value };
         let columns = heads.qkv_columns();
         let mut qkv = Bench::filled(backend, Purpose::Activations, columns, &random.values(9 * columns))?;
         step(backend, &nine_rows(), |step| Ok(backend.qk_norm(step, heads, &norm, &mut qkv.buf)?))?;
@@ -257,6 +269,42 @@ impl Case for Gated {
         let mut out = Bench::poisoned(backend, Purpose::Activations, 9, self.columns)?;
         step(backend, &nine_rows(), |step| Ok(backend.glu(step, self.kind, &gate_up.buf, &mut out.buf)?))?;
         out.table(backend)
+    }
+}
+
+/// The other half stands in wider rows, between others.
+struct GatedBeside {
+    kind: Glu,
+    columns: usize,
+    size: f32,
+}
+
+impl fmt::Display for GatedBeside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {} columns beside wider rows, values of {}", self.kind, self.columns, self.size)
+    }
+}
+
+impl Case for GatedBeside {
+    fn op(&self) -> Op {
+        Op::Glu
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::Gelu, Need::LayerEmbeddings]
+    }
+
+    fn compute<B: Backend>(&self, backend: &B) -> Result<Table, Failure> {
+        let mut random = Random::of(self);
+        let mut rows = |columns: usize| {
+            let values: Vec<f32> = random.values(9 * columns).iter().map(|value| value * self.size).collect();
+            Bench::filled(backend, Purpose::Activations, columns, &values)
+        };
+        let (up, mut gate) = (rows(2 * self.columns + 3)?, rows(self.columns)?);
+        step(backend, &nine_rows(), |step| {
+            Ok(backend.glu_beside(step, self.kind, &up.buf, self.columns + 1, &mut gate.buf)?)
+        })?;
+        gate.table(backend)
     }
 }
 

@@ -113,6 +113,21 @@ fn alone(scores: Scores, logit: f32) -> f32 {
     }
 }
 
+/// Multiplies the weights in rows of numbers, then weights, by what `scales` has at the numbers.
+pub(super) fn scale_chosen<'a>(
+    rows: impl Iterator<Item = &'a mut [f32]>,
+    scales: &[f32],
+) -> Result<(), Error> {
+    for chosen in rows {
+        let (numbers, weights) = chosen.split_at_mut(chosen.len() / 2);
+        for (weight, number) in weights.iter_mut().zip(numbers.iter()) {
+            below("expert", index(*number), scales.len())?;
+            *weight *= scales[index(*number)];
+        }
+    }
+    Ok(())
+}
+
 /// An expert's number, which `route` wrote.
 #[expect(
     clippy::cast_sign_loss,

@@ -21,6 +21,27 @@ pub(super) fn glu(pool: &Pool, simd: Simd, kind: Glu, columns: usize, gate_up: &
     });
 }
 
+/// `gate` = `activation(gate) * up`, where a row of `gate` has `columns`, and as many begin what `up` has of a row.
+pub(super) fn beside<'a>(
+    pool: &Pool,
+    simd: Simd,
+    kind: Glu,
+    (columns, up): (usize, impl Fn(usize) -> &'a [f32] + Sync),
+    gate: &mut [f32],
+) {
+    for_each_row(pool, gate, columns, |row, gate| {
+        let up = &up(row)[..columns];
+        match simd {
+            Simd::Scalar => beside_row(kind, up, gate),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the backend was made for a processor with AVX2.
+            Simd::Avx2 | Simd::Avx512 => unsafe { beside_row_avx2(kind, up, gate) },
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon | Simd::Dotprod | Simd::I8mm => beside_row(kind, up, gate),
+        }
+    });
+}
+
 /// `x` = a function of each of its values; a row has `columns`.
 pub(super) fn pointwise(pool: &Pool, simd: Simd, function: Pointwise, columns: usize, x: &mut [f32]) {
     for_each_row(pool, x, columns, |_, x| match simd {
@@ -53,12 +74,41 @@ fn gated(gate: &[f32], up: &[f32], out: &mut [f32], activation: impl Fn(f32) -> 
 
 #[inline(always)]
 fn clamped(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    const LIMIT: f32 = 7.0;
-    for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
-        // Not `min`, which would make a number of NaN.
-        let gate = if gate > LIMIT { LIMIT } else { gate };
-        *out = gate / (1.0 + exp(-1.702 * gate)) * (up.clamp(-LIMIT, LIMIT) + 1.0);
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        *out = clamped_one(gate, up);
     }
+}
+
+#[inline(always)]
+fn clamped_one(gate: f32, up: f32) -> f32 {
+    const LIMIT: f32 = 7.0;
+    // Not `min`, which would make a number of NaN.
+    let gate = if gate > LIMIT { LIMIT } else { gate };
+    gate / (1.0 + exp(-1.702 * gate)) * (up.clamp(-LIMIT, LIMIT) + 1.0)
+}
+
+/// The same in place.
+#[inline(always)]
+fn beside_row(kind: Glu, up: &[f32], gate: &mut [f32]) {
+    match kind {
+        Glu::Silu => beside_each(up, gate, |gate, up| silu(gate) * up),
+        Glu::Gelu => beside_each(up, gate, |gate, up| gelu(gate) * up),
+        Glu::GeluTanh => beside_each(up, gate, |gate, up| gelu_tanh(gate) * up),
+        Glu::Clamped => beside_each(up, gate, clamped_one),
+    }
+}
+
+#[inline(always)]
+fn beside_each(up: &[f32], gate: &mut [f32], gated: impl Fn(f32, f32) -> f32) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = gated(*gate, *up);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn beside_row_avx2(kind: Glu, up: &[f32], gate: &mut [f32]) {
+    beside_row(kind, up, gate);
 }
 
 #[inline(always)]

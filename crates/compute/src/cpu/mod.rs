@@ -415,7 +415,7 @@ impl Backend for Cpu {
     fn qk_norm(&self, step: &Step, heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf) -> Result<(), Error> {
         let (count, columns) = (step.slot().tokens().len(), heads.qkv_columns());
         operands::qk_norm(count, heads, norm, qkv)?;
-        let norms = [row_norm(&norm.query), row_norm(&norm.key)];
+        let norms = ([row_norm(&norm.query), row_norm(&norm.key)], norm.value.as_ref().map(row_norm));
         let qkv = &mut qkv.values_mut()[..count * columns];
         norm::qk_norm(&self.pool, self.options.simd, heads, norms, qkv);
         Ok(())
@@ -644,6 +644,29 @@ impl Backend for Cpu {
         let x = &mut x.values_mut()[..count * columns];
         recurrence::sigmoid_gate(&self.pool, columns, gates.values(), x);
         Ok(())
+    }
+
+    fn glu_beside(
+        &self,
+        step: &Step,
+        kind: Glu,
+        up: &Buf,
+        column: usize,
+        gate: &mut Buf,
+    ) -> Result<(), Error> {
+        let (count, columns) = (step.slot().tokens().len(), gate.columns);
+        operands::glu_beside(count, up, column, gate)?;
+        let gate = &mut gate.values_mut()[..count * columns];
+        glu::beside(&self.pool, self.options.simd, kind, (columns, |row| &up.row(row)[column..]), gate);
+        Ok(())
+    }
+
+    fn scale_chosen(&self, step: &Step, scales: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+        let (count, columns) = (step.slot().tokens().len(), chosen.columns);
+        operands::scale_chosen(count, scales, chosen)?;
+        let scales = scales.row(0);
+        let rows = chosen.values_mut()[..count * columns].chunks_exact_mut(columns);
+        experts::scale_chosen(rows, scales)
     }
 
     fn route(

@@ -26,20 +26,26 @@ pub(super) fn norm(pool: &Pool, simd: Simd, norm: RowNorm<'_>, x: &[f32], out: &
     });
 }
 
-/// Normalises, in every row of `qkv`, the query heads and the key heads that follow them: as many values at once as
-/// there are weights.
+/// Normalises, in every row of `qkv`, the query heads and the key heads that follow them, and perhaps the value heads behind
+/// those: as many values at once as there are weights.
 pub(super) fn qk_norm(
     pool: &Pool,
     simd: Simd,
     heads: Heads,
-    [query, key]: [RowNorm<'_>; 2],
+    ([query, key], value): ([RowNorm<'_>; 2], Option<RowNorm<'_>>),
     qkv: &mut [f32],
 ) {
+    let each = |norm: RowNorm<'_>, heads: &mut [f32]| {
+        heads.chunks_exact_mut(norm.weight.len()).for_each(|values| norm.row(simd, values));
+    };
     for_each_row(pool, qkv, heads.qkv_columns(), |_, row| {
         let (queries, rest) = row.split_at_mut(heads.query * heads.dim);
-        let keys = &mut rest[..heads.kv * heads.dim];
-        queries.chunks_exact_mut(query.weight.len()).for_each(|values| query.row(simd, values));
-        keys.chunks_exact_mut(key.weight.len()).for_each(|values| key.row(simd, values));
+        let (keys, values) = rest.split_at_mut(heads.kv * heads.dim);
+        each(query, queries);
+        each(key, keys);
+        if let Some(value) = value {
+            each(value, values);
+        }
     });
 }
 
@@ -151,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_and_keys_are_normalised_by_head_or_together_and_values_stay() {
+    fn queries_and_keys_are_normalised_by_head_or_together_and_values_stay_unless_asked() {
         let heads = Heads { query: 4, kv: 2, dim: 24 };
         for (query_columns, key_columns) in [(24, 24), (96, 48)] {
             let (query, key) = (numbers(5, query_columns), numbers(6, key_columns));
@@ -160,7 +166,17 @@ mod tests {
             for simd in Simd::present() {
                 let mut after = before.clone();
                 let norms = [spec(&query[..]), spec(&key[..])];
-                qk_norm(&Pool::new(3).unwrap(), simd, heads, norms, &mut after);
+                let value = spec(&key[..key_columns.min(24)]);
+                let mut with_values = before.clone();
+                qk_norm(&Pool::new(3).unwrap(), simd, heads, (norms, Some(value)), &mut with_values);
+                qk_norm(&Pool::new(3).unwrap(), simd, heads, (norms, None), &mut after);
+                for ((before, after), with_values) in
+                    before.chunks(192).zip(after.chunks(192)).zip(with_values.chunks(192))
+                {
+                    assert_eq!(after[..144], with_values[..144]);
+                    let parts = before[144..].chunks(24).zip(with_values[144..].chunks(24));
+                    parts.for_each(|(before, after)| close(after, &wanted(value, before)));
+                }
                 let rows = before.chunks(heads.qkv_columns()).zip(after.chunks(heads.qkv_columns()));
                 for (before, after) in rows {
                     for (at, norm) in [(0..96, norms[0]), (96..144, norms[1])] {

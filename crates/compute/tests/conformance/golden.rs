@@ -23,6 +23,25 @@ struct Ops {
     gated_norm: NormGated,
     selective_scan: Scanned,
     grouped_norm: Vec<NormGrouped>,
+    glu_beside: Beside,
+    scale_chosen: ScaledChoice,
+}
+
+#[derive(Deserialize)]
+struct Beside {
+    columns: usize,
+    column: usize,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    out: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct ScaledChoice {
+    each: usize,
+    scales: Vec<f32>,
+    chosen: Vec<f32>,
+    out: Vec<f64>,
 }
 
 #[derive(Deserialize)]
@@ -241,6 +260,32 @@ fn glu_is_that_of_torch() {
             check("glu", &cpu.read(&out, 0, rows).unwrap(), &case.out, 1e-12);
         });
     }
+}
+
+#[test]
+fn a_gate_beside_wider_rows_is_that_of_transformers() {
+    let case = ops().glu_beside;
+    on_each(|cpu| {
+        let rows = case.out.len() / case.columns;
+        let (up, mut gate) =
+            (filled(cpu, case.up.len() / rows, &case.up), filled(cpu, case.columns, &case.gate));
+        let step = cpu.begin(&batch(0, rows, vec![])).unwrap();
+        cpu.glu_beside(&step, Glu::GeluTanh, &up, case.column, &mut gate).unwrap();
+        check("glu_beside", &cpu.read(&gate, 0, rows).unwrap(), &case.out, 1e-12);
+    });
+}
+
+#[test]
+fn scales_of_chosen_experts_are_those_of_transformers() {
+    let case = ops().scale_chosen;
+    on_each(|cpu| {
+        let (scales, mut chosen) =
+            (cpu.upload_values(&case.scales).unwrap(), filled(cpu, 2 * case.each, &case.chosen));
+        let rows = case.out.len() / (2 * case.each);
+        let step = cpu.begin(&batch(0, rows, vec![])).unwrap();
+        cpu.scale_chosen(&step, &scales, &mut chosen).unwrap();
+        check("scale_chosen", &cpu.read(&chosen, 0, rows).unwrap(), &case.out, 1e-12);
+    });
 }
 
 /// In two chunks over pages out of order.

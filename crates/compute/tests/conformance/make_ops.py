@@ -13,10 +13,12 @@ import pathlib
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig
+from transformers import Gemma4TextConfig, LlamaConfig
+from transformers.activations import ACT2FN
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.lfm2.modeling_lfm2 import causal_conv1d_fn as plain_conv
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
@@ -223,6 +225,26 @@ def grouped_norm():
             )
         )
     return cases
+def glu_beside():
+    gate, up, column = values(3, 17, size=4.0), values(3, 41), 19
+    out = ACT2FN["gelu_pytorch_tanh"](torch.tensor(gate).double()) * torch.tensor(up).double()[:, column : column + 17]
+    return dict(columns=17, column=column, gate=written(gate), up=written(up), out=written(out))
+
+
+def scale_chosen():
+    # Of the router itself, what it makes of the same logits with scales and without.
+    experts, each, rows = 7, 3, 4
+    config = Gemma4TextConfig(hidden_size=experts, num_experts=experts, top_k_experts=each, num_hidden_layers=1)
+    router = Gemma4TextRouter(config).double()
+    router.proj.weight.data = torch.eye(experts).double()
+    x, scales = torch.tensor(values(rows, experts, size=3.0)).double(), values(experts)
+    cases = []
+    for one in [np.ones(experts, np.float32), scales]:
+        router.per_expert_scale.data = torch.tensor(one).double()
+        _, weights, numbers = router(x)
+        order = numbers.argsort(-1)
+        cases.append(torch.cat([numbers.gather(-1, order), weights.gather(-1, order)], -1).float().numpy())
+    return dict(each=each, scales=written(scales), chosen=written(cases[0]), out=written(cases[1].astype(np.float64)))
 
 
 with torch.no_grad():
@@ -230,6 +252,7 @@ with torch.no_grad():
     out.update(short_conv=short_conv(), delta_rule=delta_rule(), gated_norm=gated_norm())
     out["short_conv"].append(conv_with_bias())
     out.update(selective_scan=selective_scan(), grouped_norm=grouped_norm())
+    out.update(glu_beside=glu_beside(), scale_chosen=scale_chosen())
 text = json.dumps(out, separators=(",", ":")).replace(',"', ',\n"')
 pathlib.Path(__file__).with_name("ops.json").write_text(text + "\n")
 print(len(text), "bytes")

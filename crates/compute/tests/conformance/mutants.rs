@@ -113,6 +113,8 @@ enum Fault {
     CutsBatches,
     /// Queries are normalised with the keys' weights.
     KeyNormForQueries,
+    /// Values are not normalised.
+    ValuesAsTheyAre,
     /// Attention sinks take nothing.
     SinksIgnored,
     /// Scores are not capped.
@@ -151,6 +153,10 @@ enum Fault {
     OneNorm,
     /// Gates let everything through.
     GatesOpen,
+    /// What stands beside gates begins at the row's beginning.
+    FirstColumns,
+    /// All experts have the first one's scale.
+    OneScale,
 }
 
 const FAULTS: &[(Fault, Op)] = &[
@@ -200,6 +206,7 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::NanIsZero, Op::Fault),
     (Fault::CutsBatches, Op::Limits),
     (Fault::KeyNormForQueries, Op::Norm),
+    (Fault::ValuesAsTheyAre, Op::Norm),
     (Fault::SinksIgnored, Op::Attention),
     (Fault::CapIgnored, Op::Attention),
     (Fault::AlwaysCausal, Op::Attention),
@@ -221,6 +228,8 @@ const FAULTS: &[(Fault, Op)] = &[
     (Fault::NormAlwaysFirst, Op::GatedNorm),
     (Fault::OneNorm, Op::GatedNorm),
     (Fault::GatesOpen, Op::SigmoidGate),
+    (Fault::FirstColumns, Op::Glu),
+    (Fault::OneScale, Op::Route),
 ];
 
 /// Runs the suite's cases of some operations on a backend with this fault, up to the first that finds it.
@@ -486,11 +495,14 @@ impl Backend for Mutant {
     }
 
     fn qk_norm(&self, step: &Step, heads: Heads, norm: &QkNorm<Buf>, qkv: &mut Buf) -> Result<(), Error> {
-        if !self.has(Fault::KeyNormForQueries) {
-            return self.inner.qk_norm(&step.inner, heads, norm, qkv);
-        }
-        let both = || Ok::<_, Error>(Norm::rms(self.copy(&norm.key.weight)?, norm.key.eps));
-        self.inner.qk_norm(&step.inner, heads, &QkNorm { query: both()?, key: both()? }, qkv)
+        let copied = |norm: &Norm<Buf>| Ok::<_, Error>(Norm::rms(self.copy(&norm.weight)?, norm.eps));
+        let (key, value) = (copied(&norm.key)?, norm.value.as_ref().map(copied).transpose()?);
+        let (query, value) = match self.fault {
+            Fault::KeyNormForQueries => (copied(&norm.key)?, value),
+            Fault::ValuesAsTheyAre => (copied(&norm.query)?, None),
+            _ => return self.inner.qk_norm(&step.inner, heads, norm, qkv),
+        };
+        self.inner.qk_norm(&step.inner, heads, &QkNorm { query, key, value }, qkv)
     }
 
     fn rope(&self, step: &Step, heads: Heads, rope: &Rope<Buf>, qkv: &mut Buf) -> Result<(), Error> {
@@ -665,6 +677,26 @@ impl Backend for Mutant {
 
     fn sigmoid_gate(&self, step: &Step, gates: &Buf, x: &mut Buf) -> Result<(), Error> {
         if self.has(Fault::GatesOpen) { Ok(()) } else { self.inner.sigmoid_gate(&step.inner, gates, x) }
+    }
+
+    fn glu_beside(
+        &self,
+        step: &Step,
+        kind: Glu,
+        up: &Buf,
+        column: usize,
+        gate: &mut Buf,
+    ) -> Result<(), Error> {
+        let column = if self.has(Fault::FirstColumns) { 0 } else { column };
+        self.inner.glu_beside(&step.inner, kind, up, column, gate)
+    }
+
+    fn scale_chosen(&self, step: &Step, scales: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+        if !self.has(Fault::OneScale) {
+            return self.inner.scale_chosen(&step.inner, scales, chosen);
+        }
+        let all = vec![scales.values()[0]; scales.values().len()];
+        self.inner.scale_chosen(&step.inner, &self.inner.upload_values(&all)?, chosen)
     }
 
     fn route(

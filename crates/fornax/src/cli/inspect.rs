@@ -194,6 +194,14 @@ fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
         facts["states"] =
             json!({"layers": all.0, "bytes_a_sequence": all.1, "tokens_between_checkpoints": every});
     }
+    if let Some(inputs) = config.layer_inputs {
+        // On a processor that is its own memory.
+        facts["layer_embeddings"] = json!({
+            "width": inputs.width,
+            "values": config.vocab * config.layers.len() * inputs.width,
+            "table": "in the host's memory, read row by row",
+        });
+    }
     let beside = config.not_computed(checkpoint);
     if !beside.is_empty() {
         facts["not_computed"] = json!(beside);

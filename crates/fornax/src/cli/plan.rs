@@ -72,6 +72,9 @@ struct Device {
     bytes: Map<String, Value>,
     total_bytes: u64,
     limit_bytes: u64,
+    /// Weights in the host's memory beside it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_bytes: Option<u64>,
 }
 
 pub(crate) fn plan(args: &Plan) -> anyhow::Result<()> {
@@ -196,6 +199,7 @@ pub(crate) fn report<'a>(path: &'a Path, planned: &'a Planned) -> Report<'a> {
             bytes,
             total_bytes: plan.total_bytes(),
             limit_bytes: plan.limit_bytes(),
+            host_bytes: Some(plan.host_bytes()).filter(|bytes| *bytes > 0),
         }],
         remedies: planned
             .remedies
@@ -256,6 +260,9 @@ fn table(path: &Path, planned: &Planned) -> Result<String, std::fmt::Error> {
     line("margin", plan.margin_bytes(), "")?;
     line("total", plan.total_bytes(), "")?;
     line("may be used", plan.limit_bytes(), "")?;
+    if plan.host_bytes() > 0 {
+        line("host", plan.host_bytes(), "weights in the host's memory, beside the device's")?;
+    }
     writeln!(out)?;
     match (plan.fits(), &plan.unsupported) {
         (true, None) => writeln!(out, "fits")?,

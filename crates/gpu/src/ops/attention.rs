@@ -1,6 +1,8 @@
 //! Rotation, pages and attention over them.
 
-use fornax_compute::{Attention, Error, Heads, KvDType, KvLayer, Need, Rope, Rows, operands};
+use fornax_compute::{
+    Attention, Error, GROUP_MAX, GROUP_VALUES_MAX, Heads, KvDType, KvLayer, Need, Rope, Rows, operands,
+};
 
 use crate::abi::{Constant, Layout, layout};
 use crate::cuda::{Check, Cuda};
@@ -21,9 +23,6 @@ const WGMMA_THREADS: usize = 384;
 const WGMMA_ROWS: usize = 128;
 /// Up to this many runs of single tokens among prompts are launched on their own.
 const RUNS_MAX: usize = 4;
-/// Query heads of a GQA group, which share a K/V head, and values of a head: what a block's shared memory holds.
-const GROUP_MAX: usize = 16;
-const OUTPUTS_MAX: usize = 2048;
 
 /// `HeadCounts` of rope.cu.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -60,13 +59,15 @@ struct AttentionParams {
     sinks: u64,
     cap: f32,
     tiles: i32,
+    columns: i32,
+    pad: i32,
 }
 
 pub(super) const LAYOUTS: &[Layout] = &[
     layout!(HeadCounts, "HeadCounts" in "rope.cu", { query, kv, dim }),
     layout!(Rotation, "Rotation" in "rope.cuh", { frequencies, pairs, magnitude }),
     layout!(AttentionParams, "Attention" in "attention.cuh", {
-        query, kv, group, window, scale, first, stages, clusters, partials, rope, sinks, cap, tiles,
+        query, kv, group, window, scale, first, stages, clusters, partials, rope, sinks, cap, tiles, columns, pad,
     }),
 ];
 pub(super) const CONSTANTS: &[Constant] = &[
@@ -166,7 +167,7 @@ fn takes(heads: Heads) -> bool {
     heads.query.is_multiple_of(heads.kv)
         && heads.dim.is_multiple_of(4)
         && group <= GROUP_MAX
-        && group * heads.dim <= OUTPUTS_MAX
+        && group * heads.dim <= GROUP_VALUES_MAX
 }
 
 /// How keys and values are stored, for the compiler.
@@ -385,7 +386,6 @@ impl Cuda {
         let (heads, layer) = (attention.heads, attention.layer);
         let group = kv.group(layer);
         operands::attention(slot.tokens, attention, qkv, group, out)?;
-        operands::fits("attention", "qkv", qkv, (slot.tokens, heads.qkv_columns()))?;
         self.check(slot, Check::Pages { group: layer.group, pages: group.pages })?;
         if !takes(heads) {
             let (group, rest) = (heads.query / heads.kv, heads.query % heads.kv);
@@ -432,7 +432,7 @@ impl Cuda {
         let window = kv.group(attention.layer).window;
         let split = self.split(heads, kv.dtype, run, window);
         let clusters = split.blocks > 1 && !split.merged;
-        let mut params = self.params(attention, kv, split.stages);
+        let mut params = self.params(attention, kv, (qkv.columns, split.stages));
         params.first = int(run.first);
         params.clusters = i32::from(clusters);
         params.tiles = int(split.blocks);
@@ -466,7 +466,7 @@ impl Cuda {
         let group = heads.query / heads.kv;
         let stages =
             if rows_bytes(heads.dim, kv.dtype, 2) <= self.device.abilities().shared_max { 2 } else { 1 };
-        let mut params = self.params(attention, kv, stages);
+        let mut params = self.params(attention, kv, (qkv.columns, stages));
         params.rope = rope.unwrap_or(Rotation::NONE);
         let wgmma = self.wgmma(attention, kv.dtype, rope.is_some());
         let (name, threads, rows) = match wgmma {
@@ -492,7 +492,12 @@ impl Cuda {
         self.launch("attention", function, grid, &args)
     }
 
-    fn params(&self, attention: &Attention<Buf>, kv: &Kv, stages: usize) -> AttentionParams {
+    fn params(
+        &self,
+        attention: &Attention<Buf>,
+        kv: &Kv,
+        (columns, stages): (usize, usize),
+    ) -> AttentionParams {
         let heads = attention.heads;
         AttentionParams {
             query: int(heads.query),
@@ -508,6 +513,8 @@ impl Cuda {
             sinks: attention.sinks.as_ref().map_or(0, Buf::pointer),
             cap: attention.soft_cap.unwrap_or(0.0),
             tiles: 0,
+            columns: int(columns),
+            pad: 0,
         }
     }
 

@@ -23,10 +23,12 @@ struct AttentionParams {
     cap: f32,
     rope: Rotation,
     sinks: u64,
+    columns: i32,
+    pad: i32,
 }
 
 pub(super) const LAYOUTS: &[Layout] = &[layout!(AttentionParams, "Attention" in "attention_f32.cu", {
-    query, kv, group, window, scale, cap, rope, sinks,
+    query, kv, group, window, scale, cap, rope, sinks, columns, pad,
 })];
 pub(super) const CONSTANTS: &[Constant] = &[Constant::new("attention_f32.cu", "THREADS", THREADS)];
 
@@ -44,6 +46,8 @@ impl Cuda {
             cap: attention.soft_cap.unwrap_or(0.0),
             rope: rope.unwrap_or(Rotation::NONE),
             sinks: attention.sinks.as_ref().map_or(0, Buf::pointer),
+            columns: int(qkv.columns),
+            pad: 0,
         };
         let key = program(heads.into(), kv.dtype, attention);
         let function = self.programs.function(&key, "attention")?;

@@ -193,9 +193,12 @@ impl Cuda {
         let columns = heads.qkv_columns();
         operands::qk_norm(slot.tokens, heads, norm, qkv)?;
         let (queries, keys) = (heads.query * heads.dim, heads.kv * heads.dim);
-        let stretches = queries / norm.query.weight.columns + keys / norm.key.weight.columns;
+        let of_values = norm.value.as_ref().map_or(0, |value| keys / value.weight.columns);
+        let stretches = queries / norm.query.weight.columns + keys / norm.key.weight.columns + of_values;
         let widest = norm.query.weight.columns.max(norm.key.weight.columns);
         let [query, key] = [DeviceNorm::new(&norm.query), DeviceNorm::new(&norm.key)];
+        // Without a norm of values no block asks for it.
+        let value = DeviceNorm::new(norm.value.as_ref().unwrap_or(&norm.key));
         self.op(slot, &[&*qkv], &[&*qkv], || {
             let function = self.programs.function(&Key::plain("norm.cu"), "qk_norm")?;
             let device_step = self.device_step(slot);
@@ -203,7 +206,9 @@ impl Cuda {
                 Arg::Struct(bytemuck::bytes_of(&device_step)),
                 Arg::Struct(bytemuck::bytes_of(&query)),
                 Arg::Struct(bytemuck::bytes_of(&key)),
+                Arg::Struct(bytemuck::bytes_of(&value)),
                 Arg::Int(int(queries)),
+                Arg::Int(int(keys)),
                 Arg::Int(int(columns)),
                 Arg::Pointer(qkv.pointer()),
             ];
@@ -314,6 +319,56 @@ impl Cuda {
         self.op(slot, &[gate_up], &[&*out], || {
             let gated = Gated { tokens: self.grid_rows(slot, Rows::Tokens), each: 1, kind };
             self.gate_rows("glu", slot, gated, gate_up, out)
+        })
+    }
+
+    pub(crate) fn op_glu_beside(
+        &self,
+        slot: &Slot,
+        kind: Glu,
+        up: &Buf,
+        column: usize,
+        gate: &mut Buf,
+    ) -> Result<(), Error> {
+        const OPERATION: &str = "glu_beside";
+        operands::glu_beside(slot.tokens, up, column, gate)?;
+        // As rows.cu numbers them.
+        let number = match kind {
+            Glu::Silu => 0,
+            Glu::Gelu => 1,
+            Glu::GeluTanh => 2,
+            Glu::Clamped => {
+                let what = format!("{OPERATION} by {kind:?}");
+                return Err(Error::Unsupported { what, backend: self.device.name() });
+            }
+        };
+        self.op(slot, &[up, &*gate], &[&*gate], || {
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Int(number),
+                Arg::Pointer(up.pointer() + (column * size_of::<f32>()) as u64),
+                Arg::Int(int(up.columns)),
+                Arg::Pointer(gate.pointer()),
+                Arg::Int(int(gate.columns)),
+            ];
+            self.launch_values(Call::of_tokens(OPERATION, slot), "rows.cu", gate.columns, &args)
+        })
+    }
+
+    pub(crate) fn op_scale_chosen(&self, slot: &Slot, scales: &Buf, chosen: &mut Buf) -> Result<(), Error> {
+        const OPERATION: &str = "scale_chosen";
+        operands::scale_chosen(slot.tokens, scales, chosen)?;
+        self.op(slot, &[scales, &*chosen], &[&*chosen], || {
+            let device_step = self.device_step(slot);
+            let args = [
+                Arg::Struct(bytemuck::bytes_of(&device_step)),
+                Arg::Pointer(scales.pointer()),
+                Arg::Int(int(scales.columns)),
+                Arg::Pointer(chosen.pointer()),
+                Arg::Int(int(chosen.columns)),
+            ];
+            self.launch_values(Call::of_tokens(OPERATION, slot), "rows.cu", chosen.columns / 2, &args)
         })
     }
 

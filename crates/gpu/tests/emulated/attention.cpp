@@ -149,7 +149,7 @@ int main() {
     for (auto [pairs, window] : cases) {
         const bool rotates = pairs > 0;
         const Rotation rope = {rotates ? frequencies.data() : nullptr, pairs, 1.0f};
-        shape = {QUERY_HEADS, KV_HEADS, 0, window, 1.0f / sqrtf(DIM), 0, 1, 0, nullptr, rope, sinks.data(), 1.5f, 1};
+        shape = {QUERY_HEADS, KV_HEADS, 0, window, 1.0f / sqrtf(DIM), 0, 1, 0, nullptr, rope, sinks.data(), 1.5f, 1, COLUMNS, 0};
         std::vector<Stored> before = stored_before, first_pages;
         std::vector<float> first;
         double error = 0, new_error = 0;

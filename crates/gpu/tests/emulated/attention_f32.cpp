@@ -46,7 +46,7 @@ int main() {
     for (int window : {0, 1, 40, 70})
         for (int pairs : {0, DIM / 2, 2}) {
             const bool rotates = pairs > 0;
-            params = {QUERY_HEADS, KV_HEADS, 0, window, 1.0f / sqrtf(DIM), 1.5f, {rotates ? frequencies.data() : nullptr, pairs, 1.0f}, sinks.data()};
+            params = {QUERY_HEADS, KV_HEADS, 0, window, 1.0f / sqrtf(DIM), 1.5f, {rotates ? frequencies.data() : nullptr, pairs, 1.0f}, sinks.data(), COLUMNS, 0};
             for (auto& one : pages) one = NAN;
             for (int token = 0; token < TOKENS; token++)
                 for (int at = max(0, window ? PLACES[token] + 1 - window : 0); at <= PLACES[token] - rotates; at++)

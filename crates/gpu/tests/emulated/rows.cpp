@@ -36,12 +36,17 @@ static void norms(int columns, int threads) {
     // Two query heads, a key head and a value head of a quarter of the columns each.
     const int dim = columns / 4;
     const Norm query = {weight.data(), nullptr, 1e-5f, 0, dim, 0}, key = {bias.data(), nullptr, 1e-5f, 0, dim, 0};
-    auto qkv = x;
-    launch(3, ROWS_MAX, 1, threads, [&] { qk_norm(step, query, key, 2 * dim, columns, qkv.data()); });
-    check("qk_norm", qkv, x, TOKENS, columns, [&](int r, int k) {
-        if (k >= 3 * dim) return (double)x[r * columns + k];
-        return of(&x[r * columns + k / dim * dim], dim, k % dim, false, false, k < 2 * dim ? weight.data() : bias.data(), nullptr);
-    });
+    const std::vector<float> ones(dim, 1.0f);
+    const Norm value = {ones.data(), nullptr, 1e-5f, 0, dim, 0};
+    for (int blocks : {3, 4}) {
+        auto qkv = x;
+        launch(blocks, ROWS_MAX, 1, threads, [&] { qk_norm(step, query, key, value, 2 * dim, dim, columns, qkv.data()); });
+        check(blocks == 3 ? "qk_norm" : "qk_norm and values", qkv, x, TOKENS, columns, [&](int r, int k) {
+            if (k / dim >= blocks) return (double)x[r * columns + k];
+            const float* weights = k < 2 * dim ? weight.data() : k < 3 * dim ? bias.data() : ones.data();
+            return of(&x[r * columns + k / dim * dim], dim, k % dim, false, false, weights, nullptr);
+        });
+    }
 }
 
 // Groups of some of the columns, with gates behind others of a wider row.

@@ -22,12 +22,19 @@ fn both_containers_of_a_model_say_the_same() {
         "gpt2",
         "glm4-moe",
         "minimax-m2",
+        "gemma4",
+        "gemma4-e",
     ] {
         let mut gguf = Config::read(&open(case, Container::Gguf)).unwrap();
         let hugging_face = Config::read(&open(case, Container::HuggingFace)).unwrap();
         // GGUF numbers have 32 bits.
         assert!((gguf.rope.base - hugging_face.rope.base).abs() <= 1e-6 * gguf.rope.base, "{case}");
         gguf.rope.base = hugging_face.rope.base;
+        // What divides by as much as a GGUF file can say turns no further than what stands still.
+        for (divisor, other) in gguf.rope.factors.iter_mut().zip(&hugging_face.rope.factors) {
+            *divisor = if *divisor == 1e30 { f32::INFINITY } else { *divisor };
+            assert_eq!(divisor, other, "{case}");
+        }
         if let (Scaling::Long { magnitude }, Scaling::Long { magnitude: other }) =
             (&mut gguf.rope.scaling, hugging_face.rope.scaling)
         {

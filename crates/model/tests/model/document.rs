@@ -12,7 +12,17 @@ use fornax_model::{Config, Facts};
 use crate::fixture::{Container, folder};
 
 /// What CUDA does not have; the refusals in its own tests list the same.
-const NOT_ON_CUDA: [Need; 4] = [Need::GivenRows, Need::Sections, Need::LastSeen, Need::Reach];
+const NOT_ON_CUDA: [Need; 9] = [
+    Need::GivenRows,
+    Need::Sections,
+    Need::LastSeen,
+    Need::Reach,
+    Need::SharedKeys,
+    Need::WideGroups,
+    Need::LayerEmbeddings,
+    Need::ExpertScales,
+    Need::HostTables,
+];
 
 /// A checkpoint that tests compute.
 struct Tested {

@@ -8,9 +8,9 @@ use fornax_compute::{
 use fornax_format::Checkpoint;
 use fornax_model::{
     AttentionConfig, AttentionScale, BiasRule, Config, ConvConfig, DeltaConfig, Dim, EmbeddingScale, Facts,
-    FeedForward, FirstPosition, Floor, Interleave, LayerConfig, LogitScale, Mixer, Mixture, Name, Owner,
-    ParallelRule, Portion, QkRows, Recurrent, Rope, Rotary, RotaryRule, Scales, Scaling, ScanConfig,
-    ScanLayers, ScanScales, ShareRule, Transform, When, WindowRule,
+    FeedForward, FirstPosition, Floor, Interleave, LayerConfig, LayerInputs, LogitScale, Mixer, Mixture,
+    Name, Owner, ParallelRule, Portion, QkRows, Recurrent, Rope, Rotary, RotaryRule, Scales, Scaling,
+    ScanConfig, ScanLayers, ScanScales, ShareRule, Tensor, Transform, When, WindowRule,
 };
 use serde_json::Value;
 
@@ -106,9 +106,12 @@ fn every_fact_of_an_architecture_matters() {
         rope_base,
         yarn_truncates,
         partial_rotary,
+        proportional_rotary,
         rotary,
         window_rope_base,
+        full_head_dim,
         norms_rotated,
+        norms_values,
         parallel,
         attention_scale,
         soft_caps,
@@ -120,6 +123,7 @@ fn every_fact_of_an_architecture_matters() {
         experts,
         scores,
         floor,
+        dense_too,
         glu,
         function,
         recurrent,
@@ -227,6 +231,23 @@ fn every_fact_of_an_architecture_matters() {
             ("window_rope_base", "olmo3", HuggingFace, Numbers, |facts| facts.window_rope_base = Some(500.0)),
             ("window", "olmo3", Gguf, Numbers, |facts| facts.window = WindowRule::EveryLayer(None)),
             ("window", "olmo3", HuggingFace, Numbers, |facts| facts.window = WindowRule::Never),
+            ("proportional_rotary", "gemma4", HuggingFace, Refusal, |facts| facts.proportional_rotary = None),
+            ("full_head_dim", "gemma4", Gguf, Refusal, |facts| facts.full_head_dim = None),
+            ("full_head_dim", "gemma4-images", HuggingFace, Refusal, |facts| facts.full_head_dim = None),
+            ("norms_values", "gemma4", Gguf, Numbers, |facts| facts.norms_values = false),
+            ("norms_values", "gemma4-images", HuggingFace, Numbers, |facts| facts.norms_values = false),
+            ("defaults", "gemma4-unified", HuggingFace, Refusal, |facts| facts.defaults = &[]),
+            ("norms_values", "qwen3", HuggingFace, Numbers, |facts| facts.norms_values = true),
+            ("attention_scale", "gemma4", HuggingFace, Numbers, |facts| {
+                facts.attention_scale = AttentionScale::HeadSize
+            }),
+            ("dense_too", "gemma4", Gguf, Refusal, |facts| facts.dense_too = false),
+            ("dense_too", "gemma4-e", HuggingFace, Refusal, |facts| facts.dense_too = false),
+            ("experts", "gemma4-experts", HuggingFace, Refusal, |facts| facts.experts = None),
+            ("experts", "gemma4-experts", Gguf, Numbers, |facts| {
+                facts.experts =
+                    Some(ShareRule::Configured { gguf: Shares::OfAll, hugging_face: Shares::OfAll })
+            }),
             ("rotary", "smollm3", Gguf, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
             ("rotary", "smollm3", Gguf, Numbers, |facts| facts.rotary = RotaryRule::AllButEvery(3)),
             ("rotary", "smollm3-listed", HuggingFace, Numbers, |facts| facts.rotary = RotaryRule::Windows),
@@ -353,6 +374,7 @@ fn every_number_of_a_configuration_matters() {
         logit_scale,
         logit_cap,
         scales,
+        layer_inputs,
         glu,
         function,
         token_types,
@@ -402,6 +424,9 @@ fn every_number_of_a_configuration_matters() {
             ("attention_cap", "gemma2", HuggingFace, Numbers, |config| config.attention_cap = Some(4.5)),
             ("logit_cap", "gemma2", Gguf, Numbers, |config| config.logit_cap = None),
             ("window_rope", "gemma3", Gguf, Numbers, |config| config.window_rope = None),
+            ("window_rope", "gemma4", Gguf, Numbers, |config| config.window_rope = None),
+            ("logit_cap", "gemma4", HuggingFace, Numbers, |config| config.logit_cap = None),
+            ("layer_inputs", "gemma4-e", Gguf, Refusal, |config| config.layer_inputs = None),
             ("embedding_scale", "granite", Gguf, Numbers, |config| config.embedding_scale = 1.0),
             ("residual_scale", "granite", Gguf, Numbers, |config| config.residual_scale = 1.0),
             ("residual_scale", "granite-hybrid", HuggingFace, Numbers, |config| config.residual_scale = 1.0),
@@ -443,7 +468,7 @@ fn every_fact_of_a_layer_matters() {
         flip_config,
     );
     check_all::<Config>(
-        &fields!(AttentionConfig { heads, window, reach, rotary, keys_of }),
+        &fields!(AttentionConfig { heads, window, reach, rotary, keys_of, keys_are_values }),
         &["reach"],
         &[
             ("heads", "llama", Gguf, Refusal, |config| attention(config, 1).heads.kv = 4),
@@ -475,9 +500,26 @@ fn every_fact_of_a_layer_matters() {
             ("keys_of", "llama", Gguf, Numbers, |config| attention(config, 1).keys_of = Some(0)),
             ("keys_of", "qwen2", HuggingFace, Numbers, |config| attention(config, 1).keys_of = Some(0)),
             ("keys_of", "qwen3", HuggingFace, Numbers, |config| attention(config, 1).keys_of = Some(0)),
+            ("keys_of", "gemma4-e", Gguf, Numbers, |config| attention(config, 3).keys_of = Some(0)),
+            ("keys_of", "gemma4-e", HuggingFace, Refusal, |config| attention(config, 4).keys_of = None),
+            ("keys_are_values", "gemma4", Gguf, Refusal, |config| {
+                attention(config, 1).keys_are_values = false
+            }),
+            ("keys_are_values", "gemma4-images", HuggingFace, Refusal, |config| {
+                attention(config, 1).keys_are_values = true
+            }),
             ("keys_of", "llama", Gguf, Refusal, |config| attention(config, 0).keys_of = Some(1)),
             ("keys_of", "gemma3", Gguf, Refusal, |config| attention(config, 5).keys_of = Some(0)),
         ],
+        flip_config,
+    );
+    check_all::<Config>(
+        &fields!(LayerInputs { width, table_at }),
+        // It moves bytes and no numbers.
+        &["table_at"],
+        &[("width", "gemma4-e", HuggingFace, Refusal, |config| {
+            config.layer_inputs = config.layer_inputs.map(|inputs| LayerInputs { width: 12, ..inputs })
+        })],
         flip_config,
     );
     check_all::<Config>(
@@ -698,6 +740,8 @@ fn every_number_of_rotation_matters() {
                 config.rope.scaling = Scaling::Linear { factor: 2.0 }
             }),
             ("factors", "llama3", Gguf, Numbers, |config| config.rope.factors.fill(1.0)),
+            ("factors", "gemma4", Gguf, Numbers, |config| config.rope.factors.fill(1.0)),
+            ("factors", "gemma4", HuggingFace, Numbers, |config| config.rope.factors.fill(1.0)),
             ("factors", "llama3", Gguf, Numbers, |config| config.rope.factors.reverse()),
         ],
         flip_config,
@@ -826,11 +870,15 @@ fn two_weights_of_one_shape_cannot_be_exchanged() {
         ("mamba2", Gguf),
         ("nemotron-h", Gguf),
         ("falcon-h1", Gguf),
+        ("gemma4-e", HuggingFace),
+        ("gemma4-experts", Gguf),
     ] {
         let checkpoint = open(case, container);
         let config = Config::read(&checkpoint).unwrap();
         let names = config.facts.names.concat();
-        let there = |name: &Name| has(&checkpoint, name);
+        // Some layers have none of their own, and miss what they would be exchanged for.
+        let shared = |name: &Name| case == "gemma4-e" && name.tensor == Tensor::KeyNorm;
+        let there = |name: &Name| has(&checkpoint, name) && holds(&config, name) && !shared(name);
         for (a, b) in (0..names.len()).flat_map(|b| (0..b).map(move |a| (a, b))) {
             let same = (names[a].shape, names[a].owner) == (names[b].shape, names[b].owner);
             // No layer has both.
@@ -896,11 +944,15 @@ fn every_name_and_every_shape_matters() {
         ("mamba2", Gguf),
         ("nemotron-h", Gguf),
         ("falcon-h1", Gguf),
+        ("gemma4-e", Gguf),
+        ("gemma4-experts", HuggingFace),
     ];
     for (case, container) in cases {
         let checkpoint = open(case, container);
-        let names = Config::read(&checkpoint).unwrap().facts.names.concat();
-        for index in (0..names.len()).filter(|index| has(&checkpoint, &names[*index])) {
+        let config = Config::read(&checkpoint).unwrap();
+        let names = config.facts.names.concat();
+        let there = |name: &Name| has(&checkpoint, name) && holds(&config, name);
+        for index in (0..names.len()).filter(|index| there(&names[*index])) {
             let what = |kind: &str| format!("{:?} under another {kind}", names[index].tensor);
             let flipped = renamed(&checkpoint, |names| {
                 (names[index].gguf, names[index].hugging_face) = ("nothing", Some("nothing"));
@@ -916,6 +968,16 @@ fn every_name_and_every_shape_matters() {
             });
             check(&what("owner"), case, &checkpoint, &flipped, Refusal);
         }
+    }
+}
+
+/// Whether some layer has what layers without experts have, or those with some: both may call a tensor theirs.
+fn holds(config: &Config, name: &Name) -> bool {
+    let mixes = |layer: &LayerConfig| layer.feed_forward.mixture().is_some();
+    match name.when {
+        When::Dense => !config.layers.iter().all(mixes),
+        When::Mixture => config.layers.iter().any(mixes),
+        _ => true,
     }
 }
 
@@ -947,10 +1009,16 @@ fn has(checkpoint: &Checkpoint, name: &Name) -> bool {
 #[test]
 fn every_turn_of_a_matrix_matters() {
     let other = |one: Interleave| Interleave { at: (one.at + 1) % one.of, ..one };
-    for (case, wanted) in
-        [("gpt-oss", 4), ("gpt-oss-float", 4), ("qwen35moe", 4), ("qwen3next", 4), ("granite-hybrid", 4)]
-    {
-        let checkpoint = open(case, HuggingFace);
+    for (case, container, wanted) in [
+        ("gpt-oss", HuggingFace, 4),
+        ("gpt-oss-float", HuggingFace, 4),
+        ("qwen35moe", HuggingFace, 4),
+        ("qwen3next", HuggingFace, 4),
+        ("granite-hybrid", HuggingFace, 4),
+        ("gemma4-experts", HuggingFace, 2),
+        ("gemma4-experts", Gguf, 2),
+    ] {
+        let checkpoint = open(case, container);
         let names = Config::read(&checkpoint).unwrap().facts.names.concat();
         let mut exchanged = 0;
         for (index, name) in names.iter().enumerate() {
@@ -960,6 +1028,7 @@ fn every_turn_of_a_matrix_matters() {
                 Transform::HeadShare(turn) => Transform::HeadShare(other(turn)),
                 Transform::Below(turn) if name.when == When::Mixture => Transform::Below(other(turn)),
                 Transform::Stacked(turn, apart) if turn.of > 1 => Transform::Stacked(other(turn), apart),
+                Transform::StackedInBoth(turn, apart) => Transform::StackedInBoth(other(turn), apart),
                 Transform::KeyHeads(Portion::Betas) => Transform::KeyHeads(Portion::Decays),
                 Transform::KeyHeads(Portion::Decays) => Transform::KeyHeads(Portion::Betas),
                 _ => continue,

@@ -78,7 +78,8 @@ fn a_sequence_among_others_is_what_it_is_alone() {
         "gpt-oss",
         "glm4-moe",
     ];
-    for case in others.into_iter().chain(hybrids) {
+    let gemmas = ["gemma4", "gemma4-e", "gemma4-experts"];
+    for case in others.into_iter().chain(hybrids).chain(gemmas) {
         let (mut rig, golden) = rig(case, Container::HuggingFace, Mode::float(), 2);
         let alone = logits(&mut rig, &golden.tokens, 16);
         // The second sequence has the tokens in reverse and runs ahead, so positions and lengths differ.

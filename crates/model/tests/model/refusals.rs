@@ -423,6 +423,11 @@ fn what_a_backend_does_not_have_is_refused_before_anything_is_loaded() {
     check("phi3", &[]);
     check("gemma2", &[Need::Pointwise, Need::Gelu, Need::SoftCap]);
     check("gemma3", &[Need::QkNorm, Need::Pointwise, Need::Gelu]);
+    let gemma4 = [Need::QkNorm, Need::Pointwise, Need::Gelu];
+    check("gemma4", &gemma4);
+    let own = [Need::SharedKeys, Need::LayerEmbeddings, Need::HostTables];
+    check("gemma4-e", &[&gemma4[..], &own].concat());
+    check("gemma4-experts", &[&gemma4[..], &[Need::Experts, Need::ExpertScales]].concat());
     check("granite", &[Need::Pointwise]);
     check("gpt2", &[Need::LayerNorm, Need::Positions, Need::Pointwise]);
     let bert = [Need::LayerNorm, Need::Positions, Need::Pointwise, Need::BothDirections, Need::Pooling];
