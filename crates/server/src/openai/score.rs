@@ -112,7 +112,7 @@ pub(crate) async fn score(
             (rows.iter().map(|row| sigmoid(row[0])).collect::<Vec<f32>>(), usage)
         }
         Method::Cosine => {
-            let (vectors, usage) = vectors(admission, asks).await?;
+            let (vectors, usage) = vectors(admission, asks, None).await?;
             let (first, second) = vectors.split_at(firsts);
             let cosine = |n: usize| {
                 let other = &first[if firsts == 1 { 0 } else { n }];
