@@ -12,7 +12,7 @@ use std::{
 use fornax_engine::Grammar;
 use fornax_form::{Form, FormError};
 use serde_json::Value;
-use tokio::sync::oneshot;
+use tokio::{runtime::Handle, sync::oneshot};
 
 use crate::{
     app::{Admission, App, Entry},
@@ -109,8 +109,11 @@ pub(crate) async fn blocking<T: Send + 'static>(
     let patience = Arc::new(Patience { until: Instant::now() + limit, limit, left: AtomicBool::new(false) });
     let asker = Asker(Arc::clone(&patience));
     let (done, working) = oneshot::channel();
+    // A form that is sent in parts is read with it.
+    let runtime = Handle::current();
     let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {
         give_way();
+        let _runtime = runtime.enter();
         let made = patience.check().and_then(|()| work(&patience));
         drop(turn);
         drop(done.send(made));
