@@ -104,12 +104,18 @@ static void elementwise(int columns) {
     check("scale_columns", out, x, TOKENS, columns, [&](int r, int k) { return (double)x[r * columns + k] * y[k]; });
     auto gelu_of = [](double v) { return 0.5 * v * erfc(-v / sqrt(2.0)); };
     auto gelu_tanh_of = [](double v) { return 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v))); };
-    for (int function = 0; function < 5; function++) {
+    for (int function = 0; function < 6; function++) {
         out = x;
         launch(blocks, ROWS_MAX, 1, threads, [&] { pointwise(step, 0, function, 1.5f, out.data(), columns); });
         check("pointwise", out, x, TOKENS, columns, [&](int r, int k) {
             const double v = x[r * columns + k];
-            return function == 0 ? v * 1.5 : function == 1 ? 1.5 * tanh(v / 1.5) : function == 2 ? gelu_of(v) : function == 3 ? gelu_tanh_of(v) : v > 0 ? v * v : 0.0;
+            return function == 0 ? v * 1.5
+                : function == 1  ? 1.5 * tanh(v / 1.5)
+                : function == 2  ? gelu_of(v)
+                : function == 3  ? gelu_tanh_of(v)
+                : v <= 0         ? 0.0
+                : function == 4  ? v
+                                 : v * v;
         });
     }
     for (int kind = 0; kind < 3; kind++) {
