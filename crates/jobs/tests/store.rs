@@ -400,10 +400,10 @@ fn a_full_disk_refuses_a_job_and_keeps_the_others() {
     let database = Database::sqlite();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let options = StoreOptions { bytes_max: Some(200_000), ..database.options() };
+        let options = StoreOptions { bytes_max: Some(400_000), ..database.options() };
         let store = Store::open(options.clone()).await.unwrap();
         let kept = submit(&store, new(json!("small"))).await;
-        let full = store.submit(new(json!("x".repeat(300_000)))).await.unwrap_err();
+        let full = store.submit(new(json!("x".repeat(600_000)))).await.unwrap_err();
         assert!(matches!(full, Error::DiskFull), "{full}");
         assert_eq!(store.counts(MODEL).await.unwrap().of(State::Queued), 1, "nothing half-written");
         submit(&store, new(json!("small again"))).await;

@@ -211,7 +211,7 @@ fn every_fact_of_an_architecture_matters() {
             ("gguf_qk_rows", "falcon-h1", Gguf, Numbers, |facts| facts.gguf_qk_rows = QkRows::Pairs),
             ("logit_scale", "falcon-h1", HuggingFace, Numbers, |facts| facts.logit_scale = LogitScale::None),
             ("rotary", "nemotron-h", HuggingFace, Numbers, |facts| facts.rotary = RotaryRule::EveryLayer),
-            ("glu", "nemotron-h", Gguf, Numbers, |facts| facts.glu = Glu::Gelu),
+            ("function", "nemotron-h", Gguf, Numbers, |facts| facts.function = Some(Pointwise::Relu)),
             ("keys", "nemotron-h", HuggingFace, Refusal, |facts| facts.keys = &[]),
             ("keys", "mamba2", HuggingFace, Refusal, |facts| facts.keys = &[]),
             ("defaults", "mamba2", HuggingFace, Refusal, |facts| facts.defaults = &[]),
