@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use fornax::{Activations, Code, Device, KvDType, OpenOptions, Opinion, Request, Sampling};
+use fornax::{Activations, Device, Error, KvDType, OpenOptions, Opinion, Request, Sampling};
 use serde::Deserialize;
 
 /// Most that values may differ. A GPU rounds activations to the 11 bits of an f16 for its products; transformers' own
@@ -21,16 +21,19 @@ use serde::Deserialize;
 struct Bounds {
     /// A log-probability of a tiny checkpoint, keys and values in f32.
     tiny: f64,
-    /// The same of gemma3, whose random weights are the least tame.
-    gemma3: f64,
+    /// The same of those whose random weights are the least tame.
+    wild: f64,
     /// A value of the encoder's vectors.
     vector: f32,
 }
-const FULL: Bounds = Bounds { tiny: 2e-4, gemma3: 1e-3, vector: 2e-5 };
-const HALF: Bounds = Bounds { tiny: 0.06, gemma3: 0.2, vector: 5e-3 };
+const FULL: Bounds = Bounds { tiny: 2e-4, wild: 1e-3, vector: 2e-5 };
+const HALF: Bounds = Bounds { tiny: 0.06, wild: 0.3, vector: 5e-3 };
 /// Most that a log-probability of a real model may differ; of two tokens that are nearer to each other, either may come
 /// first.
 const REAL: f32 = 0.05;
+
+/// Small changes of what these compute become large ones; the specification in halves, on a CPU, differs as much.
+const WILD: [&str; 5] = ["gemma3", "cwm", "granite-hybrid", "qwen35", "qwen3next"];
 
 const FIXTURES: &str = "crates/model/tests/fixtures";
 
@@ -123,11 +126,21 @@ fn tiny_checkpoints(place: &Place) -> Result<Vec<String>> {
         let Tokens { tokens } = serde_json::from_slice(&fs::read(golden.join("golden.json"))?)?;
         let wanted = floats(&fs::read(golden.join("golden.bin"))?);
         let columns = wanted.len() / tokens.len();
-        let options = place.open(path).kv_dtype(KvDType::F32).context(tokens.len());
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let mut model = match options.evaluator(tokens.len(), &mut |_| {}) {
+        // Of a file that says that it was made for fewer positions, those.
+        let mut count = tokens.len();
+        let opened = loop {
+            let options = place.open(path).kv_dtype(KvDType::F32).context(count);
+            match options.evaluator(count, &mut |_| {}) {
+                Err(Error::ContextTooLong { trained, .. }) if trained < count => count = trained,
+                opened => break opened,
+            }
+        };
+        let mut model = match opened {
             // A GPU has not every operation.
-            Err(error) if place.device != Device::Cpu && error.code() == Code::ModelUnsupported => {
+            Err(error)
+                if place.device != Device::Cpu && error.to_string().contains("is not available on") =>
+            {
                 println!("{name:<20} refused: {error}");
                 refused += 1;
                 continue;
@@ -135,7 +148,7 @@ fn tiny_checkpoints(place: &Place) -> Result<Vec<String>> {
             opened => opened?,
         };
         let mut by_position = Vec::new();
-        model.logits(&tokens, false, &mut |position, row| {
+        model.logits(&tokens[..count], false, &mut |position, row| {
             let wanted = log_softmax(&wanted[position * columns..][..columns]);
             let differences =
                 log_softmax(&row[..columns]).into_iter().zip(wanted).map(|(a, b)| (a - b).abs());
@@ -144,7 +157,8 @@ fn tiny_checkpoints(place: &Place) -> Result<Vec<String>> {
         })?;
         by_position.sort_by(f64::total_cmp);
         let mut worst = by_position.pop().context("a checkpoint without tokens")?;
-        let bound = if name.starts_with("gemma3") { place.bounds.gemma3 } else { place.bounds.tiny };
+        let is_wild = WILD.iter().any(|wild| name.starts_with(wild));
+        let bound = if is_wild { place.bounds.wild } else { place.bounds.tiny };
         let mut note = String::new();
         // A choice of experts is a jump: where two are nearly as good, one position of a model may have the other.
         let experts = fs::read_to_string(golden.join("config.json"))?.contains("_experts\":");
@@ -152,7 +166,7 @@ fn tiny_checkpoints(place: &Place) -> Result<Vec<String>> {
             note = format!(", but for one where other experts are chosen: {worst:.1e}");
             worst = by_position.pop().unwrap_or(0.0);
         }
-        println!("{name:<20} {worst:.1e} over {} positions{note}", tokens.len());
+        println!("{name:<20} {worst:.1e} over {count} positions{note}");
         largest = worst.max(largest);
         if worst > bound {
             differing.push(name);

@@ -857,7 +857,8 @@ def the_busiest_model_is_followed(page):
     chooser.select_option("")
     expect(page.locator("dd[data-fact=Model]")).to_have_text("smollm2")
     ended = []
-    body = {"model": "second", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True}
+    # Long enough to be seen whole on a fast machine.
+    body = {"model": "second", "prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": True}
     load = threading.Thread(target=lambda: ended.append(call("/v1/completions", body)))
     load.start()
     # Nobody has to say where the work is.
