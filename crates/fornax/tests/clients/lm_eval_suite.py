@@ -87,17 +87,18 @@ def compare(gguf, folder):
     worst, choices, right = 0.0, 0, 0
     assert len(told["samples"]) == len(QUESTIONS), len(told["samples"])
     for sample in told["samples"]:
-        ours, theirs = [], []
-        for (context, continuation), (logprob, _) in zip(sample["arguments"], sample["told"]):
-            # As lm-eval parts them: the whole, without what the context alone makes.
-            whole = tokens(context + continuation, add_special_tokens=False).input_ids
-            count = len(tokens(context, add_special_tokens=False).input_ids)
-            with torch.no_grad():
-                logits = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
-            reference = sum(logits[at - 1, whole[at]].item() for at in range(count, len(whole)))
-            worst = max(worst, abs(reference - float(logprob)))
-            ours.append(float(logprob))
-            theirs.append(reference)
+        ours = [float(logprob) for logprob, _ in sample["told"]]
+        # As lm-eval parts them: the whole, without what the context alone makes.
+        wholes = [tokens(context + choice, add_special_tokens=False).input_ids for context, choice in sample["arguments"]]
+        count = len(tokens(sample["arguments"][0][0], add_special_tokens=False).input_ids)
+        # What stands behind a text changes nothing before it.
+        longest = max(len(whole) for whole in wholes)
+        batch = torch.tensor([whole + [0] * (longest - len(whole)) for whole in wholes])
+        with torch.no_grad():
+            logits = model(batch).logits[:, count - 1 :].double().log_softmax(-1)
+        theirs = [
+            sum(row[at - count, whole[at]].item() for at in range(count, len(whole))) for row, whole in zip(logits, wholes)]
+        worst = max([worst, *(abs(a - b) for a, b in zip(ours, theirs))])
         choices += 1
         assert ours.index(max(ours)) == theirs.index(max(theirs)), (sample, theirs)
         right += theirs.index(max(theirs)) == int(sample["target"])

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::{
-    app::random_seed,
+    app::{random_id, random_seed},
     ask::prepare::Preparing,
     error::{ApiError, Fault},
     shape::Unsupported,
@@ -29,7 +29,6 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     unsupported("audio", &[]),
     unsupported("banned_tokens", &["[]"]),
     unsupported("best_of", &["1"]),
-    unsupported("cache_prompt", &["true"]),
     unsupported("continue_final_message", &["false"]),
     unsupported("add_generation_prompt", &["true"]),
     unsupported("chat_template", &[]),
@@ -183,6 +182,8 @@ pub(crate) struct Params {
     /// Computed prefixes are shared only under the same salt.
     #[schema(min_length = 1, max_length = 256)]
     pub(crate) cache_salt: Option<String>,
+    /// False computes the whole prompt: under a salt that no other request has.
+    pub(crate) cache_prompt: Option<bool>,
 }
 
 /// What vLLM calls a form.
@@ -362,7 +363,10 @@ impl Params {
             prompt_logprobs: self.prompt_logprobs,
             choices: self.n.unwrap_or(1),
             priority: self.priority.unwrap_or(0),
-            salt: self.cache_salt.as_deref().unwrap_or_default().into(),
+            salt: match self.cache_prompt {
+                Some(false) => random_id().into(),
+                _ => self.cache_salt.as_deref().unwrap_or_default().into(),
+            },
             ..Request::new(wanted.prompt, max_tokens, sampling)
         };
         Ok(Ask {

@@ -30,7 +30,6 @@ use crate::{
 
 /// Fields of llama.cpp's that would change the answer and are not honoured.
 const UNSUPPORTED: &[Unsupported] = &[
-    Unsupported { field: "cache_prompt", neutral: &["true"] },
     Unsupported { field: "grammar_lazy", neutral: &["false"] },
     Unsupported { field: "lora", neutral: &["[]"] },
     Unsupported { field: "min_keep", neutral: &["0"] },
