@@ -67,7 +67,7 @@ pub(super) fn run() -> Result<Facts> {
     SOURCE.unpack(&archive, &format!("vendor/llama.cpp/tests/{test}"), work.path())?;
     let grammars = [folder.join("grammars.json"), work.path().join(test)];
     run_tool(Command::new(&python).arg(root().join(GRAMMARS)).args([&grammars[1], &grammars[0]]))?;
-    let grammars = tally("fornax-form", &["--lib"], GRAMMARS_TEST)?;
+    let grammars = tally("fornax-form", &["--test", "gbnf"], GRAMMARS_TEST)?;
     let files = fs::read_dir(&folder)?.count();
     ensure!(files > 90, "{files} files were unpacked");
     Ok(vec![
