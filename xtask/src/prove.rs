@@ -13,7 +13,6 @@ mod fuzz_format;
 mod fuzz_text;
 mod golden;
 mod hand_over;
-mod llama_server;
 mod lm_eval;
 mod load;
 mod memory;
@@ -104,11 +103,6 @@ const PROOFS: &[Proof] = &[
         name: "hand-over",
         shows: "No schedule of threads that a model checker tries loses a request between callers and the engine.",
         run: hand_over::run,
-    },
-    Proof {
-        name: "llama-server",
-        shows: "llama.cpp's own tests of its server, run against this one: what fails is listed with its reason, and nothing else fails.",
-        run: llama_server::run,
     },
     Proof {
         name: "lm-eval",

@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 use crate::{Content, Conversation, Error, Fault, Place, Reading, Role, Thinking, Tools, thinking};
 
 /// What some templates want otherwise; each says whether there was anything to change.
-const CHANGES: [fn(&mut Chat) -> bool; 4] = [describe_tools, join_instructions, write_arguments, number_calls];
+const CHANGES: [fn(&mut Chat) -> bool; 4] =
+    [describe_tools, join_instructions, write_arguments, number_calls];
 
 /// What is asked of a model in a conversation.
 #[derive(Clone, Debug, Default)]

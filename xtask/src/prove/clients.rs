@@ -9,11 +9,11 @@ use anyhow::{Result, ensure};
 use super::Facts;
 use crate::{command, output, root, run as run_tool};
 
-/// Installs what pip would look for during hours.
+/// Finds versions that go together in a second, where pip takes an hour.
 const UV: &str = "uv==0.13.8";
 
 /// From PyPI, by name and version. Those that want other versions of the same packages have environments of their own.
-pub(super) const PYTHON: &[(&str, &[&str])] = &[
+const PYTHON: &[(&str, &[&str])] = &[
     (
         "python",
         &[

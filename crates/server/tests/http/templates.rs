@@ -88,9 +88,8 @@ async fn looped(source: String, written: &Written) -> Result<bool, String> {
     let world = World::ready(setup).await;
     let wanted: Vec<(String, Value)> =
         wanted().into_iter().take(written.calls).map(|(name, value)| (name.to_owned(), value)).collect();
-    let functions: Vec<Value> = (wanted_tools().into_iter())
-        .map(|tool| json!({"type": "function", "function": tool}))
-        .collect();
+    let functions: Vec<Value> =
+        (wanted_tools().into_iter()).map(|tool| json!({"type": "function", "function": tool})).collect();
     // Firefunction wants these two of whoever renders it.
     let variables =
         json!({"enable_thinking": true, "functions": json!(functions).to_string(), "datetime": "now"});
@@ -159,15 +158,19 @@ async fn others(world: &World, wanted: &[(String, Value)], variables: &Value) ->
     // As Anthropic's clients know them, and not as Mistral's templates want them.
     let id = |index: usize| format!("toolu_{index}");
 
-    let used = each(&|index, name, input| json!({"type": "tool_use", "id": id(index), "name": name, "input": input}));
-    let results =
-        each(&|index, _, _| json!({"type": "tool_result", "tool_use_id": id(index), "content": "18 degrees"}));
+    let used = each(
+        &|index, name, input| json!({"type": "tool_use", "id": id(index), "name": name, "input": input}),
+    );
+    let results = each(
+        &|index, _, _| json!({"type": "tool_result", "tool_use_id": id(index), "content": "18 degrees"}),
+    );
     let tools: Vec<Value> = (wanted_tools().into_iter())
         .map(|tool| json!({"name": tool["name"], "description": "D", "input_schema": tool["parameters"]}))
         .collect();
     let messages = json!([{"role": "user", "content": "U1"}, {"role": "assistant", "content": used},
         {"role": "user", "content": results}]);
-    let body = json!({"max_tokens": 256, "messages": messages, "tools": tools, "chat_template_kwargs": variables});
+    let body =
+        json!({"max_tokens": 256, "messages": messages, "tools": tools, "chat_template_kwargs": variables});
     let response = post(world.address, "/v1/messages", &body).await;
     let texts = response.json();
     let texts: Vec<&Value> = texts["content"].as_array().into_iter().flatten().collect();
@@ -201,8 +204,10 @@ async fn others(world: &World, wanted: &[(String, Value)], variables: &Value) ->
     )?;
 
     let used = each(&|_, name, arguments| json!({"function": {"name": name, "arguments": arguments}}));
-    let mut messages =
-        vec![json!({"role": "user", "content": "U1"}), json!({"role": "assistant", "content": "", "tool_calls": used})];
+    let mut messages = vec![
+        json!({"role": "user", "content": "U1"}),
+        json!({"role": "assistant", "content": "", "tool_calls": used}),
+    ];
     messages.extend(each(&|_, name, _| json!({"role": "tool", "tool_name": name, "content": "18 degrees"})));
     let tools: Vec<Value> =
         wanted_tools().into_iter().map(|tool| json!({"type": "function", "function": tool})).collect();
@@ -239,6 +244,9 @@ async fn every_template_goes_through_a_whole_loop_of_tools() {
             Err(reason) => writeln!(wrong, "{name}: {reason}").unwrap(),
         }
     }
-    println!("Tally {whole} templates through a whole loop on four APIs; refused by name: {}", refused.join(", "));
+    println!(
+        "Tally {whole} templates through a whole loop on four APIs; refused by name: {}",
+        refused.join(", ")
+    );
     assert!(wrong.is_empty(), "{whole} went through, not:\n{wrong}");
 }

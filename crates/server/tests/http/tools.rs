@@ -392,6 +392,11 @@ async fn calls_have_ids_that_their_template_takes_whoever_made_them() {
         {"role": "assistant", "content": "", "tool_calls": [call("get_time"), call("get_weather")]},
         {"role": "tool", "tool_name": "get_weather", "content": "18"}, {"role": "tool", "content": "noon"}]});
     let answer = post(world.address, "/api/chat", &body).await;
-    assert_eq!((answer.status, &answer.json()["message"]["content"]), (200, &json!("Mild.")), "{}", answer.body);
+    assert_eq!(
+        (answer.status, &answer.json()["message"]["content"]),
+        (200, &json!("Mild.")),
+        "{}",
+        answer.body
+    );
     world.stopped().await.unwrap();
 }
