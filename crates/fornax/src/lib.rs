@@ -38,6 +38,7 @@ mod fornax;
 pub mod hub;
 mod open;
 mod private;
+pub mod quantize;
 pub mod random_model;
 mod request;
 mod text;
