@@ -154,7 +154,9 @@ impl Importance {
         for sums in gguf.tensors() {
             let Some(tensor) = sums.name.strip_suffix(".in_sum2") else { continue };
             let counts = gguf.tensor(&format!("{tensor}.counts"));
-            let counts = counts.ok_or_else(|| unsupported(format!("{}: {tensor}.counts is missing, so it", path.display())))?;
+            let counts = counts.ok_or_else(|| {
+                unsupported(format!("{}: {tensor}.counts is missing, so it", path.display()))
+            })?;
             let (sums, counts) = (floats(&sums)?, floats(&counts)?);
             if counts.is_empty() || !sums.len().is_multiple_of(counts.len()) {
                 return Err(unsupported(format!("{}: the counts of {tensor}", path.display())));
@@ -168,7 +170,10 @@ impl Importance {
             columns.insert(tensor.to_owned(), sums.iter().enumerate().map(mean).collect());
         }
         if columns.is_empty() {
-            return Err(unsupported(format!("{} holds no importance matrix, with which a file", path.display())));
+            return Err(unsupported(format!(
+                "{} holds no importance matrix, with which a file",
+                path.display()
+            )));
         }
         Ok(Importance { columns })
     }
@@ -348,7 +353,8 @@ impl<'a> Matrix<'a> {
         let (stored, each) = (self.row_bytes(self.view.dtype), self.row_bytes(self.dtype));
         let mut values = vec![0.0; self.columns];
         for (row, out) in (first..).zip(out.chunks_exact_mut(each)) {
-            if dequantize(self.view.dtype, &self.view.bytes[row * stored..][..stored], &mut values).is_none() {
+            if dequantize(self.view.dtype, &self.view.bytes[row * stored..][..stored], &mut values).is_none()
+            {
                 return false;
             }
             let expert = row / self.rows_each;
@@ -506,7 +512,10 @@ impl Chooser<'_> {
             DType::Q5_K => DType::Q5_1,
             DType::Q6_K => DType::Q8_0,
             other => {
-                return Err(unsupported(format!("tensor {}: rows of {columns} values, as {other},", view.name)));
+                return Err(unsupported(format!(
+                    "tensor {}: rows of {columns} values, as {other},",
+                    view.name
+                )));
             }
         };
         Ok(if columns.is_multiple_of(smaller.block_values()) { smaller } else { DType::F16 })
@@ -552,7 +561,9 @@ impl Chooser<'_> {
                         () => usual,
                     },
                     () if medium && more => DType::Q6_K,
-                    () if is_k4 && size == Size::Small && !model.is_falcon && at < model.layers / 8 => DType::Q5_K,
+                    () if is_k4 && size == Size::Small && !model.is_falcon && at < model.layers / 8 => {
+                        DType::Q5_K
+                    }
                     () if self.quantizing.importance.is_some() && at < model.layers / 8 => match usual {
                         DType::Q4_0 => DType::Q4_1,
                         DType::Q5_0 => DType::Q5_1,

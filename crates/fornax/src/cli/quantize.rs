@@ -55,8 +55,7 @@ pub(crate) fn quantize(args: &Quantize) -> anyhow::Result<()> {
     let path = locate::locate(Some(&args.model))?;
     let importance = args.importance.as_deref().map(Importance::open).transpose()?;
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let quantizing =
-        Quantizing { mix: args.to, importance, requantize: args.allow_requantize, threads };
+    let quantizing = Quantizing { mix: args.to, importance, requantize: args.allow_requantize, threads };
     let interrupt = Interrupt::install()?;
     let mut meter = Meter::new(Duration::from_millis(500));
     let made = interrupt.during(|| {

@@ -44,7 +44,10 @@ fn a_file_is_made_whole_or_not_at_all() {
     };
     fornax(args(&["--to", "Q9_K"])).fails(2, "INVALID_INPUT", &["Q9_K", "Q4_K_M, Q4_K_S"]);
     let told = fornax(args(&["--to", "q8_0", "--json"])).json();
-    assert_eq!((&told["type"], &told["bytes"]), (&"Q8_0".into(), &std::fs::metadata(&out).unwrap().len().into()));
+    assert_eq!(
+        (&told["type"], &told["bytes"]),
+        (&"Q8_0".into(), &std::fs::metadata(&out).unwrap().len().into())
+    );
     assert!(told["tensors"]["Q8_0"].as_u64().unwrap() > 10, "{told}");
     // What exists stays.
     let before = hash(&out);
@@ -61,8 +64,12 @@ fn a_file_is_made_whole_or_not_at_all() {
     let quantizing = Quantizing { mix, importance: None, requantize: false, threads: 1 };
     let refused = quantize(&from, &stopped, &quantizing, &mut |_, _| ControlFlow::Break(())).unwrap_err();
     assert_eq!(refused.code().name(), "CANCELLED", "{refused}");
-    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left.len(), 2, "{left:?}");
-    fornax(["quantize", fixtures().join("llama").to_str().unwrap(), again.to_str().unwrap()])
-        .fails(2, "INVALID_INPUT", &["is no GGUF file"]);
+    fornax(["quantize", fixtures().join("llama").to_str().unwrap(), again.to_str().unwrap()]).fails(
+        2,
+        "INVALID_INPUT",
+        &["is no GGUF file"],
+    );
 }

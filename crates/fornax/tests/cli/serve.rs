@@ -794,7 +794,8 @@ fn adapters_are_loaded_and_unloaded_over_http_from_the_operators_folder_alone() 
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().to_owned(), body.to_owned())
     };
-    let load = |name: &str, path: &str| post("/v1/load_lora_adapter", json!({"lora_name": name, "lora_path": path}));
+    let load =
+        |name: &str, path: &str| post("/v1/load_lora_adapter", json!({"lora_name": name, "lora_path": path}));
     let refused = |(status, body): (String, String), wanted: &str, words: &[&str]| {
         assert_eq!(status, wanted, "{body}");
         words.iter().for_each(|words| assert!(body.contains(words), "{body} does not say {words}"));
@@ -827,7 +828,11 @@ fn adapters_are_loaded_and_unloaded_over_http_from_the_operators_folder_alone() 
     refused(post("/v1/unload_lora_adapter", json!({"lora_name": "fixed"})), "400", &["lora_name"]);
     assert_eq!(post("/v1/unload_lora_adapter", json!({"lora_name": "late"})).0, "200");
     assert!(serving.ask("late").contains("404"));
-    refused(post("/v1/unload_lora_adapter", json!({"lora_name": "late"})), "404", &["there is no such model"]);
+    refused(
+        post("/v1/unload_lora_adapter", json!({"lora_name": "late"})),
+        "404",
+        &["there is no such model"],
+    );
     assert_eq!(load("again", "own").0, "200");
     assert_eq!(text("again"), tuned);
 }

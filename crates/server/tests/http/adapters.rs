@@ -46,10 +46,7 @@ async fn a_key_needs_the_right_to_load_what_others_use() {
         assert!(refused.body.contains("the word `adapters`"), "{}", refused.body);
     }
     let loaded = send("POST", "/v1/load_lora_adapter", OPERATOR, &body).await;
-    assert_eq!(
-        (loaded.status, &*loaded.body),
-        (200, "Success: LoRA adapter 'tuned' added successfully.")
-    );
+    assert_eq!((loaded.status, &*loaded.body), (200, "Success: LoRA adapter 'tuned' added successfully."));
     // Everybody may use it; where it lies only those know who may load.
     let told = send("GET", "/lora-adapters", USER, &json!(null)).await.json();
     let wanted = json!([{"id": 0, "name": "tuned", "model": "script", "scale": 0.0}]);
