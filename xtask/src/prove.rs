@@ -13,6 +13,8 @@ mod fuzz_format;
 mod fuzz_text;
 mod golden;
 mod hand_over;
+mod llama_server;
+mod lm_eval;
 mod load;
 mod memory;
 mod neon;
@@ -60,7 +62,7 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "clients",
-        shows: "Other people's agents, unchanged, call tools and answer through OpenAI's, Anthropic's and Ollama's APIs.",
+        shows: "Other people's clients, unchanged, call tools and answer through OpenAI's, Anthropic's and Ollama's APIs.",
         run: clients::run,
     },
     Proof {
@@ -104,6 +106,16 @@ const PROOFS: &[Proof] = &[
         run: hand_over::run,
     },
     Proof {
+        name: "llama-server",
+        shows: "llama.cpp's own tests of its server, run against this one: what fails is listed with its reason, and nothing else fails.",
+        run: llama_server::run,
+    },
+    Proof {
+        name: "lm-eval",
+        shows: "lm-evaluation-harness chooses as with transformers on the same weights, log-probabilities within 0.01.",
+        run: lm_eval::run,
+    },
+    Proof {
         name: "load",
         shows: "Thousands of requests from 64 clients, some of whom leave midway, cause no error and leave nothing behind.",
         run: load::run,
@@ -135,7 +147,7 @@ const PROOFS: &[Proof] = &[
     },
     Proof {
         name: "templates",
-        shows: "A hundred chat templates that models carry render byte for byte as with transformers; calls they write are read back.",
+        shows: "A hundred chat templates that models carry render byte for byte as with transformers, and go through whole loops of tools.",
         run: templates::run,
     },
 ];

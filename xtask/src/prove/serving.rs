@@ -51,6 +51,11 @@ impl Server {
         Ok(server)
     }
 
+    /// Host and port.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
     pub(super) fn id(&self) -> u32 {
         self.id
     }
