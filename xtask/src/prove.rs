@@ -13,6 +13,7 @@ mod fuzz_format;
 mod fuzz_text;
 mod golden;
 mod hand_over;
+mod image;
 mod load;
 mod memory;
 mod neon;
@@ -21,6 +22,7 @@ mod serving;
 mod simulation;
 mod soak;
 mod templates;
+mod wheel;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -104,6 +106,11 @@ const PROOFS: &[Proof] = &[
         run: hand_over::run,
     },
     Proof {
+        name: "image",
+        shows: "The container image is built, and its default command fetches the default model without Python, serves and drains.",
+        run: image::run,
+    },
+    Proof {
         name: "load",
         shows: "Thousands of requests from 64 clients, some of whom leave midway, cause no error and leave nothing behind.",
         run: load::run,
@@ -137,6 +144,11 @@ const PROOFS: &[Proof] = &[
         name: "templates",
         shows: "A hundred chat templates that models carry render byte for byte as with transformers; calls they write are read back.",
         run: templates::run,
+    },
+    Proof {
+        name: "wheel",
+        shows: "The Python wheel, installed in a clean environment, passes its tests, its types hold, and its command answers.",
+        run: wheel::run,
     },
 ];
 
