@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::phases::Outcome;
-use crate::wheel::target_folder;
+use crate::wheel::{self, target_folder};
 use crate::{command, fixtures, root, run};
 
 /// The versions of what they need.
@@ -66,10 +66,7 @@ pub(crate) fn test() -> Result<Outcome> {
     if !interpreter().exists() {
         return Ok(Outcome::LeftOut("no Python to run them".to_owned()));
     }
-    // With xtask and the binary, so that what all have in common is compiled once.
-    let packages =
-        ["build", "--profile", "checked", "--package=xtask", "--package=fornax", "--package=fornax-python"];
-    run(&mut command("cargo", &packages))?;
+    wheel::compile_all()?;
     let stage = root().join("target/python-package");
     let package = stage.join("fornax");
     if package.exists() {

@@ -40,7 +40,7 @@ pub(crate) fn build(audience: Audience) -> Result<PathBuf> {
     let binary = match audience {
         Audience::Everybody => portable_binary()?,
         Audience::ThisMachine => {
-            run(&mut command("cargo", &["build", "--locked", "--profile", profile, "--package", "fornax"]))?;
+            compile_all()?;
             target.join(profile).join("fornax")
         }
     };
@@ -69,6 +69,12 @@ pub(crate) fn build(audience: Audience) -> Result<PathBuf> {
     Ok(wheel)
 }
 
+/// Compiles the binary and the library in the profile of the tests, with xtask: so what all have in common is compiled once.
+pub(crate) fn compile_all() -> Result<()> {
+    let packages = ["--package=xtask", "--package=fornax", "--package=fornax-python"];
+    run(command("cargo", &["build", "--locked", "--profile", "checked"]).args(packages))
+}
+
 /// The binary for everybody: as it is shipped, linked by zig against an old glibc.
 pub(crate) fn portable_binary() -> Result<PathBuf> {
     let tools = tools(Audience::Everybody)?;
@@ -85,26 +91,28 @@ fn triple() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
 }
 
-/// The binary in the folder that maturin takes scripts from, until it is dropped.
+/// The binary in the folder that maturin takes scripts from where it is there, until it is dropped. Without it the library
+/// alone is built, as by `pip install crates/python`.
 struct Laid {
-    path: PathBuf,
+    folder: PathBuf,
 }
 
 impl Laid {
     fn new(binary: &Path) -> Result<Laid> {
-        let path = root().join("crates/python/fornax.data/scripts/fornax");
+        let laid = Laid { folder: root().join("crates/python/fornax._fornax.data") };
+        let path = laid.folder.join("scripts/fornax");
+        fs::create_dir_all(laid.folder.join("scripts"))?;
         fs::copy(binary, &path)
             .with_context(|| format!("cannot copy {} to {}", binary.display(), path.display()))?;
-        let laid = Laid { path };
-        fs::set_permissions(&laid.path, fs::Permissions::from_mode(0o755))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
         Ok(laid)
     }
 }
 
 impl Drop for Laid {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.path) {
-            println!("cannot remove {}: {error}", self.path.display());
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            println!("cannot remove {}: {error}", self.folder.display());
         }
     }
 }
