@@ -13,6 +13,7 @@ mod fuzz_format;
 mod fuzz_text;
 mod golden;
 mod hand_over;
+mod image;
 mod llama_server;
 mod lm_eval;
 mod load;
@@ -23,6 +24,7 @@ mod serving;
 mod simulation;
 mod soak;
 mod templates;
+mod wheel;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -106,6 +108,11 @@ const PROOFS: &[Proof] = &[
         run: hand_over::run,
     },
     Proof {
+        name: "image",
+        shows: "The container image is built, and its default command fetches the default model without Python, serves and drains.",
+        run: image::run,
+    },
+    Proof {
         name: "llama-server",
         shows: "llama.cpp's own tests of its server, run against this one: what fails is listed with its reason, and nothing else fails.",
         run: llama_server::run,
@@ -149,6 +156,11 @@ const PROOFS: &[Proof] = &[
         name: "templates",
         shows: "A hundred chat templates that models carry render byte for byte as with transformers, and go through whole loops of tools.",
         run: templates::run,
+    },
+    Proof {
+        name: "wheel",
+        shows: "The Python wheel, installed in a clean environment, passes its tests, its types hold, and its command answers.",
+        run: wheel::run,
     },
 ];
 
