@@ -38,6 +38,9 @@ pub struct OpenOptions {
     adapter_room: AdapterRoom,
 }
 
+/// What [`OpenOptions::quantize`] can bring matrices into, by the names that people have for it.
+pub const QUANTS: [(&str, DType); 3] = [("q8_0", DType::Q8_0), ("fp8", DType::MXFP8), ("q4_k", DType::Q4_K)];
+
 /// Rows of logits beyond one for each request: for drafts that are verified and prompts that are scored. They take 10
 /// MB for a vocabulary of 150,000.
 const LOGIT_ROWS: usize = 15;

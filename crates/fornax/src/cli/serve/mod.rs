@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use fornax::machine;
 use fornax::{Code, Error, Fornax, OpenOptions, Plan, Planned, Unloaded};
 use fornax_compute::Purpose;
 use fornax_form::Trial;
@@ -25,7 +26,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::cli::failure::Failure;
 use crate::cli::interrupt::Interrupt;
-use crate::cli::{device, headline, locate, machine, output, plan, trial};
+use crate::cli::{device, headline, locate, output, plan, trial};
 pub(crate) use args::Serve;
 use args::{LogFormat, LogLevel};
 use roots::AdapterRoots;
