@@ -475,7 +475,7 @@ fn plan(views: &[View<'_>], model: &Model, quantizing: &Quantizing) -> Result<Ve
     let mut chooser = Chooser { model, quantizing, values: 0, downs: 0 };
     let mut planned = Vec::with_capacity(views.len());
     for view in views {
-        let dtype = if is_quantized(view) { chooser.choose(view)? } else { view.dtype };
+        let dtype = if is_quantized(view) { chooser.choose(view) } else { view.dtype };
         let floats = matches!(view.dtype, DType::F32 | DType::F16 | DType::BF16);
         if dtype != view.dtype && !floats && !quantizing.requantize {
             let (tensor, dtype) = (view.name.to_owned(), view.dtype);
@@ -497,28 +497,23 @@ struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
-    fn choose(&mut self, view: &View<'_>) -> Result<DType, Error> {
+    fn choose(&mut self, view: &View<'_>) -> DType {
         let mix = self.quantizing.mix;
         if !mix.is_quantised() {
-            return Ok(mix.usual);
+            return mix.usual;
         }
         let columns = view.shape.last().copied().unwrap_or(1);
         let chosen = self.better(view, columns);
         if columns.is_multiple_of(chosen.block_values()) {
-            return Ok(chosen);
+            return chosen;
         }
         let smaller = match chosen {
             DType::Q4_K => DType::Q5_0,
             DType::Q5_K => DType::Q5_1,
             DType::Q6_K => DType::Q8_0,
-            other => {
-                return Err(unsupported(format!(
-                    "tensor {}: rows of {columns} values, as {other},",
-                    view.name
-                )));
-            }
+            other => other,
         };
-        Ok(if columns.is_multiple_of(smaller.block_values()) { smaller } else { DType::F16 })
+        if columns.is_multiple_of(smaller.block_values()) { smaller } else { DType::F16 }
     }
 
     /// The mix's usual type, or a better one.
