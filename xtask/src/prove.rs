@@ -13,6 +13,7 @@ mod fuzz_format;
 mod fuzz_text;
 mod golden;
 mod hand_over;
+mod image;
 mod lm_eval;
 mod load;
 mod memory;
@@ -22,6 +23,7 @@ mod serving;
 mod simulation;
 mod soak;
 mod templates;
+mod wheel;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -105,6 +107,11 @@ const PROOFS: &[Proof] = &[
         run: hand_over::run,
     },
     Proof {
+        name: "image",
+        shows: "The container image is built, and its default command fetches the default model without Python, serves and drains.",
+        run: image::run,
+    },
+    Proof {
         name: "lm-eval",
         shows: "lm-evaluation-harness chooses as with transformers on the same weights, log-probabilities within 0.01.",
         run: lm_eval::run,
@@ -143,6 +150,11 @@ const PROOFS: &[Proof] = &[
         name: "templates",
         shows: "A hundred chat templates that models carry render byte for byte as with transformers, and go through whole loops of tools.",
         run: templates::run,
+    },
+    Proof {
+        name: "wheel",
+        shows: "The Python wheel, installed in a clean environment, passes its tests, its types hold, and its command answers.",
+        run: wheel::run,
     },
 ];
 
