@@ -381,10 +381,22 @@ fn every_number_of_a_configuration_matters() {
         pooling,
         ranks,
         dense,
+        adapter_room,
     });
-    // Facts, rope, scales and encoders have their own tests. The context bounds requests and computes nothing.
-    let untested =
-        ["facts", "rope", "context", "first_position", "scales", "token_types", "pooling", "ranks", "dense"];
+    // Facts, rope, scales, encoders and room for adapters have their own tests. The context bounds requests and computes
+    // nothing.
+    let untested = [
+        "facts",
+        "rope",
+        "context",
+        "first_position",
+        "scales",
+        "token_types",
+        "pooling",
+        "ranks",
+        "dense",
+        "adapter_room",
+    ];
     check_all::<Config>(
         &fields,
         &untested,
