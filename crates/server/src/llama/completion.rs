@@ -245,7 +245,15 @@ impl LlamaFields {
             (form, None) => form,
         };
         let top_logprobs = self.n_probs.filter(|count| *count > 0);
-        let wanted = Wanted { prompt, max_tokens, form, top_logprobs, starts_text: false, reading: None };
+        let wanted = Wanted {
+            prompt,
+            pieces: Vec::new(),
+            max_tokens,
+            form,
+            top_logprobs,
+            starts_text: false,
+            reading: None,
+        };
         let mut ask = params.ask(served, wanted)?;
         let returns_tokens = self.return_tokens == Some(true);
         ask.tells_tokens = returns_tokens;

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fornax_chat::Sight;
 use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleFault, SampleRow, Sampled, Sampling};
 use fornax_engine::{Engine, EngineOptions, Handle, QueueLimits, Runner, StepLimits};
 use fornax_form::{Form, Grammars, Trial, Vocabulary};
@@ -75,6 +76,8 @@ pub(crate) struct Setup {
     pub(crate) trial: Option<Trial>,
     /// Whether the model has tokens for gaps.
     pub(crate) fills: bool,
+    /// What looks at pictures, if anything does: their rows have one value.
+    pub(crate) sight: Option<Arc<dyn Sight>>,
 }
 
 impl Default for Setup {
@@ -92,6 +95,7 @@ impl Default for Setup {
             template: TEMPLATE,
             trial: None,
             fills: false,
+            sight: None,
         }
     }
 }
@@ -135,6 +139,7 @@ impl World {
             template,
             trial,
             fills,
+            sight,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let began = Instant::now();
@@ -148,6 +153,7 @@ impl World {
             slots,
             asked: Arc::clone(&asked),
             vocab: VOCAB + if fills { 3 } else { 0 },
+            given: sight.as_ref().map(|_| 1),
             ..Script::new(script)
         };
         // A page of its own for each 32 tokens of the longest request, and the one that nobody reads.
@@ -170,6 +176,9 @@ impl World {
                 }
                 let handle = handle.lock().unwrap().take().unwrap();
                 let mut served = served(handle, template, card("script"), Keeper::new(()));
+                if let Some(sight) = &sight {
+                    served.sight = Ok(Arc::clone(sight));
+                }
                 if fills {
                     served.tokenizer = Arc::new(tokenizer(&GAP));
                 }
@@ -310,6 +319,7 @@ pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Ke
         tokenizer,
         template: Arc::new(ChatTemplate::new(template)),
         asks_anew: true,
+        sight: Err(fornax_chat::READS_NO_IMAGES),
         grammars: Arc::new(grammars),
         card,
         devices: vec![Device {
@@ -390,6 +400,7 @@ pub(crate) struct Script {
     steps: VecDeque<Vec<Sampled>>,
     asked: Arc<Mutex<Option<Asked>>>,
     vocab: u32,
+    given: Option<usize>,
 }
 
 impl Script {
@@ -404,6 +415,7 @@ impl Script {
             steps: VecDeque::new(),
             asked: Arc::default(),
             vocab: VOCAB,
+            given: None,
         }
     }
 
@@ -497,5 +509,9 @@ impl Runner for Script {
 
     fn vocab(&self) -> u32 {
         self.vocab
+    }
+
+    fn given(&self) -> Option<usize> {
+        self.given
     }
 }
