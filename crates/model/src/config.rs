@@ -830,10 +830,16 @@ fn sections(source: &Source<'_>, facts: &Facts, pairs: usize) -> Result<Vec<u8>,
             (SECTIONS.hugging_face.to_owned(), said)
         }
     };
-    let counts: Vec<u64> = said.unwrap_or_else(|| default.to_vec());
+    // The default is that of the published models; another size of head is said with its own, where images are read.
+    let fits = |counts: &[u64; 3]| counts.iter().sum::<u64>() == pairs as u64;
+    let counts: Vec<u64> = match said {
+        Some(said) => said,
+        None if fits(&default) => default.to_vec(),
+        None => return Ok(Vec::new()),
+    };
     let sum = counts.iter().fold(0u64, |sum, count| sum.saturating_add(*count));
-    let (&[_, height, width], 0) = (&counts[..counts.len().min(3)], counts.iter().skip(3).sum::<u64>())
-    else {
+    let others = counts.iter().skip(3).any(|count| *count > 0);
+    let (&[_, height, width], false) = (&counts[..counts.len().min(3)], others) else {
         return Err(bad(&name, format!("{counts:?}"), "pairs of time, height and width"));
     };
     if sum != pairs as u64 {

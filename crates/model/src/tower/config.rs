@@ -88,6 +88,9 @@ impl TowerConfig {
         };
         let Some(tower) = tower else { return Ok(None) };
         tower.check(config)?;
+        if config.sections.is_empty() {
+            return Err(Error::MissingKey { key: "mrope_section".to_owned() });
+        }
         Ok(Some(tower))
     }
 

@@ -1,21 +1,12 @@
 //! Pictures as requests carry them: in base64, alone or in a data URL.
 
-use base64::{
-    Engine as _, alphabet,
-    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
-};
+use base64::{Engine as _, engine::general_purpose::STANDARD_PAD_INDIFFERENT as BASE64};
 use fornax_chat::Image;
 
 use crate::error::Fault;
 
 /// Why the model reads no pictures; `None` where it does.
 pub(crate) type Blind = Option<&'static str>;
-
-/// With padding or without.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
 
 /// A picture out of a data URL. No URL of another kind is fetched.
 pub(crate) fn of_url(url: &str, field: &str, blind: Blind, faults: &mut Vec<Fault>) -> Option<Image> {
