@@ -30,6 +30,7 @@ mod rope;
 mod scan;
 mod source;
 mod stage;
+mod tower;
 
 use fornax_compute::{Backend, Memory};
 use fornax_format::Checkpoint;
@@ -51,6 +52,7 @@ pub use recurrent::{ConvConfig, DeltaConfig, ScanConfig};
 pub use relaid::Interleave;
 pub use rope::{LongFactors, Rope, Scaling};
 pub use stage::Stage;
+pub use tower::{PatchGrid, Tower, TowerConfig};
 
 /// A loaded model.
 pub trait Model<B: Backend> {

@@ -50,6 +50,8 @@ pub(crate) struct App {
     /// Texts are encoded and schemas compiled by as many threads as there are cores; more would only wait.
     /// Two at least, so that one tenant cannot take all.
     pub(crate) preparing: Arc<Shares>,
+    /// Turns of looking at pictures: one that is decoded takes hundreds of megabytes.
+    pub(crate) looking: Arc<Shares>,
     /// Bodies held, in KiB.
     pub(crate) bodies: Arc<Shares>,
 }
@@ -95,6 +97,9 @@ impl Failed {
     }
 }
 
+/// Pictures of how many requests are decoded at once. What is left of one that waits for the tower is small.
+const LOOKING: usize = 2;
+
 impl App {
     pub(crate) fn new(options: ServerOptions, keys: Keys, offers: Vec<Offer>) -> Arc<App> {
         // Room for the largest body at least, or it would wait for ever.
@@ -114,6 +119,7 @@ impl App {
             killed: watch::Sender::new(false),
             in_flight: watch::Sender::new(0),
             preparing: Shares::new(cores.max(2)),
+            looking: Shares::new(LOOKING),
             bodies: Shares::new(bodies_kib),
             options,
         })

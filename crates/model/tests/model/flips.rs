@@ -107,6 +107,7 @@ fn every_fact_of_an_architecture_matters() {
         yarn_truncates,
         partial_rotary,
         proportional_rotary,
+        sections,
         rotary,
         window_rope_base,
         full_head_dim,
@@ -129,8 +130,9 @@ fn every_fact_of_an_architecture_matters() {
         recurrent,
     });
     // A label; what finds the row, which the table's own tests flip; two with tests of their own below; those of encoders
-    // beside.
-    let elsewhere = ["name", "model_types", "classes", "names", "rope_base", "encoder", "head_function"];
+    // beside; what matters where images are read (`images.rs`).
+    let elsewhere =
+        ["name", "model_types", "classes", "names", "rope_base", "encoder", "head_function", "sections"];
     check_all::<Facts>(
         &fields,
         &elsewhere,
@@ -361,6 +363,8 @@ fn every_number_of_a_configuration_matters() {
         norm_eps,
         rope,
         window_rope,
+        sections,
+        levels,
         tied,
         parallel,
         qk_norm,
@@ -383,11 +387,13 @@ fn every_number_of_a_configuration_matters() {
         dense,
         adapter_room,
     });
-    // Facts, rope, scales, encoders and room for adapters have their own tests. The context bounds requests and computes
-    // nothing.
+    // Facts, rope, scales, encoders, what images are read by and room for adapters have their own tests. The context
+    // bounds requests and computes nothing.
     let untested = [
         "facts",
         "rope",
+        "sections",
+        "levels",
         "context",
         "first_position",
         "scales",

@@ -3,7 +3,7 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -23,7 +23,7 @@ use crate::{
     },
     served::Served,
     shape::{self, Body},
-    shares::Share,
+    shares::{Share, Shares},
 };
 
 /// Reads the body of a request, lets it in to the model that it names, and makes of it what is asked; parsing,
@@ -94,7 +94,11 @@ pub(crate) async fn on_a_thread<T: Send + 'static>(
     work: impl FnOnce(&Preparing<'_>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let served = Arc::clone(served);
-    blocking(app, tenant, move |patience| work(&Preparing { served: &served, patience })).await
+    let (looking, tenant_there) = (Arc::clone(&app.looking), tenant.clone());
+    let made = blocking(app, tenant, move |patience| {
+        work(&Preparing { served: &served, patience, looking: &looking, tenant: &tenant_there })
+    });
+    made.await
 }
 
 /// Does work on a thread that may block, with as many others as there are cores. The turn belongs to the thread: it is
@@ -106,7 +110,9 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let turn = app.preparing.take(tenant, 1).await;
     let limit = app.options.prepare_timeout;
-    let patience = Arc::new(Patience { until: Instant::now() + limit, limit, left: AtomicBool::new(false) });
+    let turn = Mutex::new(Some(turn));
+    let patience =
+        Arc::new(Patience { until: Instant::now() + limit, limit, left: AtomicBool::new(false), turn });
     let asker = Asker(Arc::clone(&patience));
     let (done, working) = oneshot::channel();
     // A form that is sent in parts is read with it.
@@ -115,7 +121,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
         give_way();
         let _runtime = runtime.enter();
         let made = patience.check().and_then(|()| work(&patience));
-        drop(turn);
+        drop(patience.turn());
         drop(done.send(made));
     });
     if thread.is_err() {
@@ -150,6 +156,9 @@ fn gone() -> ApiError {
 pub(crate) struct Preparing<'a> {
     served: &'a Served,
     patience: &'a Patience,
+    /// Turns of looking at pictures.
+    looking: &'a Arc<Shares>,
+    tenant: &'a Tenant,
 }
 
 impl Deref for Preparing<'_> {
@@ -166,6 +175,22 @@ impl Preparing<'_> {
         self.patience.check()
     }
 
+    /// Looks at pictures, as long as anybody wants it. The turn of preparing is over: what follows takes long, and is done
+    /// for as few at once as decoded pictures have room. Turns of it are shared among tenants, too.
+    pub(crate) fn look<T>(
+        &self,
+        work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        drop(self.patience.turn());
+        let take = tokio::time::timeout_at(self.patience.until.into(), self.looking.take(self.tenant, 1));
+        let _turn = Handle::current().block_on(take).map_err(|_| self.patience.late())?;
+        self.check()?;
+        let made = work(&|| !self.patience.is_over());
+        // What was given up says how long it took.
+        self.check()?;
+        made
+    }
+
     /// Compiles a form, as long as anybody wants it.
     pub(crate) fn compile(&self, form: &Form) -> Result<Grammar, FormError> {
         self.grammars.compile_while(form, &|| !self.patience.is_over())
@@ -178,9 +203,15 @@ pub(crate) struct Patience {
     limit: Duration,
     /// Whoever asked is gone.
     left: AtomicBool,
+    /// The turn of whoever works, until it is over.
+    turn: Mutex<Option<Share>>,
 }
 
 impl Patience {
+    fn turn(&self) -> Option<Share> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.left.load(Ordering::Relaxed) || Instant::now() >= self.until
     }

@@ -195,6 +195,7 @@ impl DecisionBody {
                 top_logprobs: Some(
                     TOP_LOGPROBS_MAX.min(u32::try_from(served.tokenizer.vocab_len()).unwrap_or(1)),
                 ),
+                counts: false,
                 names: &NAMES,
             };
             let mut ask = chat.ask(served)?;

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fornax_chat::Sight;
 use fornax_compute::{Batch, Error, KvGroup, KvKind, Output, SampleFault, SampleRow, Sampled, Sampling};
 use fornax_engine::{Engine, EngineOptions, Handle, QueueLimits, Runner, StepLimits};
 use fornax_form::{Form, Grammars, Trial, Vocabulary};
@@ -77,6 +78,8 @@ pub(crate) struct Setup {
     pub(crate) fills: bool,
     /// Whether adapters may be loaded while it runs.
     pub(crate) loads_adapters: bool,
+    /// What looks at pictures, if anything does: their rows have one value.
+    pub(crate) sight: Option<Arc<dyn Sight>>,
 }
 
 impl Default for Setup {
@@ -95,6 +98,7 @@ impl Default for Setup {
             trial: None,
             fills: false,
             loads_adapters: false,
+            sight: None,
         }
     }
 }
@@ -139,6 +143,7 @@ impl World {
             trial,
             fills,
             loads_adapters,
+            sight,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let began = Instant::now();
@@ -152,6 +157,7 @@ impl World {
             slots,
             asked: Arc::clone(&asked),
             vocab: VOCAB + if fills { 3 } else { 0 },
+            given: sight.as_ref().map(|_| 1),
             ..Script::new(script)
         };
         // A page of its own for each 32 tokens of the longest request, and the one that nobody reads.
@@ -174,6 +180,9 @@ impl World {
                 }
                 let handle = handle.lock().unwrap().take().unwrap();
                 let mut served = served(handle, template, card("script"), Keeper::new(()));
+                if let Some(sight) = &sight {
+                    served.sight = Ok(Arc::clone(sight));
+                }
                 if fills {
                     served.tokenizer = Arc::new(tokenizer(&GAP));
                 }
@@ -317,6 +326,7 @@ pub(crate) fn served(engine: Handle, template: &str, card: ModelCard, keeper: Ke
         tokenizer,
         template: Arc::new(ChatTemplate::new(template)),
         asks_anew: true,
+        sight: Err(fornax_chat::READS_NO_IMAGES),
         grammars: Arc::new(grammars),
         card,
         devices: vec![Device {
@@ -398,6 +408,7 @@ pub(crate) struct Script {
     steps: VecDeque<Vec<Sampled>>,
     asked: Arc<Mutex<Option<Asked>>>,
     vocab: u32,
+    given: Option<usize>,
 }
 
 impl Script {
@@ -412,6 +423,7 @@ impl Script {
             steps: VecDeque::new(),
             asked: Arc::default(),
             vocab: VOCAB,
+            given: None,
         }
     }
 
@@ -505,5 +517,9 @@ impl Runner for Script {
 
     fn vocab(&self) -> u32 {
         self.vocab
+    }
+
+    fn given(&self) -> Option<usize> {
+        self.given
     }
 }
