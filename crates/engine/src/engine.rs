@@ -319,7 +319,8 @@ impl Engine {
     /// Frees the places of adapters that were unloaded and that no sequence has any more.
     fn free_adapters(&mut self) {
         let left = |engine: &Engine| {
-            let has = |number| engine.scheduler.all().any(|sequence| sequence.request.adapter == Some(number));
+            let has =
+                |number| engine.scheduler.all().any(|sequence| sequence.request.adapter == Some(number));
             engine.adapters.left(has)
         };
         while let Some(at) = left(self) {

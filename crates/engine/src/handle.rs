@@ -147,10 +147,7 @@ impl Door {
     /// What has arrived since the last call. Whoever names an adapter that is to be unloaded came before that change.
     pub(crate) fn take(&self) -> Arrived {
         let mut state = lock(&self.state);
-        Arrived {
-            requests: std::mem::take(&mut state.arrivals),
-            changes: std::mem::take(&mut state.changes),
-        }
+        Arrived { requests: std::mem::take(&mut state.arrivals), changes: std::mem::take(&mut state.changes) }
     }
 
     /// Requests may name the adapter of this number from now on.

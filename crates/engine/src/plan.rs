@@ -270,7 +270,8 @@ impl<'a, S: Sizes, F: Fn(StepLimits) -> S> Planner<'a, F> {
         if let Subject::Known(config) = &mut self.subject {
             config.adapter_room = room;
             if room.adapters > 0 {
-                (self.sizes)(StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 }).supports(Need::LowRank)?;
+                (self.sizes)(StepLimits { tokens_max: 1, wanted_max: 1, slots: 1 })
+                    .supports(Need::LowRank)?;
             }
         }
         Ok(self)

@@ -14,8 +14,8 @@ use fornax_compute::{
     cpu::{Cpu, CpuOptions},
 };
 use fornax_engine::{
-    AdapterRefusal, Engine, EngineOptions, Event, Handle, Local, LocalParts, Refusal, Reply, Request, StepLimits,
-    Turn,
+    AdapterRefusal, Engine, EngineOptions, Event, Handle, Local, LocalParts, Refusal, Reply, Request,
+    StepLimits, Turn,
 };
 use fornax_format::{AdapterFiles, Checkpoint};
 use fornax_model::{Adapter, AdapterRoom, Config, Limits};
@@ -181,5 +181,8 @@ fn an_adapter_that_has_no_room_or_is_for_another_model_changes_nothing() {
     let said = load(&mut engine, &handle, "llama-all").unwrap_err().to_string();
     assert!(said.contains("loaded without room for adapters that come later"), "{said}");
     drop(engine);
-    assert!(matches!(handle.load_adapter(adapter("llama-all")), Err(AdapterRefusal::Engine(Refusal::Closed))));
+    assert!(matches!(
+        handle.load_adapter(adapter("llama-all")),
+        Err(AdapterRefusal::Engine(Refusal::Closed))
+    ));
 }

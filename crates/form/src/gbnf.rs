@@ -23,7 +23,8 @@ const EXPRESSION_BYTES_MAX: usize = 1 << 16;
 pub(crate) fn is_meant(text: &str) -> bool {
     let mut lines = text.lines().map(str::trim_start);
     let first = lines.find(|line| !(line.is_empty() || line.starts_with('#') || line.starts_with("//")));
-    let Some((name, rest)) = first.map(|line| line.split_at(line.find(|c| !is_word(c)).unwrap_or(line.len())))
+    let Some((name, rest)) =
+        first.map(|line| line.split_at(line.find(|c| !is_word(c)).unwrap_or(line.len())))
     else {
         return false;
     };
@@ -49,11 +50,18 @@ enum Node {
     /// These characters, one after the other.
     Text(String),
     /// One character of these ranges, or one of none of them.
-    Class { ranges: Vec<(char, char)>, negated: bool },
+    Class {
+        ranges: Vec<(char, char)>,
+        negated: bool,
+    },
     Rule(usize),
     Group(Alternatives),
     /// As often as said; without an upper bound, any number of times more.
-    Repeat { node: Box<Node>, least: u32, most: Option<u32> },
+    Repeat {
+        node: Box<Node>,
+        least: u32,
+        most: Option<u32>,
+    },
 }
 
 fn is_word(character: char) -> bool {
@@ -340,7 +348,9 @@ impl Expressions<'_> {
 
     fn of_node(&mut self, node: &Node) -> Option<String> {
         match node {
-            Node::Text(text) => Some(text.chars().map(|character| class(&[(character, character)], false)).collect()),
+            Node::Text(text) => {
+                Some(text.chars().map(|character| class(&[(character, character)], false)).collect())
+            }
             Node::Class { ranges, negated } => Some(class(ranges, *negated)),
             Node::Rule(number) => self.of_rule(*number),
             Node::Group(alternatives) => self.of_alternatives(alternatives),

@@ -1,5 +1,9 @@
 //! Grammars in llama.cpp's notation: what they accept, byte by byte.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking and says what it skips")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking and says what it skips"
+)]
 
 use std::sync::Arc;
 
@@ -30,7 +34,8 @@ fn accepts(form: &Form, text: &str) -> bool {
 fn grammars_in_llama_cpps_notation_accept_what_they_say() {
     let check = |text: &str, yes: &[&str], no: &[&str]| {
         // As it is, and so that it refers to itself: what is a single expression then is a grammar.
-        let recursive = format!("{}\nmore ::= \"~\" more | \"~\" root", text.replacen("root ::=", "root ::= more |", 1));
+        let recursive =
+            format!("{}\nmore ::= \"~\" more | \"~\" root", text.replacen("root ::=", "root ::= more |", 1));
         for form in [Form::Grammar(text.into()), Form::Grammar(recursive)] {
             for text in yes {
                 assert!(accepts(&form, text), "{form:?} refuses {text:?}");
@@ -48,9 +53,21 @@ fn grammars_in_llama_cpps_notation_accept_what_they_say() {
         &["1. e4 O-O\n", "1. e4+ e5#\n1. a1 a2\n"],
         &["1. e9 e5\n", "1. e4 e5", ""],
     );
-    check("root ::= \"a\"{2} \"b\"{1,} \"c\"{0,2} \"d\"{0}", &["aab", "aabbbcc"], &["ab", "aa", "aabccc", "aabd"]);
-    check("root ::= (\"ab\")* [^\\n\\x41-\\x43] .", &["ababxA", "\u{e9}\u{1f600}", "\u{4e2d}\n"], &["abAx", "\nx", "x"]);
-    check("root ::= [\\u3041-\\U0000309f]+ opt\nopt ::= | \"-\" [a\\]-]", &["\u{3042}", "\u{3042}-]", "\u{3042}--"], &["", "-a", "a"]);
+    check(
+        "root ::= \"a\"{2} \"b\"{1,} \"c\"{0,2} \"d\"{0}",
+        &["aab", "aabbbcc"],
+        &["ab", "aa", "aabccc", "aabd"],
+    );
+    check(
+        "root ::= (\"ab\")* [^\\n\\x41-\\x43] .",
+        &["ababxA", "\u{e9}\u{1f600}", "\u{4e2d}\n"],
+        &["abAx", "\nx", "x"],
+    );
+    check(
+        "root ::= [\\u3041-\\U0000309f]+ opt\nopt ::= | \"-\" [a\\]-]",
+        &["\u{3042}", "\u{3042}-]", "\u{3042}--"],
+        &["", "-a", "a"],
+    );
 }
 
 #[test]

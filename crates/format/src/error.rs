@@ -21,9 +21,7 @@ pub enum Error {
 
     // Quantised safetensors.
     /// `quantization_config` describes what is not read.
-    #[error(
-        "config.json: quantization_config: {what} is not supported; docs/files.md lists what is"
-    )]
+    #[error("config.json: quantization_config: {what} is not supported; docs/files.md lists what is")]
     Quantization {
         /// Method and detail.
         what: String,

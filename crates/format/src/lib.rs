@@ -30,7 +30,8 @@ pub use gguf::Gguf;
 pub use huggingface::{Dense, HuggingFace};
 pub use metadata::{Array, Metadata, Value};
 pub use packing::{
-    AWQ_ORDER, CodeOrder, Factor, Float4, Grid, Integers, Nested, Packing, RunScale, Table as ValueTable, Zero, ZeroOrder,
+    AWQ_ORDER, CodeOrder, Factor, Float4, Grid, Integers, Nested, Packing, RunScale, Table as ValueTable,
+    Zero, ZeroOrder,
 };
 pub use safetensors::Safetensors;
 pub use view::View;

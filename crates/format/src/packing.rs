@@ -385,7 +385,9 @@ impl Quantization {
     /// What NVIDIA's tool says in a file of its own where `config.json` says nothing.
     pub(crate) fn beside(directory: &Path) -> Result<Option<Quantization>, Error> {
         let path = directory.join("hf_quant_config.json");
-        let Some(found): Option<Value> = json::read_if_there(&path, OWN_FILE_BYTES_MAX)? else { return Ok(None) };
+        let Some(found): Option<Value> = json::read_if_there(&path, OWN_FILE_BYTES_MAX)? else {
+            return Ok(None);
+        };
         match found["quantization"]["quant_algo"].as_str() {
             None => Ok(None),
             Some("FP8" | "NVFP4") => Ok(Some(Quantization::ModelOpt)),
@@ -405,7 +407,13 @@ impl Quantization {
     ) -> Result<Option<Assembly>, Error> {
         let stem = |end: &str| tensor.strip_suffix(end);
         let makes = |name: String, kind: Kind| Making {
-            assembly: Assembly { name: name.into(), main: tensor.into(), kind, others: Vec::new(), unread: Vec::new() },
+            assembly: Assembly {
+                name: name.into(),
+                main: tensor.into(),
+                kind,
+                others: Vec::new(),
+                unread: Vec::new(),
+            },
             has: &has,
         };
         let making = match (self, dtype) {
@@ -486,10 +494,18 @@ impl Quantization {
     /// Whether a tensor belongs to the quantisation without being read: how activations were scaled when a model was
     /// quantised, which matters to none but kernels that round activations so.
     pub(crate) fn skips(&self, tensor: &str) -> bool {
-        const ENDS: [&str; 6] =
-            [".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".input_global_scale", ".input_zero_point"];
-        let scaled =
-            matches!(self, Quantization::Float8 { .. } | Quantization::CompressedTensors | Quantization::ModelOpt);
+        const ENDS: [&str; 6] = [
+            ".input_scale",
+            ".activation_scale",
+            ".k_scale",
+            ".v_scale",
+            ".input_global_scale",
+            ".input_zero_point",
+        ];
+        let scaled = matches!(
+            self,
+            Quantization::Float8 { .. } | Quantization::CompressedTensors | Quantization::ModelOpt
+        );
         scaled && ENDS.iter().any(|end| tensor.ends_with(end))
     }
 
@@ -554,7 +570,9 @@ impl Quantization {
                 let state = of(Role::QuantState).ok_or_else(|| missing("quant_state"))?;
                 tensors.table(map, &state, of(Role::NestedScales).zip(of(Role::NestedMap)))
             }
-            (Kind::Gptq | Kind::MlxAffine | Kind::AwqByRows, other) => unreachable!("{other:?} makes no such matrix"),
+            (Kind::Gptq | Kind::MlxAffine | Kind::AwqByRows, other) => {
+                unreachable!("{other:?} makes no such matrix")
+            }
         }
     }
 }
@@ -567,7 +585,8 @@ impl Mlx {
         };
         let refused = |what: String| Error::Quantization { what };
         let own = group(found);
-        let own = own.ok_or_else(|| refused(format!("quantization with group_size {}", found["group_size"])))?;
+        let own =
+            own.ok_or_else(|| refused(format!("quantization with group_size {}", found["group_size"])))?;
         let mode = match found.get("mode").and_then(Value::as_str) {
             None | Some("affine") => MlxMode::Affine,
             Some("mxfp4") => MlxMode::Mxfp4,
@@ -576,8 +595,12 @@ impl Mlx {
         };
         let mut groups = BTreeMap::new();
         for (name, value) in found.as_object().into_iter().flatten().filter(|(_, value)| value.is_object()) {
-            if let Some(other) = value.get("mode").and_then(Value::as_str).filter(|_| value.get("mode") != found.get("mode")) {
-                return Err(refused(format!("quantization of {name} with mode {other:?}, unlike the others")));
+            if let Some(other) =
+                value.get("mode").and_then(Value::as_str).filter(|_| value.get("mode") != found.get("mode"))
+            {
+                return Err(refused(format!(
+                    "quantization of {name} with mode {other:?}, unlike the others"
+                )));
             }
             groups.extend(group(value).map(|group| (name.clone(), group)));
         }
@@ -643,7 +666,8 @@ fn single(view: &View<'_>) -> Result<Factor, Error> {
         (DType::F32, Ok(bytes)) => {
             let value = f32::from_le_bytes(bytes);
             let good = value.is_finite() && value != 0.0;
-            good.then(|| Factor::new(value)).ok_or_else(|| wrong(view, "a number that is not zero".to_owned()))
+            good.then(|| Factor::new(value))
+                .ok_or_else(|| wrong(view, "a number that is not zero".to_owned()))
         }
         _ => Err(wrong(view, "one F32".to_owned())),
     }
@@ -717,10 +741,11 @@ impl<'a> Tensors<'a> {
             return Err(wrong(&self.main, format!("whole codes of {bits} bits")));
         }
         let group_count = self.groups_by_rows(rows, columns)?;
-        let zero_words = rows * bits as usize / 32;
+        let zero_bits = rows.saturating_mul(bits as usize);
+        let zero_words = zero_bits / 32;
         if zeros.dtype != DType::I32
             || zeros.shape != [group_count, zero_words]
-            || zero_words * 32 != rows * bits as usize
+            || !zero_bits.is_multiple_of(32)
         {
             return Err(wrong(&zeros, format!("I32 [{group_count}, {zero_words}]")));
         }
@@ -733,7 +758,11 @@ impl<'a> Tensors<'a> {
         };
         let scales = Grid { view: self.scales.clone(), row_stride: 1, group_stride: rows };
         let zero = Zero::Codes { view: zeros, order: ZeroOrder::GroupThenRows, add };
-        self.integers(dtype, [rows, columns], Coded { bits, order: CodeOrder::Down, scales, zero, groups, group_count })
+        self.integers(
+            dtype,
+            [rows, columns],
+            Coded { bits, order: CodeOrder::Down, scales, zero, groups, group_count },
+        )
     }
 
     fn awq(self, zeros: View<'a>) -> Result<View<'a>, Error> {
@@ -788,7 +817,9 @@ impl<'a> Tensors<'a> {
         self.check_scales()?;
         let said: Vec<u64> = match shape.dtype {
             DType::I64 => shape.bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect(),
-            _ => shape.bytes.as_chunks().0.iter().map(|bytes| u64::from(u32::from_le_bytes(*bytes))).collect(),
+            _ => {
+                shape.bytes.as_chunks().0.iter().map(|bytes| u64::from(u32::from_le_bytes(*bytes))).collect()
+            }
         };
         let columns = match said[..] {
             [some, columns] if some == rows as u64 => usize::try_from(columns).ok(),
@@ -801,7 +832,7 @@ impl<'a> Tensors<'a> {
         let zero = match zeros {
             None => Zero::Fixed(1 << (bits - 1)),
             Some(zeros) => {
-                let lines = (rows * bits as usize).div_ceil(32);
+                let lines = rows.saturating_mul(bits as usize).div_ceil(32);
                 if zeros.dtype != DType::I32 || zeros.shape != [lines, group_count] {
                     return Err(wrong(&zeros, format!("I32 [{lines}, {group_count}]")));
                 }
@@ -877,9 +908,9 @@ impl<'a> Tensors<'a> {
         let size = |key: &str| said[key].as_u64().and_then(|size| usize::try_from(size).ok());
         let missing = |key: &str| wrong(state, format!("{key}, and not {}", said[key]));
         let block = size("blocksize").filter(|block| *block > 0).ok_or_else(|| missing("blocksize"))?;
-        let shape: Option<Vec<usize>> = said["shape"].as_array().map(|shape| {
-            shape.iter().filter_map(|size| usize::try_from(size.as_u64()?).ok()).collect()
-        });
+        let shape: Option<Vec<usize>> = said["shape"]
+            .as_array()
+            .map(|shape| shape.iter().filter_map(|size| usize::try_from(size.as_u64()?).ok()).collect());
         let [rows, columns] = shape.as_deref().unwrap_or_default() else { return Err(missing("shape")) };
         let (rows, columns) = (*rows, *columns);
         let dtype = match said["dtype"].as_str() {
@@ -888,10 +919,13 @@ impl<'a> Tensors<'a> {
             Some("float32") => DType::F32,
             _ => return Err(missing("dtype")),
         };
-        let count = rows.checked_mul(columns).filter(|count| count.is_multiple_of(2) && count / 2 == self.main.bytes.len());
+        let count = rows
+            .checked_mul(columns)
+            .filter(|count| count.is_multiple_of(2) && count / 2 == self.main.bytes.len());
         let count = count.ok_or_else(|| wrong(&self.main, format!("half of {rows} x {columns} bytes")))?;
         let blocks = count.div_ceil(block);
-        let floats = |view: &View<'a>, count: usize| match view.dtype == DType::F32 && view.values() == count {
+        let floats = |view: &View<'a>, count: usize| match view.dtype == DType::F32 && view.values() == count
+        {
             true => Ok(()),
             false => Err(wrong(view, format!("F32 [{count}]"))),
         };
@@ -917,7 +951,12 @@ impl<'a> Tensors<'a> {
         Ok(self.main.packed(self.name, DType::BNB_4, vec![rows, columns], packing))
     }
 
-    fn integers(self, dtype: DType, [rows, columns]: [usize; 2], coded: Coded<'a>) -> Result<View<'a>, Error> {
+    fn integers(
+        self,
+        dtype: DType,
+        [rows, columns]: [usize; 2],
+        coded: Coded<'a>,
+    ) -> Result<View<'a>, Error> {
         if dtype.bytes_for(rows.saturating_mul(columns)) != Some(self.main.bytes.len()) {
             return Err(wrong(&self.main, format!("{dtype} of {rows} x {columns}")));
         }
@@ -940,7 +979,9 @@ impl<'a> Tensors<'a> {
         let (row_stride, groups) = match self.scales.shape[..] {
             [] | [1] | [1, 1] if rows != 1 => (0, 1),
             [some] if some == rows => (1, 1),
-            [some, groups] if some == rows && groups > 0 && columns.is_multiple_of(groups) => (groups, groups),
+            [some, groups] if some == rows && groups > 0 && columns.is_multiple_of(groups) => {
+                (groups, groups)
+            }
             _ => return Err(wrong(&self.scales, format!("({rows}, groups of {columns} columns)"))),
         };
         Ok((Grid { view: self.scales.clone(), row_stride, group_stride: 1 }, groups))
@@ -979,7 +1020,10 @@ fn packed_dtype(bits: u32) -> DType {
 fn check_groups(groups: Option<&View<'_>>, columns: usize, count: usize) -> Result<(), Error> {
     let Some(groups) = groups else { return Ok(()) };
     let known = |bytes: &[u8; 4]| (u32::from_le_bytes(*bytes) as usize) < count;
-    match groups.dtype == DType::I32 && groups.shape == [columns] && groups.bytes.as_chunks().0.iter().all(known) {
+    match groups.dtype == DType::I32
+        && groups.shape == [columns]
+        && groups.bytes.as_chunks().0.iter().all(known)
+    {
         true => Ok(()),
         false => Err(wrong(groups, format!("I32 [{columns}], each below {count}"))),
     }
@@ -1019,7 +1063,10 @@ mod tests {
                 "checkpoint_format \"marlin\"",
             ),
             (json!({"quant_method": "awq", "bits": 8}), "awq with bits 8"),
-            (json!({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}), "awq with version \"gemv_fast\""),
+            (
+                json!({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}),
+                "awq with version \"gemv_fast\"",
+            ),
             (json!({"quant_method": "awq", "bits": 4, "version": "gemv"}), "gemv with group_size null"),
             (json!({"quant_method": "fp8", "fmt": "e5m2"}), "fp8 with fmt \"e5m2\""),
             (json!({"quant_method": "fp8", "weight_block_size": [128]}), "weight_block_size [128]"),
@@ -1039,11 +1086,14 @@ mod tests {
         let find = |name: &str| tensors.iter().find(|view| view.name == name).cloned();
         let main = &tensors[0];
         let assembly = kind.assembly(main.name, main.dtype, |name| find(name).is_some());
-        let assembly = assembly.map_err(|error| error.to_string())?.ok_or("it is no matrix of several tensors")?;
-        let view = kind.view(&assembly, |name| tensors.iter().find(|view| view.name == name).map(|view| {
-            // As long as the assembly, which the view of a file borrows from as well.
-            View::new(view.name, view.dtype, view.shape.clone(), view.bytes).unwrap()
-        }));
+        let assembly =
+            assembly.map_err(|error| error.to_string())?.ok_or("it is no matrix of several tensors")?;
+        let view = kind.view(&assembly, |name| {
+            tensors.iter().find(|view| view.name == name).map(|view| {
+                // As long as the assembly, which the view of a file borrows from as well.
+                View::new(view.name, view.dtype, view.shape.clone(), view.bytes).unwrap()
+            })
+        });
         view.map(|view| view.shape).map_err(|error| error.to_string())
     }
 
@@ -1093,7 +1143,11 @@ mod tests {
         let scales = |shape: &[usize]| view("p.weight_scale", DType::BF16, shape);
         assert_eq!(made(&tensors, &[main(), scales(&[24, 1]), size()]), Ok(vec![24, 128]));
         check(&tensors, &[main(), scales(&[24, 3]), size()], "tensor p.weight_scale");
-        check(&tensors, &[view("p.weight_packed", DType::I32, &[24, 15]), scales(&[24, 1]), size()], "whole words");
+        check(
+            &tensors,
+            &[view("p.weight_packed", DType::I32, &[24, 15]), scales(&[24, 1]), size()],
+            "whole words",
+        );
         check(&tensors, &[main(), scales(&[24, 1])], "p.weight_shape is missing");
         let zeros = view("p.weight_zero_point", DType::I8, &[24, 1]);
         check(&tensors, &[main(), scales(&[24, 1]), size(), zeros], "tensor p.weight_zero_point");
@@ -1118,10 +1172,19 @@ mod tests {
         check(&bits, &[main(), largest(), map(), state(b"\xff")], "bytes of JSON");
         check(
             &bits,
-            &[main(), largest(), map(), state(br#"{"blocksize": 64, "dtype": "bfloat16", "shape": [4, 33]}"#)],
+            &[
+                main(),
+                largest(),
+                map(),
+                state(br#"{"blocksize": 64, "dtype": "bfloat16", "shape": [4, 33]}"#),
+            ],
             "tensor b.weight:",
         );
-        check(&bits, &[main(), view("b.weight.absmax", DType::F32, &[3]), map(), state(said)], "b.weight.absmax");
+        check(
+            &bits,
+            &[main(), view("b.weight.absmax", DType::F32, &[3]), map(), state(said)],
+            "b.weight.absmax",
+        );
         let mlx = json!({"quantization": {"group_size": 64, "bits": 4, "m": {"group_size": 32, "bits": 8}}});
         let mlx = Quantization::of(&mlx).unwrap().unwrap();
         let pair = |name: [&'static str; 2], shape: &[usize]| name.map(|name| view(name, DType::F16, shape));

@@ -21,7 +21,10 @@ impl Planned {
     /// Its bytes; an error where the shape does not fill the type's blocks, or GGUF has no such type.
     pub fn bytes(&self) -> Result<usize, Error> {
         if self.dtype.ggml_id().is_none() {
-            return Err(Error::TensorTypeName { tensor: self.name.clone(), name: self.dtype.name().to_owned() });
+            return Err(Error::TensorTypeName {
+                tensor: self.name.clone(),
+                name: self.dtype.name().to_owned(),
+            });
         }
         crate::view::tensor_bytes(&self.name, self.dtype, &self.shape)
     }
@@ -165,7 +168,11 @@ mod tests {
             ("a.texts", Value::Array(Array::String(vec!["é".to_owned(), String::new()]))),
             ("a.nested", Value::Array(Array::Array(vec![Array::I32(vec![-1]), Array::Bool(vec![false])]))),
         ];
-        let planned = |name: &str, dtype, shape: &[usize]| Planned { name: name.to_owned(), dtype, shape: shape.to_vec() };
+        let planned = |name: &str, dtype, shape: &[usize]| Planned {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+        };
         let tensors = [planned("m", DType::Q8_0, &[3, 64]), planned("v", DType::F32, &[5])];
         let mut file = header(pairs.iter().map(|(key, value)| (*key, value)), &tensors).unwrap();
         assert!(file.len().is_multiple_of(ALIGNMENT));

@@ -17,6 +17,9 @@ pub enum Error {
     /// The tokenizer or the chat template.
     #[error(transparent)]
     Text(#[from] fornax_text::Error),
+    /// A file that cannot be quantised.
+    #[error(transparent)]
+    Quantize(#[from] crate::quantize::QuantizeError),
     /// An adapter that cannot be loaded now.
     #[error(transparent)]
     Adapter(#[from] fornax_engine::AdapterRefusal),
@@ -188,6 +191,7 @@ impl Error {
             Error::Format(error) => format_code(error),
             Error::Model(error) => model_code(error),
             Error::Text(error) => text_code(error),
+            Error::Quantize(error) => quantize_code(error),
             Error::Adapter(refusal) => adapter_code(refusal),
             Error::Compute(error) => compute_code(error),
             Error::Private(error) => private_code(error),
@@ -285,6 +289,21 @@ fn model_code(error: &fornax_model::Error) -> Code {
         | Fault::TensorValue { .. } => Code::ModelCorrupt,
         Fault::Format(error) => format_code(error),
         Fault::Compute(error) => compute_code(error),
+    }
+}
+
+fn quantize_code(error: &crate::quantize::QuantizeError) -> Code {
+    use crate::quantize::QuantizeError as Fault;
+    match error {
+        Fault::NotGguf { .. } | Fault::Requantized { .. } | Fault::Importance { .. } => Code::InvalidInput,
+        Fault::Unsupported { .. } => Code::ModelUnsupported,
+        Fault::DiskFull { .. } => Code::DiskFull,
+        Fault::Write { reason, .. } => match reason.kind() {
+            std::io::ErrorKind::StorageFull => Code::DiskFull,
+            std::io::ErrorKind::Interrupted => Code::Cancelled,
+            std::io::ErrorKind::AlreadyExists => Code::InvalidInput,
+            _ => Code::Internal,
+        },
     }
 }
 

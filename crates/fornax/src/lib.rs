@@ -39,6 +39,7 @@ pub mod hub;
 pub mod machine;
 mod open;
 mod private;
+pub mod quantize;
 pub mod random_model;
 mod request;
 mod text;

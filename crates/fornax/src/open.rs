@@ -493,7 +493,8 @@ mod tests {
             let ask = ask(kv_dtype);
             let cpu = planned(&CpuArm::new(&options.setup), (&checkpoint, &[]), AdapterRoom::default(), &ask);
             assert_eq!(cpu.unwrap().plan.kv.dtype, kv_dtype);
-            let cuda = planned(&CudaArm::new(0, &options.setup), (&checkpoint, &[]), AdapterRoom::default(), &ask);
+            let cuda =
+                planned(&CudaArm::new(0, &options.setup), (&checkpoint, &[]), AdapterRoom::default(), &ask);
             if kv_dtype != KvDType::Q8_0 {
                 assert_eq!(cuda.unwrap().plan.kv.dtype, kv_dtype);
                 continue;

@@ -276,7 +276,8 @@ pub(crate) fn matrices(config: &Config, tensors: &[Tensor], layer: usize) -> Vec
     if config.pooling.is_some() {
         return Vec::new();
     }
-    let rows = tensors.iter().filter_map(|tensor| changeable(config, layer).find(|row| row.tensor == *tensor));
+    let rows =
+        tensors.iter().filter_map(|tensor| changeable(config, layer).find(|row| row.tensor == *tensor));
     rows.filter(|row| row.hugging_face.is_some())
         .map(|row| [row.shape[0].size(config, layer), row.shape[1].size(config, layer)])
         .collect()

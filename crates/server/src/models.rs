@@ -585,11 +585,8 @@ impl Models {
 
 /// The adapters that a model is always loaded with.
 fn fixed_adapters(card: &ModelCard) -> Vec<Arc<ModelAdapter>> {
-    let adapter = |(number, name): (u32, &String)| ModelAdapter {
-        name: name.clone(),
-        number,
-        loaded_from: None,
-    };
+    let adapter =
+        |(number, name): (u32, &String)| ModelAdapter { name: name.clone(), number, loaded_from: None };
     (0..).zip(&card.adapters).map(adapter).map(Arc::new).collect()
 }
 

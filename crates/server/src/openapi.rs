@@ -30,7 +30,9 @@ use crate::{
     front::door::{CORRELATION_ID, REQUEST_ID, door},
     jobs::{control, run, schemas, status, stream},
     llama, ollama,
-    openai::{adapters, batches, chat, completions, decisions, embeddings, files, models, rerank, score, tokens},
+    openai::{
+        adapters, batches, chat, completions, decisions, embeddings, files, models, rerank, score, tokens,
+    },
     ops::{console, health, live, loading, metrics},
     responses::{create, stored},
     worker::{cancel, execute},

@@ -40,7 +40,8 @@ pub(super) fn run() -> Result<Facts> {
             .arg(root().join("target/checked/fornax"))
             .env("FORNAX_CACHE", fixtures::cache_dir()?),
     )?;
-    let counts = told.lines().find(|line| line.starts_with("{\"passed\"")).context("the suite told no counts")?;
+    let counts =
+        told.lines().find(|line| line.starts_with("{\"passed\"")).context("the suite told no counts")?;
     let counts: Value = serde_json::from_str(counts)?;
     ensure!(counts["passed"].as_u64().is_some_and(|passed| passed > 100), "{counts}");
     let reasons = counts["by_reason"].as_object().context("the suite told no reasons")?;

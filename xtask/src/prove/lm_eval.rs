@@ -39,7 +39,13 @@ pub(super) fn run() -> Result<Facts> {
     let told: Value = serde_json::from_str(told.lines().last().context("it told nothing")?)?;
     Ok(vec![
         ("asked by", PACKAGES[0].to_owned()),
-        ("compared with", format!("transformers on the dequantised {}", gguf.file_name().map_or("".into(), |name| name.to_string_lossy()))),
+        (
+            "compared with",
+            format!(
+                "transformers on the dequantised {}",
+                gguf.file_name().map_or("".into(), |name| name.to_string_lossy())
+            ),
+        ),
         ("questions of four choices", told["questions"].to_string()),
         ("of which the model gets right, here and there", told["right"].to_string()),
         ("largest difference of a choice's log-probability", format!("{} (bound 0.01)", told["worst"])),

@@ -31,7 +31,9 @@ impl<'v> Integers<'v> {
         let (rows, columns) = (view.shape[0], view.shape[1]);
         let each = columns / packed.group_count;
         let groups = match &packed.groups {
-            Some(groups) => groups.bytes.as_chunks().0.iter().map(|&group| u32::from_le_bytes(group)).collect(),
+            Some(groups) => {
+                groups.bytes.as_chunks().0.iter().map(|&group| u32::from_le_bytes(group)).collect()
+            }
             None => (0..columns).map(|column| (column / each) as u32).collect(),
         };
         Integers { rows, columns, bytes: view.bytes, packed, groups }
@@ -143,11 +145,16 @@ impl<'v> Integers<'v> {
         let mut rows: Vec<Row> = (first..first + count)
             .map(|row| {
                 let value = |grid: &Grid<'_>, group: usize| {
-                    float(&grid.view, (self.packed.first_row + row) * grid.row_stride + group * grid.group_stride)
+                    float(
+                        &grid.view,
+                        (self.packed.first_row + row) * grid.row_stride + group * grid.group_stride,
+                    )
                 };
                 let scales = groups.clone().map(|group| value(&self.packed.scales, group)).collect();
                 let (zeros, biases) = match &self.packed.zero {
-                    Zero::Biases(grid) => (Vec::new(), groups.clone().map(|group| value(grid, group)).collect()),
+                    Zero::Biases(grid) => {
+                        (Vec::new(), groups.clone().map(|group| value(grid, group)).collect())
+                    }
                     _ => (groups.clone().map(|group| self.zero(row, group)).collect(), Vec::new()),
                 };
                 Row { codes: vec![0; self.columns], scales, zeros, biases }
@@ -207,7 +214,7 @@ impl<'v> Integers<'v> {
         let word = |at: usize| u64::from(u32::from_le_bytes(words[begin + at * stride]));
         let next = if shift + bits > 32 { word(at + 1) << 32 } else { 0 };
         let mask = (1u64 << bits) - 1;
-        (((next | word(at)) >> shift) + u64::from(add) & mask) as u8
+        (((next | word(at)) >> shift).wrapping_add(u64::from(add)) & mask) as u8
     }
 }
 

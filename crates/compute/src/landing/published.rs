@@ -44,12 +44,24 @@ pub fn quantize_row(dtype: DType, values: &[f32], importance: Option<&[f32]>, ou
             brains.zip(values).for_each(|(to, &value)| *to = bf16::from_f32(value).to_le_bytes());
         }
         DType::Q8_0 => quantize_q8_0(values, out),
-        DType::Q4_0 => small::<18>(values, importance, out, |block, weights, out| signed(block, 8, weights, out)),
-        DType::Q5_0 => small::<22>(values, importance, out, |block, weights, out| signed(block, 16, weights, out)),
-        DType::Q4_1 => small::<20>(values, importance, out, |block, weights, out| offset(block, 15, weights, out)),
-        DType::Q5_1 => small::<24>(values, importance, out, |block, weights, out| offset(block, 31, weights, out)),
-        DType::Q4_K => super_blocks::<144>(values, importance, out, |block, weights, out| min_k(block, 15, weights, out)),
-        DType::Q5_K => super_blocks::<176>(values, importance, out, |block, weights, out| min_k(block, 31, weights, out)),
+        DType::Q4_0 => {
+            small::<18>(values, importance, out, |block, weights, out| signed(block, 8, weights, out))
+        }
+        DType::Q5_0 => {
+            small::<22>(values, importance, out, |block, weights, out| signed(block, 16, weights, out))
+        }
+        DType::Q4_1 => {
+            small::<20>(values, importance, out, |block, weights, out| offset(block, 15, weights, out))
+        }
+        DType::Q5_1 => {
+            small::<24>(values, importance, out, |block, weights, out| offset(block, 31, weights, out))
+        }
+        DType::Q4_K => {
+            super_blocks::<144>(values, importance, out, |block, weights, out| min_k(block, 15, weights, out))
+        }
+        DType::Q5_K => {
+            super_blocks::<176>(values, importance, out, |block, weights, out| min_k(block, 31, weights, out))
+        }
         DType::Q6_K => super_blocks::<210>(values, importance, out, q6_k),
         other => panic!("{other} is not written"),
     }
@@ -97,6 +109,12 @@ fn nearest(value: f32) -> i32 {
     value.round_ties_even() as i32
 }
 
+/// The low byte of a code: codes are from zero on, but for what a rounding puts below.
+#[expect(clippy::cast_sign_loss, reason = "the low byte is meant")]
+fn byte(code: i32) -> u8 {
+    code as u8
+}
+
 /// value = scale * (code - middle), where the codes are from 0 to twice the middle - 1.
 fn signed<const BYTES: usize>(
     values: &[f32; 32],
@@ -112,7 +130,7 @@ fn signed<const BYTES: usize>(
             let scale = most / -(middle as f32);
             let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
             let half = middle as f32 + 0.5;
-            let codes = values.map(|value| ((value * inverse + half) as i32).min(2 * middle - 1) as u8);
+            let codes = values.map(|value| byte(((value * inverse + half) as i32).min(2 * middle - 1)));
             (scale, codes)
         }
     };
@@ -133,11 +151,13 @@ fn offset<const BYTES: usize>(
             (fit.scale, -fit.below, fit.codes)
         }
         None => {
-            let least = values.iter().fold(f32::MAX, |least, &value| if value < least { value } else { least });
-            let largest = values.iter().fold(-f32::MAX, |most, &value| if value > most { value } else { most });
+            let least =
+                values.iter().fold(f32::MAX, |least, &value| if value < least { value } else { least });
+            let largest =
+                values.iter().fold(-f32::MAX, |most, &value| if value > most { value } else { most });
             let scale = (largest - least) / most as f32;
             let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-            let codes = values.map(|value| (((value - least) * inverse + 0.5) as i32).min(most) as u8);
+            let codes = values.map(|value| byte((((value - least) * inverse + 0.5) as i32).min(most)));
             (scale, least, codes)
         }
     };
@@ -148,7 +168,8 @@ fn offset<const BYTES: usize>(
 
 /// 32 codes of four bits, or of five with the upper ones first.
 fn write_codes(codes: &[u8; 32], out: &mut [u8]) {
-    let upper = codes.iter().enumerate().fold(0u32, |upper, (i, code)| upper | (u32::from(*code) >> 4 & 1) << i);
+    let upper =
+        codes.iter().enumerate().fold(0u32, |upper, (i, code)| upper | (u32::from(*code) >> 4 & 1) << i);
     let out = match out.len() {
         20 => {
             out[..4].copy_from_slice(&upper.to_le_bytes());
@@ -203,7 +224,7 @@ fn signed_fit<const N: usize>(values: &[f32; N], middle: i32, weights: Option<&[
             best = scale * products;
         }
     }
-    (scale, std::array::from_fn(|i| (code(chosen, i) + middle) as u8))
+    (scale, std::array::from_fn(|i| byte(code(chosen, i) + middle)))
 }
 
 /// Which scales are tried: as if the codes went up to `most` + `first` + a number of steps.
@@ -244,8 +265,9 @@ fn offset_fit(values: &[f32; 32], weights: &[f32; 32], search: Search) -> Offset
         return OffsetFit { scale: 0.0, below: -least, codes: [0; 32] };
     }
     // From the minimum found so far.
-    let codes_from =
-        |inverse: f32, least: f32| values.map(|value| nearest(inverse * (value - least)).clamp(0, most) as u8);
+    let codes_from = |inverse: f32, least: f32| {
+        values.map(|value| byte(nearest(inverse * (value - least)).clamp(0, most)))
+    };
     let error = |codes: &[u8; 32], scale: f32, least: f32| {
         let mut sum = 0.0f32;
         for ((&value, &weight), &code) in values.iter().zip(weights).zip(codes) {
@@ -311,7 +333,7 @@ fn whole_fit(values: &[f32; 8], weights: &[f32; 8]) -> (f32, [u8; 8]) {
             (best, inverse) = (found, own);
         }
     }
-    let mut codes = values.map(|value| nearest(inverse * value).min(MOST) as u8);
+    let mut codes = values.map(|value| byte(nearest(inverse * value).min(MOST)));
     let (mut products, mut squares) = (0.0f32, 0.0f32);
     for ((&value, &weight), &code) in values.iter().zip(weights).zip(&codes) {
         products += weight * value * f32::from(code);
@@ -329,7 +351,7 @@ fn whole_fit(values: &[f32; 8], weights: &[f32; 8]) -> (f32, [u8; 8]) {
                     other_products += weight * value * own as f32;
                     other_squares += weight * own as f32 * own as f32;
                     if other_products * other_products * squares > products * products * other_squares {
-                        codes[i] = own as u8;
+                        codes[i] = byte(own);
                         (products, squares, moved) = (other_products, other_squares, true);
                     }
                 }
@@ -385,7 +407,7 @@ fn min_k<const BYTES: usize>(
                 let most = values.iter().fold(0.0f32, |most, &value| if value > most { value } else { most });
                 let inverse = if most > 0.0 { 63.0 / most } else { 0.0 };
                 // As a byte of what may be below zero by a rounding.
-                let codes = values.map(|value| (nearest(inverse * value) as u8).min(63));
+                let codes = values.map(|value| byte(nearest(inverse * value)).min(63));
                 (most / 63.0, codes)
             };
             let ((step, steps), (min_step, min_steps)) = (sixths(&scales), sixths(&mins));
@@ -406,7 +428,7 @@ fn min_k<const BYTES: usize>(
         // Of a group without a scale the codes stay as they were found.
         if scale != 0.0 {
             let below = min_step.to_f32() * f32::from(min_steps[group]);
-            *codes = groups[group].map(|value| nearest((value + below) / scale).clamp(0, most) as u8);
+            *codes = groups[group].map(|value| byte(nearest((value + below) / scale).clamp(0, most)));
         }
     }
     let low = out.len() - 128;
@@ -444,7 +466,7 @@ fn q6_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 210
         let scale = step.to_f32() * f32::from(steps[group]);
         *codes = match scale == 0.0 {
             true => fits[group].1,
-            false => groups[group].map(|value| (nearest(value / scale).clamp(-32, 31) + 32) as u8),
+            false => groups[group].map(|value| byte(nearest(value / scale).clamp(-32, 31) + 32)),
         };
     }
     for half in 0..2 {

@@ -131,7 +131,11 @@ impl Keys {
         let keys = Keys {
             file: file.map(Path::to_owned),
             rights,
-            known: Mutex::new(Arc::new([Key::new(b"", None, Rights { urgent: true, adapters: true, ..rights })])),
+            known: Mutex::new(Arc::new([Key::new(
+                b"",
+                None,
+                Rights { urgent: true, adapters: true, ..rights },
+            )])),
         };
         keys.reload()?;
         Ok(keys)
@@ -281,7 +285,10 @@ mod tests {
         // Without keys everybody is one, who may do everything.
         let local = Keys::open(None, RIGHTS).unwrap().find(None).unwrap();
         assert_eq!((&*local.owner, local.tenant, local.urgent), ("local", None, true));
-        assert!(local.adapters && !find(old).adapters, "those who use one server's adapters are not those who load");
+        assert!(
+            local.adapters && !find(old).adapters,
+            "those who use one server's adapters are not those who load"
+        );
         fs::write(&file, format!("{old} owner=us\n{new} adapters priority\n")).unwrap();
         keys.reload().unwrap();
         assert!(find(new).adapters && find(new).urgent && !find(old).adapters);

@@ -127,10 +127,7 @@ pub(crate) async fn completion(
     answer(&app, prepared).await
 }
 
-async fn answer(
-    app: &App,
-    (admission, prepared): (Admission, Prepared),
-) -> Result<Response, ApiError> {
+async fn answer(app: &App, (admission, prepared): (Admission, Prepared)) -> Result<Response, ApiError> {
     let Prepared { asks, mut tellers, streamed } = prepared;
     let mut work = Work::submit(admission, asks)?;
     for teller in &mut tellers.0 {

@@ -101,7 +101,8 @@ pub(crate) async fn unload(
     let found = app.models.named(Some(name))?;
     let adapter = found.adapter.as_ref().filter(|adapter| adapter.loaded_from.is_some());
     let Some(adapter) = adapter else {
-        let rule = "must be an adapter that was loaded by /v1/load_lora_adapter; others stay with their model";
+        let rule =
+            "must be an adapter that was loaded by /v1/load_lora_adapter; others stay with their model";
         return Err(ApiError::fault(Fault::rule("lora_name", rule)));
     };
     let slot = &app.models.all()[found.index];
@@ -152,12 +153,15 @@ pub(crate) async fn list(
 }
 
 /// Not had: how much of an adapter is in every answer
-#[utoipa::path(post, path = "/lora-adapters", tag = "llama.cpp", responses(
-    crate::openapi::Refusals,
-    crate::openapi::DoorRefusals
-))]
+#[utoipa::path(
+    post,
+    path = "/lora-adapters",
+    tag = "llama.cpp",
+    responses(crate::openapi::Refusals, crate::openapi::DoorRefusals)
+)]
 pub(crate) async fn scale() -> ApiError {
-    let message = "adapters are models of their own here, each with its own scale: name one as the request's model";
+    let message =
+        "adapters are models of their own here, each with its own scale: name one as the request's model";
     ApiError::new(Code::UnknownEndpoint, message)
 }
 
@@ -185,7 +189,8 @@ impl App {
             let load = served.load_adapter.as_ref().expect("looked at above");
             load(&called, &from)
         });
-        let number = loaded.await.unwrap_or_else(|_| Err(Failed::internal("loading the adapter panicked")))?;
+        let number =
+            loaded.await.unwrap_or_else(|_| Err(Failed::internal("loading the adapter panicked")))?;
         let adapter = Arc::new(ModelAdapter { name: name.clone(), number, loaded_from: Some(path) });
         let mut adapters = lease.slot().adapters();
         if let Some(before) = before {

@@ -163,7 +163,15 @@ pub(crate) async fn rerank(
     body: RawBody,
 ) -> Result<Json<Order>, ApiError> {
     let prepared = admit(&app, &caller, body, |body: &RerankBody, served| {
-        Ok((body.ask(served)?, Told { documents: body.kept(), top_n: body.top_n, as_texts: body.texts.is_some(), raw: body.raw_scores == Some(true) }))
+        Ok((
+            body.ask(served)?,
+            Told {
+                documents: body.kept(),
+                top_n: body.top_n,
+                as_texts: body.texts.is_some(),
+                raw: body.raw_scores == Some(true),
+            },
+        ))
     });
     let (admission, (asks, told)) = prepared.await?;
     let model = admission.served.name().to_owned();
@@ -241,14 +249,18 @@ impl RerankBody {
         match (&self.documents, &self.texts) {
             (Some(documents), None) => {
                 let documents = documents.iter().enumerate();
-                Ok(documents.map(|(index, document)| (format!("documents[{index}]"), document.text())).collect())
+                Ok(documents
+                    .map(|(index, document)| (format!("documents[{index}]"), document.text()))
+                    .collect())
             }
             (None, Some(texts)) => {
                 let texts = texts.iter().enumerate();
                 Ok(texts.map(|(index, text)| (format!("texts[{index}]"), text.as_str())).collect())
             }
             (None, None) => Err(ApiError::fault(Fault::rule("documents", "is required"))),
-            (Some(_), Some(_)) => Err(ApiError::fault(Fault::rule("texts", "cannot be combined with documents"))),
+            (Some(_), Some(_)) => {
+                Err(ApiError::fault(Fault::rule("texts", "cannot be combined with documents")))
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 #![expect(clippy::print_stdout, reason = "counts and skips are for people to read")]
 
+mod adapters;
 mod agents;
 mod anthropic;
 mod bad_input;

@@ -83,9 +83,8 @@ async fn looped(source: String, written: &Written) -> Result<(), String> {
     let world = World::ready(setup).await;
     let wanted: Vec<(String, Value)> =
         wanted().into_iter().take(written.calls).map(|(name, value)| (name.to_owned(), value)).collect();
-    let functions: Vec<Value> = (wanted_tools().into_iter())
-        .map(|tool| json!({"type": "function", "function": tool}))
-        .collect();
+    let functions: Vec<Value> =
+        (wanted_tools().into_iter()).map(|tool| json!({"type": "function", "function": tool})).collect();
     // Firefunction wants these two of whoever renders it.
     let variables =
         json!({"enable_thinking": true, "functions": json!(functions).to_string(), "datetime": "now"});
@@ -101,7 +100,8 @@ async fn looped(source: String, written: &Written) -> Result<(), String> {
     };
     let user = json!({"role": "user", "content": "U1"});
     for streamed in [false, true] {
-        let said = ask(std::slice::from_ref(&user), streamed).await.map_err(|error| format!("asked, {error}"))?;
+        let said =
+            ask(std::slice::from_ref(&user), streamed).await.map_err(|error| format!("asked, {error}"))?;
         let text = |name: &str| said[name].as_str().unwrap_or_default();
         if (calls(&said), text("content"), text("reasoning_content"))
             != (wanted.clone(), &*written.content, &*written.thought)
@@ -148,15 +148,19 @@ async fn others(world: &World, wanted: &[(String, Value)], variables: &Value) ->
     };
     let id = |index: usize| format!("toolu_{index}");
 
-    let used = each(&|index, name, input| json!({"type": "tool_use", "id": id(index), "name": name, "input": input}));
-    let results =
-        each(&|index, _, _| json!({"type": "tool_result", "tool_use_id": id(index), "content": "18 degrees"}));
+    let used = each(
+        &|index, name, input| json!({"type": "tool_use", "id": id(index), "name": name, "input": input}),
+    );
+    let results = each(
+        &|index, _, _| json!({"type": "tool_result", "tool_use_id": id(index), "content": "18 degrees"}),
+    );
     let tools: Vec<Value> = (wanted_tools().into_iter())
         .map(|tool| json!({"name": tool["name"], "description": "D", "input_schema": tool["parameters"]}))
         .collect();
     let messages = json!([{"role": "user", "content": "U1"}, {"role": "assistant", "content": used},
         {"role": "user", "content": results}]);
-    let body = json!({"max_tokens": 256, "messages": messages, "tools": tools, "chat_template_kwargs": variables});
+    let body =
+        json!({"max_tokens": 256, "messages": messages, "tools": tools, "chat_template_kwargs": variables});
     let response = post(world.address, "/v1/messages", &body).await;
     let texts = response.json();
     let texts: Vec<&Value> = texts["content"].as_array().into_iter().flatten().collect();
@@ -190,8 +194,10 @@ async fn others(world: &World, wanted: &[(String, Value)], variables: &Value) ->
     )?;
 
     let used = each(&|_, name, arguments| json!({"function": {"name": name, "arguments": arguments}}));
-    let mut messages =
-        vec![json!({"role": "user", "content": "U1"}), json!({"role": "assistant", "content": "", "tool_calls": used})];
+    let mut messages = vec![
+        json!({"role": "user", "content": "U1"}),
+        json!({"role": "assistant", "content": "", "tool_calls": used}),
+    ];
     messages.extend(each(&|_, name, _| json!({"role": "tool", "tool_name": name, "content": "18 degrees"})));
     let tools: Vec<Value> =
         wanted_tools().into_iter().map(|tool| json!({"type": "function", "function": tool})).collect();

@@ -75,6 +75,8 @@ pub(crate) struct Setup {
     pub(crate) trial: Option<Trial>,
     /// Whether the model has tokens for gaps.
     pub(crate) fills: bool,
+    /// Whether adapters may be loaded while it runs.
+    pub(crate) loads_adapters: bool,
 }
 
 impl Default for Setup {
@@ -92,6 +94,7 @@ impl Default for Setup {
             template: TEMPLATE,
             trial: None,
             fills: false,
+            loads_adapters: false,
         }
     }
 }
@@ -135,6 +138,7 @@ impl World {
             template,
             trial,
             fills,
+            loads_adapters,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let began = Instant::now();
@@ -172,6 +176,9 @@ impl World {
                 let mut served = served(handle, template, card("script"), Keeper::new(()));
                 if fills {
                     served.tokenizer = Arc::new(tokenizer(&GAP));
+                }
+                if loads_adapters {
+                    served.load_adapter = Some(Box::new(crate::adapters::loader));
                 }
                 if let Some(trial) = &trial {
                     served.grammars.try_with(Arc::clone(trial));

@@ -76,10 +76,16 @@ mod tests {
         assert_eq!(roots.find("good").unwrap(), roots.0[0].join("good"));
         assert_eq!(roots.find(at("two/other").to_str().unwrap()).unwrap(), roots.0[1].join("other"));
         let secret = at("secret");
-        for path in ["../secret", "link", secret.to_str().unwrap(), ".", "", "nothing", "../nothing", "good/../.."] {
+        for path in
+            ["../secret", "link", secret.to_str().unwrap(), ".", "", "nothing", "../nothing", "good/../.."]
+        {
             let refused = roots.find(path).unwrap_err();
             assert_eq!(refused.code, Code::ModelNotFound);
-            assert!(refused.message.ends_with("in the folders that the operator allows"), "{}", refused.message);
+            assert!(
+                refused.message.ends_with("in the folders that the operator allows"),
+                "{}",
+                refused.message
+            );
         }
     }
 }
