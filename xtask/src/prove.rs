@@ -3,6 +3,7 @@
 //! A proof that succeeds replaces its section of `docs/proofs.md` with what was found and on which machine and
 //! commit. One that fails records nothing.
 
+mod agents;
 mod chaos;
 mod clean_clone;
 mod clients;
@@ -47,6 +48,11 @@ struct Proof {
 type Facts = Vec<(&'static str, String)>;
 
 const PROOFS: &[Proof] = &[
+    Proof {
+        name: "agents",
+        shows: "Of a hybrid's conversations that go on turn by turn no more than a page beyond what is new is computed; beside llama.cpp.",
+        run: agents::run,
+    },
     Proof {
         name: "chaos",
         shows: "One hostile key among ten neither fails nor holds up the requests of the others, and leaves nothing behind.",

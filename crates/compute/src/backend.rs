@@ -1,8 +1,8 @@
 //! The operations of a device.
 
 use crate::{
-    Batch, DeltaRule, Error, GatedNorm, KvLayer, Memory, Need, PageCopy, PageId, SampleRow, Sampled,
-    SelectiveScan, ShortConv,
+    Batch, ChannelInputs, ChannelScan, DeltaRule, Error, GatedNorm, KvLayer, Memory, Need, PageCopy, PageId,
+    SampleRow, Sampled, SelectiveScan, ShortConv,
 };
 
 /// Which rows of the step an operation runs over.
@@ -246,16 +246,35 @@ pub enum Shares {
 pub struct Experts<'a, M: Memory + ?Sized> {
     /// How many experts there are.
     pub count: usize,
-    /// (experts, 2 ffn, hidden): of each expert gate, then up.
+    /// (experts, 2 ffn, hidden): of each expert gate, then up; (experts, ffn, hidden) where there are no gates.
     pub gate_up: &'a M::Weight,
-    /// (experts x 2 ffn)
+    /// (experts x 2 ffn), or (experts x ffn)
     pub gate_up_bias: Option<&'a M::Buf>,
     /// (experts, hidden, ffn)
     pub down: &'a M::Weight,
     /// (experts x hidden)
     pub down_bias: Option<&'a M::Buf>,
-    /// The activation between them.
-    pub glu: Glu,
+    /// What is between them.
+    pub between: Between,
+}
+
+/// What is between an expert's two products.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Between {
+    /// Half of the first product gates the other half.
+    Gates(Glu),
+    /// A function of each value. Not every backend has it ([`Need::PlainExperts`](crate::Need)).
+    Function(Pointwise),
+}
+
+impl Between {
+    /// Columns of the first product where the second reads `ffn`.
+    pub const fn columns(self, ffn: usize) -> usize {
+        match self {
+            Between::Gates(_) => 2 * ffn,
+            Between::Function(_) => ffn,
+        }
+    }
 }
 
 /// Room for what experts compute on the way, a row for each expert of each token.
@@ -263,7 +282,7 @@ pub struct Experts<'a, M: Memory + ?Sized> {
 pub struct ExpertRoom<Buf> {
     /// (tokens x chosen, hidden)
     pub rows: Buf,
-    /// (tokens x chosen, 2 ffn)
+    /// (tokens x chosen, 2 ffn); nobody's business where there are no gates.
     pub gate_up: Buf,
     /// (tokens x chosen, ffn)
     pub gated: Buf,
@@ -535,6 +554,23 @@ pub trait Backend: Memory {
     ) -> Result<(), Error> {
         let _ = (step, scan, x, mixed, kv, out);
         Err(Error::Unsupported { what: Need::SelectiveScan.to_string(), backend: self.name() })
+    }
+
+    /// Takes each channel of `x` through its column of the row's matrix, token by token: each value of the column keeps
+    /// `e^(rate * step)` of itself, with `step = softplus(steps + bias)`, and takes in `step * x` times the key's value.
+    /// `out` = what the query reads of the column, and [`ChannelScan::skip`] of `x`. `steps` and `out` are (tokens, channels).
+    /// What the steps hold afterwards is nobody's business.
+    fn channel_scan(
+        &self,
+        step: &Self::Step,
+        scan: &ChannelScan<Self::Buf>,
+        inputs: &ChannelInputs<'_, Self::Buf>,
+        steps: &mut Self::Buf,
+        kv: &mut Self::Kv,
+        out: &mut Self::Buf,
+    ) -> Result<(), Error> {
+        let _ = (step, scan, inputs, steps, kv, out);
+        Err(Error::Unsupported { what: Need::ChannelScan.to_string(), backend: self.name() })
     }
 
     /// `x` = the norm of each group of its values, times `silu` of the gates, in the order that [`GatedNorm::order`] says.

@@ -303,11 +303,17 @@ impl Config {
             (Need::States, !self.state_sizes().is_empty()),
             (Need::ShortConv, !self.state_sizes().is_empty()),
             (Need::SelectiveScan, self.layers.iter().any(|layer| layer.scan().is_some())),
+            (Need::ChannelScan, self.layers.iter().any(|layer| layer.channel_scan().is_some())),
             (Need::ColumnFactors, self.scales.gate != 1.0 || self.scales.scan_inputs != ScanScales::ONES),
             (Need::DeltaRule, self.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Delta(_)))),
-            (Need::GatedNorm, self.facts.has(Tensor::StateNorm)),
+            (
+                Need::GatedNorm,
+                self.facts.has(Tensor::StateNorm)
+                    || self.layers.iter().any(|layer| layer.channel_scan().is_some()),
+            ),
             (Need::SigmoidGate, self.facts.has(Tensor::AttentionGate)),
             (Need::ExpertScales, self.mixture().is_some() && self.facts.has(Tensor::ExpertScales)),
+            (Need::PlainExperts, self.mixture().is_some() && !self.gated()),
             (Need::SharedKeys, (0..self.layers.len()).any(|layer| self.keys_of(layer).is_some())),
             (Need::WideGroups, self.layers.iter().filter_map(LayerConfig::attention).any(is_wide)),
             (Need::LayerEmbeddings, self.layer_inputs.is_some()),

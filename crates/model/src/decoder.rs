@@ -5,6 +5,7 @@ use fornax_compute::{Backend, Error, Heads, Memory, Norm, Pointwise, Purpose, Ro
 
 use crate::adapter::Later;
 use crate::attention::Attention;
+use crate::channels::ByChannel;
 use crate::conv::Convolution;
 use crate::delta::DeltaNet;
 use crate::experts::{ExpertActivations, Experts};
@@ -44,6 +45,7 @@ enum LayerMixer<M: Memory> {
     Delta(Box<DeltaNet<M>>),
     Conv(Box<Convolution<M>>),
     Scan(Box<Scan<M>>),
+    ChannelScan(Box<ByChannel<M>>),
     Beside(Box<Scan<M>>, Box<Attention<M>>, Rotary),
     None,
 }
@@ -92,6 +94,9 @@ impl<M: Memory> Layer<M> {
                 Mixer::Delta(delta) => LayerMixer::Delta(Box::new(DeltaNet::load(loader, layer, delta)?)),
                 Mixer::Conv(conv) => LayerMixer::Conv(Box::new(Convolution::load(loader, layer, conv)?)),
                 Mixer::Scan(scan) => LayerMixer::Scan(Box::new(Scan::load(loader, layer, scan)?)),
+                Mixer::ChannelScan(scan) => {
+                    LayerMixer::ChannelScan(Box::new(ByChannel::load(loader, layer, scan)?))
+                }
                 Mixer::Beside(attention, scan) => LayerMixer::Beside(
                     Box::new(Scan::load(loader, layer, scan)?),
                     Box::new(Attention::load(loader, layer)?),
@@ -132,6 +137,7 @@ impl<B: Backend> Model<B> for Decoder<B> {
                 LayerMixer::Delta(delta) => delta.forward(backend, step, kv, a)?,
                 LayerMixer::Conv(conv) => conv.forward(backend, step, kv, a)?,
                 LayerMixer::Scan(scan) => scan.forward(backend, step, kv, a)?,
+                LayerMixer::ChannelScan(scan) => scan.forward(backend, step, kv, a)?,
                 LayerMixer::Beside(scan, attention, rotary) => {
                     scan.look(backend, step, attention.norm(), kv, a)?;
                     attention.forward(backend, step, rotation.of(*rotary), kv, a)?;
@@ -216,6 +222,7 @@ impl<B: Backend> Layer<B> {
             LayerMixer::Delta(delta) => changes.extend(delta.changes()),
             LayerMixer::Conv(conv) => changes.extend(conv.changes()),
             LayerMixer::Scan(scan) => changes.push(scan.changes()),
+            LayerMixer::ChannelScan(scan) => changes.push(scan.changes()),
             LayerMixer::Beside(scan, attention, _) => {
                 changes.push(scan.changes());
                 changes.extend(attention.changes());
@@ -419,7 +426,7 @@ impl<M: Memory> Activations<M> {
             })
         };
         let state = |widths| StateRoom::alloc(memory, widths, limits);
-        let experts = |mixture| ExpertActivations::alloc(memory, config.hidden, mixture, limits);
+        let experts = |mixture| ExpertActivations::alloc(memory, config, mixture, limits);
         Ok(Activations {
             residual: memory.alloc(Purpose::Residual, tokens_max, config.hidden)?,
             branch: tokens(config.hidden)?,

@@ -125,6 +125,8 @@ pub enum Recurrent {
         /// Where scans are.
         layers: ScanLayers,
     },
+    /// The selective scan of Mamba-1. Where layers are not listed, none attends.
+    ChannelScan,
 }
 
 /// Which layers have a selective scan.
@@ -405,7 +407,10 @@ mod tests {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(wanted), "{error}");
         };
-        check(Facts::of_gguf("mamba", false), "\"mamba\", which needs state-space layers, is not supported");
+        check(
+            Facts::of_gguf("plamo2", false),
+            "\"plamo2\", which needs state-space layers, is not supported",
+        );
         check(Facts::of_gguf("rwkv7", false), "\"rwkv7\", which needs recurrent layers, is not");
         check(
             Facts::of_hugging_face(Some("kimi_linear"), &[]),
