@@ -75,6 +75,8 @@ pub(crate) struct Setup {
     pub(crate) trial: Option<Trial>,
     /// Whether the model has tokens for gaps.
     pub(crate) fills: bool,
+    /// Whether it reads two texts together and answers nothing.
+    pub(crate) pairs: bool,
 }
 
 impl Default for Setup {
@@ -92,6 +94,7 @@ impl Default for Setup {
             template: TEMPLATE,
             trial: None,
             fills: false,
+            pairs: false,
         }
     }
 }
@@ -135,6 +138,7 @@ impl World {
             template,
             trial,
             fills,
+            pairs,
         } = setup;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let began = Instant::now();
@@ -148,6 +152,7 @@ impl World {
             slots,
             asked: Arc::clone(&asked),
             vocab: VOCAB + if fills { 3 } else { 0 },
+            pairs,
             ..Script::new(script)
         };
         // A page of its own for each 32 tokens of the longest request, and the one that nobody reads.
@@ -390,6 +395,7 @@ pub(crate) struct Script {
     steps: VecDeque<Vec<Sampled>>,
     asked: Arc<Mutex<Option<Asked>>>,
     vocab: u32,
+    pairs: bool,
 }
 
 impl Script {
@@ -404,6 +410,7 @@ impl Script {
             steps: VecDeque::new(),
             asked: Arc::default(),
             vocab: VOCAB,
+            pairs: false,
         }
     }
 
@@ -497,5 +504,13 @@ impl Runner for Script {
 
     fn vocab(&self) -> u32 {
         self.vocab
+    }
+
+    fn encodes(&self) -> bool {
+        self.pairs
+    }
+
+    fn pairs(&self) -> Option<u32> {
+        self.pairs.then_some(0)
     }
 }
